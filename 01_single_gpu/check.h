@@ -1,0 +1,39 @@
+#pragma once
+// How a run ends when something is wrong.
+//   usage_error  the user asked for the impossible: one line from rank 0 that says what would work; exit code 2
+//   CHECK        the program broke an invariant: rank, expression, values, file:line; every rank ends; exit code 1
+#include <fmt/core.h>
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+namespace train70b {
+
+inline int this_rank = 0;                                // set by chapter 02 once MPI is up
+inline std::function<void(int exit_code)> end_all_ranks  // chapter 02: MPI_Abort
+    = [](int exit_code) { std::_Exit(exit_code); };
+
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+template <class... Args>
+[[noreturn]] void usage_error(fmt::format_string<Args...> text, Args&&... args) {
+    throw UsageError(fmt::format(text, std::forward<Args>(args)...));
+}
+
+// Prints "rank R: check failed: EXPRESSION: TEXT (FILE:LINE)" and ends all ranks with exit code 1.
+[[noreturn]] void check_failed(const char* expression, const char* file, int line, const std::string& text);
+
+#define CHECK(condition, ...)                                                            \
+    do {                                                                                 \
+        if (!(condition)) [[unlikely]]                                                   \
+            ::train70b::check_failed(#condition, __FILE__, __LINE__,                     \
+                                     std::string(__VA_OPT__(fmt::format(__VA_ARGS__)))); \
+    } while (0)
+
+// The frame of every chapter's main(): runs the body and turns its errors into the exit codes above.
+int run_program(int argc, char** argv, const std::function<void(int, char**)>& body);
+
+}  // namespace train70b

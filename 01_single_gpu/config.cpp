@@ -1,0 +1,114 @@
+#include "01_single_gpu/config.h"
+
+#include <cmath>
+
+namespace train70b {
+
+namespace {
+// name, layers, hidden, heads, kv_heads, ffn, vocab, rope_theta, norm_eps
+const std::vector<LlamaConfig> kPresets = {
+    {"tiny", 4, 128, 8, 4, 384, 256, 1e4, 1e-5},             // bytes; learns in minutes on a laptop
+    {"125m", 12, 768, 12, 12, 2048, 32000, 1e4, 1e-5},       // GPT-3 small's shape with SwiGLU
+    {"1b", 22, 2048, 32, 4, 5632, 32000, 1e4, 1e-5},         // TinyLlama
+    {"7b", 32, 4096, 32, 32, 11008, 32000, 1e4, 1e-5},       // Llama-2
+    {"8b", 32, 4096, 32, 8, 14336, 128256, 5e5, 1e-5},       // Llama-3
+    {"13b", 40, 5120, 40, 40, 13824, 32000, 1e4, 1e-5},      // Llama-2
+    {"30b", 60, 6656, 52, 52, 17920, 32000, 1e4, 1e-6},      // LLaMA-1
+    {"70b", 80, 8192, 64, 8, 28672, 128256, 5e5, 1e-5},      // Llama-3
+    {"175b", 96, 12288, 96, 96, 32768, 50304, 1e4, 1e-5},    // GPT-3's shape with SwiGLU
+    {"405b", 126, 16384, 128, 8, 53248, 128256, 5e5, 1e-5},  // Llama-3
+};
+}  // namespace
+
+const std::vector<std::string>& preset_names() {
+    static const std::vector<std::string> names = [] {
+        std::vector<std::string> list;
+        for (const LlamaConfig& config : kPresets) list.push_back(config.name);
+        return list;
+    }();
+    return names;
+}
+
+LlamaConfig preset(const std::string& name) {
+    for (const LlamaConfig& config : kPresets)
+        if (config.name == name) return config;
+    std::string known;
+    for (const std::string& each : preset_names()) known += " " + each;
+    usage_error("--model {}: unknown; one of{}", name, known);
+}
+
+void check_config(const LlamaConfig& c) {
+    const std::pair<const char*, int64_t> dims[] = {{"--layers", c.layers}, {"--hidden", c.hidden},
+                                                    {"--heads", c.heads},   {"--kv-heads", c.kv_heads},
+                                                    {"--ffn", c.ffn},       {"--vocab", c.vocab}};
+    for (const auto& [flag, value] : dims)
+        if (value < 1) usage_error("{} {}: must be at least 1", flag, value);
+    if (c.hidden % c.heads != 0)
+        usage_error("--hidden {} does not divide by --heads {}; --hidden {} would", c.hidden, c.heads,
+                    (c.hidden / c.heads + 1) * c.heads);
+    if (c.heads % c.kv_heads != 0)
+        usage_error(
+            "--heads {} does not divide by --kv-heads {}; each key/value head serves heads / kv-heads query heads",
+            c.heads, c.kv_heads);
+    if (c.head_dim() % 2 != 0)
+        usage_error("--hidden {} / --heads {} = {}: RoPE rotates pairs, the head size must be even", c.hidden, c.heads,
+                    c.head_dim());
+    if (c.head_dim() > kMaxHeadDim)
+        usage_error("--hidden {} / --heads {} = {}: the head size must be at most {}; more --heads would do", c.hidden,
+                    c.heads, c.head_dim(), kMaxHeadDim);
+}
+
+Rope LlamaConfig::rope() const {
+    Rope rope;
+    rope.head_dim = static_cast<int>(head_dim());
+    for (int i = 0; i < rope.head_dim / 2; ++i) rope.inv_freq[i] = std::pow(rope_theta, -2.0 * i / rope.head_dim);
+    return rope;
+}
+
+int64_t LlamaConfig::block_parameters() const {
+    return 2 * hidden                            // two norms
+           + (hidden + 2 * kv_width()) * hidden  // q, k, v
+           + hidden * hidden                     // o
+           + 3 * ffn * hidden;                   // gate, up, down
+}
+
+int64_t LlamaConfig::parameters() const { return layers * block_parameters() + hidden + 2 * vocab * hidden; }
+
+double flops_per_token(const LlamaConfig& c, int64_t seq_len) {
+    return 6.0 * (c.parameters() - c.vocab * c.hidden) + 6.0 * c.layers * c.hidden * seq_len;
+}
+
+Recompute recompute_of(const std::string& name) {
+    if (name == "none") return Recompute::none;
+    if (name == "selective") return Recompute::selective;
+    if (name == "full") return Recompute::full;
+    usage_error("--recompute {}: one of none selective full", name);
+}
+
+ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_t seq_len, DType dtype,
+                                     Recompute recompute) {
+    // Bytes per token. a: one activation; E, K, F, V: widths; 4-byte floats: 1/rms of two norms, lse of H heads.
+    const int64_t a = size_of(dtype), E = c.hidden, K = c.kv_width(), F = c.ffn, V = c.vocab, H = c.heads;
+    const int64_t everything = a * (6 * E + 2 * K + 3 * F) + 4 * (2 + H);
+    const int64_t selective = a * (3 * E + 2 * K + 2 * F) + 4 * 2;
+    const int64_t block = recompute == Recompute::none ? everything : recompute == Recompute::full ? a * E : selective;
+
+    // Batch indices (3 x 4 bytes) and the end of the residual stream: first the final norm's input, then its gradient.
+    const int64_t fixed = 3 * 4 + a * E;
+    // The head's turn: normed x, its gradient, logits (by now their gradient), 1/rms.
+    const int64_t head = a * (2 * E + V) + 4;
+    // The last block's turn. MLP: dh and d gate_up (h itself is gone or was never kept). Attention: the MLP's share of
+    // the kept is gone; made again are q, k, v, out, lse; new are d out, dq, dk, dv.
+    int64_t mlp = a * 2 * F, attention = 0;
+    if (recompute == Recompute::selective) {
+        mlp = a * 3 * F;
+        attention = a * (2 * E + 2 * K + 2 * E + 2 * K) + 4 * H - a * (E + 2 * F);
+    }
+    if (recompute ==
+        Recompute::full)  // the whole block again but for its input, which was kept; forward, then backward
+        mlp = everything - a * E + a * std::max(2 * F, 2 * E);
+    const int64_t working = std::max({head, mlp, attention}), tokens = batch * seq_len;
+    return {block * tokens, fixed * tokens, working * tokens, (c.layers * block + fixed + working) * tokens};
+}
+
+}  // namespace train70b

@@ -1,0 +1,50 @@
+#pragma once
+// The shape of a Llama and the sums that follow from it: parameters, bytes, FLOPs.
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/ops.h"
+
+namespace train70b {
+
+struct LlamaConfig {
+    std::string name = "tiny";
+    int64_t layers = 4, hidden = 128, heads = 8, kv_heads = 4, ffn = 384, vocab = 256;
+    double rope_theta = 10000;
+    double norm_eps = 1e-5;
+
+    int64_t head_dim() const { return hidden / heads; }
+    int64_t kv_width() const { return kv_heads * head_dim(); }  // of k, and of v
+    Rope rope() const;
+
+    int64_t block_parameters() const;
+    int64_t parameters() const;
+};
+
+// Known names: tiny 125m 1b 7b 8b 13b 30b 70b 175b 405b; usage error for another.
+LlamaConfig preset(const std::string& name);
+const std::vector<std::string>& preset_names();
+
+// Usage error, naming the flag, unless every dimension is possible.
+void check_config(const LlamaConfig& config);
+
+// Model FLOPs of one token, forward and backward: 6 per parameter without the input embedding (a multiply and an add,
+// once forward and twice backward), plus causal attention 6*L*h*s (scores and values over s/2 keys on average).
+// Recomputation is not counted: it is the price, not the product.
+double flops_per_token(const LlamaConfig& config, int64_t seq_len);
+
+enum class Recompute { none, selective, full };
+Recompute recompute_of(const std::string& name);
+
+// Peak activation bytes of one micro-batch on one rank (derived in 01_single_gpu/README.md, held to the ledger within
+// 2% by tests/01_memory.cpp). dtype: that of the activations.
+struct ActivationFormula {
+    int64_t block;    // what one block keeps for its backward pass
+    int64_t fixed;    // batch indices and the residual stream's end
+    int64_t working;  // the largest short-lived set on top of what is kept: head, MLP or attention
+    int64_t total;    // layers * block + fixed + working
+};
+ActivationFormula activation_formula(const LlamaConfig& config, int64_t batch, int64_t seq_len, DType dtype,
+                                     Recompute recompute);
+
+}  // namespace train70b

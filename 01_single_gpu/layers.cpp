@@ -1,0 +1,181 @@
+#include "01_single_gpu/layers.h"
+
+namespace train70b {
+
+namespace {
+std::vector<Tensor> all(const std::vector<Param*>& params, Tensor Param::*what) {
+    std::vector<Tensor> tensors;
+    for (const Param* param : params) tensors.push_back(param->*what);
+    return tensors;
+}
+
+Tensor row_floats(const Tensor& x) { return Tensor({x.rows()}, DType::f32, x.device()); }  // one fp32 per row
+}  // namespace
+
+Tensor Linear::weight() const { return Tensor::stack_neighbours(all(weights, &Param::data)); }
+Tensor Linear::grad() const { return Tensor::stack_neighbours(all(weights, &Param::grad)); }
+
+Var Linear::operator()(Tape& tape, const Var& x) {
+    return multiply ? multiply(tape, x, *this) : train70b::multiply(tape, x, *this);
+}
+
+Var multiply(Tape& tape, const Var& x, Linear& linear) {
+    Var y{.data = matmul(x.data, linear.weight(), Transpose::b)};
+    tape.record([x = Saved(x), dx = x.grad, dy = y.grad, &linear] {
+        accumulate(*dx, matmul(*dy, linear.weight()));  // dX = dY W
+        Tensor dw = linear.grad();
+        matmul_into(dw, *dy, x.get(), Transpose::a, 1);  // dW += dY^T X
+    });
+    return y;
+}
+
+Var embedding(Tape& tape, const Batch& batch, Param& table) {
+    Var y{.data = Tensor({batch.tokens.size(), table.data.cols()}, table.data.dtype(), table.data.device())};
+    embedding(y.data, batch.tokens, table.data);
+    tape.record([tokens = batch.tokens, dy = y.grad, &table] { embedding_backward(table.grad, tokens, *dy); });
+    return y;
+}
+
+Var add(Tape& tape, const Var& a, const Var& b) {
+    Var y{.data = Tensor::like(a.data)};
+    add(y.data, a.data, b.data);
+    tape.record([da = a.grad, db = b.grad, dy = y.grad] {
+        accumulate(*da, *dy);
+        accumulate(*db, *dy);
+    });
+    return y;
+}
+
+namespace {
+// Shared by both norms: y is the normalised x; the gradient of y joins that of x.
+void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param& weight) {
+    if (tape.selective)
+        y.again = Lazy<Tensor>([x = x.data, inv_rms, &weight] {
+            Tensor again = Tensor::like(x);
+            rmsnorm_again(again, x, inv_rms, weight.data);
+            return again;
+        });
+    tape.record([x = x.data, dx = x.grad, dy = y.grad, inv_rms, &weight] {
+        Tensor part = Tensor::like(x);
+        rmsnorm_backward(part, weight.grad, *dy, x, inv_rms, weight.data);
+        accumulate(*dx, part);
+    });
+}
+}  // namespace
+
+Var rmsnorm(Tape& tape, const Var& x, Param& weight, float eps) {
+    Var y{.data = Tensor::like(x.data)};
+    Tensor inv_rms = row_floats(x.data);
+    rmsnorm(y.data, inv_rms, x.data, weight.data, eps);
+    finish_norm(tape, y, x, inv_rms, weight);
+    return y;
+}
+
+SumAndNorm add_rmsnorm(Tape& tape, const Var& a, const Var& b, Param& weight, float eps) {
+    SumAndNorm result{Var{.data = Tensor::like(a.data)}, Var{.data = Tensor::like(a.data)}};
+    auto& [sum, y] = result;
+    Tensor inv_rms = row_floats(a.data);
+    add_rmsnorm(sum.data, y.data, inv_rms, a.data, b.data, weight.data, eps);
+    tape.record([da = a.grad, db = b.grad, dsum = sum.grad] {
+        accumulate(*da, *dsum);
+        accumulate(*db, *dsum);
+    });
+    finish_norm(tape, y, sum, inv_rms, weight);
+    return result;
+}
+
+Var swiglu(Tape& tape, const Var& gate_up) {
+    const auto run = [gate_up = gate_up.data] {
+        Tensor h({gate_up.rows(), gate_up.cols() / 2}, gate_up.dtype(), gate_up.device());
+        swiglu(h, gate_up);
+        return h;
+    };
+    Var h{.data = run()};
+    if (tape.selective) h.again = Lazy<Tensor>(run);
+    tape.record([gate_up = gate_up.data, dgate_up = gate_up.grad, dh = h.grad] {
+        Tensor part = Tensor::like(gate_up);
+        swiglu_backward(part, *dh, gate_up);
+        accumulate(*dgate_up, part);
+    });
+    return h;
+}
+
+QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width) {
+    const int64_t rows = qkv.data.rows(), q_width = qkv.data.cols() - 2 * kv_width;
+    const auto run = [=, qkv = qkv.data] {
+        const auto empty = [&](int64_t cols) { return Tensor({rows, cols}, qkv.dtype(), qkv.device()); };
+        std::array<Tensor, 3> parts = {empty(q_width), empty(kv_width), empty(kv_width)};
+        split_rope(parts[0], parts[1], parts[2], qkv, positions, rope);
+        return parts;
+    };
+    auto [q, k, v] = run();
+    QKV result{Var{.data = q}, Var{.data = k}, Var{.data = v}};
+    if (tape.selective) {
+        const Lazy<std::array<Tensor, 3>> again(run);
+        result.q.again = Lazy<Tensor>([again] { return again.get()[0]; });
+        result.k.again = Lazy<Tensor>([again] { return again.get()[1]; });
+        result.v.again = Lazy<Tensor>([again] { return again.get()[2]; });
+    }
+    tape.record([=, dqkv = qkv.grad, dq = result.q.grad, dk = result.k.grad, dv = result.v.grad] {
+        Tensor part({rows, q_width + 2 * kv_width}, dq->dtype(), dq->device());
+        split_rope_backward(part, *dq, *dk, *dv, positions, rope);
+        accumulate(*dqkv, part);
+    });
+    return result;
+}
+
+Var attention(Tape& tape, const QKV& x, AttentionForward forward, AttentionBackward backward) {
+    const auto run = [forward, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v)] {
+        return forward(q.get(), k.get(), v.get());
+    };
+    OutLse now = forward(x.q.data, x.k.data, x.v.data);
+    Var out{.data = now.out};
+    const Lazy<OutLse> saved = tape.selective ? Lazy<OutLse>(run) : Lazy<OutLse>([now] { return now; });
+    if (tape.selective) out.again = Lazy<Tensor>([saved] { return saved.get().out; });
+    tape.record([saved, backward, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v), dq = x.q.grad, dk = x.k.grad,
+                 dv = x.v.grad, dout = out.grad] {
+        QKVGrads grads = backward(*dout, q.get(), k.get(), v.get(), saved.get().out, saved.get().lse);
+        accumulate(*dq, grads.dq);
+        accumulate(*dk, grads.dk);
+        accumulate(*dv, grads.dv);
+    });
+    return out;
+}
+
+Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t head_dim) {
+    const AttentionShape shape{.batch = batch.sequences,
+                               .query_len = batch.seq_len,
+                               .key_len = batch.seq_len,
+                               .heads = qkv.q.data.cols() / head_dim,
+                               .kv_heads = qkv.k.data.cols() / head_dim,
+                               .head_dim = head_dim};
+    return attention(
+        tape, qkv,
+        [shape](const Tensor& q, const Tensor& k, const Tensor& v) {
+            OutLse result{Tensor::like(q), Tensor({q.rows(), shape.heads}, DType::f32, q.device())};
+            attention(result.out, result.lse, q, k, v, shape);
+            return result;
+        },
+        [shape](const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                const Tensor& lse) {
+            QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
+            attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, shape);
+            return grads;
+        });
+}
+
+Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch) {
+    Tensor row_max = row_floats(logits.data), row_sum = row_floats(logits.data), target_logit = row_floats(logits.data);
+    Tensor lse = row_floats(logits.data);
+    Var loss{.data = Tensor({1}, DType::f32, logits.data.device())};
+    softmax_stats(row_max, row_sum, target_logit, logits.data, batch.targets);
+    cross_entropy(loss.data, lse, row_max, row_sum, target_logit, batch.loss_scale);
+    if (tape.recording) {
+        Tensor dlogits = logits.data;  // the gradient takes the place of the logits: they are never stored twice
+        cross_entropy_backward(dlogits, batch.targets, lse, batch.loss_scale);
+        tape.record([dlogits, slot = logits.grad] { *slot = dlogits; });
+    }
+    return loss;
+}
+
+}  // namespace train70b

@@ -1,0 +1,61 @@
+#pragma once
+// The layers of a Llama as tape operations: each computes its result and records its gradient, forward beside backward.
+//
+// B batch, T tokens of a sequence, R = B*T rows, E hidden, H query heads, K key/value heads, D head size, F ffn, V
+// vocabulary
+#include "01_single_gpu/param.h"
+#include "01_single_gpu/tape.h"
+
+namespace train70b {
+
+// One micro-batch as this rank sees it. Positions travel with the tokens: a context-parallel rank holds scattered ones.
+struct Batch {
+    int64_t sequences = 0, seq_len = 0;  // B, T
+    Tensor tokens, targets, positions;   // (B*T) i32
+    float loss_scale = 0;                // 1 / target tokens in the GLOBAL batch: the only scaling there is
+};
+
+// y = x W^T: x (R, in), W (out, in), y (R, out). Several weights that lie one behind another are one product: q, k and
+// v.
+struct Linear {
+    std::vector<Param*> weights;
+    std::function<Var(Tape&, const Var& x, Linear&)> multiply;  // slot; empty: the product in the parameters' dtype
+
+    Var operator()(Tape& tape, const Var& x);
+    Tensor weight() const;  // (out, in), a view of all weights
+    Tensor grad() const;
+};
+Var multiply(Tape& tape, const Var& x, Linear& linear);  // the default of the slot
+
+Var embedding(Tape& tape, const Batch& batch, Param& table);  // (R, E)
+Var add(Tape& tape, const Var& a, const Var& b);
+Var rmsnorm(Tape& tape, const Var& x, Param& weight, float eps);
+struct SumAndNorm {
+    Var sum, normed;
+};
+SumAndNorm add_rmsnorm(Tape& tape, const Var& a, const Var& b, Param& weight, float eps);
+Var swiglu(Tape& tape, const Var& gate_up);  // (R, 2F) -> (R, F)
+
+struct QKV {
+    Var q, k, v;  // (R, H*D), (R, K*D), (R, K*D)
+};
+QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width);
+
+// Attention as two plain functions of tensors; one device's is the default, ring attention is another pair (chapter
+// 06).
+struct OutLse {
+    Tensor out, lse;
+};
+struct QKVGrads {
+    Tensor dq, dk, dv;
+};
+using AttentionForward = std::function<OutLse(const Tensor& q, const Tensor& k, const Tensor& v)>;
+using AttentionBackward = std::function<QKVGrads(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const Tensor& out, const Tensor& lse)>;
+Var attention(Tape& tape, const QKV& qkv, AttentionForward forward, AttentionBackward backward);
+Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t head_dim);  // causal
+
+// The loss of the batch, (1) fp32, already scaled. Starts its own gradient: backward() needs no seed.
+Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch);
+
+}  // namespace train70b

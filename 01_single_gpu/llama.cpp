@@ -1,0 +1,136 @@
+#include "01_single_gpu/llama.h"
+
+#include <cmath>
+#include <utility>
+
+namespace train70b {
+
+Var Unit::run_from(size_t level, Tape& tape, const Var& x, const Body& body) const {
+    if (level == around.size()) return body(tape, x);
+    return around[level](tape, x, [this, level, body](Tape& inner_tape, const Var& inner_x) {
+        return run_from(level + 1, inner_tape, inner_x, body);
+    });
+}
+
+Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rope()), eps_(float(c.norm_eps)) {
+    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches add up on the residual stream
+    input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
+    q_proj = make_param(prefix + "self_attn.q_proj.weight", {c.hidden, c.hidden}, init_std);
+    k_proj = make_param(prefix + "self_attn.k_proj.weight", {c.kv_width(), c.hidden}, init_std);
+    v_proj = make_param(prefix + "self_attn.v_proj.weight", {c.kv_width(), c.hidden}, init_std);
+    o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.hidden}, out_std);
+    post_attention_norm = make_param(prefix + "post_attention_layernorm.weight", {c.hidden}, 0);
+    gate_proj = make_param(prefix + "mlp.gate_proj.weight", {c.ffn, c.hidden}, init_std);
+    up_proj = make_param(prefix + "mlp.up_proj.weight", {c.ffn, c.hidden}, init_std);
+    down_proj = make_param(prefix + "mlp.down_proj.weight", {c.hidden, c.ffn}, out_std);
+    qkv.weights = {&q_proj, &k_proj, &v_proj};
+    o.weights = {&o_proj};
+    gate_up.weights = {&gate_proj, &up_proj};
+    down.weights = {&down_proj};
+    unit.name = fmt::format("block {}", layer);
+    unit.params = {&input_norm,          &q_proj,    &k_proj,  &v_proj,   &o_proj,
+                   &post_attention_norm, &gate_proj, &up_proj, &down_proj};
+}
+
+namespace {
+template <class Slot>
+Var through(const Slot& slot, Tape& tape, const Var& value) {
+    return slot ? slot(tape, value) : value;
+}
+}  // namespace
+
+// Two functions rather than one, so that what the tape does not keep is gone when each returns.
+Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch) {
+    Var normed = through(before_attention, tape, rmsnorm(tape, x, input_norm, eps_));  // (R, E)
+    QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows);
+    Var mixed = attention ? attention(tape, heads, batch) : one_device_attention(tape, heads, batch, rope_.head_dim);
+    return through(after_attention, tape, o(tape, mixed));  // (R, E)
+}
+
+Var Block::mlp_half(Tape& tape, const Var& normed) {
+    Var h = swiglu(tape, gate_up(tape, through(before_mlp, tape, normed)));  // (R, F)
+    return through(after_mlp, tape, down(tape, h));                          // (R, E)
+}
+
+Var Block::body(Tape& tape, const Var& x, const Batch& batch) {
+    const bool outer = std::exchange(tape.selective, selective_);
+    auto [middle, normed] = add_rmsnorm(tape, x, attention_half(tape, x, batch), post_attention_norm, eps_);
+    Var y = add(tape, middle, mlp_half(tape, normed));
+    tape.selective = outer;
+    return y;
+}
+
+Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s) : config(c), options(o), stage(s) {
+    check_config(c);
+    CHECK(0 <= s.first_layer && s.first_layer <= s.end_layer && s.end_layer <= c.layers, "layers [{}, {}) of {}",
+          s.first_layer, s.end_layer, c.layers);
+    if (s.embedding) {
+        embed_tokens = make_param("model.embed_tokens.weight", {c.vocab, c.hidden}, o.init_std);
+        embedding_unit = {"embedding", {&embed_tokens}, {}};
+    }
+    for (int64_t layer = s.first_layer; layer < s.end_layer; ++layer) {
+        Block& block = blocks.emplace_back(c, layer, o.init_std);
+        block.selective_ = o.recompute == Recompute::selective;
+        if (o.recompute == Recompute::full) block.unit.around.push_back(recompute);
+    }
+    if (s.head) {
+        final_norm = make_param("model.norm.weight", {c.hidden}, 0);
+        lm_head = make_param("lm_head.weight", {c.vocab, c.hidden}, o.init_std);
+        head.weights = {&lm_head};
+        head_unit = {"head", {&final_norm, &lm_head}, {}};
+    }
+}
+
+std::vector<Unit*> Llama::units() {
+    std::vector<Unit*> list;
+    if (stage.embedding) list.push_back(&embedding_unit);
+    for (Block& block : blocks) list.push_back(&block.unit);
+    if (stage.head) list.push_back(&head_unit);
+    return list;
+}
+
+std::vector<Param*> Llama::params() {
+    std::vector<Param*> list;
+    for (Unit* unit : units()) list.insert(list.end(), unit->params.begin(), unit->params.end());
+    return list;
+}
+
+void Llama::materialise(uint64_t seed) {
+    for (Unit* unit : units()) {
+        const Shape flat = {total_size(unit->params)};
+        Tensor grads(flat, options.grad_dtype, options.device, Memory::grads);
+        fill(grads, 0);
+        bind_data(unit->params, Tensor(flat, options.dtype, options.device, Memory::params));
+        bind_grads(unit->params, grads);
+        for (Param* param : unit->params) initialise(*param, seed, 0, param->data);
+    }
+}
+
+Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input) {
+    Var x = input;
+    if (stage.embedding)
+        x = embedding_unit.run(tape, x, [this, batch](Tape& t, const Var&) {
+            return embed ? embed(t, batch, embed_tokens) : embedding(t, batch, embed_tokens);
+        });
+    for (Block& block : blocks)
+        x = block.unit.run(tape, x, [&block, batch](Tape& t, const Var& in) { return block.body(t, in, batch); });
+    return x;
+}
+
+Var Llama::forward(Tape& tape, const Batch& batch, const Var& input) {
+    Var x = hidden(tape, batch, input);
+    if (!stage.head) return x;
+    return head_unit.run(tape, x, [this, batch](Tape& t, const Var& in) {
+        Var scores = head(t, rmsnorm(t, in, final_norm, float(config.norm_eps)));  // (R, V)
+        return loss ? loss(t, scores, batch) : next_token_loss(t, scores, batch);
+    });
+}
+
+Var Llama::logits(Tape& tape, const Batch& batch) {
+    return head_unit.run(tape, hidden(tape, batch, {}), [this](Tape& t, const Var& in) {
+        return head(t, rmsnorm(t, in, final_norm, float(config.norm_eps)));
+    });
+}
+
+}  // namespace train70b

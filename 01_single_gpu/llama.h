@@ -1,0 +1,100 @@
+#pragma once
+// Llama (Touvron et al. 2023) with slots: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied head.
+//
+//   x = embedding(tokens)                                                         unit "embedding"
+//   x = x + o(attention(rope(qkv(norm(x)))));  x = x + down(swiglu(gate_up(norm(x))))    units "block 0", "block 1",
+//   ... loss = cross_entropy(head(norm(x)), targets)                                  unit "head"
+//
+// A slot is a std::function member that is empty here (the one-rank default runs) and that a later chapter fills. The
+// model does not move once built: closures on the tape refer to its parameters.
+#include <deque>
+
+#include "01_single_gpu/config.h"
+#include "01_single_gpu/layers.h"
+
+namespace train70b {
+
+// A part of the model whose parameters are used, gathered, freed and recomputed together.
+struct Unit {
+    using Body = std::function<Var(Tape&, const Var&)>;
+    using Around =
+        std::function<Var(Tape&, const Var& x, const Body& body)>;  // calls the body, and does something around it
+
+    std::string name;
+    std::vector<Param*> params;  // in the order in which they lie in the unit's flat buffer
+    std::vector<Around> around;  // slot; a stack, the first one outermost
+
+    Var run(Tape& tape, const Var& x, const Body& body) const { return run_from(0, tape, x, body); }
+
+  private:
+    Var run_from(size_t level, Tape& tape, const Var& x, const Body& body) const;
+};
+
+struct Block {
+    Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm, gate_proj, up_proj, down_proj;
+    Linear qkv, o, gate_up, down;
+    Unit unit;
+
+    // Slots (chapter 04), once per half block: between the norm and the column product, and after the row product.
+    std::function<Var(Tape&, const Var&)> before_attention, after_attention, before_mlp, after_mlp;
+    std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // slot (chapter 06)
+
+    Block(const LlamaConfig& config, int64_t layer, double init_std);
+    Block(const Block&) = delete;
+    Var body(Tape& tape, const Var& x, const Batch& batch);  // one transformer block, (R, E) -> (R, E)
+
+  private:
+    Var attention_half(Tape& tape, const Var& x, const Batch& batch);
+    Var mlp_half(Tape& tape, const Var& normed);
+
+    Rope rope_;
+    float eps_;
+    bool selective_ = false;
+    friend class Llama;
+};
+
+// Which part of the model a rank holds; chapter 05 gives each pipeline stage its own.
+struct Stage {
+    int64_t first_layer = 0, end_layer = 0;  // blocks [first, end)
+    bool embedding = true, head = true;
+};
+
+class Llama {
+  public:
+    struct Options {
+        DType dtype = DType::f32, grad_dtype = DType::f32;
+        Device device = Device::cpu;
+        Recompute recompute = Recompute::none;
+        double init_std = 0.02;  // o_proj and down_proj: divided by sqrt(2 * layers)
+    };
+    Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
+    Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, {0, config.layers, true, true}) {}
+    Llama(const Llama&) = delete;
+
+    const LlamaConfig config;
+    const Options options;
+    const Stage stage;
+
+    Param embed_tokens, final_norm, lm_head;
+    Linear head;
+    Unit embedding_unit, head_unit;
+    std::deque<Block> blocks;
+    std::function<Var(Tape&, const Batch&, Param& table)> embed;      // slot (chapter 04)
+    std::function<Var(Tape&, const Var& logits, const Batch&)> loss;  // slot (chapter 04)
+
+    std::vector<Unit*> units();    // those that exist, in forward order
+    std::vector<Param*> params();  // of all units
+
+    // Allocates one flat buffer of parameters and one of gradients per unit, with initial values and zeros.
+    void materialise(uint64_t seed);
+
+    // The whole stage: returns the loss (1) if it has the head, else the hidden states (R, E). x: the previous stage's
+    // output, empty where the embedding is.
+    Var forward(Tape& tape, const Batch& batch, const Var& x = {});
+    Var logits(Tape& tape, const Batch& batch);  // (R, V)
+
+  private:
+    Var hidden(Tape& tape, const Batch& batch, const Var& x);
+};
+
+}  // namespace train70b

@@ -1,0 +1,53 @@
+// One device: loss = mean over tokens of -log softmax(Llama(tokens))[next token], minimised by AdamW.
+//
+// Run:   build/bin/01_single_gpu                             (a byte model on the repository's own text)
+//        build/bin/01_single_gpu --recompute full --dtype bf16 --metrics run.jsonl
+// Watch: the loss falls from ln 256 = 5.5; the closing table gives each kind of memory its formula; --recompute changes
+// the
+//        activations and nothing else, not one bit of the loss.
+#include "01_single_gpu/bench.h"
+
+using namespace train70b;
+
+namespace {
+
+void run(int argc, char** argv) {
+    TrainOptions options;
+    CommandLine command_line("Chapter 01: a Llama on one device", options);
+    int64_t tokens_to_generate = 0;
+    bool run_bench = false;
+    command_line.app.add_option("--generate", tokens_to_generate, "tokens to write after training")
+        ->check(whole_number_from(0))
+        ->group("Output");
+    command_line.app.add_flag("--bench", run_bench, "time the ops and a step instead of training")->group("Output");
+    command_line.parse(argc, argv);
+    command_line.check_batches(1);
+    set_cpu_threads(1);
+
+    const Dataset data(options.data, options.model.vocab, options.seq_len, options.val_fraction);
+    Llama model(options.model, options.llama());
+    Trainer trainer(options, model, data, command_line.flags());
+    fmt::print("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}\n", options.model.name,
+               human_count(double(options.model.parameters())), options.model.layers, options.model.hidden,
+               options.model.heads, options.model.kv_heads, options.model.vocab, options.dtype,
+               name_of(model.options.device));
+    fmt::print("data: {} tokens to train on; a step is {} sequences of {} = {} tokens, {} at a time\n",
+               data.train_tokens(), options.global_batch, options.seq_len, options.global_batch * options.seq_len,
+               options.micro_batch);
+    model.materialise(options.seed);
+    if (run_bench) return bench(options, model, trainer);
+
+    trainer.run();
+    if (options.steps > 0)
+        fmt::print("\n{}",
+                   memory_table(options.model, model.options, options.micro_batch, options.seq_len, trainer.peak()));
+    if (tokens_to_generate > 0) {
+        const std::vector<int32_t> prompt = data.read(0, std::min<int64_t>(data.tokens(), 16));
+        const auto text = generate(model, prompt, tokens_to_generate, options.seq_len, options.seed);
+        fmt::print("\n{}\n", printable(text, data.is_text()));
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_program(argc, argv, run); }

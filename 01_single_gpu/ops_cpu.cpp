@@ -1,0 +1,416 @@
+// The ops on the CPU: the definition that the CUDA kernels are tested against. Attention has a file of its own.
+#include <omp.h>
+
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "01_single_gpu/cpu.h"
+#include "01_single_gpu/kernels.h"
+#include "01_single_gpu/ops.h"
+#include "01_single_gpu/random.h"
+
+extern "C" void openblas_set_num_threads(int);
+
+namespace train70b {
+
+void set_cpu_threads(int ranks_on_node) {
+    const char* wish = std::getenv("OPENBLAS_NUM_THREADS");
+    const int threads = wish ? std::atoi(wish) : omp_get_num_procs() / ranks_on_node;
+    openblas_set_num_threads(std::max(threads, 1));
+    omp_set_num_threads(std::max(threads, 1));
+}
+
+namespace cpu {
+namespace {
+
+// x itself when it is fp32, else an fp32 copy of it: what the BLAS can read.
+Tensor as_f32(const Tensor& x) {
+    if (x.dtype() == DType::f32) return x;
+    Tensor wide(x.shape(), DType::f32, Device::cpu, Memory::workspace);
+    cpu::copy(wide, x);
+    return wide;
+}
+
+}  // namespace
+
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
+    const bool ta = transpose == Transpose::a, tb = transpose == Transpose::b;
+    const int64_t m = c.rows(), n = c.cols(), k = ta ? a.rows() : a.cols();
+    const Tensor a32 = as_f32(a), b32 = as_f32(b);
+    Tensor c32 = c.dtype() == DType::f32 ? c : Tensor(c.shape(), DType::f32, Device::cpu, Memory::workspace);
+    if (c.dtype() != DType::f32 && beta != 0) cpu::copy(c32, c);
+    if (beta == 0) cpu::fill(c32, 0);  // whatever was in there, even a NaN, must not count
+    sgemm(ta, tb, m, n, k, 1, a32.data<float>(), a.cols(), b32.data<float>(), b.cols(), beta, c32.data<float>(), n);
+    if (c.dtype() != DType::f32) cpu::copy(c, c32);
+}
+
+void fill(Tensor& x, float value) {
+    if (x.dtype() == DType::i32) {
+        std::fill_n(x.data<int32_t>(), x.size(), static_cast<int32_t>(value));
+        return;
+    }
+    with_float(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        T* p = x.data<T>();
+        const T v(value);
+        parallel_elements(x.size(), [=](int64_t i) { p[i] = v; });
+    });
+}
+
+void copy(Tensor& to, const Tensor& from) {
+    if (to.dtype() == from.dtype()) {
+        std::memcpy(to.raw(), from.raw(), from.bytes());
+        return;
+    }
+    with_float(to.dtype(), [&](auto to_zero) {
+        with_float(from.dtype(), [&](auto from_zero) {
+            using To = decltype(to_zero);
+            To* t = to.data<To>();
+            const auto* f = from.data<decltype(from_zero)>();
+            parallel_elements(to.size(), [=](int64_t i) { t[i] = To(float(f[i])); });
+        });
+    });
+}
+
+void scale(Tensor& x, float factor) {
+    with_float(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        T* p = x.data<T>();
+        parallel_elements(x.size(), [=](int64_t i) { p[i] = T(float(p[i]) * factor); });
+    });
+}
+
+void add(Tensor& sum, const Tensor& a, const Tensor& b) {
+    with_float(sum.dtype(), [&](auto sum_zero) {
+        with_float(a.dtype(), [&](auto a_zero) {
+            with_float(b.dtype(), [&](auto b_zero) {
+                using T = decltype(sum_zero);
+                T* s = sum.data<T>();
+                const auto* x = a.data<decltype(a_zero)>();
+                const auto* y = b.data<decltype(b_zero)>();
+                parallel_elements(sum.size(), [=](int64_t i) { s[i] = T(float(x[i]) + float(y[i])); });
+            });
+        });
+    });
+}
+
+void sum_squares(Tensor& out, const Tensor& x) {
+    with_float(x.dtype(), [&](auto zero) {
+        const auto* p = x.data<decltype(zero)>();
+        constexpr int64_t kChunk = 16384;  // partial sums of fixed ranges, added in order: any number of threads agrees
+        std::vector<double> partial((x.size() + kChunk - 1) / kChunk);
+        parallel_ranges(partial.size(), 1, [&](int64_t begin, int64_t end) {
+            for (int64_t c = begin; c < end; ++c) {
+                double sum = 0;
+                const int64_t last = std::min(x.size(), (c + 1) * kChunk);
+#pragma omp simd reduction(+ : sum)
+                for (int64_t i = c * kChunk; i < last; ++i) sum += double(p[i]) * double(p[i]);
+                partial[c] = sum;
+            }
+        });
+        double total = 0;
+        for (double sum : partial) total += sum;
+        *out.data<float>() = float(total);
+    });
+}
+
+void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row) {
+    with_float(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t cols = y.cols();
+        parallel_rows(y.rows(), cols, [&](int64_t r) {
+            const int64_t row = tokens.data<int32_t>()[r] - first_row;
+            T* out = y.data<T>() + r * cols;
+            if (row >= 0 && row < table.rows())
+                std::copy_n(table.data<T>() + row * cols, cols, out);
+            else
+                std::fill_n(out, cols, T(0.0f));
+        });
+    });
+}
+
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row) {
+    with_float(dtable.dtype(), [&](auto table_zero) {
+        with_float(dy.dtype(), [&](auto dy_zero) {
+            using T = decltype(table_zero);
+            const int64_t cols = dy.cols();
+            // Threads share the columns, so that each element of a row sums its tokens in their order.
+            parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {
+                for (int64_t r = 0; r < dy.rows(); ++r) {
+                    const int64_t row = tokens.data<int32_t>()[r] - first_row;
+                    if (row < 0 || row >= dtable.rows()) continue;
+                    T* out = dtable.data<T>() + row * cols;
+                    const auto* in = dy.data<decltype(dy_zero)>() + r * cols;
+#pragma omp simd
+                    for (int64_t c = begin; c < end; ++c) out[c] = T(float(out[c]) + float(in[c]));
+                }
+            });
+        });
+    });
+}
+
+namespace {
+template <class T>
+void norm_row(T* y, const T* x, const T* weight, float inv, int64_t cols) {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) y[c] = T(float(x[c]) * inv * float(weight[c]));
+}
+
+template <class T>
+float inv_rms_of(const T* x, int64_t cols, float eps) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < cols; ++c) sum += float(x[c]) * float(x[c]);
+    return 1.0f / std::sqrt(sum / float(cols) + eps);
+}
+}  // namespace
+
+void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, float eps) {
+    with_float(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t cols = x.cols();
+        parallel_rows(x.rows(), cols, [&](int64_t r) {
+            const T* in = x.data<T>() + r * cols;
+            const float inv = inv_rms.data<float>()[r] = inv_rms_of(in, cols, eps);
+            norm_row(y.data<T>() + r * cols, in, weight.data<T>(), inv, cols);
+        });
+    });
+}
+
+void add_rmsnorm(Tensor& sum, Tensor& y, Tensor& inv_rms, const Tensor& a, const Tensor& b, const Tensor& weight,
+                 float eps) {
+    cpu::add(sum, a, b);
+    cpu::rmsnorm(y, inv_rms, sum, weight, eps);
+}
+
+void rmsnorm_again(Tensor& y, const Tensor& x, const Tensor& inv_rms, const Tensor& weight) {
+    with_float(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t cols = x.cols();
+        parallel_rows(x.rows(), cols, [&](int64_t r) {
+            norm_row(y.data<T>() + r * cols, x.data<T>() + r * cols, weight.data<T>(), inv_rms.data<float>()[r], cols);
+        });
+    });
+}
+
+// With n = x * inv the normalised row and g = dy * weight:  dx = inv * (g - n * mean(g n)),  dweight = sum over rows dy
+// n.
+void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tensor& x, const Tensor& inv_rms,
+                      const Tensor& weight) {
+    with_float(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t rows = x.rows(), cols = x.cols();
+        const float* inv = inv_rms.data<float>();
+        parallel_rows(rows, cols, [&](int64_t r) {
+            const T *in = x.data<T>() + r * cols, *d = dy.data<T>() + r * cols, *w = weight.data<T>();
+            T* out = dx.data<T>() + r * cols;
+            float dot = 0;
+#pragma omp simd reduction(+ : dot)
+            for (int64_t c = 0; c < cols; ++c) dot += float(d[c]) * float(w[c]) * float(in[c]);
+            const float mean = dot * inv[r] * inv[r] / float(cols);
+#pragma omp simd
+            for (int64_t c = 0; c < cols; ++c) out[c] = T(inv[r] * (float(d[c]) * float(w[c]) - float(in[c]) * mean));
+        });
+        with_float(dweight.dtype(), [&](auto dweight_zero) {
+            using W = decltype(dweight_zero);
+            parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {  // columns: each sums its rows in order
+                std::vector<float> sum(end - begin);
+                for (int64_t r = 0; r < rows; ++r) {
+                    const T *in = x.data<T>() + r * cols + begin, *d = dy.data<T>() + r * cols + begin;
+#pragma omp simd
+                    for (int64_t c = 0; c < end - begin; ++c) sum[c] += float(d[c]) * float(in[c]) * inv[r];
+                }
+                W* out = dweight.data<W>() + begin;
+                for (int64_t c = 0; c < end - begin; ++c) out[c] = W(float(out[c]) + sum[c]);
+            });
+        });
+    });
+}
+
+namespace {
+// cos and sin of position * inv_freq, one pair for each (i, i + D/2); in double, because positions may be a million.
+struct Rotation {
+    float cos[kMaxHeadDim / 2], sin[kMaxHeadDim / 2];
+    Rotation(const Rope& rope, int32_t position) {
+        for (int i = 0; i < rope.head_dim / 2; ++i) {
+            const double angle = position * rope.inv_freq[i];
+            cos[i] = float(std::cos(angle));
+            sin[i] = float(std::sin(angle));
+        }
+    }
+};
+
+// direction +1: forward; -1: the transposed (inverse) rotation, which is the gradient.
+template <class T>
+void rotate_heads(T* out, const T* in, int64_t heads, int half, const Rotation& rotation, float direction) {
+    for (int64_t h = 0; h < heads; ++h, in += 2 * half, out += 2 * half) {
+#pragma omp simd
+        for (int i = 0; i < half; ++i) {
+            const float a = in[i], b = in[i + half], c = rotation.cos[i], s = direction * rotation.sin[i];
+            out[i] = T(a * c - b * s);
+            out[i + half] = T(b * c + a * s);
+        }
+    }
+}
+}  // namespace
+
+void split_rope(Tensor& q, Tensor& k, Tensor& v, const Tensor& qkv, const Tensor& positions, const Rope& rope) {
+    with_float(qkv.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t q_cols = q.cols(), kv_cols = k.cols();
+        const int half = rope.head_dim / 2;
+        parallel_rows(qkv.rows(), qkv.cols(), [&](int64_t r) {
+            const Rotation rotation(rope, positions.data<int32_t>()[r]);
+            const T* in = qkv.data<T>() + r * (q_cols + 2 * kv_cols);
+            rotate_heads(q.data<T>() + r * q_cols, in, q_cols / rope.head_dim, half, rotation, 1);
+            rotate_heads(k.data<T>() + r * kv_cols, in + q_cols, kv_cols / rope.head_dim, half, rotation, 1);
+            std::copy_n(in + q_cols + kv_cols, kv_cols, v.data<T>() + r * kv_cols);
+        });
+    });
+}
+
+void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& positions,
+                         const Rope& rope) {
+    with_float(dqkv.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t q_cols = dq.cols(), kv_cols = dk.cols();
+        const int half = rope.head_dim / 2;
+        parallel_rows(dqkv.rows(), dqkv.cols(), [&](int64_t r) {
+            const Rotation rotation(rope, positions.data<int32_t>()[r]);
+            T* out = dqkv.data<T>() + r * (q_cols + 2 * kv_cols);
+            rotate_heads(out, dq.data<T>() + r * q_cols, q_cols / rope.head_dim, half, rotation, -1);
+            rotate_heads(out + q_cols, dk.data<T>() + r * kv_cols, kv_cols / rope.head_dim, half, rotation, -1);
+            std::copy_n(dv.data<T>() + r * kv_cols, kv_cols, out + q_cols + kv_cols);
+        });
+    });
+}
+
+void swiglu(Tensor& h, const Tensor& gate_up) {
+    with_float(h.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t cols = h.cols();
+        parallel_rows(h.rows(), cols, [&](int64_t r) {
+            const T *gate = gate_up.data<T>() + r * 2 * cols, *up = gate + cols;
+            T* out = h.data<T>() + r * cols;
+#pragma omp simd
+            for (int64_t c = 0; c < cols; ++c) {
+                const float g = gate[c];
+                out[c] = T(g / (1.0f + exp_simd(-g)) * float(up[c]));
+            }
+        });
+    });
+}
+
+// With s = sigmoid(gate): d silu / d gate = s * (1 + gate * (1 - s)).
+void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) {
+    with_float(dh.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t cols = dh.cols();
+        parallel_rows(dh.rows(), cols, [&](int64_t r) {
+            const T *gate = gate_up.data<T>() + r * 2 * cols, *up = gate + cols, *d = dh.data<T>() + r * cols;
+            T *dgate = dgate_up.data<T>() + r * 2 * cols, *dup = dgate + cols;
+#pragma omp simd
+            for (int64_t c = 0; c < cols; ++c) {
+                const float g = gate[c], u = up[c], dy = d[c];
+                const float s = 1.0f / (1.0f + exp_simd(-g));
+                dgate[c] = T(dy * u * s * (1.0f + g * (1.0f - s)));
+                dup[c] = T(dy * g * s);
+            }
+        });
+    });
+}
+
+void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
+                   int64_t first_vocab) {
+    with_float(logits.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t cols = logits.cols();
+        parallel_rows(logits.rows(), cols, [&](int64_t r) {
+            const T* x = logits.data<T>() + r * cols;
+            float max = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : max)
+            for (int64_t c = 0; c < cols; ++c) max = std::max(max, float(x[c]));
+#pragma omp simd reduction(+ : sum)
+            for (int64_t c = 0; c < cols; ++c) sum += exp_simd(float(x[c]) - max);
+            const int64_t target = targets.data<int32_t>()[r] - first_vocab;
+            row_max.data<float>()[r] = max;
+            row_sum.data<float>()[r] = sum;
+            target_logit.data<float>()[r] = target >= 0 && target < cols ? float(x[target]) : 0.0f;
+        });
+    });
+}
+
+void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
+                   float scale) {
+    double sum = 0;
+    for (int64_t r = 0; r < lse.size(); ++r) {
+        const double log_sum = double(row_max.data<float>()[r]) + std::log(double(row_sum.data<float>()[r]));
+        lse.data<float>()[r] = float(log_sum);
+        sum += log_sum - double(target_logit.data<float>()[r]);
+    }
+    *loss.data<float>() = float(sum * double(scale));
+}
+
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale,
+                            int64_t first_vocab) {
+    with_float(logits.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t cols = logits.cols();
+        parallel_rows(logits.rows(), cols, [&](int64_t r) {
+            T* x = logits.data<T>() + r * cols;
+            const int64_t target = targets.data<int32_t>()[r] - first_vocab;
+            const float row_lse = lse.data<float>()[r];
+            const float at_target = target >= 0 && target < cols ? float(x[target]) : 0.0f;
+#pragma omp simd
+            for (int64_t c = 0; c < cols; ++c) x[c] = T(exp_simd(float(x[c]) - row_lse) * scale);
+            if (target >= 0 && target < cols) x[target] = T((exp_simd(at_target - row_lse) - 1.0f) * scale);
+        });
+    });
+}
+
+void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
+           const AdamWStep& step) {
+    const double correction1 = 1.0 - std::pow(double(step.beta1), double(step.step));
+    const double correction2 = 1.0 - std::pow(double(step.beta2), double(step.step));
+    const float step_size = float(step.lr / correction1), inv_sqrt_correction2 = float(1.0 / std::sqrt(correction2));
+    const float keep = 1.0f - step.lr * step.weight_decay;
+    with_float(param.dtype(), [&](auto param_zero) {
+        with_float(grad.dtype(), [&](auto grad_zero) {
+            using P = decltype(param_zero);
+            constexpr bool has_master = !std::is_same_v<P, float>;
+            P* p = param.data<P>();
+            float* w = (has_master ? master : param).template data<float>();
+            float *m = exp_avg.data<float>(), *v = exp_avg_sq.data<float>();
+            const auto* g = grad.data<decltype(grad_zero)>();
+            const AdamWStep s = step;
+            parallel_elements(param.size(), [=](int64_t i) {
+                const float gradient = float(g[i]) * s.grad_scale;
+                m[i] = s.beta1 * m[i] + (1.0f - s.beta1) * gradient;
+                v[i] = s.beta2 * v[i] + (1.0f - s.beta2) * gradient * gradient;
+                w[i] = w[i] * keep - step_size * m[i] / (std::sqrt(v[i]) * inv_sqrt_correction2 + s.eps);
+                if constexpr (has_master) p[i] = P(w[i]);
+            });
+        });
+    });
+}
+
+void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std) {
+    with_float(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        T* p = x.data<T>();
+        parallel_ranges(x.size(), 1024, [=](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+                const int64_t row = (index.offset + i) / index.cols, col = (index.offset + i) % index.cols;
+                const uint64_t global = (index.row_begin + row) * index.global_cols + index.col_begin + col;
+                const uint64_t bits = random_bits(key, global);
+                const double u1 = (double(bits >> 32) + 0.5) * 0x1p-32, u2 = double(bits & 0xffffffff) * 0x1p-32;
+                const double normal = std::sqrt(-2 * std::log(u1)) * std::cos(2 * std::numbers::pi * u2);
+                p[i] = T(float(std * normal));
+            }
+        });
+    });
+}
+
+}  // namespace cpu
+}  // namespace train70b

@@ -1,0 +1,61 @@
+#include "01_single_gpu/optimizer.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace train70b {
+
+std::vector<Segment> whole_segments(const std::vector<Param*>& params) {
+    std::vector<Segment> segments;
+    for (const Param* param : params) segments.push_back({param->data, param->grad, param->is_matrix()});
+    return segments;
+}
+
+AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper) : hyper_(hyper) {
+    for (Segment& segment : segments) {
+        const Tensor& param = segment.param;
+        const auto zeros = [&] {
+            Tensor state(param.shape(), DType::f32, param.device(), Memory::optimizer);
+            fill(state, 0);
+            return state;
+        };
+        Tensor master;
+        if (param.dtype() != DType::f32) {
+            master = Tensor(param.shape(), DType::f32, param.device(), Memory::optimizer);
+            copy(master, param);
+        }
+        states_.push_back({segment, master, zeros(), zeros()});
+    }
+}
+
+void AdamW::step(float lr, float grad_scale) {
+    ++step_;
+    for (State& state : states_)
+        adamw(state.segment.param, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,
+              {.lr = lr,
+               .beta1 = hyper_.beta1,
+               .beta2 = hyper_.beta2,
+               .eps = hyper_.eps,
+               .weight_decay = state.segment.decay ? hyper_.weight_decay : 0,
+               .grad_scale = grad_scale,
+               .step = step_});
+}
+
+LrShape lr_shape_of(const std::string& name) {
+    if (name == "constant") return LrShape::constant;
+    if (name == "linear") return LrShape::linear;
+    if (name == "cosine") return LrShape::cosine;
+    if (name == "wsd") return LrShape::wsd;
+    usage_error("--lr-schedule {}: one of constant linear cosine wsd", name);
+}
+
+double LrSchedule::at(int64_t step) const {
+    if (step <= warmup) return peak * double(step) / double(warmup);
+    const int64_t begin = shape == LrShape::wsd ? std::max(warmup, steps - steps / 5) : warmup;  // where it starts down
+    if (shape == LrShape::constant || step <= begin) return peak;
+    const double done = std::min(1.0, double(step - begin) / double(std::max<int64_t>(steps - begin, 1)));
+    const double left = shape == LrShape::cosine ? 0.5 * (1 + std::cos(std::numbers::pi * done)) : 1 - done;
+    return min + (peak - min) * left;
+}
+
+}  // namespace train70b

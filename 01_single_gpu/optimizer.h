@@ -1,0 +1,50 @@
+#pragma once
+// AdamW with fp32 master weights, and the learning-rate schedules.
+#include "01_single_gpu/param.h"
+
+namespace train70b {
+
+// A stretch of a parameter that this rank updates: all of it here, a shard of it under ZeRO (chapter 03).
+struct Segment {
+    Tensor param, grad;
+    bool decay = false;  // weight decay applies to matrices only
+};
+std::vector<Segment> whole_segments(const std::vector<Param*>& params);
+
+// Optimizer states per element: exp_avg and exp_avg_sq (8 bytes), and for bf16 parameters a master weight (12 bytes): a
+// bf16 weight has 8 bits of precision and would swallow updates smaller than 1/256 of it.
+class AdamW {
+  public:
+    struct Hyper {
+        float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
+    };
+    AdamW(std::vector<Segment> segments, const Hyper& hyper);  // master weights start from the parameters
+
+    // One update with the gradients times grad_scale (the clipping factor).
+    void step(float lr, float grad_scale);
+    int64_t steps_taken() const { return step_; }
+
+  private:
+    struct State {
+        Segment segment;
+        Tensor master, exp_avg, exp_avg_sq;
+    };
+    std::vector<State> states_;
+    Hyper hyper_;
+    int64_t step_ = 0;
+};
+
+enum class LrShape { constant, linear, cosine, wsd };
+LrShape lr_shape_of(const std::string& name);
+
+// Step s of a warm-up of W has s/W of the peak. After it: constant; linear or cosine down to min_lr at the last step;
+// wsd (warm-up, stable, decay: Hu et al. 2024) stays at the peak and goes down linearly over the last fifth of all
+// steps.
+struct LrSchedule {
+    LrShape shape = LrShape::cosine;
+    double peak = 0, min = 0;
+    int64_t warmup = 0, steps = 0;
+    double at(int64_t step) const;  // step from 1
+};
+
+}  // namespace train70b

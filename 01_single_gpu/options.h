@@ -1,0 +1,61 @@
+#pragma once
+// The flags that every chapter shares: typed, checked, and written into the metrics file.
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+
+namespace train70b {
+
+struct TrainOptions {
+    LlamaConfig model;  // the preset with its overrides, after finish()
+
+    std::string data;
+    int64_t seq_len = 128, micro_batch = 0, global_batch = 16;  // sequences; micro_batch 0: global / ranks
+    double val_fraction = -1;                                   // < 0: by the kind of source
+    int64_t eval_every = 0;
+
+    int64_t steps = 200, warmup_steps = 20;
+    double lr = 3e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
+    std::string lr_schedule = "cosine";
+    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
+    uint64_t seed = 1;
+
+    std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
+    std::string metrics, trace, memory_timeline;
+
+    LrSchedule schedule() const;
+    Llama::Options llama() const;  // dtype, device, recompute, initial values
+    AdamW::Hyper adamw() const;
+    Device device_kind() const;  // auto: cuda where there is one
+    int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }
+};
+
+// The command line of one chapter: the shared flags here, the chapter's own through app.
+class CommandLine {
+  public:
+    CommandLine(const std::string& description, TrainOptions& options);
+
+    // Parses and checks. Usage error with the nearest known flag for an unknown one; --help prints and exits with 0.
+    // data_ranks: over how many ranks the global batch is divided (chapter 02).
+    void parse(int argc, char** argv);
+    void check_batches(int64_t data_ranks);
+
+    CLI::App app;
+    nlohmann::ordered_json flags() const;  // every flag with its value, as text
+
+  private:
+    TrainOptions& options_;
+    std::string model_ = "tiny";
+    std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_;
+};
+
+// Validators whose messages say what would work.
+CLI::Validator whole_number_from(int64_t least);
+CLI::Validator real_number(double least, double most, bool least_allowed = true);
+CLI::Validator one_of(std::vector<std::string> names);
+
+}  // namespace train70b

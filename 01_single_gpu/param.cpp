@@ -1,0 +1,73 @@
+#include "01_single_gpu/param.h"
+
+namespace train70b {
+
+int64_t Param::global_size() const {
+    int64_t size = 1;
+    for (int64_t dim : global_shape) size *= dim;
+    return size;
+}
+
+Shape Param::local_shape() const { return is_matrix() ? Shape{local.rows, local.cols} : Shape{local.rows}; }
+
+Param make_param(std::string name, Shape global_shape, double init_std) {
+    CHECK(global_shape.size() == 1 || global_shape.size() == 2, "{} {}", name, to_string(global_shape));
+    Param param;
+    param.name = std::move(name);
+    param.local = {.rows = global_shape[0], .cols = global_shape.size() == 2 ? global_shape[1] : 1};
+    param.global_shape = std::move(global_shape);
+    param.init_std = init_std;
+    return param;
+}
+
+namespace {
+uint64_t hash(uint64_t seed, const std::string& name) {  // FNV-1a over the seed's bytes and the name
+    uint64_t h = 0xcbf29ce484222325u;
+    const auto eat = [&h](unsigned char byte) { h = (h ^ byte) * 0x100000001b3u; };
+    for (int i = 0; i < 8; ++i) eat(static_cast<unsigned char>(seed >> (8 * i)));
+    for (char c : name) eat(static_cast<unsigned char>(c));
+    return h;
+}
+}  // namespace
+
+void initialise(const Param& param, uint64_t seed, int64_t offset, Tensor& to) {
+    CHECK(offset + to.size() <= param.local.size(), "{}: [{}, {}) of {}", param.name, offset, offset + to.size(),
+          param.local.size());
+    if (param.init_std == 0) return fill(to, 1);
+    const int64_t global_cols = param.is_matrix() ? param.global_shape[1] : 1;
+    fill_normal(to, hash(seed, param.name),
+                {param.local.row_begin, param.local.col_begin, param.local.cols, global_cols, offset},
+                float(param.init_std));
+}
+
+int64_t total_size(const std::vector<Param*>& params) {
+    int64_t total = 0;
+    for (const Param* param : params) total += param->local.size();
+    return total;
+}
+
+namespace {
+void bind(const std::vector<Param*>& params, const Tensor& flat, Tensor Param::*view) {
+    int64_t begin = 0;
+    for (Param* param : params) {
+        param->*view = flat ? flat.element_slice(begin, param->local_shape()) : Tensor();
+        begin += param->local.size();
+    }
+}
+}  // namespace
+
+void bind_data(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::data); }
+void bind_grads(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::grad); }
+
+std::vector<float> squares(const std::vector<Param*>& params, Which which) {
+    if (params.empty()) return {};
+    Tensor sums({int64_t(params.size())}, DType::f32, params[0]->data.device(), Memory::workspace);
+    fill(sums, 0);
+    for (size_t i = 0; i < params.size(); ++i) {
+        Tensor sum = sums.row_slice(i, i + 1);
+        if (params[i]->replica == 0) sum_squares(sum, which == Which::data ? params[i]->data : params[i]->grad);
+    }
+    return read(sums);
+}
+
+}  // namespace train70b

@@ -1,0 +1,46 @@
+#pragma once
+// A parameter and its place in the whole model, whatever layout this rank is part of.
+#include <vector>
+
+#include "01_single_gpu/ops.h"
+
+namespace train70b {
+
+// Row-major rectangle of a matrix; a vector of n is a matrix of n rows and one column.
+struct Rect {
+    int64_t row_begin = 0, rows = 0, col_begin = 0, cols = 1;
+    int64_t size() const { return rows * cols; }
+};
+
+struct Param {
+    std::string name;    // Hugging Face's, e.g. model.layers.0.self_attn.q_proj.weight
+    Shape global_shape;  // of the whole parameter: (out, in), or (n) for a norm weight
+    Rect local;          // what this rank holds of it; chapter 04 narrows it
+    int replicas = 1;  // ranks of one model copy that hold this same rectangle (norm weights under tensor parallelism);
+    int replica = 0;   // this rank's number among them: only 0 counts in norms and writes checkpoints
+    double init_std = 0;  // 0: all ones (norm weights)
+
+    Tensor data, grad;  // views into flat buffers; whoever owns those may replace them between uses
+
+    bool is_matrix() const { return global_shape.size() == 2; }
+    int64_t global_size() const;
+    Shape local_shape() const;
+};
+
+Param make_param(std::string name, Shape global_shape, double init_std);
+
+// Writes elements [offset, offset + to.size()) of the parameter's local rectangle, row by row, with their initial
+// values. They depend on (seed, name, global index) alone, so every layout starts from the same weights.
+void initialise(const Param& param, uint64_t seed, int64_t offset, Tensor& to);
+
+// Places params one behind another in flat buffers: data and/or grad become views, in order, from element 0.
+// An empty buffer leaves (or makes) the views of its kind empty.
+int64_t total_size(const std::vector<Param*>& params);  // elements this rank holds
+void bind_data(const std::vector<Param*>& params, const Tensor& flat);
+void bind_grads(const std::vector<Param*>& params, const Tensor& flat);
+
+// Sum of squares of each param's data or grad, in order, for the parameters this rank counts (replica 0).
+enum class Which { data, grad };
+std::vector<float> squares(const std::vector<Param*>& params, Which which);
+
+}  // namespace train70b

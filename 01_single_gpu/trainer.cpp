@@ -1,0 +1,194 @@
+#include "01_single_gpu/trainer.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "01_single_gpu/profile.h"
+
+namespace train70b {
+
+namespace {
+double norm_of(const std::vector<float>& squares) {
+    return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
+}
+}  // namespace
+
+Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data, const nlohmann::ordered_json& flags)
+    : options_(options), model_(model), data_(data), progress_(options.steps) {
+    if (options.eval_every > 0 && data.validation_samples() == 0)
+        usage_error(
+            "--eval-every {}: --data {} has no validation part; give --val-fraction, or a source of at least {} tokens",
+            options.eval_every, options.data, 20 * (options.seq_len + 1));
+    if (this_rank == 0 && !options.memory_timeline.empty())
+        timeline_file_.emplace("--memory-timeline", options.memory_timeline);
+    if (this_rank == 0 && !options.trace.empty()) trace_file_.emplace("--trace", options.trace);
+    metrics_.open(options.metrics);
+    if (timeline_file_) ledger().start_timeline();
+    profile().events_on = trace_file_.has_value();
+
+    const LlamaConfig& c = model.config;
+    metrics_.write({{"event", "config"},
+                    {"flags", flags},
+                    {"model",
+                     {{"name", c.name},
+                      {"layers", c.layers},
+                      {"hidden", c.hidden},
+                      {"heads", c.heads},
+                      {"kv_heads", c.kv_heads},
+                      {"ffn", c.ffn},
+                      {"vocab", c.vocab},
+                      {"parameters", c.parameters()},
+                      {"flops_per_token", flops_per_token(c, options.seq_len)}}},
+                    {"device", name_of(model.options.device)}});
+
+    forward_backward = [this](int64_t step) {
+        Tensor total;
+        for (int64_t i = 0; i < micro_batches(); ++i) {
+            Tape tape;
+            ledger().phase(fmt::format("forward {}", i));
+            Tensor loss = [&] {
+                Span span("forward", "phase");
+                return model_.forward(tape, micro_batch(step, i)).data;
+            }();
+            accumulate(total, loss);
+            ledger().phase(fmt::format("backward {}", i));
+            Span span("backward", "phase");
+            tape.backward();
+        }
+        return total;
+    };
+    gradient_norm = [this] { return norm_of(squares(model_.params(), Which::grad)); };
+    parameter_norm = [this] { return norm_of(squares(model_.params(), Which::data)); };
+    memory_per_rank = [](const MemoryPeak& peak) { return nlohmann::ordered_json::array({to_json(peak)}); };
+}
+
+Batch Trainer::make_batch(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const {
+    const int64_t sequences = samples.size(), T = options_.seq_len;
+    std::vector<int32_t> tokens, targets, positions;
+    for (const std::vector<int32_t>& sample : samples) {
+        tokens.insert(tokens.end(), sample.begin(), sample.end() - 1);
+        targets.insert(targets.end(), sample.begin() + 1, sample.end());
+        for (int64_t t = 0; t < T; ++t) positions.push_back(static_cast<int32_t>(t));
+    }
+    const auto on_device = [&](const std::vector<int32_t>& values) {
+        return upload(values, {sequences * T}, model_.options.device);
+    };
+    return {sequences, T, on_device(tokens), on_device(targets), on_device(positions), float(1.0 / target_tokens)};
+}
+
+// Sample i of a step is number (step - 1) * global + i of the stream: micro-batch m of rank r holds the micro_batch
+// samples from (m * ranks + r) * micro_batch on, so that any division of the global batch trains on the same tokens.
+Batch Trainer::micro_batch(int64_t step, int64_t index) {
+    const double begin = now_seconds();
+    std::vector<std::vector<int32_t>> samples;
+    const int64_t first = (step - 1) * options_.global_batch + (index * data_ranks + data_rank) * options_.micro_batch;
+    for (int64_t i = 0; i < options_.micro_batch; ++i) samples.push_back(data_.sample(options_.seed, first + i));
+    Batch batch = make_batch(samples, double(options_.global_batch) * double(options_.seq_len));
+    data_seconds_ += now_seconds() - begin;
+    return batch;
+}
+
+StepReport Trainer::step(int64_t number) {
+    const double begin = now_seconds();
+    StepReport report{.step = number, .lr = options_.schedule().at(number)};
+    data_seconds_ = 0;
+    ledger().reset_peak();
+    for (Unit* unit : model_.units())
+        for (Param* param : unit->params)
+            if (param->grad) fill(param->grad, 0);
+
+    Tensor loss = forward_backward(number);
+    if (reduce_gradients) {
+        Span span("reduce_gradients", "phase");
+        reduce_gradients();
+    }
+    ledger().phase("update");
+    Span span("update", "phase");
+    report.loss = read(loss)[0];
+    loss = Tensor();
+    if (sum_over_ranks) report.loss = sum_over_ranks(report.loss);
+    report.grad_norm = gradient_norm();
+    check_finite(report);
+    const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (report.grad_norm + 1e-6)) : 1.0;
+    update(float(report.lr), float(clip));
+    synchronize(model_.options.device);
+
+    report.step_s = now_seconds() - begin;
+    report.data_s = data_seconds_;
+    report.tokens_per_s = double(options_.global_batch) * double(options_.seq_len) / report.step_s;
+    report.memory = ledger().now();
+    report.peak = ledger().peak();
+    run_peak_.merge(report.peak);
+    if (finish_report) finish_report(report);
+    if (metrics_.is_open()) report.param_norm = parameter_norm();
+    return report;
+}
+
+void Trainer::check_finite(const StepReport& report) {
+    if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) return;
+    const std::vector<Param*> params = model_.params();
+    std::string culprit;
+    for (Which which : {Which::data, Which::grad}) {
+        const std::vector<float> sums = squares(params, which);
+        for (size_t i = 0; i < sums.size(); ++i)
+            if (!std::isfinite(sums[i]) && culprit.empty())
+                culprit = params[i]->name + (which == Which::grad ? " (its gradient)" : "");
+    }
+    throw std::runtime_error(
+        fmt::format("step {}: loss {}, gradient norm {}; first non-finite parameter: {}; a lower --lr or a longer "
+                    "--warmup-steps may help",
+                    report.step, report.loss, report.grad_norm, culprit.empty() ? "none of this rank's" : culprit));
+}
+
+double Trainer::evaluate() {
+    const int64_t samples = data_.validation_samples(), at_once = options_.micro_batch;
+    Tensor total;
+    for (int64_t begin = 0; begin < samples; begin += at_once) {
+        std::vector<std::vector<int32_t>> part;
+        for (int64_t i = begin; i < std::min(samples, begin + at_once); ++i) part.push_back(data_.validation_sample(i));
+        Tape tape{.recording = false};
+        accumulate(total, model_.forward(tape, make_batch(part, double(samples) * double(options_.seq_len))).data);
+    }
+    return read(total)[0];
+}
+
+void Trainer::run() {
+    if (!update) {
+        adamw_.emplace(whole_segments(model_.params()), options_.adamw());
+        update = [this](float lr, float grad_scale) { adamw_->step(lr, grad_scale); };
+    }
+    const double begin = now_seconds();
+    StepReport last;
+    for (int64_t number = 1; number <= options_.steps; ++number) {
+        last = step(number);
+        progress_.step(last);
+        metrics_.write(to_json(last));
+        if (options_.eval_every > 0 && (number % options_.eval_every == 0 || number == options_.steps)) {
+            const double loss = evaluate();
+            progress_.line(
+                fmt::format("          validation loss {:.4f} over {} sequences", loss, data_.validation_samples()));
+            metrics_.write({{"event", "eval"}, {"step", number}, {"loss", nine_digits(loss)}});
+        }
+    }
+    finish(last, now_seconds() - begin);
+}
+
+void Trainer::finish(const StepReport& last, double seconds) {
+    const double tokens = double(options_.steps) * double(options_.global_batch) * double(options_.seq_len);
+    metrics_.write({{"event", "summary"},
+                    {"steps", options_.steps},
+                    {"loss", options_.steps ? nlohmann::ordered_json(nine_digits(last.loss)) : nullptr},
+                    {"seconds", nine_digits(seconds)},
+                    {"tokens_per_s", nine_digits(seconds > 0 ? tokens / seconds : 0)},
+                    {"memory_per_rank", memory_per_rank(run_peak_)}});
+    if (timeline_file_) {
+        timeline_file_->write(ledger().timeline_csv());
+        timeline_file_->commit();
+    }
+    if (trace_file_) {
+        trace_file_->write(profile().chrome_trace());
+        trace_file_->commit();
+    }
+}
+
+}  // namespace train70b

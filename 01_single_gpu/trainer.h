@@ -1,0 +1,57 @@
+#pragma once
+// The training loop of all eight chapters, with slots where a technique steps in.
+//
+//   for each step:  forward_backward (all micro-batches)  ->  reduce_gradients  ->  gradient_norm  ->  clip, update
+#include "01_single_gpu/data.h"
+#include "01_single_gpu/options.h"
+#include "01_single_gpu/report.h"
+
+namespace train70b {
+
+class Trainer {
+  public:
+    // Opens the output files: construct it last, when everything else is known to be possible.
+    Trainer(const TrainOptions& options, Llama& model, const Dataset& data, const nlohmann::ordered_json& flags);
+
+    // ---- slots; each has its one-rank default ----
+    int64_t data_rank = 0, data_ranks = 1;                 // whose part of the global batch this rank computes
+    std::function<Tensor(int64_t step)> forward_backward;  // returns this rank's share of the loss, (1) fp32
+    std::function<void()> reduce_gradients;                // empty: nothing to reduce
+    std::function<double()> gradient_norm;                 // of the whole model
+    std::function<double()> parameter_norm;
+    std::function<void(float lr, float grad_scale)> update;                    // AdamW on whole parameters
+    std::function<double(double)> sum_over_ranks;                              // empty: this rank is all there is
+    std::function<void(StepReport&)> finish_report;                            // adds communication bytes and seconds
+    std::function<nlohmann::ordered_json(const MemoryPeak&)> memory_per_rank;  // the summary's list
+
+    void run();
+
+    // The parts of the loop, for slots to build on.
+    int64_t micro_batches() const { return options_.accumulation(data_ranks); }
+    Batch micro_batch(int64_t step, int64_t index);  // of this rank; step from 1
+    double evaluate();                               // mean loss over the validation part
+    const MemoryPeak& peak() const { return run_peak_; }
+
+  private:
+    Batch make_batch(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const;
+    StepReport step(int64_t number);
+    void check_finite(const StepReport& report);
+    void finish(const StepReport& last, double train_seconds);
+
+    const TrainOptions options_;
+    Llama& model_;
+    const Dataset& data_;
+    std::optional<AdamW> adamw_;  // behind the default of update
+    std::optional<OutputFile> timeline_file_, trace_file_;
+    Metrics metrics_;
+    Progress progress_;
+    MemoryPeak run_peak_;
+    double data_seconds_ = 0;
+};
+
+// Continues a prompt with `count` tokens, drawn from the model's distribution at temperature 0.8; a pure function of
+// the weights and the seed. The context is the last seq_len tokens.
+std::vector<int32_t> generate(Llama& model, std::vector<int32_t> prompt, int64_t count, int64_t seq_len, uint64_t seed);
+std::string printable(const std::vector<int32_t>& tokens, bool bytes);  // text of byte tokens, else numbers
+
+}  // namespace train70b

@@ -1,0 +1,132 @@
+// The ledger against the formulas: parameters, gradients and optimizer states exactly, peak activations within 2%.
+#include <map>
+
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+struct Usage {
+    MemoryBytes steady;
+    MemoryPeak peak;
+};
+
+Usage train_two_steps(const LlamaConfig& config, const Llama::Options& options, int64_t sequences, int64_t seq_len) {
+    const MemoryBytes before = ledger().now();
+    Llama model(config, options);
+    model.materialise(1);
+    AdamW adamw(whole_segments(model.params()), {});
+    ledger().reset_peak();
+    for (int step = 0; step < 2; ++step) {
+        const int64_t rows = sequences * seq_len;
+        std::vector<int32_t> ids(rows), positions(rows);
+        for (int64_t i = 0; i < rows; ++i) ids[i] = int32_t(i % config.vocab), positions[i] = int32_t(i % seq_len);
+        const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {rows}, options.device); };
+        Tape tape;
+        model.forward(tape, {sequences, seq_len, up(ids), up(ids), up(positions), 1.0f / float(rows)});
+        tape.backward();
+        adamw.step(1e-3f, 1);
+    }
+    Usage usage{ledger().now(), ledger().peak()};
+    for (int i = 0; i < kMemoryKinds; ++i) {
+        usage.steady[i] -= before[i];
+        usage.peak.kind[i] -= before[i];
+    }
+    return usage;
+}
+
+int64_t of(const MemoryBytes& bytes, Memory kind) { return bytes[int(kind)]; }
+
+LlamaConfig shape(int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t ffn, int64_t vocab) {
+    LlamaConfig c;
+    c.layers = layers, c.hidden = hidden, c.heads = heads, c.kv_heads = kv_heads, c.ffn = ffn, c.vocab = vocab;
+    return c;
+}
+
+const std::vector<LlamaConfig> kShapes = {
+    shape(4, 128, 8, 4, 384, 256),  // the default
+    shape(1, 64, 4, 4, 160, 2000),  // the head dominates
+    shape(3, 96, 6, 2, 64, 50),     // attention dominates
+    shape(2, 64, 2, 1, 1024, 100),  // the MLP dominates
+};
+
+}  // namespace
+
+TEST_CASE("parameters, gradients and optimizer: exactly (2 or 4) N, (2 or 4) N, (8 or 12) N bytes") {
+    for (const LlamaConfig& config : kShapes)
+        for (DType dtype : {DType::f32, DType::bf16})
+            for (DType grad : {DType::f32, DType::bf16}) {
+                if (dtype == DType::f32 && grad == DType::bf16) continue;  // refused: see 01_cli.sh
+                const Usage usage = train_two_steps(config, {.dtype = dtype, .grad_dtype = grad}, 1, 8);
+                const int64_t n = config.parameters();
+                for (const MemoryBytes& bytes : {usage.steady, usage.peak.kind}) {
+                    EXPECT(of(bytes, Memory::params) == (dtype == DType::f32 ? 4 : 2) * n);
+                    EXPECT(of(bytes, Memory::grads) == (grad == DType::f32 ? 4 : 2) * n);
+                    EXPECT(of(bytes, Memory::optimizer) == (dtype == DType::f32 ? 8 : 12) * n);
+                }
+                EXPECT(of(usage.steady, Memory::activations) == 0);  // nothing outlives a step
+                EXPECT(of(usage.steady, Memory::workspace) == 0);
+            }
+}
+
+TEST_CASE("peak activations: within 2% of the formula at every recompute level, shape and dtype") {
+    for (const LlamaConfig& config : kShapes)
+        for (DType dtype : {DType::f32, DType::bf16})
+            for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+                const Usage usage = train_two_steps(config, {.dtype = dtype, .recompute = level}, 2, 48);
+                const double expected = double(activation_formula(config, 2, 48, dtype, level).total);
+                const double got = double(of(usage.peak.kind, Memory::activations));
+                INFO("layers " << config.layers << " ffn " << config.ffn << " level " << int(level) << " dtype "
+                               << name_of(dtype) << ": " << got << " against " << expected);
+                EXPECT(std::abs(got / expected - 1) <= 0.02);
+            }
+}
+
+TEST_CASE("recomputation buys what it promises: full below selective below none") {
+    int64_t last = INT64_MAX;
+    for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+        const int64_t now = of(train_two_steps(kShapes[0], {.recompute = level}, 2, 48).peak.kind, Memory::activations);
+        EXPECT(now < last);
+        last = now;
+    }
+}
+
+TEST_CASE("the dry run books what the real one does: parameters, gradients, optimizer, activations") {
+    for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+        const Usage real = train_two_steps(kShapes[0], {.dtype = DType::bf16, .recompute = level}, 2, 32);
+        const Usage dry =
+            train_two_steps(kShapes[0], {.dtype = DType::bf16, .device = Device::meta, .recompute = level}, 2, 32);
+        for (Memory kind : {Memory::params, Memory::grads, Memory::optimizer, Memory::activations}) {
+            EXPECT(of(dry.peak.kind, kind) == of(real.peak.kind, kind));
+            EXPECT(of(dry.steady, kind) == of(real.steady, kind));
+        }
+    }
+}
+
+TEST_CASE("presets have the sizes their names promise") {
+    const std::map<std::string, double> billions = {{"tiny", 0.00085}, {"125m", 0.134}, {"1b", 1.10},  {"7b", 6.74},
+                                                    {"8b", 8.03},      {"13b", 13.0},   {"30b", 32.5}, {"70b", 70.6},
+                                                    {"175b", 175.2},   {"405b", 405.9}};
+    for (const std::string& name : preset_names()) {
+        const LlamaConfig config = preset(name);
+        check_config(config);
+        INFO(name << " has " << config.parameters());
+        EXPECT(std::abs(double(config.parameters()) / 1e9 / billions.at(name) - 1) <= 0.01);
+    }
+    EXPECT_USAGE_ERROR(preset("9b"), "70b");
+}
+
+TEST_CASE("the timeline: one line per booking, ending where the ledger stands") {
+    ledger().start_timeline();
+    ledger().phase("here");
+    { Tensor a({10}, DType::f32, Device::cpu, Memory::comm); }
+    REQUIRE(ledger().timeline().size() == 2);
+    EXPECT(ledger().timeline()[0].now[int(Memory::comm)] - ledger().timeline()[1].now[int(Memory::comm)] == 40);
+    const std::string csv = ledger().timeline_csv();
+    EXPECT(csv.starts_with("event,seconds,phase,params,grads,optimizer,activations,comm,workspace,total\n0,"));
+    EXPECT(std::count(csv.begin(), csv.end(), '\n') == 3);
+}

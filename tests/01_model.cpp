@@ -1,0 +1,286 @@
+// The whole model against a Llama written once more, in double and loop by loop: every parameter's gradient by finite
+// differences, and four steps of clipped AdamW. The reference shares nothing with the model but its weights.
+#include <map>
+
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+using Doubles = std::vector<double>;
+
+namespace {
+
+constexpr LlamaConfig make_config() {
+    LlamaConfig c;
+    c.layers = 2, c.hidden = 16, c.heads = 4, c.kv_heads = 2, c.ffn = 24, c.vocab = 20;
+    return c;
+}
+
+struct Tokens {
+    int64_t sequences = 2, seq_len = 7;
+    std::vector<int32_t> tokens, targets, positions;
+    Tokens() {
+        for (int64_t i = 0; i < sequences * seq_len; ++i) {
+            tokens.push_back(int32_t(random_bits(5, i) % 20));
+            targets.push_back(int32_t(random_bits(6, i) % 20));
+            positions.push_back(int32_t(i % seq_len));
+        }
+    }
+    Batch batch(Device device = Device::cpu) const {
+        const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {int64_t(v.size())}, device); };
+        return {sequences, seq_len, up(tokens), up(targets), up(positions), 1.0f / float(tokens.size())};
+    }
+};
+
+// ---- the reference: weights by name, one token at a time
+// -----------------------------------------------------------------
+using Weights = std::map<std::string, Doubles>;
+
+Doubles times(const Doubles& w, const Doubles& x) {  // W x
+    Doubles y(w.size() / x.size());
+    for (size_t o = 0; o < y.size(); ++o)
+        for (size_t i = 0; i < x.size(); ++i) y[o] += w[o * x.size() + i] * x[i];
+    return y;
+}
+
+Doubles normed(const Doubles& x, const Doubles& weight, double eps) {
+    const double scale = 1 / std::sqrt(dot(x, x) / double(x.size()) + eps);
+    Doubles y(x);
+    for (size_t i = 0; i < x.size(); ++i) y[i] *= scale * weight[i];
+    return y;
+}
+
+void rotate(Doubles& heads, int64_t D, int64_t position, double theta) {
+    for (size_t h = 0; h < heads.size(); h += D)
+        for (int64_t i = 0; i < D / 2; ++i) {
+            const double angle = double(position) * std::pow(theta, -2.0 * i / D), a = heads[h + i],
+                         b = heads[h + i + D / 2];
+            heads[h + i] = a * std::cos(angle) - b * std::sin(angle);
+            heads[h + i + D / 2] = b * std::cos(angle) + a * std::sin(angle);
+        }
+}
+
+void add_to(Doubles& x, const Doubles& y) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+}
+
+double reference_loss(const LlamaConfig& c, const Weights& w, const Tokens& data) {
+    const int64_t D = c.head_dim();
+    double loss = 0;
+    for (int64_t s = 0; s < data.sequences; ++s) {
+        const int64_t first = s * data.seq_len;
+        std::vector<Doubles> x;
+        for (int64_t t = 0; t < data.seq_len; ++t) {
+            const double* row = &w.at("model.embed_tokens.weight")[data.tokens[first + t] * c.hidden];
+            x.emplace_back(row, row + c.hidden);
+        }
+        for (int64_t layer = 0; layer < c.layers; ++layer) {
+            const auto weight = [&](const std::string& name) -> const Doubles& {
+                return w.at(fmt::format("model.layers.{}.{}.weight", layer, name));
+            };
+            std::vector<Doubles> keys, vals;
+            for (int64_t t = 0; t < data.seq_len; ++t) {
+                const Doubles n = normed(x[t], weight("input_layernorm"), c.norm_eps);
+                Doubles q = times(weight("self_attn.q_proj"), n), k = times(weight("self_attn.k_proj"), n);
+                rotate(q, D, t, c.rope_theta);
+                rotate(k, D, t, c.rope_theta);
+                keys.push_back(k);
+                vals.push_back(times(weight("self_attn.v_proj"), n));
+                Doubles mixed(c.hidden);
+                for (int64_t h = 0; h < c.heads; ++h) {
+                    const int64_t kv = h / (c.heads / c.kv_heads);
+                    Doubles p(t + 1);
+                    double sum = 0;
+                    for (int64_t j = 0; j <= t; ++j) {
+                        for (int64_t d = 0; d < D; ++d) p[j] += q[h * D + d] * keys[j][kv * D + d];
+                        sum += p[j] = std::exp(p[j] / std::sqrt(double(D)));
+                    }
+                    for (int64_t j = 0; j <= t; ++j)
+                        for (int64_t d = 0; d < D; ++d) mixed[h * D + d] += p[j] / sum * vals[j][kv * D + d];
+                }
+                add_to(x[t], times(weight("self_attn.o_proj"), mixed));
+                const Doubles m = normed(x[t], weight("post_attention_layernorm"), c.norm_eps);
+                Doubles gate = times(weight("mlp.gate_proj"), m);
+                const Doubles up = times(weight("mlp.up_proj"), m);
+                for (int64_t f = 0; f < c.ffn; ++f) gate[f] *= up[f] / (1 + std::exp(-gate[f]));
+                add_to(x[t], times(weight("mlp.down_proj"), gate));
+            }
+        }
+        for (int64_t t = 0; t < data.seq_len; ++t) {
+            const Doubles logits = times(w.at("lm_head.weight"), normed(x[t], w.at("model.norm.weight"), c.norm_eps));
+            double sum = 0;
+            for (double logit : logits) sum += std::exp(logit);
+            loss += std::log(sum) - logits[data.targets[first + t]];
+        }
+    }
+    return loss / double(data.tokens.size());
+}
+
+Weights weights_of(Llama& model) {
+    Weights w;
+    for (Param* param : model.params()) w[param->name] = values(param->data);
+    return w;
+}
+
+Weights reference_gradient(const LlamaConfig& c, Weights w, const Tokens& data) {
+    Weights gradient;
+    for (const auto& entry : Weights(w)) {
+        const std::string& name = entry.first;
+        gradient[name] = differentiate(
+            [&](const Doubles& value) {
+                w[name] = value;
+                return reference_loss(c, w, data);
+            },
+            entry.second);
+        w[name] = entry.second;
+    }
+    return gradient;
+}
+
+double run_model(Llama& model, const Tokens& data) {
+    for (Param* param : model.params()) fill(param->grad, 0);
+    Tape tape;
+    const double loss = read(model.forward(tape, data.batch()).data)[0];
+    tape.backward();
+    return loss;
+}
+
+}  // namespace
+
+TEST_CASE("every parameter's gradient, the loss and the norm of four AdamW steps, against double") {
+    const LlamaConfig config = make_config();
+    const Tokens data;
+    Llama model(config, {.init_std = 0.3});  // large enough for attention to be far from uniform
+    model.materialise(3);
+    const AdamW::Hyper hyper{.weight_decay = 0.1f};
+    AdamW adamw(whole_segments(model.params()), hyper);
+    const double lr = 0.01, clip = 0.5;
+
+    Weights w = weights_of(model), m, v;
+    for (int step = 1; step <= 4; ++step) {
+        INFO("step " << step);
+        const double loss = run_model(model, data), expected_loss = reference_loss(config, w, data);
+        const Weights expected = reference_gradient(config, w, data);
+        double squares_expected = 0, squares_got = 0;
+        for (Param* param : model.params()) {
+            const Doubles got = values(param->grad);
+            squares_expected += dot(expected.at(param->name), expected.at(param->name));
+            squares_got += dot(got, got);
+            if (step > 1) continue;  // later steps' gradients drift by AdamW's own amplification
+            INFO(param->name);
+            EXPECT(distance(got, expected.at(param->name)) <= 5e-6);
+        }
+        const double norm = std::sqrt(squares_got), expected_norm = std::sqrt(squares_expected);
+        EXPECT(std::abs(loss / expected_loss - 1) <= 5e-6);
+        EXPECT(std::abs(norm / expected_norm - 1) <= 5e-6);
+        EXPECT(norm > clip);  // or clipping is not tested
+
+        adamw.step(float(lr), float(clip / norm));
+        for (auto& [name, weight] : w) {
+            const double decay = name.find("norm") == std::string::npos ? 0.1 : 0;
+            m[name].resize(weight.size());
+            v[name].resize(weight.size());
+            for (size_t i = 0; i < weight.size(); ++i) {
+                const double g = expected.at(name)[i] * clip / expected_norm;
+                m[name][i] = 0.9 * m[name][i] + 0.1 * g;
+                v[name][i] = 0.95 * v[name][i] + 0.05 * g * g;
+                const double update = m[name][i] / (1 - std::pow(0.9, step)) /
+                                      (std::sqrt(v[name][i] / (1 - std::pow(0.95, step))) + 1e-8);
+                weight[i] -= lr * (update + decay * weight[i]);
+            }
+        }
+    }
+}
+
+TEST_CASE("scattered positions: a permuted batch with its positions has the same rows of hidden states") {
+    // Without attention between tokens nothing but RoPE looks at positions: one token alone, at any place, and the
+    // place matters.
+    Llama model(make_config(), {.init_std = 0.3});
+    model.materialise(3);
+    const auto logits = [&](std::vector<int32_t> positions) {
+        Batch batch{.sequences = 1, .seq_len = 2};
+        batch.tokens = upload({4, 9}, {2}, Device::cpu);
+        batch.positions = upload(positions, {2}, Device::cpu);
+        Tape tape{.recording = false};
+        return values(model.logits(tape, batch).data);
+    };
+    EXPECT(distance(logits({0, 1}), logits({5, 6})) <= 1e-6);  // RoPE is relative
+    EXPECT(distance(logits({0, 1}), logits({0, 3})) > 1e-4);
+}
+
+TEST_CASE("recomputation changes no bit of any gradient, in fp32 and bf16") {
+    const Tokens data;
+    for (DType dtype : {DType::f32, DType::bf16}) {
+        std::vector<Doubles> grads[3];
+        double loss[3];
+        for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+            Llama model(make_config(), {.dtype = dtype, .recompute = level, .init_std = 0.3});
+            model.materialise(3);
+            loss[int(level)] = run_model(model, data);
+            for (Param* param : model.params()) grads[int(level)].push_back(values(param->grad));
+        }
+        EXPECT(loss[0] == loss[1]);
+        EXPECT(loss[0] == loss[2]);
+        EXPECT(grads[0] == grads[1]);
+        EXPECT(grads[0] == grads[2]);
+    }
+}
+
+TEST_CASE("two stages, one after the other, are the whole model") {
+    const LlamaConfig config = make_config();
+    const Tokens data;
+    Llama whole(config, {.init_std = 0.3}), first(config, {.init_std = 0.3}, {0, 1, true, false}),
+        second(config, {.init_std = 0.3}, {1, 2, false, true});
+    for (Llama* model : {&whole, &first, &second}) model->materialise(3);
+    const double loss = run_model(whole, data);
+    for (Llama* model : {&first, &second})
+        for (Param* param : model->params()) fill(param->grad, 0);
+    Tape tape1, tape2;
+    const Batch batch = data.batch();
+    const Var sent = first.forward(tape1, batch);
+    const Var received{.data = sent.data};
+    const Var result = second.forward(tape2, batch, received);
+    EXPECT(read(result.data)[0] == float(loss));
+    tape2.backward();
+    *sent.grad = *received.grad;
+    tape1.backward();
+    std::map<std::string, Doubles> got;
+    for (Llama* model : {&first, &second})
+        for (Param* param : model->params()) got[param->name] = values(param->grad);
+    for (Param* param : whole.params()) EXPECT(got.at(param->name) == values(param->grad));
+    EXPECT(got.size() == whole.params().size());
+}
+
+TEST_CASE("slots are called where DESIGN puts them") {
+    Llama model(make_config(), {.init_std = 0.3});
+    model.materialise(3);
+    std::string order;
+    const auto mark = [&](char c) { return [&order, c](Tape&, const Var& x) { return order += c, x; }; };
+    Block& block = model.blocks[0];
+    block.before_attention = mark('a');
+    block.after_attention = mark('b');
+    block.before_mlp = mark('c');
+    block.after_mlp = mark('d');
+    for (Unit* unit : model.units())
+        for (char level : {'(', '['})
+            unit->around.push_back([&order, level](Tape& tape, const Var& x, const Unit::Body& body) {
+                order += level;
+                Var y = body(tape, x);
+                order += level == '(' ? ')' : ']';
+                return y;
+            });
+    run_model(model, Tokens());
+    EXPECT(order == "([])([abcd])([])([])");
+}
+
+TEST_CASE("layers out of range and impossible shapes are refused") {
+    LlamaConfig config = make_config();
+    config.heads = 3;
+    EXPECT_USAGE_ERROR(Llama(config, {}), "--heads");
+    config = make_config();
+    config.kv_heads = 3;
+    EXPECT_USAGE_ERROR(Llama(config, {}), "--kv-heads");
+    EXPECT_CHECK_FAILS(Llama(make_config(), {}, {1, 5, true, true}));
+}

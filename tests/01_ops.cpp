@@ -1,0 +1,352 @@
+// Every op but attention: its result against a definition in double written here, its gradient against finite
+// differences of that definition. Odd sizes on purpose.
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+using Doubles = std::vector<double>;
+
+namespace {
+
+constexpr double kForward = 2e-6, kGradient = 5e-6;  // relative to the norm of what is expected, fp32 ops
+
+Tensor empty(Shape shape, DType dtype = DType::f32) { return Tensor(std::move(shape), dtype, Device::cpu); }
+
+Tensor zeros(Shape shape, DType dtype = DType::f32) {
+    Tensor x = empty(std::move(shape), dtype);
+    fill(x, 0);
+    return x;
+}
+
+Doubles matmul_double(const Doubles& a, const Doubles& b, int64_t m, int64_t n, int64_t k, Transpose t) {
+    Doubles c(m * n);
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j)
+            for (int64_t l = 0; l < k; ++l)
+                c[i * n + j] += (t == Transpose::a ? a[l * m + i] : a[i * k + l]) *
+                                (t == Transpose::b ? b[j * k + l] : b[l * n + j]);
+    return c;
+}
+
+Doubles rmsnorm_double(const Doubles& x, const Doubles& weight, double eps) {
+    const size_t cols = weight.size();
+    Doubles y(x.size());
+    for (size_t row = 0; row < x.size(); row += cols) {
+        double sum = 0;
+        for (size_t c = 0; c < cols; ++c) sum += x[row + c] * x[row + c];
+        for (size_t c = 0; c < cols; ++c) y[row + c] = x[row + c] / std::sqrt(sum / cols + eps) * weight[c];
+    }
+    return y;
+}
+
+// q and k rotated, v as it is: (R, H*D), (R, K*D), (R, K*D) one behind another.
+Doubles split_rope_double(const Doubles& qkv, const std::vector<int32_t>& positions, int64_t heads, int64_t kv_heads,
+                          const Rope& rope) {
+    const int64_t D = rope.head_dim, width = (heads + 2 * kv_heads) * D, rows = positions.size();
+    Doubles q, k, v;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t h = 0; h < heads + 2 * kv_heads; ++h) {
+            const double* in = &qkv[r * width + h * D];
+            Doubles& out = h < heads ? q : (h < heads + kv_heads ? k : v);
+            for (int64_t d = 0; d < D; ++d) {
+                const int64_t pair = d % (D / 2);
+                const double angle = h < heads + kv_heads ? positions[r] * rope.inv_freq[pair] : 0;
+                const double other = d < D / 2 ? -in[d + D / 2] : in[d - D / 2];
+                out.push_back(in[d] * std::cos(angle) + other * std::sin(angle));
+            }
+        }
+    q.insert(q.end(), k.begin(), k.end());
+    q.insert(q.end(), v.begin(), v.end());
+    return q;
+}
+
+Doubles swiglu_double(const Doubles& gate_up, int64_t cols) {
+    Doubles h;
+    for (size_t row = 0; row < gate_up.size(); row += 2 * cols)
+        for (int64_t c = 0; c < cols; ++c) {
+            const double gate = gate_up[row + c];
+            h.push_back(gate / (1 + std::exp(-gate)) * gate_up[row + cols + c]);
+        }
+    return h;
+}
+
+double cross_entropy_double(const Doubles& logits, const std::vector<int32_t>& targets, int64_t cols, double scale) {
+    double loss = 0;
+    for (size_t r = 0; r < targets.size(); ++r) {
+        double sum = 0;
+        for (int64_t c = 0; c < cols; ++c) sum += std::exp(logits[r * cols + c]);
+        loss += std::log(sum) - logits[r * cols + targets[r]];
+    }
+    return loss * scale;
+}
+
+}  // namespace
+
+TEST_CASE("matmul: all three orientations, odd sizes, accumulation") {
+    for (Transpose t : {Transpose::none, Transpose::a, Transpose::b})
+        for (auto [m, n, k] : {std::array<int64_t, 3>{5, 7, 3}, {1, 9, 17}, {65, 33, 129}}) {
+            const Doubles a = randoms(m * k, 1), b = randoms(k * n, 2), c0 = randoms(m * n, 3);
+            const Shape a_shape = t == Transpose::a ? Shape{k, m} : Shape{m, k};
+            const Shape b_shape = t == Transpose::b ? Shape{n, k} : Shape{k, n};
+            Doubles expected = matmul_double(a, b, m, n, k, t);
+            EXPECT(distance(matmul(tensor(a, a_shape), tensor(b, b_shape), t), expected) <= kForward);
+            Tensor c = tensor(c0, {m, n});
+            matmul_into(c, tensor(a, a_shape), tensor(b, b_shape), t, 1);
+            for (int64_t i = 0; i < m * n; ++i) expected[i] += c0[i];
+            EXPECT(distance(c, expected) <= kForward);
+        }
+}
+
+TEST_CASE("matmul: bf16 inputs into an fp32 sum equal the product of the rounded inputs") {
+    const int64_t m = 9, n = 10, k = 33;
+    const Tensor a = tensor(randoms(m * k, 1), {m, k}, DType::bf16), b = tensor(randoms(n * k, 2), {n, k}, DType::bf16);
+    const Doubles expected = matmul_double(values(a), values(b), m, n, k, Transpose::b);
+    Tensor wide = empty({m, n});
+    matmul_into(wide, a, b, Transpose::b);
+    EXPECT(distance(wide, expected) <= kForward);
+    EXPECT(distance(matmul(a, b, Transpose::b), expected) <= 4e-3);  // the result rounded to bf16
+}
+
+TEST_CASE("matmul: what was in c does not matter with beta 0, and does with beta 1") {
+    Tensor c = empty({2, 2}), nan = empty({2, 2});
+    fill(c, NAN);
+    const Tensor one = tensor({1, 0, 0, 1}, {2, 2});
+    matmul_into(c, one, one);
+    EXPECT(distance(c, {1, 0, 0, 1}) == 0);
+    fill(nan, NAN);
+    matmul_into(nan, one, one, Transpose::none, 1);
+    EXPECT(std::isnan(read(nan)[0]));
+}
+
+TEST_CASE("matmul: gradients of both inputs") {
+    const int64_t m = 4, n = 3, k = 5;
+    const Doubles x = randoms(m * k, 1), w = randoms(n * k, 2), dy = randoms(m * n, 3);
+    const Tensor tx = tensor(x, {m, k}), tw = tensor(w, {n, k}), tdy = tensor(dy, {m, n});
+    const auto y = [&](const Doubles& x, const Doubles& w) {
+        return dot(matmul_double(x, w, m, n, k, Transpose::b), dy);
+    };
+    EXPECT(distance(matmul(tdy, tw), differentiate([&](const Doubles& v) { return y(v, w); }, x)) <= kGradient);
+    EXPECT(distance(matmul(tdy, tx, Transpose::a), differentiate([&](const Doubles& v) { return y(x, v); }, w)) <=
+           kGradient);
+}
+
+TEST_CASE("fill, scale, add, copy and sum of squares") {
+    const int64_t n = 40001;  // more than one part per thread, and a remainder
+    const Doubles a = randoms(n, 1), b = randoms(n, 2);
+    Tensor x = tensor(a, {n});
+    const Tensor y = tensor(b, {n});
+    Tensor sum = empty({n}), out = empty({1});
+    add(sum, x, y);
+    Doubles expected(n);
+    for (int64_t i = 0; i < n; ++i) expected[i] = a[i] + b[i];
+    EXPECT(distance(sum, expected) <= kForward);
+    add(x, x, y);  // in place
+    EXPECT(values(x) == values(sum));
+    sum_squares(out, sum);
+    EXPECT(std::abs(read(out)[0] / dot(expected, expected) - 1) <= 1e-6);
+    scale(sum, -0.5f);
+    for (double& v : expected) v *= -0.5;
+    EXPECT(distance(sum, expected) <= kForward);
+    Tensor narrow = empty({n}, DType::bf16), back = empty({n});
+    copy(narrow, sum);
+    copy(back, narrow);
+    EXPECT(distance(back, expected) <= 3e-3);
+    EXPECT(distance(back, expected) > 1e-4);
+    fill(narrow, 1.5f);
+    EXPECT(distance(narrow, Doubles(n, 1.5)) == 0);
+}
+
+TEST_CASE("bf16 rounds to nearest even and keeps NaN") {
+    Tensor narrow = empty({6}, DType::bf16);
+    copy(narrow, tensor({1 + 0x1p-8, 1 + 3 * 0x1p-8, 1 + 0x1p-8 + 0x1p-16, -0.0, NAN, 3.4e38}, {6}));
+    const Doubles got = values(narrow);
+    EXPECT(got[0] == 1.0);             // a tie goes to the even neighbour below
+    EXPECT(got[1] == 1 + 4 * 0x1p-8);  // and to the even one above
+    EXPECT(got[2] == 1 + 2 * 0x1p-8);  // just over the tie
+    EXPECT(std::signbit(got[3]));
+    EXPECT(std::isnan(got[4]));
+    EXPECT(std::isinf(got[5]));  // beyond bf16's largest finite number
+}
+
+TEST_CASE("embedding: rows of this rank's part, zeros outside; gradient sums repeated tokens") {
+    const int64_t V = 5, E = 7;
+    const std::vector<int32_t> ids = {3, 0, 3, 4, 9};
+    const Doubles table = randoms(V * E, 1), dy = randoms(5 * E, 2);
+    const Tensor tokens = upload(ids, {5}, Device::cpu);
+    for (int64_t first : {0, 2}) {
+        const auto lookup = [&](const Doubles& t) {
+            Doubles y(5 * E);
+            for (size_t r = 0; r < ids.size(); ++r)
+                if (ids[r] >= first && ids[r] - first < V)
+                    for (int64_t e = 0; e < E; ++e) y[r * E + e] = t[(ids[r] - first) * E + e];
+            return y;
+        };
+        Tensor y = empty({5, E}), dtable = zeros({V, E});
+        embedding(y, tokens, tensor(table, {V, E}), first);
+        EXPECT(values(y) == lookup(table));
+        embedding_backward(dtable, tokens, tensor(dy, {5, E}), first);
+        embedding_backward(dtable, tokens, tensor(dy, {5, E}), first);  // gradients add up
+        Doubles expected = differentiate([&](const Doubles& t) { return 2 * dot(lookup(t), dy); }, table);
+        EXPECT(distance(dtable, expected) <= kGradient);
+    }
+}
+
+TEST_CASE("rmsnorm and its fused residual addition") {
+    const int64_t R = 6, E = 19;
+    const double eps = 1e-5;
+    const Doubles a = randoms(R * E, 1), b = randoms(R * E, 2), weight = randoms(E, 3), dy = randoms(R * E, 4);
+    const Tensor tw = tensor(weight, {E}), tdy = tensor(dy, {R, E});
+    Doubles x(a);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = double(float(a[i]) + float(b[i]));
+
+    Tensor sum = empty({R, E}), y = empty({R, E}), inv_rms = empty({R}), plain = empty({R, E}), again = empty({R, E});
+    add_rmsnorm(sum, y, inv_rms, tensor(a, {R, E}), tensor(b, {R, E}), tw, float(eps));
+    EXPECT(values(sum) == x);
+    EXPECT(distance(y, rmsnorm_double(x, weight, eps)) <= kForward);
+    rmsnorm(plain, inv_rms, sum, tw, float(eps));
+    EXPECT(values(plain) == values(y));
+    rmsnorm_again(again, sum, inv_rms, tw);
+    EXPECT(values(again) == values(y));  // bitwise: selective recomputation must not change the loss
+
+    Tensor dx = empty({R, E}), dweight = tensor(randoms(E, 5), {E});
+    const Doubles before = values(dweight);
+    rmsnorm_backward(dx, dweight, tdy, sum, inv_rms, tw);
+    EXPECT(distance(dx, differentiate([&](const Doubles& v) { return dot(rmsnorm_double(v, weight, eps), dy); }, x)) <=
+           kGradient);
+    Doubles expected = differentiate([&](const Doubles& v) { return dot(rmsnorm_double(x, v, eps), dy); }, weight);
+    for (int64_t e = 0; e < E; ++e) expected[e] += before[e];
+    EXPECT(distance(dweight, expected) <= kGradient);
+}
+
+TEST_CASE("RoPE: rotate-half at given positions, grouped heads; the gradient is the inverse rotation") {
+    const int64_t H = 4, K = 2, D = 6, R = 5;
+    Rope rope;
+    rope.head_dim = D;
+    for (int i = 0; i < D / 2; ++i) rope.inv_freq[i] = std::pow(10000.0, -2.0 * i / D);
+    const std::vector<int32_t> positions = {0, 7, 3, 1000003, 2};  // scattered, and a million
+    const Doubles qkv = randoms(R * (H + 2 * K) * D, 1);
+    const Tensor where = upload(positions, {R}, Device::cpu);
+    Tensor q = empty({R, H * D}), k = empty({R, K * D}), v = empty({R, K * D});
+    split_rope(q, k, v, tensor(qkv, {R, (H + 2 * K) * D}), where, rope);
+    Doubles got = values(q);
+    for (const Tensor& part : {k, v})
+        for (double value : values(part)) got.push_back(value);
+    EXPECT(distance(got, split_rope_double(qkv, positions, H, K, rope)) <= kForward);
+
+    const Doubles dy = randoms(qkv.size(), 2);
+    const auto part = [&](int64_t begin, int64_t cols) {
+        return tensor(Doubles(dy.begin() + begin, dy.begin() + begin + R * cols), {R, cols});
+    };
+    Tensor dqkv = empty({R, (H + 2 * K) * D});
+    split_rope_backward(dqkv, part(0, H * D), part(R * H * D, K * D), part(R * (H + K) * D, K * D), where, rope);
+    EXPECT(distance(dqkv, differentiate(
+                              [&](const Doubles& x) { return dot(split_rope_double(x, positions, H, K, rope), dy); },
+                              qkv)) <= kGradient);
+}
+
+TEST_CASE("SwiGLU") {
+    const int64_t R = 3, F = 21;
+    Doubles gate_up = randoms(R * 2 * F, 1);
+    for (size_t i = 0; i < gate_up.size(); ++i) gate_up[i] *= 8;
+    const Doubles dh = randoms(R * F, 2);
+    Tensor h = empty({R, F}), dgate_up = empty({R, 2 * F});
+    swiglu(h, tensor(gate_up, {R, 2 * F}));
+    EXPECT(distance(h, swiglu_double(gate_up, F)) <= kForward);
+    swiglu_backward(dgate_up, tensor(dh, {R, F}), tensor(gate_up, {R, 2 * F}));
+    EXPECT(distance(dgate_up, differentiate([&](const Doubles& v) { return dot(swiglu_double(v, F), dh); }, gate_up)) <=
+           kGradient);
+}
+
+TEST_CASE("SwiGLU does not overflow far out") {
+    Tensor h = empty({1, 4});
+    swiglu(h, tensor({-1e4, 1e4, -100, 90, 1, 1, 1, 1}, {1, 8}));
+    const Doubles got = values(h);
+    EXPECT(std::abs(got[0]) <= 1e-30);
+    EXPECT(got[1] == 1e4);
+    EXPECT(std::abs(got[2]) <= 1e-30);
+    EXPECT(got[3] == 90);
+}
+
+TEST_CASE("cross-entropy, whole and with the vocabulary in two parts") {
+    const int64_t R = 5, V = 11, cut = 4;
+    const double factor = 1.0 / 7;
+    Doubles logits = randoms(R * V, 1);
+    for (double& v : logits) v *= 20;
+    const std::vector<int32_t> ids = {0, 10, 3, 4, 7};
+    const Tensor targets = upload(ids, {R}, Device::cpu);
+    Tensor x = tensor(logits, {R, V}), max = empty({R}), sum = empty({R}), at = empty({R}), lse = empty({R}),
+           loss = empty({1});
+    softmax_stats(max, sum, at, x, targets);
+    cross_entropy(loss, lse, max, sum, at, float(factor));
+    EXPECT(std::abs(read(loss)[0] / cross_entropy_double(logits, ids, V, factor) - 1) <= kForward);
+    cross_entropy_backward(x, targets, lse, float(factor));
+    EXPECT(distance(x, differentiate([&](const Doubles& v) { return cross_entropy_double(v, ids, V, factor); },
+                                     logits)) <= kGradient);
+
+    for (auto [begin, end] : {std::array<int64_t, 2>{0, cut}, {cut, V}}) {
+        Doubles part;
+        for (int64_t r = 0; r < R; ++r)
+            part.insert(part.end(), &logits[r * V + begin], &logits[r * V + begin] + (end - begin));
+        Tensor y = tensor(part, {R, end - begin});
+        softmax_stats(max, sum, at, y, targets, begin);
+        for (int64_t r = 0; r < R; ++r)
+            EXPECT(read(at)[r] == float(ids[r] >= begin && ids[r] < end ? logits[r * V + ids[r]] : 0));
+        cross_entropy_backward(y, targets, lse, float(factor), begin);
+        const Doubles got = values(y), whole = values(x);
+        for (int64_t r = 0; r < R; ++r)
+            for (int64_t c = begin; c < end; ++c) EXPECT(got[r * (end - begin) + c - begin] == whole[r * V + c]);
+    }
+}
+
+TEST_CASE("NaN and infinity in the logits reach the loss") {
+    for (double poison : {double(NAN), double(INFINITY)}) {
+        Tensor x = tensor({0, poison, 0, 0, 0, 0}, {2, 3}), max = empty({2}), sum = empty({2}), at = empty({2});
+        Tensor lse = empty({2}), loss = empty({1});
+        softmax_stats(max, sum, at, x, upload({0, 1}, {2}, Device::cpu));
+        cross_entropy(loss, lse, max, sum, at, 1);
+        EXPECT(!std::isfinite(read(loss)[0]));
+    }
+}
+
+TEST_CASE("AdamW: five steps against the algorithm in double; decay, clipping factor, master weights") {
+    const int64_t n = 37;
+    const AdamWStep base{
+        .lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 0.5f, .step = 0};
+    for (DType dtype : {DType::f32, DType::bf16}) {
+        Tensor param = tensor(randoms(n, 1), {n}, dtype), master, m = zeros({n}), v = zeros({n});
+        Doubles w = values(param), m64(n), v64(n);
+        if (dtype == DType::bf16) master = tensor(w, {n});
+        for (int step = 1; step <= 5; ++step) {
+            const Doubles g = randoms(n, 10 + step);
+            AdamWStep now = base;
+            now.step = step;
+            adamw(param, master, m, v, tensor(g, {n}), now);
+            for (int64_t i = 0; i < n; ++i) {
+                const double gradient = g[i] * double(now.grad_scale), b1 = double(now.beta1), b2 = double(now.beta2);
+                m64[i] = b1 * m64[i] + (1 - b1) * gradient;
+                v64[i] = b2 * v64[i] + (1 - b2) * gradient * gradient;
+                const double update =
+                    m64[i] / (1 - std::pow(b1, step)) / (std::sqrt(v64[i] / (1 - std::pow(b2, step))) + 1e-8);
+                w[i] -= double(now.lr) * (update + 0.1 * w[i]);
+            }
+        }
+        EXPECT(distance(dtype == DType::bf16 ? master : param, w) <= kForward);
+        if (dtype == DType::bf16) {
+            Tensor rounded = empty({n}, DType::bf16);
+            copy(rounded, master);
+            EXPECT(values(param) == values(rounded));
+        }
+    }
+}
+
+TEST_CASE("shapes, dtypes and devices that do not fit are refused") {
+    Tensor a = zeros({2, 3}), b = zeros({4, 2}), c = zeros({2, 2}), half = zeros({2, 3}, DType::bf16);
+    Tensor far({2, 3}, DType::f32, Device::meta);
+    EXPECT_CHECK_FAILS(matmul(a, b));
+    EXPECT_CHECK_FAILS(matmul_into(a, c, c));
+    EXPECT_CHECK_FAILS(matmul(a, half, Transpose::b));
+    EXPECT_CHECK_FAILS(add(a, a, c));
+    EXPECT_CHECK_FAILS(add(a, a, far));
+    EXPECT_CHECK_FAILS(swiglu(a, a));
+    EXPECT_CHECK_FAILS(rmsnorm(a, c, a, c, 1e-5f));
+}

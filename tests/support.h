@@ -1,0 +1,102 @@
+#pragma once
+// What the tests share. doctest's macros are used with these names, because CHECK belongs to the programs (check.h).
+#define DOCTEST_CONFIG_NO_SHORT_MACRO_NAMES
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "01_single_gpu/ops.h"
+#include "01_single_gpu/random.h"
+
+#define TEST_CASE(name) DOCTEST_TEST_CASE(name)
+#define SUBCASE(name) DOCTEST_SUBCASE(name)
+#define EXPECT(...) DOCTEST_CHECK(__VA_ARGS__)
+#define REQUIRE(...) DOCTEST_REQUIRE(__VA_ARGS__)
+#define EXPECT_THROWS_AS(expression, type) DOCTEST_CHECK_THROWS_AS(expression, type)
+#define INFO(...) DOCTEST_INFO(__VA_ARGS__)
+// The expression must end in a usage error whose line contains `part`.
+#define EXPECT_USAGE_ERROR(expression, part) \
+    DOCTEST_CHECK_THROWS_WITH_AS((void)(expression), doctest::Contains(part), train70b::UsageError)
+
+namespace train70b::test {
+
+// Numbers in [-1, 1), the same everywhere; key tells one array from another.
+inline std::vector<double> randoms(int64_t count, uint64_t key) {
+    std::vector<double> values(count);
+    for (int64_t i = 0; i < count; ++i)  // exact in fp32: double references start from the very same numbers
+        values[i] = double(float(double(random_bits(key, i) >> 11) * 0x1p-52 - 1));
+    return values;
+}
+
+inline Tensor tensor(const std::vector<double>& values, Shape shape, DType dtype = DType::f32,
+                     Device device = Device::cpu) {
+    Tensor host(shape, DType::f32, Device::cpu);
+    REQUIRE(host.size() == int64_t(values.size()));
+    for (size_t i = 0; i < values.size(); ++i) host.data<float>()[i] = float(values[i]);
+    if (dtype == DType::f32 && device == Device::cpu) return host;
+    Tensor result(std::move(shape), dtype, device);
+    copy(result, host);
+    return result;
+}
+
+inline std::vector<double> values(const Tensor& x) {
+    const std::vector<float> floats = read(x);
+    return {floats.begin(), floats.end()};
+}
+
+// ||a - b|| / ||b||: infinite or NaN never passes a comparison written as !(error <= bound).
+inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
+    REQUIRE(a.size() == b.size());
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        size += b[i] * b[i];
+    }
+    return std::sqrt(difference / (size > 0 ? size : 1));
+}
+inline double distance(const Tensor& a, const std::vector<double>& b) { return distance(values(a), b); }
+
+// d f / d x[i] for every i, by central differences in double.
+inline std::vector<double> differentiate(const std::function<double(const std::vector<double>&)>& f,
+                                         std::vector<double> x) {
+    constexpr double h = 1e-5;
+    std::vector<double> gradient(x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+        const double kept = x[i];
+        x[i] = kept + h;
+        const double above = f(x);
+        x[i] = kept - h;
+        const double below = f(x);
+        x[i] = kept;
+        gradient[i] = (above - below) / (2 * h);
+    }
+    return gradient;
+}
+
+inline double dot(const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+    return sum;
+}
+
+// While alive, a failed CHECK throws CheckFailed instead of ending the process.
+struct CheckFailed {};
+class CatchChecks {
+  public:
+    CatchChecks() : before_(end_all_ranks) {
+        end_all_ranks = [](int) { throw CheckFailed(); };
+    }
+    ~CatchChecks() { end_all_ranks = before_; }
+
+  private:
+    std::function<void(int)> before_;
+};
+#define EXPECT_CHECK_FAILS(expression)                                            \
+    do {                                                                          \
+        train70b::test::CatchChecks catching;                                     \
+        DOCTEST_CHECK_THROWS_AS((void)(expression), train70b::test::CheckFailed); \
+    } while (0)
+
+}  // namespace train70b::test
