@@ -5,7 +5,23 @@
 #include <filesystem>
 #include <new>
 
+#include "01_single_gpu/cpu_setup.h"
+
 namespace train70b {
+
+std::string fill_in(std::string_view text, std::initializer_list<std::string> values) {
+    std::string filled;
+    auto value = values.begin();
+    for (size_t i = 0; i < text.size(); ++i) {
+        if (text.substr(i, 2) == "{}" && value != values.end()) {
+            filled += *value++;
+            ++i;
+        } else {
+            filled += text[i];
+        }
+    }
+    return filled;
+}
 
 void check_failed(const char* expression, const char* file, int line, const std::string& text) {
     std::fflush(stdout);
@@ -17,6 +33,7 @@ void check_failed(const char* expression, const char* file, int line, const std:
 }
 
 int run_program(int argc, char** argv, const std::function<void(int, char**)>& body) {
+    restart_with_cpu_settings(argv);
     const std::string program = std::filesystem::path(argv[0]).filename().string();
     try {
         body(argc, argv);

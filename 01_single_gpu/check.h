@@ -2,11 +2,16 @@
 // How a run ends when something is wrong.
 //   usage_error  the user asked for the impossible: one line from rank 0 that says what would work; exit code 2
 //   CHECK        the program broke an invariant: rank, expression, values, file:line; every rank ends; exit code 1
+#ifndef __CUDACC__  // fmt is beyond the front end of nvcc; the messages here need no more than {}
 #include <fmt/core.h>
+#endif
 
+#include <cstdlib>
 #include <functional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace train70b {
 
@@ -18,19 +23,32 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// The text with each {} replaced by the next value.
+std::string fill_in(std::string_view text, std::initializer_list<std::string> values);
+
 template <class... Args>
-[[noreturn]] void usage_error(fmt::format_string<Args...> text, Args&&... args) {
-    throw UsageError(fmt::format(text, std::forward<Args>(args)...));
+std::string describe(std::string_view text, const Args&... args) {
+    [[maybe_unused]] const auto as_text = [](const auto& value) {
+        std::ostringstream out;
+        out << value;
+        return out.str();
+    };
+    return fill_in(text, {as_text(args)...});
+}
+inline std::string describe() { return {}; }
+
+template <class... Args>
+[[noreturn]] void usage_error(std::string_view text, const Args&... args) {
+    throw UsageError(describe(text, args...));
 }
 
 // Prints "rank R: check failed: EXPRESSION: TEXT (FILE:LINE)" and ends all ranks with exit code 1.
 [[noreturn]] void check_failed(const char* expression, const char* file, int line, const std::string& text);
 
-#define CHECK(condition, ...)                                                            \
-    do {                                                                                 \
-        if (!(condition)) [[unlikely]]                                                   \
-            ::train70b::check_failed(#condition, __FILE__, __LINE__,                     \
-                                     std::string(__VA_OPT__(fmt::format(__VA_ARGS__)))); \
+#define CHECK(condition, ...)                                                                            \
+    do {                                                                                                 \
+        if (!(condition)) [[unlikely]]                                                                   \
+            ::train70b::check_failed(#condition, __FILE__, __LINE__, ::train70b::describe(__VA_ARGS__)); \
     } while (0)
 
 // The frame of every chapter's main(): runs the body and turns its errors into the exit codes above.

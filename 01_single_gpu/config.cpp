@@ -1,6 +1,7 @@
 #include "01_single_gpu/config.h"
 
 #include <cmath>
+#include <numbers>
 
 namespace train70b {
 
@@ -37,31 +38,40 @@ LlamaConfig preset(const std::string& name) {
     usage_error("--model {}: unknown; one of{}", name, known);
 }
 
-void check_config(const LlamaConfig& c) {
-    const std::pair<const char*, int64_t> dims[] = {{"--layers", c.layers}, {"--hidden", c.hidden},
-                                                    {"--heads", c.heads},   {"--kv-heads", c.kv_heads},
-                                                    {"--ffn", c.ffn},       {"--vocab", c.vocab}};
-    for (const auto& [flag, value] : dims)
-        if (value < 1) usage_error("{} {}: must be at least 1", flag, value);
+void check_config(const LlamaConfig& c, const DimensionNames& n) {
+    const std::pair<const char*, int64_t> dims[] = {{n.layers, c.layers},     {n.hidden, c.hidden}, {n.heads, c.heads},
+                                                    {n.kv_heads, c.kv_heads}, {n.ffn, c.ffn},       {n.vocab, c.vocab}};
+    for (const auto& [name, value] : dims)
+        if (value < 1) usage_error("{}{} {}: must be at least 1", n.where, name, value);
     if (c.hidden % c.heads != 0)
-        usage_error("--hidden {} does not divide by --heads {}; --hidden {} would", c.hidden, c.heads,
-                    (c.hidden / c.heads + 1) * c.heads);
+        usage_error("{}{} {} does not divide by {} {}; {} {} would", n.where, n.hidden, c.hidden, n.heads, c.heads,
+                    n.hidden, (c.hidden / c.heads + 1) * c.heads);
     if (c.heads % c.kv_heads != 0)
-        usage_error(
-            "--heads {} does not divide by --kv-heads {}; each key/value head serves heads / kv-heads query heads",
-            c.heads, c.kv_heads);
+        usage_error("{}{} {} does not divide by {} {}; each key/value head serves heads / kv-heads query heads",
+                    n.where, n.heads, c.heads, n.kv_heads, c.kv_heads);
     if (c.head_dim() % 2 != 0)
-        usage_error("--hidden {} / --heads {} = {}: RoPE rotates pairs, the head size must be even", c.hidden, c.heads,
-                    c.head_dim());
+        usage_error("{}{} {} / {} {} = {}: RoPE rotates pairs, the head size must be even", n.where, n.hidden, c.hidden,
+                    n.heads, c.heads, c.head_dim());
     if (c.head_dim() > kMaxHeadDim)
-        usage_error("--hidden {} / --heads {} = {}: the head size must be at most {}; more --heads would do", c.hidden,
-                    c.heads, c.head_dim(), kMaxHeadDim);
+        usage_error("{}{} {} / {} {} = {}: the head size must be at most {}; more {} would do", n.where, n.hidden,
+                    c.hidden, n.heads, c.heads, c.head_dim(), kMaxHeadDim, n.heads);
 }
+
+namespace {
+double scaled(double inv_freq, const RopeScaling& s) {
+    const double turns = double(s.original_context) * inv_freq / (2 * std::numbers::pi);  // within the original context
+    const double kept = std::clamp((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
+    return kept * inv_freq + (1 - kept) * inv_freq / s.factor;
+}
+}  // namespace
 
 Rope LlamaConfig::rope() const {
     Rope rope;
     rope.head_dim = static_cast<int>(head_dim());
-    for (int i = 0; i < rope.head_dim / 2; ++i) rope.inv_freq[i] = std::pow(rope_theta, -2.0 * i / rope.head_dim);
+    for (int i = 0; i < rope.head_dim / 2; ++i) {
+        const double inv_freq = std::pow(rope_theta, -2.0 * i / rope.head_dim);
+        rope.inv_freq[i] = rope_scaling ? scaled(inv_freq, *rope_scaling) : inv_freq;
+    }
     return rope;
 }
 

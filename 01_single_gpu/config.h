@@ -1,5 +1,6 @@
 #pragma once
 // The shape of a Llama and the sums that follow from it: parameters, bytes, FLOPs.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -7,11 +8,20 @@
 
 namespace train70b {
 
+// Llama-3.1's longer context: pairs that turn less than low_freq_factor times within the original context are slowed
+// down by factor, those that turn more than high_freq_factor times stay, in between the two are blended.
+struct RopeScaling {
+    double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
+    int64_t original_context = 8192;  // tokens
+};
+
 struct LlamaConfig {
     std::string name = "tiny";
     int64_t layers = 4, hidden = 128, heads = 8, kv_heads = 4, ffn = 384, vocab = 256;
     double rope_theta = 10000;
     double norm_eps = 1e-5;
+    std::optional<RopeScaling> rope_scaling;
+    int64_t context = 0;  // tokens that a loaded model says it was made for; 0: nothing was said
 
     int64_t head_dim() const { return hidden / heads; }
     int64_t kv_width() const { return kv_heads * head_dim(); }  // of k, and of v
@@ -25,8 +35,14 @@ struct LlamaConfig {
 LlamaConfig preset(const std::string& name);
 const std::vector<std::string>& preset_names();
 
-// Usage error, naming the flag, unless every dimension is possible.
-void check_config(const LlamaConfig& config);
+// What the dimensions are called where they came from: by default, flags.
+struct DimensionNames {
+    std::string where;  // put before the message
+    const char *layers = "--layers", *hidden = "--hidden", *heads = "--heads", *kv_heads = "--kv-heads", *ffn = "--ffn",
+               *vocab = "--vocab";
+};
+// Usage error, naming the dimension, unless every one is possible.
+void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 
 // Model FLOPs of one token, forward and backward: 6 per parameter without the input embedding (a multiply and an add,
 // once forward and twice backward), plus causal attention 6*L*h*s (scores and values over s/2 keys on average).

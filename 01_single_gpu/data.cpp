@@ -92,7 +92,8 @@ Dataset::Dataset(const std::string& path, int64_t vocab, int64_t seq_len, double
             else if (it->is_regular_file())
                 take(it->path());
         }
-        if (texts.empty() && shards.empty()) usage_error("--data {}: no files in this folder", path);
+        if (texts.empty() && shards.empty())
+            usage_error("--data {}: no files in this folder; put text files or .bin token shards there", path);
     } else {
         take(path);
     }
@@ -108,10 +109,10 @@ Dataset::Dataset(const std::string& path, int64_t vocab, int64_t seq_len, double
             if (file.token(i) >= uint64_t(vocab))
                 usage_error(
                     "--data {}: token {} at position {} is outside the vocabulary; --vocab {} or more would hold it",
-                    name, file.token(i), i, file.token(i) + 1);
+                    name, file.token(i), i, uint64_t(file.token(i)) + 1);
     }
     const int64_t need = seq_len + 1;
-    if (total_ == 0) usage_error("--data {}: no tokens; it needs at least --seq-len + 1 = {}", path, need);
+    if (total_ < 2) usage_error("--data {}: {} tokens; it needs at least --seq-len + 1 = {}", path, total_, need);
     if (total_ < need)
         usage_error("--data {}: {} tokens, fewer than --seq-len + 1 = {}; --seq-len {} would work", path, total_, need,
                     total_ - 1);

@@ -6,6 +6,7 @@
 // the
 //        activations and nothing else, not one bit of the loss.
 #include "01_single_gpu/bench.h"
+#include "01_single_gpu/cpu_setup.h"
 
 using namespace train70b;
 

@@ -82,6 +82,17 @@ Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose) {
     return c;
 }
 
+namespace {
+// Between two devices, same dtype.
+void move([[maybe_unused]] Tensor& to, [[maybe_unused]] const Tensor& from) {
+    CHECK(to.device() != Device::meta && from.device() != Device::meta, "{} to {}", name_of(from.device()),
+          name_of(to.device()));
+#ifdef TRAIN70B_CUDA
+    cuda_copy(to.raw(), from.raw(), from.bytes(), to.device() == Device::cpu ? CopyKind::to_host : CopyKind::to_device);
+#endif
+}
+}  // namespace
+
 void fill(Tensor& x, float value) {
     Span span("fill", "op", 0, bytes_of({x}));
     RUN(x.device(), fill(x, value));
@@ -92,7 +103,15 @@ void copy(Tensor& to, const Tensor& from) {
     CHECK(to.dtype() == from.dtype() || (is_float(to.dtype()) && is_float(from.dtype())), "{} to {}",
           name_of(from.dtype()), name_of(to.dtype()));
     Span span("copy", "op", 0, bytes_of({to, from}));
-    RUN(device_of({to, from}), copy(to, from));
+    if (to.device() == from.device()) {
+        RUN(to.device(), copy(to, from));
+    } else if (to.dtype() != from.dtype()) {  // cast where it comes from, then move
+        Tensor cast(from.shape(), to.dtype(), from.device(), Memory::workspace);
+        copy(cast, from);
+        move(to, cast);
+    } else {
+        move(to, from);
+    }
 }
 
 void scale(Tensor& x, float factor) {
@@ -305,10 +324,17 @@ Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Me
     Tensor tensor(std::move(shape), DType::i32, device, kind);
     CHECK(tensor.size() == int64_t(values.size()), "{} values for {}", values.size(), to_string(tensor.shape()));
     if (device == Device::cpu) std::copy(values.begin(), values.end(), tensor.data<int32_t>());
+#ifdef TRAIN70B_CUDA
+    if (device == Device::cuda) cuda_copy(tensor.raw(), values.data(), tensor.bytes(), CopyKind::to_device);
+#endif
     return tensor;
 }
 
-#ifndef TRAIN70B_CUDA
+#ifdef TRAIN70B_CUDA
+void synchronize(Device device) {
+    if (device == Device::cuda) cuda_synchronize();
+}
+#else
 void synchronize(Device) {}
 std::string why_no_cuda() { return "this build has no CUDA (install the CUDA Toolkit and build again)"; }
 #endif

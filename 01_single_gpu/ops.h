@@ -7,6 +7,7 @@
 //
 // B batch, T tokens of a sequence, R = B*T rows, E hidden, H query heads, K key/value heads, D head size, F ffn, V
 // vocabulary
+#include "01_single_gpu/cuda_device.h"
 #include "01_single_gpu/tensor.h"
 
 namespace train70b {
@@ -120,7 +121,6 @@ void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std);
 std::vector<float> read(const Tensor& x);  // to the host, as fp32; of a meta tensor: ones
 Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind = Memory::activations);
 void synchronize(Device device);          // waits until everything issued so far is done
-void set_cpu_threads(int ranks_on_node);  // OPENBLAS_NUM_THREADS wins, else cores / ranks
 std::string why_no_cuda();                // empty when a CUDA device can be used; else what is missing
 
 }  // namespace train70b

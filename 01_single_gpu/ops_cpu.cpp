@@ -1,6 +1,4 @@
 // The ops on the CPU: the definition that the CUDA kernels are tested against. Attention has a file of its own.
-#include <omp.h>
-
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -10,16 +8,7 @@
 #include "01_single_gpu/ops.h"
 #include "01_single_gpu/random.h"
 
-extern "C" void openblas_set_num_threads(int);
-
 namespace train70b {
-
-void set_cpu_threads(int ranks_on_node) {
-    const char* wish = std::getenv("OPENBLAS_NUM_THREADS");
-    const int threads = wish ? std::atoi(wish) : omp_get_num_procs() / ranks_on_node;
-    openblas_set_num_threads(std::max(threads, 1));
-    omp_set_num_threads(std::max(threads, 1));
-}
 
 namespace cpu {
 namespace {
@@ -371,10 +360,7 @@ void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor&
 
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step) {
-    const double correction1 = 1.0 - std::pow(double(step.beta1), double(step.step));
-    const double correction2 = 1.0 - std::pow(double(step.beta2), double(step.step));
-    const float step_size = float(step.lr / correction1), inv_sqrt_correction2 = float(1.0 / std::sqrt(correction2));
-    const float keep = 1.0f - step.lr * step.weight_decay;
+    const AdamWFactors f(step);
     with_float(param.dtype(), [&](auto param_zero) {
         with_float(grad.dtype(), [&](auto grad_zero) {
             using P = decltype(param_zero);
@@ -388,7 +374,7 @@ void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, c
                 const float gradient = float(g[i]) * s.grad_scale;
                 m[i] = s.beta1 * m[i] + (1.0f - s.beta1) * gradient;
                 v[i] = s.beta2 * v[i] + (1.0f - s.beta2) * gradient * gradient;
-                w[i] = w[i] * keep - step_size * m[i] / (std::sqrt(v[i]) * inv_sqrt_correction2 + s.eps);
+                w[i] = w[i] * f.keep - f.step_size * m[i] / (std::sqrt(v[i]) * f.inv_sqrt_correction2 + s.eps);
                 if constexpr (has_master) p[i] = P(w[i]);
             });
         });

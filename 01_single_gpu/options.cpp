@@ -46,7 +46,8 @@ CLI::Validator whole_number_from(int64_t least) {
             try {
                 value = std::stoll(text, &used);
             } catch (const std::exception&) { used = 0; }
-            return used == text.size() && used > 0 && value >= least
+            const bool octal = text.size() > 1 && text[0] == '0';  // read as such by some, so by none
+            return used == text.size() && used > 0 && !octal && value >= least
                        ? std::string()
                        : fmt::format("{} is not possible; a whole number from {} on", text, least);
         },

@@ -12,6 +12,7 @@ using nlohmann::ordered_json;
 
 void Metrics::open(const std::string& path) {
     if (path.empty() || this_rank != 0) return;
+    path_ = path;
     stream_ = std::fopen(path.c_str(), "w");
     if (!stream_)
         usage_error("--metrics {}: cannot be written ({}); name a file in an existing, writable folder", path,
@@ -25,8 +26,8 @@ Metrics::~Metrics() {
 void Metrics::write(const ordered_json& line) {
     if (!stream_) return;
     const std::string text = line.dump() + "\n";
-    std::fwrite(text.data(), 1, text.size(), stream_);
-    std::fflush(stream_);
+    if (std::fwrite(text.data(), 1, text.size(), stream_) != text.size() || std::fflush(stream_) != 0)
+        throw std::runtime_error(fmt::format("--metrics {}: write failed ({})", path_, std::strerror(errno)));
 }
 
 double nine_digits(double value) { return std::stod(fmt::format("{:.9g}", value)); }

@@ -31,6 +31,7 @@ class Metrics {
     void write(const nlohmann::ordered_json& line);
 
   private:
+    std::string path_;
     FILE* stream_ = nullptr;
 };
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <new>
 
+#include "01_single_gpu/cuda_device.h"
+
 namespace train70b {
 
 int64_t size_of(DType dtype) {
@@ -135,14 +137,6 @@ Tensor Tensor::stack_neighbours(const std::vector<Tensor>& parts) {
     return stacked;
 }
 
-#ifndef TRAIN70B_CUDA
-namespace {
-[[noreturn]] void no_cuda() {
-    usage_error("--device cuda: this build has no CUDA; install the CUDA Toolkit and build again, or use --device cpu");
-}
-}  // namespace
-#endif
-
 void* allocate(Device device, int64_t bytes) {
     switch (device) {
         case Device::meta: return nullptr;
@@ -150,7 +144,7 @@ void* allocate(Device device, int64_t bytes) {
 #ifdef TRAIN70B_CUDA
             return cuda_allocate(bytes);
 #else
-            no_cuda();
+            usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
 #endif
         case Device::cpu: break;
     }

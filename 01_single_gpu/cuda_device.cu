@@ -1,0 +1,84 @@
+#include <cstdio>
+#include <new>
+
+#include "01_single_gpu/cuda.cuh"
+
+namespace train70b {
+
+std::string why_no_cuda() {
+    static const std::string reason = [] {
+        int count = 0;
+        const cudaError_t status = cudaGetDeviceCount(&count);
+        if (status != cudaSuccess) return std::string("no usable GPU or driver (") + cudaGetErrorString(status) + ")";
+        return std::string(count > 0 ? "" : "no GPU in this machine");
+    }();
+    return reason;
+}
+
+namespace {
+
+struct Context {
+    cudaStream_t stream = nullptr;
+    Context() {
+        if (!why_no_cuda().empty()) usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
+        CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        // Keep what was freed: returning memory to the driver synchronises the device.
+        int device = 0;
+        cudaMemPool_t pool = nullptr;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
+        uint64_t keep = UINT64_MAX;
+        CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
+        // One compute stream frees and allocates in one order; reuse that depends on timing would not repeat.
+        int off = 0;
+        CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &off));
+        CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowOpportunistic, &off));
+    }
+};
+
+Context& context() {
+    static Context* instance = new Context();  // never destroyed: tensors in static storage may outlive main
+    return *instance;
+}
+
+}  // namespace
+
+void* cuda_allocate(int64_t bytes) {
+    void* pointer = nullptr;
+    const cudaError_t status = cudaMallocAsync(&pointer, std::max<int64_t>(bytes, 1), context().stream);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        size_t free = 0, total = 0;
+        cudaMemGetInfo(&free, &total);
+        std::fprintf(stderr, "rank %d: %lld bytes asked of a GPU with %zu of %zu free\n", this_rank,
+                     static_cast<long long>(bytes), free, total);
+        throw std::bad_alloc();
+    }
+    CUDA_CHECK(status);
+#ifdef TRAIN70B_POISON
+    CUDA_CHECK(cudaMemsetAsync(pointer, 0xff, bytes, context().stream));
+#endif
+    return pointer;
+}
+
+void cuda_release(void* pointer) noexcept { cudaFreeAsync(pointer, context().stream); }
+
+void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind) {
+    const cudaMemcpyKind direction = kind == CopyKind::to_device ? cudaMemcpyHostToDevice
+                                     : kind == CopyKind::to_host ? cudaMemcpyDeviceToHost
+                                                                 : cudaMemcpyDeviceToDevice;
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, direction, context().stream));
+    if (kind != CopyKind::within) cuda_synchronize();  // the host buffer is the caller's again
+}
+
+void cuda_synchronize() { CUDA_CHECK(cudaStreamSynchronize(context().stream)); }
+
+void* cuda_compute_stream() { return context().stream; }
+
+CudaInfo cuda_info() {
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), properties.multiProcessorCount};
+}
+
+}  // namespace train70b

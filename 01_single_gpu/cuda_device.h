@@ -1,0 +1,28 @@
+#pragma once
+// What the rest of the program needs of a CUDA device, without CUDA's headers. Defined in cuda_device.cu.
+#include <cstdint>
+#include <string>
+
+namespace train70b {
+
+std::string why_no_cuda();  // empty when a CUDA device can be used; else what is missing
+
+#ifdef TRAIN70B_CUDA
+// Memory in stream order: an allocation may be used by everything issued to the compute stream after it, and a release
+// takes effect after everything issued before it.
+void* cuda_allocate(int64_t bytes);  // throws std::bad_alloc, with the device's free memory in the message on stderr
+void cuda_release(void* pointer) noexcept;
+// Copies between host and device or within it, in stream order; a copy to the host has arrived when the call returns.
+enum class CopyKind { to_device, to_host, within };
+void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind);
+void cuda_synchronize();
+void* cuda_compute_stream();  // a cudaStream_t
+struct CudaInfo {
+    std::string name;
+    int64_t memory = 0;  // bytes
+    int multiprocessors = 0;
+};
+CudaInfo cuda_info();
+#endif
+
+}  // namespace train70b

@@ -1,0 +1,222 @@
+#!/bin/bash
+# The command line of chapter 01 as its user meets it. A bad input ends with exit code 2 and one line on stderr that names the
+# flag or the file and says what would work, and leaves nothing on disk. A good run writes the files it promised, and only those.
+# Run: bash tests/01_cli.sh build/bin
+set -u
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+program=$(cd "$1" && pwd)/01_single_gpu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/run" && cd "$work/run" || exit 1 # every program runs here: what it leaves behind is easily seen
+
+failed=0
+verdict() { # NAME PROBLEM: no problem is a pass
+    if [ -z "$2" ]; then
+        echo "ok   $1"
+    else
+        echo "FAIL $1: ${2//$'\n'/ }"
+        failed=1
+    fi
+}
+
+# Runs the program on the tiny shape with the flags given, which replace the shape's own; leaves code, $work/out, $work/err.
+run() {
+    local shape=(--data "$work/text.txt" --layers 1 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --seq-len 16
+        --global-batch 2 --steps 3) flags=() i
+    for ((i = 0; i < ${#shape[@]}; i += 2)); do
+        case " $* " in *" ${shape[i]} "*) ;; *) flags+=("${shape[@]:i:2}") ;; esac
+    done
+    "$program" "${flags[@]}" "$@" >"$work/out" 2>"$work/err"
+    code=$?
+}
+
+# expect_line EXIT_CODE PART...: the exit code, and one line on stderr that contains every part. Prints what is wrong.
+expect_line() {
+    local line part
+    line=$(cat "$work/err")
+    [ "$code" = "$1" ] || echo "exit code $code, not $1; "
+    [ -n "$line" ] && [ "$(wc -l <"$work/err")" = 1 ] || echo "stderr is not one line: $line; "
+    for part in "${@:2}"; do
+        case $line in *"$part"*) ;; *) echo "'$part' is not in: $line; " ;; esac
+    done
+}
+
+# refused NAME "PART|PART" FLAG...: exit code 2, one line with every part, and an empty folder, although output was asked for.
+refused() {
+    local name=$1 parts flags=("${@:3}")
+    IFS='|' read -ra parts <<<"$2"
+    case " ${flags[*]} " in *" --metrics "* | *" --trace "* | *" --memory-timeline "*) ;; *)
+        flags=(--metrics m.jsonl --trace t.json --memory-timeline t.csv "${flags[@]}") ;;
+    esac
+    run "${flags[@]}"
+    verdict "refused: $name" "$(expect_line 2 "${parts[@]}")$(ls -A)"
+    rm -rf "$work/run/"*
+}
+
+# Files: a text, and llm.c shards of 256 int32 (magic, version, tokens) and then uint16 tokens.
+for ((i = 0; i < 100; ++i)); do echo "line $i of a text"; done >"$work/text.txt"
+int32() { # little-endian
+    local v
+    for v; do
+        printf "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $((v & 255)) $((v >> 8 & 255)) $((v >> 16 & 255)) $((v >> 24)))"
+    done
+}
+shard() { # MAGIC VERSION TOKENS
+    int32 "$@"
+    head -c 1012 /dev/zero
+    head -c $((2 * $3)) /dev/zero
+}
+: >"$work/empty.txt"
+mkdir "$work/folder"
+printf 'only a few' >"$work/short.txt"
+shard 20240520 1 200 >"$work/good.bin"
+head -c 1400 "$work/good.bin" >"$work/truncated.bin"
+head -c 1000 "$work/good.bin" >"$work/header.bin"
+shard 1234567 1 200 >"$work/magic.bin"
+
+refused "unknown flag" "--stepz|did you mean --steps?" --stepz 3
+refused "unknown flag with a value" "--leyers=2|did you mean --layers?" --leyers=2
+refused "value missing" "--lr|missing" --lr
+refused "next flag taken for a value" "--lr" --lr --clip 1
+refused "stray word" "stray|--flag value" stray
+refused "negative steps" "--steps|-1|from 0 on" --steps -1
+refused "no layers" "--layers|from 1 on" --layers 0
+refused "half a step" "--steps|1.5|whole number" --steps 1.5
+refused "more than 64 bits" "--steps|whole number" --steps 99999999999999999999
+refused "a leading zero (octal to some)" "--steps|whole number" --steps 010
+refused "lr nan" "--lr|nan|a number of at least 0" --lr nan
+refused "lr inf" "--lr|inf|a number of at least 0" --lr inf
+refused "lr no number" "--lr|x|a number of at least 0" --lr x
+refused "lr with a tail" "--lr|1e-3x|a number of at least 0" --lr 1e-3x
+refused "min-lr above lr" "--min-lr 0.5|--lr 0.1|at most 0.1" --lr 0.1 --min-lr 0.5
+refused "beta of one" "--beta2|at most 0.99" --beta2 1
+refused "heads do not divide hidden" "--hidden 32|--heads 7|--hidden 35 would" --heads 7
+refused "kv-heads do not divide heads" "--heads 8|--kv-heads 3" --heads 8 --kv-heads 3
+refused "odd head size" "--hidden 130 / --heads 2 = 65|even" --hidden 130 --heads 2
+refused "head size too large" "--hidden 2048 / --heads 4 = 512|at most 256" --hidden 2048
+refused "dtype" "--dtype|fp64|fp32|bf16" --dtype fp64
+refused "model" "--model|9b|tiny|8b|405b" --model 9b
+refused "recompute" "--recompute|some|none|selective|full" --recompute some
+refused "schedule" "--lr-schedule|step|constant|wsd" --lr-schedule step
+refused "accumulation does not divide" "--global-batch 10|--micro-batch 4|12 would" --global-batch 10 --micro-batch 4
+refused "val-fraction" "--val-fraction|1.5|at most 0.9" --val-fraction 1.5
+refused "validation without a part" "--eval-every 2|--val-fraction" --eval-every 2 --val-fraction 0
+refused "missing data" "--data nowhere.txt|text file" --data nowhere.txt
+refused "empty data" "empty.txt|--seq-len + 1 = 17" --data "$work/empty.txt"
+refused "empty folder" "$work/folder|no files|.bin" --data "$work/folder"
+refused "too short data" "short.txt|10 tokens|--seq-len 9 would" --data "$work/short.txt"
+refused "token outside the vocabulary" "text.txt|--vocab 109 or more" --vocab 64
+refused "truncated shard" "truncated.bin|1424 bytes in all; the file has 1400" --data "$work/truncated.bin"
+refused "shard without its header" "header.bin|a header of 1024" --data "$work/header.bin"
+refused "wrong magic" "magic.bin|magic number 1234567|20240520" --data "$work/magic.bin"
+for flag in --metrics --trace --memory-timeline; do
+    others=()
+    for other in --metrics --trace --memory-timeline; do
+        [ $other = $flag ] || others+=($other "out${other#--}")
+    done
+    refused "$flag in no folder" "$flag nowhere/file|existing, writable folder" "${others[@]}" $flag nowhere/file
+done
+echo kept >m.jsonl
+run --metrics m.jsonl --trace nowhere/t.json
+verdict "a refused run leaves an older file as it was" "$(expect_line 2 --trace)$(grep -v '^kept$' m.jsonl)"
+rm -f ./*
+
+run --device cuda --steps 0
+if [ "$code" = 0 ]; then echo "ok   (--device cuda works on this machine: its refusal is not tested)"; else
+    refused "no CUDA" "--device cuda|--device cpu works" --device cuda
+fi
+
+run --help
+verdict "--help" "$([ "$code" = 0 ] || echo "exit code $code")$(cat "$work/err")$(ls -A)$(
+    for flag in --model --kv-heads --data --lr-schedule --recompute --memory-timeline --generate; do
+        grep -q -- "$flag " "$work/out" || echo "$flag is not explained; "
+    done)"
+
+run --lr 1e30 --warmup-steps 0 --clip 0 --metrics m.jsonl --trace t.json --memory-timeline t.csv
+verdict "a loss that is not finite names step and parameter" \
+    "$(expect_line 1 'step 2: loss' ' model.' --lr)$(ls | grep -v m.jsonl)"
+verdict "and the steps before it are on record" "$([ "$(grep -c '"event":"step"' m.jsonl)" = 1 ] || cat m.jsonl)"
+rm -f ./*
+
+if [ -c /dev/full ]; then # a device that is always full
+    run --metrics /dev/full
+    verdict "metrics that cannot be written end the run" "$(expect_line 1 '--metrics /dev/full')"
+fi
+
+# good NAME CHECK FLAG...: exit code 0, silence on stderr, the three files and no others, and the Python check prints nothing.
+good() {
+    run "${@:3}" --metrics m.jsonl --trace t.json --memory-timeline t.csv
+    verdict "good: $1" "$([ "$code" = 0 ] || echo "exit code $code")$(cat "$work/err")$(
+        [ "$(ls -A | tr '\n' ' ')" = "m.jsonl t.csv t.json " ] || ls -A)$(
+        python3 -c "$reader"$'\n'"$2" 2>&1)"
+    rm -f ./*
+}
+
+# What every good run owes, then the check of the case at hand. Parameters of the shape: per block 2 norms of 32, q 32 x 32,
+# k and v 16 x 32, o 32 x 32, three of 48 x 32; then the last norm, embedding and head of 256 x 32: 24160.
+reader='
+import csv, json
+kinds = ["params", "grads", "optimizer", "activations", "comm", "workspace"]
+def expect(condition, *what):
+    if not condition: print("unexpected:", *what)
+lines = [json.loads(line) for line in open("m.jsonl")]
+texts = [json.loads(line, parse_float=str) for line in open("m.jsonl")]  # numbers as they stand in the file
+steps = [line for line in lines if line["event"] == "step"]
+evals = [line for line in lines if line["event"] == "eval"]
+config, summary = lines[0], lines[-1]
+expect(config["event"] == "config" and config["model"]["parameters"] == 24160, config)
+expect(config["flags"]["layers"] == "1" and config["flags"]["lr-schedule"] == "cosine", config["flags"])
+expect(summary["event"] == "summary" and summary["steps"] == len(steps), summary)
+expect([step["step"] for step in steps] == list(range(1, len(steps) + 1)), steps)
+expect(len(summary["memory_per_rank"]) == 1 and list(summary["memory_per_rank"][0]) == kinds + ["total"], summary)
+for step in steps:
+    expect(list(step) == ["event", "step", "loss", "grad_norm", "lr", "param_norm", "tokens_per_s", "mfu", "step_s",
+                          "comm_s", "data_s", "memory", "comm_bytes"], list(step))
+    memory, peak = step["memory"], step["memory"]["peak"]
+    expect(list(memory) == kinds + ["peak"] and list(peak) == kinds + ["total"], memory)
+    expect(all(peak[kind] >= memory[kind] >= 0 for kind in kinds), memory)
+    expect(sum(memory[kind] for kind in kinds) <= peak["total"] <= sum(peak[kind] for kind in kinds), memory)
+    expect(all(summary["memory_per_rank"][0][kind] >= peak[kind] for kind in peak), summary, peak)
+    expect(memory["activations"] == 0 and peak["activations"] > 0 and memory["comm"] == 0, memory)
+    expect(step["mfu"] is None and step["comm_bytes"] == {} and step["comm_s"] == 0, step)
+    expect(0 < step["data_s"] < step["step_s"] and abs(step["tokens_per_s"] * step["step_s"] / 32 - 1) < 1e-6, step)
+    expect(4 < step["loss"] < 7 and step["grad_norm"] > 0 and step["param_norm"] > 0, step)
+for line in texts:
+    for key in ("loss", "grad_norm", "param_norm"):
+        digits = (line.get(key) or "0.0").split("e")[0].replace(".", "").lstrip("-0")
+        expect(len(digits) <= 9, key, line.get(key))
+trace = json.load(open("t.json"))["traceEvents"]
+micro_batches = 2 if config["flags"]["micro-batch"] == "1" else 1
+for name, per_step in ("forward", micro_batches), ("backward", micro_batches), ("update", 1):
+    spans = [event for event in trace if event["name"] == name and event["cat"] == "phase"]
+    expect(len(spans) == per_step * len(steps), name, spans)
+expect(all(event["ph"] == "X" and event["dur"] >= 0 and event["pid"] == 0 for event in trace), trace)
+rows = list(csv.DictReader(open("t.csv")))
+expect(list(rows[0]) == ["event", "seconds", "phase"] + kinds + ["total"], rows[0])
+expect(all(int(row["total"]) == sum(int(row[kind]) for kind in kinds) for row in rows), "the total of a row")
+expect([int(row["event"]) for row in rows] == list(range(len(rows))), "the numbers of the rows")
+expect(all(float(a["seconds"]) <= float(b["seconds"]) for a, b in zip(rows, rows[1:])), "time running backwards")
+for kind in kinds + ["total"]:
+    highest = max(int(row[kind]) for row in rows)
+    expect(not steps or highest == summary["memory_per_rank"][0][kind], kind, highest, summary)
+def states(memory, params, grads, optimizer):
+    expect((memory["params"], memory["grads"], memory["optimizer"]) == (params, grads, optimizer), memory)
+'
+good "three steps" 'expect(len(steps) == 3 and not evals)
+for step in steps: states(step["memory"], 4 * 24160, 4 * 24160, 8 * 24160)
+expect([step["lr"] for step in steps] == [0.003 * s / 20 for s in (1, 2, 3)], steps)'
+good "bf16, fp32 gradients" 'for step in steps: states(step["memory"], 2 * 24160, 4 * 24160, 12 * 24160)' --dtype bf16
+good "bf16, bf16 gradients" 'for step in steps: states(step["memory"], 2 * 24160, 2 * 24160, 12 * 24160)' \
+    --dtype bf16 --grad-dtype bf16
+good "micro-batches, full recomputation" 'expect(len(steps) == 3)' --micro-batch 1 --recompute full
+good "evaluation" 'expect([line["step"] for line in evals] == [2, 3] and all(4 < line["loss"] < 7 for line in evals), evals)' \
+    --eval-every 2
+good "no steps" 'expect(not steps and summary["loss"] is None, lines)' --steps 0
+good "token shards" 'expect(len(steps) == 3, lines)' --data "$work/good.bin"
+
+run --generate 30 && cp "$work/out" "$work/first" && run --generate 30
+verdict "--generate repeats itself" "$([ "$code" = 0 ] || echo "exit code $code")$(
+    diff <(tail -n 5 "$work/first") <(tail -n 5 "$work/out"))$(ls -A)"
+"$program" --steps 0 >"$work/out" 2>"$work/err"
+verdict "the repository's own text from any folder" "$([ $? = 0 ] || echo "exit code")$(cat "$work/err")$(ls -A)"
+exit $failed

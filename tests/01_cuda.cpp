@@ -1,0 +1,305 @@
+// Every CUDA op against the CPU op, in fp32 and bf16, and the whole model's loss and gradients. Where there is no GPU
+// each case says so and is skipped.
+#include <map>
+
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+bool have_gpu() {
+    if (why_no_cuda().empty()) return true;
+    DOCTEST_MESSAGE("skipped: " << why_no_cuda());
+    return false;
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16};
+
+// Results of one op; the same call on both devices must agree within the rounding of the dtype.
+using Results = std::vector<Tensor>;
+void compare(DType dtype, const std::function<Results(Device)>& op, double fp32_bound = 5e-6) {
+    const Results cpu = op(Device::cpu), cuda = op(Device::cuda);
+    REQUIRE(cpu.size() == cuda.size());
+    for (size_t i = 0; i < cpu.size(); ++i) {
+        INFO("result " << i << ", " << name_of(dtype));
+        // bf16: both round the same fp32 value, up to the last bit of bf16 where the values differ in fp32's last bits.
+        EXPECT(distance(cuda[i], values(cpu[i])) <= (dtype == DType::f32 ? fp32_bound : 4e-3));
+    }
+}
+
+// An array of the test, on one device.
+struct Maker {
+    Device device;
+    DType dtype;
+    Tensor random(Shape shape, uint64_t key, double size = 1) const {
+        int64_t count = 1;
+        for (int64_t dim : shape) count *= dim;
+        std::vector<double> numbers = randoms(count, key);
+        for (double& x : numbers) x *= size;
+        return tensor(numbers, std::move(shape), dtype, device);
+    }
+    Tensor empty(Shape shape) const { return Tensor(std::move(shape), dtype, device); }
+    Tensor floats(Shape shape) const { return Tensor(std::move(shape), DType::f32, device); }
+    Tensor zeros(Shape shape, DType type = DType::f32) const {
+        Tensor x(std::move(shape), type, device);
+        fill(x, 0);
+        return x;
+    }
+    Tensor ids(int64_t count, int64_t below, uint64_t key) const {
+        std::vector<int32_t> list(count);
+        for (int64_t i = 0; i < count; ++i) list[i] = int32_t(random_bits(key, i) % uint64_t(below));
+        return upload(list, {count}, device);
+    }
+};
+
+// Rows and columns: whole packs, remainders, one, and rows that are not 16-byte aligned.
+const std::vector<std::array<int64_t, 2>> kSizes = {{4, 64}, {7, 40}, {5, 19}, {1, 1}, {33, 1000}, {300, 136}};
+
+}  // namespace
+
+TEST_CASE("cuda: matrix product in every orientation, accumulating, mixed dtypes") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (auto [m, n, k] : {std::array<int64_t, 3>{64, 128, 256}, {5, 7, 3}, {33, 40, 72}, {1, 256, 64}})
+            for (Transpose t : {Transpose::none, Transpose::a, Transpose::b})
+                for (DType out : {dtype, DType::f32})
+                    for (float beta : {0.0f, 1.0f})
+                        compare(out, [&](Device device) {
+                            const Maker make{device, dtype};
+                            const Tensor a = make.random(t == Transpose::a ? Shape{k, m} : Shape{m, k}, 1);
+                            const Tensor b = make.random(t == Transpose::b ? Shape{n, k} : Shape{k, n}, 2);
+                            Tensor c = tensor(randoms(m * n, 3), {m, n}, out, device);
+                            matmul_into(c, a, b, t, beta);
+                            return Results{c};
+                        });
+}
+
+TEST_CASE("cuda: fill, copy, scale, add, sum of squares") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (auto [rows, cols] : kSizes)
+            compare(dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                Tensor a = make.random({rows, cols}, 1), b = make.random({rows, cols}, 2),
+                       sum = make.empty({rows, cols});
+                Tensor wide = make.floats({rows, cols}), squares = make.floats({1}),
+                       constant = make.empty({rows, cols});
+                add(sum, a, b);
+                copy(wide, sum);
+                scale(wide, 0.75f);
+                sum_squares(squares, b);
+                fill(constant, 2.5f);
+                add(a, a, wide);  // in place, mixed dtypes
+                return Results{sum, wide, squares, constant, a};
+            });
+}
+
+TEST_CASE("cuda: views that begin anywhere") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (int64_t begin : {1, 3, 8})
+            compare(dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                Tensor whole = make.random({1000}, 1);
+                Tensor part = whole.element_slice(begin, {900});
+                scale(part, 3);
+                return Results{whole};
+            });
+}
+
+TEST_CASE("cuda: embedding and its gradient, repeated and foreign tokens") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (auto [rows, cols] : kSizes)
+            for (int64_t first : {0, 4})
+                compare(dtype, [&](Device device) {
+                    const Maker make{device, dtype};
+                    const Tensor tokens = make.ids(rows, 13, 7);
+                    Tensor y = make.empty({rows, cols}), dtable = make.zeros({6, cols});
+                    embedding(y, tokens, make.random({6, cols}, 1), first);
+                    embedding_backward(dtable, tokens, make.random({rows, cols}, 2), first);
+                    embedding_backward(dtable, tokens, make.random({rows, cols}, 3), first);
+                    return Results{y, dtable};
+                });
+}
+
+TEST_CASE("cuda: rmsnorm, with the residual addition, again, and its gradient") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (auto [rows, cols] : kSizes) {
+            compare(dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                const Tensor a = make.random({rows, cols}, 1), b = make.random({rows, cols}, 2);
+                const Tensor weight = make.random({cols}, 3), dy = make.random({rows, cols}, 4);
+                Tensor sum = make.empty({rows, cols}), y = make.empty({rows, cols}), plain = make.empty({rows, cols});
+                Tensor again = make.empty({rows, cols}), dx = make.empty({rows, cols});
+                Tensor inv = make.floats({rows}), inv_sum = make.floats({rows}), dweight = make.zeros({cols});
+                rmsnorm(plain, inv, a, weight, 1e-5f);
+                add_rmsnorm(sum, y, inv_sum, a, b, weight, 1e-5f);
+                rmsnorm_again(again, sum, inv_sum, weight);
+                EXPECT(values(again) == values(y));
+                rmsnorm_backward(dx, dweight, dy, sum, inv_sum, weight);
+                return Results{plain, inv, sum, y, inv_sum, dx, dweight};
+            });
+        }
+}
+
+TEST_CASE("cuda: RoPE and its gradient, positions anywhere") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (int D : {4, 6, 16, 64, 128})
+            compare(dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                const int64_t H = 4, K = 2, R = 37;
+                Rope rope;
+                rope.head_dim = D;
+                for (int i = 0; i < D / 2; ++i) rope.inv_freq[i] = std::pow(10000.0, -2.0 * i / D);
+                const Tensor positions = make.ids(R, 1000000, 5);
+                Tensor q = make.empty({R, H * D}), k = make.empty({R, K * D}), v = make.empty({R, K * D});
+                Tensor dqkv = make.empty({R, (H + 2 * K) * D});
+                split_rope(q, k, v, make.random({R, (H + 2 * K) * D}, 1), positions, rope);
+                split_rope_backward(dqkv, make.random({R, H * D}, 2), make.random({R, K * D}, 3),
+                                    make.random({R, K * D}, 4), positions, rope);
+                return Results{q, k, v, dqkv};
+            });
+}
+
+TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (int64_t D : {6, 16, 64, 128, 256})
+            for (const AttentionShape& s : {AttentionShape{2, 65, 65, 4, 2, D, true},
+                                            {1, 200, 200, 2, 2, D, true},
+                                            {1, 130, 70, 4, 1, D, false},
+                                            {2, 5, 140, 2, 1, D, true},
+                                            {1, 70, 33, 2, 1, D, true},
+                                            {1, 1, 1, 1, 1, D, true}})
+                for (DType grad : {dtype, DType::f32}) {
+                    INFO("D " << D << " Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
+                    compare(
+                        dtype == DType::bf16 ? DType::bf16 : grad,
+                        [&](Device device) {
+                            const Maker make{device, dtype};
+                            const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, H = s.heads,
+                                          K = s.kv_heads;
+                            const Tensor q = make.random({rows, H * D}, 1, 2), k = make.random({keys, K * D}, 2, 2);
+                            const Tensor v = make.random({keys, K * D}, 3), dout = make.random({rows, H * D}, 4);
+                            Tensor out = make.empty({rows, H * D}), lse = make.floats({rows, H});
+                            attention(out, lse, q, k, v, s);
+                            Tensor dq(q.shape(), grad, device), dk(k.shape(), grad, device),
+                                dv(v.shape(), grad, device);
+                            attention_backward(dq, dk, dv, dout, q, k, v, out, lse, s);
+                            // lse of a query that sees nothing is -inf on both; compare the finite rest
+                            Tensor host({rows, H}, DType::f32, Device::cpu);
+                            copy(host, lse);
+                            for (int64_t i = 0; i < host.size(); ++i)
+                                if (host.data<float>()[i] == -INFINITY) host.data<float>()[i] = -1000;
+                            return Results{out, host, dq, dk, dv};
+                        },
+                        1e-5);
+                }
+}
+
+TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (auto [rows, cols] : kSizes) {
+            compare(dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                const Tensor gate_up = make.random({rows, 2 * cols}, 1, 8);
+                Tensor h = make.empty({rows, cols}), dgate_up = make.empty({rows, 2 * cols});
+                swiglu(h, gate_up);
+                swiglu_backward(dgate_up, make.random({rows, cols}, 2), gate_up);
+                return Results{h, dgate_up};
+            });
+            for (int64_t first : {0, 3})
+                compare(dtype, [&](Device device) {
+                    const Maker make{device, dtype};
+                    Tensor logits = make.random({rows, cols}, 1, 20);
+                    const Tensor targets = make.ids(rows, cols + first, 9);
+                    Tensor max = make.floats({rows}), sum = make.floats({rows}), at = make.floats({rows});
+                    Tensor lse = make.floats({rows}), loss = make.floats({1});
+                    softmax_stats(max, sum, at, logits, targets, first);
+                    cross_entropy(loss, lse, max, sum, at, 0.25f);
+                    cross_entropy_backward(logits, targets, lse, 0.25f, first);
+                    return Results{max, sum, at, lse, loss, logits};
+                });
+            for (DType grad : {dtype, DType::f32})
+                compare(dtype, [&](Device device) {
+                    const Maker make{device, dtype};
+                    Tensor param = make.random({rows, cols}, 1), master;
+                    if (dtype == DType::bf16) copy(master = make.floats({rows, cols}), param);
+                    Tensor m = make.zeros({rows, cols}), v = make.zeros({rows, cols});
+                    for (int step = 1; step <= 3; ++step)
+                        adamw(param, master, m, v, tensor(randoms(rows * cols, 10 + step), {rows, cols}, grad, device),
+                              {.lr = 0.01f,
+                               .beta1 = 0.9f,
+                               .beta2 = 0.95f,
+                               .eps = 1e-8f,
+                               .weight_decay = 0.1f,
+                               .grad_scale = 0.5f,
+                               .step = step});
+                    return Results{param, m, v};
+                });
+        }
+    compare(
+        DType::f32,
+        [&](Device device) {
+            Tensor x({1000}, DType::f32, device);
+            fill_normal(x, 42, {.row_begin = 3, .col_begin = 5, .cols = 20, .global_cols = 64, .offset = 7}, 0.02f);
+            return Results{x};
+        },
+        1e-7);
+}
+
+TEST_CASE("cuda: NaN and infinity in the logits reach the loss") {
+    if (!have_gpu()) return;
+    for (double poison : {double(NAN), double(INFINITY)}) {
+        const Maker make{Device::cuda, DType::f32};
+        const Tensor x = tensor({0, poison, 0, 0, 0, 0}, {2, 3}, DType::f32, Device::cuda);
+        Tensor max = make.floats({2}), sum = make.floats({2}), at = make.floats({2}), lse = make.floats({2}),
+               loss = make.floats({1});
+        softmax_stats(max, sum, at, x, upload({0, 1}, {2}, Device::cuda));
+        cross_entropy(loss, lse, max, sum, at, 1);
+        EXPECT(!std::isfinite(read(loss)[0]));
+    }
+}
+
+TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats bit for bit") {
+    if (!have_gpu()) return;
+    LlamaConfig config;
+    config.layers = 2, config.hidden = 256, config.heads = 4, config.kv_heads = 2, config.ffn = 320, config.vocab = 300;
+    const int64_t sequences = 2, seq_len = 72, rows = sequences * seq_len;
+    for (DType dtype : kTypes)
+        for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+            const auto run = [&](Device device) {
+                Llama model(config, {.dtype = dtype, .device = device, .recompute = level, .init_std = 0.1});
+                model.materialise(1);
+                std::vector<int32_t> ids(rows), targets(rows), positions(rows);
+                for (int64_t i = 0; i < rows; ++i) {
+                    ids[i] = int32_t(random_bits(1, i) % 300);
+                    targets[i] = int32_t(random_bits(2, i) % 300);
+                    positions[i] = int32_t(i % seq_len);
+                }
+                const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {rows}, device); };
+                std::map<std::string, std::vector<double>> results;
+                Tape tape;
+                results["loss"] = values(
+                    model.forward(tape, {sequences, seq_len, up(ids), up(targets), up(positions), 1.0f / float(rows)})
+                        .data);
+                tape.backward();
+                for (Param* param : model.params()) results[param->name] = values(param->grad);
+                return results;
+            };
+            const auto cpu = run(Device::cpu), cuda = run(Device::cuda), again = run(Device::cuda);
+            for (const auto& [name, expected] : cpu) {
+                INFO(name << ", " << name_of(dtype) << ", recompute " << int(level));
+                EXPECT(distance(cuda.at(name), expected) <= (dtype == DType::f32 ? 5e-6 : 3e-2));
+            }
+            EXPECT(cuda == again);
+        }
+}

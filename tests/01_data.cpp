@@ -1,0 +1,327 @@
+// The data source: what is read from every kind of file, which samples it is cut into, and what is refused. Shards here
+// hold the token i at place i, so that a sample tells where it was cut.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "01_single_gpu/data.h"
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;  // llm.c: version 1 and version 7
+constexpr int64_t kSeq = 16;
+
+// A fresh folder, gone at the end of the test.
+struct Folder {
+    fs::path path;
+
+    Folder() {
+        std::string pattern = (fs::temp_directory_path() / "train70b_data_XXXXXX").string();
+        REQUIRE(mkdtemp(pattern.data()) != nullptr);
+        path = pattern;
+    }
+    ~Folder() { fs::remove_all(path); }
+    std::string write(const std::string& name, const std::string& content) const {
+        fs::create_directories((path / name).parent_path());
+        std::ofstream(path / name, std::ios::binary) << content;
+        return (path / name).string();
+    }
+};
+
+// A shard of llm.c: 256 int32 of header, then tokens of type T. count < -1 means: the true one.
+template <class T>
+std::string shard(const std::vector<int32_t>& tokens, int32_t magic = sizeof(T) == 2 ? kMagic16 : kMagic32,
+                  int32_t count = -2) {
+    const int32_t version = sizeof(T) == 2 ? 1 : 7;
+    std::vector<int32_t> header = {magic, version, count < -1 ? int32_t(tokens.size()) : count};
+    header.resize(256);
+    const std::vector<T> body(tokens.begin(), tokens.end());
+    return std::string(reinterpret_cast<const char*>(header.data()), 1024) +
+           std::string(reinterpret_cast<const char*>(body.data()), body.size() * sizeof(T));
+}
+
+std::vector<int32_t> counting(int64_t begin, int64_t count) {
+    std::vector<int32_t> numbers(count);
+    std::iota(numbers.begin(), numbers.end(), int32_t(begin));
+    return numbers;
+}
+
+std::vector<int32_t> bytes_of(const std::string& text) {
+    std::vector<int32_t> tokens;
+    for (char c : text) tokens.push_back(static_cast<unsigned char>(c));
+    return tokens;
+}
+
+// Where the samples of one epoch begin, in their order.
+std::vector<int64_t> begins(const Dataset& data, uint64_t seed, int64_t epoch) {
+    std::vector<int64_t> list;
+    for (int64_t i = 0; i < data.samples_per_epoch(); ++i)
+        list.push_back(data.sample(seed, epoch * data.samples_per_epoch() + i)[0]);
+    return list;
+}
+
+// The line with which a source is refused; empty if it is not.
+std::string refusal(const std::string& path, int64_t vocab = 256, int64_t seq_len = kSeq) {
+    try {
+        Dataset data(path, vocab, seq_len, -1);
+    } catch (const UsageError& error) { return error.what(); }
+    return "";
+}
+
+// One line that names the file and says what would work.
+void expect_refusal(const std::string& line, const std::string& file, const std::string& hint) {
+    INFO("refusal: " << line);
+    EXPECT(line.find("--data " + file + ":") == 0);
+    EXPECT(line.find(hint) != std::string::npos);
+    EXPECT(line.find('\n') == std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("a text file: one byte, one token, every byte as it is") {
+    const Folder folder;
+    std::string text;
+    for (int byte = 255; byte >= 0; --byte) text += static_cast<char>(byte);  // newlines, zeros and the upper half too
+    const Dataset data(folder.write("text.txt", text), 256, kSeq, 0);
+    EXPECT(data.is_text());
+    EXPECT(data.tokens() == 256);
+    EXPECT(data.read(0, 256) == bytes_of(text));
+    EXPECT(data.read(253, 3) == std::vector<int32_t>{2, 1, 0});
+    EXPECT_CHECK_FAILS(data.read(250, 7));
+    EXPECT_CHECK_FAILS(data.read(-1, 2));
+}
+
+TEST_CASE("a folder of text: recursive, in the order of the names, without hidden files and folders") {
+    const Folder folder;
+    folder.write("text/b.txt", "the second ");  // written first: the order must not come from the disk
+    folder.write("text/sub/deep/c.md", "the last");
+    folder.write("text/a.txt", "the first ");
+    folder.write("text/b0.txt", "");  // an empty file between others
+    folder.write("text/.hidden.txt", "HIDDEN");
+    folder.write("text/.git/config.txt", "HIDDEN");
+    folder.write("text/sub/.swap", "HIDDEN");
+    const Dataset data((folder.path / "text").string(), 256, kSeq, 0);
+    EXPECT(data.is_text());
+    EXPECT(data.tokens() == 29);
+    EXPECT(data.read(0, 29) == bytes_of("the first the second the last"));
+    EXPECT(data.read(8, 4) == bytes_of("t th"));  // across the border of two files
+}
+
+TEST_CASE("token shards of uint16 and of uint32") {
+    const Folder folder;
+    std::vector<int32_t> tokens = {0, 1, 255, 256, 32767, 32768, 65535};
+    tokens.resize(20, 7);
+    const Dataset narrow(folder.write("narrow.bin", shard<uint16_t>(tokens)), 65536, kSeq, -1);
+    EXPECT(!narrow.is_text());
+    EXPECT(narrow.tokens() == 20);
+    EXPECT(narrow.read(0, 20) == tokens);
+
+    tokens[3] = 65536;
+    tokens[4] = 128255;
+    tokens[19] = 2147483647;
+    const Dataset wide(folder.write("wide.bin", shard<uint32_t>(tokens)), int64_t(1) << 32, kSeq, -1);
+    EXPECT(wide.tokens() == 20);
+    EXPECT(wide.read(0, 20) == tokens);
+}
+
+TEST_CASE("a folder of shards is one stream; samples cross the borders of files") {
+    const Folder folder;
+    folder.write("shards/train_2.bin", shard<uint32_t>(counting(25, 75)));  // widths may differ
+    folder.write("shards/train_0.bin", shard<uint16_t>(counting(0, 20)));
+    folder.write("shards/train_1.bin", shard<uint16_t>(counting(20, 5)));  // shorter than a sample
+    folder.write("shards/train_1b.bin", shard<uint16_t>({}));
+    folder.write("shards/README.md", "not tokens");
+    const Dataset data((folder.path / "shards").string(), 100, kSeq, -1);
+    EXPECT(!data.is_text());
+    REQUIRE(data.tokens() == 100);
+    EXPECT(data.read(0, 100) == counting(0, 100));
+    int over_three_files = 0;
+    for (int64_t i = 0; i < 10 * data.samples_per_epoch(); ++i) {
+        const std::vector<int32_t> sample = data.sample(1, i);
+        EXPECT(sample == counting(sample[0], kSeq + 1));
+        over_three_files += sample[0] < 20 && sample[0] + kSeq >= 25;
+    }
+    EXPECT(over_three_files > 0);
+}
+
+TEST_CASE("an epoch visits every window of the training part once and nothing else") {
+    const Folder folder;
+    const Dataset data(folder.write("count.bin", shard<uint16_t>(counting(0, 1000))), 1000, kSeq, 0.1);
+    REQUIRE(data.train_tokens() == 900);
+    REQUIRE(data.samples_per_epoch() == 55);  // 899 targets hold 56 windows; one is left for the alignment
+    std::set<int64_t> alignments, covered;
+    for (uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
+        for (int64_t epoch = 0; epoch < 10; ++epoch) {
+            std::vector<int64_t> sorted = begins(data, seed, epoch);
+            std::sort(sorted.begin(), sorted.end());
+            const int64_t alignment = sorted[0];
+            for (int64_t window = 0; window < 55; ++window) REQUIRE(sorted[window] == alignment + window * kSeq);
+            REQUIRE(alignment >= 0);
+            REQUIRE(sorted.back() + kSeq <= 899);  // the last target is a training token
+            alignments.insert(alignment);
+            for (int64_t t = sorted[0]; t <= sorted.back() + kSeq; ++t) covered.insert(t);
+        }
+    for (int64_t i = 0; i < 110; ++i) {
+        const std::vector<int32_t> sample = data.sample(3, i);
+        EXPECT(sample == counting(sample[0], kSeq + 1));  // targets are the tokens moved by one
+    }
+    EXPECT(alignments.size() == 20);  // 899 - 55 * 16 = 19 tokens to spare: all twenty places
+    EXPECT(covered.size() == 900);    // so that no training token is out of reach
+}
+
+TEST_CASE("samples stay inside the training part at every size of the source") {
+    const Folder folder;
+    for (int64_t total = kSeq + 1; total < 200; ++total) {
+        const std::string path = folder.write("count.bin", shard<uint16_t>(counting(0, total)));
+        for (double fraction : {0.0, 0.1, 0.5}) {
+            const Dataset data(path, total, kSeq, fraction);
+            REQUIRE(data.train_tokens() >= kSeq + 1);
+            REQUIRE(data.samples_per_epoch() == std::max<int64_t>(1, (data.train_tokens() - 1) / kSeq - 1));
+            for (int64_t epoch = 0; epoch < 8; ++epoch) {
+                const std::vector<int64_t> places = begins(data, 1, epoch);
+                REQUIRE(std::set<int64_t>(places.begin(), places.end()).size() == places.size());
+                for (int64_t place : places) REQUIRE(place + kSeq < data.train_tokens());
+            }
+        }
+    }
+}
+
+TEST_CASE("seeds and epochs have orders of their own") {
+    const Folder folder;
+    const Dataset data(folder.write("count.bin", shard<uint16_t>(counting(0, 1000))), 1000, kSeq, 0);
+    std::set<std::vector<int64_t>> orders;
+    for (uint64_t seed : {0, 1, 2, 3})
+        for (int64_t epoch : {0, 1, 2, 1000000}) {
+            std::vector<int64_t> order = begins(data, seed, epoch);
+            EXPECT(!std::is_sorted(order.begin(), order.end()));
+            const int64_t first = *std::min_element(order.begin(), order.end());
+            for (int64_t& place : order) place -= first;  // another alignment alone is not another order
+            orders.insert(order);
+        }
+    EXPECT(orders.size() == 16);
+}
+
+TEST_CASE("a sample depends on seed and index alone, not on the object or on earlier calls") {
+    const Folder folder;
+    const std::string path = folder.write("count.bin", shard<uint16_t>(counting(0, 1000)));
+    const Dataset data(path, 1000, kSeq, 0.1), other(path, 1000, kSeq, 0.1);
+    std::vector<std::vector<int32_t>> forwards, backwards;
+    for (int64_t i = 0; i < 150; ++i) forwards.push_back(data.sample(7, i));
+    for (int64_t i = 149; i >= 0; --i) {
+        other.sample(8, 3 * i);
+        backwards.insert(backwards.begin(), other.sample(7, i));
+    }
+    EXPECT(forwards == backwards);
+    EXPECT(data.sample(~uint64_t(0), int64_t(1) << 50) == other.sample(~uint64_t(0), int64_t(1) << 50));
+}
+
+TEST_CASE("seq_len + 1 tokens are one valid sample, also where a tenth would be held out") {
+    const Folder folder;
+    for (bool text : {true, false}) {
+        const std::string path = text ? folder.write("short.txt", "seventeen bytes..")
+                                      : folder.write("short.bin", shard<uint16_t>(bytes_of("seventeen bytes..")));
+        const Dataset data(path, 256, kSeq, -1);
+        EXPECT(data.train_tokens() == 17);
+        EXPECT(data.samples_per_epoch() == 1);
+        EXPECT(data.validation_samples() == 0);
+        for (int64_t index : {0, 1, 99}) EXPECT(data.sample(5, index) == bytes_of("seventeen bytes.."));
+    }
+}
+
+TEST_CASE("validation lies behind the training part: a tenth of a text, nothing of shards, or what is asked for") {
+    const Folder folder;
+    std::string content;
+    for (int i = 0; i < 1000; ++i) content += static_cast<char>(i % 251);
+    const std::string text = folder.write("text.txt", content);
+    const std::string tokens = folder.write("count.bin", shard<uint16_t>(counting(0, 1000)));
+
+    const Dataset by_default(text, 256, kSeq, -1);
+    EXPECT(by_default.train_tokens() == 900);
+    REQUIRE(by_default.validation_samples() == 6);  // 99 targets
+    for (int64_t i = 0; i < 6; ++i)
+        EXPECT(by_default.validation_sample(i) == bytes_of(content.substr(900 + i * kSeq, kSeq + 1)));
+
+    const Dataset shards(tokens, 1000, kSeq, -1), quarter(tokens, 1000, kSeq, 0.25), none(text, 256, kSeq, 0);
+    EXPECT(shards.train_tokens() == 1000);
+    EXPECT(shards.validation_samples() == 0);
+    EXPECT(quarter.train_tokens() == 750);
+    REQUIRE(quarter.validation_samples() == 15);
+    EXPECT(quarter.validation_sample(0) == counting(750, kSeq + 1));
+    EXPECT(quarter.validation_sample(14) == counting(974, kSeq + 1));
+    EXPECT(none.train_tokens() == 1000);
+    EXPECT(none.validation_samples() == 0);
+
+    // A part that has no room for one sample is not made: 17 tokens are one, 16 are none.
+    const Dataset just(folder.write("170.txt", std::string(170, 'a')), 256, kSeq, -1);
+    const Dataset under(folder.write("169.txt", std::string(169, 'a')), 256, kSeq, -1);
+    const Dataset greedy(folder.write("100.txt", std::string(100, 'a')), 256, kSeq, 0.9);
+    EXPECT(just.train_tokens() == 153);
+    EXPECT(just.validation_samples() == 1);
+    EXPECT(under.train_tokens() == 169);
+    EXPECT(greedy.train_tokens() == 100);
+    EXPECT(greedy.validation_samples() == 0);
+}
+
+TEST_CASE("refused: what is missing, empty or too short") {
+    const Folder folder;
+    const std::string missing = (folder.path / "missing.txt").string(), hollow = (folder.path / "hollow").string();
+    expect_refusal(refusal(missing), missing, "name a text file, a folder of text, or .bin token shards");
+    const std::string empty = folder.write("empty.txt", "");
+    expect_refusal(refusal(empty), empty, "at least --seq-len + 1 = 17");
+    folder.write("hollow/.only_hidden.txt", std::string(100, 'a'));
+    expect_refusal(refusal(hollow), hollow, ".bin");  // what could be put there
+    const std::string no_tokens = folder.write("none.bin", shard<uint16_t>({}));
+    expect_refusal(refusal(no_tokens), no_tokens, "at least --seq-len + 1 = 17");
+
+    const std::string brief = folder.write("short.txt", std::string(16, 'a'));
+    expect_refusal(refusal(brief), brief, "--seq-len 15 would work");
+    EXPECT(refusal(brief, 256, 15).empty());
+    const std::string one = folder.write("one.txt", "a");
+    expect_refusal(refusal(one), one, "1 token");
+    EXPECT(refusal(one).find("--seq-len 0") == std::string::npos);  // no sequence has that length
+}
+
+TEST_CASE("refused: tokens outside the vocabulary, with the vocabulary that would hold them") {
+    const Folder folder;
+    const std::string text = folder.write("text.txt", std::string(40, 'a') + "z");
+    expect_refusal(refusal(text, 100), text, "token 122 at position 40");
+    expect_refusal(refusal(text, 122), text, "--vocab 123 or more");
+    EXPECT(refusal(text, 123).empty());
+
+    folder.write("shards/0.bin", shard<uint16_t>(counting(0, 50)));
+    const std::string second = folder.write("shards/1.bin", shard<uint32_t>(counting(50, 50)));
+    expect_refusal(refusal((folder.path / "shards").string(), 99), second, "--vocab 100 or more");
+    const std::string negative = folder.write("negative.bin", shard<uint32_t>(std::vector<int32_t>(20, -1)));
+    expect_refusal(refusal(negative, 1000), negative, "--vocab 4294967296 or more");
+}
+
+TEST_CASE("refused: damaged shards") {
+    const Folder folder;
+    const std::string whole = shard<uint16_t>(counting(0, 40));
+    REQUIRE(whole.size() == 1104);
+    REQUIRE(refusal(folder.write("whole.bin", whole)).empty());
+    const auto expect_damaged = [&](const std::string& content, const std::string& hint) {
+        const std::string path = folder.write("damaged.bin", content);
+        expect_refusal(refusal(path), path, hint);
+    };
+    expect_damaged(whole.substr(0, 1103), "promises 40 tokens, 1104 bytes in all; the file has 1103");
+    expect_damaged(whole.substr(0, 1024), "promises 40 tokens, 1104 bytes in all; the file has 1024");
+    expect_damaged(whole + "xy", "promises 40 tokens, 1104 bytes in all; the file has 1106");
+    expect_damaged(whole.substr(0, 1023), "1023 bytes, a .bin shard begins with a header of 1024");
+    expect_damaged("", "0 bytes, a .bin shard begins with a header of 1024");
+    expect_damaged(shard<uint16_t>(counting(0, 40), 20240519), "has 20240520 (uint16) or 20240801 (uint32)");
+    expect_damaged(std::string(2000, 'a'), "has 20240520 (uint16) or 20240801 (uint32)");  // a text called .bin
+    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic16, 39), "promises 39 tokens, 1102 bytes in all");
+    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic32), "promises 40 tokens, 1184 bytes in all");
+    expect_damaged(shard<uint16_t>({}, kMagic16, -1), "promises -1 tokens");  // its size would match no tokens
+    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic16, 2147483647),
+                   "promises 2147483647 tokens, 4294968318 bytes");
+}

@@ -1,0 +1,383 @@
+// Training as a whole: schedules, the optimizer's books, initial values, and what one run owes another - the same loss
+// to the last bit, or to the stated tolerance.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "01_single_gpu/trainer.h"
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A text file of words in no order, gone at the end of the test.
+struct Text {
+    fs::path folder;
+    std::string path;
+
+    Text() {
+        std::string pattern = (fs::temp_directory_path() / "train70b_training_XXXXXX").string();
+        REQUIRE(mkdtemp(pattern.data()) != nullptr);
+        folder = pattern;
+        path = (folder / "text.txt").string();
+        const char* words[] = {"the ", "gradient ", "of ", "a ", "loss ", "is ", "summed, ", "once.\n"};
+        std::ofstream file(path);
+        for (int i = 0; i < 1200; ++i) file << words[random_bits(1, i) % 8];
+    }
+    ~Text() { fs::remove_all(folder); }
+};
+
+TrainOptions tiny(const Text& text) {
+    TrainOptions o;
+    o.model = {.name = "test", .layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 256};
+    o.data = text.path;
+    o.seq_len = 16;
+    o.global_batch = o.micro_batch = 8;
+    o.steps = 4;
+    o.warmup_steps = 2;
+    o.lr = 1e-2;
+    o.min_lr = 1e-3;
+    o.init_std = 0.1;  // large enough for attention to matter
+    o.device = "cpu";
+    return o;
+}
+
+// Dataset, model and trainer of one run. While it lives this process plays rank 1, which trains alike and prints
+// nothing.
+struct Session {
+    TrainOptions options;
+    Dataset data;
+    Llama model;
+    Trainer trainer;
+    std::vector<StepReport> reports;
+
+    explicit Session(const TrainOptions& o)
+        : options(o),
+          data(o.data, o.model.vocab, o.seq_len, o.val_fraction),
+          model(o.model, o.llama()),
+          trainer(o, model, data, nlohmann::ordered_json::object()) {
+        this_rank = 1;
+        model.materialise(o.seed);
+        trainer.finish_report = [this](StepReport& report) { reports.push_back(report); };
+    }
+    ~Session() { this_rank = 0; }
+
+    Session& run() {
+        trainer.run();
+        REQUIRE(int64_t(reports.size()) == options.steps);
+        return *this;
+    }
+    // Loss and gradient norm of every step, one behind another.
+    std::vector<double> history() const {
+        std::vector<double> list;
+        for (const StepReport& report : reports) list.insert(list.end(), {report.loss, report.grad_norm});
+        return list;
+    }
+    std::vector<float> weights() {
+        std::vector<float> list;
+        for (const Param* param : model.params()) {
+            const std::vector<float> part = read(param->data);
+            list.insert(list.end(), part.begin(), part.end());
+        }
+        return list;
+    }
+};
+
+std::vector<double> minus(const std::vector<float>& a, const std::vector<float>& b) {
+    std::vector<double> difference;
+    for (size_t i = 0; i < a.size(); ++i) difference.push_back(double(a[i]) - double(b[i]));
+    return difference;
+}
+
+}  // namespace
+
+TEST_CASE("learning rate: warm-up, then each shape at known places; no or nothing but a warm-up") {
+    const auto at = [](LrShape shape, int64_t step, int64_t warmup = 10, int64_t steps = 110) {
+        return LrSchedule{shape, 2.0, 0.5, warmup, steps}.at(step);
+    };
+    for (const char* name : {"constant", "linear", "cosine", "wsd"}) {
+        const LrShape shape = lr_shape_of(name);
+        for (int64_t s = 1; s <= 10; ++s) EXPECT(at(shape, s) == 2.0 * double(s) / 10.0);
+        for (int64_t s = 11; s <= 110; ++s) EXPECT(at(shape, s) <= at(shape, s - 1));
+        EXPECT(at(shape, 110) == (shape == LrShape::constant ? 2.0 : 0.5));
+        EXPECT(at(shape, 10, 25, 10) == 0.8);  // the run ends before the warm-up does
+        EXPECT(at(shape, 10, 10, 10) == 2.0);
+        for (int64_t steps : {1, 10})
+            for (int64_t s = 1; s <= steps; ++s)
+                EXPECT((at(shape, s, 0, steps) >= 0.5 && at(shape, s, 0, steps) <= 2.0));
+    }
+    EXPECT(at(LrShape::linear, 60) == 1.25);  // half of the way
+    EXPECT(at(LrShape::linear, 35) == 1.625);
+    EXPECT(at(LrShape::linear, 1, 0, 10) == 1.85);
+    EXPECT(at(LrShape::cosine, 60) == doctest::Approx(1.25).epsilon(1e-12));
+    EXPECT(at(LrShape::cosine, 35) == doctest::Approx(0.5 + 0.75 * (1 + std::sqrt(0.5))).epsilon(1e-12));
+    EXPECT(at(LrShape::wsd, 88) == 2.0);   // the last fifth of 110 steps begins here
+    EXPECT(at(LrShape::wsd, 99) == 1.25);  // and this is its middle
+    EXPECT_USAGE_ERROR(lr_shape_of("cosin"), "one of constant linear cosine wsd");
+}
+
+TEST_CASE("AdamW: states of 8 bytes per fp32 element or 12 per bf16 element; weight decay touches matrices only") {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+        Param matrix = make_param("matrix", {5, 7}, 1), vector = make_param("vector", {9}, 1);
+        const std::vector<Param*> params = {&matrix, &vector};
+        bind_data(params, tensor(randoms(44, 1), {44}, dtype));
+        bind_grads(params, tensor(std::vector<double>(44), {44}));
+        std::vector<double> shrunk = values(matrix.data);
+        const std::vector<double> vector_before = values(vector.data);
+        const MemoryBytes before = ledger().now();
+        {
+            AdamW adamw(whole_segments(params), {.weight_decay = 0.5f});
+            for (int step = 0; step < 3; ++step) adamw.step(0.25f, 1);
+            MemoryBytes expected = before;
+            expected[static_cast<int>(Memory::optimizer)] += 44 * (dtype == DType::f32 ? 8 : 12);
+            EXPECT(ledger().now() == expected);
+        }
+        EXPECT(ledger().now() == before);
+        for (double& value : shrunk) value *= 0.875 * 0.875 * 0.875;  // (1 - lr * weight_decay) each step
+        EXPECT(distance(matrix.data, shrunk) <= (dtype == DType::f32 ? 1e-6 : 4e-3));
+        EXPECT(values(vector.data) == vector_before);
+    }
+}
+
+TEST_CASE("initial values: a shard of any place holds its slice of the whole, to the last bit") {
+    Param whole = make_param("model.layers.3.mlp.up_proj.weight", {37, 23}, 0.5);
+    const auto initial = [](const Param& param, uint64_t seed, int64_t offset, Shape shape, DType dtype = DType::f32) {
+        Tensor x(std::move(shape), dtype, Device::cpu);
+        initialise(param, seed, offset, x);
+        return values(x);
+    };
+    const std::vector<double> all = initial(whole, 7, 0, {37, 23});
+    Param part = whole;
+    part.local = {.row_begin = 5, .rows = 11, .col_begin = 3, .cols = 7};
+    std::vector<double> slice;
+    for (int64_t row = 5; row < 16; ++row)
+        for (int64_t col = 3; col < 10; ++col) slice.push_back(all[row * 23 + col]);
+    EXPECT(initial(part, 7, 0, {11, 7}) == slice);
+    EXPECT(initial(part, 7, 20, {31}) == std::vector<double>(slice.begin() + 20, slice.begin() + 51));
+    EXPECT(initial(whole, 7, 800, {51}) == std::vector<double>(all.begin() + 800, all.end()));
+    EXPECT(initial(part, 7, 0, {11, 7}, DType::bf16) == values(tensor(slice, {11, 7}, DType::bf16)));
+    Tensor too_long({78}, DType::f32, Device::cpu);
+    EXPECT_CHECK_FAILS(initialise(part, 7, 0, too_long));
+    EXPECT(initial(make_param("norm", {4}, 0), 7, 0, {4}) == std::vector<double>(4, 1.0));
+}
+
+TEST_CASE("initial values: normal, and of its own for every name and seed") {
+    constexpr int64_t n = 200000;
+    std::vector<std::vector<double>> draws;
+    for (const char* name : {"a.weight", "b.weight"})
+        for (uint64_t seed : {1, 2}) {
+            Tensor x({400, 500}, DType::f32, Device::cpu);
+            initialise(make_param(name, {400, 500}, 0.25), seed, 0, x);
+            std::vector<double>& z = draws.emplace_back(values(x));
+            for (double& value : z) value /= 0.25;
+            const auto moment = [&z](int power) {
+                double sum = 0;
+                for (double value : z) sum += std::pow(value, power);
+                return sum / n;
+            };
+            // Within five standard deviations of each: sqrt(1, 2, 15, 96 over n).
+            EXPECT(std::abs(moment(1)) <= 0.0112);
+            EXPECT(std::abs(moment(2) - 1) <= 0.0159);
+            EXPECT(std::abs(moment(3)) <= 0.0434);
+            EXPECT(std::abs(moment(4) - 3) <= 0.110);
+        }
+    for (size_t i = 0; i < draws.size(); ++i)
+        for (size_t j = 0; j < i; ++j) EXPECT(std::abs(dot(draws[i], draws[j]) / n) <= 0.0112);
+}
+
+TEST_CASE("equal flags repeat a run to the last bit; another seed does not") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    Session first(options), second(options);
+    EXPECT(first.run().history() == second.run().history());
+    EXPECT(first.weights() == second.weights());
+    EXPECT(std::abs(first.history()[0] - std::log(256.0)) < 0.5);  // as good as guessing
+    options.seed = 2;
+    Session other(options);
+    other.run();
+    for (size_t i = 0; i < first.history().size(); ++i) EXPECT(other.history()[i] != first.history()[i]);
+}
+
+TEST_CASE("a step's tokens are the stream's, whichever micro-batch and rank they fall to") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    options.micro_batch = 2;
+    Session session(options);
+    session.trainer.data_ranks = 2;
+    REQUIRE(session.trainer.micro_batches() == 2);
+    for (int64_t part = 0; part < 4; ++part) {
+        session.trainer.data_rank = part % 2;
+        const Batch batch = session.trainer.micro_batch(3, part / 2);
+        std::vector<int32_t> tokens, targets;
+        for (int64_t i = 0; i < 2; ++i) {  // two steps of 8 samples came before
+            const std::vector<int32_t> sample = session.data.sample(options.seed, 16 + 2 * part + i);
+            tokens.insert(tokens.end(), sample.begin(), sample.end() - 1);
+            targets.insert(targets.end(), sample.begin() + 1, sample.end());
+        }
+        EXPECT(std::equal(tokens.begin(), tokens.end(), batch.tokens.data<int32_t>()));
+        EXPECT(std::equal(targets.begin(), targets.end(), batch.targets.data<int32_t>()));
+        EXPECT(batch.loss_scale == 1.0f / 128);  // all target tokens of the global batch
+    }
+}
+
+TEST_CASE("micro-batches of 8, 4 and 1 give the loss and gradient norm of the global batch of 8") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    Session whole(options);
+    const std::vector<double> expected = whole.run().history();
+    for (int64_t micro_batch : {4, 1}) {
+        options.micro_batch = micro_batch;
+        Session split(options);
+        const std::vector<double> history = split.run().history();
+        for (size_t i = 0; i < expected.size(); ++i) EXPECT(std::abs(history[i] / expected[i] - 1) <= 5e-6);
+    }
+}
+
+TEST_CASE("recomputation changes no bit of losses, gradient norms and final weights") {
+    const Text text;
+    for (const char* dtype : {"fp32", "bf16"}) {
+        TrainOptions options = tiny(text);
+        options.dtype = dtype;
+        options.micro_batch = 4;
+        Session kept(options);
+        kept.run();
+        for (const char* recompute : {"selective", "full"}) {
+            INFO(dtype << " " << recompute);
+            options.recompute = recompute;
+            Session again(options);
+            EXPECT(again.run().history() == kept.history());
+            EXPECT(again.weights() == kept.weights());
+            const int activations = static_cast<int>(Memory::activations);  // or nothing was recomputed at all
+            EXPECT(again.reports[0].peak.kind[activations] < kept.reports[0].peak.kind[activations]);
+        }
+    }
+}
+
+TEST_CASE("bf16 follows fp32 within 2% over 20 steps of learning, and is not fp32") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    options.steps = 20;
+    Session wide(options);
+    options.dtype = "bf16";
+    Session narrow(options);
+    wide.run();
+    narrow.run();
+    for (int step = 0; step < 20; ++step) {
+        EXPECT(std::abs(narrow.reports[step].loss / wide.reports[step].loss - 1) <= 0.02);
+        EXPECT(narrow.reports[step].loss != wide.reports[step].loss);
+    }
+    EXPECT(wide.reports[19].loss < 0.7 * wide.reports[0].loss);
+}
+
+TEST_CASE("clipping: the update of gradients scaled to the norm; the reported norm is the unclipped one") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    options.steps = 1;
+    options.warmup_steps = 0;
+    options.lr_schedule = "constant";
+    options.lr = 0.1;
+    options.weight_decay = 0;
+    options.eps = 0.01;  // AdamW does not see the scale of its gradients unless eps is of their size
+    options.clip = 0;
+    Session by_hand(options), unclipped(options);
+    const std::vector<float> start = by_hand.weights();
+    const Tensor loss = by_hand.trainer.forward_backward(1);
+    const double norm = by_hand.trainer.gradient_norm();
+    REQUIRE(norm > 0.1);
+    for (Param* param : by_hand.model.params()) scale(param->grad, float(1e-2 / norm));
+    AdamW(whole_segments(by_hand.model.params()), options.adamw()).step(0.1f, 1);
+    unclipped.run();
+    options.clip = 1e-2;
+    Session clipped(options);
+    clipped.run();
+    EXPECT(clipped.reports[0].grad_norm == norm);
+    EXPECT(unclipped.reports[0].grad_norm == norm);
+    EXPECT(clipped.reports[0].loss == double(read(loss)[0]));
+    const std::vector<double> expected = minus(by_hand.weights(), start);
+    EXPECT(distance(minus(clipped.weights(), start), expected) <= 2e-4);  // of the update: weights are rounded to 1e-7
+    EXPECT(distance(minus(unclipped.weights(), start), expected) > 1);
+    options.clip = 2 * norm;  // not reached: nothing may change
+    Session loose(options);
+    EXPECT(loose.run().weights() == unclipped.weights());
+}
+
+TEST_CASE("what is not finite ends the run at its step, with the parameter's name and before any update") {
+    const Text text;
+    const auto failure = [](Session& session) -> std::string {
+        try {
+            session.run();
+        } catch (const std::runtime_error& error) { return error.what(); }
+        return "";
+    };
+    for (float poison : {NAN, INFINITY}) {
+        Session weight(tiny(text)), gradient(tiny(text));
+        weight.model.blocks[1].up_proj.data.data<float>()[5] = poison;
+        EXPECT(failure(weight).find("step 1: loss") == 0);
+        EXPECT(failure(weight).find("parameter: model.layers.1.mlp.up_proj.weight;") != std::string::npos);
+        EXPECT(read(weight.model.lm_head.data) == read(gradient.model.lm_head.data));  // no update was made
+
+        int calls = 0;
+        gradient.trainer.reduce_gradients = [&] {
+            if (++calls == 3) gradient.model.lm_head.grad.data<float>()[9] = poison;
+        };
+        const std::string line = failure(gradient);
+        EXPECT(line.find("step 3: loss") == 0);
+        EXPECT(line.find("parameter: lm_head.weight (its gradient);") != std::string::npos);
+        EXPECT(gradient.reports.size() == 2);
+    }
+}
+
+TEST_CASE("evaluate is the mean over the validation samples and leaves the model alone") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    Session session(options);
+    const int64_t samples = session.data.validation_samples();
+    REQUIRE(samples > options.micro_batch);
+    REQUIRE(samples % options.micro_batch != 0);  // the last batch is a part of one
+    const std::vector<float> before = session.weights();
+    double sum = 0;
+    for (int64_t i = 0; i < samples; ++i) {
+        const std::vector<int32_t> sample = session.data.validation_sample(i);
+        Batch batch{.sequences = 1, .seq_len = 16, .loss_scale = 1.0f / 16};
+        batch.tokens = upload({sample.begin(), sample.end() - 1}, {16}, Device::cpu);
+        batch.targets = upload({sample.begin() + 1, sample.end()}, {16}, Device::cpu);
+        batch.positions = upload({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {16}, Device::cpu);
+        Tape tape{.recording = false};
+        sum += double(read(session.model.forward(tape, batch).data)[0]);
+    }
+    EXPECT(std::abs(session.trainer.evaluate() / (sum / double(samples)) - 1) <= 1e-6);
+    EXPECT(session.weights() == before);
+    EXPECT(session.trainer.gradient_norm() == 0);
+}
+
+TEST_CASE("generate continues the prompt by the count asked for; equal for equal seeds") {
+    const Text text;
+    Session session(tiny(text));
+    const std::vector<int32_t> prompt = {116, 104, 101, 32};
+    const auto tokens = generate(session.model, prompt, 40, 16, 3);  // far beyond the context
+    REQUIRE(tokens.size() == 44);
+    EXPECT(std::equal(prompt.begin(), prompt.end(), tokens.begin()));
+    EXPECT(generate(session.model, prompt, 40, 16, 3) == tokens);
+    EXPECT(generate(session.model, prompt, 40, 16, 4) != tokens);
+    EXPECT(generate(session.model, prompt, 0, 16, 3) == prompt);
+}
+
+TEST_CASE("generate draws from softmax(logits / 0.8)") {
+    Llama model({.layers = 1, .hidden = 8, .heads = 2, .kv_heads = 1, .ffn = 8, .vocab = 5}, {.init_std = 0.5});
+    model.materialise(1);
+    Batch batch{.sequences = 1, .seq_len = 1};
+    batch.tokens = upload({2}, {1}, Device::cpu);
+    batch.positions = upload({0}, {1}, Device::cpu);
+    Tape tape{.recording = false};
+    std::vector<double> p = values(model.logits(tape, batch).data), seen(5);
+    double sum = 0;
+    for (double& value : p) sum += value = std::exp(value / 0.8);
+    constexpr int kDraws = 20000;
+    for (int seed = 0; seed < kDraws; ++seed) ++seen[generate(model, {2}, 1, 16, seed)[1]];
+    for (int i = 0; i < 5; ++i)  // four standard deviations
+        EXPECT(std::abs(seen[i] / kDraws - p[i] / sum) <= 4 * std::sqrt(p[i] / sum * (1 - p[i] / sum) / kDraws));
+}
