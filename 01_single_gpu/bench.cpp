@@ -6,54 +6,108 @@ namespace train70b {
 
 namespace {
 
-// Median-of-runs would hide nothing here: the minimum is the time without the machine's noise, the mean is what one
-// pays.
-void print_sums(const std::map<std::string, Profile::Sum>& sums, double seconds) {
-    std::vector<std::pair<std::string, Profile::Sum>> rows(sums.begin(), sums.end());
-    std::sort(rows.begin(), rows.end(),
-              [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-    fmt::print("{:<24}{:>8}{:>12}{:>9}{:>12}{:>10}\n", "op", "calls", "ms", "share", "GFLOP/s", "GB/s");
-    double covered = 0;
-    for (const auto& [name, sum] : rows) {
-        covered += sum.seconds;
-        fmt::print("{:<24}{:>8}{:>12.2f}{:>8.1f}%{:>12}{:>10.1f}\n", name, sum.calls, 1e3 * sum.seconds,
-                   100 * sum.seconds / seconds,
-                   sum.flops > 0 ? fmt::format("{:.1f}", sum.flops / sum.seconds / 1e9) : "-",
-                   sum.bytes / sum.seconds / 1e9);
+// Median seconds of one call.
+double median_seconds(Device device, int calls, const std::function<void()>& body) {
+    body();
+    std::vector<double> seconds;
+    for (int i = 0; i < calls; ++i) {
+        synchronize(device);
+        const double begin = now_seconds();
+        body();
+        synchronize(device);
+        seconds.push_back(now_seconds() - begin);
     }
-    fmt::print("{:<24}{:>8}{:>12.2f}{:>8.1f}%\n", "between the ops", "", 1e3 * (seconds - covered),
-               100 * (seconds - covered) / seconds);
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+}
+
+double floor_seconds(const Profile::Sum& sum, const Ceilings& ceilings) {
+    return std::max(sum.bytes / ceilings.copy_bytes_per_s, sum.flops / ceilings.product_flops_per_s);
 }
 
 }  // namespace
 
-void bench(const TrainOptions& options, Llama& model, Trainer& trainer) {
+Ceilings measure_ceilings(Device device, DType dtype) {
+    const bool gpu = device == Device::cuda;
+    const int64_t elements = gpu ? int64_t(1) << 28 : int64_t(1) << 25, side = gpu ? 8192 : 2048;
+    Ceilings ceilings{};
+    {
+        Tensor from({elements}, DType::f32, device, Memory::workspace), to = Tensor::like(from, Memory::workspace);
+        fill(from, 1);
+        ceilings.copy_bytes_per_s = 2.0 * double(from.bytes()) / median_seconds(device, 11, [&] { copy(to, from); });
+    }
+    Tensor a({side, side}, dtype, device, Memory::workspace), b = Tensor::like(a, Memory::workspace);
+    Tensor c = Tensor::like(a, Memory::workspace);
+    fill_normal(a, 1, {.cols = side, .global_cols = side}, 1);  // zeros would draw less power and run faster
+    fill_normal(b, 2, {.cols = side, .global_cols = side}, 1);
+    const double seconds = median_seconds(device, 11, [&] { matmul_into(c, a, b, Transpose::b); });
+    ceilings.product_flops_per_s = 2.0 * double(side) * double(side) * double(side) / seconds;
+    return ceilings;
+}
+
+void bench(const TrainOptions& options, Llama& model, Trainer& trainer, const std::string& csv_path) {
     constexpr int kWarmup = 2, kSteps = 5;
+    std::optional<OutputFile> csv;
+    if (!csv_path.empty()) csv.emplace("--bench-csv", csv_path);
     const Device device = model.options.device;
+    const Ceilings ceilings = measure_ceilings(device, model.options.dtype);
     AdamW adamw(whole_segments(model.params()), options.adamw());
-    Profile& p = profile();
-    p.wait_for = device;
-    std::vector<double> step_seconds;
-    for (int64_t step = 1; step <= kWarmup + kSteps; ++step) {
-        p.sums_on = step > kWarmup;
-        const double begin = now_seconds();
+    int64_t step = 0;
+    const auto run_step = [&] {
         for (Param* param : model.params()) fill(param->grad, 0);
-        const Tensor loss = trainer.forward_backward(step);
+        trainer.forward_backward(++step);
         trainer.gradient_norm();
         adamw.step(float(options.lr), 1);
-        synchronize(device);
-        if (p.sums_on) step_seconds.push_back(now_seconds() - begin);
-    }
+    };
+    for (int i = 1; i < kWarmup; ++i) run_step();
+    const double seconds = median_seconds(device, kSteps, run_step);
+
+    Profile& p = profile();
+    p.wait_for = device;
+    p.sums_on = true;
+    const double begin = now_seconds();
+    for (int i = 0; i < kSteps; ++i) run_step();
+    const double watched = now_seconds() - begin;
     p.sums_on = false;
-    double total = 0;
-    for (double seconds : step_seconds) total += seconds;
-    std::sort(step_seconds.begin(), step_seconds.end());
-    const double median = step_seconds[step_seconds.size() / 2];
+
     const double tokens = double(options.global_batch) * double(options.seq_len);
-    fmt::print("\n{} steps of {} tokens: median {:.1f} ms, {} tokens/s, {:.1f} model GFLOP/s\n\n", kSteps, tokens,
-               1e3 * median, human_count(tokens / median),
-               flops_per_token(model.config, options.seq_len) * tokens / median / 1e9);
-    print_sums(p.sums, total);
+    const double flops = flops_per_token(model.config, options.seq_len) * tokens / seconds;
+    fmt::print("\nceilings measured here: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s\n",
+               ceilings.copy_bytes_per_s / 1e9, name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12);
+    fmt::print("a step of {} tokens: {:.2f} ms (median of {}), {} tokens/s\n", tokens, 1e3 * seconds, kSteps,
+               human_count(tokens / seconds));
+    fmt::print(
+        "model FLOPs (6 per parameter without the input embedding + 6 L h s, causal): {:.3f} TFLOP/s, {:.1f}% of the "
+        "measured product rate\n",
+        flops / 1e12, 100 * flops / ceilings.product_flops_per_s);
+    if (const auto peak = peak_flops(device, model.options.dtype))
+        fmt::print("MFU {:.1f}% of {:.0f} TFLOP/s, the data sheet's dense {} peak\n", 100 * flops / *peak, *peak / 1e12,
+                   name_of(model.options.dtype));
+
+    std::vector<std::pair<std::string, Profile::Sum>> rows(p.sums.begin(), p.sums.end());
+    std::sort(rows.begin(), rows.end(),
+              [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    fmt::print("\nper step, each op waited for:\n{:<24}{:>7}{:>11}{:>11}{:>9}{:>8}{:>11}{:>9}\n", "op", "calls", "ms",
+               "floor ms", "x floor", "share", "GFLOP/s", "GB/s");
+    if (csv) csv->write("op,calls,ms,floor_ms,share,gflops,gbytes_per_s\n");
+    double covered = 0;
+    for (const auto& [name, sum] : rows) {
+        const double ms = 1e3 * sum.seconds / kSteps, floor_ms = 1e3 * floor_seconds(sum, ceilings) / kSteps;
+        const double share = sum.seconds / watched, gflops = sum.flops / sum.seconds / 1e9;
+        const double gbytes = sum.bytes / sum.seconds / 1e9;
+        covered += sum.seconds;
+        fmt::print("{:<24}{:>7}{:>11.3f}{:>11.3f}{:>9.1f}{:>7.1f}%{:>11.1f}{:>9.1f}\n", name, sum.calls / kSteps, ms,
+                   floor_ms, ms / floor_ms, 100 * share, gflops, gbytes);
+        if (csv)
+            csv->write(fmt::format("{},{},{:.6f},{:.6f},{:.5f},{:.2f},{:.2f}\n", name, sum.calls / kSteps, ms, floor_ms,
+                                   share, gflops, gbytes));
+    }
+    const double between = 1e3 * (watched - covered) / kSteps;
+    fmt::print("{:<24}{:>7}{:>11.3f}{:>28.1f}%\n", "between the ops", "", between, 100 * (watched - covered) / watched);
+    if (csv) {
+        csv->write(fmt::format("whole_step,1,{:.6f},,1,{:.2f},\n", 1e3 * seconds, flops / 1e9));
+        csv->commit();
+    }
 }
 
 }  // namespace train70b

@@ -17,14 +17,18 @@ void run(int argc, char** argv) {
     CommandLine command_line("Chapter 01: a Llama on one device", options);
     int64_t tokens_to_generate = 0;
     bool run_bench = false;
+    std::string bench_csv;
     command_line.app.add_option("--generate", tokens_to_generate, "tokens to write after training")
         ->check(whole_number_from(0))
         ->group("Output");
     command_line.app.add_flag("--bench", run_bench, "time the ops and a step instead of training")->group("Output");
+    command_line.app.add_option("--bench-csv", bench_csv, "FILE.csv: the table of --bench")->group("Output");
     command_line.parse(argc, argv);
     command_line.check_batches(1);
     set_cpu_threads(1);
 
+    std::optional<HfWeights> weights;
+    if (!options.load_hf.empty()) weights.emplace(options.load_hf, options.model);
     const Dataset data(options.data, options.model.vocab, options.seq_len, options.val_fraction);
     Llama model(options.model, options.llama());
     Trainer trainer(options, model, data, command_line.flags());
@@ -36,7 +40,9 @@ void run(int argc, char** argv) {
                data.train_tokens(), options.global_batch, options.seq_len, options.global_batch * options.seq_len,
                options.micro_batch);
     model.materialise(options.seed);
-    if (run_bench) return bench(options, model, trainer);
+    if (weights) weights->load(model.params());
+    weights.reset();
+    if (run_bench || !bench_csv.empty()) return bench(options, model, trainer, bench_csv);
 
     trainer.run();
     if (options.steps > 0)

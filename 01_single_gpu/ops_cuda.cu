@@ -296,7 +296,8 @@ __global__ void softmax_stats_kernel(float* row_max, float* row_sum, float* targ
         for (int j = 0; j < kPack && c + j < cols; ++j) above = fmaxf(above, v[j]);
         if (above > max) sum *= expf(max - above);
         max = above;
-        for (int j = 0; j < kPack && c + j < cols; ++j) sum += expf(v[j] - max);
+        const float shift = max == -INFINITY ? 0.0f : max;  // masked logits only, so far
+        for (int j = 0; j < kPack && c + j < cols; ++j) sum += expf(v[j] - shift);
     }
     const float whole = block_reduce(max, Max());
     sum = block_reduce(max == -INFINITY && !isnan(sum) ? 0.0f : sum * expf(max - whole), Sum());

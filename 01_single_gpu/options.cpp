@@ -3,6 +3,9 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <numeric>
+
+#include "01_single_gpu/hf.h"
 
 namespace train70b {
 
@@ -95,6 +98,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : app(
         ->group("Model");
     app.add_option("--ffn", ffn_, "inner width of the MLP")->check(count)->group("Model");
     app.add_option("--vocab", vocab_, "vocabulary (bytes: 256)")->check(count)->group("Model");
+    app.add_option("--load-hf", o.load_hf, "DIR: shape and weights of a Hugging Face Llama")->group("Model");
     app.add_option("--init-std", o.init_std, "initial weights")->check(positive)->group("Model");
     app.add_option("--seed", o.seed, "of initial weights and batches")->check(count0)->group("Model");
 
@@ -139,6 +143,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : app(
     app.add_option("--metrics", o.metrics, "FILE.jsonl: one line per step")->group("Output");
     app.add_option("--trace", o.trace, "FILE.json: Chrome trace events")->group("Output");
     app.add_option("--memory-timeline", o.memory_timeline, "FILE.csv: every allocation")->group("Output");
+    app.add_option("--save-hf", o.save_hf, "DIR: the trained model in Hugging Face's format")->group("Output");
+    app.add_option("--save-reference", o.save_reference, "DIR: the run for build/bin/compare")->group("Output");
     for (CLI::Option* option : app.get_options()) option->capture_default_str();
 }
 
@@ -157,15 +163,7 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("{}: belongs to no flag; write --flag value (--help lists all)", extras[0]);
     }
     TrainOptions& o = options_;
-    o.model = preset(model_);
-    if (layers_) o.model.layers = *layers_;
-    if (hidden_) o.model.hidden = *hidden_;
-    if (heads_) o.model.heads = *heads_;
-    if (heads_ && !kv_heads_) o.model.kv_heads = std::gcd(o.model.heads, o.model.kv_heads);
-    if (kv_heads_) o.model.kv_heads = *kv_heads_;
-    if (ffn_) o.model.ffn = *ffn_;
-    if (vocab_) o.model.vocab = *vocab_;
-    check_config(o.model);
+    o.model = model_shape();
     if (o.min_lr < 0) o.min_lr = o.lr / 10;
     if (o.min_lr > o.lr) usage_error("--min-lr {} is above --lr {}; at most {} would work", o.min_lr, o.lr, o.lr);
     if (o.dtype == "fp32" && o.grad_dtype == "bf16")
@@ -176,6 +174,27 @@ void CommandLine::parse(int argc, char** argv) {
         o.data = kDefaultData;
         if (!std::filesystem::exists(o.data)) o.data = std::string(TRAIN70B_SOURCE_DIR) + "/" + kDefaultData;
     }
+}
+
+LlamaConfig CommandLine::model_shape() const {
+    const TrainOptions& o = options_;
+    if (!o.load_hf.empty()) {
+        for (const char* flag : {"--model", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--vocab"})
+            if (app.count(flag))
+                usage_error("{}: with --load-hf the shape is that of {}/config.json; leave {} out", flag, o.load_hf,
+                            flag);
+        return read_hf_config(o.load_hf);
+    }
+    LlamaConfig model = preset(model_);
+    if (layers_) model.layers = *layers_;
+    if (hidden_) model.hidden = *hidden_;
+    if (heads_) model.heads = *heads_;
+    if (heads_ && !kv_heads_) model.kv_heads = std::gcd(model.heads, model.kv_heads);
+    if (kv_heads_) model.kv_heads = *kv_heads_;
+    if (ffn_) model.ffn = *ffn_;
+    if (vocab_) model.vocab = *vocab_;
+    check_config(model);
+    return model;
 }
 
 void CommandLine::check_batches(int64_t data_ranks) {

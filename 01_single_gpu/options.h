@@ -11,7 +11,7 @@
 namespace train70b {
 
 struct TrainOptions {
-    LlamaConfig model;  // the preset with its overrides, after finish()
+    LlamaConfig model;  // the preset with its overrides, or the loaded model's, after parse()
 
     std::string data;
     int64_t seq_len = 128, micro_batch = 0, global_batch = 16;  // sequences; micro_batch 0: global / ranks
@@ -26,6 +26,7 @@ struct TrainOptions {
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
     std::string metrics, trace, memory_timeline;
+    std::string load_hf, save_hf, save_reference;  // folders; empty: none
 
     LrSchedule schedule() const;
     Llama::Options llama() const;  // dtype, device, recompute, initial values
@@ -48,6 +49,8 @@ class CommandLine {
     nlohmann::ordered_json flags() const;  // every flag with its value, as text
 
   private:
+    LlamaConfig model_shape() const;
+
     TrainOptions& options_;
     std::string model_ = "tiny";
     std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_;

@@ -45,4 +45,21 @@ Span::~Span() {
     }
 }
 
+std::optional<double> peak_flops([[maybe_unused]] Device device, [[maybe_unused]] DType dtype) {
+#ifdef TRAIN70B_CUDA
+    struct Peak {
+        const char* name;  // part of the device's name
+        double bf16, fp32;
+    };
+    static constexpr Peak kPeaks[] = {
+        {"B200", 2250e12, 80e12}, {"H200", 989e12, 67e12},   {"H100 PCIe", 756e12, 51e12}, {"H100 NVL", 835e12, 60e12},
+        {"H100", 989e12, 67e12},  {"A100", 312e12, 19.5e12}, {"L40S", 362e12, 91.6e12}};
+    if (device != Device::cuda) return {};
+    const std::string name = cuda_info().name;
+    for (const Peak& peak : kPeaks)
+        if (name.find(peak.name) != std::string::npos) return dtype == DType::bf16 ? peak.bf16 : peak.fp32;
+#endif
+    return {};
+}
+
 }  // namespace train70b

@@ -3,6 +3,7 @@
 // them as Chrome trace events (chrome://tracing, ui.perfetto.dev). Both off: a span costs one branch.
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,5 +43,8 @@ class Span {
     const char *name_, *category_;
     double flops_, bytes_, begin_ = -1;
 };
+
+// Dense peak of the device's data sheet in FLOP/s for products in this dtype; empty where it is not known (any CPU).
+std::optional<double> peak_flops(Device device, DType dtype);
 
 }  // namespace train70b

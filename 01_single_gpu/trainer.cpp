@@ -22,6 +22,8 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     if (this_rank == 0 && !options.memory_timeline.empty())
         timeline_file_.emplace("--memory-timeline", options.memory_timeline);
     if (this_rank == 0 && !options.trace.empty()) trace_file_.emplace("--trace", options.trace);
+    if (!options.save_hf.empty()) hf_.emplace(options.save_hf);
+    if (!options.save_reference.empty()) reference_.emplace(options, saved_config(), flags);
     metrics_.open(options.metrics);
     if (timeline_file_) ledger().start_timeline();
     profile().events_on = trace_file_.has_value();
@@ -59,6 +61,11 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     };
     gradient_norm = [this] { return norm_of(squares(model_.params(), Which::grad)); };
     parameter_norm = [this] { return norm_of(squares(model_.params(), Which::data)); };
+    whole = whole_on_one_rank(model_);
+    if (reference_)
+        after_gradients = [this](int64_t step) {
+            if (step == 1) reference_->gradients(whole);
+        };
     memory_per_rank = [](const MemoryPeak& peak) { return nlohmann::ordered_json::array({to_json(peak)}); };
 }
 
@@ -102,6 +109,7 @@ StepReport Trainer::step(int64_t number) {
         Span span("reduce_gradients", "phase");
         reduce_gradients();
     }
+    if (after_gradients) after_gradients(number);
     ledger().phase("update");
     Span span("update", "phase");
     report.loss = read(loss)[0];
@@ -116,6 +124,8 @@ StepReport Trainer::step(int64_t number) {
     report.step_s = now_seconds() - begin;
     report.data_s = data_seconds_;
     report.tokens_per_s = double(options_.global_batch) * double(options_.seq_len) / report.step_s;
+    if (const auto peak = peak_flops(model_.options.device, model_.options.dtype))
+        report.mfu = report.tokens_per_s * flops_per_token(model_.config, options_.seq_len) / *peak;
     report.memory = ledger().now();
     report.peak = ledger().peak();
     run_peak_.merge(report.peak);
@@ -157,12 +167,14 @@ void Trainer::run() {
         adamw_.emplace(whole_segments(model_.params()), options_.adamw());
         update = [this](float lr, float grad_scale) { adamw_->step(lr, grad_scale); };
     }
+    if (reference_) reference_->initial_weights(whole);
     const double begin = now_seconds();
     StepReport last;
     for (int64_t number = 1; number <= options_.steps; ++number) {
         last = step(number);
         progress_.step(last);
         metrics_.write(to_json(last));
+        if (reference_) reference_->step(last, samples(number));
         if (options_.eval_every > 0 && (number % options_.eval_every == 0 || number == options_.steps)) {
             const double loss = evaluate();
             progress_.line(
@@ -170,7 +182,23 @@ void Trainer::run() {
             metrics_.write({{"event", "eval"}, {"step", number}, {"loss", nine_digits(loss)}});
         }
     }
-    finish(last, now_seconds() - begin);
+    const double seconds = now_seconds() - begin;
+    if (reference_) reference_->finish();
+    if (hf_) hf_->save(saved_config(), model_.options.dtype, whole);
+    finish(last, seconds);
+}
+
+LlamaConfig Trainer::saved_config() const {
+    LlamaConfig config = model_.config;
+    if (config.context == 0) config.context = options_.seq_len;
+    return config;
+}
+
+std::vector<std::vector<int32_t>> Trainer::samples(int64_t step) const {
+    std::vector<std::vector<int32_t>> list;
+    for (int64_t i = 0; i < options_.global_batch; ++i)
+        list.push_back(data_.sample(options_.seed, (step - 1) * options_.global_batch + i));
+    return list;
 }
 
 void Trainer::finish(const StepReport& last, double seconds) {

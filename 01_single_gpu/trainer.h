@@ -3,8 +3,7 @@
 //
 //   for each step:  forward_backward (all micro-batches)  ->  reduce_gradients  ->  gradient_norm  ->  clip, update
 #include "01_single_gpu/data.h"
-#include "01_single_gpu/options.h"
-#include "01_single_gpu/report.h"
+#include "01_single_gpu/reference.h"
 
 namespace train70b {
 
@@ -17,12 +16,14 @@ class Trainer {
     int64_t data_rank = 0, data_ranks = 1;                 // whose part of the global batch this rank computes
     std::function<Tensor(int64_t step)> forward_backward;  // returns this rank's share of the loss, (1) fp32
     std::function<void()> reduce_gradients;                // empty: nothing to reduce
+    std::function<void(int64_t step)> after_gradients;     // empty, or writes step 1's gradients (--save-reference)
     std::function<double()> gradient_norm;                 // of the whole model
     std::function<double()> parameter_norm;
     std::function<void(float lr, float grad_scale)> update;                    // AdamW on whole parameters
     std::function<double(double)> sum_over_ranks;                              // empty: this rank is all there is
     std::function<void(StepReport&)> finish_report;                            // adds communication bytes and seconds
     std::function<nlohmann::ordered_json(const MemoryPeak&)> memory_per_rank;  // the summary's list
+    Whole whole;  // a parameter's data or gradient, gathered on rank 0 to be saved
 
     void run();
 
@@ -33,9 +34,11 @@ class Trainer {
     const MemoryPeak& peak() const { return run_peak_; }
 
   private:
+    std::vector<std::vector<int32_t>> samples(int64_t step) const;  // of the global batch
     Batch make_batch(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const;
     StepReport step(int64_t number);
     void check_finite(const StepReport& report);
+    LlamaConfig saved_config() const;
     void finish(const StepReport& last, double train_seconds);
 
     const TrainOptions options_;
@@ -43,6 +46,8 @@ class Trainer {
     const Dataset& data_;
     std::optional<AdamW> adamw_;  // behind the default of update
     std::optional<OutputFile> timeline_file_, trace_file_;
+    std::optional<HfSaver> hf_;
+    std::optional<ReferenceWriter> reference_;
     Metrics metrics_;
     Progress progress_;
     MemoryPeak run_peak_;

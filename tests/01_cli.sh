@@ -1,6 +1,7 @@
 #!/bin/bash
-# The command line of chapter 01 as its user meets it. A bad input ends with exit code 2 and one line on stderr that names the
-# flag or the file and says what would work, and leaves nothing on disk. A good run writes the files it promised, and only those.
+# The command line of chapter 01 as its user meets it. A bad input ends with exit code 2 and one line on stderr that
+# names the flag or the file and says what would work, and leaves nothing on disk. A good run writes the files it
+# promised, and only those.
 # Run: bash tests/01_cli.sh build/bin
 set -u
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
@@ -19,7 +20,7 @@ verdict() { # NAME PROBLEM: no problem is a pass
     fi
 }
 
-# Runs the program on the tiny shape with the flags given, which replace the shape's own; leaves code, $work/out, $work/err.
+# Runs the program on the tiny shape with the flags given, which replace the shape's own: code, $work/out, $work/err.
 run() {
     local shape=(--data "$work/text.txt" --layers 1 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --seq-len 16
         --global-batch 2 --steps 3) flags=() i
@@ -41,7 +42,7 @@ expect_line() {
     done
 }
 
-# refused NAME "PART|PART" FLAG...: exit code 2, one line with every part, and an empty folder, although output was asked for.
+# refused NAME "PART|PART" FLAG...: exit code 2, one line with every part, and an empty folder.
 refused() {
     local name=$1 parts flags=("${@:3}")
     IFS='|' read -ra parts <<<"$2"
@@ -96,6 +97,7 @@ refused "odd head size" "--hidden 130 / --heads 2 = 65|even" --hidden 130 --head
 refused "head size too large" "--hidden 2048 / --heads 4 = 512|at most 256" --hidden 2048
 refused "dtype" "--dtype|fp64|fp32|bf16" --dtype fp64
 refused "model" "--model|9b|tiny|8b|405b" --model 9b
+refused "bf16 gradients of fp32" "--grad-dtype bf16|--dtype" --grad-dtype bf16
 refused "recompute" "--recompute|some|none|selective|full" --recompute some
 refused "schedule" "--lr-schedule|step|constant|wsd" --lr-schedule step
 refused "accumulation does not divide" "--global-batch 10|--micro-batch 4|12 would" --global-batch 10 --micro-batch 4
@@ -143,7 +145,7 @@ if [ -c /dev/full ]; then # a device that is always full
     verdict "metrics that cannot be written end the run" "$(expect_line 1 '--metrics /dev/full')"
 fi
 
-# good NAME CHECK FLAG...: exit code 0, silence on stderr, the three files and no others, and the Python check prints nothing.
+# good NAME CHECK FLAG...: exit code 0, silence on stderr, the three files and no others, nothing from the Python check.
 good() {
     run "${@:3}" --metrics m.jsonl --trace t.json --memory-timeline t.csv
     verdict "good: $1" "$([ "$code" = 0 ] || echo "exit code $code")$(cat "$work/err")$(
@@ -152,8 +154,8 @@ good() {
     rm -f ./*
 }
 
-# What every good run owes, then the check of the case at hand. Parameters of the shape: per block 2 norms of 32, q 32 x 32,
-# k and v 16 x 32, o 32 x 32, three of 48 x 32; then the last norm, embedding and head of 256 x 32: 24160.
+# What every good run owes; the check of the case at hand follows it. Parameters of the shape: in the block two norms of
+# 32, q and o 32 x 32, k and v 16 x 32, three of 48 x 32; then a norm of 32, embedding and head of 256 x 32: 24160.
 reader='
 import csv, json
 kinds = ["params", "grads", "optimizer", "activations", "comm", "workspace"]
@@ -209,8 +211,8 @@ good "bf16, fp32 gradients" 'for step in steps: states(step["memory"], 2 * 24160
 good "bf16, bf16 gradients" 'for step in steps: states(step["memory"], 2 * 24160, 2 * 24160, 12 * 24160)' \
     --dtype bf16 --grad-dtype bf16
 good "micro-batches, full recomputation" 'expect(len(steps) == 3)' --micro-batch 1 --recompute full
-good "evaluation" 'expect([line["step"] for line in evals] == [2, 3] and all(4 < line["loss"] < 7 for line in evals), evals)' \
-    --eval-every 2
+good "evaluation" 'expect([line["step"] for line in evals] == [2, 3], evals)
+expect(all(4 < line["loss"] < 7 for line in evals), evals)' --eval-every 2
 good "no steps" 'expect(not steps and summary["loss"] is None, lines)' --steps 0
 good "token shards" 'expect(len(steps) == 3, lines)' --data "$work/good.bin"
 

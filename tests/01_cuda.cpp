@@ -256,6 +256,19 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
         1e-7);
 }
 
+TEST_CASE("cuda: masked logits, -inf for whole packs, count nothing") {
+    if (!have_gpu()) return;
+    compare(DType::f32, [](Device device) {
+        const Maker make{device, DType::f32};
+        std::vector<double> numbers = randoms(2 * 4096, 1);
+        for (int i = 64; i < 4096; ++i) numbers[i] = -INFINITY;
+        Tensor x = tensor(numbers, {2, 4096}, DType::f32, device), max = make.floats({2}), sum = make.floats({2});
+        Tensor at = make.floats({2});
+        softmax_stats(max, sum, at, x, upload({0, 1}, {2}, device));
+        return Results{max, sum, at};
+    });
+}
+
 TEST_CASE("cuda: NaN and infinity in the logits reach the loss") {
     if (!have_gpu()) return;
     for (double poison : {double(NAN), double(INFINITY)}) {

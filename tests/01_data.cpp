@@ -256,6 +256,8 @@ TEST_CASE("validation lies behind the training part: a tenth of a text, nothing 
     REQUIRE(quarter.validation_samples() == 15);
     EXPECT(quarter.validation_sample(0) == counting(750, kSeq + 1));
     EXPECT(quarter.validation_sample(14) == counting(974, kSeq + 1));
+    const Dataset even(folder.write("256.bin", shard<uint16_t>(counting(0, 256))), 256, kSeq, 0.25);
+    EXPECT(even.validation_samples() == 3);  // 64 tokens: the last one is only a target
     EXPECT(none.train_tokens() == 1000);
     EXPECT(none.validation_samples() == 0);
 

@@ -15,7 +15,7 @@ bash tests/setup.sh build
 echo "== tests"
 ctest --test-dir build --output-on-failure
 if [ $fast = 0 ]; then
-    bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo
+    bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined
     echo "== tests under the sanitizers"
     ctest --test-dir build-sanitize --output-on-failure
 fi

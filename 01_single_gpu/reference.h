@@ -1,0 +1,46 @@
+#pragma once
+// Reference runs: everything that another implementation needs to train on the same tokens from the same weights, and
+// to see where it first departs. docs/reference-format.md describes the files.
+#include "01_single_gpu/hf.h"
+#include "01_single_gpu/options.h"
+#include "01_single_gpu/report.h"
+
+namespace train70b {
+
+// Writes a reference folder, alongside training. Construction (before training) opens every file; none of them has its
+// name before finish(). Rank 0 writes; the others take part in `whole`.
+class ReferenceWriter {
+  public:
+    ReferenceWriter(const TrainOptions& options, const LlamaConfig& config, const nlohmann::ordered_json& flags);
+    void initial_weights(const Whole& whole);  // before step 1
+    void gradients(const Whole& whole);        // at step 1: reduced over all ranks, before clipping
+    void step(const StepReport& report, const std::vector<std::vector<int32_t>>& samples);
+    void finish();
+
+  private:
+    std::vector<Param> params_;
+    std::optional<OutputFolder> folder_;  // of rank 0, like the files
+    std::optional<SafetensorsWriter> initial_, gradients_;
+    std::optional<OutputFile> config_file_, json_file_;
+    int64_t steps_ = 0;
+};
+
+// How far run a is from run b, both reference folders. A NaN is farther than everything.
+struct Deviation {
+    std::string name;     // of a parameter, or "step 3"
+    double relative = 0;  // ||a - b|| / ||b||
+    double size = 0;      // ||b||
+};
+struct Comparison {
+    bool same_tokens = true;
+    int64_t samples = 0;
+    std::vector<std::string> problems;  // what cannot be compared: names, shapes, numbers of steps
+    std::vector<Deviation> weights, gradients, losses, norms;  // the worst first
+
+    bool within(double tolerance) const;
+};
+// Usage error for a folder that is not a reference run.
+Comparison compare_references(const std::string& a, const std::string& b);
+std::string comparison_table(const Comparison& comparison, double tolerance);  // with the verdict as its last line
+
+}  // namespace train70b

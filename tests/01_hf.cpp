@@ -1,0 +1,343 @@
+// Hugging Face checkpoints: round trips without a bit lost, shards, rope scaling, rectangles, and every bad file
+// refused with a line that names it.
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numbers>
+
+#include "01_single_gpu/hf.h"
+
+#include <numbers>
+
+#include "tests/files.h"
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+namespace {
+
+LlamaConfig make_config() {
+    LlamaConfig c;
+    c.layers = 2, c.hidden = 16, c.heads = 4, c.kv_heads = 2, c.ffn = 24, c.vocab = 20, c.context = 7;
+    return c;
+}
+
+void save(const std::string& dir, Llama& model, int64_t shard_bytes = 5'000'000'000) {
+    HfSaver(dir).save(model.config, model.options.dtype, whole_on_one_rank(model), shard_bytes);
+}
+
+// A valid checkpoint of make_config(), to be damaged.
+struct Checkpoint : Folder {
+    explicit Checkpoint(int64_t shard_bytes = 5'000'000'000) {
+        Llama model(make_config(), {.init_std = 0.3});
+        model.materialise(3);
+        save(text(), model, shard_bytes);
+    }
+    ordered_json config() const { return ordered_json::parse(read_text(*this / "config.json")); }
+    void set(const std::string& key, const ordered_json& value) const {
+        ordered_json json = config();
+        json[key] = value;
+        write_text(*this / "config.json", json.dump());
+    }
+    void remove(const std::string& key) const {
+        ordered_json json = config();
+        json.erase(key);
+        write_text(*this / "config.json", json.dump());
+    }
+    LlamaConfig read() const { return read_hf_config(text()); }
+    HfWeights weights() const { return HfWeights(text(), make_config()); }
+};
+
+// The bits of every parameter, one after another.
+std::string bits(Llama& model) {
+    std::string all;
+    for (const Param* param : model.params()) all.append(param->data.data<char>(), param->data.bytes());
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("save, load, save: identical bytes and identical weights, in one file and in shards") {
+    for (DType dtype : {DType::f32, DType::bf16})
+        for (int64_t shard_bytes : {int64_t(1) << 40, int64_t(3000)}) {
+            Folder first, second;
+            Llama model(make_config(), {.dtype = dtype, .init_std = 0.3}), loaded(make_config(), {.dtype = dtype});
+            model.materialise(3);
+            loaded.materialise(4);
+            save(first.text(), model, shard_bytes);
+            HfWeights(first.text(), read_hf_config(first.text())).load(loaded.params());
+            EXPECT(bits(model) == bits(loaded));
+            save(second.text(), loaded, shard_bytes);
+            EXPECT(first.files() == second.files());
+            EXPECT((shard_bytes == 3000) == fs::exists(first / "model.safetensors.index.json"));
+            for (const auto& file : fs::directory_iterator(first.path)) {
+                INFO(file.path().filename().string());
+                EXPECT(file.path().extension() != ".tmp");
+                EXPECT(read_text(file.path()) == read_text(second / file.path().filename().string()));
+            }
+        }
+}
+
+TEST_CASE("shards: at most the size asked for, named and indexed as Hugging Face does") {
+    const Checkpoint saved(3000);
+    const auto index = ordered_json::parse(read_text(saved / "model.safetensors.index.json"));
+    EXPECT(index["metadata"]["total_size"] == 4 * make_config().parameters());
+    EXPECT(index["weight_map"].size() == 3 + 9 * 2);
+    EXPECT(index["weight_map"]["model.embed_tokens.weight"].get<std::string>().starts_with("model-00001-of-000"));
+    std::map<std::string, int64_t> bytes;
+    for (const auto& [name, file] : index["weight_map"].items()) {
+        const SafetensorsFile shard(saved / file.get<std::string>());
+        bytes[file] += shard.tensors().at(name).bytes;
+    }
+    EXPECT(bytes.size() > 3);
+    for (const auto& [file, sum] : bytes) EXPECT(sum <= 3000);
+    // One file over shards, and shards over one file: what is read is what was written last.
+    Llama model(make_config(), {.init_std = 0.1}), loaded(make_config(), {});
+    for (int64_t shard_bytes : {int64_t(1) << 40, int64_t(3000)}) {
+        model.materialise(uint64_t(shard_bytes));
+        loaded.materialise(1);
+        save(saved.text(), model, shard_bytes);
+        saved.weights().load(loaded.params());
+        EXPECT(bits(model) == bits(loaded));
+    }
+}
+
+TEST_CASE("a file's dtype becomes the run's: bf16 in fp32 exactly, fp32 in bf16 rounded to nearest") {
+    Folder wide, narrow;
+    Llama model(make_config(), {.init_std = 0.3}), rounded(make_config(), {.dtype = DType::bf16, .init_std = 0.3});
+    model.materialise(3);
+    rounded.materialise(3);  // its values are the rounded normals
+    save(wide.text(), model);
+    save(narrow.text(), rounded);
+    Llama from_wide(make_config(), {.dtype = DType::bf16}), from_narrow(make_config(), {});
+    from_wide.materialise(9);
+    from_narrow.materialise(9);
+    HfWeights(wide.text(), make_config()).load(from_wide.params());
+    HfWeights(narrow.text(), make_config()).load(from_narrow.params());
+    EXPECT(bits(from_wide) == bits(rounded));
+    for (size_t i = 0; i < rounded.params().size(); ++i)
+        EXPECT(values(from_narrow.params()[i]->data) == values(rounded.params()[i]->data));
+}
+
+TEST_CASE("a parameter loads its rectangle of the whole, into a view as well") {
+    const Checkpoint saved;
+    Llama whole(make_config(), {});
+    whole.materialise(1);
+    saved.weights().load(whole.params());
+    Param up = *whole.blocks[1].unit.params[7];  // mlp.up_proj (24, 16)
+    REQUIRE(up.name == "model.layers.1.mlp.up_proj.weight");
+    const auto all = values(up.data);
+    up.local = {.row_begin = 5, .rows = 7, .col_begin = 3, .cols = 9};
+    const Tensor flat({100}, DType::f32, Device::cpu);
+    up.data = flat.element_slice(11, up.local_shape());
+    saved.weights().load({&up});
+    const auto part = values(up.data);
+    for (int r = 0; r < 7; ++r)
+        for (int c = 0; c < 9; ++c) EXPECT(part[r * 9 + c] == all[(5 + r) * 16 + 3 + c]);
+    Param norm = whole.final_norm;
+    fill(whole.final_norm.data, 0);
+    norm.local = {.row_begin = 4, .rows = 8};
+    norm.data = whole.final_norm.data.row_slice(4, 12);
+    saved.weights().load({&norm});
+    for (int i = 0; i < 16; ++i) EXPECT(values(whole.final_norm.data)[i] == (i >= 4 && i < 12 ? 1 : 0));
+}
+
+TEST_CASE("an older file: no num_key_value_heads, no rope_theta, inv_freq tables, unaligned tensors") {
+    const Checkpoint saved;
+    saved.remove("rope_theta");
+    saved.remove("head_dim");
+    saved.set("rope_scaling", nullptr);
+    EXPECT(saved.read().rope_theta == 10000);
+    EXPECT(saved.read().kv_heads == 2);
+    saved.remove("num_key_value_heads");
+    EXPECT(saved.read().kv_heads == 4);
+
+    const std::string file = read_text(saved / "model.safetensors");
+    const uint64_t length = *reinterpret_cast<const uint64_t*>(file.data());
+    auto header = ordered_json::parse(file.substr(8, length));
+    const std::string data = file.substr(8 + length) + std::string(8, '\0');
+    header["model.layers.0.self_attn.rotary_emb.inv_freq"] = {
+        {"dtype", "F32"}, {"shape", {2}}, {"data_offsets", {data.size() - 8, data.size()}}};
+    std::string text = header.dump();
+    if (text.size() % 4 == 0) text += ' ';  // any length is allowed
+    const uint64_t new_length = text.size();
+    write_text(saved / "model.safetensors", std::string(reinterpret_cast<const char*>(&new_length), 8) + text + data);
+    Llama model(make_config(), {.init_std = 0.3}), loaded(make_config(), {});
+    model.materialise(3);
+    loaded.materialise(4);
+    saved.weights().load(loaded.params());
+    EXPECT(bits(model) == bits(loaded));
+}
+
+TEST_CASE("llama3 rope scaling: long waves slowed down, short ones kept, a blend between; both ways to write it") {
+    const Checkpoint saved;
+    const ordered_json scaling = {{"rope_type", "llama3"},
+                                  {"factor", 8.0},
+                                  {"low_freq_factor", 1.0},
+                                  {"high_freq_factor", 4.0},
+                                  {"original_max_position_embeddings", 8192}};
+    saved.set("rope_theta", 500000.0);
+    saved.set("rope_scaling", scaling);
+    LlamaConfig config = saved.read();
+    config.hidden = 128 * config.heads;  // D = 128, as Llama-3.1 has it
+    const Rope rope = config.rope();
+    int kept = 0, slowed = 0, blended = 0;
+    for (int i = 0; i < 64; ++i) {
+        const double plain = std::pow(500000.0, -i / 64.0), wavelength = 2 * std::numbers::pi / plain;
+        double expected = plain;
+        if (wavelength > 8192.0 / 1)
+            expected = plain / 8, ++slowed;
+        else if (wavelength < 8192.0 / 4)
+            ++kept;
+        else {
+            const double smooth = (8192 / wavelength - 1) / (4 - 1);
+            expected = (1 - smooth) * plain / 8 + smooth * plain, ++blended;
+        }
+        EXPECT(std::abs(rope.inv_freq[i] / expected - 1) <= 1e-12);
+    }
+    EXPECT(kept > 20);
+    EXPECT(slowed > 20);
+    EXPECT(blended > 3);
+
+    const LlamaConfig first = saved.read();
+    EXPECT(hf_config(first, DType::f32)["rope_scaling"] == scaling);
+    saved.remove("rope_scaling");
+    saved.remove("rope_theta");
+    ordered_json newer = scaling;
+    newer["rope_theta"] = 500000.0;
+    saved.set("rope_parameters", newer);
+    EXPECT(hf_config(saved.read(), DType::f32) == hf_config(first, DType::f32));
+    saved.set("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 77.0}});
+    EXPECT(saved.read().rope_theta == 77);
+    EXPECT(!saved.read().rope_scaling);
+}
+
+TEST_CASE("config.json: what is missing, ill-typed or another model is refused by key") {
+    const Checkpoint saved;
+    for (const char* key : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                            "vocab_size", "rms_norm_eps"}) {
+        const ordered_json value = saved.config()[key];
+        saved.remove(key);
+        EXPECT_USAGE_ERROR(saved.read(), (std::string("config.json: ") + key + " is missing").c_str());
+        for (const ordered_json& bad : {ordered_json("16"), ordered_json(-16), ordered_json(0), ordered_json(true),
+                                        ordered_json({16}), ordered_json(1e300 * 1e300)}) {
+            saved.set(key, bad);
+            EXPECT_USAGE_ERROR(saved.read(), key);
+        }
+        saved.set(key, value);
+        (void)saved.read();
+    }
+    const ordered_json good = {{"rope_type", "llama3"},
+                               {"factor", 8.0},
+                               {"low_freq_factor", 1.0},
+                               {"high_freq_factor", 4.0},
+                               {"original_max_position_embeddings", 8192}};
+    const auto changed = [&](const char* key, const ordered_json& value) {
+        ordered_json scaling = good;
+        scaling[key] = value;
+        return scaling;
+    };
+    const std::tuple<const char*, ordered_json, const char*> bad[] = {
+        {"hidden_size", 16.5, "hidden_size 16.5: must be a whole number"},
+        {"hidden_size", 18, "hidden_size 18 does not divide by num_attention_heads 4; hidden_size 20 would"},
+        {"num_attention_heads", 16, "must be even"},
+        {"num_key_value_heads", 3, "num_attention_heads 4 does not divide by num_key_value_heads 3"},
+        {"head_dim", 8, "head_dim 8: must be hidden_size / num_attention_heads = 4"},
+        {"num_hidden_layers", 2000000000, "num_hidden_layers"},
+        {"tie_word_embeddings", true, "tied embeddings are not supported"},
+        {"attention_bias", true, "attention_bias"},
+        {"mlp_bias", true, "mlp_bias"},
+        {"hidden_act", "gelu", "hidden_act \"gelu\""},
+        {"model_type", "mistral", "model_type \"mistral\""},
+        {"quantization_config", {{"bits", 4}}, "quantization_config"},
+        {"rope_theta", "x", "rope_theta"},
+        {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5.0}}, "rope_theta 10000.0: but"},
+        {"rope_scaling", 8, "rope_scaling 8: must be an object"},
+        {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}, "rope_scaling: type \"linear\""},
+        {"rope_scaling", {{"factor", 2.0}}, "rope_scaling: type is missing"},
+        {"rope_scaling", changed("factor", -1), "rope_scaling: factor -1"},
+        {"rope_scaling", changed("factor", nullptr), "rope_scaling: factor is missing"},
+        {"rope_scaling", changed("low_freq_factor", 4.0), "low_freq_factor 4.0: must be below high_freq_factor"},
+        {"rope_scaling", changed("original_max_position_embeddings", 0.5), "original_max_position_embeddings"},
+    };
+    for (const auto& [key, value, part] : bad) {
+        const Checkpoint damaged;
+        damaged.set(key, value);
+        INFO(key);
+        EXPECT_USAGE_ERROR(damaged.read(), part);
+    }
+    write_text(saved / "config.json", "{\"hidden_size\": ");
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a JSON object");
+    write_text(saved / "config.json", "[]");
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a JSON object");
+    fs::remove(saved / "config.json");
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: cannot be read");
+    EXPECT_USAGE_ERROR(read_hf_config(saved / "nowhere"), "nowhere: is no folder");
+}
+
+TEST_CASE("weights that are not this model's are refused before anything is loaded") {
+    const Checkpoint saved;
+    LlamaConfig config = make_config();
+    config.layers = 3;
+    EXPECT_USAGE_ERROR(HfWeights(saved.text(), config), "tensor model.layers.2.input_layernorm.weight is missing");
+    config.layers = 1;
+    EXPECT_USAGE_ERROR(HfWeights(saved.text(), config), "tensor \"model.layers.1.input_layernorm.weight\" is no part");
+    config = make_config();
+    config.ffn = 32;
+    EXPECT_USAGE_ERROR(HfWeights(saved.text(), config),
+                       "model.safetensors: tensor model.layers.0.mlp.gate_proj.weight is (24, 16)");
+    fs::remove(saved / "model.safetensors");
+    EXPECT_USAGE_ERROR(saved.weights(), "neither model.safetensors nor model.safetensors.index.json");
+}
+
+TEST_CASE("an index and its shards must agree") {
+    const auto damaged = [](const std::function<void(const Checkpoint&, ordered_json& index)>& damage,
+                            const char* part) {
+        const Checkpoint saved(3000);
+        ordered_json index = ordered_json::parse(read_text(saved / "model.safetensors.index.json"));
+        damage(saved, index);
+        write_text(saved / "model.safetensors.index.json", index.dump());
+        EXPECT_USAGE_ERROR(saved.weights(), part);
+    };
+    const auto shard = [](const ordered_json& index, const std::string& name) -> std::string {
+        return index["weight_map"][name];
+    };
+    const std::string head = "lm_head.weight", table = "model.embed_tokens.weight";
+    damaged([&](const Checkpoint& c, ordered_json& index) { fs::remove(c / shard(index, head)); },
+            "safetensors: missing; model.safetensors.index.json places tensor \"");
+    damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"][head] = shard(index, table); },
+            "places it in model-00001-of-");
+    damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"].erase(head); },
+            "tensor \"lm_head.weight\" is not in model.safetensors.index.json");
+    damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"]["new"] = shard(index, head); },
+            "tensor \"new\" is missing");
+    damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"][head] = "../x.safetensors"; },
+            "names no file of this folder");
+    damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"][head] = 3; }, "names no file");
+    damaged([&](const Checkpoint&, ordered_json& index) { index.erase("weight_map"); }, "weight_map is missing");
+    damaged([&](const Checkpoint&, ordered_json& index) { index = 7; }, "weight_map is missing");
+    damaged(
+        [&](const Checkpoint& c, ordered_json& index) {
+            fs::copy(c / shard(index, table), c / "copy.safetensors");
+            index["weight_map"]["new"] = "copy.safetensors";
+        },
+        "is in");
+}
+
+TEST_CASE("output folders: made when missing, gone again when nothing came of it, refused when impossible") {
+    const Folder folder;
+    { const HfSaver unused(folder / "a/b"); }
+    EXPECT(folder.files() == 0);
+    write_text(folder / "file", "kept");
+    EXPECT_USAGE_ERROR(HfSaver(folder / "file"), "--save-hf");
+    EXPECT_USAGE_ERROR(HfSaver(folder / "file/inside"), "cannot be created");
+    fs::create_directory(folder / "mine");
+    { const HfSaver unused(folder / "mine"); }
+    EXPECT(fs::exists(folder / "mine"));
+    EXPECT(folder.files() == 2);
+}

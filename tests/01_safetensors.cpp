@@ -1,0 +1,95 @@
+// safetensors files whose header lies: every kind of lie is refused by file and tensor, before anything is read.
+#include <fmt/ranges.h>
+
+#include "01_single_gpu/safetensors.h"
+#include "tests/files.h"
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+void write_raw(const std::string& path, const std::string& header, size_t data_bytes) {
+    const uint64_t length = header.size();
+    write_text(path, std::string(reinterpret_cast<const char*>(&length), 8) + header + std::string(data_bytes, '\1'));
+}
+}  // namespace
+
+TEST_CASE("a file written is the file read: order, alignment, values; and nothing under its name before commit") {
+    const Folder folder;
+    const std::string path = folder / "x.safetensors";
+    const Tensor a = tensor(randoms(6, 1), {2, 3}), b = tensor(randoms(5, 2), {5}, DType::bf16);
+    {
+        SafetensorsWriter file("--flag", path, {{"b", DType::bf16, {5}}, {"a", DType::f32, {2, 3}}});
+        file.write(b);
+        EXPECT(!std::filesystem::exists(path));
+        file.write(a);
+        file.commit();
+    }
+    const SafetensorsFile file(path);
+    Tensor a_again({2, 3}, DType::f32, Device::cpu), b_again({5}, DType::bf16, Device::cpu);
+    file.read(file.tensors().at("a"), a_again);
+    file.read(file.tensors().at("b"), b_again);
+    EXPECT(values(a) == values(a_again));
+    EXPECT(values(b) == values(b_again));
+    EXPECT(file.tensors().at("b").begin == 0);
+    const std::string bytes = read_text(path);
+    EXPECT(uint8_t(bytes[0]) % 8 == 0);
+    EXPECT(bytes.size() % 8 == (6 * 4 + 5 * 2) % 8);
+    { const SafetensorsWriter dropped("--flag", folder / "y.safetensors", {}); }
+    EXPECT(folder.files() == 1);
+    EXPECT_USAGE_ERROR(SafetensorsWriter("--flag", folder / "nowhere/x", {}), "--flag");
+}
+
+TEST_CASE("a header that lies is refused by file and tensor") {
+    const Folder folder;
+    const std::string path = folder / "x.safetensors";
+    const auto entry = [](const std::string& name, const std::string& dtype, const std::string& shape, uint64_t begin,
+                          uint64_t end) {
+        return fmt::format("\"{}\":{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}", name, dtype, shape,
+                           begin, end);
+    };
+    const auto braced = [](std::initializer_list<std::string> parts) {
+        return fmt::format("{{{}}}", fmt::join(parts, ","));
+    };
+    const auto a = entry("a", "F32", "[2,3]", 0, 24);
+    const std::tuple<std::string, size_t, const char*> bad[] = {
+        {braced({entry("a", "F32", "[2,3]", 0, 20)}), 20, "\"a\": \"F32\" of (2, 3) is 24 bytes"},
+        {braced({entry("a", "F32", "[2,3]", 0, 28)}), 28, "\"a\""},
+        {braced({a}), 23, "\"a\": ends at byte 24, but the file holds 23"},
+        {braced({a}), 28, "4 bytes behind the last tensor"},
+        {braced({a, entry("b", "F32", "[2]", 20, 28)}), 28, "\"b\" overlaps \"a\""},
+        {braced({a, entry("b", "F32", "[6]", 0, 24)}), 24, "overlaps"},
+        {braced({a, entry("b", "BF16", "[2]", 28, 32)}), 32, "4 bytes before tensor \"b\""},
+        {braced({entry("a", "F32", "[2]", 4, 12)}), 12, "4 bytes before tensor \"a\""},
+        {braced({a, a}), 24, "lists \"a\" twice"},
+        {braced({entry("a", "F16", "[2]", 0, 4)}), 4, "\"a\": dtype \"F16\" is not supported"},
+        {braced({entry("a", "F32", "[-2,-3]", 0, 24)}), 24, "\"a\""},
+        {braced({entry("a", "F32", "[2.0,3]", 0, 24)}), 24, "\"a\""},
+        {braced({entry("a", "F32", "6", 0, 24)}), 24, "\"a\": no \"shape\""},
+        {braced({entry("a", "F32", "[4294967296,4294967296]", 0, 0)}), 0, "\"a\": shape"},
+        {braced({entry("a", "F32", "[2]", 8, 0)}), 8, "\"a\": data_offsets are not"},
+        {braced({entry("a", "F32", "[2]", 0, 18446744073709551615u)}), 8, "\"a\": ends at byte"},
+        {braced({entry("a\\nb", "F64", "[1]", 0, 8)}), 8, "\"a\\nb\": dtype \"F64\""},
+        {"{\"a\":7}", 0, "\"a\": no \"shape\""},
+        {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "\"a\": dtype null"},
+        {"[]", 0, "not a JSON object"},
+        {braced({a}).substr(1), 24, "not JSON"},
+        {"", 24, "not JSON"},
+        {"{}", 4, "4 bytes behind"},
+    };
+    for (const auto& [header, data_bytes, part] : bad) {
+        INFO(header);
+        write_raw(path, header, data_bytes);
+        EXPECT_USAGE_ERROR(SafetensorsFile(path), part);
+        EXPECT_USAGE_ERROR(SafetensorsFile(path), "x.safetensors: ");
+    }
+    write_raw(path, braced({a, entry("b", "BF16", "[]", 24, 26), entry("c", "F32", "[0,5]", 24, 24)}), 26);
+    EXPECT(SafetensorsFile(path).tensors().size() == 3);  // a scalar and an empty tensor are fine
+    for (const std::string& text : {std::string(), std::string(7, 'x'), std::string(100, '\xff')}) {
+        write_text(path, text);
+        EXPECT_USAGE_ERROR(SafetensorsFile(path), "x.safetensors: ");
+    }
+    EXPECT_USAGE_ERROR(SafetensorsFile(folder.text()), "is not a file");
+    EXPECT_USAGE_ERROR(SafetensorsFile(folder / "nowhere"), "nowhere: cannot be read");
+}

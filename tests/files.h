@@ -1,0 +1,36 @@
+#pragma once
+// Files for tests: a folder that goes away with everything in it, and files as text.
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace train70b::test {
+
+struct Folder {
+    std::filesystem::path path;
+    Folder() {
+        static int number = 0;
+        path = std::filesystem::temp_directory_path() / fmt::format("train70b_test_{}_{}", ::getpid(), number++);
+        std::filesystem::create_directories(path);
+    }
+    ~Folder() { std::filesystem::remove_all(path); }
+    Folder(const Folder&) = delete;
+    std::string operator/(const std::string& name) const { return (path / name).string(); }
+    std::string text() const { return path.string(); }
+    size_t files() const {
+        return std::distance(std::filesystem::directory_iterator(path), std::filesystem::directory_iterator());
+    }
+};
+
+inline std::string read_text(const std::string& path) {
+    std::ifstream stream(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(stream), {}};
+}
+inline void write_text(const std::string& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+}
+
+}  // namespace train70b::test
