@@ -120,7 +120,7 @@ void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std);
 // --------------------------------------------------------------------------------------------------------------
 std::vector<float> read(const Tensor& x);  // to the host, as fp32; of a meta tensor: ones
 Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind = Memory::activations);
-void synchronize(Device device);          // waits until everything issued so far is done
-std::string why_no_cuda();                // empty when a CUDA device can be used; else what is missing
+void synchronize(Device device);  // waits until everything issued so far is done
+std::string why_no_cuda();        // empty when a CUDA device can be used; else what is missing
 
 }  // namespace train70b

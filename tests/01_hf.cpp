@@ -8,9 +8,6 @@
 #include <numbers>
 
 #include "01_single_gpu/hf.h"
-
-#include <numbers>
-
 #include "tests/files.h"
 #include "tests/support.h"
 
