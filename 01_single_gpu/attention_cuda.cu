@@ -95,8 +95,8 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
             const bool visible = j + lane < visible_keys(s, first + r);
             const float score = visible ? dot(own + r * D, k_tile + lane * (D + 1), D) * factor : -INFINITY;
             const float max = fmaxf(row_max[r], warp_max(score));
-            if (max == -INFINITY && !isnan(score)) continue;  // the same for all lanes: nothing visible yet
-            const float p = visible ? expf(score - max) : 0.0f, shrink = expf(row_max[r] - max);
+            const float shift = max == -INFINITY ? 0.0f : max;  // nothing visible yet: exp(-inf - 0) = 0
+            const float p = visible ? expf(score - shift) : 0.0f, shrink = expf(row_max[r] - shift);
             row_max[r] = max;
             row_sum[r] = row_sum[r] * shrink + warp_sum(p);
             for (float& each : sum[r]) each *= shrink;
@@ -105,7 +105,7 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
     }
     for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
         const int64_t row = batch * s.query_len + first + r;
-        const bool blind = row_sum[r] == 0;
+        const bool blind = visible_keys(s, first + r) == 0;
         store_own(out, row, E, head * D, D, sum[r], blind ? 0.0f : 1.0f / row_sum[r]);
         if (lane == 0) lse[row * s.heads + head] = blind ? -INFINITY : row_max[r] + logf(row_sum[r]);
     }

@@ -9,6 +9,8 @@
 //
 // Layout of a C fragment, per thread with g = lane / 4 and t = lane % 4: rows g and g + 8, columns 8 n + 2 t and + 1:
 //   c[n][0], c[n][1] in row g;  c[n][2], c[n][3] in row g + 8.
+#include <functional>
+
 #include "01_single_gpu/attention_cuda.cuh"
 
 namespace train70b::cuda {
@@ -190,9 +192,10 @@ __global__ void __launch_bounds__(32 * kForwardWarps)
     for (int half = 0; half < 2; ++half) {
         const float total = quad_sum(row_sum[half]);
         const int64_t query = first + g + 8 * half;
-        normalise[half] = total == 0 ? 0.0f : 1.0f / total;
+        normalise[half] = visible[half] == 0 ? 0.0f : 1.0f / total;
         if (t == 0 && query < s.query_len)
-            lse[(q_row + query) * s.heads + head] = total == 0 ? -INFINITY : row_max[half] / kLog2E + logf(total);
+            lse[(q_row + query) * s.heads + head] =
+                visible[half] == 0 ? -INFINITY : row_max[half] / kLog2E + logf(total);
     }
     store_rows<D>(out, q_row + first, q_end, E, head * D, sum, normalise[0], normalise[1]);
 }
@@ -316,12 +319,20 @@ unsigned tiles(int64_t rows, int64_t per_tile) { return static_cast<unsigned>((r
 
 }  // namespace
 
+namespace {
+void check_aligned(std::initializer_list<std::reference_wrapper<const Tensor>> tensors) {
+    for (const Tensor& x : tensors)
+        CHECK(reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0, "{} does not begin on 16 bytes", to_string(x.shape()));
+}
+}  // namespace
+
 bool mma_can(DType dtype, const AttentionShape& s) {
     return dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128);
 }
 
 void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                    const AttentionShape& s) {
+    check_aligned({q, k, v});
     with_head_dim(s.head_dim, [&](auto dim) {
         constexpr int D = decltype(dim)::value, kQueries = 16 * kForwardWarps;
         const size_t bytes = (kQueries + 2 * kForwardKeys) * kStride<D> * sizeof(bf16);
@@ -335,6 +346,7 @@ void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, c
 
 void mma_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                             const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionShape& s) {
+    check_aligned({dout, q, k, v});
     with_head_dim(s.head_dim, [&](auto dim) {
         with_float(dq.dtype(), [&](auto grad_zero) {
             using G = decltype(grad_zero);

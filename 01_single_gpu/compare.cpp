@@ -1,6 +1,5 @@
 // Two reference runs, held against each other: per parameter |gradient a - gradient b| / |gradient b| at step 1, and
-// the losses and gradient norms of all steps. Losses alone can agree while a gradient is scaled wrongly: AdamW hides
-// it.
+// the losses and gradient norms of all steps. Losses alone can agree with a gradient scaled wrongly: AdamW hides it.
 //
 // Run:   build/bin/01_single_gpu --steps 4 --save-reference a
 //        build/bin/01_single_gpu --steps 4 --micro-batch 4 --save-reference b

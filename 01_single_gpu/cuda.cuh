@@ -81,10 +81,10 @@ inline unsigned blocks_for(int64_t elements) {
     constexpr int64_t per_block = int64_t(kThreads) * kPack;
     return static_cast<unsigned>(std::max<int64_t>(1, (elements + per_block - 1) / per_block));
 }
-// More than 48 KiB of shared memory has to be asked for, once per kernel.
+// More than 48 KiB of shared memory (1 KiB of it left for a kernel's static arrays) has to be asked for.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, size_t bytes) {
-    if (bytes > 48 << 10)
+    if (bytes > 47 << 10)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 inline void check_launch() { CUDA_CHECK(cudaGetLastError()); }

@@ -2,9 +2,8 @@
 //
 // Run:   build/bin/01_single_gpu                             (a byte model on the repository's own text)
 //        build/bin/01_single_gpu --recompute full --dtype bf16 --metrics run.jsonl
-// Watch: the loss falls from ln 256 = 5.5; the closing table gives each kind of memory its formula; --recompute changes
-// the
-//        activations and nothing else, not one bit of the loss.
+// Watch: the loss falls from ln 256 = 5.5; the closing table holds each kind of memory against its formula; --recompute
+//        changes the activations and nothing else, not one bit of the loss.
 #include "01_single_gpu/bench.h"
 #include "01_single_gpu/cpu_setup.h"
 

@@ -1,10 +1,5 @@
 // Hugging Face checkpoints: round trips without a bit lost, shards, rope scaling, rectangles, and every bad file
 // refused with a line that names it.
-#include <fmt/ranges.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <fstream>
 #include <numbers>
 
 #include "01_single_gpu/hf.h"
