@@ -224,6 +224,16 @@ TEST_CASE("a step's tokens are the stream's, whichever micro-batch and rank they
     }
 }
 
+TEST_CASE("a step's gradients are its own: nothing is left of the step before") {
+    const Text text;
+    Session run(tiny(text)), alone(tiny(text));
+    run.trainer.update = [](float, float) {};  // so that step 2 sees the initial weights, as `alone` does
+    run.run();
+    const Tensor loss = alone.trainer.forward_backward(2);
+    EXPECT(run.reports[1].loss == double(read(loss)[0]));
+    EXPECT(run.reports[1].grad_norm == alone.trainer.gradient_norm());
+}
+
 TEST_CASE("micro-batches of 8, 4 and 1 give the loss and gradient norm of the global batch of 8") {
     const Text text;
     TrainOptions options = tiny(text);
@@ -364,6 +374,9 @@ TEST_CASE("generate continues the prompt by the count asked for; equal for equal
     EXPECT(generate(session.model, prompt, 40, 16, 3) == tokens);
     EXPECT(generate(session.model, prompt, 40, 16, 4) != tokens);
     EXPECT(generate(session.model, prompt, 0, 16, 3) == prompt);
+    const auto last = generate(session.model, {prompt.begin() + 1, prompt.end()}, 9, 3, 3);  // the context is 3 tokens:
+    const auto all = generate(session.model, prompt, 9, 3, 3);  // the first one is not seen
+    EXPECT(std::equal(last.begin(), last.end(), all.begin() + 1));
 }
 
 TEST_CASE("generate draws from softmax(logits / 0.8)") {
