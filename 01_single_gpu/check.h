@@ -23,6 +23,8 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+struct EarlyEnd {};  // thrown where a program has done all that was asked of it, as after --help: exit code 0
+
 // The text with each {} replaced by the next value.
 std::string fill_in(std::string_view text, std::initializer_list<std::string> values);
 

@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <new>
+#include <utility>
 
 #include "01_single_gpu/cuda.cuh"
 
@@ -71,13 +72,36 @@ void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind) {
     if (kind != CopyKind::within) cuda_synchronize();  // the host buffer is the caller's again
 }
 
+void* cuda_allocate_host(int64_t bytes) {
+    void* pointer = nullptr;
+    context();
+    CUDA_CHECK(cudaMallocHost(&pointer, std::max<int64_t>(bytes, 1)));
+    return pointer;
+}
+
+void cuda_release_host(void* pointer) noexcept { cudaFreeHost(pointer); }
+
 void cuda_synchronize() { CUDA_CHECK(cudaStreamSynchronize(context().stream)); }
 
 void* cuda_compute_stream() { return context().stream; }
 
+CudaStreamScope::CudaStreamScope(void* stream)
+    : outer_(std::exchange(context().stream, static_cast<cudaStream_t>(stream))) {}
+
+CudaStreamScope::~CudaStreamScope() { context().stream = static_cast<cudaStream_t>(outer_); }
+
+int cuda_device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+void cuda_use_device(int device) { CUDA_CHECK(cudaSetDevice(device)); }
+
 CudaInfo cuda_info() {
     cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
     return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), properties.multiProcessorCount};
 }
 

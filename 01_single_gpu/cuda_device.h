@@ -15,8 +15,25 @@ void cuda_release(void* pointer) noexcept;
 // Copies between host and device or within it, in stream order; a copy to the host has arrived when the call returns.
 enum class CopyKind { to_device, to_host, within };
 void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind);
+void* cuda_allocate_host(int64_t bytes);  // pinned: the device copies from and to it at full speed
+void cuda_release_host(void* pointer) noexcept;
 void cuda_synchronize();
-void* cuda_compute_stream();  // a cudaStream_t
+void* cuda_compute_stream();  // a cudaStream_t: what every kernel and copy here is issued to
+
+// Until its end, everything goes to another stream. Ordering the two is the caller's business; memory that is allocated
+// or released meanwhile belongs to that stream's order.
+class CudaStreamScope {
+  public:
+    explicit CudaStreamScope(void* stream);
+    ~CudaStreamScope();
+    CudaStreamScope(const CudaStreamScope&) = delete;
+
+  private:
+    void* outer_;
+};
+
+int cuda_device_count();
+void cuda_use_device(int device);  // before the first of the calls above; without it: device 0
 struct CudaInfo {
     std::string name;
     int64_t memory = 0;  // bytes

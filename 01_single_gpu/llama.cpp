@@ -98,13 +98,22 @@ std::vector<Param*> Llama::params() {
 
 void Llama::materialise(uint64_t seed) {
     for (Unit* unit : units()) {
-        const Shape flat = {total_size(unit->params)};
-        Tensor grads(flat, options.grad_dtype, options.device, Memory::grads);
-        fill(grads, 0);
-        bind_data(unit->params, Tensor(flat, options.dtype, options.device, Memory::params));
-        bind_grads(unit->params, grads);
+        bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));
         for (Param* param : unit->params) initialise(*param, seed, 0, param->data);
     }
+    if (allocate_grads) {
+        allocate_grads();
+    } else {
+        for (Unit* unit : units())
+            bind_grads(unit->params,
+                       Tensor({total_size(unit->params)}, options.grad_dtype, options.device, Memory::grads));
+    }
+    zero_grads();
+}
+
+void Llama::zero_grads() {
+    for (Param* param : params())
+        if (param->grad) fill(param->grad, 0);
 }
 
 Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input) {

@@ -85,8 +85,11 @@ class Llama {
     std::vector<Unit*> units();    // those that exist, in forward order
     std::vector<Param*> params();  // of all units
 
-    // Allocates one flat buffer of parameters and one of gradients per unit, with initial values and zeros.
+    std::function<void()> allocate_grads;  // slot (chapter 02)
+
+    // Allocates the parameters, with their initial values, and the gradients; one flat buffer of each per unit.
     void materialise(uint64_t seed);
+    void zero_grads();
 
     // The whole stage: returns the loss (1) if it has the head, else the hidden states (R, E). x: the previous stage's
     // output, empty where the embedding is.

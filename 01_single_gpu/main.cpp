@@ -11,7 +11,7 @@ using namespace train70b;
 
 namespace {
 
-void run(int argc, char** argv) {
+void program(int argc, char** argv) {
     TrainOptions options;
     CommandLine command_line("Chapter 01: a Llama on one device", options);
     int64_t tokens_to_generate = 0;
@@ -26,34 +26,21 @@ void run(int argc, char** argv) {
     command_line.check_batches(1);
     set_cpu_threads(1);
 
-    std::optional<HfWeights> weights;
-    if (!options.load_hf.empty()) weights.emplace(options.load_hf, options.model);
-    const Dataset data(options.data, options.model.vocab, options.seq_len, options.val_fraction);
-    Llama model(options.model, options.llama());
-    Trainer trainer(options, model, data, command_line.flags());
-    fmt::print("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}\n", options.model.name,
-               human_count(double(options.model.parameters())), options.model.layers, options.model.hidden,
-               options.model.heads, options.model.kv_heads, options.model.vocab, options.dtype,
-               name_of(model.options.device));
-    fmt::print("data: {} tokens to train on; a step is {} sequences of {} = {} tokens, {} at a time\n",
-               data.train_tokens(), options.global_batch, options.seq_len, options.global_batch * options.seq_len,
-               options.micro_batch);
-    model.materialise(options.seed);
-    if (weights) weights->load(model.params());
-    weights.reset();
-    if (run_bench || !bench_csv.empty()) return bench(options, model, trainer, bench_csv);
+    TrainingRun run(options, command_line.flags());
+    run.materialise();
+    if (run_bench || !bench_csv.empty()) return bench(options, run.model, run.trainer, bench_csv);
 
-    trainer.run();
+    run.trainer.run();
     if (options.steps > 0)
-        fmt::print("\n{}",
-                   memory_table(options.model, model.options, options.micro_batch, options.seq_len, trainer.peak()));
+        fmt::print("\n{}", memory_table(options.model, run.model.options, options.micro_batch, options.seq_len,
+                                        run.trainer.peak()));
     if (tokens_to_generate > 0) {
-        const std::vector<int32_t> prompt = data.read(0, std::min<int64_t>(data.tokens(), 16));
-        const auto text = generate(model, prompt, tokens_to_generate, options.seq_len, options.seed);
-        fmt::print("\n{}\n", printable(text, data.is_text()));
+        const std::vector<int32_t> prompt = run.data.read(0, std::min<int64_t>(run.data.tokens(), 16));
+        const auto text = generate(run.model, prompt, tokens_to_generate, options.seq_len, options.seed);
+        fmt::print("\n{}\n", printable(text, run.data.is_text()));
     }
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_program(argc, argv, run); }
+int main(int argc, char** argv) { return run_program(argc, argv, program); }

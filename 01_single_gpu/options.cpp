@@ -84,6 +84,14 @@ CLI::Validator one_of(std::vector<std::string> names) {
         list);
 }
 
+CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& value, const std::string& text) {
+    return app
+        .add_option_function<std::string>(
+            flag, [&value](const std::string& word) { value = word == "on"; }, text)
+        ->check(one_of({"on", "off"}))
+        ->default_str(value ? "on" : "off");
+}
+
 CommandLine::CommandLine(const std::string& description, TrainOptions& o) : app(description), options_(o) {
     app.get_formatter()->column_width(34);
     const CLI::Validator count = whole_number_from(1), count0 = whole_number_from(0);
@@ -154,7 +162,7 @@ void CommandLine::parse(int argc, char** argv) {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
         if (this_rank == 0) fmt::print("{}", app.help());
-        std::exit(0);
+        throw EarlyEnd();
     } catch (const CLI::ParseError& error) { usage_error("{}", error.what()); }
     if (const auto extras = app.remaining(); !extras.empty()) {
         if (extras[0].starts_with("-"))

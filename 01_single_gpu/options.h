@@ -61,4 +61,7 @@ CLI::Validator whole_number_from(int64_t least);
 CLI::Validator real_number(double least, double most, bool least_allowed = true);
 CLI::Validator one_of(std::vector<std::string> names);
 
+// A flag that is on or off, with the value as its default.
+CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& value, const std::string& text);
+
 }  // namespace train70b

@@ -52,6 +52,14 @@ class Progress {
     bool live_ = false;  // a terminal: the last line is overwritten
 };
 
+// Prints on rank 0 only.
+template <class... Args>
+void say(fmt::format_string<Args...> text, Args&&... args) {
+    if (this_rank != 0) return;
+    fmt::print(text, std::forward<Args>(args)...);
+    std::fflush(stdout);
+}
+
 std::string human_bytes(double bytes);  // "36.2 MiB"
 std::string human_count(double count);  // "28.1k"
 

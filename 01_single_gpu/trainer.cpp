@@ -100,10 +100,7 @@ StepReport Trainer::step(int64_t number) {
     StepReport report{.step = number, .lr = options_.schedule().at(number)};
     data_seconds_ = 0;
     ledger().reset_peak();
-    for (Unit* unit : model_.units())
-        for (Param* param : unit->params)
-            if (param->grad) fill(param->grad, 0);
-
+    model_.zero_grads();
     Tensor loss = forward_backward(number);
     if (reduce_gradients) {
         Span span("reduce_gradients", "phase");
@@ -130,7 +127,7 @@ StepReport Trainer::step(int64_t number) {
     report.peak = ledger().peak();
     run_peak_.merge(report.peak);
     if (finish_report) finish_report(report);
-    if (metrics_.is_open()) report.param_norm = parameter_norm();
+    if (!options_.metrics.empty()) report.param_norm = parameter_norm();
     return report;
 }
 
@@ -150,16 +147,24 @@ void Trainer::check_finite(const StepReport& report) {
                     report.step, report.loss, report.grad_norm, culprit.empty() ? "none of this rank's" : culprit));
 }
 
+// In rounds of one batch per data rank. A rank for which a round has nothing left computes its first batch once more
+// and counts it as nothing, because a forward pass may be a matter of all ranks (chapter 03).
 double Trainer::evaluate() {
     const int64_t samples = data_.validation_samples(), at_once = options_.micro_batch;
     Tensor total;
-    for (int64_t begin = 0; begin < samples; begin += at_once) {
+    for (int64_t round = 0; round < samples; round += at_once * data_ranks) {
+        const int64_t begin = round + data_rank * at_once;
+        const int64_t count = std::clamp<int64_t>(samples - begin, 0, at_once);
         std::vector<std::vector<int32_t>> part;
-        for (int64_t i = begin; i < std::min(samples, begin + at_once); ++i) part.push_back(data_.validation_sample(i));
+        for (int64_t i = 0; i < count; ++i) part.push_back(data_.validation_sample(begin + i));
+        if (part.empty()) part.push_back(data_.validation_sample(0));
+        Batch batch = make_batch(part, double(samples) * double(options_.seq_len));
+        if (count == 0) batch.loss_scale = 0;
         Tape tape{.recording = false};
-        accumulate(total, model_.forward(tape, make_batch(part, double(samples) * double(options_.seq_len))).data);
+        accumulate(total, model_.forward(tape, batch).data);
     }
-    return read(total)[0];
+    const double loss = read(total)[0];
+    return sum_over_ranks ? sum_over_ranks(loss) : loss;
 }
 
 void Trainer::run() {
@@ -217,6 +222,25 @@ void Trainer::finish(const StepReport& last, double seconds) {
         trace_file_->write(profile().chrome_trace());
         trace_file_->commit();
     }
+}
+
+TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags)
+    : options_(options),
+      weights_(options.load_hf.empty() ? std::nullopt : std::make_optional<HfWeights>(options.load_hf, options.model)),
+      data(options.data, options.model.vocab, options.seq_len, options.val_fraction),
+      model(options.model, options.llama()),
+      trainer(options, model, data, flags) {}
+
+void TrainingRun::materialise() {
+    const LlamaConfig& c = options_.model;
+    say("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}\n", c.name,
+        human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
+        name_of(model.options.device));
+    say("data: {} tokens to train on; a step is {} sequences of {} = {} tokens, {} at a time\n", data.train_tokens(),
+        options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len, options_.micro_batch);
+    model.materialise(options_.seed);
+    if (weights_) weights_->load(model.params());
+    weights_.reset();
 }
 
 }  // namespace train70b

@@ -54,6 +54,23 @@ class Trainer {
     double data_seconds_ = 0;
 };
 
+// All that a run stands on, made in the order in which it can fail: usage errors before the output files are opened.
+class TrainingRun {
+  public:
+    TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags);
+    // After this come the chapter's apply_...(model) and the trainer's slots; then materialise(), then trainer.run().
+    void materialise();  // allocates the model, initial or loaded, and says what will be trained on what
+
+  private:
+    const TrainOptions options_;
+    std::optional<HfWeights> weights_;  // --load-hf
+
+  public:
+    Dataset data;
+    Llama model;
+    Trainer trainer;
+};
+
 // Continues a prompt with `count` tokens, drawn from the model's distribution at temperature 0.8; a pure function of
 // the weights and the seed. The context is the last seq_len tokens.
 std::vector<int32_t> generate(Llama& model, std::vector<int32_t> prompt, int64_t count, int64_t seq_len, uint64_t seed);

@@ -1,0 +1,152 @@
+#include "02_data_parallel/all_reduce.h"
+
+#include "01_single_gpu/ops.h"
+
+namespace train70b {
+
+namespace {
+
+// Elements [begin, end) of a flat tensor.
+Tensor part(const Tensor& x, int64_t begin, int64_t end) { return x.element_slice(begin, {end - begin}); }
+
+// Segment i (mod N) of N, of which the k-th of `pieces`.
+Tensor segment(const Tensor& x, int i, int ranks, int64_t k = 0, int64_t pieces = 1) {
+    i = ((i % ranks) + ranks) % ranks;
+    const int64_t begin = x.size() * i / ranks, length = x.size() * (i + 1) / ranks - begin;
+    return part(x, begin + length * k / pieces, begin + length * (k + 1) / pieces);
+}
+
+void swap(Transport& peers, const Tensor& out, int to, const Tensor& in, int from) {
+    if (const Handle handle = peers.exchange(out, to, in, from)) handle->wait();
+}
+void send(Transport& peers, const Tensor& x, int to) { swap(peers, x, to, Tensor(), to); }
+void receive(Transport& peers, const Tensor& x, int from) { swap(peers, Tensor(), from, x, from); }
+
+void add_to(Tensor x, const Tensor& other) {
+    if (x.size() > 0) add(x, x, other);
+}
+
+Tensor scratch_for(Transport& peers, const Tensor& x, int64_t count, size_t number = 0) {
+    return part(peers.scratch(count, x.dtype(), x.device(), number), 0, count);
+}
+
+}  // namespace
+
+void naive_all_reduce(Transport& peers, const Tensor& x) {
+    if (peers.rank() > 0) {
+        send(peers, x, 0);
+        receive(peers, x, 0);
+        return;
+    }
+    const Tensor other = scratch_for(peers, x, x.size());
+    for (int from = 1; from < peers.size(); ++from) {
+        receive(peers, other, from);
+        add_to(x, other);
+    }
+    for (int to = 1; to < peers.size(); ++to) send(peers, x, to);
+}
+
+// Rank r of N = 4, what it sends (reduce-scatter, step 0 to 2): segments r-1, r-2, r-3, each with all that has been
+// added to it so far. The last to arrive is segment r, by then the sum over all ranks.
+void ring_reduce_scatter(Transport& peers, const Tensor& x) {
+    const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
+    const Tensor received = scratch_for(peers, x, x.size() / N + 1);
+    for (int step = 0; step < N - 1; ++step) {
+        const Tensor mine = segment(x, r - step - 2, N);
+        const Tensor theirs = part(received, 0, mine.size());
+        swap(peers, segment(x, r - step - 1, N), next, theirs, previous);
+        add_to(mine, theirs);
+    }
+}
+
+void ring_all_gather(Transport& peers, const Tensor& x) {
+    const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
+    for (int step = 0; step < N - 1; ++step)
+        swap(peers, segment(x, r - step, N), next, segment(x, r - step - 1, N), previous);
+}
+
+void ring_all_reduce(Transport& peers, const Tensor& x) {
+    ring_reduce_scatter(peers, x);
+    ring_all_gather(peers, x);
+}
+
+// The same 2 (N-1) hops with each segment in K pieces: one list of 2 (N-1) K exchanges. What exchange i sends is what
+// exchange i - K brought, so up to K - 1 others can be under way while a piece is added.
+void pipelined_ring_all_reduce(Transport& peers, const Tensor& x, int64_t piece_bytes) {
+    const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
+    const int64_t most = x.size() / N + 1;  // elements of the longest segment
+    const int64_t K = std::clamp<int64_t>(most * size_of(x.dtype()) / piece_bytes, 1, 1024);
+    const int64_t hops = 2 * (N - 1), ahead = std::min<int64_t>(K - 1, 2);
+    std::vector<Handle> under_way(ahead + 1);
+    std::vector<Tensor> received;
+    for (int64_t i = 0; i <= ahead; ++i) received.push_back(scratch_for(peers, x, most / K + 1, size_t(i)));
+
+    const auto target = [&](int64_t i) { return segment(x, r - int(i / K) - 2, N, i % K, K); };
+    const auto adds = [&](int64_t i) { return i / K < N - 1; };  // the first half of the hops
+    const auto arrives_in = [&](int64_t i) {
+        const Tensor to = target(i);
+        return adds(i) ? part(received[i % (ahead + 1)], 0, to.size()) : to;
+    };
+    for (int64_t i = 0; i < hops * K + ahead; ++i) {
+        if (i < hops * K)
+            under_way[i % (ahead + 1)] =
+                peers.exchange(segment(x, r - int(i / K) - 1, N, i % K, K), next, arrives_in(i), previous);
+        const int64_t oldest = i - ahead;
+        if (oldest < 0) continue;
+        if (const Handle& handle = under_way[oldest % (ahead + 1)]) handle->wait();
+        if (adds(oldest)) add_to(target(oldest), arrives_in(oldest));
+    }
+}
+
+// Rabenseifner 2004. Halving: with the rank `distance` away, exchange the half of the range that is not one's own, and
+// add; distance N/2, N/4, ..., 1. Doubling: the same steps back, exchanging what is complete. Ranks beyond the largest
+// power of two first give their x to a partner and at the end take its result.
+void halving_doubling_all_reduce(Transport& peers, const Tensor& x) {
+    const int N = peers.size(), r = peers.rank();
+    int power = 1;
+    while (2 * power <= N) power *= 2;
+    if (r >= power) {
+        send(peers, x, r - power);
+        receive(peers, x, r - power);
+        return;
+    }
+    const bool has_guest = r + power < N;
+    const Tensor received = scratch_for(peers, x, has_guest ? x.size() : x.size() / 2 + 1);
+    if (has_guest) {
+        receive(peers, part(received, 0, x.size()), r + power);
+        add_to(x, part(received, 0, x.size()));
+    }
+    struct Halves {
+        int partner;
+        Tensor mine, theirs;
+    };
+    std::vector<Halves> steps;
+    int64_t begin = 0, end = x.size();
+    for (int distance = power / 2; distance > 0; distance /= 2) {
+        const int64_t middle = begin + (end - begin) / 2;
+        const bool upper = (r & distance) != 0;
+        const Tensor low = part(x, begin, middle), high = part(x, middle, end);
+        steps.push_back({r ^ distance, upper ? high : low, upper ? low : high});
+        (upper ? begin : end) = middle;
+        const Tensor sum_of_two = part(received, 0, steps.back().mine.size());
+        swap(peers, steps.back().theirs, r ^ distance, sum_of_two, r ^ distance);
+        add_to(steps.back().mine, sum_of_two);
+    }
+    for (; !steps.empty(); steps.pop_back())
+        swap(peers, steps.back().mine, steps.back().partner, steps.back().theirs, steps.back().partner);
+    if (has_guest) send(peers, x, r + power);
+}
+
+void all_reduce_by_hand(AllReduce algorithm, Transport& peers, const Tensor& x) {
+    const Tensor flat = x.view({x.size()});
+    switch (algorithm) {
+        case AllReduce::naive: return naive_all_reduce(peers, flat);
+        case AllReduce::ring: return ring_all_reduce(peers, flat);
+        case AllReduce::pipelined: return pipelined_ring_all_reduce(peers, flat);
+        case AllReduce::halving: return halving_doubling_all_reduce(peers, flat);
+        case AllReduce::library: break;
+    }
+    CHECK(false, "library is not by hand");
+}
+
+}  // namespace train70b

@@ -1,0 +1,169 @@
+#include "02_data_parallel/benchmarks.h"
+
+#include "01_single_gpu/ops.h"
+
+namespace train70b {
+
+namespace {
+
+constexpr AllReduce kAll[] = {AllReduce::library, AllReduce::naive, AllReduce::ring, AllReduce::pipelined,
+                              AllReduce::halving};
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+// Small integers, so that any order of the sum is exact.
+void check_result(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
+    const int N = ranks.size();
+    std::vector<int32_t> numbers(x.size());
+    for (int64_t i = 0; i < x.size(); ++i) numbers[i] = int32_t(i % 13) * (ranks.rank() + 1);
+    Tensor host(x.shape(), DType::f32, Device::cpu, Memory::workspace);
+    for (int64_t i = 0; i < x.size(); ++i) host.data<float>()[i] = float(numbers[i]);
+    Tensor to = x;
+    copy(to, host);
+    ranks.all_reduce(x);
+    const std::vector<float> sums = read(x);
+    for (int64_t i = 0; i < x.size(); ++i)
+        CHECK(sums[i] == float(i % 13) * float(N * (N + 1) / 2), "{}: element {} of {} is {}", name_of(algorithm), i,
+              x.size(), sums[i]);
+}
+
+// Seconds of one all-reduce, on the slowest rank. Small ones are measured many at a time.
+double time_once(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
+    const int repeats = x.bytes() <= (64 << 10) ? 20 : 1;
+    ranks.use(algorithm);
+    ranks.barrier();
+    const double begin = now_seconds();
+    for (int i = 0; i < repeats; ++i) ranks.all_reduce(x);
+    synchronize(x.device());
+    return ranks.max((now_seconds() - begin) / repeats);
+}
+
+}  // namespace
+
+std::vector<AllReduceTime> time_all_reduce(const Comm& ranks, Device device, const std::vector<int64_t>& sizes) {
+    constexpr int kLeast = 5, kMost = 51;
+    constexpr double kBudget = 0.5;  // seconds per size
+    std::vector<AllReduceTime> table;
+    for (const int64_t bytes : sizes) {
+        Tensor x({bytes / 4}, DType::f32, device, Memory::workspace);
+        for (const AllReduce algorithm : kAll) {
+            ranks.use(algorithm);
+            check_result(ranks, x, algorithm);
+        }
+        fill(x, 0);
+        std::map<AllReduce, std::vector<double>> seconds, ratios;
+        int rounds = kLeast;
+        for (int round = -1; round < rounds; ++round) {  // the first one warms up, and tells how many there is time for
+            std::map<AllReduce, double> now;
+            const double begin = now_seconds();
+            for (size_t i = 0; i < std::size(kAll); ++i) {  // each round begins with another one
+                const AllReduce algorithm = kAll[(i + size_t(round + 1)) % std::size(kAll)];
+                now[algorithm] = time_once(ranks, x, algorithm);
+            }
+            if (round < 0) {
+                rounds = std::clamp(int(kBudget / ranks.max(now_seconds() - begin)), kLeast, kMost);
+                continue;
+            }
+            for (const AllReduce algorithm : kAll) {
+                seconds[algorithm].push_back(now[algorithm]);
+                ratios[algorithm].push_back(now[algorithm] / now[AllReduce::library]);
+            }
+        }
+        for (const AllReduce algorithm : kAll)
+            table.push_back({bytes, algorithm, median(seconds[algorithm]), median(ratios[algorithm])});
+    }
+    return table;
+}
+
+std::string all_reduce_table(const std::vector<AllReduceTime>& times, int ranks) {
+    std::string text = fmt::format("all-reduce over {} ranks\n{:>10}  {:<10}{:>12}{:>12}{:>12}{:>12}\n", ranks, "size",
+                                   "algorithm", "time", "algbw", "busbw", "x library");
+    for (const AllReduceTime& t : times) {
+        const double bandwidth = double(t.bytes) / t.seconds / 1e9;
+        text += fmt::format("{:>10}  {:<10}{:>9.1f} us{:>7.2f} GB/s{:>7.2f} GB/s{:>12.2f}\n",
+                            t.algorithm == kAll[0] ? human_bytes(double(t.bytes)) : "", name_of(t.algorithm),
+                            t.seconds * 1e6, bandwidth, bandwidth * 2 * (ranks - 1) / ranks, t.ratio);
+    }
+    return text;
+}
+
+std::string all_reduce_csv(const std::vector<AllReduceTime>& times, int ranks) {
+    std::string text = "ranks,bytes,algorithm,seconds,algorithm_bytes_per_s,bus_bytes_per_s,times_library\n";
+    for (const AllReduceTime& t : times) {
+        const double bandwidth = double(t.bytes) / t.seconds;
+        text += fmt::format("{},{},{},{:.9g},{:.6g},{:.6g},{:.4g}\n", ranks, t.bytes, name_of(t.algorithm), t.seconds,
+                            bandwidth, bandwidth * 2 * (ranks - 1) / ranks, t.ratio);
+    }
+    return text;
+}
+
+std::vector<DataParallelTime> time_data_parallel(const Comm& ranks, Llama& model, Trainer& trainer,
+                                                 DataParallel& data_parallel, const DataParallelOptions& options) {
+    constexpr int kLeast = 3, kMost = 15;
+    constexpr double kBudget = 5;  // seconds
+    const double bucket_mb = options.bucket_mb > 0 ? options.bucket_mb : 25;
+    std::vector<DataParallelTime> table = {{.form = "naive", .bucket_mb = 0},
+                                           {.form = "bucketed", .bucket_mb = bucket_mb},
+                                           {.form = "bucketed", .bucket_mb = 1},
+                                           {.form = "overlapped", .bucket_mb = bucket_mb},
+                                           {.form = "overlapped", .bucket_mb = 1}};
+    std::vector<std::vector<double>> seconds(table.size()), waiting(table.size());
+    int rounds = kLeast;
+    for (int round = -1; round < rounds; ++round)
+        for (size_t i = 0; i < table.size(); ++i) {
+            if (round < 0 && i > 0) continue;  // one step is enough to warm up
+            DataParallelTime& row = table[i];
+            data_parallel.use({row.bucket_mb, row.form == "overlapped", options.micro_batches});
+            model.zero_grads();
+            synchronize(model.options.device);
+            ranks.barrier();
+            ranks.take_stats();
+            const double begin = now_seconds();
+            trainer.forward_backward(1);
+            data_parallel.finish();
+            synchronize(model.options.device);
+            const double mine = now_seconds() - begin;
+            const CommStats stats = ranks.take_stats();
+            const double slowest = ranks.max(mine);
+            if (round < 0) {
+                rounds = std::clamp(int(kBudget / (slowest * double(table.size()))), kLeast, kMost);
+                continue;
+            }
+            seconds[i].push_back(slowest);
+            waiting[i].push_back(stats.waited);
+            const auto found = stats.operations.find(ranks.name() + ".all_reduce");
+            if (found == stats.operations.end()) continue;  // one rank
+            row.bytes = found->second.bytes;
+            row.collectives = found->second.calls;
+        }
+    for (size_t i = 0; i < table.size(); ++i) {
+        table[i].step_s = median(seconds[i]);
+        table[i].waiting_s = median(waiting[i]);
+    }
+    data_parallel.use(options);
+    return table;
+}
+
+std::string data_parallel_table(const std::vector<DataParallelTime>& times) {
+    std::string text =
+        fmt::format("data parallelism, per step (without the update)\n{:<12}{:>10}{:>12}{:>12}{:>16}{:>14}\n", "form",
+                    "bucket", "step", "waiting", "bytes sent", "all-reduces");
+    for (const DataParallelTime& t : times)
+        text += fmt::format("{:<12}{:>10}{:>9.1f} ms{:>9.1f} ms{:>16}{:>14}\n", t.form,
+                            t.bucket_mb > 0 ? fmt::format("{:g} MiB", t.bucket_mb) : "-", t.step_s * 1e3,
+                            t.waiting_s * 1e3, t.bytes, t.collectives);
+    return text;
+}
+
+std::string data_parallel_csv(const std::vector<DataParallelTime>& times, int ranks) {
+    std::string text = "ranks,form,bucket_mb,step_s,waiting_s,bytes,all_reduces\n";
+    for (const DataParallelTime& t : times)
+        text += fmt::format("{},{},{:g},{:.6g},{:.6g},{},{}\n", ranks, t.form, t.bucket_mb, t.step_s, t.waiting_s,
+                            t.bytes, t.collectives);
+    return text;
+}
+
+}  // namespace train70b

@@ -1,0 +1,111 @@
+#pragma once
+// Comm: the ranks of one group and everything they do together. All that is distributed in this course stands on it.
+//
+// N ranks, n bytes of the whole tensor. A call books the bytes that a rank sends where they are moved with as few as
+// possible (Patarasuk & Yuan 2009), whatever algorithm ran:
+//   all_reduce 2 n (N-1)/N      all_gather, reduce_scatter, all_to_all, broadcast n (N-1)/N      send, send_recv n
+// under "group.operation", as in "dp.all_reduce"; numbers of the host under "group.scalar". (N-1)/N is applied to the
+// sum of all calls and rounded down, so what divides as a whole is exact even when its pieces do not.
+//
+// Every operation comes in two forms. The blocking one's result is there for whatever is issued next. The asynchronous
+// one returns a Work; until its wait() the tensors belong to it. All ranks of a group call its collectives in the same
+// order: order is the only thing by which calls are matched.
+#include <map>
+#include <source_location>
+
+#include "02_data_parallel/transport.h"
+
+namespace train70b {
+
+enum class AllReduce { naive, ring, pipelined, halving, library };  // see all_reduce.h; library: MPI's or NCCL's own
+AllReduce all_reduce_of(const std::string& name);
+const char* name_of(AllReduce algorithm);
+
+struct CommStats {
+    struct Entry {
+        int64_t calls = 0, bytes = 0;
+        double seconds = 0;
+    };
+    std::map<std::string, Entry> operations;  // "group.operation"
+    double waited = 0;                        // seconds in which this rank's own work stood still
+};
+
+class Work {
+  public:
+    Work() = default;  // nothing to wait for
+    void wait();       // a second call does nothing
+    bool pending() const { return state_ != nullptr; }
+
+    struct State;
+
+  private:
+    explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+    std::shared_ptr<State> state_;
+    friend class Comm;
+};
+
+// A handle: copies are the same group.
+class Comm {
+  public:
+    using Where = std::source_location;  // of the call, for reports
+
+    Comm() = default;  // one rank, alone
+    int rank() const;
+    int size() const;
+    const std::string& name() const;
+    const char* transport() const;
+
+    // The ranks whose colour is this rank's, in their order, as a group of that name. Collective; colour_of is the same
+    // function on every rank (a layout is a function of the rank, so that also a world that is not there can be split).
+    Comm split(const std::function<int(int rank)>& colour_of, const std::string& name,
+               Where where = Where::current()) const;
+
+    void all_reduce(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;
+    void reduce_scatter(Tensor part, Tensor whole,
+                        Where where = Where::current()) const;  // sum; part: rank-th of whole
+    void all_gather(Tensor whole, Tensor part, Where where = Where::current()) const;
+    void broadcast(Tensor x, int root, Where where = Where::current()) const;
+    void all_to_all(Tensor to, Tensor from, Where where = Where::current()) const;  // i-th part of from goes to rank i
+    void send(Tensor x, int to, Where where = Where::current()) const;
+    void recv(Tensor x, int from, Where where = Where::current()) const;
+    void send_recv(Tensor out, int to, Tensor in, int from, Where where = Where::current()) const;
+    void barrier(Where where = Where::current()) const;
+
+    [[nodiscard]] Work all_reduce_async(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;
+    [[nodiscard]] Work reduce_scatter_async(Tensor part, Tensor whole, Where where = Where::current()) const;
+    [[nodiscard]] Work all_gather_async(Tensor whole, Tensor part, Where where = Where::current()) const;
+    [[nodiscard]] Work broadcast_async(Tensor x, int root, Where where = Where::current()) const;
+    [[nodiscard]] Work all_to_all_async(Tensor to, Tensor from, Where where = Where::current()) const;
+    [[nodiscard]] Work send_async(Tensor x, int to, Where where = Where::current()) const;
+    [[nodiscard]] Work recv_async(Tensor x, int from, Where where = Where::current()) const;
+    [[nodiscard]] Work send_recv_async(Tensor out, int to, Tensor in, int from, Where where = Where::current()) const;
+    [[nodiscard]] Work barrier_async(Where where = Where::current()) const;
+
+    // Numbers of the host.
+    double sum(double x, Where where = Where::current()) const;
+    double max(double x, Where where = Where::current()) const;
+    std::vector<double> gather(const std::vector<double>& mine, Where where = Where::current()) const;  // rank order
+
+    // What all groups of this rank have booked since the last call. Waits for what is under way on a device.
+    CommStats take_stats() const;
+    void use(AllReduce algorithm) const;  // for all groups of this rank, from the next call on
+    void finish() const;                  // runs what nobody waited for; with --comm-check: no rank has more to say
+
+    struct Call;
+    struct Engine;
+    struct Group;
+    explicit Comm(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+
+  private:
+    Work start(Call call) const;
+
+    std::shared_ptr<Group> group_;
+};
+
+struct CommSettings {
+    AllReduce all_reduce = AllReduce::library;
+    bool check = false;  // before every collective the ranks compare what they are about to do
+};
+Comm make_comm(std::unique_ptr<Transport> transport, const CommSettings& settings);  // group "world"
+
+}  // namespace train70b

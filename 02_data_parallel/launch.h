@@ -1,0 +1,34 @@
+#pragma once
+// From the command line to a Comm: MPI's beginning and end, the flags of communication, the choice of transport.
+#include "01_single_gpu/trainer.h"
+#include "02_data_parallel/comm.h"
+
+namespace train70b {
+
+struct CommOptions {
+    std::string transport = "auto";         // --comm
+    int64_t fake_world = 0, fake_rank = 0;  // --comm fake: ranks of the world, and which of them this is
+    double timeout = 30;                    // seconds
+    bool check = false;
+    std::string all_reduce = "library";
+};
+void add_comm_flags(CLI::App& app, CommOptions& options);
+
+// The frame of main() from here on: as run_program, with MPI around it. Under mpirun, or without it as a single rank.
+int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body);
+
+// All ranks, over the transport that was asked for; sets the number of CPU threads and picks this rank's GPU. Usage
+// error, on all ranks, for a transport that cannot work here.
+Comm connect(const CommOptions& options, Device device);
+
+// Runs what may end in a usage error on some ranks only (rank 0 opens the files, a disk is missing on one node), before
+// training. If it does, all ranks end with the error of the first.
+void together(const std::function<void()>& setup);
+
+// --dp: 0 means what the ranks leave when each model copy takes ranks_per_copy. Usage error when it cannot be.
+int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy);
+
+// The trainer's reports get each step's communication, and the summary the memory of all ranks.
+void report_communication(Trainer& trainer, const Comm& world);
+
+}  // namespace train70b

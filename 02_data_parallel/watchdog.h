@@ -1,0 +1,71 @@
+#pragma once
+// The log of this rank's collectives, and the thread that reads it when something is wrong.
+//
+// A collective waits for every rank of its group, so one rank that has died, stands still or has taken another branch
+// shows as silence on all the others. Here silence has an end: after --comm-timeout seconds the rank that waits names
+// itself, the operation, its number and its group, prints its last 64 collectives, and ends all ranks. The others,
+// ended by SIGTERM, print theirs: side by side they show who is missing where.
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <source_location>
+#include <string>
+#include <thread>
+
+#include "02_data_parallel/transport.h"
+
+namespace train70b {
+
+class CollectiveLog {
+  public:
+    static constexpr size_t kKept = 64;
+    enum class State { queued, running, posted, done };  // posted: under way, but this rank does not wait for it yet
+
+    struct Record {
+        uint64_t id = 0;
+        std::string what;  // "dp.all_reduce #17, 4096 fp32"
+        std::source_location where;
+        State state = State::queued;
+        double begin = 0, end = 0;  // now_seconds()
+        double waited = 0;          // as the watchdog has counted it
+        Handle handle;              // of an operation on a device
+    };
+
+    uint64_t add(std::string what, const std::source_location& where);
+    void set(uint64_t id, State state, const Handle& handle = nullptr);
+
+    // Closes what has ended on a device and adds `seconds` to the wait of all else that is running; the first that has
+    // waited for longer than the limit, if any. limit 0: none.
+    std::optional<Record> tick(double seconds, double limit);
+    std::string text();  // the last 64, oldest first, and all that has not ended
+
+  private:
+    std::map<uint64_t, Record>::iterator close(std::map<uint64_t, Record>::iterator entry);
+
+    std::mutex mutex_;
+    uint64_t next_ = 1;
+    std::map<uint64_t, Record> open_;
+    std::deque<Record> ended_;
+};
+
+CollectiveLog& collective_log();  // this rank's
+
+// Its thread. From construction on it handles SIGTERM, which must be blocked in every other thread: print the log, end.
+class Watchdog {
+  public:
+    Watchdog();
+    ~Watchdog();
+    void set_timeout(double seconds) { timeout_ = seconds; }  // > 0; until it is set, nothing times out
+
+  private:
+    void run();
+    std::atomic<double> timeout_{0};
+    std::atomic<bool> stop_{false};
+    std::thread thread_;
+};
+
+void block_sigterm();  // in this thread and all that it creates
+
+}  // namespace train70b

@@ -1,0 +1,196 @@
+// N ranks against one: the same loss, gradient norm and gradients, whatever algorithm, buckets and overlap; and the bytes
+// that the formula says.
+#include "02_data_parallel/data_parallel.h"
+#include "tests/ranks.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+// Odd sizes; more than 0.2 MiB of gradients, so that buckets of 0.1 MiB are several.
+TrainOptions odd(const Text& text, int64_t global_batch) {
+    TrainOptions o = tiny(text);
+    o.model.ffn = 77;
+    o.model.hidden = 60;
+    o.model.heads = 6;
+    o.model.kv_heads = 3;
+    o.model.vocab = 131;
+    o.seq_len = 13;
+    o.global_batch = o.micro_batch = global_batch;
+    o.lr = 1e-3;
+    o.min_lr = 1e-3;
+    return o;
+}
+
+// A run of `o` on all ranks of comm.
+struct Parallel {
+    Comm comm;
+    std::unique_ptr<DataParallel> data_parallel;
+    std::map<std::string, CommStats::Entry> first_step;
+    Session session;
+
+    Parallel(TrainOptions o, const Comm& ranks, double bucket_mb, bool overlap, int64_t accumulation = 1)
+        : comm(ranks), session(with_micro_batch(o, ranks.size(), accumulation), [&](Session& s) {
+              data_parallel =
+                  std::make_unique<DataParallel>(s.model, comm, DataParallelOptions{bucket_mb, overlap, accumulation});
+              data_parallel->attach(s.trainer);
+              s.trainer.finish_report = [this, &s](StepReport& report) {
+                  s.reports.push_back(report);
+                  const CommStats stats = comm.take_stats();
+                  if (report.step == 1) first_step = stats.operations;
+              };
+          }) {
+        comm.take_stats();
+        session.run();
+    }
+    static TrainOptions with_micro_batch(TrainOptions o, int64_t ranks, int64_t accumulation) {
+        o.micro_batch = o.global_batch / ranks / accumulation;
+        return o;
+    }
+};
+
+// Whether all ranks hold the same bits.
+bool same_weights(const Comm& comm, Session& session) {
+    const std::vector<float> mine = session.weights();
+    Tensor first({int64_t(mine.size())}, DType::f32, Device::cpu);
+    std::copy(mine.begin(), mine.end(), first.data<float>());
+    comm.broadcast(first, 0);
+    return std::equal(mine.begin(), mine.end(), first.data<float>());
+}
+
+}  // namespace
+
+TEST_CASE(
+    "2, 4 and 8 ranks, every all-reduce, overlap on and off, buckets of 0.1 and 25 MiB and none: one rank's run") {
+    const Text text;
+    Session one(odd(text, 16));
+    one.run();
+    for (const int ranks : {2, 4, 8}) {
+        if (ranks > world().size()) continue;
+        for (const AllReduce algorithm :
+             {AllReduce::naive, AllReduce::ring, AllReduce::pipelined, AllReduce::halving, AllReduce::library})
+            for (const bool overlap : {false, true})
+                for (const double bucket_mb : {0.0, 0.1, 25.0}) {
+                    bool near = true, same = true, booked = true;
+                    on_first_ranks(ranks, [&](const Comm& all) {
+                        const Comm comm = all.split([](int) { return 0; }, "dp");
+                        comm.use(algorithm);
+                        Parallel run(odd(text, 16), comm, bucket_mb, overlap);
+                        const double deviation = worst_deviation(run.session, one);
+                        near = deviation <= 5e-6;
+                        if (!near) fmt::print(stderr, "rank {}: {}\n", world().rank(), deviation);
+                        same = same_weights(comm, run.session);
+                        const int64_t G = run.data_parallel->gradient_bytes(), N = ranks;
+                        const CommStats::Entry& entry = run.first_step["dp.all_reduce"];
+                        booked = entry.bytes == 2 * G * (N - 1) / N && entry.calls == run.data_parallel->buckets() &&
+                                 run.first_step["dp.scalar"].bytes == 16 * (N - 1) / N && run.first_step.size() == 2;
+                        const int64_t expected = bucket_mb == 0  ? int64_t(run.session.model.params().size())
+                                                 : bucket_mb > 1 ? 1
+                                                                 : (G + 104831) / 104832;
+                        booked = booked && entry.calls == expected && (bucket_mb != 0.1 || expected > 2);
+                    });
+                    world().use(AllReduce::library);
+                    INFO(ranks, " ranks, ", name_of(algorithm), ", overlap ", overlap, ", buckets of ", bucket_mb);
+                    EXPECT_EVERYWHERE(near);
+                    EXPECT_EVERYWHERE(same);
+                    EXPECT_EVERYWHERE(booked);
+                }
+    }
+}
+
+TEST_CASE("3, 5, 6 and 7 ranks; accumulation; recomputation") {
+    const Text text;
+    for (const int ranks : {3, 5, 6, 7}) {
+        if (ranks > world().size()) continue;
+        for (const int64_t accumulation : {1, 2})
+            for (const char* recompute : {"none", "full"}) {
+                TrainOptions o = odd(text, 2 * ranks);
+                o.recompute = recompute;
+                double deviation = 0;
+                int64_t calls = 1, buckets = 1;
+                on_first_ranks(ranks, [&](const Comm& all) {
+                    const Comm comm = all.split([](int) { return 0; }, "dp");
+                    comm.use(ranks % 2 ? AllReduce::ring : AllReduce::halving);
+                    Session one(o);
+                    one.run();
+                    Parallel run(o, comm, 0.1, true, accumulation);
+                    deviation = worst_deviation(run.session, one);
+                    calls = run.first_step["dp.all_reduce"].calls;
+                    buckets = run.data_parallel->buckets();
+                });
+                world().use(AllReduce::library);
+                INFO(ranks, " ranks, accumulation ", accumulation, ", recompute ", recompute);
+                EXPECT_EVERYWHERE(deviation <= 5e-6);
+                EXPECT_EVERYWHERE(calls == buckets);  // once per step, not once per micro-batch
+            }
+    }
+}
+
+TEST_CASE("overlap: buckets leave in the order of the buffer while the backward pass goes on; without it, after") {
+    const Text text;
+    for (const bool overlap : {false, true}) {
+        std::vector<std::string> order;
+        TrainOptions o = odd(text, 16);
+        o.steps = 1;
+        o.micro_batch = o.global_batch / world().size();
+        std::unique_ptr<DataParallel> data_parallel;
+        Session session(o, [&](Session& s) {
+            // Recorded around everything, so in the backward pass this is heard after the unit's buckets have left.
+            data_parallel = std::make_unique<DataParallel>(s.model, world(), DataParallelOptions{0.1, overlap, 1});
+            for (Unit* unit : s.model.units())
+                unit->around.insert(unit->around.begin(), [&, unit](Tape& tape, const Var& x, const Unit::Body& body) {
+                    tape.record([&, unit] {
+                        const auto stats = world().take_stats().operations;
+                        const auto found = stats.find("world.all_reduce");
+                        order.push_back(
+                            fmt::format("{} {}", unit->name, found == stats.end() ? 0 : found->second.calls));
+                    });
+                    return body(tape, x);
+                });
+            data_parallel->attach(s.trainer);
+        });
+        world().take_stats();
+        session.run();
+        // Bytes of units: head 31,680; a block about 98 KiB; 0.1 MiB is 104,832 bytes: none is complete after the head.
+        const int64_t buckets = data_parallel->buckets();
+        int64_t sent = 0;
+        for (const std::string& line : order) sent += std::stoll(line.substr(line.rfind(' ')));
+        INFO(overlap, " ", order[0], ", ", order[1], ", ", order[2], ", ", order[3]);
+        EXPECT_EVERYWHERE(order.size() == 4 && order[0] == "head 0" && order[3].starts_with("embedding"));
+        EXPECT_EVERYWHERE(sent == (overlap ? buckets : 0));
+        if (overlap) EXPECT_EVERYWHERE(order[1] == "block 1 1" && order[2] == "block 0 1" && buckets == 3);
+    }
+}
+
+TEST_CASE("bf16 gradients: half the bytes, and a run that follows the one-rank run") {
+    const Text text;
+    TrainOptions o = odd(text, 16);
+    o.dtype = o.grad_dtype = "bf16";
+    Session one(o);
+    one.run();
+    for (const AllReduce algorithm : {AllReduce::ring, AllReduce::halving, AllReduce::library}) {
+        world().use(algorithm);
+        Parallel run(o, world().split([](int) { return 0; }, "dp"), 0.1, true);
+        const int64_t elements = total_size(run.session.model.params()), N = world().size();
+        EXPECT_EVERYWHERE(run.data_parallel->gradient_bytes() == 2 * elements);
+        EXPECT_EVERYWHERE(run.first_step["dp.all_reduce"].bytes == 4 * elements * (N - 1) / N);
+        EXPECT_EVERYWHERE(worst_deviation(run.session, one) <= 3e-2);
+        EXPECT_EVERYWHERE(same_weights(world(), run.session));
+    }
+    world().use(AllReduce::library);
+}
+
+TEST_CASE("memory: a replica costs the same on every number of ranks; evaluation is one rank's") {
+    const Text text;
+    TrainOptions o = odd(text, 16);
+    o.val_fraction = 0.3;
+    Session one(o);
+    one.run();
+    const double loss = one.trainer.evaluate();
+    Parallel run(o, world(), 25, true);
+    EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
+    for (const Memory kind : {Memory::params, Memory::grads, Memory::optimizer})
+        EXPECT_EVERYWHERE(run.session.reports[3].memory[size_t(kind)] == 2 * one.reports[3].memory[size_t(kind)]);
+}

@@ -1,0 +1,44 @@
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <mpi.h>
+
+#include <iostream>
+
+#include "tests/ranks.h"
+
+namespace train70b::test {
+
+namespace {
+std::optional<Comm> all_ranks;
+}
+
+const Comm& world() { return *all_ranks; }
+
+bool everywhere(bool good) {
+    if (!good) fmt::print(stderr, "rank {}: not so here\n", this_rank);
+    int mine = good ? 1 : 0, all = 0;
+    MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return all == 1;
+}
+
+void on_first_ranks(int n, const std::function<void(const Comm&)>& body) {
+    const Comm group = world().split([n](int rank) { return rank < n ? 0 : 1; }, "group");
+    if (world().rank() < n) body(group);
+    world().barrier();
+}
+
+}  // namespace train70b::test
+
+int main(int argc, char** argv) {
+    using namespace train70b;
+    int failures = 0;
+    const int code = run_ranks(argc, argv, [&failures](int count, char** words) {
+        test::all_ranks = connect({.transport = "mpi", .timeout = 100, .check = true}, Device::cpu);
+        doctest::Context context(count, words);
+        std::ofstream nowhere("/dev/null");
+        if (this_rank > 0) context.setCout(&nowhere);
+        failures = context.run();
+        test::world().finish();
+        test::all_ranks.reset();
+    });
+    return code != 0 ? code : failures;
+}

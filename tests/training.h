@@ -1,0 +1,105 @@
+#pragma once
+// A small training run for tests, and what is compared between two of them.
+#include "01_single_gpu/trainer.h"
+#include "tests/files.h"
+#include "tests/support.h"
+
+namespace train70b::test {
+
+// A text file of words in no order, gone at the end of the test.
+struct Text {
+    Folder folder;
+    std::string path = folder / "text.txt";
+
+    Text() {
+        const char* words[] = {"the ", "gradient ", "of ", "a ", "loss ", "is ", "summed, ", "once.\n"};
+        std::ofstream file(path);
+        for (int i = 0; i < 1200; ++i) file << words[random_bits(1, i) % 8];
+    }
+};
+
+inline TrainOptions tiny(const Text& text) {
+    TrainOptions o;
+    o.model = {.name = "test", .layers = 2, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 256};
+    o.data = text.path;
+    o.seq_len = 16;
+    o.global_batch = o.micro_batch = 8;
+    o.steps = 4;
+    o.warmup_steps = 2;
+    o.lr = 1e-2;
+    o.min_lr = 1e-3;
+    o.init_std = 0.1;  // large enough for attention to matter
+    o.device = "cpu";
+    return o;
+}
+
+// Dataset, model and trainer of one run. While it lives this process is not rank 0, which alone prints.
+struct Session {
+    TrainOptions options;
+    Dataset data;
+    Llama model;
+    Trainer trainer;
+    std::vector<StepReport> reports;
+    std::vector<std::vector<double>> gradients;  // of each parameter, at step 1
+    int real_rank = this_rank;
+
+    // apply: what a chapter does to the model and the trainer before the model is materialised
+    explicit Session(const TrainOptions& o, const std::function<void(Session&)>& apply = {})
+        : options(o),
+          data(o.data, o.model.vocab, o.seq_len, o.val_fraction),
+          model(o.model, o.llama()),
+          trainer(o, model, data, nlohmann::ordered_json::object()) {
+        this_rank = std::max(this_rank, 1);
+        trainer.finish_report = [this](StepReport& report) { reports.push_back(report); };
+        trainer.after_gradients = [this](int64_t step) {
+            if (step > 1) return;
+            for (Param* param : model.params()) gradients.push_back(values(param->grad));
+        };
+        if (apply) apply(*this);
+        model.materialise(o.seed);
+    }
+    ~Session() { this_rank = real_rank; }
+
+    Session& run() {
+        trainer.run();
+        REQUIRE(int64_t(reports.size()) == options.steps);
+        return *this;
+    }
+    // Loss and gradient norm of every step, one behind another.
+    std::vector<double> history() const {
+        std::vector<double> list;
+        for (const StepReport& report : reports) list.insert(list.end(), {report.loss, report.grad_norm});
+        return list;
+    }
+    std::vector<float> weights() {
+        std::vector<float> list;
+        for (const Param* param : model.params()) {
+            const std::vector<float> part = read(param->data);
+            list.insert(list.end(), part.begin(), part.end());
+        }
+        return list;
+    }
+};
+
+inline std::vector<double> minus(const std::vector<float>& a, const std::vector<float>& b) {
+    std::vector<double> difference;
+    for (size_t i = 0; i < a.size(); ++i) difference.push_back(double(a[i]) - double(b[i]));
+    return difference;
+}
+
+// DESIGN.md section 5: the largest relative deviation of a step's loss or gradient norm, and of a parameter's gradient
+// at step 1. Not a number counts as infinite.
+inline double worst_deviation(const Session& a, const Session& b) {
+    double worst = 0;
+    const auto add = [&worst](double deviation) {
+        if (!(deviation <= worst)) worst = std::isnan(deviation) ? INFINITY : deviation;
+    };
+    const std::vector<double> of_a = a.history(), of_b = b.history();
+    REQUIRE(of_a.size() == of_b.size());
+    REQUIRE(a.gradients.size() == b.gradients.size());
+    for (size_t i = 0; i < of_a.size(); ++i) add(std::abs(of_a[i] - of_b[i]) / std::abs(of_b[i]));
+    for (size_t i = 0; i < a.gradients.size(); ++i) add(distance(a.gradients[i], b.gradients[i]));
+    return worst;
+}
+
+}  // namespace train70b::test
