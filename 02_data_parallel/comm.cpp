@@ -97,7 +97,7 @@ void Comm::Group::compare(const std::string& what, const Where& where) {
         report += fmt::format("  rank {} of {}: {}  at {}\n", i, all.size(), call(all[i]),
                               all[i].substr(all[i].find('\n') + 1));
     if (transport->rank() == 0) {
-        fmt::print(stderr, "{}{}", report, collective_log().text());
+        fmt::print(stderr, "{}rank {}: {}", report, this_rank, collective_log().text());
         std::fflush(stderr);
     } else {
         std::this_thread::sleep_for(std::chrono::seconds(2));  // for rank 0 of the group to say it, and end all
@@ -411,9 +411,12 @@ void Comm::use(AllReduce algorithm) const {
 
 void Comm::finish() const {
     if (!group_) return;
-    group_->engine->run_queue();
-    if (group_->engine->settings.check && size() > 1)
-        group_->compare(fmt::format("{}: the end of the run", name()), Where::current());
+    Engine& engine = *group_->engine;
+    engine.run_queue();
+    if (!engine.settings.check) return;
+    for (size_t i = engine.groups.size(); i-- > 0;)  // the newest first: whoever still has something to say is there
+        if (const std::shared_ptr<Group> group = engine.groups[i].lock(); group && group->transport->size() > 1)
+            Comm(group).start({.operation = "finish", .run = [](Transport&) { return nullptr; }, .where = {}}).wait();
 }
 
 Comm make_comm(std::unique_ptr<Transport> transport, const CommSettings& settings) {

@@ -65,7 +65,7 @@ std::string CollectiveLog::text() {
     for (const Record& record : ended_) all[record.id] = &record;
     for (const auto& [id, record] : open_) all[id] = &record;
     while (all.size() > kKept && all.begin()->second->state == State::done) all.erase(all.begin());
-    std::string text = fmt::format("rank {}: its last {} collectives, oldest first\n", this_rank, all.size());
+    std::string text = fmt::format("its last {} collectives, oldest first\n", all.size());
     const double now = now_seconds();
     for (const auto& [id, record] : all) {
         std::string_view file = record->where.file_name();

@@ -1,0 +1,131 @@
+#!/bin/bash
+# Ranks that die, stand still or disagree: the run ends, within seconds, and says why. And bad input: one line, exit code
+# 2 on all ranks.
+# Run: bash tests/02_failures.sh build/bin
+set -u
+bin=$(cd "$1" && pwd)
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+failed=0
+verdict() { # NAME PROBLEM: no problem is a pass
+    if [ -z "$2" ]; then
+        echo "ok   $1"
+    else
+        echo "FAIL $1: ${2//$'\n'/ }"
+        failed=1
+    fi
+}
+
+# run RANKS COMMAND...: code, seconds, $work/out, $work/err
+run() {
+    local begin=$SECONDS
+    timeout -k 5 60 mpirun --oversubscribe -np "$1" "${@:2}" >"$work/out" 2>"$work/err"
+    code=$?
+    seconds=$((SECONDS - begin))
+}
+# says PART...: every part is in stderr. Prints what is missing.
+says() {
+    local part missing=
+    for part; do grep -qF -- "$part" "$work/err" || missing+="'$part' "; done
+    [ -z "$missing" ] || echo "${missing}not in: $(head -c 1500 "$work/err")"
+}
+# ends CODE WITHIN_SECONDS
+ends() {
+    [ "$code" = "$1" ] || echo "exit code $code, not $1; "
+    [ "$seconds" -le "$2" ] || echo "took $seconds s; "
+}
+
+# ---- ranks that disagree ----
+disagree() { # WAY PART...
+    run 3 "$bin/test_02_faults" "$1"
+    verdict "disagree: $1" "$(ends 1 10)$(says "mismatch" "${@:2}")"
+}
+disagree skip "rank 0 of 3: dp.all_reduce #101, 1000 fp32" "rank 1 of 3: dp.barrier #101" tests/02_faults.cpp
+disagree skip-one-of-many "rank 0 of 3: dp.all_reduce #105" "rank 1 of 3: dp.finish #105"
+disagree size "rank 0 of 3: dp.all_reduce #101, 1000 fp32" "rank 1 of 3: dp.all_reduce #101, 500 fp32"
+disagree dtype "rank 1 of 3: dp.all_reduce #101, 1000 bf16"
+disagree reduction "rank 1 of 3: dp.all_reduce #101, 1000 fp32 max"
+disagree root "from rank 0" "from rank 1"
+disagree scalar "dp.scalar #101, 1 numbers" "dp.barrier #101"
+disagree message-too-long "rank 1: check failed" "rank 0 of the group sent more than the 2000 bytes"
+disagree message-too-short "rank 1: check failed" "rank 0 of the group sent 2000 bytes, 4000 are received"
+
+# Without the check a rank that is missing is found by the clock, by name, with the log of the last 64.
+run 3 "$bin/test_02_faults" silence --comm-check off --comm-timeout 3
+verdict "a rank that does not come" "$(ends 1 8)$(says "dp.all_reduce #101, 1000 fp32 has not ended after 3 s (--comm-timeout)" \
+    "NOT ENDED" "its last 64 collectives" "dp.all_reduce #38," "dp.all_reduce #100,")$(
+    grep -q "dp.all_reduce #36," "$work/err" && echo "more than 64 are listed")"
+
+run 3 "$bin/test_02_faults" usage
+verdict "a usage error of one rank" "$(ends 2 5)$(says "test_02_faults: --here: rank 1 has no such disk; --there works")$(
+    [ "$(grep -c -- --here "$work/err")" = 1 ] || echo "not one line: $(cat "$work/err")")$(grep -i abort "$work/err" | grep -v "job has been")"
+run 3 "$bin/test_02_faults" lone-usage --comm-timeout 60
+verdict "a usage error of one rank that nobody waits for" "$(ends 2 10)"
+run 3 "$bin/test_02_faults" check
+verdict "a broken invariant" "$(ends 1 5)$(says "rank 1: check failed: !odd_one: 1 is not 2 (tests/02_faults.cpp:")"
+run 3 "$bin/test_02_faults" throw
+verdict "an error of one rank" "$(ends 1 10)$(says "rank 1: a disk is full")"
+
+# ---- ranks that die or stand still, in the middle of training ----
+training=("$bin/02_data_parallel" --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 6 --steps 1000000
+    --tables off)
+strike() { # SIGNAL FLAG...: sends it to rank 1 of 3 after the first steps
+    rm -f m.jsonl
+    timeout -k 5 90 mpirun --oversubscribe -np 3 "${training[@]}" --metrics m.jsonl "${@:2}" >"$work/out" 2>"$work/err" &
+    local mpirun_pid=$! i pid victim=
+    for ((i = 0; i < 300; ++i)); do
+        [ "$(grep -c '"event":"step"' m.jsonl 2>/dev/null)" -ge 20 ] 2>/dev/null && break
+        sleep 0.1
+    done
+    for pid in $(pgrep -f -- "--metrics m.jsonl"); do
+        [ "$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')" = 1 ] &&
+            [ "$(readlink -f "/proc/$pid/cwd")" = "$(readlink -f "$work")" ] && victim=$pid
+    done
+    [ -n "$victim" ] || echo "no rank 1 to strike; "
+    local begin=$SECONDS
+    kill "-$1" "$victim"
+    wait $mpirun_pid
+    code=$?
+    seconds=$((SECONDS - begin))
+}
+strike KILL
+verdict "SIGKILL: the others end at once, with their logs" "$([ "$code" != 0 ] || echo "exit code 0")$(
+    [ "$seconds" -le 5 ] || echo "took $seconds s; ")$(says "rank 0: ended by SIGTERM" "rank 2: ended by SIGTERM" "dp.all_reduce #")"
+strike STOP --comm-timeout 4
+verdict "SIGSTOP: the watchdog names the wait" "$([ "$code" != 0 ] || echo "exit code 0")$(
+    [ "$seconds" -le 9 ] || echo "took $seconds s; ")$(says "has not ended after 4 s (--comm-timeout)" "NOT ENDED")$(
+    grep -Eq "rank [02]: dp\.(all_reduce|scalar) #[0-9]+.* has not ended" "$work/err" || echo "the wait is not named; ")"
+
+# ---- bad input ----
+refused() { # NAME RANKS "PART|PART" FLAG...: exit code 2; one line of the program's own; nothing on disk
+    local parts
+    IFS='|' read -ra parts <<<"$3"
+    rm -f ./*.jsonl
+    run "$2" "$bin/02_data_parallel" --steps 1 --tables off --metrics m.jsonl "${@:4}"
+    verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
+        [ "$(grep -c '^02_data_parallel: ' "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(
+        grep -iE "MPI_ABORT|rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"
+}
+refused "--dp unlike the ranks" 2 "--dp 3: there are 2 ranks|mpirun -np 3" --dp 3
+refused "--dp unlike the ranks, alone" 1 "--dp 2: there are 1 ranks" --dp 2
+refused "a batch that does not divide" 3 "--global-batch 16|3 data-parallel ranks; 18 would" --global-batch 16
+refused "a batch that does not divide into micro-batches" 2 "--global-batch 12|--micro-batch 4|16 would" --global-batch 12 --micro-batch 4
+refused "staged on the CPU" 2 "--comm staged|--comm mpi works here" --device cpu --comm staged
+refused "nccl on the CPU" 2 "--comm nccl|--comm mpi works here" --device cpu --comm nccl
+refused "unknown transport" 2 "--comm|smoke|auto|nccl|staged|fake" --comm smoke
+refused "unknown all-reduce" 2 "--all-reduce|tree|ring|halving" --all-reduce tree
+refused "no time at all" 2 "--comm-timeout|0|a number above 0" --comm-timeout 0
+refused "negative buckets" 2 "--bucket-mb|-1" --bucket-mb -1
+refused "overlap neither on nor off" 2 "--overlap|maybe|on|off" --overlap maybe
+refused "a fake world of no size" 1 "--comm fake|add --fake-world N" --comm fake
+refused "a fake rank outside its world" 1 "--fake-rank 4|0 to 3" --comm fake --fake-world 4 --fake-rank 4
+refused "a fake world of several processes" 2 "--comm fake|one process" --comm fake --fake-world 4
+refused "a fake world without --comm fake" 2 "--fake-world 4: belongs to --comm fake" --fake-world 4
+refused "an output file that only rank 0 opens" 2 "--trace nowhere/t.json|existing, writable folder" --trace nowhere/t.json
+refused "a flag of no chapter" 2 "--bucket-md: unknown flag; did you mean --bucket-mb?" --bucket-md 3
+run 2 "$bin/02_data_parallel" --help
+verdict "--help, once" "$(ends 0 5)$([ "$(grep -c -- '--all-reduce ' "$work/out")" = 1 ] || echo "not once")"
+exit $failed

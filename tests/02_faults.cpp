@@ -1,0 +1,76 @@
+// What 02_failures.sh starts under mpirun: ranks that disagree, each in its own way.
+//   test_02_faults WAY [--comm-check on|off] [--comm-timeout S]
+#include <chrono>
+#include <thread>
+
+#include "01_single_gpu/ops.h"
+#include "02_data_parallel/launch.h"
+
+using namespace train70b;
+
+namespace {
+
+void program(int argc, char** argv) {
+    CLI::App app("ranks that disagree");
+    CommOptions options{.timeout = 5, .check = true};
+    std::string way;
+    app.add_option("way", way)->required();
+    add_comm_flags(app, options);
+    app.parse(argc, argv);
+    const Comm world = connect(options, Device::cpu);
+    const Comm dp = world.split([](int) { return 0; }, "dp");
+    const bool odd_one = world.rank() == 1;
+    Tensor x({1000}, DType::f32, Device::cpu), shorter = x.row_slice(0, 500);
+    fill(x, 1);
+    for (int i = 0; i < 100; ++i) dp.all_reduce(x, Reduce::max);
+
+    if (way == "skip") {
+        if (!odd_one) dp.all_reduce(x);
+        dp.barrier();
+    } else if (way == "skip-one-of-many") {  // all calls alike: it shows when the numbers part
+        for (int i = 0; i < (odd_one ? 4 : 5); ++i) dp.all_reduce(x);
+    } else if (way == "size") {
+        dp.all_reduce(odd_one ? shorter : x);
+    } else if (way == "dtype") {
+        Tensor other({1000}, DType::bf16, Device::cpu);
+        dp.all_reduce(odd_one ? other : x);
+    } else if (way == "reduction") {
+        dp.all_reduce(x, odd_one ? Reduce::max : Reduce::sum);
+    } else if (way == "root") {
+        dp.broadcast(x, odd_one ? 1 : 0);
+    } else if (way == "scalar") {
+        odd_one ? dp.barrier() : void(dp.sum(1));
+    } else if (way == "message-too-long") {
+        if (world.rank() == 0) dp.send(x, 1);
+        if (odd_one) dp.recv(shorter, 0);
+        dp.barrier();
+    } else if (way == "message-too-short") {
+        if (world.rank() == 0) dp.send(shorter, 1);
+        if (odd_one) dp.recv(x, 0);
+        dp.barrier();
+    } else if (way == "silence") {
+        if (odd_one) std::this_thread::sleep_for(std::chrono::minutes(2));
+        dp.all_reduce(x);
+    } else if (way == "usage") {
+        together([&] {
+            if (odd_one) usage_error("--here: rank 1 has no such disk; --there works");
+        });
+        dp.all_reduce(x);
+    } else if (way == "lone-usage") {
+        if (odd_one) usage_error("--here: not foreseen");
+        dp.all_reduce(x);
+    } else if (way == "check") {
+        CHECK(!odd_one, "{} is not {}", 1, 2);
+        dp.all_reduce(x);
+    } else if (way == "throw") {
+        if (odd_one) throw std::runtime_error("a disk is full");
+        dp.all_reduce(x);
+    } else {
+        usage_error("{}: unknown way", way);
+    }
+    world.finish();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_ranks(argc, argv, program); }
