@@ -1,0 +1,160 @@
+// The transports of device tensors against definitions. Without a GPU nothing is tested, and the output says so.
+//   2 or 4 ranks on one GPU:  mpirun --oversubscribe -np 4 build/bin/test_02_cuda                       (staged)
+//   the same through NCCL, which has to be told that they are different hosts (see docs/results/gpu.md):
+//     mpirun --oversubscribe -np 2 bash -c 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec build/bin/test_02_cuda'
+//   one GPU per rank:         mpirun -np 8 build/bin/test_02_cuda                                       (staged and nccl)
+#include "01_single_gpu/cuda_device.h"
+#include "01_single_gpu/ops.h"
+#include "02_data_parallel/data_parallel.h"
+#include "tests/ranks.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+bool has_gpu() {
+    static const bool has = [] {
+        if (!why_no_cuda().empty() && this_rank == 0) fmt::print("NOT TESTED: {}\n", why_no_cuda());
+        return why_no_cuda().empty();
+    }();
+    return has;
+}
+
+// The transports that can work here, each with a name for reports.
+std::vector<Comm> device_comms() {
+    std::vector<Comm> list;
+#ifdef TRAIN70B_CUDA
+    const int gpus = cuda_device_count();
+    static const bool chosen = [&] {
+        cuda_use_device(this_rank % gpus);
+        return true;
+    }();
+    (void)chosen;
+    list.push_back(make_comm(make_staged_transport(), {.check = true}));
+    if (std::getenv("NCCL_HOSTID") || world().size() <= gpus)
+        list.push_back(make_comm(make_nccl_transport(), {.check = true}));
+#endif
+    return list;
+}
+
+Tensor numbers(DType dtype, int64_t size, int rank) {
+    std::vector<double> list;
+    for (int64_t i = 0; i < size; ++i) list.push_back(double((i * 5 + rank * 3) % 16 - 8));
+    return tensor(list, {size}, dtype, Device::cuda);
+}
+bool equals(const Tensor& x, const std::function<double(int64_t)>& value) {
+    const std::vector<double> list = values(x);
+    for (size_t i = 0; i < list.size(); ++i)
+        if (list[i] != value(int64_t(i))) {
+            fmt::print(stderr, "rank {}: element {} of {} {} is {}, not {}\n", this_rank, i, list.size(),
+                       name_of(x.dtype()), list[i], value(int64_t(i)));
+            return false;
+        }
+    return true;
+}
+double element(int rank, int64_t i) { return double((i * 5 + rank * 3) % 16 - 8); }
+
+}  // namespace
+
+TEST_CASE("device tensors: all-reduce by every algorithm, and every other collective, exact on small integers") {
+    if (!has_gpu()) return;
+    for (const Comm& comm : device_comms()) {
+        const int N = comm.size(), r = comm.rank();
+        const auto sum = [N](int64_t i) {
+            double total = 0;
+            for (int p = 0; p < N; ++p) total += element(p, i);
+            return total;
+        };
+        for (const AllReduce algorithm :
+             {AllReduce::naive, AllReduce::ring, AllReduce::pipelined, AllReduce::halving, AllReduce::library}) {
+            comm.use(algorithm);
+            for (const DType dtype : {DType::f32, DType::bf16})
+                for (const int64_t size : {1, 3, 64, 1001, 1 << 20}) {
+                    Tensor x = numbers(dtype, size, r);
+                    comm.all_reduce(x);
+                    INFO(comm.transport(), " ", name_of(algorithm), " ", name_of(dtype), " ", size);
+                    EXPECT_EVERYWHERE(equals(x, sum));
+                }
+            // Several under way at once, and the compute stream busy with what they wait for.
+            std::vector<Tensor> tensors;
+            std::vector<Work> works;
+            for (int i = 0; i < 8; ++i) {
+                tensors.push_back(numbers(DType::f32, 100'000, r));
+                scale(tensors.back(), 2);
+                works.push_back(comm.all_reduce_async(tensors.back()));
+            }
+            bool good = true;
+            for (int i = 0; i < 8; ++i) {
+                works[i].wait();
+                scale(tensors[i], 0.5f);
+                good = good && equals(tensors[i], sum);
+            }
+            EXPECT_EVERYWHERE(good);
+        }
+        const int64_t each = 1000;
+        Tensor whole = numbers(DType::f32, each * N, r), part({each}, DType::f32, Device::cuda);
+        comm.reduce_scatter(part, whole);
+        EXPECT_EVERYWHERE(equals(part, [&](int64_t i) { return sum(r * each + i); }));
+        comm.all_gather(whole, part);
+        EXPECT_EVERYWHERE(equals(whole, sum));
+        whole = numbers(DType::f32, each * N, r);
+        Tensor place = whole.row_slice(r * each, (r + 1) * each);
+        comm.reduce_scatter(place, whole);
+        comm.all_gather(whole, place);
+        EXPECT_EVERYWHERE(equals(whole, sum));
+        Tensor from = numbers(DType::f32, each * N, r);
+        comm.all_to_all(whole, from);
+        EXPECT_EVERYWHERE(equals(whole, [&](int64_t i) { return element(int(i / each), r * each + i % each); }));
+        comm.broadcast(from, N - 1);
+        EXPECT_EVERYWHERE(equals(from, [&](int64_t i) { return element(N - 1, i); }));
+        Tensor mine = numbers(DType::bf16, 1001, r), theirs = Tensor::like(mine);
+        comm.send_recv(mine, (r + 1) % N, theirs, (r + N - 1) % N);
+        EXPECT_EVERYWHERE(equals(theirs, [&](int64_t i) { return element((r + N - 1) % N, i); }));
+        if (N > 1 && r == 0) comm.send(mine, N - 1);
+        if (N > 1 && r == N - 1) comm.recv(theirs, 0);
+        EXPECT_EVERYWHERE(r != N - 1 || N == 1 || equals(theirs, [&](int64_t i) { return element(0, i); }));
+        Tensor highest = numbers(DType::f32, 100, r);
+        comm.all_reduce(highest, Reduce::max);
+        EXPECT_EVERYWHERE(equals(highest, [&](int64_t i) {
+            double most = element(0, i);
+            for (int p = 1; p < N; ++p) most = std::max(most, element(p, i));
+            return most;
+        }));
+        EXPECT_EVERYWHERE(comm.sum(1) == N);
+        const CommStats stats = comm.take_stats();
+        EXPECT_EVERYWHERE(N == 1 || stats.operations.at("world.all_reduce").seconds > 0);
+    }
+    world().use(AllReduce::library);
+}
+
+TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not, by every algorithm") {
+    if (!has_gpu()) return;
+    const Text text;
+    TrainOptions o = tiny(text);
+    o.device = "cuda";
+    o.lr = o.min_lr = 1e-3;
+    o.model.hidden = 64;
+    o.model.ffn = 96;
+    o.global_batch = o.micro_batch = 2 * world().size();
+    Session one(o);
+    one.run();
+    for (const Comm& comm : device_comms())
+        for (const AllReduce algorithm :
+             {AllReduce::naive, AllReduce::ring, AllReduce::pipelined, AllReduce::halving, AllReduce::library})
+            for (const bool overlap : {false, true}) {
+                comm.use(algorithm);
+                TrainOptions part = o;
+                part.micro_batch = 1;
+                std::unique_ptr<DataParallel> data_parallel;
+                Session session(part, [&](Session& s) {
+                    data_parallel =
+                        std::make_unique<DataParallel>(s.model, comm, DataParallelOptions{0.05, overlap, 2});
+                    data_parallel->attach(s.trainer);
+                });
+                session.run();
+                INFO(comm.transport(), " ", name_of(algorithm), ", overlap ", overlap);
+                EXPECT_EVERYWHERE(worst_deviation(session, one) <= 5e-6);
+            }
+}
