@@ -1,11 +1,12 @@
 #pragma once
 // All-reduce by hand, over nothing but sends and receives: x on every rank becomes the sum of all ranks' x.
 //
-// N ranks, n elements. A message takes a + b bytes: a, the latency; b, seconds per byte. Per rank:
-//   naive      everyone to rank 0, and back            rank 0: 2 (N-1) (a + n b)        2 n (N-1) at rank 0, 2 n elsewhere
-//   ring       reduce-scatter, then all-gather         2 (N-1) (a + n b / N)            2 n (N-1)/N: as few as possible
-//   pipelined  the ring in pieces: while one piece is added, the next is on its way     the same bytes
-//   halving    recursive halving, then doubling        2 log2(N) a + 2 n b (N-1)/N      the same bytes for N = 2^k
+// N ranks, n bytes of x. A message of m bytes takes a + m b: a, the latency; b, seconds per byte.
+//                                                     time                          bytes that a rank sends
+//   naive      everyone to rank 0, and back           2 (N-1) (a + n b)             rank 0: n (N-1), the others n
+//   ring       reduce-scatter, then all-gather        2 (N-1) a + 2 n b (N-1)/N     2 n (N-1)/N: the least there is
+//   pipelined  the ring in pieces: while one piece is added, the next is on its way; the same bytes
+//   halving    recursive halving, then doubling       2 log2(N) a + 2 n b (N-1)/N   2 n (N-1)/N for N = 2^k
 //
 // Every element is summed at one place and copied from there, so all ranks end with the same bits. The order of the sum
 // depends on the algorithm, on N and on where the element lies, never on timing: a run repeats, two layouts differ in

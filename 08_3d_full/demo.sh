@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
-# The one command: installs what is missing, builds, and trains a small Llama on this repository's own text.
-# Until chapter 08 exists it runs the newest chapter there is.
-#   bash 08_3d_full/demo.sh [flags of the program]
+# The one command: installs what is missing, builds, and trains a small Llama on this repository's own text; then begins
+# again on two ranks. Until chapter 08 exists it runs the chapters that there are.
+#   bash 08_3d_full/demo.sh [flags of the training program]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash tests/setup.sh build
 echo "== training 01_single_gpu: watch the loss fall from ln 256 = 5.5"
 build/bin/01_single_gpu --steps 400 --eval-every 100 --generate 300 "$@"
+
+echo
+echo "== the first five steps on one rank, and data-parallel on two: the same losses"
+if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+build/bin/01_single_gpu --steps 5 | grep '^step'
+mpirun --oversubscribe -np 2 build/bin/02_data_parallel --steps 5 --tables off | grep '^step'
