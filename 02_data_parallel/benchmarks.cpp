@@ -47,6 +47,7 @@ std::vector<AllReduceTime> time_all_reduce(const Comm& ranks, Device device, con
     constexpr int kLeast = 5, kMost = 51;
     constexpr double kBudget = 0.5;  // seconds per size
     std::vector<AllReduceTime> table;
+    const AllReduce before = ranks.use(AllReduce::library);
     for (const int64_t bytes : sizes) {
         Tensor x({bytes / 4}, DType::f32, device, Memory::workspace);
         for (const AllReduce algorithm : kAll) {
@@ -75,6 +76,7 @@ std::vector<AllReduceTime> time_all_reduce(const Comm& ranks, Device device, con
         for (const AllReduce algorithm : kAll)
             table.push_back({bytes, algorithm, median(seconds[algorithm]), median(ratios[algorithm])});
     }
+    ranks.use(before);
     return table;
 }
 

@@ -227,7 +227,17 @@ Work Comm::reduce_scatter_async(Tensor part, Tensor whole, Where where) const {
                   .details = describe_tensor(whole),
                   .wire_bytes = whole.bytes() * (n - 1),
                   .tensors = {part, whole},
-                  .run = [part, whole](Transport& peers) { return peers.reduce_scatter(part, whole); },
+                  .run = [part, whole, algorithm = group_->engine->settings.all_reduce](Transport& peers) -> Handle {
+                      const bool ring = algorithm == AllReduce::ring || algorithm == AllReduce::pipelined;
+                      if (!ring || !peers.has_peers()) return peers.reduce_scatter(part, whole);
+                      return peers.aside([&] {
+                          ring_reduce_scatter(peers, whole.view({whole.size()}));
+                          if (!part.same_memory(whole)) {
+                              Tensor to = part;
+                              copy(to, whole.element_slice(peers.rank() * part.size(), part.shape()));
+                          }
+                      });
+                  },
                   .where = where});
 }
 
@@ -405,8 +415,8 @@ CommStats Comm::take_stats() const {
     return stats;
 }
 
-void Comm::use(AllReduce algorithm) const {
-    if (group_) group_->engine->settings.all_reduce = algorithm;
+AllReduce Comm::use(AllReduce algorithm) const {
+    return group_ ? std::exchange(group_->engine->settings.all_reduce, algorithm) : algorithm;
 }
 
 void Comm::finish() const {

@@ -88,8 +88,8 @@ class Comm {
 
     // What all groups of this rank have booked since the last call. Waits for what is under way on a device.
     CommStats take_stats() const;
-    void use(AllReduce algorithm) const;  // for all groups of this rank, from the next call on
-    void finish() const;                  // runs what nobody waited for; with --comm-check: no rank has more to say
+    AllReduce use(AllReduce algorithm) const;  // for all groups of this rank, from the next call on; returns the last
+    void finish() const;  // runs what nobody waited for; with --comm-check: no rank has more to say
 
     struct Call;
     struct Engine;

@@ -68,7 +68,7 @@ std::unique_ptr<Transport> cuda_transport(const std::string& name, const Node& n
 
 void add_comm_flags(CLI::App& app, CommOptions& o) {
     const auto add = [&app](const char* name, auto& value, const char* text, const CLI::Validator& check) {
-        app.add_option(name, value, text)->check(check)->capture_default_str()->group("Communication");
+        return app.add_option(name, value, text)->check(check)->capture_default_str()->group("Communication");
     };
     add("--comm", o.transport, "transport; auto: nccl, staged or mpi",
         one_of({"auto", "mpi", "nccl", "staged", "fake"}));
@@ -77,7 +77,8 @@ void add_comm_flags(CLI::App& app, CommOptions& o) {
     add("--comm-timeout", o.timeout, "seconds after which a collective is given up", real_number(0, 1e6, false));
     add_switch(app, "--comm-check", o.check, "compare what the ranks are about to do")->group("Communication");
     add("--all-reduce", o.all_reduce, "algorithm of the sums",
-        one_of({"ring", "pipelined", "halving", "naive", "library"}));
+        one_of({"ring", "pipelined", "halving", "naive", "library"}))
+        ->default_str("ring; with nccl: library");
 }
 
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body) {
@@ -102,7 +103,8 @@ Comm connect(const CommOptions& options, Device device) {
     const Node node = this_node();
     set_cpu_threads(node.size);
     watchdog->set_timeout(options.timeout);
-    const CommSettings settings{all_reduce_of(options.all_reduce), options.check};
+    CommSettings settings{AllReduce::ring, options.check};
+    if (!options.all_reduce.empty()) settings.all_reduce = all_reduce_of(options.all_reduce);
     const std::string& name = options.transport;
     const int ranks = world_size();
 #ifdef TRAIN70B_CUDA
@@ -127,7 +129,9 @@ Comm connect(const CommOptions& options, Device device) {
     }
     if (name == "mpi") usage_error("--comm mpi: moves tensors of the host; with --device cuda: --comm nccl or staged");
 #ifdef TRAIN70B_CUDA
-    return make_comm(cuda_transport(name, node), settings);
+    std::unique_ptr<Transport> transport = cuda_transport(name, node);
+    if (options.all_reduce.empty() && transport->on_stream()) settings.all_reduce = AllReduce::library;
+    return make_comm(std::move(transport), settings);
 #endif
     CHECK(false, "no transport for {}", name_of(device));
     return {};

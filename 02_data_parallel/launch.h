@@ -10,7 +10,7 @@ struct CommOptions {
     int64_t fake_world = 0, fake_rank = 0;  // --comm fake: ranks of the world, and which of them this is
     double timeout = 30;                    // seconds
     bool check = false;
-    std::string all_reduce = "library";
+    std::string all_reduce;  // empty: ring, or NCCL's own
 };
 void add_comm_flags(CLI::App& app, CommOptions& options);
 

@@ -58,7 +58,6 @@ void program(int argc, char** argv) {
     std::vector<int64_t> sizes;
     for (int64_t bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) sizes.push_back(bytes);
     const auto times = time_all_reduce(ranks, run->model.options.device, sizes);
-    ranks.use(all_reduce_of(comm_options.all_reduce));
     say("\n{}", all_reduce_table(times, ranks.size()));
     const auto modes = time_data_parallel(ranks, run->model, run->trainer, data_parallel, dp_options);
     say("\n{}", data_parallel_table(modes));

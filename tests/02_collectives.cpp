@@ -186,9 +186,14 @@ TEST_CASE("reduce-scatter and all-gather, apart and in place; the ring's halves"
     for (int ranks = 1; ranks <= world().size(); ++ranks) {
         bool good = true;
         on_first_ranks(ranks, [&](const Comm& comm) {
-            for (const DType dtype : {DType::f32, DType::bf16})
+            for (const auto& [algorithm, dtype] :
+                 std::vector<std::pair<AllReduce, DType>>{{AllReduce::library, DType::f32},
+                                                          {AllReduce::library, DType::bf16},
+                                                          {AllReduce::ring, DType::f32},
+                                                          {AllReduce::ring, DType::bf16}})
                 for (const int64_t part_size : {int64_t(1), int64_t(3), int64_t(130)})
                     for (const bool in_place : {false, true}) {
+                        comm.use(algorithm);
                         const int64_t begin = comm.rank() * part_size;
                         Tensor whole =
                             numbers(dtype, part_size * ranks, [&](int64_t i) { return element(comm.rank(), i); });
@@ -201,8 +206,22 @@ TEST_CASE("reduce-scatter and all-gather, apart and in place; the ring's halves"
                         good = good && equals(whole, sum);
                     }
         });
+        world().use(AllReduce::library);
         EXPECT_EVERYWHERE(good);
     }
+    // On a ring the two halves make the whole, bit for bit.
+    Tensor at_once = tensor(randoms(40 * world().size(), world().rank()), {40 * world().size()}),
+           in_halves = Tensor::like(at_once);
+    copy(in_halves, at_once);
+    for (const AllReduce algorithm : {AllReduce::ring, AllReduce::pipelined}) {
+        world().use(algorithm);
+        world().all_reduce(at_once);
+        Tensor part = in_halves.row_slice(40 * world().rank(), 40 * (world().rank() + 1));
+        world().reduce_scatter(part, in_halves);
+        world().all_gather(in_halves, part);
+        EXPECT_EVERYWHERE(values(at_once) == values(in_halves));
+    }
+    world().use(AllReduce::library);
     const auto transport = make_mpi_transport();
     const int N = world().size(), r = world().rank();
     const int64_t size = 3 * N + 1;
