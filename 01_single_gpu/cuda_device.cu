@@ -72,6 +72,28 @@ void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind) {
     if (kind != CopyKind::within) cuda_synchronize();  // the host buffer is the caller's again
 }
 
+CudaCopy::CudaCopy(void* to, const void* from, int64_t bytes, CopyKind kind) {
+    static cudaStream_t streams[2] = {};  // one for each direction: they have engines of their own
+    cudaStream_t& stream = streams[kind == CopyKind::to_host];
+    if (!stream) CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaEvent_t event = nullptr;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventRecord(event, context().stream));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes,
+                               kind == CopyKind::to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    arrived_ = event;
+}
+
+CudaCopy::~CudaCopy() { cudaEventDestroy(static_cast<cudaEvent_t>(arrived_)); }
+
+void CudaCopy::host_waits() { CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(arrived_))); }
+
+void CudaCopy::stream_waits() {
+    CUDA_CHECK(cudaStreamWaitEvent(context().stream, static_cast<cudaEvent_t>(arrived_), 0));
+}
+
 void* cuda_allocate_host(int64_t bytes) {
     void* pointer = nullptr;
     context();

@@ -17,6 +17,19 @@ enum class CopyKind { to_device, to_host, within };
 void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind);
 void* cuda_allocate_host(int64_t bytes);  // pinned: the device copies from and to it at full speed
 void cuda_release_host(void* pointer) noexcept;
+// The same between device and pinned memory, beside the compute stream: begins after what has been issued to it so far.
+// Then the host waits for the copy, or what is issued to the compute stream from there on does.
+class CudaCopy {
+  public:
+    CudaCopy(void* to, const void* from, int64_t bytes, CopyKind kind);
+    ~CudaCopy();
+    CudaCopy(const CudaCopy&) = delete;
+    void host_waits();
+    void stream_waits();
+
+  private:
+    void* arrived_;  // a cudaEvent_t
+};
 void cuda_synchronize();
 void* cuda_compute_stream();  // a cudaStream_t: what every kernel and copy here is issued to
 

@@ -97,9 +97,13 @@ std::vector<Param*> Llama::params() {
 }
 
 void Llama::materialise(uint64_t seed) {
-    for (Unit* unit : units()) {
-        bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));
-        for (Param* param : unit->params) initialise(*param, seed, 0, param->data);
+    if (allocate_params) {
+        allocate_params(seed);
+    } else {
+        for (Unit* unit : units()) {
+            bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));
+            for (Param* param : unit->params) initialise(*param, seed, 0, param->data);
+        }
     }
     if (allocate_grads) {
         allocate_grads();

@@ -86,6 +86,10 @@ class Llama {
     std::vector<Param*> params();  // of all units
 
     std::function<void()> allocate_grads;  // slot (chapter 02)
+    // Slots (chapter 03). Allocates the parameters with their initial values; calls the function while a unit's
+    // parameters can be written.
+    std::function<void(uint64_t seed)> allocate_params;
+    std::function<void(Unit&, const std::function<void()>&)> write_params;
 
     // Allocates the parameters, with their initial values, and the gradients; one flat buffer of each per unit.
     void materialise(uint64_t seed);

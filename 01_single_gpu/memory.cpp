@@ -15,7 +15,7 @@ void MemoryPeak::merge(const MemoryPeak& other) {
 void MemoryLedger::book(Memory kind, int64_t bytes) {
     const int i = static_cast<int>(kind);
     now_[i] += bytes;
-    total_ += bytes;
+    if (kind != Memory::host) total_ += bytes;
     CHECK(now_[i] >= 0, "{} went to {} bytes", kMemoryNames[i], now_[i]);
     peak_.kind[i] = std::max(peak_.kind[i], now_[i]);
     peak_.total = std::max(peak_.total, total_);
@@ -30,16 +30,19 @@ void MemoryLedger::start_timeline() {
 }
 
 std::string MemoryLedger::timeline_csv() const {
-    std::string csv = "event,seconds,phase,params,grads,optimizer,activations,comm,workspace,total\n";
+    const bool some_on_host = peak_.kind[int(Memory::host)] > 0;
+    std::string csv = "event,seconds,phase,params,grads,optimizer,activations,comm,workspace,total";
+    csv += some_on_host ? ",host\n" : "\n";
     for (size_t event = 0; event < timeline_.size(); ++event) {
         const Sample& sample = timeline_[event];
         csv += fmt::format("{},{:.6f},{}", event, sample.seconds, sample.phase);
         int64_t total = 0;
-        for (int64_t bytes : sample.now) {
-            csv += fmt::format(",{}", bytes);
-            total += bytes;
+        for (int i = 0; i < kDeviceMemoryKinds; ++i) {
+            csv += fmt::format(",{}", sample.now[i]);
+            total += sample.now[i];
         }
-        csv += fmt::format(",{}\n", total);
+        csv += fmt::format(",{}", total);
+        csv += some_on_host ? fmt::format(",{}\n", sample.now[int(Memory::host)]) : "\n";
     }
     return csv;
 }

@@ -1,7 +1,8 @@
 #pragma once
 // The memory ledger: every allocation is booked under one kind, so that the tables of this course are measured.
 // Shapes and dtypes do not depend on the device: params, grads, optimizer and activations of a run on a laptop are
-// those of the run on a GPU, byte for byte. (comm and workspace do depend on it.)
+// those of the run on a GPU, byte for byte. (comm and workspace do depend on it.) host is what has left the device
+// (chapter 03): it counts in no total, and is shown only where there is some.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -9,16 +10,16 @@
 
 namespace train70b {
 
-enum class Memory : uint8_t { params, grads, optimizer, activations, comm, workspace };
-inline constexpr int kMemoryKinds = 6;
-inline constexpr std::array<const char*, kMemoryKinds> kMemoryNames = {"params",      "grads", "optimizer",
-                                                                       "activations", "comm",  "workspace"};
+enum class Memory : uint8_t { params, grads, optimizer, activations, comm, workspace, host };
+inline constexpr int kMemoryKinds = 7, kDeviceMemoryKinds = 6;
+inline constexpr std::array<const char*, kMemoryKinds> kMemoryNames = {
+    "params", "grads", "optimizer", "activations", "comm", "workspace", "host"};
 
 using MemoryBytes = std::array<int64_t, kMemoryKinds>;  // indexed by Memory
 
 struct MemoryPeak {
     MemoryBytes kind{};  // the highest bytes of each kind
-    int64_t total = 0;   // the highest sum: at most the sum of the above, which peak at different times
+    int64_t total = 0;   // the highest sum on the device: at most the sum of the above, which peak at different times
 
     void merge(const MemoryPeak& other);
 };

@@ -11,17 +11,17 @@ std::vector<Segment> whole_segments(const std::vector<Param*>& params) {
     return segments;
 }
 
-AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper) : hyper_(hyper) {
+AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) : hyper_(hyper) {
     for (Segment& segment : segments) {
         const Tensor& param = segment.param;
         const auto zeros = [&] {
-            Tensor state(param.shape(), DType::f32, param.device(), Memory::optimizer);
+            Tensor state(param.shape(), DType::f32, param.device(), states);
             fill(state, 0);
             return state;
         };
         Tensor master;
         if (param.dtype() != DType::f32) {
-            master = Tensor(param.shape(), DType::f32, param.device(), Memory::optimizer);
+            master = Tensor(param.shape(), DType::f32, param.device(), states);
             copy(master, param);
         }
         states_.push_back({segment, master, zeros(), zeros()});

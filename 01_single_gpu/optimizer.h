@@ -8,6 +8,7 @@ namespace train70b {
 struct Segment {
     Tensor param, grad;
     bool decay = false;  // weight decay applies to matrices only
+    bool counts = true;  // in norms: this rank's is the one replica that does
 };
 std::vector<Segment> whole_segments(const std::vector<Param*>& params);
 
@@ -18,7 +19,8 @@ class AdamW {
     struct Hyper {
         float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
     };
-    AdamW(std::vector<Segment> segments, const Hyper& hyper);  // master weights start from the parameters
+    // Master weights start from the parameters. The states lie on the segments' device, booked under `states`.
+    AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states = Memory::optimizer);
 
     // One update with the gradients times grad_scale (the clipping factor).
     void step(float lr, float grad_scale);

@@ -1,5 +1,7 @@
 #include "01_single_gpu/param.h"
 
+#include <algorithm>
+
 namespace train70b {
 
 int64_t Param::global_size() const {
@@ -60,12 +62,20 @@ void bind_data(const std::vector<Param*>& params, const Tensor& flat) { bind(par
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::grad); }
 
 std::vector<float> squares(const std::vector<Param*>& params, Which which) {
-    if (params.empty()) return {};
-    Tensor sums({int64_t(params.size())}, DType::f32, params[0]->data.device(), Memory::workspace);
+    std::vector<Tensor> tensors;
+    for (const Param* param : params)
+        tensors.push_back(param->replica > 0 ? Tensor() : which == Which::data ? param->data : param->grad);
+    return squares(tensors);
+}
+
+std::vector<float> squares(const std::vector<Tensor>& tensors) {
+    const auto some = std::find_if(tensors.begin(), tensors.end(), [](const Tensor& x) { return bool(x); });
+    if (some == tensors.end()) return std::vector<float>(tensors.size());
+    Tensor sums({int64_t(tensors.size())}, DType::f32, some->device(), Memory::workspace);
     fill(sums, 0);
-    for (size_t i = 0; i < params.size(); ++i) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
         Tensor sum = sums.row_slice(i, i + 1);
-        if (params[i]->replica == 0) sum_squares(sum, which == Which::data ? params[i]->data : params[i]->grad);
+        if (tensors[i]) sum_squares(sum, tensors[i]);
     }
     return read(sums);
 }

@@ -32,16 +32,23 @@ void Metrics::write(const ordered_json& line) {
 
 double nine_digits(double value) { return std::stod(fmt::format("{:.9g}", value)); }
 
-ordered_json to_json(const MemoryPeak& peak) {
+namespace {
+ordered_json kinds_to_json(const MemoryBytes& bytes) {
     ordered_json json;
-    for (int i = 0; i < kMemoryKinds; ++i) json[kMemoryNames[i]] = peak.kind[i];
+    for (int i = 0; i < kDeviceMemoryKinds; ++i) json[kMemoryNames[i]] = bytes[i];
+    if (const int64_t host = bytes[int(Memory::host)]) json["host"] = host;
+    return json;
+}
+}  // namespace
+
+ordered_json to_json(const MemoryPeak& peak) {
+    ordered_json json = kinds_to_json(peak.kind);
     json["total"] = peak.total;
     return json;
 }
 
 ordered_json to_json(const StepReport& r) {
-    ordered_json memory;
-    for (int i = 0; i < kMemoryKinds; ++i) memory[kMemoryNames[i]] = r.memory[i];
+    ordered_json memory = kinds_to_json(r.memory);
     memory["peak"] = to_json(r.peak);
     ordered_json comm = ordered_json::object();
     for (const auto& [name, bytes] : r.comm_bytes) comm[name] = bytes;

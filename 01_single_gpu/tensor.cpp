@@ -56,6 +56,20 @@ int64_t elements(const Shape& shape) {
     }
     return count;
 }
+
+// Host memory: pinned where there is a GPU, which then copies from and to it at full speed.
+void* allocate_host(int64_t bytes) {
+#ifdef TRAIN70B_CUDA
+    if (why_no_cuda().empty()) return cuda_allocate_host(bytes);
+#endif
+    return allocate(Device::cpu, bytes);
+}
+void release_host(void* pointer) noexcept {
+#ifdef TRAIN70B_CUDA
+    if (why_no_cuda().empty()) return cuda_release_host(pointer);
+#endif
+    release(Device::cpu, pointer);
+}
 }  // namespace
 
 struct Tensor::Storage {
@@ -65,11 +79,11 @@ struct Tensor::Storage {
     Memory kind;
 
     Storage(int64_t bytes, Device device, Memory kind) : bytes(bytes), device(device), kind(kind) {
-        pointer = allocate(device, bytes);
+        pointer = kind == Memory::host ? allocate_host(bytes) : allocate(device, bytes);
         ledger().book(kind, bytes);
     }
     ~Storage() {
-        release(device, pointer);
+        kind == Memory::host ? release_host(pointer) : release(device, pointer);
         ledger().book(kind, -bytes);
     }
     Storage(const Storage&) = delete;
@@ -77,6 +91,7 @@ struct Tensor::Storage {
 
 Tensor::Tensor(Shape shape, DType dtype, Device device, Memory kind)
     : size_(elements(shape)), shape_(std::move(shape)), dtype_(dtype) {
+    CHECK(kind != Memory::host || device == Device::cpu, "host memory is not on {}", name_of(device));
     storage_ = std::make_shared<Storage>(bytes(), device, kind);
 }
 

@@ -168,12 +168,13 @@ double Trainer::evaluate() {
 }
 
 void Trainer::run() {
+    if (begin) begin();
     if (!update) {
         adamw_.emplace(whole_segments(model_.params()), options_.adamw());
         update = [this](float lr, float grad_scale) { adamw_->step(lr, grad_scale); };
     }
     if (reference_) reference_->initial_weights(whole);
-    const double begin = now_seconds();
+    const double start = now_seconds();
     StepReport last;
     for (int64_t number = 1; number <= options_.steps; ++number) {
         last = step(number);
@@ -187,7 +188,7 @@ void Trainer::run() {
             metrics_.write({{"event", "eval"}, {"step", number}, {"loss", nine_digits(loss)}});
         }
     }
-    const double seconds = now_seconds() - begin;
+    const double seconds = now_seconds() - start;
     if (reference_) reference_->finish();
     if (hf_) hf_->save(saved_config(), model_.options.dtype, whole);
     finish(last, seconds);
@@ -239,7 +240,11 @@ void TrainingRun::materialise() {
     say("data: {} tokens to train on; a step is {} sequences of {} = {} tokens, {} at a time\n", data.train_tokens(),
         options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len, options_.micro_batch);
     model.materialise(options_.seed);
-    if (weights_) weights_->load(model.params());
+    if (weights_)
+        for (Unit* unit : model.units()) {
+            const auto load = [&] { weights_->load(unit->params); };
+            model.write_params ? model.write_params(*unit, load) : load();
+        }
     weights_.reset();
 }
 

@@ -14,6 +14,7 @@ class Trainer {
 
     // ---- slots; each has its one-rank default ----
     int64_t data_rank = 0, data_ranks = 1;                 // whose part of the global batch this rank computes
+    std::function<void()> begin;                           // empty, or what follows the last change of the weights
     std::function<Tensor(int64_t step)> forward_backward;  // returns this rank's share of the loss, (1) fp32
     std::function<void()> reduce_gradients;                // empty: nothing to reduce
     std::function<void(int64_t step)> after_gradients;     // empty, or writes step 1's gradients (--save-reference)

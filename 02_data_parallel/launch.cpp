@@ -137,6 +137,8 @@ Comm connect(const CommOptions& options, Device device) {
     return {};
 }
 
+int64_t ranks_on_this_node() { return this_node().size; }
+
 void together(const std::function<void()>& setup) {
     std::string error;
     try {

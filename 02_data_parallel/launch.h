@@ -21,6 +21,8 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
 // error, on all ranks, for a transport that cannot work here.
 Comm connect(const CommOptions& options, Device device);
 
+int64_t ranks_on_this_node();
+
 // Runs what may end in a usage error on some ranks only (rank 0 opens the files, a disk is missing on one node), before
 // training. If it does, all ranks end with the error of the first.
 void together(const std::function<void()>& setup);

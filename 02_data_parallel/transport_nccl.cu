@@ -1,6 +1,6 @@
 // The nccl transport: tensors of GPUs, one GPU per rank, on a communication stream of its own.
 //
-// One idiom orders it against everything else (STYLE.md rule 11): before an operation, an event from the issuing stream
+// One idiom orders it against everything else: before an operation, an event from the issuing stream
 // to the communication stream; at its wait(), an event back. The host never waits. The issuing stream is the compute
 // stream, or, for an all-reduce by hand, the side stream where its additions run.
 #include <nccl.h>

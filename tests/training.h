@@ -40,7 +40,7 @@ struct Session {
     Llama model;
     Trainer trainer;
     std::vector<StepReport> reports;
-    std::vector<std::vector<double>> gradients;  // of each parameter, at step 1
+    std::vector<std::vector<double>> gradients;  // of each parameter, at step 1; where they are sharded: on rank 0
     int real_rank = this_rank;
 
     // apply: what a chapter does to the model and the trainer before the model is materialised
@@ -53,7 +53,10 @@ struct Session {
         trainer.finish_report = [this](StepReport& report) { reports.push_back(report); };
         trainer.after_gradients = [this](int64_t step) {
             if (step > 1) return;
-            for (Param* param : model.params()) gradients.push_back(values(param->grad));
+            for (Param* param : model.params()) {
+                const Tensor whole = trainer.whole(*param, Which::grad);  // empty but on rank 0
+                gradients.push_back(whole ? values(whole) : std::vector<double>());
+            }
         };
         if (apply) apply(*this);
         model.materialise(o.seed);

@@ -1,0 +1,34 @@
+#pragma once
+// The tables of chapter 03: what each stage keeps and what it sends, measured and computed.
+#include "03_zero/zero.h"
+
+namespace train70b {
+
+// Bytes of one rank. N: shard ranks. elements: of the whole model, padding included.
+struct ZeroMemory {
+    int64_t params = 0, grads = 0, optimizer = 0, host = 0;
+};
+ZeroMemory zero_memory(int64_t elements, int64_t padded, const Llama::Options& types, int stage, Offload offload,
+                       int64_t N);
+// Bytes that a rank sends per step of m micro-batches, for P bytes of parameters and G of gradients (all units, padded):
+//   stage 0: 2 G   1: G + P   2: m G + P   3: 2 m P + m G,   each times (N-1)/N
+int64_t zero_wire_bytes(int64_t params, int64_t grads, int stage, int64_t m, int64_t N);
+
+struct ZeroRun {
+    std::string name;
+    ZeroOptions options;
+    MemoryPeak peak;  // of a step, this rank
+    ZeroMemory formula;
+    int64_t wire_bytes = 0, wire_formula = 0, most_gathered = 0;
+    double step_s = 0, waiting_s = 0;
+};
+// Trains a fresh model for `steps` steps and reports the last one. Collective.
+ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& ranks, const ZeroOptions& zero,
+                 const std::string& name, int steps = 2);
+
+std::string memory_table(const std::vector<ZeroRun>& runs, int64_t N);
+std::string wire_table(const std::vector<ZeroRun>& runs, int64_t N);
+std::string prefetch_table(const std::vector<ZeroRun>& runs);
+std::string projection_table();  // 7b on 4 ranks, 70b on 16 and 64: bf16, fp32 gradients; computed
+
+}  // namespace train70b

@@ -1,0 +1,273 @@
+// Every stage of ZeRO against one rank, and against every other stage bit for bit; what each keeps, to the byte; what each
+// sends.
+#include "03_zero/tables.h"
+#include "tests/ranks.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+// Odd sizes: units of which none divides by 4, so that every one is padded.
+TrainOptions odd(const Text& text, int64_t global_batch) {
+    TrainOptions o = tiny(text);
+    o.model.ffn = 77;
+    o.model.hidden = 54;
+    o.model.heads = 9;
+    o.model.kv_heads = 3;
+    o.model.vocab = 131;
+    o.seq_len = 13;
+    o.global_batch = o.micro_batch = global_batch;
+    o.lr = o.min_lr = 1e-3;
+    o.steps = 4;
+    return o;
+}
+
+// A run on the ranks of comm; with accumulation it takes as many micro-batches.
+struct Sharded {
+    Comm comm;
+    std::unique_ptr<Zero> zero;
+    std::map<std::string, CommStats::Entry> sent;  // in the last step
+    Session session;
+    std::vector<double> weights;  // all, on rank 0
+
+    Sharded(TrainOptions o, const Comm& ranks, ZeroOptions options)
+        : comm(ranks), session(with_micro_batch(o, ranks.size(), options.micro_batches), [&](Session& s) {
+              zero = std::make_unique<Zero>(s.model, comm, options, s.options.adamw());
+              zero->attach(s.trainer);
+              s.trainer.finish_report = [this, &s](StepReport& report) {
+                  s.reports.push_back(report);
+                  sent = comm.take_stats().operations;
+              };
+          }) {
+        comm.take_stats();
+        session.run();
+        for (Param* param : session.model.params()) {
+            const Tensor x = session.trainer.whole(*param, Which::data);
+            if (comm.rank() > 0) continue;
+            const std::vector<double> part = values(x);
+            weights.insert(weights.end(), part.begin(), part.end());
+        }
+    }
+    static TrainOptions with_micro_batch(TrainOptions o, int64_t ranks, int64_t accumulation) {
+        o.micro_batch = o.global_batch / ranks / accumulation;
+        return o;
+    }
+    int64_t bytes(const std::string& operation) const {
+        const auto found = sent.find(operation);
+        return found == sent.end() ? 0 : found->second.bytes;
+    }
+};
+
+std::string describe_options(const ZeroOptions& o) {
+    return fmt::format("stage {}, prefetch {}, hybrid {}, offload {}, accumulation {}, overlap {}, bucket {}", o.stage,
+                       o.prefetch, o.hybrid_shard, int(o.offload), o.micro_batches, o.overlap, o.bucket_mb);
+}
+
+bool on_rank_0(bool good) { return world().rank() > 0 || good; }
+
+}  // namespace
+
+TEST_CASE("stages 0 to 3, prefetch, accumulation, recomputation, overlap, buckets, offload, hybrid: one rank's run") {
+    const Text text;
+    REQUIRE(world().size() == 4);
+    for (const char* recompute : {"none", "selective", "full"}) {
+        TrainOptions o = odd(text, 16);
+        o.recompute = recompute;
+        Session one(o);
+        one.run();
+        std::vector<ZeroOptions> list;
+        for (int stage = 0; stage <= 3; ++stage)
+            for (const int64_t m : {1, 4}) {
+                ZeroOptions base{.stage = stage, .micro_batches = m};
+                for (const bool overlap : {true, false}) {
+                    base.overlap = overlap;
+                    list.push_back(base);
+                }
+                base.overlap = true;
+                if (recompute != std::string("none")) continue;
+                ZeroOptions other = base;
+                other.bucket_mb = 0.1;
+                list.push_back(other);
+                if (stage == 0) continue;
+                for (const int64_t group : {1, 2, 4}) {
+                    other = base;
+                    other.hybrid_shard = group;
+                    list.push_back(other);
+                    other.offload = Offload::optimizer;
+                    list.push_back(other);
+                    if (stage < 3) continue;
+                    other.offload = Offload::all;
+                    list.push_back(other);
+                }
+            }
+        for (const int64_t prefetch : {0, 2, 9}) list.push_back({.stage = 3, .prefetch = prefetch, .micro_batches = 4});
+        for (const ZeroOptions& options : list) {
+            Sharded run(o, world(), options);
+            const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
+            INFO(describe_options(options), ", recompute ", recompute, ": ", deviation);
+            EXPECT_EVERYWHERE(deviation <= 5e-6);
+            // and the weights of all replicas are the same
+            double squares = run.zero->norm(Which::data);
+            EXPECT_EVERYWHERE(world().max(squares) == squares);
+        }
+    }
+}
+
+TEST_CASE(
+    "stages 0 to 3 are one another's, bit for bit: losses, norms and weights; so are prefetch, offload, overlap") {
+    const Text text;
+    const TrainOptions o = odd(text, 16);
+    for (const AllReduce algorithm : {AllReduce::ring, AllReduce::pipelined}) {
+        const AllReduce before = world().use(algorithm);
+        Sharded first(o, world(), {.stage = 0});
+        for (const ZeroOptions& options : std::vector<ZeroOptions>{{.stage = 0, .overlap = false},
+                                                                   {.stage = 1},
+                                                                   {.stage = 1, .offload = Offload::optimizer},
+                                                                   {.stage = 2},
+                                                                   {.stage = 2, .overlap = false},
+                                                                   {.stage = 2, .offload = Offload::optimizer},
+                                                                   {.stage = 3, .prefetch = 0},
+                                                                   {.stage = 3, .prefetch = 2},
+                                                                   {.stage = 3, .overlap = false},
+                                                                   {.stage = 3, .bucket_mb = 1},
+                                                                   {.stage = 3, .offload = Offload::optimizer},
+                                                                   {.stage = 3, .offload = Offload::all}}) {
+            Sharded run(o, world(), options);
+            INFO(describe_options(options));
+            EXPECT_EVERYWHERE(on_rank_0(run.session.history() == first.session.history()));
+            EXPECT_EVERYWHERE(on_rank_0(run.weights == first.weights && !run.weights.empty()));
+            EXPECT_EVERYWHERE(on_rank_0(run.session.gradients == first.session.gradients));
+        }
+        world().use(before);
+    }
+}
+
+TEST_CASE("bf16 weights: the stages agree bit for bit, also through the host") {
+    const Text text;
+    TrainOptions o = odd(text, 16);
+    o.dtype = "bf16";
+    for (const char* grads : {"fp32", "bf16"}) {
+        o.grad_dtype = grads;
+        Sharded first(o, world(), {.stage = 0});
+        for (const ZeroOptions& options : std::vector<ZeroOptions>{{.stage = 1},
+                                                                   {.stage = 2},
+                                                                   {.stage = 3},
+                                                                   {.stage = 2, .offload = Offload::optimizer},
+                                                                   {.stage = 3, .offload = Offload::all}}) {
+            Sharded run(o, world(), options);
+            INFO(describe_options(options), ", gradients in ", grads);
+            EXPECT_EVERYWHERE(on_rank_0(run.session.history() == first.session.history()));
+            EXPECT_EVERYWHERE(on_rank_0(run.weights == first.weights));
+        }
+    }
+}
+
+TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gathered units are at most prefetch + 1") {
+    const Text text;
+    for (const char* dtype : {"fp32", "bf16"})
+        for (const int64_t m : {1, 2}) {
+            TrainOptions o = odd(text, 16);
+            o.dtype = dtype;
+            for (int stage = 0; stage <= 3; ++stage)
+                for (const Offload offload : {Offload::none, Offload::optimizer, Offload::all}) {
+                    if (offload != Offload::none && (stage == 0 || (offload == Offload::all && stage < 3))) continue;
+                    const MemoryBytes before = ledger().now();
+                    const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+                    const ZeroOptions options{.stage = stage, .offload = offload, .micro_batches = m};
+                    const ZeroRun run = run_zero(o, data, world(), options, "run");
+                    const auto peak = [&](Memory kind) { return run.peak.kind[int(kind)] - before[int(kind)]; };
+                    INFO(describe_options(options), " ", dtype);
+                    EXPECT_EVERYWHERE(peak(Memory::params) == run.formula.params);
+                    EXPECT_EVERYWHERE(peak(Memory::grads) == run.formula.grads);
+                    // Which shard holds how much padding differs: the sum over ranks is exact.
+                    const int64_t optimizer = peak(Memory::optimizer), host = peak(Memory::host);
+                    const int64_t state = o.dtype == "bf16" ? 12 : 8, all = state * o.model.parameters();
+                    if (stage == 0)
+                        EXPECT_EVERYWHERE(optimizer == all);
+                    else if (offload == Offload::none)
+                        EXPECT(world().sum(double(optimizer)) == double(all));
+                    else
+                        EXPECT(world().sum(double(host - (run.formula.host - all / 4))) ==
+                               double(all / 4 * 4) + double(all % 4));
+                    if (offload != Offload::none) EXPECT_EVERYWHERE(optimizer == 0);
+                    if (offload == Offload::none) EXPECT_EVERYWHERE(host == 0);
+                    EXPECT_EVERYWHERE(run.most_gathered == (stage == 3 ? 2 : 0));
+                    EXPECT_EVERYWHERE(run.wire_bytes == run.wire_formula);
+                }
+        }
+    TrainOptions o = odd(text, 16);
+    const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+    int64_t last = 0;
+    for (const int64_t prefetch : {0, 1, 2, 3, 9}) {
+        const ZeroRun run = run_zero(o, data, world(), {.stage = 3, .prefetch = prefetch}, "run");
+        EXPECT_EVERYWHERE(run.most_gathered == std::min<int64_t>(prefetch + 1, 4));  // of 4 units
+        EXPECT_EVERYWHERE(run.peak.kind[int(Memory::workspace)] >= last);
+        last = run.peak.kind[int(Memory::workspace)];
+    }
+}
+
+TEST_CASE("hybrid shard: reduce-scatter inside the group, all-reduce of the shard across; memory of the group's size") {
+    const Text text;
+    TrainOptions o = odd(text, 16);
+    for (int stage = 1; stage <= 3; ++stage) {
+        Sharded run(o, world(), {.stage = stage, .hybrid_shard = 2});
+        const int64_t all = 4 * run.zero->padded_elements();  // bytes of all gradients, or of all parameters
+        INFO("stage ", stage);
+        EXPECT_EVERYWHERE(run.zero->shard_ranks() == 2);
+        EXPECT_EVERYWHERE(run.bytes("dp_shard.reduce_scatter") == all / 2);
+        EXPECT_EVERYWHERE(run.bytes("dp_replica.all_reduce") == all / 2);  // 2 (R-1)/R of half the gradients, R = 2
+        EXPECT_EVERYWHERE(run.bytes("dp_shard.all_gather") == (stage == 3 ? 2 : 1) * all / 2);
+        const MemoryBytes memory = run.session.reports.back().memory;
+        if (stage == 3) EXPECT_EVERYWHERE(memory[int(Memory::params)] == all / 2);
+        if (stage >= 2) EXPECT_EVERYWHERE(memory[int(Memory::grads)] == all / 2);
+    }
+}
+
+TEST_CASE("stage 3 evaluates, loads and saves the whole model, of which no rank holds more than a shard") {
+    const Text text;
+    TrainOptions o = odd(text, 16);
+    o.val_fraction = 0.3;
+    Session one(o);
+    one.run();
+    const double loss = one.trainer.evaluate();
+    Sharded run(o, world(), {.stage = 3});
+    EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
+    EXPECT_EVERYWHERE(run.zero->most_gathered() == 2);
+    // What is written through write_params is what whole() gives back.
+    const std::vector<float> weights = one.weights();
+    int64_t begin = 0;
+    for (Unit* unit : run.session.model.units())
+        run.session.model.write_params(*unit, [&] {
+            for (Param* param : unit->params) {
+                std::copy_n(weights.begin() + begin, param->data.size(), param->data.data<float>());
+                begin += param->data.size();
+            }
+        });
+    begin = 0;
+    bool same = begin == 0;
+    for (Param* param : run.session.model.params()) {
+        const Tensor x = run.session.trainer.whole(*param, Which::data);
+        EXPECT_EVERYWHERE(bool(x) == (world().rank() == 0));
+        if (x) same = same && std::equal(x.data<float>(), x.data<float>() + x.size(), weights.begin() + begin);
+        begin += param->local.size();
+    }
+    EXPECT_EVERYWHERE(same);
+}
+
+TEST_CASE("a fake world of 1024: one rank's shards and a finite loss") {
+    const Text text;
+    TrainOptions o = odd(text, 1024);
+    o.micro_batch = 1;
+    o.steps = 2;
+    const Comm fake = make_comm(make_fake_transport(5, 1024), {});
+    for (int stage = 1; stage <= 3; ++stage) {
+        Sharded run(o, fake, {.stage = stage});
+        for (const double x : run.session.history()) EXPECT(std::isfinite(x));
+        const int64_t shard = run.zero->padded_elements() / 1024;
+        const MemoryBytes memory = run.session.reports.back().memory;
+        EXPECT(memory[int(Memory::grads)] == 4 * (stage >= 2 ? shard : shard * 1024));
+        EXPECT(memory[int(Memory::params)] == 4 * (stage == 3 ? shard : shard * 1024));
+    }
+}
