@@ -63,8 +63,8 @@ void program(int argc, char** argv) {
     const int64_t node_ranks = ranks_on_this_node();
     std::optional<TrainingRun> run;
     together([&] {
+        check_zero(zero_options, options, dp, node_ranks);
         run.emplace(options, command_line.flags());
-        check_zero(zero_options, run->model, dp, node_ranks);
     });
     const Comm ranks = world.split([](int) { return 0; }, "dp");
     {

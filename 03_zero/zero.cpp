@@ -86,7 +86,7 @@ void add_zero_flags(CLI::App& app, int64_t& dp, ZeroOptions& o) {
     add_switch(app, "--overlap", o.overlap, "reduce gradients behind the backward pass")->group("Communication");
 }
 
-void check_zero(const ZeroOptions& o, const Llama& model, int64_t data_ranks, int64_t ranks_on_node) {
+void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node) {
     if (o.hybrid_shard > 0 && o.stage == 0)
         usage_error("--hybrid-shard {}: --zero 0 shards nothing; --zero 1, 2 or 3 would", o.hybrid_shard);
     if (o.hybrid_shard > 0 && data_ranks % o.hybrid_shard != 0)
@@ -99,9 +99,10 @@ void check_zero(const ZeroOptions& o, const Llama& model, int64_t data_ranks, in
                     o.stage);
     if (o.offload == Offload::none) return;
     const int64_t shards = o.hybrid_shard > 0 ? o.hybrid_shard : data_ranks;
-    const int64_t states = model.options.dtype == DType::f32 ? 8 : 12;
-    const int64_t each = (model.config.parameters() / shards + 1) *
-                         (size_of(model.options.dtype) + size_of(model.options.grad_dtype) + states);
+    const Llama::Options types = training.llama();
+    const int64_t states = types.dtype == DType::f32 ? 8 : 12;
+    const int64_t each =
+        (training.model.parameters() / shards + 1) * (size_of(types.dtype) + size_of(types.grad_dtype) + states);
     const int64_t here = each * std::min(ranks_on_node, data_ranks), free = available_host_memory();
     if (here > free)
         usage_error(

@@ -40,7 +40,7 @@ struct ZeroOptions {
 // --zero, --hybrid-shard, --offload, --prefetch, and chapter 02's --dp, --bucket-mb, --overlap
 void add_zero_flags(CLI::App& app, int64_t& dp, ZeroOptions& options);
 // Usage errors: what does not divide, does not belong together, or does not fit into the host's memory.
-void check_zero(const ZeroOptions& options, const Llama& model, int64_t data_ranks, int64_t ranks_on_node);
+void check_zero(const ZeroOptions& options, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node);
 
 class Zero {
   public:

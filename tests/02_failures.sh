@@ -2,41 +2,8 @@
 # Ranks that die, stand still or disagree: the run ends, within seconds, and says why. And bad input: one line, exit code
 # 2 on all ranks.
 # Run: bash tests/02_failures.sh build/bin
-set -u
-bin=$(cd "$1" && pwd)
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-
-failed=0
-verdict() { # NAME PROBLEM: no problem is a pass
-    if [ -z "$2" ]; then
-        echo "ok   $1"
-    else
-        echo "FAIL $1: ${2//$'\n'/ }"
-        failed=1
-    fi
-}
-
-# run RANKS COMMAND...: code, seconds, $work/out, $work/err
-run() {
-    local begin=$SECONDS
-    timeout -k 5 60 mpirun --oversubscribe -np "$1" "${@:2}" >"$work/out" 2>"$work/err"
-    code=$?
-    seconds=$((SECONDS - begin))
-}
-# says PART...: every part is in stderr. Prints what is missing.
-says() {
-    local part missing=
-    for part; do grep -qF -- "$part" "$work/err" || missing+="'$part' "; done
-    [ -z "$missing" ] || echo "${missing}not in: $(head -c 1500 "$work/err")"
-}
-# ends CODE WITHIN_SECONDS
-ends() {
-    [ "$code" = "$1" ] || echo "exit code $code, not $1; "
-    [ "$seconds" -le "$2" ] || echo "took $seconds s; "
-}
+program=02_data_parallel
+. "$(dirname "$0")/ranks.sh"
 
 # ---- ranks that disagree ----
 disagree() { # WAY PART...
@@ -100,15 +67,6 @@ verdict "SIGSTOP: the watchdog names the wait" "$([ "$code" != 0 ] || echo "exit
     grep -Eq "rank [02]: dp\.(all_reduce|scalar) #[0-9]+.* has not ended" "$work/err" || echo "the wait is not named; ")"
 
 # ---- bad input ----
-refused() { # NAME RANKS "PART|PART" FLAG...: exit code 2; one line of the program's own; nothing on disk
-    local parts
-    IFS='|' read -ra parts <<<"$3"
-    rm -f ./*.jsonl
-    run "$2" "$bin/02_data_parallel" --steps 1 --tables off --metrics m.jsonl "${@:4}"
-    verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
-        [ "$(grep -c '^02_data_parallel: ' "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(
-        grep -iE "MPI_ABORT|rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"
-}
 refused "--dp unlike the ranks" 2 "--dp 3: there are 2 ranks|mpirun -np 3" --dp 3
 refused "--dp unlike the ranks, alone" 1 "--dp 2: there are 1 ranks" --dp 2
 refused "a batch that does not divide" 3 "--global-batch 16|3 data-parallel ranks; 18 would" --global-batch 16

@@ -1,0 +1,40 @@
+#!/bin/bash
+# The command line of chapter 03: good runs through files, and bad input: one line, exit code 2 on all ranks.
+# Run: bash tests/03_cli.sh build/bin
+program=03_zero
+. "$(dirname "$0")/ranks.sh"
+
+refused "a stage that is none" 2 "--zero|4|0|1|2|3" --zero 4
+refused "a group that does not divide" 4 "--hybrid-shard 3 does not divide 4 data-parallel ranks" --hybrid-shard 3
+refused "a group of more ranks than there are" 2 "--hybrid-shard 4 does not divide 2 data-parallel ranks; 2 would" --hybrid-shard 4
+refused "a group of nothing" 2 "--hybrid-shard|from 1 on" --hybrid-shard 0
+refused "shards of stage 0" 2 "--hybrid-shard 2|--zero 1, 2 or 3" --zero 0 --hybrid-shard 2
+refused "offload of stage 0" 2 "--offload|--zero 1, 2 or 3" --zero 0 --offload optimizer
+refused "shards to the host without shards" 2 "--offload all|--zero 3|--offload optimizer" --zero 2 --offload all
+refused "offload to somewhere" 2 "--offload|disk|none|optimizer|all" --offload disk
+refused "negative prefetch" 2 "--prefetch|-1" --prefetch -1
+refused "more than the host has" 2 "--offload optimizer: needs|of host memory on this node|are available" --model 405b --offload optimizer
+refused "--dp unlike the ranks" 2 "--dp 3: there are 2 ranks" --dp 3
+
+# A model that is saved from shards and loaded into shards is the model, and a reference run is one rank's.
+shape=(--layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 4 --init-std 0.1 --lr 0.001)
+"$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
+verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
+for flags in "--zero 0" "--zero 1" "--zero 2 --hybrid-shard 2" "--zero 3" "--zero 3 --offload all --micro-batch 1"; do
+    rm -rf sharded sharded_reference
+    run 4 "$bin/03_zero" "${shape[@]}" $flags --steps 2 --tables off --save-hf sharded --save-reference sharded_reference \
+        --comm-check on
+    verdict "a reference run with $flags" "$(ends 0 20)$(
+        "$bin/compare" sharded_reference one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
+            "$bin/compare" sharded_reference one_reference 2>&1 | head -c 600)"
+done
+run 2 "$bin/03_zero" --load-hf one --data "$root/README.md" --seq-len 16 --global-batch 4 --zero 3 --steps 0 --tables off --save-hf again
+verdict "loaded into shards, saved from shards: the same file" "$(ends 0 20)$(cmp one/model.safetensors again/model.safetensors 2>&1)"
+run 2 "$bin/03_zero" "${shape[@]}" --zero 3 --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl \
+    --trace t.json --memory-timeline t.csv --offload optimizer
+verdict "evaluation, trace and timeline" "$(ends 0 20)$(cat "$work/err")$([ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
+    head -n 1 t.csv | grep -q "total,host$" || echo "no host column; ")$(grep -q '"host":' m.jsonl || echo "no host bytes; ")"
+run 2 "$bin/03_zero" "${shape[@]}" --steps 1
+verdict "the tables" "$(ends 0 60)$(for word in "stage 2" "offload all" "m G + P" "--prefetch 2" "70b on 64"; do
+    grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)"
+exit $failed
