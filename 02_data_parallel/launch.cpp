@@ -92,8 +92,15 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
         std::_Exit(exit_code);
     };
     watchdog = std::make_unique<Watchdog>();
-    const int exit_code = run_program(argc, argv, body);
-    if (exit_code != 0 && !all_arrive()) end_all_ranks(exit_code);
+    const int exit_code = run_program(argc, argv, [&](int count, char** words) {
+        try {
+            body(count, words);
+        } catch (const UsageError& error) {
+            if (all_arrive()) throw;  // rank 0 will say it
+            fmt::print(stderr, "rank {}: {}\n", this_rank, error.what());
+            end_all_ranks(2);
+        }
+    });
     watchdog.reset();
     MPI_Finalize();
     return exit_code;

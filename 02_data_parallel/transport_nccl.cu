@@ -46,6 +46,7 @@ class Event {
 class OnStream : public Started {
   public:
     OnStream(cudaStream_t stream, const std::function<void()>& issue) : ready_(cuda::stream()) {
+        CUDA_CHECK(cudaGetDevice(&device_));
         ready_.holds_up(stream);
         begin_.emplace(stream);
         issue();
@@ -57,7 +58,10 @@ class OnStream : public Started {
         end_->holds_up(cuda::stream());
         after_wait_.emplace(cuda::stream());
     }
-    bool finished() override { return end_->reached(); }
+    bool finished() override {
+        static thread_local const cudaError_t chosen = cudaSetDevice(device_);  // the watchdog's thread has none yet
+        return chosen == cudaSuccess && end_->reached();
+    }
     std::optional<Times> times() override {
         if (!after_wait_) return {};
         after_wait_->synchronize();
@@ -65,6 +69,7 @@ class OnStream : public Started {
     }
 
   private:
+    int device_ = 0;
     Event ready_;
     std::optional<Event> begin_, end_, before_wait_, after_wait_;
 };
@@ -105,7 +110,7 @@ class NcclTransport : public Transport {
     }
     ~NcclTransport() override {
         if (std::uncaught_exceptions() > 0) return;
-        cudaStreamSynchronize(communication_stream());
+        cudaDeviceSynchronize();  // scratch buffers go with this
         ncclCommDestroy(comm_);
     }
     const char* name() const override { return "nccl"; }

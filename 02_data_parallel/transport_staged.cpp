@@ -45,8 +45,8 @@ PinnedPool& pool() {
     return *instance;
 }
 
-struct HostCopy : PinnedPool::Buffer {
-    explicit HostCopy(const Tensor& x) : Buffer(pool(), x.bytes()) {}
+struct Staging : PinnedPool::Buffer {
+    explicit Staging(const Tensor& x) : Buffer(pool(), x.bytes()) {}
     void fetch(const Tensor& x) { cuda_copy(data(), x.raw(), x.bytes(), CopyKind::to_host); }
     void put(const Tensor& x) const { cuda_copy(x.raw(), data(), x.bytes(), CopyKind::to_device); }
 };
@@ -70,7 +70,7 @@ class StagedExchange : public Started {
 
   private:
     Tensor in_;
-    std::optional<HostCopy> from_device_, to_device_;
+    std::optional<Staging> from_device_, to_device_;
     Handle mpi_;
 };
 
@@ -91,35 +91,35 @@ class StagedTransport : public Transport {
         return std::make_shared<StagedExchange>(group_, out, to, in, from, channel);
     }
     Handle all_reduce(const Tensor& x, Reduce reduce) override {
-        HostCopy host(x);
+        Staging host(x);
         host.fetch(x);
         group_.all_reduce(host.data(), x.size(), x.dtype(), reduce);
         host.put(x);
         return nullptr;
     }
     Handle reduce_scatter(const Tensor& part, const Tensor& whole) override {
-        HostCopy host_part(part), host_whole(whole);
+        Staging host_part(part), host_whole(whole);
         host_whole.fetch(whole);
         group_.reduce_scatter(host_part.data(), host_whole.data(), part.size(), part.dtype());
         host_part.put(part);
         return nullptr;
     }
     Handle all_gather(const Tensor& whole, const Tensor& part) override {
-        HostCopy host_part(part), host_whole(whole);
+        Staging host_part(part), host_whole(whole);
         host_part.fetch(part);
         group_.all_gather(host_whole.data(), host_part.data(), part.bytes());
         host_whole.put(whole);
         return nullptr;
     }
     Handle broadcast(const Tensor& x, int root) override {
-        HostCopy host(x);
+        Staging host(x);
         if (rank() == root) host.fetch(x);
         group_.broadcast(host.data(), x.bytes(), root);
         if (rank() != root) host.put(x);
         return nullptr;
     }
     Handle all_to_all(const Tensor& to, const Tensor& from) override {
-        HostCopy host_to(to), host_from(from);
+        Staging host_to(to), host_from(from);
         host_from.fetch(from);
         group_.all_to_all(host_to.data(), host_from.data(), from.bytes() / size());
         host_to.put(to);

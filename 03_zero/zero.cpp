@@ -14,7 +14,7 @@ class HostCopy {
   public:
     HostCopy(Tensor to, const Tensor& from) {
 #ifdef TRAIN70B_CUDA
-        if (to.device() != from.device()) {
+        if (to.device() == Device::cuda || from.device() == Device::cuda) {
             const CopyKind kind = from.device() == Device::cuda ? CopyKind::to_host : CopyKind::to_device;
             cuda_ = std::make_unique<CudaCopy>(to.raw(), from.raw(), from.bytes(), kind);
             kept_ = {to, from};

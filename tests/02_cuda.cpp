@@ -3,41 +3,15 @@
 //   the same through NCCL, which has to be told that they are different hosts (see docs/results/gpu.md):
 //     mpirun --oversubscribe -np 2 bash -c 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec build/bin/test_02_cuda'
 //   one GPU per rank:         mpirun -np 8 build/bin/test_02_cuda                                       (staged and nccl)
-#include "01_single_gpu/cuda_device.h"
 #include "01_single_gpu/ops.h"
 #include "02_data_parallel/data_parallel.h"
-#include "tests/ranks.h"
+#include "tests/device_comms.h"
 #include "tests/training.h"
 
 using namespace train70b;
 using namespace train70b::test;
 
 namespace {
-
-bool has_gpu() {
-    static const bool has = [] {
-        if (!why_no_cuda().empty() && this_rank == 0) fmt::print("NOT TESTED: {}\n", why_no_cuda());
-        return why_no_cuda().empty();
-    }();
-    return has;
-}
-
-// The transports that can work here, each with a name for reports.
-std::vector<Comm> device_comms() {
-    std::vector<Comm> list;
-#ifdef TRAIN70B_CUDA
-    const int gpus = cuda_device_count();
-    static const bool chosen = [&] {
-        cuda_use_device(this_rank % gpus);
-        return true;
-    }();
-    (void)chosen;
-    list.push_back(make_comm(make_staged_transport(), {.check = true}));
-    if (std::getenv("NCCL_HOSTID") || world().size() <= gpus)
-        list.push_back(make_comm(make_nccl_transport(), {.check = true}));
-#endif
-    return list;
-}
 
 Tensor numbers(DType dtype, int64_t size, int rank) {
     std::vector<double> list;

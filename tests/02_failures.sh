@@ -30,7 +30,7 @@ run 3 "$bin/test_02_faults" usage
 verdict "a usage error of one rank" "$(ends 2 5)$(says "test_02_faults: --here: rank 1 has no such disk; --there works")$(
     [ "$(grep -c -- --here "$work/err")" = 1 ] || echo "not one line: $(cat "$work/err")")$(grep -i abort "$work/err" | grep -v "job has been")"
 run 3 "$bin/test_02_faults" lone-usage --comm-timeout 60
-verdict "a usage error of one rank that nobody waits for" "$(ends 2 10)"
+verdict "a usage error of one rank while the others wait" "$(ends 2 10)$(says "rank 1: --here: not foreseen")"
 run 3 "$bin/test_02_faults" check
 verdict "a broken invariant" "$(ends 1 5)$(says "rank 1: check failed: !odd_one: 1 is not 2 (tests/02_faults.cpp:")"
 run 3 "$bin/test_02_faults" throw

@@ -1,0 +1,50 @@
+// ZeRO on device tensors, over every transport that can work here (how to start it: tests/02_cuda.cpp).
+#include "03_zero/zero.h"
+#include "tests/device_comms.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+TEST_CASE("every stage on a GPU, prefetch, overlap, accumulation, offload to pinned memory: one rank's run") {
+    if (!has_gpu()) return;
+    const Text text;
+    TrainOptions o = tiny(text);
+    o.device = "cuda";
+    o.lr = o.min_lr = 1e-3;
+    o.model.hidden = 64;
+    o.model.ffn = 96;
+    o.global_batch = o.micro_batch = 2 * world().size();
+    Session one(o);
+    one.run();
+    std::vector<ZeroOptions> list;
+    for (int stage = 0; stage <= 3; ++stage)
+        for (const int64_t m : {1, 2})
+            for (const bool overlap : {true, false})
+                for (const Offload offload : {Offload::none, Offload::optimizer, Offload::all}) {
+                    if (offload != Offload::none && (stage == 0 || (offload == Offload::all && stage < 3))) continue;
+                    for (const int64_t prefetch : {0, 2}) {
+                        if (stage < 3 && prefetch > 0) continue;
+                        list.push_back({.stage = stage,
+                                        .offload = offload,
+                                        .prefetch = prefetch,
+                                        .overlap = overlap,
+                                        .micro_batches = m});
+                    }
+                }
+    for (const Comm& comm : device_comms())
+        for (const ZeroOptions& options : list) {
+            TrainOptions part = o;
+            part.micro_batch = 2 / options.micro_batches;
+            std::unique_ptr<Zero> zero;
+            Session session(part, [&](Session& s) {
+                zero = std::make_unique<Zero>(s.model, comm, options, s.options.adamw());
+                zero->attach(s.trainer);
+            });
+            session.run();
+            const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+            INFO(comm.transport(), ", stage ", options.stage, ", offload ", int(options.offload), ", prefetch ",
+                 options.prefetch, ", overlap ", options.overlap, ", m ", options.micro_batches);
+            EXPECT_EVERYWHERE(deviation <= 5e-6);
+        }
+}

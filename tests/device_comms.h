@@ -1,0 +1,33 @@
+#pragma once
+// The transports of device tensors that can work on this machine. Without a GPU nothing is tested, and the output says so.
+#include "01_single_gpu/cuda_device.h"
+#include "tests/ranks.h"
+
+namespace train70b::test {
+
+inline bool has_gpu() {
+    static const bool has = [] {
+        if (!why_no_cuda().empty() && this_rank == 0) fmt::print("NOT TESTED: {}\n", why_no_cuda());
+        return why_no_cuda().empty();
+    }();
+    return has;
+}
+
+// The transports that can work here, each with a name for reports.
+inline std::vector<Comm> device_comms() {
+    std::vector<Comm> list;
+#ifdef TRAIN70B_CUDA
+    const int gpus = cuda_device_count();
+    static const bool chosen = [&] {
+        cuda_use_device(this_rank % gpus);
+        return true;
+    }();
+    (void)chosen;
+    list.push_back(make_comm(make_staged_transport(), {.check = true}));
+    if (std::getenv("NCCL_HOSTID") || world().size() <= gpus)
+        list.push_back(make_comm(make_nccl_transport(), {.check = true}));
+#endif
+    return list;
+}
+
+}  // namespace train70b::test
