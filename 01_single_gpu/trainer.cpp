@@ -122,7 +122,7 @@ StepReport Trainer::step(int64_t number) {
     report.data_s = data_seconds_;
     report.tokens_per_s = double(options_.global_batch) * double(options_.seq_len) / report.step_s;
     if (const auto peak = peak_flops(model_.options.device, model_.options.dtype))
-        report.mfu = report.tokens_per_s * flops_per_token(model_.config, options_.seq_len) / *peak;
+        report.mfu = report.tokens_per_s * flops_per_token(model_.config, options_.seq_len) / (*peak * double(ranks));
     report.memory = ledger().now();
     report.peak = ledger().peak();
     run_peak_.merge(report.peak);

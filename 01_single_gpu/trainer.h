@@ -14,6 +14,7 @@ class Trainer {
 
     // ---- slots; each has its one-rank default ----
     int64_t data_rank = 0, data_ranks = 1;                 // whose part of the global batch this rank computes
+    int64_t ranks = 1;                                     // devices that work on a step: MFU is a mean over them
     std::function<void()> begin;                           // empty, or what follows the last change of the weights
     std::function<Tensor(int64_t step)> forward_backward;  // returns this rank's share of the loss, (1) fp32
     std::function<void()> reduce_gradients;                // empty: nothing to reduce

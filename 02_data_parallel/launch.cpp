@@ -178,6 +178,7 @@ int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_cop
 }
 
 void report_communication(Trainer& trainer, const Comm& world) {
+    trainer.ranks = world.size();
     trainer.finish_report = [world](StepReport& report) {
         for (const auto& [name, entry] : world.take_stats().operations) {
             report.comm_bytes[name] = entry.bytes;
