@@ -117,6 +117,14 @@ int cuda_device_count() {
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
+std::string cuda_device_id() {
+    int device = 0;
+    char id[32] = {};
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof id, device));
+    return id;
+}
+
 void cuda_use_device(int device) { CUDA_CHECK(cudaSetDevice(device)); }
 
 CudaInfo cuda_info() {

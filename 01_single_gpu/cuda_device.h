@@ -46,6 +46,7 @@ class CudaStreamScope {
 };
 
 int cuda_device_count();
+std::string cuda_device_id();      // of the one in use: equal for two processes of a machine that use the same
 void cuda_use_device(int device);  // before the first of the calls above; without it: device 0
 struct CudaInfo {
     std::string name;

@@ -109,6 +109,10 @@ Memory Tensor::kind() const {
     return storage_->kind;
 }
 
+bool Tensor::overlaps(const Tensor& other) const {
+    return same_memory(other) && offset_ < other.offset_ + other.bytes() && other.offset_ < offset_ + bytes();
+}
+
 void* Tensor::raw() const {
     CHECK(storage_ && storage_->device != Device::meta, "no memory behind this tensor of shape {}", to_string(shape_));
     return static_cast<char*>(storage_->pointer) + offset_;

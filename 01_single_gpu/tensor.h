@@ -52,7 +52,9 @@ class Tensor {
 
     // True when nobody else holds this memory: only then may it be changed in place behind the holders' backs.
     bool sole_owner() const { return storage_.use_count() == 1; }
-    bool same_memory(const Tensor& other) const { return storage_ == other.storage_; }
+    bool same_memory(const Tensor& other) const { return storage_ == other.storage_; }  // of one block
+    bool overlaps(const Tensor& other) const;
+    bool starts_with(const Tensor& other) const { return same_memory(other) && offset_ == other.offset_; }
 
     void* raw() const;  // never of a meta tensor (CHECKed)
     template <class T>

@@ -64,7 +64,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     whole = whole_on_one_rank(model_);
     if (reference_)
         after_gradients = [this](int64_t step) {
-            if (step == 1) reference_->gradients(whole);
+            if (step == 1) write([this] { reference_->gradients(whole); });
         };
     memory_per_rank = [](const MemoryPeak& peak) { return nlohmann::ordered_json::array({to_json(peak)}); };
 }
@@ -95,7 +95,10 @@ Batch Trainer::micro_batch(int64_t step, int64_t index) {
     return batch;
 }
 
+void Trainer::write(const std::function<void()>& files) { writing ? writing(files) : files(); }
+
 StepReport Trainer::step(int64_t number) {
+    if (start_step) start_step();
     const double begin = now_seconds();
     StepReport report{.step = number, .lr = options_.schedule().at(number)};
     data_seconds_ = 0;
@@ -173,7 +176,7 @@ void Trainer::run() {
         adamw_.emplace(whole_segments(model_.params()), options_.adamw());
         update = [this](float lr, float grad_scale) { adamw_->step(lr, grad_scale); };
     }
-    if (reference_) reference_->initial_weights(whole);
+    if (reference_) write([this] { reference_->initial_weights(whole); });
     const double start = now_seconds();
     StepReport last;
     for (int64_t number = 1; number <= options_.steps; ++number) {
@@ -190,7 +193,7 @@ void Trainer::run() {
     }
     const double seconds = now_seconds() - start;
     if (reference_) reference_->finish();
-    if (hf_) hf_->save(saved_config(), model_.options.dtype, whole);
+    if (hf_) write([this] { hf_->save(saved_config(), model_.options.dtype, whole); });
     finish(last, seconds);
 }
 

@@ -13,8 +13,11 @@ class Trainer {
     Trainer(const TrainOptions& options, Llama& model, const Dataset& data, const nlohmann::ordered_json& flags);
 
     // ---- slots; each has its one-rank default ----
-    int64_t data_rank = 0, data_ranks = 1;                 // whose part of the global batch this rank computes
-    int64_t ranks = 1;                                     // devices that work on a step: MFU is a mean over them
+    int64_t data_rank = 0, data_ranks = 1;  // whose part of the global batch this rank computes
+    int64_t ranks = 1;                      // devices that work on a step: MFU is a mean over them
+    std::function<void()> start_step;       // empty, or what comes before everything else
+    std::function<void(const std::function<void()>&)>
+        writing;                                           // calls the function, in which rank 0 writes large files
     std::function<void()> begin;                           // empty, or what follows the last change of the weights
     std::function<Tensor(int64_t step)> forward_backward;  // returns this rank's share of the loss, (1) fp32
     std::function<void()> reduce_gradients;                // empty: nothing to reduce
@@ -38,6 +41,7 @@ class Trainer {
   private:
     std::vector<std::vector<int32_t>> samples(int64_t step) const;  // of the global batch
     Batch make_batch(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const;
+    void write(const std::function<void()>& files);
     StepReport step(int64_t number);
     void check_finite(const StepReport& report);
     LlamaConfig saved_config() const;

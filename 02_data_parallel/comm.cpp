@@ -40,12 +40,18 @@ struct Comm::Call {
 // What all groups of a rank share.
 struct Comm::Engine {
     CommSettings settings;
-    std::deque<std::shared_ptr<Work::State>> queue;       // begun, but not yet executed: see Comm::start
-    std::vector<std::shared_ptr<Work::State>> on_device;  // waited for; the device's clock is still to be read
+    std::deque<std::shared_ptr<Work::State>> queue;  // begun, but not yet executed: see Comm::start
+    struct OnDevice {
+        std::weak_ptr<Group> group;
+        const char* operation;
+        Handle handle;
+    };
+    std::deque<OnDevice> on_device;  // waited for; the device's clock is still to be read
     std::vector<std::weak_ptr<Group>> groups;
     double waited = 0;
 
     void run_queue();
+    void read_clocks(size_t leave);  // of all but so many of the latest, waiting for them to end
 };
 
 struct Comm::Group {
@@ -70,8 +76,15 @@ struct Work::State {
     bool executed = false;
     Handle handle;
 
+    // Nobody waited: then this does, before the tensors go. When an error ends the rank it must not, since its peer may
+    // never come: what MPI or the device may still write to is left where it is.
     ~State() {
-        if (handle) handle->wait();  // before its tensors go
+        if (handle && std::uncaught_exceptions() == 0) {
+            wait();
+        } else if (handle) {
+            new Handle(std::move(handle));
+            new std::vector<Tensor>(std::move(call.tensors));
+        }
     }
     void execute();
     void wait();
@@ -134,7 +147,8 @@ void Work::State::wait() {
     handle = nullptr;
     if (group->transport->on_stream()) {
         ended->wait();  // orders streams; the host goes on
-        engine.on_device.push_back(std::make_shared<State>(State{group, call, what, id, true, ended}));
+        engine.on_device.push_back({group, call.operation, ended});
+        if (engine.on_device.size() > 1000) engine.read_clocks(500);
     } else {
         collective_log().set(id, CollectiveLog::State::running);
         const double begin = now_seconds();
@@ -153,11 +167,21 @@ void Comm::Engine::run_queue() {
     }
 }
 
+void Comm::Engine::read_clocks(size_t leave) {
+    for (; on_device.size() > leave; on_device.pop_front()) {
+        const auto times = on_device.front().handle->times();
+        const std::shared_ptr<Group> group = on_device.front().group.lock();
+        if (!times || !group) continue;
+        group->sums[on_device.front().operation].seconds += times->busy;
+        waited += times->stalled;
+    }
+}
+
 void Work::wait() {
     if (const auto state = std::exchange(state_, nullptr)) state->wait();
 }
 
-// On a stream everything is issued at once. Without one, collectives wait in a queue and are executed in the order of
+// On a stream collectives are issued at once. Without one, collectives wait in a queue and are executed in the order of
 // their calls as soon as this rank waits for anything: what a stream is to a GPU, the queue is to MPI. So the order of
 // operations is the same on both, and a forgotten wait() shows on a laptop. Messages are posted at once: two ranks that
 // send before they receive must not stand still.
@@ -199,7 +223,7 @@ void check_part(const Tensor& part, const Tensor& whole, int ranks) {
           part.size(), name_of(part.dtype()), whole.size(), name_of(whole.dtype()), ranks);
 }
 void copy_if_apart(Tensor to, const Tensor& from) {
-    if (!to.same_memory(from)) copy(to, from);
+    if (!to.starts_with(from)) copy(to, from);
 }
 }  // namespace
 
@@ -232,10 +256,7 @@ Work Comm::reduce_scatter_async(Tensor part, Tensor whole, Where where) const {
                       if (!ring || !peers.has_peers()) return peers.reduce_scatter(part, whole);
                       return peers.aside([&] {
                           ring_reduce_scatter(peers, whole.view({whole.size()}));
-                          if (!part.same_memory(whole)) {
-                              Tensor to = part;
-                              copy(to, whole.element_slice(peers.rank() * part.size(), part.shape()));
-                          }
+                          copy_if_apart(part, whole.element_slice(peers.rank() * part.size(), part.shape()));
                       });
                   },
                   .where = where});
@@ -269,7 +290,7 @@ Work Comm::all_to_all_async(Tensor to, Tensor from, Where where) const {
     const int64_t n = size();
     CHECK(to.dtype() == from.dtype() && to.size() == from.size() && to.size() % n == 0, "{} {} to {} {} on {} ranks",
           from.size(), name_of(from.dtype()), to.size(), name_of(to.dtype()), n);
-    CHECK(!to.same_memory(from), "all_to_all does not work in place");
+    CHECK(!to.overlaps(from), "all_to_all does not work in place");
     if (n == 1) return copy_if_apart(to, from), Work();
     return start({.operation = "all_to_all",
                   .details = describe_tensor(from),
@@ -339,13 +360,16 @@ void Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const
 void Comm::barrier(Where where) const { barrier_async(where).wait(); }
 
 std::vector<double> Comm::gather(const std::vector<double>& mine, Where where) const {
-    const int64_t n = size();
-    if (n == 1) return mine;
+    return numbers(mine, 8 * int64_t(mine.size()) * size() * (size() - 1), where);  // an all-gather
+}
+
+std::vector<double> Comm::numbers(const std::vector<double>& mine, int64_t wire_bytes, Where where) const {
+    if (size() == 1) return mine;
     std::vector<double> all;
     start({.operation = "scalar",
            .kind = Call::Kind::numbers,
            .details = fmt::format(", {} numbers", mine.size()),
-           .wire_bytes = int64_t(2 * sizeof(double) * mine.size()) * (n - 1),
+           .wire_bytes = wire_bytes,
            .run =
                [&](Transport& peers) {
                    all = peers.gather(mine);
@@ -358,13 +382,13 @@ std::vector<double> Comm::gather(const std::vector<double>& mine, Where where) c
 
 double Comm::sum(double x, Where where) const {
     double total = 0;
-    for (const double part : gather({x}, where)) total += part;
+    for (const double part : numbers({x}, 2 * 8 * (size() - 1), where)) total += part;  // an all-reduce
     return total;
 }
 
 double Comm::max(double x, Where where) const {
     double most = x;
-    for (const double part : gather({x}, where))
+    for (const double part : numbers({x}, 2 * 8 * (size() - 1), where))
         if (!std::isnan(most) && !(part <= most)) most = part;  // the first NaN stays
     return most;
 }
@@ -393,12 +417,7 @@ CommStats Comm::take_stats() const {
     CommStats stats;
     if (!group_) return stats;
     Engine& engine = *group_->engine;
-    for (const std::shared_ptr<Work::State>& state : engine.on_device)
-        if (const auto times = state->handle->times()) {
-            state->group->sums[state->call.operation].seconds += times->busy;
-            engine.waited += times->stalled;
-        }
-    engine.on_device.clear();
+    engine.read_clocks(0);
     for (const std::weak_ptr<Group>& weak : engine.groups) {
         const std::shared_ptr<Group> group = weak.lock();
         if (!group) continue;

@@ -86,7 +86,8 @@ class Comm {
     double max(double x, Where where = Where::current()) const;
     std::vector<double> gather(const std::vector<double>& mine, Where where = Where::current()) const;  // rank order
 
-    // What all groups of this rank have booked since the last call. Waits for what is under way on a device.
+    // What all groups of this rank have booked since the last call. Waits for what has been waited for on a
+    // device to end there.
     CommStats take_stats() const;
     AllReduce use(AllReduce algorithm) const;  // for all groups of this rank, from the next call on; returns the last
     void finish() const;  // runs what nobody waited for; with --comm-check: no rank has more to say
@@ -98,6 +99,7 @@ class Comm {
 
   private:
     Work start(Call call) const;
+    std::vector<double> numbers(const std::vector<double>& mine, int64_t wire_bytes, Where where) const;
 
     std::shared_ptr<Group> group_;
 };

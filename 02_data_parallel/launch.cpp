@@ -18,17 +18,24 @@ int world_size() {
     return size;
 }
 
+// The processes that share this one's memory.
 struct Node {
-    int rank = 0, size = 1;  // of this process among those that share its memory
+    int rank = 0, size = 1;
+    MPI_Comm comm = MPI_COMM_NULL;
+
+    Node() {
+        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, this_rank, MPI_INFO_NULL, &comm);
+        MPI_Comm_rank(comm, &rank);
+        MPI_Comm_size(comm, &size);
+    }
+    ~Node() { MPI_Comm_free(&comm); }
+    Node(const Node&) = delete;
 };
-Node this_node() {
-    MPI_Comm shared = MPI_COMM_NULL;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, this_rank, MPI_INFO_NULL, &shared);
-    Node node;
-    MPI_Comm_rank(shared, &node.rank);
-    MPI_Comm_size(shared, &node.size);
-    MPI_Comm_free(&shared);
-    return node;
+
+int over_all_ranks(int value, MPI_Op op) {
+    int result = 0;
+    MPI_Allreduce(&value, &result, 1, MPI_INT, op, MPI_COMM_WORLD);
+    return result;
 }
 
 // True when every rank comes here within some seconds. A rank that ends with an error of its own may find the others in
@@ -45,24 +52,62 @@ bool all_arrive() {
     return false;
 }
 
+// Whether any two ranks of a node use the same GPU. NCCL takes one rank per GPU.
+bool share_gpus([[maybe_unused]] const Node& node) {
+    bool shared = false;
 #ifdef TRAIN70B_CUDA
-// Ranks that share a GPU: NCCL takes one rank per GPU. With NCCL_HOSTID set its check is fooled on purpose, which is for
-// testing only.
-bool shares_gpus(const Node& node) { return node.size > cuda_device_count(); }
-
-std::unique_ptr<Transport> cuda_transport(const std::string& name, const Node& node) {
-    const int gpus = cuda_device_count();
-    std::string choice = name;
-    if (name == "auto") choice = shares_gpus(node) ? "staged" : "nccl";
-    if (name == "auto" && choice == "staged" && world_size() > 1)
-        say("comm: staged through host memory, because {} ranks share {} GPU{}; nccl takes one GPU per rank\n",
-            node.size, gpus, gpus == 1 ? "" : "s");
-    if (choice == "nccl" && shares_gpus(node) && !std::getenv("NCCL_HOSTID"))
-        usage_error("--comm nccl: {} ranks share {} GPU(s), and NCCL takes one GPU per rank; --comm staged works",
-                    node.size, gpus);
-    return choice == "nccl" ? make_nccl_transport() : make_staged_transport();
-}
+    constexpr int kLength = 64;
+    std::string mine = cuda_device_id();
+    mine.resize(kLength);
+    std::vector<char> all(size_t(kLength) * node.size);
+    MPI_Allgather(mine.data(), kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, node.comm);
+    for (int i = 0; i < node.size; ++i)
+        shared = shared || (i != node.rank && mine.compare(0, kLength, &all[size_t(kLength) * i], kLength) == 0);
 #endif
+    return over_all_ranks(shared, MPI_MAX) > 0;
+}
+
+// The transport that --comm and the device come to, and the first thing that speaks against it.
+std::string choose_transport(const CommOptions& o, Device device, const Node& node) {
+    const std::string& name = o.transport;
+    if (over_all_ranks(int(device), MPI_MIN) != over_all_ranks(int(device), MPI_MAX))
+        usage_error("--device auto: some ranks have a GPU and some have none; --device cpu works");
+    const bool shared = device == Device::cuda && share_gpus(node);
+    if (name != "fake") {
+        if (o.fake_world > 0) usage_error("--fake-world {}: belongs to --comm fake", o.fake_world);
+        if (o.fake_rank > 0) usage_error("--fake-rank {}: belongs to --comm fake", o.fake_rank);
+    } else {
+        if (o.fake_world == 0) usage_error("--comm fake: how many ranks? add --fake-world N");
+        if (o.fake_rank >= o.fake_world)
+            usage_error("--fake-rank {} of --fake-world {}: ranks count from 0 to {}", o.fake_rank, o.fake_world,
+                        o.fake_world - 1);
+        if (world_size() > 1)
+            usage_error("--comm fake: one process stands for one rank; start it without mpirun -np {}", world_size());
+        return name;
+    }
+    if (device == Device::cpu) {
+        if (name == "nccl" || name == "staged")
+            usage_error("--comm {}: moves tensors of a GPU, and {}; --comm mpi works here", name,
+                        why_no_cuda().empty() ? "--device is cpu" : why_no_cuda());
+        return "mpi";
+    }
+    if (name == "mpi") usage_error("--comm mpi: moves tensors of the host; with --device cuda: --comm nccl or staged");
+    // With NCCL_HOSTID set NCCL's check is fooled on purpose, which is for testing only.
+    if (name == "nccl" && shared && !std::getenv("NCCL_HOSTID"))
+        usage_error("--comm nccl: ranks of one node share a GPU, and NCCL takes one GPU per rank; --comm staged works");
+    if (name == "auto" && shared)
+        say("comm: staged through host memory, because ranks share a GPU; nccl takes one GPU per rank\n");
+    return name != "auto" ? name : shared ? "staged" : "nccl";
+}
+
+std::unique_ptr<Transport> make_transport(const std::string& name, [[maybe_unused]] const CommOptions& o) {
+    if (name == "fake") return make_fake_transport(int(o.fake_rank), int(o.fake_world));
+#ifdef TRAIN70B_CUDA
+    if (name == "nccl") return make_nccl_transport();
+    if (name == "staged") return make_staged_transport();
+#endif
+    return make_mpi_transport();
+}
 
 }  // namespace
 
@@ -76,7 +121,7 @@ void add_comm_flags(CLI::App& app, CommOptions& o) {
     add("--fake-rank", o.fake_rank, "which of them this process is", whole_number_from(0));
     add("--comm-timeout", o.timeout, "seconds after which a collective is given up", real_number(0, 1e6, false));
     add_switch(app, "--comm-check", o.check, "compare what the ranks are about to do")->group("Communication");
-    add("--all-reduce", o.all_reduce, "algorithm of the sums",
+    add("--all-reduce", o.all_reduce, "algorithm of the sums; reduce-scatter: the ring's or the library's",
         one_of({"ring", "pipelined", "halving", "naive", "library"}))
         ->default_str("ring; with nccl: library");
 }
@@ -101,60 +146,40 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
             end_all_ranks(2);
         }
     });
-    watchdog.reset();
+    const uint64_t record = collective_log().add("MPI_Finalize", std::source_location::current());
+    collective_log().set(record, CollectiveLog::State::running);
     MPI_Finalize();
+    watchdog.reset();
     return exit_code;
 }
 
 Comm connect(const CommOptions& options, Device device) {
-    const Node node = this_node();
-    set_cpu_threads(node.size);
     watchdog->set_timeout(options.timeout);
-    CommSettings settings{AllReduce::ring, options.check};
-    if (!options.all_reduce.empty()) settings.all_reduce = all_reduce_of(options.all_reduce);
-    const std::string& name = options.transport;
-    const int ranks = world_size();
+    const uint64_t record = collective_log().add("connect", std::source_location::current());
+    collective_log().set(record, CollectiveLog::State::running);
+    const Node node;
+    set_cpu_threads(node.size);
 #ifdef TRAIN70B_CUDA
     if (device == Device::cuda) cuda_use_device(node.rank % cuda_device_count());
 #endif
-    if (name != "fake" && options.fake_world > 0)
-        usage_error("--fake-world {}: belongs to --comm fake", options.fake_world);
-    if (name == "fake") {
-        if (options.fake_world == 0) usage_error("--comm fake: how many ranks? add --fake-world N");
-        if (options.fake_rank >= options.fake_world)
-            usage_error("--fake-rank {} of --fake-world {}: ranks count from 0 to {}", options.fake_rank,
-                        options.fake_world, options.fake_world - 1);
-        if (ranks > 1)
-            usage_error("--comm fake: one process stands for one rank; start it without mpirun -np {}", ranks);
-        return make_comm(make_fake_transport(int(options.fake_rank), int(options.fake_world)), settings);
-    }
-    if (device == Device::cpu) {
-        if (name == "nccl" || name == "staged")
-            usage_error("--comm {}: moves tensors of a GPU, and {}; --comm mpi works here", name,
-                        why_no_cuda().empty() ? "--device is cpu" : why_no_cuda());
-        return make_comm(make_mpi_transport(), settings);
-    }
-    if (name == "mpi") usage_error("--comm mpi: moves tensors of the host; with --device cuda: --comm nccl or staged");
-#ifdef TRAIN70B_CUDA
-    std::unique_ptr<Transport> transport = cuda_transport(name, node);
-    if (options.all_reduce.empty() && transport->on_stream()) settings.all_reduce = AllReduce::library;
+    CommSettings settings{AllReduce::ring, options.check};
+    std::unique_ptr<Transport> transport = make_transport(choose_transport(options, device, node), options);
+    if (!options.all_reduce.empty())
+        settings.all_reduce = all_reduce_of(options.all_reduce);
+    else if (transport->on_stream())
+        settings.all_reduce = AllReduce::library;
+    collective_log().set(record, CollectiveLog::State::done);
     return make_comm(std::move(transport), settings);
-#endif
-    CHECK(false, "no transport for {}", name_of(device));
-    return {};
 }
 
-int64_t ranks_on_this_node() { return this_node().size; }
+int64_t ranks_on_this_node() { return Node().size; }
 
 void together(const std::function<void()>& setup) {
     std::string error;
     try {
         setup();
     } catch (const UsageError& e) { error = e.what(); }
-    const int ranks = world_size();
-    const int mine = error.empty() ? ranks : this_rank;
-    int first = ranks;
-    MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    const int ranks = world_size(), first = over_all_ranks(error.empty() ? ranks : this_rank, MPI_MIN);
     if (first == ranks) return;
     int length = int(error.size());
     MPI_Bcast(&length, 1, MPI_INT, first, MPI_COMM_WORLD);
@@ -179,6 +204,12 @@ int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_cop
 
 void report_communication(Trainer& trainer, const Comm& world) {
     trainer.ranks = world.size();
+    trainer.start_step = [world] { world.take_stats(); };  // what lies between two steps belongs to neither
+    trainer.writing = [world](const std::function<void()>& files) {
+        const Watchdog::Pause pause(*watchdog);
+        files();
+        world.barrier();
+    };
     trainer.finish_report = [world](StepReport& report) {
         for (const auto& [name, entry] : world.take_stats().operations) {
             report.comm_bytes[name] = entry.bytes;

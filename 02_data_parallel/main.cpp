@@ -27,6 +27,9 @@ void program(int argc, char** argv) {
     command_line.app.add_option("--modes-csv", modes_csv_path, "FILE.csv: the second table")->group("Output");
     command_line.parse(argc, argv);
 
+    if (!tables && !(all_reduce_csv_path.empty() && modes_csv_path.empty()))
+        usage_error("--all-reduce-csv, --modes-csv: with --tables off there is nothing to write; leave them out");
+
     const Comm world = connect(comm_options, options.device_kind());
     dp = data_parallel_ranks(dp, world, 1);
     command_line.check_batches(dp);
@@ -34,7 +37,11 @@ void program(int argc, char** argv) {
 
     std::optional<TrainingRun> run;
     std::optional<OutputFile> all_reduce_file, modes_file;
+    const bool compares = tables && dp > 1 && comm_options.transport != "fake";
     together([&] {
+        if (!compares && !(all_reduce_csv_path.empty() && modes_csv_path.empty()))
+            usage_error(
+                "--all-reduce-csv, --modes-csv: one rank has nothing to compare; start two or more (mpirun -np 2)");
         run.emplace(options, command_line.flags());
         if (this_rank == 0 && !all_reduce_csv_path.empty())
             all_reduce_file.emplace("--all-reduce-csv", all_reduce_csv_path);
@@ -53,7 +60,7 @@ void program(int argc, char** argv) {
     if (options.steps > 0)
         say("\nrank 0:\n{}",
             memory_table(options.model, run->model.options, options.micro_batch, options.seq_len, run->trainer.peak()));
-    if (!tables || dp == 1 || comm_options.transport == "fake") return world.finish();
+    if (!compares) return world.finish();
 
     std::vector<int64_t> sizes;
     for (int64_t bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) sizes.push_back(bytes);

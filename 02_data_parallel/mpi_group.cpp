@@ -67,7 +67,9 @@ void in_pieces(int64_t total, Body&& body) {
 
 class MpiExchange : public Started {
   public:
-    ~MpiExchange() override { wait(); }
+    ~MpiExchange() override {
+        if (std::uncaught_exceptions() == 0) wait();
+    }
     void wait() override {
         if (requests.empty()) return;
         std::vector<MPI_Status> statuses(requests.size());

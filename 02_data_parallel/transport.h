@@ -19,8 +19,9 @@ enum class Reduce { sum, max };
 class Started {
   public:
     virtual ~Started() = default;
-    virtual void wait() = 0;                   // whatever is issued from here on sees the result
-    virtual bool finished() { return false; }  // asked by the watchdog, on its own thread
+    virtual void wait() = 0;               // whatever is issued from here on sees the result
+    virtual bool begun() { return true; }  // these two are asked on a thread of the watchdog's
+    virtual bool finished() { return false; }
 
     struct Times {
         double busy = 0, stalled = 0;  // seconds: of the operation; that the compute stream stood still for it

@@ -37,20 +37,29 @@ class FakeTransport : public Transport {
     }
     Handle all_reduce(const Tensor& x, Reduce reduce) override {
         Tensor sum = x;
-        if (reduce == Reduce::sum) scale(sum, float(size_));
+        if (reduce == Reduce::max) return nullptr;
+        if (x.dtype() != DType::i32) {
+            scale(sum, float(size_));
+        } else if (x.device() != Device::meta) {
+            std::vector<int32_t> values(x.size());
+            Tensor host = upload(values, x.shape(), Device::cpu, Memory::comm);
+            copy(host, x);
+            for (int64_t i = 0; i < x.size(); ++i) host.data<int32_t>()[i] *= size_;
+            copy(sum, host);
+        }
         return nullptr;
     }
     Handle reduce_scatter(const Tensor& part, const Tensor& whole) override {
         Tensor sum = part;
-        if (!part.same_memory(whole)) copy(sum, whole.element_slice(rank_ * part.size(), part.shape()));
+        const Tensor mine = whole.element_slice(rank_ * part.size(), part.shape());
+        if (!part.starts_with(mine)) copy(sum, mine);
         scale(sum, float(size_));
         return nullptr;
     }
     Handle all_gather(const Tensor& whole, const Tensor& part) override {
         for (int i = 0; i < size_; ++i) {
-            if (part.same_memory(whole) && i == rank_) continue;
             Tensor place = whole.element_slice(i * part.size(), part.shape());
-            copy(place, part);
+            if (!place.starts_with(part)) copy(place, part);
         }
         return nullptr;
     }

@@ -29,7 +29,7 @@ class MpiTransport : public Transport {
         return nullptr;
     }
     Handle reduce_scatter(const Tensor& part, const Tensor& whole) override {
-        if (!part.same_memory(whole)) {
+        if (!part.overlaps(whole)) {
             group_.reduce_scatter(part.raw(), whole.raw(), part.size(), part.dtype());
             return nullptr;
         }

@@ -58,10 +58,8 @@ class OnStream : public Started {
         end_->holds_up(cuda::stream());
         after_wait_.emplace(cuda::stream());
     }
-    bool finished() override {
-        static thread_local const cudaError_t chosen = cudaSetDevice(device_);  // the watchdog's thread has none yet
-        return chosen == cudaSuccess && end_->reached();
-    }
+    bool begun() override { return on_device() && begin_->reached(); }
+    bool finished() override { return on_device() && end_->reached(); }
     std::optional<Times> times() override {
         if (!after_wait_) return {};
         after_wait_->synchronize();
@@ -69,6 +67,11 @@ class OnStream : public Started {
     }
 
   private:
+    bool on_device() const {  // the watchdog's thread has chosen none yet
+        static thread_local const cudaError_t chosen = cudaSetDevice(device_);
+        return chosen == cudaSuccess;
+    }
+
     int device_ = 0;
     Event ready_;
     std::optional<Event> begin_, end_, before_wait_, after_wait_;
@@ -91,6 +94,10 @@ cudaStream_t new_stream() {
     return stream;
 }
 cudaStream_t communication_stream() {
+    static const cudaStream_t stream = new_stream();
+    return stream;
+}
+cudaStream_t message_stream() {
     static const cudaStream_t stream = new_stream();
     return stream;
 }
@@ -127,11 +134,14 @@ class NcclTransport : public Transport {
             body();
         });
     }
-    Handle exchange(const Tensor& out, int to, const Tensor& in, int from, Channel) override {
+    Handle exchange(const Tensor& out, int to, const Tensor& in, int from, Channel channel) override {
+        if (channel == Channel::user) {
+            messages_.push_back(std::make_shared<Message>(*this, out, to, in, from));
+            return messages_.back();
+        }
         return issue([&](cudaStream_t stream) {
             NCCL_CHECK(ncclGroupStart());
-            if (out && out.size() > 0) NCCL_CHECK(ncclSend(out.raw(), out.bytes(), ncclUint8, to, comm_, stream));
-            if (in && in.size() > 0) NCCL_CHECK(ncclRecv(in.raw(), in.bytes(), ncclUint8, from, comm_, stream));
+            post({out, to, in, from}, stream);
             NCCL_CHECK(ncclGroupEnd());
         });
     }
@@ -177,6 +187,54 @@ class NcclTransport : public Transport {
     void synchronize() override { CUDA_CHECK(cudaDeviceSynchronize()); }
 
   private:
+    struct Envelope {
+        Tensor out;
+        int to;
+        Tensor in;
+        int from;
+    };
+    void post(const Envelope& e, cudaStream_t stream) const {
+        if (e.out && e.out.size() > 0) NCCL_CHECK(ncclSend(e.out.raw(), e.out.bytes(), ncclUint8, e.to, comm_, stream));
+        if (e.in && e.in.size() > 0) NCCL_CHECK(ncclRecv(e.in.raw(), e.in.bytes(), ncclUint8, e.from, comm_, stream));
+    }
+
+    // On a stream a send stands before everything behind it until it is received. So messages of the program are held
+    // back until this rank waits for one of them, and then go as one group, on a stream of their own: two ranks that send
+    // before they receive meet inside their groups.
+    class Message : public Started {
+      public:
+        Message(NcclTransport& transport, Tensor out, int to, Tensor in, int from)
+            : transport_(transport), envelope_{std::move(out), to, std::move(in), from} {}
+        void wait() override {
+            transport_.post_messages();
+            group_.load()->wait();
+            envelope_ = {};
+        }
+        bool begun() override { return group_.load() && group_.load()->begun(); }
+        bool finished() override { return group_.load() && group_.load()->finished(); }
+        std::optional<Times> times() override { return group_.load()->times(); }
+
+      private:
+        friend class NcclTransport;
+        NcclTransport& transport_;
+        Envelope envelope_;
+        std::shared_ptr<OnStream> owner_;
+        std::atomic<OnStream*> group_ = nullptr;  // the watchdog asks on its own thread
+    };
+    void post_messages() {
+        if (messages_.empty()) return;
+        const auto group = std::make_shared<OnStream>(message_stream(), [&] {
+            NCCL_CHECK(ncclGroupStart());
+            for (const auto& message : messages_) post(message->envelope_, message_stream());
+            NCCL_CHECK(ncclGroupEnd());
+        });
+        for (const auto& message : messages_) {
+            message->owner_ = group;
+            message->group_ = group.get();
+        }
+        messages_.clear();
+    }
+
     Handle issue(const std::function<void(cudaStream_t)>& operation) {
         const cudaStream_t stream = communication_stream();
         return std::make_shared<OnStream>(stream, [&] { operation(stream); });
@@ -184,6 +242,7 @@ class NcclTransport : public Transport {
 
     MpiGroup group_;
     ncclComm_t comm_ = nullptr;
+    std::vector<std::shared_ptr<Message>> messages_;  // held back
 };
 
 }  // namespace

@@ -60,7 +60,9 @@ class StagedExchange : public Started {
         mpi_ = group.exchange(out ? from_device_->data() : nullptr, out ? out.bytes() : 0, to,
                               in_ ? to_device_->data() : nullptr, in_ ? in_.bytes() : 0, from, channel);
     }
-    ~StagedExchange() override { wait(); }
+    ~StagedExchange() override {
+        if (std::uncaught_exceptions() == 0) wait();
+    }
     void wait() override {
         if (!mpi_) return;
         mpi_->wait();

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <string_view>
 
 #include "01_single_gpu/files.h"
@@ -31,6 +32,7 @@ void CollectiveLog::set(uint64_t id, State state, const Handle& handle) {
     record.state = state;
     record.waited = 0;
     if (handle) record.handle = handle;
+    record.begun = !record.handle;
     if (state == State::done) close(found);
 }
 
@@ -46,17 +48,29 @@ std::map<uint64_t, CollectiveLog::Record>::iterator CollectiveLog::close(std::ma
 
 std::optional<CollectiveLog::Record> CollectiveLog::tick(double seconds, double limit) {
     const std::lock_guard lock(mutex_);
-    for (auto entry = open_.begin(); entry != open_.end();) {
-        Record& record = entry->second;
-        if (record.state == State::running && record.handle && record.handle->finished()) {
-            entry = close(entry);
-            continue;
-        }
-        if (record.state == State::running) record.waited += seconds;
+    for (auto& [id, record] : open_) {
+        if (record.state != State::running || !record.begun) continue;
+        record.waited += seconds;
         if (limit > 0 && record.waited > limit) return record;
-        ++entry;
     }
     return {};
+}
+
+void CollectiveLog::look_at_device() {
+    std::map<uint64_t, Handle> there;
+    {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [id, record] : open_)
+            if (record.state == State::running && record.handle) there[id] = record.handle;
+    }
+    for (const auto& [id, handle] : there) {  // without the lock: the device may take its time
+        const bool begun = handle->begun(), finished = begun && handle->finished();
+        const std::lock_guard lock(mutex_);
+        const auto found = open_.find(id);
+        if (found == open_.end()) continue;
+        found->second.begun = begun;
+        if (finished) close(found);
+    }
 }
 
 std::string CollectiveLog::text() {
@@ -96,12 +110,19 @@ void block_sigterm() {
     pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
-Watchdog::Watchdog() : thread_([this] { run(); }) {}
+Watchdog::Watchdog()
+    : thread_([this] { run(); }), device_thread_([this] {
+          while (!stop_) {
+              collective_log().look_at_device();
+              std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          }
+      }) {}
 
 Watchdog::~Watchdog() {
     stop_ = true;
     pthread_kill(thread_.native_handle(), SIGTERM);
     thread_.join();
+    device_thread_.join();
 }
 
 void Watchdog::run() {
@@ -119,12 +140,16 @@ void Watchdog::run() {
         }
         // A tick that took much longer was this process standing still (Ctrl-Z, a suspended machine): no one's fault.
         const double now = now_seconds();
-        const auto late = collective_log().tick(std::min(now - last, 0.5), timeout_);
+        const auto late = collective_log().tick(pauses_ > 0 ? 0 : std::min(now - last, 0.5), timeout_);
         last = now;
         if (!late) continue;
         to_stderr(
             fmt::format("rank {}: {} has not ended after {:.0f} s (--comm-timeout): a rank of its group is missing; {}",
                         this_rank, late->what, timeout_.load(), collective_log().text()));
+        // MPI_Abort from a thread that is not MPI's is beyond the standard. Should it not return, the alarm ends this
+        // rank, and mpirun the others.
+        ::signal(SIGALRM, SIG_DFL);
+        alarm(5);
         end_all_ranks(1);
         std::_Exit(1);
     }

@@ -31,15 +31,17 @@ class CollectiveLog {
         double begin = 0, end = 0;  // now_seconds()
         double waited = 0;          // as the watchdog has counted it
         Handle handle;              // of an operation on a device
+        bool begun = true;          // on a device: false while what was issued before it is not done
     };
 
     uint64_t add(std::string what, const std::source_location& where);
     void set(uint64_t id, State state, const Handle& handle = nullptr);
 
-    // Closes what has ended on a device and adds `seconds` to the wait of all else that is running; the first that has
-    // waited for longer than the limit, if any. limit 0: none.
+    // Adds `seconds` to the wait of everything that is running; the first that has waited for longer than the limit, if
+    // any. limit 0: none.
     std::optional<Record> tick(double seconds, double limit);
-    std::string text();  // the last 64, oldest first, and all that has not ended
+    void look_at_device();  // closes what has ended there; calls the device
+    std::string text();     // the last 64, oldest first, and all that has not ended
 
   private:
     std::map<uint64_t, Record>::iterator close(std::map<uint64_t, Record>::iterator entry);
@@ -52,18 +54,31 @@ class CollectiveLog {
 
 CollectiveLog& collective_log();  // this rank's
 
-// Its thread. From construction on it handles SIGTERM, which must be blocked in every other thread: print the log, end.
+// Its threads. From construction on one handles SIGTERM, which must be blocked in every other thread (print the log, end)
+// and counts the seconds; it never calls the device, which may not answer. The other one does.
 class Watchdog {
   public:
     Watchdog();
     ~Watchdog();
     void set_timeout(double seconds) { timeout_ = seconds; }  // > 0; until it is set, nothing times out
 
+    // While one exists no seconds are counted: some rank writes files, and the others rightly wait for it.
+    class Pause {
+      public:
+        explicit Pause(Watchdog& watchdog) : watchdog_(watchdog) { ++watchdog_.pauses_; }
+        ~Pause() { --watchdog_.pauses_; }
+        Pause(const Pause&) = delete;
+
+      private:
+        Watchdog& watchdog_;
+    };
+
   private:
     void run();
+    std::atomic<int> pauses_{0};
     std::atomic<double> timeout_{0};
     std::atomic<bool> stop_{false};
-    std::thread thread_;
+    std::thread thread_, device_thread_;
 };
 
 void block_sigterm();  // in this thread and all that it creates

@@ -209,6 +209,17 @@ TEST_CASE("reduce-scatter and all-gather, apart and in place; the ring's halves"
         world().use(AllReduce::library);
         EXPECT_EVERYWHERE(good);
     }
+    // A part elsewhere in the block of the whole is not in its place.
+    for (const AllReduce algorithm : {AllReduce::ring, AllReduce::library}) {
+        world().use(algorithm);
+        const int N = world().size(), r = world().rank();
+        Tensor block = numbers(DType::f32, 5 * (N + 1), [&](int64_t i) { return element(r, i); });
+        Tensor whole = block.row_slice(0, 5 * N), part = block.row_slice(5 * N, 5 * N + 5);
+        world().reduce_scatter(part, whole);
+        EXPECT_EVERYWHERE(equals(part, [&](int64_t i) { return sum_of(N, 5 * r + i); }));
+        world().all_gather(whole, part);
+        EXPECT_EVERYWHERE(equals(whole, [&](int64_t i) { return sum_of(N, i); }));
+    }
     // On a ring the two halves make the whole, bit for bit.
     Tensor at_once = tensor(randoms(40 * world().size(), world().rank()), {40 * world().size()}),
            in_halves = Tensor::like(at_once);
@@ -385,6 +396,7 @@ TEST_CASE("books: bytes by the formula, remainders dropped once per sum; calls; 
     comm.broadcast(even, 0);
     comm.send_recv(x, int(comm.rank() + 1) % int(N), Tensor::like(x), int(comm.rank() + N - 1) % int(N));
     comm.sum(1);
+    comm.gather({1, 2, 3});
     CommStats stats = world().take_stats();
     const auto is = [&](const std::string& name, int64_t bytes, int64_t calls) {
         const CommStats::Entry& entry = stats.operations[name];
@@ -396,7 +408,7 @@ TEST_CASE("books: bytes by the formula, remainders dropped once per sum; calls; 
     EXPECT_EVERYWHERE(is("dp.all_to_all", 20 * (N - 1), 1));
     EXPECT_EVERYWHERE(is("dp.broadcast", 20 * (N - 1), 1));
     EXPECT_EVERYWHERE(is("dp.send_recv", 4004, 1));
-    EXPECT_EVERYWHERE(is("dp.scalar", 16 * (N - 1) / N, 1));
+    EXPECT_EVERYWHERE(is("dp.scalar", (16 + 8 * 3 * N) * (N - 1) / N, 2));
     EXPECT_EVERYWHERE(stats.operations.size() == 7 && stats.waited > 0);
     EXPECT_EVERYWHERE(world().take_stats().operations.empty());
 }
@@ -413,6 +425,9 @@ TEST_CASE("fake: every peer holds a copy of this rank's data; host and meta tens
         fake.all_reduce(sum);
         EXPECT(equals(sum, [&](int64_t i) { return N * value(i); }));
     }
+    Tensor whole_numbers = numbers(DType::i32, 60, value);
+    fake.all_reduce(whole_numbers);
+    EXPECT(equals(whole_numbers, [&](int64_t i) { return N * value(i); }));
     fake.reduce_scatter(part, x);
     EXPECT(equals(part, [&](int64_t i) { return N * value(20 + i); }));
     fake.all_gather(whole, part);
@@ -430,7 +445,7 @@ TEST_CASE("fake: every peer holds a copy of this rank's data; host and meta tens
     fake.reduce_scatter(meta_part, meta);
     fake.all_gather(meta, meta_part);
     const CommStats stats = fake.take_stats();
-    EXPECT(stats.operations.at("world.all_reduce").bytes == 6 * 2 * 240 * 5 / 6);
+    EXPECT(stats.operations.at("world.all_reduce").bytes == 7 * 2 * 240 * 5 / 6);
 }
 
 TEST_CASE("what cannot be is caught before it is sent") {

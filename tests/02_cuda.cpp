@@ -97,6 +97,28 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
             return most;
         }));
         EXPECT_EVERYWHERE(comm.sum(1) == N);
+        if (N > 1) {  // large messages that cross, and one that is posted before a collective
+            Tensor out = numbers(DType::f32, 1 << 20, r), in = Tensor::like(out), other = Tensor::like(out);
+            Work arrives = comm.recv_async(other, (r + N - 1) % N);
+            Work sent = comm.send_async(out, (r + 1) % N);
+            Tensor x = numbers(DType::f32, 1000, r);
+            comm.all_reduce(x);
+            Work again = comm.send_async(out, (r + 1) % N);
+            comm.recv(in, (r + N - 1) % N);
+            sent.wait();
+            again.wait();
+            arrives.wait();
+            const auto theirs_is = [&](int64_t i) { return element((r + N - 1) % N, i); };
+            EXPECT_EVERYWHERE(equals(x, sum) && equals(in, theirs_is) && equals(other, theirs_is));
+        }
+        {  // what has been waited for is no longer held
+            const int64_t before = ledger().now()[int(Memory::workspace)];
+            Tensor x({1 << 20}, DType::f32, Device::cuda, Memory::workspace);
+            fill(x, 0);
+            comm.all_reduce(x);
+            x = Tensor();
+            EXPECT_EVERYWHERE(ledger().now()[int(Memory::workspace)] == before);
+        }
         const CommStats stats = comm.take_stats();
         EXPECT_EVERYWHERE(N == 1 || stats.operations.at("world.all_reduce").seconds > 0);
     }

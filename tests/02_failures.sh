@@ -83,6 +83,8 @@ refused "a fake rank outside its world" 1 "--fake-rank 4|0 to 3" --comm fake --f
 refused "a fake world of several processes" 2 "--comm fake|one process" --comm fake --fake-world 4
 refused "a fake world without --comm fake" 2 "--fake-world 4: belongs to --comm fake" --fake-world 4
 refused "an output file that only rank 0 opens" 2 "--trace nowhere/t.json|existing, writable folder" --trace nowhere/t.json
+refused "a fake rank without --comm fake" 2 "--fake-rank 1: belongs to --comm fake" --fake-rank 1
+refused "a file for a table that is not made" 2 "--all-reduce-csv|--tables off" --all-reduce-csv a.csv
 refused "a flag of no chapter" 2 "--bucket-md: unknown flag; did you mean --bucket-mb?" --bucket-md 3
 run 2 "$bin/02_data_parallel" --help
 verdict "--help, once" "$(ends 0 5)$([ "$(grep -c -- '--all-reduce ' "$work/out")" = 1 ] || echo "not once")"

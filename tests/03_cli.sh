@@ -33,7 +33,8 @@ verdict "loaded into shards, saved from shards: the same file" "$(ends 0 20)$(cm
 run 2 "$bin/03_zero" "${shape[@]}" --zero 3 --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl \
     --trace t.json --memory-timeline t.csv --offload optimizer
 verdict "evaluation, trace and timeline" "$(ends 0 20)$(cat "$work/err")$([ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
-    head -n 1 t.csv | grep -q "total,host$" || echo "no host column; ")$(grep -q '"host":' m.jsonl || echo "no host bytes; ")"
+    [ "$(grep '"event":"step"' m.jsonl | sed 's/.*"comm_bytes"//' | sort -u | wc -l)" = 1 ] || echo "steps differ in bytes; ")$(
+    grep -q split m.jsonl && echo "the split is a step's; ")$(head -n 1 t.csv | grep -q "total,host$" || echo "no host column; ")$(grep -q '"host":' m.jsonl || echo "no host bytes; ")"
 run 2 "$bin/03_zero" "${shape[@]}" --steps 1
 verdict "the tables" "$(ends 0 60)$(for word in "stage 2" "offload all" "m G + P" "--prefetch 2" "70b on 64"; do
     grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)"

@@ -26,6 +26,8 @@ inline std::vector<Comm> device_comms() {
     list.push_back(make_comm(make_staged_transport(), {.check = true}));
     if (std::getenv("NCCL_HOSTID") || world().size() <= gpus)
         list.push_back(make_comm(make_nccl_transport(), {.check = true}));
+    else if (this_rank == 0)
+        fmt::print("NOT TESTED: nccl ({} ranks, {} GPU, no NCCL_HOSTID)\n", world().size(), gpus);
 #endif
     return list;
 }

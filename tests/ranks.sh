@@ -45,5 +45,5 @@ refused() { # NAME RANKS "PART|PART" FLAG...: exit code 2; one line of the progr
     run "$2" "$bin/$program" --steps 1 --tables off --metrics m.jsonl "${@:4}"
     verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
         [ "$(grep -c "^$program: " "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(
-        grep -iE "MPI_ABORT|rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"
+        grep -iE "MPI_ABORT|^rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"
 }
