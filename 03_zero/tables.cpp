@@ -2,14 +2,13 @@
 
 namespace train70b {
 
-ZeroMemory zero_memory(int64_t elements, int64_t padded, const Llama::Options& types, int stage, Offload offload,
-                       int64_t N) {
+ZeroMemory zero_memory(int64_t elements, int64_t padded, int64_t owned, const Llama::Options& types, int stage,
+                       Offload offload, int64_t N) {
     const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), o = types.dtype == DType::f32 ? 8 : 12;
     // Padding is part of the buffers of parameters and gradients; the optimizer keeps states of real elements only.
-    // How many of those lie in one rank's shards differs by the padding: this is the mean.
     ZeroMemory bytes{.params = a * (stage == 3 ? padded / N : padded),
                      .grads = g * (stage >= 2 ? padded / N : padded),
-                     .optimizer = stage >= 1 ? o * elements / N : o * elements};
+                     .optimizer = o * (stage >= 1 ? owned : elements)};
     if (offload != Offload::none) {
         bytes.host = (a + g) * (padded / N) + bytes.optimizer;  // AdamW works on copies of the shards there
         bytes.optimizer = 0;
@@ -60,7 +59,8 @@ ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& r
     }
     const int64_t N = zero.shard_ranks(), padded = zero.padded_elements();
     run.peak = ledger().peak();
-    run.formula = zero_memory(o.model.parameters(), padded, model.options, zero_options.stage, zero_options.offload, N);
+    run.formula = zero_memory(o.model.parameters(), padded, zero.owned_elements(), model.options, zero_options.stage,
+                              zero_options.offload, N);
     run.wire_formula =
         zero_wire_bytes(padded * size_of(model.options.dtype), padded * size_of(model.options.grad_dtype),
                         zero_options.stage, zero_options.micro_batches, N);
@@ -115,8 +115,8 @@ std::string projection_table() {
         const int64_t elements = preset(model).parameters();
         text += fmt::format("{:<18}", fmt::format("{} on {}", model, N));
         for (int i = 0; i < 5; ++i) {
-            const ZeroMemory m =
-                zero_memory(elements, elements, types, std::min(i, 3), i == 4 ? Offload::all : Offload::none, N);
+            const ZeroMemory m = zero_memory(elements, elements, elements / N, types, std::min(i, 3),
+                                             i == 4 ? Offload::all : Offload::none, N);
             const int64_t device = m.params + m.grads + m.optimizer;
             text += fmt::format("{:>16}", i == 4 ? fmt::format("0 (host {:.1f})", double(m.host) / 1e9)
                                                  : fmt::format("{:.1f}", double(device) / 1e9));

@@ -441,6 +441,13 @@ Tensor Zero::whole(const Param& wanted, Which which) const {
     return {};
 }
 
+int64_t Zero::owned_elements() const {
+    int64_t sum = 0;
+    for (const Flat& flat : flats_)
+        sum += std::clamp<int64_t>(flat.size - shards_.rank() * shard_size(flat), 0, shard_size(flat));
+    return sum;
+}
+
 int64_t Zero::padded_elements() const {
     int64_t sum = 0;
     for (const Flat& flat : flats_) sum += flat.padded;

@@ -56,6 +56,7 @@ class Zero {
     Tensor whole(const Param&, Which) const;  // on rank 0; collective
 
     int64_t shard_ranks() const { return shards_.size(); }
+    int64_t owned_elements() const;   // of the model, in this rank's shards
     int64_t padded_elements() const;  // of all units, with the padding
     int64_t most_gathered() const {
         return most_gathered_;

@@ -128,12 +128,7 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
 TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not, by every algorithm") {
     if (!has_gpu()) return;
     const Text text;
-    TrainOptions o = tiny(text);
-    o.device = "cuda";
-    o.lr = o.min_lr = 1e-3;
-    o.model.hidden = 64;
-    o.model.ffn = 96;
-    o.global_batch = o.micro_batch = 2 * world().size();
+    const TrainOptions o = tiny_on_gpu(text);
     Session one(o);
     one.run();
     for (const Comm& comm : device_comms())

@@ -9,12 +9,7 @@ using namespace train70b::test;
 TEST_CASE("every stage on a GPU, prefetch, overlap, accumulation, offload to pinned memory: one rank's run") {
     if (!has_gpu()) return;
     const Text text;
-    TrainOptions o = tiny(text);
-    o.device = "cuda";
-    o.lr = o.min_lr = 1e-3;
-    o.model.hidden = 64;
-    o.model.ffn = 96;
-    o.global_batch = o.micro_batch = 2 * world().size();
+    const TrainOptions o = tiny_on_gpu(text);
     Session one(o);
     one.run();
     std::vector<ZeroOptions> list;

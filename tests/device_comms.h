@@ -2,6 +2,7 @@
 // The transports of device tensors that can work on this machine. Without a GPU nothing is tested, and the output says so.
 #include "01_single_gpu/cuda_device.h"
 #include "tests/ranks.h"
+#include "tests/training.h"
 
 namespace train70b::test {
 
@@ -30,6 +31,17 @@ inline std::vector<Comm> device_comms() {
         fmt::print("NOT TESTED: nccl ({} ranks, {} GPU, no NCCL_HOSTID)\n", world().size(), gpus);
 #endif
     return list;
+}
+
+// Two sequences per rank, of a shape whose products begin aligned.
+inline TrainOptions tiny_on_gpu(const Text& text) {
+    TrainOptions o = tiny(text);
+    o.device = "cuda";
+    o.lr = o.min_lr = 1e-3;
+    o.model.hidden = 64;
+    o.model.ffn = 96;
+    o.global_batch = o.micro_batch = 2 * world().size();
+    return o;
 }
 
 }  // namespace train70b::test

@@ -33,6 +33,21 @@ inline TrainOptions tiny(const Text& text) {
     return o;
 }
 
+// Odd sizes; more than 0.2 MiB of gradients, so that buckets of 0.1 MiB are several.
+inline TrainOptions odd(const Text& text, int64_t global_batch) {
+    TrainOptions o = tiny(text);
+    o.model.ffn = 77;
+    o.model.hidden = 60;
+    o.model.heads = 6;
+    o.model.kv_heads = 3;
+    o.model.vocab = 131;
+    o.seq_len = 13;
+    o.global_batch = o.micro_batch = global_batch;
+    o.lr = 1e-3;
+    o.min_lr = 1e-3;
+    return o;
+}
+
 // Dataset, model and trainer of one run. While it lives this process is not rank 0, which alone prints.
 struct Session {
     TrainOptions options;
