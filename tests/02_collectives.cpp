@@ -337,6 +337,15 @@ TEST_CASE("asynchronous: nothing has happened before a wait; one wait brings all
     first.wait();
     first.wait();
     EXPECT_EVERYWHERE(equals(x, [&](int64_t) { return N * N; }));
+    std::vector<Tensor> many;
+    std::vector<Work> works;
+    for (int64_t i = 0; i < 6; ++i) {
+        many.push_back(numbers(DType::f32, 10, [&](int64_t) { return i + 1; }));
+        works.push_back(world().all_reduce_async(many.back()));
+    }
+    works[3].wait();
+    for (Work& work : works) work.wait();
+    for (int64_t i = 0; i < 6; ++i) EXPECT_EVERYWHERE(equals(many[i], [&](int64_t) { return N * (i + 1); }));
     { Work forgotten = world().all_reduce_async(x); }
     world().barrier();
     EXPECT_EVERYWHERE(equals(x, [&](int64_t) { return N * N * N; }));
