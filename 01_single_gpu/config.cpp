@@ -96,29 +96,33 @@ Recompute recompute_of(const std::string& name) {
 }
 
 ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_t seq_len, DType dtype,
-                                     Recompute recompute) {
+                                     Recompute recompute, const Division& divided) {
     // Bytes per token. a: one activation; E, K, F, V: widths; 4-byte floats: 1/rms of two norms, lse of H heads.
-    const int64_t a = size_of(dtype), E = c.hidden, K = c.kv_width(), F = c.ffn, V = c.vocab, H = c.heads;
-    const int64_t everything = a * (6 * E + 2 * K + 3 * F) + 4 * (2 + H);
-    const int64_t selective = a * (3 * E + 2 * K + 2 * F) + 4 * 2;
-    const int64_t block = recompute == Recompute::none ? everything : recompute == Recompute::full ? a * E : selective;
+    // E: norms and residuals; Q: queries and attention's output (also E wide), which heads divide.
+    const int64_t N = divided.tensor, a = size_of(dtype), K = std::max<int64_t>(c.kv_heads / N, 1) * c.head_dim();
+    const int64_t Q = c.hidden / N, F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
+    const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = 4 / S;
+    const double everything = a * (4 * E + 2 * Q + 2 * K + 3 * F) + 2 * norm + 4 * H;
+    const double selective = a * (2 * E + Q + 2 * K + 2 * F) + 2 * norm;
+    const double block = recompute == Recompute::none ? everything : recompute == Recompute::full ? a * E : selective;
 
     // Batch indices (3 x 4 bytes) and the end of the residual stream: first the final norm's input, then its gradient.
-    const int64_t fixed = 3 * 4 + a * E;
+    const double fixed = 3 * 4 + a * E;
     // The head's turn: normed x, its gradient, logits (by now their gradient), 1/rms.
-    const int64_t head = a * (2 * E + V) + 4;
+    const double head = a * (2 * E + V) + norm;
     // The last block's turn. MLP: dh and d gate_up (h itself is gone or was never kept). Attention: the MLP's share of
     // the kept is gone; made again are q, k, v, out, lse; new are d out, dq, dk, dv.
-    int64_t mlp = a * 2 * F, attention = 0;
+    double mlp = a * 2 * F, attention = 0;
     if (recompute == Recompute::selective) {
         mlp = a * 3 * F;
-        attention = a * (2 * E + 2 * K + 2 * E + 2 * K) + 4 * H - a * (E + 2 * F);
+        attention = a * (2 * Q + 2 * K + 2 * Q + 2 * K) + 4 * H - a * (E + 2 * F);
     }
     if (recompute ==
         Recompute::full)  // the whole block again but for its input, which was kept; forward, then backward
-        mlp = everything - a * E + a * std::max(2 * F, 2 * E);
-    const int64_t working = std::max({head, mlp, attention}), tokens = batch * seq_len;
-    return {block * tokens, fixed * tokens, working * tokens, (c.layers * block + fixed + working) * tokens};
+        mlp = everything - a * E + a * std::max(2.0 * F, 2 * E);
+    const double working = std::max({head, mlp, attention}), tokens = double(batch * seq_len);
+    const auto bytes = [tokens](double per_token) { return std::llround(per_token * tokens); };
+    return {bytes(block), bytes(fixed), bytes(working), bytes(double(c.layers) * block + fixed + working)};
 }
 
 }  // namespace train70b

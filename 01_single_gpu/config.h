@@ -54,6 +54,11 @@ Recompute recompute_of(const std::string& name);
 
 // Peak activation bytes of one micro-batch on one rank (derived in 01_single_gpu/README.md, held to the ledger within
 // 2% by tests/01_memory.cpp). dtype: that of the activations.
+// divided: how the layers are divided over ranks (chapter 04).
+struct Division {
+    int64_t tensor = 1;     // ranks that divide heads, ffn and vocabulary
+    bool sequence = false;  // and the rows of norms and residuals
+};
 struct ActivationFormula {
     int64_t block;    // what one block keeps for its backward pass
     int64_t fixed;    // batch indices and the residual stream's end
@@ -61,6 +66,6 @@ struct ActivationFormula {
     int64_t total;    // layers * block + fixed + working
 };
 ActivationFormula activation_formula(const LlamaConfig& config, int64_t batch, int64_t seq_len, DType dtype,
-                                     Recompute recompute);
+                                     Recompute recompute, const Division& divided = {});
 
 }  // namespace train70b

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 
 #include "01_single_gpu/check.h"
 
@@ -36,6 +37,10 @@ void OutputFile::commit() {
         std::remove(temporary_.c_str());
         throw std::runtime_error(fmt::format("{} {}: could not be completed ({})", flag_, path_, why));
     }
+}
+
+std::string repository_file(const std::string& path) {
+    return std::filesystem::exists(path) ? path : std::string(TRAIN70B_SOURCE_DIR) + "/" + path;
 }
 
 double now_seconds() {

@@ -22,6 +22,9 @@ class OutputFile {
     FILE* stream_ = nullptr;
 };
 
+// A file of this repository, named from its root: as it lies here, or else where the program was built from.
+std::string repository_file(const std::string& path);
+
 double now_seconds();  // steady clock
 
 }  // namespace train70b

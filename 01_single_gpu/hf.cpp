@@ -96,7 +96,10 @@ void HfWeights::open_shards(const std::string& index_path) {
 void HfWeights::load(const std::vector<Param*>& params) const {
     for (Param* param : params) {
         const auto& [file, tensor] = where_.at(param->name);
-        files_[file].read(*tensor, param->local, param->data);
+        const Rect real = param->real();  // padding stays 0
+        if (real.size() == 0) continue;
+        Tensor values = param->data.element_slice(0, {real.size()});
+        files_[file].read(*tensor, real, values);
     }
 }
 

@@ -20,9 +20,9 @@ Var Linear::operator()(Tape& tape, const Var& x) {
 }
 
 Var multiply(Tape& tape, const Var& x, Linear& linear) {
-    Var y{.data = matmul(x.data, linear.weight(), Transpose::b)};
+    Var y{.data = matmul(x.data, linear.weight(), Transpose::b, linear.y_kind)};
     tape.record([x = Saved(x), dx = x.grad, dy = y.grad, &linear] {
-        accumulate(*dx, matmul(*dy, linear.weight()));  // dX = dY W
+        accumulate(*dx, matmul(*dy, linear.weight(), Transpose::none, linear.dx_kind));  // dX = dY W
         Tensor dw = linear.grad();
         matmul_into(dw, *dy, x.get(), Transpose::a, 1);  // dW += dY^T X
     });
@@ -31,8 +31,10 @@ Var multiply(Tape& tape, const Var& x, Linear& linear) {
 
 Var embedding(Tape& tape, const Batch& batch, Param& table) {
     Var y{.data = Tensor({batch.tokens.size(), table.data.cols()}, table.data.dtype(), table.data.device())};
-    embedding(y.data, batch.tokens, table.data);
-    tape.record([tokens = batch.tokens, dy = y.grad, &table] { embedding_backward(table.grad, tokens, *dy); });
+    embedding(y.data, batch.tokens, table.data, table.local.row_begin);
+    tape.record([tokens = batch.tokens, dy = y.grad, &table] {
+        embedding_backward(table.grad, tokens, *dy, table.local.row_begin);
+    });
     return y;
 }
 

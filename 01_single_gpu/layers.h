@@ -19,6 +19,8 @@ struct Batch {
 // v.
 struct Linear {
     std::vector<Param*> weights;
+    // What y and the gradient of x are booked as; chapter 04: sums of one rank's part only, on their way to the others.
+    Memory y_kind = Memory::activations, dx_kind = Memory::activations;
     std::function<Var(Tape&, const Var& x, Linear&)> multiply;  // slot; empty: the product in the parameters' dtype
 
     Var operator()(Tape& tape, const Var& x);
@@ -27,7 +29,7 @@ struct Linear {
 };
 Var multiply(Tape& tape, const Var& x, Linear& linear);  // the default of the slot
 
-Var embedding(Tape& tape, const Batch& batch, Param& table);  // (R, E)
+Var embedding(Tape& tape, const Batch& batch, Param& table);  // (R, E); zeros for tokens whose row is elsewhere
 Var add(Tape& tape, const Var& a, const Var& b);
 Var rmsnorm(Tape& tape, const Var& x, Param& weight, float eps);
 struct SumAndNorm {

@@ -131,19 +131,21 @@ Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input) {
     return x;
 }
 
+Var Llama::head_logits(Tape& tape, const Var& x) {  // (R, V)
+    return head(tape, through(before_head, tape, rmsnorm(tape, x, final_norm, float(config.norm_eps))));
+}
+
 Var Llama::forward(Tape& tape, const Batch& batch, const Var& input) {
     Var x = hidden(tape, batch, input);
     if (!stage.head) return x;
     return head_unit.run(tape, x, [this, batch](Tape& t, const Var& in) {
-        Var scores = head(t, rmsnorm(t, in, final_norm, float(config.norm_eps)));  // (R, V)
+        Var scores = head_logits(t, in);
         return loss ? loss(t, scores, batch) : next_token_loss(t, scores, batch);
     });
 }
 
 Var Llama::logits(Tape& tape, const Batch& batch) {
-    return head_unit.run(tape, hidden(tape, batch, {}), [this](Tape& t, const Var& in) {
-        return head(t, rmsnorm(t, in, final_norm, float(config.norm_eps)));
-    });
+    return head_unit.run(tape, hidden(tape, batch, {}), [this](Tape& t, const Var& in) { return head_logits(t, in); });
 }
 
 }  // namespace train70b

@@ -80,6 +80,7 @@ class Llama {
     Unit embedding_unit, head_unit;
     std::deque<Block> blocks;
     std::function<Var(Tape&, const Batch&, Param& table)> embed;      // slot (chapter 04)
+    std::function<Var(Tape&, const Var&)> before_head;                // slot (chapter 04): between norm and product
     std::function<Var(Tape&, const Var& logits, const Batch&)> loss;  // slot (chapter 04)
 
     std::vector<Unit*> units();    // those that exist, in forward order
@@ -102,6 +103,7 @@ class Llama {
 
   private:
     Var hidden(Tape& tape, const Batch& batch, const Var& x);
+    Var head_logits(Tape& tape, const Var& x);
 };
 
 }  // namespace train70b

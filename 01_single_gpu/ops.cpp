@@ -74,10 +74,10 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
     RUN(device_of({c, a, b}), matmul_into(c, a, b, transpose, beta));
 }
 
-Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose) {
+Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose, Memory kind) {
     const int64_t m = transpose == Transpose::a ? a.cols() : a.rows();
     const int64_t n = transpose == Transpose::b ? b.rows() : b.cols();
-    Tensor c({m, n}, a.dtype(), a.device());
+    Tensor c({m, n}, a.dtype(), a.device(), kind);
     matmul_into(c, a, b, transpose);
     return c;
 }
@@ -267,13 +267,20 @@ void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) 
 }
 
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
-                   int64_t first_vocab) {
+                   int64_t first_vocab, int64_t vocab) {
     for (const Tensor& part : List{row_max, row_sum, target_logit})
         expect("row_max, row_sum or target_logit", part, {logits.rows()}, DType::f32);
     expect("targets", targets, {logits.rows()}, DType::i32);
     Span span("softmax_stats", "op", 0, bytes_of({logits}));
     RUN(device_of({row_max, row_sum, target_logit, logits, targets}),
-        softmax_stats(row_max, row_sum, target_logit, logits, targets, first_vocab));
+        softmax_stats(row_max, row_sum, target_logit, logits, targets, first_vocab, vocab));
+}
+
+void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
+    for (const Tensor& part : List{row_sum, row_max, whole_max})
+        expect("row_sum, row_max or whole_max", part, {row_sum.size()}, DType::f32);
+    Span span("rescale_sums", "op", 0, bytes_of({row_sum, row_sum, row_max, whole_max}));
+    RUN(device_of({row_sum, row_max, whole_max}), rescale_sums(row_sum, row_max, whole_max));
 }
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
@@ -286,12 +293,12 @@ void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tenso
         cross_entropy(loss, lse, row_max, row_sum, target_logit, scale));
 }
 
-void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale,
-                            int64_t first_vocab) {
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale, int64_t first_vocab,
+                            int64_t vocab) {
     expect("targets", targets, {logits.rows()}, DType::i32);
     expect("lse", lse, {logits.rows()}, DType::f32);
     Span span("cross_entropy_backward", "op", 0, 2 * bytes_of({logits}));
-    RUN(device_of({logits, targets, lse}), cross_entropy_backward(logits, targets, lse, scale, first_vocab));
+    RUN(device_of({logits, targets, lse}), cross_entropy_backward(logits, targets, lse, scale, first_vocab, vocab));
 }
 
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,

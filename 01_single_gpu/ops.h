@@ -18,7 +18,8 @@ enum class Transpose { none, a, b };
 // c (M, N) = op(a) op(b) + beta c.   none: a (M, K), b (K, N).   a: a (K, M), b (K, N).   b: a (M, K), b (N, K).
 // a and b share a dtype; c may be fp32 while they are bf16 (weight gradients are summed in fp32 inside the product).
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose = Transpose::none, float beta = 0);
-Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose = Transpose::none);  // c: dtype of a, activations
+Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose = Transpose::none,
+              Memory kind = Memory::activations);  // c: dtype of a, booked as kind
 
 // ---- element by element --------------------------------------------------------------------------------------------
 void fill(Tensor& x, float value);                        // f32, bf16, i32
@@ -81,16 +82,19 @@ void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up);
 // ---- cross-entropy
 // ----------------------------------------------------------------------------------------------------- Three steps, so
 // that a vocabulary split over ranks can reduce between them (chapter 04). V is this rank's part of the vocabulary,
-// beginning at first_vocab; a target outside it gives target_logit = 0. All (R) fp32; targets (R) i32.
+// beginning at first_vocab; a target outside it gives target_logit = 0. Columns of tokens >= vocab are padding: they
+// take no part in a softmax and get no gradient. All (R) fp32; targets (R) i32.
 //   row_max = max_v logits,  row_sum = sum_v exp(logits - row_max),  target_logit = logits[target - first_vocab]
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
-                   int64_t first_vocab = 0);
+                   int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
+//   row_sum <- row_sum * exp(row_max - whole_max): the sum of a part, on the scale of the whole row's maximum
+void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max);
 //   lse = row_max + log(row_sum),  loss (1) = scale * sum over rows (lse - target_logit), summed in double
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
                    float scale);
 //   logits <- (softmax(logits) - onehot(target)) * scale, in place: logits and their gradient share one buffer
 void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale,
-                            int64_t first_vocab = 0);
+                            int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
 
 // ---- AdamW  (Loshchilov & Hutter 2019, algorithm 2)
 // --------------------------------------------------------------------

@@ -311,23 +311,28 @@ void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) 
 }
 
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
-                   int64_t first_vocab) {
+                   int64_t first_vocab, int64_t vocab) {
     with_float(logits.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const int64_t cols = logits.cols();
+        const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
         parallel_rows(logits.rows(), cols, [&](int64_t r) {
             const T* x = logits.data<T>() + r * cols;
             float max = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : max)
-            for (int64_t c = 0; c < cols; ++c) max = std::max(max, float(x[c]));
+            for (int64_t c = 0; c < real; ++c) max = std::max(max, float(x[c]));
 #pragma omp simd reduction(+ : sum)
-            for (int64_t c = 0; c < cols; ++c) sum += exp_simd(float(x[c]) - max);
+            for (int64_t c = 0; c < real; ++c) sum += exp_simd(float(x[c]) - max);
             const int64_t target = targets.data<int32_t>()[r] - first_vocab;
             row_max.data<float>()[r] = max;
             row_sum.data<float>()[r] = sum;
-            target_logit.data<float>()[r] = target >= 0 && target < cols ? float(x[target]) : 0.0f;
+            target_logit.data<float>()[r] = target >= 0 && target < real ? float(x[target]) : 0.0f;
         });
     });
+}
+
+void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
+    for (int64_t r = 0; r < row_sum.size(); ++r)
+        row_sum.data<float>()[r] *= exp_simd(row_max.data<float>()[r] - whole_max.data<float>()[r]);
 }
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
@@ -341,19 +346,20 @@ void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tenso
     *loss.data<float>() = float(sum * double(scale));
 }
 
-void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale,
-                            int64_t first_vocab) {
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale, int64_t first_vocab,
+                            int64_t vocab) {
     with_float(logits.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const int64_t cols = logits.cols();
+        const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
         parallel_rows(logits.rows(), cols, [&](int64_t r) {
             T* x = logits.data<T>() + r * cols;
             const int64_t target = targets.data<int32_t>()[r] - first_vocab;
             const float row_lse = lse.data<float>()[r];
-            const float at_target = target >= 0 && target < cols ? float(x[target]) : 0.0f;
+            const float at_target = target >= 0 && target < real ? float(x[target]) : 0.0f;
 #pragma omp simd
-            for (int64_t c = 0; c < cols; ++c) x[c] = T(exp_simd(float(x[c]) - row_lse) * scale);
-            if (target >= 0 && target < cols) x[target] = T((exp_simd(at_target - row_lse) - 1.0f) * scale);
+            for (int64_t c = 0; c < real; ++c) x[c] = T(exp_simd(float(x[c]) - row_lse) * scale);
+            std::fill(x + real, x + cols, T(0.0f));
+            if (target >= 0 && target < real) x[target] = T((exp_simd(at_target - row_lse) - 1.0f) * scale);
         });
     });
 }

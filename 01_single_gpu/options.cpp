@@ -1,7 +1,6 @@
 #include "01_single_gpu/options.h"
 
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <numeric>
 
@@ -179,8 +178,7 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.device == "cuda" && !why_no_cuda().empty())
         usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
     if (o.data.empty()) {
-        o.data = kDefaultData;
-        if (!std::filesystem::exists(o.data)) o.data = std::string(TRAIN70B_SOURCE_DIR) + "/" + kDefaultData;
+        o.data = repository_file(kDefaultData);
     }
 }
 

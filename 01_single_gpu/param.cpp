@@ -12,6 +12,12 @@ int64_t Param::global_size() const {
 
 Shape Param::local_shape() const { return is_matrix() ? Shape{local.rows, local.cols} : Shape{local.rows}; }
 
+Rect Param::real() const {
+    Rect rect = local;
+    rect.rows = std::clamp<int64_t>(global_shape[0] - local.row_begin, 0, local.rows);
+    return rect;
+}
+
 Param make_param(std::string name, Shape global_shape, double init_std) {
     CHECK(global_shape.size() == 1 || global_shape.size() == 2, "{} {}", name, to_string(global_shape));
     Param param;
@@ -37,9 +43,17 @@ void initialise(const Param& param, uint64_t seed, int64_t offset, Tensor& to) {
           param.local.size());
     if (param.init_std == 0) return fill(to, 1);
     const int64_t global_cols = param.is_matrix() ? param.global_shape[1] : 1;
-    fill_normal(to, hash(seed, param.name),
-                {param.local.row_begin, param.local.col_begin, param.local.cols, global_cols, offset},
-                float(param.init_std));
+    const int64_t real = std::clamp<int64_t>(param.real().size() - offset, 0, to.size());
+    if (real > 0) {
+        Tensor part = to.element_slice(0, {real});
+        fill_normal(part, hash(seed, param.name),
+                    {param.local.row_begin, param.local.col_begin, param.local.cols, global_cols, offset},
+                    float(param.init_std));
+    }
+    if (real < to.size()) {
+        Tensor padding = to.element_slice(real, {to.size() - real});
+        fill(padding, 0);
+    }
 }
 
 int64_t total_size(const std::vector<Param*>& params) {

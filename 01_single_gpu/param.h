@@ -15,7 +15,8 @@ struct Rect {
 struct Param {
     std::string name;    // Hugging Face's, e.g. model.layers.0.self_attn.q_proj.weight
     Shape global_shape;  // of the whole parameter: (out, in), or (n) for a norm weight
-    Rect local;          // what this rank holds of it; chapter 04 narrows it
+    Rect local;          // what this rank holds of it; chapter 04 narrows it, and may let rows reach beyond the end:
+                         // padding, always 0, so that all ranks hold equally much
     int replicas = 1;  // ranks of one model copy that hold this same rectangle (norm weights under tensor parallelism);
     int replica = 0;   // this rank's number among them: only 0 counts in norms and writes checkpoints
     double init_std = 0;  // 0: all ones (norm weights)
@@ -25,6 +26,7 @@ struct Param {
     bool is_matrix() const { return global_shape.size() == 2; }
     int64_t global_size() const;
     Shape local_shape() const;
+    Rect real() const;  // local without its padding
 };
 
 Param make_param(std::string name, Shape global_shape, double init_std);

@@ -211,6 +211,7 @@ const std::string& Comm::name() const {
     static const std::string alone = "alone";
     return group_ ? group_->name : alone;
 }
+bool Comm::has_peers() const { return !group_ || group_->transport->has_peers(); }
 const char* Comm::transport() const { return group_ ? group_->transport->name() : "none"; }
 
 namespace {
@@ -334,6 +335,21 @@ Work Comm::send_recv_async(Tensor out, int to, Tensor in, int from, Where where)
          .where = where});
 }
 
+Work Comm::shift_async(Tensor out, Tensor in, int by, Where where) const {
+    CHECK(out.dtype() == in.dtype() && out.size() == in.size() && !out.overlaps(in), "{} and {}", out.size(),
+          in.size());
+    const int n = size(), to = ((rank() + by) % n + n) % n, from = ((rank() - by) % n + n) % n;
+    if (to == rank()) return copy_if_apart(in, out), Work();
+    return start(
+        {.operation = "send_recv",
+         .kind = Call::Kind::point_to_point,
+         .details = describe_peer(out, "shifted to", to),
+         .wire_bytes = out.bytes() * n,
+         .tensors = {out, in},
+         .run = [out, to, in, from](Transport& t) { return t.exchange(out, to, in, from, Transport::Channel::shift); },
+         .where = where});
+}
+
 Work Comm::barrier_async(Where where) const {
     if (size() == 1) return {};
     return start({.operation = "barrier",
@@ -357,6 +373,7 @@ void Comm::recv(Tensor x, int from, Where where) const { recv_async(x, from, whe
 void Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const {
     send_recv_async(out, to, in, from, where).wait();
 }
+void Comm::shift(Tensor out, Tensor in, int by, Where where) const { shift_async(out, in, by, where).wait(); }
 void Comm::barrier(Where where) const { barrier_async(where).wait(); }
 
 std::vector<double> Comm::gather(const std::vector<double>& mine, Where where) const {

@@ -54,6 +54,7 @@ class Comm {
     int size() const;
     const std::string& name() const;
     const char* transport() const;
+    bool has_peers() const;  // false: one rank of a world that is not there (fake)
 
     // The ranks whose colour is this rank's, in their order, as a group of that name. Collective; colour_of is the same
     // function on every rank (a layout is a function of the rank, so that also a world that is not there can be split).
@@ -69,6 +70,9 @@ class Comm {
     void send(Tensor x, int to, Where where = Where::current()) const;
     void recv(Tensor x, int from, Where where = Where::current()) const;
     void send_recv(Tensor out, int to, Tensor in, int from, Where where = Where::current()) const;
+    // All ranks together: out goes to rank + by, in comes from rank - by. It is under way when the call returns, as a
+    // send_recv need not be on a stream: what is computed until wait() hides it. Booked as send_recv.
+    void shift(Tensor out, Tensor in, int by = 1, Where where = Where::current()) const;
     void barrier(Where where = Where::current()) const;
 
     [[nodiscard]] Work all_reduce_async(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;
@@ -79,6 +83,7 @@ class Comm {
     [[nodiscard]] Work send_async(Tensor x, int to, Where where = Where::current()) const;
     [[nodiscard]] Work recv_async(Tensor x, int from, Where where = Where::current()) const;
     [[nodiscard]] Work send_recv_async(Tensor out, int to, Tensor in, int from, Where where = Where::current()) const;
+    [[nodiscard]] Work shift_async(Tensor out, Tensor in, int by = 1, Where where = Where::current()) const;
     [[nodiscard]] Work barrier_async(Where where = Where::current()) const;
 
     // Numbers of the host.

@@ -31,6 +31,7 @@ DataParallel::DataParallel(Llama& model, const Comm& ranks, const DataParallelOp
 }
 
 void DataParallel::allocate() {
+    CHECK(unit_end_.back() == total_size(model_.params()), "the model was narrowed after this was made");
     flat_ = Tensor({unit_end_.back()}, model_.options.grad_dtype, model_.options.device, Memory::grads);
     for (size_t i = 0; i < units_.size(); ++i) {
         const int64_t begin = i ? unit_end_[i - 1] : 0;

@@ -31,7 +31,8 @@ void add_data_parallel_flags(CLI::App& app, int64_t& dp, DataParallelOptions& op
 
 class DataParallel {
   public:
-    // Before the model is materialised: the gradients are allocated here. The model and the communicator outlive this.
+    // Before the model is materialised (the gradients are allocated here), and after whatever narrows its parameters.
+    // The model and the communicator outlive this.
     DataParallel(Llama& model, const Comm& ranks, const DataParallelOptions& options);
     DataParallel(const DataParallel&) = delete;
 

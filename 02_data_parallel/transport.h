@@ -50,7 +50,7 @@ class Transport {
     // Sends `out` to rank `to` while receiving `in` from rank `from`; either tensor may be empty. Needed with both by
     // every ring: two blocking sends that meet wait for each other for ever. Between two ranks, messages of one channel
     // arrive in the order of their sends.
-    enum class Channel { algorithm, user };
+    enum class Channel { algorithm, user, shift };
     virtual Handle exchange(const Tensor& out, int to, const Tensor& in, int from,
                             Channel channel = Channel::algorithm) = 0;
 

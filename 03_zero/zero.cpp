@@ -162,6 +162,7 @@ void Zero::allocate_params(uint64_t seed) {
     const auto& [dtype, grad_dtype, device] =
         std::tie(model_.options.dtype, model_.options.grad_dtype, model_.options.device);
     for (Flat& flat : flats_) {
+        CHECK(flat.size == total_size(flat.unit->params), "the model was narrowed after this was made");
         if (keeps_params()) {
             flat.params = Tensor({flat.padded}, dtype, device, Memory::params);
             fill(flat.params, 0);

@@ -44,7 +44,7 @@ void check_zero(const ZeroOptions& options, const TrainOptions& training, int64_
 
 class Zero {
   public:
-    // Before the model is materialised. The model outlives this.
+    // Before the model is materialised, and after whatever narrows its parameters. The model outlives this.
     Zero(Llama& model, const Comm& data_ranks, const ZeroOptions& options, const AdamW::Hyper& hyper);
     Zero(const Zero&) = delete;
     void attach(Trainer& trainer);  // fills its slots

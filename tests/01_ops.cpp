@@ -298,6 +298,63 @@ TEST_CASE("cross-entropy, whole and with the vocabulary in two parts") {
     }
 }
 
+TEST_CASE("cross-entropy: padding never wins, gets no gradient, and a part that is nothing but padding adds nothing") {
+    const int64_t R = 4, V = 7, wide = 12;
+    const double factor = 0.25;
+    const std::vector<int32_t> ids = {0, 6, 3, 2};
+    const Tensor targets = upload(ids, {R}, Device::cpu);
+    for (const double level : {-60.0, 0.0, 60.0}) {  // far below the padding's 0, and far above
+        Doubles real, padded;
+        for (int64_t r = 0; r < R; ++r) {
+            const Doubles row = randoms(V, 10 + r);
+            for (int64_t v = 0; v < wide; ++v) padded.push_back(v < V ? level + 5 * row[v] : 0);
+            real.insert(real.end(), &padded[r * wide], &padded[r * wide] + V);
+        }
+        const double expected = cross_entropy_double(real, ids, V, factor);
+        const Doubles gradient =
+            differentiate([&](const Doubles& x) { return cross_entropy_double(x, ids, V, factor); }, real);
+        for (DType dtype : {DType::f32, DType::bf16}) {
+            Tensor x = tensor(padded, {R, wide}, dtype), max = empty({R}), sum = empty({R}), at = empty({R});
+            Tensor lse = empty({R}), loss = empty({1});
+            softmax_stats(max, sum, at, x, targets, 0, V);
+            cross_entropy(loss, lse, max, sum, at, float(factor));
+            cross_entropy_backward(x, targets, lse, float(factor), 0, V);
+            const Doubles got = values(x);
+            if (dtype == DType::f32) {
+                EXPECT(std::abs(read(loss)[0] / expected - 1) <= kForward);
+                Doubles inside;
+                for (int64_t r = 0; r < R; ++r) inside.insert(inside.end(), &got[r * wide], &got[r * wide] + V);
+                EXPECT(distance(inside, gradient) <= 5e-5);  // of logits around 60
+            }
+            for (int64_t i = 0; i < R * wide; ++i)
+                if (i % wide >= V) EXPECT(got[i] == 0);
+        }
+        // Three ranks: columns 0..3, 4..7 of which one is padding, 8..11 of which all are.
+        Tensor whole_max = tensor(Doubles(R, -INFINITY), {R}), whole_sum = zeros({R}), whole_at = zeros({R});
+        std::vector<Tensor> maxima, sums;
+        for (int64_t first : {0, 4, 8}) {
+            Doubles part;
+            for (int64_t r = 0; r < R; ++r)
+                part.insert(part.end(), &padded[r * wide + first], &padded[r * wide + first] + 4);
+            Tensor at = empty({R});
+            maxima.push_back(empty({R}));
+            sums.push_back(empty({R}));
+            softmax_stats(maxima.back(), sums.back(), at, tensor(part, {R, 4}), targets, first, V);
+            add(whole_at, whole_at, at);
+            for (int64_t r = 0; r < R; ++r)
+                whole_max.data<float>()[r] = std::max(whole_max.data<float>()[r], read(maxima.back())[r]);
+        }
+        for (size_t i = 0; i < 3; ++i) {
+            rescale_sums(sums[i], maxima[i], whole_max);
+            add(whole_sum, whole_sum, sums[i]);
+        }
+        for (float x : read(sums[2])) EXPECT(x == 0);
+        Tensor lse = empty({R}), loss = empty({1});
+        cross_entropy(loss, lse, whole_max, whole_sum, whole_at, float(factor));
+        EXPECT(std::abs(read(loss)[0] / expected - 1) <= kForward);
+    }
+}
+
 TEST_CASE("NaN and infinity in the logits reach the loss") {
     for (double poison : {double(NAN), double(INFINITY)}) {
         Tensor x = tensor({0, poison, 0, 0, 0, 0}, {2, 3}), max = empty({2}), sum = empty({2}), at = empty({2});

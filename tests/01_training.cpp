@@ -75,6 +75,24 @@ TEST_CASE("initial values: a shard of any place holds its slice of the whole, to
     EXPECT(initial(make_param("norm", {4}, 0), 7, 0, {4}) == std::vector<double>(4, 1.0));
 }
 
+TEST_CASE("initial values: rows beyond the parameter's end are 0, whatever stretch of them is asked for") {
+    Param param = make_param("w", {10, 3}, 0.5);
+    Tensor whole({10, 3}, DType::f32, Device::cpu);
+    initialise(param, 7, 0, whole);
+    for (const int64_t row_begin : {8, 12}) {  // the second lies beyond the end with all of its rows
+        param.local = {.row_begin = row_begin, .rows = 4, .cols = 3};
+        const int64_t real = row_begin == 8 ? 6 : 0;
+        EXPECT(param.real().size() == real);
+        for (int64_t offset = 0; offset < 12; ++offset)
+            for (int64_t count = 1; offset + count <= 12; ++count) {
+                Tensor part({count}, DType::f32, Device::cpu);
+                initialise(param, 7, offset, part);
+                for (int64_t i = 0; i < count; ++i)
+                    EXPECT(values(part)[i] == (offset + i < real ? values(whole)[24 + offset + i] : 0));
+            }
+    }
+}
+
 TEST_CASE("initial values: normal, and of its own for every name and seed") {
     constexpr int64_t n = 200000;
     std::vector<std::vector<double>> draws;

@@ -296,6 +296,37 @@ TEST_CASE("all-gather, broadcast and all-to-all move any dtype; messages; number
     }
 }
 
+TEST_CASE("shifts round the ring, both ways, beside messages and collectives that are still to be executed") {
+    const int N = world().size(), r = world().rank();
+    const auto from = [&](int by) { return ((r - by) % N + N) % N; };
+    for (const int64_t count : {int64_t(1), int64_t(100), int64_t(1) << 18}) {
+        const Tensor mine = numbers(DType::f32, count, [&](int64_t i) { return element(r, i); });
+        Tensor sum = numbers(DType::f32, count, [&](int64_t i) { return element(r, i); });
+        std::vector<Tensor> shifted;
+        std::vector<Work> works;
+        Work summing = world().all_reduce_async(sum);  // in the queue until the first wait
+        for (const int by : {1, -1, 3, N, 2 * N + 1}) {
+            shifted.push_back(Tensor::like(mine));
+            works.push_back(world().shift_async(mine, shifted.back(), by));
+        }
+        Tensor message = Tensor::like(mine);
+        world().send_recv(mine, (r + 1) % N, message, (r + N - 1) % N);
+        for (size_t i = works.size(); i-- > 0;) works[i].wait();  // the latest first
+        summing.wait();
+        bool good = equals(sum, [&](int64_t i) { return sum_of(N, i); });
+        good = good && equals(message, [&](int64_t i) { return element(from(1), i); });
+        const int by[] = {1, -1, 3, N, 2 * N + 1};
+        for (size_t k = 0; k < shifted.size(); ++k)
+            good = good && equals(shifted[k], [&](int64_t i) { return element(from(by[k]), i); });
+        EXPECT_EVERYWHERE(good);
+    }
+    world().take_stats();
+    world().shift(Tensor({10}, DType::f32, Device::cpu), Tensor({10}, DType::f32, Device::cpu));
+    const CommStats stats = world().take_stats();
+    EXPECT_EVERYWHERE(stats.operations.at("world.send_recv").bytes == 40);
+    EXPECT_EVERYWHERE(stats.operations.at("world.send_recv").calls == 1);
+}
+
 TEST_CASE("counts beyond what MPI takes in one call go in pieces") {
     const int64_t before = std::exchange(MpiGroup::largest_count, 10);  // as if an int ended at 10
     const int N = world().size(), r = world().rank();

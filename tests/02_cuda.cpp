@@ -86,6 +86,11 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
         Tensor mine = numbers(DType::bf16, 1001, r), theirs = Tensor::like(mine);
         comm.send_recv(mine, (r + 1) % N, theirs, (r + N - 1) % N);
         EXPECT_EVERYWHERE(equals(theirs, [&](int64_t i) { return element((r + N - 1) % N, i); }));
+        Work shifting = comm.shift_async(mine, theirs, -1);
+        Tensor beside = numbers(DType::f32, 1000, r);
+        comm.all_reduce(beside);
+        shifting.wait();
+        EXPECT_EVERYWHERE(equals(theirs, [&](int64_t i) { return element((r + 1) % N, i); }));
         if (N > 1 && r == 0) comm.send(mine, N - 1);
         if (N > 1 && r == N - 1) comm.recv(theirs, 0);
         EXPECT_EVERYWHERE(r != N - 1 || N == 1 || equals(theirs, [&](int64_t i) { return element(0, i); }));

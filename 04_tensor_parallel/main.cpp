@@ -1,0 +1,99 @@
+// Megatron tensor parallelism: Z = sum_r h(X A_r^T) B_r^T, each layer divided over N ranks, one sum per half block.
+//
+// Run:   mpirun -np 2 build/bin/04_tensor_parallel --tp 2
+//        mpirun --oversubscribe -np 4 build/bin/04_tensor_parallel --tp 4 --sequence-parallel on --tp-overlap on
+// Watch: the loss is chapter 01's; params, grads and optimizer shrink to 1/N, activations do with --sequence-parallel;
+//        every layer sends 4 all-reduces of its activations, or the same bytes as all-gathers and reduce-scatters.
+#include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/launch.h"
+#include "04_tensor_parallel/tables.h"
+
+using namespace train70b;
+
+namespace {
+
+void print_tables(const TrainOptions& options, const Dataset& data, const Comm& world) {
+    std::vector<TensorParallelRun> runs;
+    for (int64_t tp = 1; tp <= world.size(); tp *= 2)
+        for (const TensorParallelOptions& how :
+             {TensorParallelOptions{false, false}, {false, true}, {true, false}, {true, true}}) {
+            if (world.size() % tp != 0 || (tp == 1 && (how.sequence_parallel || how.overlap))) continue;
+            try {
+                check_tensor_parallel(options.model, options.seq_len, tp, how);
+            } catch (const UsageError&) { continue; }
+            runs.push_back(run_tensor_parallel(options, data, world, tp, how));
+        }
+    std::vector<TensorParallelRun> plain;
+    for (const TensorParallelRun& run : runs)
+        if (!run.options.overlap) plain.push_back(run);
+    say("\n{}\n{}\n{}", memory_table(plain, options.llama()), traffic_table(runs), time_table(runs));
+}
+
+void program(int argc, char** argv) {
+    TrainOptions options;
+    CommOptions comm_options;
+    DataParallelOptions dp_options;
+    TensorParallelOptions tp_options;
+    int64_t dp = 0, tp = 0;
+    bool tables = true;
+    std::string links_path, efficiency_csv_path;
+    CommandLine command_line("Chapter 04: tensor parallelism", options);
+    add_comm_flags(command_line.app, comm_options);
+    add_data_parallel_flags(command_line.app, dp, dp_options);
+    add_tensor_parallel_flags(command_line.app, tp, tp_options);
+    add_switch(command_line.app, "--tables", tables, "run all layouts after training, and compare")->group("Output");
+    command_line.app
+        .add_option("--links", links_path,
+                    "FILE.json: the links of the estimated table [04_tensor_parallel/links.json]")
+        ->group("Output");
+    command_line.app.add_option("--efficiency-csv", efficiency_csv_path, "FILE.csv: the estimated table")
+        ->group("Output");
+    command_line.parse(argc, argv);
+
+    const Comm world = connect(comm_options, options.device_kind());
+    if (tp == 0 && dp > 0 && world.size() % dp != 0) usage_error("--dp {}: does not divide {} ranks", dp, world.size());
+    if (tp == 0) tp = world.size() / std::max<int64_t>(dp, 1);
+    dp = data_parallel_ranks(dp, world, tp);
+    command_line.check_batches(dp);
+    check_tensor_parallel(options.model, options.seq_len, tp, tp_options);
+    dp_options.micro_batches = options.accumulation(dp);
+    if (!tables && !(links_path.empty() && efficiency_csv_path.empty()))
+        usage_error("--links, --efficiency-csv: belong to the tables; leave out --tables off");
+
+    std::optional<TrainingRun> run;
+    std::optional<OutputFile> efficiency_file;
+    Links links;
+    together([&] {
+        if (tables)
+            links = read_links(links_path.empty() ? repository_file("04_tensor_parallel/links.json") : links_path);
+        run.emplace(options, command_line.flags());
+        if (this_rank == 0 && !efficiency_csv_path.empty())
+            efficiency_file.emplace("--efficiency-csv", efficiency_csv_path);
+    });
+    const Comm tensor_ranks = world.split([tp](int rank) { return int(rank / tp); }, "tp");
+    const Comm data_ranks = world.split([tp](int rank) { return int(rank % tp); }, "dp");
+    {
+        const TensorParallel tensor_parallel = apply_tensor_parallel(run->model, tensor_ranks, tp_options);
+        DataParallel data_parallel(run->model, data_ranks, dp_options);
+        data_parallel.attach(run->trainer);
+        tensor_parallel.attach(run->trainer);
+        report_communication(run->trainer, world);
+        run->materialise();
+        say("{} tensor-parallel x {} data-parallel ranks ({}); sequence parallelism {}, overlap {}\n", tp, dp,
+            world.transport(), tp_options.sequence_parallel ? "on" : "off", tp_options.overlap ? "on" : "off");
+        run->trainer.run();
+    }
+    run.reset();
+    if (tables && world.size() > 1 && comm_options.transport != "fake")
+        print_tables(options, Dataset(options.data, options.model.vocab, options.seq_len, options.val_fraction), world);
+    if (tables) say("\n{}", efficiency_table(links));
+    if (efficiency_file) {
+        efficiency_file->write(efficiency_csv(links));
+        efficiency_file->commit();
+    }
+    world.finish();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

@@ -1,0 +1,87 @@
+#include "04_tensor_parallel/overlap.h"
+
+namespace train70b {
+
+namespace {
+// Chunk i (any integer, modulo N) of n equal stretches of rows.
+Tensor chunk(const Tensor& x, int64_t i, int64_t n) {
+    const int64_t rows = x.rows() / n, at = ((i % n) + n) % n;
+    return x.row_slice(at * rows, (at + 1) * rows);
+}
+}  // namespace
+
+Tensor gather_multiply(const Comm& ranks, const Tensor& part, const Tensor& weight, Transpose transpose,
+                       Tensor& gathered) {
+    const int64_t N = ranks.size(), r = ranks.rank();
+    gathered = Tensor({part.rows() * N, part.cols()}, part.dtype(), part.device(), Memory::comm);
+    Tensor own = chunk(gathered, r, N);
+    copy(own, part);
+    Tensor y({gathered.rows(), transpose == Transpose::b ? weight.rows() : weight.cols()}, part.dtype(), part.device());
+    for (int64_t k = 0; k < N; ++k) {
+        Work next;
+        if (k + 1 < N) next = ranks.shift_async(chunk(gathered, r - k, N), chunk(gathered, r - k - 1, N));
+        Tensor rows = chunk(y, r - k, N);
+        matmul_into(rows, chunk(gathered, r - k, N), weight, transpose);
+        next.wait();
+    }
+    return y;
+}
+
+Tensor multiply_scatter(const Comm& ranks, const Tensor& x, const Tensor& weight) {
+    const int64_t N = ranks.size(), r = ranks.rank();
+    Tensor sum, arriving;
+    Work passing;
+    for (int64_t k = 0; k < N; ++k) {
+        const Memory kind = k + 1 < N ? Memory::comm : Memory::activations;
+        Tensor share = matmul(chunk(x, r - 1 - k, N), weight, Transpose::b, kind);
+        passing.wait();  // of the sums before this one: mine to the right, the left neighbour's to me
+        if (arriving) add(share, share, arriving);
+        sum = share;
+        if (k + 1 == N) break;
+        arriving = Tensor::like(sum, Memory::comm);
+        passing = ranks.shift_async(sum, arriving);
+    }
+    return sum;
+}
+
+Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, bool sequence) {
+    Tensor gathered;  // not kept: the backward pass gathers again
+    Var y{.data = sequence ? gather_multiply(ranks, x.data, linear.weight(), Transpose::b, gathered)
+                           : matmul(x.data, linear.weight(), Transpose::b, linear.y_kind)};
+    tape.record([ranks, sequence, x = Saved(x), dx = x.grad, dy = y.grad, &linear] {
+        Tensor whole_x = x.get();
+        Work gathering;
+        if (sequence) {  // behind dX = dY W
+            whole_x = Tensor({dy->rows(), x.get().cols()}, dy->dtype(), dy->device(), Memory::comm);
+            gathering = ranks.all_gather_async(whole_x, x.get());
+        }
+        const Tensor whole_dx = matmul(*dy, linear.weight(), Transpose::none, linear.dx_kind);
+        gathering.wait();
+        Tensor part = whole_dx;
+        Work reducing;  // behind dW += dY^T X
+        if (sequence) {
+            part = Tensor({whole_dx.rows() / ranks.size(), whole_dx.cols()}, whole_dx.dtype(), whole_dx.device());
+            reducing = ranks.reduce_scatter_async(part, whole_dx);
+        } else {
+            reducing = ranks.all_reduce_async(part);
+        }
+        Tensor dw = linear.grad();
+        matmul_into(dw, *dy, whole_x, Transpose::a, 1);
+        reducing.wait();
+        accumulate(*dx, part);
+    });
+    return y;
+}
+
+Var row_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks) {
+    Var y{.data = multiply_scatter(ranks, x.data, linear.weight())};
+    tape.record([ranks, x = Saved(x), dx = x.grad, dy = y.grad, &linear] {
+        Tensor whole_dy;
+        accumulate(*dx, gather_multiply(ranks, *dy, linear.weight(), Transpose::none, whole_dy));
+        Tensor dw = linear.grad();
+        matmul_into(dw, whole_dy, x.get(), Transpose::a, 1);
+    });
+    return y;
+}
+
+}  // namespace train70b

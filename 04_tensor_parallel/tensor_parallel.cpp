@@ -1,0 +1,283 @@
+#include "04_tensor_parallel/tensor_parallel.h"
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "04_tensor_parallel/overlap.h"
+#include "04_tensor_parallel/vocabulary.h"
+
+namespace train70b {
+
+void add_tensor_parallel_flags(CLI::App& app, int64_t& tp, TensorParallelOptions& o) {
+    app.add_option("--tp", tp, "tensor-parallel ranks of a model copy [what --dp leaves, all without it]")
+        ->check(whole_number_from(1))
+        ->group("Communication");
+    add_switch(app, "--sequence-parallel", o.sequence_parallel, "divide the rows of norms and residuals, too")
+        ->group("Communication");
+    add_switch(app, "--tp-overlap", o.overlap, "communicate behind the products")->group("Communication");
+}
+
+namespace {
+std::string divisors(int64_t number, int64_t other) {  // "1, 2 or 4": what divides both
+    std::string text;
+    const int64_t common = std::gcd(number, other);
+    for (int64_t d = 1; d <= common; ++d)
+        if (common % d == 0) text += fmt::format("{}{}", text.empty() ? "" : d == common ? " or " : ", ", d);
+    return text;
+}
+}  // namespace
+
+void check_tensor_parallel(const LlamaConfig& c, int64_t seq_len, int64_t tp, const TensorParallelOptions& o) {
+    if (c.heads % tp != 0 || c.ffn % tp != 0) {
+        const bool heads = c.heads % tp != 0;
+        usage_error("--tp {}: {} {} does not divide by it; --tp {} would do", tp, heads ? "--heads" : "--ffn",
+                    heads ? c.heads : c.ffn, divisors(c.heads, c.ffn));
+    }
+    if (c.kv_heads % tp != 0 && tp % c.kv_heads != 0)
+        usage_error(
+            "--tp {}: --kv-heads {} can be divided over it or copied, if one divides the other; --tp {} would do", tp,
+            c.kv_heads, divisors(c.kv_heads, std::gcd(c.heads, c.ffn)));
+    if (o.sequence_parallel && seq_len % tp != 0)
+        usage_error("--sequence-parallel on: --seq-len {} does not divide by --tp {}; {} would", seq_len, tp,
+                    (seq_len / tp + 1) * tp);
+}
+
+// ---- f and g ----------------------------------------------------------------------------------------------------------
+
+namespace {
+// The gradient in a slot, to be changed in place: nobody else holds it.
+Tensor take(Tensor& slot) {
+    Tensor x = std::exchange(slot, Tensor());
+    if (x.sole_owner()) return x;
+    Tensor own = Tensor::like(x, x.kind());
+    copy(own, x);
+    return own;
+}
+Tensor unshared(const Var& x) {
+    if (x.data.sole_owner()) return x.data;
+    Tensor own = Tensor::like(x.data, x.data.kind());
+    copy(own, x.data);
+    return own;
+}
+}  // namespace
+
+Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks) {
+    Var y{.data = x.data, .again = x.again};
+    tape.record([ranks, dx = x.grad, dy = y.grad] {
+        Tensor sum = take(*dy);
+        ranks.all_reduce(sum);
+        accumulate(*dx, sum);
+    });
+    return y;
+}
+
+Var reduce_from_ranks(Tape&, const Var& y, const Comm& ranks) {
+    Var z{.data = unshared(y), .grad = y.grad};  // backward is a copy: y and z share one gradient
+    ranks.all_reduce(z.data);
+    return z;
+}
+
+Tensor gather_rows(const Comm& ranks, const Tensor& part) {
+    Tensor whole({part.rows() * ranks.size(), part.cols()}, part.dtype(), part.device(), Memory::comm);
+    ranks.all_gather(whole, part);
+    return whole;
+}
+
+Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks) {
+    Var y{.data = gather_rows(ranks, x.data)};
+    // Kept are this rank's rows; the backward pass gathers again.
+    y.again = Lazy<Tensor>([ranks, x = Saved(x)] { return gather_rows(ranks, x.get()); });
+    tape.record([ranks, dx = x.grad, dy = y.grad] {
+        const Tensor whole = take(*dy);
+        Tensor sum({whole.rows() / ranks.size(), whole.cols()}, whole.dtype(), whole.device());
+        ranks.reduce_scatter(sum, whole);
+        accumulate(*dx, sum);
+    });
+    return y;
+}
+
+Var scatter_sequence(Tape& tape, const Var& y, const Comm& ranks) {
+    Var z{.data = Tensor({y.data.rows() / ranks.size(), y.data.cols()}, y.data.dtype(), y.data.device())};
+    ranks.reduce_scatter(z.data, unshared(y));
+    tape.record([ranks, dy = y.grad, dz = z.grad] { accumulate(*dy, gather_rows(ranks, *dz)); });
+    return z;
+}
+
+// ---- the model ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+void narrow_rows(Param& param, int64_t part, int64_t parts) {
+    CHECK(param.local.rows % parts == 0, "{}: {} rows over {}", param.name, param.local.rows, parts);
+    param.local.rows /= parts;
+    param.local.row_begin += part * param.local.rows;
+}
+
+void narrow_cols(Param& param, int64_t part, int64_t parts) {
+    CHECK(param.local.cols % parts == 0, "{}: {} columns over {}", param.name, param.local.cols, parts);
+    param.local.cols /= parts;
+    param.local.col_begin += part * param.local.cols;
+}
+
+// Equally many rows on every rank; the last ranks' reach beyond the vocabulary where it does not divide.
+void narrow_vocabulary(Param& param, int64_t part, int64_t parts) {
+    param.local.rows = (param.global_shape[0] + parts - 1) / parts;
+    param.local.row_begin = part * param.local.rows;
+}
+
+void replicate(Param& param, int replica, int replicas) {
+    param.replica = replica;
+    param.replicas = replicas;
+}
+
+}  // namespace
+
+TensorParallel apply_tensor_parallel(Llama& model, const Comm& ranks, const TensorParallelOptions& options) {
+    TensorParallel result;
+    result.model_ = &model;
+    result.ranks_ = ranks;
+    const int rank = ranks.rank(), N = ranks.size();
+    if (N == 1) return result;
+    const bool sequence = options.sequence_parallel, overlap = options.overlap;
+
+    // f stands in `before`, g in `after`; with overlap they move into the product.
+    using Slot = std::function<Var(Tape&, const Var&)>;
+    const auto column = [&](Slot& before, Linear& linear) {
+        if (sequence) linear.dx_kind = Memory::comm;
+        if (overlap)
+            linear.multiply = [=](Tape& tape, const Var& x, Linear& self) {
+                return column_product(tape, x, self, ranks, sequence);
+            };
+        else
+            before = [=](Tape& tape, const Var& x) {
+                return sequence ? gather_sequence(tape, x, ranks) : copy_to_ranks(tape, x, ranks);
+            };
+    };
+    const Slot g = [=](Tape& tape, const Var& y) {
+        return sequence ? scatter_sequence(tape, y, ranks) : reduce_from_ranks(tape, y, ranks);
+    };
+    const auto row = [&](Linear& linear, Slot& after) {
+        if (sequence) linear.y_kind = Memory::comm;
+        if (overlap && sequence)
+            linear.multiply = [=](Tape& tape, const Var& x, Linear& self) { return row_product(tape, x, self, ranks); };
+        else
+            after = g;
+    };
+
+    TensorParallel::Replicated norms{ranks, {}}, key_value;
+    const int kv_parts = int(std::gcd(model.config.kv_heads, int64_t(N))), copies = N / kv_parts;
+    if (copies > 1) key_value.ranks = ranks.split([=](int r) { return r / copies; }, ranks.name() + "_kv");
+    const auto norm = [&](Param& weight) {
+        replicate(weight, rank, N);
+        if (sequence) norms.params.push_back(&weight);
+    };
+
+    if (model.stage.embedding) {
+        narrow_vocabulary(model.embed_tokens, rank, N);
+        model.embed = [g, ranks, std = model.options.init_std](Tape& tape, const Batch& batch, Param& table) {
+            Var y = embedding(tape, batch, table);
+            // A world that is not there has no owners of other tokens, and from zeros only zeros would follow.
+            if (!ranks.has_peers())
+                fill_normal(y.data, 1, {.cols = y.data.size(), .global_cols = y.data.size()},
+                            float(std / ranks.size()));
+            return g(tape, y);
+        };
+    }
+    for (Block& block : model.blocks) {
+        norm(block.input_norm);
+        narrow_rows(block.q_proj, rank, N);
+        for (Param* param : {&block.k_proj, &block.v_proj}) {
+            narrow_rows(*param, rank / copies, kv_parts);
+            replicate(*param, rank % copies, copies);
+            if (copies > 1) key_value.params.push_back(param);
+        }
+        narrow_cols(block.o_proj, rank, N);
+        norm(block.post_attention_norm);
+        narrow_rows(block.gate_proj, rank, N);
+        narrow_rows(block.up_proj, rank, N);
+        narrow_cols(block.down_proj, rank, N);
+        column(block.before_attention, block.qkv);
+        row(block.o, block.after_attention);
+        column(block.before_mlp, block.gate_up);
+        row(block.down, block.after_mlp);
+    }
+    if (model.stage.head) {
+        norm(model.final_norm);
+        narrow_vocabulary(model.lm_head, rank, N);
+        column(model.before_head, model.head);
+        model.loss = [ranks, &table = model.lm_head](Tape& tape, const Var& logits, const Batch& batch) {
+            return vocabulary_parallel_loss(tape, logits, batch, ranks, table.local.row_begin, table.global_shape[0]);
+        };
+    }
+    for (const auto& list : {norms, key_value})
+        if (!list.params.empty()) result.replicated_.push_back(list);
+    return result;
+}
+
+void TensorParallel::sum_replicated_gradients() const {
+    for (const Replicated& list : replicated_) {  // one message instead of many small ones
+        Tensor flat({total_size(list.params)}, list.params[0]->grad.dtype(), list.params[0]->grad.device(),
+                    Memory::comm);
+        const auto each = [&](const std::function<void(Tensor&, Tensor&)>& body) {
+            int64_t begin = 0;
+            for (Param* param : list.params) {
+                Tensor place = flat.element_slice(begin, param->grad.shape());
+                body(place, param->grad);
+                begin += place.size();
+            }
+        };
+        each([](Tensor& place, Tensor& grad) { copy(place, grad); });
+        list.ranks.all_reduce(flat);
+        each([](Tensor& place, Tensor& grad) { copy(grad, place); });
+    }
+}
+
+namespace {
+
+// The whole parameter on rank 0, put together from the ranks' rectangles. local: this rank's.
+Tensor put_together(const Comm& ranks, const Param& param, const Tensor& local) {
+    Tensor parts({local.size() * ranks.size()}, local.dtype(), local.device(), Memory::workspace);
+    ranks.all_gather(parts, local);
+    const Rect mine = param.real();
+    const std::vector<double> rects =
+        ranks.gather({double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols)});
+    if (ranks.rank() > 0) return {};
+    Tensor host({parts.size()}, parts.dtype(), Device::cpu, Memory::workspace);
+    copy(host, parts);
+    Tensor whole(param.global_shape, parts.dtype(), Device::cpu, Memory::workspace);
+    const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1, width = size_of(host.dtype());
+    for (int r = 0; r < ranks.size(); ++r) {
+        const double* rect = &rects[4 * size_t(r)];
+        const int64_t row_begin = int64_t(rect[0]), rows = int64_t(rect[1]), col_begin = int64_t(rect[2]);
+        const int64_t part_cols = int64_t(rect[3]);
+        for (int64_t row = 0; row < rows; ++row)
+            std::memcpy(whole.data<char>() + ((row_begin + row) * cols + col_begin) * width,
+                        host.data<char>() + (r * local.size() + row * part_cols) * width, size_t(part_cols * width));
+    }
+    return whole;
+}
+
+}  // namespace
+
+void TensorParallel::attach(Trainer& trainer) const {
+    if (ranks_.size() == 1) return;
+    trainer.reduce_gradients = [*this, before = trainer.reduce_gradients] {
+        if (before) before();
+        sum_replicated_gradients();
+    };
+    // Each rank counts what it holds, copies once.
+    for (auto* norm : {&trainer.gradient_norm, &trainer.parameter_norm})
+        *norm = [ranks = ranks_, mine = *norm] { return std::sqrt(ranks.sum(std::pow(mine(), 2))); };
+    trainer.whole = [model = model_, ranks = ranks_, inner = trainer.whole](const Param& wanted, Which which) {
+        const Tensor local = inner(wanted, which);
+        if (!local) return local;  // of all of this model copy's ranks
+        for (const Param* param : model->params())
+            if (param->name == wanted.name) return put_together(ranks, *param, local);
+        CHECK(false, "{} is no parameter of this model", wanted.name);
+        return Tensor();
+    };
+}
+
+}  // namespace train70b

@@ -1,0 +1,61 @@
+#!/bin/bash
+# The command line of chapter 04: good runs through files, and bad input: one line, exit code 2 on all ranks.
+# Run: bash tests/04_cli.sh build/bin
+program=04_tensor_parallel
+. "$(dirname "$0")/ranks.sh"
+
+refused "heads that do not divide" 3 "--tp 3: --heads 8 does not divide by it; --tp 1, 2, 4 or 8 would do" --tp 3
+refused "ffn that does not divide" 4 "--tp 4: --ffn 90 does not divide by it; --tp 1 or 2 would do" --tp 4 --ffn 90
+refused "key/value heads that neither divide nor can be copied" 4 "--tp 4: --kv-heads 6|--tp 1, 2, 3 or 6 would do" \
+    --heads 12 --kv-heads 6 --hidden 96 --ffn 96 --tp 4
+refused "a sequence that does not divide" 2 "--sequence-parallel on: --seq-len 127 does not divide by --tp 2; 128 would" \
+    --tp 2 --sequence-parallel on --seq-len 127
+refused "more tensor-parallel ranks than there are" 2 "2 ranks cannot hold model copies of 4 ranks each; 4 can" --tp 4
+refused "ranks that tp does not divide" 3 "3 ranks cannot hold model copies of 2 ranks each; 4 can" --tp 2
+refused "--tp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 to a model copy, which makes --dp 2" --tp 2 --dp 4
+refused "--dp alone that does not divide the ranks" 4 "--dp 3: does not divide 4 ranks" --dp 3
+refused "--tp of nothing" 2 "--tp|from 1 on" --tp 0
+refused "neither on nor off" 2 "--sequence-parallel|on" --sequence-parallel maybe
+refused "overlap neither on nor off" 2 "--tp-overlap|on" --tp-overlap yes
+refused "links without tables" 2 "--links, --efficiency-csv" --links nowhere.json
+
+links() { # NAME TEXT PART: a table of links that is none
+    echo "$2" >links.json
+    run 2 "$bin/$program" --steps 1 --links links.json --metrics m.jsonl
+    verdict "refused: $1" "$(ends 2 10)$(says "--links links.json" "$3")$(ls | grep -v '^\(out\|err\|links.json\)$')"
+    rm -f links.json
+}
+links "links that are no JSON" "nonsense" "is no JSON object"
+links "no device" '{"links": [{"name": "x", "bytes_per_s": 1, "seconds": 1}]}' '"flops_per_s" must be a number above 0'
+links "a device that is a list" '{"device": [], "links": []}' '"flops_per_s" must be a number above 0'
+links "a link without bandwidth" '{"device": {"flops_per_s": 1}, "links": [{"name": "x", "seconds": 1}]}' 'links[0]: "bytes_per_s"'
+links "negative latency" '{"device": {"flops_per_s": 1}, "links": [{"bytes_per_s": 1, "seconds": -1}]}' 'links[0]: "seconds"'
+links "no links" '{"device": {"flops_per_s": 1}, "links": {}}' '"links" must be a list'
+run 2 "$bin/$program" --steps 1 --links missing.json --metrics m.jsonl
+verdict "refused: a file of links that is not there" "$(ends 2 10)$(says "--links missing.json: cannot be read")"
+
+# A model that is saved from its parts and loaded into parts is the model, and a reference run is one rank's.
+shape=(--layers 1 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 16 --global-batch 4 --init-std 0.1 --lr 0.001)
+"$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
+verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
+for flags in "--tp 4" "--tp 4 --sequence-parallel on" "--tp 4 --sequence-parallel on --tp-overlap on" \
+    "--tp 2 --dp 2 --tp-overlap on --micro-batch 1" "--dp 2 --sequence-parallel on --recompute full"; do
+    rm -rf divided divided_reference
+    run 4 "$bin/$program" "${shape[@]}" $flags --steps 2 --tables off --save-hf divided \
+        --save-reference divided_reference --comm-check on
+    verdict "a reference run with $flags" "$(ends 0 20)$(
+        "$bin/compare" divided_reference one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
+            "$bin/compare" divided_reference one_reference 2>&1 | head -c 600)"
+done
+run 4 "$bin/$program" --load-hf one --data "$root/README.md" --seq-len 16 --global-batch 4 --steps 0 --tables off --save-hf again
+verdict "loaded into parts, saved from parts: the same file" "$(ends 0 20)$(cmp one/model.safetensors again/model.safetensors 2>&1)"
+run 2 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl \
+    --trace t.json --sequence-parallel on
+verdict "evaluation, trace, metrics" "$(ends 0 20)$(cat "$work/err")$(
+    [ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
+    grep -q '"tp.reduce_scatter"' m.jsonl || echo "no tp.reduce_scatter; ")$(
+    [ "$(grep '"event":"step"' m.jsonl | sed 's/.*"comm_bytes"//' | sort -u | wc -l)" = 1 ] || echo "steps differ in bytes; ")"
+run 4 "$bin/$program" "${shape[@]}" --steps 1 --efficiency-csv e.csv
+verdict "the tables" "$(ends 0 60)$(for word in "tp 4, sequence, overlap" "6 all_gather, 4 reduce_scatter" "tp 4  " "NVLink" "70b, tp 8"; do
+    grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)$([ "$(wc -l <e.csv)" = 37 ] || echo "efficiency.csv: $(wc -l <e.csv) lines")"
+exit $failed

@@ -1,0 +1,56 @@
+// Tensor parallelism on device tensors, over every transport that can work here (how to start it: tests/02_cuda.cpp).
+#include "04_tensor_parallel/overlap.h"
+#include "04_tensor_parallel/tensor_parallel.h"
+#include "tests/device_comms.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+TEST_CASE("tensor parallelism on a GPU, sequence parallel or not, overlapped or not: one rank's run") {
+    if (!has_gpu()) return;
+    const Text text;
+    for (const char* recompute : {"none", "selective"})
+        for (const int64_t kv_heads : {4, 1}) {
+            TrainOptions o = tiny_on_gpu(text);
+            o.recompute = recompute;
+            o.model.kv_heads = kv_heads;
+            o.model.vocab = 253;
+            Session one(o);
+            one.run();
+            for (const Comm& comm : device_comms())
+                for (const bool sequence : {false, true})
+                    for (const bool overlap : {false, true}) {
+                        Session session(o, [&](Session& s) {
+                            const Comm ranks = comm.split([](int) { return 0; }, "tp");
+                            apply_tensor_parallel(s.model, ranks, {sequence, overlap}).attach(s.trainer);
+                        });
+                        session.run();
+                        const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                        INFO(comm.transport(), ", sequence ", sequence, ", overlap ", overlap, ", kv heads ", kv_heads,
+                             ", recompute ", std::string(recompute), ": ", deviation);
+                        EXPECT_EVERYWHERE(deviation <= 5e-6);
+                    }
+        }
+}
+
+TEST_CASE("products in chunks on a GPU, in bf16: what products behind collectives give") {
+    if (!has_gpu()) return;
+    for (const Comm& ranks : device_comms()) {
+        const int64_t N = ranks.size(), r = ranks.rank(), each = 64, in = 128, out = 96;
+        const auto random = [](uint64_t key, Shape shape) {
+            return tensor(randoms(shape[0] * shape[1], key), shape, DType::bf16, Device::cuda);
+        };
+        const Tensor part = random(10 + r, {each, in}), weight = random(50 + r, {out, in});
+        const Tensor x = random(90 + r, {N * each, in});
+        Tensor gathered, sum({each, out}, DType::bf16, Device::cuda);
+        const Tensor y = gather_multiply(ranks, part, weight, Transpose::b, gathered);
+        const double product = distance(y, values(matmul(gather_rows(ranks, part), weight, Transpose::b)));
+        const Tensor scattered = multiply_scatter(ranks, x, weight);
+        ranks.reduce_scatter(sum, matmul(x, weight, Transpose::b));
+        const double share = distance(scattered, values(sum));
+        INFO(ranks.transport(), ": ", product, ", ", share);
+        EXPECT_EVERYWHERE(product <= 1e-6);
+        EXPECT_EVERYWHERE(share <= 1e-2);  // sums of bf16 in another order
+    }
+}
