@@ -21,10 +21,13 @@ Var Linear::operator()(Tape& tape, const Var& x) {
 
 Var multiply(Tape& tape, const Var& x, Linear& linear) {
     Var y{.data = matmul(x.data, linear.weight(), Transpose::b, linear.y_kind)};
-    tape.record([x = Saved(x), dx = x.grad, dy = y.grad, &linear] {
-        accumulate(*dx, matmul(*dy, linear.weight(), Transpose::none, linear.dx_kind));  // dX = dY W
+    // Recorded newest last, run newest first: dX, then dW.
+    tape.record_weights([x = Saved(x), dy = y.grad, &linear] {
         Tensor dw = linear.grad();
         matmul_into(dw, *dy, x.get(), Transpose::a, 1);  // dW += dY^T X
+    });
+    tape.record([dx = x.grad, dy = y.grad, &linear] {
+        accumulate(*dx, matmul(*dy, linear.weight(), Transpose::none, linear.dx_kind));  // dX = dY W
     });
     return y;
 }

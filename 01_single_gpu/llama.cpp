@@ -63,17 +63,22 @@ Var Block::body(Tape& tape, const Var& x, const Batch& batch) {
 
 Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s) : config(c), options(o), stage(s) {
     check_config(c);
-    CHECK(0 <= s.first_layer && s.first_layer <= s.end_layer && s.end_layer <= c.layers, "layers [{}, {}) of {}",
-          s.first_layer, s.end_layer, c.layers);
+    int64_t end = 0;
+    for (const Chunk& chunk : s.chunks) {
+        CHECK(end <= chunk.first_layer && chunk.first_layer <= chunk.end_layer && chunk.end_layer <= c.layers,
+              "layers [{}, {}) of {}", chunk.first_layer, chunk.end_layer, c.layers);
+        end = chunk.end_layer;
+    }
     if (s.embedding) {
         embed_tokens = make_param("model.embed_tokens.weight", {c.vocab, c.hidden}, o.init_std);
         embedding_unit = {"embedding", {&embed_tokens}, {}};
     }
-    for (int64_t layer = s.first_layer; layer < s.end_layer; ++layer) {
-        Block& block = blocks.emplace_back(c, layer, o.init_std);
-        block.selective_ = o.recompute == Recompute::selective;
-        if (o.recompute == Recompute::full) block.unit.around.push_back(recompute);
-    }
+    for (const Chunk& chunk : s.chunks)
+        for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
+            Block& block = blocks.emplace_back(c, layer, o.init_std);
+            block.selective_ = o.recompute == Recompute::selective;
+            if (o.recompute == Recompute::full) block.unit.around.push_back(recompute);
+        }
     if (s.head) {
         final_norm = make_param("model.norm.weight", {c.hidden}, 0);
         lm_head = make_param("lm_head.weight", {c.vocab, c.hidden}, o.init_std);
@@ -120,14 +125,18 @@ void Llama::zero_grads() {
         if (param->grad) fill(param->grad, 0);
 }
 
-Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input) {
+Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
     Var x = input;
-    if (stage.embedding)
+    if (stage.embedding && chunk == 0)
         x = embedding_unit.run(tape, x, [this, batch](Tape& t, const Var&) {
             return embed ? embed(t, batch, embed_tokens) : embedding(t, batch, embed_tokens);
         });
-    for (Block& block : blocks)
-        x = block.unit.run(tape, x, [&block, batch](Tape& t, const Var& in) { return block.body(t, in, batch); });
+    size_t first = 0;  // of this chunk among all blocks
+    for (size_t i = 0; i < chunk; ++i) first += size_t(stage.chunks[i].end_layer - stage.chunks[i].first_layer);
+    const auto [first_layer, end_layer] = stage.chunks.at(chunk);
+    for (size_t i = first; i < first + size_t(end_layer - first_layer); ++i)
+        x = blocks[i].unit.run(
+            tape, x, [&block = blocks[i], batch](Tape& t, const Var& in) { return block.body(t, in, batch); });
     return x;
 }
 
@@ -135,9 +144,9 @@ Var Llama::head_logits(Tape& tape, const Var& x) {  // (R, V)
     return head(tape, through(before_head, tape, rmsnorm(tape, x, final_norm, float(config.norm_eps))));
 }
 
-Var Llama::forward(Tape& tape, const Batch& batch, const Var& input) {
-    Var x = hidden(tape, batch, input);
-    if (!stage.head) return x;
+Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
+    Var x = hidden(tape, batch, input, chunk);
+    if (!stage.head || chunk + 1 < stage.chunks.size()) return x;
     return head_unit.run(tape, x, [this, batch](Tape& t, const Var& in) {
         Var scores = head_logits(t, in);
         return loss ? loss(t, scores, batch) : next_token_loss(t, scores, batch);
@@ -145,7 +154,8 @@ Var Llama::forward(Tape& tape, const Batch& batch, const Var& input) {
 }
 
 Var Llama::logits(Tape& tape, const Batch& batch) {
-    return head_unit.run(tape, hidden(tape, batch, {}), [this](Tape& t, const Var& in) { return head_logits(t, in); });
+    return head_unit.run(tape, hidden(tape, batch, {}, 0),
+                         [this](Tape& t, const Var& in) { return head_logits(t, in); });
 }
 
 }  // namespace train70b

@@ -54,10 +54,15 @@ struct Block {
 };
 
 // Which part of the model a rank holds; chapter 05 gives each pipeline stage its own.
-struct Stage {
+struct Chunk {
     int64_t first_layer = 0, end_layer = 0;  // blocks [first, end)
-    bool embedding = true, head = true;
 };
+struct Stage {
+    std::vector<Chunk> chunks;           // stretches of layers; more than one: others' lie between them
+    bool embedding = true, head = true;  // before the first of them, behind the last
+};
+
+inline Stage whole_model(const LlamaConfig& config) { return {{{0, config.layers}}, true, true}; }
 
 class Llama {
   public:
@@ -68,7 +73,7 @@ class Llama {
         double init_std = 0.02;  // o_proj and down_proj: divided by sqrt(2 * layers)
     };
     Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
-    Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, {0, config.layers, true, true}) {}
+    Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, whole_model(config)) {}
     Llama(const Llama&) = delete;
 
     const LlamaConfig config;
@@ -96,13 +101,13 @@ class Llama {
     void materialise(uint64_t seed);
     void zero_grads();
 
-    // The whole stage: returns the loss (1) if it has the head, else the hidden states (R, E). x: the previous stage's
-    // output, empty where the embedding is.
-    Var forward(Tape& tape, const Batch& batch, const Var& x = {});
+    // One chunk: returns the loss (1) if the head is behind it, else the hidden states (R, E). x: what the layers before
+    // it gave, empty where the embedding is.
+    Var forward(Tape& tape, const Batch& batch, const Var& x = {}, size_t chunk = 0);
     Var logits(Tape& tape, const Batch& batch);  // (R, V)
 
   private:
-    Var hidden(Tape& tape, const Batch& batch, const Var& x);
+    Var hidden(Tape& tape, const Batch& batch, const Var& x, size_t chunk);
     Var head_logits(Tape& tape, const Var& x);
 };
 

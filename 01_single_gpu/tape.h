@@ -58,12 +58,21 @@ class Saved {
 };
 
 struct Tape {
-    std::vector<std::function<void()>> steps;
-    bool recording = true;   // false: evaluation, and the first run of a body that will be recomputed
+    using Steps = std::vector<std::function<void()>>;
+    Steps steps;
+    Steps* weights =
+        nullptr;            // where weight halves go to be run later (zero-bubble pipelines, chapter 05); null: nowhere
+    bool recording = true;  // false: evaluation, and the first run of a body that will be recomputed
     bool selective = false;  // cheap ops (norms, RoPE, attention, SwiGLU) hand out Vars that are made again, not kept
 
     void record(std::function<void()> step) {
         if (recording) steps.push_back(std::move(step));
+    }
+    // A step that makes weight gradients, or waits for them: in its turn of the backward pass it is run, or put behind
+    // the others in `weights`.
+    void record_weights(std::function<void()> step) {
+        if (!weights) return record(std::move(step));
+        record([list = weights, step = std::move(step)]() mutable { list->push_back(std::move(step)); });
     }
     void backward() {
         while (!steps.empty()) {
@@ -92,8 +101,8 @@ inline void accumulate(Tensor& grad, const Tensor& part) {
 inline Var recompute(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var&)>& body) {
     Tape silent{.recording = false};
     Var y{.data = body(silent, x).data};
-    tape.record([body, x_data = x.data, dx = x.grad, dy = y.grad] {
-        Tape again;
+    tape.record([body, weights = tape.weights, x_data = x.data, dx = x.grad, dy = y.grad] {
+        Tape again{.weights = weights};
         *body(again, Var{.data = x_data, .grad = dx}).grad = std::move(*dy);
         again.backward();
     });

@@ -59,6 +59,10 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
         }
         return total;
     };
+    forward_only = [this](const Batch& batch) {
+        Tape tape{.recording = false};
+        return model_.forward(tape, batch).data;
+    };
     gradient_norm = [this] { return norm_of(squares(model_.params(), Which::grad)); };
     parameter_norm = [this] { return norm_of(squares(model_.params(), Which::data)); };
     whole = whole_on_one_rank(model_);
@@ -163,8 +167,7 @@ double Trainer::evaluate() {
         if (part.empty()) part.push_back(data_.validation_sample(0));
         Batch batch = make_batch(part, double(samples) * double(options_.seq_len));
         if (count == 0) batch.loss_scale = 0;
-        Tape tape{.recording = false};
-        accumulate(total, model_.forward(tape, batch).data);
+        accumulate(total, forward_only(batch));
     }
     const double loss = read(total)[0];
     return sum_over_ranks ? sum_over_ranks(loss) : loss;
@@ -228,11 +231,12 @@ void Trainer::finish(const StepReport& last, double seconds) {
     }
 }
 
-TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags)
+TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags,
+                         const std::optional<Stage>& stage)
     : options_(options),
       weights_(options.load_hf.empty() ? std::nullopt : std::make_optional<HfWeights>(options.load_hf, options.model)),
       data(options.data, options.model.vocab, options.seq_len, options.val_fraction),
-      model(options.model, options.llama()),
+      model(options.model, options.llama(), stage.value_or(whole_model(options.model))),
       trainer(options, model, data, flags) {}
 
 void TrainingRun::materialise() {

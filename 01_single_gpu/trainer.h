@@ -20,6 +20,7 @@ class Trainer {
         writing;                                           // calls the function, in which rank 0 writes large files
     std::function<void()> begin;                           // empty, or what follows the last change of the weights
     std::function<Tensor(int64_t step)> forward_backward;  // returns this rank's share of the loss, (1) fp32
+    std::function<Tensor(const Batch&)> forward_only;      // the same of a batch, without gradients: evaluation
     std::function<void()> reduce_gradients;                // empty: nothing to reduce
     std::function<void(int64_t step)> after_gradients;     // empty, or writes step 1's gradients (--save-reference)
     std::function<double()> gradient_norm;                 // of the whole model
@@ -63,7 +64,7 @@ class Trainer {
 // All that a run stands on, made in the order in which it can fail: usage errors before the output files are opened.
 class TrainingRun {
   public:
-    TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags);
+    TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags, const std::optional<Stage>& = {});
     // After this come the chapter's apply_...(model) and the trainer's slots; then materialise(), then trainer.run().
     void materialise();  // allocates the model, initial or loaded, and says what will be trained on what
 

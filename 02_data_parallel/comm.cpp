@@ -58,7 +58,8 @@ struct Comm::Group {
     std::shared_ptr<Engine> engine;
     std::unique_ptr<Transport> transport;
     std::string name;
-    uint64_t collectives = 0, messages = 0;  // calls so far; only the first are the same on every rank
+    Transport::Channel channel = Transport::Channel::user;  // of messages
+    uint64_t collectives = 0, messages = 0;                 // calls so far; only the first are the same on every rank
     struct Sums {
         int64_t calls = 0, wire_bytes = 0;
         double seconds = 0;
@@ -87,7 +88,8 @@ struct Work::State {
         }
     }
     void execute();
-    void wait();
+    void wait();    // executes all that is in the queue before it
+    void settle();  // the rest of that: what has been executed ends
 
   private:
     void book(double seconds) {
@@ -140,8 +142,12 @@ void Work::State::execute() {
 }
 
 void Work::State::wait() {
+    group->engine->run_queue();
+    settle();
+}
+
+void Work::State::settle() {
     Comm::Engine& engine = *group->engine;
-    engine.run_queue();
     if (!handle) return;
     const Handle ended = std::move(handle);
     handle = nullptr;
@@ -175,6 +181,13 @@ void Comm::Engine::read_clocks(size_t leave) {
         group->sums[on_device.front().operation].seconds += times->busy;
         waited += times->stalled;
     }
+}
+
+bool Work::done() {
+    if (!state_) return true;
+    if (!state_->executed || (state_->handle && !state_->handle->test())) return false;
+    std::exchange(state_, nullptr)->settle();
+    return true;
 }
 
 void Work::wait() {
@@ -303,23 +316,25 @@ Work Comm::all_to_all_async(Tensor to, Tensor from, Where where) const {
 
 Work Comm::send_async(Tensor x, int to, Where where) const {
     CHECK(0 <= to && to < size() && to != rank(), "rank {} sends to {} of {}", rank(), to, size());
-    return start({.operation = "send",
-                  .kind = Call::Kind::point_to_point,
-                  .details = describe_peer(x, "to", to),
-                  .wire_bytes = x.bytes() * size(),
-                  .tensors = {x},
-                  .run = [x, to](Transport& t) { return t.exchange(x, to, {}, to, Transport::Channel::user); },
-                  .where = where});
+    return start(
+        {.operation = "send",
+         .kind = Call::Kind::point_to_point,
+         .details = describe_peer(x, "to", to),
+         .wire_bytes = x.bytes() * size(),
+         .tensors = {x},
+         .run = [x, to, channel = group_->channel](Transport& t) { return t.exchange(x, to, {}, to, channel); },
+         .where = where});
 }
 
 Work Comm::recv_async(Tensor x, int from, Where where) const {
     CHECK(0 <= from && from < size() && from != rank(), "rank {} receives from {} of {}", rank(), from, size());
-    return start({.operation = "recv",
-                  .kind = Call::Kind::point_to_point,
-                  .details = describe_peer(x, "from", from),
-                  .tensors = {x},
-                  .run = [x, from](Transport& t) { return t.exchange({}, from, x, from, Transport::Channel::user); },
-                  .where = where});
+    return start(
+        {.operation = "recv",
+         .kind = Call::Kind::point_to_point,
+         .details = describe_peer(x, "from", from),
+         .tensors = {x},
+         .run = [x, from, channel = group_->channel](Transport& t) { return t.exchange({}, from, x, from, channel); },
+         .where = where});
 }
 
 Work Comm::send_recv_async(Tensor out, int to, Tensor in, int from, Where where) const {
@@ -428,6 +443,12 @@ Comm Comm::split(const std::function<int(int)>& colour_of, const std::string& na
     group->engine = group_->engine;
     group->engine->groups.push_back(group);
     return Comm(group);
+}
+
+Comm Comm::link(int from, int to, Where where) const {
+    const Comm pair = split([from, to](int rank) { return rank == from || rank == to ? 0 : 1; }, name(), where);
+    if (pair.group_) pair.group_->channel = Transport::Channel::link;
+    return pair;
 }
 
 CommStats Comm::take_stats() const {

@@ -34,6 +34,7 @@ class Work {
   public:
     Work() = default;  // nothing to wait for
     void wait();       // a second call does nothing
+    bool done();       // without waiting: whether it has ended; then the tensors are let go, as after wait()
     bool pending() const { return state_ != nullptr; }
 
     struct State;
@@ -60,6 +61,11 @@ class Comm {
     // function on every rank (a layout is a function of the rank, so that also a world that is not there can be split).
     Comm split(const std::function<int(int rank)>& colour_of, const std::string& name,
                Where where = Where::current()) const;
+
+    // A one-way street from one rank to another, as a group of the two: what is sent on it is under way when the call
+    // returns and keeps nothing else from happening, on whatever transport, until it is received. Collective; the other
+    // ranks get a group without use.
+    Comm link(int from, int to, Where where = Where::current()) const;
 
     void all_reduce(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;
     void reduce_scatter(Tensor part, Tensor whole,

@@ -23,7 +23,7 @@ DataParallel::DataParallel(Llama& model, const Comm& ranks, const DataParallelOp
         // Recorded before the unit's forward pass: runs after its backward pass.
         units_[i]->around.insert(units_[i]->around.begin(),
                                  [this, i](Tape& tape, const Var& x, const Unit::Body& body) {
-                                     tape.record([this, i] { unit_is_ready(i); });
+                                     tape.record_weights([this, i] { unit_is_ready(i); });
                                      return body(tape, x);
                                  });
     }
@@ -86,6 +86,7 @@ void DataParallel::finish() {
 }
 
 void DataParallel::attach(Trainer& trainer) {
+    CHECK(!trainer.reduce_gradients, "what builds on data parallelism is attached after it");
     trainer.data_rank = ranks_.rank();
     trainer.data_ranks = ranks_.size();
     trainer.reduce_gradients = [this] { finish(); };

@@ -172,6 +172,15 @@ Comm connect(const CommOptions& options, Device device) {
     return make_comm(std::move(transport), settings);
 }
 
+Comm connect(const CommOptions& options, const TrainOptions& training) {
+    if (options.transport == "fake")
+        for (const auto& [flag, path] :
+             {std::pair("--save-hf", training.save_hf), {"--save-reference", training.save_reference}})
+            if (!path.empty())
+                usage_error("{} {}: with --comm fake there is one rank's part of the model; leave it out", flag, path);
+    return connect(options, training.device_kind());
+}
+
 int64_t ranks_on_this_node() { return Node().size; }
 
 void together(const std::function<void()>& setup) {

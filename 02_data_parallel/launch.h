@@ -20,6 +20,7 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
 // All ranks, over the transport that was asked for; sets the number of CPU threads and picks this rank's GPU. Usage
 // error, on all ranks, for a transport that cannot work here.
 Comm connect(const CommOptions& options, Device device);
+Comm connect(const CommOptions& options, const TrainOptions& training);  // and refuses what one rank alone cannot write
 
 int64_t ranks_on_this_node();
 

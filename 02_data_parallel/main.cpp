@@ -30,7 +30,7 @@ void program(int argc, char** argv) {
     if (!tables && !(all_reduce_csv_path.empty() && modes_csv_path.empty()))
         usage_error("--all-reduce-csv, --modes-csv: with --tables off there is nothing to write; leave them out");
 
-    const Comm world = connect(comm_options, options.device_kind());
+    const Comm world = connect(comm_options, options);
     dp = data_parallel_ranks(dp, world, 1);
     command_line.check_batches(dp);
     dp_options.micro_batches = options.accumulation(dp);
@@ -42,10 +42,10 @@ void program(int argc, char** argv) {
         if (!compares && !(all_reduce_csv_path.empty() && modes_csv_path.empty()))
             usage_error(
                 "--all-reduce-csv, --modes-csv: one rank has nothing to compare; start two or more (mpirun -np 2)");
-        run.emplace(options, command_line.flags());
         if (this_rank == 0 && !all_reduce_csv_path.empty())
             all_reduce_file.emplace("--all-reduce-csv", all_reduce_csv_path);
         if (this_rank == 0 && !modes_csv_path.empty()) modes_file.emplace("--modes-csv", modes_csv_path);
+        run.emplace(options, command_line.flags());
     });
     const Comm ranks = world.split([](int) { return 0; }, "dp");
     DataParallel data_parallel(run->model, ranks, dp_options);

@@ -71,12 +71,15 @@ class MpiExchange : public Started {
         if (std::uncaught_exceptions() == 0) wait();
     }
     void wait() override {
-        if (requests.empty()) return;
+        while (!test()) {  // not MPI_Waitall: Open MPI 4.1's can wait for ever for a receive that has failed
+        }
+    }
+    bool test() override {
+        if (requests.empty()) return true;
         std::vector<MPI_Status> statuses(requests.size());
-        int status = MPI_SUCCESS;
-        // Not MPI_Waitall: Open MPI 4.1's can wait for ever for a receive that has failed.
-        for (int done = 0; !done && status == MPI_SUCCESS;)
-            status = MPI_Testall(int(requests.size()), requests.data(), &done, statuses.data());
+        int done = 0;
+        const int status = MPI_Testall(int(requests.size()), requests.data(), &done, statuses.data());
+        if (!done && status == MPI_SUCCESS) return false;
         requests.clear();
         for (const auto& [index, from, bytes] : receives) {
             const bool fits = status == MPI_SUCCESS || statuses[index].MPI_ERROR == MPI_SUCCESS;
@@ -87,6 +90,7 @@ class MpiExchange : public Started {
                   bytes);
         }
         MPI_CHECK(status);
+        return true;
     }
 
     struct Receive {

@@ -19,8 +19,9 @@ enum class Reduce { sum, max };
 class Started {
   public:
     virtual ~Started() = default;
-    virtual void wait() = 0;               // whatever is issued from here on sees the result
-    virtual bool begun() { return true; }  // these two are asked on a thread of the watchdog's
+    virtual void wait() = 0;                    // whatever is issued from here on sees the result
+    virtual bool test() { return finished(); }  // whether it has ended; on the rank's own thread, and may help it along
+    virtual bool begun() { return true; }       // these two are asked on a thread of the watchdog's
     virtual bool finished() { return false; }
 
     struct Times {
@@ -50,7 +51,7 @@ class Transport {
     // Sends `out` to rank `to` while receiving `in` from rank `from`; either tensor may be empty. Needed with both by
     // every ring: two blocking sends that meet wait for each other for ever. Between two ranks, messages of one channel
     // arrive in the order of their sends.
-    enum class Channel { algorithm, user, shift };
+    enum class Channel { algorithm, user, shift, link };
     virtual Handle exchange(const Tensor& out, int to, const Tensor& in, int from,
                             Channel channel = Channel::algorithm) = 0;
 

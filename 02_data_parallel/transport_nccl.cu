@@ -119,6 +119,7 @@ class NcclTransport : public Transport {
         if (std::uncaught_exceptions() > 0) return;
         cudaDeviceSynchronize();  // scratch buffers go with this
         ncclCommDestroy(comm_);
+        if (link_stream_) cudaStreamDestroy(link_stream_);
     }
     const char* name() const override { return "nccl"; }
     int rank() const override { return group_.rank(); }
@@ -139,11 +140,15 @@ class NcclTransport : public Transport {
             messages_.push_back(std::make_shared<Message>(*this, out, to, in, from));
             return messages_.back();
         }
-        return issue([&](cudaStream_t stream) {
+        const auto operation = [&](cudaStream_t stream) {
             NCCL_CHECK(ncclGroupStart());
             post({out, to, in, from}, stream);
             NCCL_CHECK(ncclGroupEnd());
-        });
+        };
+        if (channel != Channel::link) return issue(operation);
+        // A stream of its own: a message that nobody has received yet keeps none but those behind it on this link.
+        if (!link_stream_) link_stream_ = new_stream();
+        return std::make_shared<OnStream>(link_stream_, [&] { operation(link_stream_); });
     }
     Handle all_reduce(const Tensor& x, Reduce reduce) override {
         return issue([&](cudaStream_t stream) {
@@ -242,6 +247,7 @@ class NcclTransport : public Transport {
 
     MpiGroup group_;
     ncclComm_t comm_ = nullptr;
+    cudaStream_t link_stream_ = nullptr;
     std::vector<std::shared_ptr<Message>> messages_;  // held back
 };
 

@@ -70,6 +70,12 @@ class StagedExchange : public Started {
         if (in_) to_device_->put(in_);
     }
 
+    bool test() override {
+        if (mpi_ && !mpi_->test()) return false;
+        wait();
+        return true;
+    }
+
   private:
     Tensor in_;
     std::optional<Staging> from_device_, to_device_;

@@ -55,7 +55,7 @@ void program(int argc, char** argv) {
     add_switch(command_line.app, "--tables", tables, "run all stages after training, and compare")->group("Output");
     command_line.parse(argc, argv);
 
-    const Comm world = connect(comm_options, options.device_kind());
+    const Comm world = connect(comm_options, options);
     dp = data_parallel_ranks(dp, world, 1);
     command_line.check_batches(dp);
     zero_options.micro_batches = options.accumulation(dp);

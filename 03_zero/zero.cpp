@@ -248,7 +248,7 @@ void Zero::begin() {
 Var Zero::around(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
     Flat& flat = flats_[i];
     if (!keeps_params()) gather(i, +1);
-    tape.record([this, i] { unit_is_ready(i); });
+    tape.record_weights([this, i] { unit_is_ready(i); });
     Var y = body(tape, x);
     if (!keeps_params()) free_params(flat);
     if (!keeps_grads())
@@ -456,6 +456,7 @@ int64_t Zero::padded_elements() const {
 }
 
 void Zero::attach(Trainer& trainer) {
+    CHECK(!trainer.reduce_gradients, "what builds on data parallelism is attached after it");
     trainer.data_rank = ranks_.rank();
     trainer.data_ranks = ranks_.size();
     trainer.begin = [this] { begin(); };

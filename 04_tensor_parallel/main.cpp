@@ -12,20 +12,22 @@ using namespace train70b;
 
 namespace {
 
-void print_tables(const TrainOptions& options, const Dataset& data, const Comm& world) {
-    std::vector<TensorParallelRun> runs;
-    for (int64_t tp = 1; tp <= world.size(); tp *= 2)
+// Layouts of fewer ranks than the chosen one hold more of the model; of a large one they might not fit.
+constexpr int64_t kSmallModel = 500'000'000;  // parameters
+
+void print_tables(const TrainOptions& options, const Dataset& data, const Comm& world, int64_t chosen) {
+    std::vector<TensorParallelRun> runs, plain;
+    for (int64_t tp = options.model.parameters() > kSmallModel ? chosen : 1; tp <= world.size(); ++tp)
         for (const TensorParallelOptions& how :
              {TensorParallelOptions{false, false}, {false, true}, {true, false}, {true, true}}) {
-            if (world.size() % tp != 0 || (tp == 1 && (how.sequence_parallel || how.overlap))) continue;
+            const bool power = (tp & (tp - 1)) == 0, changes = tp > 1 || !(how.sequence_parallel || how.overlap);
+            if (world.size() % tp != 0 || !(power || tp == chosen) || !changes) continue;
             try {
                 check_tensor_parallel(options.model, options.seq_len, tp, how);
             } catch (const UsageError&) { continue; }
             runs.push_back(run_tensor_parallel(options, data, world, tp, how));
+            if (!how.overlap) plain.push_back(runs.back());
         }
-    std::vector<TensorParallelRun> plain;
-    for (const TensorParallelRun& run : runs)
-        if (!run.options.overlap) plain.push_back(run);
     say("\n{}\n{}\n{}", memory_table(plain, options.llama()), traffic_table(runs), time_table(runs));
 }
 
@@ -50,7 +52,7 @@ void program(int argc, char** argv) {
         ->group("Output");
     command_line.parse(argc, argv);
 
-    const Comm world = connect(comm_options, options.device_kind());
+    const Comm world = connect(comm_options, options);
     if (tp == 0 && dp > 0 && world.size() % dp != 0) usage_error("--dp {}: does not divide {} ranks", dp, world.size());
     if (tp == 0) tp = world.size() / std::max<int64_t>(dp, 1);
     dp = data_parallel_ranks(dp, world, tp);
@@ -66,9 +68,9 @@ void program(int argc, char** argv) {
     together([&] {
         if (tables)
             links = read_links(links_path.empty() ? repository_file("04_tensor_parallel/links.json") : links_path);
-        run.emplace(options, command_line.flags());
         if (this_rank == 0 && !efficiency_csv_path.empty())
             efficiency_file.emplace("--efficiency-csv", efficiency_csv_path);
+        run.emplace(options, command_line.flags());
     });
     const Comm tensor_ranks = world.split([tp](int rank) { return int(rank / tp); }, "tp");
     const Comm data_ranks = world.split([tp](int rank) { return int(rank % tp); }, "dp");
@@ -84,13 +86,14 @@ void program(int argc, char** argv) {
         run->trainer.run();
     }
     run.reset();
-    if (tables && world.size() > 1 && comm_options.transport != "fake")
-        print_tables(options, Dataset(options.data, options.model.vocab, options.seq_len, options.val_fraction), world);
-    if (tables) say("\n{}", efficiency_table(links));
     if (efficiency_file) {
         efficiency_file->write(efficiency_csv(links));
         efficiency_file->commit();
     }
+    if (tables && world.size() > 1 && comm_options.transport != "fake")
+        print_tables(options, Dataset(options.data, options.model.vocab, options.seq_len, options.val_fraction), world,
+                     tp);
+    if (tables) say("\n{}", efficiency_table(links));
     world.finish();
 }
 

@@ -1,5 +1,7 @@
 #include "04_tensor_parallel/overlap.h"
 
+#include "04_tensor_parallel/tensor_parallel.h"
+
 namespace train70b {
 
 namespace {
@@ -48,10 +50,16 @@ Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, 
     Tensor gathered;  // not kept: the backward pass gathers again
     Var y{.data = sequence ? gather_multiply(ranks, x.data, linear.weight(), Transpose::b, gathered)
                            : matmul(x.data, linear.weight(), Transpose::b, linear.y_kind)};
-    tape.record([ranks, sequence, x = Saved(x), dx = x.grad, dy = y.grad, &linear] {
-        Tensor whole_x = x.get();
+    tape.record([ranks, sequence, x = Saved(x), dx = x.grad, dy = y.grad, &linear, later = tape.weights] {
+        const auto weight_half = [dy, &linear](const Tensor& whole_x) {
+            Tensor dw = linear.grad();
+            matmul_into(dw, *dy, whole_x, Transpose::a, 1);
+        };
+        Tensor whole_x;
         Work gathering;
-        if (sequence) {  // behind dX = dY W
+        if (!sequence) {
+            whole_x = x.get();
+        } else if (!later) {  // behind dX = dY W
             whole_x = Tensor({dy->rows(), x.get().cols()}, dy->dtype(), dy->device(), Memory::comm);
             gathering = ranks.all_gather_async(whole_x, x.get());
         }
@@ -65,8 +73,10 @@ Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, 
         } else {
             reducing = ranks.all_reduce_async(part);
         }
-        Tensor dw = linear.grad();
-        matmul_into(dw, *dy, whole_x, Transpose::a, 1);
+        if (!later)
+            weight_half(whole_x);
+        else
+            later->push_back([=] { weight_half(sequence ? gather_rows(ranks, x.get()) : x.get()); });
         reducing.wait();
         accumulate(*dx, part);
     });
@@ -75,11 +85,13 @@ Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, 
 
 Var row_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks) {
     Var y{.data = multiply_scatter(ranks, x.data, linear.weight())};
-    tape.record([ranks, x = Saved(x), dx = x.grad, dy = y.grad, &linear] {
-        Tensor whole_dy;
-        accumulate(*dx, gather_multiply(ranks, *dy, linear.weight(), Transpose::none, whole_dy));
+    const auto whole_dy = std::make_shared<Tensor>();
+    tape.record_weights([x = Saved(x), whole_dy, &linear] {
         Tensor dw = linear.grad();
-        matmul_into(dw, whole_dy, x.get(), Transpose::a, 1);
+        matmul_into(dw, *whole_dy, x.get(), Transpose::a, 1);
+    });
+    tape.record([ranks, whole_dy, dx = x.grad, dy = y.grad, &linear] {
+        accumulate(*dx, gather_multiply(ranks, *dy, linear.weight(), Transpose::none, *whole_dy));
     });
     return y;
 }

@@ -121,7 +121,7 @@ Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_
 // ---- runs ---------------------------------------------------------------------------------------------------------------
 
 TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset& data, const Comm& world, int64_t tp,
-                                      const TensorParallelOptions& tp_options, int steps) {
+                                      const TensorParallelOptions& tp_options) {
     TrainOptions o = options;
     o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
     o.eval_every = 0;
@@ -134,10 +134,13 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
     tensor_parallel.attach(trainer);
 
     // Counts what the first block sends: the tape's order is the hook.
+    // Counts what the first block sends: the tape's order is the hook. Only in the last step, because counting waits for
+    // the device.
     TensorParallelRun run{.tp = tp, .options = tp_options};
+    bool counting = false;
     const auto count = [&](Traffic* traffic) {
+        if (!counting) return;
         const CommStats stats = world.take_stats();
-        run.waiting_s += stats.waited;
         run.step.add(stats);
         if (traffic) traffic->add(stats);
     };
@@ -153,13 +156,12 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
 
     model.materialise(o.seed);
     AdamW adamw(whole_segments(model.params()), o.adamw());
-    for (int step = 1; step <= steps; ++step) {
+    for (int64_t step = 1; step <= 3; ++step) {  // to warm up, to take the time, to count
         synchronize(o.device_kind());
         world.barrier();
         world.take_stats();
         ledger().reset_peak();
-        run.layer = run.step = {};
-        run.waiting_s = 0;
+        counting = step == 3;
         const double begin = now_seconds();
         model.zero_grads();
         trainer.forward_backward(step);
@@ -167,11 +169,17 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
         trainer.gradient_norm();
         adamw.step(1e-4f, 1);
         synchronize(o.device_kind());
-        run.step_s = now_seconds() - begin;
+        if (step == 2) {
+            run.step_s = now_seconds() - begin;
+            run.waiting_s = world.take_stats().waited;
+        }
         count(nullptr);
     }
     run.peak = ledger().peak();
-    for (int i = 0; i < kMemoryKinds; ++i) run.peak.kind[i] -= before[i];
+    for (int i = 0; i < kMemoryKinds; ++i) {
+        run.peak.kind[i] -= before[i];
+        if (i < kDeviceMemoryKinds) run.peak.total -= before[i];
+    }
     run.elements = tensor_parallel_elements(o.model, tp);
     run.activations = activation_formula(o.model, o.micro_batch, o.seq_len, model.options.dtype,
                                          model.options.recompute, {tp, tp_options.sequence_parallel});
@@ -285,7 +293,7 @@ std::string efficiency_table(const Links& links) {
         "hidden)\n{:<14}",
         links.device, links.flops_per_s / 1e12, "");
     for (const Links::Link& link : links.links) text += fmt::format("{:>18}", link.name);
-    text += fmt::format("{:>18}\n", "usual in a node");
+    text += fmt::format("{:>18}\n", "rule of thumb");
     const std::map<int64_t, const char*> usual = {{2, "95-98%"}, {4, "90-95%"}, {8, "80-90%"}, {16, "60-75%"}};
     for (const auto& [model, seq_len, tp] : estimates()) {
         text += fmt::format("{:<14}", fmt::format("{}, tp {}", model, tp));

@@ -45,10 +45,10 @@ struct TensorParallelRun {
     Traffic layer, layer_formula, step, step_formula;
     double step_s = 0, waiting_s = 0;
 };
-// Trains a fresh model for `steps` steps with one micro-batch of options.micro_batch sequences each, on tp ranks of world
+// Trains a fresh model for three steps with one micro-batch of options.micro_batch sequences each, on tp ranks of world
 // (the other groups of tp ranks do the same), and reports the last. Collective.
 TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset& data, const Comm& world, int64_t tp,
-                                      const TensorParallelOptions& tp_options, int steps = 2);
+                                      const TensorParallelOptions& tp_options);
 
 std::string memory_table(const std::vector<TensorParallelRun>& runs, const Llama::Options& types);
 std::string traffic_table(const std::vector<TensorParallelRun>& runs);

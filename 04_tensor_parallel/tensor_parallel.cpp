@@ -20,25 +20,27 @@ void add_tensor_parallel_flags(CLI::App& app, int64_t& tp, TensorParallelOptions
 }
 
 namespace {
-std::string divisors(int64_t number, int64_t other) {  // "1, 2 or 4": what divides both
+bool divides_attention(const LlamaConfig& c, int64_t tp) {
+    return c.heads % tp == 0 && (c.kv_heads % tp == 0 || tp % c.kv_heads == 0);
+}
+
+std::string what_would_do(const LlamaConfig& c) {  // "--tp 1, 2 or 4 would do"
+    std::vector<int64_t> list;
+    for (int64_t tp = 1; tp <= c.heads; ++tp)
+        if (divides_attention(c, tp) && c.ffn % tp == 0) list.push_back(tp);
     std::string text;
-    const int64_t common = std::gcd(number, other);
-    for (int64_t d = 1; d <= common; ++d)
-        if (common % d == 0) text += fmt::format("{}{}", text.empty() ? "" : d == common ? " or " : ", ", d);
-    return text;
+    for (size_t i = 0; i < list.size(); ++i)
+        text += fmt::format("{}{}", i == 0 ? "" : i + 1 == list.size() ? " or " : ", ", list[i]);
+    return fmt::format("--tp {} would do", text);
 }
 }  // namespace
 
 void check_tensor_parallel(const LlamaConfig& c, int64_t seq_len, int64_t tp, const TensorParallelOptions& o) {
-    if (c.heads % tp != 0 || c.ffn % tp != 0) {
-        const bool heads = c.heads % tp != 0;
-        usage_error("--tp {}: {} {} does not divide by it; --tp {} would do", tp, heads ? "--heads" : "--ffn",
-                    heads ? c.heads : c.ffn, divisors(c.heads, c.ffn));
-    }
-    if (c.kv_heads % tp != 0 && tp % c.kv_heads != 0)
-        usage_error(
-            "--tp {}: --kv-heads {} can be divided over it or copied, if one divides the other; --tp {} would do", tp,
-            c.kv_heads, divisors(c.kv_heads, std::gcd(c.heads, c.ffn)));
+    if (c.heads % tp != 0) usage_error("--tp {}: --heads {} does not divide by it; {}", tp, c.heads, what_would_do(c));
+    if (c.ffn % tp != 0) usage_error("--tp {}: --ffn {} does not divide by it; {}", tp, c.ffn, what_would_do(c));
+    if (!divides_attention(c, tp))
+        usage_error("--tp {}: --kv-heads {} can be divided over it or copied, if one divides the other; {}", tp,
+                    c.kv_heads, what_would_do(c));
     if (o.sequence_parallel && seq_len % tp != 0)
         usage_error("--sequence-parallel on: --seq-len {} does not divide by --tp {}; {} would", seq_len, tp,
                     (seq_len / tp + 1) * tp);
@@ -158,7 +160,7 @@ TensorParallel apply_tensor_parallel(Llama& model, const Comm& ranks, const Tens
     const Slot g = [=](Tape& tape, const Var& y) {
         return sequence ? scatter_sequence(tape, y, ranks) : reduce_from_ranks(tape, y, ranks);
     };
-    const auto row = [&](Linear& linear, Slot& after) {
+    const auto row = [&](Linear& linear, Slot& after) {  // without sequence parallelism nothing can hide g
         if (sequence) linear.y_kind = Memory::comm;
         if (overlap && sequence)
             linear.multiply = [=](Tape& tape, const Var& x, Linear& self) { return row_product(tape, x, self, ranks); };
@@ -241,17 +243,18 @@ Tensor put_together(const Comm& ranks, const Param& param, const Tensor& local) 
     Tensor parts({local.size() * ranks.size()}, local.dtype(), local.device(), Memory::workspace);
     ranks.all_gather(parts, local);
     const Rect mine = param.real();
-    const std::vector<double> rects =
-        ranks.gather({double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols)});
+    const std::vector<double> places = ranks.gather(
+        {double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols), double(param.replica)});
     if (ranks.rank() > 0) return {};
     Tensor host({parts.size()}, parts.dtype(), Device::cpu, Memory::workspace);
     copy(host, parts);
     Tensor whole(param.global_shape, parts.dtype(), Device::cpu, Memory::workspace);
     const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1, width = size_of(host.dtype());
     for (int r = 0; r < ranks.size(); ++r) {
-        const double* rect = &rects[4 * size_t(r)];
-        const int64_t row_begin = int64_t(rect[0]), rows = int64_t(rect[1]), col_begin = int64_t(rect[2]);
-        const int64_t part_cols = int64_t(rect[3]);
+        const double* place = &places[5 * size_t(r)];
+        if (place[4] > 0) continue;  // a copy of what another rank has
+        const int64_t row_begin = int64_t(place[0]), rows = int64_t(place[1]), col_begin = int64_t(place[2]);
+        const int64_t part_cols = int64_t(place[3]);
         for (int64_t row = 0; row < rows; ++row)
             std::memcpy(whole.data<char>() + ((row_begin + row) * cols + col_begin) * width,
                         host.data<char>() + (r * local.size() + row * part_cols) * width, size_t(part_cols * width));

@@ -231,8 +231,8 @@ TEST_CASE("recomputation changes no bit of any gradient, in fp32 and bf16") {
 TEST_CASE("two stages, one after the other, are the whole model") {
     const LlamaConfig config = make_config();
     const Tokens data;
-    Llama whole(config, {.init_std = 0.3}), first(config, {.init_std = 0.3}, {0, 1, true, false}),
-        second(config, {.init_std = 0.3}, {1, 2, false, true});
+    Llama whole(config, {.init_std = 0.3}), first(config, {.init_std = 0.3}, {{{0, 1}}, true, false}),
+        second(config, {.init_std = 0.3}, {{{1, 2}}, false, true});
     for (Llama* model : {&whole, &first, &second}) model->materialise(3);
     const double loss = run_model(whole, data);
     for (Llama* model : {&first, &second})
@@ -282,5 +282,6 @@ TEST_CASE("layers out of range and impossible shapes are refused") {
     config = make_config();
     config.kv_heads = 3;
     EXPECT_USAGE_ERROR(Llama(config, {}), "--kv-heads");
-    EXPECT_CHECK_FAILS(Llama(make_config(), {}, {1, 5, true, true}));
+    EXPECT_CHECK_FAILS(Llama(make_config(), {}, {{{1, 5}}, true, true}));
+    EXPECT_CHECK_FAILS(Llama(make_config(), {}, {{{1, 2}, {0, 1}}, true, true}));  // in another order than the model's
 }

@@ -6,7 +6,7 @@ program=04_tensor_parallel
 
 refused "heads that do not divide" 3 "--tp 3: --heads 8 does not divide by it; --tp 1, 2, 4 or 8 would do" --tp 3
 refused "ffn that does not divide" 4 "--tp 4: --ffn 90 does not divide by it; --tp 1 or 2 would do" --tp 4 --ffn 90
-refused "key/value heads that neither divide nor can be copied" 4 "--tp 4: --kv-heads 6|--tp 1, 2, 3 or 6 would do" \
+refused "key/value heads that neither divide nor can be copied" 4 "--tp 4: --kv-heads 6|--tp 1, 2, 3, 6 or 12 would do" \
     --heads 12 --kv-heads 6 --hidden 96 --ffn 96 --tp 4
 refused "a sequence that does not divide" 2 "--sequence-parallel on: --seq-len 127 does not divide by --tp 2; 128 would" \
     --tp 2 --sequence-parallel on --seq-len 127
@@ -17,6 +17,7 @@ refused "--dp alone that does not divide the ranks" 4 "--dp 3: does not divide 4
 refused "--tp of nothing" 2 "--tp|from 1 on" --tp 0
 refused "neither on nor off" 2 "--sequence-parallel|on" --sequence-parallel maybe
 refused "overlap neither on nor off" 2 "--tp-overlap|on" --tp-overlap yes
+refused "a checkpoint of a world that is not there" 1 "--save-hf x: with --comm fake" --comm fake --fake-world 4 --tp 2 --save-hf x
 refused "links without tables" 2 "--links, --efficiency-csv" --links nowhere.json
 
 links() { # NAME TEXT PART: a table of links that is none

@@ -59,17 +59,18 @@ struct Session {
     int real_rank = this_rank;
 
     // apply: what a chapter does to the model and the trainer before the model is materialised
-    explicit Session(const TrainOptions& o, const std::function<void(Session&)>& apply = {})
+    explicit Session(const TrainOptions& o, const std::function<void(Session&)>& apply = {},
+                     const std::optional<Stage>& stage = {})
         : options(o),
           data(o.data, o.model.vocab, o.seq_len, o.val_fraction),
-          model(o.model, o.llama()),
+          model(o.model, o.llama(), stage.value_or(whole_model(o.model))),
           trainer(o, model, data, nlohmann::ordered_json::object()) {
         this_rank = std::max(this_rank, 1);
         trainer.finish_report = [this](StepReport& report) { reports.push_back(report); };
-        trainer.after_gradients = [this](int64_t step) {
+        trainer.after_gradients = [this, o](int64_t step) {
             if (step > 1) return;
-            for (Param* param : model.params()) {
-                const Tensor whole = trainer.whole(*param, Which::grad);  // empty but on rank 0
+            for (const Param& param : all_params(o.model)) {
+                const Tensor whole = trainer.whole(param, Which::grad);  // empty but on rank 0
                 gradients.push_back(whole ? values(whole) : std::vector<double>());
             }
         };

@@ -1,0 +1,134 @@
+// Pipeline parallelism: p ranks hold L/p layers each, and micro-batches follow one another through them.
+//
+// Run:   mpirun -np 2 build/bin/05_pipeline --pp 2
+//        mpirun --oversubscribe -np 4 build/bin/05_pipeline --pp 4 --pipeline zero-bubble --draw pipeline.png
+// Watch: the loss is chapter 01's, whatever the schedule; the bubble falls from 75% to almost nothing; what a rank keeps
+//        follows the micro-batches it has in flight: m for gpipe, p - rank for 1f1b.
+#include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/launch.h"
+#include "05_pipeline/tables.h"
+
+using namespace train70b;
+
+namespace {
+
+struct Outputs {
+    std::string draw, trace;  // --draw, --pipeline-trace
+};
+
+std::vector<PipelineRun> print_tables(const TrainOptions& options, const Dataset& data, const Comm& stages,
+                                      const PipelineOptions& chosen, int64_t micro_batches) {
+    std::vector<PipelineRun> runs;
+    for (const char* name : {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"})
+        for (const int64_t m : {int64_t(4), int64_t(8), int64_t(16)}) {
+            PipelineOptions each{.schedule = name};
+            if (name == chosen.schedule) each = chosen;
+            try {
+                pipeline_stage(options.model, stages.size(), stages.rank(), each);
+                runs.push_back(run_pipeline(options, data, stages, each, m));
+            } catch (const UsageError&) { continue; }  // not for this number of layers or micro-batches
+        }
+    say("\n{}\n{}", promise_table(), measured_table(runs));
+    std::vector<PipelineRun> result;
+    result.push_back(run_pipeline(options, data, stages, chosen, micro_batches));
+    say("\n{}", gantt_text(result[0]));
+    return result;
+}
+
+// matplotlib draws. Where it lies with the system's Python only, that one does.
+std::string python_with_matplotlib() {
+    for (const char* python : {"python3", "/usr/bin/python3"})
+        if (std::system(fmt::format("{} -c 'import matplotlib' >/dev/null 2>&1", python).c_str()) == 0) return python;
+    usage_error("--draw: needs matplotlib (Debian: python3-matplotlib); --pipeline-trace FILE.json needs nothing");
+}
+
+void draw(const std::string& python, const PipelineRun& run, const std::string& path) {
+    const std::string data = path + ".json";
+    OutputFile file("--draw", data);
+    file.write(timelines_json(timelines(run)));
+    file.commit();
+    const std::string command = fmt::format("{} '{}' '{}' '{}.tmp' && mv '{}.tmp' '{}'", python,
+                                            repository_file("05_pipeline/draw.py"), data, path, path, path);
+    const int code = std::system(command.c_str());
+    std::remove(data.c_str());
+    if (code != 0) throw std::runtime_error(fmt::format("--draw {}: {} failed", path, command));
+}
+
+void program(int argc, char** argv) {
+    TrainOptions options;
+    CommOptions comm_options;
+    DataParallelOptions dp_options;
+    PipelineOptions pipeline_options;
+    int64_t dp = 0, pp = 0;
+    bool tables = true, toy = false;
+    Outputs outputs;
+    CommandLine command_line("Chapter 05: pipeline parallelism", options);
+    CLI::App& app = command_line.app;
+    add_comm_flags(app, comm_options);
+    add_data_parallel_flags(app, dp, dp_options);
+    add_pipeline_flags(app, pp, pipeline_options);
+    add_switch(app, "--tables", tables, "run all schedules after training, and compare")->group("Output");
+    app.add_option("--draw", outputs.draw, "FILE.png: the schedule, simulated and as run")->group("Output");
+    app.add_option("--pipeline-trace", outputs.trace, "FILE.json: the same as Chrome trace events")->group("Output");
+    add_switch(app, "--toy-deadlock", toy, "two ranks, 1f1b with sends that wait: watch it stand still")
+        ->group("Output");
+    command_line.parse(argc, argv);
+    if (!tables && !(outputs.draw.empty() && outputs.trace.empty()))
+        usage_error("--draw, --pipeline-trace: belong to the tables; leave out --tables off");
+
+    const Comm world = connect(comm_options, options);
+    if (toy) return toy_deadlock(world, options.device_kind());
+    if (pp == 0 && dp > 0 && world.size() % dp != 0) usage_error("--dp {}: does not divide {} ranks", dp, world.size());
+    if (pp == 0) pp = world.size() / std::max<int64_t>(dp, 1);
+    dp = data_parallel_ranks(dp, world, pp);
+    if (options.micro_batch == 0) options.micro_batch = 1;  // many small ones
+    command_line.check_batches(dp);
+    const int64_t micro_batches = dp_options.micro_batches = options.accumulation(dp);
+    const Stage stage = pipeline_stage(options.model, pp, world.rank() / dp, pipeline_options);
+    const Schedule schedule = pipeline_schedule(pipeline_options, pp, micro_batches);
+    const bool shows = tables && pp > 1 && comm_options.transport != "fake";
+    if (!shows && !(outputs.draw.empty() && outputs.trace.empty()))
+        usage_error("--draw, --pipeline-trace: one rank has no pipeline to show; mpirun -np 2 would do");
+
+    std::optional<TrainingRun> run;
+    std::optional<OutputFile> draw_file, trace_file;
+    std::string python;
+    together([&] {
+        if (!outputs.draw.empty()) python = python_with_matplotlib();
+        if (this_rank == 0 && !outputs.draw.empty()) draw_file.emplace("--draw", outputs.draw);  // it can be written
+        if (this_rank == 0 && !outputs.trace.empty()) trace_file.emplace("--pipeline-trace", outputs.trace);
+        run.emplace(options, command_line.flags(), stage);
+    });
+    draw_file.reset();
+    const Comm stages = world.split([dp](int rank) { return int(rank % dp); }, "pp");
+    const Comm data_ranks = world.split([dp](int rank) { return int(rank / dp); }, "dp");
+    {
+        DataParallel data_parallel(run->model, data_ranks, dp_options);
+        Pipeline pipeline(run->model, stages, schedule);
+        data_parallel.attach(run->trainer);
+        pipeline.attach(run->trainer);
+        report_communication(run->trainer, world);
+        run->materialise();
+        say("{} pipeline stages x {} data-parallel ranks ({}); {}, {} micro-batches{}\n", pp, dp, world.transport(),
+            schedule.name, micro_batches,
+            schedule.chunks > 1 ? fmt::format(", {} chunks per rank", schedule.chunks) : "");
+        run->trainer.run();
+    }
+    run.reset();
+    if (shows) {
+        const Dataset data(options.data, options.model.vocab, options.seq_len, options.val_fraction);
+        const PipelineRun chosen = print_tables(options, data, stages, pipeline_options, micro_batches).front();
+        if (trace_file) {
+            trace_file->write(chrome_trace(timelines(chosen)));
+            trace_file->commit();
+        }
+        if (this_rank == 0 && !outputs.draw.empty()) draw(python, chosen, outputs.draw);
+    } else if (tables) {
+        say("\n{}", promise_table());
+    }
+    world.finish();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

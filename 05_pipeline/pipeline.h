@@ -1,0 +1,99 @@
+#pragma once
+// Pipeline parallelism: each of p ranks holds some of the layers, and micro-batches follow one another through them.
+//
+// One executor for every schedule (schedule.h). It takes a rank's list step by step:
+//     F   receive the activations x, run the chunk's layers on a tape of this micro-batch, send y
+//     B   receive the gradient of y, run the tape backward, send the gradient of x
+//     I   the same, with the weight halves put aside;  W  runs them
+// Sends do not wait, and the next message of each neighbour is received ahead: a rank stands still only for what it needs.
+// y is let go as soon as it has been taken; x, and what the tape keeps, live until the end of the micro-batch's backward pass.
+#include <map>
+
+#include "01_single_gpu/trainer.h"
+#include "02_data_parallel/comm.h"
+#include "05_pipeline/simulate.h"
+
+namespace train70b {
+
+struct PipelineOptions {
+    std::string schedule = "1f1b";
+    int64_t virtual_stages = 0;         // chunks per rank; 0: 2 if interleaved, else 1
+    std::vector<int64_t> stage_layers;  // of each part in the model's order; empty: equally many
+    int64_t chunks() const { return virtual_stages > 0 ? virtual_stages : schedule == "interleaved" ? 2 : 1; }
+};
+void add_pipeline_flags(CLI::App& app, int64_t& pp, PipelineOptions& options);
+// Which layers a rank of `stages` holds. Usage error where they cannot be divided so.
+Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, const PipelineOptions& options);
+// The schedule of m micro-batches; usage error where there is none.
+Schedule pipeline_schedule(const PipelineOptions& options, int64_t stages, int64_t micro_batches);
+
+class Pipeline {
+  public:
+    // model: this rank's stage. The model outlives this.
+    Pipeline(Llama& model, const Comm& ranks, Schedule schedule);
+    Pipeline(const Pipeline&) = delete;
+    // Fills the trainer's slots on top of those that data and tensor parallelism have filled: attach those first.
+    void attach(Trainer& trainer);
+
+    // One step: forward and backward of all micro-batches. Returns the loss (1) fp32 on the last rank, 0 on the others.
+    Tensor forward_backward(const std::function<Batch(int64_t micro_batch)>& micro_batch);
+    // One batch through all stages without gradients.
+    Tensor forward_only(const Batch& batch);
+
+    // With measuring on, the device is waited for after each step (F, B, ...), so that its time means something.
+    void measure(bool on) { measures_ = on; }
+    // What every rank did in the last measured step, on all ranks, by a clock they share; between the spans a rank waits.
+    Timeline measured() const;
+    int64_t most_in_flight() const {
+        return most_in_flight_;
+    }  // micro-batches (times chunks) held at once, in that step
+
+  private:
+    // The output of a part of the model: activations of a forward pass, or the gradient of its input.
+    struct Message {
+        bool forward;
+        int64_t micro_batch, part;
+        auto operator<=>(const Message&) const = default;
+    };
+    struct Street {  // to or from one neighbour, in one direction
+        Comm comm;
+        int peer = 0;                   // in comm
+        std::vector<Message> expected;  // in the order in which the neighbour sends them
+        size_t taken = 0;
+        std::map<Message, Tensor> arrived;
+        std::optional<std::pair<Message, Tensor>> ahead;  // posted, not yet waited for
+        Work work;
+    };
+    struct Flight {  // one micro-batch in one chunk, between F and the end of its backward pass
+        Tape tape;
+        std::shared_ptr<Tensor> input_grad, output_grad;
+        Tape::Steps weights;
+    };
+
+    bool has_below(int64_t part) const { return part > 0; }
+    bool has_above(int64_t part) const { return part + 1 < schedule_.parts(); }
+    void send(Street& street, const Tensor& x);
+    Tensor receive(Street& street, const Message& message, const Shape& shape);
+    void post_next(Street& street, const Shape& shape);
+    void let_go();  // of what has been sent
+    void forward(const Step& step, const Batch& batch);
+    void backward(const Step& step);
+    void time(const Step& step, const std::function<void()>& work);
+    Tensor no_loss() const;
+
+    Llama& model_;
+    const Comm ranks_;
+    const Schedule schedule_;
+    bool splits_ = false;  // the schedule has weight halves
+    bool measures_ = false;
+    // Activations go up: in from the rank below, out to the rank above; gradients come down.
+    Street up_in_, up_out_, down_in_, down_out_;
+    std::map<std::pair<int64_t, int64_t>, Flight> flights_;  // micro-batch, chunk
+    std::vector<Work> sends_;
+    Shape hidden_;  // of the activations between two stages
+    Tensor loss_;
+    std::vector<Timeline::Span> spans_;
+    int64_t most_in_flight_ = 0;
+};
+
+}  // namespace train70b

@@ -1,0 +1,144 @@
+#include "05_pipeline/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "01_single_gpu/check.h"
+
+namespace train70b {
+
+Costs equal_costs(const Schedule& s, double forward, double input, double weight, double hop) {
+    const double share = 1.0 / double(s.chunks);
+    return {[=](int64_t, const Step& step) {
+                switch (step.pass) {
+                    case Pass::forward: return forward * share;
+                    case Pass::backward: return (input + weight) * share;
+                    case Pass::backward_input: return input * share;
+                    case Pass::backward_weight: return weight * share;
+                }
+                return 0.0;
+            },
+            hop};
+}
+
+double Timeline::begin() const {
+    double first = std::numeric_limits<double>::infinity();
+    for (const auto& spans : ranks)
+        for (const Span& span : spans) first = std::min(first, span.begin);
+    return first;
+}
+
+double Timeline::total() const {
+    double last = -std::numeric_limits<double>::infinity();
+    for (const auto& spans : ranks)
+        for (const Span& span : spans) last = std::max(last, span.end);
+    return last - begin();
+}
+
+double Timeline::busy(int64_t rank) const {
+    double sum = 0;
+    for (const Span& span : ranks[size_t(rank)]) sum += span.end - span.begin;
+    return sum;
+}
+
+double Timeline::bubble() const {
+    double sum = 0;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) sum += idle(int64_t(rank));
+    return sum / double(ranks.size());
+}
+
+Timeline simulate(const Schedule& s, const Costs& costs) {
+    // When the output of a pass through a part of the model is there: (forward?, micro-batch, part).
+    std::map<std::tuple<bool, int64_t, int64_t>, double> done;
+    Timeline timeline;
+    timeline.ranks.resize(size_t(s.stages));
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int64_t rank = 0; rank < s.stages; ++rank) {
+            auto& spans = timeline.ranks[size_t(rank)];
+            for (; spans.size() < s.ranks[size_t(rank)].size(); moved = true) {
+                const Step& step = s.ranks[size_t(rank)][spans.size()];
+                const int64_t part = s.part(rank, step.chunk);
+                const bool forward = step.pass == Pass::forward, weight = step.pass == Pass::backward_weight;
+                double begin = spans.empty() ? 0 : spans.back().end;
+                if (const int64_t from = forward ? part - 1 : part + 1; !weight && from >= 0 && from < s.parts()) {
+                    const auto input = done.find({forward, step.micro_batch, from});
+                    if (input == done.end()) break;  // not simulated yet
+                    begin = std::max(begin, input->second + (s.rank_of(from) == rank ? 0 : costs.hop));
+                }
+                const double end = begin + costs.step(rank, step);
+                if (!weight) done[{forward, step.micro_batch, part}] = end;
+                spans.push_back({step, begin, end});
+            }
+        }
+    }
+    for (int64_t rank = 0; rank < s.stages; ++rank)
+        CHECK(timeline.ranks[size_t(rank)].size() == s.ranks[size_t(rank)].size(), "{}", deadlock(s, Sends::posted));
+    return timeline;
+}
+
+std::string ascii_gantt(const Timeline& timeline, int64_t width) {
+    std::string text;
+    const double begin = timeline.begin(), scale = double(width) / timeline.total();
+    for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
+        std::string line(size_t(width), '.');
+        for (const Timeline::Span& span : timeline.ranks[rank]) {
+            const int64_t from = std::clamp<int64_t>(std::llround((span.begin - begin) * scale), 0, width - 1);
+            const int64_t to = std::clamp<int64_t>(std::llround((span.end - begin) * scale), from + 1, width);
+            const std::string name = fmt::format("{}{}", letter_of(span.step.pass), span.step.micro_batch);
+            const char fill = span.step.pass == Pass::forward           ? ' '
+                              : span.step.pass == Pass::backward_weight ? '~'
+                                                                        : '-';
+            for (int64_t i = from; i < to; ++i)
+                line[size_t(i)] = i - from < int64_t(name.size()) ? name[size_t(i - from)] : fill;
+        }
+        text += fmt::format("rank {:<3}|{}|  idle {:>4.1f}%\n", rank, line, 100 * timeline.idle(int64_t(rank)));
+    }
+    return text;
+}
+
+std::string chrome_trace(const std::vector<std::pair<std::string, Timeline>>& timelines) {
+    auto events = nlohmann::ordered_json::array();
+    for (size_t process = 0; process < timelines.size(); ++process) {
+        const auto& [title, timeline] = timelines[process];
+        events.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", process}, {"args", {{"name", title}}}});
+        const double begin = timeline.begin();
+        for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
+            events.push_back({{"ph", "M"},
+                              {"name", "thread_name"},
+                              {"pid", process},
+                              {"tid", rank},
+                              {"args", {{"name", fmt::format("rank {}", rank)}}}});
+            for (const Timeline::Span& span : timeline.ranks[rank])
+                events.push_back({{"ph", "X"},
+                                  {"name", to_string(span.step)},
+                                  {"pid", process},
+                                  {"tid", rank},
+                                  {"ts", (span.begin - begin) * 1e6},
+                                  {"dur", (span.end - span.begin) * 1e6}});
+        }
+    }
+    return nlohmann::ordered_json{{"traceEvents", events}}.dump() + "\n";
+}
+
+std::string timelines_json(const std::vector<std::pair<std::string, Timeline>>& timelines) {
+    nlohmann::ordered_json json;
+    for (const auto& [title, timeline] : timelines) {
+        auto& ranks = json[title] = nlohmann::ordered_json::array();
+        for (const auto& spans : timeline.ranks) {
+            auto list = nlohmann::ordered_json::array();
+            for (const Timeline::Span& span : spans)
+                list.push_back({{"step", to_string(span.step)},
+                                {"begin", span.begin - timeline.begin()},
+                                {"end", span.end - timeline.begin()}});
+            ranks.push_back(std::move(list));
+        }
+    }
+    return json.dump() + "\n";
+}
+
+}  // namespace train70b

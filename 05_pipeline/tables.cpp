@@ -1,0 +1,167 @@
+#include "05_pipeline/tables.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace train70b {
+
+namespace {
+constexpr const char* kSchedules[] = {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"};
+
+std::string percent(double x) { return fmt::format("{:.1f}%", 100 * x); }
+
+std::string in_flight_text(const std::vector<int64_t>& counts) {  // "4 3 2 1"
+    std::string text;
+    for (const int64_t count : counts) text += fmt::format("{}{}", text.empty() ? "" : " ", count);
+    return text;
+}
+}  // namespace
+
+std::string promise_table() {
+    std::string text = fmt::format(
+        "equal stages, B = 2F, I = W = F, messages in no time: idle share of the step, micro-batches in flight\n"
+        "{:<14}{:>4}{:>5}{:>10}{:>12}   in flight on rank 0, 1, ...\n",
+        "", "p", "m", "formula", "simulated");
+    for (const int64_t p : {2, 4, 8})
+        for (const int64_t m : {2 * p, 4 * p})
+            for (const char* name : kSchedules) {
+                const Schedule schedule = make_schedule(name, p, m, name == std::string("interleaved") ? 2 : 1);
+                std::vector<int64_t> counts;
+                for (int64_t rank = 0; rank < p; ++rank) counts.push_back(in_flight(schedule, rank));
+                text +=
+                    fmt::format("{:<14}{:>4}{:>5}{:>10}{:>12}   {}{}\n", name, p, m, percent(bubble_formula(schedule)),
+                                percent(simulate(schedule, equal_costs(schedule)).bubble()), in_flight_text(counts),
+                                schedule.chunks > 1 ? " halves" : "");
+            }
+    return text;
+}
+
+namespace {
+
+// Half a round trip of x between the first two ranks, the median of some; on all ranks.
+double hop_seconds(const Comm& ranks, Tensor x) {
+    std::vector<double> times;
+    for (int i = 0; i < 15 && ranks.rank() < 2; ++i) {
+        synchronize(x.device());
+        const double begin = now_seconds();
+        ranks.rank() == 0 ? ranks.send(x, 1) : ranks.recv(x, 0);
+        ranks.rank() == 0 ? ranks.recv(x, 1) : ranks.send(x, 0);
+        synchronize(x.device());
+        times.push_back((now_seconds() - begin) / 2);
+    }
+    std::sort(times.begin(), times.end());
+    return ranks.gather({times.empty() ? 0 : times[times.size() / 2]})[0];
+}
+
+// Of each rank, chunk and pass: the median of what was measured.
+Costs measured_costs(const Timeline& timeline, double hop) {
+    std::map<std::tuple<int64_t, int64_t, Pass>, std::vector<double>> times;
+    for (size_t rank = 0; rank < timeline.ranks.size(); ++rank)
+        for (const Timeline::Span& span : timeline.ranks[rank])
+            times[{int64_t(rank), span.step.chunk, span.step.pass}].push_back(span.end - span.begin);
+    for (auto& [key, list] : times) std::sort(list.begin(), list.end());
+    return {[times](int64_t rank, const Step& step) {
+                const std::vector<double>& list = times.at({rank, step.chunk, step.pass});
+                return list[list.size() / 2];
+            },
+            hop};
+}
+
+}  // namespace
+
+PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const Comm& stages,
+                         const PipelineOptions& pipeline_options, int64_t micro_batches) {
+    TrainOptions o = options;
+    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
+    o.eval_every = 0;
+    o.global_batch = o.micro_batch * micro_batches;
+    PipelineRun run{.schedule = pipeline_schedule(pipeline_options, stages.size(), micro_batches)};
+    Llama model(o.model, o.llama(), pipeline_stage(o.model, stages.size(), stages.rank(), pipeline_options));
+    Trainer trainer(o, model, data, {});
+    Pipeline pipeline(model, stages, run.schedule);
+    pipeline.attach(trainer);
+    pipeline.measure(true);
+    model.materialise(o.seed);
+    AdamW adamw(whole_segments(model.params()), o.adamw());
+    run.hop = hop_seconds(stages, Tensor({o.micro_batch * o.seq_len, o.model.hidden}, model.options.dtype,
+                                         model.options.device, Memory::workspace));
+    for (int64_t step = 1; step <= 5; ++step) {
+        model.zero_grads();
+        stages.barrier();
+        stages.take_stats();
+        ledger().reset_peak();
+        trainer.forward_backward(step);
+        run.wire_bytes = 0;
+        for (const auto& [operation, entry] : stages.take_stats().operations)
+            if (operation.ends_with(".send")) run.wire_bytes += entry.bytes;
+        adamw.step(1e-4f, 1);
+        Timeline measured = pipeline.measured();
+        if (step == 2 || (step > 2 && measured.total() < run.measured.total())) run.measured = std::move(measured);
+    }
+    run.simulated = simulate(run.schedule, measured_costs(run.measured, run.hop));
+
+    std::vector<double> mine(ledger().peak().kind.begin(), ledger().peak().kind.end());
+    mine.push_back(double(pipeline.most_in_flight()));
+    const std::vector<double> all = stages.gather(mine);
+    for (int rank = 0; rank < stages.size(); ++rank) {
+        const auto begin = all.begin() + rank * int64_t(mine.size());
+        MemoryPeak& peak = run.memory.emplace_back();
+        for (int i = 0; i < kMemoryKinds; ++i) peak.kind[size_t(i)] = int64_t(begin[i]);
+        run.in_flight.push_back(int64_t(begin[kMemoryKinds]));
+    }
+    return run;
+}
+
+std::string measured_table(const std::vector<PipelineRun>& runs) {
+    if (runs.empty()) return {};
+    std::string text = fmt::format(
+        "{} stages, as run: share of the step in which a rank idles, the mean over ranks; by formula (equal stages), "
+        "by the "
+        "simulator\nfrom the measured times of F, B, I, W, and as measured\n"
+        "{:<14}{:>4}{:>10}{:>12}{:>11}{:>11}   {:<18}activation bytes of rank 0, 1, ...\n",
+        runs[0].schedule.stages, "", "m", "formula", "simulated", "measured", "step", "in flight");
+    for (const PipelineRun& run : runs) {
+        std::vector<int64_t> activations;
+        for (const MemoryPeak& peak : run.memory) activations.push_back(peak.kind[int(Memory::activations)]);
+        text += fmt::format("{:<14}{:>4}{:>10}{:>12}{:>11}{:>8.1f} ms   {:<18}{}\n", run.schedule.name,
+                            run.schedule.micro_batches, percent(bubble_formula(run.schedule)),
+                            percent(run.simulated.bubble()), percent(run.measured.bubble()), 1e3 * run.measured.total(),
+                            in_flight_text(run.in_flight), in_flight_text(activations));
+    }
+    return text;
+}
+
+std::string gantt_text(const PipelineRun& run) {
+    constexpr int64_t kWidth = 110;
+    return fmt::format("{}, simulated from measured times ({:.1f} ms)\n{}measured ({:.1f} ms)\n{}", run.schedule.name,
+                       1e3 * run.simulated.total(), ascii_gantt(run.simulated, kWidth), 1e3 * run.measured.total(),
+                       ascii_gantt(run.measured, kWidth));
+}
+
+std::vector<std::pair<std::string, Timeline>> timelines(const PipelineRun& run) {
+    const Schedule& s = run.schedule;
+    return {{fmt::format("{}, {} stages, {} micro-batches: equal stages, B = 2F", s.name, s.stages, s.micro_batches),
+             simulate(s, equal_costs(s))},
+            {"simulated from measured times", run.simulated},
+            {"measured", run.measured}};
+}
+
+void toy_deadlock(const Comm& world, Device device) {
+    if (world.size() != 2 || !world.has_peers())
+        usage_error("--toy-deadlock on: is played by two ranks; mpirun -np 2 would do");
+    const Schedule schedule = make_schedule("1f1b", 2, 4);
+    say("1f1b, every send waits until it is received. The checker: {}\nThe ranks (--comm-timeout ends it):\n",
+        deadlock(schedule, Sends::blocking));
+    Tensor message({1 << 20}, DType::f32, device, Memory::comm);  // beyond what MPI sends without asking
+    fill(message, 0);
+    const int other = 1 - world.rank();
+    for (const Step& step : schedule.ranks[size_t(world.rank())]) {
+        const bool forward = step.pass == Pass::forward, sends = forward == (world.rank() == 0);
+        fmt::print("rank {}: {}\n", world.rank(), to_string(step));
+        std::fflush(stdout);
+        sends ? world.send(message, other) : world.recv(message, other);
+    }
+}
+
+}  // namespace train70b

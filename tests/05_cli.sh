@@ -1,0 +1,60 @@
+#!/bin/bash
+# The command line of chapter 05: good runs through files, and bad input: one line, exit code 2 on all ranks.
+# Run: bash tests/05_cli.sh build/bin
+program=05_pipeline
+. "$(dirname "$0")/ranks.sh"
+
+refused "more stages than layers" 4 "--pp 4: more than --layers 2" --pp 4 --layers 2
+refused "layers that do not divide" 3 "--layers 4 does not divide by 3 stages (--pp); 6 would, or --stage-layers 2,1,1" --pp 3 --global-batch 15
+refused "stages that do not sum" 2 "--stage-layers 2,1: 3 layers; the model has 4" --stage-layers 2,1
+refused "too many stages listed" 2 "--stage-layers 2,1,1: lists 3 stages; --pp 2 makes 2" --stage-layers 2,1,1
+refused "a stage of nothing" 2 "--stage-layers 4,0: each stage needs a layer at least" --stage-layers 4,0
+refused "a stage that is no number" 2 "--stage-layers" --stage-layers 2,x
+refused "interleaved without whole groups" 4 "--pipeline interleaved: 6 micro-batches are no multiple of --pp 4; 8 would be" \
+    --pp 4 --layers 8 --pipeline interleaved --global-batch 6
+refused "chunks of another schedule" 2 "--virtual-stages 2: belongs to --pipeline interleaved" --virtual-stages 2
+refused "a schedule that is none" 2 "--pipeline|1f1b|zero-bubble" --pipeline 2f2b
+refused "no micro-batch" 2 "--global-batch 2 is not --micro-batch 4 x ranks 1 x accumulation; 4 would be" --global-batch 2 --micro-batch 4
+refused "zero micro-batches" 2 "--global-batch|from 1 on" --global-batch 0
+refused "more stages than ranks" 2 "2 ranks cannot hold model copies of 4 ranks each; 4 can" --pp 4
+refused "--pp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 to a model copy, which makes --dp 2" --pp 2 --dp 4
+refused "a drawing without tables" 2 "--draw, --pipeline-trace: belong to the tables" --draw x.png
+
+tables_on() { # NAME RANKS PART FLAG...: as refused, with the tables
+    run "$2" "$bin/$program" --steps 1 --metrics m.jsonl "${@:4}"
+    verdict "refused: $1" "$(ends 2 10)$(says "$3")$(ls | grep -v '^\(out\|err\)$')"
+}
+tables_on "a drawing of one rank" 1 "one rank has no pipeline to show" --draw x.png
+tables_on "a drawing where no file can be" 2 "--draw nowhere/x.png: cannot be written" --draw nowhere/x.png
+tables_on "the toy on three ranks" 3 "--toy-deadlock on: is played by two ranks" --toy-deadlock on
+
+run 2 "$bin/$program" --toy-deadlock on --comm-timeout 2
+verdict "the toy stands still, and the watchdog says where" "$([ "$code" != 0 ] || echo "exit code 0; ")$(
+    [ "$seconds" -le 15 ] || echo "$seconds s; ")$(
+    grep -q "rank 0 at F1 sends activations of micro-batch 1 to rank 1; rank 1 at B0 sends the gradient" "$work/out" ||
+        echo "no cycle in $(head -c 600 "$work/out"); ")$(grep -q "world.send" "$work/err" || echo "no send in $(head -c 600 "$work/err")")"
+
+shape=(--layers 4 --hidden 32 --heads 4 --ffn 48 --vocab 259 --seq-len 16 --global-batch 8 --init-std 0.1 --lr 0.001)
+"$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
+verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
+for flags in "--pipeline 1f1b" "--pipeline zero-bubble --recompute full" "--pp 2 --pipeline interleaved" "--pp 2 --pipeline gpipe --stage-layers 1,3"; do
+    rm -rf staged staged_reference
+    run 4 "$bin/$program" "${shape[@]}" $flags --steps 2 --tables off --save-hf staged --save-reference staged_reference --comm-check on
+    verdict "a reference run with $flags" "$(ends 0 20)$(
+        "$bin/compare" staged_reference one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
+            "$bin/compare" staged_reference one_reference 2>&1 | head -c 600)"
+done
+run 4 "$bin/$program" --load-hf one --data "$root/README.md" --seq-len 16 --global-batch 4 --steps 0 --tables off --save-hf again
+verdict "loaded into stages, saved from stages: the same file" "$(ends 0 20)$(cmp one/model.safetensors again/model.safetensors 2>&1)"
+run 2 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl --trace t.json
+verdict "evaluation, trace, metrics" "$(ends 0 20)$(cat "$work/err")$(
+    [ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
+    grep -q '"pp.send":16384' m.jsonl || echo "pp.send is not 8 x 16 x 32 x 4: $(grep -o '"pp.send":[0-9]*' m.jsonl | head -n 1); ")"
+run 2 "$bin/$program" "${shape[@]}" --steps 1 --pipeline-trace p.json --pipeline zero-bubble
+verdict "the tables, a trace of the pipeline" "$(ends 0 60)$(for word in "zero-bubble" "simulated from measured times" "measured (" "in flight"; do
+    grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)$(grep -q '"name":"W7"' p.json || echo "no W7 in the trace")"
+if /usr/bin/python3 -c "import matplotlib" 2>/dev/null || python3 -c "import matplotlib" 2>/dev/null; then
+    run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw p.png
+    verdict "a drawing" "$(ends 0 60)$(head -c 8 p.png 2>/dev/null | grep -q PNG || echo "no PNG")$(ls | grep -v '^\(out\|err\|.*\.jsonl\|[tp]\.json\|p\.png\|one.*\|staged.*\|again\)$')"
+fi
+exit $failed

@@ -1,0 +1,44 @@
+// Pipelines on device tensors, over every transport that can work here (how to start it: tests/02_cuda.cpp).
+#include "05_pipeline/pipeline.h"
+#include "tests/device_comms.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubble is 1F1B bit for bit") {
+    if (!has_gpu()) return;
+    const Text text;
+    const int pp = world().size();
+    for (const char* recompute : {"none", "full"}) {
+        TrainOptions o = tiny_on_gpu(text);
+        o.recompute = recompute;
+        o.model.layers = 2 * pp;
+        o.global_batch = 4 * pp;
+        Session one(o);
+        one.run();
+        o.micro_batch = 1;
+        for (const Comm& comm : device_comms()) {
+            std::vector<float> weights;
+            for (const char* schedule : {"naive", "gpipe", "interleaved", "1f1b", "zero-bubble"}) {
+                const PipelineOptions options{.schedule = schedule};
+                std::unique_ptr<Pipeline> pipeline;
+                const Comm stages = comm.split([](int) { return 0; }, "pp");
+                Session session(
+                    o,
+                    [&](Session& s) {
+                        pipeline = std::make_unique<Pipeline>(s.model, stages, pipeline_schedule(options, pp, 4 * pp));
+                        pipeline->attach(s.trainer);
+                    },
+                    pipeline_stage(o.model, pp, stages.rank(), options));
+                session.run();
+                const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                INFO(comm.transport(), ", ", std::string(schedule), ", recompute ", std::string(recompute), ": ",
+                     deviation);
+                EXPECT_EVERYWHERE(deviation <= 5e-6);
+                if (schedule == std::string("1f1b")) weights = session.weights();
+                if (schedule == std::string("zero-bubble")) EXPECT_EVERYWHERE(session.weights() == weights);
+            }
+        }
+    }
+}

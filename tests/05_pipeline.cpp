@@ -1,0 +1,250 @@
+// Every schedule against one rank; what each rank holds; zero-bubble bit for bit; the measured bubble's bounds.
+#include "02_data_parallel/data_parallel.h"
+#include "04_tensor_parallel/tensor_parallel.h"
+#include "05_pipeline/tables.h"
+#include "tests/ranks.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+TrainOptions shape(const Text& text) {
+    TrainOptions o = tiny(text);
+    o.model = {.name = "test", .layers = 8, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 131};
+    o.seq_len = 13;
+    o.global_batch = 16;
+    o.lr = o.min_lr = 1e-3;
+    return o;
+}
+
+// All ranks of `all`, pp stages to a copy of the model.
+struct Staged {
+    Comm stages, data;
+    std::unique_ptr<DataParallel> data_parallel;
+    std::unique_ptr<Pipeline> pipeline;
+    Session session;
+
+    Staged(const TrainOptions& o, const Comm& all, int64_t pp, const PipelineOptions& options, int64_t micro_batches)
+        : stages(all.split([n = all.size() / int(pp)](int rank) { return rank % n; }, "pp")),
+          data(all.split([n = all.size() / int(pp)](int rank) { return rank / n; }, "dp")),
+          session(
+              with_micro_batch(o, data.size(), micro_batches),
+              [&](Session& s) {
+                  data_parallel = std::make_unique<DataParallel>(s.model, data,
+                                                                 DataParallelOptions{.micro_batches = micro_batches});
+                  pipeline = std::make_unique<Pipeline>(s.model, stages, pipeline_schedule(options, pp, micro_batches));
+                  data_parallel->attach(s.trainer);
+                  pipeline->attach(s.trainer);
+              },
+              pipeline_stage(o.model, pp, stages.rank(), options)) {}
+    static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks, int64_t micro_batches) {
+        o.micro_batch = o.global_batch / data_ranks / micro_batches;
+        return o;
+    }
+};
+
+constexpr const char* kSchedules[] = {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"};
+
+}  // namespace
+
+TEST_CASE("every schedule on 2, 4 and 8 stages, 4 to 16 micro-batches, recomputation: one rank's run") {
+    const Text text;
+    REQUIRE(world().size() == 8);
+    for (const char* recompute : {"none", "selective", "full"}) {
+        TrainOptions o = shape(text);
+        o.recompute = recompute;
+        Session one(o);
+        one.run();
+        for (const char* schedule : kSchedules)
+            for (const int64_t pp : {1, 2, 4, 8})
+                for (const int64_t m : {4, 8, 16}) {
+                    PipelineOptions options{.schedule = schedule};
+                    if (o.global_batch % (8 / pp * m) != 0) continue;
+                    if (schedule == std::string("interleaved") && (m % pp != 0 || pp == 1 || pp == 8)) continue;
+                    Staged run(o, world(), pp, options, m);
+                    run.session.run();
+                    const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
+                    INFO(std::string(schedule), ", pp ", pp, ", m ", m, ", recompute ", std::string(recompute), ": ",
+                         deviation);
+                    EXPECT_EVERYWHERE(deviation <= 5e-6);
+                    EXPECT_EVERYWHERE(run.pipeline->most_in_flight() ==
+                                      in_flight_formula(pipeline_schedule(options, pp, m), run.stages.rank()));
+                }
+    }
+}
+
+TEST_CASE("zero-bubble is 1F1B bit for bit: losses, norms, gradients, weights after four steps; and 1F1B is GPipe") {
+    const Text text;
+    for (const char* dtype : {"fp32", "bf16"})
+        for (const char* recompute : {"none", "full"})
+            for (const int64_t pp : {2, 4}) {
+                TrainOptions o = shape(text);
+                o.dtype = dtype;
+                o.recompute = recompute;
+                Staged first(o, world(), pp, {.schedule = "1f1b"}, 4);
+                first.session.run();
+                for (const char* schedule : {"zero-bubble", "gpipe", "naive"}) {
+                    Staged other(o, world(), pp, {.schedule = schedule}, 4);
+                    other.session.run();
+                    INFO(std::string(schedule), " ", std::string(dtype), ", pp ", pp, ", recompute ",
+                         std::string(recompute));
+                    EXPECT_EVERYWHERE(other.session.history() == first.session.history());
+                    EXPECT_EVERYWHERE(other.session.gradients == first.session.gradients);
+                    EXPECT_EVERYWHERE(other.session.weights() == first.session.weights());
+                }
+            }
+}
+
+TEST_CASE("uneven stages, and chunks of uneven size") {
+    const Text text;
+    const TrainOptions o = shape(text);
+    Session one(o);
+    one.run();
+    for (const auto& [options, pp] : std::vector<std::pair<PipelineOptions, int64_t>>{
+             {{.schedule = "1f1b", .stage_layers = {1, 3, 3, 1}}, 4},
+             {{.schedule = "zero-bubble", .stage_layers = {5, 3}}, 2},
+             {{.schedule = "interleaved", .stage_layers = {3, 2, 1, 2}}, 2},
+             {{.schedule = "interleaved", .virtual_stages = 4}, 2},
+             {{.schedule = "interleaved", .virtual_stages = 1}, 4},
+             {{.schedule = "gpipe", .stage_layers = {1, 1, 1, 1, 1, 1, 1, 1}}, 8}}) {
+        Staged run(o, world(), pp, options, 4);
+        run.session.run();
+        const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
+        INFO(options.schedule, ", pp ", pp, ": ", deviation);
+        EXPECT_EVERYWHERE(deviation <= 5e-6);
+    }
+}
+
+TEST_CASE(
+    "the ledger: 16 micro-batches on 4 stages, GPipe keeps at least 2.5 times the activations of 1F1B on rank 0") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.micro_batch = 1;
+    on_first_ranks(4, [&](const Comm& ranks) {
+        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+        std::map<std::string, PipelineRun> runs;
+        for (const char* name : kSchedules) {
+            runs.emplace(name, run_pipeline(o, data, ranks, {.schedule = name}, 16));
+            const PipelineRun& run = runs.at(name);
+            bool exact = true;
+            for (int64_t rank = 0; rank < 4; ++rank)
+                exact = exact && run.in_flight[size_t(rank)] == in_flight_formula(run.schedule, rank);
+            INFO(std::string(name));
+            EXPECT(ranks.sum(exact ? 0 : 1) == 0);
+            // Each rank's parameters are its layers', and the first and the last have the vocabulary's.
+            const int64_t block = o.model.block_parameters() * 4, ends = o.model.vocab * o.model.hidden * 4;
+            for (int64_t rank = 0; rank < 4; ++rank)
+                EXPECT(run.memory[size_t(rank)].kind[int(Memory::params)] ==
+                       2 * block + (rank == 0 || rank == 3 ? ends : 0) + (rank == 3 ? o.model.hidden * 4 : 0));
+            // Activations up and gradients down, between any two stages once per micro-batch.
+            const int64_t n = o.seq_len * o.model.hidden * 4, v = run.schedule.chunks;
+            const int64_t sends = ranks.rank() == 0 ? 16 * (v + v - 1) : ranks.rank() == 3 ? 16 * (2 * v - 1) : 32 * v;
+            EXPECT(run.wire_bytes == n * sends);
+        }
+        const auto activations = [&](const char* name, size_t rank) {
+            return double(runs.at(name).memory[rank].kind[int(Memory::activations)]);
+        };
+        const double ratio = activations("gpipe", 0) / activations("1f1b", 0);
+        INFO(ratio);
+        EXPECT(ratio >= 2.5);
+        EXPECT(activations("1f1b", 0) > activations("1f1b", 2));
+        EXPECT(activations("naive", 0) < activations("1f1b", 0));
+    });
+}
+
+TEST_CASE("evaluation goes through all stages; the weights come together on rank 0") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.val_fraction = 0.3;
+    Session one(o);
+    one.run();
+    const double loss = one.trainer.evaluate();
+    for (const char* schedule : {"1f1b", "interleaved"}) {
+        Staged run(o, world(), 4, {.schedule = schedule}, 4);
+        run.session.run();
+        EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
+        std::vector<double> whole;
+        for (const Param& param : all_params(o.model)) {
+            const Tensor x = run.session.trainer.whole(param, Which::data);
+            if (world().rank() > 0) continue;
+            REQUIRE(x.shape() == param.global_shape);
+            const std::vector<double> part = values(x);
+            whole.insert(whole.end(), part.begin(), part.end());
+        }
+        const std::vector<float> expected = one.weights();
+        const double off =
+            world().rank() > 0 ? 0 : distance(whole, std::vector<double>(expected.begin(), expected.end()));
+        EXPECT_EVERYWHERE(off <= 1e-4);
+    }
+}
+
+TEST_CASE("with tensor parallelism inside the stages, overlapped or not: one rank's run") {
+    const Text text;
+    const TrainOptions o = shape(text);
+    Session one(o);
+    one.run();
+    for (const char* schedule : {"1f1b", "interleaved", "zero-bubble"})
+        for (const bool overlap : {false, true})
+            for (const char* recompute : {"none", "full"}) {
+                TrainOptions part = o;
+                part.recompute = recompute;
+                part.micro_batch = 2;  // of 16, on 2 x 2 x 2 ranks: 4 micro-batches
+                const Comm tensor = world().split([](int rank) { return rank / 2; }, "tp");
+                const Comm data = world().split([](int rank) { return rank / 4 * 2 + rank % 2; }, "dp");
+                const Comm stages = world().split([](int rank) { return rank % 4; }, "pp");
+                const PipelineOptions options{.schedule = schedule};
+                std::unique_ptr<DataParallel> data_parallel;
+                std::unique_ptr<Pipeline> pipeline;
+                Session session(
+                    part,
+                    [&](Session& s) {
+                        const TensorParallel tensor_parallel =
+                            apply_tensor_parallel(s.model, tensor, {.overlap = overlap});
+                        data_parallel =
+                            std::make_unique<DataParallel>(s.model, data, DataParallelOptions{.micro_batches = 4});
+                        pipeline = std::make_unique<Pipeline>(s.model, stages, pipeline_schedule(options, 2, 4));
+                        data_parallel->attach(s.trainer);
+                        tensor_parallel.attach(s.trainer);
+                        pipeline->attach(s.trainer);
+                    },
+                    pipeline_stage(o.model, 2, stages.rank(), options));
+                session.run();
+                const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                INFO(std::string(schedule), ", overlap ", overlap, ", recompute ", std::string(recompute), ": ",
+                     deviation);
+                EXPECT_EVERYWHERE(deviation <= 5e-6);
+            }
+}
+
+TEST_CASE("what cannot be divided is refused with a line that says what would do") {
+    LlamaConfig c = preset("tiny");
+    const auto stage = [&](int64_t pp, const PipelineOptions& options) { return pipeline_stage(c, pp, 0, options); };
+    EXPECT_USAGE_ERROR(stage(8, {}), "--pp 8: more than --layers 4");
+    EXPECT_USAGE_ERROR(stage(3, {}), "--layers 4 does not divide by 3 stages (--pp); 6 would, or --stage-layers 2,1,1");
+    EXPECT_USAGE_ERROR(stage(2, {.stage_layers = {2, 1}}), "--stage-layers 2,1: 3 layers; the model has 4");
+    EXPECT_USAGE_ERROR(stage(2, {.stage_layers = {2, 1, 1}}), "--stage-layers 2,1,1: lists 3 stages; --pp 2 makes 2");
+    EXPECT_USAGE_ERROR(stage(2, {.stage_layers = {4, 0}}), "each stage needs a layer at least");
+    EXPECT_USAGE_ERROR(stage(2, {.schedule = "gpipe", .virtual_stages = 2}), "--virtual-stages 2: belongs to");
+    EXPECT_USAGE_ERROR(stage(4, {.schedule = "interleaved"}), "--pp 4 x --virtual-stages 2 = 8 parts: more than");
+    EXPECT_USAGE_ERROR(stage(1, {.schedule = "interleaved"}), "--pp 2 or more");
+    const Stage last = pipeline_stage(c, 2, 1, {.schedule = "interleaved"});
+    EXPECT((last.chunks.size() == 2 && last.chunks[0].first_layer == 1 && last.chunks[1].first_layer == 3));
+    EXPECT((last.head && !last.embedding));
+}
+
+TEST_CASE("a fake world of 64: the third of eight stages") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.global_batch = 64;
+    o.steps = 2;
+    const Comm fake = make_comm(make_fake_transport(21, 64), {});
+    for (const char* schedule : {"gpipe", "1f1b", "zero-bubble"}) {
+        Staged run(o, fake, 8, {.schedule = schedule}, 8);
+        run.session.run();
+        for (const StepReport& report : run.session.reports)
+            EXPECT((std::isfinite(report.grad_norm) && report.grad_norm > 0));
+        EXPECT(run.pipeline->most_in_flight() == (schedule == std::string("1f1b") ? 6 : 8));
+    }
+}
