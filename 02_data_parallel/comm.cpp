@@ -440,13 +440,14 @@ Comm Comm::split(const std::function<int(int)>& colour_of, const std::string& na
                },
            .where = where})
         .wait();
+    if (!group->transport) return {};
     group->engine = group_->engine;
     group->engine->groups.push_back(group);
     return Comm(group);
 }
 
 Comm Comm::link(int from, int to, Where where) const {
-    const Comm pair = split([from, to](int rank) { return rank == from || rank == to ? 0 : 1; }, name(), where);
+    const Comm pair = split([from, to](int rank) { return rank == from || rank == to ? 0 : -1; }, name(), where);
     if (pair.group_) pair.group_->channel = Transport::Channel::link;
     return pair;
 }

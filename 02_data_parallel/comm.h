@@ -57,14 +57,14 @@ class Comm {
     const char* transport() const;
     bool has_peers() const;  // false: one rank of a world that is not there (fake)
 
-    // The ranks whose colour is this rank's, in their order, as a group of that name. Collective; colour_of is the same
+    // The ranks whose colour is this rank's, in their order, as a group of that name (a negative colour: of none, and this
+    // rank is alone). Collective; colour_of is the same
     // function on every rank (a layout is a function of the rank, so that also a world that is not there can be split).
     Comm split(const std::function<int(int rank)>& colour_of, const std::string& name,
                Where where = Where::current()) const;
 
     // A one-way street from one rank to another, as a group of the two: what is sent on it is under way when the call
-    // returns and keeps nothing else from happening, on whatever transport, until it is received. Collective; the other
-    // ranks get a group without use.
+    // returns and keeps nothing else from happening, on whatever transport, until it is received. Collective.
     Comm link(int from, int to, Where where = Where::current()) const;
 
     void all_reduce(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;

@@ -211,14 +211,16 @@ int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_cop
     return left;
 }
 
+void write_files(const Comm& world, const std::function<void()>& files) {
+    const Watchdog::Pause pause(*watchdog);
+    files();
+    world.barrier();
+}
+
 void report_communication(Trainer& trainer, const Comm& world) {
     trainer.ranks = world.size();
     trainer.start_step = [world] { world.take_stats(); };  // what lies between two steps belongs to neither
-    trainer.writing = [world](const std::function<void()>& files) {
-        const Watchdog::Pause pause(*watchdog);
-        files();
-        world.barrier();
-    };
+    trainer.writing = [world](const std::function<void()>& files) { write_files(world, files); };
     trainer.finish_report = [world](StepReport& report) {
         for (const auto& [name, entry] : world.take_stats().operations) {
             report.comm_bytes[name] = entry.bytes;

@@ -31,6 +31,9 @@ void together(const std::function<void()>& setup);
 // --dp: 0 means what the ranks leave when each model copy takes ranks_per_copy. Usage error when it cannot be.
 int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy);
 
+// Rank 0 writes what takes its time; the others wait for it, and the watchdog for all.
+void write_files(const Comm& world, const std::function<void()>& files);
+
 // The trainer's reports get each step's communication, and the summary the memory of all ranks.
 void report_communication(Trainer& trainer, const Comm& world);
 

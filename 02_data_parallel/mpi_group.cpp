@@ -123,7 +123,8 @@ MPI_Comm MpiGroup::duplicate_of_world() {
 
 MPI_Comm MpiGroup::split(const std::vector<int>& colours) const {
     MPI_Comm comm = MPI_COMM_NULL;
-    MPI_CHECK(MPI_Comm_split(comm_, colours[rank_], rank_, &comm));
+    const int colour = colours[rank_] < 0 ? MPI_UNDEFINED : colours[rank_];
+    MPI_CHECK(MPI_Comm_split(comm_, colour, rank_, &comm));  // MPI_COMM_NULL where it is undefined
     return comm;
 }
 

@@ -38,7 +38,8 @@ class Transport {
     virtual const char* name() const = 0;
     virtual int rank() const = 0;
     virtual int size() const = 0;
-    // colours[r]: of rank r, the same list on every rank. Ranks of one colour form a group, in their order.
+    // colours[r]: of rank r, the same list on every rank. Ranks of one colour form a group, in their order; a negative
+    // colour is of no group, and nullptr comes back.
     virtual std::unique_ptr<Transport> split(const std::vector<int>& colours) const = 0;
 
     virtual bool has_peers() const { return true; }  // false: fake

@@ -19,6 +19,7 @@ class FakeTransport : public Transport {
 
     std::unique_ptr<Transport> split(const std::vector<int>& colours) const override {
         const int mine = colours[rank_];
+        if (mine < 0) return nullptr;
         const auto before = std::count(colours.begin(), colours.begin() + rank_, mine);
         return std::make_unique<FakeTransport>(int(before), int(std::count(colours.begin(), colours.end(), mine)));
     }

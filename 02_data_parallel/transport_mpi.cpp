@@ -14,7 +14,8 @@ class MpiTransport : public Transport {
     int rank() const override { return group_.rank(); }
     int size() const override { return group_.size(); }
     std::unique_ptr<Transport> split(const std::vector<int>& colours) const override {
-        return std::make_unique<MpiTransport>(group_.split(colours));
+        const MPI_Comm comm = group_.split(colours);
+        return comm == MPI_COMM_NULL ? nullptr : std::make_unique<MpiTransport>(comm);
     }
     Handle aside(const std::function<void()>& body) override {
         body();

@@ -125,7 +125,8 @@ class NcclTransport : public Transport {
     int rank() const override { return group_.rank(); }
     int size() const override { return group_.size(); }
     std::unique_ptr<Transport> split(const std::vector<int>& colours) const override {
-        return std::make_unique<NcclTransport>(group_.split(colours));
+        const MPI_Comm comm = group_.split(colours);
+        return comm == MPI_COMM_NULL ? nullptr : std::make_unique<NcclTransport>(comm);
     }
 
     bool on_stream() const override { return true; }

@@ -16,23 +16,28 @@ struct Outputs {
     std::string draw, trace;  // --draw, --pipeline-trace
 };
 
-std::vector<PipelineRun> print_tables(const TrainOptions& options, const Dataset& data, const Comm& stages,
-                                      const PipelineOptions& chosen, int64_t micro_batches) {
+PipelineRun print_tables(const TrainOptions& options, const Dataset& data, const Comm& stages,
+                         const PipelineOptions& chosen, int64_t micro_batches) {
+    say("\nall schedules, five steps each, with 4, 8 and 16 micro-batches:\n");
     std::vector<PipelineRun> runs;
     for (const char* name : {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"})
-        for (const int64_t m : {int64_t(4), int64_t(8), int64_t(16)}) {
+        for (const int64_t m : {4, 8, 16}) {
             PipelineOptions each{.schedule = name};
-            if (name == chosen.schedule) each = chosen;
-            try {
+            if (name == chosen.schedule || (each.chunks() == 1 && chosen.chunks() == 1)) each = chosen;
+            each.schedule = name;
+            try {  // not every schedule is for every number of layers and micro-batches
                 pipeline_stage(options.model, stages.size(), stages.rank(), each);
-                runs.push_back(run_pipeline(options, data, stages, each, m));
-            } catch (const UsageError&) { continue; }  // not for this number of layers or micro-batches
+                pipeline_schedule(each, stages.size(), m);
+            } catch (const UsageError& error) {
+                say("{} with {} left out: {}\n", name, m, error.what());
+                continue;
+            }
+            runs.push_back(run_pipeline(options, data, stages, each, m));
         }
     say("\n{}\n{}", promise_table(), measured_table(runs));
-    std::vector<PipelineRun> result;
-    result.push_back(run_pipeline(options, data, stages, chosen, micro_batches));
-    say("\n{}", gantt_text(result[0]));
-    return result;
+    PipelineRun run = run_pipeline(options, data, stages, chosen, micro_batches);
+    say("\n{}", gantt_text(run));
+    return run;
 }
 
 // matplotlib draws. Where it lies with the system's Python only, that one does.
@@ -88,7 +93,8 @@ void program(int argc, char** argv) {
     const Schedule schedule = pipeline_schedule(pipeline_options, pp, micro_batches);
     const bool shows = tables && pp > 1 && comm_options.transport != "fake";
     if (!shows && !(outputs.draw.empty() && outputs.trace.empty()))
-        usage_error("--draw, --pipeline-trace: one rank has no pipeline to show; mpirun -np 2 would do");
+        usage_error("--draw, --pipeline-trace: {} is no pipeline to show; two stages or more (mpirun -np 2) would be",
+                    pp == 1 ? "one stage" : "one rank of a world that is not there");
 
     std::optional<TrainingRun> run;
     std::optional<OutputFile> draw_file, trace_file;
@@ -117,12 +123,15 @@ void program(int argc, char** argv) {
     run.reset();
     if (shows) {
         const Dataset data(options.data, options.model.vocab, options.seq_len, options.val_fraction);
-        const PipelineRun chosen = print_tables(options, data, stages, pipeline_options, micro_batches).front();
+        const PipelineRun chosen = print_tables(options, data, stages, pipeline_options, micro_batches);
         if (trace_file) {
             trace_file->write(chrome_trace(timelines(chosen)));
             trace_file->commit();
         }
-        if (this_rank == 0 && !outputs.draw.empty()) draw(python, chosen, outputs.draw);
+        if (!outputs.draw.empty())
+            write_files(world, [&] {
+                if (this_rank == 0) draw(python, chosen, outputs.draw);
+            });
     } else if (tables) {
         say("\n{}", promise_table());
     }

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "01_single_gpu/profile.h"
+
 namespace train70b {
 
 void add_pipeline_flags(CLI::App& app, int64_t& pp, PipelineOptions& o) {
@@ -105,16 +107,22 @@ Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule)
     }
 }
 
+// Streets close in the order in which they were opened, because closing one may be a matter of both its ranks.
+Pipeline::~Pipeline() {
+    const int p = ranks_.size(), rank = ranks_.rank();
+    for (int below = 0; below < p; ++below) {
+        if (rank == below) up_out_ = {}, down_in_ = {};
+        if (rank == (below + 1) % p) up_in_ = {}, down_out_ = {};
+    }
+}
+
 // ---- messages -----------------------------------------------------------------------------------------------------------
 
 void Pipeline::let_go() {
     std::erase_if(sends_, [](Work& work) { return work.done(); });
 }
 
-void Pipeline::send(Street& street, const Tensor& x) {
-    let_go();
-    sends_.push_back(street.comm.send_async(x, street.peer));
-}
+void Pipeline::send(Street& street, const Tensor& x) { sends_.push_back(street.comm.send_async(x, street.peer)); }
 
 void Pipeline::post_next(Street& street, const Shape& shape) {
     if (street.ahead || street.taken == street.expected.size()) return;
@@ -138,6 +146,9 @@ Tensor Pipeline::receive(Street& street, const Message& message, const Shape& sh
 // ---- steps --------------------------------------------------------------------------------------------------------------
 
 void Pipeline::time(const Step& step, const std::function<void()>& work) {
+    constexpr const char* kNames[] = {"forward", "backward", "backward of inputs", "backward of weights"};
+    Span span(kNames[int(step.pass)], "phase");
+    if (measures_) synchronize(model_.options.device);  // the message is there: waiting for it is no work
     const double begin = now_seconds();
     work();
     if (!measures_) return;
@@ -177,9 +188,9 @@ void Pipeline::backward(const Step& step) {
         *flight.output_grad = receive(down_in_, {false, step.micro_batch, part + 1}, hidden_);
     time(step, [&] {
         if (step.pass == Pass::backward_weight) {
-            for (auto& half : flight.weights) std::exchange(half, nullptr)();
+            for (auto& half : flight.weights) std::exchange(half, nullptr)();  // each lets its input go when it is done
         } else {
-            flight.output_grad.reset();
+            flight.output_grad.reset();  // from here on it belongs to the closure that uses it
             flight.tape.backward();
         }
     });
@@ -188,17 +199,17 @@ void Pipeline::backward(const Step& step) {
 }
 
 Tensor Pipeline::forward_backward(const std::function<Batch(int64_t)>& micro_batch) {
+    CHECK(flights_.empty() && sends_.empty() && !loss_, "the step before this did not end");
     spans_.clear();
     most_in_flight_ = 0;
     for (Street* street : {&up_in_, &down_in_}) street->taken = 0;
+    std::vector<Batch> batches;  // all now: bringing one to the device waits for whatever goes on there
+    for (int64_t i = 0; i < schedule_.micro_batches; ++i) batches.push_back(micro_batch(i));
+    hidden_ = {batches[0].tokens.size(), model_.config.hidden};
     for (const Step& step : schedule_.ranks[size_t(ranks_.rank())]) {
-        if (ledger().phase(to_string(step)); step.pass != Pass::forward) {
-            backward(step);
-            continue;
-        }
-        const Batch batch = micro_batch(step.micro_batch);
-        hidden_ = {batch.tokens.size(), model_.config.hidden};
-        forward(step, batch);
+        ledger().phase(to_string(step));
+        let_go();
+        step.pass == Pass::forward ? forward(step, batches[size_t(step.micro_batch)]) : backward(step);
     }
     CHECK(flights_.empty(), "{} micro-batches are still in flight", flights_.size());
     for (Work& work : sends_) work.wait();

@@ -6,7 +6,7 @@
 //     B   receive the gradient of y, run the tape backward, send the gradient of x
 //     I   the same, with the weight halves put aside;  W  runs them
 // Sends do not wait, and the next message of each neighbour is received ahead: a rank stands still only for what it needs.
-// y is let go as soon as it has been taken; x, and what the tape keeps, live until the end of the micro-batch's backward pass.
+// y is let go when a step begins and it has been taken; x, and what the tape keeps, live until the end of the micro-batch's backward pass.
 #include <map>
 
 #include "01_single_gpu/trainer.h"
@@ -32,6 +32,7 @@ class Pipeline {
     // model: this rank's stage. The model outlives this.
     Pipeline(Llama& model, const Comm& ranks, Schedule schedule);
     Pipeline(const Pipeline&) = delete;
+    ~Pipeline();
     // Fills the trainer's slots on top of those that data and tensor parallelism have filled: attach those first.
     void attach(Trainer& trainer);
 

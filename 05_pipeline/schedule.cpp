@@ -35,7 +35,7 @@ Steps gpipe(int64_t m) {
     return steps;
 }
 
-// As many forward passes ahead as there are stages below, then one forward, one backward.
+// As many forward passes ahead as there are stages between this one and the head, then one forward, one backward.
 Steps one_forward_one_backward(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
     const int64_t ahead = std::min(m, p - 1 - rank);
@@ -63,8 +63,8 @@ Steps interleaved(int64_t p, int64_t m, int64_t v, int64_t rank) {
     return steps;
 }
 
-// 1F1B's order of F and I. The rank nearest the head has its first gradient first, and the ranks above it have to wait for
-// theirs: rank r runs r weight halves behind, and makes up for them where 1F1B would idle at the end.
+// 1F1B's order of F and I. Gradients start at the head, and the farther a rank is from it, the longer 1F1B lets it idle at
+// the end: there W has room. So the ranks near the head put off most: rank r runs r weight halves behind.
 Steps zero_bubble(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
     const int64_t ahead = std::min(m, p - 1 - rank);

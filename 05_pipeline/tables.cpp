@@ -153,7 +153,7 @@ void toy_deadlock(const Comm& world, Device device) {
     const Schedule schedule = make_schedule("1f1b", 2, 4);
     say("1f1b, every send waits until it is received. The checker: {}\nThe ranks (--comm-timeout ends it):\n",
         deadlock(schedule, Sends::blocking));
-    Tensor message({1 << 20}, DType::f32, device, Memory::comm);  // beyond what MPI sends without asking
+    Tensor message({1 << 22}, DType::f32, device, Memory::comm);  // 16 MiB: beyond what is sent without asking
     fill(message, 0);
     const int other = 1 - world.rank();
     for (const Step& step : schedule.ranks[size_t(world.rank())]) {
@@ -161,6 +161,7 @@ void toy_deadlock(const Comm& world, Device device) {
         fmt::print("rank {}: {}\n", world.rank(), to_string(step));
         std::fflush(stdout);
         sends ? world.send(message, other) : world.recv(message, other);
+        synchronize(device);
     }
 }
 

@@ -285,3 +285,35 @@ TEST_CASE("layers out of range and impossible shapes are refused") {
     EXPECT_CHECK_FAILS(Llama(make_config(), {}, {{{1, 5}}, true, true}));
     EXPECT_CHECK_FAILS(Llama(make_config(), {}, {{{1, 2}, {0, 1}}, true, true}));  // in another order than the model's
 }
+
+TEST_CASE(
+    "weight halves put aside: the backward pass leaves the products' weights alone; run later, the gradients are the "
+    "same") {
+    const Tokens tokens;
+    for (const Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+        Llama together(make_config(), {.recompute = level, .init_std = 0.3});
+        Llama apart(make_config(), {.recompute = level, .init_std = 0.3});
+        for (Llama* model : {&together, &apart}) model->materialise(1);
+        Tape tape;
+        together.forward(tape, tokens.batch());
+        tape.backward();
+        Tape::Steps later;
+        Tape split{.weights = &later};
+        apart.forward(split, tokens.batch());
+        EXPECT(later.empty());
+        split.backward();
+        EXPECT(later.size() == 4 * 2 + 1);  // qkv, o, gate_up, down of two blocks; the head
+        const auto in_product = [](const Param& param) {
+            return param.is_matrix() && param.name.find("embed") == std::string::npos;
+        };
+        for (const Param* param : apart.params()) {
+            const Doubles gradient = values(param->grad);
+            INFO(param->name);
+            EXPECT(std::all_of(gradient.begin(), gradient.end(), [](double x) { return x == 0; }) ==
+                   in_product(*param));
+        }
+        for (auto& half : later) half();
+        for (size_t i = 0; i < apart.params().size(); ++i)
+            EXPECT(values(apart.params()[i]->grad) == values(together.params()[i]->grad));
+    }
+}

@@ -24,7 +24,7 @@ tables_on() { # NAME RANKS PART FLAG...: as refused, with the tables
     run "$2" "$bin/$program" --steps 1 --metrics m.jsonl "${@:4}"
     verdict "refused: $1" "$(ends 2 10)$(says "$3")$(ls | grep -v '^\(out\|err\)$')"
 }
-tables_on "a drawing of one rank" 1 "one rank has no pipeline to show" --draw x.png
+tables_on "a drawing of one rank" 1 "one stage is no pipeline to show" --draw x.png
 tables_on "a drawing where no file can be" 2 "--draw nowhere/x.png: cannot be written" --draw nowhere/x.png
 tables_on "the toy on three ranks" 3 "--toy-deadlock on: is played by two ranks" --toy-deadlock on
 

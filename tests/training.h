@@ -77,7 +77,8 @@ struct Session {
         if (apply) apply(*this);
         model.materialise(o.seed);
     }
-    ~Session() { this_rank = real_rank; }
+    ~Session() { leave(); }
+    void leave() { this_rank = real_rank; }  // for a session that outlives its run, beside others
 
     Session& run() {
         trainer.run();
