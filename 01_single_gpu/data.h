@@ -8,6 +8,12 @@
 
 namespace train70b {
 
+// Tokens [begin, begin + count) of a sequence.
+struct Stretch {
+    int64_t begin, count;
+    bool operator==(const Stretch&) const = default;
+};
+
 class Dataset {
   public:
     // val_fraction < 0: 0.1 of a text, 0 of token shards. The validation part is the end of the source; a source that

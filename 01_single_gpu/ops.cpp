@@ -127,6 +127,13 @@ void add(Tensor& sum, const Tensor& a, const Tensor& b) {
     RUN(device_of({sum, a, b}), add(sum, a, b));
 }
 
+void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
+    CHECK(to.dtype() == from.dtype() && to.size() == from.size() && from.size() % (a * b) == 0 && !to.overlaps(from),
+          "{} to {} in blocks of {} x {}", to_string(from.shape()), to_string(to.shape()), a, b);
+    Span span("swap_blocks", "op", 0, bytes_of({to, from}));
+    RUN(device_of({to, from}), swap_blocks(to, from, a, b));
+}
+
 void sum_squares(Tensor& out, const Tensor& x) {
     expect("out", out, {1}, DType::f32);
     CHECK(is_float(x.dtype()), "{}", name_of(x.dtype()));
@@ -251,6 +258,16 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
               bytes_of({dq, dk, dv, dout, q, k, v, out}));
     RUN(device_of({dq, dk, dv, dout, q, k, v, out, lse}),
         attention_backward(dq, dk, dv, dout, q, k, v, out, lse, shape));
+}
+
+void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
+    expect("lse", lse, {lse.rows(), lse.cols()}, DType::f32);
+    expect("part_lse", part_lse, lse.shape(), DType::f32);
+    CHECK(out.dtype() == DType::f32 && out.cols() % lse.cols() == 0, "out {}", to_string(out.shape()));
+    for (const Tensor& part : List{out, part_out})
+        expect_rows("out or part_out", part, lse.rows(), out.cols(), part.dtype());
+    Span span("merge_attention", "op", 0, bytes_of({out, out, part_out, lse, lse, part_lse}));
+    RUN(device_of({out, lse, part_out, part_lse}), merge_attention(out, lse, part_out, part_lse));
 }
 
 void swiglu(Tensor& h, const Tensor& gate_up) {

@@ -26,7 +26,9 @@ void fill(Tensor& x, float value);                        // f32, bf16, i32
 void copy(Tensor& to, const Tensor& from);                // casts fp32 <-> bf16 where dtypes differ; crosses devices
 void scale(Tensor& x, float factor);                      // x *= factor
 void add(Tensor& sum, const Tensor& a, const Tensor& b);  // sum = a + b; sum may be a or b
-void sum_squares(Tensor& out, const Tensor& x);           // out (1) fp32 = sum of x_i^2, summed in double
+// to (b, a, w) = from (a, b, w) with its first two dimensions exchanged, whatever the tensors' own shapes; any dtype
+void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b);
+void sum_squares(Tensor& out, const Tensor& x);  // out (1) fp32 = sum of x_i^2, summed in double
 
 // ---- embedding -----------------------------------------------------------------------------------------------------
 // y (R, E) = table[tokens - first_row]; tokens (R) i32. A token outside this table's rows gives zeros: its row lies on
@@ -72,6 +74,10 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
 // share (chapter 06). dq, dk, dv may be fp32 while the rest is bf16.
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape);
+
+// Two sets of keys into one (chapter 06): out (R, H*D) fp32 and lse (R, H) become those of both; part_out may be bf16.
+//   l = log(e^lse + e^part_lse),  out = out e^(lse - l) + part_out e^(part_lse - l); -inf: a set without keys
+void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse);
 
 // ---- SwiGLU  (Shazeer 2020)
 // ------------------------------------------------------------------------------------------ h (R, F) = silu(gate) *

@@ -84,6 +84,13 @@ void add(Tensor& sum, const Tensor& a, const Tensor& b) {
     });
 }
 
+void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
+    const int64_t width = from.bytes() / (a * b);
+    parallel_rows(a * b, width, [&](int64_t i) {
+        std::memcpy(to.data<char>() + (i % b * a + i / b) * width, from.data<char>() + i * width, size_t(width));
+    });
+}
+
 void sum_squares(Tensor& out, const Tensor& x) {
     with_float(x.dtype(), [&](auto zero) {
         const auto* p = x.data<decltype(zero)>();
@@ -271,6 +278,25 @@ void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const
             rotate_heads(out, dq.data<T>() + r * q_cols, q_cols / rope.head_dim, half, rotation, -1);
             rotate_heads(out + q_cols, dk.data<T>() + r * kv_cols, kv_cols / rope.head_dim, half, rotation, -1);
             std::copy_n(dv.data<T>() + r * kv_cols, kv_cols, out + q_cols + kv_cols);
+        });
+    });
+}
+
+void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
+    with_float(part_out.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t heads = lse.cols(), width = out.cols() / heads;
+        parallel_rows(lse.size(), width, [&](int64_t i) {  // row by row, head by head
+            float &l1 = lse.data<float>()[i], l2 = part_lse.data<float>()[i];
+            const float most = std::max(l1, l2);
+            if (most == -INFINITY) return;  // no keys in either
+            const float l = most + std::log(std::exp(l1 - most) + std::exp(l2 - most));
+            const float keep = std::exp(l1 - l), take = std::exp(l2 - l);
+            float* o = out.data<float>() + i * width;
+            const T* part = part_out.data<T>() + i * width;
+#pragma omp simd
+            for (int64_t d = 0; d < width; ++d) o[d] = o[d] * keep + float(part[d]) * take;
+            l1 = l;
         });
     });
 }

@@ -250,6 +250,28 @@ __global__ void split_rope_kernel(T* q, T* k, T* v, T* qkv, const int32_t* posit
 // ---- SwiGLU
 // -------------------------------------------------------------------------------------------------------------
 
+// One block for each row and head.
+template <class T>
+__global__ void merge_attention_kernel(float* out, float* lse, const T* part_out, const float* part_lse,
+                                       int64_t width) {
+    const int64_t i = blockIdx.x;
+    const float l1 = lse[i], l2 = part_lse[i], most = fmaxf(l1, l2);
+    if (most == -INFINITY) return;
+    const float l = most + logf(expf(l1 - most) + expf(l2 - most));
+    const float keep = expf(l1 - l), take = expf(l2 - l);
+    for (int64_t d = threadIdx.x; d < width; d += blockDim.x)
+        out[i * width + d] = out[i * width + d] * keep + to_float(part_out[i * width + d]) * take;
+    __syncthreads();  // all have read lse[i]
+    if (threadIdx.x == 0) lse[i] = l;
+}
+
+// One block for each of the a * b stretches of `width` units.
+template <class Unit>
+__global__ void swap_blocks_kernel(Unit* to, const Unit* from, int64_t a, int64_t b, int64_t width) {
+    const int64_t i = blockIdx.x, place = i % b * a + i / b;
+    for (int64_t w = threadIdx.x; w < width; w += blockDim.x) to[place * width + w] = from[i * width + w];
+}
+
 template <class T>
 __global__ void swiglu_kernel(T* h, const T* gate_up, int64_t cols) {
     const T *gate = gate_up + blockIdx.x * 2 * cols, *up = gate + cols;
@@ -425,6 +447,18 @@ void add(Tensor& sum, const Tensor& a, const Tensor& b) {
     check_launch();
 }
 
+void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
+    const int64_t width = from.bytes() / (a * b);
+    const unsigned blocks = static_cast<unsigned>(a * b);
+    const bool aligned = width % 16 == 0 && reinterpret_cast<uintptr_t>(to.raw()) % 16 == 0 &&
+                         reinterpret_cast<uintptr_t>(from.raw()) % 16 == 0;
+    if (aligned)
+        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<uint4>(), from.data<uint4>(), a, b, width / 16);
+    else
+        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<char>(), from.data<char>(), a, b, width);
+    check_launch();
+}
+
 void sum_squares(Tensor& out, const Tensor& x) {
     Tensor partial({2 * kPartials}, DType::f32, Device::cuda, Memory::workspace);  // kPartials doubles
     const int blocks = int(std::min<unsigned>(blocks_for(x.size()), kPartials));
@@ -520,6 +554,15 @@ void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const
         split_rope_kernel<T, false><<<dqkv.rows(), kThreads, 0, stream()>>>(dq.data<T>(), dk.data<T>(), dv.data<T>(),
                                                                             dqkv.data<T>(), positions.data<int32_t>(),
                                                                             rope, dq.cols(), dk.cols());
+    });
+    check_launch();
+}
+
+void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
+    const int64_t width = out.cols() / lse.cols();
+    with_float(part_out.dtype(), [&](auto zero) {
+        merge_attention_kernel<<<static_cast<unsigned>(lse.size()), 128, 0, stream()>>>(
+            out.data<float>(), lse.data<float>(), part_out.data<decltype(zero)>(), part_lse.data<float>(), width);
     });
     check_launch();
 }

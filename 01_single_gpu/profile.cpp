@@ -1,10 +1,19 @@
 #include "01_single_gpu/profile.h"
 
+#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/ops.h"
 
 namespace train70b {
+
+namespace {
+double cpu_seconds() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+}  // namespace
 
 Profile& profile() {
     static Profile instance;
@@ -27,7 +36,9 @@ std::string Profile::chrome_trace() const {
 
 Span::Span(const char* name, const char* category, double flops, double bytes)
     : name_(name), category_(category), flops_(flops), bytes_(bytes) {
-    if (profile().on()) begin_ = now_seconds();
+    if (!profile().on()) return;
+    begin_ = now_seconds();
+    cpu_begin_ = cpu_seconds();
 }
 
 Span::~Span() {
@@ -40,6 +51,7 @@ Span::~Span() {
         Profile::Sum& sum = p.sums[name_];
         ++sum.calls;
         sum.seconds += seconds;
+        sum.cpu_seconds += cpu_seconds() - cpu_begin_;
         sum.flops += flops_;
         sum.bytes += bytes_;
     }

@@ -16,6 +16,7 @@ struct Profile {
     struct Sum {
         int64_t calls = 0;
         double seconds = 0, flops = 0, bytes = 0;
+        double cpu_seconds = 0;  // of this thread: what another process on the same core took does not count
     };
     struct Event {
         std::string name, category;
@@ -41,7 +42,7 @@ class Span {
 
   private:
     const char *name_, *category_;
-    double flops_, bytes_, begin_ = -1;
+    double flops_, bytes_, begin_ = -1, cpu_begin_ = 0;
 };
 
 // Dense peak of the device's data sheet in FLOP/s for products in this dtype; empty where it is not known (any CPU).

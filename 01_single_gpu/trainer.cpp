@@ -74,17 +74,21 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
 }
 
 Batch Trainer::make_batch(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const {
-    const int64_t sequences = samples.size(), T = options_.seq_len;
-    std::vector<int32_t> tokens, targets, positions;
-    for (const std::vector<int32_t>& sample : samples) {
-        tokens.insert(tokens.end(), sample.begin(), sample.end() - 1);
-        targets.insert(targets.end(), sample.begin() + 1, sample.end());
-        for (int64_t t = 0; t < T; ++t) positions.push_back(static_cast<int32_t>(t));
-    }
+    const std::vector<Stretch> stretches = tokens.empty() ? std::vector<Stretch>{{0, options_.seq_len}} : tokens;
+    std::vector<int32_t> inputs, targets, positions;
+    for (const auto [begin, count] : stretches)
+        for (const std::vector<int32_t>& sample : samples)
+            for (int64_t t = begin; t < begin + count; ++t) {
+                inputs.push_back(sample[size_t(t)]);
+                targets.push_back(sample[size_t(t) + 1]);
+                positions.push_back(static_cast<int32_t>(t));
+            }
+    const int64_t sequences = int64_t(samples.size()), rows = int64_t(inputs.size());
     const auto on_device = [&](const std::vector<int32_t>& values) {
-        return upload(values, {sequences * T}, model_.options.device);
+        return upload(values, {rows}, model_.options.device);
     };
-    return {sequences, T, on_device(tokens), on_device(targets), on_device(positions), float(1.0 / target_tokens)};
+    return {sequences,          rows / sequences,     on_device(inputs),
+            on_device(targets), on_device(positions), float(1.0 / target_tokens)};
 }
 
 // Sample i of a step is number (step - 1) * global + i of the stream: micro-batch m of rank r holds the micro_batch

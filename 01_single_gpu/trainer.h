@@ -14,8 +14,11 @@ class Trainer {
 
     // ---- slots; each has its one-rank default ----
     int64_t data_rank = 0, data_ranks = 1;  // whose part of the global batch this rank computes
-    int64_t ranks = 1;                      // devices that work on a step: MFU is a mean over them
-    std::function<void()> start_step;       // empty, or what comes before everything else
+    // The tokens of each sequence that this rank computes; empty: all (chapter 06). Rows of a batch: stretch by stretch,
+    // in each of them sequence by sequence.
+    std::vector<Stretch> tokens;
+    int64_t ranks = 1;                 // devices that work on a step: MFU is a mean over them
+    std::function<void()> start_step;  // empty, or what comes before everything else
     std::function<void(const std::function<void()>&)>
         writing;                                           // calls the function, in which rank 0 writes large files
     std::function<void()> begin;                           // empty, or what follows the last change of the weights

@@ -268,6 +268,27 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
         1e-7);
 }
 
+TEST_CASE("cuda: merging two sets of keys, exchanging blocks") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (auto [rows, cols] : kSizes) {
+            compare(dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                Tensor out = tensor(randoms(rows * 2 * cols, 1), {rows, 2 * cols}, DType::f32, device);
+                Tensor lse = tensor(randoms(rows * 2, 2), {rows, 2}, DType::f32, device);
+                merge_attention(out, lse, make.random({rows, 2 * cols}, 3),
+                                tensor(randoms(rows * 2, 4), {rows, 2}, DType::f32, device));
+                return Results{out, lse};
+            });
+            compare(dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                Tensor to = make.empty({3 * rows, cols});
+                swap_blocks(to, make.random({3 * rows, cols}, 1), 3, rows);
+                return Results{to};
+            });
+        }
+}
+
 TEST_CASE("cuda: masked logits, -inf for whole packs, count nothing") {
     if (!have_gpu()) return;
     compare(DType::f32, [](Device device) {

@@ -267,6 +267,53 @@ TEST_CASE("SwiGLU does not overflow far out") {
     EXPECT(got[3] == 90);
 }
 
+TEST_CASE("attention over two sets of keys, merged, is attention over both; a set without keys adds nothing") {
+    const int64_t R = 6, H = 3, D = 5;
+    for (DType dtype : {DType::f32, DType::bf16}) {
+        const Doubles o1 = randoms(R * H * D, 1), l1 = randoms(R * H, 2), l2 = randoms(R * H, 4);
+        const Tensor part = tensor(randoms(R * H * D, 3), {R, H * D}, dtype);
+        const Doubles o2 = values(part);
+        Doubles a(l1), b(l2), out, lse;
+        for (int64_t i = 0; i < R * H; ++i) {
+            a[i] *= 40, b[i] *= 40;  // far apart, in both directions
+            if (i % 5 == 1) a[i] = -INFINITY;
+            if (i % 5 == 2) b[i] = -INFINITY;
+            if (i == 10) a[i] = b[i] = -INFINITY;
+            a[i] = double(float(a[i])), b[i] = double(float(b[i]));
+            const double most = std::max(a[i], b[i]);
+            const double l = i == 10 ? -INFINITY : most + std::log(std::exp(a[i] - most) + std::exp(b[i] - most));
+            lse.push_back(l);
+            for (int64_t d = 0; d < D; ++d)
+                out.push_back(i == 10 ? o1[i * D + d]
+                                      : o1[i * D + d] * std::exp(a[i] - l) + o2[i * D + d] * std::exp(b[i] - l));
+        }
+        Tensor x = tensor(o1, {R, H * D}), x_lse = tensor(a, {R, H});
+        merge_attention(x, x_lse, part, tensor(b, {R, H}));
+        EXPECT(distance(x, out) <= kForward);
+        const Doubles got = values(x_lse);
+        for (int64_t i = 0; i < R * H; ++i)
+            EXPECT((got[i] == lse[i] || std::abs(got[i] - lse[i]) <= 1e-6 * std::abs(lse[i]) + 1e-6));
+    }
+    Tensor x = zeros({1, 1}), lse = tensor({NAN}, {1, 1});
+    merge_attention(x, lse, zeros({1, 1}), zeros({1, 1}));
+    EXPECT(std::isnan(read(lse)[0]));
+}
+
+TEST_CASE("blocks exchanged: (a, b, w) to (b, a, w), of any dtype, there and back") {
+    for (DType dtype : {DType::f32, DType::bf16})
+        for (auto [a, b, w] : {std::array<int64_t, 3>{2, 3, 4}, {5, 1, 3}, {1, 7, 2}, {4, 8, 16}}) {
+            const Tensor from = tensor(randoms(a * b * w, 1), {a, b, w}, dtype);
+            Tensor to({b, a, w}, dtype, Device::cpu), back = Tensor::like(from);
+            swap_blocks(to, from, a, b);
+            const Doubles x = values(from), y = values(to);
+            for (int64_t i = 0; i < a; ++i)
+                for (int64_t j = 0; j < b; ++j)
+                    for (int64_t k = 0; k < w; ++k) EXPECT(y[(j * a + i) * w + k] == x[(i * b + j) * w + k]);
+            swap_blocks(back, to, b, a);
+            EXPECT(values(back) == x);
+        }
+}
+
 TEST_CASE("cross-entropy, whole and with the vocabulary in two parts") {
     const int64_t R = 5, V = 11, cut = 4;
     const double factor = 1.0 / 7;

@@ -1,0 +1,93 @@
+#include "06_context_parallel/context_parallel.h"
+
+#include <numeric>
+
+namespace train70b {
+
+void add_context_parallel_flags(CLI::App& app, int64_t& cp, ContextParallelOptions& o) {
+    app.add_option("--cp", cp, "context-parallel ranks of a model copy [what --dp leaves, all without it]")
+        ->check(whole_number_from(1))
+        ->group("Communication");
+    app.add_option("--cp-algorithm", o.algorithm, "how they do attention")
+        ->check(one_of({"ring", "zigzag", "ulysses", "hybrid"}))
+        ->capture_default_str()
+        ->group("Communication");
+    app.add_option("--ulysses-size", o.ulysses_size,
+                   "of --cp-algorithm hybrid: ranks that divide heads; the rest is ring")
+        ->check(whole_number_from(1))
+        ->default_str("2")
+        ->group("Communication");
+}
+
+namespace {
+// The number nearest to n, at least 1, of which `works` is true; 0: there is none up to most.
+int64_t nearest(int64_t n, int64_t most, const std::function<bool(int64_t)>& works) {
+    for (int64_t distance = 0; distance <= most; ++distance) {
+        if (n - distance >= 1 && works(n - distance)) return n - distance;
+        if (n + distance <= most && works(n + distance)) return n + distance;
+    }
+    return 0;
+}
+}  // namespace
+
+ContextLayout context_layout(const LlamaConfig& c, int64_t seq_len, int64_t cp, const ContextParallelOptions& o) {
+    if (o.ulysses_size > 0 && o.algorithm != "hybrid")
+        usage_error("--ulysses-size {}: belongs to --cp-algorithm hybrid", o.ulysses_size);
+    ContextLayout layout{.ranks = cp};
+    if (o.algorithm == "ulysses") layout.ulysses = cp;
+    if (o.algorithm == "hybrid") layout.ulysses = o.ulysses_size > 0 ? o.ulysses_size : std::min<int64_t>(2, cp);
+    if ((o.algorithm == "zigzag" || o.algorithm == "hybrid") && cp > 1) layout.chunks = 2;
+    const std::string asked = fmt::format("--cp {} --cp-algorithm {}", cp, o.algorithm);
+
+    if (cp % layout.ulysses != 0)
+        usage_error("--ulysses-size {} does not divide --cp {}; {} would", layout.ulysses, cp,
+                    nearest(layout.ulysses, cp, [cp](int64_t n) { return cp % n == 0; }));
+    const auto heads_divide = [&c](int64_t n) {
+        return c.heads % n == 0 && (c.kv_heads % n == 0 || n % c.kv_heads == 0);
+    };
+    if (!heads_divide(layout.ulysses))
+        usage_error("{}: {} ranks cannot divide --heads {} and --kv-heads {}; {} can", asked, layout.ulysses, c.heads,
+                    c.kv_heads, nearest(layout.ulysses, c.heads, heads_divide));
+    if (const int64_t of = layout.granularity(); seq_len % of != 0)
+        usage_error("{}: --seq-len {} does not divide by {}; {} would", asked, seq_len,
+                    layout.chunks > 1 ? fmt::format("2 x {}", cp) : std::to_string(cp),
+                    std::max<int64_t>((seq_len + of / 2) / of, 1) * of);
+    return layout;
+}
+
+void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout& layout) {
+    if (layout.ranks == 1) return;
+    CHECK(ranks.size() == layout.ranks, "{} ranks", ranks.size());
+    const int U = int(layout.ulysses);
+    const Comm heads = ranks.split([U](int rank) { return rank / U; }, ranks.name() + "_ulysses");
+    const Comm ring = ranks.split([U](int rank) { return rank % U; }, ranks.name() + "_ring");
+    const int64_t head_dim = model.config.head_dim(), chunks = layout.chunks;
+    for (Block& block : model.blocks)
+        block.attention = [=](Tape& tape, const QKV& local, const Batch& batch) {
+            const HeadsShape heads_shape{batch.sequences, chunks, head_dim};
+            QKV x = local;
+            if (U > 1)
+                for (Var* each : {&x.q, &x.k, &x.v}) *each = to_heads(tape, *each, heads, heads_shape);
+            const RingShape shape{.batch = batch.sequences,
+                                  .chunk_len = batch.seq_len * U / chunks,
+                                  .chunks = chunks,
+                                  .heads = x.q.data.cols() / head_dim,
+                                  .kv_heads = x.k.data.cols() / head_dim,
+                                  .head_dim = head_dim};
+            Var out = attention(
+                tape, x,
+                [=](const Tensor& q, const Tensor& k, const Tensor& v) { return ring_attention(ring, shape, q, k, v); },
+                [=](const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                    const Tensor& lse) { return ring_attention_backward(ring, shape, dout, q, k, v, o, lse); });
+            return U > 1 ? to_sequence(tape, out, heads, heads_shape) : out;
+        };
+}
+
+void attach_context_parallel(Trainer& trainer, const ContextLayout& layout, int64_t context_rank, int64_t data_rank,
+                             int64_t data_ranks, int64_t seq_len) {
+    trainer.data_rank = data_rank;
+    trainer.data_ranks = data_ranks;
+    trainer.tokens = layout.tokens_of(context_rank, seq_len);
+}
+
+}  // namespace train70b

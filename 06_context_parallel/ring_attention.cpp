@@ -1,0 +1,228 @@
+#include "06_context_parallel/ring_attention.h"
+
+#include <cmath>
+
+namespace train70b {
+
+std::vector<Stretch> ContextLayout::tokens_of(int64_t rank, int64_t seq_len) const {
+    CHECK(seq_len % granularity() == 0, "{} tokens over {} ranks in {} chunks", seq_len, ranks, chunks);
+    const int64_t group = rank / ulysses, place = rank % ulysses;
+    const int64_t chunk_len = seq_len / (groups() * chunks), count = chunk_len / ulysses;
+    std::vector<Stretch> list;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk)
+        list.push_back({chunk_number(group, chunk) * chunk_len + place * count, count});
+    return list;
+}
+
+// ---- the ring -----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Keys and values of one rank in one buffer, so that they are one message: (2 rows, K*D).
+Tensor pack(const Tensor& k, const Tensor& v) {
+    Tensor kv({2 * k.rows(), k.cols()}, k.dtype(), k.device(), Memory::comm);
+    Tensor first = kv.row_slice(0, k.rows()), second = kv.row_slice(k.rows(), 2 * k.rows());
+    copy(first, k);
+    copy(second, v);
+    return kv;
+}
+
+Tensor zeros(const Shape& shape, Device device, Memory kind) {
+    Tensor x(shape, DType::f32, device, kind);
+    fill(x, 0);
+    return x;
+}
+
+// The pairs of chunks (of this rank's queries, of the source's keys) with anything below the diagonal, and whether the
+// diagonal goes through them.
+struct Pair {
+    int64_t query, key;
+    bool causal;
+};
+std::vector<Pair> visible_pairs(const Comm& ranks, int64_t chunks, int64_t source) {
+    const ContextLayout ring{.ranks = ranks.size(), .ulysses = 1, .chunks = chunks};
+    std::vector<Pair> list;
+    for (int64_t query = 0; query < chunks; ++query)
+        for (int64_t key = 0; key < chunks; ++key) {
+            const int64_t from = ring.chunk_number(ranks.rank(), query), to = ring.chunk_number(source, key);
+            if (to <= from) list.push_back({query, key, to == from});
+        }
+    return list;
+}
+
+AttentionShape block(const RingShape& s, bool causal) {
+    return {.batch = s.batch,
+            .query_len = s.chunk_len,
+            .key_len = s.chunk_len,
+            .heads = s.heads,
+            .kv_heads = s.kv_heads,
+            .head_dim = s.head_dim,
+            .causal = causal};
+}
+
+Tensor chunk_of(const Tensor& x, const RingShape& s, int64_t chunk) {
+    const int64_t rows = s.batch * s.chunk_len;
+    return x.row_slice(chunk * rows, (chunk + 1) * rows);
+}
+
+int source_of(const Comm& ranks, int step) { return (ranks.rank() - step + ranks.size()) % ranks.size(); }
+
+}  // namespace
+
+OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q, const Tensor& k, const Tensor& v) {
+    const int64_t rows = q.rows();
+    const int N = ranks.size();
+    OutLse result{Tensor::like(q), Tensor({rows, shape.heads}, DType::f32, q.device())};
+    if (N == 1 && shape.chunks == 1) {
+        attention(result.out, result.lse, q, k, v, block(shape, true));
+        return result;
+    }
+    Tensor sum = zeros(q.shape(), q.device(), Memory::workspace);
+    fill(result.lse, -INFINITY);
+    Tensor here = pack(k, v), next;
+    for (int step = 0; step < N; ++step) {
+        Work arriving;
+        if (step + 1 < N) {
+            next = Tensor::like(here, Memory::comm);
+            arriving = ranks.shift_async(here, next);
+        }
+        const Tensor keys = here.row_slice(0, rows), values = here.row_slice(rows, 2 * rows);
+        for (const Pair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
+            const Tensor queries = chunk_of(q, shape, pair.query);
+            Tensor out = Tensor::like(queries, Memory::workspace);
+            Tensor lse({queries.rows(), shape.heads}, DType::f32, q.device(), Memory::workspace);
+            attention(out, lse, queries, chunk_of(keys, shape, pair.key), chunk_of(values, shape, pair.key),
+                      block(shape, pair.causal));
+            Tensor sum_part = chunk_of(sum, shape, pair.query), lse_part = chunk_of(result.lse, shape, pair.query);
+            merge_attention(sum_part, lse_part, out, lse);
+        }
+        arriving.wait();
+        here = next;
+    }
+    copy(result.out, sum);
+    return result;
+}
+
+QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, const Tensor& dout, const Tensor& q,
+                                 const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
+    const int64_t rows = q.rows();
+    const int N = ranks.size();
+    QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
+    if (N == 1 && shape.chunks == 1) {
+        attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, block(shape, true));
+        return grads;
+    }
+    Tensor dq = zeros(q.shape(), q.device(), Memory::workspace);
+    Tensor here = pack(k, v), next, gradient, gradient_next;
+    Work gradient_arriving;
+    for (int step = 0; step < N; ++step) {
+        Work arriving;
+        if (step + 1 < N) {
+            next = Tensor::like(here, Memory::comm);
+            arriving = ranks.shift_async(here, next);
+        }
+        const Tensor keys = here.row_slice(0, rows), values = here.row_slice(rows, 2 * rows);
+        // This rank's share of the gradient of the block that is here.
+        Tensor share = zeros(here.shape(), q.device(), Memory::comm);
+        const Tensor dkeys = share.row_slice(0, rows), dvalues = share.row_slice(rows, 2 * rows);
+        for (const Pair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
+            const auto of_query = [&](const Tensor& x) { return chunk_of(x, shape, pair.query); };
+            const auto of_key = [&](const Tensor& x) { return chunk_of(x, shape, pair.key); };
+            const auto add_to = [](Tensor to, const Tensor& part) { add(to, to, part); };
+            Tensor dq_part(of_query(q).shape(), DType::f32, q.device(), Memory::workspace);
+            Tensor dk_part(of_key(keys).shape(), DType::f32, q.device(), Memory::workspace);
+            Tensor dv_part = Tensor::like(dk_part, Memory::workspace);
+            attention_backward(dq_part, dk_part, dv_part, of_query(dout), of_query(q), of_key(keys), of_key(values),
+                               of_query(out), of_query(lse), block(shape, pair.causal));
+            add_to(of_query(dq), dq_part);
+            add_to(of_key(dkeys), dk_part);
+            add_to(of_key(dvalues), dv_part);
+        }
+        // What the ranks before this one have found about the block arrives one step behind it.
+        gradient_arriving.wait();
+        if (step > 0) add(share, share, gradient_next);
+        gradient = share;
+        gradient_next = Tensor::like(gradient, Memory::comm);
+        gradient_arriving = ranks.shift_async(gradient, gradient_next);  // the last one goes home
+        arriving.wait();
+        here = next;
+    }
+    gradient_arriving.wait();
+    copy(grads.dq, dq);
+    copy(grads.dk, gradient_next.row_slice(0, rows));
+    copy(grads.dv, gradient_next.row_slice(rows, 2 * rows));
+    return grads;
+}
+
+// ---- Ulysses ------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// (R, heads*D), all heads of this rank's tokens -> (R*U, heads/U*D), this rank's heads of all tokens of the group.
+Tensor scatter_heads(const Comm& ranks, const HeadsShape& s, const Tensor& x) {
+    const int64_t U = ranks.size(), rows = x.rows(), heads = x.cols() / s.head_dim,
+                  copies = std::max<int64_t>(U / heads, 1);
+    const int64_t width = std::max(heads / U, int64_t(1)) * s.head_dim;  // of one rank's heads
+    Tensor by_head({heads / (width / s.head_dim), rows, width}, x.dtype(), x.device(), Memory::comm);
+    swap_blocks(by_head, x, rows, by_head.shape()[0]);  // (rows, ranks, width) -> (ranks, rows, width)
+    Tensor outgoing = by_head;
+    if (copies > 1) {  // a key/value head for several ranks
+        outgoing = Tensor({U, rows, width}, x.dtype(), x.device(), Memory::comm);
+        for (int64_t rank = 0; rank < U; ++rank) {
+            Tensor place = outgoing.row_slice(rank, rank + 1);
+            copy(place, by_head.row_slice(rank / copies, rank / copies + 1));
+        }
+    }
+    Tensor incoming = Tensor::like(outgoing, Memory::comm);
+    ranks.all_to_all(incoming, outgoing);
+    // (U, chunks*B, tokens*width) -> (chunks*B, U, tokens*width): the group's tokens in their order
+    Tensor y({rows * U, width}, x.dtype(), x.device());
+    swap_blocks(y, incoming, U, s.chunks * s.batch);
+    return y;
+}
+
+// The way back, where copies of a head are summed.
+Tensor gather_heads(const Comm& ranks, const HeadsShape& s, const Tensor& y, int64_t heads) {
+    const int64_t U = ranks.size(), rows = y.rows() / U, width = y.cols(), copies = std::max<int64_t>(U / heads, 1);
+    Tensor outgoing({U, rows, width}, y.dtype(), y.device(), Memory::comm);
+    swap_blocks(outgoing, y, s.chunks * s.batch, U);
+    Tensor by_head = Tensor::like(outgoing, Memory::comm);
+    ranks.all_to_all(by_head, outgoing);
+    if (copies > 1) {
+        Tensor sums({heads, rows, width}, DType::f32, y.device(), Memory::workspace);
+        for (int64_t rank = 0; rank < U; ++rank) {
+            Tensor place = sums.row_slice(rank / copies, rank / copies + 1);
+            const Tensor part = by_head.row_slice(rank, rank + 1);
+            rank % copies == 0 ? copy(place, part) : add(place, place, part);
+        }
+        by_head = Tensor(sums.shape(), y.dtype(), y.device(), Memory::comm);
+        copy(by_head, sums);
+    }
+    Tensor x({rows, heads * s.head_dim}, y.dtype(), y.device());
+    swap_blocks(x, by_head, by_head.shape()[0], rows);
+    return x;
+}
+
+}  // namespace
+
+Var to_heads(Tape& tape, const Var& x, const Comm& ranks, const HeadsShape& shape) {
+    const int64_t heads = x.data.cols() / shape.head_dim;
+    Var y{.data = scatter_heads(ranks, shape, x.data)};
+    if (tape.selective)
+        y.again = Lazy<Tensor>([ranks, shape, x = Saved(x)] { return scatter_heads(ranks, shape, x.get()); });
+    tape.record(
+        [ranks, shape, heads, dx = x.grad, dy = y.grad] { accumulate(*dx, gather_heads(ranks, shape, *dy, heads)); });
+    return y;
+}
+
+Var to_sequence(Tape& tape, const Var& x, const Comm& ranks, const HeadsShape& shape) {
+    const int64_t heads = x.data.cols() / shape.head_dim * ranks.size();
+    const auto run = [ranks, shape, heads, x = Saved(x)] { return gather_heads(ranks, shape, x.get(), heads); };
+    Var y{.data = gather_heads(ranks, shape, x.data, heads)};
+    y.again =
+        Lazy<Tensor>(run);  // attention keeps its output by heads; o_proj needs it by tokens, and it is exchanged again
+    tape.record([ranks, shape, dx = x.grad, dy = y.grad] { accumulate(*dx, scatter_heads(ranks, shape, *dy)); });
+    return y;
+}
+
+}  // namespace train70b

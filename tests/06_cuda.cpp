@@ -1,0 +1,40 @@
+// Context parallelism on device tensors, over every transport that can work here (how to start it: tests/02_cuda.cpp).
+#include "02_data_parallel/data_parallel.h"
+#include "06_context_parallel/context_parallel.h"
+#include "tests/device_comms.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+TEST_CASE("ring, zigzag, Ulysses, hybrid on a GPU, recomputed or not: one rank's run") {
+    if (!has_gpu()) return;
+    const Text text;
+    const int n = world().size();
+    for (const char* recompute : {"none", "selective"})
+        for (const int64_t kv_heads : {4, 1}) {
+            TrainOptions o = tiny_on_gpu(text);
+            o.recompute = recompute;
+            o.model.kv_heads = kv_heads;
+            o.seq_len = 64;
+            Session one(o);
+            one.run();
+            for (const Comm& comm : device_comms())
+                for (const char* algorithm : {"ring", "zigzag", "ulysses", "hybrid"}) {
+                    const ContextLayout layout = context_layout(o.model, o.seq_len, n, {algorithm});
+                    std::unique_ptr<DataParallel> data_parallel;
+                    Session session(o, [&](Session& s) {
+                        const Comm ranks = comm.split([](int) { return 0; }, "cp");
+                        apply_context_parallel(s.model, ranks, layout);
+                        data_parallel = std::make_unique<DataParallel>(s.model, ranks, DataParallelOptions{});
+                        data_parallel->attach(s.trainer);
+                        attach_context_parallel(s.trainer, layout, ranks.rank(), 0, 1, o.seq_len);
+                    });
+                    session.run();
+                    const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                    INFO(comm.transport(), ", ", std::string(algorithm), ", kv heads ", kv_heads, ", recompute ",
+                         std::string(recompute), ": ", deviation);
+                    EXPECT_EVERYWHERE(deviation <= 5e-6);
+                }
+        }
+}
