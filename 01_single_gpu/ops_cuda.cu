@@ -265,11 +265,12 @@ __global__ void merge_attention_kernel(float* out, float* lse, const T* part_out
     if (threadIdx.x == 0) lse[i] = l;
 }
 
-// One block for each of the a * b stretches of `width` units.
+// blockIdx.x: one of the a * b stretches of `width` units; blockIdx.y: its part of it.
 template <class Unit>
 __global__ void swap_blocks_kernel(Unit* to, const Unit* from, int64_t a, int64_t b, int64_t width) {
     const int64_t i = blockIdx.x, place = i % b * a + i / b;
-    for (int64_t w = threadIdx.x; w < width; w += blockDim.x) to[place * width + w] = from[i * width + w];
+    for (int64_t w = int64_t(blockIdx.y) * blockDim.x + threadIdx.x; w < width; w += int64_t(gridDim.y) * blockDim.x)
+        to[place * width + w] = from[i * width + w];
 }
 
 template <class T>
@@ -449,13 +450,15 @@ void add(Tensor& sum, const Tensor& a, const Tensor& b) {
 
 void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
     const int64_t width = from.bytes() / (a * b);
-    const unsigned blocks = static_cast<unsigned>(a * b);
     const bool aligned = width % 16 == 0 && reinterpret_cast<uintptr_t>(to.raw()) % 16 == 0 &&
                          reinterpret_cast<uintptr_t>(from.raw()) % 16 == 0;
+    const int64_t units = aligned ? width / 16 : width;
+    const dim3 blocks(static_cast<unsigned>(a * b),
+                      static_cast<unsigned>(std::clamp<int64_t>(units / (4 * kThreads), 1, 1024)));
     if (aligned)
-        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<uint4>(), from.data<uint4>(), a, b, width / 16);
+        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<uint4>(), from.data<uint4>(), a, b, units);
     else
-        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<char>(), from.data<char>(), a, b, width);
+        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<char>(), from.data<char>(), a, b, units);
     check_launch();
 }
 

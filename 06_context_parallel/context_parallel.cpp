@@ -65,6 +65,8 @@ void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout
     for (Block& block : model.blocks)
         block.attention = [=](Tape& tape, const QKV& local, const Batch& batch) {
             const HeadsShape heads_shape{batch.sequences, chunks, head_dim};
+            CHECK(local.q.data.cols() / head_dim % U == 0, "{} heads here, {} ranks that divide them",
+                  local.q.data.cols() / head_dim, U);
             QKV x = local;
             if (U > 1)
                 for (Var* each : {&x.q, &x.k, &x.v}) *each = to_heads(tape, *each, heads, heads_shape);

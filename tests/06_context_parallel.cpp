@@ -24,7 +24,6 @@ struct Context {
     ContextLayout layout;
     Comm context;
     std::unique_ptr<DataParallel> data_parallel;
-    std::map<std::string, CommStats::Entry> sent;  // in the last step
     Session session;
 
     Context(TrainOptions o, const Comm& all, int64_t cp, const ContextParallelOptions& options)
@@ -36,11 +35,6 @@ struct Context {
                                                              DataParallelOptions{});
               data_parallel->attach(s.trainer);
               attach_context_parallel(s.trainer, layout, context.rank(), all.rank() / cp, all.size() / cp, o.seq_len);
-              s.trainer.start_step = [this] { context.take_stats(); };
-              s.trainer.finish_report = [this, &s](StepReport& report) {
-                  s.reports.push_back(report);
-                  sent = context.take_stats().operations;
-              };
           }) {}
     static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks) {
         o.micro_batch = o.global_batch / data_ranks;
@@ -161,7 +155,7 @@ TEST_CASE("work: zigzag's ranks have equal FLOPs, the plain ring's what the form
         });
 }
 
-TEST_CASE("wire: bytes and messages are the formula's, whatever the dtype, recomputation and copied heads") {
+TEST_CASE("wire: bytes are the formula's, whatever the dtype, recomputation and copied heads") {
     const Text text;
     for (const char* dtype : {"fp32", "bf16"})
         for (const char* recompute : {"none", "selective", "full"})
@@ -187,7 +181,8 @@ TEST_CASE("wire: bytes and messages are the formula's, whatever the dtype, recom
             }
 }
 
-TEST_CASE("the ledger: activations are one rank's divided by N, within 5%; K and V in two buffers") {
+TEST_CASE(
+    "the ledger: activations are one rank's divided by N, within 5%; two buffers of K and V, three of gradients") {
     const Text text;
     for (const char* recompute : {"none", "full"}) {
         TrainOptions o = shape(text, 8, 2);
@@ -209,14 +204,14 @@ TEST_CASE("the ledger: activations are one rank's divided by N, within 5%; K and
                     EXPECT(ranks.sum(std::abs(activations * n / whole - 1) <= 0.05 ? 0 : 1) == 0);
                     // Ring: two buffers of K and V, and backward two of their gradients with a share being computed.
                     const int64_t kv = 2 * (2 * 192 / n) * 64 * 4;
-                    if (run.layout.ulysses == 1)
-                        EXPECT(ranks.sum(run.peak.kind[int(Memory::comm)] <= 5 * kv ? 0 : 1) == 0);
+                    if (run.layout.ulysses == 1 && n > 2)
+                        EXPECT(ranks.sum(run.peak.kind[int(Memory::comm)] == 5 * kv ? 0 : 1) == 0);
                 }
             });
     }
 }
 
-TEST_CASE("rounding: in bf16 the error on 8 ranks is at most 3 times that of one device; in fp32 it is rounding") {
+TEST_CASE("rounding: in bf16 the error on 8 ranks is hardly more than that of one device; in fp32 it is rounding") {
     std::map<std::pair<std::string, int>, double> median;
     for (const int n : {1, 2, 4, 8}) {
         double error = 0;
@@ -229,8 +224,9 @@ TEST_CASE("rounding: in bf16 the error on 8 ranks is at most 3 times that of one
                     bf16.push_back(attention_error(ranks, options, DType::bf16, seed));
                 }
                 std::sort(bf16.begin(), bf16.end());
-                median[{options.algorithm, n}] = bf16[2];
-                error = std::max(error, *std::max_element(fp32.begin(), fp32.end()));
+                if (options.ulysses_size == 0) median[{options.algorithm, n}] = bf16[2];
+                for (const double each : fp32)
+                    if (!std::isnan(error) && !(each <= error)) error = each;
             }
         });
         INFO(n, " ranks: ", error);
@@ -240,7 +236,7 @@ TEST_CASE("rounding: in bf16 the error on 8 ranks is at most 3 times that of one
         const double one = median[{"ring", 1}], eight = median[{algorithm, 8}];
         INFO(std::string(algorithm), ": ", eight, " against ", one);
         EXPECT_EVERYWHERE(world().rank() > 0 || one > 1e-4);
-        EXPECT_EVERYWHERE(world().rank() > 0 || eight <= 3 * one);
+        EXPECT_EVERYWHERE(world().rank() > 0 || eight <= 1.6 * one);  // at most 3 would do
     }
 }
 
