@@ -128,8 +128,7 @@ __device__ float quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// ---- forward: a block has 16 queries per warp and walks over the keys
-// ---------------------------------------------------
+// ---- forward: a block has 16 queries per warp and walks over the keys -----------------------------------------------
 constexpr int kForwardWarps = 8, kForwardKeys = 64;
 
 template <int D>
@@ -200,8 +199,7 @@ __global__ void __launch_bounds__(32 * kForwardWarps)
     store_rows<D>(out, q_row + first, q_end, E, head * D, sum, normalise[0], normalise[1]);
 }
 
-// ---- backward, dq: a block has 16 queries per warp and walks over the keys
-// -----------------------------------------------
+// ---- backward, dq: a block has 16 queries per warp and walks over the keys ------------------------------------------
 constexpr int kBackwardWarps = 4, kBackwardTile = 32;
 
 template <int D, class G>

@@ -25,6 +25,8 @@ struct LlamaConfig {
 
     int64_t head_dim() const { return hidden / heads; }
     int64_t kv_width() const { return kv_heads * head_dim(); }  // of k, and of v
+    // Whether n ranks can divide the heads: key/value heads are copied where there are fewer than ranks.
+    bool heads_divide_by(int64_t n) const { return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0); }
     Rope rope() const;
 
     int64_t block_parameters() const;
@@ -52,13 +54,13 @@ double flops_per_token(const LlamaConfig& config, int64_t seq_len);
 enum class Recompute { none, selective, full };
 Recompute recompute_of(const std::string& name);
 
-// Peak activation bytes of one micro-batch on one rank (derived in 01_single_gpu/README.md, held to the ledger within
-// 2% by tests/01_memory.cpp). dtype: that of the activations.
-// divided: how the layers are divided over ranks (chapter 04).
+// How the layers are divided over ranks (chapter 04).
 struct Division {
     int64_t tensor = 1;     // ranks that divide heads, ffn and vocabulary
     bool sequence = false;  // and the rows of norms and residuals
 };
+// Peak activation bytes of one micro-batch on one rank (derived in 01_single_gpu/README.md, held to the ledger within
+// 2% by tests/01_memory.cpp). dtype: that of the activations.
 struct ActivationFormula {
     int64_t block;    // what one block keeps for its backward pass
     int64_t fixed;    // batch indices and the residual stream's end

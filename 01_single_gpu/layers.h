@@ -15,8 +15,7 @@ struct Batch {
     float loss_scale = 0;                // 1 / target tokens in the GLOBAL batch: the only scaling there is
 };
 
-// y = x W^T: x (R, in), W (out, in), y (R, out). Several weights that lie one behind another are one product: q, k and
-// v.
+// y = x W^T: x (R, in), W (out, in), y (R, out). Several weights that lie one behind another are one product: q, k, v.
 struct Linear {
     std::vector<Param*> weights;
     // What y and the gradient of x are booked as; chapter 04: sums of one rank's part only, on their way to the others.
@@ -43,8 +42,8 @@ struct QKV {
 };
 QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width);
 
-// Attention as two plain functions of tensors; one device's is the default, ring attention is another pair (chapter
-// 06).
+// Attention as two plain functions of tensors; one device's is the default, ring attention is another pair
+// (chapter 06).
 struct OutLse {
     Tensor out, lse;
 };

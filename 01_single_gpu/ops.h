@@ -79,17 +79,15 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
 //   l = log(e^lse + e^part_lse),  out = out e^(lse - l) + part_out e^(part_lse - l); -inf: a set without keys
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse);
 
-// ---- SwiGLU  (Shazeer 2020)
-// ------------------------------------------------------------------------------------------ h (R, F) = silu(gate) *
-// up, with gate_up (R, 2F) = [gate | up].
+// ---- SwiGLU  (Shazeer 2020) -----------------------------------------------------------------------------------------
+// h (R, F) = silu(gate) * up, with gate_up (R, 2F) = [gate | up].
 void swiglu(Tensor& h, const Tensor& gate_up);
 void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up);
 
-// ---- cross-entropy
-// ----------------------------------------------------------------------------------------------------- Three steps, so
-// that a vocabulary split over ranks can reduce between them (chapter 04). V is this rank's part of the vocabulary,
-// beginning at first_vocab; a target outside it gives target_logit = 0. Columns of tokens >= vocab are padding: they
-// take no part in a softmax and get no gradient. All (R) fp32; targets (R) i32.
+// ---- cross-entropy --------------------------------------------------------------------------------------------------
+// Three steps, so that a vocabulary split over ranks can reduce between them (chapter 04). V is this rank's part of the
+// vocabulary, beginning at first_vocab; a target outside it gives target_logit = 0. Columns of tokens >= vocab are
+// padding: they take no part in a softmax and get no gradient. All (R) fp32; targets (R) i32.
 //   row_max = max_v logits,  row_sum = sum_v exp(logits - row_max),  target_logit = logits[target - first_vocab]
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
                    int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
@@ -102,8 +100,7 @@ void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tenso
 void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale,
                             int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
 
-// ---- AdamW  (Loshchilov & Hutter 2019, algorithm 2)
-// --------------------------------------------------------------------
+// ---- AdamW  (Loshchilov & Hutter 2019, algorithm 2) -----------------------------------------------------------------
 struct AdamWStep {
     float lr, beta1, beta2, eps;
     float weight_decay;  // 0 for what is not a matrix
@@ -115,10 +112,9 @@ struct AdamWStep {
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step);
 
-// ---- initial values
-// ------------------------------------------------------------------------------------------------------ Which elements
-// of a global matrix a tensor holds: element i of the tensor is element offset + i of a rectangle, and the rectangle's
-// (r, c) is the global element (row_begin + r) * global_cols + col_begin + c.
+// ---- initial values -------------------------------------------------------------------------------------------------
+// Which elements of a global matrix a tensor holds: element i of the tensor is element offset + i of a rectangle, and
+// the rectangle's (r, c) is the global element (row_begin + r) * global_cols + col_begin + c.
 struct GlobalIndex {
     int64_t row_begin = 0, col_begin = 0, cols = 1, global_cols = 1, offset = 0;
 };
@@ -126,8 +122,7 @@ struct GlobalIndex {
 // Box-Muller), so that any shard of any layout creates exactly its own values.
 void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std);
 
-// ---- host
-// --------------------------------------------------------------------------------------------------------------
+// ---- host -----------------------------------------------------------------------------------------------------------
 std::vector<float> read(const Tensor& x);  // to the host, as fp32; of a meta tensor: ones
 Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind = Memory::activations);
 void synchronize(Device device);  // waits until everything issued so far is done

@@ -10,8 +10,7 @@ namespace train70b::cuda {
 
 namespace {
 
-// ---- element by element
-// -------------------------------------------------------------------------------------------------
+// ---- element by element ---------------------------------------------------------------------------------------------
 
 template <class T>
 __global__ void fill_kernel(T* x, int64_t n, float value) {
@@ -73,8 +72,7 @@ __global__ void sum_partials_kernel(float* out, const double* partial, int count
     if (threadIdx.x == 0) *out = float(sum);
 }
 
-// ---- embedding
-// ----------------------------------------------------------------------------------------------------------
+// ---- embedding ------------------------------------------------------------------------------------------------------
 
 template <class T>
 __global__ void embedding_kernel(T* y, const int32_t* tokens, const T* table, int64_t cols, int64_t table_rows,
@@ -112,8 +110,7 @@ __global__ void embedding_backward_kernel(W* dtable, const int32_t* tokens, cons
     }
 }
 
-// ---- RMSNorm
-// ------------------------------------------------------------------------------------------------------------
+// ---- RMSNorm --------------------------------------------------------------------------------------------------------
 
 // y = x * inv * weight for one row.
 template <class T>
@@ -206,8 +203,7 @@ __global__ void add_columns_kernel(W* out, const float* partial, int64_t blocks,
     out[c] = from_float<W>(to_float(out[c]) + sum);
 }
 
-// ---- RoPE
-// ---------------------------------------------------------------------------------------------------------------
+// ---- RoPE -----------------------------------------------------------------------------------------------------------
 
 // One block per row. direction +1: qkv -> q, k, v. -1: the gradient, q, k, v -> qkv with the inverse rotation.
 template <class T, bool forward>
@@ -247,8 +243,7 @@ __global__ void split_rope_kernel(T* q, T* k, T* v, T* qkv, const int32_t* posit
     }
 }
 
-// ---- SwiGLU
-// -------------------------------------------------------------------------------------------------------------
+// ---- merging sets of keys, exchanging blocks ------------------------------------------------------------------------
 
 // One block for each row and head.
 template <class T>
@@ -272,6 +267,8 @@ __global__ void swap_blocks_kernel(Unit* to, const Unit* from, int64_t a, int64_
     for (int64_t w = int64_t(blockIdx.y) * blockDim.x + threadIdx.x; w < width; w += int64_t(gridDim.y) * blockDim.x)
         to[place * width + w] = from[i * width + w];
 }
+
+// ---- SwiGLU ---------------------------------------------------------------------------------------------------------
 
 template <class T>
 __global__ void swiglu_kernel(T* h, const T* gate_up, int64_t cols) {
@@ -304,8 +301,7 @@ __global__ void swiglu_backward_kernel(T* dgate_up, const T* dh, const T* gate_u
     }
 }
 
-// ---- cross-entropy
-// ------------------------------------------------------------------------------------------------------
+// ---- cross-entropy --------------------------------------------------------------------------------------------------
 
 template <class T>
 __global__ void softmax_stats_kernel(float* row_max, float* row_sum, float* target_logit, const T* logits,
@@ -364,8 +360,7 @@ __global__ void cross_entropy_backward_kernel(T* logits, const int32_t* targets,
     }
 }
 
-// ---- AdamW and initial values
-// ---------------------------------------------------------------------------------------------
+// ---- AdamW and initial values ---------------------------------------------------------------------------------------
 
 template <class P, class G>
 __global__ void adamw_kernel(P* param, float* master, float* exp_avg, float* exp_avg_sq, const G* grad, int64_t n,
@@ -404,8 +399,7 @@ __global__ void fill_normal_kernel(T* x, int64_t n, uint64_t key, GlobalIndex in
 
 }  // namespace
 
-// ---- the same, with tensors
-// -------------------------------------------------------------------------------------------------
+// ---- the same, with tensors -----------------------------------------------------------------------------------------
 
 void fill(Tensor& x, float value) {
     const int64_t n = x.size();

@@ -177,9 +177,7 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--grad-dtype bf16: gradients may not be narrower than the weights; add --dtype bf16");
     if (o.device == "cuda" && !why_no_cuda().empty())
         usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
-    if (o.data.empty()) {
-        o.data = repository_file(kDefaultData);
-    }
+    if (o.data.empty()) o.data = repository_file(kDefaultData);
 }
 
 LlamaConfig CommandLine::model_shape() const {
@@ -233,6 +231,13 @@ Llama::Options TrainOptions::llama() const {
 }
 
 AdamW::Hyper TrainOptions::adamw() const { return {float(beta1), float(beta2), float(eps), float(weight_decay)}; }
+
+TrainOptions TrainOptions::without_files() const {
+    TrainOptions o = *this;
+    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
+    o.eval_every = 0;
+    return o;
+}
 
 Device TrainOptions::device_kind() const {
     if (device == "cuda") return Device::cuda;

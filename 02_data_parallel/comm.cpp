@@ -216,7 +216,7 @@ Work Comm::start(Call call) const {
     return Work(state);
 }
 
-// ---- the operations ---------------------------------------------------------------------------------------------------
+// ---- the operations -------------------------------------------------------------------------------------------------
 
 int Comm::rank() const { return group_ ? group_->transport->rank() : 0; }
 int Comm::size() const { return group_ ? group_->transport->size() : 1; }

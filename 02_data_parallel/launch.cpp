@@ -2,6 +2,8 @@
 
 #include <mpi.h>
 
+#include <cmath>
+
 #include "01_single_gpu/cpu_setup.h"
 #include "01_single_gpu/report.h"
 #include "02_data_parallel/watchdog.h"
@@ -197,6 +199,12 @@ void together(const std::function<void()>& setup) {
     throw UsageError(error);
 }
 
+int64_t ranks_per_copy(int64_t given, int64_t dp, const Comm& world) {
+    if (given > 0) return given;
+    if (dp > 0 && world.size() % dp != 0) usage_error("--dp {}: does not divide {} ranks", dp, world.size());
+    return world.size() / std::max<int64_t>(dp, 1);
+}
+
 int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy) {
     const int64_t ranks = world.size();
     if (ranks % ranks_per_copy != 0)
@@ -209,6 +217,11 @@ int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_cop
             ranks, ranks_per_copy > 1 ? fmt::format(", {} to a model copy", ranks_per_copy) : "", left,
             dp * ranks_per_copy, dp * ranks_per_copy);
     return left;
+}
+
+void sum_norms(Trainer& trainer, const Comm& ranks) {
+    for (auto* norm : {&trainer.gradient_norm, &trainer.parameter_norm})
+        *norm = [ranks, mine = *norm] { return std::sqrt(ranks.sum(std::pow(mine(), 2))); };
 }
 
 void write_files(const Comm& world, const std::function<void()>& files) {

@@ -28,8 +28,15 @@ int64_t ranks_on_this_node();
 // training. If it does, all ranks end with the error of the first.
 void together(const std::function<void()>& setup);
 
+// --tp, --pp or --cp of a chapter: `given`, or if that is 0 what --dp leaves, all ranks if that is 0 too. Usage error
+// when --dp does not divide the ranks.
+int64_t ranks_per_copy(int64_t given, int64_t dp, const Comm& world);
+
 // --dp: 0 means what the ranks leave when each model copy takes ranks_per_copy. Usage error when it cannot be.
 int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy);
+
+// The trainer's norms become those of a model whose parts lie on `ranks`: the root of the sum of their squares.
+void sum_norms(Trainer& trainer, const Comm& ranks);
 
 // Rank 0 writes what takes its time; the others wait for it, and the watchdog for all.
 void write_files(const Comm& world, const std::function<void()>& files);

@@ -27,9 +27,7 @@ int64_t zero_wire_bytes(int64_t params, int64_t grads, int stage, int64_t m, int
 
 ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& ranks, const ZeroOptions& zero_options,
                  const std::string& name, int steps) {
-    TrainOptions o = options;
-    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
-    o.eval_every = 0;
+    TrainOptions o = options.without_files();
     o.micro_batch = o.global_batch / (ranks.size() * zero_options.micro_batches);
     Llama model(o.model, o.llama());
     Trainer trainer(o, model, data, {});

@@ -133,7 +133,7 @@ Zero::Zero(Llama& model, const Comm& data_ranks, const ZeroOptions& options, con
     model.write_params = [this](Unit& unit, const std::function<void()>& write) { write_params(unit, write); };
 }
 
-// ---- who holds what ---------------------------------------------------------------------------------------------------
+// ---- who holds what -------------------------------------------------------------------------------------------------
 
 Tensor Zero::place_of_shard(const Flat& flat, const Tensor& whole) const {
     return whole.element_slice(shards_.rank() * shard_size(flat), {shard_size(flat)});
@@ -243,7 +243,7 @@ void Zero::begin() {
     }
 }
 
-// ---- around a unit's forward and backward pass --------------------------------------------------------------------------
+// ---- around a unit's forward and backward pass ----------------------------------------------------------------------
 
 Var Zero::around(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
     Flat& flat = flats_[i];
@@ -365,7 +365,7 @@ void Zero::finish() {
     for (Work& work : works) work.wait();
 }
 
-// ---- the step -----------------------------------------------------------------------------------------------------------
+// ---- the step -------------------------------------------------------------------------------------------------------
 
 double Zero::norm(Which which) const {
     const bool data = which == Which::data;

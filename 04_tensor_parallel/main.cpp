@@ -53,8 +53,7 @@ void program(int argc, char** argv) {
     command_line.parse(argc, argv);
 
     const Comm world = connect(comm_options, options);
-    if (tp == 0 && dp > 0 && world.size() % dp != 0) usage_error("--dp {}: does not divide {} ranks", dp, world.size());
-    if (tp == 0) tp = world.size() / std::max<int64_t>(dp, 1);
+    tp = ranks_per_copy(tp, dp, world);
     dp = data_parallel_ranks(dp, world, tp);
     command_line.check_batches(dp);
     check_tensor_parallel(options.model, options.seq_len, tp, tp_options);

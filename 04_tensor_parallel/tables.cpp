@@ -16,7 +16,7 @@ int64_t tensor_parallel_elements(const LlamaConfig& c, int64_t tp) {
     return c.layers * block + c.hidden + 2 * ((c.vocab + tp - 1) / tp) * c.hidden;
 }
 
-// ---- what is sent -------------------------------------------------------------------------------------------------------
+// ---- what is sent ---------------------------------------------------------------------------------------------------
 
 void Traffic::add(const CommStats& stats) {
     for (const auto& [name, entry] : stats.operations) {
@@ -118,13 +118,11 @@ Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_
     return traffic;
 }
 
-// ---- runs ---------------------------------------------------------------------------------------------------------------
+// ---- runs -----------------------------------------------------------------------------------------------------------
 
 TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset& data, const Comm& world, int64_t tp,
                                       const TensorParallelOptions& tp_options) {
-    TrainOptions o = options;
-    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
-    o.eval_every = 0;
+    TrainOptions o = options.without_files();
     o.global_batch = o.micro_batch;
     const Comm ranks = world.split([tp](int rank) { return int(rank / tp); }, "tp");
     const MemoryBytes before = ledger().now();
@@ -133,7 +131,6 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
     const TensorParallel tensor_parallel = apply_tensor_parallel(model, ranks, tp_options);
     tensor_parallel.attach(trainer);
 
-    // Counts what the first block sends: the tape's order is the hook.
     // Counts what the first block sends: the tape's order is the hook. Only in the last step, because counting waits for
     // the device.
     TensorParallelRun run{.tp = tp, .options = tp_options};
@@ -232,7 +229,7 @@ std::string time_table(const std::vector<TensorParallelRun>& runs) {
     return text;
 }
 
-// ---- what a link makes of it --------------------------------------------------------------------------------------------
+// ---- what a link makes of it ----------------------------------------------------------------------------------------
 
 Links read_links(const std::string& path) {
     std::ifstream stream(path);

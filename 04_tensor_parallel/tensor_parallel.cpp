@@ -1,10 +1,10 @@
 #include "04_tensor_parallel/tensor_parallel.h"
 
-#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
+#include "02_data_parallel/launch.h"
 #include "04_tensor_parallel/overlap.h"
 #include "04_tensor_parallel/vocabulary.h"
 
@@ -20,14 +20,10 @@ void add_tensor_parallel_flags(CLI::App& app, int64_t& tp, TensorParallelOptions
 }
 
 namespace {
-bool divides_attention(const LlamaConfig& c, int64_t tp) {
-    return c.heads % tp == 0 && (c.kv_heads % tp == 0 || tp % c.kv_heads == 0);
-}
-
 std::string what_would_do(const LlamaConfig& c) {  // "--tp 1, 2 or 4 would do"
     std::vector<int64_t> list;
     for (int64_t tp = 1; tp <= c.heads; ++tp)
-        if (divides_attention(c, tp) && c.ffn % tp == 0) list.push_back(tp);
+        if (c.heads_divide_by(tp) && c.ffn % tp == 0) list.push_back(tp);
     std::string text;
     for (size_t i = 0; i < list.size(); ++i)
         text += fmt::format("{}{}", i == 0 ? "" : i + 1 == list.size() ? " or " : ", ", list[i]);
@@ -38,7 +34,7 @@ std::string what_would_do(const LlamaConfig& c) {  // "--tp 1, 2 or 4 would do"
 void check_tensor_parallel(const LlamaConfig& c, int64_t seq_len, int64_t tp, const TensorParallelOptions& o) {
     if (c.heads % tp != 0) usage_error("--tp {}: --heads {} does not divide by it; {}", tp, c.heads, what_would_do(c));
     if (c.ffn % tp != 0) usage_error("--tp {}: --ffn {} does not divide by it; {}", tp, c.ffn, what_would_do(c));
-    if (!divides_attention(c, tp))
+    if (!c.heads_divide_by(tp))
         usage_error("--tp {}: --kv-heads {} can be divided over it or copied, if one divides the other; {}", tp,
                     c.kv_heads, what_would_do(c));
     if (o.sequence_parallel && seq_len % tp != 0)
@@ -46,21 +42,20 @@ void check_tensor_parallel(const LlamaConfig& c, int64_t seq_len, int64_t tp, co
                     (seq_len / tp + 1) * tp);
 }
 
-// ---- f and g ----------------------------------------------------------------------------------------------------------
+// ---- f and g --------------------------------------------------------------------------------------------------------
 
 namespace {
-// The gradient in a slot, to be changed in place: nobody else holds it.
-Tensor take(Tensor& slot) {
-    Tensor x = std::exchange(slot, Tensor());
+// x, to be changed in place: itself where nobody else holds it, else a copy.
+Tensor unshared(const Tensor& x) {
     if (x.sole_owner()) return x;
     Tensor own = Tensor::like(x, x.kind());
     copy(own, x);
     return own;
 }
-Tensor unshared(const Var& x) {
-    if (x.data.sole_owner()) return x.data;
-    Tensor own = Tensor::like(x.data, x.data.kind());
-    copy(own, x.data);
+// The same of the gradient in a slot, which is empty after it.
+Tensor take(Tensor& slot) {
+    Tensor own = unshared(slot);
+    slot = Tensor();
     return own;
 }
 }  // namespace
@@ -76,7 +71,7 @@ Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks) {
 }
 
 Var reduce_from_ranks(Tape&, const Var& y, const Comm& ranks) {
-    Var z{.data = unshared(y), .grad = y.grad};  // backward is a copy: y and z share one gradient
+    Var z{.data = unshared(y.data), .grad = y.grad};  // backward is a copy: y and z share one gradient
     ranks.all_reduce(z.data);
     return z;
 }
@@ -102,12 +97,12 @@ Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks) {
 
 Var scatter_sequence(Tape& tape, const Var& y, const Comm& ranks) {
     Var z{.data = Tensor({y.data.rows() / ranks.size(), y.data.cols()}, y.data.dtype(), y.data.device())};
-    ranks.reduce_scatter(z.data, unshared(y));
+    ranks.reduce_scatter(z.data, unshared(y.data));
     tape.record([ranks, dy = y.grad, dz = z.grad] { accumulate(*dy, gather_rows(ranks, *dz)); });
     return z;
 }
 
-// ---- the model ----------------------------------------------------------------------------------------------------------
+// ---- the model ------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -270,9 +265,7 @@ void TensorParallel::attach(Trainer& trainer) const {
         if (before) before();
         sum_replicated_gradients();
     };
-    // Each rank counts what it holds, copies once.
-    for (auto* norm : {&trainer.gradient_norm, &trainer.parameter_norm})
-        *norm = [ranks = ranks_, mine = *norm] { return std::sqrt(ranks.sum(std::pow(mine(), 2))); };
+    sum_norms(trainer, ranks_);  // each rank counts what it holds, copies once
     trainer.whole = [model = model_, ranks = ranks_, inner = trainer.whole](const Param& wanted, Which which) {
         const Tensor local = inner(wanted, which);
         if (!local) return local;  // of all of this model copy's ranks

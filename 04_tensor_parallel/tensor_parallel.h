@@ -35,7 +35,7 @@ void add_tensor_parallel_flags(CLI::App& app, int64_t& tp, TensorParallelOptions
 void check_tensor_parallel(const LlamaConfig& config, int64_t seq_len, int64_t tp,
                            const TensorParallelOptions& options);
 
-// ---- f and g ----------------------------------------------------------------------------------------------------------
+// ---- f and g --------------------------------------------------------------------------------------------------------
 Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks);      // f: (R, E) -> (R, E)
 Var reduce_from_ranks(Tape& tape, const Var& y, const Comm& ranks);  // g: (R, E) -> (R, E)
 Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks);    // f: (R/N, E) -> (R, E)
@@ -43,7 +43,7 @@ Var scatter_sequence(Tape& tape, const Var& y, const Comm& ranks);   // g: (R, E
 // All ranks' rows, (R/N, E) -> (R, E), booked as comm.
 Tensor gather_rows(const Comm& ranks, const Tensor& part);
 
-// ---- the model ----------------------------------------------------------------------------------------------------------
+// ---- the model ------------------------------------------------------------------------------------------------------
 // What is left to do once the model's slots are filled. A handle; the model outlives it.
 class TensorParallel {
   public:

@@ -83,8 +83,7 @@ void program(int argc, char** argv) {
 
     const Comm world = connect(comm_options, options);
     if (toy) return toy_deadlock(world, options.device_kind());
-    if (pp == 0 && dp > 0 && world.size() % dp != 0) usage_error("--dp {}: does not divide {} ranks", dp, world.size());
-    if (pp == 0) pp = world.size() / std::max<int64_t>(dp, 1);
+    pp = ranks_per_copy(pp, dp, world);
     dp = data_parallel_ranks(dp, world, pp);
     if (options.micro_batch == 0) options.micro_batch = 1;  // many small ones
     command_line.check_batches(dp);

@@ -1,10 +1,10 @@
 #include "05_pipeline/pipeline.h"
 
-#include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "01_single_gpu/profile.h"
+#include "02_data_parallel/launch.h"
 
 namespace train70b {
 
@@ -34,7 +34,7 @@ Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, co
     if (chunks > 1 && stages == 1)
         usage_error("--pipeline interleaved: one stage has nothing to take turns with; --pp 2 or more would do");
     if (parts > layers)
-        usage_error("{} {}{}: more than --layers {}; each needs one at least", chunks > 1 ? "--pp" : "--pp", stages,
+        usage_error("--pp {}{}: more than --layers {}; each needs one at least", stages,
                     chunks > 1 ? fmt::format(" x --virtual-stages {} = {} parts", chunks, parts) : "", layers);
     std::vector<int64_t> sizes = o.stage_layers;
     if (sizes.empty()) {
@@ -116,7 +116,7 @@ Pipeline::~Pipeline() {
     }
 }
 
-// ---- messages -----------------------------------------------------------------------------------------------------------
+// ---- messages -------------------------------------------------------------------------------------------------------
 
 void Pipeline::let_go() {
     std::erase_if(sends_, [](Work& work) { return work.done(); });
@@ -143,7 +143,7 @@ Tensor Pipeline::receive(Street& street, const Message& message, const Shape& sh
     return x;
 }
 
-// ---- steps --------------------------------------------------------------------------------------------------------------
+// ---- steps ----------------------------------------------------------------------------------------------------------
 
 void Pipeline::time(const Step& step, const std::function<void()>& work) {
     constexpr const char* kNames[] = {"forward", "backward", "backward of inputs", "backward of weights"};
@@ -235,7 +235,7 @@ Tensor Pipeline::forward_only(const Batch& batch) {
     return model_.stage.head ? y.data : no_loss();
 }
 
-// ---- around the steps ---------------------------------------------------------------------------------------------------
+// ---- around the steps -----------------------------------------------------------------------------------------------
 
 void Pipeline::attach(Trainer& trainer) {
     trainer.forward_backward = [this, &trainer](int64_t step) {
@@ -247,8 +247,7 @@ void Pipeline::attach(Trainer& trainer) {
     trainer.sum_over_ranks = [ranks = ranks_, inner = trainer.sum_over_ranks](double x) {
         return ranks.sum(inner ? inner(x) : x);  // the loss: of the last rank, 0 on the others
     };
-    for (auto* norm : {&trainer.gradient_norm, &trainer.parameter_norm})
-        *norm = [ranks = ranks_, mine = *norm] { return std::sqrt(ranks.sum(std::pow(mine(), 2))); };
+    sum_norms(trainer, ranks_);
     // From the rank that has the parameter to the first.
     trainer.whole = [&model = model_, ranks = ranks_, inner = trainer.whole](const Param& wanted, Which which) {
         Tensor here;

@@ -6,7 +6,8 @@
 //     B   receive the gradient of y, run the tape backward, send the gradient of x
 //     I   the same, with the weight halves put aside;  W  runs them
 // Sends do not wait, and the next message of each neighbour is received ahead: a rank stands still only for what it needs.
-// y is let go when a step begins and it has been taken; x, and what the tape keeps, live until the end of the micro-batch's backward pass.
+// y is let go when a step begins and it has been taken; x, and what the tape keeps, live until the end of the
+// micro-batch's backward pass.
 #include <map>
 
 #include "01_single_gpu/trainer.h"

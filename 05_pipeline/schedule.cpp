@@ -15,7 +15,7 @@ std::string to_string(const Step& step) {
                        step.chunk > 0 ? fmt::format(".{}", step.chunk) : "");
 }
 
-// ---- the schedules ------------------------------------------------------------------------------------------------------
+// ---- the schedules --------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -98,7 +98,7 @@ Schedule make_schedule(const std::string& name, int64_t p, int64_t m, int64_t v)
     return schedule;
 }
 
-// ---- checks -------------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 
 std::string incomplete(const Schedule& s) {
     if (int64_t(s.ranks.size()) != s.stages) return fmt::format("{} lists for {} ranks", s.ranks.size(), s.stages);
@@ -211,7 +211,7 @@ std::string deadlock(const Schedule& s, Sends sends) {
     return text + (current(rank) ? "" : fmt::format("; rank {} has ended", rank));
 }
 
-// ---- what follows from the order ----------------------------------------------------------------------------------------
+// ---- what follows from the order ------------------------------------------------------------------------------------
 
 int64_t in_flight(const Schedule& s, int64_t rank) {
     int64_t now = 0, most = 0;

@@ -54,7 +54,7 @@ std::string incomplete(const Schedule& schedule);
 enum class Sends { posted, blocking };
 std::string deadlock(const Schedule& schedule, Sends sends);
 
-// ---- what follows from the order alone --------------------------------------------------------------------------------
+// ---- what follows from the order alone ------------------------------------------------------------------------------
 // The most micro-batches (times chunks) whose activations a rank holds: from F to the end of its backward pass.
 int64_t in_flight(const Schedule& schedule, int64_t rank);
 int64_t in_flight_formula(const Schedule& schedule, int64_t rank);  // the table's, at most all there are

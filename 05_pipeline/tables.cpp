@@ -72,9 +72,7 @@ Costs measured_costs(const Timeline& timeline, double hop) {
 
 PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const Comm& stages,
                          const PipelineOptions& pipeline_options, int64_t micro_batches) {
-    TrainOptions o = options;
-    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
-    o.eval_every = 0;
+    TrainOptions o = options.without_files();
     o.global_batch = o.micro_batch * micro_batches;
     PipelineRun run{.schedule = pipeline_schedule(pipeline_options, stages.size(), micro_batches)};
     Llama model(o.model, o.llama(), pipeline_stage(o.model, stages.size(), stages.rank(), pipeline_options));
@@ -117,8 +115,7 @@ std::string measured_table(const std::vector<PipelineRun>& runs) {
     if (runs.empty()) return {};
     std::string text = fmt::format(
         "{} stages, as run: share of the step in which a rank idles, the mean over ranks; by formula (equal stages), "
-        "by the "
-        "simulator\nfrom the measured times of F, B, I, W, and as measured\n"
+        "by the simulator\nfrom the measured times of F, B, I, W, and as measured\n"
         "{:<14}{:>4}{:>10}{:>12}{:>11}{:>11}   {:<18}activation bytes of rank 0, 1, ...\n",
         runs[0].schedule.stages, "", "m", "formula", "simulated", "measured", "step", "in flight");
     for (const PipelineRun& run : runs) {

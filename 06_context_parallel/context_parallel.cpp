@@ -42,12 +42,9 @@ ContextLayout context_layout(const LlamaConfig& c, int64_t seq_len, int64_t cp, 
     if (cp % layout.ulysses != 0)
         usage_error("--ulysses-size {} does not divide --cp {}; {} would", layout.ulysses, cp,
                     nearest(layout.ulysses, cp, [cp](int64_t n) { return cp % n == 0; }));
-    const auto heads_divide = [&c](int64_t n) {
-        return c.heads % n == 0 && (c.kv_heads % n == 0 || n % c.kv_heads == 0);
-    };
-    if (!heads_divide(layout.ulysses))
+    if (!c.heads_divide_by(layout.ulysses))
         usage_error("{}: {} ranks cannot divide --heads {} and --kv-heads {}; {} can", asked, layout.ulysses, c.heads,
-                    c.kv_heads, nearest(layout.ulysses, c.heads, heads_divide));
+                    c.kv_heads, nearest(layout.ulysses, c.heads, [&c](int64_t n) { return c.heads_divide_by(n); }));
     if (const int64_t of = layout.granularity(); seq_len % of != 0)
         usage_error("{}: --seq-len {} does not divide by {}; {} would", asked, seq_len,
                     layout.chunks > 1 ? fmt::format("2 x {}", cp) : std::to_string(cp),

@@ -54,8 +54,7 @@ void program(int argc, char** argv) {
     command_line.parse(argc, argv);
 
     const Comm world = connect(comm_options, options);
-    if (cp == 0 && dp > 0 && world.size() % dp != 0) usage_error("--dp {}: does not divide {} ranks", dp, world.size());
-    if (cp == 0) cp = world.size() / std::max<int64_t>(dp, 1);
+    cp = ranks_per_copy(cp, dp, world);
     dp = data_parallel_ranks(dp, world, cp);
     command_line.check_batches(dp);
     const ContextLayout layout = context_layout(options.model, options.seq_len, cp, context_options);

@@ -39,9 +39,7 @@ ContextTraffic context_traffic(const LlamaConfig& c, const ContextLayout& layout
 
 ContextRun run_context(const TrainOptions& options, const Dataset& data, const Comm& ranks,
                        const ContextParallelOptions& context_options) {
-    TrainOptions o = options;
-    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
-    o.eval_every = 0;
+    TrainOptions o = options.without_files();
     o.global_batch = o.micro_batch;
     ContextRun run{.algorithm = context_options.algorithm,
                    .layout = context_layout(o.model, o.seq_len, ranks.size(), context_options),
@@ -153,12 +151,11 @@ double attention_error(const Comm& ranks, const ContextParallelOptions& options,
     return worst;
 }
 
-// ---- as text --------------------------------------------------------------------------------------------------------------
+// ---- as text --------------------------------------------------------------------------------------------------------
 
 std::string work_table(const std::vector<ContextRun>& runs) {
     std::string text = fmt::format(
-        "attention of one step, rank by rank: GFLOP counted, CPU ms measured\n{:<16}{:>8}   ", "", "slowest");
-    text += "/ mean\n";
+        "attention of one step, rank by rank: GFLOP counted, CPU ms measured\n{:<16}{:>8}   / mean\n", "", "slowest");
     for (const ContextRun& run : runs) {
         const auto row = [&](const char* what, const std::vector<double>& values, double unit) {
             double sum = 0, most = 0;

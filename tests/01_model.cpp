@@ -34,8 +34,7 @@ struct Tokens {
     }
 };
 
-// ---- the reference: weights by name, one token at a time
-// -----------------------------------------------------------------
+// ---- the reference: weights by name, one token at a time ------------------------------------------------------------
 using Weights = std::map<std::string, Doubles>;
 
 Doubles times(const Doubles& w, const Doubles& x) {  // W x
