@@ -1,51 +1,12 @@
 // The front of every op: checks shapes, dtypes and devices, opens a profiling span, and calls the device's kernel.
 #include "01_single_gpu/ops.h"
 
-#include <initializer_list>
-
+#include "01_single_gpu/dispatch.h"
 #include "01_single_gpu/kernels.h"
-#include "01_single_gpu/profile.h"
 
 namespace train70b {
 
-#ifdef TRAIN70B_CUDA
-#define CUDA_CASE(call) \
-    case Device::cuda:  \
-        cuda::call;     \
-        break;
-#else
-#define CUDA_CASE(call) \
-    case Device::cuda:  \
-        break;
-#endif
-
-#define RUN(device, call)         \
-    switch (device) {             \
-        case Device::meta: break; \
-        case Device::cpu:         \
-            cpu::call;            \
-            break;                \
-            CUDA_CASE(call)       \
-    }
-
 namespace {
-
-using List = std::initializer_list<std::reference_wrapper<const Tensor>>;
-
-Device device_of(List tensors) {
-    const Device device = tensors.begin()->get().device();
-    for (const Tensor& tensor : tensors)
-        CHECK(tensor.device() == device, "tensors on {} and {}", name_of(device), name_of(tensor.device()));
-    return device;
-}
-
-double bytes_of(List tensors) {
-    double bytes = 0;
-    for (const Tensor& tensor : tensors) bytes += tensor.bytes();
-    return bytes;
-}
-
-bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 
 void expect(const char* name, const Tensor& tensor, const Shape& shape, DType dtype) {
     CHECK(tensor.shape() == shape && tensor.dtype() == dtype, "{} is {} {}, expected {} {}", name,

@@ -22,7 +22,7 @@ Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose = Transpose:
               Memory kind = Memory::activations);  // c: dtype of a, booked as kind
 
 // ---- element by element --------------------------------------------------------------------------------------------
-void fill(Tensor& x, float value);                        // f32, bf16, i32
+void fill(Tensor& x, float value);                        // f32, bf16, i32, u8
 void copy(Tensor& to, const Tensor& from);                // casts fp32 <-> bf16 where dtypes differ; crosses devices
 void scale(Tensor& x, float factor);                      // x *= factor
 void add(Tensor& sum, const Tensor& a, const Tensor& b);  // sum = a + b; sum may be a or b

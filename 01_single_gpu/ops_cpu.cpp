@@ -39,6 +39,10 @@ void fill(Tensor& x, float value) {
         std::fill_n(x.data<int32_t>(), x.size(), static_cast<int32_t>(value));
         return;
     }
+    if (x.dtype() == DType::u8) {
+        std::fill_n(x.data<uint8_t>(), x.size(), static_cast<uint8_t>(value));
+        return;
+    }
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         T* p = x.data<T>();

@@ -405,6 +405,8 @@ void fill(Tensor& x, float value) {
     const int64_t n = x.size();
     if (x.dtype() == DType::i32)
         fill_int_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<int32_t>(), n, int32_t(value));
+    else if (x.dtype() == DType::u8)
+        CUDA_CHECK(cudaMemsetAsync(x.raw(), int(value), size_t(n), stream()));
     else
         with_float(x.dtype(), [&](auto zero) {
             fill_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), n, value);

@@ -7,8 +7,16 @@ namespace train70b {
 
 std::vector<Segment> whole_segments(const std::vector<Param*>& params) {
     std::vector<Segment> segments;
-    for (const Param* param : params) segments.push_back({param->data, param->grad, param->is_matrix()});
+    for (const Param* param : params)
+        segments.push_back({param->data, param->grad, param->is_matrix(), true, param->place(0), param->key(0)});
     return segments;
+}
+
+Tensor make_master(const Tensor& param, Memory states) {
+    if (param.dtype() == DType::f32) return {};
+    Tensor master(param.shape(), DType::f32, param.device(), states);
+    copy(master, param);
+    return master;
 }
 
 AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) : hyper_(hyper) {
@@ -19,26 +27,31 @@ AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) :
             fill(state, 0);
             return state;
         };
-        Tensor master;
-        if (param.dtype() != DType::f32) {
-            master = Tensor(param.shape(), DType::f32, param.device(), states);
-            copy(master, param);
-        }
-        states_.push_back({segment, master, zeros(), zeros()});
+        states_.push_back({segment, make_master(param, states), zeros(), zeros()});
     }
+}
+
+AdamWStep AdamW::Hyper::at(int64_t step, float lr, float grad_scale, bool decay) const {
+    return {.lr = lr,
+            .beta1 = beta1,
+            .beta2 = beta2,
+            .eps = eps,
+            .weight_decay = decay ? weight_decay : 0,
+            .grad_scale = grad_scale,
+            .step = step};
+}
+
+MakeOptimizer AdamW::maker(const Hyper& hyper) {
+    return [hyper](std::vector<Segment> segments, Memory states) {
+        return std::make_unique<AdamW>(std::move(segments), hyper, states);
+    };
 }
 
 void AdamW::step(float lr, float grad_scale) {
     ++step_;
     for (State& state : states_)
         adamw(state.segment.param, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,
-              {.lr = lr,
-               .beta1 = hyper_.beta1,
-               .beta2 = hyper_.beta2,
-               .eps = hyper_.eps,
-               .weight_decay = state.segment.decay ? hyper_.weight_decay : 0,
-               .grad_scale = grad_scale,
-               .step = step_});
+              hyper_.at(step_, lr, grad_scale, state.segment.decay));
 }
 
 LrShape lr_shape_of(const std::string& name) {

@@ -1,5 +1,7 @@
 #pragma once
 // AdamW with fp32 master weights, and the learning-rate schedules.
+#include <functional>
+
 #include "01_single_gpu/param.h"
 
 namespace train70b {
@@ -9,22 +11,36 @@ struct Segment {
     Tensor param, grad;
     bool decay = false;  // weight decay applies to matrices only
     bool counts = true;  // in norms: this rank's is the one replica that does
+    GlobalIndex place;   // which elements of the whole parameter these are
+    uint64_t key = 0;    // the parameter's, for random numbers
 };
 std::vector<Segment> whole_segments(const std::vector<Param*>& params);
 
+class Optimizer {
+  public:
+    virtual ~Optimizer() = default;
+    // One update with the gradients times grad_scale (the clipping factor).
+    virtual void step(float lr, float grad_scale) = 0;
+};
+// Makes the optimizer of some segments. Its states lie on their device, booked as told.
+using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<Segment>, Memory states)>;
+
+// The fp32 copy of a parameter that an optimizer updates; empty where the parameter is fp32 itself.
+Tensor make_master(const Tensor& param, Memory states);
+
 // Optimizer states per element: exp_avg and exp_avg_sq (8 bytes), and for bf16 parameters a master weight (12 bytes): a
 // bf16 weight has 8 bits of precision and would swallow updates smaller than 1/256 of it.
-class AdamW {
+class AdamW : public Optimizer {
   public:
     struct Hyper {
         float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
+        AdamWStep at(int64_t step, float lr, float grad_scale, bool decay) const;  // step from 1
     };
     // Master weights start from the parameters. The states lie on the segments' device, booked under `states`.
     AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states = Memory::optimizer);
+    static MakeOptimizer maker(const Hyper& hyper);
 
-    // One update with the gradients times grad_scale (the clipping factor).
-    void step(float lr, float grad_scale);
-    int64_t steps_taken() const { return step_; }
+    void step(float lr, float grad_scale) override;
 
   private:
     struct State {

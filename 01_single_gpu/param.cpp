@@ -28,27 +28,26 @@ Param make_param(std::string name, Shape global_shape, double init_std) {
     return param;
 }
 
-namespace {
-uint64_t hash(uint64_t seed, const std::string& name) {  // FNV-1a over the seed's bytes and the name
+GlobalIndex Param::place(int64_t offset) const {
+    return {local.row_begin, local.col_begin, local.cols, is_matrix() ? global_shape[1] : 1, offset};
+}
+
+uint64_t Param::key(uint64_t seed) const {  // FNV-1a over the seed's bytes and the name
     uint64_t h = 0xcbf29ce484222325u;
     const auto eat = [&h](unsigned char byte) { h = (h ^ byte) * 0x100000001b3u; };
     for (int i = 0; i < 8; ++i) eat(static_cast<unsigned char>(seed >> (8 * i)));
     for (char c : name) eat(static_cast<unsigned char>(c));
     return h;
 }
-}  // namespace
 
 void initialise(const Param& param, uint64_t seed, int64_t offset, Tensor& to) {
     CHECK(offset + to.size() <= param.local.size(), "{}: [{}, {}) of {}", param.name, offset, offset + to.size(),
           param.local.size());
     if (param.init_std == 0) return fill(to, 1);
-    const int64_t global_cols = param.is_matrix() ? param.global_shape[1] : 1;
     const int64_t real = std::clamp<int64_t>(param.real().size() - offset, 0, to.size());
     if (real > 0) {
         Tensor part = to.element_slice(0, {real});
-        fill_normal(part, hash(seed, param.name),
-                    {param.local.row_begin, param.local.col_begin, param.local.cols, global_cols, offset},
-                    float(param.init_std));
+        fill_normal(part, param.key(seed), param.place(offset), float(param.init_std));
     }
     if (real < to.size()) {
         Tensor padding = to.element_slice(real, {to.size() - real});

@@ -27,6 +27,9 @@ struct Param {
     int64_t global_size() const;
     Shape local_shape() const;
     Rect real() const;  // local without its padding
+    // Which elements of the whole parameter those from element `offset` of the local rectangle on are.
+    GlobalIndex place(int64_t offset) const;
+    uint64_t key(uint64_t seed) const;  // of random numbers: every parameter has its own
 };
 
 Param make_param(std::string name, Shape global_shape, double init_std);

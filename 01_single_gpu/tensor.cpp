@@ -16,7 +16,8 @@ int64_t size_of(DType dtype) {
         case DType::i32: return 4;
         case DType::bf16: return 2;
         case DType::e4m3:
-        case DType::e5m2: return 1;
+        case DType::e5m2:
+        case DType::u8: return 1;
     }
     return 0;
 }
@@ -28,6 +29,7 @@ const char* name_of(DType dtype) {
         case DType::e4m3: return "e4m3";
         case DType::e5m2: return "e5m2";
         case DType::i32: return "i32";
+        case DType::u8: return "u8";
     }
     return "?";
 }

@@ -65,6 +65,8 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     };
     gradient_norm = [this] { return norm_of(squares(model_.params(), Which::grad)); };
     parameter_norm = [this] { return norm_of(squares(model_.params(), Which::data)); };
+    make_optimizer = AdamW::maker(options.adamw());
+    gradient_parts = [](const Param& param) { return std::vector<Tensor>{param.grad}; };
     whole = whole_on_one_rank(model_);
     if (reference_)
         after_gradients = [this](int64_t step) {
@@ -180,8 +182,8 @@ double Trainer::evaluate() {
 void Trainer::run() {
     if (begin) begin();
     if (!update) {
-        adamw_.emplace(whole_segments(model_.params()), options_.adamw());
-        update = [this](float lr, float grad_scale) { adamw_->step(lr, grad_scale); };
+        optimizer_ = make_optimizer(whole_segments(model_.params()), Memory::optimizer);
+        update = [this](float lr, float grad_scale) { optimizer_->step(lr, grad_scale); };
     }
     if (reference_) write([this] { reference_->initial_weights(whole); });
     const double start = now_seconds();

@@ -28,10 +28,13 @@ class Trainer {
     std::function<void(int64_t step)> after_gradients;     // empty, or writes step 1's gradients (--save-reference)
     std::function<double()> gradient_norm;                 // of the whole model
     std::function<double()> parameter_norm;
-    std::function<void(float lr, float grad_scale)> update;                    // AdamW on whole parameters
+    MakeOptimizer make_optimizer;                                              // AdamW
+    std::function<void(float lr, float grad_scale)> update;                    // the optimizer on whole parameters
     std::function<double(double)> sum_over_ranks;                              // empty: this rank is all there is
     std::function<void(StepReport&)> finish_report;                            // adds communication bytes and seconds
     std::function<nlohmann::ordered_json(const MemoryPeak&)> memory_per_rank;  // the summary's list
+    // Where this rank has a parameter's gradient once it has been reduced: a shard may hold a part of it, or none.
+    std::function<std::vector<Tensor>(const Param&)> gradient_parts;
     Whole whole;  // a parameter's data or gradient, gathered on rank 0 to be saved
 
     void run();
@@ -54,7 +57,7 @@ class Trainer {
     const TrainOptions options_;
     Llama& model_;
     const Dataset& data_;
-    std::optional<AdamW> adamw_;  // behind the default of update
+    std::unique_ptr<Optimizer> optimizer_;  // behind the default of update
     std::optional<OutputFile> timeline_file_, trace_file_;
     std::optional<HfSaver> hf_;
     std::optional<ReferenceWriter> reference_;

@@ -113,7 +113,7 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
 }
 
 Zero::Zero(Llama& model, const Comm& data_ranks, const ZeroOptions& options, const AdamW::Hyper& hyper)
-    : model_(model), ranks_(data_ranks), shards_(data_ranks), options_(options), hyper_(hyper) {
+    : make_optimizer(AdamW::maker(hyper)), model_(model), ranks_(data_ranks), shards_(data_ranks), options_(options) {
     if (options_.bucket_mb < 0) options_.bucket_mb = keeps_grads() ? 25 : 0;
     if (const int64_t group = options_.hybrid_shard; group > 0 && group < data_ranks.size()) {
         shards_ = data_ranks.split([group](int rank) { return int(rank / group); }, "dp_shard");
@@ -139,21 +139,31 @@ Tensor Zero::place_of_shard(const Flat& flat, const Tensor& whole) const {
     return whole.element_slice(shards_.rank() * shard_size(flat), {shard_size(flat)});
 }
 
-// The parts of the unit's parameters that lie in a shard. params, grads: the shard's elements; either may be empty.
-std::vector<Segment> Zero::segments(const Flat& flat, int64_t shard, const Tensor& params, const Tensor& grads) const {
-    std::vector<Segment> list;
+std::vector<Zero::Place> Zero::places(const Flat& flat, int64_t shard) const {
+    std::vector<Place> list;
     const int64_t begin = shard * shard_size(flat), end = begin + shard_size(flat);
-    int64_t param_begin = 0;
-    for (const Param* param : flat.unit->params) {
+    int64_t param_begin = 0, rest = 0;
+    for (Param* param : flat.unit->params) {
         const int64_t param_end = param_begin + param->local.size();
         const int64_t from = std::max(begin, param_begin), to = std::min(end, param_end);
         if (from < to) {
-            const auto slice = [&](const Tensor& x) {
-                return x ? x.element_slice(from - begin, {to - from}) : Tensor();
-            };
-            list.push_back({slice(params), slice(grads), param->is_matrix(), param->replica == 0});
+            list.push_back({param, from - param_begin, from - begin, rest, to - from});
+            if (cast && !cast->takes(*param)) rest += to - from;
         }
         param_begin = param_end;
+    }
+    return list;
+}
+
+// The parts of the unit's parameters that lie in a shard. params, grads: the shard's elements; either may be empty.
+std::vector<Segment> Zero::segments(const Flat& flat, int64_t shard, const Tensor& params, const Tensor& grads) const {
+    std::vector<Segment> list;
+    for (const auto& [param, in_param, in_shard, in_rest, size] : places(flat, shard)) {
+        const auto slice = [from = in_shard, count = size](const Tensor& x) {
+            return x ? x.element_slice(from, {count}) : Tensor();
+        };
+        list.push_back({slice(params), slice(grads), param->is_matrix(), param->replica == 0, param->place(in_param),
+                        param->key(0)});
     }
     return list;
 }
@@ -175,15 +185,9 @@ void Zero::allocate_params(uint64_t seed) {
         Tensor shard({shard_size(flat)}, dtype, device,
                      options_.offload == Offload::all ? Memory::workspace : Memory::params);
         fill(shard, 0);
-        const int64_t begin = shards_.rank() * shard_size(flat), end = begin + shard_size(flat);
-        int64_t param_begin = 0;
-        for (const Param* param : flat.unit->params) {
-            const int64_t from = std::max(begin, param_begin), to = std::min(end, param_begin + param->local.size());
-            if (from < to) {
-                Tensor part = shard.element_slice(from - begin, {to - from});
-                initialise(*param, seed, from - param_begin, part);
-            }
-            param_begin += param->local.size();
+        for (const auto& [param, in_param, in_shard, in_rest, size] : places(flat, shards_.rank())) {
+            Tensor part = shard.element_slice(in_shard, {size});
+            initialise(*param, seed, in_param, part);
         }
         flat.param_shard = shard;
         if (options_.offload == Offload::all) {
@@ -234,13 +238,76 @@ void Zero::begin() {
                 flat.host_params = Tensor({shard_size(flat)}, model_.options.dtype, Device::cpu, Memory::host);
                 copy(flat.host_params, flat.param_shard);
             }
-            flat.adamw.emplace(segments(flat, shards_.rank(), flat.host_params, flat.host_grads), hyper_, Memory::host);
+            flat.optimizer =
+                make_optimizer(segments(flat, shards_.rank(), flat.host_params, flat.host_grads), Memory::host);
         } else if (options_.stage == 0) {
-            flat.adamw.emplace(whole_segments(flat.unit->params), hyper_);
+            flat.optimizer = make_optimizer(whole_segments(flat.unit->params), Memory::optimizer);
         } else {
-            flat.adamw.emplace(segments(flat, shards_.rank(), flat.param_shard, flat.grad_shard), hyper_);
+            flat.optimizer =
+                make_optimizer(segments(flat, shards_.rank(), flat.param_shard, flat.grad_shard), Memory::optimizer);
         }
     }
+    params_changed();
+}
+
+// ---- parameters that travel in another dtype ----------------------------------------------------------------------------
+
+bool Zero::casts(const Flat& flat) const {
+    return cast && !keeps_params() && options_.offload != Offload::all &&
+           std::any_of(flat.unit->params.begin(), flat.unit->params.end(),
+                       [this](const Param* param) { return cast->takes(*param); });
+}
+
+void Zero::params_changed() {
+    if (!cast || std::none_of(flats_.begin(), flats_.end(), [this](const Flat& flat) { return casts(flat); })) return;
+    std::vector<Piece> pieces;
+    for (const Flat& flat : flats_)
+        if (casts(flat))
+            for (const Place& place : places(flat, shards_.rank()))
+                if (cast->takes(*place.param))
+                    pieces.push_back({place.param, flat.param_shard.element_slice(place.in_shard, {place.size})});
+    cast->changed(pieces, shards_, model_.options.device);
+}
+
+// All elements have a place among the codes; those that are not taken travel in a second message, in their own dtype.
+void Zero::start_gathering_codes(Flat& flat) {
+    flat.params = Tensor({flat.padded}, cast->dtype, model_.options.device, Memory::workspace);
+    const Tensor codes = place_of_shard(flat, flat.params);
+    int64_t most = 0;  // not taken, of any shard
+    for (int64_t shard = 0; shard < shards_.size(); ++shard) {
+        int64_t count = 0;
+        for (const Place& place : places(flat, shard))
+            if (!cast->takes(*place.param)) count += place.size;
+        most = std::max(most, count);
+    }
+    flat.rest = Tensor({shards_.size(), most}, model_.options.dtype, model_.options.device, Memory::workspace);
+    const Tensor own = flat.rest.row_slice(shards_.rank(), shards_.rank() + 1);
+    for (const Place& place : places(flat, shards_.rank())) {
+        const Tensor piece = flat.param_shard.element_slice(place.in_shard, {place.size});
+        if (cast->takes(*place.param)) {
+            cast->encode(codes.element_slice(place.in_shard, {place.size}), piece, *place.param);
+        } else {
+            Tensor to = own.element_slice(place.in_rest, {place.size});
+            copy(to, piece);
+        }
+    }
+    flat.gathering = shards_.all_gather_async(flat.params, codes);
+    if (most > 0) flat.gathering_rest = shards_.all_gather_async(flat.rest, own);
+}
+
+// The parameters that no cast takes, put together from the shards.
+void Zero::bind_rest(Flat& flat) {
+    flat.gathering_rest.wait();
+    for (Param* param : flat.unit->params)
+        if (!cast->takes(*param))
+            param->data = Tensor(param->local_shape(), flat.rest.dtype(), flat.rest.device(), Memory::workspace);
+    for (int64_t shard = 0; shard < shards_.size(); ++shard)
+        for (const auto& [param, in_param, in_shard, in_rest, size] : places(flat, shard)) {
+            if (cast->takes(*param)) continue;
+            Tensor to = param->data.element_slice(in_param, {size});
+            copy(to, flat.rest.row_slice(shard, shard + 1).element_slice(in_rest, {size}));
+        }
+    flat.rest = Tensor();
 }
 
 // ---- around a unit's forward and backward pass ----------------------------------------------------------------------
@@ -263,13 +330,17 @@ Var Zero::around(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
 
 void Zero::start_gathering(Flat& flat) {
     if (flat.params) return;
-    flat.params = Tensor({flat.padded}, model_.options.dtype, model_.options.device, Memory::workspace);
-    Tensor shard = flat.param_shard;
-    if (!shard) {  // on the host: up first, into its place
-        shard = place_of_shard(flat, flat.params);
-        HostCopy(shard, flat.host_params).device_waits();
+    if (casts(flat)) {
+        start_gathering_codes(flat);
+    } else {
+        flat.params = Tensor({flat.padded}, model_.options.dtype, model_.options.device, Memory::workspace);
+        Tensor shard = flat.param_shard;
+        if (!shard) {  // on the host: up first, into its place
+            shard = place_of_shard(flat, flat.params);
+            HostCopy(shard, flat.host_params).device_waits();
+        }
+        flat.gathering = shards_.all_gather_async(flat.params, shard);
     }
-    flat.gathering = shards_.all_gather_async(flat.params, shard);
     most_gathered_ = std::max(most_gathered_, ++gathered_);
 }
 
@@ -282,6 +353,7 @@ void Zero::gather(size_t i, int direction) {
     }
     flat.gathering.wait();
     bind_data(flat.unit->params, flat.params.element_slice(0, {flat.size}));
+    if (casts(flat)) bind_rest(flat);
 }
 
 void Zero::free_params(Flat& flat) {
@@ -392,9 +464,20 @@ double Zero::norm(Which which) const {
     return std::sqrt(sum);
 }
 
+std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
+    if (keeps_grads()) return {wanted.grad};
+    std::vector<Tensor> parts;
+    for (const Flat& flat : flats_)
+        for (const Place& place : places(flat, shards_.rank()))
+            if (place.param == &wanted)
+                parts.push_back((flat.grad_shard ? flat.grad_shard : flat.host_grads)
+                                    .element_slice(place.in_shard, {place.size}));
+    return parts;
+}
+
 void Zero::update(float lr, float grad_scale) {
     if (!offloads()) {
-        for (Flat& flat : flats_) flat.adamw->step(lr, grad_scale);
+        for (Flat& flat : flats_) flat.optimizer->step(lr, grad_scale);
     } else {
         // Gradients come down and parameters go up beside the update of the units between them.
         std::deque<HostCopy> down, up;
@@ -405,13 +488,14 @@ void Zero::update(float lr, float grad_scale) {
                 down.front().host_waits();
                 down.pop_front();
             }
-            flat.adamw->step(lr, grad_scale);
+            flat.optimizer->step(lr, grad_scale);
             if (flat.param_shard) up.emplace_back(flat.param_shard, flat.host_params);
         }
         for (HostCopy& copy : up) copy.device_waits();
         synchronize(model_.options.device);  // the host's buffers are its own again
     }
-    if (options_.stage == 0 || !keeps_params()) return;
+    if (!keeps_params()) return params_changed();
+    if (options_.stage == 0) return;
     std::vector<Work> works;
     for (Flat& flat : flats_) works.push_back(shards_.all_gather_async(flat.params, flat.param_shard));
     for (Work& work : works) work.wait();
@@ -463,6 +547,7 @@ void Zero::attach(Trainer& trainer) {
     trainer.reduce_gradients = [this] { finish(); };
     trainer.gradient_norm = [this] { return norm(Which::grad); };
     trainer.parameter_norm = [this] { return norm(Which::data); };
+    trainer.gradient_parts = [this](const Param& param) { return gradient_parts(param); };
     trainer.update = [this](float lr, float grad_scale) { update(lr, grad_scale); };
     trainer.sum_over_ranks = [this](double x) { return ranks_.sum(x); };
     trainer.whole = [this](const Param& param, Which which) { return whole(param, which); };

@@ -54,6 +54,24 @@ class Zero {
     void update(float lr, float grad_scale);
     double norm(Which which) const;           // of the whole model; the shards' squares are added in the order of ranks
     Tensor whole(const Param&, Which) const;  // on rank 0; collective
+    std::vector<Tensor> gradient_parts(const Param&) const;  // what lies here of its gradient
+
+    MakeOptimizer make_optimizer;  // AdamW; before begin()
+
+    // Slot (chapter 07). Parameters that stage 3 gathers in another dtype than they are kept in: as FP8 codes, whose
+    // bytes are a half or a quarter. Param::data is of that dtype then. Not with Offload::all.
+    struct Piece {
+        const Param* param;
+        Tensor data;  // the elements of it that lie in this rank's shard
+    };
+    struct Cast {
+        DType dtype;
+        std::function<bool(const Param&)> takes;  // the others of the unit are gathered as they are
+        // The weights have changed: the scales have, too. All pieces on this rank of what is taken; collective.
+        std::function<void(const std::vector<Piece>&, const Comm& shards, Device device)> changed;
+        std::function<void(Tensor codes, const Tensor& piece, const Param&)> encode;
+    };
+    std::optional<Cast> cast;
 
     int64_t shard_ranks() const { return shards_.size(); }
     int64_t owned_elements() const;   // of the model, in this rank's shards
@@ -69,8 +87,9 @@ class Zero {
         Tensor params, grads;            // whole; stage 3 and from stage 2 on: only while they are needed
         Tensor param_shard, grad_shard;  // this rank's part; a view of the above where those are kept
         Tensor host_params, host_grads;  // offload: what AdamW works on
-        std::optional<AdamW> adamw;
-        Work gathering;
+        std::unique_ptr<Optimizer> optimizer;
+        Tensor rest;  // where there is a cast: what it does not take, shard by shard
+        Work gathering, gathering_rest;
         int64_t passes = 0;  // backward passes in this step
     };
     struct Reduction {
@@ -92,7 +111,17 @@ class Zero {
     void allocate_grads();
     void write_params(Unit& unit, const std::function<void()>& write);
 
+    struct Place {  // of a part of a parameter in a shard, and among the shard's elements that a cast does not take
+        Param* param;
+        int64_t in_param, in_shard, in_rest, size;
+    };
+    std::vector<Place> places(const Flat& flat, int64_t shard) const;
+    bool casts(const Flat& flat) const;
+    void params_changed();
+
     void start_gathering(Flat& flat);
+    void start_gathering_codes(Flat& flat);
+    void bind_rest(Flat& flat);
     void gather(size_t i, int direction);  // and begin with the next ones in that direction
     void free_params(Flat& flat);
     void unit_is_ready(size_t i);
@@ -104,7 +133,6 @@ class Zero {
     const Comm ranks_;
     Comm shards_, replicas_;
     ZeroOptions options_;
-    AdamW::Hyper hyper_;
     std::vector<Flat> flats_;  // in forward order
     std::deque<Flat*> ready_;  // gradients complete, not yet on their way
     std::deque<Reduction> under_way_;

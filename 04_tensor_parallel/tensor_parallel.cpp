@@ -213,15 +213,22 @@ TensorParallel apply_tensor_parallel(Llama& model, const Comm& ranks, const Tens
     return result;
 }
 
-void TensorParallel::sum_replicated_gradients() const {
+void TensorParallel::sum_replicated_gradients(const std::function<std::vector<Tensor>(const Param&)>& parts) const {
     for (const Replicated& list : replicated_) {  // one message instead of many small ones
-        Tensor flat({total_size(list.params)}, list.params[0]->grad.dtype(), list.params[0]->grad.device(),
-                    Memory::comm);
+        std::vector<Tensor> grads;
+        int64_t size = 0;
+        for (const Param* param : list.params)
+            for (const Tensor& part : parts(*param)) {
+                grads.push_back(part);
+                size += part.size();
+            }
+        if (size == 0) continue;  // on all ranks: their shards are cut alike
+        Tensor flat({size}, model_->options.grad_dtype, model_->options.device, Memory::comm);
         const auto each = [&](const std::function<void(Tensor&, Tensor&)>& body) {
             int64_t begin = 0;
-            for (Param* param : list.params) {
-                Tensor place = flat.element_slice(begin, param->grad.shape());
-                body(place, param->grad);
+            for (Tensor& grad : grads) {
+                Tensor place = flat.element_slice(begin, grad.shape());
+                body(place, grad);
                 begin += place.size();
             }
         };
@@ -261,9 +268,9 @@ Tensor put_together(const Comm& ranks, const Param& param, const Tensor& local) 
 
 void TensorParallel::attach(Trainer& trainer) const {
     if (ranks_.size() == 1) return;
-    trainer.reduce_gradients = [*this, before = trainer.reduce_gradients] {
+    trainer.reduce_gradients = [*this, before = trainer.reduce_gradients, parts = trainer.gradient_parts] {
         if (before) before();
-        sum_replicated_gradients();
+        sum_replicated_gradients(parts);
     };
     sum_norms(trainer, ranks_);  // each rank counts what it holds, copies once
     trainer.whole = [model = model_, ranks = ranks_, inner = trainer.whole](const Param& wanted, Which which) {

@@ -54,7 +54,8 @@ class TensorParallel {
     // several ranks hold a copy, and each has seen only a part of what depends on it:
     //   norm weights, under sequence parallelism      each rank has seen its rows
     //   k_proj, v_proj where tp > kv-heads            each rank has seen its query heads
-    void sum_replicated_gradients() const;
+    // parts: where this rank has a parameter's gradient (Trainer::gradient_parts).
+    void sum_replicated_gradients(const std::function<std::vector<Tensor>(const Param&)>& parts) const;
 
   private:
     struct Replicated {

@@ -1,0 +1,54 @@
+#include "07_fp8/adamw8bit.h"
+
+#include "01_single_gpu/dispatch.h"
+#include "07_fp8/kernels.h"
+
+namespace train70b {
+
+void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,
+               const AdamWStep& step, uint64_t key) {
+    CHECK(param.dtype() == DType::f32 ? !master : master && master.dtype() == DType::f32,
+          "a bf16 parameter needs an fp32 master, an fp32 one is its own");
+    CHECK(param.size() == grad.size() && param.size() == blocks.size && (!master || master.size() == blocks.size) &&
+          is_float(grad.dtype()) && step.step >= 1);
+    for (const Tensor& codes : List{moments.exp_avg, moments.exp_avg_sq})
+        CHECK(codes.dtype() == DType::u8 && codes.size() == blocks.size, "{} of {}", codes.size(), blocks.size);
+    CHECK(moments.scale.dtype() == DType::f32 && moments.scale.size() == 2 * blocks.blocks());
+    Span span("adamw8bit", "op", 0,
+              bytes_of({param, grad}) + 2 * bytes_of({moments.exp_avg, moments.exp_avg_sq, moments.scale}) +
+                  (master ? 2 : 1) * 4.0 * double(param.size()));
+    RUN(device_of({param, moments.exp_avg, moments.exp_avg_sq, moments.scale, grad}),
+        adamw8bit(param, master, moments, grad, blocks, step, key));
+}
+
+AdamW8bit::AdamW8bit(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states) : hyper_(hyper) {
+    for (const Segment& segment : segments) {
+        const BlockLayout blocks{segment.place, segment.param.size()};
+        const auto zeros = [&](Shape shape, DType dtype) {
+            Tensor x(std::move(shape), dtype, segment.param.device(), states);
+            fill(x, 0);
+            return x;
+        };
+        const auto codes = [&] { return zeros({blocks.size}, DType::u8); };  // scales of 0: any code is 0
+        states_.push_back({segment,
+                           make_master(segment.param, states),
+                           {codes(), codes(), zeros({2, blocks.blocks()}, DType::f32)},
+                           blocks});
+    }
+}
+
+MakeOptimizer AdamW8bit::maker(const AdamW::Hyper& hyper) {
+    return [hyper](std::vector<Segment> segments, Memory states) {
+        return std::make_unique<AdamW8bit>(std::move(segments), hyper, states);
+    };
+}
+
+void AdamW8bit::step(float lr, float grad_scale) {
+    ++step_;
+    for (State& state : states_)
+        adamw8bit(state.segment.param, state.master, state.moments, state.segment.grad, state.blocks,
+                  hyper_.at(step_, lr, grad_scale, state.segment.decay),
+                  random_bits(state.segment.key, uint64_t(step_)));
+}
+
+}  // namespace train70b

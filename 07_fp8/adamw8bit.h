@@ -1,0 +1,121 @@
+#pragma once
+// AdamW whose moments take 8 bits (Dettmers et al. 2022, sections 2 and 3), so 2.03 bytes per parameter instead of 8.
+//
+//     256 values of a parameter share a scale, the largest magnitude among them;  value = scale * level[code]
+//
+// The levels lie evenly inside each of seven decades, twice as many in each as in the one below: a gradient's moments
+// span many orders of magnitude, and the large ones matter most. Two rules keep what rounding would break:
+//   - a code is one of the two nearest at random, so that the mean is right. A moment changes by a few per cent in a step;
+//     to nearest it would stay where it is, and old gradients would never be forgotten.
+//   - a second moment above 0 never becomes 0: it is what the update is divided by.
+// The blocks, like the random numbers, belong to the parameter's coordinates, not to where a rank keeps it: layouts agree.
+#include <array>
+
+#include "01_single_gpu/optimizer.h"
+#include "01_single_gpu/random.h"
+
+namespace train70b {
+
+// Values of the codes, ascending; 255 of 256 are in use.
+struct MomentLevels {
+    std::array<float, 256> first{}, second{};  // [-1, 1], and [0, 1]
+};
+constexpr MomentLevels moment_levels() {
+    MomentLevels levels;
+    constexpr int kZero = 127;  // the code of 0 among the signed ones
+    int positive = 1, unsigned_code = 1;
+    double top = 1e-6;
+    for (int decade = 0; decade < 7; ++decade, top *= 10) {
+        const int signed_count = 1 << decade;
+        for (int i = 1; i <= signed_count; ++i, ++positive) {
+            const double level = top * (0.1 + 0.9 * i / signed_count);
+            levels.first[std::size_t(kZero + positive)] = float(level);
+            levels.first[std::size_t(kZero - positive)] = float(-level);
+        }
+        for (int i = 1; i <= 2 * signed_count; ++i, ++unsigned_code)
+            levels.second[std::size_t(unsigned_code)] = float(top * (0.1 + 0.9 * i / (2 * signed_count)));
+    }
+    levels.first[255] = levels.second[255] = 1;  // not in use
+    return levels;
+}
+
+// The code of x in ascending levels: one of the two around it, the nearer the likelier. u: random, in [0, 1).
+constexpr uint8_t random_code(const float* levels, float x, float u) {
+    int below = 0, above = 254;
+    while (above - below > 1) {
+        const int middle = (below + above) / 2;
+        (levels[middle] <= x ? below : above) = middle;
+    }
+    return uint8_t(u * (levels[above] - levels[below]) < x - levels[below] ? above : below);
+}
+
+constexpr int64_t kMomentBlock = 256;
+
+// How a piece of a parameter falls into blocks: element i of the whole parameter belongs to block i / 256. A piece with
+// all columns is one run of elements; one that has only some of the columns has a run for each row.
+struct BlockLayout {
+    GlobalIndex place;
+    int64_t size = 0;  // elements of the piece
+
+    struct Range {
+        int64_t begin, end;  // elements of the piece
+        int64_t global;      // of the first, in the whole parameter
+    };
+    constexpr bool one_run() const { return place.cols == place.global_cols; }
+    constexpr int64_t first_row() const { return place.offset / place.cols; }
+    constexpr int64_t runs() const {
+        return size == 0 ? 0 : one_run() ? 1 : (place.offset + size - 1) / place.cols - first_row() + 1;
+    }
+    constexpr Range run(int64_t i) const {
+        const int64_t row = one_run() ? 0 : first_row() + i;
+        const int64_t from = one_run() || row * place.cols < place.offset ? place.offset : row * place.cols;
+        const int64_t last = place.offset + size, row_end = (row + 1) * place.cols;
+        const int64_t to = one_run() || row_end > last ? last : row_end;
+        const int64_t r = from / place.cols, c = from % place.cols;
+        return {from - place.offset, to - place.offset,
+                (place.row_begin + r) * place.global_cols + place.col_begin + c};
+    }
+    constexpr int64_t blocks_per_run() const {  // room for: a run of few columns may touch one less
+        if (!one_run()) return (place.cols + kMomentBlock - 2) / kMomentBlock + 1;
+        const int64_t begin = run(0).global;
+        return (begin + size - 1) / kMomentBlock - begin / kMomentBlock + 1;
+    }
+    constexpr int64_t blocks() const { return size == 0 ? 0 : runs() * blocks_per_run(); }
+    constexpr Range block(int64_t i) const {  // may be empty
+        const Range all = run(i / blocks_per_run());
+        const int64_t number = all.global / kMomentBlock + i % blocks_per_run();
+        const int64_t end = all.global + (all.end - all.begin);
+        const auto inside = [&](int64_t i) { return i < all.global ? all.global : i > end ? end : i; };
+        const int64_t from = inside(number * kMomentBlock), to = inside((number + 1) * kMomentBlock);
+        return {all.begin + from - all.global, all.begin + to - all.global, from};
+    }
+};
+
+struct Moments {
+    Tensor exp_avg, exp_avg_sq;  // u8
+    Tensor scale;                // (2, blocks) fp32
+};
+// As adamw() of ops.h. key: of the parameter and the step.
+void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,
+               const AdamWStep& step, uint64_t key);
+
+class AdamW8bit : public Optimizer {
+  public:
+    AdamW8bit(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states = Memory::optimizer);
+    static MakeOptimizer maker(const AdamW::Hyper& hyper);
+
+    void step(float lr, float grad_scale) override;
+
+  private:
+    struct State {
+        Segment segment;
+        Tensor master;
+        Moments moments;
+        BlockLayout blocks;
+    };
+    std::vector<State> states_;
+    AdamW::Hyper hyper_;
+    int64_t step_ = 0;
+};
+
+}  // namespace train70b

@@ -1,0 +1,212 @@
+#include "07_fp8/fp8.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "07_fp8/adamw8bit.h"
+
+namespace train70b {
+
+void add_fp8_flags(CLI::App& app, Fp8Options& o, std::string& optimizer) {
+    app.add_option("--fp8", o.recipe, "linear layers in 8 bits: where their scales come from")
+        ->check(one_of({"off", "current", "delayed", "rowwise", "blockwise"}))
+        ->capture_default_str()
+        ->group("Precision, memory");
+    add_switch(app, "--fp8-strict", o.strict, "refuse shapes of which a layer has to stay out")
+        ->group("Precision, memory");
+    app.add_option("--fp8-history", o.history, "steps whose amax counts (--fp8 delayed)")
+        ->check(whole_number_from(1))
+        ->capture_default_str()
+        ->group("Precision, memory");
+    app.add_option("--fp8-margin", o.margin, "scales leave room for values 2^N times as large (--fp8 delayed)")
+        ->check(CLI::Range(0, 16))
+        ->capture_default_str()
+        ->group("Precision, memory");
+    app.add_option("--optimizer", optimizer, "whose moments take 4 bytes or 1")
+        ->check(one_of({"adamw", "adamw8bit"}))
+        ->capture_default_str()
+        ->group("Precision, memory");
+}
+
+MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper) {
+    return name == "adamw8bit" ? AdamW8bit::maker(hyper) : AdamW::maker(hyper);
+}
+
+namespace {
+
+struct LayerShape {
+    const char* name;
+    int64_t in, out;  // on a rank
+    const char *in_flags, *out_flags;
+};
+std::array<LayerShape, 4> layer_shapes(const LlamaConfig& c, int64_t tp) {
+    const int64_t E = c.hidden, q = E / tp, kv = std::max<int64_t>(c.kv_heads / tp, 1) * c.head_dim(), F = c.ffn / tp;
+    return {{{"q, k, v", E, q + 2 * kv, "--hidden", "--hidden, --heads, --kv-heads"},
+             {"o", q, E, "--hidden", "--hidden"},
+             {"gate, up", E, 2 * F, "--hidden", "--ffn"},
+             {"down", F, E, "--ffn", "--hidden"}}};
+}
+
+// Empty: the layer can be in 8 bits.
+std::string why_not(const LayerShape& layer, int64_t rows, int64_t divisor) {
+    const auto check = [&](int64_t size, const std::string& what) {
+        return size % divisor == 0 ? std::string()
+                                   : fmt::format("{}: {} {} on a rank do not divide by {}; {} would", layer.name, size,
+                                                 what, divisor, (size / divisor + 1) * divisor);
+    };
+    for (const std::string& why : {check(layer.in, fmt::format("inputs ({})", layer.in_flags)),
+                                   check(layer.out, fmt::format("outputs ({})", layer.out_flags)),
+                                   check(rows, "rows of a micro-batch (--micro-batch x --seq-len)")})
+        if (!why.empty()) return why;
+    return {};
+}
+
+Tensor product(const Quantized& a, const Quantized& b, DType dtype, Memory kind) {
+    Tensor c({a.codes.rows(), b.codes.rows()}, dtype, a.codes.device(), kind);
+    scaled_matmul_into(c, a, b);
+    return c;
+}
+
+// The weights' codes, or those of their transpose.
+Quantized weight_codes(const Fp8::Layer& layer, Recipe& recipe, Want want, bool training) {
+    const Tensor weight = layer.linear->weight();
+    if (size_of(weight.dtype()) > 1) {
+        const Codes codes = recipe.quantize(layer.weight, weight, want, training);
+        return want == Want::plain ? codes.plain : codes.transposed;
+    }
+    if (want == Want::plain) return {weight, layer.gathered_scale, Scaling::tensor};  // ZeRO has gathered codes
+    Tensor turned({weight.cols(), weight.rows()}, weight.dtype(), weight.device(), Memory::workspace);
+    transpose_codes(turned, weight);
+    return {turned, layer.gathered_scale, Scaling::tensor};
+}
+
+Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& layer,
+                 const std::shared_ptr<Recipe>& recipe) {
+    const bool keep = tape.recording && !x.again && !layer->input_stays;
+    const bool training = tape.recording;
+    const DType dtype = x.data.dtype();
+    CHECK(!training || x.data.rows() % recipe->divisor() == 0, "{} rows", x.data.rows());
+    Linear& linear = *layer->linear;
+    Var y;
+    Quantized x_t;  // what the backward pass keeps
+    {
+        Codes codes =
+            recipe->quantize(layer->input, x.data, keep ? Want::both : Want::plain, training, Memory::activations);
+        x_t = codes.transposed;
+        y.data = product(codes.plain, weight_codes(*layer, *recipe, Want::plain, training), dtype, linear.y_kind);
+    }
+    // Recorded newest last, run newest first: dX, then dW.
+    const auto dy_t = std::make_shared<Quantized>();
+    tape.record_weights([=, &linear, saved = keep ? std::nullopt : std::optional<Saved>(x)] {
+        const Quantized kept =
+            saved ? recipe->quantize(layer->input, saved->get(), Want::transposed, false).transposed : x_t;
+        Tensor dw = linear.grad();
+        scaled_matmul_into(dw, *dy_t, kept, 1);  // dW += dY^T X
+        *dy_t = {};
+    });
+    tape.record([=, &linear, dx = x.grad, dy = y.grad] {
+        const Codes codes = recipe->quantize(layer->gradient, *dy, Want::both, true);
+        *dy_t = codes.transposed;
+        accumulate(*dx, product(codes.plain, weight_codes(*layer, *recipe, Want::transposed, false), dtype,
+                                linear.dx_kind));  // dX = dY W
+    });
+    return y;
+}
+
+}  // namespace
+
+void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks) {
+    if (options.recipe == "off" || !options.strict) return;
+    const int64_t divisor = make_recipe(options, 0, Device::cpu, Comm())->divisor();
+    for (const LayerShape& layer : layer_shapes(config, tensor_ranks))
+        if (const std::string why = why_not(layer, rows, divisor); !why.empty())
+            usage_error("--fp8-strict on: --fp8 {} cannot have {}", options.recipe, why);
+}
+
+Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm& tensor_ranks) {
+    Fp8 result;
+    result.tensor_ranks_ = tensor_ranks;
+    if (options.recipe == "off") return result;
+    const int64_t operands = 3 * 4 * int64_t(model.blocks.size());
+    result.recipe_ = make_recipe(options, operands, model.options.device, tensor_ranks);
+    const int64_t divisor = result.recipe_->divisor();
+    const bool divided = tensor_ranks.size() > 1;
+    int64_t number = 0;
+
+    const std::array<LayerShape, 4> shapes = layer_shapes(model.config, tensor_ranks.size());
+    const auto add = [&](Linear& linear, size_t shape, bool column, bool input_stays) {
+        const int64_t first = std::exchange(number, number + 3);
+        CHECK(linear.weights[0]->local.cols == shapes[shape].in, "{}: {} inputs", shapes[shape].name,
+              linear.weights[0]->local.cols);
+        if (const std::string why = why_not(shapes[shape], rows, divisor); !why.empty()) {
+            if (std::find(result.left_out_.begin(), result.left_out_.end(), why) == result.left_out_.end())
+                result.left_out_.push_back(why);
+            return;
+        }
+        // How tensor parallelism divides the three: a column layer by its outputs, a row layer by its inputs.
+        auto layer = std::make_shared<Fp8::Layer>(
+            Fp8::Layer{.linear = &linear,
+                       .input = {Operand::input, first, false, divided && !column},
+                       .weight = {Operand::weight, first + 1, divided && column, divided && !column},
+                       .gradient = {Operand::gradient, first + 2, false, divided && column},
+                       .input_stays = input_stays});
+        linear.multiply = [layer, recipe = result.recipe_](Tape& tape, const Var& x, Linear&) {
+            return fp8_multiply(tape, x, layer, recipe);
+        };
+        result.layers_.push_back(layer);
+    };
+    for (Block& block : model.blocks) {
+        add(block.qkv, 0, true, false);
+        add(block.o, 1, false, true);  // attention keeps its output
+        add(block.gate_up, 2, true, false);
+        add(block.down, 3, false, false);
+    }
+    return result;
+}
+
+void Fp8::attach(Trainer& trainer) const {
+    if (!recipe_) return;
+    trainer.start_step = [before = trainer.start_step, recipe = recipe_, first = true]() mutable {
+        if (before) before();
+        if (!std::exchange(first, false)) recipe->next_step();
+    };
+}
+
+void Fp8::gather_codes(Zero& zero) const {
+    if (!recipe_ || layers_.empty() || recipe_->scaling(Operand::weight) != Scaling::tensor) return;
+    std::map<const Param*, size_t> layer_of;
+    for (size_t i = 0; i < layers_.size(); ++i)
+        for (const Param* weight : layers_[i]->linear->weights) layer_of[weight] = i;
+    zero.cast = Zero::Cast{
+        .dtype = DType::e4m3,
+        .takes = [layer_of](const Param& param) { return layer_of.contains(&param); },
+        // One scale per layer from the amax of all its shards: for all layers together one all-reduce.
+        .changed =
+            [layer_of, layers = layers_, ranks = tensor_ranks_](const std::vector<Zero::Piece>& pieces,
+                                                                const Comm& shards, Device device) {
+                Tensor amax({int64_t(layers.size())}, DType::f32, device, Memory::workspace), none;
+                fill(amax, 0);
+                for (const auto& [param, data] : pieces) {
+                    Tensor slot = amax.row_slice(int64_t(layer_of.at(param)), int64_t(layer_of.at(param)) + 1);
+                    absolute_max(slot, none, data, Scaling::tensor);
+                }
+                shards.all_reduce(amax, Reduce::max);
+                if (ranks.size() > 1) ranks.all_reduce(amax, Reduce::max);
+                for (size_t i = 0; i < layers.size(); ++i) {
+                    if (!layers[i]->gathered_scale)
+                        layers[i]->gathered_scale = Tensor({1}, DType::f32, device, Memory::workspace);
+                    scale_from(layers[i]->gathered_scale, amax.row_slice(int64_t(i), int64_t(i) + 1), DType::e4m3);
+                }
+            },
+        .encode =
+            [layer_of, layers = layers_](Tensor codes, const Tensor& piece, const Param& param) {
+                Quantized q{codes.view({1, codes.size()}), layers[layer_of.at(&param)]->gathered_scale,
+                            Scaling::tensor},
+                    none;
+                Tensor no_amax;
+                cast(q, none, no_amax, piece.view({1, piece.size()}));
+            }};
+}
+
+}  // namespace train70b

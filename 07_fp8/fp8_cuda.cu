@@ -1,0 +1,286 @@
+// The kernels of this chapter: absolute maxima, casts with their transpose, 8-bit AdamW; and the product, by cuBLASLt.
+// All of them move data: each reads its input once, and the cast writes both orders of the codes in one pass.
+#include <cuda_fp8.h>
+
+#include <cfloat>
+#include <map>
+#include <tuple>
+
+#include "01_single_gpu/cublas.cuh"
+#include "07_fp8/kernels.h"
+
+namespace train70b::cuda {
+namespace {
+
+// Tiles of 128 x 128 elements by 256 threads: 16 across, kPack columns each; 16 down, 4 rows twice.
+constexpr int kTile = 128, kAcross = kTile / kPack, kRows = 4, kHalves = 2;
+static_assert(kAcross * (kTile / (kRows * kHalves)) == kThreads);
+
+dim3 tiles_of(const Tensor& x) {
+    return dim3(unsigned((x.cols() + kTile - 1) / kTile), unsigned((x.rows() + kTile - 1) / kTile));
+}
+
+// |x| as the bits of an fp32, which order like the numbers, with infinity above them and NaN above that.
+__device__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
+// A maximum has no order: the atomic operation gives the same result every time.
+__device__ void raise(float* amax, unsigned bits) { atomicMax(reinterpret_cast<unsigned*>(amax), bits); }
+
+template <class T>
+__global__ void absolute_max_kernel(float* amax, float* amax_t, const T* x, ScaleLayout layout, ScaleLayout layout_t) {
+    __shared__ unsigned row_max[kTile], col_max[kTile];
+    const int64_t rows = layout.rows, cols = layout.cols;
+    const int64_t r0 = int64_t(blockIdx.y) * kTile, c0 = int64_t(blockIdx.x) * kTile;
+    const int tx = threadIdx.x % kAcross, ty = threadIdx.x / kAcross;
+    if (threadIdx.x < kTile) row_max[threadIdx.x] = col_max[threadIdx.x] = 0;
+    __syncthreads();
+    unsigned mine[kPack] = {};
+    for (int h = 0; h < kHalves; ++h)
+        for (int k = 0; k < kRows; ++k) {
+            const int r = h * (kTile / kHalves) + ty * kRows + k;
+            if (r0 + r >= rows) continue;
+            float value[kPack];
+            load(value, x + (r0 + r) * cols, c0 + tx * kPack, cols);
+            unsigned most = 0;
+            for (int j = 0; j < kPack; ++j) {
+                mine[j] = max(mine[j], magnitude(value[j]));
+                most = max(most, magnitude(value[j]));
+            }
+            atomicMax(&row_max[r], most);
+        }
+    for (int j = 0; j < kPack; ++j) atomicMax(&col_max[tx * kPack + j], mine[j]);
+    __syncthreads();
+    const bool one = layout.scaling == Scaling::tensor || layout.scaling == Scaling::block128;
+    if (one) {  // one scale for the whole tile
+        unsigned most = threadIdx.x < kTile ? row_max[threadIdx.x] : 0;
+        most = block_reduce(most, [](unsigned a, unsigned b) { return max(a, b); });
+        if (threadIdx.x > 0) return;
+        if (amax) raise(&amax[layout.index(r0, c0)], most);
+        if (amax_t) raise(&amax_t[layout_t.index(c0, r0)], most);
+    } else if (threadIdx.x < kTile) {
+        const int i = threadIdx.x;
+        if (amax && r0 + i < rows) raise(&amax[layout.index(r0 + i, c0)], row_max[i]);
+        if (amax_t && c0 + i < cols) raise(&amax_t[layout_t.index(c0 + i, r0)], col_max[i]);
+    }
+}
+
+__global__ void scale_from_kernel(float* scale, const float* amax, int64_t n, float factor) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const float most = amax[i];
+    scale[i] = most > 0 && most <= FLT_MAX ? fmaxf(most * factor, FLT_MIN) : 1.0f;
+}
+
+template <bool kE5M2>
+__device__ unsigned code_of(float x) {  // Overflow::training of formats.h
+    constexpr __nv_fp8_interpretation_t kind = kE5M2 ? __NV_E5M2 : __NV_E4M3;
+    return fabsf(x) <= FLT_MAX ? __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind)
+                               : __nv_cvt_float_to_fp8(x, __NV_NOSAT, kind);
+}
+
+// Codes [i, i + kPack) of p; those from `end` on are left out.
+__device__ void store_codes(uint8_t* p, int64_t i, int64_t end, const unsigned (&code)[kPack]) {
+    if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % kPack == 0) {
+        uint2 packed = {};
+        for (int j = 0; j < 4; ++j) packed.x |= code[j] << (8 * j), packed.y |= code[4 + j] << (8 * j);
+        *reinterpret_cast<uint2*>(p + i) = packed;
+    } else {
+        for (int j = 0; j < kPack; ++j)
+            if (i + j < end) p[i + j] = uint8_t(code[j]);
+    }
+}
+
+template <class T, bool kE5M2>
+__global__ void cast_kernel(uint8_t* codes, const float* scale, ScaleLayout layout, uint8_t* codes_t,
+                            const float* scale_t, ScaleLayout layout_t, float* amax, const T* x) {
+    __shared__ unsigned tile[kTile][kTile / 4 + 1];  // [column][four rows in a word]
+    const int64_t rows = layout.rows, cols = layout.cols;
+    const int64_t r0 = int64_t(blockIdx.y) * kTile, c0 = int64_t(blockIdx.x) * kTile;
+    const int tx = threadIdx.x % kAcross, ty = threadIdx.x / kAcross;
+    float inverse_t[kPack];
+    for (int j = 0; codes_t && j < kPack; ++j) {
+        const int64_t c = c0 + tx * kPack + j;
+        inverse_t[j] = c < cols ? 1.0f / scale_t[layout_t.index(c, r0)] : 0.0f;
+    }
+    unsigned most = 0;
+    for (int h = 0; h < kHalves; ++h) {
+        unsigned word[kPack] = {};
+        for (int k = 0; k < kRows; ++k) {
+            const int64_t r = r0 + h * (kTile / kHalves) + ty * kRows + k;
+            if (r >= rows) continue;
+            float value[kPack];
+            load(value, x + r * cols, c0 + tx * kPack, cols);
+            for (int j = 0; j < kPack; ++j) most = max(most, magnitude(value[j]));
+            if (codes) {
+                const float inverse = 1.0f / scale[layout.index(r, c0)];
+                unsigned code[kPack];
+                for (int j = 0; j < kPack; ++j) code[j] = code_of<kE5M2>(value[j] * inverse);
+                store_codes(codes + r * cols, c0 + tx * kPack, cols, code);
+            }
+            for (int j = 0; codes_t && j < kPack; ++j) word[j] |= code_of<kE5M2>(value[j] * inverse_t[j]) << (8 * k);
+        }
+        for (int j = 0; codes_t && j < kPack; ++j) tile[tx * kPack + j][(h * (kTile / kHalves)) / 4 + ty] = word[j];
+    }
+    if (amax) {
+        most = block_reduce(most, [](unsigned a, unsigned b) { return max(a, b); });
+        if (threadIdx.x == 0) raise(amax, most);
+    }
+    if (!codes_t) return;
+    __syncthreads();
+    for (int c = ty; c < kTile; c += kThreads / kAcross) {  // a column of x is a row of its transpose
+        if (c0 + c >= cols) break;
+        unsigned code[kPack];
+        for (int j = 0; j < kPack; ++j) code[j] = tile[c][tx * 2 + j / 4] >> (8 * (j % 4)) & 0xff;
+        store_codes(codes_t + (c0 + c) * rows, r0 + tx * kPack, rows, code);
+    }
+}
+
+__global__ void transpose_kernel(uint8_t* to, const uint8_t* from, int64_t rows, int64_t cols) {
+    __shared__ uint8_t tile[64][64 + 4];
+    const int64_t r0 = int64_t(blockIdx.y) * 64, c0 = int64_t(blockIdx.x) * 64;
+    for (int i = threadIdx.x; i < 64 * 64; i += blockDim.x) {
+        const int r = i / 64, c = i % 64;
+        if (r0 + r < rows && c0 + c < cols) tile[r][c] = from[(r0 + r) * cols + c0 + c];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 64 * 64; i += blockDim.x) {
+        const int c = i / 64, r = i % 64;
+        if (r0 + r < rows && c0 + c < cols) to[(c0 + c) * rows + r0 + r] = tile[r][c];
+    }
+}
+
+cublasLtMatmulMatrixScale_t scale_mode(Scaling scaling) {
+    switch (scaling) {
+        case Scaling::tensor: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+        case Scaling::row: return CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        case Scaling::vec128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+        case Scaling::block128: break;
+    }
+    return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+}
+
+// ---- 8-bit AdamW: a block of threads for a block of moments ----------------------------------------------------------
+
+__constant__ MomentLevels kLevels = moment_levels();
+
+template <class P, class G>
+__global__ void adamw8bit_kernel(P* param, float* master, uint8_t* m_code, uint8_t* v_code, float* m_scale,
+                                 float* v_scale, const G* grad, BlockLayout blocks, AdamWStep s, float step_size,
+                                 float inv_sqrt_correction2, float keep, uint64_t key) {
+    __shared__ float first[256], second[256];  // threads look up different places: constant memory would take turns
+    first[threadIdx.x] = kLevels.first[threadIdx.x];
+    second[threadIdx.x] = kLevels.second[threadIdx.x];
+    __syncthreads();
+    const int64_t b = blockIdx.x;
+    const auto [begin, end, global] = blocks.block(b);
+    const int64_t i = begin + threadIdx.x;
+    const bool inside = i < end;
+    float m = 0, v = 0;
+    if (inside) {
+        const float gradient = to_float(grad[i]) * s.grad_scale;
+        m = s.beta1 * first[m_code[i]] * m_scale[b] + (1 - s.beta1) * gradient;
+        v = s.beta2 * second[v_code[i]] * v_scale[b] + (1 - s.beta2) * gradient * gradient;
+        const float w_old = master ? master[i] : to_float(param[i]);
+        const float w = w_old * keep - step_size * m / (sqrtf(v) * inv_sqrt_correction2 + s.eps);
+        if (master) master[i] = w;
+        param[i] = from_float<P>(w);
+    }
+    const float m_most = block_reduce(fabsf(m), Max()), v_most = block_reduce(v, Max());
+    if (threadIdx.x == 0) m_scale[b] = m_most, v_scale[b] = v_most;
+    if (!inside) return;
+    const uint64_t bits = random_bits(key, uint64_t(global + i - begin));
+    const float u = float(bits >> 40) * 0x1p-24f, u2 = float(bits & 0xffffff) * 0x1p-24f;
+    m_code[i] = random_code(first, m * (m_most > 0 ? 1 / m_most : 0), u);
+    v_code[i] = max(random_code(second, v * (v_most > 0 ? 1 / v_most : 0), u2), uint8_t(v > 0));
+}
+
+}  // namespace
+
+// ---- the same, with tensors -----------------------------------------------------------------------------------------
+
+void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
+    if (x.size() == 0) return;
+    with_float(x.dtype(), [&](auto zero) {
+        absolute_max_kernel<<<tiles_of(x), kThreads, 0, stream()>>>(
+            amax ? amax.data<float>() : nullptr, amax_t ? amax_t.data<float>() : nullptr, x.data<decltype(zero)>(),
+            ScaleLayout{scaling, x.rows(), x.cols()}, ScaleLayout{scaling, x.cols(), x.rows()});
+    });
+    check_launch();
+}
+
+void scale_from(Tensor& scale, const Tensor& amax, float factor) {
+    const int64_t n = scale.size();
+    scale_from_kernel<<<unsigned((n + kThreads - 1) / kThreads), kThreads, 0, stream()>>>(
+        scale.data<float>(), amax.data<float>(), n, factor);
+    check_launch();
+}
+
+void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
+    if (x.size() == 0) return;
+    const auto codes = [](Quantized& to) { return to ? static_cast<uint8_t*>(to.codes.raw()) : nullptr; };
+    const auto scale = [](const Quantized& to) { return to ? to.scale.data<float>() : nullptr; };
+    const ScaleLayout layout{q.scaling, x.rows(), x.cols()}, layout_t{q_t.scaling, x.cols(), x.rows()};
+    const bool e5m2 = (q ? q : q_t).codes.dtype() == DType::e5m2;
+    with_float(x.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const auto kernel = e5m2 ? cast_kernel<T, true> : cast_kernel<T, false>;
+        kernel<<<tiles_of(x), kThreads, 0, stream()>>>(codes(q), scale(q), layout, codes(q_t), scale(q_t), layout_t,
+                                                       amax ? amax.data<float>() : nullptr, x.data<T>());
+    });
+    check_launch();
+}
+
+void transpose_codes(Tensor& to, const Tensor& from) {
+    if (from.size() == 0) return;
+    const dim3 tiles(unsigned((from.cols() + 63) / 64), unsigned((from.rows() + 63) / 64));
+    transpose_kernel<<<tiles, kThreads, 0, stream()>>>(to.data<uint8_t>(), from.data<uint8_t>(), from.rows(),
+                                                       from.cols());
+    check_launch();
+}
+
+// cuBLASLt's first matrix is b, its second a (matmul_cuda.cu). fast accumulation stays off, its default.
+void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
+    if (c.size() == 0) return;
+    using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, DType, Scaling, Scaling, bool>;
+    static std::map<Key, CublasPlan> plans;
+    for (const Tensor& x : {a.codes, b.codes, a.scale, b.scale, c})
+        CHECK(alignment_of(x) >= 16,
+              "cuBLASLt wants 8-bit operands, their scales and their product at multiples of 16 bytes");
+    const Key key{c.rows(),  c.cols(),  a.codes.cols(), a.codes.dtype(), b.codes.dtype(),
+                  c.dtype(), a.scaling, b.scaling,      beta != 0};
+    const auto scales = [&](CublasPlan& plan) {
+        plan.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale.raw()));
+        plan.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale.raw()));
+    };
+    auto plan = plans.find(key);
+    if (plan == plans.end())
+        plan = plans
+                   .emplace(key, make_plan(c, a.codes, b.codes, Transpose::b,
+                                           [&](CublasPlan& p) {
+                                               p.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(b.scaling));
+                                               p.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(a.scaling));
+                                               scales(p);
+                                           }))
+                   .first;
+    scales(plan->second);
+    run(plan->second, c, a.codes, b.codes, beta);
+}
+
+void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,
+               const AdamWStep& step, uint64_t key) {
+    if (blocks.blocks() == 0) return;
+    static_assert(kThreads == kMomentBlock);
+    const AdamWFactors factors(step);
+    with_float(param.dtype(), [&](auto param_zero) {
+        with_float(grad.dtype(), [&](auto grad_zero) {
+            float* scale = moments.scale.data<float>();
+            adamw8bit_kernel<<<unsigned(blocks.blocks()), kThreads, 0, stream()>>>(
+                param.data<decltype(param_zero)>(), master ? master.data<float>() : nullptr,
+                moments.exp_avg.data<uint8_t>(), moments.exp_avg_sq.data<uint8_t>(), scale, scale + blocks.blocks(),
+                grad.data<decltype(grad_zero)>(), blocks, step, factors.step_size, factors.inv_sqrt_correction2,
+                factors.keep, key);
+        });
+    });
+    check_launch();
+}
+
+}  // namespace train70b::cuda

@@ -1,0 +1,113 @@
+// The front of the ops of quantize.h: checks shapes, dtypes and devices, and calls the device's kernel.
+#include "07_fp8/quantize.h"
+
+#include <cmath>
+
+#include "01_single_gpu/dispatch.h"
+#include "07_fp8/formats.h"
+#include "07_fp8/kernels.h"
+
+namespace train70b {
+
+const char* name_of(Scaling scaling) {
+    switch (scaling) {
+        case Scaling::tensor: return "tensor";
+        case Scaling::row: return "row";
+        case Scaling::vec128: return "1 x 128";
+        case Scaling::block128: return "128 x 128";
+    }
+    return "?";
+}
+
+float largest(DType format) {
+    CHECK(format == DType::e4m3 || format == DType::e5m2, "{}", name_of(format));
+    return format == DType::e4m3 ? e4m3::largest() : e5m2::largest();
+}
+
+Quantized make_quantized(int64_t rows, int64_t cols, DType format, Scaling scaling, Device device, Memory kind) {
+    return {Tensor({rows, cols}, format, device, kind),
+            Tensor({ScaleLayout{scaling, rows, cols}.size()}, DType::f32, device, kind), scaling};
+}
+
+namespace {
+
+bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
+
+void check_codes(const Quantized& q, int64_t rows, int64_t cols) {
+    CHECK(is_fp8(q.codes.dtype()) && q.codes.rows() == rows && q.codes.cols() == cols, "codes {} {}, expected {} x {}",
+          name_of(q.codes.dtype()), to_string(q.codes.shape()), rows, cols);
+    CHECK(q.scale.dtype() == DType::f32 && q.scale.size() == q.layout().size(), "{} scales for {} by {}",
+          q.scale.size(), to_string(q.codes.shape()), name_of(q.scaling));
+}
+
+}  // namespace
+
+void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
+    CHECK(is_float(x.dtype()) && (amax || amax_t), "{}", name_of(x.dtype()));
+    for (const auto& [tensor, layout] : {std::pair(amax, ScaleLayout{scaling, x.rows(), x.cols()}),
+                                         std::pair(amax_t, ScaleLayout{scaling, x.cols(), x.rows()})})
+        CHECK(!tensor || (tensor.dtype() == DType::f32 && tensor.size() == layout.size()), "{} amaxes for {} by {}",
+              tensor.size(), to_string(x.shape()), name_of(scaling));
+    Span span("absolute_max", "op", 0, bytes_of({x}));
+    RUN(x.device(), absolute_max(amax, amax_t, x, scaling));
+}
+
+void scale_from(Tensor& scale, const Tensor& amax, DType format, int margin) {
+    CHECK(scale.dtype() == DType::f32 && amax.dtype() == DType::f32 && scale.size() == amax.size());
+    Span span("scale_from", "op", 0, bytes_of({scale, amax}));
+    RUN(device_of({scale, amax}), scale_from(scale, amax, std::ldexp(1.0f, margin) / largest(format)));
+}
+
+void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
+    CHECK(is_float(x.dtype()) && (q || q_t), "{}", name_of(x.dtype()));
+    if (q) check_codes(q, x.rows(), x.cols());
+    if (q_t) check_codes(q_t, x.cols(), x.rows());
+    CHECK(!q || !q_t || q.codes.dtype() == q_t.codes.dtype());
+    CHECK(!amax || amax.dtype() == DType::f32);
+    Span span("cast", "op", 0,
+              double(x.bytes()) + double(q.codes ? q.codes.bytes() : 0) + double(q_t.codes ? q_t.codes.bytes() : 0));
+    RUN(x.device(), cast(q, q_t, amax, x));
+}
+
+void transpose_codes(Tensor& to, const Tensor& from) {
+    CHECK(size_of(from.dtype()) == 1 && to.dtype() == from.dtype() && to.rows() == from.cols() &&
+              to.cols() == from.rows() && !to.overlaps(from),
+          "{} to {}", to_string(from.shape()), to_string(to.shape()));
+    Span span("transpose_codes", "op", 0, bytes_of({to, from}));
+    RUN(device_of({to, from}), transpose_codes(to, from));
+}
+
+void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
+    const int64_t m = a.codes.rows(), n = b.codes.rows(), k = a.codes.cols();
+    check_codes(a, m, k);
+    check_codes(b, n, k);
+    CHECK(is_float(c.dtype()) && c.rows() == m && c.cols() == n, "c {} {}, expected {} x {}", name_of(c.dtype()),
+          to_string(c.shape()), m, n);
+    CHECK(a.codes.dtype() == DType::e4m3 || b.codes.dtype() == DType::e4m3, "no product of two e5m2");
+    CHECK((a.scaling == Scaling::tensor) == (b.scaling == Scaling::tensor) &&
+              (a.scaling == Scaling::row) == (b.scaling == Scaling::row) &&
+              !(a.scaling == Scaling::block128 && b.scaling == Scaling::block128),
+          "no product of scales by {} and by {}", name_of(a.scaling), name_of(b.scaling));
+    Span span("scaled_matmul", "op", 2.0 * double(m) * double(n) * double(k), bytes_of({c, a.codes, b.codes}));
+    RUN(device_of({c, a.codes, a.scale, b.codes, b.scale}), scaled_matmul_into(c, a, b, beta));
+}
+
+Tensor dequantized(const Quantized& q) {
+    const auto host = [](const Tensor& x) {
+        Tensor copied(x.shape(), x.dtype(), Device::cpu, Memory::workspace);
+        copy(copied, x);
+        return copied;
+    };
+    const Tensor codes = host(q.codes), scale = host(q.scale);
+    Tensor x(codes.shape(), DType::f32, Device::cpu, Memory::workspace);
+    const ScaleLayout layout = q.layout();
+    const auto& values = q.codes.dtype() == DType::e4m3 ? kValues<e4m3> : kValues<e5m2>;
+    for (int64_t r = 0; r < layout.rows; ++r)
+        for (int64_t c = 0; c < layout.cols; ++c) {
+            const int64_t i = r * layout.cols + c;
+            x.data<float>()[i] = values[codes.data<uint8_t>()[i]] * scale.data<float>()[layout.index(r, c)];
+        }
+    return x;
+}
+
+}  // namespace train70b

@@ -1,0 +1,394 @@
+#include "07_fp8/tables.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "01_single_gpu/random.h"
+#include "07_fp8/adamw8bit.h"
+#include "07_fp8/formats.h"
+
+namespace train70b {
+
+Composition::Composition(Llama& model, Trainer& trainer, const TrainOptions& options, const Layout& layout,
+                         const ZeroOptions& zero_options, const Precision& precision)
+    : tensor_parallel(apply_tensor_parallel(model, layout.tensor_ranks)),
+      zero(model, layout.data_ranks, zero_options, options.adamw()),
+      fp8(apply_fp8(model, precision.fp8, options.micro_batch * options.seq_len, layout.tensor_ranks)) {
+    zero.make_optimizer = make_optimizer_of(precision.optimizer, options.adamw());
+    fp8.gather_codes(zero);
+    zero.attach(trainer);
+    tensor_parallel.attach(trainer);
+    fp8.attach(trainer);
+}
+
+// ---- accuracy --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+using Matrix = std::vector<double>;  // row-major
+
+Tensor host_tensor(const Matrix& x, int64_t rows, int64_t cols) {
+    Tensor t({rows, cols}, DType::f32, Device::cpu, Memory::workspace);
+    for (size_t i = 0; i < x.size(); ++i) t.data<float>()[i] = float(x[i]);
+    return t;
+}
+
+Matrix normal(int64_t count, uint64_t key, double size) {
+    Tensor x({count}, DType::f32, Device::cpu, Memory::workspace);
+    fill_normal(x, key, {.cols = count, .global_cols = count}, float(size));
+    return {x.data<float>(), x.data<float>() + count};
+}
+
+// a (M, K) b (N, K)^T
+Matrix product(const Matrix& a, const Matrix& b, int64_t K) {
+    const int64_t M = int64_t(a.size()) / K, N = int64_t(b.size()) / K;
+    Matrix c(static_cast<size_t>(M * N));
+    for (int64_t m = 0; m < M; ++m)
+        for (int64_t n = 0; n < N; ++n)
+            c[size_t(m * N + n)] =
+                std::inner_product(a.begin() + m * K, a.begin() + (m + 1) * K, b.begin() + n * K, 0.0);
+    return c;
+}
+
+// Mean over rows, so that large rows do not speak for small ones.
+double row_error(const Matrix& c, const Matrix& expected, int64_t cols) {
+    const int64_t rows = int64_t(c.size()) / cols;
+    double sum = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+        double difference = 0, size = 0;
+        for (int64_t i = r * cols; i < (r + 1) * cols; ++i) {
+            difference += std::pow(c[size_t(i)] - expected[size_t(i)], 2);
+            size += std::pow(expected[size_t(i)], 2);
+        }
+        sum += std::sqrt(difference / size) / double(rows);
+    }
+    return sum;
+}
+
+// What an operand (rows, cols) of a product over its columns becomes.
+using Rounding = std::function<Matrix(const Matrix& x, int64_t cols, Operand::Role role)>;
+
+Matrix to_bf16(const Matrix& x, int64_t cols, Operand::Role) {
+    Tensor rounded({int64_t(x.size())}, DType::bf16, Device::cpu, Memory::workspace);
+    copy(rounded, host_tensor(x, int64_t(x.size()) / cols, cols));
+    const std::vector<float> back = read(rounded);
+    return {back.begin(), back.end()};
+}
+
+Rounding by_recipe(const std::string& name) {
+    return [name](const Matrix& x, int64_t cols, Operand::Role role) -> Matrix {
+        const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
+        const Tensor back = dequantized(
+            recipe->quantize({role, int64_t(role)}, host_tensor(x, int64_t(x.size()) / cols, cols), Want::plain, false)
+                .plain);
+        return {back.data<float>(), back.data<float>() + back.size()};
+    };
+}
+
+// One scale per tensor, and the format as told; amax: what the scale was made for, as a multiple of what is there.
+template <class Format>
+Matrix one_scale(const Matrix& x, double amax) {
+    double most = 0;
+    for (const double value : x) most = std::max(most, std::abs(value));
+    const double scale = amax * most / double(Format::largest());
+    Matrix rounded;
+    for (const double value : x) rounded.push_back(double(float(Format(float(value / scale)))) * scale);
+    return rounded;
+}
+
+// OCP MX (Rouhani et al. 2023): 32 values share a power of two. Blackwell's tensor cores (sm_100) take it, Hopper's do not.
+Matrix mxfp8(const Matrix& x, int64_t, Operand::Role) {
+    Matrix rounded(x.size());
+    for (size_t begin = 0; begin < x.size(); begin += 32) {
+        float most = 0;
+        for (size_t i = begin; i < begin + 32; ++i) most = std::max(most, std::abs(float(x[i])));
+        const float scale = float(e8m0(most / e4m3::largest()));
+        for (size_t i = begin; i < begin + 32; ++i) rounded[i] = double(float(e4m3(float(x[i]) / scale)) * scale);
+    }
+    return rounded;
+}
+
+}  // namespace
+
+std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out, uint64_t seed) {
+    const auto key = [seed](uint64_t i) { return random_bits(seed, i); };
+    const Matrix x = normal(rows * in, key(0), 1), w = normal(out * in, key(1), 0.02);
+    Matrix x_rows = x, x_cols = x, dy = normal(rows * out, key(2), 1e-7), w_t(w.size());
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < in; ++c) {
+            if (r % 64 == 5) x_rows[size_t(r * in + c)] *= 100;
+            if (c % 64 == 5) x_cols[size_t(r * in + c)] *= 100;
+        }
+    const Matrix of_element = normal(rows * out, key(3), 0.5), of_row = normal(rows, key(4), 1);
+    for (size_t i = 0; i < dy.size(); ++i) dy[i] *= std::pow(10, of_element[i] + of_row[i / size_t(out)]);
+    for (int64_t o = 0; o < out; ++o)
+        for (int64_t i = 0; i < in; ++i) w_t[size_t(i * out + o)] = w[size_t(o * in + i)];
+
+    const auto errors = [&](const std::string& name, const Rounding& round) {
+        const auto error = [&](const Matrix& a, const Matrix& b, int64_t K, Operand::Role role) {
+            return row_error(product(round(a, K, role), round(b, K, Operand::weight), K), product(a, b, K),
+                             int64_t(b.size()) / K);
+        };
+        return ProductErrors{name, error(x, w, in, Operand::input), error(x_rows, w, in, Operand::input),
+                             error(x_cols, w, in, Operand::input), error(dy, w_t, out, Operand::gradient)};
+    };
+    const auto with_amax = [](double amax) -> Rounding {
+        return [amax](const Matrix& m, int64_t, Operand::Role role) {
+            return role == Operand::gradient ? one_scale<e5m2>(m, amax) : one_scale<e4m3>(m, amax);
+        };
+    };
+    return {errors("bf16", to_bf16),
+            errors("current", by_recipe("current")),
+            errors("current, all E4M3", [](const Matrix& m, int64_t, Operand::Role) { return one_scale<e4m3>(m, 1); }),
+            errors("current, all E5M2", [](const Matrix& m, int64_t, Operand::Role) { return one_scale<e5m2>(m, 1); }),
+            errors("delayed, amax was x8", with_amax(8)),
+            errors("delayed, amax was /8", with_amax(1.0 / 8)),
+            errors("rowwise", by_recipe("rowwise")),
+            errors("blockwise", by_recipe("blockwise")),
+            errors("mxfp8 (needs sm_100)", mxfp8)};
+}
+
+std::string error_table(const std::vector<ProductErrors>& errors) {
+    std::string text = fmt::format(
+        "error of one product against double: mean over rows of |difference| / |row|\n{:<24}{:>12}{:>16}{:>16}{:>16}\n",
+        "", "normal", "rows x 100", "columns x 100", "tiny gradients");
+    for (const ProductErrors& e : errors)
+        text += fmt::format("{:<24}{:>12.2e}{:>16.2e}{:>16.2e}{:>16.2e}\n", e.recipe, e.normal, e.outlier_rows,
+                            e.outlier_cols, e.tiny);
+    return text;
+}
+
+std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& data, const Layout& layout,
+                                   const ZeroOptions& zero, const Precision& chosen, int64_t steps) {
+    TrainOptions o = options.without_files();
+    o.steps = steps;
+    std::vector<LossCurve> curves;
+    const auto run = [&](const std::string& name, const std::string& recipe, const std::string& optimizer) {
+        Llama model(o.model, o.llama());
+        Trainer trainer(o, model, data, nlohmann::ordered_json::object());
+        Precision precision = chosen;
+        precision.fp8.recipe = recipe;
+        precision.optimizer = optimizer;
+        const Composition composition(model, trainer, o, layout, zero, precision);
+        LossCurve curve{name, {}};
+        trainer.finish_report = [&curve](StepReport& report) { curve.losses.push_back(report.loss); };
+        model.materialise(o.seed);
+        const int rank = std::exchange(this_rank, -1);  // no progress lines
+        trainer.run();
+        this_rank = rank;
+        curves.push_back(curve);
+    };
+    run(o.dtype, "off", "adamw");
+    for (const char* recipe : {"current", "delayed", "rowwise", "blockwise"}) run(recipe, recipe, "adamw");
+    run(o.dtype + ", adamw8bit", "off", "adamw8bit");
+    run("current, adamw8bit", "current", "adamw8bit");
+    return curves;
+}
+
+std::string curve_table(const std::vector<LossCurve>& curves) {
+    const auto mean_of_last = [](const std::vector<double>& losses) {
+        const size_t count = std::min<size_t>(10, losses.size());
+        return std::accumulate(losses.end() - int64_t(count), losses.end(), 0.0) / double(count);
+    };
+    std::string text = fmt::format("{} steps with each: mean of the last ten losses\n{:<24}{:>10}{:>14}{:>22}\n",
+                                   curves[0].losses.size(), "", "loss", "distance", "farthest at any step");
+    for (const LossCurve& curve : curves) {
+        double farthest = 0;
+        for (size_t i = 0; i < curve.losses.size(); ++i)
+            farthest = std::max(farthest, std::abs(curve.losses[i] - curves[0].losses[i]));
+        const double loss = mean_of_last(curve.losses);
+        text += fmt::format("{:<24}{:>10.4f}{:>+14.4f}{:>22.4f}\n", curve.name, loss,
+                            loss - mean_of_last(curves[0].losses), farthest);
+    }
+    return text;
+}
+
+std::string curve_csv(const std::vector<LossCurve>& curves) {
+    std::string text = "step";
+    for (const LossCurve& curve : curves) text += fmt::format(",\"{}\"", curve.name);
+    for (size_t i = 0; i < curves[0].losses.size(); ++i) {
+        text += fmt::format("\n{}", i + 1);
+        for (const LossCurve& curve : curves) text += fmt::format(",{:.9g}", curve.losses[i]);
+    }
+    return text + "\n";
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+
+int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, const Recipe& recipe, int64_t tensor_ranks) {
+    const int64_t a = size_of(dtype), F = c.ffn / tensor_ranks;
+    const auto saved = [&](int64_t in) {  // a byte and a share of a scale instead of a bytes
+        return (a - 1) * rows * in - 4 * ScaleLayout{recipe.scaling(Operand::input), in, rows}.size();
+    };
+    const ActivationFormula f = activation_formula(c, 1, rows, dtype, Recompute::none, {tensor_ranks, false});
+    // Of q k v, of gate and up, of down; o keeps none of its own. In the last block's turn what down has let go is
+    // already replaced by gradients of the full width: there, less has been gained.
+    const int64_t working = std::max(f.working, 2 * a * rows * F + saved(F));
+    return f.total - c.layers * (2 * saved(c.hidden) + saved(F)) + working - f.working;
+}
+
+PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, const Layout& layout,
+                           const ZeroOptions& zero_options, const Precision& precision) {
+    TrainOptions o = options.without_files();
+    const MemoryBytes before = ledger().now();
+    Llama model(o.model, o.llama());
+    Trainer trainer(o, model, data, nlohmann::ordered_json::object());
+    Composition composition(model, trainer, o, layout, zero_options, precision);
+    model.materialise(o.seed);
+    Zero& zero = composition.zero;
+    zero.begin();
+    PrecisionRun run;
+    for (int64_t step = 1; step <= 2; ++step) {
+        synchronize(o.device_kind());
+        layout.data_ranks.barrier();
+        layout.data_ranks.take_stats();
+        ledger().reset_peak();
+        const double begin = now_seconds();
+        if (trainer.start_step) trainer.start_step();
+        model.zero_grads();
+        trainer.forward_backward(step);
+        trainer.reduce_gradients();
+        zero.update(1e-4f, 1);
+        synchronize(o.device_kind());
+        run.step_s = now_seconds() - begin;
+    }
+    for (const auto& [operation, entry] : layout.data_ranks.take_stats().operations) {
+        if (operation.ends_with(".all_gather")) run.gathered += entry.bytes;
+        if (operation.ends_with(".reduce_scatter") || operation == layout.data_ranks.name() + ".all_reduce")
+            run.reduced += entry.bytes;
+    }
+    run.peak = ledger().peak();
+    for (int i = 0; i < kMemoryKinds; ++i) run.peak.kind[size_t(i)] -= before[size_t(i)];
+    const int64_t tp = layout.tensor_ranks.size(), rows = o.micro_batch * o.seq_len;
+    run.activations_formula =
+        activation_formula(o.model, o.micro_batch, o.seq_len, model.options.dtype, model.options.recompute, {tp, false})
+            .total;
+    if (precision.fp8.recipe != "off" && model.options.recompute == Recompute::none)
+        run.activations_formula =
+            fp8_activations(o.model, rows, model.options.dtype, *make_recipe(precision.fp8, 3, Device::cpu, Comm()), tp);
+    for (const Param* param : model.params()) {
+        const int64_t size = param->local.size(), master = model.options.dtype == DType::f32 ? 0 : 4 * size;
+        run.optimizer_formula +=
+            master + (precision.optimizer == "adamw8bit" ? 2 * size + 8 * BlockLayout{param->place(0), size}.blocks()
+                                                         : 8 * size);
+    }
+    return run;
+}
+
+std::string memory_table(const std::vector<PrecisionRun>& runs, bool formulas) {
+    std::string text = fmt::format(
+        "bytes of rank 0: peak of a step{}; and what it sends in "
+        "one\n{:<24}{:>12}{:>12}{:>12}{:>13}{:>12}{:>13}{:>13}{:>11}\n",
+        formulas ? ", below it the formula" : "", "", "params", "grads", "optimizer", "activations", "workspace",
+        "all-gathers", "reductions", "step");
+    for (const PrecisionRun& run : runs) {
+        const auto kind = [&](Memory memory) { return run.peak.kind[size_t(memory)]; };
+        text +=
+            fmt::format("{:<24}{:>12}{:>12}{:>12}{:>13}{:>12}{:>13}{:>13}{:>8.1f} ms\n", run.name, kind(Memory::params),
+                        kind(Memory::grads), kind(Memory::optimizer), kind(Memory::activations),
+                        kind(Memory::workspace), run.gathered, run.reduced, 1e3 * run.step_s);
+        if (formulas) text += fmt::format("{:<48}{:>12}{:>13}\n", "", run.optimizer_formula, run.activations_formula);
+    }
+    return text;
+}
+
+std::string projection_table() {
+    const LlamaConfig c = preset("70b");
+    const double n = double(c.parameters()), ranks = 8, sequence = 4096;
+    const auto block = double(c.block_parameters());
+    std::string text = fmt::format(
+        "computed: 70b on 8 devices of 80 GB, ZeRO-3, one sequence of {:.0f} with full recomputation; GB of one "
+        "device\n"
+        "{:<46}{:>8}{:>8}{:>11}{:>10}{:>13}{:>8}\n",
+        sequence, "", "params", "grads", "optimizer", "gathered", "activations", "all");
+    struct Row {
+        const char* name;
+        double param, grad, states;  // bytes per parameter
+        bool codes;
+    };
+    for (const Row& row : {Row{"bf16, AdamW", 2, 4, 12, false}, Row{"bf16 gradients", 2, 2, 12, false},
+                           Row{"bf16 gradients, adamw8bit", 2, 2, 6 + 8.0 / kMomentBlock, false},
+                           Row{"bf16 gradients, adamw8bit, fp8", 2, 2, 6 + 8.0 / kMomentBlock, true},
+                           Row{"the same, optimizer offloaded", 2, 2, 0, true}}) {
+        const double params = row.param * n / ranks, grads = row.grad * n / ranks, states = row.states * n / ranks;
+        // Two units at a time are whole (one is fetched ahead), and one unit's gradients.
+        const double gathered = block * (2 * (row.codes ? 1 : 2) + row.grad);
+        double activations = double(activation_formula(c, 1, int64_t(sequence), DType::bf16, Recompute::full).total);
+        if (row.codes)
+            activations -= sequence * double(2 * c.hidden + c.ffn);  // the one block that is being made again
+        text += fmt::format("{:<46}{:>8.1f}{:>8.1f}{:>11.1f}{:>10.1f}{:>13.1f}{:>8.1f}\n", row.name, params / 1e9,
+                            grads / 1e9, states / 1e9, gathered / 1e9, activations / 1e9,
+                            (params + grads + states + gathered + activations) / 1e9);
+    }
+    return text;
+}
+
+// ---- time ------------------------------------------------------------------------------------------------------------
+
+ProductTimes time_products(Device device, const Fp8Options& options, int64_t rows, int64_t in, int64_t out) {
+    const auto random = [&](Shape shape, uint64_t key, float size) {
+        Tensor x(shape, DType::bf16, device, Memory::workspace);
+        fill_normal(x, key, {.cols = x.size(), .global_cols = x.size()}, size);
+        return x;
+    };
+    const Tensor x = random({rows, in}, 1, 1), w = random({out, in}, 2, 0.02f), dy = random({rows, out}, 3, 1e-6f);
+    Tensor y({rows, out}, DType::bf16, device, Memory::workspace), dx = Tensor::like(x, Memory::workspace);
+    Tensor dw({out, in}, DType::f32, device, Memory::workspace);
+    fill(dw, 0);
+    const auto recipe = make_recipe(options, 3, device, Comm());
+    const auto seconds = [&](const std::function<void()>& body) {  // median of nine
+        std::vector<double> each;
+        for (int i = -2; i < 9; ++i) {
+            synchronize(device);
+            const double begin = now_seconds();
+            body();
+            synchronize(device);
+            if (i >= 0) each.push_back(now_seconds() - begin);
+        }
+        std::sort(each.begin(), each.end());
+        return each[each.size() / 2];
+    };
+    Codes of_x, of_w, of_dy;
+    const auto make_codes = [&] {
+        of_x = recipe->quantize({Operand::input, 0}, x, Want::both, true);
+        of_w = recipe->quantize({Operand::weight, 1}, w, Want::both, true);
+        of_dy = recipe->quantize({Operand::gradient, 2}, dy, Want::both, true);
+    };
+    make_codes();
+    recipe->next_step();
+    ProductTimes times{rows, in, out, 0, 0, 0};
+    times.bf16_s = seconds([&] {
+        matmul_into(y, x, w, Transpose::b);
+        matmul_into(dx, dy, w);
+        matmul_into(dw, dy, x, Transpose::a, 1);
+    });
+    times.codes_s = seconds(make_codes);
+    times.fp8_s = seconds([&] {
+        scaled_matmul_into(y, of_x.plain, of_w.plain);
+        scaled_matmul_into(dx, of_dy.plain, of_w.transposed);
+        scaled_matmul_into(dw, of_dy.transposed, of_x.transposed, 1);
+    });
+    return times;
+}
+
+std::string time_table(const std::vector<ProductTimes>& times, const std::string& recipe) {
+    std::string text = fmt::format(
+        "a layer's three products, {}: TFLOP/s, and milliseconds of making the "
+        "codes\n{:>8}{:>8}{:>8}{:>10}{:>10}{:>12}{:>14}\n",
+        recipe, "rows", "in", "out", "bf16", "fp8", "codes, ms", "whole gain");
+    const ProductTimes* even = nullptr;
+    for (const ProductTimes& t : times) {
+        const double flops = 6.0 * double(t.rows) * double(t.in) * double(t.out), all = t.fp8_s + t.codes_s;
+        text += fmt::format("{:>8}{:>8}{:>8}{:>10.1f}{:>10.1f}{:>12.3f}{:>12.2f} x\n", t.rows, t.in, t.out,
+                            flops / t.bf16_s / 1e12, flops / t.fp8_s / 1e12, 1e3 * t.codes_s, t.bf16_s / all);
+        if (t.bf16_s <= all) even = nullptr;
+        if (t.bf16_s > all && !even) even = &t;
+    }
+    if (even)
+        text += fmt::format("8 bits pay from {} rows of {} to {} on\n", even->rows, even->in, even->out);
+    else
+        text += "8 bits do not pay at the largest of these shapes\n";
+    return text;
+}
+
+}  // namespace train70b

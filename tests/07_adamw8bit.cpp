@@ -1,0 +1,213 @@
+// AdamW with moments in 8 bits: levels, random rounding, blocks by coordinates, memory, and against AdamW.
+#include <set>
+
+#include "07_fp8/adamw8bit.h"
+#include "tests/support.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+constexpr MomentLevels kLevels = moment_levels();
+
+struct Piece {
+    Tensor param, grad;
+    Segment segment(const GlobalIndex& place) const { return {param, grad, true, true, place, 42}; }
+};
+Piece make_piece(const std::vector<double>& weights, const std::vector<double>& grads, DType dtype = DType::f32) {
+    const int64_t n = int64_t(weights.size());
+    return {tensor(weights, {n}, dtype), tensor(grads, {n})};
+}
+GlobalIndex whole() { return {}; }
+
+// Of many magnitudes.
+std::vector<double> gradients(int64_t n, uint64_t key) {
+    std::vector<double> g = randoms(n, key), size = randoms(n, 77);
+    for (int64_t i = 0; i < n; ++i) g[size_t(i)] *= 1e-3 * std::pow(10, size[size_t(i)]);
+    return g;
+}
+
+}  // namespace
+
+TEST_CASE("levels ascend, are symmetric, hold 0 and 1, and have 64 or 128 in the upper decade") {
+    int upper = 0, upper_unsigned = 0;
+    for (size_t i = 1; i < 255; ++i) {
+        EXPECT(kLevels.first[i] > kLevels.first[i - 1]);
+        EXPECT(kLevels.second[i] > kLevels.second[i - 1]);
+        EXPECT(kLevels.first[254 - i] == -kLevels.first[i]);
+        upper += kLevels.first[i] > 0.1f;
+        upper_unsigned += kLevels.second[i] > 0.1f;
+    }
+    EXPECT(kLevels.first[127] == 0);
+    EXPECT(kLevels.second[0] == 0);
+    EXPECT(kLevels.first[254] == doctest::Approx(1).epsilon(1e-6));
+    EXPECT(kLevels.second[254] == doctest::Approx(1).epsilon(1e-6));
+    EXPECT(upper == 64);
+    EXPECT(upper_unsigned == 128);
+}
+
+TEST_CASE("a code is one of the two around the value, and right in the mean") {
+    for (const double x : randoms(200, 3)) {
+        double sum = 0;
+        std::set<int> codes;
+        constexpr int kDraws = 4096;
+        for (int i = 0; i < kDraws; ++i) {
+            const uint8_t code = random_code(kLevels.first.data(), float(x), (float(i) + 0.5f) / kDraws);
+            codes.insert(code);
+            sum += double(kLevels.first[code]);
+        }
+        REQUIRE(codes.size() <= 2);
+        EXPECT((codes.size() == 1 || *codes.rbegin() == *codes.begin() + 1));
+        EXPECT(double(kLevels.first[size_t(*codes.begin())]) <= x);
+        EXPECT(double(kLevels.first[size_t(*codes.rbegin())]) >= x);
+        EXPECT(std::abs(sum / kDraws - x) <= 1e-5);
+    }
+    for (size_t i = 0; i < 255; ++i) {  // what is a level stays it
+        EXPECT(random_code(kLevels.first.data(), kLevels.first[i], 0) == i);
+        EXPECT(random_code(kLevels.first.data(), kLevels.first[i], 0.999f) == i);
+    }
+}
+
+TEST_CASE("blocks: every element of a piece in one, together with those of its 256 of the whole parameter") {
+    for (const GlobalIndex& place :
+         {GlobalIndex{.cols = 1, .global_cols = 1},
+          {.cols = 1, .global_cols = 1, .offset = 300},
+          {.cols = 96, .global_cols = 96},
+          {.row_begin = 5, .cols = 96, .global_cols = 96, .offset = 37},
+          {.col_begin = 48, .cols = 48, .global_cols = 96},
+          {.row_begin = 3, .col_begin = 700, .cols = 350, .global_cols = 1400, .offset = 200},
+          {.col_begin = 1, .cols = 1, .global_cols = 3, .offset = 2}})
+        for (const int64_t size : {1, 2, 255, 256, 257, 1000}) {
+            const BlockLayout blocks{place, size};
+            std::vector<int> seen(size_t(size), 0);
+            int64_t wrong = 0;
+            for (int64_t b = 0; b < blocks.blocks(); ++b) {
+                const auto [begin, end, global] = blocks.block(b);
+                REQUIRE((0 <= begin && begin <= end && end <= size && end - begin <= kMomentBlock));
+                for (int64_t i = begin; i < end; ++i) {
+                    ++seen[size_t(i)];
+                    const int64_t r = (place.offset + i) / place.cols, c = (place.offset + i) % place.cols;
+                    const int64_t index = (place.row_begin + r) * place.global_cols + place.col_begin + c;
+                    wrong += index != global + i - begin;
+                    wrong += index / kMomentBlock != global / kMomentBlock;
+                }
+            }
+            INFO("place ", place.row_begin, " ", place.col_begin, " ", place.cols, " ", place.global_cols, " ",
+                 place.offset, ", size ", size);
+            EXPECT(wrong == 0);
+            EXPECT(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
+        }
+    EXPECT(BlockLayout{{}, 0}.blocks() == 0);
+}
+
+TEST_CASE("a few steps: near AdamW, in 2.03 bytes per parameter instead of 8") {
+    const int64_t n = 40000;
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        const std::vector<double> weights = randoms(n, 1);
+        Piece a = make_piece(weights, gradients(n, 2), dtype), b = make_piece(weights, gradients(n, 2), dtype);
+        const int64_t before = ledger().now()[size_t(Memory::optimizer)];
+        AdamW wide({a.segment(whole())}, {});
+        const int64_t after = ledger().now()[size_t(Memory::optimizer)];
+        AdamW8bit narrow({b.segment(whole())}, {});
+        const int64_t master = dtype == DType::f32 ? 0 : 4 * n;
+        EXPECT(after - before == 8 * n + master);
+        EXPECT(ledger().now()[size_t(Memory::optimizer)] - after == 2 * n + 8 * ((n + 255) / 256) + master);
+        for (int step = 0; step < 20; ++step) {
+            const std::vector<double> g = gradients(n, 100 + uint64_t(step) % 5);
+            for (Piece* piece : {&a, &b}) {
+                Tensor fresh = tensor(g, {n});
+                copy(piece->grad, fresh);
+            }
+            wide.step(1e-2f, 1);
+            narrow.step(1e-2f, 1);
+        }
+        std::vector<double> moved = values(a.param), other = values(b.param);
+        for (int64_t i = 0; i < n; ++i) moved[size_t(i)] -= weights[size_t(i)], other[size_t(i)] -= weights[size_t(i)];
+        INFO(std::string(name_of(dtype)), ": ", distance(other, moved));
+        EXPECT(distance(other, moved) <= 0.1);
+        EXPECT(distance(other, moved) > 0);
+    }
+}
+
+TEST_CASE("old gradients are forgotten at the right pace; rounding to nearest would keep them") {
+    // One large gradient, then none: exp_avg_sq decays by beta2 a step, and with it the largest of its block, which is
+    // stored exactly. So a second value beside it, much smaller, tells.
+    const int64_t n = 256;
+    std::vector<double> g(size_t(n), 0.0);
+    for (int64_t i = 0; i < n; ++i) g[size_t(i)] = i == 0 ? 1 : 0.37 + 0.001 * double(i);
+    Piece piece = make_piece(std::vector<double>(size_t(n), 0.0), g);
+    Moments m{Tensor({n}, DType::u8, Device::cpu), Tensor({n}, DType::u8, Device::cpu), tensor({0, 0}, {2, 1})};
+    fill(m.exp_avg, 0);
+    fill(m.exp_avg_sq, 0);
+    Tensor none;
+    const BlockLayout blocks{whole(), n};
+    const auto mean_second = [&] {
+        double sum = 0;
+        for (int64_t i = 1; i < n; ++i)
+            sum += double(kLevels.second[m.exp_avg_sq.data<uint8_t>()[i]]) * double(m.scale.data<float>()[1]);
+        return sum;
+    };
+    AdamWStep step{.lr = 0, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0, .grad_scale = 1, .step = 1};
+    adamw8bit(piece.param, none, m, piece.grad, blocks, step, 1);
+    const double begin = mean_second();
+    // The first stays at its largest with a gradient of its own size, the others get nothing.
+    fill(piece.grad, 0);
+    piece.grad.data<float>()[0] = 1;
+    for (int64_t s = 2; s <= 101; ++s) {
+        step.step = s;
+        adamw8bit(piece.param, none, m, piece.grad, blocks, step, uint64_t(s));
+    }
+    const double expected = std::pow(0.99, 100);
+    const double left = mean_second() / begin;
+    INFO(left, " of ", expected);
+    EXPECT(left == doctest::Approx(expected).epsilon(0.05));
+}
+
+TEST_CASE("a second moment above 0 never becomes 0, so that no update is divided by nothing") {
+    const int64_t n = 256;
+    std::vector<double> g(size_t(n), 1e-6);
+    g[0] = 1;
+    Piece piece = make_piece(std::vector<double>(size_t(n), 0.0), g);
+    AdamW8bit optimizer({piece.segment(whole())}, {.weight_decay = 0});
+    double most = 0;
+    for (int step = 0; step < 50; ++step) {
+        const std::vector<double> before = values(piece.param);
+        optimizer.step(1e-3f, 1);
+        const std::vector<double> after = values(piece.param);
+        for (int64_t i = 0; i < n; ++i) most = std::max(most, std::abs(after[size_t(i)] - before[size_t(i)]));
+    }
+    INFO(most);
+    EXPECT(most <= 2e-3);  // AdamW's own steps are about lr
+}
+
+TEST_CASE("pieces of a parameter, cut anywhere at blocks' ends: what the whole gives, bit for bit") {
+    const int64_t rows = 12, cols = 512, n = rows * cols;
+    const std::vector<double> weights = randoms(n, 5);
+    Piece all = make_piece(weights, gradients(n, 6));
+    AdamW8bit one({all.segment({.cols = cols, .global_cols = cols})}, {});
+    // Rows 4..7 of all columns, from the 256th element of them on; columns 256..511 of all rows.
+    Piece stretch = make_piece({weights.begin() + 4 * cols + 256, weights.begin() + 8 * cols},
+                               std::vector<double>(size_t(4 * cols - 256), 0.0));
+    AdamW8bit two({stretch.segment({.row_begin = 4, .cols = cols, .global_cols = cols, .offset = 256})}, {});
+    std::vector<double> right;
+    for (int64_t r = 0; r < rows; ++r)
+        right.insert(right.end(), weights.begin() + r * cols + 256, weights.begin() + (r + 1) * cols);
+    Piece columns = make_piece(right, std::vector<double>(right.size(), 0.0));
+    AdamW8bit three({columns.segment({.col_begin = 256, .cols = 256, .global_cols = cols})}, {});
+    for (int step = 0; step < 5; ++step) {
+        const std::vector<double> g = gradients(n, 50 + uint64_t(step));
+        for (int64_t i = 0; i < n; ++i) all.grad.data<float>()[i] = float(g[size_t(i)]);
+        for (int64_t i = 0; i < stretch.grad.size(); ++i)
+            stretch.grad.data<float>()[i] = float(g[size_t(4 * cols + 256 + i)]);
+        for (int64_t i = 0; i < columns.grad.size(); ++i)
+            columns.grad.data<float>()[i] = float(g[size_t(i / 256 * cols + 256 + i % 256)]);
+        for (AdamW8bit* each : {&one, &two, &three}) each->step(1e-2f, 0.5f);
+    }
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < stretch.param.size(); ++i)
+        wrong += stretch.param.data<float>()[i] != all.param.data<float>()[4 * cols + 256 + i];
+    for (int64_t i = 0; i < columns.param.size(); ++i)
+        wrong += columns.param.data<float>()[i] != all.param.data<float>()[i / 256 * cols + 256 + i % 256];
+    EXPECT(wrong == 0);
+}
