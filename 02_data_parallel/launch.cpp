@@ -232,7 +232,10 @@ void write_files(const Comm& world, const std::function<void()>& files) {
 
 void report_communication(Trainer& trainer, const Comm& world) {
     trainer.ranks = world.size();
-    trainer.start_step = [world] { world.take_stats(); };  // what lies between two steps belongs to neither
+    trainer.start_step = [world, inner = trainer.start_step] {
+        world.take_stats();  // what lies between two steps belongs to neither
+        if (inner) inner();
+    };
     trainer.writing = [world](const std::function<void()>& files) { write_files(world, files); };
     trainer.finish_report = [world](StepReport& report) {
         for (const auto& [name, entry] : world.take_stats().operations) {

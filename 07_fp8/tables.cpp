@@ -119,7 +119,7 @@ std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out,
             if (r % 64 == 5) x_rows[size_t(r * in + c)] *= 100;
             if (c % 64 == 5) x_cols[size_t(r * in + c)] *= 100;
         }
-    const Matrix of_element = normal(rows * out, key(3), 0.5), of_row = normal(rows, key(4), 1);
+    const Matrix of_element = normal(rows * out, key(3), 0.5), of_row = normal(rows, key(4), 1.5);
     for (size_t i = 0; i < dy.size(); ++i) dy[i] *= std::pow(10, of_element[i] + of_row[i / size_t(out)]);
     for (int64_t o = 0; o < out; ++o)
         for (int64_t i = 0; i < in; ++i) w_t[size_t(i * out + o)] = w[size_t(o * in + i)];

@@ -1,0 +1,279 @@
+// 8 bits on several ranks: layers divided by tensor parallelism, weights that ZeRO gathers as codes, sharded 8-bit moments.
+#include <numeric>
+
+#include "07_fp8/tables.h"
+#include "tests/ranks.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+constexpr const char* kRecipes[] = {"current", "delayed", "rowwise", "blockwise"};
+
+// Divides by 128 also where four ranks divide it.
+TrainOptions small(const Text& text) {
+    TrainOptions o = tiny(text);
+    o.model = {.name = "test", .layers = 2, .hidden = 512, .heads = 8, .kv_heads = 4, .ffn = 512, .vocab = 256};
+    o.seq_len = 32;
+    o.global_batch = o.micro_batch = 16;
+    o.lr = o.min_lr = 1e-3;
+    o.init_std = 0.04;
+    return o;
+}
+
+Precision precision(const std::string& recipe, const std::string& optimizer = "adamw") {
+    Precision p;
+    p.fp8.recipe = recipe;
+    p.optimizer = optimizer;
+    return p;
+}
+
+// All ranks of `all`, tp to a copy of the model.
+struct Ranks {
+    Comm tensor, data;
+    std::unique_ptr<Composition> composition;
+    std::map<std::string, CommStats::Entry> sent;  // in the last step
+    Session session;
+    std::vector<double> weights;  // all, on rank 0
+    std::vector<double> history;
+
+    Ranks(TrainOptions o, const Comm& all, int tp, const ZeroOptions& zero, const Precision& how)
+        : tensor(all.split([tp](int rank) { return rank / tp; }, "tp")),
+          data(all.split([tp](int rank) { return rank % tp; }, "dp")),
+          session(divide(o, all.size() / tp * zero.micro_batches), [&](Session& s) {
+              composition =
+                  std::make_unique<Composition>(s.model, s.trainer, s.options, Layout{tensor, data}, zero, how);
+              s.trainer.start_step = [this, inner = s.trainer.start_step] {
+                  data.take_stats();
+                  if (inner) inner();
+              };
+              s.trainer.finish_report = [this, &s](StepReport& report) {
+                  s.reports.push_back(report);
+                  sent = data.take_stats().operations;
+              };
+          }) {
+        session.run();
+        for (Param* param : session.model.params()) {
+            const Tensor x = session.trainer.whole(*param, Which::data);
+            if (all.rank() > 0) continue;
+            const std::vector<double> part = values(x);
+            weights.insert(weights.end(), part.begin(), part.end());
+        }
+        history = session.history();
+    }
+    static TrainOptions divide(TrainOptions o, int64_t parts) {
+        o.micro_batch = o.global_batch / parts;
+        return o;
+    }
+    int64_t bytes(const std::string& operation) const {
+        const auto found = sent.find(operation);
+        return found == sent.end() ? 0 : found->second.bytes;
+    }
+};
+
+bool on_rank_0(bool good) { return world().rank() > 0 || good; }
+
+// The largest deviation of a parameter's gradient at step 1.
+double worst_gradient(const Session& a, const Session& b) {
+    double worst = 0;
+    for (size_t i = 0; i < a.gradients.size(); ++i) {
+        const double deviation = distance(a.gradients[i], b.gradients[i]);
+        if (!(deviation <= worst)) worst = deviation;
+    }
+    return worst;
+}
+
+}  // namespace
+
+TEST_CASE("a rank's part of a divided tensor is quantised as a part of the whole: the same codes, bit for bit") {
+    const int64_t rows = 512, cols = 1024;
+    const Tensor whole = tensor(randoms(rows * cols, 3), {rows, cols});
+    for (int64_t i = 0; i < rows * cols; i += 3001) whole.data<float>()[i] *= 50;  // not alike everywhere
+    const Comm& ranks = world();
+    const int64_t N = ranks.size(), r = ranks.rank();
+    for (const char* name : kRecipes)
+        for (const Operand::Role role : {Operand::input, Operand::weight, Operand::gradient})
+            for (const bool by_rows : {true, false}) {
+                const int64_t r0 = by_rows ? rows / N * r : 0, r1 = by_rows ? r0 + rows / N : rows;
+                const int64_t c0 = by_rows ? 0 : cols / N * r, c1 = by_rows ? cols : c0 + cols / N;
+                const std::vector<double> v = values(whole);
+                std::vector<double> mine;
+                for (int64_t i = r0; i < r1; ++i)
+                    mine.insert(mine.end(), v.begin() + i * cols + c0, v.begin() + i * cols + c1);
+                const Tensor part = tensor(mine, {r1 - r0, c1 - c0});
+                const auto alone = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
+                const auto together = make_recipe({.recipe = name}, 3, Device::cpu, ranks);
+                for (int step = 0; step < 2; ++step) {  // delayed: by its own amax, then by the last step's
+                    const Codes all = alone->quantize({role, role}, whole, Want::both, true);
+                    const Codes some = together->quantize({role, role, by_rows, !by_rows}, part, Want::both, true);
+                    const std::vector<double> a = values(dequantized(all.plain)), b = values(dequantized(some.plain));
+                    const std::vector<double> a_t = values(dequantized(all.transposed));
+                    const std::vector<double> b_t = values(dequantized(some.transposed));
+                    int64_t wrong = 0;
+                    for (int64_t i = r0; i < r1; ++i)
+                        for (int64_t j = c0; j < c1; ++j) {
+                            wrong += a[size_t(i * cols + j)] != b[size_t((i - r0) * (c1 - c0) + j - c0)];
+                            wrong += a_t[size_t(j * rows + i)] != b_t[size_t((j - c0) * (r1 - r0) + i - r0)];
+                        }
+                    INFO(std::string(name), ", role ", int(role), ", by rows ", by_rows, ", step ", step, ": ", wrong);
+                    EXPECT_EVERYWHERE(wrong == 0);
+                    alone->next_step();
+                    together->next_step();
+                }
+            }
+}
+
+TEST_CASE("tp 2 and 4: one rank's run but for roundings that flip, which 8 bits pass on") {
+    const Text text;
+    for (const char* recipe : kRecipes)
+        for (const char* recompute : {"none", "full"}) {
+            TrainOptions o = small(text);
+            o.model.layers = 1;
+            o.recompute = recompute;
+            Session wide(o);
+            wide.run();
+            Ranks one(o, Comm(), 1, {.stage = 0}, precision(recipe));
+            for (const int tp : {2, 4})
+                on_first_ranks(tp, [&](const Comm& ranks) {
+                    Ranks run(o, ranks, tp, {.stage = 0}, precision(recipe));
+                    EXPECT(run.composition->fp8.layers() == 4);
+                    if (ranks.rank() > 0) return;
+                    const double deviation = worst_gradient(run.session, one.session);
+                    const double noise = worst_gradient(one.session, wide);
+                    INFO(std::string(recipe), ", tp ", tp, ", recompute ", std::string(recompute), ": ", deviation,
+                         ", 8 bits' own ", noise, ", loss ", std::abs(run.history[0] / one.history[0] - 1));
+                    // On four ranks a 128 x 128 block of the weights holds rows of k and of v.
+                    const bool other_blocks = recipe == std::string("blockwise") && tp == 4;
+                    EXPECT(deviation <= (other_blocks ? noise : 0.02));
+                    EXPECT(noise >= 0.02);
+                });
+        }
+}
+
+TEST_CASE(
+    "ZeRO stages 0 to 3 in 8 bits are one another's bit for bit, whether weights travel as they are or as codes") {
+    const Text text;
+    for (const char* recipe : kRecipes)
+        for (const char* dtype : {"fp32", "bf16"})
+            for (const int64_t m : {1, 2}) {
+                TrainOptions o = small(text);
+                o.model.hidden = 128, o.model.heads = 4, o.model.kv_heads = 2, o.model.ffn = 256;
+                o.seq_len = 64;
+                o.dtype = dtype;
+                if (m == 2 && dtype == std::string("fp32")) o.recompute = "full";
+                // Delayed scales of weights are earlier ones, and codes that travel are scaled by what there is now.
+                const bool other_scales = recipe == std::string("delayed");
+                std::unique_ptr<Ranks> coded;
+                // With accumulation stages 2 and 3 reduce each micro-batch by itself: a sum in another order.
+                Ranks first(o, world(), 1, {.stage = m == 1 ? 0 : 2, .micro_batches = m}, precision(recipe));
+                EXPECT(first.composition->fp8.layers() == 8);
+                for (const ZeroOptions& zero : std::vector<ZeroOptions>{{.stage = 1},
+                                                                        {.stage = 2},
+                                                                        {.stage = 3},
+                                                                        {.stage = 3, .prefetch = 0},
+                                                                        {.stage = 3, .offload = Offload::optimizer},
+                                                                        {.stage = 3, .offload = Offload::all},
+                                                                        {.stage = 3, .hybrid_shard = 2}}) {
+                    if (m > 1 && zero.stage < 3) continue;
+                    ZeroOptions options = zero;
+                    options.micro_batches = m;
+                    auto run = std::make_unique<Ranks>(o, world(), 1, options, precision(recipe));
+                    INFO(std::string(recipe), ", ", std::string(dtype), ", stage ", zero.stage, ", m ", m, ", offload ",
+                         int(zero.offload), ", hybrid ", zero.hybrid_shard);
+                    const bool sends_codes = zero.stage == 3 && zero.offload != Offload::all;
+                    const Ranks& like = sends_codes && other_scales && coded ? *coded : first;
+                    const double apart = std::abs(run->history[6] - like.history[6]);
+                    INFO(apart);
+                    EXPECT_EVERYWHERE(on_rank_0(run->history[0] == like.history[0]));
+                    if (sends_codes && other_scales && !coded) {
+                        EXPECT_EVERYWHERE(on_rank_0(apart <= 0.15 && run->history != first.history));
+                        coded = std::move(run);
+                    } else if (zero.hybrid_shard > 0) {  // sums in another order
+                        EXPECT_EVERYWHERE(on_rank_0(apart <= 0.02));
+                    } else {
+                        EXPECT_EVERYWHERE(on_rank_0(run->history == like.history));
+                        EXPECT_EVERYWHERE(on_rank_0(run->weights == like.weights && !run->weights.empty()));
+                    }
+                }
+            }
+}
+
+TEST_CASE("ZeRO-3 gathers a block's matrices as codes: the bytes, to the byte, half of bf16's") {
+    const Text text;
+    TrainOptions o = small(text);
+    o.dtype = "bf16";
+    const auto gathered = [&](const char* recipe, const char* dtype) {
+        TrainOptions each = o;
+        each.dtype = dtype;
+        Ranks run(each, world(), 1, {.stage = 3}, precision(recipe));
+        EXPECT_EVERYWHERE(run.bytes("dp.reduce_scatter") == o.model.parameters() * 4 * 3 / 4);
+        return run.bytes("dp.all_gather");
+    };
+    const LlamaConfig& c = o.model;
+    const int64_t others = 2 * (2 * c.vocab * c.hidden + c.hidden);  // embedding, head, final norm, in bf16
+    const int64_t block = c.block_parameters(), norms = 2 * c.hidden;
+    // Norm weights lie at the block's ends and middle: no shard of four holds more than one of the two.
+    const auto bytes = [&](int64_t per_block) { return 2 * (others + c.layers * per_block) * 3 / 4; };
+    EXPECT(gathered("off", "bf16") == bytes(2 * block));
+    EXPECT(gathered("rowwise", "bf16") == bytes(2 * block));
+    const int64_t codes = gathered("current", "bf16");
+    EXPECT(codes == bytes(block + 2 * 4 * c.hidden));
+    EXPECT(gathered("delayed", "bf16") == codes);
+    EXPECT(double(codes - bytes(0)) <= 0.502 * double(bytes(2 * block) - bytes(0)));
+    EXPECT(norms > 0);
+}
+
+TEST_CASE("tensor parallelism and ZeRO-3 together, in 8 bits") {
+    const Text text;
+    TrainOptions o = small(text);
+    for (const char* recipe : {"current", "delayed"}) {
+        Ranks one(o, Comm(), 1, {.stage = 0}, precision(recipe));
+        Ranks run(o, world(), 2, {.stage = 3}, precision(recipe));
+        const double deviation = world().rank() == 0 ? worst_gradient(run.session, one.session) : 0;
+        INFO(std::string(recipe), ": ", deviation);
+        EXPECT_EVERYWHERE(deviation <= 0.15);  // inputs and gradients are scaled by what the data rank has of the batch
+        EXPECT_EVERYWHERE(on_rank_0(std::abs(run.history[6] - one.history[6]) <= 0.15));
+    }
+}
+
+TEST_CASE("8-bit moments, sharded: near one rank's, and what each rank keeps, to the byte") {
+    const Text text;
+    TrainOptions o = small(text);
+    Ranks one(o, Comm(), 1, {.stage = 0}, precision("off", "adamw8bit"));
+    for (const int stage : {0, 1, 3}) {
+        const int64_t before = ledger().now()[size_t(Memory::optimizer)];
+        Ranks run(o, world(), 1, {.stage = stage}, precision("off", "adamw8bit"));
+        const int64_t states = ledger().now()[size_t(Memory::optimizer)] - before;
+        const int64_t owned = o.model.parameters() / (stage == 0 ? 1 : 4);
+        INFO("stage ", stage, ": ", states, " for ", owned);
+        EXPECT_EVERYWHERE(states >= 2 * owned + 8 * (owned / 256));
+        EXPECT_EVERYWHERE(states <= 2 * owned + 8 * (owned / 256 + 40));  // each piece's last block may be short
+        // Blocks that a shard's end divides have two scales instead of one.
+        const double deviation = world().rank() == 0 ? distance(run.weights, one.weights) : 0;
+        EXPECT_EVERYWHERE(deviation <= 1e-3);
+        EXPECT_EVERYWHERE(on_rank_0(std::abs(run.history[6] / one.history[6] - 1) <= 1e-3));
+    }
+}
+
+TEST_CASE("what is not finite on one rank ends all with the same error") {
+    const Text text;
+    TrainOptions o = small(text);
+    for (const char* recipe : {"current", "blockwise"}) {
+        bool ended = false;
+        try {
+            const Comm data = world().split([](int rank) { return rank % 4; }, "dp");
+            const Comm tensor = world().split([](int) { return 0; }, "tp");
+            std::unique_ptr<Composition> composition;
+            Session session(o, [&](Session& s) {
+                composition = std::make_unique<Composition>(s.model, s.trainer, s.options, Layout{tensor, data},
+                                                            ZeroOptions{.stage = 0}, precision(recipe));
+            });
+            if (world().rank() == 2) session.model.blocks[0].gate_proj.data.data<float>()[5] = NAN;
+            session.trainer.run();
+        } catch (const std::runtime_error&) { ended = true; }
+        INFO(std::string(recipe));
+        EXPECT_EVERYWHERE(ended);
+    }
+}

@@ -1,0 +1,259 @@
+// A model with its layers in 8 bits, on one rank: the products, the loss, memory, recomputation, what is not finite.
+#include <numeric>
+
+#include "07_fp8/tables.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+constexpr const char* kRecipes[] = {"current", "delayed", "rowwise", "blockwise"};
+
+// Every dimension divides by 128.
+TrainOptions small(const Text& text) {
+    TrainOptions o = tiny(text);
+    o.model = {.name = "test", .layers = 2, .hidden = 128, .heads = 4, .kv_heads = 2, .ffn = 256, .vocab = 256};
+    o.seq_len = 32;
+    o.global_batch = o.micro_batch = 8;
+    o.lr = o.min_lr = 1e-3;
+    return o;
+}
+
+struct Narrow {
+    Fp8 fp8;
+    Session session;
+    Narrow(const TrainOptions& o, const std::string& recipe, const std::string& optimizer = "adamw")
+        : session(o, [&](Session& s) {
+              fp8 = apply_fp8(s.model, {.recipe = recipe}, o.micro_batch * o.seq_len);
+              fp8.attach(s.trainer);
+              s.trainer.make_optimizer = make_optimizer_of(optimizer, o.adamw());
+          }) {}
+};
+
+double mean_of_last_ten(const Session& session) {
+    double sum = 0;
+    for (size_t i = session.reports.size() - 10; i < session.reports.size(); ++i) sum += session.reports[i].loss / 10;
+    return sum;
+}
+
+// Operands that a layer's products should have had: quantised here, by a recipe of its own.
+std::vector<double> values_of(const Quantized& q) { return values(dequantized(q)); }
+
+std::vector<double> times(const std::vector<double>& a, const std::vector<double>& b,
+                          int64_t K) {  // a (M, K) b (N, K)^T
+    const int64_t M = int64_t(a.size()) / K, N = int64_t(b.size()) / K;
+    std::vector<double> c(size_t(M * N));
+    for (int64_t m = 0; m < M; ++m)
+        for (int64_t n = 0; n < N; ++n)
+            c[size_t(m * N + n)] =
+                std::inner_product(a.begin() + m * K, a.begin() + (m + 1) * K, b.begin() + n * K, 0.0);
+    return c;
+}
+
+}  // namespace
+
+TEST_CASE("a layer's three products are those of its operands' codes, in double, to 1e-6; weight gradients add up") {
+    const Text text;
+    const int64_t R = 128, in = 128, out = 256;
+    for (const char* name : kRecipes)
+        for (const bool again : {false, true}) {  // x made again for the backward pass, or its codes kept
+            TrainOptions o = small(text);
+            Narrow narrow(o, name);
+            Block& block = narrow.session.model.blocks[1];
+            Linear& layer = block.qkv;
+            const Tensor x = tensor(randoms(R * in, 5), {R, in}), dy = tensor(randoms(R * out, 6), {R, out});
+            const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
+            const Codes of_x = recipe->quantize({Operand::input, 0}, x, Want::both, false);
+            const Codes of_w = recipe->quantize({Operand::weight, 1}, layer.weight(), Want::both, false);
+            const Codes of_dy = recipe->quantize({Operand::gradient, 2}, dy, Want::both, false);
+            std::vector<double> dw = times(values_of(of_dy.transposed), values_of(of_x.transposed), R);
+            for (double& value : dw) value *= 2;
+
+            Tensor y, dx;
+            for (int pass = 0; pass < 2; ++pass) {
+                Tape tape;
+                Var input{.data = x};
+                if (again) input.again = Lazy<Tensor>([x] { return x; });
+                Var result = layer(tape, input);
+                y = result.data;
+                *result.grad = dy;
+                tape.backward();
+                dx = *input.grad;
+            }
+            INFO(std::string(name), ", again ", again);
+            EXPECT(distance(y, times(values_of(of_x.plain), values_of(of_w.plain), in)) <= 1e-6);
+            EXPECT(distance(dx, times(values_of(of_dy.plain), values_of(of_w.transposed), out)) <= 1e-6);
+            EXPECT(distance(layer.grad(), dw) <= 1e-6);
+        }
+}
+
+TEST_CASE("60 steps: within 0.03 of bf16's loss for every recipe and for 8-bit moments, and equal for none") {
+    const Text text;
+    TrainOptions o = small(text);
+    o.dtype = "bf16";
+    o.steps = 60;
+    o.init_std = 0.02;
+    o.seq_len = 64;
+    Session wide(o);
+    const double expected = mean_of_last_ten(wide.run());
+    EXPECT(wide.reports[59].loss < wide.reports[0].loss - 1);  // it has learned something
+    using Pair = std::pair<const char*, const char*>;
+    for (const auto& [recipe, optimizer] : {Pair{"current", "adamw"},
+                                            {"delayed", "adamw"},
+                                            {"rowwise", "adamw"},
+                                            {"blockwise", "adamw"},
+                                            {"off", "adamw8bit"},
+                                            {"current", "adamw8bit"}}) {
+        if (!kThorough && recipe == std::string("rowwise")) continue;
+        Narrow narrow(o, recipe, optimizer);
+        narrow.session.run();
+        INFO(std::string(recipe), ", ", std::string(optimizer), ": ", mean_of_last_ten(narrow.session) - expected);
+        EXPECT(std::abs(mean_of_last_ten(narrow.session) - expected) <= 0.03);
+        EXPECT(narrow.session.history() != wide.history());
+    }
+}
+
+TEST_CASE("gradients at step 1 differ from those of fp32 by the noise of 8 bits: not less, not more") {
+    const Text text;
+    const TrainOptions o = small(text);
+    Session wide(o);
+    wide.run();
+    for (const char* recipe : kRecipes) {
+        Narrow narrow(o, recipe);
+        narrow.session.run();
+        for (size_t i = 0; i < wide.gradients.size(); ++i) {
+            const double noise = distance(narrow.session.gradients[i], wide.gradients[i]);
+            INFO(std::string(recipe), ", parameter ", i, ": ", noise);
+            EXPECT(noise <= 0.25);
+            EXPECT(noise >= 1e-3);
+        }
+    }
+}
+
+TEST_CASE("recomputation changes nothing, bit for bit; nor does evaluation between the steps") {
+    const Text text;
+    for (const char* recipe : kRecipes) {
+        TrainOptions o = small(text);
+        o.val_fraction = 0.2;
+        Narrow plain(o, recipe);
+        plain.session.run();
+        for (const char* recompute : {"selective", "full", "none, evaluated"}) {
+            o.recompute = recompute == std::string("none, evaluated") ? "none" : recompute;
+            o.eval_every = recompute == std::string("none, evaluated") ? 1 : 0;
+            Narrow other(o, recipe);
+            other.session.run();
+            INFO(std::string(recipe), ", recompute ", std::string(recompute));
+            EXPECT(other.session.history() == plain.session.history());
+            EXPECT(other.session.weights() == plain.session.weights());
+            o.eval_every = 0;
+        }
+        // Delayed scales are of earlier steps: from the second step on they are not those of now.
+        Narrow current(o, "current");
+        o.recompute = "none";
+        if (recipe == std::string("delayed")) {
+            current.session.run();
+            EXPECT(current.session.history()[0] == plain.session.history()[0]);
+            EXPECT(current.session.history()[7] != plain.session.history()[7]);
+        }
+    }
+}
+
+TEST_CASE("activations: a byte instead of two or four for what layers keep, by the formula within 1%") {
+    const Text text;
+    for (const char* dtype : {"bf16", "fp32"}) {
+        TrainOptions o = small(text);
+        o.dtype = dtype;
+        const int64_t rows = o.micro_batch * o.seq_len;
+        const MemoryPeak of_wide = [&] {
+            Session wide(o);
+            wide.run();
+            return wide.trainer.peak();
+        }();
+        const int64_t wide = of_wide.kind[size_t(Memory::activations)];
+        for (const char* recipe : kRecipes) {
+            Narrow narrow(o, recipe);
+            narrow.session.run();
+            const MemoryPeak& peak = narrow.session.trainer.peak();
+            const int64_t measured = peak.kind[size_t(Memory::activations)];
+            const int64_t formula = fp8_activations(o.model, rows, narrow.session.model.options.dtype,
+                                                    *make_recipe({.recipe = recipe}, 3, Device::cpu, Comm()), 1);
+            INFO(std::string(dtype), ", ", std::string(recipe), ": ", measured, ", formula ", formula, ", wide ", wide);
+            EXPECT(std::abs(double(measured - formula)) <= 0.01 * double(formula));
+            EXPECT(measured < wide - 2 * rows * (2 * 128) * (dtype == std::string("bf16") ? 1 : 3) + rows * 128);
+            for (const Memory kind : {Memory::params, Memory::grads, Memory::optimizer})
+                EXPECT(peak.kind[size_t(kind)] == of_wide.kind[size_t(kind)]);
+        }
+    }
+}
+
+TEST_CASE("infinities and what is not a number end the run with the non-finite error, whatever the recipe") {
+    const Text text;
+    for (const char* recipe : kRecipes)
+        for (const float bad : {INFINITY, NAN})
+            for (const int where : {0, 1, 2}) {  // in a weight before the first step or after it, in an activation
+                TrainOptions o = small(text);
+                Narrow narrow(o, recipe);
+                Session& s = narrow.session;
+                Tensor& weight = where == 2 ? s.model.blocks[0].input_norm.data : s.model.blocks[1].down_proj.data;
+                const auto spoil = [&] { weight.data<float>()[77] = bad; };
+                if (where != 1) spoil();
+                s.trainer.finish_report = [&](StepReport& report) {
+                    s.reports.push_back(report);
+                    if (where == 1) spoil();
+                };
+                INFO(std::string(recipe), ", ", bad, ", where ", where);
+                EXPECT_THROWS_AS(s.trainer.run(), std::runtime_error);
+                EXPECT(s.reports.size() == (where == 1 ? 1 : 0));
+            }
+}
+
+TEST_CASE("layers whose shapes do not divide stay as they are, and are named; --fp8-strict refuses them") {
+    const Text text;
+    TrainOptions o = small(text);
+    o.model.ffn = 200;  // by 8
+    Narrow some(o, "current");
+    REQUIRE(some.fp8.left_out().size() == 1);
+    EXPECT(some.fp8.left_out()[0] == "down: 200 inputs (--ffn) on a rank do not divide by 16; 208 would");
+    EXPECT(some.fp8.layers() == 6);
+    some.session.run();
+    EXPECT_USAGE_ERROR(check_fp8({.recipe = "current", .strict = true}, o.model, 256, 1),
+                       "--fp8-strict on: --fp8 current cannot have down: 200 inputs (--ffn)");
+    check_fp8({.recipe = "current", .strict = false}, o.model, 256, 1);
+    o.model.ffn = 208;
+    check_fp8({.recipe = "current", .strict = true}, o.model, 256, 1);
+    EXPECT_USAGE_ERROR(check_fp8({.recipe = "blockwise", .strict = true}, o.model, 256, 1), "416 outputs (--ffn)");
+    EXPECT_USAGE_ERROR(check_fp8({.recipe = "current", .strict = true}, o.model, 264, 1), "264 rows of a micro-batch");
+    check_fp8({.recipe = "off", .strict = true}, o.model, 263, 1);
+    // None in 8 bits: the run that there would be without, bit for bit.
+    o.model.ffn = 200;
+    o.seq_len = 31;
+    Session wide(o);
+    wide.run();
+    Narrow none(o, "blockwise");
+    none.session.run();
+    EXPECT(none.fp8.layers() == 0);
+    EXPECT(none.fp8.left_out().size() == 4);
+    EXPECT(none.session.history() == wide.history());
+}
+
+TEST_CASE("a product's error: what the table of the chapter says of the recipes") {
+    const std::vector<ProductErrors> errors = product_errors(64, 256, 256, 1);
+    const auto of = [&](const std::string& name) {
+        for (const ProductErrors& e : errors)
+            if (e.recipe == name) return e;
+        REQUIRE(false);
+        return ProductErrors{};
+    };
+    EXPECT(of("bf16").normal <= 4e-3);
+    for (const char* name : {"current", "rowwise", "blockwise"}) {
+        EXPECT(of(name).normal >= 0.03);
+        EXPECT(of(name).normal <= 0.045);
+    }
+    EXPECT(of("current, all E5M2").normal >= 1.8 * of("current").normal);
+    EXPECT(of("delayed, amax was x8").normal <= 1.02 * of("current").normal);
+    EXPECT(of("delayed, amax was /8").normal >= 5 * of("current").normal);
+    EXPECT(of("blockwise").tiny <= 0.8 * of("current").tiny);
+    EXPECT(of("current").tiny <= of("current, all E4M3").tiny);
+}
