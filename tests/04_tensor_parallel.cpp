@@ -1,6 +1,7 @@
 // Every layout of tensor parallelism against one rank: losses, norms, gathered gradients; what is copied stays the same bit
 // for bit; what each rank keeps, to the byte; what it sends.
 #include "02_data_parallel/data_parallel.h"
+#include "03_zero/zero.h"
 #include "04_tensor_parallel/overlap.h"
 #include "04_tensor_parallel/tables.h"
 #include "04_tensor_parallel/vocabulary.h"
@@ -94,6 +95,38 @@ TEST_CASE("tp 2, 4, 8, sequence parallel or not, overlapped or not, with data pa
                     EXPECT_EVERYWHERE(on_rank_0(deviation <= 5e-6));
                 }
         }
+}
+
+TEST_CASE("with ZeRO in the place of data parallelism, every stage, parameters copied or not: one rank's run") {
+    const Text text;
+    for (const int64_t kv_heads : {2, 1}) {
+        TrainOptions o = shape(text, kv_heads);
+        Session one(o);
+        one.run();
+        o.micro_batch = o.global_batch / 2;
+        const Comm tensor = world().split([](int rank) { return rank / 4; }, "tp");
+        const Comm data = world().split([](int rank) { return rank % 4; }, "dp");
+        for (const bool sequence : {false, true})
+            for (const ZeroOptions& options : std::vector<ZeroOptions>{{.stage = 0},
+                                                                       {.stage = 1},
+                                                                       {.stage = 2},
+                                                                       {.stage = 3},
+                                                                       {.stage = 3, .offload = Offload::optimizer},
+                                                                       {.stage = 3, .offload = Offload::all}}) {
+                std::unique_ptr<Zero> zero;
+                Session session(o, [&](Session& s) {
+                    const TensorParallel tensor_parallel = apply_tensor_parallel(s.model, tensor, {sequence, false});
+                    zero = std::make_unique<Zero>(s.model, data, options, s.options.adamw());
+                    zero->attach(s.trainer);
+                    tensor_parallel.attach(s.trainer);
+                });
+                session.run();
+                const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                INFO("kv heads ", kv_heads, ", sequence ", sequence, ", stage ", options.stage, ", offload ",
+                     int(options.offload), ": ", deviation);
+                EXPECT_EVERYWHERE(deviation <= 5e-6);
+            }
+    }
 }
 
 TEST_CASE("bf16: one rank's run up to its rounding, and no farther from it than a rounding of other sums is") {
