@@ -36,7 +36,7 @@ void print_tables(const TrainOptions& options, const Dataset& data, const Layout
             runs.push_back(run_precision(options, data, layout, zero, precision));
             runs.back().name = describe(precision, options.dtype);
         }
-    say("\n{}", memory_table(runs, layout.data_ranks.size() == 1 && options.recompute == "none"));
+    say("\n{}", memory_table(runs, layout.data_ranks.size() == 1));
     if (tables.compare_steps > 0) {
         const std::vector<LossCurve> curves = loss_curves(options, data, layout, zero, chosen, tables.compare_steps);
         say("\n{}", curve_table(curves));

@@ -215,16 +215,24 @@ std::string curve_csv(const std::vector<LossCurve>& curves) {
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
-int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, const Recipe& recipe, int64_t tensor_ranks) {
-    const int64_t a = size_of(dtype), F = c.ffn / tensor_ranks;
+int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompute recompute, const Recipe& recipe,
+                        int64_t tensor_ranks) {
+    const int64_t a = size_of(dtype), E = c.hidden, F = c.ffn / tensor_ranks;
     const auto saved = [&](int64_t in) {  // a byte and a share of a scale instead of a bytes
         return (a - 1) * rows * in - 4 * ScaleLayout{recipe.scaling(Operand::input), in, rows}.size();
     };
-    const ActivationFormula f = activation_formula(c, 1, rows, dtype, Recompute::none, {tensor_ranks, false});
-    // Of q k v, of gate and up, of down; o keeps none of its own. In the last block's turn what down has let go is
-    // already replaced by gradients of the full width: there, less has been gained.
-    const int64_t working = std::max(f.working, 2 * a * rows * F + saved(F));
-    return f.total - c.layers * (2 * saved(c.hidden) + saved(F)) + working - f.working;
+    const ActivationFormula f = activation_formula(c, 1, rows, dtype, recompute, {tensor_ranks, false});
+    // Of the inputs that a block keeps, those of q k v, of gate and up, of down are codes now; attention keeps that of o. In
+    // the last block's turn what down has let go is already replaced by gradients of the full width: less is gained there.
+    if (recompute == Recompute::none) {
+        const int64_t working = std::max(f.working, 2 * a * rows * F + saved(F));
+        return f.total - c.layers * (2 * saved(E) + saved(F)) + working - f.working;
+    }
+    if (recompute == Recompute::full) {  // only the block that is being made again holds any
+        const int64_t head = rows * (a * (2 * E + (c.vocab + tensor_ranks - 1) / tensor_ranks) + 4);
+        return f.total - f.working + std::max(head, f.working - 2 * saved(E));
+    }
+    return f.total;  // selective: they are made again, not kept
 }
 
 PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, const Layout& layout,
@@ -260,14 +268,13 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
     run.peak = ledger().peak();
     for (int i = 0; i < kMemoryKinds; ++i) run.peak.kind[size_t(i)] -= before[size_t(i)];
     const int64_t tp = layout.tensor_ranks.size(), rows = o.micro_batch * o.seq_len;
+    const auto& [dtype, grad_dtype, device, recompute, init_std] = model.options;
     run.activations_formula =
-        activation_formula(o.model, o.micro_batch, o.seq_len, model.options.dtype, model.options.recompute, {tp, false})
-            .total;
-    if (precision.fp8.recipe != "off" && model.options.recompute == Recompute::none)
-        run.activations_formula =
-            fp8_activations(o.model, rows, model.options.dtype, *make_recipe(precision.fp8, 3, Device::cpu, Comm()), tp);
+        precision.fp8.recipe == "off"
+            ? activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute, {tp, false}).total
+            : fp8_activations(o.model, rows, dtype, recompute, *make_recipe(precision.fp8, 3, Device::cpu, Comm()), tp);
     for (const Param* param : model.params()) {
-        const int64_t size = param->local.size(), master = model.options.dtype == DType::f32 ? 0 : 4 * size;
+        const int64_t size = param->local.size(), master = dtype == DType::f32 ? 0 : 4 * size;
         run.optimizer_formula +=
             master + (precision.optimizer == "adamw8bit" ? 2 * size + 8 * BlockLayout{param->place(0), size}.blocks()
                                                          : 8 * size);
@@ -294,33 +301,38 @@ std::string memory_table(const std::vector<PrecisionRun>& runs, bool formulas) {
 
 std::string projection_table() {
     const LlamaConfig c = preset("70b");
-    const double n = double(c.parameters()), ranks = 8, sequence = 4096;
-    const auto block = double(c.block_parameters());
+    constexpr double kDevice = 80e9, kRanks = 8;  // bytes, devices
+    constexpr int64_t kSequence = 4096;
+    const double n = double(c.parameters()), block = double(c.block_parameters());
     std::string text = fmt::format(
-        "computed: 70b on 8 devices of 80 GB, ZeRO-3, one sequence of {:.0f} with full recomputation; GB of one "
+        "computed: 70b on {:.0f} devices of {:.0f} GB, ZeRO-3, one sequence of {} with full recomputation; GB of one "
         "device\n"
-        "{:<46}{:>8}{:>8}{:>11}{:>10}{:>13}{:>8}\n",
-        sequence, "", "params", "grads", "optimizer", "gathered", "activations", "all");
+        "{:<38}{:>8}{:>8}{:>11}{:>10}{:>13}{:>8}{:>10}\n",
+        kRanks, kDevice / 1e9, kSequence, "", "params", "grads", "optimizer", "gathered", "activations", "all",
+        "needs");
     struct Row {
         const char* name;
-        double param, grad, states;  // bytes per parameter
+        double grad, states;  // bytes per parameter; of the weights: 2
         bool codes;
     };
-    for (const Row& row : {Row{"bf16, AdamW", 2, 4, 12, false}, Row{"bf16 gradients", 2, 2, 12, false},
-                           Row{"bf16 gradients, adamw8bit", 2, 2, 6 + 8.0 / kMomentBlock, false},
-                           Row{"bf16 gradients, adamw8bit, fp8", 2, 2, 6 + 8.0 / kMomentBlock, true},
-                           Row{"the same, optimizer offloaded", 2, 2, 0, true}}) {
-        const double params = row.param * n / ranks, grads = row.grad * n / ranks, states = row.states * n / ranks;
+    constexpr double kMoments = 2 + 8.0 / kMomentBlock;
+    for (const Row& row : {Row{"bf16, fp32 gradients, AdamW", 4, 12, false}, Row{"bf16 gradients", 2, 12, false},
+                           Row{"bf16 gradients, adamw8bit", 2, 4 + kMoments, false},
+                           Row{"bf16 gradients, adamw8bit, fp8", 2, 4 + kMoments, true},
+                           Row{"the same, optimizer offloaded", 2, 0, true}}) {
         // Two units at a time are whole (one is fetched ahead), and one unit's gradients.
         const double gathered = block * (2 * (row.codes ? 1 : 2) + row.grad);
-        double activations = double(activation_formula(c, 1, int64_t(sequence), DType::bf16, Recompute::full).total);
-        if (row.codes)
-            activations -= sequence * double(2 * c.hidden + c.ffn);  // the one block that is being made again
-        text += fmt::format("{:<46}{:>8.1f}{:>8.1f}{:>11.1f}{:>10.1f}{:>13.1f}{:>8.1f}\n", row.name, params / 1e9,
-                            grads / 1e9, states / 1e9, gathered / 1e9, activations / 1e9,
-                            (params + grads + states + gathered + activations) / 1e9);
+        const double activations =
+            double(row.codes ? fp8_activations(c, kSequence, DType::bf16, Recompute::full, JustInTime(Comm()), 1)
+                             : activation_formula(c, 1, kSequence, DType::bf16, Recompute::full).total);
+        const double shared = (2 + row.grad + row.states) * n, own = gathered + activations;
+        text += fmt::format("{:<38}{:>8.1f}{:>8.1f}{:>11.1f}{:>10.1f}{:>13.1f}{:>8.1f}{:>10.0f}\n", row.name,
+                            2 * n / kRanks / 1e9, row.grad * n / kRanks / 1e9, row.states * n / kRanks / 1e9,
+                            gathered / 1e9, activations / 1e9, (shared / kRanks + own) / 1e9,
+                            std::ceil(shared / (kDevice - own)));
     }
-    return text;
+    return text + fmt::format("needs: devices of that size. Offloaded, the node's host memory holds {:.0f} GB\n",
+                              (4 + 4 + kMoments) * n / 1e9);
 }
 
 // ---- time ------------------------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ std::string curve_table(
 std::string curve_csv(const std::vector<LossCurve>& curves);
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
-// Peak activation bytes of one micro-batch of `rows` rows, where all of the blocks' layers keep codes; no recomputation.
-int64_t fp8_activations(const LlamaConfig& config, int64_t rows, DType dtype, const Recipe& recipe,
+// Peak activation bytes of one micro-batch of `rows` rows, where all of the blocks' layers keep codes.
+int64_t fp8_activations(const LlamaConfig& config, int64_t rows, DType dtype, Recompute recompute, const Recipe& recipe,
                         int64_t tensor_ranks);
 
 struct PrecisionRun {

@@ -17,3 +17,5 @@ mpirun --oversubscribe -np 2 build/bin/03_zero --zero 3 --steps 5 --tables off |
 mpirun --oversubscribe -np 2 build/bin/04_tensor_parallel --tp 2 --sequence-parallel on --steps 5 --tables off | grep '^step'
 mpirun --oversubscribe -np 2 build/bin/05_pipeline --pp 2 --pipeline zero-bubble --steps 5 --tables off | grep '^step'
 mpirun --oversubscribe -np 2 build/bin/06_context_parallel --cp 2 --steps 5 --tables off | grep '^step'
+echo "== and in 8 bits, with a quarter of the optimizer's moments: nearly the same"
+build/bin/07_fp8 --fp8 current --optimizer adamw8bit --steps 5 --tables off | grep '^step'
