@@ -4,6 +4,7 @@
 #include <fstream>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 namespace train70b {
 
@@ -86,7 +87,8 @@ void add_zero_flags(CLI::App& app, int64_t& dp, ZeroOptions& o) {
     add_switch(app, "--overlap", o.overlap, "reduce gradients behind the backward pass")->group("Communication");
 }
 
-void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node) {
+void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,
+                double moments) {
     if (o.hybrid_shard > 0 && o.stage == 0)
         usage_error("--hybrid-shard {}: --zero 0 shards nothing; --zero 1, 2 or 3 would", o.hybrid_shard);
     if (o.hybrid_shard > 0 && data_ranks % o.hybrid_shard != 0)
@@ -100,9 +102,9 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     if (o.offload == Offload::none) return;
     const int64_t shards = o.hybrid_shard > 0 ? o.hybrid_shard : data_ranks;
     const Llama::Options types = training.llama();
-    const int64_t states = types.dtype == DType::f32 ? 8 : 12;
-    const int64_t each =
-        (training.model.parameters() / shards + 1) * (size_of(types.dtype) + size_of(types.grad_dtype) + states);
+    const double states = moments + (types.dtype == DType::f32 ? 0 : 4);
+    const int64_t each = int64_t(double(training.model.parameters() / shards + 1) *
+                                 (double(size_of(types.dtype) + size_of(types.grad_dtype)) + states));
     const int64_t here = each * std::min(ranks_on_node, data_ranks), free = available_host_memory();
     if (here > free)
         usage_error(
@@ -295,12 +297,13 @@ void Zero::start_gathering_codes(Flat& flat) {
     if (most > 0) flat.gathering_rest = shards_.all_gather_async(flat.rest, own);
 }
 
-// The parameters that no cast takes, put together from the shards.
+// The parameters that no cast takes, put together from the shards; one behind another, for a layer of several weights.
 void Zero::bind_rest(Flat& flat) {
     flat.gathering_rest.wait();
+    std::vector<Param*> rest;
     for (Param* param : flat.unit->params)
-        if (!cast->takes(*param))
-            param->data = Tensor(param->local_shape(), flat.rest.dtype(), flat.rest.device(), Memory::workspace);
+        if (!cast->takes(*param)) rest.push_back(param);
+    bind_data(rest, Tensor({total_size(rest)}, flat.rest.dtype(), flat.rest.device(), Memory::workspace));
     for (int64_t shard = 0; shard < shards_.size(); ++shard)
         for (const auto& [param, in_param, in_shard, in_rest, size] : places(flat, shard)) {
             if (cast->takes(*param)) continue;
@@ -316,14 +319,13 @@ Var Zero::around(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
     Flat& flat = flats_[i];
     if (!keeps_params()) gather(i, +1);
     tape.record_weights([this, i] { unit_is_ready(i); });
+    if (!keeps_params()) tape.record([this, &flat] { free_params(flat); });  // weight halves do not need them
     Var y = body(tape, x);
     if (!keeps_params()) free_params(flat);
     if (!keeps_grads())
         tape.record([this, i, &flat] {
             if (!keeps_params()) gather(i, -1);
-            flat.grads = Tensor({flat.padded}, model_.options.grad_dtype, model_.options.device, Memory::workspace);
-            fill(flat.grads, 0);
-            bind_grads(flat.unit->params, flat.grads.element_slice(0, {flat.size}));
+            make_room_for_grads(flat);
         });
     return y;
 }
@@ -358,15 +360,26 @@ void Zero::gather(size_t i, int direction) {
 
 void Zero::free_params(Flat& flat) {
     bind_data(flat.unit->params, Tensor());
-    flat.params = Tensor();
+    flat.params = flat.rest = Tensor();
     --gathered_;
+}
+
+// A pipeline may begin with another micro-batch's backward pass before this one's weight halves have been run, or before
+// this one's gradients have left: then both sum up in one place.
+void Zero::make_room_for_grads(Flat& flat) {
+    ++flat.unfinished;
+    std::erase(ready_, &flat);
+    if (flat.grads) return;
+    flat.grads = Tensor({flat.padded}, model_.options.grad_dtype, model_.options.device, Memory::workspace);
+    fill(flat.grads, 0);
+    bind_grads(flat.unit->params, flat.grads.element_slice(0, {flat.size}));
 }
 
 void Zero::unit_is_ready(size_t i) {
     Flat& flat = flats_[i];
     const bool last_pass = ++flat.passes == options_.micro_batches;
-    if (!keeps_params()) free_params(flat);
     if (keeps_grads() && !last_pass) return;  // sums up where it is
+    if (!keeps_grads() && --flat.unfinished > 0) return;
     ready_.push_back(&flat);
     if (keeps_grads() && !options_.overlap) return;  // until finish()
     int64_t bytes = 0;
@@ -379,7 +392,7 @@ void Zero::reduce_ready_units() {
 }
 
 void Zero::start_reduction(Flat& flat) {
-    Reduction reduction{.flat = &flat, .whole = flat.grads, .first = flat.passes == 1};
+    Reduction reduction{.flat = &flat, .whole = flat.grads, .first = !std::exchange(flat.reduced, true)};
     if (options_.stage == 0) {
         reduction.work = shards_.all_reduce_async(flat.grads);
     } else {
@@ -421,7 +434,15 @@ void Zero::finish() {
               options_.micro_batches);
     reduce_ready_units();
     for (; !under_way_.empty(); under_way_.pop_front()) settle(under_way_.front());
-    for (Flat& flat : flats_) flat.passes = 0;
+    for (Flat& flat : flats_) {
+        flat.passes = 0;
+        flat.reduced = false;
+        if (!keeps_params() && flat.params) {  // fetched ahead, and then not needed: soon it would be out of date
+            flat.gathering.wait();
+            flat.gathering_rest.wait();
+            free_params(flat);
+        }
+    }
     if (replicas_.size() == 1) return;
     std::vector<Work> works;
     for (Flat& flat : flats_) {
@@ -470,8 +491,8 @@ std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
     for (const Flat& flat : flats_)
         for (const Place& place : places(flat, shards_.rank()))
             if (place.param == &wanted)
-                parts.push_back((flat.grad_shard ? flat.grad_shard : flat.host_grads)
-                                    .element_slice(place.in_shard, {place.size}));
+                parts.push_back(
+                    (flat.grad_shard ? flat.grad_shard : flat.host_grads).element_slice(place.in_shard, {place.size}));
     return parts;
 }
 

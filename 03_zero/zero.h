@@ -40,7 +40,9 @@ struct ZeroOptions {
 // --zero, --hybrid-shard, --offload, --prefetch, and chapter 02's --dp, --bucket-mb, --overlap
 void add_zero_flags(CLI::App& app, int64_t& dp, ZeroOptions& options);
 // Usage errors: what does not divide, does not belong together, or does not fit into the host's memory.
-void check_zero(const ZeroOptions& options, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node);
+// moments: bytes per parameter of the optimizer's.
+void check_zero(const ZeroOptions& options, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,
+                double moments = 8);
 
 class Zero {
   public:
@@ -90,7 +92,9 @@ class Zero {
         std::unique_ptr<Optimizer> optimizer;
         Tensor rest;  // where there is a cast: what it does not take, shard by shard
         Work gathering, gathering_rest;
-        int64_t passes = 0;  // backward passes in this step
+        int64_t passes = 0;      // backward passes in this step
+        int64_t unfinished = 0;  // of them: begun, with weight halves still to run (stages 2, 3)
+        bool reduced = false;    // some have been reduced
     };
     struct Reduction {
         Flat* flat;
@@ -124,6 +128,7 @@ class Zero {
     void bind_rest(Flat& flat);
     void gather(size_t i, int direction);  // and begin with the next ones in that direction
     void free_params(Flat& flat);
+    void make_room_for_grads(Flat& flat);
     void unit_is_ready(size_t i);
     void reduce_ready_units();
     void start_reduction(Flat& flat);

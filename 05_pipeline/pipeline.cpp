@@ -75,8 +75,8 @@ Schedule pipeline_schedule(const PipelineOptions& o, int64_t stages, int64_t mic
     return make_schedule(o.schedule, stages, micro_batches, o.chunks());
 }
 
-Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule)
-    : model_(model), ranks_(ranks), schedule_(std::move(schedule)) {
+Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts)
+    : model_(model), ranks_(ranks), schedule_(std::move(schedule)), row_parts_(row_parts) {
     const int p = ranks.size(), rank = ranks.rank();
     CHECK(schedule_.stages == p && int64_t(model.stage.chunks.size()) == schedule_.chunks, "{} stages of {} chunks", p,
           model.stage.chunks.size());
@@ -205,7 +205,7 @@ Tensor Pipeline::forward_backward(const std::function<Batch(int64_t)>& micro_bat
     for (Street* street : {&up_in_, &down_in_}) street->taken = 0;
     std::vector<Batch> batches;  // all now: bringing one to the device waits for whatever goes on there
     for (int64_t i = 0; i < schedule_.micro_batches; ++i) batches.push_back(micro_batch(i));
-    hidden_ = {batches[0].tokens.size(), model_.config.hidden};
+    hidden_ = {batches[0].tokens.size() / row_parts_, model_.config.hidden};
     for (const Step& step : schedule_.ranks[size_t(ranks_.rank())]) {
         ledger().phase(to_string(step));
         let_go();
@@ -219,7 +219,7 @@ Tensor Pipeline::forward_backward(const std::function<Batch(int64_t)>& micro_bat
 
 Tensor Pipeline::forward_only(const Batch& batch) {
     Tape tape{.recording = false};
-    const Shape hidden = {batch.tokens.size(), model_.config.hidden};
+    const Shape hidden = {batch.tokens.size() / row_parts_, model_.config.hidden};
     const int64_t rank = ranks_.rank();
     Var y;
     for (int64_t chunk = 0; chunk < schedule_.chunks; ++chunk) {

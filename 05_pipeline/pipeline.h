@@ -30,8 +30,9 @@ Schedule pipeline_schedule(const PipelineOptions& options, int64_t stages, int64
 
 class Pipeline {
   public:
-    // model: this rank's stage. The model outlives this.
-    Pipeline(Llama& model, const Comm& ranks, Schedule schedule);
+    // model: this rank's stage; the model outlives this. row_parts: of a micro-batch's rows, sequence parallelism leaves
+    // one part of so many on each rank.
+    Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts = 1);
     Pipeline(const Pipeline&) = delete;
     ~Pipeline();
     // Fills the trainer's slots on top of those that data and tensor parallelism have filled: attach those first.
@@ -86,6 +87,7 @@ class Pipeline {
     Llama& model_;
     const Comm ranks_;
     const Schedule schedule_;
+    const int64_t row_parts_;
     bool splits_ = false;  // the schedule has weight halves
     bool measures_ = false;
     // Activations go up: in from the rank below, out to the rank above; gradients come down.

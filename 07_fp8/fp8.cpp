@@ -33,6 +33,8 @@ MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyp
     return name == "adamw8bit" ? AdamW8bit::maker(hyper) : AdamW::maker(hyper);
 }
 
+double moment_bytes(const std::string& optimizer) { return optimizer == "adamw8bit" ? 2 + 8.0 / kMomentBlock : 8; }
+
 namespace {
 
 struct LayerShape {
@@ -83,10 +85,18 @@ Quantized weight_codes(const Fp8::Layer& layer, Recipe& recipe, Want want, bool 
 
 Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& layer,
                  const std::shared_ptr<Recipe>& recipe) {
+    if (const int64_t rows = x.data.rows(), divisor = recipe->divisor(); !tape.recording && rows % divisor != 0) {
+        // A batch of evaluation may have any number of rows: with rows of zeros behind them, which no amax notices.
+        Var padded{.data = Tensor({(rows / divisor + 1) * divisor, x.data.cols()}, x.data.dtype(), x.data.device())};
+        fill(padded.data, 0);
+        Tensor head = padded.data.row_slice(0, rows);
+        copy(head, x.data);
+        return {.data = fp8_multiply(tape, padded, layer, recipe).data.row_slice(0, rows)};
+    }
     const bool keep = tape.recording && !x.again && !layer->input_stays;
     const bool training = tape.recording;
     const DType dtype = x.data.dtype();
-    CHECK(!training || x.data.rows() % recipe->divisor() == 0, "{} rows", x.data.rows());
+    CHECK(x.data.rows() % recipe->divisor() == 0, "{} rows", x.data.rows());
     Linear& linear = *layer->linear;
     Var y;
     Quantized x_t;  // what the backward pass keeps

@@ -3,7 +3,7 @@
 //
 //     forward           Y  (R, out)  = X   (R, in)    W      X, W in E4M3
 //     input gradient    dX (R, in)   = dY  (R, out)   W^T    dY in E5M2
-//     weight gradient   dW (out, in) = dY^T (out, R)  X^T    sums in fp32, added to the gradient in fp32
+//     weight gradient   dW (out, in) = dY^T (out, R)  X^T    sums in fp32, added to the gradient
 //
 // Written as c = a b^T, all operands with the summed dimension innermost: X and W as they lie, then dY and W^T, then dY^T
 // and X^T. What the backward pass keeps of X is X^T in 8 bits: half the bytes of bf16.
@@ -23,6 +23,7 @@ void add_fp8_flags(CLI::App& app, Fp8Options& options, std::string& optimizer);
 // With --fp8-strict: usage error if a layer would have to stay as it is. rows: of a micro-batch on a rank.
 void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks);
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);
+double moment_bytes(const std::string& optimizer);  // per parameter: 8, or 2 and a share of scales
 
 // What is left to do once the layers' slots are filled. A handle; the model outlives it.
 class Fp8 {

@@ -240,13 +240,14 @@ void transpose_codes(Tensor& to, const Tensor& from) {
 // cuBLASLt's first matrix is b, its second a (matmul_cuda.cu). fast accumulation stays off, its default.
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
     if (c.size() == 0) return;
-    using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, DType, Scaling, Scaling, bool>;
+    using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, DType, Scaling, Scaling, bool, uint32_t, uint32_t,
+                           uint32_t>;
     static std::map<Key, CublasPlan> plans;
     for (const Tensor& x : {a.codes, b.codes, a.scale, b.scale, c})
         CHECK(alignment_of(x) >= 16,
               "cuBLASLt wants 8-bit operands, their scales and their product at multiples of 16 bytes");
-    const Key key{c.rows(),  c.cols(),  a.codes.cols(), a.codes.dtype(), b.codes.dtype(),
-                  c.dtype(), a.scaling, b.scaling,      beta != 0};
+    const Key key{c.rows(),  c.cols(),  a.codes.cols(), a.codes.dtype(),       b.codes.dtype(),       c.dtype(),
+                  a.scaling, b.scaling, beta != 0,      alignment_of(a.codes), alignment_of(b.codes), alignment_of(c)};
     const auto scales = [&](CublasPlan& plan) {
         plan.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale.raw()));
         plan.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale.raw()));

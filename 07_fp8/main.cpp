@@ -93,7 +93,7 @@ void program(int argc, char** argv) {
     std::optional<TrainingRun> run;
     std::optional<OutputFile> csv;
     together([&] {
-        check_zero(zero_options, options, dp, node_ranks);
+        check_zero(zero_options, options, dp, node_ranks, moment_bytes(precision.optimizer));
         check_fp8(precision.fp8, options.model, options.micro_batch * options.seq_len, tp);
         if (this_rank == 0 && !tables.compare_csv.empty()) csv.emplace("--compare-csv", tables.compare_csv);
         run.emplace(options, command_line.flags());

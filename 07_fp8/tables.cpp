@@ -315,13 +315,16 @@ std::string projection_table() {
         double grad, states;  // bytes per parameter; of the weights: 2
         bool codes;
     };
-    constexpr double kMoments = 2 + 8.0 / kMomentBlock;
+    const double moments8 = moment_bytes("adamw8bit");
     for (const Row& row : {Row{"bf16, fp32 gradients, AdamW", 4, 12, false}, Row{"bf16 gradients", 2, 12, false},
-                           Row{"bf16 gradients, adamw8bit", 2, 4 + kMoments, false},
-                           Row{"bf16 gradients, adamw8bit, fp8", 2, 4 + kMoments, true},
+                           Row{"bf16 gradients, adamw8bit", 2, 4 + moments8, false},
+                           Row{"bf16 gradients, adamw8bit, fp8", 2, 4 + moments8, true},
                            Row{"the same, optimizer offloaded", 2, 0, true}}) {
-        // Two units at a time are whole (one is fetched ahead), and one unit's gradients.
-        const double gathered = block * (2 * (row.codes ? 1 : 2) + row.grad);
+        // Whole at once, in the backward pass: a unit and the one fetched ahead, and the gradients of it and of the one
+        // whose reduction is under way. The head, larger than a block, is never in codes.
+        const double head = double(c.vocab * c.hidden), P = row.codes ? 1 : 2, G = row.grad;
+        const double gathered = std::max(
+            {2 * head + P * block + G * head, 2 * P * block + G * (block + head), 2 * P * block + 2 * G * block});
         const double activations =
             double(row.codes ? fp8_activations(c, kSequence, DType::bf16, Recompute::full, JustInTime(Comm()), 1)
                              : activation_formula(c, 1, kSequence, DType::bf16, Recompute::full).total);
@@ -332,7 +335,7 @@ std::string projection_table() {
                             std::ceil(shared / (kDevice - own)));
     }
     return text + fmt::format("needs: devices of that size. Offloaded, the node's host memory holds {:.0f} GB\n",
-                              (4 + 4 + kMoments) * n / 1e9);
+                              (4 + 4 + moments8) * n / 1e9);
 }
 
 // ---- time ------------------------------------------------------------------------------------------------------------
@@ -363,7 +366,8 @@ ProductTimes time_products(Device device, const Fp8Options& options, int64_t row
     Codes of_x, of_w, of_dy;
     const auto make_codes = [&] {
         of_x = recipe->quantize({Operand::input, 0}, x, Want::both, true);
-        of_w = recipe->quantize({Operand::weight, 1}, w, Want::both, true);
+        of_w.plain = recipe->quantize({Operand::weight, 1}, w, Want::plain, true).plain;
+        of_w.transposed = recipe->quantize({Operand::weight, 1}, w, Want::transposed, false).transposed;
         of_dy = recipe->quantize({Operand::gradient, 2}, dy, Want::both, true);
     };
     make_codes();

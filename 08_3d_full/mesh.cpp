@@ -1,0 +1,60 @@
+#include "08_3d_full/mesh.h"
+
+namespace train70b {
+
+std::string Mesh::text() const { return fmt::format("tp {} x cp {} x dp {} x pp {}", tp, cp, dp, pp); }
+
+Mesh mesh_of(const Mesh& asked, int64_t ranks) {
+    Mesh mesh = asked;
+    const int64_t copy = asked.tp * asked.cp * asked.pp;  // ranks of a model copy
+    if (asked.dp == 0) {
+        if (ranks % copy != 0)
+            usage_error("--tp {} x --cp {} x --pp {}: {} ranks to a model copy, which {} ranks cannot hold; {} can",
+                        asked.tp, asked.cp, asked.pp, copy, ranks, (ranks / copy + 1) * copy);
+        mesh.dp = ranks / copy;
+    } else if (copy * asked.dp != ranks) {
+        const std::string would = ranks % copy == 0 ? fmt::format(", or --dp {}", ranks / copy) : "";
+        usage_error("--tp {} x --cp {} x --dp {} x --pp {} makes {} ranks, and there are {}; mpirun -np {}{} would do",
+                    asked.tp, asked.cp, asked.dp, asked.pp, copy * asked.dp, ranks, copy * asked.dp, would);
+    }
+    return mesh;
+}
+
+MeshComms split(const Comm& world, const Mesh& mesh) {
+    // The ranks that agree on every axis but those that a group runs along.
+    const auto along = [&](const char* name, const std::function<void(Mesh::Place&)>& forget) {
+        return world.split(
+            [mesh, forget](int rank) {
+                Mesh::Place at = mesh.place(rank);
+                forget(at);
+                return int(mesh.rank(at));
+            },
+            name);
+    };
+    return {along("tp", [](Mesh::Place& at) { at.tp = 0; }), along("cp", [](Mesh::Place& at) { at.cp = 0; }),
+            along(mesh.cp > 1 ? "dp_cp" : "dp", [](Mesh::Place& at) { at.dp = at.cp = 0; }),
+            along("pp", [](Mesh::Place& at) { at.pp = 0; })};
+}
+
+std::string picture(const Mesh& mesh) {
+    constexpr int64_t kMost = 64;  // lines: of a large mesh the first and the last
+    std::string text =
+        fmt::format("{}: {} ranks; a row: one model copy's tensor-parallel ranks\n", mesh.text(), mesh.size());
+    const int64_t rows = mesh.pp * mesh.dp * mesh.cp;
+    const auto width = std::to_string(mesh.size() - 1).size() + 1;
+    for (int64_t row = 0; row < rows; ++row) {
+        if (rows > kMost && row == kMost / 2) {
+            text += "  ...\n";
+            row = rows - kMost / 2;
+        }
+        const Mesh::Place first = mesh.place(row * mesh.tp);
+        text += fmt::format("  stage {:<3} dp {:<4}", first.pp, first.dp);
+        if (mesh.cp > 1) text += fmt::format("cp {:<4}", first.cp);
+        text += "|";
+        for (int64_t t = 0; t < mesh.tp; ++t) text += fmt::format("{:>{}}", row * mesh.tp + t, width);
+        text += "\n";
+    }
+    return text;
+}
+
+}  // namespace train70b
