@@ -319,9 +319,8 @@ Var Zero::around(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
     Flat& flat = flats_[i];
     if (!keeps_params()) gather(i, +1);
     tape.record_weights([this, i] { unit_is_ready(i); });
-    if (!keeps_params()) tape.record([this, &flat] { free_params(flat); });  // weight halves do not need them
     Var y = body(tape, x);
-    if (!keeps_params()) free_params(flat);
+    if (!keeps_params()) no_longer_needed(flat);
     if (!keeps_grads())
         tape.record([this, i, &flat] {
             if (!keeps_params()) gather(i, -1);
@@ -354,8 +353,15 @@ void Zero::gather(size_t i, int direction) {
         if (next >= 0 && next < int64_t(flats_.size())) start_gathering(flats_[next]);
     }
     flat.gathering.wait();
+    if (flat.users++ > 0) return;
     bind_data(flat.unit->params, flat.params.element_slice(0, {flat.size}));
     if (casts(flat)) bind_rest(flat);
+}
+
+// A pipeline may run another forward pass between a backward pass and its weight halves, which may need norm weights (to
+// make their input again): the last one that needs the parameters frees them.
+void Zero::no_longer_needed(Flat& flat) {
+    if (--flat.users == 0) free_params(flat);
 }
 
 void Zero::free_params(Flat& flat) {
@@ -378,6 +384,7 @@ void Zero::make_room_for_grads(Flat& flat) {
 void Zero::unit_is_ready(size_t i) {
     Flat& flat = flats_[i];
     const bool last_pass = ++flat.passes == options_.micro_batches;
+    if (!keeps_params()) no_longer_needed(flat);
     if (keeps_grads() && !last_pass) return;  // sums up where it is
     if (!keeps_grads() && --flat.unfinished > 0) return;
     ready_.push_back(&flat);

@@ -93,6 +93,7 @@ class Zero {
         Tensor rest;  // where there is a cast: what it does not take, shard by shard
         Work gathering, gathering_rest;
         int64_t passes = 0;      // backward passes in this step
+        int64_t users = 0;       // passes that need the whole parameters now (stage 3)
         int64_t unfinished = 0;  // of them: begun, with weight halves still to run (stages 2, 3)
         bool reduced = false;    // some have been reduced
     };
@@ -127,6 +128,7 @@ class Zero {
     void start_gathering_codes(Flat& flat);
     void bind_rest(Flat& flat);
     void gather(size_t i, int direction);  // and begin with the next ones in that direction
+    void no_longer_needed(Flat& flat);
     void free_params(Flat& flat);
     void make_room_for_grads(Flat& flat);
     void unit_is_ready(size_t i);

@@ -1,0 +1,195 @@
+// The parity grid: layouts that mix every technique with every other, held to one rank as DESIGN says: losses and gradient
+// norms over four steps, and every parameter's gradient at step 1.
+#include "08_3d_full/compose.h"
+#include "tests/ranks.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+// Four layers, so that four parts of a pipeline have one each; a vocabulary that nothing divides.
+TrainOptions shape(const Text& text) {
+    TrainOptions o = tiny(text);
+    o.model = {.name = "test", .layers = 4, .hidden = 32, .heads = 8, .kv_heads = 4, .ffn = 48, .vocab = 131};
+    o.seq_len = 32;
+    o.global_batch = 16;
+    o.micro_batch = 1;
+    o.lr = o.min_lr = 1e-3;
+    return o;
+}
+
+struct Layout {
+    Mesh mesh;
+    const char* pipeline = "1f1b";
+    int zero = 0;
+    bool sequence = false, overlap = false;
+    const char* context = "zigzag";
+    const char* recompute = "none";
+    int64_t hybrid_shard = 0;
+    Offload offload = Offload::none;
+    int64_t kv_heads = 4;
+
+    std::string text() const {
+        return fmt::format("{}, {}, ZeRO {}{}{}, sequence {}, overlap {}, {}, recompute {}, kv heads {}", mesh.text(),
+                           pipeline, zero, hybrid_shard ? fmt::format(" hybrid {}", hybrid_shard) : "",
+                           offload == Offload::none  ? ""
+                           : offload == Offload::all ? " offload all"
+                                                     : " offload optimizer",
+                           sequence, overlap, context, recompute, kv_heads);
+    }
+    Plan plan() const {
+        Plan plan;
+        plan.mesh = mesh;
+        plan.zero.stage = zero;
+        plan.zero.hybrid_shard = hybrid_shard;
+        plan.zero.offload = offload;
+        plan.tensor = {sequence, overlap};
+        plan.pipeline.schedule = pipeline;
+        plan.context.algorithm = context;
+        return plan;
+    }
+};
+
+std::vector<Layout> layouts() {
+    std::vector<Layout> list = {
+        // each technique with each other one
+        {.mesh = {.dp = 16}},
+        {.mesh = {.dp = 16}, .zero = 3},
+        {.mesh = {.tp = 8, .dp = 2}, .sequence = true},
+        {.mesh = {.tp = 4, .dp = 4}, .zero = 1},
+        {.mesh = {.tp = 4, .dp = 4}, .zero = 2, .sequence = true, .recompute = "full"},
+        {.mesh = {.tp = 4, .dp = 4}, .zero = 3, .sequence = true, .overlap = true, .recompute = "selective"},
+        {.mesh = {.tp = 4, .dp = 4}, .zero = 3, .sequence = true, .kv_heads = 1},
+        {.mesh = {.tp = 4, .cp = 4}},
+        {.mesh = {.tp = 2, .cp = 4, .dp = 2}, .sequence = true, .context = "ring", .recompute = "selective"},
+        {.mesh = {.tp = 2, .cp = 2, .dp = 4}, .zero = 3, .sequence = true, .context = "ulysses"},
+        {.mesh = {.cp = 8, .dp = 2}, .zero = 2, .context = "hybrid", .recompute = "full"},
+        {.mesh = {.cp = 4, .dp = 4}, .zero = 3, .context = "ring", .hybrid_shard = 4},
+        {.mesh = {.cp = 16}, .zero = 1},
+        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "gpipe", .zero = 1},
+        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "1f1b", .zero = 2},
+        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "1f1b", .zero = 3, .recompute = "full"},
+        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "zero-bubble", .zero = 3},
+        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "zero-bubble", .zero = 2, .recompute = "full"},
+        {.mesh = {.dp = 8, .pp = 2}, .pipeline = "interleaved", .zero = 3},
+        {.mesh = {.dp = 8, .pp = 2}, .pipeline = "interleaved", .zero = 2, .offload = Offload::optimizer},
+        {.mesh = {.tp = 4, .pp = 4}, .pipeline = "zero-bubble", .sequence = true},
+        {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "interleaved", .sequence = true, .overlap = true},
+        {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "naive", .recompute = "selective"},
+        {.mesh = {.cp = 4, .pp = 4}, .pipeline = "zero-bubble"},
+        {.mesh = {.cp = 2, .dp = 4, .pp = 2}, .pipeline = "interleaved", .zero = 1, .context = "ulysses"},
+        // all together
+        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .sequence = true},
+        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 1, .sequence = true, .recompute = "full"},
+        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
+         .pipeline = "zero-bubble",
+         .zero = 2,
+         .sequence = true,
+         .overlap = true},
+        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3, .sequence = true},
+        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
+         .pipeline = "zero-bubble",
+         .zero = 3,
+         .context = "ring",
+         .recompute = "selective"},
+        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
+         .pipeline = "gpipe",
+         .zero = 3,
+         .sequence = true,
+         .context = "ulysses",
+         .offload = Offload::all},
+        {.mesh = {.tp = 2, .cp = 4, .dp = 1, .pp = 2},
+         .pipeline = "zero-bubble",
+         .zero = 3,
+         .sequence = true,
+         .context = "hybrid",
+         .recompute = "full",
+         .kv_heads = 1},
+    };
+    return list;
+}
+
+// A run in a layout.
+struct Run {
+    Plan plan;
+    std::unique_ptr<Composed> composed;
+    Session session;
+
+    Run(const TrainOptions& o, const Comm& world, const Plan& asked)
+        : plan(settled(asked, o, world)),
+          session(
+              o, [&](Session& s) { composed = std::make_unique<Composed>(s.model, s.trainer, o, plan, world); },
+              stage_of(plan, o.model, world.rank())) {}
+    static Plan settled(Plan plan, const TrainOptions& o, const Comm& world) {
+        settle(plan, o, world.size());
+        return plan;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("the mesh: places and ranks are each other's inverse, and groups are those that differ along one axis") {
+    const Mesh mesh{.tp = 2, .cp = 3, .dp = 4, .pp = 5};
+    for (int64_t rank = 0; rank < mesh.size(); ++rank) EXPECT(mesh.rank(mesh.place(rank)) == rank);
+    EXPECT(mesh.place(1) == Mesh::Place{1, 0, 0, 0});
+    EXPECT(mesh.place(2) == Mesh::Place{0, 1, 0, 0});
+    EXPECT(mesh.place(6) == Mesh::Place{0, 0, 1, 0});
+    EXPECT(mesh.place(24) == Mesh::Place{0, 0, 0, 1});
+    const Mesh sixteen{.tp = 2, .cp = 2, .dp = 2, .pp = 2};
+    const MeshComms comms = split(world(), sixteen);
+    const Mesh::Place at = sixteen.place(world().rank());
+    EXPECT_EVERYWHERE(comms.tp.size() == 2 && comms.tp.rank() == at.tp);
+    EXPECT_EVERYWHERE(comms.cp.size() == 2 && comms.cp.rank() == at.cp);
+    EXPECT_EVERYWHERE(comms.pp.size() == 2 && comms.pp.rank() == at.pp);
+    EXPECT_EVERYWHERE(comms.dp_cp.size() == 4 && comms.dp_cp.rank() == at.dp * 2 + at.cp);
+    EXPECT_USAGE_ERROR(mesh_of({.tp = 3, .dp = 0}, 16), "3 ranks to a model copy, which 16 ranks cannot hold; 18 can");
+    EXPECT_USAGE_ERROR(mesh_of({.tp = 2, .dp = 4}, 16),
+                       "makes 8 ranks, and there are 16; mpirun -np 8, or --dp 8 would do");
+    EXPECT(mesh_of({.tp = 2, .dp = 0, .pp = 2}, 16).dp == 4);
+}
+
+TEST_CASE("the parity grid: every layout is one rank's run, to 5e-6") {
+    const Text text;
+    REQUIRE(world().size() == 16);
+    std::map<std::pair<int64_t, std::string>, std::unique_ptr<Session>> ones;
+    int64_t count = 0;
+    double worst = 0;
+    for (const Layout& layout : layouts()) {
+        TrainOptions o = shape(text);
+        o.model.kv_heads = layout.kv_heads;
+        auto& one = ones[{layout.kv_heads, layout.recompute}];
+        if (!one) {
+            TrainOptions whole = o;
+            whole.micro_batch = 16;
+            whole.recompute = layout.recompute;
+            one = std::make_unique<Session>(whole);
+            one->run();
+            one->leave();
+        }
+        o.recompute = layout.recompute;
+        Run run(o, world(), layout.plan());
+        run.session.run();
+        const double deviation = world().rank() == 0 ? worst_deviation(run.session, *one) : 0;
+        INFO(layout.text(), ": ", deviation);
+        EXPECT_EVERYWHERE(deviation <= 5e-6);
+        worst = std::max(worst, deviation);
+        ++count;
+    }
+    if (world().rank() == 0) fmt::print("{} layouts, the farthest from one rank's run by {:.1e}\n", count, worst);
+    EXPECT(count >= 24);
+}
+
+TEST_CASE("on one rank: chapter 01's run, bit for bit") {
+    const Text text;
+    const TrainOptions o = shape(text);
+    Session one(o);
+    one.run();
+    Plan plan;
+    Run run(o, Comm(), plan);
+    run.session.run();
+    EXPECT_EVERYWHERE(run.session.history() == one.history());
+    EXPECT_EVERYWHERE(run.session.weights() == one.weights());
+    EXPECT_EVERYWHERE(run.session.gradients == one.gradients);
+}
