@@ -240,6 +240,7 @@ TrainOptions TrainOptions::without_files() const {
 }
 
 Device TrainOptions::device_kind() const {
+    if (dry_run) return Device::meta;
     if (device == "cuda") return Device::cuda;
     return device == "auto" && why_no_cuda().empty() ? Device::cuda : Device::cpu;
 }

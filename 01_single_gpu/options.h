@@ -27,6 +27,7 @@ struct TrainOptions {
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
     std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
+    bool dry_run = false;                          // chapter 08: everything is booked, nothing computed
 
     LrSchedule schedule() const;
     Llama::Options llama() const;  // dtype, device, recompute, initial values

@@ -81,11 +81,11 @@ struct Tensor::Storage {
     Memory kind;
 
     Storage(int64_t bytes, Device device, Memory kind) : bytes(bytes), device(device), kind(kind) {
-        pointer = kind == Memory::host ? allocate_host(bytes) : allocate(device, bytes);
+        pointer = kind == Memory::host && device == Device::cpu ? allocate_host(bytes) : allocate(device, bytes);
         ledger().book(kind, bytes);
     }
     ~Storage() {
-        kind == Memory::host ? release_host(pointer) : release(device, pointer);
+        kind == Memory::host && device == Device::cpu ? release_host(pointer) : release(device, pointer);
         ledger().book(kind, -bytes);
     }
     Storage(const Storage&) = delete;
@@ -93,7 +93,7 @@ struct Tensor::Storage {
 
 Tensor::Tensor(Shape shape, DType dtype, Device device, Memory kind)
     : size_(elements(shape)), shape_(std::move(shape)), dtype_(dtype) {
-    CHECK(kind != Memory::host || device == Device::cpu, "host memory is not on {}", name_of(device));
+    CHECK(kind != Memory::host || device != Device::cuda, "host memory is not on {}", name_of(device));
     storage_ = std::make_shared<Storage>(bytes(), device, kind);
 }
 

@@ -99,7 +99,7 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     if (o.offload == Offload::all && o.stage < 3)
         usage_error("--offload all: moves the shards of --zero 3; with --zero {} there is --offload optimizer",
                     o.stage);
-    if (o.offload == Offload::none) return;
+    if (o.offload == Offload::none || training.dry_run) return;
     const int64_t shards = o.hybrid_shard > 0 ? o.hybrid_shard : data_ranks;
     const Llama::Options types = training.llama();
     const double states = moments + (types.dtype == DType::f32 ? 0 : 4);
@@ -193,7 +193,7 @@ void Zero::allocate_params(uint64_t seed) {
         }
         flat.param_shard = shard;
         if (options_.offload == Offload::all) {
-            flat.host_params = Tensor({shard_size(flat)}, dtype, Device::cpu, Memory::host);
+            flat.host_params = Tensor({shard_size(flat)}, dtype, host(), Memory::host);
             copy(flat.host_params, shard);
             flat.param_shard = Tensor();
         }
@@ -215,7 +215,7 @@ void Zero::allocate_grads() {
         } else if (options_.offload != Offload::all) {
             flat.grad_shard = shard(model_.options.device, Memory::grads);
         }
-        if (offloads()) flat.host_grads = shard(Device::cpu, Memory::host);
+        if (offloads()) flat.host_grads = shard(host(), Memory::host);
     }
 }
 
@@ -237,7 +237,7 @@ void Zero::begin() {
     for (Flat& flat : flats_) {
         if (offloads()) {
             if (!flat.host_params) {
-                flat.host_params = Tensor({shard_size(flat)}, model_.options.dtype, Device::cpu, Memory::host);
+                flat.host_params = Tensor({shard_size(flat)}, model_.options.dtype, host(), Memory::host);
                 copy(flat.host_params, flat.param_shard);
             }
             flat.optimizer =

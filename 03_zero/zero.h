@@ -107,6 +107,7 @@ class Zero {
     bool keeps_params() const { return options_.stage < 3; }
     bool keeps_grads() const { return options_.stage < 2; }
     bool offloads() const { return options_.offload != Offload::none; }
+    Device host() const { return model_.options.device == Device::meta ? Device::meta : Device::cpu; }
     int64_t shard_size(const Flat& flat) const { return flat.padded / shards_.size(); }
     Tensor place_of_shard(const Flat& flat, const Tensor& whole) const;
     std::vector<Segment> segments(const Flat& flat, int64_t shard, const Tensor& params, const Tensor& grads) const;

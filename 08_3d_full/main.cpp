@@ -1,27 +1,63 @@
 // The composed trainer: data, ZeRO, tensor, sequence, pipeline and context parallelism and FP8, in any mix.
 //
 // Run:   mpirun --oversubscribe -np 8 build/bin/08_3d_full --dp 2 --tp 2 --pp 2
-//        mpirun --oversubscribe -np 8 build/bin/08_3d_full --tp 2 --sequence-parallel on --cp 2 --pp 2 --pipeline zero-bubble
+//        mpirun --oversubscribe -np 8 build/bin/08_3d_full --tp 2 --cp 2 --pp 2 --sequence-parallel on --zero 3
+//        build/bin/08_3d_full --model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --seq-len 4096 --dry-run ...
 // Watch: the loss is chapter 01's, whatever the layout; one rank of it, bit for bit.
-#include "08_3d_full/compose.h"
+#include "08_3d_full/dry_run.h"
+#include "08_3d_full/probe.h"
 
 using namespace train70b;
 
 namespace {
 
+struct Extras {
+    bool dry_run = false, probe = false;
+};
+
+// One step of every rank, or of the one that was asked for, with nothing allocated.
+void print_dry_run(const TrainOptions& options, const CommOptions& comm_options, const Plan& plan, bool one_rank) {
+    const Dataset data(options.data, options.model.vocab, options.seq_len, options.val_fraction);
+    std::vector<RankMemory> ranks;
+    for (int64_t rank = 0; rank < plan.mesh.size(); ++rank)
+        if (!one_rank || rank == comm_options.fake_rank) ranks.push_back(book_rank(options, data, plan, rank));
+    const auto larger = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
+    say("\n{}", rank_table(*std::max_element(ranks.begin(), ranks.end(), larger), options));
+    if (!one_rank) say("\n{}", ranks_table(ranks, plan));
+}
+
 void program(int argc, char** argv) {
     TrainOptions options;
     CommOptions comm_options;
     Plan plan;
+    Extras extras;
     CommandLine command_line("Chapter 08: everything together", options);
     add_comm_flags(command_line.app, comm_options);
     add_plan_flags(command_line.app, plan);
+    command_line.app
+        .add_flag("--dry-run", extras.dry_run,
+                  "book one step of --comm fake's ranks, all or --fake-rank; compute nothing")
+        ->group("Output");
+    add_switch(command_line.app, "--probe", extras.probe, "time products and links of all ranks before training")
+        ->group("Output");
     command_line.parse(argc, argv);
+    if (extras.dry_run && comm_options.transport != "fake")
+        usage_error("--dry-run: books ranks of a world that is not there; add --comm fake --fake-world N");
+    if (extras.probe && comm_options.transport == "fake")
+        usage_error("--probe on: with --comm fake there are no links to time; leave it out");
+    options.dry_run = extras.dry_run;
 
     const Comm world = connect(comm_options, options);
     plan.mesh = mesh_of(plan.mesh, world.size());
     if (options.micro_batch == 0 && plan.mesh.pp > 1) options.micro_batch = 1;  // many small ones fill a pipeline
     command_line.check_batches(plan.mesh.dp);
+    if (extras.dry_run) {
+        settle(plan, options, world.size());
+        say("{}: {} parameters; a step is {} sequences of {}, {} at a time\n{}", options.model.name,
+            human_count(double(options.model.parameters())), options.global_batch, options.seq_len, options.micro_batch,
+            picture(plan.mesh));
+        return print_dry_run(options, comm_options, plan, command_line.app.count("--fake-rank") > 0);
+    }
 
     std::optional<TrainingRun> run;
     together([&] {
@@ -34,7 +70,14 @@ void program(int argc, char** argv) {
         run->materialise();
         say("{}", picture(plan.mesh));
         for (const std::string& why : composed.fp8.left_out()) say("stays in {}: {}\n", options.dtype, why);
+        if (extras.probe) {
+            const std::string table = probe(world, plan, options.device_kind(), options.llama().dtype);
+            say("{}", table);
+        }
         run->trainer.run();
+        RankMemory memory = rank_formula(options, plan, world.rank());
+        memory.peak = run->trainer.peak();
+        if (options.steps > 0) say("\n{}", rank_table(memory, options));
     }
     world.finish();
 }

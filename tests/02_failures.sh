@@ -39,29 +39,10 @@ verdict "an error of one rank" "$(ends 1 10)$(says "rank 1: a disk is full")"
 # ---- ranks that die or stand still, in the middle of training ----
 training=("$bin/02_data_parallel" --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 6 --steps 1000000
     --tables off)
-strike() { # SIGNAL FLAG...: sends it to rank 1 of 3 after the first steps
-    rm -f m.jsonl
-    timeout -k 5 90 mpirun --oversubscribe -np 3 "${training[@]}" --metrics m.jsonl "${@:2}" >"$work/out" 2>"$work/err" &
-    local mpirun_pid=$! i pid victim=
-    for ((i = 0; i < 300; ++i)); do
-        [ "$(grep -c '"event":"step"' m.jsonl 2>/dev/null)" -ge 20 ] 2>/dev/null && break
-        sleep 0.1
-    done
-    for pid in $(pgrep -f -- "--metrics m.jsonl"); do
-        [ "$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')" = 1 ] &&
-            [ "$(readlink -f "/proc/$pid/cwd")" = "$(readlink -f "$work")" ] && victim=$pid
-    done
-    [ -n "$victim" ] || echo "no rank 1 to strike; "
-    local begin=$SECONDS
-    kill "-$1" "$victim"
-    wait $mpirun_pid
-    code=$?
-    seconds=$((SECONDS - begin))
-}
-strike KILL
+strike KILL 1 3 "${training[@]}"
 verdict "SIGKILL: the others end at once, with their logs" "$([ "$code" != 0 ] || echo "exit code 0")$(
     [ "$seconds" -le 5 ] || echo "took $seconds s; ")$(says "rank 0: ended by SIGTERM" "rank 2: ended by SIGTERM" "dp.all_reduce #")"
-strike STOP --comm-timeout 4
+strike STOP 1 3 "${training[@]}" --comm-timeout 4
 verdict "SIGSTOP: the watchdog names the wait" "$([ "$code" != 0 ] || echo "exit code 0")$(
     [ "$seconds" -le 9 ] || echo "took $seconds s; ")$(says "has not ended after 4 s (--comm-timeout)" "NOT ENDED")$(
     grep -Eq "rank [02]: dp\.(all_reduce|scalar) #[0-9]+.* has not ended" "$work/err" || echo "the wait is not named; ")"

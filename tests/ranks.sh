@@ -38,6 +38,26 @@ ends() {
     [ "$seconds" -le "$2" ] || echo "took $seconds s; "
 }
 
+strike() { # SIGNAL VICTIM RANKS COMMAND...: sends it to a rank that trains, after 20 steps; --metrics m.jsonl is added
+    rm -f m.jsonl
+    timeout -k 5 90 mpirun --oversubscribe -np "$3" "${@:4}" --metrics m.jsonl >"$work/out" 2>"$work/err" &
+    local mpirun_pid=$! i pid victim=
+    for ((i = 0; i < 600; ++i)); do
+        [ "$(grep -c '"event":"step"' m.jsonl 2>/dev/null)" -ge 20 ] 2>/dev/null && break
+        sleep 0.1
+    done
+    for pid in $(pgrep -f -- "--metrics m.jsonl"); do
+        [ "$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')" = "$2" ] &&
+            [ "$(readlink -f "/proc/$pid/cwd")" = "$(readlink -f "$work")" ] && victim=$pid
+    done
+    [ -n "$victim" ] || echo "no rank $2 to strike; "
+    local begin=$SECONDS
+    kill "-$1" "$victim"
+    wait $mpirun_pid
+    code=$?
+    seconds=$((SECONDS - begin))
+}
+
 refused() { # NAME RANKS "PART|PART" FLAG...: exit code 2; one line of the program's own; nothing on disk
     local parts
     IFS='|' read -ra parts <<<"$3"

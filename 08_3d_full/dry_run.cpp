@@ -1,0 +1,139 @@
+#include "08_3d_full/dry_run.h"
+
+#include <numeric>
+
+#include "07_fp8/adamw8bit.h"
+
+namespace train70b {
+
+RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t rank) {
+    const LlamaConfig& c = options.model;
+    const Mesh::Place at = plan.mesh.place(rank);
+    const int64_t tp = plan.mesh.tp, all = plan.mesh.dp * plan.mesh.cp;
+    const int64_t shards = plan.zero.hybrid_shard > 0 ? plan.zero.hybrid_shard : all;
+    const int64_t shard = (at.dp * plan.mesh.cp + at.cp) % shards;
+    const Llama::Options types = options.llama();
+    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), stage = plan.zero.stage;
+    const int64_t master = types.dtype == DType::f32 ? 0 : 4, D = c.head_dim();
+
+    // Elements of a rank's units: norms whole, products over tp, key/value heads not below one, vocabulary rounded up.
+    const int64_t kv = std::max<int64_t>(c.kv_heads / tp, 1) * D, rows = (c.vocab + tp - 1) / tp;
+    const int64_t block = 2 * c.hidden + (2 * c.hidden / tp + 2 * kv + 3 * c.ffn / tp) * c.hidden;
+    const Stage here = stage_of(plan, c, rank);
+    std::vector<int64_t> units;
+    if (here.embedding) units.push_back(rows * c.hidden);
+    for (const Chunk& chunk : here.chunks)
+        units.insert(units.end(), size_t(chunk.end_layer - chunk.first_layer), block);
+    if (here.head) units.push_back(c.hidden + rows * c.hidden);
+
+    RankMemory memory{.rank = rank};
+    int64_t owned = 0, padded_shards = 0;
+    for (const int64_t size : units) {
+        const int64_t part = (size + shards - 1) / shards, padded = part * shards;
+        memory.params += a * (stage == 3 ? part : padded);
+        memory.grads += g * (stage >= 2 ? part : padded);
+        owned += stage == 0 ? size : std::clamp<int64_t>(size - shard * part, 0, part);
+        padded_shards += part;
+    }
+    memory.optimizer = (8 + master) * owned;  // adamw8bit's scales depend on how shards cut parameters: not by formula
+    if (plan.zero.offload != Offload::none) {
+        memory.host = memory.optimizer + (a + g) * padded_shards;
+        memory.optimizer = 0;
+    }
+    if (plan.zero.offload == Offload::all) memory.params = memory.grads = 0;
+    return memory;
+}
+
+RankMemory book_rank(const TrainOptions& options, const Dataset& data, const Plan& plan, int64_t rank) {
+    TrainOptions o = options.without_files();
+    o.dry_run = true;
+    o.steps = 1;
+    const MemoryBytes before = ledger().now();
+    for (const int64_t bytes : before) CHECK(bytes == 0, "{} bytes are still booked", bytes);
+    RankMemory memory = rank_formula(options, plan, rank);
+    const int real_rank = std::exchange(this_rank, -1);  // no progress lines
+    {
+        const Comm world = make_comm(make_fake_transport(int(rank), int(plan.mesh.size())), {});
+        Llama model(o.model, o.llama(), stage_of(plan, o.model, rank));
+        Trainer trainer(o, model, data, nlohmann::ordered_json::object());
+        Composed composed(model, trainer, o, plan, world);
+        model.materialise(o.seed);
+        trainer.run();
+        memory.peak = trainer.peak();
+        world.finish();
+    }
+    this_rank = real_rank;
+    return memory;
+}
+
+namespace {
+double gigabytes(int64_t bytes) { return double(bytes) / 1e9; }
+int64_t of(const RankMemory& memory, Memory kind) { return memory.peak.kind[size_t(kind)]; }
+}  // namespace
+
+std::string rank_table(const RankMemory& memory, const TrainOptions& options) {
+    std::string text =
+        fmt::format("rank {}: bytes, peak of a step\n{:<14}{:>18}{:>18}\n", memory.rank, "", "booked", "formula");
+    for (int kind = 0; kind < kMemoryKinds; ++kind) {
+        const int64_t booked = memory.peak.kind[size_t(kind)];
+        if (kind >= kDeviceMemoryKinds && booked == 0) continue;
+        text += fmt::format("{:<14}{:>18}", kMemoryNames[size_t(kind)], booked);
+        const auto& formula = [&]() -> std::optional<int64_t> {
+            switch (Memory(kind)) {
+                case Memory::params: return memory.params;
+                case Memory::grads: return memory.grads;
+                case Memory::optimizer: return memory.optimizer;
+                case Memory::host: return memory.host;
+                default: return std::nullopt;
+            }
+        }();
+        text += formula ? fmt::format("{:>18}\n", *formula) : "\n";
+    }
+    text += fmt::format("{:<14}{:>18}   the peak of their sum\n", "total", memory.peak.total);
+    if (options.dry_run)
+        text +=
+            "(a dry run books what every device would hold; a device's own workspace, as cuBLASLt's 32 MiB, comes on "
+            "top)\n";
+    return text;
+}
+
+std::string ranks_table(const std::vector<RankMemory>& ranks, const Plan& plan) {
+    std::string text = fmt::format(
+        "{}: GB of every rank, peak of a step\n{:<28}{:>9}{:>9}{:>11}{:>13}{:>8}{:>11}{:>8}{:>8}\n", plan.mesh.text(),
+        "ranks", "params", "grads", "optimizer", "activations", "comm", "workspace", "total", "host");
+    const auto same = [](const RankMemory& a, const RankMemory& b) {
+        return a.peak.kind == b.peak.kind && a.peak.total == b.peak.total;
+    };
+    std::vector<bool> done(ranks.size());
+    for (size_t i = 0; i < ranks.size(); ++i) {
+        if (done[i]) continue;
+        std::vector<int64_t> equal;
+        for (size_t j = i; j < ranks.size(); ++j)
+            if (same(ranks[i], ranks[j])) done[j] = true, equal.push_back(ranks[j].rank);
+        const bool range = equal.back() - equal.front() + 1 == int64_t(equal.size());
+        const std::string who = equal.size() == 1 ? fmt::format("{}", equal[0])
+                                : range           ? fmt::format("{}-{}", equal.front(), equal.back())
+                                                  : fmt::format("{} like {}", equal.size(), equal.front());
+        text += fmt::format("{:<28}", fmt::format("{} (stage {})", who, plan.mesh.place(equal[0]).pp));
+        const RankMemory& m = ranks[i];
+        text += fmt::format("{:>9.2f}{:>9.2f}{:>11.2f}{:>13.2f}{:>8.2f}{:>11.2f}{:>8.2f}{:>8.2f}\n",
+                            gigabytes(of(m, Memory::params)), gigabytes(of(m, Memory::grads)),
+                            gigabytes(of(m, Memory::optimizer)), gigabytes(of(m, Memory::activations)),
+                            gigabytes(of(m, Memory::comm)), gigabytes(of(m, Memory::workspace)),
+                            gigabytes(m.peak.total), gigabytes(of(m, Memory::host)));
+    }
+    const auto larger = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
+    const RankMemory& most = *std::max_element(ranks.begin(), ranks.end(), larger);
+    const RankMemory& least = *std::min_element(ranks.begin(), ranks.end(), larger);
+    if (most.peak.total == least.peak.total) return text + "all ranks hold equally much\n";
+    Memory why = Memory::params;
+    for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
+        if (of(most, Memory(kind)) - of(least, Memory(kind)) > of(most, why) - of(least, why)) why = Memory(kind);
+    return text +
+           fmt::format(
+               "largest: rank {}, stage {} of {}; of its {:.2f} GB more than rank {}, most are {} ({:+.2f} GB)\n",
+               most.rank, plan.mesh.place(most.rank).pp, plan.mesh.pp, gigabytes(most.peak.total - least.peak.total),
+               least.rank, kMemoryNames[size_t(why)], gigabytes(of(most, why) - of(least, why)));
+}
+
+}  // namespace train70b

@@ -1,0 +1,25 @@
+#pragma once
+// One rank of a run that is not there: memory by kind against its formula, for any rank of any layout on any machine. The
+// model's tensors have shapes but no memory, and collectives have no peers; everything else is the program itself, so that
+// what a real rank would allocate is booked in the order in which it would.
+#include "08_3d_full/compose.h"
+
+namespace train70b {
+
+struct RankMemory {
+    int64_t rank = 0;
+    MemoryPeak peak;                                         // of a step
+    int64_t params = 0, grads = 0, optimizer = 0, host = 0;  // by formula, bytes
+};
+
+// What a rank holds, from the shapes alone: its stage's units over tp, each padded for the data ranks, and of the optimizer
+// 12 (fp32: 8; adamw8bit: 4 less 2.03 each) bytes per element that it owns.
+RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t rank);
+// The same with the peak of one step, booked by running it with meta tensors.
+RankMemory book_rank(const TrainOptions& options, const Dataset& data, const Plan& plan, int64_t rank);
+
+// One rank's peak beside the formula; and all ranks, equal ones in one line, with the largest and what makes it so.
+std::string rank_table(const RankMemory& memory, const TrainOptions& options);
+std::string ranks_table(const std::vector<RankMemory>& ranks, const Plan& plan);
+
+}  // namespace train70b

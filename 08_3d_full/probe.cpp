@@ -1,0 +1,73 @@
+#include "08_3d_full/probe.h"
+
+#include <algorithm>
+
+namespace train70b {
+
+namespace {
+
+// Median seconds of a few calls, after one that does not count.
+double median_seconds(Device device, const std::function<void()>& body) {
+    std::vector<double> seconds;
+    for (int i = 0; i < 6; ++i) {
+        synchronize(device);
+        const double begin = now_seconds();
+        body();
+        synchronize(device);
+        if (i > 0) seconds.push_back(now_seconds() - begin);
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
+    return seconds[2];
+}
+
+std::string row(const std::string& name, const std::string& unit, const std::vector<double>& of_rank) {
+    constexpr double kOutlier = 0.8;  // of the median
+    std::vector<double> sorted;
+    for (const double rate : of_rank)
+        if (rate > 0) sorted.push_back(rate);
+    if (sorted.empty()) return "";
+    std::sort(sorted.begin(), sorted.end());
+    const double median = sorted[sorted.size() / 2];
+    const auto slowest = std::min_element(of_rank.begin(), of_rank.end());
+    std::string text =
+        fmt::format("{:<26}{:>10.2f}{:>10.2f}{:>10.2f}  {:<8}", name, sorted.front(), median, sorted.back(), unit);
+    if (*slowest < kOutlier * median)
+        text +=
+            fmt::format("rank {} is slow: {:.0f}% of the median", slowest - of_rank.begin(), 100 * *slowest / median);
+    return text + "\n";
+}
+
+}  // namespace
+
+std::string probe(const Comm& world, const Plan& plan, Device device, DType dtype) {
+    const int64_t side = device == Device::cuda ? 4096 : 384, elements = device == Device::cuda ? 1 << 25 : 1 << 19;
+    Tensor a({side, side}, dtype, device, Memory::workspace), b = Tensor::like(a, Memory::workspace);
+    Tensor c = Tensor::like(a, Memory::workspace), message({elements}, dtype, device, Memory::comm);
+    for (Tensor* x : {&a, &b}) fill_normal(*x, 1, {.cols = x->size(), .global_cols = x->size()}, 1);
+    fill(message, 1);
+    const MeshComms ranks = split(world, plan.mesh);
+    world.barrier();
+    const double product = 2.0 * double(side) * double(side) * double(side) /
+                           median_seconds(device, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
+    std::string text =
+        fmt::format("probe of {} ranks{:<9}{:>10}{:>10}{:>10}\n", world.size(), "", "least", "median", "most");
+    text += row(fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
+    for (const auto& [name, comm] :
+         {std::pair("tp", ranks.tp), {"cp", ranks.cp}, {"dp", ranks.dp_cp}, {"pp", ranks.pp}}) {
+        if (comm.size() == 1) continue;
+        world.barrier();
+        // Along pp messages go to the neighbour, else all ranks of the group add up theirs.
+        const bool neighbours = name == std::string("pp");
+        Tensor in = neighbours ? Tensor::like(message, Memory::comm) : Tensor();
+        const double seconds = median_seconds(
+            device, [&, group = comm] { neighbours ? group.shift(message, in) : group.all_reduce(message); });
+        fill(message, 1);
+        const double factor = neighbours ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
+        text += row(fmt::format("{}, {} over {}", name, neighbours ? "shift" : "all-reduce", comm.size()), "GB/s",
+                    world.gather({factor * double(message.bytes()) / seconds / 1e9}));
+    }
+    world.take_stats();
+    return world.rank() == 0 ? text : "";
+}
+
+}  // namespace train70b

@@ -1,0 +1,100 @@
+#!/bin/bash
+# The command line of chapter 08: layouts through files, the dry run, the probe, and bad input: one line, exit code 2 on all
+# ranks.
+# Run: bash tests/08_cli.sh build/bin
+program=08_3d_full
+. "$(dirname "$0")/ranks.sh"
+
+refused() { # as ranks.sh has it; this program has no --tables
+    local parts
+    IFS='|' read -ra parts <<<"$3"
+    rm -f ./*.jsonl
+    run "$2" "$bin/$program" --steps 1 --metrics m.jsonl "${@:4}"
+    verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
+        [ "$(grep -c "^$program: " "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(
+        grep -iE "MPI_ABORT|^rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"
+}
+refused "a product unlike the ranks" 4 "--tp 2 x --cp 1 x --dp 4 x --pp 1 makes 8 ranks, and there are 4; mpirun -np 8, or --dp 2 would do" --tp 2 --dp 4
+refused "copies that do not fit" 4 "3 ranks to a model copy, which 4 ranks cannot hold; 6 can" --pp 3
+refused "heads that tp cannot divide" 3 "--tp 3: --heads 8 does not divide by it" --tp 3
+refused "heads that tp leaves and Ulysses cannot divide" 6 "3 ranks" --tp 2 --cp 3 --cp-algorithm ulysses --seq-len 120
+refused "a sequence that cp and tp do not divide" 8 "--sequence-parallel on: --cp 2 leaves 66 tokens|--tp 4 does not divide; --seq-len 144 would do" \
+    --tp 4 --cp 2 --sequence-parallel on --seq-len 132
+refused "overlap with 8 bits" 2 "--tp-overlap on, --fp8 current: both are what a linear layer does with its product" \
+    --tp 2 --tp-overlap on --fp8 current
+refused "layers that pp does not divide" 3 "--layers 4 does not divide by 3 stages" --pp 3
+refused "an interleaved pipeline of one stage" 2 "one stage has nothing to take turns with" --pipeline interleaved
+refused "offload of nothing that is sharded" 2 "--offload|add --zero 1, 2 or 3" --offload optimizer
+refused "a dry run of what is there" 2 "--dry-run|--comm fake --fake-world N" --dry-run
+refused "a probe of what is not there" 1 "--probe on|leave it out" --probe on --comm fake --fake-world 4
+refused "saving one rank's part" 1 "--save-hf|--comm fake" --save-hf d --comm fake --fake-world 4
+
+shape=(--layers 4 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 8 --init-std 0.1 --lr 0.001)
+losses() { grep '"event":"step"' "$1" | grep -o '"loss":[0-9.]*'; }
+evals() { python3 -c "
+import json, sys
+print(*['%.5f' % json.loads(l)['loss'] for l in open(sys.argv[1]) if '\"event\":\"eval\"' in l])" "$1"; }
+"$bin/01_single_gpu" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --save-hf one --save-reference one_reference --metrics one.jsonl >"$work/out" 2>"$work/err"
+verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
+run 1 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --metrics m.jsonl
+verdict "on one rank: chapter 01's losses, bit for bit" "$(ends 0 20)$([ "$(losses m.jsonl)" = "$(losses one.jsonl)" ] || echo "other losses")"
+for flags in "--dp 2 --tp 2 --pp 2 --zero 1" "--tp 2 --sequence-parallel on --cp 2 --pp 2 --pipeline zero-bubble --zero 3" \
+    "--cp 2 --pp 2 --dp 2 --pipeline interleaved --zero 2 --micro-batch 1" "--tp 4 --dp 2 --zero 3 --tp-overlap on --sequence-parallel on"; do
+    rm -rf layout layout_reference
+    run 8 "$bin/$program" "${shape[@]}" $flags --steps 2 --val-fraction 0.2 --eval-every 1 --save-hf layout --save-reference layout_reference \
+        --metrics m.jsonl --comm-check on
+    verdict "reference, weights and evaluation with $flags" "$(ends 0 40)$(
+        "$bin/compare" layout_reference one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
+            "$bin/compare" layout_reference one_reference 2>&1 | head -c 600)$(
+        [ "$(evals m.jsonl)" = "$(evals one.jsonl)" ] || echo "evaluations $(evals m.jsonl), not $(evals one.jsonl); ")$(
+        python3 - layout one <<'P'
+import json, pathlib, struct, sys
+def tensors(folder):
+    found = {}
+    for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
+        data = path.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        for name, t in json.loads(data[8:8 + size]).items():
+            if name != "__metadata__":
+                begin, end = t["data_offsets"]
+                found[name] = struct.unpack(f"<{(end - begin) // 4}f", data[8 + size + begin:8 + size + end])
+    return found
+a, b = (tensors(f) for f in sys.argv[1:])
+if not a or a.keys() != b.keys():
+    print("other tensors", sorted(a), sorted(b))
+for name in a:
+    far = max(abs(x - y) for x, y in zip(a[name], b[name]))
+    if not (far <= 1e-4 and len(a[name]) == len(b[name])):
+        print(name, far)
+P
+)"
+done
+run 4 "$bin/$program" "${shape[@]}" --tp 2 --pp 2 --steps 1 --probe on
+verdict "the probe, the picture, the memory" "$(ends 0 30)$(for word in "stage 1" "probe of 4 ranks" "tp, all-reduce over 2" "pp, shift over 2" "formula"; do
+    grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)"
+run 1 "$bin/$program" --model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --sequence-parallel on --dtype bf16 --recompute full \
+    --seq-len 4096 --global-batch 16 --micro-batch 1 --dry-run
+verdict "a dry run of 70B on 64: every rank under 80 GB, params, grads and optimizer the formula's" "$(ends 0 60)$(python3 - "$work/out" <<'P'
+import re, sys
+text = open(sys.argv[1]).read()
+for kind in ("params", "grads", "optimizer"):
+    match = re.search(rf"^{kind} +(\d+) +(\d+)$", text, re.M)
+    if not match or match[1] != match[2]:
+        print("not the formula's:", kind, match and match.groups())
+totals = [float(line.split()[-2]) for line in text.splitlines() if "(stage" in line]
+if not totals or not all(0 < total < 80 for total in totals):
+    print("totals", totals)
+P
+)$(grep -q "^largest: rank" "$work/out" || echo "no largest rank")"
+run 1 "$bin/$program" "${shape[@]}" --comm fake --fake-world 16 --fake-rank 5 --tp 2 --pp 2 --cp 2 --steps 2 --metrics m.jsonl
+verdict "one rank of 16, really computed" "$(ends 0 30)$(grep -q '"rank":5' m.jsonl || echo "no rank 5: $(tail -n 1 m.jsonl | head -c 300)")"
+
+# ---- a rank that dies or stands still ----
+training=("$bin/$program" "${shape[@]}" --tp 2 --pp 2 --dp 2 --zero 1 --micro-batch 1 --steps 1000000)
+strike KILL 3 8 "${training[@]}"
+verdict "SIGKILL: the others end at once" "$([ "$code" != 0 ] || echo "exit code 0")$(
+    [ "$seconds" -le 5 ] || echo "took $seconds s; ")$(says "ended by SIGTERM")"
+strike STOP 6 8 "${training[@]}" --comm-timeout 4
+verdict "SIGSTOP: all end within the timeout and 5 s" "$([ "$code" != 0 ] || echo "exit code 0")$(
+    [ "$seconds" -le 9 ] || echo "took $seconds s; ")$(says "has not ended after 4 s (--comm-timeout)" "NOT ENDED")"
+exit $failed
