@@ -35,12 +35,14 @@ RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t r
         owned += stage == 0 ? size : std::clamp<int64_t>(size - shard * part, 0, part);
         padded_shards += part;
     }
-    memory.optimizer = (8 + master) * owned;  // adamw8bit's scales depend on how shards cut parameters: not by formula
+    memory.optimizer = (8 + master) * owned;
     if (plan.zero.offload != Offload::none) {
         memory.host = memory.optimizer + (a + g) * padded_shards;
         memory.optimizer = 0;
     }
     if (plan.zero.offload == Offload::all) memory.params = memory.grads = 0;
+    // The scales of 8-bit moments depend on where shards cut parameters: there is no formula for them here.
+    if (plan.optimizer == "adamw8bit") (plan.zero.offload == Offload::none ? memory.optimizer : memory.host) = -1;
     return memory;
 }
 
@@ -78,7 +80,7 @@ std::string rank_table(const RankMemory& memory, const TrainOptions& options) {
         const int64_t booked = memory.peak.kind[size_t(kind)];
         if (kind >= kDeviceMemoryKinds && booked == 0) continue;
         text += fmt::format("{:<14}{:>18}", kMemoryNames[size_t(kind)], booked);
-        const auto& formula = [&]() -> std::optional<int64_t> {
+        const std::optional<int64_t> formula = [&]() -> std::optional<int64_t> {
             switch (Memory(kind)) {
                 case Memory::params: return memory.params;
                 case Memory::grads: return memory.grads;
@@ -87,7 +89,7 @@ std::string rank_table(const RankMemory& memory, const TrainOptions& options) {
                 default: return std::nullopt;
             }
         }();
-        text += formula ? fmt::format("{:>18}\n", *formula) : "\n";
+        text += formula && *formula >= 0 ? fmt::format("{:>18}\n", *formula) : "\n";
     }
     text += fmt::format("{:<14}{:>18}   the peak of their sum\n", "total", memory.peak.total);
     if (options.dry_run)
@@ -101,26 +103,21 @@ std::string ranks_table(const std::vector<RankMemory>& ranks, const Plan& plan) 
     std::string text = fmt::format(
         "{}: GB of every rank, peak of a step\n{:<28}{:>9}{:>9}{:>11}{:>13}{:>8}{:>11}{:>8}{:>8}\n", plan.mesh.text(),
         "ranks", "params", "grads", "optimizer", "activations", "comm", "workspace", "total", "host");
-    const auto same = [](const RankMemory& a, const RankMemory& b) {
-        return a.peak.kind == b.peak.kind && a.peak.total == b.peak.total;
+    const auto row = [&](const RankMemory& m) {
+        return fmt::format("{:>9.2f}{:>9.2f}{:>11.2f}{:>13.2f}{:>8.2f}{:>11.2f}{:>8.2f}{:>8.2f}\n",
+                           gigabytes(of(m, Memory::params)), gigabytes(of(m, Memory::grads)),
+                           gigabytes(of(m, Memory::optimizer)), gigabytes(of(m, Memory::activations)),
+                           gigabytes(of(m, Memory::comm)), gigabytes(of(m, Memory::workspace)), gigabytes(m.peak.total),
+                           gigabytes(of(m, Memory::host)));
     };
-    std::vector<bool> done(ranks.size());
-    for (size_t i = 0; i < ranks.size(); ++i) {
-        if (done[i]) continue;
-        std::vector<int64_t> equal;
-        for (size_t j = i; j < ranks.size(); ++j)
-            if (same(ranks[i], ranks[j])) done[j] = true, equal.push_back(ranks[j].rank);
-        const bool range = equal.back() - equal.front() + 1 == int64_t(equal.size());
-        const std::string who = equal.size() == 1 ? fmt::format("{}", equal[0])
-                                : range           ? fmt::format("{}-{}", equal.front(), equal.back())
-                                                  : fmt::format("{} like {}", equal.size(), equal.front());
-        text += fmt::format("{:<28}", fmt::format("{} (stage {})", who, plan.mesh.place(equal[0]).pp));
-        const RankMemory& m = ranks[i];
-        text += fmt::format("{:>9.2f}{:>9.2f}{:>11.2f}{:>13.2f}{:>8.2f}{:>11.2f}{:>8.2f}{:>8.2f}\n",
-                            gigabytes(of(m, Memory::params)), gigabytes(of(m, Memory::grads)),
-                            gigabytes(of(m, Memory::optimizer)), gigabytes(of(m, Memory::activations)),
-                            gigabytes(of(m, Memory::comm)), gigabytes(of(m, Memory::workspace)),
-                            gigabytes(m.peak.total), gigabytes(of(m, Memory::host)));
+    for (size_t i = 0; i < ranks.size();) {  // neighbours of one stage with the same figures: one line
+        size_t end = i + 1;
+        const auto stage = [&](size_t j) { return plan.mesh.place(ranks[j].rank).pp; };
+        while (end < ranks.size() && stage(end) == stage(i) && row(ranks[end]) == row(ranks[i])) ++end;
+        const std::string who =
+            end == i + 1 ? fmt::format("{}", ranks[i].rank) : fmt::format("{}-{}", ranks[i].rank, ranks[end - 1].rank);
+        text += fmt::format("{:<28}", fmt::format("{} (stage {})", who, stage(i))) + row(ranks[i]);
+        i = end;
     }
     const auto larger = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
     const RankMemory& most = *std::max_element(ranks.begin(), ranks.end(), larger);

@@ -9,11 +9,11 @@ namespace train70b {
 struct RankMemory {
     int64_t rank = 0;
     MemoryPeak peak;                                         // of a step
-    int64_t params = 0, grads = 0, optimizer = 0, host = 0;  // by formula, bytes
+    int64_t params = 0, grads = 0, optimizer = 0, host = 0;  // by formula, bytes; -1: there is none
 };
 
-// What a rank holds, from the shapes alone: its stage's units over tp, each padded for the data ranks, and of the optimizer
-// 12 (fp32: 8; adamw8bit: 4 less 2.03 each) bytes per element that it owns.
+// What a rank holds, from the shapes alone: its stage's units over tp, each padded for the data ranks, and of the
+// optimizer 12 bytes (fp32: 8) per element that it owns.
 RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t rank);
 // The same with the peak of one step, booked by running it with meta tensors.
 RankMemory book_rank(const TrainOptions& options, const Dataset& data, const Plan& plan, int64_t rank);
