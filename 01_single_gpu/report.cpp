@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 namespace train70b {
@@ -86,7 +87,9 @@ void Progress::step(const StepReport& r) {
     seconds_ += r.step_s;
     ++since_print_;
     const bool milestone = r.step == 1 || r.step == steps_ || since_print_ >= std::max<int64_t>(1, steps_ / 20);
-    if (!milestone && !isatty(STDOUT_FILENO)) return;
+    // Under mpirun it always looks like a terminal, whatever mpirun itself writes to.
+    const bool terminal = isatty(STDOUT_FILENO) && !std::getenv("OMPI_COMM_WORLD_SIZE");
+    if (!milestone && !terminal) return;
     if (milestone) since_print_ = 0;
     const auto left = static_cast<int64_t>(seconds_ / double(r.step) * double(steps_ - r.step) + 0.5);
     std::fputs(live_ ? "\r\x1b[K" : "", stdout);

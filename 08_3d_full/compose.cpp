@@ -8,7 +8,12 @@ void add_plan_flags(CLI::App& app, Plan& plan) {
     add_pipeline_flags(app, plan.mesh.pp, plan.pipeline);
     add_context_parallel_flags(app, plan.mesh.cp, plan.context);
     add_fp8_flags(app, plan.fp8, plan.optimizer);
-    for (const char* axis : {"--tp", "--pp", "--cp"}) app.get_option(axis)->default_str("1");
+    const auto describe = [&](const char* flag, const char* text) {
+        app.get_option(flag)->description(text)->default_str("1");
+    };
+    describe("--tp", "tensor-parallel ranks of a model copy");
+    describe("--cp", "context-parallel ranks of a model copy");
+    describe("--pp", "pipeline stages of a model copy");
 }
 
 ContextLayout context_layout(const Plan& plan, const TrainOptions& options) {
