@@ -101,8 +101,8 @@ class Llama {
     void materialise(uint64_t seed);
     void zero_grads();
 
-    // One chunk: returns the loss (1) if the head is behind it, else the hidden states (R, E). x: what the layers before
-    // it gave, empty where the embedding is.
+    // One chunk: returns the loss (1) if the head is behind it, else the hidden states (R, E). x: what the layers
+    // before it gave, empty where the embedding is.
     Var forward(Tape& tape, const Batch& batch, const Var& x = {}, size_t chunk = 0);
     Var logits(Tape& tape, const Batch& batch);  // (R, V)
 

@@ -14,8 +14,8 @@ class Trainer {
 
     // ---- slots; each has its one-rank default ----
     int64_t data_rank = 0, data_ranks = 1;  // whose part of the global batch this rank computes
-    // The tokens of each sequence that this rank computes; empty: all (chapter 06). Rows of a batch: stretch by stretch,
-    // in each of them sequence by sequence.
+    // The tokens of each sequence that this rank computes; empty: all (chapter 06). Rows of a batch: stretch by
+    // stretch, in each of them sequence by sequence.
     std::vector<Stretch> tokens;
     int64_t ranks = 1;                 // devices that work on a step: MFU is a mean over them
     std::function<void()> start_step;  // empty, or what comes before everything else

@@ -24,8 +24,8 @@ void pipelined_ring_all_reduce(Transport& peers, const Tensor& x, int64_t piece_
 void halving_doubling_all_reduce(Transport& peers, const Tensor& x);
 void all_reduce_by_hand(AllReduce algorithm, Transport& peers, const Tensor& x);
 
-// The ring's two halves. Segment i of n elements is [n i / N, n (i+1) / N). Afterwards segment rank() of x holds the sum
-// (the rest: parts of sums); and, given that, all of x does.
+// The ring's two halves. Segment i of n elements is [n i / N, n (i+1) / N). Afterwards segment rank() of x holds the
+// sum (the rest: parts of sums); and, given that, all of x does.
 void ring_reduce_scatter(Transport& peers, const Tensor& x);
 void ring_all_gather(Transport& peers, const Tensor& x);
 

@@ -57,9 +57,9 @@ class Comm {
     const char* transport() const;
     bool has_peers() const;  // false: one rank of a world that is not there (fake)
 
-    // The ranks whose colour is this rank's, in their order, as a group of that name (a negative colour: of none, and this
-    // rank is alone). Collective; colour_of is the same
-    // function on every rank (a layout is a function of the rank, so that also a world that is not there can be split).
+    // The ranks whose colour is this rank's, in their order, as a group of that name (a negative colour: of none, and
+    // this rank is alone). Collective; colour_of is the same function on every rank (a layout is a function of the
+    // rank, so that also a world that is not there can be split).
     Comm split(const std::function<int(int rank)>& colour_of, const std::string& name,
                Where where = Where::current()) const;
 

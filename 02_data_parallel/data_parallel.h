@@ -1,5 +1,6 @@
 #pragma once
-// Data parallelism: N copies of the model, each with 1/N of the batch; gradient = sum over ranks of the ranks' gradients.
+// Data parallelism: N copies of the model, each with 1/N of the batch; gradient = sum over ranks of the ranks'
+// gradients.
 //
 // All gradients lie in one flat buffer, in the order in which the backward pass completes them: head, last block, ...,
 // first block, embedding. So the buffer fills from the left, and a bucket, a stretch of --bucket-mb of it, may leave as

@@ -43,8 +43,8 @@ class Transport {
     virtual std::unique_ptr<Transport> split(const std::vector<int>& colours) const = 0;
 
     virtual bool has_peers() const { return true; }  // false: fake
-    // True: operations are issued to a stream, in order, and the host goes on. False: a collective has happened when its
-    // call returns, so Comm decides when to call it.
+    // True: operations are issued to a stream, in order, and the host goes on. False: a collective has happened when
+    // its call returns, so Comm decides when to call it.
     virtual bool on_stream() const { return false; }
     // Runs `body` (local ops and exchanges) where it does not hold up the compute stream, if there is such a place.
     virtual Handle aside(const std::function<void()>& body) = 0;
@@ -56,8 +56,8 @@ class Transport {
     virtual Handle exchange(const Tensor& out, int to, const Tensor& in, int from,
                             Channel channel = Channel::algorithm) = 0;
 
-    // The library's own collectives. Reductions: fp32, bf16 (each hop's sum in fp32, then rounded), i32; all others: any
-    // dtype. Sizes: whole = part x size().
+    // The library's own collectives. Reductions: fp32, bf16 (each hop's sum in fp32, then rounded), i32; all others:
+    // any dtype. Sizes: whole = part x size().
     virtual Handle all_reduce(const Tensor& x, Reduce reduce) = 0;
     virtual Handle reduce_scatter(const Tensor& part,
                                   const Tensor& whole) = 0;                  // part may be its place in whole, whose

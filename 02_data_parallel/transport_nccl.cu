@@ -205,8 +205,8 @@ class NcclTransport : public Transport {
     }
 
     // On a stream a send stands before everything behind it until it is received. So messages of the program are held
-    // back until this rank waits for one of them, and then go as one group, on a stream of their own: two ranks that send
-    // before they receive meet inside their groups.
+    // back until this rank waits for one of them, and then go as one group, on a stream of their own: two ranks that
+    // send before they receive meet inside their groups.
     class Message : public Started {
       public:
         Message(NcclTransport& transport, Tensor out, int to, Tensor in, int from)

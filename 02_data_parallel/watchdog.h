@@ -54,8 +54,8 @@ class CollectiveLog {
 
 CollectiveLog& collective_log();  // this rank's
 
-// Its threads. From construction on one handles SIGTERM, which must be blocked in every other thread (print the log, end)
-// and counts the seconds; it never calls the device, which may not answer. The other one does.
+// Its threads. From construction on one handles SIGTERM, which must be blocked in every other thread (print the log,
+// end) and counts the seconds; it never calls the device, which may not answer. The other one does.
 class Watchdog {
   public:
     Watchdog();

@@ -358,8 +358,8 @@ void Zero::gather(size_t i, int direction) {
     if (casts(flat)) bind_rest(flat);
 }
 
-// A pipeline may run another forward pass between a backward pass and its weight halves, which may need norm weights (to
-// make their input again): the last one that needs the parameters frees them.
+// A pipeline may run another forward pass between a backward pass and its weight halves, which may need norm weights
+// (to make their input again): the last one that needs the parameters frees them.
 void Zero::no_longer_needed(Flat& flat) {
     if (--flat.users == 0) free_params(flat);
 }
@@ -370,8 +370,8 @@ void Zero::free_params(Flat& flat) {
     --gathered_;
 }
 
-// A pipeline may begin with another micro-batch's backward pass before this one's weight halves have been run, or before
-// this one's gradients have left: then both sum up in one place.
+// A pipeline may begin with another micro-batch's backward pass before this one's weight halves have been run, or
+// before this one's gradients have left: then both sum up in one place.
 void Zero::make_room_for_grads(Flat& flat) {
     ++flat.unfinished;
     std::erase(ready_, &flat);

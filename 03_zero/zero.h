@@ -19,8 +19,8 @@
 //     3    free the unit
 //     > 2  make room for the unit's gradients;  3: gather the unit, begin to gather those below it
 //
-// Hybrid shard: shards inside groups of --hybrid-shard ranks, replicas across; after the reduce-scatter, an all-reduce of
-// the shard among its replicas. Offload: AdamW and its states on the host; with `all`, the shards too.
+// Hybrid shard: shards inside groups of --hybrid-shard ranks, replicas across; after the reduce-scatter, an all-reduce
+// of the shard among its replicas. Offload: AdamW and its states on the host; with `all`, the shards too.
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/comm.h"
 

@@ -1,6 +1,6 @@
 #pragma once
-// Tensor parallelism whose communication hides behind its products ("async TP"; Wang et al. 2023): f and g move into the
-// products, which are computed in N chunks of rows while the other chunks travel round the ring.
+// Tensor parallelism whose communication hides behind its products ("async TP"; Wang et al. 2023): f and g move into
+// the products, which are computed in N chunks of rows while the other chunks travel round the ring.
 //
 //   all-gather, then product                              product, then reduce-scatter
 //     step k: multiply chunk r - k, which has come;         step k: multiply chunk r - 1 - k, add what has come from the
@@ -9,8 +9,8 @@
 //     rank 1 of 4   compute   | X1 W | X0 W | X3 W | X2 W |
 //                   ring      |  X0  |  X3  |  X2  |
 //
-// Backward, the collective of the input's gradient starts before the product of the weight's gradient and ends after it.
-// The same sums as without overlap; on a CPU nothing overlaps, and order and bytes are what there is to see.
+// Backward, the collective of the input's gradient starts before the product of the weight's gradient and ends after
+// it. The same sums as without overlap; on a CPU nothing overlaps, and order and bytes are what there is to see.
 #include "01_single_gpu/layers.h"
 #include "02_data_parallel/comm.h"
 

@@ -131,8 +131,8 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
     const TensorParallel tensor_parallel = apply_tensor_parallel(model, ranks, tp_options);
     tensor_parallel.attach(trainer);
 
-    // Counts what the first block sends: the tape's order is the hook. Only in the last step, because counting waits for
-    // the device.
+    // Counts what the first block sends: the tape's order is the hook. Only in the last step, because counting waits
+    // for the device.
     TensorParallelRun run{.tp = tp, .options = tp_options};
     bool counting = false;
     const auto count = [&](Traffic* traffic) {

@@ -33,7 +33,8 @@ struct TrafficShape {
 //                                  gradients                                (full recomputation: 8 and 6)
 //   with overlap                   forward, and for the gradient of g's input, N - 1 shifts in the place of each
 Traffic layer_traffic(const LlamaConfig& config, const TrafficShape& shape);
-// Of a whole step of m micro-batches: the layers, the embedding, the head, the loss, the gradients of copied parameters.
+// Of a whole step of m micro-batches: the layers, the embedding, the head, the loss, the gradients of copied
+// parameters.
 Traffic step_traffic(const LlamaConfig& config, const TrafficShape& shape, int64_t micro_batches);
 
 struct TensorParallelRun {

@@ -5,8 +5,8 @@
 //
 //     Z = h(X A^T) B^T = sum over ranks r of  h(X A_r^T) B_r^T            h: attention, head by head, or SwiGLU
 //
-// so between them no rank needs anything of another's, and one sum finishes a half block. What surrounds the two products
-// is a pair of conjugate operators, each the other's gradient:
+// so between them no rank needs anything of another's, and one sum finishes a half block. What surrounds the two
+// products is a pair of conjugate operators, each the other's gradient:
 //
 //                     half block:   norm -> f -> column product -> h -> row product -> g -> residual
 //
@@ -68,8 +68,8 @@ class TensorParallel {
     friend TensorParallel apply_tensor_parallel(Llama&, const Comm&, const TensorParallelOptions&);
 };
 
-// Before the model is materialised. Narrows q, k, v, gate, up (columns of the products: rows of the weights) and o, down
-// (the other way), the embedding's and the head's vocabulary, and fills the model's slots.
+// Before the model is materialised. Narrows q, k, v, gate, up (columns of the products: rows of the weights) and o,
+// down (the other way), the embedding's and the head's vocabulary, and fills the model's slots.
 TensorParallel apply_tensor_parallel(Llama& model, const Comm& ranks, const TensorParallelOptions& options = {});
 
 }  // namespace train70b

@@ -2,8 +2,8 @@
 //
 // Run:   mpirun -np 2 build/bin/05_pipeline --pp 2
 //        mpirun --oversubscribe -np 4 build/bin/05_pipeline --pp 4 --pipeline zero-bubble --draw pipeline.png
-// Watch: the loss is chapter 01's, whatever the schedule; the bubble falls from 75% to almost nothing; what a rank keeps
-//        follows the micro-batches it has in flight: m for gpipe, p - rank for 1f1b.
+// Watch: the loss is chapter 01's, whatever the schedule; the bubble falls from 75% to almost nothing; what a rank
+//        keeps follows the micro-batches it has in flight: m for gpipe, p - rank for 1f1b.
 #include "02_data_parallel/data_parallel.h"
 #include "02_data_parallel/launch.h"
 #include "05_pipeline/tables.h"

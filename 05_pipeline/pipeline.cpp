@@ -85,7 +85,8 @@ Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t r
     for (const Step& step : schedule_.ranks[size_t(rank)]) splits_ = splits_ || step.pass == Pass::backward_weight;
     if (p == 1) return;
 
-    // Between every two neighbours one street up and one down; from the last rank round to the first, where chunks need it.
+    // Between every two neighbours one street up and one down; from the last rank round to the first, where chunks need
+    // it.
     const int streets = schedule_.chunks > 1 ? p : p - 1;
     for (int below = 0; below < streets; ++below) {
         const int above = (below + 1) % p;

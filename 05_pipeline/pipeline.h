@@ -5,8 +5,8 @@
 //     F   receive the activations x, run the chunk's layers on a tape of this micro-batch, send y
 //     B   receive the gradient of y, run the tape backward, send the gradient of x
 //     I   the same, with the weight halves put aside;  W  runs them
-// Sends do not wait, and the next message of each neighbour is received ahead: a rank stands still only for what it needs.
-// y is let go when a step begins and it has been taken; x, and what the tape keeps, live until the end of the
+// Sends do not wait, and the next message of each neighbour is received ahead: a rank stands still only for what it
+// needs. y is let go when a step begins and it has been taken; x, and what the tape keeps, live until the end of the
 // micro-batch's backward pass.
 #include <map>
 
@@ -30,8 +30,8 @@ Schedule pipeline_schedule(const PipelineOptions& options, int64_t stages, int64
 
 class Pipeline {
   public:
-    // model: this rank's stage; the model outlives this. row_parts: of a micro-batch's rows, sequence parallelism leaves
-    // one part of so many on each rank.
+    // model: this rank's stage; the model outlives this. row_parts: of a micro-batch's rows, sequence parallelism
+    // leaves one part of so many on each rank.
     Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts = 1);
     Pipeline(const Pipeline&) = delete;
     ~Pipeline();
@@ -45,7 +45,8 @@ class Pipeline {
 
     // With measuring on, the device is waited for after each step (F, B, ...), so that its time means something.
     void measure(bool on) { measures_ = on; }
-    // What every rank did in the last measured step, on all ranks, by a clock they share; between the spans a rank waits.
+    // What every rank did in the last measured step, on all ranks, by a clock they share; between the spans a rank
+    // waits.
     Timeline measured() const;
     int64_t most_in_flight() const {
         return most_in_flight_;

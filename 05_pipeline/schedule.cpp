@@ -63,8 +63,8 @@ Steps interleaved(int64_t p, int64_t m, int64_t v, int64_t rank) {
     return steps;
 }
 
-// 1F1B's order of F and I. Gradients start at the head, and the farther a rank is from it, the longer 1F1B lets it idle at
-// the end: there W has room. So the ranks near the head put off most: rank r runs r weight halves behind.
+// 1F1B's order of F and I. Gradients start at the head, and the farther a rank is from it, the longer 1F1B lets it idle
+// at the end: there W has room. So the ranks near the head put off most: rank r runs r weight halves behind.
 Steps zero_bubble(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
     const int64_t ahead = std::min(m, p - 1 - rank);

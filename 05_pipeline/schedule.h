@@ -1,9 +1,10 @@
 #pragma once
-// A pipeline schedule is data: for each rank a list of steps, in the order in which it takes them. The same list is checked
-// here without running anything, simulated and drawn (simulate.h), and executed (pipeline.h).
+// A pipeline schedule is data: for each rank a list of steps, in the order in which it takes them. The same list is
+// checked here without running anything, simulated and drawn (simulate.h), and executed (pipeline.h).
 //
-// p stages, m micro-batches, v chunks of layers per rank. Chunk c of rank r is the model's part number c*p + r: with v > 1 a
-// micro-batch passes every rank v times. F forward, B backward = I (gradient of the input) + W (gradient of the weights).
+// p stages, m micro-batches, v chunks of layers per rank. Chunk c of rank r is the model's part number c*p + r: with v
+// > 1 a micro-batch passes every rank v times. F forward, B backward = I (gradient of the input) + W (gradient of the
+// weights).
 //
 //   schedule       what a rank does                            bubble / step (B = 2F = 2I = 2W)   in flight on rank r
 //   naive          F0 B0 F1 B1 ...                              (p-1)/p                            1

@@ -15,8 +15,8 @@ struct PipelineRun {
     std::vector<int64_t> in_flight;  // by rank
     int64_t wire_bytes = 0;          // sent by rank 0 in a step
 };
-// Trains this stage of a fresh model for five steps of m micro-batches of options.micro_batch sequences, and reports the
-// quickest after the first. Collective over the stages.
+// Trains this stage of a fresh model for five steps of m micro-batches of options.micro_batch sequences, and reports
+// the quickest after the first. Collective over the stages.
 PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const Comm& stages,
                          const PipelineOptions& pipeline_options, int64_t micro_batches);
 std::string measured_table(const std::vector<PipelineRun>& runs);

@@ -1,7 +1,7 @@
 #pragma once
-// Context parallelism around the model: which tokens a rank computes, and what it does for attention. Norms, linear layers
-// and the loss see local tokens only and need no change: the loss is scaled by the tokens of the global batch, so losses
-// and gradients of the ranks are summed, as over data-parallel ranks.
+// Context parallelism around the model: which tokens a rank computes, and what it does for attention. Norms, linear
+// layers and the loss see local tokens only and need no change: the loss is scaled by the tokens of the global batch,
+// so losses and gradients of the ranks are summed, as over data-parallel ranks.
 #include "01_single_gpu/trainer.h"
 #include "06_context_parallel/ring_attention.h"
 

@@ -138,8 +138,9 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
             add_to(of_key(dkeys), dk_part);
             add_to(of_key(dvalues), dv_part);
         }
-        // What the ranks before this one have found about the block that is here now arrives one step behind it: block b is
-        // on rank b + step, and what left rank b + step - 1 after its share comes in before this rank adds its own.
+        // What the ranks before this one have found about the block that is here now arrives one step behind it: block
+        // b is on rank b + step, and what left rank b + step - 1 after its share comes in before this rank adds its
+        // own.
         gradient_arriving.wait();
         if (step > 0) add(share, share, gradient_next);
         gradient = share;
@@ -160,8 +161,8 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
 namespace {
 
 // (R, heads*D), all heads of this rank's tokens -> (R*U, heads/U*D), this rank's heads of all tokens of the group.
-// 8 query heads, U = 4: by_head and outgoing are (4, R, 2 D), rank i gets heads 2i and 2i+1. 2 key/value heads: by_head is
-// (2, R, D), outgoing (4, R, D), and ranks 0, 1 get head 0, ranks 2, 3 head 1: that of their query heads.
+// 8 query heads, U = 4: by_head and outgoing are (4, R, 2 D), rank i gets heads 2i and 2i+1. 2 key/value heads: by_head
+// is (2, R, D), outgoing (4, R, D), and ranks 0, 1 get head 0, ranks 2, 3 head 1: that of their query heads.
 Tensor scatter_heads(const Comm& ranks, const HeadsShape& s, const Tensor& x) {
     const int64_t U = ranks.size(), rows = x.rows(), heads = x.cols() / s.head_dim,
                   copies = std::max<int64_t>(U / heads, 1);

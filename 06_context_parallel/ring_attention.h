@@ -1,18 +1,19 @@
 #pragma once
 // Context parallelism: each of N ranks holds 1/N of every sequence's tokens, and attention is what they do together.
 //
-// Ring attention (Liu et al. 2023). Keys and values go round; each rank attends to the ones it has while the next are on
-// their way, and merges what it gets. For two sets of keys, o1, o2 their outputs and l1, l2 the logarithms of their sums of
-// exponentials:
+// Ring attention (Liu et al. 2023). Keys and values go round; each rank attends to the ones it has while the next are
+// on their way, and merges what it gets. For two sets of keys, o1, o2 their outputs and l1, l2 the logarithms of their
+// sums of exponentials:
 //     l = log(e^l1 + e^l2)        o = o1 e^(l1 - l) + o2 e^(l2 - l)
-// Backward, with the l and o of the whole ring, each block's share is that of one device; dK and dV travel with their block.
+// Backward, with the l and o of the whole ring, each block's share is that of one device; dK and dV travel with their
+// block.
 //
-// Who holds what (G groups in the ring; T tokens): with `chunks` = 1 the g-th stretch, and causal attention leaves the first
-// rank next to nothing to do; with 2 (zigzag) stretches g and 2G-1-g of 2G, and all have equally much. Rows lie chunk by
-// chunk, in each chunk sequence by sequence, so that a chunk of the whole batch is one stretch of rows.
+// Who holds what (G groups in the ring; T tokens): with `chunks` = 1 the g-th stretch, and causal attention leaves the
+// first rank next to nothing to do; with 2 (zigzag) stretches g and 2G-1-g of 2G, and all have equally much. Rows lie
+// chunk by chunk, in each chunk sequence by sequence, so that a chunk of the whole batch is one stretch of rows.
 //
-// Ulysses (Jacobs et al. 2023): an all-to-all turns 1/U of the tokens and all heads into all tokens and 1/U of the heads, and
-// attention is one device's. Hybrid: Ulysses inside groups of U ranks, the ring across the G = N/U groups.
+// Ulysses (Jacobs et al. 2023): an all-to-all turns 1/U of the tokens and all heads into all tokens and 1/U of the
+// heads, and attention is one device's. Hybrid: Ulysses inside groups of U ranks, the ring across the G = N/U groups.
 //
 // B batch, T tokens of a sequence, R = B*T/N rows of this rank, H query heads, K key/value heads, D head size
 #include "01_single_gpu/data.h"
@@ -31,7 +32,8 @@ struct ContextLayout {
     int64_t chunk_number(int64_t group, int64_t chunk) const {
         return chunk == 0 ? group : chunks * groups() - 1 - group;
     }
-    // The tokens of a rank, in the order of its rows. The loader and the tests share this. T: a multiple of granularity().
+    // The tokens of a rank, in the order of its rows. The loader and the tests share this. T: a multiple of
+    // granularity().
     std::vector<Stretch> tokens_of(int64_t rank, int64_t seq_len) const;
     int64_t granularity() const { return ranks * chunks; }
 };

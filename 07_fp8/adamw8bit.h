@@ -8,9 +8,9 @@
 //   - a code is one of the two nearest at random, so that the mean is right. A moment changes by a few per cent in a
 //     step; to nearest it would stay where it is, and old gradients would never be forgotten.
 //   - a second moment above 0 never becomes 0: it is what the update is divided by.
-// The blocks, like the random numbers, belong to the parameter's coordinates, not to where a rank keeps it. Layouts agree
-// but for blocks that they cut: at a shard's end, and in rows whose columns tensor parallelism divides at no multiple of
-// 256.
+// The blocks, like the random numbers, belong to the parameter's coordinates, not to where a rank keeps it. Layouts
+// agree but for blocks that they cut: at a shard's end, and in rows whose columns tensor parallelism divides at no
+// multiple of 256.
 #include <array>
 
 #include "01_single_gpu/optimizer.h"

@@ -6,8 +6,8 @@
 //   E5M2     1       5         2        15     57344       2^-14, 2^-16              S.11111.00  S.11111.{01, 10, 11}
 //   E8M0     0       8         0       127     2^127       2^-127, none              none        11111111
 //
-// E4M3 has the mantissa, for weights and activations: 2^-4 is its largest rounding error. E5M2 has the range of fp16, for
-// gradients, and half the precision. E8M0 holds scales only: powers of two, no zero.
+// E4M3 has the mantissa, for weights and activations: 2^-4 is its largest rounding error. E5M2 has the range of fp16,
+// for gradients, and half the precision. E8M0 holds scales only: powers of two, no zero.
 #include <array>
 #include <bit>
 #include <cstdint>

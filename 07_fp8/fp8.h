@@ -5,8 +5,8 @@
 //     input gradient    dX (R, in)   = dY  (R, out)   W^T    dY in E5M2
 //     weight gradient   dW (out, in) = dY^T (out, R)  X^T    sums in fp32, added to the gradient
 //
-// Written as c = a b^T, all operands with the summed dimension innermost: X and W as they lie, then dY and W^T, then dY^T
-// and X^T. What the backward pass keeps of X is X^T in 8 bits: half the bytes of bf16.
+// Written as c = a b^T, all operands with the summed dimension innermost: X and W as they lie, then dY and W^T, then
+// dY^T and X^T. What the backward pass keeps of X is X^T in 8 bits: half the bytes of bf16.
 //
 // In 8 bits: q, k, v; o; gate, up; down, of every block. Embedding, head, norms, attention, residuals keep their dtype;
 // so do the weights that the optimizer changes, of which each product makes codes anew.

@@ -4,8 +4,9 @@
 //     scale = amax / largest value of the format        code = round(x / scale)        x is about  code * scale
 //
 // A product of two such tensors multiplies codes and sums in fp32; the scales come in afterwards, or, where they change
-// along the sum, every 128 terms. Hopper's tensor cores want both operands with the summed dimension innermost ("TN"), so
-// there is one product, c = a b^T, and whoever needs x^T y makes transposed codes: the cast writes them in the same pass.
+// along the sum, every 128 terms. Hopper's tensor cores want both operands with the summed dimension innermost ("TN"),
+// so there is one product, c = a b^T, and whoever needs x^T y makes transposed codes: the cast writes them in the same
+// pass.
 #include <optional>
 
 #include "01_single_gpu/ops.h"
@@ -21,8 +22,8 @@ enum class Scaling {
 };
 const char* name_of(Scaling scaling);
 
-// Where the scale of element (r, c) lies. The layouts are cuBLASLt's: vec128 is stored row index innermost, block128 with
-// its rows of scales padded to a multiple of 4.
+// Where the scale of element (r, c) lies. The layouts are cuBLASLt's: vec128 is stored row index innermost, block128
+// with its rows of scales padded to a multiple of 4.
 struct ScaleLayout {
     Scaling scaling;
     int64_t rows, cols;
@@ -62,8 +63,8 @@ float largest(DType format);  // 448, 57344
 void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling);
 // scale = amax / largest(format) * 2^margin; 1 where amax is 0 or not finite (then the codes show it).
 void scale_from(Tensor& scale, const Tensor& amax, DType format, int margin = 0);
-// Codes of x, with the scales that are there; of x and, in the same pass, of its transpose. Either may be empty. amax, if
-// not empty: also amax[0] <- max(amax[0], |x|), for the next time. A finite x beyond the largest code saturates; an
+// Codes of x, with the scales that are there; of x and, in the same pass, of its transpose. Either may be empty. amax,
+// if not empty: also amax[0] <- max(amax[0], |x|), for the next time. A finite x beyond the largest code saturates; an
 // infinity does not.
 void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x);
 // to (cols, rows) = from (rows, cols), of codes.

@@ -8,7 +8,8 @@
 //                 (DeepSeek-V3, section 3.3); so local that gradients do not need E5M2's range, and all is E4M3
 //
 // A product sums over the columns of its two operands, and scales may not change along the sum but every 128 terms. So
-// row-wise and block-wise scales of a tensor and of its transpose are different ones: both are quantised from the tensor.
+// row-wise and block-wise scales of a tensor and of its transpose are different ones: both are quantised from the
+// tensor.
 #include <deque>
 #include <memory>
 
@@ -40,8 +41,8 @@ enum class Want { plain, transposed, both };
 class Recipe {
   public:
     virtual ~Recipe() = default;
-    // In 8 bits what is wanted of x; the transpose's codes are booked as `kind`. training: false where the values are not
-    // news for the recipe's statistics (evaluation, the same tensor again).
+    // In 8 bits what is wanted of x; the transpose's codes are booked as `kind`. training: false where the values are
+    // not news for the recipe's statistics (evaluation, the same tensor again).
     virtual Codes quantize(const Operand& operand, const Tensor& x, Want want, bool training,
                            Memory kind = Memory::workspace) = 0;
     virtual void next_step() {}  // between two steps; collective over the tensor-parallel ranks

@@ -96,7 +96,8 @@ Matrix one_scale(const Matrix& x, double amax) {
     return rounded;
 }
 
-// OCP MX (Rouhani et al. 2023): 32 values share a power of two. Blackwell's tensor cores (sm_100) take it, Hopper's do not.
+// OCP MX (Rouhani et al. 2023): 32 values share a power of two. Blackwell's tensor cores (sm_100) take it, Hopper's do
+// not.
 Matrix mxfp8(const Matrix& x, int64_t, Operand::Role) {
     Matrix rounded(x.size());
     for (size_t begin = 0; begin < x.size(); begin += 32) {
@@ -222,8 +223,9 @@ int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompu
         return (a - 1) * rows * in - 4 * ScaleLayout{recipe.scaling(Operand::input), in, rows}.size();
     };
     const ActivationFormula f = activation_formula(c, 1, rows, dtype, recompute, {tensor_ranks, false});
-    // Of the inputs that a block keeps, those of q k v, of gate and up, of down are codes now; attention keeps that of o. In
-    // the last block's turn what down has let go is already replaced by gradients of the full width: less is gained there.
+    // Of the inputs that a block keeps, those of q k v, of gate and up, of down are codes now; attention keeps that of
+    // o. In the last block's turn what down has let go is already replaced by gradients of the full width: less is
+    // gained there.
     if (recompute == Recompute::none) {
         const int64_t working = std::max(f.working, 2 * a * rows * F + saved(F));
         return f.total - c.layers * (2 * saved(E) + saved(F)) + working - f.working;

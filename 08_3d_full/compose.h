@@ -22,15 +22,16 @@ struct Plan {
 void add_plan_flags(CLI::App& app, Plan& plan);
 
 // Settles what depends on the number of ranks and on the batch (the mesh, micro-batches), and refuses what cannot be
-// composed: a usage error that says why, and what would work. To be called on all ranks, with the options' batches checked.
+// composed: a usage error that says why, and what would work. To be called on all ranks, with the options' batches
+// checked.
 void settle(Plan& plan, const TrainOptions& options, int64_t ranks);
 ContextLayout context_layout(const Plan& plan, const TrainOptions& options);
 Stage stage_of(const Plan& plan, const LlamaConfig& config, int64_t rank);  // usage error where layers do not divide
 
 class Composed {
   public:
-    // Fills the slots of this rank's part of the model and of its trainer; before the model is materialised. Both outlive
-    // this.
+    // Fills the slots of this rank's part of the model and of its trainer; before the model is materialised. Both
+    // outlive this.
     Composed(Llama& model, Trainer& trainer, const TrainOptions& options, const Plan& plan, const Comm& world);
 
     const MeshComms ranks;

@@ -1,7 +1,7 @@
 #pragma once
-// One rank of a run that is not there: memory by kind against its formula, for any rank of any layout on any machine. The
-// model's tensors have shapes but no memory, and collectives have no peers; everything else is the program itself, so that
-// what a real rank would allocate is booked in the order in which it would.
+// One rank of a run that is not there: memory by kind against its formula, for any rank of any layout on any machine.
+// The model's tensors have shapes but no memory, and collectives have no peers; everything else is the program itself,
+// so that what a real rank would allocate is booked in the order in which it would.
 #include "08_3d_full/compose.h"
 
 namespace train70b {

@@ -6,8 +6,8 @@
 //     dp   the batch is divided    gradients once per step
 //     pp   the layers are dealt    activations between neighbours: the slowest links will do
 //
-// Ranks are numbered in that order, tp fastest (Megatron's; Narayanan et al. 2021, section 3): neighbours in number, who are
-// neighbours in hardware, are those that talk most.
+// Ranks are numbered in that order, tp fastest (Megatron's; Narayanan et al. 2021, section 3): neighbours in number,
+// who are neighbours in hardware, are those that talk most.
 #include "02_data_parallel/comm.h"
 
 namespace train70b {
@@ -29,8 +29,8 @@ struct Mesh {
 static_assert(Mesh{.tp = 4, .cp = 1, .dp = 2, .pp = 2}.rank({3, 0, 1, 0}) == 7);
 static_assert(Mesh{.tp = 4, .cp = 1, .dp = 2, .pp = 2}.place(7) == Mesh::Place{3, 0, 1, 0});
 
-// With dp 0: what the others leave of the ranks. Usage error that says what would work, where the product is not the number
-// of ranks.
+// With dp 0: what the others leave of the ranks. Usage error that says what would work, where the product is not the
+// number of ranks.
 Mesh mesh_of(const Mesh& asked, int64_t ranks);
 
 // This rank's groups. Gradients are summed, and ZeRO shards, over dp_cp: context ranks hold the same parameters.

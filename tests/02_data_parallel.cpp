@@ -1,5 +1,5 @@
-// N ranks against one: the same loss, gradient norm and gradients, whatever algorithm, buckets and overlap; and the bytes
-// that the formula says.
+// N ranks against one: the same loss, gradient norm and gradients, whatever algorithm, buckets and overlap; and the
+// bytes that the formula says.
 #include "02_data_parallel/data_parallel.h"
 #include "tests/ranks.h"
 #include "tests/training.h"

@@ -1,5 +1,5 @@
-// Every stage of ZeRO against one rank, and against every other stage bit for bit; what each keeps, to the byte; what each
-// sends.
+// Every stage of ZeRO against one rank, and against every other stage bit for bit; what each keeps, to the byte; what
+// each sends.
 #include "03_zero/tables.h"
 #include "tests/ranks.h"
 #include "tests/training.h"

@@ -1,5 +1,5 @@
-// Every layout of tensor parallelism against one rank: losses, norms, gathered gradients; what is copied stays the same bit
-// for bit; what each rank keeps, to the byte; what it sends.
+// Every layout of tensor parallelism against one rank: losses, norms, gathered gradients; what is copied stays the same
+// bit for bit; what each rank keeps, to the byte; what it sends.
 #include "02_data_parallel/data_parallel.h"
 #include "03_zero/zero.h"
 #include "04_tensor_parallel/overlap.h"

@@ -1,4 +1,5 @@
-// 8 bits on several ranks: layers divided by tensor parallelism, weights that ZeRO gathers as codes, sharded 8-bit moments.
+// 8 bits on several ranks: layers divided by tensor parallelism, weights that ZeRO gathers as codes, sharded 8-bit
+// moments.
 #include <numeric>
 
 #include "07_fp8/tables.h"

@@ -1,5 +1,5 @@
-// The parity grid: layouts that mix every technique with every other, held to one rank as DESIGN says: losses and gradient
-// norms over four steps, and every parameter's gradient at step 1.
+// The parity grid: layouts that mix every technique with every other, held to one rank as DESIGN says: losses and
+// gradient norms over four steps, and every parameter's gradient at step 1.
 #include "08_3d_full/compose.h"
 #include "tests/ranks.h"
 #include "tests/training.h"

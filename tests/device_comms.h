@@ -1,5 +1,6 @@
 #pragma once
-// The transports of device tensors that can work on this machine. Without a GPU nothing is tested, and the output says so.
+// The transports of device tensors that can work on this machine. Without a GPU nothing is tested, and the output says
+// so.
 #include "01_single_gpu/cuda_device.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
