@@ -80,6 +80,8 @@ std::string choose_transport(const CommOptions& o, Device device, const Node& no
         if (o.fake_rank > 0) usage_error("--fake-rank {}: belongs to --comm fake", o.fake_rank);
     } else {
         if (o.fake_world == 0) usage_error("--comm fake: how many ranks? add --fake-world N");
+        constexpr int64_t kMost = 1 << 20;
+        if (o.fake_world > kMost) usage_error("--fake-world {}: at most {} ranks", o.fake_world, kMost);
         if (o.fake_rank >= o.fake_world)
             usage_error("--fake-rank {} of --fake-world {}: ranks count from 0 to {}", o.fake_rank, o.fake_world,
                         o.fake_world - 1);

@@ -92,8 +92,8 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     if (o.hybrid_shard > 0 && o.stage == 0)
         usage_error("--hybrid-shard {}: --zero 0 shards nothing; --zero 1, 2 or 3 would", o.hybrid_shard);
     if (o.hybrid_shard > 0 && data_ranks % o.hybrid_shard != 0)
-        usage_error("--hybrid-shard {} does not divide {} data-parallel ranks; {} would", o.hybrid_shard, data_ranks,
-                    std::gcd(o.hybrid_shard, data_ranks));
+        usage_error("--hybrid-shard {} does not divide the {} ranks that share parameters (--dp, and --cp); {} would",
+                    o.hybrid_shard, data_ranks, std::gcd(o.hybrid_shard, data_ranks));
     if (o.offload != Offload::none && o.stage == 0)
         usage_error("--offload: each of {} ranks would keep all states on the host; add --zero 1, 2 or 3", data_ranks);
     if (o.offload == Offload::all && o.stage < 3)

@@ -14,6 +14,7 @@ void add_plan_flags(CLI::App& app, Plan& plan) {
     describe("--tp", "tensor-parallel ranks of a model copy");
     describe("--cp", "context-parallel ranks of a model copy");
     describe("--pp", "pipeline stages of a model copy");
+    app.get_option("--micro-batch")->description("sequences of a rank at a time [with --pp 1, else global / ranks]");
 }
 
 ContextLayout context_layout(const Plan& plan, const TrainOptions& options) {

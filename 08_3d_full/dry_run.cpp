@@ -46,30 +46,32 @@ RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t r
     return memory;
 }
 
-RankMemory book_rank(const TrainOptions& options, const Dataset& data, const Plan& plan, int64_t rank) {
-    TrainOptions o = options.without_files();
+RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
+                     const Plan& plan, int64_t rank) {
+    TrainOptions o = options;
+    o.eval_every = 0;
     o.dry_run = true;
     o.steps = 1;
     const MemoryBytes before = ledger().now();
     for (const int64_t bytes : before) CHECK(bytes == 0, "{} bytes are still booked", bytes);
     RankMemory memory = rank_formula(options, plan, rank);
-    const int real_rank = std::exchange(this_rank, -1);  // no progress lines
     {
         const Comm world = make_comm(make_fake_transport(int(rank), int(plan.mesh.size())), {});
         Llama model(o.model, o.llama(), stage_of(plan, o.model, rank));
-        Trainer trainer(o, model, data, nlohmann::ordered_json::object());
+        Trainer trainer(o, model, data, flags);
+        const int real_rank = std::exchange(this_rank, -1);  // files are open; no progress lines of a run that is none
         Composed composed(model, trainer, o, plan, world);
+        report_communication(trainer, world);
         model.materialise(o.seed);
         trainer.run();
+        this_rank = real_rank;
         memory.peak = trainer.peak();
         world.finish();
     }
-    this_rank = real_rank;
     return memory;
 }
 
 namespace {
-double gigabytes(int64_t bytes) { return double(bytes) / 1e9; }
 int64_t of(const RankMemory& memory, Memory kind) { return memory.peak.kind[size_t(kind)]; }
 }  // namespace
 
@@ -100,15 +102,19 @@ std::string rank_table(const RankMemory& memory, const TrainOptions& options) {
 }
 
 std::string ranks_table(const std::vector<RankMemory>& ranks, const Plan& plan) {
+    int64_t most_bytes = 0;
+    for (const RankMemory& memory : ranks) most_bytes = std::max(most_bytes, memory.peak.total);
+    const bool giga = most_bytes >= 1e9;
+    const char* unit = giga ? "GB" : "MB";
+    const auto shown = [giga](int64_t bytes) { return double(bytes) / (giga ? 1e9 : 1e6); };
     std::string text = fmt::format(
-        "{}: GB of every rank, peak of a step\n{:<28}{:>9}{:>9}{:>11}{:>13}{:>8}{:>11}{:>8}{:>8}\n", plan.mesh.text(),
-        "ranks", "params", "grads", "optimizer", "activations", "comm", "workspace", "total", "host");
+        "{}: {} of every rank, peak of a step\n{:<28}{:>9}{:>9}{:>11}{:>13}{:>8}{:>11}{:>8}{:>8}\n", plan.mesh.text(),
+        unit, "ranks", "params", "grads", "optimizer", "activations", "comm", "workspace", "total", "host");
     const auto row = [&](const RankMemory& m) {
         return fmt::format("{:>9.2f}{:>9.2f}{:>11.2f}{:>13.2f}{:>8.2f}{:>11.2f}{:>8.2f}{:>8.2f}\n",
-                           gigabytes(of(m, Memory::params)), gigabytes(of(m, Memory::grads)),
-                           gigabytes(of(m, Memory::optimizer)), gigabytes(of(m, Memory::activations)),
-                           gigabytes(of(m, Memory::comm)), gigabytes(of(m, Memory::workspace)), gigabytes(m.peak.total),
-                           gigabytes(of(m, Memory::host)));
+                           shown(of(m, Memory::params)), shown(of(m, Memory::grads)), shown(of(m, Memory::optimizer)),
+                           shown(of(m, Memory::activations)), shown(of(m, Memory::comm)),
+                           shown(of(m, Memory::workspace)), shown(m.peak.total), shown(of(m, Memory::host)));
     };
     for (size_t i = 0; i < ranks.size();) {  // neighbours of one stage with the same figures: one line
         size_t end = i + 1;
@@ -128,9 +134,9 @@ std::string ranks_table(const std::vector<RankMemory>& ranks, const Plan& plan) 
         if (of(most, Memory(kind)) - of(least, Memory(kind)) > of(most, why) - of(least, why)) why = Memory(kind);
     return text +
            fmt::format(
-               "largest: rank {}, stage {} of {}; of its {:.2f} GB more than rank {}, most are {} ({:+.2f} GB)\n",
-               most.rank, plan.mesh.place(most.rank).pp, plan.mesh.pp, gigabytes(most.peak.total - least.peak.total),
-               least.rank, kMemoryNames[size_t(why)], gigabytes(of(most, why) - of(least, why)));
+               "largest: rank {}, stage {} of {}; of its {:.2f} {} more than rank {}, most are {} ({:+.2f} {})\n",
+               most.rank, plan.mesh.place(most.rank).pp, plan.mesh.pp, shown(most.peak.total - least.peak.total), unit,
+               least.rank, kMemoryNames[size_t(why)], shown(of(most, why) - of(least, why)), unit);
 }
 
 }  // namespace train70b

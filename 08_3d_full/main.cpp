@@ -15,12 +15,16 @@ struct Extras {
     bool dry_run = false, probe = false;
 };
 
-// One step of every rank, or of the one that was asked for, with nothing allocated.
-void print_dry_run(const TrainOptions& options, const CommOptions& comm_options, const Plan& plan, bool one_rank) {
+// One step of every rank, or of the one that was asked for, with nothing allocated. Files are of --fake-rank.
+void print_dry_run(const TrainOptions& options, const CommandLine& command_line, int64_t fake_rank, const Plan& plan) {
+    const bool one_rank = command_line.app.count("--fake-rank") > 0;
     const Dataset data(options.data, options.model.vocab, options.seq_len, options.val_fraction);
     std::vector<RankMemory> ranks;
     for (int64_t rank = 0; rank < plan.mesh.size(); ++rank)
-        if (!one_rank || rank == comm_options.fake_rank) ranks.push_back(book_rank(options, data, plan, rank));
+        if (!one_rank || rank == fake_rank)
+            ranks.push_back(book_rank(rank == fake_rank ? options : options.without_files(), command_line.flags(), data,
+                                      plan, rank));
+    CHECK(!ranks.empty(), "rank {} of {}", fake_rank, plan.mesh.size());
     const auto larger = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
     say("\n{}", rank_table(*std::max_element(ranks.begin(), ranks.end(), larger), options));
     if (!one_rank) say("\n{}", ranks_table(ranks, plan));
@@ -56,7 +60,7 @@ void program(int argc, char** argv) {
         say("{}: {} parameters; a step is {} sequences of {}, {} at a time\n{}", options.model.name,
             human_count(double(options.model.parameters())), options.global_batch, options.seq_len, options.micro_batch,
             picture(plan.mesh));
-        return print_dry_run(options, comm_options, plan, command_line.app.count("--fake-rank") > 0);
+        return print_dry_run(options, command_line, comm_options.fake_rank, plan);
     }
 
     std::optional<TrainingRun> run;

@@ -6,6 +6,11 @@ std::string Mesh::text() const { return fmt::format("tp {} x cp {} x dp {} x pp 
 
 Mesh mesh_of(const Mesh& asked, int64_t ranks) {
     Mesh mesh = asked;
+    for (const auto& [flag, size] :
+         {std::pair("--tp", asked.tp), {"--cp", asked.cp}, {"--dp", asked.dp}, {"--pp", asked.pp}})
+        if (size > ranks)
+            usage_error("{} {}: there are {} ranks; at most as many would do, or mpirun -np {}", flag, size, ranks,
+                        size);
     const int64_t copy = asked.tp * asked.cp * asked.pp;  // ranks of a model copy
     if (asked.dp == 0) {
         if (ranks % copy != 0)
