@@ -4,9 +4,6 @@
 
 namespace train70b {
 
-namespace {
-
-// Median seconds of one call.
 double median_seconds(Device device, int calls, const std::function<void()>& body) {
     body();
     std::vector<double> seconds;
@@ -20,6 +17,8 @@ double median_seconds(Device device, int calls, const std::function<void()>& bod
     std::sort(seconds.begin(), seconds.end());
     return seconds[seconds.size() / 2];
 }
+
+namespace {
 
 double floor_seconds(const Profile::Sum& sum, const Ceilings& ceilings) {
     return std::max(sum.bytes / ceilings.copy_bytes_per_s, sum.flops / ceilings.product_flops_per_s);

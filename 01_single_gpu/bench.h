@@ -4,6 +4,9 @@
 
 namespace train70b {
 
+// Median seconds of one call of body, of `calls` after one that does not count; each is waited for.
+double median_seconds(Device device, int calls, const std::function<void()>& body);
+
 // Ceilings measured in this very run, so that a table is comparable with itself on any machine.
 struct Ceilings {
     double copy_bytes_per_s;     // reading and writing a large array, both counted

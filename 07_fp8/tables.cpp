@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "01_single_gpu/bench.h"
 #include "01_single_gpu/random.h"
 #include "07_fp8/adamw8bit.h"
 #include "07_fp8/formats.h"
@@ -353,18 +354,7 @@ ProductTimes time_products(Device device, const Fp8Options& options, int64_t row
     Tensor dw({out, in}, DType::f32, device, Memory::workspace);
     fill(dw, 0);
     const auto recipe = make_recipe(options, 3, device, Comm());
-    const auto seconds = [&](const std::function<void()>& body) {  // median of nine
-        std::vector<double> each;
-        for (int i = -2; i < 9; ++i) {
-            synchronize(device);
-            const double begin = now_seconds();
-            body();
-            synchronize(device);
-            if (i >= 0) each.push_back(now_seconds() - begin);
-        }
-        std::sort(each.begin(), each.end());
-        return each[each.size() / 2];
-    };
+    const auto seconds = [&](const std::function<void()>& body) { return median_seconds(device, 9, body); };
     Codes of_x, of_w, of_dy;
     const auto make_codes = [&] {
         of_x = recipe->quantize({Operand::input, 0}, x, Want::both, true);

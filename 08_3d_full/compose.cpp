@@ -54,7 +54,7 @@ void settle(Plan& plan, const TrainOptions& options, int64_t ranks) {
     check_zero(plan.zero, options, mesh.dp * mesh.cp, ranks_on_this_node(), moment_bytes(plan.optimizer));
     check_fp8(plan.fp8, c, options.micro_batch * options.seq_len / mesh.cp, mesh.tp);
     pipeline_schedule(plan.pipeline, mesh.pp, plan.zero.micro_batches);
-    for (int64_t stage = 0; stage < mesh.pp; ++stage) pipeline_stage(c, mesh.pp, stage, plan.pipeline);
+    stage_of(plan, c, 0);  // whether layers divide does not depend on the rank
 }
 
 ContextLayout Composed::apply_context(Llama& model, const MeshComms& ranks, const Plan& plan,

@@ -1,8 +1,6 @@
 #include "08_3d_full/dry_run.h"
 
-#include <numeric>
-
-#include "07_fp8/adamw8bit.h"
+#include <algorithm>
 
 namespace train70b {
 

@@ -2,23 +2,13 @@
 
 #include <algorithm>
 
+#include "01_single_gpu/bench.h"
+
 namespace train70b {
 
 namespace {
 
-// Median seconds of a few calls, after one that does not count.
-double median_seconds(Device device, const std::function<void()>& body) {
-    std::vector<double> seconds;
-    for (int i = 0; i < 6; ++i) {
-        synchronize(device);
-        const double begin = now_seconds();
-        body();
-        synchronize(device);
-        if (i > 0) seconds.push_back(now_seconds() - begin);
-    }
-    std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
-    return seconds[2];
-}
+constexpr int kCalls = 5;
 
 std::string row(const std::string& name, const std::string& unit, const std::vector<double>& of_rank) {
     constexpr double kOutlier = 0.8;  // of the median
@@ -48,7 +38,7 @@ std::string probe(const Comm& world, const Plan& plan, Device device, DType dtyp
     const MeshComms ranks = split(world, plan.mesh);
     world.barrier();
     const double product = 2.0 * double(side) * double(side) * double(side) /
-                           median_seconds(device, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
+                           median_seconds(device, kCalls, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
     std::string text =
         fmt::format("probe of {} ranks{:<9}{:>10}{:>10}{:>10}\n", world.size(), "", "least", "median", "most");
     text += row(fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
@@ -60,7 +50,7 @@ std::string probe(const Comm& world, const Plan& plan, Device device, DType dtyp
         const bool neighbours = name == std::string("pp");
         Tensor in = neighbours ? Tensor::like(message, Memory::comm) : Tensor();
         const double seconds = median_seconds(
-            device, [&, group = comm] { neighbours ? group.shift(message, in) : group.all_reduce(message); });
+            device, kCalls, [&, group = comm] { neighbours ? group.shift(message, in) : group.all_reduce(message); });
         fill(message, 1);
         const double factor = neighbours ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
         text += row(fmt::format("{}, {} over {}", name, neighbours ? "shift" : "all-reduce", comm.size()), "GB/s",
