@@ -17,6 +17,8 @@ void with_float(DType dtype, Body&& body) {
         body(float{});
     else if (dtype == DType::bf16)
         body(bf16{});
+    else if (dtype == DType::f64)
+        body(double{});
     else
         CHECK(false, "no CPU kernel for {}", name_of(dtype));
 }

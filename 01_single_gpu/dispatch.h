@@ -44,6 +44,6 @@ inline double bytes_of(List tensors) {
     return bytes;
 }
 
-inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
+inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64; }
 
 }  // namespace train70b

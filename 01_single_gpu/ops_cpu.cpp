@@ -61,7 +61,7 @@ void copy(Tensor& to, const Tensor& from) {
             using To = decltype(to_zero);
             To* t = to.data<To>();
             const auto* f = from.data<decltype(from_zero)>();
-            parallel_elements(to.size(), [=](int64_t i) { t[i] = To(float(f[i])); });
+            parallel_elements(to.size(), [=](int64_t i) { t[i] = To(f[i]); });
         });
     });
 }

@@ -52,6 +52,19 @@ json parse_header(const std::string& path, std::string_view text) {
     return header;
 }
 
+struct StoredDType {
+    DType dtype;
+    const char* name;  // in the file's header
+};
+constexpr StoredDType kDTypes[] = {{DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}};
+
+const char* stored_name(DType dtype) {
+    for (const StoredDType& known : kDTypes)
+        if (known.dtype == dtype) return known.name;
+    CHECK(false, "{} cannot be stored", name_of(dtype));
+    return nullptr;
+}
+
 // One entry of the header; its place is checked against the others' by the caller.
 StoredTensor parse_entry(const std::string& path, const std::string& name, const json& entry, uint64_t data_bytes) {
     const auto refuse = [&](const std::string& why) { usage_error("{}: tensor {}: {}", path, quoted(name), why); };
@@ -68,10 +81,11 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
     const std::vector<uint64_t> shape = whole_numbers("shape"), offsets = whole_numbers("data_offsets");
     const json dtype = entry.value("dtype", json());
     StoredTensor tensor{.name = name};
-    if (dtype == "BF16")
-        tensor.dtype = DType::bf16;
-    else if (dtype != "F32")
-        refuse(fmt::format("dtype {} is not supported; F32 and BF16 are", dtype.dump()));
+    const auto known =
+        std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& d) { return dtype == d.name; });
+    if (known == std::end(kDTypes))
+        refuse(fmt::format("dtype {} is not supported; F64, F32 and BF16 are", dtype.dump()));
+    tensor.dtype = known->dtype;
 
     uint64_t bytes = size_of(tensor.dtype);
     for (uint64_t dim : shape) {
@@ -167,9 +181,8 @@ SafetensorsWriter::SafetensorsWriter(const std::string& flag, const std::string&
         tensor.bytes = size_of(tensor.dtype);
         for (int64_t dim : tensor.shape) tensor.bytes *= dim;
         end += tensor.bytes;
-        header[tensor.name] = {{"dtype", tensor.dtype == DType::bf16 ? "BF16" : "F32"},
-                               {"shape", tensor.shape},
-                               {"data_offsets", {tensor.begin, end}}};
+        header[tensor.name] = {
+            {"dtype", stored_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, end}}};
     }
     std::string text = header.dump();
     text.resize((text.size() + 7) / 8 * 8, ' ');  // so that every tensor is aligned in the file

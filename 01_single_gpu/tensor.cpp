@@ -12,6 +12,7 @@ namespace train70b {
 
 int64_t size_of(DType dtype) {
     switch (dtype) {
+        case DType::f64: return 8;
         case DType::f32:
         case DType::i32: return 4;
         case DType::bf16: return 2;
@@ -26,6 +27,7 @@ const char* name_of(DType dtype) {
     switch (dtype) {
         case DType::f32: return "fp32";
         case DType::bf16: return "bf16";
+        case DType::f64: return "fp64";
         case DType::e4m3: return "e4m3";
         case DType::e5m2: return "e5m2";
         case DType::i32: return "i32";
@@ -85,7 +87,7 @@ struct Tensor::Storage {
         ledger().book(kind, bytes);
     }
     ~Storage() {
-        kind == Memory::host && device == Device::cpu ? release_host(pointer) : release(device, pointer);
+        kind == Memory::host&& device == Device::cpu ? release_host(pointer) : release(device, pointer);
         ledger().book(kind, -bytes);
     }
     Storage(const Storage&) = delete;
