@@ -1,5 +1,6 @@
 #include "01_single_gpu/bench.h"
 
+#include "01_single_gpu/cpu_setup.h"
 #include "01_single_gpu/profile.h"
 
 namespace train70b {
@@ -71,8 +72,9 @@ void bench(const TrainOptions& options, Llama& model, Trainer& trainer, const st
 
     const double tokens = double(options.global_batch) * double(options.seq_len);
     const double flops = flops_per_token(model.config, options.seq_len) * tokens / seconds;
-    fmt::print("\nceilings measured here: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s\n",
-               ceilings.copy_bytes_per_s / 1e9, name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12);
+    fmt::print("\nceilings measured here: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s{}\n",
+               ceilings.copy_bytes_per_s / 1e9, name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12,
+               device == Device::cpu ? fmt::format(" (OpenBLAS {}, {} threads)", blas_core(), cpu_threads()) : "");
     fmt::print("a step of {} tokens: {:.2f} ms (median of {}), {} tokens/s\n", tokens, 1e3 * seconds, kSteps,
                human_count(tokens / seconds));
     fmt::print(

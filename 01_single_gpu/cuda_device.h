@@ -1,5 +1,6 @@
 #pragma once
-// What the rest of the program needs of a CUDA device, without CUDA's headers. Defined in cuda_device.cu.
+// What the rest of the program needs of a CUDA device, without CUDA's headers. Defined in cuda_device.cu, so that all
+// but why_no_cuda() belongs behind #if TRAIN70B_CUDA; that is 0 or 1 in the files that CMakeLists.txt names.
 #include <cstdint>
 #include <string>
 
@@ -7,7 +8,6 @@ namespace train70b {
 
 std::string why_no_cuda();  // empty when a CUDA device can be used; else what is missing
 
-#ifdef TRAIN70B_CUDA
 // Memory in stream order: an allocation may be used by everything issued to the compute stream after it, and a release
 // takes effect after everything issued before it.
 void* cuda_allocate(int64_t bytes);  // throws std::bad_alloc, with the device's free memory in the message on stderr
@@ -54,6 +54,5 @@ struct CudaInfo {
     int multiprocessors = 0;
 };
 CudaInfo cuda_info();
-#endif
 
 }  // namespace train70b

@@ -7,7 +7,7 @@
 #include "01_single_gpu/tensor.h"
 
 // RUN(device, kernel(arguments)): calls it in namespace cpu or cuda, and nothing for meta tensors.
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
 #define CUDA_CASE(call) \
     case Device::cuda:  \
         cuda::call;     \

@@ -2,7 +2,7 @@
 // Llama checkpoints as Hugging Face stores them: a folder with config.json and either model.safetensors or several
 // shards with model.safetensors.index.json. Parameter names and the rotate-half RoPE are this course's own as well, so
 // no weight changes place on its way in or out.
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/safetensors.h"

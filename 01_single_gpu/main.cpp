@@ -17,16 +17,15 @@ void program(int argc, char** argv) {
     int64_t tokens_to_generate = 0;
     bool run_bench = false;
     std::string bench_csv;
-    command_line.app.add_option("--generate", tokens_to_generate, "tokens to write after training")
-        ->check(whole_number_from(0))
-        ->group("Output");
-    command_line.app.add_flag("--bench", run_bench, "time the ops and a step instead of training")->group("Output");
-    command_line.app.add_option("--bench-csv", bench_csv, "FILE.csv: the table of --bench")->group("Output");
+    command_line.group("Output");
+    command_line.add("--generate", tokens_to_generate, "tokens to write after training", whole_number_from(0));
+    command_line.add_flag("--bench", run_bench, "time the ops and a step instead of training");
+    command_line.add("--bench-csv", bench_csv, "FILE.csv: the table of --bench");
     command_line.parse(argc, argv);
     command_line.check_batches(1);
     set_cpu_threads(1);
 
-    TrainingRun run(options, command_line.flags());
+    TrainingRun run(options, command_line.values());
     run.materialise();
     if (run_bench || !bench_csv.empty()) return bench(options, run.model, run.trainer, bench_csv);
 

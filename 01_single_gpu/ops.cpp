@@ -48,7 +48,7 @@ namespace {
 void move([[maybe_unused]] Tensor& to, [[maybe_unused]] const Tensor& from) {
     CHECK(to.device() != Device::meta && from.device() != Device::meta, "{} to {}", name_of(from.device()),
           name_of(to.device()));
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     cuda_copy(to.raw(), from.raw(), from.bytes(), to.device() == Device::cpu ? CopyKind::to_host : CopyKind::to_device);
 #endif
 }
@@ -309,13 +309,13 @@ Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Me
     Tensor tensor(std::move(shape), DType::i32, device, kind);
     CHECK(tensor.size() == int64_t(values.size()), "{} values for {}", values.size(), to_string(tensor.shape()));
     if (device == Device::cpu) std::copy(values.begin(), values.end(), tensor.data<int32_t>());
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     if (device == Device::cuda) cuda_copy(tensor.raw(), values.data(), tensor.bytes(), CopyKind::to_device);
 #endif
     return tensor;
 }
 
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
 void synchronize(Device device) {
     if (device == Device::cuda) cuda_synchronize();
 }

@@ -1,10 +1,9 @@
 #pragma once
 // The flags that every chapter shares: typed, checked, and written into the metrics file.
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
+#include "01_single_gpu/flags.h"
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/optimizer.h"
 
@@ -37,18 +36,13 @@ struct TrainOptions {
     int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }
 };
 
-// The command line of one chapter: the shared flags here, the chapter's own through app.
-class CommandLine {
+// The command line of one chapter: the shared flags, and those that the chapter adds.
+class CommandLine : public Flags {
   public:
     CommandLine(const std::string& description, TrainOptions& options);
 
-    // Parses and checks. Usage error with the nearest known flag for an unknown one; --help prints and exits with 0.
-    // data_ranks: over how many ranks the global batch is divided (chapter 02).
-    void parse(int argc, char** argv);
-    void check_batches(int64_t data_ranks);
-
-    CLI::App app;
-    nlohmann::ordered_json flags() const;  // every flag with its value, as text
+    void parse(int argc, char** argv);       // and checks
+    void check_batches(int64_t data_ranks);  // over which the global batch is divided (chapter 02)
 
   private:
     LlamaConfig model_shape() const;
@@ -57,13 +51,5 @@ class CommandLine {
     std::string model_ = "tiny";
     std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_;
 };
-
-// Validators whose messages say what would work.
-CLI::Validator whole_number_from(int64_t least);
-CLI::Validator real_number(double least, double most, bool least_allowed = true);
-CLI::Validator one_of(std::vector<std::string> names);
-
-// A flag that is on or off, with the value as its default.
-CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& value, const std::string& text);
 
 }  // namespace train70b

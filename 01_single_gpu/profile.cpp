@@ -58,7 +58,7 @@ Span::~Span() {
 }
 
 std::optional<double> peak_flops([[maybe_unused]] Device device, [[maybe_unused]] DType dtype) {
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     struct Peak {
         const char* name;  // part of the device's name
         double bf16, fp32;

@@ -1,7 +1,7 @@
 #pragma once
 // What a run tells: the progress line, the metrics file, the closing table. Printed and written by rank 0.
 #include <map>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/files.h"
 #include "01_single_gpu/llama.h"

@@ -63,13 +63,13 @@ int64_t elements(const Shape& shape) {
 
 // Host memory: pinned where there is a GPU, which then copies from and to it at full speed.
 void* allocate_host(int64_t bytes) {
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     if (why_no_cuda().empty()) return cuda_allocate_host(bytes);
 #endif
     return allocate(Device::cpu, bytes);
 }
 void release_host(void* pointer) noexcept {
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     if (why_no_cuda().empty()) return cuda_release_host(pointer);
 #endif
     release(Device::cpu, pointer);
@@ -164,7 +164,7 @@ void* allocate(Device device, int64_t bytes) {
     switch (device) {
         case Device::meta: return nullptr;
         case Device::cuda:
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
             return cuda_allocate(bytes);
 #else
             usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
@@ -184,7 +184,7 @@ void* allocate(Device device, int64_t bytes) {
 
 void release(Device device, void* pointer) noexcept {
     if (device == Device::cpu) std::free(pointer);
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     if (device == Device::cuda) cuda_release(pointer);
 #endif
 }

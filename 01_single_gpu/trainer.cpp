@@ -1,8 +1,10 @@
 #include "01_single_gpu/trainer.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "01_single_gpu/cpu_setup.h"
 #include "01_single_gpu/profile.h"
 
 namespace train70b {
@@ -12,6 +14,9 @@ double norm_of(const std::vector<float>& squares) {
     return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
 }  // namespace
+
+Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data)
+    : Trainer(options, model, data, nlohmann::ordered_json::object()) {}
 
 Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data, const nlohmann::ordered_json& flags)
     : options_(options), model_(model), data_(data), progress_(options.steps) {
@@ -41,7 +46,8 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
                       {"vocab", c.vocab},
                       {"parameters", c.parameters()},
                       {"flops_per_token", flops_per_token(c, options.seq_len)}}},
-                    {"device", name_of(model.options.device)}});
+                    {"device", name_of(model.options.device)},
+                    {"cpu", {{"blas_core", blas_core()}, {"threads", cpu_threads()}}}});
 
     forward_backward = [this](int64_t step) {
         Tensor total;
@@ -247,9 +253,12 @@ TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_js
 
 void TrainingRun::materialise() {
     const LlamaConfig& c = options_.model;
-    say("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}\n", c.name,
+    const std::string kernels = model.options.device != Device::cpu
+                                    ? ""
+                                    : fmt::format(" (OpenBLAS {} kernels, {} threads)", blas_core(), cpu_threads());
+    say("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}{}\n", c.name,
         human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
-        name_of(model.options.device));
+        name_of(model.options.device), kernels);
     say("data: {} tokens to train on; a step is {} sequences of {} = {} tokens, {} at a time\n", data.train_tokens(),
         options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len, options_.micro_batch);
     model.materialise(options_.seed);

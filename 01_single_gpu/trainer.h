@@ -11,6 +11,7 @@ class Trainer {
   public:
     // Opens the output files: construct it last, when everything else is known to be possible.
     Trainer(const TrainOptions& options, Llama& model, const Dataset& data, const nlohmann::ordered_json& flags);
+    Trainer(const TrainOptions& options, Llama& model, const Dataset& data);  // of a run that no command line asked for
 
     // ---- slots; each has its one-rank default ----
     int64_t data_rank = 0, data_ranks = 1;  // whose part of the global batch this rank computes

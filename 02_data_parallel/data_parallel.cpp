@@ -2,15 +2,12 @@
 
 namespace train70b {
 
-void add_data_parallel_flags(CLI::App& app, int64_t& dp, DataParallelOptions& o) {
-    app.add_option("--dp", dp, "data-parallel ranks [what the ranks leave]")
-        ->check(whole_number_from(1))
-        ->group("Communication");
-    app.add_option("--bucket-mb", o.bucket_mb, "MiB of gradients per all-reduce; 0: each parameter by itself")
-        ->check(real_number(0, 1e6))
-        ->capture_default_str()
-        ->group("Communication");
-    add_switch(app, "--overlap", o.overlap, "reduce gradients behind the backward pass")->group("Communication");
+void add_data_parallel_flags(Flags& flags, int64_t& dp, DataParallelOptions& o) {
+    flags.group("Communication");
+    flags.add("--dp", dp, "data-parallel ranks [what the ranks leave]", whole_number_from(1)).default_text("");
+    flags.add("--bucket-mb", o.bucket_mb, "MiB of gradients per all-reduce; 0: each parameter by itself",
+              real_number(0, 1e6));
+    flags.add_switch("--overlap", o.overlap, "reduce gradients behind the backward pass");
 }
 
 DataParallel::DataParallel(Llama& model, const Comm& ranks, const DataParallelOptions& options)

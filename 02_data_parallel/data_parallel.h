@@ -28,7 +28,7 @@ struct DataParallelOptions {
 };
 
 // --dp (0: whatever the ranks leave), --bucket-mb, --overlap
-void add_data_parallel_flags(CLI::App& app, int64_t& dp, DataParallelOptions& options);
+void add_data_parallel_flags(Flags& flags, int64_t& dp, DataParallelOptions& options);
 
 class DataParallel {
   public:

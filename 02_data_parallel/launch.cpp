@@ -3,6 +3,7 @@
 #include <mpi.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "01_single_gpu/cpu_setup.h"
 #include "01_single_gpu/report.h"
@@ -54,10 +55,24 @@ bool all_arrive() {
     return false;
 }
 
+// On a mixed cluster: says which ranks run which kernels.
+void compare_blas_cores() {
+    constexpr int kWidth = 32;
+    std::string mine = blas_core();
+    mine.resize(kWidth);
+    std::string all(size_t(world_size()) * kWidth, '\0');
+    MPI_Gather(mine.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
+    if (this_rank != 0) return;
+    std::vector<std::string> cores;
+    for (size_t begin = 0; begin < all.size(); begin += kWidth) cores.push_back(all.substr(begin, kWidth).c_str());
+    const std::string mixed = mixed_blas_cores(cores);
+    if (!mixed.empty()) say("{}\n", mixed);
+}
+
 // Whether any two ranks of a node use the same GPU. NCCL takes one rank per GPU.
 bool share_gpus([[maybe_unused]] const Node& node) {
     bool shared = false;
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     constexpr int kLength = 64;
     std::string mine = cuda_device_id();
     mine.resize(kLength);
@@ -106,7 +121,7 @@ std::string choose_transport(const CommOptions& o, Device device, const Node& no
 
 std::unique_ptr<Transport> make_transport(const std::string& name, [[maybe_unused]] const CommOptions& o) {
     if (name == "fake") return make_fake_transport(int(o.fake_rank), int(o.fake_world));
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     if (name == "nccl") return make_nccl_transport();
     if (name == "staged") return make_staged_transport();
 #endif
@@ -115,19 +130,18 @@ std::unique_ptr<Transport> make_transport(const std::string& name, [[maybe_unuse
 
 }  // namespace
 
-void add_comm_flags(CLI::App& app, CommOptions& o) {
-    const auto add = [&app](const char* name, auto& value, const char* text, const CLI::Validator& check) {
-        return app.add_option(name, value, text)->check(check)->capture_default_str()->group("Communication");
-    };
-    add("--comm", o.transport, "transport; auto: nccl, staged or mpi",
-        one_of({"auto", "mpi", "nccl", "staged", "fake"}));
-    add("--fake-world", o.fake_world, "ranks of the world that --comm fake pretends", whole_number_from(1));
-    add("--fake-rank", o.fake_rank, "which of them this process is", whole_number_from(0));
-    add("--comm-timeout", o.timeout, "seconds after which a collective is given up", real_number(0, 1e6, false));
-    add_switch(app, "--comm-check", o.check, "compare what the ranks are about to do")->group("Communication");
-    add("--all-reduce", o.all_reduce, "algorithm of the sums; reduce-scatter: the ring's or the library's",
-        one_of({"ring", "pipelined", "halving", "naive", "library"}))
-        ->default_str("ring; with nccl: library");
+void add_comm_flags(Flags& flags, CommOptions& o) {
+    flags.group("Communication");
+    flags.add("--comm", o.transport, "transport; auto: nccl, staged or mpi",
+              one_of({"auto", "mpi", "nccl", "staged", "fake"}));
+    flags.add("--fake-world", o.fake_world, "ranks of the world that --comm fake pretends", whole_number_from(1));
+    flags.add("--fake-rank", o.fake_rank, "which of them this process is", whole_number_from(0));
+    flags.add("--comm-timeout", o.timeout, "seconds after which a collective is given up", real_number(0, 1e6, false));
+    flags.add_switch("--comm-check", o.check, "compare what the ranks are about to do");
+    flags
+        .add("--all-reduce", o.all_reduce, "algorithm of the sums; reduce-scatter: the ring's or the library's",
+             one_of({"ring", "pipelined", "halving", "naive", "library"}))
+        .default_text("ring; with nccl: library");
 }
 
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body) {
@@ -163,9 +177,10 @@ Comm connect(const CommOptions& options, Device device) {
     collective_log().set(record, CollectiveLog::State::running);
     const Node node;
     set_cpu_threads(node.size);
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     if (device == Device::cuda) cuda_use_device(node.rank % cuda_device_count());
 #endif
+    if (device == Device::cpu) compare_blas_cores();
     CommSettings settings{AllReduce::ring, options.check};
     std::unique_ptr<Transport> transport = make_transport(choose_transport(options, device, node), options);
     if (!options.all_reduce.empty())

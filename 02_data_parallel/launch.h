@@ -12,7 +12,7 @@ struct CommOptions {
     bool check = false;
     std::string all_reduce;  // empty: ring, or NCCL's own
 };
-void add_comm_flags(CLI::App& app, CommOptions& options);
+void add_comm_flags(Flags& flags, CommOptions& options);
 
 // The frame of main() from here on: as run_program, with MPI around it. Under mpirun, or without it as a single rank.
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body);

@@ -19,12 +19,12 @@ void program(int argc, char** argv) {
     bool tables = true;
     std::string all_reduce_csv_path, modes_csv_path;
     CommandLine command_line("Chapter 02: data parallelism", options);
-    add_comm_flags(command_line.app, comm_options);
-    add_data_parallel_flags(command_line.app, dp, dp_options);
-    add_switch(command_line.app, "--tables", tables, "time all-reduce and data parallelism after training")
-        ->group("Output");
-    command_line.app.add_option("--all-reduce-csv", all_reduce_csv_path, "FILE.csv: the first table")->group("Output");
-    command_line.app.add_option("--modes-csv", modes_csv_path, "FILE.csv: the second table")->group("Output");
+    add_comm_flags(command_line, comm_options);
+    add_data_parallel_flags(command_line, dp, dp_options);
+    command_line.group("Output");
+    command_line.add_switch("--tables", tables, "time all-reduce and data parallelism after training");
+    command_line.add("--all-reduce-csv", all_reduce_csv_path, "FILE.csv: the first table");
+    command_line.add("--modes-csv", modes_csv_path, "FILE.csv: the second table");
     command_line.parse(argc, argv);
 
     if (!tables && !(all_reduce_csv_path.empty() && modes_csv_path.empty()))
@@ -45,7 +45,7 @@ void program(int argc, char** argv) {
         if (this_rank == 0 && !all_reduce_csv_path.empty())
             all_reduce_file.emplace("--all-reduce-csv", all_reduce_csv_path);
         if (this_rank == 0 && !modes_csv_path.empty()) modes_file.emplace("--modes-csv", modes_csv_path);
-        run.emplace(options, command_line.flags());
+        run.emplace(options, command_line.values());
     });
     const Comm ranks = world.split([](int) { return 0; }, "dp");
     DataParallel data_parallel(run->model, ranks, dp_options);

@@ -80,9 +80,8 @@ class Transport {
 
 std::unique_ptr<Transport> make_mpi_transport();  // of all ranks
 std::unique_ptr<Transport> make_fake_transport(int rank, int size);
-#ifdef TRAIN70B_CUDA
+// Of builds with CUDA only.
 std::unique_ptr<Transport> make_staged_transport();
 std::unique_ptr<Transport> make_nccl_transport();
-#endif
 
 }  // namespace train70b

@@ -1,6 +1,6 @@
 // The staged transport: tensors of a GPU, copied through pinned host memory and moved by MPI. It makes no demands, so
 // several ranks may share one GPU; every operation waits for the device, so nothing overlaps.
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
 #include "01_single_gpu/ops.h"
 #include "02_data_parallel/mpi_group.h"
 

@@ -50,9 +50,10 @@ void program(int argc, char** argv) {
     int64_t dp = 0;
     bool tables = true;
     CommandLine command_line("Chapter 03: ZeRO", options);
-    add_comm_flags(command_line.app, comm_options);
-    add_zero_flags(command_line.app, dp, zero_options);
-    add_switch(command_line.app, "--tables", tables, "run all stages after training, and compare")->group("Output");
+    add_comm_flags(command_line, comm_options);
+    add_zero_flags(command_line, dp, zero_options);
+    command_line.group("Output");
+    command_line.add_switch("--tables", tables, "run all stages after training, and compare");
     command_line.parse(argc, argv);
 
     const Comm world = connect(comm_options, options);
@@ -64,7 +65,7 @@ void program(int argc, char** argv) {
     std::optional<TrainingRun> run;
     together([&] {
         check_zero(zero_options, options, dp, node_ranks);
-        run.emplace(options, command_line.flags());
+        run.emplace(options, command_line.values());
     });
     const Comm ranks = world.split([](int) { return 0; }, "dp");
     {

@@ -30,7 +30,7 @@ ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& r
     TrainOptions o = options.without_files();
     o.micro_batch = o.global_batch / (ranks.size() * zero_options.micro_batches);
     Llama model(o.model, o.llama());
-    Trainer trainer(o, model, data, {});
+    Trainer trainer(o, model, data);
     Zero zero(model, ranks, zero_options, o.adamw());
     zero.attach(trainer);
     model.materialise(o.seed);

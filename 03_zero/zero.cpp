@@ -14,7 +14,7 @@ namespace {
 class HostCopy {
   public:
     HostCopy(Tensor to, const Tensor& from) {
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
         if (to.device() == Device::cuda || from.device() == Device::cuda) {
             const CopyKind kind = from.device() == Device::cuda ? CopyKind::to_host : CopyKind::to_device;
             cuda_ = std::make_unique<CudaCopy>(to.raw(), from.raw(), from.bytes(), kind);
@@ -25,18 +25,18 @@ class HostCopy {
         copy(to, from);
     }
     void host_waits() {
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
         if (cuda_) cuda_->host_waits();
 #endif
     }
     void device_waits() {
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
         if (cuda_) cuda_->stream_waits();
 #endif
     }
 
   private:
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     std::unique_ptr<CudaCopy> cuda_;
     std::vector<Tensor> kept_;
 #endif
@@ -54,37 +54,29 @@ int64_t available_host_memory() {  // bytes; of Linux: what can be had without s
 
 }  // namespace
 
-void add_zero_flags(CLI::App& app, int64_t& dp, ZeroOptions& o) {
-    app.add_option("--dp", dp, "data-parallel ranks [what the ranks leave]")
-        ->check(whole_number_from(1))
-        ->group("Communication");
-    app.add_option_function<std::string>(
-           "--zero", [&o](const std::string& stage) { o.stage = std::stoi(stage); },
-           "stage: what is sharded; 1 optimizer states, 2 and gradients, 3 and parameters")
-        ->check(one_of({"0", "1", "2", "3"}))
-        ->default_str(std::to_string(o.stage))
-        ->group("Communication");
-    app.add_option("--hybrid-shard", o.hybrid_shard, "ranks of a shard group, replicas across [all]")
-        ->check(whole_number_from(1))
-        ->group("Communication");
-    app.add_option("--prefetch", o.prefetch, "units gathered ahead (--zero 3)")
-        ->check(whole_number_from(0))
-        ->capture_default_str()
-        ->group("Communication");
-    app.add_option_function<std::string>(
-           "--offload",
-           [&o](const std::string& what) {
-               o.offload = what == "none" ? Offload::none : what == "optimizer" ? Offload::optimizer : Offload::all;
-           },
-           "what lives in the host's memory")
-        ->check(one_of({"none", "optimizer", "all"}))
-        ->default_str("none")
-        ->group("Communication");
-    app.add_option("--bucket-mb", o.bucket_mb, "MiB of gradients that leave together, in whole units")
-        ->check(real_number(0, 1e6))
-        ->default_str("25; from --zero 2 on 0: each unit by itself")
-        ->group("Communication");
-    add_switch(app, "--overlap", o.overlap, "reduce gradients behind the backward pass")->group("Communication");
+void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& o) {
+    flags.group("Communication");
+    flags.add("--dp", dp, "data-parallel ranks [what the ranks leave]", whole_number_from(1)).default_text("");
+    flags
+        .add_word(
+            "--zero", [&o](const std::string& stage) { o.stage = std::stoi(stage); },
+            "stage: what is sharded; 1 optimizer states, 2 and gradients, 3 and parameters",
+            one_of({"0", "1", "2", "3"}))
+        .default_text(std::to_string(o.stage));
+    flags.add("--hybrid-shard", o.hybrid_shard, "ranks of a shard group, replicas across [all]", whole_number_from(1))
+        .default_text("");
+    flags.add("--prefetch", o.prefetch, "units gathered ahead (--zero 3)", whole_number_from(0));
+    flags
+        .add_word(
+            "--offload",
+            [&o](const std::string& what) {
+                o.offload = what == "none" ? Offload::none : what == "optimizer" ? Offload::optimizer : Offload::all;
+            },
+            "what lives in the host's memory", one_of({"none", "optimizer", "all"}))
+        .default_text("none");
+    flags.add("--bucket-mb", o.bucket_mb, "MiB of gradients that leave together, in whole units", real_number(0, 1e6))
+        .default_text("25; from --zero 2 on 0: each unit by itself");
+    flags.add_switch("--overlap", o.overlap, "reduce gradients behind the backward pass");
 }
 
 void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,

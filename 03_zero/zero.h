@@ -38,7 +38,7 @@ struct ZeroOptions {
     int64_t micro_batches = 1;  // of a step
 };
 // --zero, --hybrid-shard, --offload, --prefetch, and chapter 02's --dp, --bucket-mb, --overlap
-void add_zero_flags(CLI::App& app, int64_t& dp, ZeroOptions& options);
+void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& options);
 // Usage errors: what does not divide, does not belong together, or does not fit into the host's memory.
 // moments: bytes per parameter of the optimizer's.
 void check_zero(const ZeroOptions& options, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,

@@ -40,16 +40,14 @@ void program(int argc, char** argv) {
     bool tables = true;
     std::string links_path, efficiency_csv_path;
     CommandLine command_line("Chapter 04: tensor parallelism", options);
-    add_comm_flags(command_line.app, comm_options);
-    add_data_parallel_flags(command_line.app, dp, dp_options);
-    add_tensor_parallel_flags(command_line.app, tp, tp_options);
-    add_switch(command_line.app, "--tables", tables, "run all layouts after training, and compare")->group("Output");
-    command_line.app
-        .add_option("--links", links_path,
-                    "FILE.json: the links of the estimated table [04_tensor_parallel/links.json]")
-        ->group("Output");
-    command_line.app.add_option("--efficiency-csv", efficiency_csv_path, "FILE.csv: the estimated table")
-        ->group("Output");
+    add_comm_flags(command_line, comm_options);
+    add_data_parallel_flags(command_line, dp, dp_options);
+    add_tensor_parallel_flags(command_line, tp, tp_options);
+    command_line.group("Output");
+    command_line.add_switch("--tables", tables, "run all layouts after training, and compare");
+    command_line.add("--links", links_path,
+                     "FILE.json: the links of the estimated table [04_tensor_parallel/links.json]");
+    command_line.add("--efficiency-csv", efficiency_csv_path, "FILE.csv: the estimated table");
     command_line.parse(argc, argv);
 
     const Comm world = connect(comm_options, options);
@@ -69,7 +67,7 @@ void program(int argc, char** argv) {
             links = read_links(links_path.empty() ? repository_file("04_tensor_parallel/links.json") : links_path);
         if (this_rank == 0 && !efficiency_csv_path.empty())
             efficiency_file.emplace("--efficiency-csv", efficiency_csv_path);
-        run.emplace(options, command_line.flags());
+        run.emplace(options, command_line.values());
     });
     const Comm tensor_ranks = world.split([tp](int rank) { return int(rank / tp); }, "tp");
     const Comm data_ranks = world.split([tp](int rank) { return int(rank % tp); }, "dp");

@@ -1,6 +1,7 @@
 #include "04_tensor_parallel/tables.h"
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 namespace train70b {
@@ -127,7 +128,7 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
     const Comm ranks = world.split([tp](int rank) { return int(rank / tp); }, "tp");
     const MemoryBytes before = ledger().now();
     Llama model(o.model, o.llama());
-    Trainer trainer(o, model, data, {});
+    Trainer trainer(o, model, data);
     const TensorParallel tensor_parallel = apply_tensor_parallel(model, ranks, tp_options);
     tensor_parallel.attach(trainer);
 

@@ -10,13 +10,14 @@
 
 namespace train70b {
 
-void add_tensor_parallel_flags(CLI::App& app, int64_t& tp, TensorParallelOptions& o) {
-    app.add_option("--tp", tp, "tensor-parallel ranks of a model copy [what --dp leaves, all without it]")
-        ->check(whole_number_from(1))
-        ->group("Communication");
-    add_switch(app, "--sequence-parallel", o.sequence_parallel, "divide the rows of norms and residuals, too")
-        ->group("Communication");
-    add_switch(app, "--tp-overlap", o.overlap, "communicate behind the products")->group("Communication");
+void add_tensor_parallel_flags(Flags& flags, int64_t& tp, TensorParallelOptions& o) {
+    flags.group("Communication");
+    flags
+        .add("--tp", tp, "tensor-parallel ranks of a model copy [what --dp leaves, all without it]",
+             whole_number_from(1))
+        .default_text("");
+    flags.add_switch("--sequence-parallel", o.sequence_parallel, "divide the rows of norms and residuals, too");
+    flags.add_switch("--tp-overlap", o.overlap, "communicate behind the products");
 }
 
 namespace {

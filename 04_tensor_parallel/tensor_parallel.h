@@ -30,7 +30,7 @@ struct TensorParallelOptions {
     bool sequence_parallel = false;
     bool overlap = false;  // overlap.h
 };
-void add_tensor_parallel_flags(CLI::App& app, int64_t& tp, TensorParallelOptions& options);
+void add_tensor_parallel_flags(Flags& flags, int64_t& tp, TensorParallelOptions& options);
 // Usage error, naming the flag, unless heads, ffn and (with sequence parallelism) the sequence divide by tp.
 void check_tensor_parallel(const LlamaConfig& config, int64_t seq_len, int64_t tp,
                            const TensorParallelOptions& options);

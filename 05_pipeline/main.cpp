@@ -68,15 +68,14 @@ void program(int argc, char** argv) {
     bool tables = true, toy = false;
     Outputs outputs;
     CommandLine command_line("Chapter 05: pipeline parallelism", options);
-    CLI::App& app = command_line.app;
-    add_comm_flags(app, comm_options);
-    add_data_parallel_flags(app, dp, dp_options);
-    add_pipeline_flags(app, pp, pipeline_options);
-    add_switch(app, "--tables", tables, "run all schedules after training, and compare")->group("Output");
-    app.add_option("--draw", outputs.draw, "FILE.png: the schedule, simulated and as run")->group("Output");
-    app.add_option("--pipeline-trace", outputs.trace, "FILE.json: the same as Chrome trace events")->group("Output");
-    add_switch(app, "--toy-deadlock", toy, "two ranks, 1f1b with sends that wait: watch it stand still")
-        ->group("Output");
+    add_comm_flags(command_line, comm_options);
+    add_data_parallel_flags(command_line, dp, dp_options);
+    add_pipeline_flags(command_line, pp, pipeline_options);
+    command_line.group("Output");
+    command_line.add_switch("--tables", tables, "run all schedules after training, and compare");
+    command_line.add("--draw", outputs.draw, "FILE.png: the schedule, simulated and as run");
+    command_line.add("--pipeline-trace", outputs.trace, "FILE.json: the same as Chrome trace events");
+    command_line.add_switch("--toy-deadlock", toy, "two ranks, 1f1b with sends that wait: watch it stand still");
     command_line.parse(argc, argv);
     if (!tables && !(outputs.draw.empty() && outputs.trace.empty()))
         usage_error("--draw, --pipeline-trace: belong to the tables; leave out --tables off");
@@ -102,7 +101,7 @@ void program(int argc, char** argv) {
         if (!outputs.draw.empty()) python = python_with_matplotlib();
         if (this_rank == 0 && !outputs.draw.empty()) draw_file.emplace("--draw", outputs.draw);  // it can be written
         if (this_rank == 0 && !outputs.trace.empty()) trace_file.emplace("--pipeline-trace", outputs.trace);
-        run.emplace(options, command_line.flags(), stage);
+        run.emplace(options, command_line.values(), stage);
     });
     draw_file.reset();
     const Comm stages = world.split([dp](int rank) { return int(rank % dp); }, "pp");

@@ -8,22 +8,19 @@
 
 namespace train70b {
 
-void add_pipeline_flags(CLI::App& app, int64_t& pp, PipelineOptions& o) {
-    app.add_option("--pp", pp, "pipeline stages of a model copy [what --dp leaves, all without it]")
-        ->check(whole_number_from(1))
-        ->group("Communication");
-    app.add_option("--pipeline", o.schedule, "schedule")
-        ->check(one_of({"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"}))
-        ->capture_default_str()
-        ->group("Communication");
-    app.add_option("--virtual-stages", o.virtual_stages, "chunks of layers per rank, of --pipeline interleaved")
-        ->check(whole_number_from(1))
-        ->default_str("2; 1 for the others")
-        ->group("Communication");
-    app.add_option("--stage-layers", o.stage_layers, "a,b,...: layers of each stage, in order [equally many]")
-        ->delimiter(',')
-        ->check(whole_number_from(0))
-        ->group("Communication");
+void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
+    flags.group("Communication");
+    flags.add("--pp", pp, "pipeline stages of a model copy [what --dp leaves, all without it]", whole_number_from(1))
+        .default_text("");
+    flags.add("--pipeline", o.schedule, "schedule", one_of({"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"}));
+    flags
+        .add("--virtual-stages", o.virtual_stages, "chunks of layers per rank, of --pipeline interleaved",
+             whole_number_from(1))
+        .default_text("2; 1 for the others");
+    flags
+        .add("--stage-layers", o.stage_layers, "a,b,...: layers of each stage, in order [equally many]",
+             whole_number_from(0))
+        .default_text("");
 }
 
 Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, const PipelineOptions& o) {

@@ -22,7 +22,7 @@ struct PipelineOptions {
     std::vector<int64_t> stage_layers;  // of each part in the model's order; empty: equally many
     int64_t chunks() const { return virtual_stages > 0 ? virtual_stages : schedule == "interleaved" ? 2 : 1; }
 };
-void add_pipeline_flags(CLI::App& app, int64_t& pp, PipelineOptions& options);
+void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& options);
 // Which layers a rank of `stages` holds. Usage error where they cannot be divided so.
 Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, const PipelineOptions& options);
 // The schedule of m micro-batches; usage error where there is none.

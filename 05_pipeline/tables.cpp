@@ -76,7 +76,7 @@ PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const
     o.global_batch = o.micro_batch * micro_batches;
     PipelineRun run{.schedule = pipeline_schedule(pipeline_options, stages.size(), micro_batches)};
     Llama model(o.model, o.llama(), pipeline_stage(o.model, stages.size(), stages.rank(), pipeline_options));
-    Trainer trainer(o, model, data, {});
+    Trainer trainer(o, model, data);
     Pipeline pipeline(model, stages, run.schedule);
     pipeline.attach(trainer);
     pipeline.measure(true);

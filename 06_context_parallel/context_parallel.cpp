@@ -4,19 +4,17 @@
 
 namespace train70b {
 
-void add_context_parallel_flags(CLI::App& app, int64_t& cp, ContextParallelOptions& o) {
-    app.add_option("--cp", cp, "context-parallel ranks of a model copy [what --dp leaves, all without it]")
-        ->check(whole_number_from(1))
-        ->group("Communication");
-    app.add_option("--cp-algorithm", o.algorithm, "how they do attention")
-        ->check(one_of({"ring", "zigzag", "ulysses", "hybrid"}))
-        ->capture_default_str()
-        ->group("Communication");
-    app.add_option("--ulysses-size", o.ulysses_size,
-                   "of --cp-algorithm hybrid: ranks that divide heads; the rest is ring")
-        ->check(whole_number_from(1))
-        ->default_str("2")
-        ->group("Communication");
+void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOptions& o) {
+    flags.group("Communication");
+    flags
+        .add("--cp", cp, "context-parallel ranks of a model copy [what --dp leaves, all without it]",
+             whole_number_from(1))
+        .default_text("");
+    flags.add("--cp-algorithm", o.algorithm, "how they do attention", one_of({"ring", "zigzag", "ulysses", "hybrid"}));
+    flags
+        .add("--ulysses-size", o.ulysses_size, "of --cp-algorithm hybrid: ranks that divide heads; the rest is ring",
+             whole_number_from(1))
+        .default_text("2");
 }
 
 namespace {

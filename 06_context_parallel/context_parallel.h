@@ -12,7 +12,7 @@ struct ContextParallelOptions {
     int64_t ulysses_size = 0;          // of hybrid; 0: 2
 };
 // --cp, --cp-algorithm, --ulysses-size
-void add_context_parallel_flags(CLI::App& app, int64_t& cp, ContextParallelOptions& options);
+void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOptions& options);
 // Usage error, naming the flag and the nearest value that works, where sequence or heads do not divide.
 ContextLayout context_layout(const LlamaConfig& config, int64_t seq_len, int64_t cp,
                              const ContextParallelOptions& options);

@@ -47,10 +47,11 @@ void program(int argc, char** argv) {
     int64_t dp = 0, cp = 0;
     bool tables = true;
     CommandLine command_line("Chapter 06: context parallelism", options);
-    add_comm_flags(command_line.app, comm_options);
-    add_data_parallel_flags(command_line.app, dp, dp_options);
-    add_context_parallel_flags(command_line.app, cp, context_options);
-    add_switch(command_line.app, "--tables", tables, "run all algorithms after training, and compare")->group("Output");
+    add_comm_flags(command_line, comm_options);
+    add_data_parallel_flags(command_line, dp, dp_options);
+    add_context_parallel_flags(command_line, cp, context_options);
+    command_line.group("Output");
+    command_line.add_switch("--tables", tables, "run all algorithms after training, and compare");
     command_line.parse(argc, argv);
 
     const Comm world = connect(comm_options, options);
@@ -61,7 +62,7 @@ void program(int argc, char** argv) {
     dp_options.micro_batches = options.accumulation(dp);
 
     std::optional<TrainingRun> run;
-    together([&] { run.emplace(options, command_line.flags()); });
+    together([&] { run.emplace(options, command_line.values()); });
     const Comm context_ranks = world.split([cp](int rank) { return int(rank / cp); }, "cp");
     const Comm copies = world.split([](int) { return 0; }, "dp_cp");  // gradients: over data and context ranks alike
     {

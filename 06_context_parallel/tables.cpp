@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "01_single_gpu/profile.h"
 #include "01_single_gpu/random.h"
@@ -46,7 +47,7 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
                    .seq_len = o.seq_len};
     const MemoryBytes before = ledger().now();
     Llama model(o.model, o.llama());
-    Trainer trainer(o, model, data, {});
+    Trainer trainer(o, model, data);
     apply_context_parallel(model, ranks, run.layout);
     attach_context_parallel(trainer, run.layout, ranks.rank(), 0, 1, o.seq_len);
     model.materialise(o.seed);

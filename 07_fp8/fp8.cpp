@@ -3,30 +3,21 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 
 #include "07_fp8/adamw8bit.h"
 
 namespace train70b {
 
-void add_fp8_flags(CLI::App& app, Fp8Options& o, std::string& optimizer) {
-    app.add_option("--fp8", o.recipe, "linear layers in 8 bits: where their scales come from")
-        ->check(one_of({"off", "current", "delayed", "rowwise", "blockwise"}))
-        ->capture_default_str()
-        ->group("Precision, memory");
-    add_switch(app, "--fp8-strict", o.strict, "refuse shapes of which a layer has to stay out")
-        ->group("Precision, memory");
-    app.add_option("--fp8-history", o.history, "steps whose amax counts (--fp8 delayed)")
-        ->check(whole_number_from(1))
-        ->capture_default_str()
-        ->group("Precision, memory");
-    app.add_option("--fp8-margin", o.margin, "scales leave room for values 2^N times as large (--fp8 delayed)")
-        ->check(CLI::Range(0, 16))
-        ->capture_default_str()
-        ->group("Precision, memory");
-    app.add_option("--optimizer", optimizer, "whose moments take 4 bytes or 1")
-        ->check(one_of({"adamw", "adamw8bit"}))
-        ->capture_default_str()
-        ->group("Precision, memory");
+void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
+    flags.group("Precision, memory");
+    flags.add("--fp8", o.recipe, "linear layers in 8 bits: where their scales come from",
+              one_of({"off", "current", "delayed", "rowwise", "blockwise"}));
+    flags.add_switch("--fp8-strict", o.strict, "refuse shapes of which a layer has to stay out");
+    flags.add("--fp8-history", o.history, "steps whose amax counts (--fp8 delayed)", whole_number_from(1));
+    flags.add("--fp8-margin", o.margin, "scales leave room for values 2^N times as large (--fp8 delayed)",
+              whole_number_from(0, 16));
+    flags.add("--optimizer", optimizer, "whose moments take 4 bytes or 1", one_of({"adamw", "adamw8bit"}));
 }
 
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper) {

@@ -19,7 +19,7 @@
 namespace train70b {
 
 // --fp8, --fp8-strict, --fp8-history, --fp8-margin; --optimizer adamw|adamw8bit
-void add_fp8_flags(CLI::App& app, Fp8Options& options, std::string& optimizer);
+void add_fp8_flags(Flags& flags, Fp8Options& options, std::string& optimizer);
 // With --fp8-strict: usage error if a layer would have to stay as it is. rows: of a micro-batch on a rank.
 void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks);
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);

@@ -63,22 +63,15 @@ void program(int argc, char** argv) {
     Tables tables;
     int64_t dp = 0, tp = 1;
     CommandLine command_line("Chapter 07: FP8", options);
-    add_comm_flags(command_line.app, comm_options);
-    add_zero_flags(command_line.app, dp, zero_options);
-    command_line.app.add_option("--tp", tp, "tensor-parallel ranks of a model copy")
-        ->check(whole_number_from(1))
-        ->capture_default_str()
-        ->group("Communication");
-    add_fp8_flags(command_line.app, precision.fp8, precision.optimizer);
-    add_switch(command_line.app, "--tables", tables.on, "compare precisions after training")->group("Output");
-    command_line.app
-        .add_option("--compare", tables.compare_steps,
-                    "steps that every recipe trains for the table of losses; 0: no such table")
-        ->check(whole_number_from(0))
-        ->capture_default_str()
-        ->group("Output");
-    command_line.app.add_option("--compare-csv", tables.compare_csv, "FILE.csv: the losses of --compare")
-        ->group("Output");
+    add_comm_flags(command_line, comm_options);
+    add_zero_flags(command_line, dp, zero_options);
+    command_line.add("--tp", tp, "tensor-parallel ranks of a model copy", whole_number_from(1));
+    add_fp8_flags(command_line, precision.fp8, precision.optimizer);
+    command_line.group("Output");
+    command_line.add_switch("--tables", tables.on, "compare precisions after training");
+    command_line.add("--compare", tables.compare_steps,
+                     "steps that every recipe trains for the table of losses; 0: no such table", whole_number_from(0));
+    command_line.add("--compare-csv", tables.compare_csv, "FILE.csv: the losses of --compare");
     command_line.parse(argc, argv);
     if (!tables.compare_csv.empty() && (tables.compare_steps == 0 || !tables.on))
         usage_error("--compare-csv: holds the losses of --compare N; add --compare 60, and leave out --tables off");
@@ -96,7 +89,7 @@ void program(int argc, char** argv) {
         check_zero(zero_options, options, dp, node_ranks, moment_bytes(precision.optimizer));
         check_fp8(precision.fp8, options.model, options.micro_batch * options.seq_len, tp);
         if (this_rank == 0 && !tables.compare_csv.empty()) csv.emplace("--compare-csv", tables.compare_csv);
-        run.emplace(options, command_line.flags());
+        run.emplace(options, command_line.values());
     });
     const Layout layout{world.split([tp](int rank) { return int(rank / tp); }, "tp"),
                         world.split([tp](int rank) { return int(rank % tp); }, "dp")};

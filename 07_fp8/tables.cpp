@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "01_single_gpu/bench.h"
 #include "01_single_gpu/random.h"
@@ -167,7 +168,7 @@ std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& d
     std::vector<LossCurve> curves;
     const auto run = [&](const std::string& name, const std::string& recipe, const std::string& optimizer) {
         Llama model(o.model, o.llama());
-        Trainer trainer(o, model, data, nlohmann::ordered_json::object());
+        Trainer trainer(o, model, data);
         Precision precision = chosen;
         precision.fp8.recipe = recipe;
         precision.optimizer = optimizer;
@@ -243,7 +244,7 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
     TrainOptions o = options.without_files();
     const MemoryBytes before = ledger().now();
     Llama model(o.model, o.llama());
-    Trainer trainer(o, model, data, nlohmann::ordered_json::object());
+    Trainer trainer(o, model, data);
     Composition composition(model, trainer, o, layout, zero_options, precision);
     model.materialise(o.seed);
     Zero& zero = composition.zero;

@@ -2,19 +2,16 @@
 
 namespace train70b {
 
-void add_plan_flags(CLI::App& app, Plan& plan) {
-    add_zero_flags(app, plan.mesh.dp, plan.zero);
-    add_tensor_parallel_flags(app, plan.mesh.tp, plan.tensor);
-    add_pipeline_flags(app, plan.mesh.pp, plan.pipeline);
-    add_context_parallel_flags(app, plan.mesh.cp, plan.context);
-    add_fp8_flags(app, plan.fp8, plan.optimizer);
-    const auto describe = [&](const char* flag, const char* text) {
-        app.get_option(flag)->description(text)->default_str("1");
-    };
-    describe("--tp", "tensor-parallel ranks of a model copy");
-    describe("--cp", "context-parallel ranks of a model copy");
-    describe("--pp", "pipeline stages of a model copy");
-    app.get_option("--micro-batch")->description("sequences of a rank at a time [with --pp 1, else global / ranks]");
+void add_plan_flags(Flags& flags, Plan& plan) {
+    add_zero_flags(flags, plan.mesh.dp, plan.zero);
+    add_tensor_parallel_flags(flags, plan.mesh.tp, plan.tensor);
+    add_pipeline_flags(flags, plan.mesh.pp, plan.pipeline);
+    add_context_parallel_flags(flags, plan.mesh.cp, plan.context);
+    add_fp8_flags(flags, plan.fp8, plan.optimizer);
+    flags.at("--tp").text("tensor-parallel ranks of a model copy").default_text("1");
+    flags.at("--cp").text("context-parallel ranks of a model copy").default_text("1");
+    flags.at("--pp").text("pipeline stages of a model copy").default_text("1");
+    flags.at("--micro-batch").text("sequences of a rank at a time [with --pp 1, else global / ranks]");
 }
 
 ContextLayout context_layout(const Plan& plan, const TrainOptions& options) {

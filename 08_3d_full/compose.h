@@ -19,7 +19,7 @@ struct Plan {
     Fp8Options fp8{.recipe = "off"};
     std::string optimizer = "adamw";
 };
-void add_plan_flags(CLI::App& app, Plan& plan);
+void add_plan_flags(Flags& flags, Plan& plan);
 
 // Settles what depends on the number of ranks and on the batch (the mesh, micro-batches), and refuses what cannot be
 // composed: a usage error that says why, and what would work. To be called on all ranks, with the options' batches

@@ -1,6 +1,7 @@
 #include "08_3d_full/dry_run.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace train70b {
 

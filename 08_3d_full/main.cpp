@@ -17,13 +17,13 @@ struct Extras {
 
 // One step of every rank, or of the one that was asked for, with nothing allocated. Files are of --fake-rank.
 void print_dry_run(const TrainOptions& options, const CommandLine& command_line, int64_t fake_rank, const Plan& plan) {
-    const bool one_rank = command_line.app.count("--fake-rank") > 0;
+    const bool one_rank = command_line.given("--fake-rank");
     const Dataset data(options.data, options.model.vocab, options.seq_len, options.val_fraction);
     std::vector<RankMemory> ranks;
     for (int64_t rank = 0; rank < plan.mesh.size(); ++rank)
         if (!one_rank || rank == fake_rank)
-            ranks.push_back(book_rank(rank == fake_rank ? options : options.without_files(), command_line.flags(), data,
-                                      plan, rank));
+            ranks.push_back(book_rank(rank == fake_rank ? options : options.without_files(), command_line.values(),
+                                      data, plan, rank));
     CHECK(!ranks.empty(), "rank {} of {}", fake_rank, plan.mesh.size());
     const auto larger = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
     say("\n{}", rank_table(*std::max_element(ranks.begin(), ranks.end(), larger), options));
@@ -36,14 +36,12 @@ void program(int argc, char** argv) {
     Plan plan;
     Extras extras;
     CommandLine command_line("Chapter 08: everything together", options);
-    add_comm_flags(command_line.app, comm_options);
-    add_plan_flags(command_line.app, plan);
-    command_line.app
-        .add_flag("--dry-run", extras.dry_run,
-                  "book one step of --comm fake's ranks, all or --fake-rank; compute nothing")
-        ->group("Output");
-    add_switch(command_line.app, "--probe", extras.probe, "time products and links of all ranks before training")
-        ->group("Output");
+    add_comm_flags(command_line, comm_options);
+    add_plan_flags(command_line, plan);
+    command_line.group("Output");
+    command_line.add_flag("--dry-run", extras.dry_run,
+                          "book one step of --comm fake's ranks, all or --fake-rank; compute nothing");
+    command_line.add_switch("--probe", extras.probe, "time products and links of all ranks before training");
     command_line.parse(argc, argv);
     if (extras.dry_run && comm_options.transport != "fake")
         usage_error("--dry-run: books ranks of a world that is not there; add --comm fake --fake-world N");
@@ -66,7 +64,7 @@ void program(int argc, char** argv) {
     std::optional<TrainingRun> run;
     together([&] {
         settle(plan, options, world.size());
-        run.emplace(options, command_line.flags(), stage_of(plan, options.model, world.rank()));
+        run.emplace(options, command_line.values(), stage_of(plan, options.model, world.rank()));
     });
     {
         Composed composed(run->model, run->trainer, options, plan, world);

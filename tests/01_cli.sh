@@ -221,4 +221,19 @@ verdict "--generate repeats itself" "$([ "$code" = 0 ] || echo "exit code $code"
     diff <(tail -n 5 "$work/first") <(tail -n 5 "$work/out"))$(ls -A)"
 "$program" --steps 0 >"$work/out" 2>"$work/err"
 verdict "the repository's own text from any folder" "$([ $? = 0 ] || echo "exit code")$(cat "$work/err")$(ls -A)"
+
+# A CPU that OpenBLAS takes for an older one: it says Prescott until the environment chooses.
+cat >"$work/core.c" <<'C'
+#include <stdlib.h>
+const char* openblas_get_corename(void) {
+    return getenv("OPENBLAS_CORETYPE") ? getenv("OPENBLAS_CORETYPE") : "Prescott";
+}
+C
+if grep -q avx2 /proc/cpuinfo && ! ldd "$program" | grep -q asan && g++ -x c -shared -fPIC "$work/core.c" -o "$work/core.so"; then
+    line=$(env -u OPENBLAS_CORETYPE LD_PRELOAD="$work/core.so" "$program" --steps 0 | head -1)
+    [[ $line =~ \(OpenBLAS\ (Haswell|SkylakeX|Cooperlake)\ kernels ]] || bad="$line"
+    line=$(OPENBLAS_CORETYPE=Nehalem LD_PRELOAD="$work/core.so" "$program" --steps 0 | head -1)
+    [[ $line == *"(OpenBLAS Nehalem kernels"* ]] || bad="$line"
+    verdict "kernels that fit the CPU, unless the environment chooses" "${bad:-}"
+fi
 exit $failed

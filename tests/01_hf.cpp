@@ -1,5 +1,6 @@
 // Hugging Face checkpoints: round trips without a bit lost, shards, rope scaling, rectangles, and every bad file
 // refused with a line that names it.
+#include <nlohmann/json.hpp>
 #include <numbers>
 
 #include "01_single_gpu/hf.h"

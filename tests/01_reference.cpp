@@ -1,6 +1,7 @@
 // Reference runs: two equal runs compare equal, one altered gradient is named, and nothing that is NaN, missing or
 // damaged passes.
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "01_single_gpu/trainer.h"
 #include "tests/files.h"
@@ -17,7 +18,7 @@ namespace {
 void run(const std::string& to, uint64_t seed = 1, int64_t micro_batch = 4, int64_t steps = 3) {
     TrainOptions o;
     o.model.layers = 2, o.model.hidden = 16, o.model.heads = 4, o.model.kv_heads = 2, o.model.ffn = 24;
-    o.data = std::string(TRAIN70B_SOURCE_DIR) + "/01_single_gpu/corpus.txt";
+    o.data = repository_file("01_single_gpu/corpus.txt");
     o.seq_len = 12, o.global_batch = 4, o.micro_batch = micro_batch, o.steps = steps, o.seed = seed, o.init_std = 0.1;
     o.device = "cpu", o.save_reference = to, o.min_lr = 0;
     const Dataset data(o.data, o.model.vocab, o.seq_len, 0);

@@ -1,3 +1,4 @@
+#include <utility>
 // Every collective against its definition, on 1 to 8 ranks, with small integers: any order of a sum is exact.
 #include "01_single_gpu/bf16.h"
 #include "01_single_gpu/ops.h"

@@ -11,12 +11,12 @@ using namespace train70b;
 namespace {
 
 void program(int argc, char** argv) {
-    CLI::App app("ranks that disagree");
+    Flags flags("ranks that disagree");
     CommOptions options{.timeout = 5, .check = true};
     std::string way;
-    app.add_option("way", way)->required();
-    add_comm_flags(app, options);
-    app.parse(argc, argv);
+    flags.add("way", way, "how").required();
+    add_comm_flags(flags, options);
+    flags.parse(argc, argv);
     const Comm world = connect(options, Device::cpu);
     const Comm dp = world.split([](int) { return 0; }, "dp");
     const bool odd_one = world.rank() == 1;

@@ -2,7 +2,7 @@
 #include "07_fp8/formats.h"
 #include "tests/support.h"
 
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
 #include <cuda_fp8.h>
 #endif
 
@@ -107,7 +107,7 @@ TEST_CASE("E8M0: powers of two, up or down") {
     EXPECT(std::isnan(float(e8m0(NAN))));
 }
 
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
 namespace {
 int64_t unlike_cuda(float x) {
     int64_t wrong = 0;

@@ -18,7 +18,7 @@ inline bool has_gpu() {
 // The transports that can work here, each with a name for reports.
 inline std::vector<Comm> device_comms() {
     std::vector<Comm> list;
-#ifdef TRAIN70B_CUDA
+#if TRAIN70B_CUDA
     const int gpus = cuda_device_count();
     static const bool chosen = [&] {
         cuda_use_device(this_rank % gpus);

@@ -64,7 +64,7 @@ struct Session {
         : options(o),
           data(o.data, o.model.vocab, o.seq_len, o.val_fraction),
           model(o.model, o.llama(), stage.value_or(whole_model(o.model))),
-          trainer(o, model, data, nlohmann::ordered_json::object()) {
+          trainer(o, model, data) {
         this_rank = std::max(this_rank, 1);
         trainer.finish_report = [this](StepReport& report) { reports.push_back(report); };
         trainer.after_gradients = [this, o](int64_t step) {

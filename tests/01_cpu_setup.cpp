@@ -1,0 +1,54 @@
+// Which kernels OpenBLAS is told to run. That they run: tests/01_cli.sh.
+#include "01_single_gpu/cpu_setup.h"
+#include "tests/support.h"
+
+using namespace train70b;
+
+TEST_CASE("a CPU that OpenBLAS takes for an older one gets the kernels that it can run") {
+    const CpuFeatures sse, avx2{.avx2 = true}, avx512{.avx2 = true, .avx512 = true}, bf16{true, true, true};
+    const std::tuple<CpuFeatures, const char*, const char*> table[] = {
+        {bf16, "Prescott", "Cooperlake"},  // OpenBLAS 0.3.21 on Intel's family 6 model 207
+        {bf16, "Haswell", "Cooperlake"},
+        {bf16, "Zen", "Cooperlake"},
+        {bf16, "SkylakeX", "Cooperlake"},
+        {bf16, "Cooperlake", ""},
+        {bf16, "Sapphirerapids", ""},
+        {avx512, "Prescott", "SkylakeX"},
+        {avx512, "Nehalem", "SkylakeX"},
+        {avx512, "Haswell", "SkylakeX"},
+        {avx512, "SkylakeX", ""},
+        {avx512, "Cooperlake", ""},  // as the environment wished
+        {avx2, "Prescott", "Haswell"},
+        {avx2, "Sandybridge", "Haswell"},
+        {avx2, "Bulldozer", "Haswell"},
+        {avx2, "Haswell", ""},
+        {avx2, "Zen", ""},
+        {sse, "Prescott", ""},
+        {sse, "Sandybridge", ""},
+        {bf16, "Graniterapids", ""},  // unknown here, so newer than the table
+        {sse, "armv8", ""},
+    };
+    for (const auto& [features, reported, wanted] : table) {
+        INFO(reported);
+        EXPECT(better_blas_core(features, reported) == wanted);
+    }
+    // The choice is stable: what it names is not replaced again.
+    for (const CpuFeatures& features : {sse, avx2, avx512, bf16})
+        for (const char* reported : {"Prescott", "Haswell", "SkylakeX"}) {
+            const std::string chosen = better_blas_core(features, reported);
+            if (!chosen.empty()) EXPECT(better_blas_core(features, chosen) == "");
+        }
+}
+
+TEST_CASE("these tests run the kernels that fit this CPU, unless the environment chose") {
+    if (!std::getenv("OPENBLAS_CORETYPE")) EXPECT(better_blas_core(cpu_features(), blas_core()) == "");
+    EXPECT(std::getenv("TRAIN70B_STARTED") == nullptr);  // children decide for themselves
+}
+
+TEST_CASE("ranks with different kernels are named, with the ones that all can run") {
+    EXPECT(mixed_blas_cores({"Haswell"}) == "");
+    EXPECT(mixed_blas_cores({"Haswell", "Haswell"}) == "");
+    const std::string mixed = mixed_blas_cores({"Cooperlake", "Cooperlake", "Haswell", "SkylakeX"});
+    EXPECT(mixed.find("Cooperlake on 2 ranks from 0 on, Haswell on 1 rank from 2 on") != std::string::npos);
+    EXPECT(mixed.find("OPENBLAS_CORETYPE=Haswell") != std::string::npos);
+}
