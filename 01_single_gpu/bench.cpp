@@ -77,13 +77,10 @@ void bench(const TrainOptions& options, Llama& model, Trainer& trainer, const st
                device == Device::cpu ? fmt::format(" (OpenBLAS {}, {} threads)", blas_core(), cpu_threads()) : "");
     fmt::print("a step of {} tokens: {:.2f} ms (median of {}), {} tokens/s\n", tokens, 1e3 * seconds, kSteps,
                human_count(tokens / seconds));
-    fmt::print(
-        "model FLOPs (6 per parameter without the input embedding + 6 L h s, causal): {:.3f} TFLOP/s, {:.1f}% of the "
-        "measured product rate\n",
-        flops / 1e12, 100 * flops / ceilings.product_flops_per_s);
+    fmt::print("model FLOPs ({}): {:.3f} TFLOP/s, {:.1f}% of the measured product rate\n", kModelFlops, flops / 1e12,
+               100 * flops / ceilings.product_flops_per_s);
     if (const auto peak = peak_flops(device, model.options.dtype))
-        fmt::print("MFU {:.1f}% of {:.0f} TFLOP/s, the data sheet's dense {} peak\n", 100 * flops / *peak, *peak / 1e12,
-                   name_of(model.options.dtype));
+        fmt::print("MFU {:.1f}%. {}\n", 100 * flops / *peak, mfu_text(device, model.options.dtype));
 
     std::vector<std::pair<std::string, Profile::Sum>> rows(p.sums.begin(), p.sums.end());
     std::sort(rows.begin(), rows.end(),

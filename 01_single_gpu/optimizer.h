@@ -56,8 +56,8 @@ enum class LrShape { constant, linear, cosine, wsd };
 LrShape lr_shape_of(const std::string& name);
 
 // Step s of a warm-up of W has s/W of the peak. After it: constant; linear or cosine down to min_lr at the last step;
-// wsd (warm-up, stable, decay: Hu et al. 2024) stays at the peak and goes down linearly over the last fifth of all
-// steps.
+// wsd (warm-up, stable, decay): at the peak, then linear over the last fifth of all steps, as in Haegele et al. 2024
+// (MiniCPM, Hu et al. 2024, where the name comes from, decays exponentially over about the last tenth).
 struct LrSchedule {
     LrShape shape = LrShape::cosine;
     double peak = 0, min = 0;

@@ -57,21 +57,57 @@ Span::~Span() {
     }
 }
 
-std::optional<double> peak_flops([[maybe_unused]] Device device, [[maybe_unused]] DType dtype) {
+namespace {
+// TFLOP/s of the data sheets, tensor cores without sparsity (half of the figure that is printed there for bf16) and
+// plain fp32. The whole name counts: an H200 NVL is not an H200, and a MIG slice is neither.
+struct Peak {
+    std::string_view name;  // as CUDA reports it
+    double bf16, fp32;      // 0: not known
+};
+constexpr Peak kPeaks[] = {
+    {"NVIDIA B300 SXM6 AC", 2250, 75},
+    {"NVIDIA GB300", 2500, 0},
+    {"NVIDIA B200", 2250, 75},
+    {"NVIDIA GB200", 2500, 80},
+    {"NVIDIA H200", 989, 67},
+    {"NVIDIA H200 NVL", 835, 60},
+    {"NVIDIA GH200 480GB", 989, 67},
+    {"NVIDIA GH200 144G HBM3e", 989, 67},
+    {"NVIDIA H100 80GB HBM3", 989, 67},
+    {"NVIDIA H100 NVL", 835, 60},
+    {"NVIDIA H100 PCIe", 756, 51},
+    {"NVIDIA A100-SXM4-40GB", 312, 19.5},
+    {"NVIDIA A100-SXM4-80GB", 312, 19.5},
+    {"NVIDIA A100-PCIE-40GB", 312, 19.5},
+    {"NVIDIA A100 80GB PCIe", 312, 19.5},
+    {"NVIDIA L40S", 362, 91.6},
+};
+
+std::string name_of_device([[maybe_unused]] Device device) {
 #if TRAIN70B_CUDA
-    struct Peak {
-        const char* name;  // part of the device's name
-        double bf16, fp32;
-    };
-    static constexpr Peak kPeaks[] = {
-        {"B200", 2250e12, 80e12}, {"H200", 989e12, 67e12},   {"H100 PCIe", 756e12, 51e12}, {"H100 NVL", 835e12, 60e12},
-        {"H100", 989e12, 67e12},  {"A100", 312e12, 19.5e12}, {"L40S", 362e12, 91.6e12}};
-    if (device != Device::cuda) return {};
-    const std::string name = cuda_info().name;
-    for (const Peak& peak : kPeaks)
-        if (name.find(peak.name) != std::string::npos) return dtype == DType::bf16 ? peak.bf16 : peak.fp32;
+    if (device == Device::cuda) return cuda_info().name;
 #endif
+    return "";
+}
+}  // namespace
+
+std::optional<double> peak_flops_of(std::string_view device_name, DType dtype) {
+    for (const Peak& peak : kPeaks) {
+        if (peak.name != device_name) continue;
+        const double value = dtype == DType::bf16 ? peak.bf16 : dtype == DType::f32 ? peak.fp32 : 0;
+        if (value > 0) return 1e12 * value;
+    }
     return {};
 }
+
+std::string mfu_text_of(std::string_view device_name, DType dtype) {
+    const auto peak = peak_flops_of(device_name, dtype);
+    if (!peak) return "";
+    return fmt::format("mfu: model FLOPs per second ({}) of {:.4g} TFLOP/s, the dense {} peak in the data sheet of {}",
+                       kModelFlops, *peak / 1e12, name_of(dtype), device_name);
+}
+
+std::optional<double> peak_flops(Device device, DType dtype) { return peak_flops_of(name_of_device(device), dtype); }
+std::string mfu_text(Device device, DType dtype) { return mfu_text_of(name_of_device(device), dtype); }
 
 }  // namespace train70b

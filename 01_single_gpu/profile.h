@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "01_single_gpu/files.h"
@@ -45,7 +46,17 @@ class Span {
     double flops_, bytes_, begin_ = -1, cpu_begin_ = 0;
 };
 
-// Dense peak of the device's data sheet in FLOP/s for products in this dtype; empty where it is not known (any CPU).
+// Dense peak of a device's data sheet in FLOP/s for products in this dtype, by the name that CUDA reports; empty where it
+// is not known (any CPU, a name that is not in the table, fp64). Runs with --fp8 are measured against the bf16 peak too:
+// attention, the head and the embedding stay in bf16, and so the figures of all recipes compare; an MFU of an FP8 run
+// says how many bf16 GPUs it is worth, not how busy the FP8 units are.
+std::optional<double> peak_flops_of(std::string_view device_name, DType dtype);
 std::optional<double> peak_flops(Device device, DType dtype);
+
+// What MFU divides by what: printed with every MFU. Empty where the peak is not known. flops_per_token (config.h).
+inline constexpr const char* kModelFlops =
+    "6 per parameter without the input embedding + 6 L h s for causal attention, per token; no recomputation";
+std::string mfu_text_of(std::string_view device_name, DType dtype);
+std::string mfu_text(Device device, DType dtype);
 
 }  // namespace train70b

@@ -34,6 +34,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     profile().events_on = trace_file_.has_value();
 
     const LlamaConfig& c = model.config;
+    const std::string mfu = mfu_text(model.options.device, model.options.dtype);
     metrics_.write({{"event", "config"},
                     {"flags", flags},
                     {"model",
@@ -47,7 +48,8 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
                       {"parameters", c.parameters()},
                       {"flops_per_token", flops_per_token(c, options.seq_len)}}},
                     {"device", name_of(model.options.device)},
-                    {"cpu", {{"blas_core", blas_core()}, {"threads", cpu_threads()}}}});
+                    {"cpu", {{"blas_core", blas_core()}, {"threads", cpu_threads()}}},
+                    {"mfu", mfu.empty() ? nullptr : nlohmann::ordered_json(mfu)}});
 
     forward_backward = [this](int64_t step) {
         Tensor total;
@@ -261,6 +263,7 @@ void TrainingRun::materialise() {
         name_of(model.options.device), kernels);
     say("data: {} tokens to train on; a step is {} sequences of {} = {} tokens, {} at a time\n", data.train_tokens(),
         options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len, options_.micro_batch);
+    if (const std::string mfu = mfu_text(model.options.device, model.options.dtype); !mfu.empty()) say("{}\n", mfu);
     model.materialise(options_.seed);
     if (weights_)
         for (Unit* unit : model.units()) {

@@ -1,5 +1,6 @@
 // Training as a whole: schedules, the optimizer's books, initial values, and what one run owes another - the same loss
 // to the last bit, or to the stated tolerance.
+#include "01_single_gpu/profile.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -28,6 +29,33 @@ TEST_CASE("learning rate: warm-up, then each shape at known places; no or nothin
     EXPECT(at(LrShape::wsd, 88) == 2.0);   // the last fifth of 110 steps begins here
     EXPECT(at(LrShape::wsd, 99) == 1.25);  // and this is its middle
     EXPECT_USAGE_ERROR(lr_shape_of("cosin"), "one of constant linear cosine wsd");
+}
+
+TEST_CASE("peak rates: by the device's whole name and the dtype; what is not in the table is not known") {
+    const auto tflops = [](const char* name, DType dtype) {
+        return std::lround(peak_flops_of(name, dtype).value_or(0) / 1e11);  // tenths of a TFLOP/s
+    };
+    EXPECT(tflops("NVIDIA H200", DType::bf16) == 9890);
+    EXPECT(tflops("NVIDIA H200", DType::f32) == 670);
+    EXPECT(tflops("NVIDIA H200 NVL", DType::bf16) == 8350);
+    EXPECT(tflops("NVIDIA H200 NVL", DType::f32) == 600);
+    EXPECT(tflops("NVIDIA H100 80GB HBM3", DType::bf16) == 9890);
+    EXPECT(tflops("NVIDIA H100 PCIe", DType::bf16) == 7560);
+    EXPECT(tflops("NVIDIA B200", DType::bf16) == 22500);
+    EXPECT(tflops("NVIDIA GB200", DType::bf16) == 25000);
+    EXPECT(tflops("NVIDIA A100 80GB PCIe", DType::f32) == 195);
+    for (const char* name : {"", "H200", "NVIDIA H200 MIG 1g.18gb", "NVIDIA H20", "NVIDIA H2000", "NVIDIA GB2000",
+                             "NVIDIA A1000", "nvidia h200", "AMD EPYC"})
+        for (const DType dtype : {DType::bf16, DType::f32}) {
+            EXPECT(!peak_flops_of(name, dtype));
+            EXPECT(mfu_text_of(name, dtype).empty());
+        }
+    EXPECT(!peak_flops_of("NVIDIA H200", DType::e4m3));  // FP8 runs are measured against the bf16 peak
+    EXPECT(!peak_flops(Device::cpu, DType::bf16));
+    EXPECT(mfu_text(Device::cpu, DType::bf16).empty());
+    const std::string text = mfu_text_of("NVIDIA A100-SXM4-80GB", DType::f32);
+    for (const char* part : {"6 per parameter", "6 L h s", "19.5 TFLOP/s", "fp32", "NVIDIA A100-SXM4-80GB"})
+        EXPECT(text.find(part) != std::string::npos);
 }
 
 TEST_CASE("AdamW: states of 8 bytes per fp32 element or 12 per bf16 element; weight decay touches matrices only") {
