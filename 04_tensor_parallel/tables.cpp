@@ -291,15 +291,17 @@ std::string efficiency_table(const Links& links) {
         "hidden)\n{:<14}",
         links.device, links.flops_per_s / 1e12, "");
     for (const Links::Link& link : links.links) text += fmt::format("{:>18}", link.name);
-    text += fmt::format("{:>18}\n", "rule of thumb");
-    const std::map<int64_t, const char*> usual = {{2, "95-98%"}, {4, "90-95%"}, {8, "80-90%"}, {16, "60-75%"}};
+    text += fmt::format("{:>18}\n", "often quoted");
+    const std::map<int64_t, const char*> quoted = {{2, "95-98%"}, {4, "90-95%"}, {8, "80-90%"}, {16, "60-75%"}};
     for (const auto& [model, seq_len, tp] : estimates()) {
         text += fmt::format("{:<14}", fmt::format("{}, tp {}", model, tp));
         for (const Links::Link& link : links.links)
             text += fmt::format("{:>17.0f}%", 100 * efficiency(preset(model), seq_len, tp, links, link));
-        text += fmt::format("{:>18}\n", usual.at(tp));
+        text += fmt::format("{:>18}\n", quoted.at(tp));
     }
-    return text;
+    return text +
+           "often quoted: for large models over NVLink, part of the communication hidden; no source is known. Most "
+           "nodes have 8 GPUs\n";
 }
 
 std::string efficiency_csv(const Links& links) {
