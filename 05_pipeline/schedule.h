@@ -13,7 +13,10 @@
 //   interleaved    the same on chunks of 1/v of the layers      (p-1)/(v m+p-1)                    2(p-1-r) + (v-1)p + 1 chunks
 //   zero-bubble    1f1b, W put off to where the rank would idle (p-1)/(3m+p-1)                     min(m, p)
 //
-// gpipe: Huang et al. 2019. 1f1b, interleaved: Narayanan et al. 2021. zero-bubble: ZB-H1 of Qi et al. 2023, for m >= p.
+// gpipe: Huang et al. 2019; as published it also recomputes the activations of each stage (here: --recompute full) and
+// takes the backward passes in reverse order of the micro-batches (here: in the order of the forward passes, so that
+// all schedules add gradients in one order). 1f1b, interleaved: Narayanan et al. 2021. zero-bubble: ZB-H1 of Qi et al.
+// 2023, for m >= p.
 #include <cstdint>
 #include <string>
 #include <vector>
