@@ -9,7 +9,7 @@ namespace train70b {
 
 struct Costs {
     std::function<double(int64_t rank, const Step& step)> step;  // seconds, or any unit
-    double hop = 0;                                              // from the end of a step until its message has arrived
+    double hop = 0;  // from the end of a step until its message has arrived; messages do not slow each other down
 };
 // The same on every rank: a chunk's F is 1/v of a stage's, B = I + W.
 Costs equal_costs(const Schedule& schedule, double forward = 1, double input = 1, double weight = 1, double hop = 0);
