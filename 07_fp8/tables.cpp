@@ -98,17 +98,23 @@ Matrix one_scale(const Matrix& x, double amax) {
     return rounded;
 }
 
-// OCP MX (Rouhani et al. 2023): 32 values share a power of two. Blackwell's tensor cores (sm_100) take it, Hopper's do
-// not.
-Matrix mxfp8(const Matrix& x, int64_t, Operand::Role) {
-    Matrix rounded(x.size());
-    for (size_t begin = 0; begin < x.size(); begin += 32) {
-        float most = 0;
-        for (size_t i = begin; i < begin + 32; ++i) most = std::max(most, std::abs(float(x[i])));
-        const float scale = float(e8m0(most / e4m3::largest()));
-        for (size_t i = begin; i < begin + 32; ++i) rounded[i] = double(float(e4m3(float(x[i]) / scale)) * scale);
-    }
-    return rounded;
+// MXFP8: 32 values share a power of two. Blackwell's tensor cores (sm_100) take it, Hopper's do not. Two rules for the
+// scale: that of the OCP specification (Microscaling Formats v1.0, section 6.3) takes the exponent of the largest
+// magnitude less that of the format's largest, 2^8, so that up to an eighth of the largest values is cut off; NVIDIA's
+// (Mishra et al. 2025) rounds up, so that nothing is.
+enum class MxScale { ocp_floor, round_up };
+Rounding mxfp8(MxScale rule) {
+    return [rule](const Matrix& x, int64_t, Operand::Role) {
+        Matrix rounded(x.size());
+        for (size_t begin = 0; begin < x.size(); begin += 32) {
+            float most = 0;
+            for (size_t i = begin; i < begin + 32; ++i) most = std::max(most, std::abs(float(x[i])));
+            const float scale =
+                rule == MxScale::round_up ? float(e8m0(most / e4m3::largest())) : float(e8m0(most / 256, /*up=*/false));
+            for (size_t i = begin; i < begin + 32; ++i) rounded[i] = double(float(e4m3(float(x[i]) / scale)) * scale);
+        }
+        return rounded;
+    };
 }
 
 }  // namespace
@@ -148,7 +154,8 @@ std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out,
             errors("delayed, amax was /8", with_amax(1.0 / 8)),
             errors("rowwise", by_recipe("rowwise")),
             errors("blockwise", by_recipe("blockwise")),
-            errors("mxfp8 (needs sm_100)", mxfp8)};
+            errors("mxfp8, scale: OCP floor", mxfp8(MxScale::ocp_floor)),
+            errors("mxfp8, rounded up", mxfp8(MxScale::round_up))};
 }
 
 std::string error_table(const std::vector<ProductErrors>& errors) {
@@ -323,7 +330,8 @@ std::string projection_table() {
     for (const Row& row : {Row{"bf16, fp32 gradients, AdamW", 4, 12, false}, Row{"bf16 gradients", 2, 12, false},
                            Row{"bf16 gradients, adamw8bit", 2, 4 + moments8, false},
                            Row{"bf16 gradients, adamw8bit, fp8", 2, 4 + moments8, true},
-                           Row{"the same, optimizer offloaded", 2, 0, true}}) {
+                           Row{"the same, optimizer offloaded", 2, 0, true},
+                           Row{"bf16 gradients, 8 bits, no masters", 2, moments8, false}}) {
         // Whole at once, in the backward pass: a unit and the one fetched ahead, and the gradients of it and of the one
         // whose reduction is under way. The head, larger than a block, is never in codes.
         const double head = double(c.vocab * c.hidden), P = row.codes ? 1 : 2, G = row.grad;
@@ -338,8 +346,11 @@ std::string projection_table() {
                             gathered / 1e9, activations / 1e9, (shared / kRanks + own) / 1e9,
                             std::ceil(shared / (kDevice - own)));
     }
-    return text + fmt::format("needs: devices of that size. Offloaded, the node's host memory holds {:.0f} GB\n",
-                              (4 + 4 + moments8) * n / 1e9);
+    return text +
+           fmt::format(
+               "needs: devices of that size. Offloaded, the node's host memory holds {:.0f} GB. Without masters: bf16 "
+               "weights, updated with stochastic rounding; not a mode of this program yet\n",
+               (4 + 4 + moments8) * n / 1e9);
 }
 
 // ---- time ------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,25 @@ TEST_CASE("levels ascend, are symmetric, hold 0 and 1, and have 64 or 128 in the
     EXPECT(upper_unsigned == 128);
 }
 
+// Why rounding is random. Beside a maximum that persists, a second moment without gradients shrinks to beta2 of itself in
+// a step; rounded to nearest it stays at levels that lie too far apart. Counted from the largest decade down.
+TEST_CASE("to nearest, these second moments would never decay") {
+    const auto stuck = [](double beta2) {
+        std::array<int, 7> count{};
+        int decade = 6, left = 128;
+        for (int code = 254; code >= 1; --code, --left) {
+            if (left == 0) left = 2 << --decade;
+            const double value = beta2 * double(kLevels.second[size_t(code)]);
+            const double here = double(kLevels.second[size_t(code)]) - value;
+            const double below = value - double(kLevels.second[size_t(code) - 1]);
+            count[size_t(6 - decade)] += here < below || code == 1;  // above 0 it never becomes 0
+        }
+        return count;
+    };
+    EXPECT(stuck(0.95) == std::array{0, 2, 6, 8, 8, 4, 2});
+    EXPECT(stuck(0.999) == std::array{128, 64, 32, 16, 8, 4, 2});
+}
+
 TEST_CASE("a code is one of the two around the value, and right in the mean") {
     for (const double x : randoms(200, 3)) {
         double sum = 0;

@@ -296,4 +296,8 @@ TEST_CASE("a product's error: what the table of the chapter says of the recipes"
     EXPECT(of("delayed, amax was /8").normal >= 5 * of("current").normal);
     EXPECT(of("blockwise").tiny <= 0.8 * of("current").tiny);
     EXPECT(of("current").tiny <= of("current, all E4M3").tiny);
+    const ProductErrors floor = of("mxfp8, scale: OCP floor"), up = of("mxfp8, rounded up");
+    EXPECT(up.normal <= 0.045);
+    EXPECT(floor.normal >= 1.01 * up.normal);  // what lies beyond 448 scales is cut off, by up to an eighth
+    EXPECT(floor.normal <= 2 * up.normal);
 }
