@@ -46,10 +46,10 @@ class Span {
     double flops_, bytes_, begin_ = -1, cpu_begin_ = 0;
 };
 
-// Dense peak of a device's data sheet in FLOP/s for products in this dtype, by the name that CUDA reports; empty where it
-// is not known (any CPU, a name that is not in the table, fp64). Runs with --fp8 are measured against the bf16 peak too:
-// attention, the head and the embedding stay in bf16, and so the figures of all recipes compare; an MFU of an FP8 run
-// says how many bf16 GPUs it is worth, not how busy the FP8 units are.
+// Dense peak of a device's data sheet in FLOP/s for products in this dtype, by the name that CUDA reports; empty
+// where it is not known (any CPU, a name that is not in the table, fp64). Runs with --fp8 are measured against the
+// bf16 peak too: attention, the head and the embedding stay in bf16, and so the figures of all recipes compare; an
+// MFU of an FP8 run says how many bf16 GPUs it is worth, not how busy the FP8 units are.
 std::optional<double> peak_flops_of(std::string_view device_name, DType dtype);
 std::optional<double> peak_flops(Device device, DType dtype);
 

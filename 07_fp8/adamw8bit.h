@@ -6,14 +6,14 @@
 //
 // The levels lie evenly inside each of seven decades, twice as many in each as in the one below: a gradient's moments
 // span many orders of magnitude, and the large ones matter most. The paper's blocks have 2048 values and its codes are
-// rounded to nearest, and it reports the quality of 32-bit states, with a layer norm after the embedding and its moments
-// in 32 bits ("stable embedding layer"), which this course does not have. Blocks of 256 are the practice of bitsandbytes
-// and torchao; the two rules below are this course's choice:
+// rounded to nearest, and it reports the quality of 32-bit states, with a layer norm after the embedding and its
+// moments in 32 bits ("stable embedding layer"), which this course does not have. Blocks of 256 are the practice of
+// bitsandbytes and torchao; the two rules below are this course's choice:
 //   - a code is one of the two nearest at random, so that the mean is right. To nearest, a second moment far below its
-//     block's maximum may never be forgotten: without a gradient it shrinks to beta2 of itself, and if that is nearer to
-//     its own level than to the next one, it stays. With beta2 0.95, beside a maximum that persists, that holds for none
-//     of the 128 levels of the upper decade, 2 of 64 in the next, 6 of 32, 8 of 16, and all 14 below; with 0.999 for all
-//     254. (Where the whole block decays, so does its scale, and nothing is stuck.)
+//     block's maximum may never be forgotten: without a gradient it shrinks to beta2 of itself, and if that is nearer
+//     to its own level than to the next one, it stays. With beta2 0.95, beside a maximum that persists, that holds for
+//     none of the 128 levels of the upper decade, 2 of 64 in the next, 6 of 32, 8 of 16, and all 14 below; with 0.999
+//     for all 254. (Where the whole block decays, so does its scale, and nothing is stuck.)
 //   - a second moment above 0 never becomes 0: it is what the update is divided by.
 // The blocks, like the random numbers, belong to the parameter's coordinates, not to where a rank keeps it. Layouts
 // agree but for blocks that they cut: at a shard's end, and in rows whose columns tensor parallelism divides at no

@@ -47,8 +47,8 @@ TEST_CASE("levels ascend, are symmetric, hold 0 and 1, and have 64 or 128 in the
     EXPECT(upper_unsigned == 128);
 }
 
-// Why rounding is random. Beside a maximum that persists, a second moment without gradients shrinks to beta2 of itself in
-// a step; rounded to nearest it stays at levels that lie too far apart. Counted from the largest decade down.
+// Why rounding is random. Beside a maximum that persists, a second moment without gradients shrinks to beta2 of itself
+// in a step; rounded to nearest it stays at levels that lie too far apart. Counted from the largest decade down.
 TEST_CASE("to nearest, these second moments would never decay") {
     const auto stuck = [](double beta2) {
         std::array<int, 7> count{};
