@@ -1,24 +1,41 @@
 #!/usr/bin/env bash
 # All tests: installs what is missing, builds, runs CTest; then once more, CPU only, under the address and
-# undefined-behaviour sanitizers. --fast leaves the sanitizers out.
-#   bash tests/run.sh [--fast]
+# undefined-behaviour sanitizers. Ends with the seconds of each part.
+#   bash tests/run.sh           what each commit runs: grids that are long run an eighth of their layouts, which one the
+#                               commit's hash decides
+#   bash tests/run.sh --fast    without the sanitizers
+#   bash tests/run.sh --all     everything at full size, the scripts under the sanitizers too
 set -euo pipefail
 cd "$(dirname "$0")/.."
-fast=0
-case "${1:-}" in
-    "") ;;
-    --fast) fast=1 ;;
-    *) echo "tests/run.sh: $1: unknown; --fast leaves out the sanitizers" >&2; exit 2 ;;
+mode=${1:-default}
+case "$mode" in
+    default | --fast | --all) ;;
+    *) echo "tests/run.sh: $mode: unknown; --fast leaves out the sanitizers, --all runs everything" >&2; exit 2 ;;
 esac
-
-bash tests/setup.sh build
-echo "== tests"
-ctest --test-dir build --output-on-failure
-if [ $fast = 0 ]; then
-    bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined
-    echo "== tests under the sanitizers"
-    # The scripts start the programs again and again, which takes minutes under the sanitizers; what the programs are
-    # made of is in the other tests. ctest --test-dir build-sanitize runs them, too.
-    ctest --test-dir build-sanitize --output-on-failure -LE script
+# Read by tests/support.h: "all", or which eighth.
+export TRAIN70B_TEST_SLICE=all
+if [ "$mode" != --all ]; then
+    commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
+    TRAIN70B_TEST_SLICE=$((0x$commit % 8))
 fi
-echo "== all tests passed"
+
+times=()
+part() { # NAME COMMAND...
+    local name=$1 began=$SECONDS
+    shift
+    echo "== $name"
+    "$@"
+    times+=("$(printf '%6d s  %s' $((SECONDS - began)) "$name")")
+}
+
+part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
+part "tests, eighth $TRAIN70B_TEST_SLICE of the long grids" ctest --test-dir build --output-on-failure
+if [ "$mode" != --fast ]; then
+    part "build with sanitizers" bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined
+    # The scripts start the programs again and again, which takes minutes under the sanitizers; what the programs are
+    # made of is in the other tests.
+    scripts=(-LE script)
+    [ "$mode" != --all ] || scripts=()
+    part "tests under the sanitizers" ctest --test-dir build-sanitize --output-on-failure "${scripts[@]}"
+fi
+printf '%s\n' "== seconds" "${times[@]}" "== all tests passed"

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Installs the Debian/Ubuntu packages that are missing (as root or through sudo) and builds into build/.
-# Sourced or run by 08_3d_full/demo.sh and tests/run.sh; a second run installs and rebuilds nothing.
-#   bash tests/setup.sh [BUILD_FOLDER] [CMAKE_OPTION ...]
+# Installs the Debian/Ubuntu packages that are missing (as root or through sudo) and builds; a second run installs and
+# rebuilds nothing. Used by 08_3d_full/demo.sh and tests/run.sh.
+#   bash tests/setup.sh [BUILD_FOLDER] [-DCMAKE_OPTION=VALUE ...] [TARGET ...]        default: build/, every target
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-packages=(g++ make cmake libopenblas-openmp-dev libopenmpi-dev openmpi-bin libfmt-dev libcli11-dev
+packages=(g++ make cmake ninja-build libopenblas-openmp-dev libopenmpi-dev openmpi-bin libfmt-dev libcli11-dev
           nlohmann-json3-dev doctest-dev python3 python3-matplotlib)
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then
+    began=$SECONDS
     echo "== installing ${missing[*]}"
     as_root=()
     if [ "$(id -u)" != 0 ]; then
@@ -20,13 +21,26 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
     "${as_root[@]}" apt-get update -qq
     DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    echo "== installed in $((SECONDS - began)) s"
 fi
 
 folder=${1:-build}
 shift || true
-if [ ! -f "$folder/CMakeCache.txt" ] || [ $# -gt 0 ]; then
+options=() targets=()
+for word in "$@"; do
+    case "$word" in -D*) options+=("$word") ;; *) targets+=("$word") ;; esac
+done
+configure=$([ -f "$folder/CMakeCache.txt" ] || echo new)
+for option in "${options[@]}"; do # -DNAME=VALUE: does the cache hold it?
+    grep -q "^$(sed 's/^-D\([^=]*\)=.*/\1/' <<<"$option"):[A-Z]*=${option#*=}\$" "$folder/CMakeCache.txt" 2>/dev/null || configure=${configure:-changed}
+done
+if [ -n "$configure" ]; then
     echo "== configuring $folder"
-    cmake -S . -B "$folder" "$@" >/dev/null
+    generator=()
+    [ "$configure" = changed ] || generator=(-G Ninja) # an existing folder keeps its own
+    cmake -S . -B "$folder" "${generator[@]}" "${options[@]}" >/dev/null
 fi
+began=$SECONDS
 echo "== building $folder (on $(nproc) cores; the first time takes a minute or two)"
-cmake --build "$folder" -j "$(nproc)" | grep -E 'error|warning|Building|Linking' || [ "${PIPESTATUS[0]}" = 0 ]
+cmake --build "$folder" -j "$(nproc)" ${targets[@]+--target "${targets[@]}"}
+echo "== built in $((SECONDS - began)) s"

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Every header compiles alone, without precompiled ones: whoever includes it needs nothing else first.
+#   bash tests/headers.sh "COMPILER FLAG..."
+set -euo pipefail
+cd "$(dirname "$0")/.."
+headers=$(ls 0*/*.h tests/*.h)
+check() { # HEADER: -x c++ would complain about #pragma once, a file that includes it does not
+    echo "#include \"$1\"" | $compiler -fsyntax-only -x c++ - || { echo "FAIL $1"; exit 255; }
+}
+export compiler="$1"
+export -f check
+xargs -P "$(nproc)" -I{} bash -c 'check {}' <<<"$headers"
+echo "ok   $(wc -l <<<"$headers") headers compile alone"
