@@ -99,15 +99,16 @@ std::string mixed_blas_cores(const std::vector<std::string>& core_of_rank) {
 }
 
 void restart_with_cpu_settings(char** argv) {
-    constexpr const char* kOnce = "TRAIN70B_STARTED";
-    if (!std::getenv(kOnce)) {
-        setenv(kOnce, "1", 1);
-        setenv("GOMP_SPINCOUNT", "1000", 0);
-        const std::string core = better_blas_core(cpu_features(), blas_core());
-        if (!core.empty()) setenv("OPENBLAS_CORETYPE", core.c_str(), 0);
-        execv("/proc/self/exe", argv);  // returns only where that is not possible: then with the defaults
-    }
-    unsetenv(kOnce);  // a program that this one starts decides for itself
+    // The marker holds the process's number, which exec keeps: a program that this one starts decides for itself. (It
+    // is not unset: Open MPI no longer finds its daemon where unsetenv() has moved the entries of the environment.)
+    constexpr const char* kMarker = "TRAIN70B_STARTED";
+    const std::string number = std::to_string(getpid());
+    if (const char* marker = std::getenv(kMarker); marker && marker == number) return;
+    setenv(kMarker, number.c_str(), 1);
+    setenv("GOMP_SPINCOUNT", "1000", 0);
+    const std::string core = better_blas_core(cpu_features(), blas_core());
+    if (!core.empty()) setenv("OPENBLAS_CORETYPE", core.c_str(), 0);
+    execv("/proc/self/exe", argv);  // returns only where that is not possible: then with the defaults
 }
 
 }  // namespace train70b

@@ -1,4 +1,6 @@
 // Which kernels OpenBLAS is told to run. That they run: tests/01_cli.sh.
+#include <unistd.h>
+
 #include "01_single_gpu/cpu_setup.h"
 #include "tests/support.h"
 
@@ -42,7 +44,9 @@ TEST_CASE("a CPU that OpenBLAS takes for an older one gets the kernels that it c
 
 TEST_CASE("these tests run the kernels that fit this CPU, unless the environment chose") {
     if (!std::getenv("OPENBLAS_CORETYPE")) EXPECT(better_blas_core(cpu_features(), blas_core()) == "");
-    EXPECT(std::getenv("TRAIN70B_STARTED") == nullptr);  // children decide for themselves
+    const char* marker = std::getenv("TRAIN70B_STARTED");  // of this process: its children decide for themselves
+    REQUIRE(marker != nullptr);
+    EXPECT(std::stoll(marker) == int64_t(getpid()));
 }
 
 TEST_CASE("ranks with different kernels are named, with the ones that all can run") {
