@@ -88,11 +88,20 @@ double flops_per_token(const LlamaConfig& c, int64_t seq_len) {
     return 6.0 * (c.parameters() - c.vocab * c.hidden) + 6.0 * c.layers * c.hidden * seq_len;
 }
 
+const std::vector<std::string>& recompute_names() {
+    static const std::vector<std::string> names = {"none", "pointwise", "selective", "full"};  // in the enum's order
+    return names;
+}
+
 Recompute recompute_of(const std::string& name) {
-    if (name == "none") return Recompute::none;
-    if (name == "selective") return Recompute::selective;
-    if (name == "full") return Recompute::full;
-    usage_error("--recompute {}: one of none selective full", name);
+    const auto& names = recompute_names();
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) {
+        std::string known;
+        for (const std::string& each : names) known += " " + each;
+        usage_error("--recompute {}: unknown; one of{}", name, known);
+    }
+    return Recompute(found - names.begin());
 }
 
 ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_t seq_len, DType dtype,
@@ -103,19 +112,23 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     const int64_t Q = c.hidden / N, F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
     const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = 4 / S;
     const double everything = a * (4 * E + 2 * Q + 2 * K + 3 * F) + 2 * norm + 4 * H;
-    const double selective = a * (2 * E + Q + 2 * K + 2 * F) + 2 * norm;
-    const double block = recompute == Recompute::none ? everything : recompute == Recompute::full ? a * E : selective;
+    const double products = a * (2 * E + Q + 2 * K + 2 * F) + 2 * norm;  // residuals, qkv, gate_up
+    const double block = recompute == Recompute::none        ? everything
+                         : recompute == Recompute::pointwise ? products + a * Q + 4 * H  // attention's output and lse
+                         : recompute == Recompute::selective ? products
+                                                             : a * E;
 
     // Batch indices (3 x 4 bytes) and the end of the residual stream: first the final norm's input, then its gradient.
     const double fixed = 3 * 4 + a * E;
     // The head's turn: normed x, its gradient, logits (by now their gradient), 1/rms.
     const double head = a * (2 * E + V) + norm;
     // The last block's turn. MLP: dh and d gate_up (h itself is gone or was never kept). Attention: the MLP's share of
-    // the kept is gone; made again are q, k, v, out, lse; new are d out, dq, dk, dv.
+    // the kept is gone; made again are q, k, v (selective: and out, lse); new are d out, dq, dk, dv.
     double mlp = a * 2 * F, attention = 0;
-    if (recompute == Recompute::selective) {
+    if (recompute == Recompute::pointwise || recompute == Recompute::selective) {
         mlp = a * 3 * F;
-        attention = a * (2 * Q + 2 * K + 2 * Q + 2 * K) + 4 * H - a * (E + 2 * F);
+        attention = a * (Q + 2 * K + 2 * Q + 2 * K) - a * (E + 2 * F);
+        if (recompute == Recompute::selective) attention += a * Q + 4 * H;
     }
     if (recompute ==
         Recompute::full)  // the whole block again but for its input, which was kept; forward, then backward

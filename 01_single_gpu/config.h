@@ -51,8 +51,11 @@ void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 // Recomputation is not counted: it is the price, not the product.
 double flops_per_token(const LlamaConfig& config, int64_t seq_len);
 
-enum class Recompute { none, selective, full };
+// What a block's backward pass makes again: nothing; norms, RoPE and SwiGLU (pointwise); attention as well (selective);
+// everything from the block's input (full). Each keeps less than the one before it.
+enum class Recompute { none, pointwise, selective, full };
 Recompute recompute_of(const std::string& name);
+const std::vector<std::string>& recompute_names();
 
 // How the layers are divided over ranks (chapter 04).
 struct Division {

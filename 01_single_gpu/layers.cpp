@@ -54,7 +54,7 @@ Var add(Tape& tape, const Var& a, const Var& b) {
 namespace {
 // Shared by both norms: y is the normalised x; the gradient of y joins that of x.
 void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param& weight) {
-    if (tape.selective)
+    if (tape.pointwise_again)
         y.again = Lazy<Tensor>([x = x.data, inv_rms, &weight] {
             Tensor again = Tensor::like(x);
             rmsnorm_again(again, x, inv_rms, weight.data);
@@ -96,7 +96,7 @@ Var swiglu(Tape& tape, const Var& gate_up) {
         return h;
     };
     Var h{.data = run()};
-    if (tape.selective) h.again = Lazy<Tensor>(run);
+    if (tape.pointwise_again) h.again = Lazy<Tensor>(run);
     tape.record([gate_up = gate_up.data, dgate_up = gate_up.grad, dh = h.grad] {
         Tensor part = Tensor::like(gate_up);
         swiglu_backward(part, *dh, gate_up);
@@ -115,7 +115,7 @@ QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& 
     };
     auto [q, k, v] = run();
     QKV result{Var{.data = q}, Var{.data = k}, Var{.data = v}};
-    if (tape.selective) {
+    if (tape.pointwise_again) {
         const Lazy<std::array<Tensor, 3>> again(run);
         result.q.again = Lazy<Tensor>([again] { return again.get()[0]; });
         result.k.again = Lazy<Tensor>([again] { return again.get()[1]; });
@@ -135,8 +135,8 @@ Var attention(Tape& tape, const QKV& x, AttentionForward forward, AttentionBackw
     };
     OutLse now = forward(x.q.data, x.k.data, x.v.data);
     Var out{.data = now.out};
-    const Lazy<OutLse> saved = tape.selective ? Lazy<OutLse>(run) : Lazy<OutLse>([now] { return now; });
-    if (tape.selective) out.again = Lazy<Tensor>([saved] { return saved.get().out; });
+    const Lazy<OutLse> saved = tape.attention_again ? Lazy<OutLse>(run) : Lazy<OutLse>([now] { return now; });
+    if (tape.attention_again) out.again = Lazy<Tensor>([saved] { return saved.get().out; });
     tape.record([saved, backward, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v), dq = x.q.grad, dk = x.k.grad,
                  dv = x.v.grad, dout = out.grad] {
         QKVGrads grads = backward(*dout, q.get(), k.get(), v.get(), saved.get().out, saved.get().lse);

@@ -54,10 +54,14 @@ Var Block::mlp_half(Tape& tape, const Var& normed) {
 }
 
 Var Block::body(Tape& tape, const Var& x, const Batch& batch) {
-    const bool outer = std::exchange(tape.selective, selective_);
+    const bool attention_again = recompute_ == Recompute::selective;
+    const bool pointwise_again = attention_again || recompute_ == Recompute::pointwise;
+    const bool outer_attention = std::exchange(tape.attention_again, attention_again);
+    const bool outer_pointwise = std::exchange(tape.pointwise_again, pointwise_again);
     auto [middle, normed] = add_rmsnorm(tape, x, attention_half(tape, x, batch), post_attention_norm, eps_);
     Var y = add(tape, middle, mlp_half(tape, normed));
-    tape.selective = outer;
+    tape.attention_again = outer_attention;
+    tape.pointwise_again = outer_pointwise;
     return y;
 }
 
@@ -76,7 +80,7 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s) : config(c)
     for (const Chunk& chunk : s.chunks)
         for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
             Block& block = blocks.emplace_back(c, layer, o.init_std);
-            block.selective_ = o.recompute == Recompute::selective;
+            block.recompute_ = o.recompute;
             if (o.recompute == Recompute::full) block.unit.around.push_back(recompute);
         }
     if (s.head) {

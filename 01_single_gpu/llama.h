@@ -49,7 +49,7 @@ struct Block {
 
     Rope rope_;
     float eps_;
-    bool selective_ = false;
+    Recompute recompute_ = Recompute::none;
     friend class Llama;
 };
 

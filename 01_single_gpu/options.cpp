@@ -54,8 +54,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     group("Precision, memory");
     add("--dtype", o.dtype, "of weights and activations", one_of({"fp32", "bf16"}));
     add("--grad-dtype", o.grad_dtype, "of gradients", one_of({"fp32", "bf16"}));
-    add("--recompute", o.recompute, "activations made again in the backward pass",
-        one_of({"none", "selective", "full"}));
+    add("--recompute", o.recompute, "activations made again in the backward pass", one_of(recompute_names()));
     add("--device", o.device, "where to run", one_of({"auto", "cpu", "cuda"}));
 
     group("Output");

@@ -35,7 +35,7 @@ class Lazy {
 };
 
 // A value in the graph: its data and the slot where its gradient will be summed. With `again`, closures do not hold the
-// data but make it again when they need it (selective recomputation).
+// data but make it again when they need it (pointwise and selective recomputation).
 struct Var {
     Tensor data;
     std::shared_ptr<Tensor> grad = std::make_shared<Tensor>();
@@ -63,7 +63,9 @@ struct Tape {
     Steps* weights =
         nullptr;            // where weight halves go to be run later (zero-bubble pipelines, chapter 05); null: nowhere
     bool recording = true;  // false: evaluation, and the first run of a body that will be recomputed
-    bool selective = false;  // cheap ops (norms, RoPE, attention, SwiGLU) hand out Vars that are made again, not kept
+    // Recomputation inside a block: these hand out Vars that are made again, not kept.
+    bool pointwise_again = false;  // norms, RoPE, SwiGLU
+    bool attention_again = false;
 
     void record(std::function<void()> step) {
         if (recording) steps.push_back(std::move(step));

@@ -212,7 +212,7 @@ Tensor gather_heads(const Comm& ranks, const HeadsShape& s, const Tensor& y, int
 Var to_heads(Tape& tape, const Var& x, const Comm& ranks, const HeadsShape& shape) {
     const int64_t heads = x.data.cols() / shape.head_dim;
     Var y{.data = scatter_heads(ranks, shape, x.data)};
-    if (tape.selective)
+    if (tape.attention_again)
         y.again = Lazy<Tensor>([ranks, shape, x = Saved(x)] { return scatter_heads(ranks, shape, x.get()); });
     tape.record(
         [ranks, shape, heads, dx = x.grad, dy = y.grad] { accumulate(*dx, gather_heads(ranks, shape, *dy, heads)); });

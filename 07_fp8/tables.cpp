@@ -243,7 +243,7 @@ int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompu
         const int64_t head = rows * (a * (2 * E + (c.vocab + tensor_ranks - 1) / tensor_ranks) + 4);
         return f.total - f.working + std::max(head, f.working - 2 * saved(E));
     }
-    return f.total;  // selective: they are made again, not kept
+    return f.total;  // pointwise, selective: they are made again, not kept
 }
 
 PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, const Layout& layout,

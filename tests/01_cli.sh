@@ -98,7 +98,7 @@ refused "head size too large" "--hidden 2048 / --heads 4 = 512|at most 256" --hi
 refused "dtype" "--dtype|fp64|fp32|bf16" --dtype fp64
 refused "model" "--model|9b|tiny|8b|405b" --model 9b
 refused "bf16 gradients of fp32" "--grad-dtype bf16|--dtype" --grad-dtype bf16
-refused "recompute" "--recompute|some|none|selective|full" --recompute some
+refused "recompute" "--recompute|some|none|pointwise|selective|full" --recompute some
 refused "schedule" "--lr-schedule|step|constant|wsd" --lr-schedule step
 refused "accumulation does not divide" "--global-batch 10|--micro-batch 4|12 would" --global-batch 10 --micro-batch 4
 refused "val-fraction" "--val-fraction|1.5|at most 0.9" --val-fraction 1.5

@@ -321,7 +321,7 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
     config.layers = 2, config.hidden = 256, config.heads = 4, config.kv_heads = 2, config.ffn = 320, config.vocab = 300;
     const int64_t sequences = 2, seq_len = 72, rows = sequences * seq_len;
     for (DType dtype : kTypes)
-        for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+        for (Recompute level : {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full}) {
             const auto run = [&](Device device) {
                 Llama model(config, {.dtype = dtype, .device = device, .recompute = level, .init_std = 0.1});
                 model.materialise(1);

@@ -54,6 +54,8 @@ const std::vector<LlamaConfig> kShapes = {
     shape(2, 64, 2, 1, 1024, 100),  // the MLP dominates
 };
 
+constexpr Recompute kLevels[] = {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full};
+
 }  // namespace
 
 TEST_CASE("parameters, gradients and optimizer: exactly (2 or 4) N, (2 or 4) N, (8 or 12) N bytes") {
@@ -76,7 +78,7 @@ TEST_CASE("parameters, gradients and optimizer: exactly (2 or 4) N, (2 or 4) N, 
 TEST_CASE("peak activations: within 2% of the formula at every recompute level, shape and dtype") {
     for (const LlamaConfig& config : kShapes)
         for (DType dtype : {DType::f32, DType::bf16})
-            for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+            for (Recompute level : kLevels) {
                 const Usage usage = train_two_steps(config, {.dtype = dtype, .recompute = level}, 2, 48);
                 const double expected = double(activation_formula(config, 2, 48, dtype, level).total);
                 const double got = double(of(usage.peak.kind, Memory::activations));
@@ -86,9 +88,9 @@ TEST_CASE("peak activations: within 2% of the formula at every recompute level, 
             }
 }
 
-TEST_CASE("recomputation buys what it promises: full below selective below none") {
+TEST_CASE("recomputation buys what it promises: full below selective below pointwise below none") {
     int64_t last = INT64_MAX;
-    for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+    for (Recompute level : kLevels) {
         const int64_t now = of(train_two_steps(kShapes[0], {.recompute = level}, 2, 48).peak.kind, Memory::activations);
         EXPECT(now < last);
         last = now;
@@ -96,7 +98,7 @@ TEST_CASE("recomputation buys what it promises: full below selective below none"
 }
 
 TEST_CASE("the dry run books what the real one does: parameters, gradients, optimizer, activations") {
-    for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+    for (Recompute level : kLevels) {
         const Usage real = train_two_steps(kShapes[0], {.dtype = DType::bf16, .recompute = level}, 2, 32);
         const Usage dry =
             train_two_steps(kShapes[0], {.dtype = DType::bf16, .device = Device::meta, .recompute = level}, 2, 32);

@@ -1,9 +1,11 @@
 // The whole model against a Llama written once more, in double and loop by loop: every parameter's gradient by finite
 // differences, and four steps of clipped AdamW. The reference shares nothing with the model but its weights.
 #include <map>
+#include <utility>
 
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/optimizer.h"
+#include "01_single_gpu/profile.h"
 #include "tests/support.h"
 
 using namespace train70b;
@@ -212,18 +214,48 @@ TEST_CASE("scattered positions: a permuted batch with its positions has the same
 TEST_CASE("recomputation changes no bit of any gradient, in fp32 and bf16") {
     const Tokens data;
     for (DType dtype : {DType::f32, DType::bf16}) {
-        std::vector<Doubles> grads[3];
-        double loss[3];
-        for (Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+        std::vector<Doubles> grads[4];
+        double loss[4];
+        for (Recompute level : {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full}) {
             Llama model(make_config(), {.dtype = dtype, .recompute = level, .init_std = 0.3});
             model.materialise(3);
             loss[int(level)] = run_model(model, data);
             for (Param* param : model.params()) grads[int(level)].push_back(values(param->grad));
         }
-        EXPECT(loss[0] == loss[1]);
-        EXPECT(loss[0] == loss[2]);
-        EXPECT(grads[0] == grads[1]);
-        EXPECT(grads[0] == grads[2]);
+        for (const Recompute level : {Recompute::pointwise, Recompute::selective, Recompute::full}) {
+            EXPECT(loss[0] == loss[int(level)]);
+            EXPECT(grads[0] == grads[int(level)]);
+        }
+    }
+}
+
+TEST_CASE("what is made again: pointwise runs attention once a block, selective and full twice; products only full") {
+    const Tokens data;
+    const auto calls = [&](Recompute level) {
+        Llama model(make_config(), {.recompute = level});
+        model.materialise(3);
+        const Profile kept = std::exchange(profile(), Profile{.sums_on = true});
+        run_model(model, data);
+        const Profile counted = std::exchange(profile(), kept);
+        std::map<std::string, int64_t> calls;
+        for (const auto& [op, sum] : counted.sums) calls[op] = sum.calls;
+        return calls;
+    };
+    const int64_t L = make_config().layers;
+    auto none = calls(Recompute::none), pointwise = calls(Recompute::pointwise);
+    auto selective = calls(Recompute::selective), full = calls(Recompute::full);
+    EXPECT(none["attention"] == L);
+    EXPECT(pointwise["attention"] == L);
+    EXPECT(selective["attention"] == 2 * L);
+    EXPECT(full["attention"] == 2 * L);
+    EXPECT(none["matmul"] > 0);
+    EXPECT(pointwise["matmul"] == none["matmul"]);
+    EXPECT(selective["matmul"] == none["matmul"]);
+    EXPECT(full["matmul"] == none["matmul"] + 4 * L);  // qkv, o, gate_up, down
+    for (const char* op : {"split_rope", "swiglu"}) {
+        EXPECT(none[op] == L);
+        EXPECT(pointwise[op] == 2 * L);
+        EXPECT(selective[op] == 2 * L);
     }
 }
 
@@ -289,7 +321,7 @@ TEST_CASE(
     "weight halves put aside: the backward pass leaves the products' weights alone; run later, the gradients are the "
     "same") {
     const Tokens tokens;
-    for (const Recompute level : {Recompute::none, Recompute::selective, Recompute::full}) {
+    for (const Recompute level : {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full}) {
         Llama together(make_config(), {.recompute = level, .init_std = 0.3});
         Llama apart(make_config(), {.recompute = level, .init_std = 0.3});
         for (Llama* model : {&together, &apart}) model->materialise(1);

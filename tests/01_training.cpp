@@ -211,7 +211,7 @@ TEST_CASE("recomputation changes no bit of losses, gradient norms and final weig
         options.micro_batch = 4;
         Session kept(options);
         kept.run();
-        for (const char* recompute : {"selective", "full"}) {
+        for (const char* recompute : {"pointwise", "selective", "full"}) {
             INFO(dtype << " " << recompute);
             options.recompute = recompute;
             Session again(options);

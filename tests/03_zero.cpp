@@ -65,7 +65,7 @@ bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 TEST_CASE("stages 0 to 3, prefetch, accumulation, recomputation, overlap, buckets, offload, hybrid: one rank's run") {
     const Text text;
     REQUIRE(world().size() == 4);
-    for (const char* recompute : {"none", "selective", "full"}) {
+    for (const char* recompute : {"none", "pointwise", "selective", "full"}) {
         TrainOptions o = padded(text, 16);
         o.recompute = recompute;
         Session one(o);

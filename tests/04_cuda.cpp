@@ -10,7 +10,7 @@ using namespace train70b::test;
 TEST_CASE("tensor parallelism on a GPU, sequence parallel or not, overlapped or not: one rank's run") {
     if (!has_gpu()) return;
     const Text text;
-    for (const char* recompute : {"none", "selective"})
+    for (const char* recompute : {"none", "pointwise", "selective"})
         for (const int64_t kv_heads : {4, 1}) {
             TrainOptions o = tiny_on_gpu(text);
             o.recompute = recompute;

@@ -77,7 +77,7 @@ TEST_CASE("tp 2, 4, 8, sequence parallel or not, overlapped or not, with data pa
     const Text text;
     REQUIRE(world().size() == 8);
     for (const int64_t kv_heads : {8, 2, 1})
-        for (const char* recompute : {"none", "selective", "full"}) {
+        for (const char* recompute : {"none", "pointwise", "selective", "full"}) {
             if (!kThorough && (kv_heads == 2) != (recompute == std::string("none"))) continue;
             TrainOptions o = shape(text, kv_heads);
             o.recompute = recompute;
@@ -211,7 +211,7 @@ TEST_CASE(
     "the ledger: what is divided is divided exactly; activations by the formula, with sequence parallelism by tp") {
     const Text text;
     for (const char* dtype : {"fp32", "bf16"})
-        for (const char* recompute : {"none", "selective", "full"})
+        for (const char* recompute : {"none", "pointwise", "selective", "full"})
             for (const int64_t kv_heads : {8, 2}) {
                 if (!kThorough && (kv_heads == 8) != (recompute == std::string("none"))) continue;
                 TrainOptions o = shape(text, kv_heads);
@@ -248,7 +248,7 @@ TEST_CASE(
 TEST_CASE("wire: the collectives of a block and of a step are the formula's, in number and in bytes") {
     const Text text;
     for (const char* dtype : {"fp32", "bf16"})
-        for (const char* recompute : {"none", "selective", "full"})
+        for (const char* recompute : {"none", "pointwise", "selective", "full"})
             for (const int64_t kv_heads : {8, 2}) {
                 if (!kThorough && (kv_heads == 8) != (recompute == std::string("none"))) continue;
                 TrainOptions o = shape(text, kv_heads);

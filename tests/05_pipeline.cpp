@@ -53,13 +53,14 @@ constexpr const char* kSchedules[] = {"naive", "gpipe", "1f1b", "interleaved", "
 TEST_CASE("every schedule on 1, 2, 4 and 8 stages, 4, 8 and 16 micro-batches, recomputation: one rank's run") {
     const Text text;
     REQUIRE(world().size() == 8);
-    for (const char* recompute : {"none", "selective", "full"}) {
+    for (const char* recompute : {"none", "pointwise", "selective", "full"}) {
         std::map<int64_t, std::unique_ptr<Session>> one;  // by size of the global batch
         for (const std::string schedule : kSchedules)
             for (const int64_t pp : {1, 2, 4, 8})
                 for (const int64_t m : {4, 8, 16}) {
                     if (schedule == "interleaved" && (m % pp != 0 || pp == 1 || pp == 8)) continue;
-                    if ((recompute == std::string("selective") || !kThorough) && m != 4) continue;
+                    const std::string level = recompute;
+                    if ((level == "pointwise" || level == "selective" || !kThorough) && m != 4) continue;
                     TrainOptions o = shape(text);
                     o.recompute = recompute;
                     o.seq_len = 7;
