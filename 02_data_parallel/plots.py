@@ -11,13 +11,18 @@ import csv
 import pathlib
 import platform
 import subprocess
+import sys
 import tempfile
 
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-COLOURS = {"library": "#bbbbbb", "naive": "#ee6677", "ring": "#4477aa", "pipelined": "#228833", "halving": "#aa3377"}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import style
+
+COLOURS = {"library": style.GREY, "naive": style.RED, "ring": style.BLUE, "pipelined": style.GREEN,
+           "halving": style.PURPLE}
 
 
 def hardware():
@@ -66,8 +71,8 @@ def data_parallel_picture(out):
     step = [1e3 * float(row["step_s"]) for row in table]
     waiting = [1e3 * float(row["waiting_s"]) for row in table]
     figure, axis = plt.subplots(figsize=(8, 3.6))
-    axis.bar(names, [a - b for a, b in zip(step, waiting)], color="#4477aa", label="computing")
-    axis.bar(names, waiting, bottom=[a - b for a, b in zip(step, waiting)], color="#ee6677",
+    axis.bar(names, [a - b for a, b in zip(step, waiting)], color=style.BLUE, label="computing")
+    axis.bar(names, waiting, bottom=[a - b for a, b in zip(step, waiting)], color=style.RED,
              label="waiting for communication")
     axis.set(ylabel="ms per step, without update", title=f"data parallelism, {table[0]['ranks']} ranks")
     axis.tick_params(axis="x", labelsize=8)

@@ -10,14 +10,17 @@ import argparse
 import csv
 import pathlib
 import subprocess
+import sys
 import tempfile
 
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-KINDS = ["params", "grads", "optimizer", "workspace", "comm", "activations"]
-COLOURS = ["#4477aa", "#66ccee", "#228833", "#bbbbbb", "#aa3377", "#ee6677"]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import style
+
+KINDS = ["params", "grads", "optimizer", "workspace", "comm", "activations"]  # the mountain on top of what this chapter moves
 # Few tokens and wide blocks, so that the model's own bytes can be seen beside the activations.
 SHAPE = ["--layers", "6", "--hidden", "256", "--ffn", "768", "--seq-len", "32", "--global-batch", "4"]
 
@@ -43,7 +46,7 @@ def main():
         for stage, axis in enumerate(axes):
             rows = second_step(arguments.bin / "03_zero", arguments.ranks, stage, pathlib.Path(folder))
             layers = [[int(row[kind]) / 2**20 for row in rows] for kind in KINDS]
-            axis.stackplot(range(len(rows)), layers, colors=COLOURS, labels=KINDS, lw=0)
+            axis.stackplot(range(len(rows)), layers, colors=style.colours(KINDS), labels=KINDS, lw=0)
             turn = next(i for i, row in enumerate(rows) if row["phase"].startswith("backward"))
             axis.axvline(turn, color="black", lw=0.7, ls=":")
             axis.set(title=f"stage {stage}", xlabel="allocations: forward | backward, update", xlim=(0, len(rows) - 1))

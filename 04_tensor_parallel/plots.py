@@ -11,13 +11,16 @@ import csv
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-KINDS = {"params": "#4477aa", "grads": "#66ccee", "optimizer": "#228833", "activations": "#ccbb44", "comm": "#ee6677"}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import style
+
 TPS = (1, 2, 4, 8)
 
 
@@ -38,9 +41,9 @@ def draw_memory(program, out):
         bars = [(f"tp {tp}" + (",\nsequence" if sequence else ""), peaks(program, tp, sequence, pathlib.Path(folder)))
                 for tp in TPS for sequence in (False, True) if tp > 1 or not sequence]
     bottom = [0.0] * len(bars)
-    for kind, colour in KINDS.items():
+    for kind in style.ON_DEVICE:
         height = [bar[1][kind] / 2**20 for bar in bars]
-        axis.bar([bar[0] for bar in bars], height, bottom=bottom, color=colour, label=kind)
+        axis.bar([bar[0] for bar in bars], height, bottom=bottom, color=style.KINDS[kind], label=kind)
         bottom = [low + high for low, high in zip(bottom, height)]
     axis.set_ylabel("MiB on rank 0, peak of each kind")
     axis.legend(fontsize=8)
@@ -55,7 +58,7 @@ def draw_efficiency(program, out):
         rows = list(csv.DictReader(table.open()))
     figure, axis = plt.subplots(figsize=(6, 3.8))
     styles = dict(zip(dict.fromkeys(row["model"] for row in rows), (":", "-", "--")))
-    colours = dict(zip(dict.fromkeys(row["link"] for row in rows), ("#228833", "#4477aa", "#ee6677", "#aa3377")))
+    colours = dict(zip(dict.fromkeys(row["link"] for row in rows), (style.GREEN, style.BLUE, style.RED, style.PURPLE)))
     for model, style in styles.items():
         for link, colour in colours.items():
             points = [(int(row["tp"]), 100 * float(row["efficiency"])) for row in rows

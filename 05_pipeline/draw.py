@@ -6,14 +6,19 @@
 TIMELINES.json: {"title": [[{"step": "F0.1", "begin": 0.0, "end": 1.0}, ...] per rank], ...}, as the program writes it.
 """
 import json
+import pathlib
 import sys
 
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-COLOURS = {"F": ("#4477aa", "#99bbdd"), "B": ("#228833", "#88cc99"), "I": ("#66aa55", "#aaddaa"),
-           "W": ("#ccbb44", "#eee0a0")}  # of even and of odd chunks
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import style
+
+# Of even and of odd chunks. Time is not memory, so these say nothing about the kinds of style.KINDS.
+COLOURS = {"F": (style.BLUE, "#99bbdd"), "B": (style.GREEN, "#88cc99"), "I": ("#66aa55", "#aaddaa"),
+           "W": (style.YELLOW, "#eee0a0")}
 
 
 def draw(axis, title, ranks):

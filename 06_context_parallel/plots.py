@@ -7,12 +7,16 @@
 """
 import argparse
 import pathlib
+import sys
 
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-COLOURS = ["#4477aa", "#ee6677", "#228833", "#ccbb44"]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import style
+
+COLOURS = [style.BLUE, style.RED, style.GREEN, style.YELLOW]  # of the ranks
 RANKS = 4
 
 

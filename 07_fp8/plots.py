@@ -9,13 +9,17 @@
 import argparse
 import csv
 import pathlib
+import sys
 
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-COLOURS = ["#000000", "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377"]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import style
+
+COLOURS = ["black", style.BLUE, style.RED, style.GREEN, style.YELLOW, style.CYAN, style.PURPLE]
 FORMATS = [("E4M3", 3, -6, 448), ("E5M2", 2, -14, 57344), ("bf16", 7, -126, 3.4e38)]  # mantissa bits, smallest exponent
 
 

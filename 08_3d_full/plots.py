@@ -9,13 +9,14 @@ memory.png     what each rank holds, by kind, beside one rank
 import argparse
 import json
 import pathlib
+import sys
 
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace"]
-COLOURS = ["#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377"]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import style
 
 
 def read(path):
@@ -36,11 +37,11 @@ def main():
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
     steps = range(1, len(one) + 1)
-    left.plot(steps, one, color=COLOURS[0], label="one rank")
-    left.plot(steps, eight, color=COLOURS[4], linestyle="--", label="dp 2 x tp 2 x pp 2")
+    left.plot(steps, one, color=style.BLUE, label="one rank")
+    left.plot(steps, eight, color=style.RED, linestyle="--", label="dp 2 x tp 2 x pp 2")
     left.set(xlabel="step", ylabel="loss")
     left.legend()
-    right.semilogy(steps, [max(abs(a - b) / a, 1e-10) for a, b in zip(one, eight)], color=COLOURS[2])
+    right.semilogy(steps, [max(abs(a - b) / a, 1e-10) for a, b in zip(one, eight)], color=style.GREEN)
     right.set(xlabel="step", ylabel="|difference| / loss")
     right.grid(alpha=0.3)
     figure.tight_layout()
@@ -49,9 +50,9 @@ def main():
     figure, axes = plt.subplots(figsize=(7, 3.4))
     ranks = [("one\nrank", memory_of_one[0])] + [(f"rank {i}", peak) for i, peak in enumerate(memory_of_eight)]
     bottom = [0.0] * len(ranks)
-    for kind, colour in zip(KINDS, COLOURS):
+    for kind in style.ON_DEVICE:
         heights = [peak[kind] / 2**20 for _, peak in ranks]
-        axes.bar(range(len(ranks)), heights, bottom=bottom, color=colour, label=kind)
+        axes.bar(range(len(ranks)), heights, bottom=bottom, color=style.KINDS[kind], label=kind)
         bottom = [b + h for b, h in zip(bottom, heights)]
     axes.set(xticks=range(len(ranks)), xticklabels=[name for name, _ in ranks], ylabel="MiB, peak of each kind")
     axes.legend(fontsize=8)
