@@ -2,7 +2,14 @@
 
 #include <numeric>
 
+#include "06_context_parallel/gather_attention.h"
+
 namespace train70b {
+
+const std::vector<std::string>& context_algorithms() {
+    static const std::vector<std::string> names = {"ring", "zigzag", "ulysses", "hybrid", "gather"};
+    return names;
+}
 
 void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOptions& o) {
     flags.group("Communication");
@@ -10,7 +17,7 @@ void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOption
         .add("--cp", cp, "context-parallel ranks of a model copy [what --dp leaves, all without it]",
              whole_number_from(1))
         .default_text("");
-    flags.add("--cp-algorithm", o.algorithm, "how they do attention", one_of({"ring", "zigzag", "ulysses", "hybrid"}));
+    flags.add("--cp-algorithm", o.algorithm, "how they do attention", one_of(context_algorithms()));
     flags
         .add("--ulysses-size", o.ulysses_size, "of --cp-algorithm hybrid: ranks that divide heads; the rest is ring",
              whole_number_from(1))
@@ -34,7 +41,9 @@ ContextLayout context_layout(const LlamaConfig& c, int64_t seq_len, int64_t cp, 
     ContextLayout layout{.ranks = cp};
     if (o.algorithm == "ulysses") layout.ulysses = cp;
     if (o.algorithm == "hybrid") layout.ulysses = o.ulysses_size > 0 ? o.ulysses_size : std::min<int64_t>(2, cp);
-    if ((o.algorithm == "zigzag" || o.algorithm == "hybrid") && cp > 1) layout.chunks = 2;
+    layout.gather = o.algorithm == "gather";
+    const bool balanced = o.algorithm == "zigzag" || o.algorithm == "hybrid" || layout.gather;
+    if (balanced && cp > 1) layout.chunks = 2;
     const std::string asked = fmt::format("--cp {} --cp-algorithm {}", cp, o.algorithm);
 
     if (cp % layout.ulysses != 0)
@@ -55,7 +64,8 @@ void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout
     CHECK(ranks.size() == layout.ranks, "{} ranks", ranks.size());
     const int U = int(layout.ulysses);
     const Comm heads = ranks.split([U](int rank) { return rank / U; }, ranks.name() + "_ulysses");
-    const Comm ring = ranks.split([U](int rank) { return rank % U; }, ranks.name() + "_ring");
+    const Comm across =
+        ranks.split([U](int rank) { return rank % U; }, ranks.name() + (layout.gather ? "_gather" : "_ring"));
     const int64_t head_dim = model.config.head_dim(), chunks = layout.chunks;
     for (Block& block : model.blocks)
         block.attention = [=](Tape& tape, const QKV& local, const Batch& batch) {
@@ -71,11 +81,13 @@ void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout
                                   .heads = x.q.data.cols() / head_dim,
                                   .kv_heads = x.k.data.cols() / head_dim,
                                   .head_dim = head_dim};
+            const auto forward = layout.gather ? gather_attention : ring_attention;
+            const auto backward = layout.gather ? gather_attention_backward : ring_attention_backward;
             Var out = attention(
                 tape, x,
-                [=](const Tensor& q, const Tensor& k, const Tensor& v) { return ring_attention(ring, shape, q, k, v); },
+                [=](const Tensor& q, const Tensor& k, const Tensor& v) { return forward(across, shape, q, k, v); },
                 [=](const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                    const Tensor& lse) { return ring_attention_backward(ring, shape, dout, q, k, v, o, lse); });
+                    const Tensor& lse) { return backward(across, shape, dout, q, k, v, o, lse); });
             return U > 1 ? to_sequence(tape, out, heads, heads_shape) : out;
         };
 }

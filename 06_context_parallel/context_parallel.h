@@ -7,8 +7,10 @@
 
 namespace train70b {
 
+const std::vector<std::string>& context_algorithms();  // ring, zigzag, ulysses, hybrid, gather
+
 struct ContextParallelOptions {
-    std::string algorithm = "zigzag";  // ring, zigzag, ulysses, hybrid
+    std::string algorithm = "zigzag";  // one of context_algorithms()
     int64_t ulysses_size = 0;          // of hybrid; 0: 2
 };
 // --cp, --cp-algorithm, --ulysses-size

@@ -1,4 +1,5 @@
-// Context parallelism: N ranks hold 1/N of every sequence's tokens; in attention keys and values go round, or heads do.
+// Context parallelism: N ranks hold 1/N of every sequence's tokens; in attention keys and values go round, or
+// heads do, or all keys and values are gathered.
 //
 // Run:   mpirun -np 2 build/bin/06_context_parallel --cp 2
 //        mpirun --oversubscribe -np 4 build/bin/06_context_parallel --cp 4 --cp-algorithm ulysses
@@ -15,7 +16,7 @@ namespace {
 void print_tables(const TrainOptions& options, const Dataset& data, const Comm& world, const Comm& ranks,
                   const ContextParallelOptions& chosen) {
     std::vector<ContextRun> algorithms, lengths;
-    for (const char* name : {"ring", "zigzag", "ulysses", "hybrid"}) {
+    for (const std::string& name : context_algorithms()) {
         ContextParallelOptions each{.algorithm = name};
         if (name == chosen.algorithm) each = chosen;
         try {
@@ -29,11 +30,12 @@ void print_tables(const TrainOptions& options, const Dataset& data, const Comm& 
     say("\n{}\n{}", work_table(algorithms), traffic_table(algorithms));
     TrainOptions longer = options;
     longer.micro_batch = 1;
-    for (longer.seq_len = 512; longer.seq_len <= 4096; longer.seq_len *= 2)
-        if (longer.seq_len % (2 * ranks.size()) == 0 && data.train_tokens() > longer.seq_len)
-            lengths.push_back(
-                run_context(longer, Dataset(options.data, options.model.vocab, longer.seq_len, options.val_fraction),
-                            ranks, {.algorithm = "zigzag"}));
+    for (const char* name : {"zigzag", "gather"})
+        for (longer.seq_len = 512; longer.seq_len <= 4096; longer.seq_len *= 2)
+            if (longer.seq_len % (2 * ranks.size()) == 0 && data.train_tokens() > longer.seq_len)
+                lengths.push_back(run_context(
+                    longer, Dataset(options.data, options.model.vocab, longer.seq_len, options.val_fraction), ranks,
+                    {.algorithm = name}));
     say("\n{}\n{}", memory_table(lengths), error_table(world));
     if (this_rank == 0) say("\n{}", long_context_table());
     world.barrier();
@@ -72,8 +74,9 @@ void program(int argc, char** argv) {
         attach_context_parallel(run->trainer, layout, context_ranks.rank(), world.rank() / cp, dp, options.seq_len);
         report_communication(run->trainer, world);
         run->materialise();
-        say("{} context-parallel x {} data-parallel ranks ({}); {}: {} in the ring, {} divide heads\n", cp, dp,
-            world.transport(), context_options.algorithm, layout.groups(), layout.ulysses);
+        say("{} context-parallel x {} data-parallel ranks ({}); {}: {} {}, {} divide heads\n", cp, dp,
+            world.transport(), context_options.algorithm, layout.groups(), layout.gather ? "gather" : "in the ring",
+            layout.ulysses);
         run->trainer.run();
     }
     run.reset();

@@ -26,6 +26,7 @@ struct ContextLayout {
     int64_t ranks = 1;    // N
     int64_t ulysses = 1;  // U: ranks of a group that divide heads
     int64_t chunks = 1;   // 2: zigzag
+    bool gather = false;  // all keys and values at once (gather_attention.h) in the place of the ring
 
     int64_t groups() const { return ranks / ulysses; }
     // The number of a group's chunk among all groups(), in the order of the sequence.

@@ -10,8 +10,6 @@
 namespace train70b {
 
 namespace {
-constexpr const char* kAlgorithms[] = {"ring", "zigzag", "ulysses", "hybrid"};
-
 std::string name_of(const ContextRun& run) {
     return run.algorithm +
            (run.algorithm == "hybrid" ? fmt::format(" {} x {}", run.layout.ulysses, run.layout.groups()) : "");
@@ -28,10 +26,13 @@ ContextTraffic context_traffic(const LlamaConfig& c, const ContextLayout& layout
                                DType dtype, Recompute recompute) {
     const int64_t U = layout.ulysses, G = layout.groups(), a = size_of(dtype), D = c.head_dim();
     const int64_t rows = batch * seq_len / layout.ranks, kv_heads = std::max(c.kv_heads, U);  // copied up to U
-    const int64_t forwards = recompute == Recompute::none ? 1 : 2;
+    const int64_t forwards = recompute == Recompute::none || recompute == Recompute::pointwise ? 1 : 2;
     ContextTraffic traffic;
     const int64_t block = 2 * rows * U * (kv_heads / U) * D;  // elements of k and v in one message
-    if (G > 1) traffic.ring = (G - 1) * block * a * (forwards + 1) + G * block * 4;
+    if (layout.gather)
+        traffic.gather = (G - 1) * block * (a * (forwards + 1) + 4);
+    else if (G > 1)
+        traffic.ring = (G - 1) * block * a * (forwards + 1) + G * block * 4;
     const int64_t in = rows * (c.heads + 2 * kv_heads) * D * a, out = rows * c.heads * D * a;
     if (U > 1)
         traffic.ulysses = ((forwards + 1) * (in + out) + (recompute == Recompute::selective ? 0 : out)) * (U - 1) / U;
@@ -67,7 +68,10 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     CommStats stats = ranks.take_stats();
     run.waiting_s = stats.waited;
     run.sent = {stats.operations[ranks.name() + "_ring.send_recv"].bytes / o.model.layers,
-                stats.operations[ranks.name() + "_ulysses.all_to_all"].bytes / o.model.layers};
+                stats.operations[ranks.name() + "_ulysses.all_to_all"].bytes / o.model.layers,
+                (stats.operations[ranks.name() + "_gather.all_gather"].bytes +
+                 stats.operations[ranks.name() + "_gather.reduce_scatter"].bytes) /
+                    o.model.layers};
     run.formula =
         context_traffic(o.model, run.layout, o.micro_batch, o.seq_len, model.options.dtype, model.options.recompute);
     double flops = 0, cpu_s = 0;
@@ -83,6 +87,14 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     run.activations_formula =
         activation_formula(o.model, o.micro_batch, o.seq_len, model.options.dtype, model.options.recompute).total /
         ranks.size();
+    if (run.layout.gather && ranks.size() > 1)
+        run.gather_formula = gather_memory({.batch = o.micro_batch,
+                                            .chunk_len = o.seq_len / run.layout.granularity(),
+                                            .chunks = run.layout.chunks,
+                                            .heads = o.model.heads,
+                                            .kv_heads = o.model.kv_heads,
+                                            .head_dim = o.model.head_dim()},
+                                           ranks.size(), ranks.rank(), model.options.dtype);
     return run;
 }
 
@@ -176,12 +188,12 @@ std::string work_table(const std::vector<ContextRun>& runs) {
 
 std::string traffic_table(const std::vector<ContextRun>& runs) {
     std::string text =
-        fmt::format("bytes that a rank sends for one block\n{:<16}{:>14}{:>14}{:>14}{:>14}{:>11}{:>11}\n", "", "ring",
-                    "formula", "all-to-all", "formula", "step", "waiting");
+        fmt::format("bytes that a rank sends for one block\n{:<16}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>11}{:>11}\n",
+                    "", "ring", "formula", "all-to-all", "formula", "gather", "formula", "step", "waiting");
     for (const ContextRun& run : runs)
-        text +=
-            fmt::format("{:<16}{:>14}{:>14}{:>14}{:>14}{:>8.1f} ms{:>8.1f} ms\n", name_of(run), run.sent.ring,
-                        run.formula.ring, run.sent.ulysses, run.formula.ulysses, 1e3 * run.step_s, 1e3 * run.waiting_s);
+        text += fmt::format("{:<16}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>8.1f} ms{:>8.1f} ms\n", name_of(run),
+                            run.sent.ring, run.formula.ring, run.sent.ulysses, run.formula.ulysses, run.sent.gather,
+                            run.formula.gather, 1e3 * run.step_s, 1e3 * run.waiting_s);
     return text;
 }
 
@@ -204,8 +216,8 @@ std::string error_table(const Comm& world) {
     for (int n = 1; n <= std::min(world.size(), 8); n *= 2) {  // as many as there are heads
         const Comm ranks = world.split([n](int rank) { return rank < n ? 0 : -1; }, "cp");
         if (world.rank() >= n) continue;
-        for (const char* name : kAlgorithms) {
-            if (n == 1 && name != std::string("ring")) continue;
+        for (const std::string& name : context_algorithms()) {
+            if (n == 1 && name != "ring") continue;
             text += fmt::format("{:<16}{:>6}", n == 1 ? "one device" : name, n);
             for (const DType dtype : {DType::f32, DType::bf16}) {
                 std::vector<double> errors;

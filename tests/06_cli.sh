@@ -10,7 +10,8 @@ refused "a sequence that zigzag cannot divide" 2 "--cp 2 --cp-algorithm zigzag: 
 refused "heads that Ulysses cannot divide" 3 "3 ranks cannot divide --heads 8 and --kv-heads 4; 2 can" --cp-algorithm ulysses --seq-len 129
 refused "a group that does not divide" 4 "--ulysses-size 3 does not divide --cp 4; 2 would" --cp-algorithm hybrid --ulysses-size 3
 refused "a group of another algorithm" 2 "--ulysses-size 2: belongs to --cp-algorithm hybrid" --ulysses-size 2
-refused "an algorithm that is none" 2 "--cp-algorithm|zigzag|ulysses" --cp-algorithm star
+refused "an algorithm that is none" 2 "--cp-algorithm|zigzag|ulysses|gather" --cp-algorithm star
+refused "a sequence that gather cannot divide" 2 "--cp 2 --cp-algorithm gather: --seq-len 130 does not divide by 2 x 2; 132 would" --cp-algorithm gather --seq-len 130
 refused "more context-parallel ranks than there are" 2 "2 ranks cannot hold model copies of 4 ranks each; 4 can" --cp 4
 refused "--cp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 to a model copy, which makes --dp 2" --cp 2 --dp 4
 refused "--cp of nothing" 2 "--cp|from 1 on" --cp 0
@@ -18,7 +19,8 @@ refused "--cp of nothing" 2 "--cp|from 1 on" --cp 0
 shape=(--layers 1 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 4 --init-std 0.1 --lr 0.001)
 "$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
 verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
-for flags in "--cp-algorithm ring" "--cp-algorithm zigzag --recompute full" "--cp-algorithm ulysses" "--cp-algorithm hybrid" "--cp 2 --dp 2 --micro-batch 1"; do
+for flags in "--cp-algorithm ring" "--cp-algorithm zigzag --recompute full" "--cp-algorithm ulysses" "--cp-algorithm hybrid" \
+    "--cp-algorithm gather --recompute pointwise" "--cp 2 --dp 2 --micro-batch 1"; do
     rm -rf context context_reference
     run 4 "$bin/$program" "${shape[@]}" $flags --steps 2 --tables off --save-hf context --save-reference context_reference --comm-check on
     verdict "a reference run with $flags" "$(ends 0 20)$(
@@ -29,7 +31,12 @@ run 2 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 
 verdict "evaluation, trace, metrics" "$(ends 0 20)$(cat "$work/err")$(
     [ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
     grep -q '"cp_ring.send_recv"' m.jsonl || echo "no cp_ring.send_recv; ")"
+run 2 "$bin/$program" "${shape[@]}" --steps 1 --cp-algorithm gather --tables off --metrics m.jsonl --trace t.json --memory-timeline t.csv
+verdict "gather: trace, metrics, timeline" "$(ends 0 20)$(cat "$work/err")$(
+    for word in '"cp_gather.all_gather"' '"cp_gather.reduce_scatter"'; do grep -q "$word" m.jsonl || echo "no $word; "; done)$(
+    grep -q 'cp_gather.all_gather' t.json || echo "not in the trace; ")$(
+    grep -q ',comm,' t.csv || echo "no timeline; ")"
 run 2 "$bin/$program" "${shape[@]}" --steps 1
-verdict "the tables" "$(ends 0 60)$(for word in "hybrid 2 x 1" "CPU ms" "one rank's / N" "dry run" "1048576"; do
+verdict "the tables" "$(ends 0 60)$(for word in "hybrid 2 x 1" "gather" "CPU ms" "one rank's / N" "dry run" "1048576"; do
     grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)"
 exit $failed

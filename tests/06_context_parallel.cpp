@@ -43,7 +43,7 @@ struct Context {
 };
 
 std::vector<ContextParallelOptions> algorithms(int64_t cp) {
-    std::vector<ContextParallelOptions> list = {{"ring"}, {"zigzag"}, {"ulysses"}, {"hybrid"}};
+    std::vector<ContextParallelOptions> list = {{"ring"}, {"zigzag"}, {"ulysses"}, {"hybrid"}, {"gather"}};
     if (cp == 8) list.push_back({"hybrid", 4});
     if (cp > 2) list.push_back({"hybrid", cp});
     return list;
@@ -51,13 +51,12 @@ std::vector<ContextParallelOptions> algorithms(int64_t cp) {
 
 }  // namespace
 
-TEST_CASE(
-    "ring, zigzag, Ulysses, hybrid on 2, 4, 8 ranks, grouped queries, recomputation, data ranks: one rank's run") {
+TEST_CASE("every algorithm on 2, 4, 8 ranks, grouped queries, recomputation, data ranks: one rank's run") {
     const Text text;
     REQUIRE(world().size() == 8);
     for (const int64_t kv_heads : {8, 2, 1})
         for (const int64_t batch : {4, 16})
-            for (const char* recompute : {"none", "selective", "full"}) {
+            for (const char* recompute : {"none", "pointwise", "selective", "full"}) {
                 if (recompute != std::string("none") && (kv_heads != 2 || batch != 4)) continue;
                 if (!kThorough && (kv_heads != 2 || batch != 4)) continue;
                 TrainOptions o = shape(text, kv_heads, batch);
@@ -159,7 +158,7 @@ TEST_CASE("work: zigzag's ranks have equal FLOPs, the plain ring's what the form
 TEST_CASE("wire: bytes are the formula's, whatever the dtype, recomputation and copied heads") {
     const Text text;
     for (const char* dtype : {"fp32", "bf16"})
-        for (const char* recompute : {"none", "selective", "full"})
+        for (const char* recompute : {"none", "pointwise", "selective", "full"})
             for (const int64_t kv_heads : {8, 2}) {
                 if (!kThorough && kv_heads == 8) continue;
                 TrainOptions o = shape(text, kv_heads, 2);
@@ -172,19 +171,26 @@ TEST_CASE("wire: bytes are the formula's, whatever the dtype, recomputation and 
                             const ContextRun run = run_context(o, data, ranks, options);
                             INFO(options.algorithm, " ", options.ulysses_size, ", cp ", n, " ", std::string(dtype), " ",
                                  std::string(recompute), ": ", run.sent.ring, " ", run.formula.ring, ", ",
-                                 run.sent.ulysses, " ", run.formula.ulysses);
+                                 run.sent.ulysses, " ", run.formula.ulysses, ", ", run.sent.gather, " ",
+                                 run.formula.gather);
                             EXPECT(ranks.sum(run.sent == run.formula ? 0 : 1) == 0);
-                            if (options.algorithm != "zigzag" || recompute != std::string("none")) continue;
-                            // Once more by hand: k and v twice round but for a rank, their gradients all the way round.
+                            if (recompute != std::string("none") && recompute != std::string("pointwise")) continue;
+                            // Once more by hand: k and v twice round but for a rank, their gradients all the way round;
+                            // gathered twice, and their gradients to all others.
                             const int64_t kv = 2 * (2 * 48 / n) * kv_heads * 8, a = o.dtype == "bf16" ? 2 : 4;
-                            EXPECT(run.sent.ring == 2 * (n - 1) * kv * a + n * kv * 4);
+                            if (options.algorithm == "zigzag")
+                                EXPECT(run.sent.ring == 2 * (n - 1) * kv * a + n * kv * 4);
+                            if (options.algorithm == "gather")
+                                EXPECT(run.sent.gather == 2 * (n - 1) * kv * a + (n - 1) * kv * 4);
                         }
                     });
             }
 }
 
 TEST_CASE(
-    "the ledger: activations are one rank's divided by N, within 5%; two buffers of K and V, three of gradients") {
+    "the ledger: activations are one rank's divided by N, within 5%; two buffers of K and V, three of gradients; or "
+    "all "
+    "of them") {
     const Text text;
     for (const char* recompute : {"none", "full"}) {
         TrainOptions o = shape(text, 8, 2);
@@ -202,12 +208,24 @@ TEST_CASE(
                     const ContextRun run = run_context(o, data, ranks, options);
                     const double activations = double(run.peak.kind[int(Memory::activations)]);
                     INFO(options.algorithm, " ", options.ulysses_size, ", cp ", n, ", recompute ",
-                         std::string(recompute), ": ", activations, " of ", whole);
+                         std::string(recompute), ": ", activations, " of ", whole, ", comm ",
+                         run.peak.kind[int(Memory::comm)], ", workspace ", run.peak.kind[int(Memory::workspace)],
+                         " against ", run.gather_formula.comm, ", ", run.gather_formula.workspace);
                     EXPECT(ranks.sum(std::abs(activations * n / whole - 1) <= 0.05 ? 0 : 1) == 0);
                     // Ring: two buffers of K and V, and backward two of their gradients with a share being computed.
                     const int64_t kv = 2 * (2 * 192 / n) * 64 * 4;
-                    if (run.layout.ulysses == 1 && n > 2)
+                    if (run.layout.ulysses == 1 && !run.layout.gather && n > 2)
                         EXPECT(ranks.sum(run.peak.kind[int(Memory::comm)] == 5 * kv ? 0 : 1) == 0);
+                    // Gather: all keys and values, and all their gradients, whatever N.
+                    if (run.layout.gather) {
+                        EXPECT(run.gather_formula.comm == 2 * n * kv);
+                        EXPECT(run.gather_formula.workspace > 2 * 192 / 2 * 64 * (4 + 4));
+                        // The reduce-scatter's own buffer (chapter 02's ring): a rank's part and an element.
+                        const bool comm = run.peak.kind[int(Memory::comm)] == run.gather_formula.comm + kv + 4;
+                        // The kernel's own scratch comes on top (the dry run below has none).
+                        const bool workspace = run.peak.kind[int(Memory::workspace)] >= run.gather_formula.workspace;
+                        EXPECT(ranks.sum(comm && workspace ? 0 : 1) == 0);
+                    }
                 }
             });
     }
@@ -234,9 +252,9 @@ TEST_CASE("rounding: in bf16 the error on 8 ranks is hardly more than that of on
         INFO(n, " ranks: ", error);
         EXPECT_EVERYWHERE(error <= 2e-6);
     }
-    for (const char* algorithm : {"ring", "zigzag", "ulysses", "hybrid"}) {
+    for (const std::string& algorithm : context_algorithms()) {
         const double one = median[{"ring", 1}], eight = median[{algorithm, 8}];
-        INFO(std::string(algorithm), ": ", eight, " against ", one);
+        INFO(algorithm, ": ", eight, " against ", one);
         EXPECT_EVERYWHERE(world().rank() > 0 || one > 1e-4);
         EXPECT_EVERYWHERE(world().rank() > 0 || eight <= 1.6 * one);  // at most 3 would do
     }
@@ -284,6 +302,8 @@ TEST_CASE("what cannot be divided is refused with the nearest value that works")
                        "--cp 2 --cp-algorithm ring: --seq-len 127 does not divide by 2; 128 would");
     EXPECT_USAGE_ERROR(layout(129, 4, {"zigzag"}), "--seq-len 129 does not divide by 2 x 4; 128 would");
     EXPECT_USAGE_ERROR(layout(132, 4, {"zigzag"}), "2 x 4; 136 would");
+    EXPECT_USAGE_ERROR(layout(132, 4, {"gather"}),
+                       "--cp 4 --cp-algorithm gather: --seq-len 132 does not divide by 2 x 4; 136 would");
     EXPECT_USAGE_ERROR(layout(128, 16, {"ulysses"}), "16 ranks cannot divide --heads 8 and --kv-heads 4; 8 can");
     EXPECT_USAGE_ERROR(layout(120, 3, {"ulysses"}), "3 ranks cannot divide --heads 8 and --kv-heads 4; 2 can");
     EXPECT_USAGE_ERROR(layout(128, 4, {"hybrid", 3}), "--ulysses-size 3 does not divide --cp 4; 2 would");
@@ -316,9 +336,18 @@ TEST_CASE("a fake world of 64 and a dry run: finite, and the activations of a re
             Tape tape;
             model.forward(tape, {4, o.seq_len / 8, ids(), ids(), ids(), 0.01f});
             tape.backward();
-            return ledger().peak().kind[int(Memory::activations)] - before[int(Memory::activations)];
+            MemoryBytes peak = ledger().peak().kind;
+            for (int i = 0; i < kMemoryKinds; ++i) peak[size_t(i)] -= before[size_t(i)];
+            return peak;
         };
-        INFO(options.algorithm);
-        EXPECT(peak(Device::meta) == peak(Device::cpu));
+        const MemoryBytes dry = peak(Device::meta), real = peak(Device::cpu);
+        INFO(options.algorithm, ": comm ", dry[int(Memory::comm)], ", workspace ", dry[int(Memory::workspace)]);
+        EXPECT(dry[int(Memory::activations)] == real[int(Memory::activations)]);
+        if (!run.layout.gather) continue;
+        const GatherMemory formula = gather_memory(
+            {.batch = 4, .chunk_len = 3, .chunks = 2, .heads = 8, .kv_heads = 2, .head_dim = 8}, 8, 3, DType::bf16);
+        EXPECT(dry[int(Memory::workspace)] == formula.workspace);
+        EXPECT(dry[int(Memory::comm)] >= formula.comm);  // and the buffer of the reduce-scatter
+        EXPECT(dry[int(Memory::comm)] <= formula.comm + 2 * 24 * 16 * 4 + 4);
     }
 }

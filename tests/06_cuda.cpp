@@ -7,11 +7,11 @@
 using namespace train70b;
 using namespace train70b::test;
 
-TEST_CASE("ring, zigzag, Ulysses, hybrid on a GPU, recomputed or not: one rank's run") {
+TEST_CASE("ring, zigzag, Ulysses, hybrid, gather on a GPU, recomputed or not: one rank's run") {
     if (!has_gpu()) return;
     const Text text;
     const int n = world().size();
-    for (const char* recompute : {"none", "selective"})
+    for (const char* recompute : {"none", "pointwise", "selective"})
         for (const int64_t kv_heads : {4, 1}) {
             TrainOptions o = tiny_on_gpu(text);
             o.recompute = recompute;
@@ -20,7 +20,7 @@ TEST_CASE("ring, zigzag, Ulysses, hybrid on a GPU, recomputed or not: one rank's
             Session one(o);
             one.run();
             for (const Comm& comm : device_comms())
-                for (const char* algorithm : {"ring", "zigzag", "ulysses", "hybrid"}) {
+                for (const char* algorithm : {"ring", "zigzag", "ulysses", "hybrid", "gather"}) {
                     const ContextLayout layout = context_layout(o.model, o.seq_len, n, {algorithm});
                     std::unique_ptr<DataParallel> data_parallel;
                     Session session(o, [&](Session& s) {

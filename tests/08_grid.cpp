@@ -68,6 +68,8 @@ std::vector<Layout> layouts() {
         {.mesh = {.cp = 8, .dp = 2}, .zero = 2, .context = "hybrid", .recompute = "full"},
         {.mesh = {.cp = 4, .dp = 4}, .zero = 3, .context = "ring", .hybrid_shard = 4},
         {.mesh = {.cp = 16}, .zero = 1},
+        {.mesh = {.cp = 16}, .zero = 3, .context = "gather", .recompute = "pointwise"},
+        {.mesh = {.tp = 4, .cp = 2, .dp = 2}, .sequence = true, .context = "gather", .kv_heads = 1},
         {.mesh = {.dp = 4, .pp = 4}, .pipeline = "gpipe", .zero = 1},
         {.mesh = {.dp = 4, .pp = 4}, .pipeline = "1f1b", .zero = 2},
         {.mesh = {.dp = 4, .pp = 4}, .pipeline = "1f1b", .zero = 3, .recompute = "full"},
@@ -107,6 +109,19 @@ std::vector<Layout> layouts() {
          .context = "hybrid",
          .recompute = "full",
          .kv_heads = 1},
+        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
+         .pipeline = "zero-bubble",
+         .zero = 3,
+         .sequence = true,
+         .overlap = true,
+         .context = "gather",
+         .recompute = "pointwise"},
+        {.mesh = {.tp = 2, .cp = 4, .dp = 1, .pp = 2},
+         .pipeline = "interleaved",
+         .zero = 2,
+         .context = "gather",
+         .recompute = "selective",
+         .kv_heads = 2},
     };
     return list;
 }

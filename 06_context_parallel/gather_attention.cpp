@@ -1,0 +1,135 @@
+#include "06_context_parallel/gather_attention.h"
+
+namespace train70b {
+
+namespace {
+
+// The stretch of the sequence that a rank's chunk is.
+int64_t number_of(const RingShape& s, int64_t ranks, int64_t rank, int64_t chunk) {
+    return ContextLayout{.ranks = ranks, .chunks = s.chunks}.chunk_number(rank, chunk);
+}
+
+// Keys and values of all ranks, or their gradients: (N * 2 rows, K*D), rank by rank; of each rank first the keys, then
+// the values, chunk by chunk and in each chunk sequence by sequence. The rows of one chunk of one sequence:
+enum class Part { keys, values };
+Tensor stretch(const Tensor& all, const RingShape& s, Part part, int64_t rank, int64_t chunk, int64_t sequence) {
+    const int64_t half = 2 * rank + (part == Part::values);
+    const int64_t first = ((half * s.chunks + chunk) * s.batch + sequence) * s.chunk_len;
+    return all.row_slice(first, first + s.chunk_len);
+}
+
+Tensor gathered(const Comm& ranks, const Tensor& k, const Tensor& v) {
+    const int64_t rows = k.rows();
+    Tensor mine({2 * rows, k.cols()}, k.dtype(), k.device(), Memory::comm);
+    Tensor keys = mine.row_slice(0, rows), values = mine.row_slice(rows, 2 * rows);
+    copy(keys, k);
+    copy(values, v);
+    Tensor all({ranks.size() * 2 * rows, k.cols()}, k.dtype(), k.device(), Memory::comm);
+    ranks.all_gather(all, mine);
+    return all;
+}
+
+// Keys and values of one sequence in its order, as far as this rank's last query sees: (tokens, K*D).
+struct Keys {
+    Tensor k, v;
+};
+Keys in_order(const Comm& ranks, const RingShape& s, const Tensor& all, int64_t sequence) {
+    int64_t seen = 0;
+    for (int64_t chunk = 0; chunk < s.chunks; ++chunk)
+        seen = std::max(seen, number_of(s, ranks.size(), ranks.rank(), chunk) + 1);
+    const Shape shape = {seen * s.chunk_len, all.cols()};
+    Keys keys{Tensor(shape, all.dtype(), all.device(), Memory::workspace),
+              Tensor(shape, all.dtype(), all.device(), Memory::workspace)};
+    for (int64_t rank = 0; rank < ranks.size(); ++rank)
+        for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
+            const int64_t begin = number_of(s, ranks.size(), rank, chunk) * s.chunk_len;
+            if (begin >= seen * s.chunk_len) continue;
+            Tensor k = keys.k.row_slice(begin, begin + s.chunk_len), v = keys.v.row_slice(begin, begin + s.chunk_len);
+            copy(k, stretch(all, s, Part::keys, rank, chunk, sequence));
+            copy(v, stretch(all, s, Part::values, rank, chunk, sequence));
+        }
+    return keys;
+}
+
+// This rank's queries of one chunk of one sequence, and what they see.
+struct Queries {
+    int64_t begin, seen;  // first of the rank's rows; keys from the beginning of the sequence to the stretch's own end
+    AttentionShape shape;
+
+    Queries(const Comm& ranks, const RingShape& s, int64_t chunk, int64_t sequence)
+        : begin((chunk * s.batch + sequence) * s.chunk_len),
+          seen((number_of(s, ranks.size(), ranks.rank(), chunk) + 1) * s.chunk_len),
+          shape{.batch = 1,
+                .query_len = s.chunk_len,
+                .key_len = seen,
+                .heads = s.heads,
+                .kv_heads = s.kv_heads,
+                .head_dim = s.head_dim} {}
+    Tensor of(const Tensor& x) const { return x.row_slice(begin, begin + shape.query_len); }
+    Tensor visible(const Tensor& keys) const { return keys.row_slice(0, seen); }
+};
+
+}  // namespace
+
+OutLse gather_attention(const Comm& ranks, const RingShape& s, const Tensor& q, const Tensor& k, const Tensor& v) {
+    OutLse result{Tensor::like(q), Tensor({q.rows(), s.heads}, DType::f32, q.device())};
+    const Tensor all = gathered(ranks, k, v);
+    for (int64_t sequence = 0; sequence < s.batch; ++sequence) {
+        const Keys keys = in_order(ranks, s, all, sequence);
+        for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
+            const Queries queries(ranks, s, chunk, sequence);
+            Tensor out = queries.of(result.out), lse = queries.of(result.lse);
+            attention(out, lse, queries.of(q), queries.visible(keys.k), queries.visible(keys.v), queries.shape);
+        }
+    }
+    return result;
+}
+
+QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const Tensor& dout, const Tensor& q,
+                                   const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
+    QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
+    Tensor all = gathered(ranks, k, v);
+    // This rank's share of all gradients of keys and values, where the keys and values lie in `all`.
+    Tensor share(all.shape(), DType::f32, q.device(), Memory::comm);
+    fill(share, 0);
+    for (int64_t sequence = 0; sequence < s.batch; ++sequence) {
+        const Keys keys = in_order(ranks, s, all, sequence);
+        for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
+            const Queries queries(ranks, s, chunk, sequence);
+            const Tensor seen_k = queries.visible(keys.k), seen_v = queries.visible(keys.v);
+            Tensor dq(queries.of(q).shape(), share.dtype(), q.device(), Memory::workspace);
+            Tensor dk(seen_k.shape(), share.dtype(), q.device(), Memory::workspace);
+            Tensor dv = Tensor::like(dk, Memory::workspace);
+            attention_backward(dq, dk, dv, queries.of(dout), queries.of(q), seen_k, seen_v, queries.of(out),
+                               queries.of(lse), queries.shape);
+            Tensor dq_rows = queries.of(grads.dq);
+            copy(dq_rows, dq);
+            for (int64_t rank = 0; rank < ranks.size(); ++rank)
+                for (int64_t of_rank = 0; of_rank < s.chunks; ++of_rank) {
+                    const int64_t begin = number_of(s, ranks.size(), rank, of_rank) * s.chunk_len;
+                    if (begin >= queries.seen) continue;
+                    Tensor k_sum = stretch(share, s, Part::keys, rank, of_rank, sequence);
+                    Tensor v_sum = stretch(share, s, Part::values, rank, of_rank, sequence);
+                    add(k_sum, k_sum, dk.row_slice(begin, begin + s.chunk_len));
+                    add(v_sum, v_sum, dv.row_slice(begin, begin + s.chunk_len));
+                }
+        }
+    }
+    all = Tensor();
+    Tensor mine({2 * k.rows(), k.cols()}, share.dtype(), q.device(), Memory::comm);
+    ranks.reduce_scatter(mine, share);
+    copy(grads.dk, mine.row_slice(0, k.rows()));
+    copy(grads.dv, mine.row_slice(k.rows(), 2 * k.rows()));
+    return grads;
+}
+
+GatherMemory gather_memory(const RingShape& s, int64_t ranks, int64_t rank, DType dtype) {
+    const int64_t width = s.kv_heads * s.head_dim, tokens = ranks * s.chunks * s.chunk_len, a = size_of(dtype);
+    int64_t seen = 0;  // by the last query
+    for (int64_t chunk = 0; chunk < s.chunks; ++chunk)
+        seen = std::max(seen, (number_of(s, ranks, rank, chunk) + 1) * s.chunk_len);
+    return {.comm = 2 * s.batch * tokens * width * (a + 4),
+            .workspace = 2 * seen * width * (a + 4) + s.chunk_len * s.heads * s.head_dim * 4};
+}
+
+}  // namespace train70b
