@@ -1,5 +1,7 @@
 #include "06_context_parallel/gather_attention.h"
 
+#include <algorithm>
+
 namespace train70b {
 
 namespace {
@@ -7,6 +9,13 @@ namespace {
 // The stretch of the sequence that a rank's chunk is.
 int64_t number_of(const RingShape& s, int64_t ranks, int64_t rank, int64_t chunk) {
     return ContextLayout{.ranks = ranks, .chunks = s.chunks}.chunk_number(rank, chunk);
+}
+
+// Tokens from the beginning of the sequence to the end of a rank's last stretch: what its queries see.
+int64_t tokens_seen(const RingShape& s, int64_t ranks, int64_t rank) {
+    int64_t last = 0;
+    for (int64_t chunk = 0; chunk < s.chunks; ++chunk) last = std::max(last, number_of(s, ranks, rank, chunk));
+    return (last + 1) * s.chunk_len;
 }
 
 // Keys and values of all ranks, or their gradients: (N * 2 rows, K*D), rank by rank; of each rank first the keys, then
@@ -34,16 +43,14 @@ struct Keys {
     Tensor k, v;
 };
 Keys in_order(const Comm& ranks, const RingShape& s, const Tensor& all, int64_t sequence) {
-    int64_t seen = 0;
-    for (int64_t chunk = 0; chunk < s.chunks; ++chunk)
-        seen = std::max(seen, number_of(s, ranks.size(), ranks.rank(), chunk) + 1);
-    const Shape shape = {seen * s.chunk_len, all.cols()};
+    const int64_t seen = tokens_seen(s, ranks.size(), ranks.rank());
+    const Shape shape = {seen, all.cols()};
     Keys keys{Tensor(shape, all.dtype(), all.device(), Memory::workspace),
               Tensor(shape, all.dtype(), all.device(), Memory::workspace)};
     for (int64_t rank = 0; rank < ranks.size(); ++rank)
         for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
             const int64_t begin = number_of(s, ranks.size(), rank, chunk) * s.chunk_len;
-            if (begin >= seen * s.chunk_len) continue;
+            if (begin >= seen) continue;
             Tensor k = keys.k.row_slice(begin, begin + s.chunk_len), v = keys.v.row_slice(begin, begin + s.chunk_len);
             copy(k, stretch(all, s, Part::keys, rank, chunk, sequence));
             copy(v, stretch(all, s, Part::values, rank, chunk, sequence));
@@ -125,9 +132,7 @@ QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const 
 
 GatherMemory gather_memory(const RingShape& s, int64_t ranks, int64_t rank, DType dtype) {
     const int64_t width = s.kv_heads * s.head_dim, tokens = ranks * s.chunks * s.chunk_len, a = size_of(dtype);
-    int64_t seen = 0;  // by the last query
-    for (int64_t chunk = 0; chunk < s.chunks; ++chunk)
-        seen = std::max(seen, (number_of(s, ranks, rank, chunk) + 1) * s.chunk_len);
+    const int64_t seen = tokens_seen(s, ranks, rank);
     return {.comm = 2 * s.batch * tokens * width * (a + 4),
             .workspace = 2 * seen * width * (a + 4) + s.chunk_len * s.heads * s.head_dim * 4};
 }
