@@ -32,7 +32,9 @@ void Metrics::write(const ordered_json& line) {
         throw std::runtime_error(fmt::format("--metrics {}: write failed ({})", path_, std::strerror(errno)));
 }
 
-double nine_digits(double value) { return std::stod(fmt::format("{:.9g}", value)); }
+double significant_digits(double value, DType dtype) {
+    return dtype == DType::f64 ? value : std::stod(fmt::format("{:.9g}", value));
+}
 
 namespace {
 ordered_json kinds_to_json(const MemoryBytes& bytes) {
@@ -49,22 +51,22 @@ ordered_json to_json(const MemoryPeak& peak) {
     return json;
 }
 
-ordered_json to_json(const StepReport& r) {
+ordered_json to_json(const StepReport& r, DType dtype) {
     ordered_json memory = kinds_to_json(r.memory);
     memory["peak"] = to_json(r.peak);
     ordered_json comm = ordered_json::object();
     for (const auto& [name, bytes] : r.comm_bytes) comm[name] = bytes;
     return {{"event", "step"},
             {"step", r.step},
-            {"loss", nine_digits(r.loss)},
-            {"grad_norm", nine_digits(r.grad_norm)},
+            {"loss", significant_digits(r.loss, dtype)},
+            {"grad_norm", significant_digits(r.grad_norm, dtype)},
             {"lr", r.lr},
-            {"param_norm", nine_digits(r.param_norm)},
-            {"tokens_per_s", nine_digits(r.tokens_per_s)},
+            {"param_norm", significant_digits(r.param_norm, dtype)},
+            {"tokens_per_s", significant_digits(r.tokens_per_s)},
             {"mfu", r.mfu ? ordered_json(*r.mfu) : ordered_json(nullptr)},
-            {"step_s", nine_digits(r.step_s)},
-            {"comm_s", nine_digits(r.comm_s)},
-            {"data_s", nine_digits(r.data_s)},
+            {"step_s", significant_digits(r.step_s)},
+            {"comm_s", significant_digits(r.comm_s)},
+            {"data_s", significant_digits(r.data_s)},
             {"memory", memory},
             {"comm_bytes", comm}};
 }

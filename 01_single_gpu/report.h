@@ -35,9 +35,10 @@ class Metrics {
     FILE* stream_ = nullptr;
 };
 
-nlohmann::ordered_json to_json(const StepReport& report);
+nlohmann::ordered_json to_json(const StepReport& report, DType dtype);  // dtype of the run
 nlohmann::ordered_json to_json(const MemoryPeak& peak);
-double nine_digits(double value);  // rounded to 9 significant digits, as losses and norms are written
+// As losses and norms are written: all 17 significant digits in an fp64 run, otherwise rounded to 9.
+double significant_digits(double value, DType dtype = DType::f32);
 
 // "step   20/200  loss 3.1415  |g| 0.92  lr 3.0e-03  28.1k tok/s  36.2 MiB  eta 0:07"
 class Progress {

@@ -199,13 +199,15 @@ void Trainer::run() {
     for (int64_t number = 1; number <= options_.steps; ++number) {
         last = step(number);
         progress_.step(last);
-        metrics_.write(to_json(last));
+        metrics_.write(to_json(last, model_.options.dtype));
         if (reference_) reference_->step(last, samples(number));
+        if (reference_ && number == 1) write([this] { reference_->after_step_1(whole); });
         if (options_.eval_every > 0 && (number % options_.eval_every == 0 || number == options_.steps)) {
             const double loss = evaluate();
             progress_.line(
                 fmt::format("          validation loss {:.4f} over {} sequences", loss, data_.validation_samples()));
-            metrics_.write({{"event", "eval"}, {"step", number}, {"loss", nine_digits(loss)}});
+            metrics_.write(
+                {{"event", "eval"}, {"step", number}, {"loss", significant_digits(loss, model_.options.dtype)}});
         }
     }
     const double seconds = now_seconds() - start;
@@ -229,12 +231,14 @@ std::vector<std::vector<int32_t>> Trainer::samples(int64_t step) const {
 
 void Trainer::finish(const StepReport& last, double seconds) {
     const double tokens = double(options_.steps) * double(options_.global_batch) * double(options_.seq_len);
-    metrics_.write({{"event", "summary"},
-                    {"steps", options_.steps},
-                    {"loss", options_.steps ? nlohmann::ordered_json(nine_digits(last.loss)) : nullptr},
-                    {"seconds", nine_digits(seconds)},
-                    {"tokens_per_s", nine_digits(seconds > 0 ? tokens / seconds : 0)},
-                    {"memory_per_rank", memory_per_rank(run_peak_)}});
+    metrics_.write(
+        {{"event", "summary"},
+         {"steps", options_.steps},
+         {"loss",
+          options_.steps ? nlohmann::ordered_json(significant_digits(last.loss, model_.options.dtype)) : nullptr},
+         {"seconds", significant_digits(seconds)},
+         {"tokens_per_s", significant_digits(seconds > 0 ? tokens / seconds : 0)},
+         {"memory_per_rank", memory_per_rank(run_peak_)}});
     if (timeline_file_) {
         timeline_file_->write(ledger().timeline_csv());
         timeline_file_->commit();
