@@ -38,11 +38,41 @@ LlamaConfig preset(const std::string& name) {
     usage_error("--model {}: unknown; one of{}", name, known);
 }
 
+namespace {
+constexpr double kMostParameters = 1e15;  // beyond any machine, and their bytes still fit into 64 bits
+
+double approximate_parameters(const LlamaConfig& c) {  // in double: products of these dimensions may overflow
+    const double E = double(c.hidden), K = E / double(c.heads) * double(c.kv_heads);
+    return double(c.layers) * (2 * E + 2 * E * E + 2 * K * E + 3 * double(c.ffn) * E) + E + 2 * double(c.vocab) * E;
+}
+
+// Usage error naming the dimension that is farthest beyond the largest preset's.
+void check_size(const LlamaConfig& c, const DimensionNames& n) {
+    if (approximate_parameters(c) <= kMostParameters) return;
+    struct Dimension {
+        const char* name;
+        int64_t LlamaConfig::*value;
+    };
+    const LlamaConfig& largest = kPresets.back();
+    Dimension worst{};
+    double excess = 0;
+    for (const Dimension& d : {Dimension{n.layers, &LlamaConfig::layers},
+                               {n.hidden, &LlamaConfig::hidden},
+                               {n.ffn, &LlamaConfig::ffn},
+                               {n.vocab, &LlamaConfig::vocab}})
+        if (const double ratio = double(c.*d.value) / double(largest.*d.value); ratio > excess)
+            excess = ratio, worst = d;
+    usage_error("{}{} {}: makes a model of more than 1e15 parameters; --model {} has {} {}", n.where, worst.name,
+                c.*worst.value, largest.name, worst.name, largest.*worst.value);
+}
+}  // namespace
+
 void check_config(const LlamaConfig& c, const DimensionNames& n) {
     const std::pair<const char*, int64_t> dims[] = {{n.layers, c.layers},     {n.hidden, c.hidden}, {n.heads, c.heads},
                                                     {n.kv_heads, c.kv_heads}, {n.ffn, c.ffn},       {n.vocab, c.vocab}};
     for (const auto& [name, value] : dims)
         if (value < 1) usage_error("{}{} {}: must be at least 1", n.where, name, value);
+    check_size(c, n);
     if (c.hidden % c.heads != 0)
         usage_error("{}{} {} does not divide by {} {}; {} {} would", n.where, n.hidden, c.hidden, n.heads, c.heads,
                     n.hidden, (c.hidden / c.heads + 1) * c.heads);

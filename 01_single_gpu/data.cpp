@@ -26,8 +26,11 @@ struct Dataset::File {
     int width = 1;                 // bytes of a token
 
     File(const std::string& path, bool shard) : path(path) {
-        const int fd = ::open(path.c_str(), O_RDONLY);
         struct stat info {};
+        if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
+            usage_error("--data {}: is no regular file; name a text file, a folder of text, or .bin token shards",
+                        path);
+        const int fd = ::open(path.c_str(), O_RDONLY);
         if (fd < 0 || fstat(fd, &info) != 0) {
             const std::string why = std::strerror(errno);
             if (fd >= 0) ::close(fd);

@@ -39,7 +39,7 @@ std::string nearest_flag(const CLI::App& app, const std::string& unknown) {
 }  // namespace
 
 Check whole_number_from(int64_t least, int64_t most) {
-    const bool bounded = most < INT64_MAX;
+    const bool bounded = most < kMostCount;
     return {[=](const std::string& text) {
                 size_t used = 0;
                 int64_t value = 0;
@@ -49,7 +49,8 @@ Check whole_number_from(int64_t least, int64_t most) {
                 const bool octal = text.size() > 1 && text[0] == '0';  // read as such by some, so by none
                 return used == text.size() && used > 0 && !octal && value >= least && value <= most ? std::string()
                        : bounded ? fmt::format("{} is not possible; a whole number from {} to {}", text, least, most)
-                                 : fmt::format("{} is not possible; a whole number from {} on", text, least);
+                                 : fmt::format("{} is not possible; a whole number from {} on{}", text, least,
+                                               value > most ? fmt::format(", at most {}", most) : "");
             },
             bounded ? fmt::format("{} to {}", least, most) : fmt::format(">={}", least)};
 }

@@ -20,7 +20,9 @@ struct Check {
     std::function<std::string(const std::string& value)> problem;  // empty: none
     std::string name;                                              // in --help
 };
-Check whole_number_from(int64_t least, int64_t most = INT64_MAX);
+// Counts end at 10^9, so that the product of any two of them is still an int64_t.
+constexpr int64_t kMostCount = 1'000'000'000;
+Check whole_number_from(int64_t least, int64_t most = kMostCount);
 Check real_number(double least, double most, bool least_allowed = true);
 Check one_of(std::vector<std::string> names);
 

@@ -2,8 +2,8 @@
 
 #include <deque>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/json.h"
 
 namespace train70b {
 
@@ -64,8 +64,7 @@ void HfWeights::add(const std::string& path) {
 }
 
 void HfWeights::open_shards(const std::string& index_path) {
-    std::ifstream stream(index_path);
-    const json index = json::parse(stream, nullptr, /*allow_exceptions=*/false);
+    const json index = read_json(index_path, index_path, "it lists the shards of the weights");
     const json map = index.is_object() ? index.value("weight_map", json()) : json();
     if (!map.is_object() || map.empty()) usage_error("{}: weight_map is missing or no object of names", index_path);
     std::map<std::string, std::string> shard_of;  // tensor -> file name
@@ -140,6 +139,8 @@ OutputFolder::~OutputFolder() {
     std::error_code not_empty;  // remove() leaves a folder that holds anything
     for (auto at = made_.rbegin(); at != made_.rend(); ++at) fs::remove(*at, not_empty);
 }
+
+std::vector<std::string> hf_files() { return {"config.json", kSingle, kIndex}; }
 
 HfSaver::HfSaver(const std::string& dir) {
     if (this_rank != 0) return;

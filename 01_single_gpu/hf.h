@@ -55,6 +55,8 @@ class OutputFolder {
     std::vector<std::string> made_;  // innermost last
 };
 
+std::vector<std::string> hf_files();  // the names in a checkpoint's folder that HfSaver may give to a file
+
 // Writes a checkpoint, in two steps: construction (before training) shows that DIR can be written, save() writes. Rank
 // 0 writes; the others take part in `whole`. No file has its name before all are complete.
 class HfSaver {

@@ -1,10 +1,9 @@
 // config.json of a Hugging Face Llama, read and written.
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "01_single_gpu/hf.h"
+#include "01_single_gpu/json.h"
 
 namespace train70b {
 
@@ -108,9 +107,7 @@ LlamaConfig read_hf_config(const std::string& dir) {
     std::error_code error;
     if (!std::filesystem::is_directory(dir, error))
         usage_error("--load-hf {}: is no folder; name one with config.json and model.safetensors", dir);
-    std::ifstream stream(path);
-    if (!std::filesystem::is_regular_file(path, error) || !stream) usage_error("{}: cannot be read", path);
-    const Keys keys(path, json::parse(stream, nullptr, /*allow_exceptions=*/false));
+    const Keys keys(path, read_json(path, path, "a Hugging Face model has it beside its weights"));
 
     refuse_other_models(keys);
     LlamaConfig config;

@@ -20,7 +20,7 @@ void program(int argc, char** argv) {
     command_line.group("Output");
     command_line.add("--generate", tokens_to_generate, "tokens to write after training", whole_number_from(0));
     command_line.add_flag("--bench", run_bench, "time the ops and a step instead of training");
-    command_line.add("--bench-csv", bench_csv, "FILE.csv: the table of --bench");
+    command_line.add_output("--bench-csv", bench_csv, "FILE.csv: the table of --bench");
     command_line.parse(argc, argv);
     command_line.check_batches(1);
     set_cpu_threads(1);

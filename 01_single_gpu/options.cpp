@@ -1,10 +1,13 @@
 #include "01_single_gpu/options.h"
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 
+#include "01_single_gpu/files.h"
 #include "01_single_gpu/hf.h"
+#include "01_single_gpu/reference.h"
 
 namespace train70b {
 
@@ -27,12 +30,12 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--kv-heads", kv_heads_, "key/value heads (grouped queries) [divides --heads]", count);
     add("--ffn", ffn_, "inner width of the MLP", count);
     add("--vocab", vocab_, "vocabulary (bytes: 256)", count);
-    add("--load-hf", o.load_hf, "DIR: shape and weights of a Hugging Face Llama");
+    add_input("--load-hf", o.load_hf, "DIR: shape and weights of a Hugging Face Llama");
     add("--init-std", o.init_std, "initial weights", positive);
-    add("--seed", o.seed, "of initial weights and batches", count0);
+    add("--seed", o.seed, "of initial weights and batches", whole_number_from(0, INT64_MAX));
 
     group("Data");
-    add("--data", o.data, fmt::format("text file, folder of text, or .bin shards [{}]", kDefaultData));
+    add_input("--data", o.data, fmt::format("text file, folder of text, or .bin shards [{}]", kDefaultData));
     add("--seq-len", o.seq_len, "tokens of a sequence", count);
     add("--micro-batch", o.micro_batch, "sequences at once per rank [global / ranks]", count);
     add("--global-batch", o.global_batch, "sequences of one step", count);
@@ -58,11 +61,11 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--device", o.device, "where to run", one_of({"auto", "cpu", "cuda"}));
 
     group("Output");
-    add("--metrics", o.metrics, "FILE.jsonl: one line per step");
-    add("--trace", o.trace, "FILE.json: Chrome trace events");
-    add("--memory-timeline", o.memory_timeline, "FILE.csv: every allocation");
-    add("--save-hf", o.save_hf, "DIR: the trained model in Hugging Face's format");
-    add("--save-reference", o.save_reference, "DIR: the run for build/bin/compare");
+    add_output("--metrics", o.metrics, "FILE.jsonl: one line per step");
+    add_output("--trace", o.trace, "FILE.json: Chrome trace events");
+    add_output("--memory-timeline", o.memory_timeline, "FILE.csv: every allocation");
+    add_output("--save-hf", o.save_hf, "DIR: the trained model in Hugging Face's format", hf_files());
+    add_output("--save-reference", o.save_reference, "DIR: the run for build/bin/compare", reference_files());
 }
 
 void CommandLine::parse(int argc, char** argv) {
@@ -75,7 +78,39 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--grad-dtype bf16: gradients may not be narrower than the weights; add --dtype bf16");
     if (o.device == "cuda" && !why_no_cuda().empty())
         usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
-    if (o.data.empty()) o.data = repository_file(kDefaultData);
+    if (o.data.empty() && !given("--data")) o.data = repository_file(kDefaultData);
+    check_path_flags();
+}
+
+Flags::Flag CommandLine::add_output(const std::string& flag, std::string& path, const std::string& text,
+                                    std::vector<std::string> files) {
+    path_flags_.push_back({flag, &path, true, std::move(files)});
+    return add(flag, path, text);
+}
+
+Flags::Flag CommandLine::add_input(const std::string& flag, std::string& path, const std::string& text) {
+    path_flags_.push_back({flag, &path, false, {}});
+    return add(flag, path, text);
+}
+
+void CommandLine::check_path_flags() const {
+    namespace fs = std::filesystem;
+    std::vector<PathUse> uses;
+    for (const auto& [flag, path, output, files] : path_flags_) {
+        if (path->empty() && given(flag)) usage_error("{}: an empty name; name a path, or leave {} out", flag, flag);
+        if (path->empty()) continue;
+        if (output) {
+            for (const std::string& file : files) uses.push_back({flag, *path + "/" + file, true});
+            if (files.empty()) uses.push_back({flag, *path, true});
+            continue;
+        }
+        std::error_code error;
+        if (!fs::is_directory(*path, error)) uses.push_back({flag, *path, false});
+        for (auto it = fs::recursive_directory_iterator(*path, error); it != fs::recursive_directory_iterator();
+             it.increment(error))
+            if (it->is_regular_file(error)) uses.push_back({flag, it->path().string(), false});
+    }
+    check_paths(uses);
 }
 
 LlamaConfig CommandLine::model_shape() const {

@@ -2,6 +2,7 @@
 // The flags that every chapter shares: typed, checked, and written into the metrics file.
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "01_single_gpu/flags.h"
 #include "01_single_gpu/llama.h"
@@ -44,9 +45,23 @@ class CommandLine : public Flags {
     void parse(int argc, char** argv);       // and checks
     void check_batches(int64_t data_ranks);  // over which the global batch is divided (chapter 02)
 
-  private:
-    LlamaConfig model_shape() const;
+    // Flags whose values are paths. parse() refuses, before anything is opened, an output that is an input or another
+    // output as well, and one that cannot be written to. `files`: what will be written in a folder, where it is one.
+    Flag add_output(const std::string& flag, std::string& path, const std::string& text,
+                    std::vector<std::string> files = {});
+    Flag add_input(const std::string& flag, std::string& path, const std::string& text);  // file or folder
 
+  private:
+    struct PathFlag {
+        std::string flag;
+        const std::string* path;
+        bool output;
+        std::vector<std::string> files;
+    };
+    LlamaConfig model_shape() const;
+    void check_path_flags() const;
+
+    std::vector<PathFlag> path_flags_;
     TrainOptions& options_;
     std::string model_ = "tiny";
     std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_;

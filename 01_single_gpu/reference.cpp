@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/json.h"
 
 namespace train70b {
 
@@ -23,6 +23,11 @@ std::vector<StoredTensor> entries(const std::vector<Param>& params, DType dtype)
     return list;
 }
 }  // namespace
+
+std::vector<std::string> reference_files() {
+    return {"config.json", "initial.safetensors", "gradients.safetensors", "after_step_1.safetensors",
+            "reference.json"};
+}
 
 ReferenceWriter::ReferenceWriter(const TrainOptions& o, const LlamaConfig& config, const ordered_json& flags)
     : params_(all_params(config)), dtype_(o.llama().dtype) {
@@ -132,9 +137,7 @@ struct Run {
 
 Run read_run(const std::string& dir) {
     const std::string path = dir + "/reference.json";
-    std::ifstream stream(path);
-    if (!stream) usage_error("{}: cannot be read; name a folder that --save-reference wrote", path);
-    const json file = json::parse(stream, nullptr, /*allow_exceptions=*/false);
+    const json file = read_json(path, path, "name a folder that --save-reference wrote");
     const json version = file.is_object() ? file.value("version", json()) : json();
     if (!file.is_object() || file.value("format", json()) != kFormat || (version != 1 && version != 2))
         usage_error("{}: is no \"{}\" of version 1 or 2", path, kFormat);

@@ -7,6 +7,8 @@
 
 namespace train70b {
 
+std::vector<std::string> reference_files();  // the names of a reference folder's files
+
 // Writes a reference folder, alongside training. Construction (before training) opens every file; none of them has its
 // name before finish(). Rank 0 writes; the others take part in `whole`.
 class ReferenceWriter {

@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 void Metrics::open(const std::string& path) {
     if (path.empty() || this_rank != 0) return;
     path_ = path;
-    stream_ = std::fopen(path.c_str(), "w");
+    stream_ = std::fopen(output_target("--metrics", path).c_str(), "w");
     if (!stream_)
         usage_error("--metrics {}: cannot be written ({}); name a file in an existing, writable folder", path,
                     std::strerror(errno));

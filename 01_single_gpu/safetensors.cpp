@@ -8,8 +8,9 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
+
+#include "01_single_gpu/json.h"
 
 namespace train70b {
 
@@ -44,10 +45,8 @@ json parse_header(const std::string& path, std::string_view text) {
             usage_error("{}: the header lists {} twice", path, quoted(parsed.get<std::string>()));
         return true;
     };
-    json header;
-    try {
-        header = json::parse(text.begin(), text.end(), refuse_twice);
-    } catch (const json::exception&) { usage_error("{}: the header is not JSON: truncated or damaged", path); }
+    const json header = parse_json(text, path, refuse_twice);
+    if (header.is_discarded()) usage_error("{}: the header is not JSON: truncated or damaged", path);
     if (!header.is_object()) usage_error("{}: the header is not a JSON object", path);
     return header;
 }

@@ -56,7 +56,8 @@ int64_t elements(const Shape& shape) {
     int64_t count = 1;
     for (int64_t dim : shape) {
         CHECK(dim >= 0, "shape {}", to_string(shape));
-        count *= dim;
+        CHECK(!__builtin_mul_overflow(count, dim, &count), "{} has more elements than can be counted",
+              to_string(shape));
     }
     return count;
 }
@@ -95,8 +96,11 @@ struct Tensor::Storage {
 
 Tensor::Tensor(Shape shape, DType dtype, Device device, Memory kind)
     : size_(elements(shape)), shape_(std::move(shape)), dtype_(dtype) {
+    int64_t bytes = 0;
+    CHECK(!__builtin_mul_overflow(size_, size_of(dtype), &bytes), "{} of {} has more bytes than can be counted",
+          to_string(shape_), name_of(dtype));
     CHECK(kind != Memory::host || device != Device::cuda, "host memory is not on {}", name_of(device));
-    storage_ = std::make_shared<Storage>(bytes(), device, kind);
+    storage_ = std::make_shared<Storage>(bytes, device, kind);
 }
 
 Tensor Tensor::like(const Tensor& other, Memory kind) {

@@ -2,8 +2,12 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "01_single_gpu/cpu_setup.h"
 #include "01_single_gpu/report.h"
@@ -14,6 +18,20 @@ namespace train70b {
 namespace {
 
 std::unique_ptr<Watchdog> watchdog;
+
+// --comm-timeout before the flags are parsed: MPI_Init itself waits for all ranks.
+double early_timeout(int argc, char** argv) {
+    const std::string_view flag = "--comm-timeout";
+    for (int i = 1; i < argc; ++i) {
+        const std::string_view word = argv[i];
+        const char* value = nullptr;
+        if (word == flag && i + 1 < argc) value = argv[i + 1];
+        if (word.starts_with(flag) && word.substr(flag.size()).starts_with("=")) value = argv[i] + flag.size() + 1;
+        if (value)
+            if (const double seconds = std::atof(value); seconds > 0) return seconds;
+    }
+    return CommOptions().timeout;
+}
 
 int world_size() {
     int size = 1;
@@ -39,6 +57,29 @@ int over_all_ranks(int value, MPI_Op op) {
     int result = 0;
     MPI_Allreduce(&value, &result, 1, MPI_INT, op, MPI_COMM_WORLD);
     return result;
+}
+
+// The memory for the beats of this node's ranks (watchdog.h), which its MPI window keeps until MPI_Finalize.
+void watch_this_node(const Node& node) {
+    static bool watched = false;
+    if (std::exchange(watched, true) || node.size == 1) return;
+    using Count = std::atomic<uint64_t>;
+    static_assert(Count::is_always_lock_free);  // or it would not work between processes
+    MPI_Win window = MPI_WIN_NULL;
+    void* mine = nullptr;
+    MPI_Win_allocate_shared(sizeof(Count), 1, MPI_INFO_NULL, node.comm, &mine, &window);
+    new (mine) Count(0);
+    std::vector<int> ranks(node.size);
+    MPI_Allgather(&this_rank, 1, MPI_INT, ranks.data(), 1, MPI_INT, node.comm);  // and all counts are there
+    std::vector<Watchdog::Beat> beats;
+    for (int i = 0; i < node.size; ++i) {
+        MPI_Aint bytes = 0;
+        int unit = 0;
+        void* place = nullptr;
+        MPI_Win_shared_query(window, i, &bytes, &unit, &place);
+        beats.push_back({ranks[size_t(i)], static_cast<Count*>(place)});
+    }
+    watchdog->watch(std::move(beats));
 }
 
 // True when every rank comes here within some seconds. A rank that ends with an error of its own may find the others in
@@ -147,6 +188,12 @@ void add_comm_flags(Flags& flags, CommOptions& o) {
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body) {
     restart_with_cpu_settings(argv);
     block_sigterm();  // before MPI creates its threads
+    if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) this_rank = std::atoi(rank);
+    watchdog = std::make_unique<Watchdog>();
+    constexpr double kStart = 4;  // seconds more: a loaded machine is slow to start processes
+    watchdog->set_timeout(early_timeout(argc, argv) + kStart);
+    const uint64_t start = collective_log().add("MPI_Init", std::source_location::current());
+    collective_log().set(start, CollectiveLog::State::running);
     int thread_level = 0;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &thread_level);
     MPI_Comm_rank(MPI_COMM_WORLD, &this_rank);
@@ -154,7 +201,8 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
         MPI_Abort(MPI_COMM_WORLD, exit_code);
         std::_Exit(exit_code);
     };
-    watchdog = std::make_unique<Watchdog>();
+    collective_log().set(start, CollectiveLog::State::done);
+    watchdog->set_timeout(0);  // until connect() knows it
     const int exit_code = run_program(argc, argv, [&](int count, char** words) {
         try {
             body(count, words);
@@ -166,6 +214,7 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
     });
     const uint64_t record = collective_log().add("MPI_Finalize", std::source_location::current());
     collective_log().set(record, CollectiveLog::State::running);
+    watchdog->unwatch();
     MPI_Finalize();
     watchdog.reset();
     return exit_code;
@@ -176,6 +225,7 @@ Comm connect(const CommOptions& options, Device device) {
     const uint64_t record = collective_log().add("connect", std::source_location::current());
     collective_log().set(record, CollectiveLog::State::running);
     const Node node;
+    watch_this_node(node);
     set_cpu_threads(node.size);
 #if TRAIN70B_CUDA
     if (device == Device::cuda) cuda_use_device(node.rank % cuda_device_count());
@@ -203,6 +253,7 @@ Comm connect(const CommOptions& options, const TrainOptions& training) {
 int64_t ranks_on_this_node() { return Node().size; }
 
 void together(const std::function<void()>& setup) {
+    const Watchdog::Pause pause(*watchdog);
     std::string error;
     try {
         setup();

@@ -25,7 +25,7 @@ Comm connect(const CommOptions& options, const TrainOptions& training);  // and 
 int64_t ranks_on_this_node();
 
 // Runs what may end in a usage error on some ranks only (rank 0 opens the files, a disk is missing on one node), before
-// training. If it does, all ranks end with the error of the first.
+// training. If it does, all ranks end with the error of the first. It may take its time: the watchdog pauses.
 void together(const std::function<void()>& setup);
 
 // --tp, --pp or --cp of a chapter: `given`, or if that is 0 what --dp leaves, all ranks if that is 0 too. Usage error

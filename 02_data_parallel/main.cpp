@@ -23,8 +23,8 @@ void program(int argc, char** argv) {
     add_data_parallel_flags(command_line, dp, dp_options);
     command_line.group("Output");
     command_line.add_switch("--tables", tables, "time all-reduce and data parallelism after training");
-    command_line.add("--all-reduce-csv", all_reduce_csv_path, "FILE.csv: the first table");
-    command_line.add("--modes-csv", modes_csv_path, "FILE.csv: the second table");
+    command_line.add_output("--all-reduce-csv", all_reduce_csv_path, "FILE.csv: the first table");
+    command_line.add_output("--modes-csv", modes_csv_path, "FILE.csv: the second table");
     command_line.parse(argc, argv);
 
     if (!tables && !(all_reduce_csv_path.empty() && modes_csv_path.empty()))

@@ -125,6 +125,37 @@ Watchdog::~Watchdog() {
     device_thread_.join();
 }
 
+void Watchdog::watch(std::vector<Beat> beats) {
+    const std::lock_guard lock(mutex_);
+    beats_ = std::move(beats);
+}
+
+void Watchdog::unwatch() { watch({}); }
+
+std::string Watchdog::missed_beat(double seconds) {
+    const std::lock_guard lock(mutex_);
+    for (const Beat& beat : beats_)
+        if (beat.rank == this_rank) ++*beat.count;
+    if (pauses_ == 0) {
+        paused_ = 0;
+        for (Beat& beat : beats_) beat.still = 0;
+        return {};
+    }
+    paused_ += seconds;
+    for (Beat& beat : beats_) {
+        const uint64_t count = *beat.count;
+        beat.still = count == beat.seen ? beat.still + seconds : 0;
+        beat.seen = count;
+        if (timeout_ > 0 && beat.still > timeout_)
+            return fmt::format("rank {} has stood still for {:.0f} s (--comm-timeout) while files are read or written",
+                               beat.rank, timeout_.load());
+    }
+    if (paused_ > kLongestPause)
+        return fmt::format("files are being read or written for {:.0f} s: a disk or a rank of another node is missing",
+                           kLongestPause);
+    return {};
+}
+
 void Watchdog::run() {
     sigset_t set;
     sigemptyset(&set);
@@ -140,12 +171,16 @@ void Watchdog::run() {
         }
         // A tick that took much longer was this process standing still (Ctrl-Z, a suspended machine): no one's fault.
         const double now = now_seconds();
-        const auto late = collective_log().tick(pauses_ > 0 ? 0 : std::min(now - last, 0.5), timeout_);
+        const double seconds = std::min(now - last, 0.5);
+        const auto late = collective_log().tick(pauses_ > 0 ? 0 : seconds, timeout_);
+        const std::string missed = missed_beat(seconds);
         last = now;
-        if (!late) continue;
+        if (!late && missed.empty()) continue;
         to_stderr(
-            fmt::format("rank {}: {} has not ended after {:.0f} s (--comm-timeout): a rank of its group is missing; {}",
-                        this_rank, late->what, timeout_.load(), collective_log().text()));
+            late ? fmt::format(
+                       "rank {}: {} has not ended after {:.0f} s (--comm-timeout): a rank of its group is missing; {}",
+                       this_rank, late->what, timeout_.load(), collective_log().text())
+                 : fmt::format("rank {}: {}\n", this_rank, missed));
         // MPI_Abort from a thread that is not MPI's is beyond the standard. Should it not return, the alarm ends this
         // rank, and mpirun the others.
         ::signal(SIGALRM, SIG_DFL);

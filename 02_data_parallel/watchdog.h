@@ -13,6 +13,7 @@
 #include <source_location>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "02_data_parallel/transport.h"
 
@@ -60,9 +61,23 @@ class Watchdog {
   public:
     Watchdog();
     ~Watchdog();
-    void set_timeout(double seconds) { timeout_ = seconds; }  // > 0; until it is set, nothing times out
+    void set_timeout(double seconds) { timeout_ = seconds; }  // 0, as at first: nothing times out
 
-    // While one exists no seconds are counted: some rank writes files, and the others rightly wait for it.
+    // Beats: counters in memory that the ranks of this node share. Each rank's watchdog counts its own up for as long as
+    // the process runs at all, whatever its other threads are waiting for.
+    struct Beat {
+        int rank;
+        std::atomic<uint64_t>* count;
+        uint64_t seen = 0;
+        double still = 0;  // seconds since it last changed
+    };
+    void watch(std::vector<Beat> beats);  // this rank's and the others'
+    void unwatch();                       // before that memory goes
+
+    // While one exists no seconds are counted: some rank reads or writes files, and the others rightly wait for it,
+    // however long it takes. Instead the beats are watched, so that a process that stands still is found after the
+    // timeout; and kLongestPause bounds what they do not show, a disk that never answers or a rank on another node.
+    static constexpr double kLongestPause = 3600;  // seconds
     class Pause {
       public:
         explicit Pause(Watchdog& watchdog) : watchdog_(watchdog) { ++watchdog_.pauses_; }
@@ -75,6 +90,10 @@ class Watchdog {
 
   private:
     void run();
+    std::string missed_beat(double seconds);  // of a rank, or of the whole pause: what is wrong; empty: nothing
+    std::mutex mutex_;
+    std::vector<Beat> beats_;
+    double paused_ = 0;
     std::atomic<int> pauses_{0};
     std::atomic<double> timeout_{0};
     std::atomic<bool> stop_{false};

@@ -340,7 +340,7 @@ void Zero::start_gathering(Flat& flat) {
 void Zero::gather(size_t i, int direction) {
     Flat& flat = flats_[i];
     start_gathering(flat);
-    for (int64_t ahead = 1; ahead <= options_.prefetch; ++ahead) {
+    for (int64_t ahead = 1; ahead <= std::min(options_.prefetch, int64_t(flats_.size())); ++ahead) {
         const int64_t next = int64_t(i) + direction * ahead;
         if (next >= 0 && next < int64_t(flats_.size())) start_gathering(flats_[next]);
     }

@@ -45,9 +45,9 @@ void program(int argc, char** argv) {
     add_tensor_parallel_flags(command_line, tp, tp_options);
     command_line.group("Output");
     command_line.add_switch("--tables", tables, "run all layouts after training, and compare");
-    command_line.add("--links", links_path,
-                     "FILE.json: the links of the estimated table [04_tensor_parallel/links.json]");
-    command_line.add("--efficiency-csv", efficiency_csv_path, "FILE.csv: the estimated table");
+    command_line.add_input("--links", links_path,
+                           "FILE.json: the links of the estimated table [04_tensor_parallel/links.json]");
+    command_line.add_output("--efficiency-csv", efficiency_csv_path, "FILE.csv: the estimated table");
     command_line.parse(argc, argv);
 
     const Comm world = connect(comm_options, options);

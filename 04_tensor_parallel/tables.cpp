@@ -1,8 +1,8 @@
 #include "04_tensor_parallel/tables.h"
 
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <numeric>
+
+#include "01_single_gpu/json.h"
 
 namespace train70b {
 
@@ -233,9 +233,7 @@ std::string time_table(const std::vector<TensorParallelRun>& runs) {
 // ---- what a link makes of it ----------------------------------------------------------------------------------------
 
 Links read_links(const std::string& path) {
-    std::ifstream stream(path);
-    if (!stream) usage_error("--links {}: cannot be read; 04_tensor_parallel/links.json shows the form", path);
-    const nlohmann::json file = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json file = read_json(path, "--links " + path, "04_tensor_parallel/links.json shows the form");
     if (!file.is_object())
         usage_error("--links {}: is no JSON object; 04_tensor_parallel/links.json shows the form", path);
     const auto positive = [&](const nlohmann::json& entry, const std::string& where, const char* key) {

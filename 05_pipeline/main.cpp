@@ -6,6 +6,7 @@
 //        keeps follows the micro-batches it has in flight: m for gpipe, p - rank for 1f1b.
 #include "02_data_parallel/data_parallel.h"
 #include "02_data_parallel/launch.h"
+#include "05_pipeline/draw.h"
 #include "05_pipeline/tables.h"
 
 using namespace train70b;
@@ -40,25 +41,6 @@ PipelineRun print_tables(const TrainOptions& options, const Dataset& data, const
     return run;
 }
 
-// matplotlib draws. Where it lies with the system's Python only, that one does.
-std::string python_with_matplotlib() {
-    for (const char* python : {"python3", "/usr/bin/python3"})
-        if (std::system(fmt::format("{} -c 'import matplotlib' >/dev/null 2>&1", python).c_str()) == 0) return python;
-    usage_error("--draw: needs matplotlib (Debian: python3-matplotlib); --pipeline-trace FILE.json needs nothing");
-}
-
-void draw(const std::string& python, const PipelineRun& run, const std::string& path) {
-    const std::string data = path + ".json";
-    OutputFile file("--draw", data);
-    file.write(timelines_json(timelines(run)));
-    file.commit();
-    const std::string command = fmt::format("{} '{}' '{}' '{}.tmp' && mv '{}.tmp' '{}'", python,
-                                            repository_file("05_pipeline/draw.py"), data, path, path, path);
-    const int code = std::system(command.c_str());
-    std::remove(data.c_str());
-    if (code != 0) throw std::runtime_error(fmt::format("--draw {}: {} failed", path, command));
-}
-
 void program(int argc, char** argv) {
     TrainOptions options;
     CommOptions comm_options;
@@ -73,8 +55,8 @@ void program(int argc, char** argv) {
     add_pipeline_flags(command_line, pp, pipeline_options);
     command_line.group("Output");
     command_line.add_switch("--tables", tables, "run all schedules after training, and compare");
-    command_line.add("--draw", outputs.draw, "FILE.png: the schedule, simulated and as run");
-    command_line.add("--pipeline-trace", outputs.trace, "FILE.json: the same as Chrome trace events");
+    command_line.add_output("--draw", outputs.draw, "FILE.png: the schedule, simulated and as run");
+    command_line.add_output("--pipeline-trace", outputs.trace, "FILE.json: the same as Chrome trace events");
     command_line.add_switch("--toy-deadlock", toy, "two ranks, 1f1b with sends that wait: watch it stand still");
     command_line.parse(argc, argv);
     if (!tables && !(outputs.draw.empty() && outputs.trace.empty()))
@@ -99,11 +81,10 @@ void program(int argc, char** argv) {
     std::string python;
     together([&] {
         if (!outputs.draw.empty()) python = python_with_matplotlib();
-        if (this_rank == 0 && !outputs.draw.empty()) draw_file.emplace("--draw", outputs.draw);  // it can be written
+        if (this_rank == 0 && !outputs.draw.empty()) draw_file.emplace("--draw", outputs.draw);
         if (this_rank == 0 && !outputs.trace.empty()) trace_file.emplace("--pipeline-trace", outputs.trace);
         run.emplace(options, command_line.values(), stage);
     });
-    draw_file.reset();
     const Comm stages = world.split([dp](int rank) { return int(rank % dp); }, "pp");
     const Comm data_ranks = world.split([dp](int rank) { return int(rank / dp); }, "dp");
     {
@@ -128,7 +109,9 @@ void program(int argc, char** argv) {
         }
         if (!outputs.draw.empty())
             write_files(world, [&] {
-                if (this_rank == 0) draw(python, chosen, outputs.draw);
+                if (!draw_file) return;
+                draw_file->write(draw(python, timelines_json(timelines(chosen))));
+                draw_file->commit();
             });
     } else if (tables) {
         say("\n{}", promise_table());

@@ -71,7 +71,7 @@ void program(int argc, char** argv) {
     command_line.add_switch("--tables", tables.on, "compare precisions after training");
     command_line.add("--compare", tables.compare_steps,
                      "steps that every recipe trains for the table of losses; 0: no such table", whole_number_from(0));
-    command_line.add("--compare-csv", tables.compare_csv, "FILE.csv: the losses of --compare");
+    command_line.add_output("--compare-csv", tables.compare_csv, "FILE.csv: the losses of --compare");
     command_line.parse(argc, argv);
     if (!tables.compare_csv.empty() && (tables.compare_steps == 0 || !tables.on))
         usage_error("--compare-csv: holds the losses of --compare N; add --compare 60, and leave out --tables off");

@@ -111,6 +111,56 @@ refused "token outside the vocabulary" "text.txt|--vocab 109 or more" --vocab 64
 refused "truncated shard" "truncated.bin|1424 bytes in all; the file has 1400" --data "$work/truncated.bin"
 refused "shard without its header" "header.bin|a header of 1024" --data "$work/header.bin"
 refused "wrong magic" "magic.bin|magic number 1234567|20240520" --data "$work/magic.bin"
+
+# outputs over inputs and over one another: refused before anything is touched
+mkdir "$work/texts" "$work/deep"
+cp "$work/text.txt" "$work/mine.txt"
+cp "$work/text.txt" "$work/t.json.tmp"
+cp "$work/text.txt" "$work/texts/a.txt"
+ln "$work/mine.txt" "$work/hard.txt"
+ln -s mine.txt "$work/soft.txt"
+for file in mine hard soft; do
+    refused "--metrics over --data ($file)" "--metrics|$file.txt|--data|another" --data "$work/mine.txt" --metrics "$work/$file.txt"
+done
+refused "--trace over a file of --data" "--trace|texts/a.txt|--data" --data "$work/texts" --trace "$work/texts/a.txt"
+refused "--trace whose temporary file is --data" "--trace|t.json.tmp|--data" --data "$work/t.json.tmp" --trace "$work/t.json"
+refused "one file for two outputs" "--trace|--metrics|name two" --metrics x --trace ./x
+refused "an output that is another's temporary file" "--metrics|--trace|until it is complete" --trace x --metrics x.tmp
+verdict "the inputs are as they were" "$(for file in mine.txt t.json.tmp texts/a.txt; do cmp "$work/text.txt" "$work/$file" 2>&1; done)"
+run --steps 0 --save-hf "$work/hf" && cp -r "$work/hf" "$work/hf2"
+for flags in "--metrics $work/hf/model.safetensors" "--trace $work/hf/config.json" "--save-hf $work/hf" "--save-reference $work/hf"; do
+    "$program" --load-hf "$work/hf" --seq-len 16 --steps 1 $flags >"$work/out" 2>"$work/err"
+    code=$?
+    verdict "refused: over --load-hf: ${flags%% *}" "$(expect_line 2 "${flags%% *}" --load-hf)$(diff -r "$work/hf" "$work/hf2")$(ls -A)"
+done
+
+# outputs that are no regular file, inputs that are none
+mkfifo "$work/fifo"
+refused "a folder for a file" "--trace|folder: is a folder" --trace "$work/folder"
+refused "a FIFO for a file" "--trace|fifo: is a FIFO" --trace "$work/fifo"
+refused "data from a FIFO" "--data|fifo: is no regular file" --data "$work/fifo"
+refused "no name" "--metrics: an empty name" --metrics ""
+refused "no name of a model" "--load-hf: an empty name" --load-hf ""
+ln -s soft.json "$work/link.json"
+run --trace "$work/link.json"
+verdict "a link is followed, not replaced" "$([ "$code" = 0 ] || cat "$work/err")$(
+    [ -L "$work/link.json" ] && [ -f "$work/soft.json" ] || ls -l "$work")"
+if mknod "$work/null" c 1 3 2>/dev/null; then
+    run --trace "$work/null" --memory-timeline "$work/null" --metrics "$work/null"
+    verdict "a device stays one" "$([ "$code" = 0 ] || cat "$work/err")$([ -c "$work/null" ] || ls -l "$work/null")"
+fi
+
+# sizes beyond the machine, or beyond 64 bits
+refused "a vocabulary of 2^57" "--vocab|at most 1000000000" --vocab 144115188075855872
+refused "a model of more than 1e15 parameters" "--hidden 1000000000: makes a model" --hidden 1000000000 --heads 10000000
+refused "a sequence of 2^63-1" "--seq-len|at most 1000000000" --seq-len 9223372036854775807
+refused "more layers than memory" "--layers 1000000000|this machine has|--dry-run" --layers 1000000000
+refused "a batch beyond memory" "--micro-batch 1000000000 of --seq-len 16|this machine has" --global-batch 1000000000 --hidden 128
+printf '%200000s' | tr ' ' '[' >"$work/deep/config.json"
+"$program" --load-hf "$work/deep" >"$work/out" 2>"$work/err"
+code=$?
+verdict "refused: a config.json that is nested deeply" "$(expect_line 2 deep/config.json 'nested deeper than 64')"
+
 for flag in --metrics --trace --memory-timeline; do
     others=()
     for other in --metrics --trace --memory-timeline; do

@@ -1,5 +1,7 @@
 // Hugging Face checkpoints: round trips without a bit lost, shards, rope scaling, rectangles, and every bad file
 // refused with a line that names it.
+#include <sys/stat.h>
+
 #include <nlohmann/json.hpp>
 #include <numbers>
 
@@ -268,8 +270,12 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
     EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a JSON object");
     write_text(saved / "config.json", "[]");
     EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a JSON object");
+    write_text(saved / "config.json", nested_lists(200'000));
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: nested deeper than 64 levels");
     fs::remove(saved / "config.json");
     EXPECT_USAGE_ERROR(saved.read(), "config.json: cannot be read");
+    REQUIRE(mkfifo((saved / "config.json").c_str(), 0600) == 0);
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: is no regular file");
     EXPECT_USAGE_ERROR(read_hf_config(saved / "nowhere"), "nowhere: is no folder");
 }
 
@@ -288,7 +294,25 @@ TEST_CASE("weights that are not this model's are refused before anything is load
     EXPECT_USAGE_ERROR(saved.weights(), "neither model.safetensors nor model.safetensors.index.json");
 }
 
+TEST_CASE("dimensions whose product overflows are refused by the name of the worst") {
+    const auto refused = [](int64_t LlamaConfig::*dim, int64_t value, const char* part) {
+        LlamaConfig config;
+        config.*dim = value;
+        EXPECT_USAGE_ERROR(check_config(config), part);
+    };
+    refused(&LlamaConfig::vocab, int64_t(1) << 57, "--vocab 144115188075855872: makes a model of more than 1e15");
+    refused(&LlamaConfig::ffn, int64_t(1) << 57, "--ffn 144115188075855872: makes");
+    refused(&LlamaConfig::hidden, int64_t(1) << 62, "--hidden 4611686018427387904: makes");
+    refused(&LlamaConfig::layers, INT64_MAX, "--layers 9223372036854775807: makes");
+    for (const std::string& name : preset_names()) check_config(preset(name));
+}
+
 TEST_CASE("an index and its shards must agree") {
+    {
+        const Checkpoint saved(3000);
+        write_text(saved / "model.safetensors.index.json", nested_lists(200'000));
+        EXPECT_USAGE_ERROR(saved.weights(), "index.json: nested deeper than 64 levels");
+    }
     const auto damaged = [](const std::function<void(const Checkpoint&, ordered_json& index)>& damage,
                             const char* part) {
         const Checkpoint saved(3000);

@@ -169,6 +169,8 @@ TEST_CASE("an altered weight, token, loss or norm does not pass either") {
     EXPECT_USAGE_ERROR(altered([](ordered_json& j) { j["dtype"] = "fp16"; }), "\"dtype\" must be");
     EXPECT_USAGE_ERROR(altered([](ordered_json& j) { j["steps"] = ordered_json::array(); }), "holds no steps");
     EXPECT_USAGE_ERROR(altered([](ordered_json& j) { j["version"] = 3; }), "of version 1 or 2");
+    write_text(folder / "b/reference.json", nested_lists(200'000));
+    EXPECT_USAGE_ERROR(compare_references(folder / "b", folder / "a"), "reference.json: nested deeper than 64");
     EXPECT_USAGE_ERROR(altered([](ordered_json& j) { j = 3; }), "of version 1");
 
     (void)altered([](ordered_json&) {});

@@ -1,6 +1,9 @@
 // safetensors files whose header lies: every kind of lie is refused by file and tensor, before anything is read.
 #include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
+#include "01_single_gpu/json.h"
 #include "01_single_gpu/safetensors.h"
 #include "tests/files.h"
 #include "tests/support.h"
@@ -41,9 +44,71 @@ TEST_CASE("a file written is the file read: order, alignment, values; and nothin
     EXPECT_USAGE_ERROR(SafetensorsWriter("--flag", folder / "nowhere/x", {}), "--flag");
 }
 
+TEST_CASE("JSON: 64 levels of nesting, no more") {
+    EXPECT(parse_json(nested_lists(64), "here").is_array());
+    EXPECT_USAGE_ERROR(parse_json(nested_lists(65), "here"), "here: nested deeper than 64 levels");
+    EXPECT_USAGE_ERROR(parse_json(std::string(200'000, '['), "here"), "here: nested deeper");
+    EXPECT(parse_json("[1, 2", "here").is_discarded());
+    EXPECT(parse_json("[[], [], {\"a\": [1]}]", "here")[2]["a"][0] == 1);
+}
+
+TEST_CASE("an output goes to the end of its links, straight to a device, and to nothing that is no file") {
+    const Folder folder;
+    namespace fs = std::filesystem;
+    const auto write = [&](const std::string& name) {
+        OutputFile file("--out", folder / name);
+        file.write(std::string("new"));
+        file.commit();
+    };
+    write_text(folder / "file", "old");
+    fs::create_symlink("file", folder / "link");
+    fs::create_symlink(folder / "link", folder / "link2");
+    fs::create_symlink("absent", folder / "dangling");
+    write("link2");
+    write("dangling");
+    EXPECT(read_text(folder / "file") == "new");
+    EXPECT(read_text(folder / "absent") == "new");
+    for (const char* link : {"link", "link2", "dangling"}) EXPECT(fs::is_symlink(folder / link));
+    fs::create_symlink("b", folder / "a");
+    fs::create_symlink("a", folder / "b");
+    EXPECT_USAGE_ERROR(write("a"), "symbolic links in a circle");
+    fs::create_directory(folder / "folder");
+    EXPECT_USAGE_ERROR(write("folder"), "folder: is a folder; name a file in it");
+    EXPECT_USAGE_ERROR(write("new/"), "new/: is a folder");
+    REQUIRE(mkfifo((folder / "fifo").c_str(), 0600) == 0);
+    EXPECT_USAGE_ERROR(write("fifo"), "fifo: is a FIFO");
+    EXPECT_USAGE_ERROR(OutputFile("--out", ""), "--out: an empty name");
+    if (mknod((folder / "null").c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0) {  // as root only
+        write("null");
+        EXPECT(fs::is_character_file(folder / "null"));
+    }
+    EXPECT(folder.files() == 8 + fs::exists(folder / "null"));  // no temporary file
+}
+
+TEST_CASE("no output may be an input or another output, by any of its names") {
+    const Folder folder;
+    const auto output = [&](const char* flag, const std::string& name) { return PathUse{flag, folder / name, true}; };
+    const auto input = [&](const std::string& name) { return PathUse{"--data", folder / name, false}; };
+    write_text(folder / "data", "data");
+    write_text(folder / "log.tmp", "data");
+    std::filesystem::create_symlink("data", folder / "link");
+    std::filesystem::create_hard_link(folder / "data", folder / "hard");
+    check_paths({input("data"), output("--a", "x"), output("--b", "y"), input("log.tmp")});
+    check_paths({output("--a", "x"), {"--b", "/dev/null", true}, {"--c", "/dev/null", true}});
+    for (const char* name : {"data", "link", "hard", "./data"})
+        EXPECT_USAGE_ERROR(check_paths({input("data"), output("--a", "x"), output("--b", name)}), "which --data reads");
+    EXPECT_USAGE_ERROR(check_paths({input("log.tmp"), output("--a", "log")}), "log.tmp, which --data reads");
+    EXPECT_USAGE_ERROR(check_paths({output("--a", "x"), output("--b", "./x")}), "is the file of --a as well");
+    EXPECT_USAGE_ERROR(check_paths({output("--a", "x"), output("--b", "x.tmp")}), "until it is complete");
+    EXPECT_USAGE_ERROR(check_paths({output("--a", "x.tmp"), output("--b", "x")}), "until it is complete");
+    EXPECT(read_text(folder / "data") == "data");
+}
+
 TEST_CASE("a header that lies is refused by file and tensor") {
     const Folder folder;
     const std::string path = folder / "x.safetensors";
+    write_raw(path, "{\"a\": {\"shape\": " + nested_lists(200'000) + "}}", 0);
+    EXPECT_USAGE_ERROR(SafetensorsFile{path}, "x.safetensors: nested deeper than 64 levels");
     const auto entry = [](const std::string& name, const std::string& dtype, const std::string& shape, uint64_t begin,
                           uint64_t end) {
         return fmt::format("\"{}\":{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}", name, dtype, shape,

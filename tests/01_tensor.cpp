@@ -66,6 +66,14 @@ TEST_CASE("parameters lie one behind another in a flat buffer") {
     EXPECT(!a.data);
 }
 
+TEST_CASE("shapes and bytes that 64 bits cannot count are no small tensors") {
+    const auto make = [](Shape shape) { return Tensor(std::move(shape), DType::f32, Device::meta); };
+    EXPECT(make({int64_t(1) << 40, 1 << 20}).size() == int64_t(1) << 60);
+    EXPECT_CHECK_FAILS(make({int64_t(1) << 57, 32}));       // 2^64 bytes: 0
+    EXPECT_CHECK_FAILS(make({int64_t(1) << 57, 256}));      // 2^65 elements
+    EXPECT_CHECK_FAILS(make({int64_t(1) << 62, 4, 1, 3}));  // elements
+}
+
 TEST_CASE("a check that fails names the expression and the values, and ends all ranks with 1") {
     int code = 0;
     const auto before = end_all_ranks;

@@ -26,6 +26,17 @@ verdict "a rank that does not come" "$(ends 1 8)$(says "dp.all_reduce #101, 1000
     "NOT ENDED" "its last 64 collectives" "dp.all_reduce #38," "dp.all_reduce #100,")$(
     grep -q "dp.all_reduce #36," "$work/err" && echo "more than 64 are listed")"
 
+# A rank that stands still where no collective of the log waits for it: its beat stops, or the others wait in MPI_Init.
+run 3 "$bin/test_02_faults" stop-while-writing --comm-timeout 2
+verdict "a rank that stands still while files are written" "$(ends 1 9)$(
+    says "rank 1 has stood still for 2 s (--comm-timeout) while files are read or written")"
+run 3 "$bin/test_02_faults" stop-in-setup --comm-timeout 2
+verdict "a rank that stands still while the run is set up" "$(ends 1 9)$(says "rank 1 has stood still for 2 s (--comm-timeout)")"
+run 3 "$bin/test_02_faults" stop-at-start --comm-timeout 1
+verdict "a rank that stands still before MPI is up" "$(ends 1 12)$(says "MPI_Init has not ended after 5 s (--comm-timeout)")"
+run 3 "$bin/test_02_faults" write-for-long --comm-timeout 1
+verdict "a rank that writes for longer than --comm-timeout" "$(ends 0 30)$(cat "$work/err")"
+
 run 3 "$bin/test_02_faults" usage
 verdict "a usage error of one rank" "$(ends 2 5)$(says "test_02_faults: --here: rank 1 has no such disk; --there works")$(
     [ "$(grep -c -- --here "$work/err")" = 1 ] || echo "not one line: $(cat "$work/err")")$(grep -i abort "$work/err" | grep -v "job has been")"

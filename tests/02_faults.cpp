@@ -1,5 +1,7 @@
 // What 02_failures.sh starts under mpirun: ranks that disagree, each in its own way.
 //   test_02_faults WAY [--comm-check on|off] [--comm-timeout S]
+#include <signal.h>
+
 #include <chrono>
 #include <thread>
 
@@ -51,6 +53,21 @@ void program(int argc, char** argv) {
     } else if (way == "silence") {
         if (odd_one) std::this_thread::sleep_for(std::chrono::minutes(2));
         dp.all_reduce(x);
+    } else if (way == "stop-while-writing") {
+        write_files(world, [&] {
+            if (odd_one) raise(SIGSTOP);
+            dp.all_reduce(x);
+        });
+    } else if (way == "stop-in-setup") {
+        together([&] {
+            if (odd_one) raise(SIGSTOP);
+        });
+    } else if (way == "write-for-long") {  // beyond any --comm-timeout, and rightly so
+        const auto slow = [&] {
+            if (odd_one) std::this_thread::sleep_for(std::chrono::seconds(4));
+        };
+        write_files(world, slow);
+        together(slow);
     } else if (way == "usage") {
         together([&] {
             if (odd_one) usage_error("--here: rank 1 has no such disk; --there works");
@@ -73,4 +90,10 @@ void program(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return run_ranks(argc, argv, program); }
+int main(int argc, char** argv) {
+    const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+    const bool started_twice = std::getenv("TRAIN70B_STARTED");  // cpu_setup.h
+    if (argc > 1 && argv[1] == std::string("stop-at-start") && rank && rank == std::string("1") && !started_twice)
+        raise(SIGSTOP);
+    return run_ranks(argc, argv, program);
+}

@@ -32,6 +32,11 @@ links "a device that is a list" '{"device": [], "links": []}' '"flops_per_s" mus
 links "a link without bandwidth" '{"device": {"flops_per_s": 1}, "links": [{"name": "x", "seconds": 1}]}' 'links[0]: "bytes_per_s"'
 links "negative latency" '{"device": {"flops_per_s": 1}, "links": [{"bytes_per_s": 1, "seconds": -1}]}' 'links[0]: "seconds"'
 links "no links" '{"device": {"flops_per_s": 1}, "links": {}}' '"links" must be a list'
+links "links that are nested deeply" "$(printf '%200000s' | tr ' ' '[')" "nested deeper than 64 levels"
+mkfifo fifo
+run 2 "$bin/$program" --steps 1 --links fifo --metrics m.jsonl
+verdict "refused: links from a FIFO" "$(ends 2 10)$(says "--links fifo: is no regular file")"
+rm -f fifo
 run 2 "$bin/$program" --steps 1 --links missing.json --metrics m.jsonl
 verdict "refused: a file of links that is not there" "$(ends 2 10)$(says "--links missing.json: cannot be read")"
 

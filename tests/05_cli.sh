@@ -54,7 +54,18 @@ run 2 "$bin/$program" "${shape[@]}" --steps 1 --pipeline-trace p.json --pipeline
 verdict "the tables, a trace of the pipeline" "$(ends 0 60)$(for word in "zero-bubble" "simulated from measured times" "measured (" "in flight"; do
     grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)$(grep -q '"name":"W7"' p.json || echo "no W7 in the trace")"
 if /usr/bin/python3 -c "import matplotlib" 2>/dev/null || python3 -c "import matplotlib" 2>/dev/null; then
-    run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw p.png
-    verdict "a drawing" "$(ends 0 60)$(head -c 8 p.png 2>/dev/null | grep -q PNG || echo "no PNG")$(ls | grep -v '^\(out\|err\|.*\.jsonl\|[tp]\.json\|p\.png\|one.*\|staged.*\|again\)$')"
+    name="p'; touch pwned; echo '.png" # no shell may read this
+    echo kept >"$name.json"
+    run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw "$name"
+    verdict "a drawing" "$(ends 0 60)$(head -c 8 "$name" 2>/dev/null | grep -q PNG || echo "no PNG")$(grep -v '^kept$' "$name.json")$(
+        ls | grep -v '^\(out\|err\|.*\.jsonl\|[tp]\.json\|p.*\.png\|p.*\.png\.json\|one.*\|staged.*\|again\)$')"
 fi
+run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw one
+verdict "refused: a drawing where a folder is" "$(ends 2 10)$(says "--draw one: is a folder; name a file in it")"
+mkdir fake
+printf '#!/bin/sh\n[ "$1" = -c ] && exit 0\necho Traceback >&2\necho "Error: no ink" >&2\nexit 3\n' >fake/python3
+chmod +x fake/python3
+PATH=$PWD/fake:$PATH run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw q.png
+verdict "a drawing that fails" "$(ends 1 60)$(says "ended with exit code 3: Error: no ink")$(
+    grep Traceback "$work/err")$(ls | grep q.png)"
 exit $failed
