@@ -82,7 +82,7 @@ TEST_CASE("an output goes to the end of its links, straight to a device, and to 
         write("null");
         EXPECT(fs::is_character_file(folder / "null"));
     }
-    EXPECT(folder.files() == 8 + fs::exists(folder / "null"));  // no temporary file
+    EXPECT(folder.files() == 9 + fs::exists(folder / "null"));  // no temporary file
 }
 
 TEST_CASE("no output may be an input or another output, by any of its names") {
