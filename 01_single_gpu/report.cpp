@@ -104,6 +104,12 @@ void Progress::step(const StepReport& r) {
     std::fflush(stdout);
 }
 
+Progress::~Progress() {
+    if (!live_) return;
+    std::fputc('\n', stdout);
+    std::fflush(stdout);
+}
+
 void Progress::line(const std::string& text) {
     if (this_rank != 0) return;
     fmt::print("{}{}\n", live_ ? "\r\x1b[K" : "", text);

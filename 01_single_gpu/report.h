@@ -44,6 +44,8 @@ double significant_digits(double value, DType dtype = DType::f32);
 class Progress {
   public:
     explicit Progress(int64_t steps) : steps_(steps) {}
+    ~Progress();  // what comes next, an error perhaps, begins a line
+    Progress(const Progress&) = delete;
     void step(const StepReport& report);
     void line(const std::string& text);  // between two progress lines
 

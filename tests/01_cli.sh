@@ -190,6 +190,14 @@ verdict "a loss that is not finite names step and parameter" \
 verdict "and the steps before it are on record" "$([ "$(grep -c '"event":"step"' m.jsonl)" = 1 ] || cat m.jsonl)"
 rm -f ./*
 
+if command -v script >/dev/null; then # on a terminal, where the last progress line is still open
+    (trap '' XFSZ; ulimit -f 20; script -qec "'$program' --data '$work/text.txt' --layers 1 --hidden 32 --heads 4 \
+        --kv-heads 2 --ffn 48 --seq-len 16 --global-batch 2 --steps 200 --metrics m.jsonl" /dev/null) >"$work/out" 2>&1
+    verdict "an error begins a line" "$(grep -q 'm.jsonl: write failed' "$work/out" || cat "$work/out")$(
+        grep 'eta.*write failed' "$work/out")"
+    rm -f ./*
+fi
+
 if [ -c /dev/full ]; then # a device that is always full
     run --metrics /dev/full
     verdict "metrics that cannot be written end the run" "$(expect_line 1 '--metrics /dev/full')"

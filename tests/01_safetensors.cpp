@@ -135,7 +135,7 @@ TEST_CASE("a header that lies is refused by file and tensor") {
         {braced({entry("a", "F32", "[4294967296,4294967296]", 0, 0)}), 0, "\"a\": shape"},
         {braced({entry("a", "F32", "[2]", 8, 0)}), 8, "\"a\": data_offsets are not"},
         {braced({entry("a", "F32", "[2]", 0, 18446744073709551615u)}), 8, "\"a\": ends at byte"},
-        {braced({entry("a\\nb", "F64", "[1]", 0, 8)}), 8, "\"a\\nb\": dtype \"F64\""},
+        {braced({entry("a\\nb", "I64", "[1]", 0, 8)}), 8, "\"a\\nb\": dtype \"I64\""},
         {"{\"a\":7}", 0, "\"a\": no \"shape\""},
         {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "\"a\": dtype null"},
         {"[]", 0, "not a JSON object"},
