@@ -186,7 +186,7 @@ void check_attention(const Tensor& out, const Tensor& lse, const Tensor& q, cons
         expect_rows("q or out", part, s.batch * s.query_len, s.heads * s.head_dim, q.dtype());
     for (const Tensor& part : List{k, v})
         expect_rows("k or v", part, s.batch * s.key_len, s.kv_heads * s.head_dim, q.dtype());
-    expect("lse", lse, {s.batch * s.query_len, s.heads}, DType::f32);
+    expect("lse", lse, {s.batch * s.query_len, s.heads}, stats_dtype(q.dtype()));
 }
 
 // Pairs (query, key) that the mask leaves, times heads and batch.

@@ -12,6 +12,9 @@
 
 namespace train70b {
 
+// Of what is kept beside tensors of `dtype`: 1/rms, lse, sums of a softmax, the loss, AdamW's moments, accumulators.
+inline DType stats_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
 // ---- matrix product ------------------------------------------------------------------------------------------------
 enum class Transpose { none, a, b };
 
@@ -66,7 +69,8 @@ struct AttentionShape {
     int64_t batch, query_len, key_len, heads, kv_heads, head_dim;
     bool causal = true;
 };
-// q, out (B*Tq, H*D); k, v (B*Tk, K*D); lse (B*Tq, H) fp32: the log of the sum of exponentials of each row of scores.
+// q, out (B*Tq, H*D); k, v (B*Tk, K*D); lse (B*Tq, H) stats_dtype: the log of the sum of exponentials of each row of
+// scores.
 // A query that sees no key gets out = 0 and lse = -inf.
 void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                const AttentionShape& shape);

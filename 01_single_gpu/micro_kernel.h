@@ -1,0 +1,112 @@
+#pragma once
+// The products of attention's tiles: C (m, n) = A (m, k) B (k, n), or added to C, with a block of C held in registers.
+//   One step of k loads a row of B (kBlockVectors vectors) and broadcasts a column of A scalar by scalar; each scalar
+//   meets each vector in one fused multiply-add. A is addressed by two strides, so a transposed A is never copied; B and
+//   C are row-major. A BLAS call on a tile of 64 x 64 x 16 spends its time packing, not multiplying.
+// The tiles are padded by whoever fills them: m to kBlockRows, n to kPad elements; k is exact.
+// Everything here has internal linkage: see attention_tiles.cpp for the reason.
+#include <cstdint>
+#include <type_traits>
+
+namespace train70b::cpu {
+namespace {
+
+// As many accumulators as hide the latency of the multiply-add and leave registers for B: 16 of AVX-512's 32, 12 of 16.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kBlockRows = 8, kBlockVectors = 2;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32, kBlockRows = 4, kBlockVectors = 3;
+#else
+constexpr int kVectorBytes = 16, kBlockRows = 4, kBlockVectors = 3;
+#endif
+constexpr int64_t kPad = 16;  // elements: whole vectors of float and of double, and whole blocks of rows
+
+template <class C>
+struct Simd {
+    typedef C Vector __attribute__((vector_size(kVectorBytes)));
+    typedef C Unaligned __attribute__((vector_size(kVectorBytes), aligned(alignof(C)), may_alias));
+    static constexpr int lanes = kVectorBytes / sizeof(C);
+    static_assert(kPad % lanes == 0 && kPad % kBlockRows == 0);
+
+    static Vector load(const C* p) { return *reinterpret_cast<const Unaligned*>(p); }
+    static void store(C* p, Vector v) { *reinterpret_cast<Unaligned*>(p) = v; }
+    static Vector all(C x) { return Vector{} + x; }
+    static C sum(Vector v) {
+        for (int width = lanes / 2; width > 0; width /= 2)
+            for (int i = 0; i < width; ++i) v[i] += v[i + width];
+        return v[0];
+    }
+};
+
+template <class C>
+using Vector = typename Simd<C>::Vector;
+
+// e^x of every lane; NaN stays NaN. fp32: cpu.h's exp_simd, without its clamps, which the last two lines make superfluous.
+// fp64 (for comparing, not for speed): the library's.
+inline Vector<float> exp_of(Vector<float> x) {
+    typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
+    constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
+    const Vector<float> shifted = x * 1.44269504f + kRound, n = shifted - kRound;
+    const Vector<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    Vector<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    p *= reinterpret_cast<Vector<float>>((reinterpret_cast<Ints>(shifted) + 127) << 23);
+    p = x < -87.3f ? Vector<float>{} : p;
+    return x > 88.3f ? Vector<float>{} + __builtin_inff() : p;
+}
+inline Vector<double> exp_of(Vector<double> x) {
+    for (int i = 0; i < Simd<double>::lanes; ++i) x[i] = __builtin_exp(x[i]);
+    return x;
+}
+
+template <class C>
+struct Matrix {
+    C* data;
+    int64_t row, col = 1;  // elements from one row to the next, and from one column to the next
+    C* at(int64_t r, int64_t c) const { return data + r * row + c * col; }
+};
+
+enum class Into { set, add };
+
+// One block of C: kBlockRows rows, N vectors.
+template <int N, class C>
+inline __attribute__((always_inline)) void multiply_block(Matrix<C> c, Matrix<const C> a, Matrix<const C> b, int64_t k,
+                                                          Into into) {
+    constexpr int lanes = Simd<C>::lanes;
+    Vector<C> sum[kBlockRows][N] = {};
+    for (int64_t p = 0; p < k; ++p) {
+        Vector<C> b_row[N];
+        for (int n = 0; n < N; ++n) b_row[n] = Simd<C>::load(b.at(p, n * lanes));
+        for (int m = 0; m < kBlockRows; ++m) {
+            const C factor = *a.at(m, p);
+            for (int n = 0; n < N; ++n) sum[m][n] += factor * b_row[n];
+        }
+    }
+    for (int m = 0; m < kBlockRows; ++m)
+        for (int n = 0; n < N; ++n) {
+            C* out = c.at(m, n * lanes);
+            Simd<C>::store(out, into == Into::add ? Simd<C>::load(out) + sum[m][n] : sum[m][n]);
+        }
+}
+
+// C (kBlockRows, n) = or += A (kBlockRows, k) B (k, n)
+template <class C>
+void multiply_rows(Matrix<C> c, Matrix<const C> a, Matrix<const C> b, int64_t n, int64_t k, Into into) {
+    constexpr int64_t lanes = Simd<C>::lanes, wide = kBlockVectors * lanes;
+    int64_t done = 0;
+    const auto go = [&]<int N>(std::integral_constant<int, N>) {
+        multiply_block<N>({c.at(0, done), c.row}, a, {b.at(0, done), b.row}, k, into);
+        done += N * lanes;
+    };
+    while (n - done >= wide) go(std::integral_constant<int, kBlockVectors>());
+    if constexpr (kBlockVectors > 2)
+        if (n - done >= 2 * lanes) go(std::integral_constant<int, 2>());
+    if (n - done >= lanes) go(std::integral_constant<int, 1>());
+}
+
+}  // namespace
+}  // namespace train70b::cpu
