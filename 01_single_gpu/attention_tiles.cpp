@@ -3,8 +3,7 @@
 //   backward   P = exp(S - lse);  dP = dout v^T;  dS = P (dP - delta),  delta = sum(dout * out) per row
 //              dq = dS k / sqrt(D),  dk = dS^T q / sqrt(D),  dv = P^T dout
 // A tile is kQueryTile queries by kKeyTile keys; the products take kBlockRows of its rows at a time (micro_kernel.h), and
-// each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal. Within
-// that width the mask is S = -inf, whose exponential is 0. The specification is attention_naive.cpp.
+// each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal. The specification is attention_naive.cpp.
 //
 // This file is compiled twice: by itself for what every machine of the build has (x86-64-v3: AVX2), and inside
 // attention_avx512.cpp for AVX-512, which doubles the width of a vector and of the register file; attention_cpu.cpp
@@ -94,8 +93,8 @@ void with_element(DType dtype, const Body& body) {
 
 // to (rows padded to `unit`, W) = factor * rows [row, row + rows) of one head; the padding is 0.
 template <class C>
-void load(C* to, int64_t W, const Heads& from, int64_t row, int64_t rows, int64_t unit, int64_t head, int64_t D,
-          C factor = 1) {
+void load(C* __restrict to, int64_t W, const Heads& from, int64_t row, int64_t rows, int64_t unit, int64_t head,
+          int64_t D, C factor = 1) {
     with_element(from.dtype, [&](auto element) {
         using T = decltype(element);
         for (int64_t r = 0; r < rows; ++r) {
@@ -109,7 +108,7 @@ void load(C* to, int64_t W, const Heads& from, int64_t row, int64_t rows, int64_
 
 // to (T / kKeyTile, D, kKeyTile) = the same rows, transposed tile by tile; the padding is 0.
 template <class C>
-void load_transposed(C* to, const Heads& from, int64_t row, int64_t rows, int64_t head, int64_t D) {
+void load_transposed(C* __restrict to, const Heads& from, int64_t row, int64_t rows, int64_t head, int64_t D) {
     with_element(from.dtype, [&](auto element) {
         using T = decltype(element);
         for (int64_t tile = 0; tile < rows; tile += kKeyTile, to += D * kKeyTile) {
@@ -124,7 +123,7 @@ void load_transposed(C* to, const Heads& from, int64_t row, int64_t rows, int64_
 }
 
 template <class C>
-void store(const Heads& to, const C* from, int64_t W, int64_t row, int64_t rows, int64_t head, int64_t D,
+void store(const Heads& to, const C* __restrict from, int64_t W, int64_t row, int64_t rows, int64_t head, int64_t D,
            C factor = 1) {
     with_element(to.dtype, [&](auto element) {
         using T = decltype(element);
@@ -135,30 +134,47 @@ void store(const Heads& to, const C* from, int64_t W, int64_t row, int64_t rows,
     });
 }
 
-// One row of scores into probabilities, unnormalised: of `width` columns `seen` count. max and sum: the row's so far.
-// Returns by what the sums so far shrink.
+// The columns of a vector that begins at column c, as numbers to compare with how many keys a row sees.
 template <class C>
-C online_softmax(C* p, int64_t seen, int64_t width, C& max, C& sum) {
+Vector<C> columns(int64_t c) {
+    Vector<C> number;
+    for (int i = 0; i < Simd<C>::lanes; ++i) number[i] = C(i);
+    return number + C(c);
+}
+
+// A block of scores (kBlockRows, width) into probabilities, unnormalised; row r counts its first seen[r] columns. max and
+// sum are the rows' so far, and out (kBlockRows, W) what they have collected. Rows go side by side: each is one long chain
+// of dependent steps.
+template <class C>
+void online_softmax(C* p, const int64_t* seen, int64_t width, C* max, C* sum, C* out, int64_t W) {
     constexpr int lanes = Simd<C>::lanes;
-    for (int64_t c = seen; c < width; ++c) p[c] = C(-kInf);
-    Vector<C> most = Simd<C>::all(max);
-    for (int64_t c = 0; c < width; c += lanes) {
-        const Vector<C> x = Simd<C>::load(p + c);
-        most = x > most ? x : most;  // a NaN is passed over, and comes back from the exponential
+    Vector<C> most[kBlockRows], sums[kBlockRows] = {};
+    for (int r = 0; r < kBlockRows; ++r) most[r] = Simd<C>::all(max[r]);
+    for (int64_t c = 0; c < width; c += lanes)
+        for (int r = 0; r < kBlockRows; ++r) {  // a NaN is passed over here, and comes back from the exponential
+            const Vector<C> x = Simd<C>::load(p + r * kKeyTile + c);
+            most[r] = Simd<C>::larger(columns<C>(c) < C(seen[r]) ? x : most[r], most[r]);
+        }
+    C shift[kBlockRows], shrink[kPad] = {};
+    for (int r = 0; r < kBlockRows; ++r) {
+        const C next = Simd<C>::max(most[r]);
+        shift[r] = next == C(-kInf) ? 0 : next;
+        shrink[r] = max[r] - shift[r];
+        max[r] = next;
     }
-    C next = max;
-    for (int i = 0; i < lanes; ++i) next = most[i] > next ? most[i] : next;
-    const C shift = next == C(-kInf) ? 0 : next;
-    Vector<C> sums = {};
-    for (int64_t c = 0; c < width; c += lanes) {
-        const Vector<C> e = exp_of(Simd<C>::load(p + c) - shift);
-        Simd<C>::store(p + c, e);
-        sums += e;
+    for (int r = 0; r < kBlockRows; r += lanes) Simd<C>::store(shrink + r, exp_of(Simd<C>::load(shrink + r)));
+    for (int64_t c = 0; c < width; c += lanes)
+        for (int r = 0; r < kBlockRows; ++r) {
+            C* x = p + r * kKeyTile + c;
+            const Vector<C> e = columns<C>(c) < C(seen[r]) ? exp_of(Simd<C>::load(x) - shift[r]) : Vector<C>{};
+            Simd<C>::store(x, e);
+            sums[r] += e;
+        }
+    for (int r = 0; r < kBlockRows; ++r) {
+        sum[r] = sum[r] * shrink[r] + Simd<C>::sum(sums[r]);
+        for (int64_t d = 0; d < W; d += lanes)
+            Simd<C>::store(out + r * W + d, Simd<C>::load(out + r * W + d) * shrink[r]);
     }
-    const C shrink = next > max ? exp_of(Simd<C>::all(max - next))[0] : C(1);
-    max = next;
-    sum = sum * shrink + Simd<C>::sum(sums);
-    return shrink;
 }
 
 template <class C>
@@ -177,20 +193,17 @@ void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& pac
         load(m.q, W, t.q, row0, queries, kBlockRows, head, D, C(1 / __builtin_sqrt(double(D))));
         for (int64_t x = 0; x < kQueryTile * W; ++x) m.out[x] = 0;  // unnormalised
         C max[kQueryTile], sum[kQueryTile];
-        for (int64_t r = 0; r < queries; ++r) max[r] = C(-kInf), sum[r] = 0;
+        for (int64_t r = 0; r < kQueryTile; ++r) max[r] = C(-kInf), sum[r] = 0;
         for (int64_t j = 0; j < s.key_len; j += kKeyTile) {
             const int64_t keys = smaller(kKeyTile, s.key_len - j);
             for (int64_t r0 = 0; r0 < queries; r0 += kBlockRows) {
-                const int64_t rows = smaller(kBlockRows, queries - r0), seen = visible(s, i + r0 + rows - 1, j, keys);
+                const int64_t last = smaller(r0 + kBlockRows, queries) - 1, seen = visible(s, i + last, j, keys);
                 if (seen == 0) continue;
                 const int64_t width = round_up(seen, kPad);
                 multiply_rows<C>({m.p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D, kKeyTile}, width, D, Into::set);
-                for (int64_t r = r0; r < r0 + rows; ++r) {
-                    const C shrink =
-                        online_softmax(m.p + (r - r0) * kKeyTile, visible(s, i + r, j, keys), width, max[r], sum[r]);
-                    if (shrink != 1)
-                        for (int64_t d = 0; d < W; ++d) m.out[r * W + d] *= shrink;
-                }
+                int64_t row_seen[kBlockRows];
+                for (int r = 0; r < kBlockRows; ++r) row_seen[r] = visible(s, i + r0 + r, j, keys);
+                online_softmax(m.p, row_seen, width, max + r0, sum + r0, m.out + r0 * W, W);
                 multiply_rows<C>({m.out + r0 * W, W}, {m.p, kKeyTile}, {m.v + j * W, W}, W, seen, Into::add);
             }
         }
@@ -224,34 +237,35 @@ void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
                  inv_sqrt_d);  // dk = dS^T (q / sqrt(D)): right at once
             load(m.out, W, t.out, row0, queries, kBlockRows, head, D);
             load(m.dout, W, t.dout, row0, queries, kBlockRows, head, D);
-            C delta[kQueryTile], lse[kQueryTile];
+            C delta[kQueryTile] = {}, lse[kQueryTile] = {};
             for (int64_t r = 0; r < queries; ++r) {
                 Vector<C> dot = {};
                 for (int64_t d = 0; d < W; d += lanes)
                     dot += Simd<C>::load(m.dout + r * W + d) * Simd<C>::load(m.out + r * W + d);
                 delta[r] = Simd<C>::sum(dot);
-                const C row_lse = static_cast<const C*>(t.lse.data)[(row0 + r) * s.heads + head];
-                lse[r] = row_lse == C(-kInf) ? 0 : row_lse;  // a row that saw no key: e^(-inf - 0) = 0 wherever masked
+                lse[r] = static_cast<const C*>(t.lse.data)[(row0 + r) * s.heads + head];
             }
             for (int64_t x = 0; x < kQueryTile * W; ++x) m.dq[x] = 0;
             for (int64_t j = 0; j < s.key_len; j += kKeyTile) {
                 const int64_t keys = smaller(kKeyTile, s.key_len - j);
                 for (int64_t r0 = 0; r0 < queries; r0 += kBlockRows) {
-                    const int64_t rows = smaller(kBlockRows, queries - r0);
-                    const int64_t seen = visible(s, i + r0 + rows - 1, j, keys), width = round_up(seen, kPad);
+                    const int64_t last = smaller(r0 + kBlockRows, queries) - 1;
+                    const int64_t seen = visible(s, i + last, j, keys), width = round_up(seen, kPad);
                     if (seen == 0) continue;
                     C *p = m.p + r0 * kKeyTile, *ds = m.ds + r0 * kKeyTile;
                     multiply_rows<C>({p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D, kKeyTile}, width, D, Into::set);
                     multiply_rows<C>({ds, kKeyTile}, {m.dout + r0 * W, W}, {m.v_t + j * D, kKeyTile}, width, D,
                                      Into::set);
-                    for (int64_t r = 0; r < rows; ++r, p += kKeyTile, ds += kKeyTile) {
-                        for (int64_t c = visible(s, i + r0 + r, j, keys); c < width; ++c) p[c] = C(-kInf);
-                        for (int64_t c = 0; c < width; c += lanes) {
-                            const Vector<C> e = exp_of(Simd<C>::load(p + c) - lse[r0 + r]);
-                            Simd<C>::store(p + c, e);
-                            Simd<C>::store(ds + c, e * (Simd<C>::load(ds + c) - delta[r0 + r]));
+                    C row_seen[kBlockRows];
+                    for (int r = 0; r < kBlockRows; ++r) row_seen[r] = C(visible(s, i + r0 + r, j, keys));
+                    for (int64_t c = 0; c < width; c += lanes)
+                        for (int r = 0; r < kBlockRows; ++r) {
+                            C *p_at = p + r * kKeyTile + c, *ds_at = ds + r * kKeyTile + c;
+                            const Vector<C> e = exp_of(Simd<C>::load(p_at) - lse[r0 + r]);
+                            const Vector<C> seen_e = columns<C>(c) < row_seen[r] ? e : Vector<C>{};
+                            Simd<C>::store(p_at, seen_e);
+                            Simd<C>::store(ds_at, seen_e * (Simd<C>::load(ds_at) - delta[r0 + r]));
                         }
-                    }
                     multiply_rows<C>({m.dq + r0 * W, W}, {m.ds + r0 * kKeyTile, kKeyTile}, {m.k + j * W, W}, W, seen,
                                      Into::add);
                 }

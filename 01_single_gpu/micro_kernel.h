@@ -6,7 +6,7 @@
 // The tiles are padded by whoever fills them: m to kBlockRows, n to kPad elements; k is exact.
 // Everything here has internal linkage: see attention_tiles.cpp for the reason.
 #include <cstdint>
-#include <type_traits>
+#include <utility>
 
 namespace train70b::cpu {
 namespace {
@@ -31,10 +31,22 @@ struct Simd {
     static Vector load(const C* p) { return *reinterpret_cast<const Unaligned*>(p); }
     static void store(C* p, Vector v) { *reinterpret_cast<Unaligned*>(p) = v; }
     static Vector all(C x) { return Vector{} + x; }
+    // op over all lanes, halving: the result is in every lane.
+    template <int Step = lanes / 2, class Op>
+    static C reduce(Vector v, const Op& op) {
+        if constexpr (Step == 0)
+            return v[0];
+        else
+            return reduce<Step / 2>(op(v, rotate<Step>(v, std::make_integer_sequence<int, lanes>())), op);
+    }
+    template <int Step, int... I>
+    static Vector rotate(Vector v, std::integer_sequence<int, I...>) {
+        return __builtin_shufflevector(v, v, (I + Step) % lanes...);
+    }
+    static Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // a NaN in a is passed over
+    static C max(Vector v) { return reduce(v, larger); }
     static C sum(Vector v) {
-        for (int width = lanes / 2; width > 0; width /= 2)
-            for (int i = 0; i < width; ++i) v[i] += v[i + width];
-        return v[0];
+        return reduce(v, [](Vector a, Vector b) { return a + b; });
     }
 };
 
