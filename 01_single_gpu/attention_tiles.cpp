@@ -143,35 +143,33 @@ Vector<C> columns(int64_t c) {
 }
 
 // A block of scores (kBlockRows, width) into probabilities, unnormalised; row r counts its first seen[r] columns. max and
-// sum are the rows' so far, and out (kBlockRows, W) what they have collected. Rows go side by side: each is one long chain
-// of dependent steps.
+// sum are the rows' so far, and out (kBlockRows, W) what they have collected. The three passes go over all rows, because one row is a long
+// chain of dependent steps.
 template <class C>
 void online_softmax(C* p, const int64_t* seen, int64_t width, C* max, C* sum, C* out, int64_t W) {
     constexpr int lanes = Simd<C>::lanes;
-    Vector<C> most[kBlockRows], sums[kBlockRows] = {};
-    for (int r = 0; r < kBlockRows; ++r) most[r] = Simd<C>::all(max[r]);
-    for (int64_t c = 0; c < width; c += lanes)
-        for (int r = 0; r < kBlockRows; ++r) {  // a NaN is passed over here, and comes back from the exponential
-            const Vector<C> x = Simd<C>::load(p + r * kKeyTile + c);
-            most[r] = Simd<C>::larger(columns<C>(c) < C(seen[r]) ? x : most[r], most[r]);
-        }
     C shift[kBlockRows], shrink[kPad] = {};
     for (int r = 0; r < kBlockRows; ++r) {
-        const C next = Simd<C>::max(most[r]);
+        Vector<C> most = Simd<C>::all(max[r]);
+        for (int64_t c = 0; c < width; c += lanes) {  // a NaN is passed over here, and comes back from the exponential
+            const Vector<C> x = Simd<C>::load(p + r * kKeyTile + c);
+            most = Simd<C>::larger(columns<C>(c) < C(seen[r]) ? x : most, most);
+        }
+        const C next = Simd<C>::max(most);
         shift[r] = next == C(-kInf) ? 0 : next;
         shrink[r] = max[r] - shift[r];
         max[r] = next;
     }
     for (int r = 0; r < kBlockRows; r += lanes) Simd<C>::store(shrink + r, exp_of(Simd<C>::load(shrink + r)));
-    for (int64_t c = 0; c < width; c += lanes)
-        for (int r = 0; r < kBlockRows; ++r) {
+    for (int r = 0; r < kBlockRows; ++r) {
+        Vector<C> e_sum = {};
+        for (int64_t c = 0; c < width; c += lanes) {
             C* x = p + r * kKeyTile + c;
             const Vector<C> e = columns<C>(c) < C(seen[r]) ? exp_of(Simd<C>::load(x) - shift[r]) : Vector<C>{};
             Simd<C>::store(x, e);
-            sums[r] += e;
+            e_sum += e;
         }
-    for (int r = 0; r < kBlockRows; ++r) {
-        sum[r] = sum[r] * shrink[r] + Simd<C>::sum(sums[r]);
+        sum[r] = sum[r] * shrink[r] + Simd<C>::sum(e_sum);
         for (int64_t d = 0; d < W; d += lanes)
             Simd<C>::store(out + r * W + d, Simd<C>::load(out + r * W + d) * shrink[r]);
     }

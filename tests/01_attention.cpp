@@ -1,4 +1,10 @@
-// Attention against a definition in double with the whole score matrix, and its gradient against finite differences.
+// Attention against its definition with the whole score matrix, in double, and its gradient against finite differences.
+#include <omp.h>
+
+#include <array>
+
+#include "01_single_gpu/attention_naive.h"
+#include "01_single_gpu/attention_tiles.h"
 #include "tests/support.h"
 
 using namespace train70b;
@@ -7,31 +13,27 @@ using Doubles = std::vector<double>;
 
 namespace {
 
-// Rows: (B*Tq, H*D) of out, then (B*Tq, H) of lse.
+Tensor doubles(const Doubles& values, Shape shape) {
+    Tensor x(std::move(shape), DType::f64, Device::cpu);
+    REQUIRE(x.size() == int64_t(values.size()));
+    std::copy(values.begin(), values.end(), x.data<double>());
+    return x;
+}
+Doubles numbers(const Tensor& x) {
+    Tensor wide(x.shape(), DType::f64, Device::cpu);
+    copy(wide, x);
+    return {wide.data<double>(), wide.data<double>() + wide.size()};
+}
+
+// The definition in double. Rows: (B*Tq, H*D) of out, then (B*Tq, H) of lse.
 Doubles attention_double(const Doubles& q, const Doubles& k, const Doubles& v, const AttentionShape& s) {
-    const int64_t D = s.head_dim;
-    Doubles out(s.batch * s.query_len * s.heads * D), lse(s.batch * s.query_len * s.heads);
-    for (int64_t b = 0; b < s.batch; ++b)
-        for (int64_t h = 0; h < s.heads; ++h)
-            for (int64_t i = 0; i < s.query_len; ++i) {
-                const int64_t row = b * s.query_len + i, kv = h / (s.heads / s.kv_heads);
-                const int64_t seen =
-                    s.causal ? std::clamp<int64_t>(i + 1 + s.key_len - s.query_len, 0, s.key_len) : s.key_len;
-                Doubles p(seen);
-                double sum = 0;
-                for (int64_t j = 0; j < seen; ++j) {
-                    for (int64_t d = 0; d < D; ++d)
-                        p[j] += q[(row * s.heads + h) * D + d] * k[((b * s.key_len + j) * s.kv_heads + kv) * D + d];
-                    sum += p[j] = std::exp(p[j] / std::sqrt(double(D)));
-                }
-                lse[row * s.heads + h] = std::log(sum);
-                for (int64_t j = 0; j < seen; ++j)
-                    for (int64_t d = 0; d < D; ++d)
-                        out[(row * s.heads + h) * D + d] +=
-                            p[j] / sum * v[((b * s.key_len + j) * s.kv_heads + kv) * D + d];
-            }
-    out.insert(out.end(), lse.begin(), lse.end());
-    return out;
+    const Shape queries{s.batch * s.query_len, s.heads * s.head_dim},
+        keys{s.batch * s.key_len, s.kv_heads * s.head_dim};
+    Tensor out(queries, DType::f64, Device::cpu), lse({s.batch * s.query_len, s.heads}, DType::f64, Device::cpu);
+    naive_attention(out, lse, doubles(q, queries), doubles(k, keys), doubles(v, keys), s);
+    Doubles both = numbers(out);
+    for (double x : numbers(lse)) both.push_back(x);
+    return both;
 }
 
 struct Case {
@@ -192,5 +194,85 @@ TEST_CASE("attention: memory does not grow with the square of the sequence") {
         attention_backward(dq, dk, dv, c.tdout, c.tq, c.tk, c.tv, c.out, c.lse, s);
         return ledger().peak().total - before;
     };
-    EXPECT(workspace(1024) == 4 * workspace(256));
+    EXPECT(workspace(1024) <= 4 * workspace(256));  // the tiles themselves do not grow
+}
+
+namespace {
+
+// out, lse, dq, dk and dv, tiled or naive, with gradients of their own dtype.
+std::array<Tensor, 5> run(bool naive, const AttentionShape& s, DType dtype, DType gradients, double size,
+                          double poison = 0) {
+    const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, E = s.heads * s.head_dim,
+                  K = s.kv_heads * s.head_dim;
+    const auto make = [&](int64_t r, int64_t c, uint64_t key) {
+        Doubles x = randoms(r * c, key);
+        for (double& number : x) number *= size;
+        if (key == 1 && poison != 0) x[(rows - 1) * E] = poison;  // the last query of the first head
+        Tensor t({r, c}, dtype, Device::cpu);
+        copy(t, doubles(x, {r, c}));
+        return t;
+    };
+    const Tensor q = make(rows, E, 1), k = make(keys, K, 2), v = make(keys, K, 3), dout = make(rows, E, 4);
+    Tensor out = Tensor::like(q), lse({rows, s.heads}, stats_dtype(dtype), Device::cpu);
+    Tensor dq(q.shape(), gradients, Device::cpu), dk(k.shape(), gradients, Device::cpu),
+        dv(v.shape(), gradients, Device::cpu);
+    (naive ? naive_attention : attention)(out, lse, q, k, v, s);
+    (naive ? naive_attention_backward : attention_backward)(dq, dk, dv, dout, q, k, v, out, lse, s);
+    return {out, lse, dq, dk, dv};
+}
+
+}  // namespace
+
+TEST_CASE("attention: every set of kernels equals the definition, in fp32, bf16 and fp64, at awkward shapes") {
+    struct Precision {
+        DType dtype, gradients;
+        double bound;
+    };
+    const cpu::AttentionKernels* best = cpu::chosen_attention();
+    for (const cpu::AttentionKernels* kernels : {&cpu::kPortableAttention, cpu::avx512_attention()}) {
+        if (!kernels) continue;  // this machine has only one
+        cpu::chosen_attention() = kernels;
+        for (const Precision& p : {Precision{DType::f32, DType::f32, 2e-6},
+                                   {DType::bf16, DType::f32, 6e-3},
+                                   {DType::bf16, DType::bf16, 8e-3},
+                                   {DType::f64, DType::f64, 1e-14}})
+            for (const AttentionShape& s : {AttentionShape{2, 5, 5, 4, 2, 6, true},
+                                            {1, 129, 129, 2, 1, 16, true},
+                                            {2, 70, 130, 4, 1, 10, true},
+                                            {1, 130, 70, 2, 2, 4, true},
+                                            {1, 67, 200, 3, 3, 34, false},
+                                            {1, 1, 100, 2, 1, 256, false},
+                                            {1, 72, 72, 2, 1, 64, true}}) {
+                INFO((kernels == &cpu::kPortableAttention ? "portable " : "AVX-512 ")
+                     << name_of(p.dtype) << " Tq " << s.query_len << " Tk " << s.key_len << " D " << s.head_dim);
+                const auto got = run(false, s, p.dtype, p.gradients, 1),
+                           expected = run(true, s, p.dtype, p.gradients, 1);
+                for (int i = 0; i < 5; ++i) {
+                    Doubles a = numbers(got[i]), b = numbers(expected[i]);
+                    for (size_t x = 0; x < a.size(); ++x)  // lse of a query that sees no key
+                        if (std::isinf(a[x]) && a[x] == b[x]) a[x] = b[x] = 0;
+                    EXPECT(distance(a, b) <= p.bound);
+                }
+            }
+        for (double poison : {std::nan(""), double(INFINITY)}) {  // a NaN among the logits is not hidden
+            const AttentionShape s{1, 40, 40, 2, 1, 8, true};
+            const auto got = run(false, s, DType::f32, DType::f32, 1, poison);
+            EXPECT(std::isnan(numbers(got[0])[39 * 16]));
+            EXPECT(std::isnan(numbers(got[1])[39 * 2]));
+            for (int i = 2; i < 5; ++i) EXPECT(std::isnan(numbers(got[i])[i == 2 ? 39 * 16 : 0]));
+            EXPECT(std::isfinite(numbers(got[0])[38 * 16]));
+        }
+    }
+    cpu::chosen_attention() = best;
+}
+
+TEST_CASE("attention: the same bits from any number of threads") {
+    const AttentionShape s{3, 70, 70, 4, 2, 16, true};
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    const auto one = run(false, s, DType::f32, DType::f32, 1);
+    omp_set_num_threads(5);
+    const auto five = run(false, s, DType::f32, DType::f32, 1);
+    omp_set_num_threads(threads);
+    for (int i = 0; i < 5; ++i) EXPECT(numbers(one[i]) == numbers(five[i]));
 }
