@@ -29,7 +29,6 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
     const Tensor a32 = as_f32(a), b32 = as_f32(b);
     Tensor c32 = c.dtype() == DType::f32 ? c : Tensor(c.shape(), DType::f32, Device::cpu, Memory::workspace);
     if (c.dtype() != DType::f32 && beta != 0) cpu::copy(c32, c);
-    if (beta == 0) cpu::fill(c32, 0);  // whatever was in there, even a NaN, must not count
     sgemm(ta, tb, m, n, k, 1, a32.data<float>(), a.cols(), b32.data<float>(), b.cols(), beta, c32.data<float>(), n);
     if (c.dtype() != DType::f32) cpu::copy(c, c32);
 }
