@@ -10,6 +10,15 @@ namespace train70b::cpu {
 
 // The build is for AVX2 (x86-64-v3), so that it runs on any machine of the last ten years. AVX-512 is worth a second set
 // of kernels here: twice the elements per instruction and twice the registers. OpenBLAS chooses its own in the same way.
+const AttentionKernels* avx512_attention() {
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return kAvx512Attention;
+#endif
+    return nullptr;
+}
+
 const AttentionKernels*& chosen_attention() {
     static const AttentionKernels* chosen = avx512_attention() ? avx512_attention() : &kPortableAttention;
     return chosen;
@@ -17,7 +26,14 @@ const AttentionKernels*& chosen_attention() {
 
 namespace {
 
-Heads heads_of(const Tensor& x) { return {const_cast<void*>(x.raw()), x.dtype(), x.cols()}; }
+Heads heads_of(const Tensor& x) {
+    const DType dtype = x.dtype();
+    return {x.raw(),
+            dtype == DType::f64    ? Element::f64
+            : dtype == DType::bf16 ? Element::bf16
+                                   : Element::f32,
+            x.cols()};
+}
 
 // One row of scratch per thread that can have work.
 Tensor scratch_for(const AttentionShape& s, Pass pass, int64_t units, DType dtype) {

@@ -82,10 +82,10 @@ T narrow(C x) {
 }
 
 template <class Body>
-void with_element(DType dtype, const Body& body) {
-    if (dtype == DType::f64)
+void with_element(Element element, const Body& body) {
+    if (element == Element::f64)
         body(double{});
-    else if (dtype == DType::bf16)
+    else if (element == Element::bf16)
         body(Bf16{});
     else
         body(float{});
@@ -95,8 +95,8 @@ void with_element(DType dtype, const Body& body) {
 template <class C>
 void load(C* __restrict to, int64_t W, const Heads& from, int64_t row, int64_t rows, int64_t unit, int64_t head,
           int64_t D, C factor = 1) {
-    with_element(from.dtype, [&](auto element) {
-        using T = decltype(element);
+    with_element(from.element, [&](auto zero) {
+        using T = decltype(zero);
         for (int64_t r = 0; r < rows; ++r) {
             const T* in = static_cast<const T*>(from.data) + (row + r) * from.cols + head * D;
             for (int64_t d = 0; d < D; ++d) to[r * W + d] = widen<C>(in[d]) * factor;
@@ -109,8 +109,8 @@ void load(C* __restrict to, int64_t W, const Heads& from, int64_t row, int64_t r
 // to (T / kKeyTile, D, kKeyTile) = the same rows, transposed tile by tile; the padding is 0.
 template <class C>
 void load_transposed(C* __restrict to, const Heads& from, int64_t row, int64_t rows, int64_t head, int64_t D) {
-    with_element(from.dtype, [&](auto element) {
-        using T = decltype(element);
+    with_element(from.element, [&](auto zero) {
+        using T = decltype(zero);
         for (int64_t tile = 0; tile < rows; tile += kKeyTile, to += D * kKeyTile) {
             const int64_t keys = smaller(kKeyTile, rows - tile);
             const T* in = static_cast<const T*>(from.data) + (row + tile) * from.cols + head * D;
@@ -125,8 +125,8 @@ void load_transposed(C* __restrict to, const Heads& from, int64_t row, int64_t r
 template <class C>
 void store(const Heads& to, const C* __restrict from, int64_t W, int64_t row, int64_t rows, int64_t head, int64_t D,
            C factor = 1) {
-    with_element(to.dtype, [&](auto element) {
-        using T = decltype(element);
+    with_element(to.element, [&](auto zero) {
+        using T = decltype(zero);
         for (int64_t r = 0; r < rows; ++r) {
             T* out = static_cast<T*>(to.data) + (row + r) * to.cols + head * D;
             for (int64_t d = 0; d < D; ++d) out[d] = narrow<T>(from[r * W + d] * factor);
@@ -288,14 +288,14 @@ void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
 int64_t scratch_elements(const AttentionShape& s, Pass pass) { return Scratch<float>(s, pass, nullptr).elements; }
 
 void forward(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed) {
-    if (args.q.dtype == DType::f64)
+    if (args.q.element == Element::f64)
         forward_head(args, head, static_cast<double*>(scratch), packed);
     else
         forward_head(args, head, static_cast<float*>(scratch), packed);
 }
 
 void backward(const AttentionArgs& args, int64_t kv_head, void* scratch) {
-    if (args.q.dtype == DType::f64)
+    if (args.q.element == Element::f64)
         backward_kv_head(args, kv_head, static_cast<double*>(scratch));
     else
         backward_kv_head(args, kv_head, static_cast<float*>(scratch));
@@ -303,7 +303,7 @@ void backward(const AttentionArgs& args, int64_t kv_head, void* scratch) {
 
 }  // namespace
 
-extern const AttentionKernels ATTENTION_KERNELS;
+extern const AttentionKernels ATTENTION_KERNELS;  // const alone would be internal
 const AttentionKernels ATTENTION_KERNELS = {scratch_elements, forward, backward};
 
 }  // namespace train70b::cpu

@@ -1,13 +1,16 @@
 #pragma once
-// What attention_tiles.cpp computes: one head at a time, on plain pointers.
-#include "01_single_gpu/ops.h"
+// What attention_tiles.cpp computes: one head at a time, on plain pointers. (No header of tensors: attention_tiles.cpp says
+// why.)
+#include "01_single_gpu/attention_shape.h"
 
 namespace train70b::cpu {
+
+enum class Element { f32, bf16, f64 };
 
 // A tensor of (rows, cols) of which a head is head_dim neighbouring columns; lse: one.
 struct Heads {
     void* data = nullptr;
-    DType dtype = DType::f32;
+    Element element = Element::f32;
     int64_t cols = 0;
 };
 
@@ -29,8 +32,9 @@ struct AttentionKernels {
     void (*backward)(const AttentionArgs& args, int64_t kv_head, void* scratch);
 };
 
-extern const AttentionKernels kPortableAttention;  // for the processor the build is for (TRAIN70B_ARCH)
-const AttentionKernels* avx512_attention();        // nothing where neither the compiler nor this processor has AVX-512
-const AttentionKernels*& chosen_attention();       // AVX-512 where possible; a test chooses
+extern const AttentionKernels kPortableAttention;       // for the processor the build is for (TRAIN70B_ARCH)
+extern const AttentionKernels* const kAvx512Attention;  // nothing where the build has none
+const AttentionKernels* avx512_attention();             // kAvx512Attention if this machine can run it, else nothing
+const AttentionKernels*& chosen_attention();            // AVX-512 where possible; a test chooses
 
 }  // namespace train70b::cpu

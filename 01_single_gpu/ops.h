@@ -7,6 +7,7 @@
 //
 // B batch, T tokens of a sequence, R = B*T rows, E hidden, H query heads, K key/value heads, D head size, F ffn, V
 // vocabulary
+#include "01_single_gpu/attention_shape.h"
 #include "01_single_gpu/cuda_device.h"
 #include "01_single_gpu/tensor.h"
 
@@ -65,10 +66,7 @@ void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const
 // ---- attention  (Dao et al. 2022, algorithms 1 and 4) ---------------------------------------------------------------
 // out = softmax(q k^T / sqrt(D) + mask) v per head, in tiles with an online softmax: no T x T matrix is ever stored.
 // Query head h reads key/value head h / (H / K). With `causal`, query i of Tq sees the keys j <= i + Tk - Tq.
-struct AttentionShape {
-    int64_t batch, query_len, key_len, heads, kv_heads, head_dim;
-    bool causal = true;
-};
+// AttentionShape{batch, query_len, key_len, heads, kv_heads, head_dim, causal}: attention_shape.h
 // q, out (B*Tq, H*D); k, v (B*Tk, K*D); lse (B*Tq, H) stats_dtype: the log of the sum of exponentials of each row of
 // scores.
 // A query that sees no key gets out = 0 and lse = -inf.
