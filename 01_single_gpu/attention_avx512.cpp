@@ -1,5 +1,6 @@
-// attention_tiles.cpp once more, for AVX-512: CMakeLists.txt compiles this file alone with -march=x86-64-v4. For another
-// processor there is nothing to compile. No function here may be called before avx512_attention() has asked the machine.
+// attention_tiles.cpp once more, for AVX-512: CMakeLists.txt compiles this file alone with -march=x86-64-v4. For
+// another processor there is nothing to compile. No function here may be called before avx512_attention() has asked
+// the machine.
 #include "01_single_gpu/attention_tiles.h"
 
 #ifdef __AVX512F__

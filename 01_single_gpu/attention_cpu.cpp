@@ -8,8 +8,9 @@
 
 namespace train70b::cpu {
 
-// The build is for AVX2 (x86-64-v3), so that it runs on any machine of the last ten years. AVX-512 is worth a second set
-// of kernels here: twice the elements per instruction and twice the registers. OpenBLAS chooses its own in the same way.
+// The build is for AVX2 (x86-64-v3), so that it runs on any machine of the last ten years. AVX-512 is worth a second
+// set of kernels here: twice the elements per instruction and twice the registers. OpenBLAS chooses its own in the
+// same way.
 const AttentionKernels* avx512_attention() {
 #ifdef __x86_64__
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&

@@ -1,6 +1,7 @@
 // Attention as the textbook has it, per sequence and query head h (with key/value head h / (H / K)):
 //   forward    S = q k^T / sqrt(D), -inf where the mask hides a key;  lse = log sum_j e^S;  P = e^(S - lse);  out = P v
-//   backward   dP = dout v^T;  dS = P (dP - sum(dout * out));  dq = dS k / sqrt(D);  dk = dS^T q / sqrt(D);  dv = P^T dout
+//   backward   dP = dout v^T;  dS = P (dP - sum(dout * out))
+//              dq = dS k / sqrt(D);  dk = dS^T q / sqrt(D);  dv = P^T dout
 #include "01_single_gpu/attention_naive.h"
 
 #include <cmath>

@@ -1,6 +1,6 @@
 #pragma once
-// The definition of attention, with every score in memory: what attention() and attention_backward() of ops.h, on either
-// device, are tested against. Same arguments, CPU tensors of any float dtype, arithmetic in double.
+// The definition of attention, with every score in memory: what attention() and attention_backward() of ops.h, on
+// either device, are tested against. Same arguments, CPU tensors of any float dtype, arithmetic in double.
 #include "01_single_gpu/ops.h"
 
 namespace train70b {

@@ -2,14 +2,15 @@
 //   forward    S = q k^T / sqrt(D) for one tile; m, l: running maximum and sum of a row;  out <- out e^(m - m') + P v
 //   backward   P = exp(S - lse);  dP = dout v^T;  dS = P (dP - delta),  delta = sum(dout * out) per row
 //              dq = dS k / sqrt(D),  dk = dS^T q / sqrt(D),  dv = P^T dout
-// A tile is kQueryTile queries by kKeyTile keys; the products take kBlockRows of its rows at a time (micro_kernel.h), and
-// each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal. The specification is attention_naive.cpp.
+// A tile is kQueryTile queries by kKeyTile keys; the products take kBlockRows of its rows at a time (micro_kernel.h),
+// and each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal.
+// The specification is attention_naive.cpp.
 //
 // This file is compiled twice: by itself for what every machine of the build has (x86-64-v3: AVX2), and inside
 // attention_avx512.cpp for AVX-512, which doubles the width of a vector and of the register file; attention_cpu.cpp
-// chooses when the program runs. Everything but the table at the end has internal linkage, and nothing is called that is
-// an inline function of a shared header: the linker keeps one copy of such a function for the whole program, and must not
-// find one with AVX-512 instructions.
+// chooses when the program runs. Everything but the table at the end has internal linkage, and nothing is called that
+// is an inline function of a shared header: the linker keeps one copy of such a function for the whole program, and
+// must not find one with AVX-512 instructions.
 #include "01_single_gpu/attention_tiles.h"
 
 #include "01_single_gpu/micro_kernel.h"
@@ -33,7 +34,8 @@ int64_t visible(const AttentionShape& s, int64_t row, int64_t key, int64_t keys)
     return limit < 0 ? 0 : smaller(limit, keys);
 }
 
-// Where each tile lies in a thread's scratch. D: head_dim, W: the same padded to whole vectors, T: keys padded to tiles.
+// Where each tile lies in a thread's scratch. D: head_dim, W: the same padded to whole vectors, T: keys padded to
+// tiles.
 template <class C>
 struct Scratch {
     C *k_t, *v_t;            // (T / kKeyTile, D, kKeyTile): transposed, tile by tile
@@ -142,9 +144,9 @@ Vector<C> columns(int64_t c) {
     return number + C(c);
 }
 
-// A block of scores (kBlockRows, width) into probabilities, unnormalised; row r counts its first seen[r] columns. max and
-// sum are the rows' so far, and out (kBlockRows, W) what they have collected. The three passes go over all rows, because one row is a long
-// chain of dependent steps.
+// A block of scores (kBlockRows, width) into probabilities, unnormalised; row r counts its first seen[r] columns. max
+// and sum are the rows' so far, and out (kBlockRows, W) what they have collected. The three passes go over all rows,
+// because one row is a long chain of dependent steps.
 template <class C>
 void online_softmax(C* p, const int64_t* seen, int64_t width, C* max, C* sum, C* out, int64_t W) {
     constexpr int lanes = Simd<C>::lanes;

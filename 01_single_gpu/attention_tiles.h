@@ -1,6 +1,6 @@
 #pragma once
-// What attention_tiles.cpp computes: one head at a time, on plain pointers. (No header of tensors: attention_tiles.cpp says
-// why.)
+// What attention_tiles.cpp computes: one head at a time, on plain pointers. (No header of tensors: attention_tiles.cpp
+// says why.)
 #include "01_single_gpu/attention_shape.h"
 
 namespace train70b::cpu {
@@ -23,9 +23,9 @@ struct AttentionArgs {
 enum class Pass { forward, backward };
 
 // The kernels, compiled for one instruction set. They compute in double where q is fp64, else in float, and need
-// scratch_elements() of that. A forward pass covers one query head, 0 <= head < batch * heads, and leaves in `packed` whose
-// keys lie in the scratch (-1: nobody's), for the next head that shares them. A backward pass covers one key/value head, 0
-// <= kv_head < batch * kv_heads, because its query heads add to the same dk and dv.
+// scratch_elements() of that. A forward pass covers one query head, 0 <= head < batch * heads, and leaves in `packed`
+// whose keys lie in the scratch (-1: nobody's), for the next head that shares them. A backward pass covers one
+// key/value head, 0 <= kv_head < batch * kv_heads, because its query heads add to the same dk and dv.
 struct AttentionKernels {
     int64_t (*scratch_elements)(const AttentionShape& shape, Pass pass);
     void (*forward)(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed);

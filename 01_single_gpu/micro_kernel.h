@@ -1,8 +1,8 @@
 #pragma once
 // The products of attention's tiles: C (m, n) = A (m, k) B (k, n), or added to C, with a block of C held in registers.
 //   One step of k loads a row of B (kBlockVectors vectors) and broadcasts a column of A scalar by scalar; each scalar
-//   meets each vector in one fused multiply-add. A is addressed by two strides, so a transposed A is never copied; B and
-//   C are row-major. A BLAS call on a tile of 64 x 64 x 16 spends its time packing, not multiplying.
+//   meets each vector in one fused multiply-add. A is addressed by two strides, so a transposed A is never copied; B
+//   and C are row-major. A BLAS call on a tile of 64 x 64 x 16 spends much of its time packing.
 // The tiles are padded by whoever fills them: m to kBlockRows, n to kPad elements; k is exact.
 // Everything here has internal linkage: see attention_tiles.cpp for the reason.
 #include <cstdint>
@@ -53,8 +53,8 @@ struct Simd {
 template <class C>
 using Vector = typename Simd<C>::Vector;
 
-// e^x of every lane; NaN stays NaN. fp32: cpu.h's exp_simd, without its clamps, which the last two lines make superfluous.
-// fp64 (for comparing, not for speed): the library's.
+// e^x of every lane; NaN stays NaN. fp32: cpu.h's exp_simd, without its clamps, which the last two lines make
+// superfluous. fp64 (for comparing, not for speed): the library's.
 inline Vector<float> exp_of(Vector<float> x) {
     typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
     constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
