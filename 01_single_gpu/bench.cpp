@@ -57,7 +57,7 @@ void bench(const TrainOptions& options, Llama& model, Trainer& trainer, const st
         for (Param* param : model.params()) fill(param->grad, 0);
         trainer.forward_backward(++step);
         trainer.gradient_norm();
-        adamw.step(float(options.lr), 1);
+        adamw.step(options.lr, 1);
     };
     for (int i = 1; i < kWarmup; ++i) run_step();
     const double seconds = median_seconds(device, kSteps, run_step);

@@ -136,15 +136,16 @@ Recompute recompute_of(const std::string& name) {
 
 ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_t seq_len, DType dtype,
                                      Recompute recompute, const Division& divided) {
-    // Bytes per token. a: one activation; E, K, F, V: widths; 4-byte floats: 1/rms of two norms, lse of H heads.
+    // Bytes per token. a: one activation; s: one statistic, 1/rms of two norms and lse of H heads; E, K, F, V: widths.
     // E: norms and residuals; Q: queries and attention's output (also E wide), which heads divide.
-    const int64_t N = divided.tensor, a = size_of(dtype), K = std::max<int64_t>(c.kv_heads / N, 1) * c.head_dim();
+    const int64_t N = divided.tensor, a = size_of(dtype), s = size_of(stats_dtype(dtype));
+    const int64_t K = std::max<int64_t>(c.kv_heads / N, 1) * c.head_dim();
     const int64_t Q = c.hidden / N, F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
-    const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = 4 / S;
-    const double everything = a * (4 * E + 2 * Q + 2 * K + 3 * F) + 2 * norm + 4 * H;
+    const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = double(s) / S;
+    const double everything = a * (4 * E + 2 * Q + 2 * K + 3 * F) + 2 * norm + s * H;
     const double products = a * (2 * E + Q + 2 * K + 2 * F) + 2 * norm;  // residuals, qkv, gate_up
     const double block = recompute == Recompute::none        ? everything
-                         : recompute == Recompute::pointwise ? products + a * Q + 4 * H  // attention's output and lse
+                         : recompute == Recompute::pointwise ? products + a * Q + s * H  // attention's output and lse
                          : recompute == Recompute::selective ? products
                                                              : a * E;
 
@@ -158,7 +159,7 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     if (recompute == Recompute::pointwise || recompute == Recompute::selective) {
         mlp = a * 3 * F;
         attention = a * (Q + 2 * K + 2 * Q + 2 * K) - a * (E + 2 * F);
-        if (recompute == Recompute::selective) attention += a * Q + 4 * H;
+        if (recompute == Recompute::selective) attention += a * Q + s * H;
     }
     if (recompute ==
         Recompute::full)  // the whole block again but for its input, which was kept; forward, then backward

@@ -164,5 +164,6 @@ void Flags::parse(int argc, char** argv) {
 }
 
 const nlohmann::ordered_json& Flags::values() const { return *values_; }
+void Flags::record(const std::string& name, const std::string& value) { (*values_)[name.substr(2)] = value; }
 
 }  // namespace train70b

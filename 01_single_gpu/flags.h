@@ -60,6 +60,7 @@ class Flags {
     // Usage error with the nearest known flag for an unknown one; --help prints and throws EarlyEnd.
     void parse(int argc, char** argv);
     const nlohmann::ordered_json& values() const;  // every flag with its value, as text; after parse()
+    void record(const std::string& name, const std::string& value);  // there: of one that follows from another flag
 
   private:
     Flag checked(CLI::Option* option, const Check& check);

@@ -7,11 +7,11 @@ namespace train70b {
 
 namespace {
 // The index that a uniform u in [0, 1) picks from softmax(logits / temperature).
-int32_t draw(const std::vector<float>& logits, double temperature, double u) {
-    const float max = *std::max_element(logits.begin(), logits.end());
+int32_t draw(const std::vector<double>& logits, double temperature, double u) {
+    const double max = *std::max_element(logits.begin(), logits.end());
     double sum = 0;
     std::vector<double> cumulative;
-    for (float logit : logits) cumulative.push_back(sum += std::exp((double(logit) - max) / temperature));
+    for (double logit : logits) cumulative.push_back(sum += std::exp((logit - max) / temperature));
     const auto at = std::upper_bound(cumulative.begin(), cumulative.end(), u * sum);
     return static_cast<int32_t>(std::min<int64_t>(at - cumulative.begin(), int64_t(logits.size()) - 1));
 }

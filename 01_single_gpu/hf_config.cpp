@@ -150,7 +150,9 @@ ordered_json hf_config(const LlamaConfig& c, DType dtype) {
                          {"attention_bias", false},
                          {"mlp_bias", false},
                          {"tie_word_embeddings", false},
-                         {"torch_dtype", dtype == DType::bf16 ? "bfloat16" : "float32"}};
+                         {"torch_dtype", dtype == DType::bf16  ? "bfloat16"
+                                         : dtype == DType::f64 ? "float64"
+                                                               : "float32"}};
     if (c.context > 0) json["max_position_embeddings"] = c.context;
     if (c.rope_scaling)
         json["rope_scaling"] = {{"rope_type", "llama3"},

@@ -9,7 +9,8 @@ std::vector<Tensor> all(const std::vector<Param*>& params, Tensor Param::*what) 
     return tensors;
 }
 
-Tensor row_floats(const Tensor& x) { return Tensor({x.rows()}, DType::f32, x.device()); }  // one fp32 per row
+// One number per row.
+Tensor row_stats(const Tensor& x) { return Tensor({x.rows()}, stats_dtype(x.dtype()), x.device()); }
 }  // namespace
 
 Tensor Linear::weight() const { return Tensor::stack_neighbours(all(weights, &Param::data)); }
@@ -68,18 +69,18 @@ void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param&
 }
 }  // namespace
 
-Var rmsnorm(Tape& tape, const Var& x, Param& weight, float eps) {
+Var rmsnorm(Tape& tape, const Var& x, Param& weight, double eps) {
     Var y{.data = Tensor::like(x.data)};
-    Tensor inv_rms = row_floats(x.data);
+    Tensor inv_rms = row_stats(x.data);
     rmsnorm(y.data, inv_rms, x.data, weight.data, eps);
     finish_norm(tape, y, x, inv_rms, weight);
     return y;
 }
 
-SumAndNorm add_rmsnorm(Tape& tape, const Var& a, const Var& b, Param& weight, float eps) {
+SumAndNorm add_rmsnorm(Tape& tape, const Var& a, const Var& b, Param& weight, double eps) {
     SumAndNorm result{Var{.data = Tensor::like(a.data)}, Var{.data = Tensor::like(a.data)}};
     auto& [sum, y] = result;
-    Tensor inv_rms = row_floats(a.data);
+    Tensor inv_rms = row_stats(a.data);
     add_rmsnorm(sum.data, y.data, inv_rms, a.data, b.data, weight.data, eps);
     tape.record([da = a.grad, db = b.grad, dsum = sum.grad] {
         accumulate(*da, *dsum);
@@ -157,7 +158,7 @@ Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t
     return attention(
         tape, qkv,
         [shape](const Tensor& q, const Tensor& k, const Tensor& v) {
-            OutLse result{Tensor::like(q), Tensor({q.rows(), shape.heads}, DType::f32, q.device())};
+            OutLse result{Tensor::like(q), Tensor({q.rows(), shape.heads}, stats_dtype(q.dtype()), q.device())};
             attention(result.out, result.lse, q, k, v, shape);
             return result;
         },
@@ -170,9 +171,9 @@ Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t
 }
 
 Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch) {
-    Tensor row_max = row_floats(logits.data), row_sum = row_floats(logits.data), target_logit = row_floats(logits.data);
-    Tensor lse = row_floats(logits.data);
-    Var loss{.data = Tensor({1}, DType::f32, logits.data.device())};
+    Tensor row_max = row_stats(logits.data), row_sum = row_stats(logits.data), target_logit = row_stats(logits.data);
+    Tensor lse = row_stats(logits.data);
+    Var loss{.data = Tensor({1}, stats_dtype(logits.data.dtype()), logits.data.device())};
     softmax_stats(row_max, row_sum, target_logit, logits.data, batch.targets);
     cross_entropy(loss.data, lse, row_max, row_sum, target_logit, batch.loss_scale);
     if (tape.recording) {

@@ -12,7 +12,7 @@ namespace train70b {
 struct Batch {
     int64_t sequences = 0, seq_len = 0;  // B, T
     Tensor tokens, targets, positions;   // (B*T) i32
-    float loss_scale = 0;                // 1 / target tokens in the GLOBAL batch: the only scaling there is
+    double loss_scale = 0;               // 1 / target tokens in the GLOBAL batch: the only scaling there is
 };
 
 // y = x W^T: x (R, in), W (out, in), y (R, out). Several weights that lie one behind another are one product: q, k, v.
@@ -30,11 +30,11 @@ Var multiply(Tape& tape, const Var& x, Linear& linear);  // the default of the s
 
 Var embedding(Tape& tape, const Batch& batch, Param& table);  // (R, E); zeros for tokens whose row is elsewhere
 Var add(Tape& tape, const Var& a, const Var& b);
-Var rmsnorm(Tape& tape, const Var& x, Param& weight, float eps);
+Var rmsnorm(Tape& tape, const Var& x, Param& weight, double eps);
 struct SumAndNorm {
     Var sum, normed;
 };
-SumAndNorm add_rmsnorm(Tape& tape, const Var& a, const Var& b, Param& weight, float eps);
+SumAndNorm add_rmsnorm(Tape& tape, const Var& a, const Var& b, Param& weight, double eps);
 Var swiglu(Tape& tape, const Var& gate_up);  // (R, 2F) -> (R, F)
 
 struct QKV {
@@ -56,7 +56,7 @@ using AttentionBackward = std::function<QKVGrads(const Tensor& dout, const Tenso
 Var attention(Tape& tape, const QKV& qkv, AttentionForward forward, AttentionBackward backward);
 Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t head_dim);  // causal
 
-// The loss of the batch, (1) fp32, already scaled. Starts its own gradient: backward() needs no seed.
+// The loss of the batch, (1) stats_dtype, already scaled. Starts its own gradient: backward() needs no seed.
 Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch);
 
 }  // namespace train70b

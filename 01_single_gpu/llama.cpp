@@ -12,7 +12,7 @@ Var Unit::run_from(size_t level, Tape& tape, const Var& x, const Body& body) con
     });
 }
 
-Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rope()), eps_(float(c.norm_eps)) {
+Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rope()), eps_(c.norm_eps) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches add up on the residual stream
     input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
@@ -145,7 +145,7 @@ Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk
 }
 
 Var Llama::head_logits(Tape& tape, const Var& x) {  // (R, V)
-    return head(tape, through(before_head, tape, rmsnorm(tape, x, final_norm, float(config.norm_eps))));
+    return head(tape, through(before_head, tape, rmsnorm(tape, x, final_norm, config.norm_eps)));
 }
 
 Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {

@@ -48,7 +48,7 @@ struct Block {
     Var mlp_half(Tape& tape, const Var& normed);
 
     Rope rope_;
-    float eps_;
+    double eps_;
     Recompute recompute_ = Recompute::none;
     friend class Llama;
 };

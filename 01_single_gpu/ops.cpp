@@ -26,7 +26,8 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
     const int64_t m = transpose == Transpose::a ? a.cols() : a.rows();
     const int64_t k = transpose == Transpose::a ? a.rows() : a.cols();
     const int64_t n = transpose == Transpose::b ? b.rows() : b.cols();
-    CHECK(is_float(a.dtype()) && a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::f32),
+    CHECK(is_float(a.dtype()) && a.dtype() == b.dtype() &&
+              (c.dtype() == a.dtype() || c.dtype() == stats_dtype(a.dtype())),
           "a {}, b {}, c {}", name_of(a.dtype()), name_of(b.dtype()), name_of(c.dtype()));
     CHECK((transpose == Transpose::b ? b.cols() : b.rows()) == k, "a {} b {}", to_string(a.shape()),
           to_string(b.shape()));
@@ -54,7 +55,7 @@ void move([[maybe_unused]] Tensor& to, [[maybe_unused]] const Tensor& from) {
 }
 }  // namespace
 
-void fill(Tensor& x, float value) {
+void fill(Tensor& x, double value) {
     Span span("fill", "op", 0, bytes_of({x}));
     RUN(x.device(), fill(x, value));
 }
@@ -75,7 +76,7 @@ void copy(Tensor& to, const Tensor& from) {
     }
 }
 
-void scale(Tensor& x, float factor) {
+void scale(Tensor& x, double factor) {
     CHECK(is_float(x.dtype()), "{}", name_of(x.dtype()));
     Span span("scale", "op", 0, 2 * bytes_of({x}));
     RUN(x.device(), scale(x, factor));
@@ -96,7 +97,7 @@ void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
 }
 
 void sum_squares(Tensor& out, const Tensor& x) {
-    expect("out", out, {1}, DType::f32);
+    expect("out", out, {1}, DType::f64);
     CHECK(is_float(x.dtype()), "{}", name_of(x.dtype()));
     Span span("sum_squares", "op", 0, bytes_of({x}));
     RUN(device_of({out, x}), sum_squares(out, x));
@@ -116,18 +117,18 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
     RUN(device_of({dtable, tokens, dy}), embedding_backward(dtable, tokens, dy, first_row));
 }
 
-void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, float eps) {
+void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, double eps) {
     expect_rows("y", y, x.rows(), x.cols(), x.dtype());
-    expect("inv_rms", inv_rms, {x.rows()}, DType::f32);
+    expect("inv_rms", inv_rms, {x.rows()}, stats_dtype(x.dtype()));
     expect("weight", weight, {x.cols()}, x.dtype());
     Span span("rmsnorm", "op", 0, bytes_of({y, x}));
     RUN(device_of({y, inv_rms, x, weight}), rmsnorm(y, inv_rms, x, weight, eps));
 }
 
 void add_rmsnorm(Tensor& sum, Tensor& y, Tensor& inv_rms, const Tensor& a, const Tensor& b, const Tensor& weight,
-                 float eps) {
+                 double eps) {
     for (const Tensor& part : List{sum, y, b}) expect_rows("sum, y or b", part, a.rows(), a.cols(), a.dtype());
-    expect("inv_rms", inv_rms, {a.rows()}, DType::f32);
+    expect("inv_rms", inv_rms, {a.rows()}, stats_dtype(a.dtype()));
     expect("weight", weight, {a.cols()}, a.dtype());
     Span span("add_rmsnorm", "op", 0, bytes_of({sum, y, a, b}));
     RUN(device_of({sum, y, inv_rms, a, b, weight}), add_rmsnorm(sum, y, inv_rms, a, b, weight, eps));
@@ -135,7 +136,7 @@ void add_rmsnorm(Tensor& sum, Tensor& y, Tensor& inv_rms, const Tensor& a, const
 
 void rmsnorm_again(Tensor& y, const Tensor& x, const Tensor& inv_rms, const Tensor& weight) {
     expect_rows("y", y, x.rows(), x.cols(), x.dtype());
-    expect("inv_rms", inv_rms, {x.rows()}, DType::f32);
+    expect("inv_rms", inv_rms, {x.rows()}, stats_dtype(x.dtype()));
     expect("weight", weight, {x.cols()}, x.dtype());
     Span span("rmsnorm_again", "op", 0, bytes_of({y, x}));
     RUN(device_of({y, inv_rms, x, weight}), rmsnorm_again(y, x, inv_rms, weight));
@@ -144,7 +145,7 @@ void rmsnorm_again(Tensor& y, const Tensor& x, const Tensor& inv_rms, const Tens
 void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tensor& x, const Tensor& inv_rms,
                       const Tensor& weight) {
     for (const Tensor& part : List{dx, dy}) expect_rows("dx or dy", part, x.rows(), x.cols(), x.dtype());
-    expect("inv_rms", inv_rms, {x.rows()}, DType::f32);
+    expect("inv_rms", inv_rms, {x.rows()}, stats_dtype(x.dtype()));
     expect("weight", weight, {x.cols()}, x.dtype());
     CHECK(dweight.shape() == weight.shape() && is_float(dweight.dtype()), "dweight {}", to_string(dweight.shape()));
     Span span("rmsnorm_backward", "op", 0, bytes_of({dx, dy, x}));
@@ -214,7 +215,7 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
     expect_rows("dout", dout, q.rows(), q.cols(), q.dtype());
     CHECK(dq.size() == q.size() && dk.size() == k.size() && dv.size() == v.size());
     for (const Tensor& part : List{dq, dk, dv})
-        CHECK(part.dtype() == q.dtype() || part.dtype() == DType::f32, "{}", name_of(part.dtype()));
+        CHECK(part.dtype() == q.dtype() || part.dtype() == stats_dtype(q.dtype()), "{}", name_of(part.dtype()));
     Span span("attention_backward", "op", 10 * visible_pairs(shape) * shape.head_dim,
               bytes_of({dq, dk, dv, dout, q, k, v, out}));
     RUN(device_of({dq, dk, dv, dout, q, k, v, out, lse}),
@@ -222,9 +223,11 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
 }
 
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
-    expect("lse", lse, {lse.rows(), lse.cols()}, DType::f32);
-    expect("part_lse", part_lse, lse.shape(), DType::f32);
-    CHECK(out.dtype() == DType::f32 && out.cols() % lse.cols() == 0, "out {}", to_string(out.shape()));
+    const DType wide = stats_dtype(part_out.dtype());
+    expect("lse", lse, {lse.rows(), lse.cols()}, wide);
+    expect("part_lse", part_lse, lse.shape(), wide);
+    CHECK(out.dtype() == wide && out.cols() % lse.cols() == 0, "out {} {}", name_of(out.dtype()),
+          to_string(out.shape()));
     for (const Tensor& part : List{out, part_out})
         expect_rows("out or part_out", part, lse.rows(), out.cols(), part.dtype());
     Span span("merge_attention", "op", 0, bytes_of({out, out, part_out, lse, lse, part_lse}));
@@ -247,7 +250,7 @@ void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) 
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
                    int64_t first_vocab, int64_t vocab) {
     for (const Tensor& part : List{row_max, row_sum, target_logit})
-        expect("row_max, row_sum or target_logit", part, {logits.rows()}, DType::f32);
+        expect("row_max, row_sum or target_logit", part, {logits.rows()}, stats_dtype(logits.dtype()));
     expect("targets", targets, {logits.rows()}, DType::i32);
     Span span("softmax_stats", "op", 0, bytes_of({logits}));
     RUN(device_of({row_max, row_sum, target_logit, logits, targets}),
@@ -256,37 +259,37 @@ void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const
 
 void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
     for (const Tensor& part : List{row_sum, row_max, whole_max})
-        expect("row_sum, row_max or whole_max", part, {row_sum.size()}, DType::f32);
+        expect("row_sum, row_max or whole_max", part, {row_sum.size()}, stats_dtype(row_sum.dtype()));
     Span span("rescale_sums", "op", 0, bytes_of({row_sum, row_sum, row_max, whole_max}));
     RUN(device_of({row_sum, row_max, whole_max}), rescale_sums(row_sum, row_max, whole_max));
 }
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
-                   float scale) {
-    expect("loss", loss, {1}, DType::f32);
+                   double scale) {
+    expect("loss", loss, {1}, stats_dtype(loss.dtype()));
     for (const Tensor& part : List{lse, row_max, row_sum, target_logit})
-        expect("lse, row_max, row_sum or target_logit", part, {lse.size()}, DType::f32);
+        expect("lse, row_max, row_sum or target_logit", part, {lse.size()}, loss.dtype());
     Span span("cross_entropy", "op", 0, bytes_of({lse, row_max, row_sum, target_logit}));
     RUN(device_of({loss, lse, row_max, row_sum, target_logit}),
         cross_entropy(loss, lse, row_max, row_sum, target_logit, scale));
 }
 
-void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale, int64_t first_vocab,
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
                             int64_t vocab) {
     expect("targets", targets, {logits.rows()}, DType::i32);
-    expect("lse", lse, {logits.rows()}, DType::f32);
+    expect("lse", lse, {logits.rows()}, stats_dtype(logits.dtype()));
     Span span("cross_entropy_backward", "op", 0, 2 * bytes_of({logits}));
     RUN(device_of({logits, targets, lse}), cross_entropy_backward(logits, targets, lse, scale, first_vocab, vocab));
 }
 
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step) {
-    CHECK(param.dtype() == DType::f32 ? !master : master && master.dtype() == DType::f32,
-          "a bf16 parameter needs an fp32 master, an fp32 one is its own");
+    const DType wide = stats_dtype(param.dtype());
+    CHECK(param.dtype() == wide ? !master : master && master.dtype() == wide,
+          "a bf16 parameter needs an fp32 master, another one is its own");
     CHECK(param.size() == grad.size() && param.size() == exp_avg.size() && param.size() == exp_avg_sq.size() &&
           (!master || master.size() == param.size()));
-    CHECK(exp_avg.dtype() == DType::f32 && exp_avg_sq.dtype() == DType::f32 && is_float(grad.dtype()) &&
-          step.step >= 1);
+    CHECK(exp_avg.dtype() == wide && exp_avg_sq.dtype() == wide && is_float(grad.dtype()) && step.step >= 1);
     Span span("adamw", "op", 0,
               bytes_of({param, grad}) + 2 * bytes_of({exp_avg, exp_avg_sq}) + (master ? 2 : 1) * bytes_of({exp_avg}));
     RUN(device_of({param, exp_avg, exp_avg_sq, grad}), adamw(param, master, exp_avg, exp_avg_sq, grad, step));
@@ -298,11 +301,15 @@ void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std) {
     RUN(x.device(), fill_normal(x, key, index, std));
 }
 
-std::vector<float> read(const Tensor& x) {
-    if (x.device() == Device::meta) return std::vector<float>(x.size(), 1.0f);
-    Tensor host({x.size()}, DType::f32, Device::cpu, Memory::workspace);
-    copy(host, x);
-    return std::vector<float>(host.data<float>(), host.data<float>() + host.size());
+std::vector<double> read(const Tensor& x) {
+    if (x.device() == Device::meta) return std::vector<double>(x.size(), 1.0);
+    Tensor here = x, wide({x.size()}, DType::f64, Device::cpu, Memory::workspace);
+    if (x.device() != Device::cpu) {
+        here = Tensor({x.size()}, x.dtype(), Device::cpu, Memory::workspace);
+        copy(here, x);
+    }
+    copy(wide, here);
+    return std::vector<double>(wide.data<double>(), wide.data<double>() + wide.size());
 }
 
 Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind) {

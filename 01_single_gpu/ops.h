@@ -2,8 +2,9 @@
 // Every mathematical operation of the course, declared once. Which code runs follows from the tensors' device:
 //   ops_cpu.cpp    the readable definition            ops_cuda.cu    the fast one, tested against the first
 //   meta tensors   shapes are checked, nothing is computed
-// Outputs are allocated by the caller (whoever allocates decides what memory is booked as). Storage is fp32 or bf16,
-// arithmetic and sums are fp32 or wider; reductions have a fixed order, so a run repeats bit for bit.
+// Outputs are allocated by the caller (whoever allocates decides what memory is booked as). Storage is fp32, bf16 or,
+// on the CPU, fp64; arithmetic and sums are fp32 or wider, and all fp64 where the storage is. Reductions have a fixed
+// order, so a run repeats bit for bit.
 //
 // B batch, T tokens of a sequence, R = B*T rows, E hidden, H query heads, K key/value heads, D head size, F ffn, V
 // vocabulary
@@ -26,13 +27,13 @@ Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose = Transpose:
               Memory kind = Memory::activations);  // c: dtype of a, booked as kind
 
 // ---- element by element --------------------------------------------------------------------------------------------
-void fill(Tensor& x, float value);                        // f32, bf16, i32, u8
-void copy(Tensor& to, const Tensor& from);                // casts fp32 <-> bf16 where dtypes differ; crosses devices
-void scale(Tensor& x, float factor);                      // x *= factor
+void fill(Tensor& x, double value);                       // any float, i32, u8
+void copy(Tensor& to, const Tensor& from);                // casts where dtypes differ; crosses devices
+void scale(Tensor& x, double factor);                     // x *= factor
 void add(Tensor& sum, const Tensor& a, const Tensor& b);  // sum = a + b; sum may be a or b
 // to (b, a, w) = from (a, b, w) with its first two dimensions exchanged, whatever the tensors' own shapes; any dtype
 void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b);
-void sum_squares(Tensor& out, const Tensor& x);  // out (1) fp32 = sum of x_i^2, summed in double
+void sum_squares(Tensor& out, const Tensor& x);  // out (1) fp64 = sum of x_i^2, summed in double
 
 // ---- embedding -----------------------------------------------------------------------------------------------------
 // y (R, E) = table[tokens - first_row]; tokens (R) i32. A token outside this table's rows gives zeros: its row lies on
@@ -41,11 +42,11 @@ void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t fir
 void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row = 0);  // dtable +=
 
 // ---- RMSNorm  (Zhang & Sennrich 2019, eq. 4) -----------------------------------------------------------------------
-// y = x * inv_rms * weight, inv_rms (R) fp32 = 1 / sqrt(mean(x^2) + eps), kept for the backward pass.
-void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, float eps);
+// y = x * inv_rms * weight, inv_rms (R) stats_dtype = 1 / sqrt(mean(x^2) + eps), kept for the backward pass.
+void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, double eps);
 // The residual addition fused in: sum = a + b, then y = rmsnorm(sum).
 void add_rmsnorm(Tensor& sum, Tensor& y, Tensor& inv_rms, const Tensor& a, const Tensor& b, const Tensor& weight,
-                 float eps);
+                 double eps);
 // y again from x and the stored inv_rms: bitwise what rmsnorm gave (selective recomputation).
 void rmsnorm_again(Tensor& y, const Tensor& x, const Tensor& inv_rms, const Tensor& weight);
 // dx = gradient with respect to x;  dweight (E) +=.
@@ -68,8 +69,7 @@ void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const
 // Query head h reads key/value head h / (H / K). With `causal`, query i of Tq sees the keys j <= i + Tk - Tq.
 // AttentionShape{batch, query_len, key_len, heads, kv_heads, head_dim, causal}: attention_shape.h
 // q, out (B*Tq, H*D); k, v (B*Tk, K*D); lse (B*Tq, H) stats_dtype: the log of the sum of exponentials of each row of
-// scores.
-// A query that sees no key gets out = 0 and lse = -inf.
+// scores. A query that sees no key gets out = 0 and lse = -inf.
 void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                const AttentionShape& shape);
 // out and lse come from outside: a ring passes the merged values of all its steps, and the same code gives this step's
@@ -77,7 +77,7 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape);
 
-// Two sets of keys into one (chapter 06): out (R, H*D) fp32 and lse (R, H) become those of both; part_out may be bf16.
+// Two sets of keys into one (chapter 06): out (R, H*D) and lse (R, H), stats_dtype of part_out, become those of both.
 //   l = log(e^lse + e^part_lse),  out = out e^(lse - l) + part_out e^(part_lse - l); -inf: a set without keys
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse);
 
@@ -89,7 +89,7 @@ void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up);
 // ---- cross-entropy --------------------------------------------------------------------------------------------------
 // Three steps, so that a vocabulary split over ranks can reduce between them (chapter 04). V is this rank's part of the
 // vocabulary, beginning at first_vocab; a target outside it gives target_logit = 0. Columns of tokens >= vocab are
-// padding: they take no part in a softmax and get no gradient. All (R) fp32; targets (R) i32.
+// padding: they take no part in a softmax and get no gradient. All (R) stats_dtype; targets (R) i32.
 //   row_max = max_v logits,  row_sum = sum_v exp(logits - row_max),  target_logit = logits[target - first_vocab]
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
                    int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
@@ -97,20 +97,20 @@ void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const
 void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max);
 //   lse = row_max + log(row_sum),  loss (1) = scale * sum over rows (lse - target_logit), summed in double
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
-                   float scale);
+                   double scale);
 //   logits <- (softmax(logits) - onehot(target)) * scale, in place: logits and their gradient share one buffer
-void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale,
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale,
                             int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
 
 // ---- AdamW  (Loshchilov & Hutter 2019, algorithm 2) -----------------------------------------------------------------
 struct AdamWStep {
-    float lr, beta1, beta2, eps;
-    float weight_decay;  // 0 for what is not a matrix
-    float grad_scale;    // clipping: min(1, clip / norm)
-    int64_t step;        // from 1: bias correction
+    double lr, beta1, beta2, eps;
+    double weight_decay;  // 0 for what is not a matrix
+    double grad_scale;    // clipping: min(1, clip / norm)
+    int64_t step;         // from 1: bias correction
 };
-// param, grad: fp32 or bf16; exp_avg, exp_avg_sq: fp32. master: fp32 copy that is updated and rounded into a bf16
-// param; empty when param itself is fp32.
+// exp_avg, exp_avg_sq: stats_dtype of param. master: fp32 copy that is updated and rounded into a bf16 param; empty
+// when param itself is fp32 or fp64. Computes in the dtype of the states.
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step);
 
@@ -121,11 +121,12 @@ struct GlobalIndex {
     int64_t row_begin = 0, col_begin = 0, cols = 1, global_cols = 1, offset = 0;
 };
 // x = std * normal(key, global element index): a counter-based generator (SplitMix64's mixing function, then
-// Box-Muller), so that any shard of any layout creates exactly its own values.
+// Box-Muller), so that any shard of any layout creates exactly its own values. They are rounded to fp32 first: fp32 and
+// fp64 start from the same weights.
 void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std);
 
 // ---- host -----------------------------------------------------------------------------------------------------------
-std::vector<float> read(const Tensor& x);  // to the host, as fp32; of a meta tensor: ones
+std::vector<double> read(const Tensor& x);  // to the host, exactly; of a meta tensor: ones
 Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind = Memory::activations);
 void synchronize(Device device);  // waits until everything issued so far is done
 std::string why_no_cuda();        // empty when a CUDA device can be used; else what is missing

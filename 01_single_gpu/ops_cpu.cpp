@@ -13,9 +13,9 @@ namespace train70b {
 namespace cpu {
 namespace {
 
-// x itself when it is fp32, else an fp32 copy of it: what the BLAS can read.
-Tensor as_f32(const Tensor& x) {
-    if (x.dtype() == DType::f32) return x;
+// x itself when it is fp32 or fp64, else an fp32 copy of it: what the BLAS can read.
+Tensor for_blas(const Tensor& x) {
+    if (x.dtype() == stats_dtype(x.dtype())) return x;
     Tensor wide(x.shape(), DType::f32, Device::cpu, Memory::workspace);
     cpu::copy(wide, x);
     return wide;
@@ -26,14 +26,19 @@ Tensor as_f32(const Tensor& x) {
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
     const bool ta = transpose == Transpose::a, tb = transpose == Transpose::b;
     const int64_t m = c.rows(), n = c.cols(), k = ta ? a.rows() : a.cols();
-    const Tensor a32 = as_f32(a), b32 = as_f32(b);
-    Tensor c32 = c.dtype() == DType::f32 ? c : Tensor(c.shape(), DType::f32, Device::cpu, Memory::workspace);
-    if (c.dtype() != DType::f32 && beta != 0) cpu::copy(c32, c);
-    sgemm(ta, tb, m, n, k, 1, a32.data<float>(), a.cols(), b32.data<float>(), b.cols(), beta, c32.data<float>(), n);
-    if (c.dtype() != DType::f32) cpu::copy(c, c32);
+    const Tensor wide_a = for_blas(a), wide_b = for_blas(b);
+    const bool narrow = c.dtype() != wide_a.dtype();
+    Tensor wide_c = narrow ? Tensor(c.shape(), wide_a.dtype(), Device::cpu, Memory::workspace) : c;
+    if (narrow && beta != 0) cpu::copy(wide_c, c);
+    with_wide(wide_a.dtype(), [&](auto zero) {
+        using C = decltype(zero);
+        gemm(ta, tb, m, n, k, C(1), wide_a.data<C>(), a.cols(), wide_b.data<C>(), b.cols(), C(beta), wide_c.data<C>(),
+             n);
+    });
+    if (narrow) cpu::copy(c, wide_c);
 }
 
-void fill(Tensor& x, float value) {
+void fill(Tensor& x, double value) {
     if (x.dtype() == DType::i32) {
         std::fill_n(x.data<int32_t>(), x.size(), static_cast<int32_t>(value));
         return;
@@ -45,7 +50,7 @@ void fill(Tensor& x, float value) {
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         T* p = x.data<T>();
-        const T v(value);
+        const T v(static_cast<Wide<T>>(value));
         parallel_elements(x.size(), [=](int64_t i) { p[i] = v; });
     });
 }
@@ -65,11 +70,13 @@ void copy(Tensor& to, const Tensor& from) {
     });
 }
 
-void scale(Tensor& x, float factor) {
+void scale(Tensor& x, double factor) {
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
+        using C = Wide<T>;
         T* p = x.data<T>();
-        parallel_elements(x.size(), [=](int64_t i) { p[i] = T(float(p[i]) * factor); });
+        const C by(factor);
+        parallel_elements(x.size(), [=](int64_t i) { p[i] = T(C(p[i]) * by); });
     });
 }
 
@@ -78,10 +85,11 @@ void add(Tensor& sum, const Tensor& a, const Tensor& b) {
         with_float(a.dtype(), [&](auto a_zero) {
             with_float(b.dtype(), [&](auto b_zero) {
                 using T = decltype(sum_zero);
+                using C = Wide<T, decltype(a_zero), decltype(b_zero)>;
                 T* s = sum.data<T>();
                 const auto* x = a.data<decltype(a_zero)>();
                 const auto* y = b.data<decltype(b_zero)>();
-                parallel_elements(sum.size(), [=](int64_t i) { s[i] = T(float(x[i]) + float(y[i])); });
+                parallel_elements(sum.size(), [=](int64_t i) { s[i] = T(C(x[i]) + C(y[i])); });
             });
         });
     });
@@ -110,7 +118,7 @@ void sum_squares(Tensor& out, const Tensor& x) {
         });
         double total = 0;
         for (double sum : partial) total += sum;
-        *out.data<float>() = float(total);
+        *out.data<double>() = total;
     });
 }
 
@@ -133,6 +141,7 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
     with_float(dtable.dtype(), [&](auto table_zero) {
         with_float(dy.dtype(), [&](auto dy_zero) {
             using T = decltype(table_zero);
+            using C = Wide<T, decltype(dy_zero)>;
             const int64_t cols = dy.cols();
             // Threads share the columns, so that each element of a row sums its tokens in their order.
             parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {
@@ -142,7 +151,7 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
                     T* out = dtable.data<T>() + row * cols;
                     const auto* in = dy.data<decltype(dy_zero)>() + r * cols;
 #pragma omp simd
-                    for (int64_t c = begin; c < end; ++c) out[c] = T(float(out[c]) + float(in[c]));
+                    for (int64_t c = begin; c < end; ++c) out[c] = T(C(out[c]) + C(in[c]));
                 }
             });
         });
@@ -151,34 +160,36 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
 
 namespace {
 template <class T>
-void norm_row(T* y, const T* x, const T* weight, float inv, int64_t cols) {
+void norm_row(T* y, const T* x, const T* weight, Wide<T> inv, int64_t cols) {
+    using C = Wide<T>;
 #pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) y[c] = T(float(x[c]) * inv * float(weight[c]));
+    for (int64_t c = 0; c < cols; ++c) y[c] = T(C(x[c]) * inv * C(weight[c]));
 }
 
 template <class T>
-float inv_rms_of(const T* x, int64_t cols, float eps) {
-    float sum = 0;
+Wide<T> inv_rms_of(const T* x, int64_t cols, double eps) {
+    using C = Wide<T>;
+    C sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < cols; ++c) sum += float(x[c]) * float(x[c]);
-    return 1.0f / std::sqrt(sum / float(cols) + eps);
+    for (int64_t c = 0; c < cols; ++c) sum += C(x[c]) * C(x[c]);
+    return C(1) / std::sqrt(sum / C(cols) + C(eps));
 }
 }  // namespace
 
-void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, float eps) {
+void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, double eps) {
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const int64_t cols = x.cols();
         parallel_rows(x.rows(), cols, [&](int64_t r) {
             const T* in = x.data<T>() + r * cols;
-            const float inv = inv_rms.data<float>()[r] = inv_rms_of(in, cols, eps);
+            const auto inv = inv_rms.data<Wide<T>>()[r] = inv_rms_of(in, cols, eps);
             norm_row(y.data<T>() + r * cols, in, weight.data<T>(), inv, cols);
         });
     });
 }
 
 void add_rmsnorm(Tensor& sum, Tensor& y, Tensor& inv_rms, const Tensor& a, const Tensor& b, const Tensor& weight,
-                 float eps) {
+                 double eps) {
     cpu::add(sum, a, b);
     cpu::rmsnorm(y, inv_rms, sum, weight, eps);
 }
@@ -188,7 +199,8 @@ void rmsnorm_again(Tensor& y, const Tensor& x, const Tensor& inv_rms, const Tens
         using T = decltype(zero);
         const int64_t cols = x.cols();
         parallel_rows(x.rows(), cols, [&](int64_t r) {
-            norm_row(y.data<T>() + r * cols, x.data<T>() + r * cols, weight.data<T>(), inv_rms.data<float>()[r], cols);
+            norm_row(y.data<T>() + r * cols, x.data<T>() + r * cols, weight.data<T>(), inv_rms.data<Wide<T>>()[r],
+                     cols);
         });
     });
 }
@@ -199,29 +211,30 @@ void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tenso
                       const Tensor& weight) {
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
+        using C = Wide<T>;
         const int64_t rows = x.rows(), cols = x.cols();
-        const float* inv = inv_rms.data<float>();
+        const C* inv = inv_rms.data<C>();
         parallel_rows(rows, cols, [&](int64_t r) {
             const T *in = x.data<T>() + r * cols, *d = dy.data<T>() + r * cols, *w = weight.data<T>();
             T* out = dx.data<T>() + r * cols;
-            float dot = 0;
+            C dot = 0;
 #pragma omp simd reduction(+ : dot)
-            for (int64_t c = 0; c < cols; ++c) dot += float(d[c]) * float(w[c]) * float(in[c]);
-            const float mean = dot * inv[r] * inv[r] / float(cols);
+            for (int64_t c = 0; c < cols; ++c) dot += C(d[c]) * C(w[c]) * C(in[c]);
+            const C mean = dot * inv[r] * inv[r] / C(cols);
 #pragma omp simd
-            for (int64_t c = 0; c < cols; ++c) out[c] = T(inv[r] * (float(d[c]) * float(w[c]) - float(in[c]) * mean));
+            for (int64_t c = 0; c < cols; ++c) out[c] = T(inv[r] * (C(d[c]) * C(w[c]) - C(in[c]) * mean));
         });
         with_float(dweight.dtype(), [&](auto dweight_zero) {
             using W = decltype(dweight_zero);
             parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {  // columns: each sums its rows in order
-                std::vector<float> sum(end - begin);
+                std::vector<C> sum(end - begin);
                 for (int64_t r = 0; r < rows; ++r) {
                     const T *in = x.data<T>() + r * cols + begin, *d = dy.data<T>() + r * cols + begin;
 #pragma omp simd
-                    for (int64_t c = 0; c < end - begin; ++c) sum[c] += float(d[c]) * float(in[c]) * inv[r];
+                    for (int64_t c = 0; c < end - begin; ++c) sum[c] += C(d[c]) * C(in[c]) * inv[r];
                 }
                 W* out = dweight.data<W>() + begin;
-                for (int64_t c = 0; c < end - begin; ++c) out[c] = W(float(out[c]) + sum[c]);
+                for (int64_t c = 0; c < end - begin; ++c) out[c] = W(C(out[c]) + sum[c]);
             });
         });
     });
@@ -229,24 +242,25 @@ void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tenso
 
 namespace {
 // cos and sin of position * inv_freq, one pair for each (i, i + D/2); in double, because positions may be a million.
+template <class C>
 struct Rotation {
-    float cos[kMaxHeadDim / 2], sin[kMaxHeadDim / 2];
+    C cos[kMaxHeadDim / 2], sin[kMaxHeadDim / 2];
     Rotation(const Rope& rope, int32_t position) {
         for (int i = 0; i < rope.head_dim / 2; ++i) {
             const double angle = position * rope.inv_freq[i];
-            cos[i] = float(std::cos(angle));
-            sin[i] = float(std::sin(angle));
+            cos[i] = C(std::cos(angle));
+            sin[i] = C(std::sin(angle));
         }
     }
 };
 
 // direction +1: forward; -1: the transposed (inverse) rotation, which is the gradient.
 template <class T>
-void rotate_heads(T* out, const T* in, int64_t heads, int half, const Rotation& rotation, float direction) {
+void rotate_heads(T* out, const T* in, int64_t heads, int half, const Rotation<Wide<T>>& rotation, int direction) {
     for (int64_t h = 0; h < heads; ++h, in += 2 * half, out += 2 * half) {
 #pragma omp simd
         for (int i = 0; i < half; ++i) {
-            const float a = in[i], b = in[i + half], c = rotation.cos[i], s = direction * rotation.sin[i];
+            const Wide<T> a = in[i], b = in[i + half], c = rotation.cos[i], s = Wide<T>(direction) * rotation.sin[i];
             out[i] = T(a * c - b * s);
             out[i + half] = T(b * c + a * s);
         }
@@ -260,7 +274,7 @@ void split_rope(Tensor& q, Tensor& k, Tensor& v, const Tensor& qkv, const Tensor
         const int64_t q_cols = q.cols(), kv_cols = k.cols();
         const int half = rope.head_dim / 2;
         parallel_rows(qkv.rows(), qkv.cols(), [&](int64_t r) {
-            const Rotation rotation(rope, positions.data<int32_t>()[r]);
+            const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
             const T* in = qkv.data<T>() + r * (q_cols + 2 * kv_cols);
             rotate_heads(q.data<T>() + r * q_cols, in, q_cols / rope.head_dim, half, rotation, 1);
             rotate_heads(k.data<T>() + r * kv_cols, in + q_cols, kv_cols / rope.head_dim, half, rotation, 1);
@@ -276,7 +290,7 @@ void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const
         const int64_t q_cols = dq.cols(), kv_cols = dk.cols();
         const int half = rope.head_dim / 2;
         parallel_rows(dqkv.rows(), dqkv.cols(), [&](int64_t r) {
-            const Rotation rotation(rope, positions.data<int32_t>()[r]);
+            const Rotation<Wide<T>> rotation(rope, positions.data<int32_t>()[r]);
             T* out = dqkv.data<T>() + r * (q_cols + 2 * kv_cols);
             rotate_heads(out, dq.data<T>() + r * q_cols, q_cols / rope.head_dim, half, rotation, -1);
             rotate_heads(out + q_cols, dk.data<T>() + r * kv_cols, kv_cols / rope.head_dim, half, rotation, -1);
@@ -288,17 +302,18 @@ void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
     with_float(part_out.dtype(), [&](auto zero) {
         using T = decltype(zero);
+        using C = Wide<T>;
         const int64_t heads = lse.cols(), width = out.cols() / heads;
         parallel_rows(lse.size(), width, [&](int64_t i) {  // row by row, head by head
-            float &l1 = lse.data<float>()[i], l2 = part_lse.data<float>()[i];
-            const float most = std::max(l1, l2);
+            C &l1 = lse.data<C>()[i], l2 = part_lse.data<C>()[i];
+            const C most = std::max(l1, l2);
             if (most == -INFINITY) return;  // no keys in either
-            const float l = most + std::log(std::exp(l1 - most) + std::exp(l2 - most));
-            const float keep = std::exp(l1 - l), take = std::exp(l2 - l);
-            float* o = out.data<float>() + i * width;
+            const C l = most + std::log(std::exp(l1 - most) + std::exp(l2 - most));
+            const C keep = std::exp(l1 - l), take = std::exp(l2 - l);
+            C* o = out.data<C>() + i * width;
             const T* part = part_out.data<T>() + i * width;
 #pragma omp simd
-            for (int64_t d = 0; d < width; ++d) o[d] = o[d] * keep + float(part[d]) * take;
+            for (int64_t d = 0; d < width; ++d) o[d] = o[d] * keep + C(part[d]) * take;
             l1 = l;
         });
     });
@@ -313,8 +328,8 @@ void swiglu(Tensor& h, const Tensor& gate_up) {
             T* out = h.data<T>() + r * cols;
 #pragma omp simd
             for (int64_t c = 0; c < cols; ++c) {
-                const float g = gate[c];
-                out[c] = T(g / (1.0f + exp_simd(-g)) * float(up[c]));
+                const Wide<T> g = gate[c];
+                out[c] = T(g / (1 + exp_simd(-g)) * Wide<T>(up[c]));
             }
         });
     });
@@ -330,9 +345,8 @@ void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) 
             T *dgate = dgate_up.data<T>() + r * 2 * cols, *dup = dgate + cols;
 #pragma omp simd
             for (int64_t c = 0; c < cols; ++c) {
-                const float g = gate[c], u = up[c], dy = d[c];
-                const float s = 1.0f / (1.0f + exp_simd(-g));
-                dgate[c] = T(dy * u * s * (1.0f + g * (1.0f - s)));
+                const Wide<T> g = gate[c], u = up[c], dy = d[c], s = 1 / (1 + exp_simd(-g));
+                dgate[c] = T(dy * u * s * (1 + g * (1 - s)));
                 dup[c] = T(dy * g * s);
             }
         });
@@ -343,73 +357,82 @@ void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const
                    int64_t first_vocab, int64_t vocab) {
     with_float(logits.dtype(), [&](auto zero) {
         using T = decltype(zero);
+        using C = Wide<T>;
         const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
         parallel_rows(logits.rows(), cols, [&](int64_t r) {
             const T* x = logits.data<T>() + r * cols;
-            float max = -INFINITY, sum = 0;
+            C max = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : max)
-            for (int64_t c = 0; c < real; ++c) max = std::max(max, float(x[c]));
+            for (int64_t c = 0; c < real; ++c) max = std::max(max, C(x[c]));
 #pragma omp simd reduction(+ : sum)
-            for (int64_t c = 0; c < real; ++c) sum += exp_simd(float(x[c]) - max);
+            for (int64_t c = 0; c < real; ++c) sum += exp_simd(C(x[c]) - max);
             const int64_t target = targets.data<int32_t>()[r] - first_vocab;
-            row_max.data<float>()[r] = max;
-            row_sum.data<float>()[r] = sum;
-            target_logit.data<float>()[r] = target >= 0 && target < real ? float(x[target]) : 0.0f;
+            row_max.data<C>()[r] = max;
+            row_sum.data<C>()[r] = sum;
+            target_logit.data<C>()[r] = target >= 0 && target < real ? C(x[target]) : C(0);
         });
     });
 }
 
 void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
-    for (int64_t r = 0; r < row_sum.size(); ++r)
-        row_sum.data<float>()[r] *= exp_simd(row_max.data<float>()[r] - whole_max.data<float>()[r]);
+    with_wide(row_sum.dtype(), [&](auto zero) {
+        using C = decltype(zero);
+        for (int64_t r = 0; r < row_sum.size(); ++r)
+            row_sum.data<C>()[r] *= exp_simd(row_max.data<C>()[r] - whole_max.data<C>()[r]);
+    });
 }
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
-                   float scale) {
-    double sum = 0;
-    for (int64_t r = 0; r < lse.size(); ++r) {
-        const double log_sum = double(row_max.data<float>()[r]) + std::log(double(row_sum.data<float>()[r]));
-        lse.data<float>()[r] = float(log_sum);
-        sum += log_sum - double(target_logit.data<float>()[r]);
-    }
-    *loss.data<float>() = float(sum * double(scale));
+                   double scale) {
+    with_wide(loss.dtype(), [&](auto zero) {
+        using C = decltype(zero);
+        double sum = 0;
+        for (int64_t r = 0; r < lse.size(); ++r) {
+            const double log_sum = double(row_max.data<C>()[r]) + std::log(double(row_sum.data<C>()[r]));
+            lse.data<C>()[r] = C(log_sum);
+            sum += log_sum - double(target_logit.data<C>()[r]);
+        }
+        *loss.data<C>() = C(sum * double(C(scale)));
+    });
 }
 
-void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale, int64_t first_vocab,
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
                             int64_t vocab) {
     with_float(logits.dtype(), [&](auto zero) {
         using T = decltype(zero);
+        using C = Wide<T>;
         const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
+        const C factor(scale);
         parallel_rows(logits.rows(), cols, [&](int64_t r) {
             T* x = logits.data<T>() + r * cols;
             const int64_t target = targets.data<int32_t>()[r] - first_vocab;
-            const float row_lse = lse.data<float>()[r];
-            const float at_target = target >= 0 && target < real ? float(x[target]) : 0.0f;
+            const C row_lse = lse.data<C>()[r];
+            const C at_target = target >= 0 && target < real ? C(x[target]) : C(0);
 #pragma omp simd
-            for (int64_t c = 0; c < real; ++c) x[c] = T(exp_simd(float(x[c]) - row_lse) * scale);
+            for (int64_t c = 0; c < real; ++c) x[c] = T(exp_simd(C(x[c]) - row_lse) * factor);
             std::fill(x + real, x + cols, T(0.0f));
-            if (target >= 0 && target < real) x[target] = T((exp_simd(at_target - row_lse) - 1.0f) * scale);
+            if (target >= 0 && target < real) x[target] = T((exp_simd(at_target - row_lse) - 1) * factor);
         });
     });
 }
 
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step) {
-    const AdamWFactors f(step);
     with_float(param.dtype(), [&](auto param_zero) {
         with_float(grad.dtype(), [&](auto grad_zero) {
             using P = decltype(param_zero);
-            constexpr bool has_master = !std::is_same_v<P, float>;
+            using C = Wide<P>;
+            constexpr bool has_master = !std::is_same_v<P, C>;
             P* p = param.data<P>();
-            float* w = (has_master ? master : param).template data<float>();
-            float *m = exp_avg.data<float>(), *v = exp_avg_sq.data<float>();
+            C* w = (has_master ? master : param).template data<C>();
+            C *m = exp_avg.data<C>(), *v = exp_avg_sq.data<C>();
             const auto* g = grad.data<decltype(grad_zero)>();
-            const AdamWStep s = step;
+            const AdamWFactors<C> f(step);
             parallel_elements(param.size(), [=](int64_t i) {
-                const float gradient = float(g[i]) * s.grad_scale;
-                m[i] = s.beta1 * m[i] + (1.0f - s.beta1) * gradient;
-                v[i] = s.beta2 * v[i] + (1.0f - s.beta2) * gradient * gradient;
-                w[i] = w[i] * f.keep - f.step_size * m[i] / (std::sqrt(v[i]) * f.inv_sqrt_correction2 + s.eps);
+                const C gradient = C(g[i]) * f.grad_scale;
+                m[i] = f.beta1 * m[i] + (1 - f.beta1) * gradient;
+                v[i] = f.beta2 * v[i] + (1 - f.beta2) * gradient * gradient;
+                w[i] = w[i] * f.keep - f.step_size * m[i] / (std::sqrt(v[i]) * f.inv_sqrt_correction2 + f.eps);
                 if constexpr (has_master) p[i] = P(w[i]);
             });
         });

@@ -65,11 +65,11 @@ __global__ void sum_squares_kernel(double* partial, const T* x, int64_t n) {
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-__global__ void sum_partials_kernel(float* out, const double* partial, int count) {
+__global__ void sum_partials_kernel(double* out, const double* partial, int count) {
     double sum = 0;
     for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partial[i];
     sum = block_reduce(sum, Sum());
-    if (threadIdx.x == 0) *out = float(sum);
+    if (threadIdx.x == 0) *out = sum;
 }
 
 // ---- embedding ------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ __global__ void cross_entropy_backward_kernel(T* logits, const int32_t* targets,
 
 template <class P, class G>
 __global__ void adamw_kernel(P* param, float* master, float* exp_avg, float* exp_avg_sq, const G* grad, int64_t n,
-                             AdamWStep s, float step_size, float inv_sqrt_correction2, float keep) {
+                             AdamWFactors<float> f) {
     const int64_t i = first_element();
     float g[kPack], m[kPack], v[kPack], w[kPack];
     load(g, grad, i, n);
@@ -375,10 +375,10 @@ __global__ void adamw_kernel(P* param, float* master, float* exp_avg, float* exp
     else
         load(w, param, i, n);
     for (int j = 0; j < kPack; ++j) {
-        const float gradient = g[j] * s.grad_scale;
-        m[j] = s.beta1 * m[j] + (1.0f - s.beta1) * gradient;
-        v[j] = s.beta2 * v[j] + (1.0f - s.beta2) * gradient * gradient;
-        w[j] = w[j] * keep - step_size * m[j] / (sqrtf(v[j]) * inv_sqrt_correction2 + s.eps);
+        const float gradient = g[j] * f.grad_scale;
+        m[j] = f.beta1 * m[j] + (1.0f - f.beta1) * gradient;
+        v[j] = f.beta2 * v[j] + (1.0f - f.beta2) * gradient * gradient;
+        w[j] = w[j] * f.keep - f.step_size * m[j] / (sqrtf(v[j]) * f.inv_sqrt_correction2 + f.eps);
     }
     store(exp_avg, i, n, m);
     store(exp_avg_sq, i, n, v);
@@ -401,7 +401,7 @@ __global__ void fill_normal_kernel(T* x, int64_t n, uint64_t key, GlobalIndex in
 
 // ---- the same, with tensors -----------------------------------------------------------------------------------------
 
-void fill(Tensor& x, float value) {
+void fill(Tensor& x, double value) {
     const int64_t n = x.size();
     if (x.dtype() == DType::i32)
         fill_int_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<int32_t>(), n, int32_t(value));
@@ -409,7 +409,7 @@ void fill(Tensor& x, float value) {
         CUDA_CHECK(cudaMemsetAsync(x.raw(), int(value), size_t(n), stream()));
     else
         with_float(x.dtype(), [&](auto zero) {
-            fill_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), n, value);
+            fill_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), n, float(value));
         });
     check_launch();
 }
@@ -425,9 +425,10 @@ void copy(Tensor& to, const Tensor& from) {
     check_launch();
 }
 
-void scale(Tensor& x, float factor) {
+void scale(Tensor& x, double factor) {
     with_float(x.dtype(), [&](auto zero) {
-        scale_kernel<<<blocks_for(x.size()), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), x.size(), factor);
+        scale_kernel<<<blocks_for(x.size()), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), x.size(),
+                                                                      float(factor));
     });
     check_launch();
 }
@@ -459,13 +460,13 @@ void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
 }
 
 void sum_squares(Tensor& out, const Tensor& x) {
-    Tensor partial({2 * kPartials}, DType::f32, Device::cuda, Memory::workspace);  // kPartials doubles
+    Tensor partial({kPartials}, DType::f64, Device::cuda, Memory::workspace);
     const int blocks = int(std::min<unsigned>(blocks_for(x.size()), kPartials));
-    double* sums = static_cast<double*>(partial.raw());
+    double* sums = partial.data<double>();
     with_float(x.dtype(), [&](auto zero) {
         sum_squares_kernel<<<blocks, kThreads, 0, stream()>>>(sums, x.data<decltype(zero)>(), x.size());
     });
-    sum_partials_kernel<<<1, kThreads, 0, stream()>>>(out.data<float>(), sums, blocks);
+    sum_partials_kernel<<<1, kThreads, 0, stream()>>>(out.data<double>(), sums, blocks);
     check_launch();
 }
 
@@ -489,22 +490,22 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
     check_launch();
 }
 
-void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, float eps) {
+void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, double eps) {
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         rmsnorm_kernel<T, false><<<x.rows(), kThreads, 0, stream()>>>(
-            nullptr, y.data<T>(), inv_rms.data<float>(), x.data<T>(), nullptr, weight.data<T>(), eps, x.cols());
+            nullptr, y.data<T>(), inv_rms.data<float>(), x.data<T>(), nullptr, weight.data<T>(), float(eps), x.cols());
     });
     check_launch();
 }
 
 void add_rmsnorm(Tensor& sum, Tensor& y, Tensor& inv_rms, const Tensor& a, const Tensor& b, const Tensor& weight,
-                 float eps) {
+                 double eps) {
     with_float(a.dtype(), [&](auto zero) {
         using T = decltype(zero);
         rmsnorm_kernel<T, true><<<a.rows(), kThreads, 0, stream()>>>(sum.data<T>(), y.data<T>(), inv_rms.data<float>(),
-                                                                     a.data<T>(), b.data<T>(), weight.data<T>(), eps,
-                                                                     a.cols());
+                                                                     a.data<T>(), b.data<T>(), weight.data<T>(),
+                                                                     float(eps), a.cols());
     });
     check_launch();
 }
@@ -601,33 +602,32 @@ void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_ma
 }
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
-                   float scale) {
+                   double scale) {
     cross_entropy_kernel<<<1, 1024, 0, stream()>>>(loss.data<float>(), lse.data<float>(), row_max.data<float>(),
                                                    row_sum.data<float>(), target_logit.data<float>(), lse.size(),
-                                                   scale);
+                                                   float(scale));
     check_launch();
 }
 
-void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, float scale, int64_t first_vocab,
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
                             int64_t vocab) {
     const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
     with_float(logits.dtype(), [&](auto zero) {
         cross_entropy_backward_kernel<<<logits.rows(), kThreads, 0, stream()>>>(
-            logits.data<decltype(zero)>(), targets.data<int32_t>(), lse.data<float>(), logits.cols(), real, scale,
-            first_vocab);
+            logits.data<decltype(zero)>(), targets.data<int32_t>(), lse.data<float>(), logits.cols(), real,
+            float(scale), first_vocab);
     });
     check_launch();
 }
 
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step) {
-    const AdamWFactors factors(step);
+    const AdamWFactors<float> factors(step);
     with_float(param.dtype(), [&](auto param_zero) {
         with_float(grad.dtype(), [&](auto grad_zero) {
             adamw_kernel<<<blocks_for(param.size()), kThreads, 0, stream()>>>(
                 param.data<decltype(param_zero)>(), master ? master.data<float>() : nullptr, exp_avg.data<float>(),
-                exp_avg_sq.data<float>(), grad.data<decltype(grad_zero)>(), param.size(), step, factors.step_size,
-                factors.inv_sqrt_correction2, factors.keep);
+                exp_avg_sq.data<float>(), grad.data<decltype(grad_zero)>(), param.size(), factors);
         });
     });
     check_launch();

@@ -13,17 +13,20 @@ std::vector<Segment> whole_segments(const std::vector<Param*>& params) {
 }
 
 Tensor make_master(const Tensor& param, Memory states) {
-    if (param.dtype() == DType::f32) return {};
-    Tensor master(param.shape(), DType::f32, param.device(), states);
+    const DType wide = stats_dtype(param.dtype());
+    if (param.dtype() == wide) return {};
+    Tensor master(param.shape(), wide, param.device(), states);
     copy(master, param);
     return master;
 }
+
+int64_t master_bytes(DType param) { return param == stats_dtype(param) ? 0 : size_of(stats_dtype(param)); }
 
 AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) : hyper_(hyper) {
     for (Segment& segment : segments) {
         const Tensor& param = segment.param;
         const auto zeros = [&] {
-            Tensor state(param.shape(), DType::f32, param.device(), states);
+            Tensor state(param.shape(), stats_dtype(param.dtype()), param.device(), states);
             fill(state, 0);
             return state;
         };
@@ -31,7 +34,9 @@ AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) :
     }
 }
 
-AdamWStep AdamW::Hyper::at(int64_t step, float lr, float grad_scale, bool decay) const {
+int64_t AdamW::state_bytes(DType param) { return 2 * size_of(stats_dtype(param)) + master_bytes(param); }
+
+AdamWStep AdamW::Hyper::at(int64_t step, double lr, double grad_scale, bool decay) const {
     return {.lr = lr,
             .beta1 = beta1,
             .beta2 = beta2,
@@ -47,7 +52,7 @@ MakeOptimizer AdamW::maker(const Hyper& hyper) {
     };
 }
 
-void AdamW::step(float lr, float grad_scale) {
+void AdamW::step(double lr, double grad_scale) {
     ++step_;
     for (State& state : states_)
         adamw(state.segment.param, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,

@@ -1,5 +1,5 @@
 #pragma once
-// AdamW with fp32 master weights, and the learning-rate schedules.
+// AdamW with fp32 master weights for bf16, and the learning-rate schedules.
 #include <functional>
 
 #include "01_single_gpu/param.h"
@@ -20,27 +20,29 @@ class Optimizer {
   public:
     virtual ~Optimizer() = default;
     // One update with the gradients times grad_scale (the clipping factor).
-    virtual void step(float lr, float grad_scale) = 0;
+    virtual void step(double lr, double grad_scale) = 0;
 };
 // Makes the optimizer of some segments. Its states lie on their device, booked as told.
 using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<Segment>, Memory states)>;
 
-// The fp32 copy of a parameter that an optimizer updates; empty where the parameter is fp32 itself.
+// The fp32 copy of a parameter that an optimizer updates; empty where the parameter is fp32 or fp64 itself.
 Tensor make_master(const Tensor& param, Memory states);
+int64_t master_bytes(DType param);  // per element
 
-// Optimizer states per element: exp_avg and exp_avg_sq (8 bytes), and for bf16 parameters a master weight (12 bytes): a
-// bf16 weight has 8 bits of precision and would swallow updates smaller than 1/256 of it.
+// Optimizer states per element: exp_avg and exp_avg_sq (8 bytes; 16 with fp64), and for bf16 parameters a master weight
+// (12 bytes): a bf16 weight has 8 bits of precision and would swallow updates smaller than 1/256 of it.
 class AdamW : public Optimizer {
   public:
     struct Hyper {
-        float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
-        AdamWStep at(int64_t step, float lr, float grad_scale, bool decay) const;  // step from 1
+        double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+        AdamWStep at(int64_t step, double lr, double grad_scale, bool decay) const;  // step from 1
     };
     // Master weights start from the parameters. The states lie on the segments' device, booked under `states`.
     AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states = Memory::optimizer);
     static MakeOptimizer maker(const Hyper& hyper);
+    static int64_t state_bytes(DType param);  // per element
 
-    void step(float lr, float grad_scale) override;
+    void step(double lr, double grad_scale) override;
 
   private:
     struct State {

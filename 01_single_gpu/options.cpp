@@ -15,7 +15,9 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr const char* kDefaultData = "01_single_gpu/corpus.txt";
 
-DType dtype_of(const std::string& name) { return name == "bf16" ? DType::bf16 : DType::f32; }
+DType dtype_of(const std::string& name) {
+    return name == "bf16" ? DType::bf16 : name == "fp64" ? DType::f64 : DType::f32;
+}
 }  // namespace
 
 CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flags(description), options_(o) {
@@ -55,8 +57,9 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--clip", o.clip, "global gradient norm; 0: off", positive0);
 
     group("Precision, memory");
-    add("--dtype", o.dtype, "of weights and activations", one_of({"fp32", "bf16"}));
-    add("--grad-dtype", o.grad_dtype, "of gradients", one_of({"fp32", "bf16"}));
+    add("--dtype", o.dtype, "of weights and activations; fp64: on the CPU, the yardstick for all others",
+        one_of({"fp32", "bf16", "fp64"}));
+    add("--grad-dtype", o.grad_dtype, "of gradients; with --dtype fp64 always that", one_of({"fp32", "bf16", "fp64"}));
     add("--recompute", o.recompute, "activations made again in the backward pass", one_of(recompute_names()));
     add("--device", o.device, "where to run", one_of({"auto", "cpu", "cuda"}));
 
@@ -74,6 +77,14 @@ void CommandLine::parse(int argc, char** argv) {
     o.model = model_shape();
     if (o.min_lr < 0) o.min_lr = o.lr / 10;
     if (o.min_lr > o.lr) usage_error("--min-lr {} is above --lr {}; at most {} would work", o.min_lr, o.lr, o.lr);
+    if (o.dtype == "fp64") {
+        if (given("--grad-dtype") && o.grad_dtype != "fp64")
+            usage_error("--grad-dtype {}: gradients of --dtype fp64 are fp64; leave it out", o.grad_dtype);
+        if (o.device == "cuda") usage_error("--dtype fp64: is for the CPU; --device cpu would do, or --dtype fp32");
+        record("--grad-dtype", o.grad_dtype = "fp64");
+    } else if (o.grad_dtype == "fp64") {
+        usage_error("--grad-dtype fp64: belongs to --dtype fp64; with --dtype {} there is --grad-dtype fp32", o.dtype);
+    }
     if (o.dtype == "fp32" && o.grad_dtype == "bf16")
         usage_error("--grad-dtype bf16: gradients may not be narrower than the weights; add --dtype bf16");
     if (o.device == "cuda" && !why_no_cuda().empty())
@@ -151,10 +162,11 @@ void CommandLine::check_batches(int64_t data_ranks) {
 LrSchedule TrainOptions::schedule() const { return {lr_shape_of(lr_schedule), lr, min_lr, warmup_steps, steps}; }
 
 Llama::Options TrainOptions::llama() const {
-    return {dtype_of(dtype), dtype_of(grad_dtype), device_kind(), recompute_of(recompute), init_std};
+    const DType weights = dtype_of(dtype), grads = weights == DType::f64 ? weights : dtype_of(grad_dtype);
+    return {weights, grads, device_kind(), recompute_of(recompute), init_std};
 }
 
-AdamW::Hyper TrainOptions::adamw() const { return {float(beta1), float(beta2), float(eps), float(weight_decay)}; }
+AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }
 
 TrainOptions TrainOptions::without_files() const {
     TrainOptions o = *this;
@@ -166,7 +178,7 @@ TrainOptions TrainOptions::without_files() const {
 Device TrainOptions::device_kind() const {
     if (dry_run) return Device::meta;
     if (device == "cuda") return Device::cuda;
-    return device == "auto" && why_no_cuda().empty() ? Device::cuda : Device::cpu;
+    return device == "auto" && dtype != "fp64" && why_no_cuda().empty() ? Device::cuda : Device::cpu;
 }
 
 }  // namespace train70b

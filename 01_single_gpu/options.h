@@ -32,7 +32,7 @@ struct TrainOptions {
     LrSchedule schedule() const;
     Llama::Options llama() const;  // dtype, device, recompute, initial values
     AdamW::Hyper adamw() const;
-    Device device_kind() const;          // auto: cuda where there is one
+    Device device_kind() const;          // auto: cuda where there is one and it has kernels for dtype
     TrainOptions without_files() const;  // the same, writing, loading and evaluating nothing: the runs behind a table
     int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }
 };

@@ -74,17 +74,17 @@ void bind(const std::vector<Param*>& params, const Tensor& flat, Tensor Param::*
 void bind_data(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::data); }
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::grad); }
 
-std::vector<float> squares(const std::vector<Param*>& params, Which which) {
+std::vector<double> squares(const std::vector<Param*>& params, Which which) {
     std::vector<Tensor> tensors;
     for (const Param* param : params)
         tensors.push_back(param->replica > 0 ? Tensor() : which == Which::data ? param->data : param->grad);
     return squares(tensors);
 }
 
-std::vector<float> squares(const std::vector<Tensor>& tensors) {
+std::vector<double> squares(const std::vector<Tensor>& tensors) {
     const auto some = std::find_if(tensors.begin(), tensors.end(), [](const Tensor& x) { return bool(x); });
-    if (some == tensors.end()) return std::vector<float>(tensors.size());
-    Tensor sums({int64_t(tensors.size())}, DType::f32, some->device(), Memory::workspace);
+    if (some == tensors.end()) return std::vector<double>(tensors.size());
+    Tensor sums({int64_t(tensors.size())}, DType::f64, some->device(), Memory::workspace);
     fill(sums, 0);
     for (size_t i = 0; i < tensors.size(); ++i) {
         Tensor sum = sums.row_slice(i, i + 1);

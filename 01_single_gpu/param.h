@@ -45,9 +45,9 @@ void bind_data(const std::vector<Param*>& params, const Tensor& flat);
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat);
 
 // Sum of squares of each tensor, in order; 0 for an empty one.
-std::vector<float> squares(const std::vector<Tensor>& tensors);
+std::vector<double> squares(const std::vector<Tensor>& tensors);
 // The same of each param's data or grad, for the parameters this rank counts (replica 0).
 enum class Which { data, grad };
-std::vector<float> squares(const std::vector<Param*>& params, Which which);
+std::vector<double> squares(const std::vector<Param*>& params, Which which);
 
 }  // namespace train70b

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "01_single_gpu/optimizer.h"
+
 namespace train70b {
 
 using nlohmann::ordered_json;
@@ -120,7 +122,7 @@ void Progress::line(const std::string& text) {
 std::string memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
                          const MemoryPeak& peak) {
     const int64_t n = config.parameters(), weight = size_of(options.dtype), grad = size_of(options.grad_dtype);
-    const int64_t state = options.dtype == DType::f32 ? 8 : 12;
+    const int64_t state = AdamW::state_bytes(options.dtype);
     const ActivationFormula act = activation_formula(config, micro_batch, seq_len, options.dtype, options.recompute);
     std::string table = fmt::format("{:<14}{:>16}{:>16}   formula\n", "peak bytes", "measured", "formula");
     const auto row = [&](Memory kind, int64_t expected, const std::string& text) {
@@ -130,7 +132,8 @@ std::string memory_table(const LlamaConfig& config, const Llama::Options& option
     row(Memory::params, weight * n, fmt::format("{} N, N = {} parameters", weight, n));
     row(Memory::grads, grad * n, fmt::format("{} N", grad));
     row(Memory::optimizer, state * n,
-        fmt::format("{} N: exp_avg, exp_avg_sq{} in fp32", state, state == 12 ? ", master" : ""));
+        fmt::format("{} N: exp_avg, exp_avg_sq{} in {}", state, master_bytes(options.dtype) ? ", master" : "",
+                    name_of(stats_dtype(options.dtype))));
     row(Memory::activations, act.total,
         fmt::format("{} blocks x {} + {} + working set {}", config.layers, act.block, act.fixed, act.working));
     table += fmt::format("{:<14}{:>16}{:>16}   depends on the device\n", "workspace",

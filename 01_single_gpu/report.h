@@ -66,8 +66,8 @@ void say(fmt::format_string<Args...> text, Args&&... args) {
 std::string human_bytes(double bytes);  // "36.2 MiB"
 std::string human_count(double count);  // "28.1k"
 
-// Bytes per kind against formula: 2 or 4 bytes per parameter, 2 or 4 per gradient, 8 or 12 of optimizer state, and the
-// activation formula of config.h.
+// Bytes per kind against formula: 2, 4 or 8 bytes per parameter and per gradient, 8, 12 or 16 of optimizer state, and
+// the activation formula of config.h.
 std::string memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
                          const MemoryPeak& peak);
 

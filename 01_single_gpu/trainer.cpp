@@ -13,7 +13,7 @@
 namespace train70b {
 
 namespace {
-double norm_of(const std::vector<float>& squares) {
+double norm_of(const std::vector<double>& squares) {
     return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
 }  // namespace
@@ -101,7 +101,7 @@ Batch Trainer::make_batch(const std::vector<std::vector<int32_t>>& samples, doub
         return upload(values, {rows}, model_.options.device);
     };
     return {sequences,          rows / sequences,     on_device(inputs),
-            on_device(targets), on_device(positions), float(1.0 / target_tokens)};
+            on_device(targets), on_device(positions), 1.0 / target_tokens};
 }
 
 // Sample i of a step is number (step - 1) * global + i of the stream: micro-batch m of rank r holds the micro_batch
@@ -139,7 +139,7 @@ StepReport Trainer::step(int64_t number) {
     report.grad_norm = gradient_norm();
     check_finite(report);
     const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (report.grad_norm + 1e-6)) : 1.0;
-    update(float(report.lr), float(clip));
+    update(report.lr, clip);
     synchronize(model_.options.device);
 
     report.step_s = now_seconds() - begin;
@@ -160,7 +160,7 @@ void Trainer::check_finite(const StepReport& report) {
     const std::vector<Param*> params = model_.params();
     std::string culprit;
     for (Which which : {Which::data, Which::grad}) {
-        const std::vector<float> sums = squares(params, which);
+        const std::vector<double> sums = squares(params, which);
         for (size_t i = 0; i < sums.size(); ++i)
             if (!std::isfinite(sums[i]) && culprit.empty())
                 culprit = params[i]->name + (which == Which::grad ? " (its gradient)" : "");
@@ -194,7 +194,7 @@ void Trainer::run() {
     if (begin) begin();
     if (!update) {
         optimizer_ = make_optimizer(whole_segments(model_.params()), Memory::optimizer);
-        update = [this](float lr, float grad_scale) { optimizer_->step(lr, grad_scale); };
+        update = [this](double lr, double grad_scale) { optimizer_->step(lr, grad_scale); };
     }
     if (reference_) write([this] { reference_->initial_weights(whole); });
     const double start = now_seconds();

@@ -23,14 +23,14 @@ class Trainer {
     std::function<void(const std::function<void()>&)>
         writing;                                           // calls the function, in which rank 0 writes large files
     std::function<void()> begin;                           // empty, or what follows the last change of the weights
-    std::function<Tensor(int64_t step)> forward_backward;  // returns this rank's share of the loss, (1) fp32
+    std::function<Tensor(int64_t step)> forward_backward;  // returns this rank's share of the loss, (1)
     std::function<Tensor(const Batch&)> forward_only;      // the same of a batch, without gradients: evaluation
     std::function<void()> reduce_gradients;                // empty: nothing to reduce
     std::function<void(int64_t step)> after_gradients;     // empty, or writes step 1's gradients (--save-reference)
     std::function<double()> gradient_norm;                 // of the whole model
     std::function<double()> parameter_norm;
     MakeOptimizer make_optimizer;                                              // AdamW
-    std::function<void(float lr, float grad_scale)> update;                    // the optimizer on whole parameters
+    std::function<void(double lr, double grad_scale)> update;                  // the optimizer on whole parameters
     std::function<double(double)> sum_over_ranks;                              // empty: this rank is all there is
     std::function<void(StepReport&)> finish_report;                            // adds communication bytes and seconds
     std::function<nlohmann::ordered_json(const MemoryPeak&)> memory_per_rank;  // the summary's list

@@ -45,7 +45,7 @@ struct Case {
         const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, E = s.heads * s.head_dim,
                       K = s.kv_heads * s.head_dim;
         const auto make = [&](int64_t r, int64_t c, uint64_t key, Doubles& doubles) {
-            doubles = randoms(r * c, key);
+            doubles = randoms(r * c, key, stats_dtype(dtype));
             for (double& x : doubles) x *= size;
             Tensor t = tensor(doubles, {r, c}, dtype);
             doubles = values(t);
@@ -56,7 +56,7 @@ struct Case {
         tv = make(keys, K, 3, v);
         tdout = make(rows, E, 4, dout);
         out = Tensor::like(tq);
-        lse = Tensor({rows, s.heads}, DType::f32, Device::cpu);
+        lse = Tensor({rows, s.heads}, stats_dtype(dtype), Device::cpu);
         attention(out, lse, tq, tk, tv, s);
     }
     Doubles both() const {
@@ -76,9 +76,15 @@ TEST_CASE("attention: grouped queries, tiles and their remainders, separate leng
                                     {1, 130, 70, 2, 2, 4, false},
                                     {1, 1, 200, 2, 1, 12, false},
                                     {1, 65, 129, 1, 1, 32, true}}) {
-        Case c(s);
         INFO("Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
-        EXPECT(distance(c.both(), attention_double(c.q, c.k, c.v, s)) <= 2e-6);
+        for (const auto& [dtype, forward, gradient] : kPrecisions) {
+            Case c(s, dtype);
+            const Doubles expected = attention_double(c.q, c.k, c.v, s);
+            const int64_t out = c.out.size();  // out and lse, each against its own size
+            const Doubles got = c.both();
+            EXPECT(distance({got.begin(), got.begin() + out}, {expected.begin(), expected.begin() + out}) <= forward);
+            EXPECT(distance({got.begin() + out, got.end()}, {expected.begin() + out, expected.end()}) <= forward);
+        }
     }
 }
 
@@ -104,20 +110,21 @@ TEST_CASE("attention: gradients of q, k and v") {
     for (const AttentionShape& s : {AttentionShape{2, 7, 7, 4, 2, 4, true},
                                     {1, 3, 9, 2, 1, 6, true},
                                     {1, 9, 4, 2, 2, 4, false},
-                                    {1, 66, 66, 1, 1, 2, true}}) {
-        Case c(s);
-        INFO("Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
-        Tensor dq = Tensor::like(c.tq), dk = Tensor::like(c.tk), dv = Tensor::like(c.tv);
-        attention_backward(dq, dk, dv, c.tdout, c.tq, c.tk, c.tv, c.out, c.lse, s);
-        const auto f = [&](const Doubles& q, const Doubles& k, const Doubles& v) {
-            Doubles y = attention_double(q, k, v, s);
-            y.resize(c.dout.size());
-            return dot(y, c.dout);
-        };
-        EXPECT(distance(dq, differentiate([&](const Doubles& x) { return f(x, c.k, c.v); }, c.q)) <= 5e-6);
-        EXPECT(distance(dk, differentiate([&](const Doubles& x) { return f(c.q, x, c.v); }, c.k)) <= 5e-6);
-        EXPECT(distance(dv, differentiate([&](const Doubles& x) { return f(c.q, c.k, x); }, c.v)) <= 5e-6);
-    }
+                                    {1, 66, 66, 1, 1, 2, true}})
+        for (const auto& [dtype, forward, bound] : kPrecisions) {
+            Case c(s, dtype);
+            INFO("Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
+            Tensor dq = Tensor::like(c.tq), dk = Tensor::like(c.tk), dv = Tensor::like(c.tv);
+            attention_backward(dq, dk, dv, c.tdout, c.tq, c.tk, c.tv, c.out, c.lse, s);
+            const auto f = [&](const Doubles& q, const Doubles& k, const Doubles& v) {
+                Doubles y = attention_double(q, k, v, s);
+                y.resize(c.dout.size());
+                return dot(y, c.dout);
+            };
+            EXPECT(distance(dq, differentiate([&](const Doubles& x) { return f(x, c.k, c.v); }, c.q)) <= bound);
+            EXPECT(distance(dk, differentiate([&](const Doubles& x) { return f(c.q, x, c.v); }, c.k)) <= bound);
+            EXPECT(distance(dv, differentiate([&](const Doubles& x) { return f(c.q, c.k, x); }, c.v)) <= bound);
+        }
 }
 
 // What chapter 06 stands on: keys in two parts, each attended to alone, merged by their log-sum-exp; and the backward

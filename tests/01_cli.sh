@@ -95,7 +95,11 @@ refused "heads do not divide hidden" "--hidden 32|--heads 7|--hidden 35 would" -
 refused "kv-heads do not divide heads" "--heads 8|--kv-heads 3" --heads 8 --kv-heads 3
 refused "odd head size" "--hidden 130 / --heads 2 = 65|even" --hidden 130 --heads 2
 refused "head size too large" "--hidden 2048 / --heads 4 = 512|at most 256" --hidden 2048
-refused "dtype" "--dtype|fp64|fp32|bf16" --dtype fp64
+refused "dtype" "--dtype|fp16|fp32|bf16|fp64" --dtype fp16
+refused "fp64 on a GPU" "--dtype fp64|--device cpu" --dtype fp64 --device cuda
+refused "fp64 with gradients that are not" "--grad-dtype fp32|fp64|leave it out" --dtype fp64 --grad-dtype fp32
+refused "fp64 gradients of fp32" "--grad-dtype fp64|--dtype fp64" --grad-dtype fp64
+refused "fp64 gradients of bf16" "--grad-dtype fp64|--dtype fp64" --grad-dtype fp64 --dtype bf16
 refused "model" "--model|9b|tiny|8b|405b" --model 9b
 refused "bf16 gradients of fp32" "--grad-dtype bf16|--dtype" --grad-dtype bf16
 refused "recompute" "--recompute|some|none|pointwise|selective|full" --recompute some
@@ -265,6 +269,9 @@ def states(memory, params, grads, optimizer):
 good "three steps" 'expect(len(steps) == 3 and not evals)
 for step in steps: states(step["memory"], 4 * 24160, 4 * 24160, 8 * 24160)
 expect([step["lr"] for step in steps] == [0.003 * s / 20 for s in (1, 2, 3)], steps)'
+good "fp64" 'for step in steps: states(step["memory"], 8 * 24160, 8 * 24160, 16 * 24160)
+assert config["flags"]["grad-dtype"] == "fp64"' --dtype fp64
+good "fp64, said twice" 'pass' --dtype fp64 --grad-dtype fp64 --device auto
 good "bf16, fp32 gradients" 'for step in steps: states(step["memory"], 2 * 24160, 4 * 24160, 12 * 24160)' --dtype bf16
 good "bf16, bf16 gradients" 'for step in steps: states(step["memory"], 2 * 24160, 2 * 24160, 12 * 24160)' \
     --dtype bf16 --grad-dtype bf16

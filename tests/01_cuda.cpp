@@ -86,7 +86,7 @@ TEST_CASE("cuda: fill, copy, scale, add, sum of squares") {
                 const Maker make{device, dtype};
                 Tensor a = make.random({rows, cols}, 1), b = make.random({rows, cols}, 2),
                        sum = make.empty({rows, cols});
-                Tensor wide = make.floats({rows, cols}), squares = make.floats({1}),
+                Tensor wide = make.floats({rows, cols}), squares({1}, DType::f64, device),
                        constant = make.empty({rows, cols});
                 add(sum, a, b);
                 copy(wide, sum);
@@ -335,7 +335,7 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
                 std::map<std::string, std::vector<double>> results;
                 Tape tape;
                 results["loss"] = values(
-                    model.forward(tape, {sequences, seq_len, up(ids), up(targets), up(positions), 1.0f / float(rows)})
+                    model.forward(tape, {sequences, seq_len, up(ids), up(targets), up(positions), 1.0 / double(rows)})
                         .data);
                 tape.backward();
                 for (Param* param : model.params()) results[param->name] = values(param->grad);

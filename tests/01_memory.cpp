@@ -27,9 +27,9 @@ Usage train_two_steps(const LlamaConfig& config, const Llama::Options& options, 
         for (int64_t i = 0; i < rows; ++i) ids[i] = int32_t(i % config.vocab), positions[i] = int32_t(i % seq_len);
         const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {rows}, options.device); };
         Tape tape;
-        model.forward(tape, {sequences, seq_len, up(ids), up(ids), up(positions), 1.0f / float(rows)});
+        model.forward(tape, {sequences, seq_len, up(ids), up(ids), up(positions), 1.0 / double(rows)});
         tape.backward();
-        adamw.step(1e-3f, 1);
+        adamw.step(1e-3, 1);
     }
     Usage usage{ledger().now(), ledger().peak()};
     for (int i = 0; i < kMemoryKinds; ++i) {
@@ -58,28 +58,34 @@ constexpr Recompute kLevels[] = {Recompute::none, Recompute::pointwise, Recomput
 
 }  // namespace
 
-TEST_CASE("parameters, gradients and optimizer: exactly (2 or 4) N, (2 or 4) N, (8 or 12) N bytes") {
+TEST_CASE("parameters, gradients and optimizer: exactly (2, 4 or 8) N, (2, 4 or 8) N, (8, 12 or 16) N bytes") {
+    struct Bytes {
+        DType dtype, grad;
+        int64_t params, grads, optimizer;
+    };
     for (const LlamaConfig& config : kShapes)
-        for (DType dtype : {DType::f32, DType::bf16})
-            for (DType grad : {DType::f32, DType::bf16}) {
-                if (dtype == DType::f32 && grad == DType::bf16) continue;  // refused: see 01_cli.sh
-                const Usage usage = train_two_steps(config, {.dtype = dtype, .grad_dtype = grad}, 1, 8);
-                const int64_t n = config.parameters();
-                for (const MemoryBytes& bytes : {usage.steady, usage.peak.kind}) {
-                    EXPECT(of(bytes, Memory::params) == (dtype == DType::f32 ? 4 : 2) * n);
-                    EXPECT(of(bytes, Memory::grads) == (grad == DType::f32 ? 4 : 2) * n);
-                    EXPECT(of(bytes, Memory::optimizer) == (dtype == DType::f32 ? 8 : 12) * n);
-                }
-                EXPECT(of(usage.steady, Memory::activations) == 0);  // nothing outlives a step
-                EXPECT(of(usage.steady, Memory::workspace) == 0);
+        for (const auto& [dtype, grad, params, grads, optimizer] : {Bytes{DType::f32, DType::f32, 4, 4, 8},
+                                                                    {DType::bf16, DType::f32, 2, 4, 12},
+                                                                    {DType::bf16, DType::bf16, 2, 2, 12},
+                                                                    {DType::f64, DType::f64, 8, 8, 16}}) {
+            const Usage usage = train_two_steps(config, {.dtype = dtype, .grad_dtype = grad}, 1, 8);
+            const int64_t n = config.parameters();
+            for (const MemoryBytes& bytes : {usage.steady, usage.peak.kind}) {
+                EXPECT(of(bytes, Memory::params) == params * n);
+                EXPECT(of(bytes, Memory::grads) == grads * n);
+                EXPECT(of(bytes, Memory::optimizer) == optimizer * n);
             }
+            EXPECT(of(usage.steady, Memory::activations) == 0);  // nothing outlives a step
+            EXPECT(of(usage.steady, Memory::workspace) == 0);
+        }
 }
 
 TEST_CASE("peak activations: within 2% of the formula at every recompute level, shape and dtype") {
     for (const LlamaConfig& config : kShapes)
-        for (DType dtype : {DType::f32, DType::bf16})
+        for (DType dtype : {DType::f32, DType::bf16, DType::f64})
             for (Recompute level : kLevels) {
-                const Usage usage = train_two_steps(config, {.dtype = dtype, .recompute = level}, 2, 48);
+                const Usage usage = train_two_steps(
+                    config, {.dtype = dtype, .grad_dtype = stats_dtype(dtype), .recompute = level}, 2, 48);
                 const double expected = double(activation_formula(config, 2, 48, dtype, level).total);
                 const double got = double(of(usage.peak.kind, Memory::activations));
                 INFO("layers " << config.layers << " ffn " << config.ffn << " level " << int(level) << " dtype "

@@ -32,7 +32,7 @@ struct Tokens {
     }
     Batch batch(Device device = Device::cpu) const {
         const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {int64_t(v.size())}, device); };
-        return {sequences, seq_len, up(tokens), up(targets), up(positions), 1.0f / float(tokens.size())};
+        return {sequences, seq_len, up(tokens), up(targets), up(positions), 1.0 / double(tokens.size())};
     }
 };
 
@@ -150,35 +150,52 @@ double run_model(Llama& model, const Tokens& data) {
 
 }  // namespace
 
-TEST_CASE("every parameter's gradient, the loss and the norm of four AdamW steps, against double") {
-    const LlamaConfig config = make_config();
+TEST_CASE("every parameter's gradient, the loss and the norm of four AdamW steps, in fp32 and fp64, against double") {
+    LlamaConfig config = make_config();
+    config.norm_eps = 0.01;  // of a size that its last bits can be seen
     const Tokens data;
-    Llama model(config, {.init_std = 0.3});  // large enough for attention to be far from uniform
-    model.materialise(3);
-    const AdamW::Hyper hyper{.weight_decay = 0.1f};
-    AdamW adamw(whole_segments(model.params()), hyper);
-    const double lr = 0.01, clip = 0.5;
+    const AdamW::Hyper hyper{.eps = 1e-3, .weight_decay = 0.1};
+    const double lr = 0.01, clip = 0.3;
+    struct Run {
+        double gradient, bound;  // the first: for what is held to finite differences
+        std::unique_ptr<Llama> model;
+        std::unique_ptr<AdamW> adamw;
+    };
+    std::vector<Run> runs;
+    for (const auto& [dtype, gradient, bound] : {std::tuple(DType::f32, 5e-6, 5e-6), {DType::f64, 1e-10, 1e-11}}) {
+        // Initial values large enough for attention to be far from uniform; the same for both.
+        auto model =
+            std::make_unique<Llama>(config, Llama::Options{.dtype = dtype, .grad_dtype = dtype, .init_std = 0.3});
+        model->materialise(3);
+        auto adamw = std::make_unique<AdamW>(whole_segments(model->params()), hyper);
+        runs.push_back({gradient, bound, std::move(model), std::move(adamw)});
+    }
 
-    Weights w = weights_of(model), m, v;
+    Weights w = weights_of(*runs[1].model), m, v;
     for (int step = 1; step <= 4; ++step) {
         INFO("step " << step);
-        const double loss = run_model(model, data), expected_loss = reference_loss(config, w, data);
+        const double expected_loss = reference_loss(config, w, data);
         const Weights expected = reference_gradient(config, w, data);
-        double squares_expected = 0, squares_got = 0;
-        for (Param* param : model.params()) {
-            const Doubles got = values(param->grad);
-            squares_expected += dot(expected.at(param->name), expected.at(param->name));
-            squares_got += dot(got, got);
-            if (step > 1) continue;  // later steps' gradients drift by AdamW's own amplification
-            INFO(param->name);
-            EXPECT(distance(got, expected.at(param->name)) <= 5e-6);
+        double squares_expected = 0;
+        for (const auto& [name, gradient] : expected) squares_expected += dot(gradient, gradient);
+        const double expected_norm = std::sqrt(squares_expected);
+        EXPECT(expected_norm > clip);  // or clipping is not tested
+        for (Run& run : runs) {
+            INFO(std::string(name_of(run.model->options.dtype)));
+            const double loss = run_model(*run.model, data);
+            double squares = 0;
+            for (Param* param : run.model->params()) {
+                const Doubles got = values(param->grad);
+                squares += dot(got, got);
+                if (step > 1) continue;  // later steps' gradients drift by AdamW's own amplification
+                INFO(param->name);
+                EXPECT(distance(got, expected.at(param->name)) <= run.gradient);
+            }
+            const double norm = std::sqrt(squares);
+            EXPECT(std::abs(loss / expected_loss - 1) <= run.bound);
+            EXPECT(std::abs(norm / expected_norm - 1) <= run.bound);
+            run.adamw->step(lr, clip / norm);
         }
-        const double norm = std::sqrt(squares_got), expected_norm = std::sqrt(squares_expected);
-        EXPECT(std::abs(loss / expected_loss - 1) <= 5e-6);
-        EXPECT(std::abs(norm / expected_norm - 1) <= 5e-6);
-        EXPECT(norm > clip);  // or clipping is not tested
-
-        adamw.step(float(lr), float(clip / norm));
         for (auto& [name, weight] : w) {
             const double decay = name.find("norm") == std::string::npos ? 0.1 : 0;
             m[name].resize(weight.size());
@@ -188,7 +205,7 @@ TEST_CASE("every parameter's gradient, the loss and the norm of four AdamW steps
                 m[name][i] = 0.9 * m[name][i] + 0.1 * g;
                 v[name][i] = 0.95 * v[name][i] + 0.05 * g * g;
                 const double update = m[name][i] / (1 - std::pow(0.9, step)) /
-                                      (std::sqrt(v[name][i] / (1 - std::pow(0.95, step))) + 1e-8);
+                                      (std::sqrt(v[name][i] / (1 - std::pow(0.95, step))) + hyper.eps);
                 weight[i] -= lr * (update + decay * weight[i]);
             }
         }
@@ -211,13 +228,14 @@ TEST_CASE("scattered positions: a permuted batch with its positions has the same
     EXPECT(distance(logits({0, 1}), logits({0, 3})) > 1e-4);
 }
 
-TEST_CASE("recomputation changes no bit of any gradient, in fp32 and bf16") {
+TEST_CASE("recomputation changes no bit of any gradient, in fp32, bf16 and fp64") {
     const Tokens data;
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
         std::vector<Doubles> grads[4];
         double loss[4];
         for (Recompute level : {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full}) {
-            Llama model(make_config(), {.dtype = dtype, .recompute = level, .init_std = 0.3});
+            Llama model(make_config(),
+                        {.dtype = dtype, .grad_dtype = stats_dtype(dtype), .recompute = level, .init_std = 0.3});
             model.materialise(3);
             loss[int(level)] = run_model(model, data);
             for (Param* param : model.params()) grads[int(level)].push_back(values(param->grad));
@@ -273,7 +291,7 @@ TEST_CASE("two stages, one after the other, are the whole model") {
     const Var sent = first.forward(tape1, batch);
     const Var received{.data = sent.data};
     const Var result = second.forward(tape2, batch, received);
-    EXPECT(read(result.data)[0] == float(loss));
+    EXPECT(read(result.data)[0] == loss);
     tape2.backward();
     *sent.grad = *received.grad;
     tape1.backward();

@@ -58,25 +58,27 @@ TEST_CASE("peak rates: by the device's whole name and the dtype; what is not in 
         EXPECT(text.find(part) != std::string::npos);
 }
 
-TEST_CASE("AdamW: states of 8 bytes per fp32 element or 12 per bf16 element; weight decay touches matrices only") {
-    for (DType dtype : {DType::f32, DType::bf16}) {
+TEST_CASE("AdamW: states of 8 bytes per fp32 element, 12 per bf16, 16 per fp64; weight decay touches matrices only") {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
         Param matrix = make_param("matrix", {5, 7}, 1), vector = make_param("vector", {9}, 1);
         const std::vector<Param*> params = {&matrix, &vector};
         bind_data(params, tensor(randoms(44, 1), {44}, dtype));
-        bind_grads(params, tensor(std::vector<double>(44), {44}));
+        bind_grads(params, tensor(std::vector<double>(44), {44}, stats_dtype(dtype)));
         std::vector<double> shrunk = values(matrix.data);
         const std::vector<double> vector_before = values(vector.data);
         const MemoryBytes before = ledger().now();
         {
-            AdamW adamw(whole_segments(params), {.weight_decay = 0.5f});
-            for (int step = 0; step < 3; ++step) adamw.step(0.25f, 1);
+            AdamW adamw(whole_segments(params), {.weight_decay = 0.5});
+            for (int step = 0; step < 3; ++step) adamw.step(0.25, 1);
             MemoryBytes expected = before;
-            expected[static_cast<int>(Memory::optimizer)] += 44 * (dtype == DType::f32 ? 8 : 12);
+            expected[static_cast<int>(Memory::optimizer)] += 44 * (dtype == DType::f32    ? 8
+                                                                   : dtype == DType::bf16 ? 12
+                                                                                          : 16);
             EXPECT(ledger().now() == expected);
         }
         EXPECT(ledger().now() == before);
         for (double& value : shrunk) value *= 0.875 * 0.875 * 0.875;  // (1 - lr * weight_decay) each step
-        EXPECT(distance(matrix.data, shrunk) <= (dtype == DType::f32 ? 1e-6 : 4e-3));
+        EXPECT(distance(matrix.data, shrunk) <= (dtype == DType::f32 ? 1e-6 : dtype == DType::bf16 ? 4e-3 : 1e-15));
         EXPECT(values(vector.data) == vector_before);
     }
 }
@@ -98,6 +100,7 @@ TEST_CASE("initial values: a shard of any place holds its slice of the whole, to
     EXPECT(initial(part, 7, 20, {31}) == std::vector<double>(slice.begin() + 20, slice.begin() + 51));
     EXPECT(initial(whole, 7, 800, {51}) == std::vector<double>(all.begin() + 800, all.end()));
     EXPECT(initial(part, 7, 0, {11, 7}, DType::bf16) == values(tensor(slice, {11, 7}, DType::bf16)));
+    EXPECT(initial(part, 7, 0, {11, 7}, DType::f64) == slice);  // fp64 begins where fp32 does
     Tensor too_long({78}, DType::f32, Device::cpu);
     EXPECT_CHECK_FAILS(initialise(part, 7, 0, too_long));
     EXPECT(initial(make_param("norm", {4}, 0), 7, 0, {4}) == std::vector<double>(4, 1.0));
@@ -176,14 +179,84 @@ TEST_CASE("a step's tokens are the stream's, whichever micro-batch and rank they
         }
         EXPECT(std::equal(tokens.begin(), tokens.end(), batch.tokens.data<int32_t>()));
         EXPECT(std::equal(targets.begin(), targets.end(), batch.targets.data<int32_t>()));
-        EXPECT(batch.loss_scale == 1.0f / 128);  // all target tokens of the global batch
+        EXPECT(batch.loss_scale == 1.0 / 128);  // all target tokens of the global batch
     }
+}
+
+// Later chapters compare layouts with one rank. What is narrowed on all of them alike cancels there, and shows here.
+TEST_CASE("fp64: four steps of the trainer are those of the loop and of AdamW written once more, to the last digits") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    options.dtype = "fp64";
+    options.seq_len = 13;  // 1 / 104 is no number of float, nor are the rates and factors below
+    options.micro_batch = 4;
+    options.lr = 3e-3;
+    options.clip = 0.3;
+    options.eps = 1e-3;
+    options.weight_decay = 0.3;
+    Session trained(options), other(options);
+    trained.run();
+
+    const std::vector<Param*> params = other.model.params();
+    std::vector<std::vector<double>> m(params.size()), v(params.size());
+    for (int step = 1; step <= 4; ++step) {
+        INFO("step " << step);
+        other.model.zero_grads();
+        double loss = 0;  // the mean over all tokens of -log softmax(logits)[target]
+        for (int64_t i = 0; i < other.trainer.micro_batches(); ++i) {
+            const Batch batch = other.trainer.micro_batch(step, i);
+            Tape silent{.recording = false}, tape;
+            const std::vector<double> logits = values(other.model.logits(silent, batch).data);
+            const int64_t V = options.model.vocab;
+            for (int64_t row = 0; row < batch.targets.size(); ++row) {
+                double sum = 0;
+                for (int64_t c = 0; c < V; ++c) sum += std::exp(logits[row * V + c]);
+                loss += (std::log(sum) - logits[row * V + batch.targets.data<int32_t>()[row]]) / 104;
+            }
+            other.model.forward(tape, batch);
+            tape.backward();
+        }
+        double squares = 0;
+        for (const Param* param : params) squares += dot(values(param->grad), values(param->grad));
+        const double norm = std::sqrt(squares), clip = 0.3 / (norm + 1e-6);
+        REQUIRE(clip < 1);
+        const double lr = step <= 2 ? 3e-3 * step / 2 : options.schedule().at(step);
+        EXPECT(std::abs(trained.reports[step - 1].loss / loss - 1) <= 1e-13);
+        EXPECT(std::abs(trained.reports[step - 1].grad_norm / norm - 1) <= 1e-13);
+        for (size_t p = 0; p < params.size(); ++p) {
+            std::vector<double> w = values(params[p]->data);
+            const std::vector<double> g = values(params[p]->grad);
+            m[p].resize(w.size());
+            v[p].resize(w.size());
+            for (size_t i = 0; i < w.size(); ++i) {
+                m[p][i] = 0.9 * m[p][i] + 0.1 * clip * g[i];
+                v[p][i] = 0.95 * v[p][i] + 0.05 * std::pow(clip * g[i], 2);
+                const double update =
+                    m[p][i] / (1 - std::pow(0.9, step)) / (std::sqrt(v[p][i] / (1 - std::pow(0.95, step))) + 1e-3);
+                w[i] -= lr * (update + (params[p]->is_matrix() ? 0.3 * w[i] : 0));
+            }
+            copy(params[p]->data, tensor(w, params[p]->data.shape(), DType::f64));
+        }
+    }
+    EXPECT(distance(trained.weights(), other.weights()) <= 1e-13);
+}
+
+TEST_CASE("fp64 begins with fp32's weights and agrees with it to fp32's precision") {
+    const Text text;
+    TrainOptions options = tiny(text);
+    Session narrow(options);
+    options.dtype = "fp64";
+    Session wide(options);
+    EXPECT(wide.weights() == narrow.weights());
+    narrow.run(), wide.run();
+    EXPECT(worst_deviation(narrow, wide) <= 5e-6);
+    EXPECT(worst_deviation(narrow, wide) > 1e-9);  // or one of them is not what it says
 }
 
 TEST_CASE("a step's gradients are its own: nothing is left of the step before") {
     const Text text;
     Session run(tiny(text)), alone(tiny(text));
-    run.trainer.update = [](float, float) {};  // so that step 2 sees the initial weights, as `alone` does
+    run.trainer.update = [](double, double) {};  // so that step 2 sees the initial weights, as `alone` does
     run.run();
     const Tensor loss = alone.trainer.forward_backward(2);
     EXPECT(run.reports[1].loss == double(read(loss)[0]));
@@ -205,7 +278,7 @@ TEST_CASE("micro-batches of 8, 4 and 1 give the loss and gradient norm of the gl
 
 TEST_CASE("recomputation changes no bit of losses, gradient norms and final weights") {
     const Text text;
-    for (const char* dtype : {"fp32", "bf16"}) {
+    for (const char* dtype : {"fp32", "bf16", "fp64"}) {
         TrainOptions options = tiny(text);
         options.dtype = dtype;
         options.micro_batch = 4;
@@ -250,12 +323,12 @@ TEST_CASE("clipping: the update of gradients scaled to the norm; the reported no
     options.eps = 0.01;  // AdamW does not see the scale of its gradients unless eps is of their size
     options.clip = 0;
     Session by_hand(options), unclipped(options);
-    const std::vector<float> start = by_hand.weights();
+    const std::vector<double> start = by_hand.weights();
     const Tensor loss = by_hand.trainer.forward_backward(1);
     const double norm = by_hand.trainer.gradient_norm();
     REQUIRE(norm > 0.1);
-    for (Param* param : by_hand.model.params()) scale(param->grad, float(1e-2 / norm));
-    AdamW(whole_segments(by_hand.model.params()), options.adamw()).step(0.1f, 1);
+    for (Param* param : by_hand.model.params()) scale(param->grad, 1e-2 / norm);
+    AdamW(whole_segments(by_hand.model.params()), options.adamw()).step(0.1, 1);
     unclipped.run();
     options.clip = 1e-2;
     Session clipped(options);
@@ -304,16 +377,16 @@ TEST_CASE("evaluate is the mean over the validation samples and leaves the model
     const int64_t samples = session.data.validation_samples();
     REQUIRE(samples > options.micro_batch);
     REQUIRE(samples % options.micro_batch != 0);  // the last batch is a part of one
-    const std::vector<float> before = session.weights();
+    const std::vector<double> before = session.weights();
     double sum = 0;
     for (int64_t i = 0; i < samples; ++i) {
         const std::vector<int32_t> sample = session.data.validation_sample(i);
-        Batch batch{.sequences = 1, .seq_len = 16, .loss_scale = 1.0f / 16};
+        Batch batch{.sequences = 1, .seq_len = 16, .loss_scale = 1.0 / 16};
         batch.tokens = upload({sample.begin(), sample.end() - 1}, {16}, Device::cpu);
         batch.targets = upload({sample.begin() + 1, sample.end()}, {16}, Device::cpu);
         batch.positions = upload({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {16}, Device::cpu);
         Tape tape{.recording = false};
-        sum += double(read(session.model.forward(tape, batch).data)[0]);
+        sum += read(session.model.forward(tape, batch).data)[0];
     }
     EXPECT(std::abs(session.trainer.evaluate() / (sum / double(samples)) - 1) <= 1e-6);
     EXPECT(session.weights() == before);

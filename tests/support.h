@@ -29,29 +29,30 @@ constexpr bool kThorough = false;
 constexpr bool kThorough = true;
 #endif
 
-// Numbers in [-1, 1), the same everywhere; key tells one array from another.
-inline std::vector<double> randoms(int64_t count, uint64_t key) {
+// Numbers in [-1, 1), the same everywhere; key tells one array from another. Exact in dtype, fp32 or fp64: references
+// in double start from the very same numbers.
+inline std::vector<double> randoms(int64_t count, uint64_t key, DType dtype = DType::f32) {
     std::vector<double> values(count);
-    for (int64_t i = 0; i < count; ++i)  // exact in fp32: double references start from the very same numbers
-        values[i] = double(float(double(random_bits(key, i) >> 11) * 0x1p-52 - 1));
+    for (int64_t i = 0; i < count; ++i) {
+        const double x = double(random_bits(key, i) >> 11) * 0x1p-52 - 1;
+        values[i] = dtype == DType::f64 ? x : double(float(x));
+    }
     return values;
 }
 
 inline Tensor tensor(const std::vector<double>& values, Shape shape, DType dtype = DType::f32,
                      Device device = Device::cpu) {
-    Tensor host(shape, DType::f32, Device::cpu);
+    Tensor wide(shape, DType::f64, Device::cpu), host(shape, dtype, Device::cpu);
     REQUIRE(host.size() == int64_t(values.size()));
-    for (size_t i = 0; i < values.size(); ++i) host.data<float>()[i] = float(values[i]);
-    if (dtype == DType::f32 && device == Device::cpu) return host;
+    std::copy(values.begin(), values.end(), wide.data<double>());
+    copy(host, wide);
+    if (device == Device::cpu) return host;
     Tensor result(std::move(shape), dtype, device);
     copy(result, host);
     return result;
 }
 
-inline std::vector<double> values(const Tensor& x) {
-    const std::vector<float> floats = read(x);
-    return {floats.begin(), floats.end()};
-}
+inline std::vector<double> values(const Tensor& x) { return read(x); }
 
 // ||a - b|| / ||b||: infinite or NaN never passes a comparison written as !(error <= bound).
 inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
@@ -65,19 +66,29 @@ inline double distance(const std::vector<double>& a, const std::vector<double>& 
 }
 inline double distance(const Tensor& a, const std::vector<double>& b) { return distance(values(a), b); }
 
-// d f / d x[i] for every i, by central differences in double.
+// What an op on the CPU computes in, and how far from its definition in double it may be, relative to the norm of what
+// is expected: gradients are held to finite differences.
+struct Precision {
+    DType dtype;
+    double forward, gradient;
+};
+constexpr Precision kPrecisions[] = {{DType::f32, 2e-6, 5e-6}, {DType::f64, 1e-14, 1e-10}};
+
+// d f / d x[i] for every i, by central differences in double: of sixth order, so that the error is 1e-12 or so.
 inline std::vector<double> differentiate(const std::function<double(const std::vector<double>&)>& f,
                                          std::vector<double> x) {
-    constexpr double h = 1e-5;
+    constexpr double h = 2e-3;
     std::vector<double> gradient(x.size());
     for (size_t i = 0; i < x.size(); ++i) {
         const double kept = x[i];
-        x[i] = kept + h;
-        const double above = f(x);
-        x[i] = kept - h;
-        const double below = f(x);
+        const auto difference = [&](double step) {
+            x[i] = kept + step;
+            const double above = f(x);
+            x[i] = kept - step;
+            return above - f(x);
+        };
+        gradient[i] = (45 * difference(h) - 9 * difference(2 * h) + difference(3 * h)) / (60 * h);
         x[i] = kept;
-        gradient[i] = (above - below) / (2 * h);
     }
     return gradient;
 }
