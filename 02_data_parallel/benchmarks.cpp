@@ -24,9 +24,9 @@ void check_result(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
     Tensor to = x;
     copy(to, host);
     ranks.all_reduce(x);
-    const std::vector<float> sums = read(x);
+    const std::vector<double> sums = read(x);
     for (int64_t i = 0; i < x.size(); ++i)
-        CHECK(sums[i] == float(i % 13) * float(N * (N + 1) / 2), "{}: element {} of {} is {}", name_of(algorithm), i,
+        CHECK(sums[i] == double(i % 13) * double(N * (N + 1) / 2), "{}: element {} of {} is {}", name_of(algorithm), i,
               x.size(), sums[i]);
 }
 

@@ -47,6 +47,7 @@ TypeAndOp reduction(DType dtype, Reduce reduce) {
     static const Types own;
     const bool sum = reduce == Reduce::sum;
     switch (dtype) {
+        case DType::f64: return {MPI_DOUBLE, sum ? MPI_SUM : MPI_MAX};
         case DType::f32: return {MPI_FLOAT, sum ? MPI_SUM : MPI_MAX};
         case DType::i32: return {MPI_INT32_T, sum ? MPI_SUM : MPI_MAX};
         case DType::bf16: return {MPI_UINT16_T, sum ? own.sum_bf16 : own.max_bf16};

@@ -30,7 +30,7 @@ class FakeTransport : public Transport {
     Handle exchange(const Tensor&, int, const Tensor& in, int, Channel) override {
         if (!in || in.size() == 0) return nullptr;
         Tensor received = in;
-        if (in.dtype() == DType::f32 || in.dtype() == DType::bf16)
+        if (in.dtype() == DType::f64 || in.dtype() == DType::f32 || in.dtype() == DType::bf16)
             fill_normal(received, 1, {0, 0, in.size(), in.size(), 0}, 1.0f);
         else if (in.dtype() == DType::i32)
             fill(received, 0);
@@ -40,7 +40,7 @@ class FakeTransport : public Transport {
         Tensor sum = x;
         if (reduce == Reduce::max) return nullptr;
         if (x.dtype() != DType::i32) {
-            scale(sum, float(size_));
+            scale(sum, size_);
         } else if (x.device() != Device::meta) {
             std::vector<int32_t> values(x.size());
             Tensor host = upload(values, x.shape(), Device::cpu, Memory::comm);
@@ -54,7 +54,7 @@ class FakeTransport : public Transport {
         Tensor sum = part;
         const Tensor mine = whole.element_slice(rank_ * part.size(), part.shape());
         if (!part.starts_with(mine)) copy(sum, mine);
-        scale(sum, float(size_));
+        scale(sum, size_);
         return nullptr;
     }
     Handle all_gather(const Tensor& whole, const Tensor& part) override {

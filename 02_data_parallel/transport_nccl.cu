@@ -79,6 +79,7 @@ class OnStream : public Started {
 
 ncclDataType_t nccl_type(DType dtype) {
     switch (dtype) {
+        case DType::f64: return ncclFloat64;
         case DType::f32: return ncclFloat32;
         case DType::bf16: return ncclBfloat16;
         case DType::i32: return ncclInt32;

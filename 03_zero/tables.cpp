@@ -4,7 +4,8 @@ namespace train70b {
 
 ZeroMemory zero_memory(int64_t elements, int64_t padded, int64_t owned, const Llama::Options& types, int stage,
                        Offload offload, int64_t N) {
-    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), o = types.dtype == DType::f32 ? 8 : 12;
+    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype);
+    const int64_t o = AdamW::state_bytes(types.dtype);
     // Padding is part of the buffers of parameters and gradients; the optimizer keeps states of real elements only.
     ZeroMemory bytes{.params = a * (stage == 3 ? padded / N : padded),
                      .grads = g * (stage >= 2 ? padded / N : padded),
@@ -46,7 +47,7 @@ ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& r
         trainer.forward_backward(step);
         zero.finish();
         zero.norm(Which::grad);
-        zero.update(1e-4f, 1);
+        zero.update(1e-4, 1);
         synchronize(o.device_kind());
         run.step_s = now_seconds() - begin;
         const CommStats stats = ranks.take_stats();

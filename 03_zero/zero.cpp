@@ -80,7 +80,7 @@ void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& o) {
 }
 
 void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,
-                double moments) {
+                std::optional<double> moments) {
     if (o.hybrid_shard > 0 && o.stage == 0)
         usage_error("--hybrid-shard {}: --zero 0 shards nothing; --zero 1, 2 or 3 would", o.hybrid_shard);
     if (o.hybrid_shard > 0 && data_ranks % o.hybrid_shard != 0)
@@ -94,7 +94,8 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     if (o.offload == Offload::none || training.dry_run) return;
     const int64_t shards = o.hybrid_shard > 0 ? o.hybrid_shard : data_ranks;
     const Llama::Options types = training.llama();
-    const double states = moments + (types.dtype == DType::f32 ? 0 : 4);
+    const double states =
+        moments ? *moments + double(master_bytes(types.dtype)) : double(AdamW::state_bytes(types.dtype));
     const int64_t each = int64_t(double(training.model.parameters() / shards + 1) *
                                  (double(size_of(types.dtype) + size_of(types.grad_dtype)) + states));
     const int64_t here = each * std::min(ranks_on_node, data_ranks), free = available_host_memory();
@@ -473,7 +474,7 @@ double Zero::norm(Which which) const {
                 if (segment.counts) parts.push_back(segment.param);
         }
         double sum = 0;
-        for (const float part : squares(parts)) sum += part;
+        for (const double part : squares(parts)) sum += part;
         return sum;
     };
     double sum = 0;
@@ -495,7 +496,7 @@ std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
     return parts;
 }
 
-void Zero::update(float lr, float grad_scale) {
+void Zero::update(double lr, double grad_scale) {
     if (!offloads()) {
         for (Flat& flat : flats_) flat.optimizer->step(lr, grad_scale);
     } else {
@@ -568,7 +569,7 @@ void Zero::attach(Trainer& trainer) {
     trainer.gradient_norm = [this] { return norm(Which::grad); };
     trainer.parameter_norm = [this] { return norm(Which::data); };
     trainer.gradient_parts = [this](const Param& param) { return gradient_parts(param); };
-    trainer.update = [this](float lr, float grad_scale) { update(lr, grad_scale); };
+    trainer.update = [this](double lr, double grad_scale) { update(lr, grad_scale); };
     trainer.sum_over_ranks = [this](double x) { return ranks_.sum(x); };
     trainer.whole = [this](const Param& param, Which which) { return whole(param, which); };
 }

@@ -40,9 +40,9 @@ struct ZeroOptions {
 // --zero, --hybrid-shard, --offload, --prefetch, and chapter 02's --dp, --bucket-mb, --overlap
 void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& options);
 // Usage errors: what does not divide, does not belong together, or does not fit into the host's memory.
-// moments: bytes per parameter of the optimizer's.
+// moments: bytes per parameter of the optimizer's [AdamW's].
 void check_zero(const ZeroOptions& options, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,
-                double moments = 8);
+                std::optional<double> moments = {});
 
 class Zero {
   public:
@@ -53,7 +53,7 @@ class Zero {
 
     void begin();   // after the last change of the weights: optimizer states
     void finish();  // after the last backward pass of a step: the shards of all gradients are sums over the ranks
-    void update(float lr, float grad_scale);
+    void update(double lr, double grad_scale);
     double norm(Which which) const;           // of the whole model; the shards' squares are added in the order of ranks
     Tensor whole(const Param&, Which) const;  // on rank 0; collective
     std::vector<Tensor> gradient_parts(const Param&) const;  // what lies here of its gradient

@@ -96,6 +96,7 @@ Traffic layer_traffic(const LlamaConfig& c, const TrafficShape& s) {
 
 Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_batches) {
     const int64_t n = s.rows * c.hidden * size_of(s.dtype), copies = s.tp / kv_ranks(c, s.tp);
+    const int64_t wide = size_of(stats_dtype(s.dtype));
     const bool sequence = s.options.sequence_parallel;
     Counter counter(s);
     for (int64_t m = 0; m < micro_batches; ++m) {
@@ -107,8 +108,8 @@ Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_
             counter.all_gather(2, n);      // g backward; the head's f again, for the weight gradient
             s.options.overlap ? counter.ring(1, n) : counter.all_gather(1, n);  // and f forward
         }
-        counter.all_reduce(1, 4 * s.rows);  // the loss: maxima
-        counter.all_reduce(1, 8 * s.rows);  // sums of exponentials and the targets' logits
+        counter.all_reduce(1, wide * s.rows);      // the loss: maxima
+        counter.all_reduce(1, 2 * wide * s.rows);  // sums of exponentials and the targets' logits
     }
     if (sequence) counter.all_reduce(1, (2 * c.layers + 1) * c.hidden * size_of(s.grad_dtype));
     Traffic traffic = counter.traffic();
@@ -165,7 +166,7 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
         trainer.forward_backward(step);
         if (trainer.reduce_gradients) trainer.reduce_gradients();
         trainer.gradient_norm();
-        adamw.step(1e-4f, 1);
+        adamw.step(1e-4, 1);
         synchronize(o.device_kind());
         if (step == 2) {
             run.step_s = now_seconds() - begin;
@@ -196,7 +197,8 @@ std::string name_of(const TensorParallelRun& run) {
 }  // namespace
 
 std::string memory_table(const std::vector<TensorParallelRun>& runs, const Llama::Options& types) {
-    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), o = types.dtype == DType::f32 ? 8 : 12;
+    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype);
+    const int64_t o = AdamW::state_bytes(types.dtype);
     std::string text =
         fmt::format("bytes of rank 0: peak of a step with one micro-batch; below it the formula\n{:<18}", "");
     for (int i = 0; i < kDeviceMemoryKinds; ++i) text += fmt::format("{:>13}", kMemoryNames[i]);

@@ -79,7 +79,7 @@ struct Queries {
 }  // namespace
 
 OutLse gather_attention(const Comm& ranks, const RingShape& s, const Tensor& q, const Tensor& k, const Tensor& v) {
-    OutLse result{Tensor::like(q), Tensor({q.rows(), s.heads}, DType::f32, q.device())};
+    OutLse result{Tensor::like(q), Tensor({q.rows(), s.heads}, stats_dtype(q.dtype()), q.device())};
     const Tensor all = gathered(ranks, k, v);
     for (int64_t sequence = 0; sequence < s.batch; ++sequence) {
         const Keys keys = in_order(ranks, s, all, sequence);
@@ -97,7 +97,7 @@ QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const 
     QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
     Tensor all = gathered(ranks, k, v);
     // This rank's share of all gradients of keys and values, where the keys and values lie in `all`.
-    Tensor share(all.shape(), DType::f32, q.device(), Memory::comm);
+    Tensor share(all.shape(), stats_dtype(q.dtype()), q.device(), Memory::comm);
     fill(share, 0);
     for (int64_t sequence = 0; sequence < s.batch; ++sequence) {
         const Keys keys = in_order(ranks, s, all, sequence);
@@ -132,9 +132,9 @@ QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const 
 
 GatherMemory gather_memory(const RingShape& s, int64_t ranks, int64_t rank, DType dtype) {
     const int64_t width = s.kv_heads * s.head_dim, tokens = ranks * s.chunks * s.chunk_len, a = size_of(dtype);
-    const int64_t seen = tokens_seen(s, ranks, rank);
-    return {.comm = 2 * s.batch * tokens * width * (a + 4),
-            .workspace = 2 * seen * width * (a + 4) + s.chunk_len * s.heads * s.head_dim * 4};
+    const int64_t seen = tokens_seen(s, ranks, rank), wide = size_of(stats_dtype(dtype));
+    return {.comm = 2 * s.batch * tokens * width * (a + wide),
+            .workspace = 2 * seen * width * (a + wide) + s.chunk_len * s.heads * s.head_dim * wide};
 }
 
 }  // namespace train70b

@@ -27,8 +27,9 @@ Tensor pack(const Tensor& k, const Tensor& v) {
     return kv;
 }
 
-Tensor zeros(const Shape& shape, Device device, Memory kind) {
-    Tensor x(shape, DType::f32, device, kind);
+// Of what a sum over steps is kept in, for tensors like x.
+Tensor zeros_for(const Tensor& like, const Shape& shape, Memory kind) {
+    Tensor x(shape, stats_dtype(like.dtype()), like.device(), kind);
     fill(x, 0);
     return x;
 }
@@ -72,12 +73,13 @@ int source_of(const Comm& ranks, int step) { return (ranks.rank() - step + ranks
 OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q, const Tensor& k, const Tensor& v) {
     const int64_t rows = q.rows();
     const int N = ranks.size();
-    OutLse result{Tensor::like(q), Tensor({rows, shape.heads}, DType::f32, q.device())};
+    const DType wide = stats_dtype(q.dtype());
+    OutLse result{Tensor::like(q), Tensor({rows, shape.heads}, wide, q.device())};
     if (N == 1 && shape.chunks == 1) {
         attention(result.out, result.lse, q, k, v, block(shape, true));
         return result;
     }
-    Tensor sum = zeros(q.shape(), q.device(), Memory::workspace);
+    Tensor sum = zeros_for(q, q.shape(), Memory::workspace);
     fill(result.lse, -INFINITY);
     Tensor here = pack(k, v), next;
     for (int step = 0; step < N; ++step) {
@@ -90,7 +92,7 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q
         for (const Pair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
             const Tensor queries = chunk_of(q, shape, pair.query);
             Tensor out = Tensor::like(queries, Memory::workspace);
-            Tensor lse({queries.rows(), shape.heads}, DType::f32, q.device(), Memory::workspace);
+            Tensor lse({queries.rows(), shape.heads}, wide, q.device(), Memory::workspace);
             attention(out, lse, queries, chunk_of(keys, shape, pair.key), chunk_of(values, shape, pair.key),
                       block(shape, pair.causal));
             Tensor sum_part = chunk_of(sum, shape, pair.query), lse_part = chunk_of(result.lse, shape, pair.query);
@@ -112,7 +114,7 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, block(shape, true));
         return grads;
     }
-    Tensor dq = zeros(q.shape(), q.device(), Memory::workspace);
+    Tensor dq = zeros_for(q, q.shape(), Memory::workspace);
     Tensor here = pack(k, v), next, gradient, gradient_next;
     Work gradient_arriving;
     for (int step = 0; step < N; ++step) {
@@ -123,14 +125,14 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         }
         const Tensor keys = here.row_slice(0, rows), values = here.row_slice(rows, 2 * rows);
         // This rank's share of the gradient of the block that is here.
-        Tensor share = zeros(here.shape(), q.device(), Memory::comm);
+        Tensor share = zeros_for(q, here.shape(), Memory::comm);
         const Tensor dkeys = share.row_slice(0, rows), dvalues = share.row_slice(rows, 2 * rows);
         for (const Pair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
             const auto of_query = [&](const Tensor& x) { return chunk_of(x, shape, pair.query); };
             const auto of_key = [&](const Tensor& x) { return chunk_of(x, shape, pair.key); };
             const auto add_to = [](Tensor to, const Tensor& part) { add(to, to, part); };
-            Tensor dq_part(of_query(q).shape(), DType::f32, q.device(), Memory::workspace);
-            Tensor dk_part(of_key(keys).shape(), DType::f32, q.device(), Memory::workspace);
+            Tensor dq_part(of_query(q).shape(), dq.dtype(), q.device(), Memory::workspace);
+            Tensor dk_part(of_key(keys).shape(), dq.dtype(), q.device(), Memory::workspace);
             Tensor dv_part = Tensor::like(dk_part, Memory::workspace);
             attention_backward(dq_part, dk_part, dv_part, of_query(dout), of_query(q), of_key(keys), of_key(values),
                                of_query(out), of_query(lse), block(shape, pair.causal));
@@ -193,7 +195,7 @@ Tensor gather_heads(const Comm& ranks, const HeadsShape& s, const Tensor& y, int
     Tensor by_head = Tensor::like(outgoing, Memory::comm);
     ranks.all_to_all(by_head, outgoing);
     if (copies > 1) {
-        Tensor sums({heads, rows, width}, DType::f32, y.device(), Memory::workspace);
+        Tensor sums({heads, rows, width}, stats_dtype(y.dtype()), y.device(), Memory::workspace);
         for (int64_t rank = 0; rank < U; ++rank) {
             Tensor place = sums.row_slice(rank / copies, rank / copies + 1);
             const Tensor part = by_head.row_slice(rank, rank + 1);

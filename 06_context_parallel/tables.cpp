@@ -29,10 +29,11 @@ ContextTraffic context_traffic(const LlamaConfig& c, const ContextLayout& layout
     const int64_t forwards = recompute == Recompute::none || recompute == Recompute::pointwise ? 1 : 2;
     ContextTraffic traffic;
     const int64_t block = 2 * rows * U * (kv_heads / U) * D;  // elements of k and v in one message
+    const int64_t wide = size_of(stats_dtype(dtype));         // of its gradients
     if (layout.gather)
-        traffic.gather = (G - 1) * block * (a * (forwards + 1) + 4);
+        traffic.gather = (G - 1) * block * (a * (forwards + 1) + wide);
     else if (G > 1)
-        traffic.ring = (G - 1) * block * a * (forwards + 1) + G * block * 4;
+        traffic.ring = (G - 1) * block * a * (forwards + 1) + G * block * wide;
     const int64_t in = rows * (c.heads + 2 * kv_heads) * D * a, out = rows * c.heads * D * a;
     if (U > 1)
         traffic.ulysses = ((forwards + 1) * (in + out) + (recompute == Recompute::selective ? 0 : out)) * (U - 1) / U;
@@ -125,7 +126,7 @@ double attention_error(const Comm& ranks, const ContextParallelOptions& options,
     };
     std::vector<Tensor> inputs, mine;
     for (int i = 0; i < 4; ++i) {
-        inputs.push_back(whole(heads[i], uint64_t(i), DType::f32));
+        inputs.push_back(whole(heads[i], uint64_t(i), stats_dtype(dtype)));
         const Tensor all = whole(heads[i], uint64_t(i), dtype);
         Tensor rows({B * T / ranks.size(), heads[i] * D}, dtype, Device::cpu, Memory::workspace);
         int64_t at = 0;
@@ -148,15 +149,15 @@ double attention_error(const Comm& ranks, const ContextParallelOptions& options,
     });
     double worst = 0;
     for (int i = 0; i < 4; ++i) {
-        const std::vector<float> all = read(expected[size_t(i)]), part = read(got[size_t(i)]);
+        const std::vector<double> all = read(expected[size_t(i)]), part = read(got[size_t(i)]);
         const int64_t width = heads[i == 0 ? 0 : i - 1] * D;
         double difference = 0, size = 0;
         int64_t at = 0;
         for (const auto [begin, count] : layout.tokens_of(ranks.rank(), T))
             for (int64_t b = 0; b < B; ++b)
                 for (int64_t e = (b * T + begin) * width; e < (b * T + begin + count) * width; ++e, ++at) {
-                    difference += std::pow(double(part[size_t(at)]) - double(all[size_t(e)]), 2);
-                    size += std::pow(double(all[size_t(e)]), 2);
+                    difference += std::pow(part[size_t(at)] - all[size_t(e)], 2);
+                    size += std::pow(all[size_t(e)], 2);
                 }
         const double error = std::sqrt(ranks.sum(difference) / ranks.sum(size));
         if (!std::isnan(worst) && !(error <= worst)) worst = error;  // the first NaN stays
@@ -261,7 +262,7 @@ std::string long_context_table() {
             ledger().reset_peak();
             const int64_t held = ledger().total();
             Tape tape;
-            model.forward(tape, {1, rows, ids(), ids(), ids(), 1.0f / float(tokens)});
+            model.forward(tape, {1, rows, ids(), ids(), ids(), 1.0 / double(tokens)});
             tape.backward();
             text += fmt::format("{:>{}.1f}", double(ledger().peak().total - held) / 1e9,
                                 recompute == Recompute::none ? 16 : 20);

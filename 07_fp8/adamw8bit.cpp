@@ -43,7 +43,7 @@ MakeOptimizer AdamW8bit::maker(const AdamW::Hyper& hyper) {
     };
 }
 
-void AdamW8bit::step(float lr, float grad_scale) {
+void AdamW8bit::step(double lr, double grad_scale) {
     ++step_;
     for (State& state : states_)
         adamw8bit(state.segment.param, state.master, state.moments, state.segment.grad, state.blocks,

@@ -113,7 +113,7 @@ class AdamW8bit : public Optimizer {
     AdamW8bit(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states = Memory::optimizer);
     static MakeOptimizer maker(const AdamW::Hyper& hyper);
 
-    void step(float lr, float grad_scale) override;
+    void step(double lr, double grad_scale) override;
 
   private:
     struct State {

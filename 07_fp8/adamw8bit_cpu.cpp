@@ -8,7 +8,7 @@ namespace train70b::cpu {
 void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,
                const AdamWStep& step, uint64_t key) {
     static constexpr MomentLevels kLevels = moment_levels();
-    const AdamWFactors f(step);
+    const AdamWFactors<float> f(step);
     with_float(param.dtype(), [&](auto param_zero) {
         with_float(grad.dtype(), [&](auto grad_zero) {
             using P = decltype(param_zero);
@@ -22,12 +22,11 @@ void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& gr
                 const auto [begin, end, global] = blocks.block(b);
                 float m[kMomentBlock], v[kMomentBlock], m_most = 0, v_most = 0;
                 for (int64_t i = begin; i < end; ++i) {
-                    const float gradient = float(g[i]) * step.grad_scale;
-                    const float m_new =
-                        step.beta1 * kLevels.first[m_code[i]] * m_scale[b] + (1 - step.beta1) * gradient;
+                    const float gradient = float(g[i]) * f.grad_scale;
+                    const float m_new = f.beta1 * kLevels.first[m_code[i]] * m_scale[b] + (1 - f.beta1) * gradient;
                     const float v_new =
-                        step.beta2 * kLevels.second[v_code[i]] * v_scale[b] + (1 - step.beta2) * gradient * gradient;
-                    w[i] = w[i] * f.keep - f.step_size * m_new / (std::sqrt(v_new) * f.inv_sqrt_correction2 + step.eps);
+                        f.beta2 * kLevels.second[v_code[i]] * v_scale[b] + (1 - f.beta2) * gradient * gradient;
+                    w[i] = w[i] * f.keep - f.step_size * m_new / (std::sqrt(v_new) * f.inv_sqrt_correction2 + f.eps);
                     if constexpr (has_master) p[i] = P(w[i]);
                     m[i - begin] = m_new, v[i - begin] = v_new;
                     m_most = std::max(m_most, std::abs(m_new)), v_most = std::max(v_most, v_new);

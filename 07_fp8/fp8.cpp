@@ -24,7 +24,19 @@ MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyp
     return name == "adamw8bit" ? AdamW8bit::maker(hyper) : AdamW::maker(hyper);
 }
 
-double moment_bytes(const std::string& optimizer) { return optimizer == "adamw8bit" ? 2 + 8.0 / kMomentBlock : 8; }
+double moment_bytes(const std::string& optimizer, DType dtype) {
+    return optimizer == "adamw8bit" ? 2 + 8.0 / kMomentBlock : 2 * double(size_of(stats_dtype(dtype)));
+}
+
+void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype) {
+    if (dtype != "fp64") return;
+    if (options.recipe != "off")
+        usage_error("--fp8 {}: not with --dtype fp64, which is there to be exact; --fp8 off would do, or --dtype fp32",
+                    options.recipe);
+    if (optimizer != "adamw")
+        usage_error("--optimizer {}: not with --dtype fp64, which is there to be exact; --optimizer adamw would do",
+                    optimizer);
+}
 
 namespace {
 

@@ -20,10 +20,13 @@ namespace train70b {
 
 // --fp8, --fp8-strict, --fp8-history, --fp8-margin; --optimizer adamw|adamw8bit
 void add_fp8_flags(Flags& flags, Fp8Options& options, std::string& optimizer);
+// Usage error where the two do not go with --dtype.
+void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype);
 // With --fp8-strict: usage error if a layer would have to stay as it is. rows: of a micro-batch on a rank.
 void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks);
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);
-double moment_bytes(const std::string& optimizer);  // per parameter: 8, or 2 and a share of scales
+double moment_bytes(const std::string& optimizer,
+                    DType dtype);  // per parameter: 8 (fp64: 16), or 2 and a share of scales
 
 // What is left to do once the layers' slots are filled. A handle; the model outlives it.
 class Fp8 {

@@ -164,8 +164,8 @@ __constant__ MomentLevels kLevels = moment_levels();
 
 template <class P, class G>
 __global__ void adamw8bit_kernel(P* param, float* master, uint8_t* m_code, uint8_t* v_code, float* m_scale,
-                                 float* v_scale, const G* grad, BlockLayout blocks, AdamWStep s, float step_size,
-                                 float inv_sqrt_correction2, float keep, uint64_t key) {
+                                 float* v_scale, const G* grad, BlockLayout blocks, AdamWFactors<float> f,
+                                 uint64_t key) {
     __shared__ float first[256], second[256];  // threads look up different places: constant memory would take turns
     first[threadIdx.x] = kLevels.first[threadIdx.x];
     second[threadIdx.x] = kLevels.second[threadIdx.x];
@@ -176,11 +176,11 @@ __global__ void adamw8bit_kernel(P* param, float* master, uint8_t* m_code, uint8
     const bool inside = i < end;
     float m = 0, v = 0;
     if (inside) {
-        const float gradient = to_float(grad[i]) * s.grad_scale;
-        m = s.beta1 * first[m_code[i]] * m_scale[b] + (1 - s.beta1) * gradient;
-        v = s.beta2 * second[v_code[i]] * v_scale[b] + (1 - s.beta2) * gradient * gradient;
+        const float gradient = to_float(grad[i]) * f.grad_scale;
+        m = f.beta1 * first[m_code[i]] * m_scale[b] + (1 - f.beta1) * gradient;
+        v = f.beta2 * second[v_code[i]] * v_scale[b] + (1 - f.beta2) * gradient * gradient;
         const float w_old = master ? master[i] : to_float(param[i]);
-        const float w = w_old * keep - step_size * m / (sqrtf(v) * inv_sqrt_correction2 + s.eps);
+        const float w = w_old * f.keep - f.step_size * m / (sqrtf(v) * f.inv_sqrt_correction2 + f.eps);
         if (master) master[i] = w;
         param[i] = from_float<P>(w);
     }
@@ -270,15 +270,14 @@ void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& gr
                const AdamWStep& step, uint64_t key) {
     if (blocks.blocks() == 0) return;
     static_assert(kThreads == kMomentBlock);
-    const AdamWFactors factors(step);
+    const AdamWFactors<float> factors(step);
     with_float(param.dtype(), [&](auto param_zero) {
         with_float(grad.dtype(), [&](auto grad_zero) {
             float* scale = moments.scale.data<float>();
             adamw8bit_kernel<<<unsigned(blocks.blocks()), kThreads, 0, stream()>>>(
                 param.data<decltype(param_zero)>(), master ? master.data<float>() : nullptr,
                 moments.exp_avg.data<uint8_t>(), moments.exp_avg_sq.data<uint8_t>(), scale, scale + blocks.blocks(),
-                grad.data<decltype(grad_zero)>(), blocks, step, factors.step_size, factors.inv_sqrt_correction2,
-                factors.keep, key);
+                grad.data<decltype(grad_zero)>(), blocks, factors, key);
         });
     });
     check_launch();

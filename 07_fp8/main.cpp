@@ -31,6 +31,8 @@ void print_tables(const TrainOptions& options, const Dataset& data, const Layout
             precision.fp8.recipe = recipe;
             precision.fp8.strict = false;
             precision.optimizer = optimizer;
+            if (options.dtype == "fp64" && (recipe != std::string("off") || optimizer != std::string("adamw")))
+                continue;
             if (optimizer != std::string("adamw") && recipe != std::string("off") && recipe != chosen.fp8.recipe)
                 continue;
             runs.push_back(run_precision(options, data, layout, zero, precision));
@@ -76,6 +78,9 @@ void program(int argc, char** argv) {
     if (!tables.compare_csv.empty() && (tables.compare_steps == 0 || !tables.on))
         usage_error("--compare-csv: holds the losses of --compare N; add --compare 60, and leave out --tables off");
 
+    if (tables.compare_steps > 0 && options.dtype == "fp64")
+        usage_error("--compare: trains in FP8, too, which does not go with --dtype fp64; leave one of them out");
+
     const Comm world = connect(comm_options, options);
     dp = data_parallel_ranks(dp, world, tp);
     command_line.check_batches(dp);
@@ -86,7 +91,8 @@ void program(int argc, char** argv) {
     std::optional<TrainingRun> run;
     std::optional<OutputFile> csv;
     together([&] {
-        check_zero(zero_options, options, dp, node_ranks, moment_bytes(precision.optimizer));
+        check_precision(precision.fp8, precision.optimizer, options.dtype);
+        check_zero(zero_options, options, dp, node_ranks, moment_bytes(precision.optimizer, options.llama().dtype));
         check_fp8(precision.fp8, options.model, options.micro_batch * options.seq_len, tp);
         if (this_rank == 0 && !tables.compare_csv.empty()) csv.emplace("--compare-csv", tables.compare_csv);
         run.emplace(options, command_line.values());

@@ -79,12 +79,12 @@ Codes Delayed::quantize(const Operand& operand, const Tensor& x, Want want, bool
 
 void Delayed::next_step() {
     if (ranks_.size() > 1) ranks_.all_reduce(amax_, Reduce::max);  // of all operands in one message
-    const std::vector<float> amaxes = read(amax_);
+    const std::vector<double> amaxes = read(amax_);
     fill(amax_, 0);
     std::vector<float> scales(size_t(scale_.size()), 1);
     for (size_t i = 0; i < states_.size(); ++i) {
         State& state = states_[i];
-        state.amaxes.push_back(std::isfinite(amaxes[i]) ? amaxes[i] : 0);
+        state.amaxes.push_back(std::isfinite(amaxes[i]) ? float(amaxes[i]) : 0);
         if (int64_t(state.amaxes.size()) > options_.history) state.amaxes.pop_front();
         const float most = *std::max_element(state.amaxes.begin(), state.amaxes.end());
         // Nothing to go by: the scale stays.

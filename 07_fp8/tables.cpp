@@ -73,8 +73,7 @@ using Rounding = std::function<Matrix(const Matrix& x, int64_t cols, Operand::Ro
 Matrix to_bf16(const Matrix& x, int64_t cols, Operand::Role) {
     Tensor rounded({int64_t(x.size())}, DType::bf16, Device::cpu, Memory::workspace);
     copy(rounded, host_tensor(x, int64_t(x.size()) / cols, cols));
-    const std::vector<float> back = read(rounded);
-    return {back.begin(), back.end()};
+    return read(rounded);
 }
 
 Rounding by_recipe(const std::string& name) {
@@ -285,10 +284,10 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
             ? activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute, {tp, false}).total
             : fp8_activations(o.model, rows, dtype, recompute, *make_recipe(precision.fp8, 3, Device::cpu, Comm()), tp);
     for (const Param* param : model.params()) {
-        const int64_t size = param->local.size(), master = dtype == DType::f32 ? 0 : 4 * size;
+        const int64_t size = param->local.size(), master = master_bytes(dtype) * size;
         run.optimizer_formula +=
             master + (precision.optimizer == "adamw8bit" ? 2 * size + 8 * BlockLayout{param->place(0), size}.blocks()
-                                                         : 8 * size);
+                                                         : (AdamW::state_bytes(dtype) - master_bytes(dtype)) * size);
     }
     return run;
 }
@@ -326,7 +325,7 @@ std::string projection_table() {
         double grad, states;  // bytes per parameter; of the weights: 2
         bool codes;
     };
-    const double moments8 = moment_bytes("adamw8bit");
+    const double moments8 = moment_bytes("adamw8bit", DType::bf16);
     for (const Row& row : {Row{"bf16, fp32 gradients, AdamW", 4, 12, false}, Row{"bf16 gradients", 2, 12, false},
                            Row{"bf16 gradients, adamw8bit", 2, 4 + moments8, false},
                            Row{"bf16 gradients, adamw8bit, fp8", 2, 4 + moments8, true},

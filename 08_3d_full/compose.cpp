@@ -48,7 +48,9 @@ void settle(Plan& plan, const TrainOptions& options, int64_t ranks) {
         usage_error("--tp-overlap on, --fp8 {}: both are what a linear layer does with its product; leave one out",
                     plan.fp8.recipe);
     plan.zero.micro_batches = options.accumulation(mesh.dp);
-    check_zero(plan.zero, options, mesh.dp * mesh.cp, ranks_on_this_node(), moment_bytes(plan.optimizer));
+    check_precision(plan.fp8, plan.optimizer, options.dtype);
+    check_zero(plan.zero, options, mesh.dp * mesh.cp, ranks_on_this_node(),
+               moment_bytes(plan.optimizer, options.llama().dtype));
     check_fp8(plan.fp8, c, options.micro_batch * options.seq_len / mesh.cp, mesh.tp);
     pipeline_schedule(plan.pipeline, mesh.pp, plan.zero.micro_batches);
     stage_of(plan, c, 0);  // whether layers divide does not depend on the rank

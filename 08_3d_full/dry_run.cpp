@@ -13,7 +13,7 @@ RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t r
     const int64_t shard = (at.dp * plan.mesh.cp + at.cp) % shards;
     const Llama::Options types = options.llama();
     const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), stage = plan.zero.stage;
-    const int64_t master = types.dtype == DType::f32 ? 0 : 4, D = c.head_dim();
+    const int64_t D = c.head_dim();
 
     // Elements of a rank's units: norms whole, products over tp, key/value heads not below one, vocabulary rounded up.
     const int64_t kv = std::max<int64_t>(c.kv_heads / tp, 1) * D, rows = (c.vocab + tp - 1) / tp;
@@ -34,7 +34,7 @@ RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t r
         owned += stage == 0 ? size : std::clamp<int64_t>(size - shard * part, 0, part);
         padded_shards += part;
     }
-    memory.optimizer = (8 + master) * owned;
+    memory.optimizer = AdamW::state_bytes(types.dtype) * owned;
     if (plan.zero.offload != Offload::none) {
         memory.host = memory.optimizer + (a + g) * padded_shards;
         memory.optimizer = 0;

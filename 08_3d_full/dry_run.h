@@ -13,7 +13,7 @@ struct RankMemory {
 };
 
 // What a rank holds, from the shapes alone: its stage's units over tp, each padded for the data ranks, and of the
-// optimizer 12 bytes (fp32: 8) per element that it owns.
+// optimizer 12 bytes (fp32: 8, fp64: 16) per element that it owns.
 RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t rank);
 // The same with the peak of one step, booked by running it with meta tensors. flags: for the files that options name.
 RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,

@@ -248,7 +248,7 @@ for step in steps:
 for line in texts:
     for key in ("loss", "grad_norm", "param_norm"):
         digits = (line.get(key) or "0.0").split("e")[0].replace(".", "").lstrip("-0")
-        expect(len(digits) <= 9, key, line.get(key))
+        expect(len(digits) <= (17 if config["flags"]["dtype"] == "fp64" else 9), key, line.get(key))
 trace = json.load(open("t.json"))["traceEvents"]
 micro_batches = 2 if config["flags"]["micro-batch"] == "1" else 1
 for name, per_step in ("forward", micro_batches), ("backward", micro_batches), ("update", 1):

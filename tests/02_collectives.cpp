@@ -31,6 +31,7 @@ bool equals(const Tensor& x, const std::function<int64_t(int64_t)>& value) {
     for (int64_t i = 0; i < x.size(); ++i) {
         const double found = x.dtype() == DType::i32    ? double(x.data<int32_t>()[i])
                              : x.dtype() == DType::bf16 ? double(float(x.data<bf16>()[i]))
+                             : x.dtype() == DType::f64  ? x.data<double>()[i]
                                                         : double(x.data<float>()[i]);
         if (found != double(value(i))) {
             fmt::print(stderr, "rank {}: element {} of {} {} is {}, not {}\n", this_rank, i, x.size(),
@@ -78,13 +79,13 @@ class Counting : public Transport {
 
 }  // namespace
 
-TEST_CASE("all-reduce, every algorithm: exact sums of fp32 and bf16, any size, 1 to 8 ranks") {
+TEST_CASE("all-reduce, every algorithm: exact sums of fp32, bf16 and fp64, any size, 1 to 8 ranks") {
     for (int ranks = 1; ranks <= world().size(); ++ranks) {
         bool good = true;
         on_first_ranks(ranks, [&](const Comm& comm) {
             for (const AllReduce algorithm : kAll) {
                 comm.use(algorithm);
-                for (const DType dtype : {DType::f32, DType::bf16, DType::i32})
+                for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::i32})
                     for (const int64_t size : kSizes) {
                         Tensor x = numbers(dtype, size, [&](int64_t i) { return element(comm.rank(), i); });
                         comm.all_reduce(x);
@@ -124,7 +125,7 @@ TEST_CASE("real numbers: all ranks end with the same bits, and algorithms agree 
     }
     for (const AllReduce algorithm : kAll) {
         world().use(algorithm);
-        for (const DType dtype : {DType::f32, DType::bf16}) {
+        for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
             Tensor x = tensor(randoms(size, 100 + world().rank()), {size}, dtype);
             world().all_reduce(x);
             Tensor first = Tensor::like(x);
@@ -140,7 +141,7 @@ TEST_CASE("real numbers: all ranks end with the same bits, and algorithms agree 
 
 TEST_CASE("maximum, whatever --all-reduce says") {
     world().use(AllReduce::ring);
-    for (const DType dtype : {DType::f32, DType::bf16, DType::i32}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::i32}) {
         Tensor x = numbers(dtype, 100, [&](int64_t i) { return element(world().rank(), i); });
         world().all_reduce(x, Reduce::max);
         EXPECT_EVERYWHERE(equals(x, [&](int64_t i) {

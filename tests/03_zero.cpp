@@ -65,47 +65,52 @@ bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 TEST_CASE("stages 0 to 3, prefetch, accumulation, recomputation, overlap, buckets, offload, hybrid: one rank's run") {
     const Text text;
     REQUIRE(world().size() == 4);
-    for (const char* recompute : {"none", "pointwise", "selective", "full"}) {
-        TrainOptions o = padded(text, 16);
-        o.recompute = recompute;
-        Session one(o);
-        one.run();
-        std::vector<ZeroOptions> list;
-        for (int stage = 0; stage <= 3; ++stage)
-            for (const int64_t m : {1, 4}) {
-                ZeroOptions base{.stage = stage, .micro_batches = m};
-                for (const bool overlap : {true, false}) {
-                    base.overlap = overlap;
-                    list.push_back(base);
+    for (const Parity& parity : kParity)
+        for (const char* recompute : {"none", "pointwise", "selective", "full"}) {
+            TrainOptions o = padded(text, 16);
+            o.dtype = parity.dtype;
+            o.recompute = recompute;
+            Session one(o);
+            one.run();
+            std::vector<ZeroOptions> list;
+            for (int stage = 0; stage <= 3; ++stage)
+                for (const int64_t m : {1, 4}) {
+                    ZeroOptions base{.stage = stage, .micro_batches = m};
+                    for (const bool overlap : {true, false}) {
+                        base.overlap = overlap;
+                        list.push_back(base);
+                    }
+                    base.overlap = true;
+                    if (recompute != std::string("none")) continue;
+                    ZeroOptions other = base;
+                    other.bucket_mb = 0.1;
+                    list.push_back(other);
+                    if (stage == 0) continue;
+                    for (const int64_t group : {1, 2, 4}) {
+                        other = base;
+                        other.hybrid_shard = group;
+                        list.push_back(other);
+                        other.offload = Offload::optimizer;
+                        list.push_back(other);
+                        if (stage < 3) continue;
+                        other.offload = Offload::all;
+                        list.push_back(other);
+                    }
                 }
-                base.overlap = true;
-                if (recompute != std::string("none")) continue;
-                ZeroOptions other = base;
-                other.bucket_mb = 0.1;
-                list.push_back(other);
-                if (stage == 0) continue;
-                for (const int64_t group : {1, 2, 4}) {
-                    other = base;
-                    other.hybrid_shard = group;
-                    list.push_back(other);
-                    other.offload = Offload::optimizer;
-                    list.push_back(other);
-                    if (stage < 3) continue;
-                    other.offload = Offload::all;
-                    list.push_back(other);
-                }
+            for (const int64_t prefetch : {0, 2, 9})
+                list.push_back({.stage = 3, .prefetch = prefetch, .micro_batches = 4});
+            int64_t number = 0;
+            for (const ZeroOptions& options : list) {
+                if (parity.skips(number++)) continue;
+                Sharded run(o, world(), options);
+                const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
+                INFO(o.dtype, ", ", describe_options(options), ", recompute ", recompute, ": ", deviation);
+                EXPECT_EVERYWHERE(deviation <= parity.bound);
+                // and the weights of all replicas are the same
+                double squares = run.zero->norm(Which::data);
+                EXPECT_EVERYWHERE(world().max(squares) == squares);
             }
-        for (const int64_t prefetch : {0, 2, 9}) list.push_back({.stage = 3, .prefetch = prefetch, .micro_batches = 4});
-        for (const ZeroOptions& options : list) {
-            Sharded run(o, world(), options);
-            const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
-            INFO(describe_options(options), ", recompute ", recompute, ": ", deviation);
-            EXPECT_EVERYWHERE(deviation <= 5e-6);
-            // and the weights of all replicas are the same
-            double squares = run.zero->norm(Which::data);
-            EXPECT_EVERYWHERE(world().max(squares) == squares);
         }
-    }
 }
 
 TEST_CASE(
@@ -159,7 +164,7 @@ TEST_CASE("bf16 weights: the stages agree bit for bit, also through the host") {
 
 TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gathered units are at most prefetch + 1") {
     const Text text;
-    for (const char* dtype : {"fp32", "bf16"})
+    for (const char* dtype : {"fp32", "bf16", "fp64"})
         for (const int64_t m : {1, 2}) {
             TrainOptions o = padded(text, 16);
             o.dtype = dtype;
@@ -176,7 +181,7 @@ TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gath
                     EXPECT_EVERYWHERE(peak(Memory::grads) == run.formula.grads);
                     EXPECT_EVERYWHERE(peak(Memory::optimizer) == run.formula.optimizer);
                     EXPECT_EVERYWHERE(peak(Memory::host) == run.formula.host);
-                    const int64_t states = (o.dtype == "bf16" ? 12 : 8) * o.model.parameters();
+                    const int64_t states = (o.dtype == "bf16" ? 12 : o.dtype == "fp64" ? 16 : 8) * o.model.parameters();
                     if (stage > 0 && offload == Offload::none)
                         EXPECT(world().sum(double(run.formula.optimizer)) == double(states));
                     EXPECT_EVERYWHERE(run.most_gathered == (stage == 3 ? 2 : 0));
@@ -222,7 +227,7 @@ TEST_CASE("stage 3 evaluates, loads and saves the whole model, of which no rank 
     EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
     EXPECT_EVERYWHERE(run.zero->most_gathered() == 2);
     // What is written through write_params is what whole() gives back.
-    const std::vector<float> weights = one.weights();
+    const std::vector<double> weights = one.weights();
     int64_t begin = 0;
     for (Unit* unit : run.session.model.units())
         run.session.model.write_params(*unit, [&] {

@@ -14,6 +14,9 @@ refused "outputs that do not divide on a rank" 2 "q, k, v: 120 outputs (--hidden
 refused "rows that do not divide" 1 "--fp8-strict on|rows of a micro-batch (--micro-batch x --seq-len)" --fp8-strict on --seq-len 33 --global-batch 3
 refused "tensor parallelism that does not divide" 3 "--tp 3: --heads 8 does not divide by it" --tp 3
 refused "a CSV of no comparison" 1 "--compare-csv|--compare 60" --compare-csv c.csv
+refused "fp64 in 8 bits" 1 "--fp8 current|--dtype fp64|--fp8 off would do" --dtype fp64
+refused "fp64 with 8-bit moments" 2 "--optimizer adamw8bit|--dtype fp64|--optimizer adamw would do" --dtype fp64 --fp8 off --optimizer adamw8bit
+refused "a comparison of recipes in fp64" 1 "--compare|--dtype fp64" --dtype fp64 --fp8 off --compare 2
 refused "a history of no steps" 1 "--fp8-history|from 1 on" --fp8-history 0
 refused "a margin beyond the range" 1 "--fp8-margin" --fp8-margin 99
 
@@ -28,6 +31,10 @@ for recipe in current delayed rowwise blockwise; do
     verdict "$recipe: other losses" "$(ends 0 20)$([ "$(losses off.jsonl)" != "$(losses $recipe.jsonl)" ] || echo "the same losses")$(
         grep -q "8 of 8 linear layers" "$work/out" || echo "not all layers: $(cat "$work/out")")"
 done
+run 1 "$bin/$program" "${shape[@]}" --fp8 off --dtype fp64 --steps 1
+verdict "fp64: one row of a table, 16 bytes of moments" "$(ends 0 40)$(
+    parameters=$((2 * 256 * 128 + 128 + 2 * (2 * 128 + 128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 256)))
+    [ "$(grep -c -- " $((16 * parameters)) " "$work/out")" = 2 ] || cat "$work/out")"
 verdict "delayed is not current, from the second step on" "$(
     [ "$(losses delayed.jsonl | sed -n 1p)" = "$(losses current.jsonl | sed -n 1p)" ] || echo "other first losses; ")$(
     [ "$(losses delayed.jsonl | tail -n 1)" != "$(losses current.jsonl | tail -n 1)" ] || echo "the same last loss")"

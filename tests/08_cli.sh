@@ -28,6 +28,8 @@ refused "layers that pp does not divide" 3 "--layers 4 does not divide by 3 stag
 refused "an interleaved pipeline of one stage" 2 "one stage has nothing to take turns with" --pipeline interleaved
 refused "offload of nothing that is sharded" 2 "--offload|add --zero 1, 2 or 3" --offload optimizer
 refused "a dry run of what is there" 2 "--dry-run|--comm fake --fake-world N" --dry-run
+refused "fp64 in 8 bits" 1 "--fp8 delayed|--dtype fp64|--fp8 off would do" --dtype fp64 --fp8 delayed
+refused "fp64 with 8-bit moments" 2 "--optimizer adamw8bit|--dtype fp64" --dtype fp64 --optimizer adamw8bit
 refused "a probe of what is not there" 1 "--probe on|leave it out" --probe on --comm fake --fake-world 4
 refused "saving one rank's part" 1 "--save-hf|--comm fake" --save-hf d --comm fake --fake-world 4
 
@@ -88,6 +90,9 @@ if not totals or not all(0 < total < 80 for total in totals):
     print("totals", totals)
 P
 )$(grep -q "^largest: rank" "$work/out" || echo "no largest rank")"
+run 1 "$bin/$program" "${shape[@]}" --comm fake --fake-world 16 --tp 2 --cp 2 --pp 2 --zero 3 --dtype fp64 --dry-run
+verdict "a dry run in fp64: params, grads and optimizer the formula's" "$(ends 0 60)$(for kind in params grads optimizer; do
+    grep -qE "^$kind +([0-9]+) +\\1\$" "$work/out" || echo "not the formula's: $(grep "^$kind" "$work/out"); "; done)"
 run 1 "$bin/$program" "${shape[@]}" --comm fake --fake-world 4 --fake-rank 3 --pp 2 --dry-run --metrics m.jsonl --memory-timeline t.csv
 verdict "a dry run's files" "$(ends 0 20)$(grep '"event":"summary"' m.jsonl | grep -q '"rank":3' || echo "no rank 3")$([ -s t.csv ] || echo "no timeline")"
 run 1 "$bin/$program" "${shape[@]}" --comm fake --fake-world 16 --fake-rank 5 --tp 2 --pp 2 --cp 2 --steps 2 --metrics m.jsonl
