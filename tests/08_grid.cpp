@@ -206,7 +206,7 @@ TEST_CASE(
     const Text text;
     TrainOptions o = shape(text);
     o.dtype = "fp64";
-    o.model = {.name = "test", .layers = 12, .hidden = 192, .heads = 8, .kv_heads = 4, .ffn = 256, .vocab = 61};
+    o.model = {.name = "test", .layers = 12, .hidden = 192, .heads = 8, .kv_heads = 4, .ffn = 256, .vocab = 131};
     o.seq_len = 16;
     o.global_batch = 4;
     o.steps = kThorough ? 20 : 2;
