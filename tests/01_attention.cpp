@@ -77,7 +77,7 @@ TEST_CASE("attention: grouped queries, tiles and their remainders, separate leng
                                     {1, 1, 200, 2, 1, 12, false},
                                     {1, 65, 129, 1, 1, 32, true}}) {
         INFO("Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
-        for (const auto& [dtype, forward, gradient] : kPrecisions) {
+        for (const auto& [dtype, forward, gradient] : kAccuracies) {
             Case c(s, dtype);
             const Doubles expected = attention_double(c.q, c.k, c.v, s);
             const int64_t out = c.out.size();  // out and lse, each against its own size
@@ -111,7 +111,7 @@ TEST_CASE("attention: gradients of q, k and v") {
                                     {1, 3, 9, 2, 1, 6, true},
                                     {1, 9, 4, 2, 2, 4, false},
                                     {1, 66, 66, 1, 1, 2, true}})
-        for (const auto& [dtype, forward, bound] : kPrecisions) {
+        for (const auto& [dtype, forward, bound] : kAccuracies) {
             Case c(s, dtype);
             INFO("Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
             Tensor dq = Tensor::like(c.tq), dk = Tensor::like(c.tk), dv = Tensor::like(c.tv);

@@ -9,7 +9,7 @@ using Doubles = std::vector<double>;
 
 namespace {
 
-constexpr double kForward = kPrecisions[0].forward;  // of fp32
+constexpr double kForward = kAccuracies[0].forward;  // of fp32
 
 Tensor empty(Shape shape, DType dtype = DType::f32) { return Tensor(std::move(shape), dtype, Device::cpu); }
 
@@ -84,7 +84,7 @@ double cross_entropy_double(const Doubles& logits, const std::vector<int32_t>& t
 }  // namespace
 
 TEST_CASE("matmul: all three orientations, odd sizes, accumulation") {
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         for (Transpose t : {Transpose::none, Transpose::a, Transpose::b})
             for (auto [m, n, k] : {std::array<int64_t, 3>{5, 7, 3}, {1, 9, 17}, {65, 33, 129}}) {
@@ -123,7 +123,7 @@ TEST_CASE("matmul: what was in c does not matter with beta 0, and does with beta
 }
 
 TEST_CASE("matmul: gradients of both inputs") {
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         const int64_t m = 4, n = 3, k = 5;
         const Doubles x = randoms(m * k, 1, dtype), w = randoms(n * k, 2, dtype), dy = randoms(m * n, 3, dtype);
@@ -138,7 +138,7 @@ TEST_CASE("matmul: gradients of both inputs") {
 }
 
 TEST_CASE("fill, scale, add, copy and sum of squares") {
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         const int64_t n = 40001;  // more than one part per thread, and a remainder
         const Doubles a = randoms(n, 1, dtype), b = randoms(n, 2, dtype);
@@ -181,7 +181,7 @@ TEST_CASE("bf16 rounds to nearest even and keeps NaN") {
 }
 
 TEST_CASE("embedding: rows of this rank's part, zeros outside; gradient sums repeated tokens") {
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         const int64_t V = 5, E = 7;
         const std::vector<int32_t> ids = {3, 0, 3, 4, 9};
@@ -207,7 +207,7 @@ TEST_CASE("embedding: rows of this rank's part, zeros outside; gradient sums rep
 }
 
 TEST_CASE("rmsnorm and its fused residual addition") {
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         const int64_t R = 6, E = 19;
         const double eps = 1e-5;
@@ -240,7 +240,7 @@ TEST_CASE("rmsnorm and its fused residual addition") {
 }
 
 TEST_CASE("RoPE: rotate-half at given positions, grouped heads; the gradient is the inverse rotation") {
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         const int64_t H = 4, K = 2, D = 6, R = 5;
         Rope rope;
@@ -270,7 +270,7 @@ TEST_CASE("RoPE: rotate-half at given positions, grouped heads; the gradient is 
 }
 
 TEST_CASE("SwiGLU") {
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         const int64_t R = 3, F = 21;
         Doubles gate_up = randoms(R * 2 * F, 1, dtype);
@@ -316,7 +316,7 @@ TEST_CASE("attention over two sets of keys, merged, is attention over both; a se
     const int64_t R = 6, H = 3, D = 5;
     for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
         const DType wide = stats_dtype(dtype);
-        const double bound = kPrecisions[dtype == DType::f64].forward;
+        const double bound = kAccuracies[dtype == DType::f64].forward;
         const Doubles o1 = randoms(R * H * D, 1, wide), l1 = randoms(R * H, 2, wide), l2 = randoms(R * H, 4, wide);
         const Tensor part = tensor(randoms(R * H * D, 3, wide), {R, H * D}, dtype);
         const Doubles o2 = values(part);
@@ -362,7 +362,7 @@ TEST_CASE("blocks exchanged: (a, b, w) to (b, a, w), of any dtype, there and bac
 }
 
 TEST_CASE("cross-entropy, whole and with the vocabulary in two parts") {
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         const int64_t R = 5, V = 11, cut = 4;
         const double factor = 1.0 / 7;
@@ -456,7 +456,7 @@ TEST_CASE("cross-entropy: padding never wins, gets no gradient, and a part that 
 TEST_CASE("sums of two parts of the vocabulary on the scale of the whole row's maximum") {
     const int64_t R = 5, V = 11, cut = 4;
     const Tensor targets = upload({0, 10, 3, 4, 7}, {R}, Device::cpu);
-    for (const auto& [dtype, forward, gradient] : kPrecisions) {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
         INFO(std::string(name_of(dtype)));
         const Doubles logits = values(tensor(randoms(R * V, 1, dtype), {R, V}, dtype));
         Tensor max[2], sum[2], whole_max = empty({R}, dtype), at = empty({R}, dtype);
@@ -515,7 +515,7 @@ TEST_CASE("AdamW: five steps against the algorithm in double; decay, clipping fa
                 w[i] -= now.lr * (update + now.weight_decay * w[i]);
             }
         }
-        const double bound = kPrecisions[dtype == DType::f64].forward;
+        const double bound = kAccuracies[dtype == DType::f64].forward;
         EXPECT(distance(dtype == DType::bf16 ? master : param, w) <= bound);
         EXPECT(distance(m, m64) <= bound);
         EXPECT(distance(v, v64) <= bound);

@@ -19,7 +19,7 @@ TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubb
         one.run();
         o.micro_batch = 1;
         for (const Comm& comm : device_comms()) {
-            std::vector<float> weights;
+            std::vector<double> weights;
             for (const char* schedule : {"naive", "gpipe", "interleaved", "1f1b", "zero-bubble"}) {
                 const PipelineOptions options{.schedule = schedule};
                 std::unique_ptr<Pipeline> pipeline;

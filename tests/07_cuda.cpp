@@ -28,7 +28,7 @@ std::vector<uint8_t> bytes(const Tensor& codes) {
     return {host.data<uint8_t>(), host.data<uint8_t>() + host.size()};
 }
 
-bool same(const std::vector<float>& a, const std::vector<float>& b) {  // NaN is NaN
+bool same(const std::vector<double>& a, const std::vector<double>& b) {  // NaN is NaN
     bool equal = a.size() == b.size();
     for (size_t i = 0; equal && i < a.size(); ++i) equal = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
     return equal;
@@ -44,7 +44,7 @@ TEST_CASE("amaxes, scales, codes and their transposes on a GPU are the CPU's, bi
                 for (const Scaling scaling : kScalings)
                     for (const bool broken : {false, true}) {
                         struct Result {
-                            std::vector<float> amax, amax_t, whole, scale;
+                            std::vector<double> amax, amax_t, whole, scale;
                             std::vector<uint8_t> codes, codes_t, turned;
                         };
                         const auto run = [&, r = rows, c = cols](Device device) {

@@ -309,8 +309,8 @@ TEST_CASE(
             if (stage == 3) continue;
             for (const Param* param : run.session.model.params())
                 if (param->replicas > 1)
-                    for (const float value : {read(param->data)[0], read(param->data)[17]})
-                        EXPECT_EVERYWHERE(run.tensor.max(double(value)) == double(value));
+                    for (const double value : {read(param->data)[0], read(param->data)[17]})
+                        EXPECT_EVERYWHERE(run.tensor.max(value) == value);
         }
     }
 }

@@ -68,11 +68,11 @@ inline double distance(const Tensor& a, const std::vector<double>& b) { return d
 
 // What an op on the CPU computes in, and how far from its definition in double it may be, relative to the norm of what
 // is expected: gradients are held to finite differences.
-struct Precision {
+struct Accuracy {
     DType dtype;
     double forward, gradient;
 };
-constexpr Precision kPrecisions[] = {{DType::f32, 2e-6, 5e-6}, {DType::f64, 1e-14, 1e-10}};
+constexpr Accuracy kAccuracies[] = {{DType::f32, 2e-6, 5e-6}, {DType::f64, 1e-14, 1e-10}};
 
 // d f / d x[i] for every i, by central differences in double: of sixth order, so that the error is 1e-12 or so.
 inline std::vector<double> differentiate(const std::function<double(const std::vector<double>&)>& f,
