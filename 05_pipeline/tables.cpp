@@ -93,7 +93,7 @@ PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const
         run.wire_bytes = 0;
         for (const auto& [operation, entry] : stages.take_stats().operations)
             if (operation.ends_with(".send")) run.wire_bytes += entry.bytes;
-        adamw.step(1e-4f, 1);
+        adamw.step(1e-4, 1);
         Timeline measured = pipeline.measured();
         if (step == 2 || (step > 2 && measured.total() < run.measured.total())) run.measured = std::move(measured);
     }
