@@ -229,13 +229,14 @@ TEST_CASE("ZeRO-3 gathers a block's matrices as codes: the bytes, to the byte, h
 TEST_CASE("tensor parallelism and ZeRO-3 together, in 8 bits") {
     const Text text;
     TrainOptions o = small(text);
+    o.lr = o.min_lr = 3e-4;  // with 1e-3 the norm grows from step 3 on, and with it every rounding
     for (const char* recipe : {"current", "delayed"}) {
         Ranks one(o, Comm(), 1, {.stage = 0}, precision(recipe));
         Ranks run(o, world(), 2, {.stage = 3}, precision(recipe));
         const double deviation = world().rank() == 0 ? worst_gradient(run.session, one.session) : 0;
         INFO(std::string(recipe), ": ", deviation);
         EXPECT_EVERYWHERE(deviation <= 0.15);  // inputs and gradients are scaled by what the data rank has of the batch
-        EXPECT_EVERYWHERE(on_rank_0(std::abs(run.history[6] - one.history[6]) <= 0.15));
+        EXPECT_EVERYWHERE(on_rank_0(std::abs(run.history[6] - one.history[6]) <= 0.02));
     }
 }
 

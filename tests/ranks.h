@@ -12,6 +12,9 @@ const Comm& world();  // all ranks, with --comm-check on
 bool everywhere(bool good);
 #define EXPECT_EVERYWHERE(...) DOCTEST_CHECK(train70b::test::everywhere(__VA_ARGS__))
 
+// Rank 0 runs the body; the others sleep until it is done, instead of taking its core to poll.
+void only_on_rank_0(const std::function<void()>& body);
+
 // The first n ranks as a group; the body runs on them only.
 void on_first_ranks(int n, const std::function<void(const Comm&)>& body);
 

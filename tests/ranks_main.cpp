@@ -1,7 +1,9 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <mpi.h>
 
+#include <chrono>
 #include <iostream>
+#include <thread>
 
 #include "tests/ranks.h"
 
@@ -18,6 +20,14 @@ bool everywhere(bool good) {
     int mine = good ? 1 : 0, all = 0;
     MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     return all == 1;
+}
+
+void only_on_rank_0(const std::function<void()>& body) {
+    if (this_rank == 0) body();
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    for (int done = 0; !done; MPI_Test(&request, &done, MPI_STATUS_IGNORE))
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
 void on_first_ranks(int n, const std::function<void(const Comm&)>& body) {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <vector>
 
@@ -28,6 +29,14 @@ constexpr bool kThorough = false;
 #else
 constexpr bool kThorough = true;
 #endif
+
+// Long grids run an eighth of their layouts on each commit, and all of them with tests/run.sh --all, which sets
+// TRAIN70B_TEST_SLICE: "all", or which eighth (0).
+inline bool in_slice(int64_t layout) {
+    const char* slice = std::getenv("TRAIN70B_TEST_SLICE");
+    if (slice && std::string(slice) == "all") return true;
+    return layout % 8 == (slice ? std::atoll(slice) % 8 : 0);
+}
 
 // Numbers in [-1, 1), the same everywhere; key tells one array from another. Exact in dtype, fp32 or fp64: references
 // in double start from the very same numbers.

@@ -1,0 +1,122 @@
+// Layouts that nobody chose: models, meshes and techniques drawn at random, each held to one rank in fp64 over 20
+// steps. tests/run.sh --all runs all of them, a commit an eighth.
+#include "tests/composed.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+constexpr int kLayouts = 50;
+
+// Draws that depend on the layout's number and the attempt alone, so that every rank draws alike.
+class Dice {
+  public:
+    Dice(uint64_t layout, uint64_t attempt) : key_(layout * 1000 + attempt) {}
+    int64_t below(int64_t n) { return int64_t(random_bits(key_, counter_++) % uint64_t(n)); }
+    template <class T>
+    T one_of(std::initializer_list<T> list) {
+        return list.begin()[below(int64_t(list.size()))];
+    }
+
+  private:
+    uint64_t key_, counter_ = 0;
+};
+
+struct Drawn {
+    TrainOptions options;
+    Plan plan;
+
+    std::string text() const {
+        const LlamaConfig& m = options.model;
+        return fmt::format(
+            "{} x {}, {}/{} heads, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} hybrid {} "
+            "offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}",
+            m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab, options.seq_len, options.global_batch,
+            options.micro_batch, plan.mesh.text(), plan.pipeline.schedule, plan.zero.stage, plan.zero.hybrid_shard,
+            int(plan.zero.offload), plan.zero.prefetch, plan.tensor.sequence_parallel, plan.tensor.overlap,
+            plan.context.algorithm, options.recompute, options.lr, options.init_std);
+    }
+};
+
+Drawn draw(const Text& text, uint64_t layout, uint64_t attempt) {
+    Dice dice(layout, attempt);
+    Drawn drawn;
+    Mesh& mesh = drawn.plan.mesh;
+    mesh = {.tp = 1, .cp = 1, .dp = 1, .pp = 1};
+    for (int64_t left = world().size(); left > 1; left /= 2)
+        *dice.one_of({&mesh.tp, &mesh.cp, &mesh.dp, &mesh.pp}) *= 2;
+
+    TrainOptions& o = drawn.options = tiny(text);
+    o.dtype = "fp64";
+    o.steps = kThorough ? 20 : 2;
+    const bool deep = layout % 12 == 3;  // 12 layers of 192: where fp32 has nothing but its rounding left
+    const int64_t heads = dice.one_of({4, 6, 8, 8, 12}), head_dim = dice.one_of({2, 4, 6, 10});
+    o.model = {.name = "drawn",
+               .layers = mesh.pp * dice.one_of({1, 1, 2, 3}),
+               .hidden = heads * head_dim,
+               .heads = heads,
+               .kv_heads = dice.one_of({heads, heads / 2, int64_t(1), int64_t(2)}),
+               .ffn = dice.one_of({24, 40, 48, 77}),
+               .vocab = dice.one_of({61, 131, 256})};
+    o.seq_len = dice.one_of({8, 16, 24, 32, 33});
+    if (deep) {
+        o.model = {.name = "deep", .layers = 12, .hidden = 192, .heads = 8, .kv_heads = 4, .ffn = 256, .vocab = 61};
+        o.seq_len = 16;
+    }
+    o.micro_batch = dice.one_of({1, 1, 2});
+    o.global_batch = o.micro_batch * mesh.dp * dice.one_of({1, 2, 4});
+    o.lr = dice.one_of({1e-4, 1e-3, 3e-3});
+    o.min_lr = o.lr / 10;
+    o.init_std = dice.one_of({0.02, 0.05, 0.1});
+    o.weight_decay = dice.one_of({0.0, 0.1});
+    o.clip = dice.one_of({0.0, 0.5, 1.0});
+    o.recompute = dice.one_of({"none", "pointwise", "selective", "full"});
+
+    ZeroOptions& zero = drawn.plan.zero;
+    zero.stage = int(dice.below(4));
+    zero.prefetch = dice.below(3);
+    if (zero.stage > 0 && dice.below(3) == 0) zero.hybrid_shard = dice.one_of({2, 4});
+    if (zero.stage > 0 && dice.below(4) == 0) zero.offload = Offload::optimizer;
+    if (zero.stage == 3 && dice.below(4) == 0) zero.offload = Offload::all;
+    drawn.plan.tensor = {dice.below(2) == 0, dice.below(3) == 0};
+    drawn.plan.pipeline.schedule = dice.one_of({"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"});
+    drawn.plan.context.algorithm = dice.one_of({"ring", "zigzag", "ulysses", "hybrid", "gather"});
+    return drawn;
+}
+
+}  // namespace
+
+TEST_CASE("random layouts in fp64: every one is one rank's run, losses and norms of 20 steps, to 1e-10") {
+    const Text text;
+    REQUIRE(world().size() == 16);
+    double worst = 0;
+    std::string farthest;
+    int64_t count = 0, refused = 0;
+    for (int64_t number = 0; number < kLayouts; ++number) {
+        if (!in_slice(number) || (!kThorough && number % 16 >= 8)) continue;
+        // A draw that makes no run is refused by every rank alike; then comes the next.
+        std::unique_ptr<ComposedRun> run;
+        Drawn drawn;
+        for (uint64_t attempt = 0; !run; ++attempt) {
+            REQUIRE(attempt < 200);
+            drawn = draw(text, uint64_t(number), attempt);
+            try {
+                check_config(drawn.options.model);
+                run = std::make_unique<ComposedRun>(drawn.options, world(), drawn.plan);
+            } catch (const UsageError&) { ++refused; }
+        }
+        run->session.run();
+        run->session.leave();
+        const auto one = run_on_one_rank(drawn.options);
+        const double deviation = one ? worst_deviation(run->session, *one) : 0;
+        INFO(drawn.text(), ": ", deviation);
+        EXPECT_EVERYWHERE(deviation <= 1e-10);
+        if (!(deviation <= worst)) worst = deviation, farthest = drawn.text();
+        ++count;
+    }
+    if (world().rank() == 0)
+        fmt::print("{} random layouts ({} draws refused), the farthest by {:.1e}: {}\n", count, refused, worst,
+                   farthest);
+    EXPECT(count > 0);
+}
