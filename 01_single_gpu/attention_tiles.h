@@ -33,7 +33,7 @@ struct AttentionKernels {
 };
 
 extern const AttentionKernels kPortableAttention;       // for the processor the build is for (TRAIN70B_ARCH)
-extern const AttentionKernels* const kAvx512Attention;  // nothing where the build has none
+extern const AttentionKernels* const kAvx512Attention;  // nullptr if the build has none
 const AttentionKernels* avx512_attention();             // kAvx512Attention if this machine can run it, else nothing
 const AttentionKernels*& chosen_attention();            // AVX-512 where possible; a test chooses
 

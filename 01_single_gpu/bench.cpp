@@ -74,7 +74,9 @@ void bench(const TrainOptions& options, Llama& model, Trainer& trainer, const st
     const double flops = flops_per_token(model.config, options.seq_len) * tokens / seconds;
     fmt::print("\nceilings measured here: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s{}\n",
                ceilings.copy_bytes_per_s / 1e9, name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12,
-               device == Device::cpu ? fmt::format(" (OpenBLAS {}, {} threads)", blas_core(), cpu_threads()) : "");
+               device == Device::cpu ? fmt::format(" (OpenBLAS {}, {} thread{})", blas_core(), cpu_threads(),
+                                                   cpu_threads() == 1 ? "" : "s")
+                                     : "");
     fmt::print("a step of {} tokens: {:.2f} ms (median of {}), {} tokens/s\n", tokens, 1e3 * seconds, kSteps,
                human_count(tokens / seconds));
     fmt::print("model FLOPs ({}): {:.3f} TFLOP/s, {:.1f}% of the measured product rate\n", kModelFlops, flops / 1e12,

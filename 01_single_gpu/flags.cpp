@@ -41,16 +41,19 @@ std::string nearest_flag(const CLI::App& app, const std::string& unknown) {
 Check whole_number_from(int64_t least, int64_t most) {
     const bool bounded = most < kMostCount;
     return {[=](const std::string& text) {
-                size_t used = 0;
-                int64_t value = 0;
+                // Digits alone, and no leading zero: that is octal to some, so it is refused.
+                const std::string digits = text.substr(text.starts_with('-') ? 1 : 0);
+                const bool plain = !digits.empty() && digits.find_first_not_of("0123456789") == std::string::npos &&
+                                   (digits.size() == 1 || digits[0] != '0');
+                int64_t value = most;
+                bool large = false;
                 try {
-                    value = std::stoll(text, &used);
-                } catch (const std::exception&) { used = 0; }
-                const bool octal = text.size() > 1 && text[0] == '0';  // read as such by some, so by none
-                return used == text.size() && used > 0 && !octal && value >= least && value <= most ? std::string()
+                    if (plain) value = std::stoll(text);
+                } catch (const std::out_of_range&) { large = true; }
+                return plain && !large && value >= least && value <= most ? std::string()
                        : bounded ? fmt::format("{} is not possible; a whole number from {} to {}", text, least, most)
                                  : fmt::format("{} is not possible; a whole number from {} on{}", text, least,
-                                               value > most ? fmt::format(", at most {}", most) : "");
+                                               value > most || large ? fmt::format(", at most {}", most) : "");
             },
             bounded ? fmt::format("{} to {}", least, most) : fmt::format(">={}", least)};
 }
@@ -158,8 +161,9 @@ void Flags::parse(int argc, char** argv) {
     }
     for (const CLI::Option* option : app_->get_options()) {
         if (option->get_name() == "--help") continue;
-        (*values_)[option->get_name().substr(option->get_positional() ? 0 : 2)] =
-            option->count() ? option->as<std::string>() : option->get_default_str();
+        std::string value = option->count() ? option->results().front() : option->get_default_str();
+        for (size_t i = 1; i < option->results().size(); ++i) value += "," + option->results()[i];
+        (*values_)[option->get_name().substr(option->get_positional() ? 0 : 2)] = value;
     }
 }
 

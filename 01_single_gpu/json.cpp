@@ -22,7 +22,7 @@ json parse_json(std::string_view text, const std::string& where, const json::par
 json read_json(const std::string& path, const std::string& where, const std::string& advice) {
     std::error_code error;
     const bool regular = std::filesystem::is_regular_file(path, error);
-    if (!regular && std::filesystem::exists(path, error)) usage_error("{}: is no regular file; {}", where, advice);
+    if (!regular && std::filesystem::exists(path, error)) usage_error("{}: is not a regular file; {}", where, advice);
     std::ifstream stream(path, std::ios::binary);
     if (!regular || !stream) usage_error("{}: cannot be read; {}", where, advice);
     return parse_json(std::string(std::istreambuf_iterator<char>(stream), {}), where);

@@ -39,15 +39,15 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     group("Data");
     add_input("--data", o.data, fmt::format("text file, folder of text, or .bin shards [{}]", kDefaultData));
     add("--seq-len", o.seq_len, "tokens of a sequence", count);
-    add("--micro-batch", o.micro_batch, "sequences at once per rank [global / ranks]", count);
+    add("--micro-batch", o.micro_batch, "sequences at once per rank", count).default_text("global / ranks");
     add("--global-batch", o.global_batch, "sequences of one step", count);
-    add("--val-fraction", o.val_fraction, "held out [0.1 of a text, 0 of shards]", real_number(0, 0.9));
+    add("--val-fraction", o.val_fraction, "held out", real_number(0, 0.9)).default_text("0.1 of a text, 0 of shards");
     add("--eval-every", o.eval_every, "steps between validations; 0: never", count0);
 
     group("Training");
     add("--steps", o.steps, "optimizer steps", count0);
     add("--lr", o.lr, "peak learning rate", positive0);
-    add("--min-lr", o.min_lr, "at the last step [lr / 10]", positive0);
+    add("--min-lr", o.min_lr, "at the last step", positive0).default_text("lr / 10");
     add("--warmup-steps", o.warmup_steps, "step s has s / W of the peak", count0);
     add("--lr-schedule", o.lr_schedule, "after the warm-up", one_of({"constant", "linear", "cosine", "wsd"}));
     add("--weight-decay", o.weight_decay, "matrices only", positive0);
@@ -75,7 +75,7 @@ void CommandLine::parse(int argc, char** argv) {
     Flags::parse(argc, argv);
     TrainOptions& o = options_;
     o.model = model_shape();
-    if (o.min_lr < 0) o.min_lr = o.lr / 10;
+    if (o.min_lr < 0) record("--min-lr", fmt::format("{}", o.min_lr = o.lr / 10));
     if (o.min_lr > o.lr) usage_error("--min-lr {} is above --lr {}; at most {} would work", o.min_lr, o.lr, o.lr);
     if (o.dtype == "fp64") {
         if (given("--grad-dtype") && o.grad_dtype != "fp64")
@@ -151,7 +151,7 @@ void CommandLine::check_batches(int64_t data_ranks) {
         if (o.global_batch % data_ranks != 0)
             usage_error("--global-batch {} does not divide over {} data-parallel ranks; {} would", o.global_batch,
                         data_ranks, (o.global_batch / data_ranks + 1) * data_ranks);
-        o.micro_batch = o.global_batch / data_ranks;
+        record("--micro-batch", fmt::format("{}", o.micro_batch = o.global_batch / data_ranks));
     }
     const int64_t at_once = o.micro_batch * data_ranks;
     if (o.global_batch % at_once != 0)

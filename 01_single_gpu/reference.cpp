@@ -140,7 +140,7 @@ Run read_run(const std::string& dir) {
     const json file = read_json(path, path, "name a folder that --save-reference wrote");
     const json version = file.is_object() ? file.value("version", json()) : json();
     if (!file.is_object() || file.value("format", json()) != kFormat || (version != 1 && version != 2))
-        usage_error("{}: is no \"{}\" of version 1 or 2", path, kFormat);
+        usage_error("{}: is not a \"{}\" of version 1 or 2", path, kFormat);
     Run run{.dir = dir, .flags = file.value("flags", json::object())};
     if (!run.flags.is_object()) usage_error("{}: \"flags\" is not an object", path);
     const json dtype = file.value("dtype", json("fp32"));
@@ -230,7 +230,7 @@ std::vector<Deviation> compare_files(const FilePair& files) {
 // The distance between neighbouring numbers of a dtype at x.
 double spacing(DType dtype, double x) {
     const int digits = dtype == DType::f64 ? 53 : dtype == DType::bf16 ? 8 : 24;
-    return x == 0 ? 0 : std::ldexp(1.0, std::ilogb(x) + 1 - digits);
+    return x == 0 || !std::isfinite(x) ? 0 : std::ldexp(1.0, std::ilogb(x) + 1 - digits);
 }
 
 // AdamW's first step is w <- w - lr (u + decay w) with u = g / (|g| + eps / clip factor), nearly the sign of g. Where g

@@ -304,7 +304,8 @@ void TrainingRun::materialise() {
     const LlamaConfig& c = options_.model;
     const std::string kernels = model.options.device != Device::cpu
                                     ? ""
-                                    : fmt::format(" (OpenBLAS {} kernels, {} threads)", blas_core(), cpu_threads());
+                                    : fmt::format(" (OpenBLAS {} kernels, {} thread{})", blas_core(), cpu_threads(),
+                                                  cpu_threads() == 1 ? "" : "s");
     say("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}{}\n", c.name,
         human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
         name_of(model.options.device), kernels);

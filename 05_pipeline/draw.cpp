@@ -79,7 +79,7 @@ int run_python(const std::vector<std::string>& words, std::string& said) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Where matplotlib lies with the system's Python only, that one draws.
+// If only the system's Python has matplotlib, that one draws.
 std::string python_with_matplotlib() {
     std::string said;
     for (const char* python : {"python3", "/usr/bin/python3"})

@@ -11,7 +11,7 @@ void add_plan_flags(Flags& flags, Plan& plan) {
     flags.at("--tp").text("tensor-parallel ranks of a model copy").default_text("1");
     flags.at("--cp").text("context-parallel ranks of a model copy").default_text("1");
     flags.at("--pp").text("pipeline stages of a model copy").default_text("1");
-    flags.at("--micro-batch").text("sequences of a rank at a time [with --pp 1, else global / ranks]");
+    flags.at("--micro-batch").text("sequences of a rank at a time").default_text("global / ranks; with --pp 1");
 }
 
 ContextLayout context_layout(const Plan& plan, const TrainOptions& options) {

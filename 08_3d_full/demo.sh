@@ -11,7 +11,7 @@ mkdir -p "$out"
 cuda=()
 [ -f build/CMakeCache.txt ] || [ -e /dev/nvidia0 ] || cuda=(-DTRAIN70B_CUDA=OFF)
 bash tests/setup.sh build "${cuda[@]}" 01_single_gpu 02_data_parallel 03_zero 04_tensor_parallel 05_pipeline \
-    06_context_parallel 07_fp8 08_3d_full
+    06_context_parallel 07_fp8 08_3d_full compare
 if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 steps=300
 

@@ -302,7 +302,7 @@ TEST_CASE("two stages, one after the other, are the whole model") {
     EXPECT(got.size() == whole.params().size());
 }
 
-TEST_CASE("slots are called where DESIGN puts them") {
+TEST_CASE("slots are called at their places in a step") {
     Llama model(make_config(), {.init_std = 0.3});
     model.materialise(3);
     std::string order;

@@ -32,6 +32,7 @@ inline std::unique_ptr<Session> run_on_one_rank(TrainOptions o) {
         one->run();
         one->leave();
     });
+    DOCTEST_REQUIRE((one != nullptr) == (this_rank == 0));
     return one;
 }
 

@@ -16,7 +16,7 @@ std::optional<Comm> all_ranks;
 const Comm& world() { return *all_ranks; }
 
 bool everywhere(bool good) {
-    if (!good) fmt::print(stderr, "rank {}: not so here\n", this_rank);
+    if (!good) fmt::print(stderr, "rank {}: the expectation failed here\n", this_rank);
     int mine = good ? 1 : 0, all = 0;
     MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     return all == 1;

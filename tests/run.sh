@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # All tests: installs what is missing, builds, runs CTest; then once more, CPU only, under the address and
 # undefined-behaviour sanitizers. Ends with the seconds of each part.
-#   bash tests/run.sh           what each commit runs: grids that are long run an eighth of their layouts, which one the
-#                               commit's hash decides
+#   bash tests/run.sh           the default: long grids run one eighth of their layouts, picked by the commit's hash
 #   bash tests/run.sh --fast    without the sanitizers
 #   bash tests/run.sh --all     everything at full size, the scripts under the sanitizers too
 set -euo pipefail
@@ -29,7 +28,8 @@ part() { # NAME COMMAND...
 }
 
 part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
-part "tests, eighth $TRAIN70B_TEST_SLICE of the long grids" ctest --test-dir build --output-on-failure
+slice=$([ "$mode" = --all ] && echo all || echo "eighth $TRAIN70B_TEST_SLICE")
+part "tests, $slice of the long grids" ctest --test-dir build --output-on-failure
 if [ "$mode" != --fast ]; then
     part "build with sanitizers" bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined
     # The scripts start the programs again and again, which takes minutes under the sanitizers; what the programs are

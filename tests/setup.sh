@@ -20,7 +20,8 @@ if [ ${#missing[@]} -gt 0 ]; then
         as_root=(sudo)
     fi
     "${as_root[@]}" apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
     echo "== installed in $((SECONDS - began)) s"
 fi
 
@@ -30,9 +31,10 @@ options=() targets=()
 for word in "$@"; do
     case "$word" in -D*) options+=("$word") ;; *) targets+=("$word") ;; esac
 done
-configure=$([ -f "$folder/CMakeCache.txt" ] || echo new)
+configure=$([ -f "$folder/build.ninja" ] || [ -f "$folder/Makefile" ] || echo new)
 for option in "${options[@]}"; do # -DNAME=VALUE: does the cache hold it?
-    grep -q "^$(sed 's/^-D\([^=]*\)=.*/\1/' <<<"$option"):[A-Z]*=${option#*=}\$" "$folder/CMakeCache.txt" 2>/dev/null || configure=${configure:-changed}
+    name=${option%%=*}
+    grep -qx "${name#-D}:[A-Z]*=${option#*=}" "$folder/CMakeCache.txt" 2>/dev/null || configure=${configure:-changed}
 done
 if [ -n "$configure" ]; then
     echo "== configuring $folder"

@@ -74,8 +74,13 @@ struct Session {
                 gradients.push_back(whole ? values(whole) : std::vector<double>());
             }
         };
-        if (apply) apply(*this);
-        model.materialise(o.seed);
+        try {
+            if (apply) apply(*this);
+            model.materialise(o.seed);
+        } catch (...) {
+            leave();
+            throw;
+        }
     }
     ~Session() { leave(); }
     void leave() { this_rank = real_rank; }  // for a session that outlives its run, beside others
@@ -118,7 +123,7 @@ struct Parity {
 };
 constexpr Parity kParity[] = {{"fp64", 1e-10, 1}, {"fp32", 5e-6, 4}};
 
-// DESIGN.md section 5: the largest relative deviation of a step's loss or gradient norm, and of a parameter's gradient
+// The largest relative deviation of a step's loss or gradient norm, and of a parameter's gradient
 // at step 1. Not a number counts as infinite.
 inline double worst_deviation(const Session& a, const Session& b) {
     double worst = 0;
