@@ -63,8 +63,8 @@ class Watchdog {
     ~Watchdog();
     void set_timeout(double seconds) { timeout_ = seconds; }  // 0, as at first: nothing times out
 
-    // Beats: counters in memory that the ranks of this node share. Each rank's watchdog counts its own up for as long as
-    // the process runs at all, whatever its other threads are waiting for.
+    // Beats: counters in memory that the ranks of this node share. Each rank's watchdog counts its own up for as long
+    // as the process runs at all, whatever its other threads are waiting for.
     struct Beat {
         int rank;
         std::atomic<uint64_t>* count;

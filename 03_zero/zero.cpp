@@ -245,7 +245,7 @@ void Zero::begin() {
     params_changed();
 }
 
-// ---- parameters that travel in another dtype ----------------------------------------------------------------------------
+// ---- parameters that travel in another dtype ------------------------------------------------------------------------
 
 bool Zero::casts(const Flat& flat) const {
     return cast && !keeps_params() && options_.offload != Offload::all &&

@@ -22,8 +22,8 @@ QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& shape, co
 
 // What a rank holds besides activations at the peak of the backward pass: as comm all keys and values and their
 // gradients in fp32, n (a + 4) bytes; as workspace the keys and values of one sequence in order, and the gradients that
-// one stretch of queries gives in fp32: its own, and those of the keys and values it sees. (And the reduce-scatter's own
-// buffer, where it has one: n/N + 1 elements of fp32 in chapter 02's ring.)
+// one stretch of queries gives in fp32: its own, and those of the keys and values it sees. (And the reduce-scatter's
+// own buffer, where it has one: n/N + 1 elements of fp32 in chapter 02's ring.)
 struct GatherMemory {
     int64_t comm = 0, workspace = 0;  // bytes
 };

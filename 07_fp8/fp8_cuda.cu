@@ -158,7 +158,7 @@ cublasLtMatmulMatrixScale_t scale_mode(Scaling scaling) {
     return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 }
 
-// ---- 8-bit AdamW: a block of threads for a block of moments ----------------------------------------------------------
+// ---- 8-bit AdamW: a block of threads for a block of moments ---------------------------------------------------------
 
 __constant__ MomentLevels kLevels = moment_levels();
 

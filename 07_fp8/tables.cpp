@@ -23,7 +23,7 @@ Composition::Composition(Llama& model, Trainer& trainer, const TrainOptions& opt
     fp8.attach(trainer);
 }
 
-// ---- accuracy --------------------------------------------------------------------------------------------------------
+// ---- accuracy -------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -222,7 +222,7 @@ std::string curve_csv(const std::vector<LossCurve>& curves) {
     return text + "\n";
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompute recompute, const Recipe& recipe,
                         int64_t tensor_ranks) {
@@ -352,7 +352,7 @@ std::string projection_table() {
                (4 + 4 + moments8) * n / 1e9);
 }
 
-// ---- time ------------------------------------------------------------------------------------------------------------
+// ---- time -----------------------------------------------------------------------------------------------------------
 
 ProductTimes time_products(Device device, const Fp8Options& options, int64_t rows, int64_t in, int64_t out) {
     const auto random = [&](Shape shape, uint64_t key, float size) {

@@ -25,7 +25,7 @@ struct Composition {
                 const ZeroOptions& zero_options, const Precision& precision);
 };
 
-// ---- accuracy --------------------------------------------------------------------------------------------------------
+// ---- accuracy -------------------------------------------------------------------------------------------------------
 // Mean over rows of |difference| / |row| for a product against the same in double of unrounded operands.
 struct ProductErrors {
     std::string recipe;
@@ -48,7 +48,7 @@ std::string curve_table(
     const std::vector<LossCurve>& curves);  // the last ten steps' mean, and its distance from the first
 std::string curve_csv(const std::vector<LossCurve>& curves);
 
-// ---- memory ----------------------------------------------------------------------------------------------------------
+// ---- memory ---------------------------------------------------------------------------------------------------------
 // Peak activation bytes of one micro-batch of `rows` rows, where all of the blocks' layers keep codes.
 int64_t fp8_activations(const LlamaConfig& config, int64_t rows, DType dtype, Recompute recompute, const Recipe& recipe,
                         int64_t tensor_ranks);
@@ -68,7 +68,7 @@ std::string memory_table(const std::vector<PrecisionRun>& runs, bool formulas);
 // 70b on eight devices of 80 GB: computed.
 std::string projection_table();
 
-// ---- time ------------------------------------------------------------------------------------------------------------
+// ---- time -----------------------------------------------------------------------------------------------------------
 // TFLOP/s of products in bf16 and in 8 bits, and the cost of making the codes, by shape. On a GPU: of a CPU's emulation
 // there is nothing to learn.
 struct ProductTimes {

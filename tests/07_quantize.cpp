@@ -174,7 +174,7 @@ TEST_CASE("transposed codes") {
     EXPECT(wrong == 0);
 }
 
-// ---- recipes ---------------------------------------------------------------------------------------------------------
+// ---- recipes --------------------------------------------------------------------------------------------------------
 
 namespace {
 double error_of(const Quantized& q, const Tensor& x) { return distance(dequantized(q), values(x)); }
