@@ -27,6 +27,7 @@ void run(const std::string& to, uint64_t seed = 1, int64_t micro_batch = 4, int6
     if (change) change(o);
     const ordered_json flags = {{"seed", "1"},
                                 {"lr", fmt::format("{}", o.lr)},
+                                {"warmup-steps", fmt::format("{}", o.warmup_steps)},
                                 {"init-std", fmt::format("{}", o.init_std)},
                                 {"eps", fmt::format("{}", o.eps)},
                                 {"clip", fmt::format("{}", o.clip)}};
@@ -326,6 +327,9 @@ TEST_CASE("the tolerance and the steps that are judged follow the dtype; later d
     EXPECT(!fp64(3e-3, 3, 1 + 1e-9).within(1e-10));
     EXPECT(!fp64(3e-3, 5, 1 + 1e-9).within(1e-10));
     EXPECT(fp64(1e-2, 3, 1 + 1e-9).within(1e-10));
+    original["flags"]["warmup-steps"] = "19";
+    EXPECT(fp64(3e-3, 3, 1 + 1e-9).within(1e-10));
+    original["flags"]["warmup-steps"] = "20";
     EXPECT(fp64(3e-3, 2, 1 + 1e-9, "fp32").default_tolerance() == 5e-6);
     EXPECT(significant_digits(1.0 / 3, DType::f64) == 1.0 / 3);
     EXPECT(significant_digits(1.0 / 3, DType::f32) == 0.333333333);

@@ -16,8 +16,8 @@ refused() { # as ranks.sh has it; this program has no --tables
 }
 refused "a product unlike the ranks" 4 "--tp 2 x --cp 1 x --dp 4 x --pp 1 makes 8 ranks, and there are 4; mpirun -np 8, or --dp 2 would do" --tp 2 --dp 4
 refused "copies that do not fit" 4 "3 ranks to a model copy, which 4 ranks cannot hold; 6 can" --pp 3
-refused "an axis longer than the ranks" 2 "--tp 4294967296: there are 2 ranks" --tp 4294967296 --pp 4294967296
-refused "a world beyond all bounds" 1 "--fake-world 4294967298: at most 1048576 ranks" --comm fake --fake-world 4294967298 --dry-run
+refused "an axis longer than the ranks" 2 "--tp 999999937: there are 2 ranks" --tp 999999937 --pp 999999937
+refused "a world beyond all bounds" 1 "--fake-world 999999938: at most 1048576 ranks" --comm fake --fake-world 999999938 --dry-run
 refused "heads that tp cannot divide" 3 "--tp 3: --heads 8 does not divide by it" --tp 3
 refused "heads that tp leaves and Ulysses cannot divide" 6 "3 ranks" --tp 2 --cp 3 --cp-algorithm ulysses --seq-len 120
 refused "a sequence that cp and tp do not divide" 8 "--sequence-parallel on: --cp 2 leaves 66 tokens|--tp 4 does not divide; --seq-len 144 would do" \

@@ -147,7 +147,7 @@ TEST_CASE("the mesh: places and ranks are each other's inverse, and groups are t
     EXPECT(mesh_of({.tp = 2, .dp = 0, .pp = 2}, 16).dp == 4);
 }
 
-// bf16: the farthest of the grid is 1.0e-2 (of a gradient), by roundings that fall elsewhere; fixed at twice that.
+// bf16: the farthest of all 36 is 1.1e-2 (a gradient), because roundings fall elsewhere; the bound is about twice that.
 constexpr Parity kParityOfMixes[] = {kParity[0], kParity[1], {"bf16", 2e-2, 4}};
 
 TEST_CASE("the parity grid: every layout is one rank's run, to 1e-10 in fp64; every fourth to 5e-6 in fp32, and bf16") {
