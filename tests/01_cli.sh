@@ -142,7 +142,7 @@ done
 mkfifo "$work/fifo"
 refused "a folder for a file" "--trace|folder: is a folder" --trace "$work/folder"
 refused "a FIFO for a file" "--trace|fifo: is a FIFO" --trace "$work/fifo"
-refused "data from a FIFO" "--data|fifo: is no regular file" --data "$work/fifo"
+refused "data from a FIFO" "--data|fifo: is not a regular file" --data "$work/fifo"
 refused "no name" "--metrics: an empty name" --metrics ""
 refused "no name of a model" "--load-hf: an empty name" --load-hf ""
 ln -s soft.json "$work/link.json"

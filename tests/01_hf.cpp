@@ -275,7 +275,7 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
     fs::remove(saved / "config.json");
     EXPECT_USAGE_ERROR(saved.read(), "config.json: cannot be read");
     REQUIRE(mkfifo((saved / "config.json").c_str(), 0600) == 0);
-    EXPECT_USAGE_ERROR(saved.read(), "config.json: is no regular file");
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a regular file");
     EXPECT_USAGE_ERROR(read_hf_config(saved / "nowhere"), "nowhere: is no folder");
 }
 

@@ -35,7 +35,7 @@ links "no links" '{"device": {"flops_per_s": 1}, "links": {}}' '"links" must be 
 links "links that are nested deeply" "$(printf '%200000s' | tr ' ' '[')" "nested deeper than 64 levels"
 mkfifo fifo
 run 2 "$bin/$program" --steps 1 --links fifo --metrics m.jsonl
-verdict "refused: links from a FIFO" "$(ends 2 10)$(says "--links fifo: is no regular file")"
+verdict "refused: links from a FIFO" "$(ends 2 10)$(says "--links fifo: is not a regular file")"
 rm -f fifo
 run 2 "$bin/$program" --steps 1 --links missing.json --metrics m.jsonl
 verdict "refused: a file of links that is not there" "$(ends 2 10)$(says "--links missing.json: cannot be read")"
