@@ -28,7 +28,7 @@ struct Dataset::File {
     File(const std::string& path, bool shard) : path(path) {
         struct stat info {};
         if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
-            usage_error("--data {}: is no regular file; name a text file, a folder of text, or .bin token shards",
+            usage_error("--data {}: is not a regular file; name a text file, a folder of text, or .bin token shards",
                         path);
         const int fd = ::open(path.c_str(), O_RDONLY);
         if (fd < 0 || fstat(fd, &info) != 0) {
