@@ -106,7 +106,8 @@ TEST_CASE("60 steps: within 0.03 of bf16's loss for every recipe and for 8-bit m
                                             {"blockwise", "adamw"},
                                             {"off", "adamw8bit"},
                                             {"current", "adamw8bit"}}) {
-        if (!kThorough && recipe == std::string("rowwise")) continue;
+        const bool both = recipe == std::string("current") && optimizer == std::string("adamw8bit");
+        if (!kThorough && !both && recipe != std::string("delayed")) continue;
         Narrow narrow(o, recipe, optimizer);
         narrow.session.run();
         INFO(std::string(recipe), ", ", std::string(optimizer), ": ", mean_of_last_ten(narrow.session) - expected);
