@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "01_single_gpu/attention_tiles.h"
+#include "01_single_gpu/cpu_setup.h"
 #include "01_single_gpu/kernels.h"
 
 namespace train70b::cpu {
@@ -11,14 +12,7 @@ namespace train70b::cpu {
 // The build is for AVX2 (x86-64-v3), so that it runs on any machine of the last ten years. AVX-512 is worth a second
 // set of kernels here: twice the elements per instruction and twice the registers. OpenBLAS chooses its own in the
 // same way.
-const AttentionKernels* avx512_attention() {
-#ifdef __x86_64__
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return kAvx512Attention;
-#endif
-    return nullptr;
-}
+const AttentionKernels* avx512_attention() { return cpu_features().avx512 ? kAvx512Attention : nullptr; }
 
 const AttentionKernels*& chosen_attention() {
     static const AttentionKernels* chosen = avx512_attention() ? avx512_attention() : &kPortableAttention;
