@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "01_single_gpu/ops.h"
+#include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
 

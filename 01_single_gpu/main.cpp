@@ -4,8 +4,8 @@
 //        build/bin/01_single_gpu --recompute full --dtype bf16 --metrics run.jsonl
 // Watch: the loss falls from ln 256 = 5.5; the closing table holds each kind of memory against its formula; --recompute
 //        changes the activations and nothing else, not one bit of the loss.
-#include "01_single_gpu/bench.h"
-#include "01_single_gpu/cpu_setup.h"
+#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/io/bench.h"
 
 using namespace train70b;
 

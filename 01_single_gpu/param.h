@@ -2,7 +2,7 @@
 // A parameter and its place in the whole model, whatever layout this rank is part of.
 #include <vector>
 
-#include "01_single_gpu/ops.h"
+#include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
 

@@ -12,7 +12,7 @@
 #include <functional>
 #include <optional>
 
-#include "01_single_gpu/ops.h"
+#include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
 

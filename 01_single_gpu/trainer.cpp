@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "01_single_gpu/cpu_setup.h"
-#include "01_single_gpu/profile.h"
+#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/profile.h"
 
 namespace train70b {
 

@@ -2,8 +2,8 @@
 // The training loop of all eight chapters, with slots where a technique steps in.
 //
 //   for each step:  forward_backward (all micro-batches)  ->  reduce_gradients  ->  gradient_norm  ->  clip, update
-#include "01_single_gpu/data.h"
-#include "01_single_gpu/reference.h"
+#include "01_single_gpu/io/data.h"
+#include "01_single_gpu/io/reference.h"
 
 namespace train70b {
 

@@ -1,6 +1,6 @@
 #include "02_data_parallel/benchmarks.h"
 
-#include "01_single_gpu/ops.h"
+#include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
 

@@ -13,7 +13,7 @@
 #include <map>
 #include <source_location>
 
-#include "02_data_parallel/transport.h"
+#include "02_data_parallel/runtime/transport.h"
 
 namespace train70b {
 

@@ -5,7 +5,7 @@
 // Watch: the loss is chapter 01's, whatever N; each rank sends 2 G (N-1)/N bytes per step for G bytes of gradients;
 //        params, grads and optimizer take as much memory on every rank as they did on one.
 #include "02_data_parallel/benchmarks.h"
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 
 using namespace train70b;
 

@@ -4,7 +4,7 @@
 //        mpirun --oversubscribe -np 4 build/bin/03_zero --zero 3 --hybrid-shard 2 --prefetch 2 --offload optimizer
 // Watch: the loss is chapter 02's to the last bit, whatever the stage; optimizer, grads and params shrink to 1/N, one
 //        after the other; stage 3 sends 1.5 times the bytes of the others.
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 #include "03_zero/tables.h"
 
 using namespace train70b;

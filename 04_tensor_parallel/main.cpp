@@ -5,7 +5,7 @@
 // Watch: the loss is chapter 01's; params, grads and optimizer shrink to 1/N, activations do with --sequence-parallel;
 //        every layer sends 4 all-reduces of its activations, or the same bytes as all-gathers and reduce-scatters.
 #include "02_data_parallel/data_parallel.h"
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 #include "04_tensor_parallel/tables.h"
 
 using namespace train70b;

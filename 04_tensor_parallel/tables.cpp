@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "01_single_gpu/json.h"
+#include "01_single_gpu/io/json.h"
 
 namespace train70b {
 

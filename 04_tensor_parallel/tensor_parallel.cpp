@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 #include "04_tensor_parallel/overlap.h"
 #include "04_tensor_parallel/vocabulary.h"
 

@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "01_single_gpu/check.h"
-#include "01_single_gpu/files.h"
+#include "01_single_gpu/core/check.h"
+#include "01_single_gpu/io/files.h"
 
 namespace train70b {
 

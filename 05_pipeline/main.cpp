@@ -5,7 +5,7 @@
 // Watch: the loss is chapter 01's, whatever the schedule; the bubble falls from 75% to almost nothing; what a rank
 //        keeps follows the micro-batches it has in flight: m for gpipe, p - rank for 1f1b.
 #include "02_data_parallel/data_parallel.h"
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 #include "05_pipeline/draw.h"
 #include "05_pipeline/tables.h"
 

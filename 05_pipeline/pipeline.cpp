@@ -3,8 +3,8 @@
 #include <numeric>
 #include <utility>
 
-#include "01_single_gpu/profile.h"
-#include "02_data_parallel/launch.h"
+#include "01_single_gpu/core/profile.h"
+#include "02_data_parallel/runtime/launch.h"
 
 namespace train70b {
 

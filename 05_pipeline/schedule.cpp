@@ -4,7 +4,7 @@
 #include <map>
 #include <tuple>
 
-#include "01_single_gpu/check.h"
+#include "01_single_gpu/core/check.h"
 
 namespace train70b {
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "01_single_gpu/check.h"
+#include "01_single_gpu/core/check.h"
 
 namespace train70b {
 

@@ -6,7 +6,7 @@
 // Watch: the loss is chapter 01's, whatever the algorithm; activations shrink to 1/N; the plain ring's last rank works
 //        while its first one waits, and zigzag's all do the same.
 #include "02_data_parallel/data_parallel.h"
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 #include "06_context_parallel/tables.h"
 
 using namespace train70b;

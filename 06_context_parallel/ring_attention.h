@@ -16,7 +16,7 @@
 // heads, and attention is one device's. Hybrid: Ulysses inside groups of U ranks, the ring across the G = N/U groups.
 //
 // B batch, T tokens of a sequence, R = B*T/N rows of this rank, H query heads, K key/value heads, D head size
-#include "01_single_gpu/data.h"
+#include "01_single_gpu/io/data.h"
 #include "01_single_gpu/layers.h"
 #include "02_data_parallel/comm.h"
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
-#include "01_single_gpu/profile.h"
-#include "01_single_gpu/random.h"
+#include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/core/random.h"
 
 namespace train70b {
 

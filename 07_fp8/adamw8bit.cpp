@@ -1,6 +1,6 @@
 #include "07_fp8/adamw8bit.h"
 
-#include "01_single_gpu/dispatch.h"
+#include "01_single_gpu/core/dispatch.h"
 #include "07_fp8/kernels.h"
 
 namespace train70b {

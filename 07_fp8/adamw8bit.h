@@ -20,8 +20,8 @@
 // multiple of 256.
 #include <array>
 
+#include "01_single_gpu/core/random.h"
 #include "01_single_gpu/optimizer.h"
-#include "01_single_gpu/random.h"
 
 namespace train70b {
 

@@ -1,6 +1,6 @@
 // 8-bit AdamW on the CPU.
-#include "01_single_gpu/cpu.h"
-#include "01_single_gpu/kernels.h"
+#include "01_single_gpu/ops/cpu.h"
+#include "01_single_gpu/ops/kernels.h"
 #include "07_fp8/kernels.h"
 
 namespace train70b::cpu {

@@ -6,7 +6,7 @@
 #include <map>
 #include <tuple>
 
-#include "01_single_gpu/cublas.cuh"
+#include "01_single_gpu/core/cublas.cuh"
 #include "07_fp8/kernels.h"
 
 namespace train70b::cuda {

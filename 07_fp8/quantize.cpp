@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "01_single_gpu/dispatch.h"
+#include "01_single_gpu/core/dispatch.h"
 #include "07_fp8/formats.h"
 #include "07_fp8/kernels.h"
 

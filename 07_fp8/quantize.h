@@ -9,7 +9,7 @@
 // pass.
 #include <optional>
 
-#include "01_single_gpu/ops.h"
+#include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
 

@@ -2,8 +2,8 @@
 // operands to fp32 and multiplies those: to fp32's rounding what the tensor cores give.
 #include <vector>
 
-#include "01_single_gpu/cpu.h"
-#include "01_single_gpu/kernels.h"
+#include "01_single_gpu/ops/cpu.h"
+#include "01_single_gpu/ops/kernels.h"
 #include "07_fp8/formats.h"
 #include "07_fp8/kernels.h"
 

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "01_single_gpu/bench.h"
-#include "01_single_gpu/random.h"
+#include "01_single_gpu/core/random.h"
+#include "01_single_gpu/io/bench.h"
 #include "07_fp8/adamw8bit.h"
 #include "07_fp8/formats.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 // The tables of chapter 07: what rounding to 8 bits costs in accuracy, what it saves in memory, on the wire and in
 // time.
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "07_fp8/fp8.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 // The composed trainer: every technique of the chapters before this one, in the order in which they have to be applied.
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 #include "03_zero/zero.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "05_pipeline/pipeline.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "01_single_gpu/bench.h"
+#include "01_single_gpu/io/bench.h"
 
 namespace train70b {
 

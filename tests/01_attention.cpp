@@ -3,8 +3,8 @@
 
 #include <array>
 
-#include "01_single_gpu/attention_naive.h"
-#include "01_single_gpu/attention_tiles.h"
+#include "01_single_gpu/ops/attention_naive.h"
+#include "01_single_gpu/ops/attention_tiles.h"
 #include "tests/support.h"
 
 using namespace train70b;

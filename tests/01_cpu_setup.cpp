@@ -1,7 +1,7 @@
 // Which kernels OpenBLAS is told to run. That they run: tests/01_cli.sh.
 #include <unistd.h>
 
-#include "01_single_gpu/cpu_setup.h"
+#include "01_single_gpu/core/cpu_setup.h"
 #include "tests/support.h"
 
 using namespace train70b;

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <set>
 
-#include "01_single_gpu/data.h"
+#include "01_single_gpu/io/data.h"
 #include "tests/support.h"
 
 using namespace train70b;

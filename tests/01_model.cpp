@@ -3,9 +3,9 @@
 #include <map>
 #include <utility>
 
+#include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/optimizer.h"
-#include "01_single_gpu/profile.h"
 #include "tests/support.h"
 
 using namespace train70b;

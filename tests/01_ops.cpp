@@ -1,6 +1,6 @@
 // Every op but attention: its result against a definition in double written here, its gradient against finite
 // differences of that definition. Odd sizes on purpose.
-#include "01_single_gpu/cpu.h"
+#include "01_single_gpu/ops/cpu.h"
 #include "tests/support.h"
 
 using namespace train70b;

@@ -21,7 +21,7 @@ void run(const std::string& to, uint64_t seed = 1, int64_t micro_batch = 4, int6
          const Change& change = {}, const Change& hidden = {}) {
     TrainOptions o;
     o.model.layers = 2, o.model.hidden = 16, o.model.heads = 4, o.model.kv_heads = 2, o.model.ffn = 24;
-    o.data = repository_file("01_single_gpu/corpus.txt");
+    o.data = repository_file("docs/data/corpus.txt");
     o.seq_len = 12, o.global_batch = 4, o.micro_batch = micro_batch, o.steps = steps, o.seed = seed, o.init_std = 0.1;
     o.device = "cpu", o.save_reference = to, o.min_lr = 0;
     if (change) change(o);

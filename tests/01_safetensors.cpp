@@ -3,8 +3,8 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-#include "01_single_gpu/json.h"
-#include "01_single_gpu/safetensors.h"
+#include "01_single_gpu/io/json.h"
+#include "01_single_gpu/io/safetensors.h"
 #include "tests/files.h"
 #include "tests/support.h"
 

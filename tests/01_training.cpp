@@ -1,6 +1,6 @@
 // Training as a whole: schedules, the optimizer's books, initial values, and what one run owes another - the same loss
 // to the last bit, or to the stated tolerance.
-#include "01_single_gpu/profile.h"
+#include "01_single_gpu/core/profile.h"
 #include "tests/training.h"
 
 using namespace train70b;

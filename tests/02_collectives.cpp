@@ -1,9 +1,9 @@
 #include <utility>
 // Every collective against its definition, on 1 to 8 ranks, with small integers: any order of a sum is exact.
-#include "01_single_gpu/bf16.h"
-#include "01_single_gpu/ops.h"
+#include "01_single_gpu/core/bf16.h"
+#include "01_single_gpu/ops/ops.h"
 #include "02_data_parallel/all_reduce.h"
-#include "02_data_parallel/mpi_group.h"
+#include "02_data_parallel/runtime/mpi_group.h"
 #include "tests/ranks.h"
 
 using namespace train70b;

@@ -3,7 +3,7 @@
 //   the same through NCCL, which has to be told that they are different hosts (see docs/results/gpu.md):
 //     mpirun --oversubscribe -np 2 bash -c 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec build/bin/test_02_cuda'
 //   one GPU per rank:         mpirun -np 8 build/bin/test_02_cuda                                       (staged and nccl)
-#include "01_single_gpu/ops.h"
+#include "01_single_gpu/ops/ops.h"
 #include "02_data_parallel/data_parallel.h"
 #include "tests/device_comms.h"
 #include "tests/training.h"

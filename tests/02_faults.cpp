@@ -5,8 +5,8 @@
 #include <chrono>
 #include <thread>
 
-#include "01_single_gpu/ops.h"
-#include "02_data_parallel/launch.h"
+#include "01_single_gpu/ops/ops.h"
+#include "02_data_parallel/runtime/launch.h"
 
 using namespace train70b;
 

@@ -1,7 +1,7 @@
 #pragma once
 // The transports of device tensors that can work on this machine. Without a GPU nothing is tested, and the output says
 // so.
-#include "01_single_gpu/cuda_device.h"
+#include "01_single_gpu/core/cuda_device.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 

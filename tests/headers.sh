@@ -3,7 +3,7 @@
 #   bash tests/headers.sh "COMPILER FLAG..."
 set -euo pipefail
 cd "$(dirname "$0")/.."
-headers=$(ls 0*/*.h tests/*.h)
+headers=$(ls 0*/*.h 0*/*/*.h tests/*.h)
 check() { # HEADER: -x c++ would complain about #pragma once, a file that includes it does not
     echo "#include \"$1\"" | $compiler -fsyntax-only -x c++ - || { echo "FAIL $1"; exit 255; }
 }

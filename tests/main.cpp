@@ -1,7 +1,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT  // the header may have been seen without it
 #include <doctest/doctest.h>
 
-#include "01_single_gpu/cpu_setup.h"
+#include "01_single_gpu/core/cpu_setup.h"
 
 int main(int argc, char** argv) {
     train70b::restart_with_cpu_settings(argv);

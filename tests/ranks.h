@@ -1,7 +1,7 @@
 #pragma once
 // Tests that need several ranks: CTest starts them under mpirun. Every rank runs every test case and all of them agree
 // before anyone asserts: one rank failing alone would leave the others hanging.
-#include "02_data_parallel/launch.h"
+#include "02_data_parallel/runtime/launch.h"
 #include "tests/support.h"
 
 namespace train70b::test {

@@ -8,8 +8,8 @@
 #include <functional>
 #include <vector>
 
-#include "01_single_gpu/ops.h"
-#include "01_single_gpu/random.h"
+#include "01_single_gpu/core/random.h"
+#include "01_single_gpu/ops/ops.h"
 
 #define TEST_CASE(name) DOCTEST_TEST_CASE(name)
 #define SUBCASE(name) DOCTEST_SUBCASE(name)

@@ -1,0 +1,38 @@
+#pragma once
+// Products through cuBLASLt: what chapter 01's and chapter 07's share. Defined in matmul_cuda.cu.
+#include <cublasLt.h>
+
+#include <functional>
+
+#include "01_single_gpu/core/cuda.cuh"
+
+#define CUBLAS_CHECK(call)                                                                           \
+    do {                                                                                             \
+        const cublasStatus_t cublas_status = (call);                                                 \
+        CHECK(cublas_status == CUBLAS_STATUS_SUCCESS, "{}", cublasLtGetStatusString(cublas_status)); \
+    } while (0)
+
+namespace train70b::cuda {
+
+// The largest power of two, up to 256, that divides the address: what an algorithm may assume about a pointer.
+uint32_t alignment_of(const Tensor& x);
+
+// A product's descriptors and the algorithm that cuBLASLt's heuristic chose for it, to be made once per shape.
+struct CublasPlan {
+    cublasLtMatmulDesc_t operation = nullptr;
+    cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
+    cublasLtMatmulAlgo_t algorithm{};
+    size_t workspace = 0;
+
+    template <class Value>
+    void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
+    }
+};
+
+// c = op(a) op(b) + beta c, all row-major. set_up: further attributes of the operation.
+CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose,
+                     const std::function<void(CublasPlan&)>& set_up = {});
+void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, float beta);
+
+}  // namespace train70b::cuda

@@ -1,0 +1,117 @@
+#pragma once
+// What the CUDA kernels share: error checks, the stream, 16-byte accesses, reductions in a fixed order.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "01_single_gpu/core/cuda_device.h"
+#include "01_single_gpu/ops/kernels.h"
+
+#define CUDA_CHECK(call)                                                          \
+    do {                                                                          \
+        const cudaError_t cuda_status = (call);                                   \
+        CHECK(cuda_status == cudaSuccess, "{}", cudaGetErrorString(cuda_status)); \
+    } while (0)
+
+namespace train70b::cuda {
+
+inline cudaStream_t stream() { return static_cast<cudaStream_t>(cuda_compute_stream()); }
+
+// Calls body with a value of the element type, as the CPU's with_float does.
+template <class Body>
+void with_float(DType dtype, Body&& body) {
+    if (dtype == DType::f32)
+        body(float{});
+    else if (dtype == DType::bf16)
+        body(__nv_bfloat16{});
+    else
+        CHECK(false, "no CUDA kernel for {}", name_of(dtype));
+}
+
+// ---- 8 elements at a time: one 16-byte access of bf16, two of fp32 ----
+constexpr int kPack = 8;
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ inline T from_float(float x) {
+    if constexpr (sizeof(T) == 2)
+        return __float2bfloat16_rn(x);
+    else
+        return x;
+}
+
+template <class T>
+struct alignas(16) Pack {
+    T value[kPack];
+};
+
+// Elements [i, i + kPack) of p as fp32; those from `end` on read as 0. One wide access where it is whole and aligned.
+template <class T>
+__device__ inline void load(float (&x)[kPack], const T* p, int64_t i, int64_t end) {
+    if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % 16 == 0) {
+        const Pack<T> pack = *reinterpret_cast<const Pack<T>*>(p + i);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) x[j] = to_float(pack.value[j]);
+    } else {
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) x[j] = i + j < end ? to_float(p[i + j]) : 0.0f;
+    }
+}
+
+template <class T>
+__device__ inline void store(T* p, int64_t i, int64_t end, const float (&x)[kPack]) {
+    if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % 16 == 0) {
+        Pack<T> pack;
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) pack.value[j] = from_float<T>(x[j]);
+        *reinterpret_cast<Pack<T>*>(p + i) = pack;
+    } else {
+#pragma unroll
+        for (int j = 0; j < kPack; ++j)
+            if (i + j < end) p[i + j] = from_float<T>(x[j]);
+    }
+}
+
+// ---- launches ----
+constexpr int kThreads = 256;
+
+// This thread's first element in a kernel over n elements, kPack per thread.
+__device__ inline int64_t first_element() { return (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * kPack; }
+inline unsigned blocks_for(int64_t elements) {
+    constexpr int64_t per_block = int64_t(kThreads) * kPack;
+    return static_cast<unsigned>(std::max<int64_t>(1, (elements + per_block - 1) / per_block));
+}
+// More than 48 KiB of shared memory (1 KiB of it left for a kernel's static arrays) has to be asked for.
+template <class Kernel>
+void allow_shared_memory(Kernel* kernel, size_t bytes) {
+    if (bytes > 47 << 10)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+}
+inline void check_launch() { CUDA_CHECK(cudaGetLastError()); }
+
+// ---- reductions over a block: shuffles within warps, then over warps; the order never changes ----
+struct Sum {
+    template <class V>
+    __device__ V operator()(V a, V b) const {
+        return a + b;
+    }
+};
+struct Max {
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// Every thread gets the result. blockDim.x is a multiple of 32, at most 1024.
+template <class V, class Combine>
+__device__ V block_reduce(V value, Combine combine) {
+    __shared__ V warps[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
+    for (int offset = 16; offset > 0; offset /= 2) value = combine(value, __shfl_xor_sync(~0u, value, offset));
+    __syncthreads();  // the array may still be read from the call before
+    if (lane == 0) warps[warp] = value;
+    __syncthreads();
+    value = warps[0];
+    for (int w = 1; w < count; ++w) value = combine(value, warps[w]);
+    return value;
+}
+
+}  // namespace train70b::cuda

@@ -1,0 +1,138 @@
+#include <cstdio>
+#include <new>
+#include <utility>
+
+#include "01_single_gpu/core/cuda.cuh"
+
+namespace train70b {
+
+std::string why_no_cuda() {
+    static const std::string reason = [] {
+        int count = 0;
+        const cudaError_t status = cudaGetDeviceCount(&count);
+        if (status != cudaSuccess) return std::string("no usable GPU or driver (") + cudaGetErrorString(status) + ")";
+        return std::string(count > 0 ? "" : "no GPU in this machine");
+    }();
+    return reason;
+}
+
+namespace {
+
+struct Context {
+    cudaStream_t stream = nullptr;
+    Context() {
+        if (!why_no_cuda().empty()) usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
+        CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        // Keep what was freed: returning memory to the driver synchronises the device.
+        int device = 0;
+        cudaMemPool_t pool = nullptr;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
+        uint64_t keep = UINT64_MAX;
+        CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
+        // One compute stream frees and allocates in one order; reuse that depends on timing would not repeat.
+        int off = 0;
+        CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &off));
+        CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowOpportunistic, &off));
+    }
+};
+
+Context& context() {
+    static Context* instance = new Context();  // never destroyed: tensors in static storage may outlive main
+    return *instance;
+}
+
+}  // namespace
+
+void* cuda_allocate(int64_t bytes) {
+    void* pointer = nullptr;
+    const cudaError_t status = cudaMallocAsync(&pointer, std::max<int64_t>(bytes, 1), context().stream);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        size_t free = 0, total = 0;
+        cudaMemGetInfo(&free, &total);
+        std::fprintf(stderr, "rank %d: %lld bytes asked of a GPU with %zu of %zu free\n", this_rank,
+                     static_cast<long long>(bytes), free, total);
+        throw std::bad_alloc();
+    }
+    CUDA_CHECK(status);
+#ifdef TRAIN70B_POISON
+    CUDA_CHECK(cudaMemsetAsync(pointer, 0xff, bytes, context().stream));
+#endif
+    return pointer;
+}
+
+void cuda_release(void* pointer) noexcept { cudaFreeAsync(pointer, context().stream); }
+
+void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind) {
+    const cudaMemcpyKind direction = kind == CopyKind::to_device ? cudaMemcpyHostToDevice
+                                     : kind == CopyKind::to_host ? cudaMemcpyDeviceToHost
+                                                                 : cudaMemcpyDeviceToDevice;
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, direction, context().stream));
+    if (kind != CopyKind::within) cuda_synchronize();  // the host buffer is the caller's again
+}
+
+CudaCopy::CudaCopy(void* to, const void* from, int64_t bytes, CopyKind kind) {
+    static cudaStream_t streams[2] = {};  // one for each direction: they have engines of their own
+    cudaStream_t& stream = streams[kind == CopyKind::to_host];
+    if (!stream) CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaEvent_t event = nullptr;
+    CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventRecord(event, context().stream));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes,
+                               kind == CopyKind::to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    arrived_ = event;
+}
+
+CudaCopy::~CudaCopy() { cudaEventDestroy(static_cast<cudaEvent_t>(arrived_)); }
+
+void CudaCopy::host_waits() { CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(arrived_))); }
+
+void CudaCopy::stream_waits() {
+    CUDA_CHECK(cudaStreamWaitEvent(context().stream, static_cast<cudaEvent_t>(arrived_), 0));
+}
+
+void* cuda_allocate_host(int64_t bytes) {
+    void* pointer = nullptr;
+    context();
+    CUDA_CHECK(cudaMallocHost(&pointer, std::max<int64_t>(bytes, 1)));
+    return pointer;
+}
+
+void cuda_release_host(void* pointer) noexcept { cudaFreeHost(pointer); }
+
+void cuda_synchronize() { CUDA_CHECK(cudaStreamSynchronize(context().stream)); }
+
+void* cuda_compute_stream() { return context().stream; }
+
+CudaStreamScope::CudaStreamScope(void* stream)
+    : outer_(std::exchange(context().stream, static_cast<cudaStream_t>(stream))) {}
+
+CudaStreamScope::~CudaStreamScope() { context().stream = static_cast<cudaStream_t>(outer_); }
+
+int cuda_device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+std::string cuda_device_id() {
+    int device = 0;
+    char id[32] = {};
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof id, device));
+    return id;
+}
+
+void cuda_use_device(int device) { CUDA_CHECK(cudaSetDevice(device)); }
+
+CudaInfo cuda_info() {
+    cudaDeviceProp properties{};
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), properties.multiProcessorCount};
+}
+
+}  // namespace train70b

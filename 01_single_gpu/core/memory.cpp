@@ -1,0 +1,55 @@
+#include "01_single_gpu/core/memory.h"
+
+#include <algorithm>
+
+#include "01_single_gpu/core/check.h"
+#include "01_single_gpu/io/files.h"
+
+namespace train70b {
+
+void MemoryPeak::merge(const MemoryPeak& other) {
+    for (int i = 0; i < kMemoryKinds; ++i) kind[i] = std::max(kind[i], other.kind[i]);
+    total = std::max(total, other.total);
+}
+
+void MemoryLedger::book(Memory kind, int64_t bytes) {
+    const int i = static_cast<int>(kind);
+    now_[i] += bytes;
+    if (kind != Memory::host) total_ += bytes;
+    CHECK(now_[i] >= 0, "{} went to {} bytes", kMemoryNames[i], now_[i]);
+    peak_.kind[i] = std::max(peak_.kind[i], now_[i]);
+    peak_.total = std::max(peak_.total, total_);
+    if (keep_timeline_) timeline_.push_back({now_seconds() - timeline_start_, phase_, now_});
+}
+
+void MemoryLedger::reset_peak() { peak_ = {now_, total_}; }
+
+void MemoryLedger::start_timeline() {
+    keep_timeline_ = true;
+    timeline_start_ = now_seconds();
+}
+
+std::string MemoryLedger::timeline_csv() const {
+    const bool some_on_host = peak_.kind[int(Memory::host)] > 0;
+    std::string csv = "event,seconds,phase,params,grads,optimizer,activations,comm,workspace,total";
+    csv += some_on_host ? ",host\n" : "\n";
+    for (size_t event = 0; event < timeline_.size(); ++event) {
+        const Sample& sample = timeline_[event];
+        csv += fmt::format("{},{:.6f},{}", event, sample.seconds, sample.phase);
+        int64_t total = 0;
+        for (int i = 0; i < kDeviceMemoryKinds; ++i) {
+            csv += fmt::format(",{}", sample.now[i]);
+            total += sample.now[i];
+        }
+        csv += fmt::format(",{}", total);
+        csv += some_on_host ? fmt::format(",{}\n", sample.now[int(Memory::host)]) : "\n";
+    }
+    return csv;
+}
+
+MemoryLedger& ledger() {
+    static MemoryLedger instance;
+    return instance;
+}
+
+}  // namespace train70b

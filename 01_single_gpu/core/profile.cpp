@@ -1,0 +1,113 @@
+#include "01_single_gpu/core/profile.h"
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/ops/ops.h"
+
+namespace train70b {
+
+namespace {
+double cpu_seconds() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+}  // namespace
+
+Profile& profile() {
+    static Profile instance;
+    return instance;
+}
+
+std::string Profile::chrome_trace() const {
+    nlohmann::ordered_json trace;
+    trace["traceEvents"] = nlohmann::ordered_json::array();
+    for (const Event& event : events)
+        trace["traceEvents"].push_back({{"name", event.name},
+                                        {"cat", event.category},
+                                        {"ph", "X"},
+                                        {"ts", event.begin * 1e6},
+                                        {"dur", event.seconds * 1e6},
+                                        {"pid", this_rank},
+                                        {"tid", 0}});
+    return trace.dump(1) + "\n";
+}
+
+Span::Span(const char* name, const char* category, double flops, double bytes)
+    : name_(name), category_(category), flops_(flops), bytes_(bytes) {
+    if (!profile().on()) return;
+    begin_ = now_seconds();
+    cpu_begin_ = cpu_seconds();
+}
+
+Span::~Span() {
+    Profile& p = profile();
+    if (begin_ < 0 || !p.on()) return;
+    if (p.wait_for == Device::cuda) synchronize(Device::cuda);
+    const double seconds = now_seconds() - begin_;
+    if (p.events_on) p.events.push_back({name_, category_, begin_, seconds});
+    if (p.sums_on && std::string_view(category_) == "op") {
+        Profile::Sum& sum = p.sums[name_];
+        ++sum.calls;
+        sum.seconds += seconds;
+        sum.cpu_seconds += cpu_seconds() - cpu_begin_;
+        sum.flops += flops_;
+        sum.bytes += bytes_;
+    }
+}
+
+namespace {
+// TFLOP/s of the data sheets, tensor cores without sparsity (half of the figure that is printed there for bf16) and
+// plain fp32. The whole name counts: an H200 NVL is not an H200, and a MIG slice is neither.
+struct Peak {
+    std::string_view name;  // as CUDA reports it
+    double bf16, fp32;      // 0: not known
+};
+constexpr Peak kPeaks[] = {
+    {"NVIDIA B300 SXM6 AC", 2250, 75},
+    {"NVIDIA GB300", 2500, 0},
+    {"NVIDIA B200", 2250, 75},
+    {"NVIDIA GB200", 2500, 80},
+    {"NVIDIA H200", 989, 67},
+    {"NVIDIA H200 NVL", 835, 60},
+    {"NVIDIA GH200 480GB", 989, 67},
+    {"NVIDIA GH200 144G HBM3e", 989, 67},
+    {"NVIDIA H100 80GB HBM3", 989, 67},
+    {"NVIDIA H100 NVL", 835, 60},
+    {"NVIDIA H100 PCIe", 756, 51},
+    {"NVIDIA A100-SXM4-40GB", 312, 19.5},
+    {"NVIDIA A100-SXM4-80GB", 312, 19.5},
+    {"NVIDIA A100-PCIE-40GB", 312, 19.5},
+    {"NVIDIA A100 80GB PCIe", 312, 19.5},
+    {"NVIDIA L40S", 362, 91.6},
+};
+
+std::string name_of_device([[maybe_unused]] Device device) {
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) return cuda_info().name;
+#endif
+    return "";
+}
+}  // namespace
+
+std::optional<double> peak_flops_of(std::string_view device_name, DType dtype) {
+    for (const Peak& peak : kPeaks) {
+        if (peak.name != device_name) continue;
+        const double value = dtype == DType::bf16 ? peak.bf16 : dtype == DType::f32 ? peak.fp32 : 0;
+        if (value > 0) return 1e12 * value;
+    }
+    return {};
+}
+
+std::string mfu_text_of(std::string_view device_name, DType dtype) {
+    const auto peak = peak_flops_of(device_name, dtype);
+    if (!peak) return "";
+    return fmt::format("mfu: model FLOPs per second ({}) of {:.4g} TFLOP/s, the dense {} peak in the data sheet of {}",
+                       kModelFlops, *peak / 1e12, name_of(dtype), device_name);
+}
+
+std::optional<double> peak_flops(Device device, DType dtype) { return peak_flops_of(name_of_device(device), dtype); }
+std::string mfu_text(Device device, DType dtype) { return mfu_text_of(name_of_device(device), dtype); }
+
+}  // namespace train70b

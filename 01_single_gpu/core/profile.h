@@ -1,0 +1,62 @@
+#pragma once
+// Where the time goes: each op and each phase of a step opens a span; `--bench` sums them by name, `--trace` writes
+// them as Chrome trace events (chrome://tracing, ui.perfetto.dev). Both off: a span costs one branch.
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "01_single_gpu/core/tensor.h"
+#include "01_single_gpu/io/files.h"
+
+namespace train70b {
+
+struct Profile {
+    struct Sum {
+        int64_t calls = 0;
+        double seconds = 0, flops = 0, bytes = 0;
+        double cpu_seconds = 0;  // of this thread: what another process on the same core took does not count
+    };
+    struct Event {
+        std::string name, category;
+        double begin, seconds;
+    };
+    bool sums_on = false, events_on = false;
+    Device wait_for = Device::cpu;    // cuda: a span ends when its kernels have ended, so that sums mean something
+    std::map<std::string, Sum> sums;  // category "op" only
+    std::vector<Event> events;
+
+    bool on() const { return sums_on || events_on; }
+    std::string chrome_trace() const;  // JSON; one process per rank
+};
+
+Profile& profile();
+
+class Span {
+  public:
+    // flops: floating-point operations; bytes: what has to be read and written at least once.
+    explicit Span(const char* name, const char* category = "op", double flops = 0, double bytes = 0);
+    ~Span();
+    Span(const Span&) = delete;
+
+  private:
+    const char *name_, *category_;
+    double flops_, bytes_, begin_ = -1, cpu_begin_ = 0;
+};
+
+// Dense peak of a device's data sheet in FLOP/s for products in this dtype, by the name that CUDA reports; empty
+// where it is not known (any CPU, a name that is not in the table, fp64). Runs with --fp8 are measured against the
+// bf16 peak too: attention, the head and the embedding stay in bf16, and so the figures of all recipes compare; an
+// MFU of an FP8 run says how many bf16 GPUs it is worth, not how busy the FP8 units are.
+std::optional<double> peak_flops_of(std::string_view device_name, DType dtype);
+std::optional<double> peak_flops(Device device, DType dtype);
+
+// What MFU divides by what: printed with every MFU. Empty where the peak is not known. flops_per_token (config.h).
+inline constexpr const char* kModelFlops =
+    "6 per parameter without the input embedding + 6 L h s for causal attention, per token; no recomputation";
+std::string mfu_text_of(std::string_view device_name, DType dtype);
+std::string mfu_text(Device device, DType dtype);
+
+}  // namespace train70b

@@ -1,0 +1,196 @@
+#include "01_single_gpu/core/tensor.h"
+
+#include <malloc.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "01_single_gpu/core/cuda_device.h"
+
+namespace train70b {
+
+int64_t size_of(DType dtype) {
+    switch (dtype) {
+        case DType::f64: return 8;
+        case DType::f32:
+        case DType::i32: return 4;
+        case DType::bf16: return 2;
+        case DType::e4m3:
+        case DType::e5m2:
+        case DType::u8: return 1;
+    }
+    return 0;
+}
+
+const char* name_of(DType dtype) {
+    switch (dtype) {
+        case DType::f32: return "fp32";
+        case DType::bf16: return "bf16";
+        case DType::f64: return "fp64";
+        case DType::e4m3: return "e4m3";
+        case DType::e5m2: return "e5m2";
+        case DType::i32: return "i32";
+        case DType::u8: return "u8";
+    }
+    return "?";
+}
+
+const char* name_of(Device device) {
+    switch (device) {
+        case Device::cpu: return "cpu";
+        case Device::cuda: return "cuda";
+        case Device::meta: return "meta";
+    }
+    return "?";
+}
+
+std::string to_string(const Shape& shape) {
+    std::string text = "(";
+    for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+    return text + ")";
+}
+
+namespace {
+int64_t elements(const Shape& shape) {
+    int64_t count = 1;
+    for (int64_t dim : shape) {
+        CHECK(dim >= 0, "shape {}", to_string(shape));
+        CHECK(!__builtin_mul_overflow(count, dim, &count), "{} has more elements than can be counted",
+              to_string(shape));
+    }
+    return count;
+}
+
+// Host memory: pinned where there is a GPU, which then copies from and to it at full speed.
+void* allocate_host(int64_t bytes) {
+#if TRAIN70B_CUDA
+    if (why_no_cuda().empty()) return cuda_allocate_host(bytes);
+#endif
+    return allocate(Device::cpu, bytes);
+}
+void release_host(void* pointer) noexcept {
+#if TRAIN70B_CUDA
+    if (why_no_cuda().empty()) return cuda_release_host(pointer);
+#endif
+    release(Device::cpu, pointer);
+}
+}  // namespace
+
+struct Tensor::Storage {
+    void* pointer = nullptr;
+    int64_t bytes;
+    Device device;
+    Memory kind;
+
+    Storage(int64_t bytes, Device device, Memory kind) : bytes(bytes), device(device), kind(kind) {
+        pointer = kind == Memory::host && device == Device::cpu ? allocate_host(bytes) : allocate(device, bytes);
+        ledger().book(kind, bytes);
+    }
+    ~Storage() {
+        kind == Memory::host&& device == Device::cpu ? release_host(pointer) : release(device, pointer);
+        ledger().book(kind, -bytes);
+    }
+    Storage(const Storage&) = delete;
+};
+
+Tensor::Tensor(Shape shape, DType dtype, Device device, Memory kind)
+    : size_(elements(shape)), shape_(std::move(shape)), dtype_(dtype) {
+    int64_t bytes = 0;
+    CHECK(!__builtin_mul_overflow(size_, size_of(dtype), &bytes), "{} of {} has more bytes than can be counted",
+          to_string(shape_), name_of(dtype));
+    CHECK(kind != Memory::host || device != Device::cuda, "host memory is not on {}", name_of(device));
+    storage_ = std::make_shared<Storage>(bytes, device, kind);
+}
+
+Tensor Tensor::like(const Tensor& other, Memory kind) {
+    return Tensor(other.shape(), other.dtype(), other.device(), kind);
+}
+
+Device Tensor::device() const {
+    CHECK(storage_, "an empty tensor has no device");
+    return storage_->device;
+}
+
+Memory Tensor::kind() const {
+    CHECK(storage_, "an empty tensor has no kind");
+    return storage_->kind;
+}
+
+bool Tensor::overlaps(const Tensor& other) const {
+    return same_memory(other) && offset_ < other.offset_ + other.bytes() && other.offset_ < offset_ + bytes();
+}
+
+void* Tensor::raw() const {
+    CHECK(storage_ && storage_->device != Device::meta, "no memory behind this tensor of shape {}", to_string(shape_));
+    return static_cast<char*>(storage_->pointer) + offset_;
+}
+
+Tensor Tensor::view(Shape shape) const {
+    CHECK(elements(shape) == size_, "view of {} as {}", to_string(shape_), to_string(shape));
+    return element_slice(0, std::move(shape));
+}
+
+Tensor Tensor::row_slice(int64_t begin, int64_t end) const {
+    CHECK(!shape_.empty() && 0 <= begin && begin <= end && end <= shape_[0], "rows [{}, {}) of {}", begin, end,
+          to_string(shape_));
+    const int64_t per_row = shape_[0] ? size_ / shape_[0] : 0;
+    Shape shape = shape_;
+    shape[0] = end - begin;
+    return element_slice(begin * per_row, std::move(shape));
+}
+
+Tensor Tensor::element_slice(int64_t begin, Shape shape) const {
+    const int64_t count = elements(shape);
+    CHECK(begin >= 0 && begin + count <= size_, "elements [{}, {}) of {}", begin, begin + count, size_);
+    Tensor slice = *this;
+    slice.offset_ += begin * size_of(dtype_);
+    slice.size_ = count;
+    slice.shape_ = std::move(shape);
+    return slice;
+}
+
+Tensor Tensor::stack_neighbours(const std::vector<Tensor>& parts) {
+    CHECK(!parts.empty() && !parts[0].shape_.empty());
+    Tensor stacked = parts[0];
+    for (size_t i = 1; i < parts.size(); ++i) {
+        const Tensor& part = parts[i];
+        CHECK(part.storage_ == stacked.storage_ && part.offset_ == stacked.offset_ + stacked.bytes() &&
+                  part.dtype_ == stacked.dtype_ && part.cols() == stacked.cols(),
+              "part {} of shape {} does not lie behind {}", i, to_string(part.shape_), to_string(stacked.shape_));
+        stacked.size_ += part.size_;
+        stacked.shape_[0] += part.shape_[0];
+    }
+    return stacked;
+}
+
+void* allocate(Device device, int64_t bytes) {
+    switch (device) {
+        case Device::meta: return nullptr;
+        case Device::cuda:
+#if TRAIN70B_CUDA
+            return cuda_allocate(bytes);
+#else
+            usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
+#endif
+        case Device::cpu: break;
+    }
+    // Keep freed blocks in the process: giving them back to the kernel costs a page fault per 4 KiB at every step.
+    [[maybe_unused]] static const int keep = mallopt(M_MMAP_MAX, 0) + mallopt(M_TRIM_THRESHOLD, -1);
+    constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector register
+    void* pointer = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
+    if (!pointer) throw std::bad_alloc();
+#ifdef TRAIN70B_POISON
+    std::memset(pointer, 0xff, bytes);  // NaN in every float format: reading what was never written shows
+#endif
+    return pointer;
+}
+
+void release(Device device, void* pointer) noexcept {
+    if (device == Device::cpu) std::free(pointer);
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) cuda_release(pointer);
+#endif
+}
+
+}  // namespace train70b

@@ -1,0 +1,173 @@
+#include "01_single_gpu/io/flags.h"
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/core/check.h"
+
+namespace train70b {
+
+namespace {
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Insertions, deletions and replacements between two words.
+size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t diagonal = std::exchange(row[0], i);
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+std::string nearest_flag(const CLI::App& app, const std::string& unknown) {
+    std::string best = "--help";
+    size_t distance = unknown.size();
+    for (const CLI::Option* option : app.get_options()) {
+        const std::string name = option->get_name();
+        if (const size_t d = edit_distance(name, unknown); d < distance) distance = d, best = name;
+    }
+    return best;
+}
+}  // namespace
+
+Check whole_number_from(int64_t least, int64_t most) {
+    const bool bounded = most < kMostCount;
+    return {[=](const std::string& text) {
+                // Digits alone, and no leading zero: that is octal to some, so it is refused.
+                const std::string digits = text.substr(text.starts_with('-') ? 1 : 0);
+                const bool plain = !digits.empty() && digits.find_first_not_of("0123456789") == std::string::npos &&
+                                   (digits.size() == 1 || digits[0] != '0');
+                int64_t value = most;
+                bool large = false;
+                try {
+                    if (plain) value = std::stoll(text);
+                } catch (const std::out_of_range&) { large = true; }
+                return plain && !large && value >= least && value <= most ? std::string()
+                       : bounded ? fmt::format("{} is not possible; a whole number from {} to {}", text, least, most)
+                                 : fmt::format("{} is not possible; a whole number from {} on{}", text, least,
+                                               value > most || large ? fmt::format(", at most {}", most) : "");
+            },
+            bounded ? fmt::format("{} to {}", least, most) : fmt::format(">={}", least)};
+}
+
+Check real_number(double least, double most, bool least_allowed) {
+    return {[=](const std::string& text) {
+                char* end = nullptr;
+                const double value = std::strtod(text.c_str(), &end);
+                const bool inside =
+                    std::isfinite(value) && (least_allowed ? value >= least : value > least) && value <= most;
+                if (!text.empty() && *end == '\0' && inside) return std::string();
+                const std::string range = most < kInfinity ? fmt::format(" and at most {}", most) : "";
+                return fmt::format("{} is not possible; a number {} {}{}", text,
+                                   least_allowed ? "of at least" : "above", least, range);
+            },
+            ""};
+}
+
+Check one_of(std::vector<std::string> names) {
+    std::string list;
+    for (const std::string& name : names) list += (list.empty() ? "" : "|") + name;
+    return {[names, list](const std::string& text) {
+                return std::find(names.begin(), names.end(), text) != names.end()
+                           ? std::string()
+                           : fmt::format("{} is unknown; one of {}", text, list);
+            },
+            list};
+}
+
+Flags::Flags(const std::string& description)
+    : app_(std::make_unique<CLI::App>(description)), values_(std::make_unique<nlohmann::ordered_json>()) {
+    app_->get_formatter()->column_width(34);
+}
+Flags::~Flags() = default;
+
+Flags::Flag& Flags::Flag::text(const std::string& description) {
+    option_->description(description);
+    return *this;
+}
+
+Flags::Flag& Flags::Flag::default_text(const std::string& text) {
+    option_->default_str(text);
+    return *this;
+}
+
+Flags::Flag& Flags::Flag::required() {
+    option_->required();
+    return *this;
+}
+
+Flags::Flag Flags::checked(CLI::Option* option, const Check& check) {
+    if (check.problem)
+        option->check(
+            CLI::Validator([problem = check.problem](std::string& text) { return problem(text); }, check.name));
+    option->group(group_);
+    return Flag(option);
+}
+
+template <class T>
+Flags::Flag Flags::add(const std::string& name, T& value, const std::string& text, const Check& check) {
+    CLI::Option* option = app_->add_option(name, value, text);
+    if constexpr (std::is_same_v<T, std::vector<int64_t>>) option->delimiter(',');
+    return checked(option->capture_default_str(), check);
+}
+template Flags::Flag Flags::add(const std::string&, int&, const std::string&, const Check&);
+template Flags::Flag Flags::add(const std::string&, int64_t&, const std::string&, const Check&);
+template Flags::Flag Flags::add(const std::string&, uint64_t&, const std::string&, const Check&);
+template Flags::Flag Flags::add(const std::string&, double&, const std::string&, const Check&);
+template Flags::Flag Flags::add(const std::string&, std::string&, const std::string&, const Check&);
+template Flags::Flag Flags::add(const std::string&, std::optional<int64_t>&, const std::string&, const Check&);
+template Flags::Flag Flags::add(const std::string&, std::vector<int64_t>&, const std::string&, const Check&);
+
+Flags::Flag Flags::add_switch(const std::string& name, bool& value, const std::string& text) {
+    return add_word(
+               name, [&value](const std::string& word) { value = word == "on"; }, text, one_of({"on", "off"}))
+        .default_text(value ? "on" : "off");
+}
+
+Flags::Flag Flags::add_flag(const std::string& name, bool& value, const std::string& text) {
+    return checked(app_->add_flag(name, value, text), {});
+}
+
+Flags::Flag Flags::add_word(const std::string& name, const std::function<void(const std::string&)>& use,
+                            const std::string& text, const Check& check) {
+    return checked(app_->add_option_function<std::string>(name, use, text), check);
+}
+
+Flags::Flag Flags::at(const std::string& name) { return Flag(app_->get_option(name)); }
+
+bool Flags::given(const std::string& name) const { return app_->count(name) > 0; }
+
+void Flags::parse(int argc, char** argv) {
+    app_->allow_extras();  // so that the unknown flag is ours to explain
+    try {
+        app_->parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+        if (this_rank == 0) fmt::print("{}", app_->help());
+        throw EarlyEnd();
+    } catch (const CLI::ParseError& error) { usage_error("{}", error.what()); }
+    if (const auto extras = app_->remaining(); !extras.empty()) {
+        if (extras[0].starts_with("-"))
+            usage_error("{}: unknown flag; did you mean {}? (--help lists all)", extras[0],
+                        nearest_flag(*app_, extras[0]));
+        usage_error("{}: belongs to no flag; write --flag value (--help lists all)", extras[0]);
+    }
+    for (const CLI::Option* option : app_->get_options()) {
+        if (option->get_name() == "--help") continue;
+        std::string value = option->count() ? option->results().front() : option->get_default_str();
+        for (size_t i = 1; i < option->results().size(); ++i) value += "," + option->results()[i];
+        (*values_)[option->get_name().substr(option->get_positional() ? 0 : 2)] = value;
+    }
+}
+
+const nlohmann::ordered_json& Flags::values() const { return *values_; }
+void Flags::record(const std::string& name, const std::string& value) { (*values_)[name.substr(2)] = value; }
+
+}  // namespace train70b

@@ -1,0 +1,70 @@
+#pragma once
+// The flags that every chapter shares: typed, checked, and written into the metrics file.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+
+namespace train70b {
+
+struct TrainOptions {
+    LlamaConfig model;  // the preset with its overrides, or the loaded model's, after parse()
+
+    std::string data;
+    int64_t seq_len = 128, micro_batch = 0, global_batch = 16;  // sequences; micro_batch 0: global / ranks
+    double val_fraction = -1;                                   // < 0: by the kind of source
+    int64_t eval_every = 0;
+
+    int64_t steps = 200, warmup_steps = 20;
+    double lr = 3e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
+    std::string lr_schedule = "cosine";
+    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
+    uint64_t seed = 1;
+
+    std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
+    std::string metrics, trace, memory_timeline;
+    std::string load_hf, save_hf, save_reference;  // folders; empty: none
+    bool dry_run = false;                          // chapter 08: everything is booked, nothing computed
+
+    LrSchedule schedule() const;
+    Llama::Options llama() const;  // dtype, device, recompute, initial values
+    AdamW::Hyper adamw() const;
+    Device device_kind() const;          // auto: cuda where there is one and it has kernels for dtype
+    TrainOptions without_files() const;  // the same, writing, loading and evaluating nothing: the runs behind a table
+    int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }
+};
+
+// The command line of one chapter: the shared flags, and those that the chapter adds.
+class CommandLine : public Flags {
+  public:
+    CommandLine(const std::string& description, TrainOptions& options);
+
+    void parse(int argc, char** argv);       // and checks
+    void check_batches(int64_t data_ranks);  // over which the global batch is divided (chapter 02)
+
+    // Flags whose values are paths. parse() refuses, before anything is opened, an output that is an input or another
+    // output as well, and one that cannot be written to. `files`: what will be written in a folder, where it is one.
+    Flag add_output(const std::string& flag, std::string& path, const std::string& text,
+                    std::vector<std::string> files = {});
+    Flag add_input(const std::string& flag, std::string& path, const std::string& text);  // file or folder
+
+  private:
+    struct PathFlag {
+        std::string flag;
+        const std::string* path;
+        bool output;
+        std::vector<std::string> files;
+    };
+    LlamaConfig model_shape() const;
+    void check_path_flags() const;
+
+    std::vector<PathFlag> path_flags_;
+    TrainOptions& options_;
+    std::string model_ = "tiny";
+    std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_;
+};
+
+}  // namespace train70b

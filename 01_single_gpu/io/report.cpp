@@ -1,0 +1,146 @@
+#include "01_single_gpu/io/report.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/optimizer.h"
+
+namespace train70b {
+
+using nlohmann::ordered_json;
+
+void Metrics::open(const std::string& path) {
+    if (path.empty() || this_rank != 0) return;
+    path_ = path;
+    stream_ = std::fopen(output_target("--metrics", path).c_str(), "w");
+    if (!stream_)
+        usage_error("--metrics {}: cannot be written ({}); name a file in an existing, writable folder", path,
+                    std::strerror(errno));
+}
+
+Metrics::~Metrics() {
+    if (stream_) std::fclose(stream_);
+}
+
+void Metrics::write(const ordered_json& line) {
+    if (!stream_) return;
+    const std::string text = line.dump() + "\n";
+    if (std::fwrite(text.data(), 1, text.size(), stream_) != text.size() || std::fflush(stream_) != 0)
+        throw std::runtime_error(fmt::format("--metrics {}: write failed ({})", path_, std::strerror(errno)));
+}
+
+double significant_digits(double value, DType dtype) {
+    return dtype == DType::f64 ? value : std::stod(fmt::format("{:.9g}", value));
+}
+
+namespace {
+ordered_json kinds_to_json(const MemoryBytes& bytes) {
+    ordered_json json;
+    for (int i = 0; i < kDeviceMemoryKinds; ++i) json[kMemoryNames[i]] = bytes[i];
+    if (const int64_t host = bytes[int(Memory::host)]) json["host"] = host;
+    return json;
+}
+}  // namespace
+
+ordered_json to_json(const MemoryPeak& peak) {
+    ordered_json json = kinds_to_json(peak.kind);
+    json["total"] = peak.total;
+    return json;
+}
+
+ordered_json to_json(const StepReport& r, DType dtype) {
+    ordered_json memory = kinds_to_json(r.memory);
+    memory["peak"] = to_json(r.peak);
+    ordered_json comm = ordered_json::object();
+    for (const auto& [name, bytes] : r.comm_bytes) comm[name] = bytes;
+    return {{"event", "step"},
+            {"step", r.step},
+            {"loss", significant_digits(r.loss, dtype)},
+            {"grad_norm", significant_digits(r.grad_norm, dtype)},
+            {"lr", r.lr},
+            {"param_norm", significant_digits(r.param_norm, dtype)},
+            {"tokens_per_s", significant_digits(r.tokens_per_s)},
+            {"mfu", r.mfu ? ordered_json(*r.mfu) : ordered_json(nullptr)},
+            {"step_s", significant_digits(r.step_s)},
+            {"comm_s", significant_digits(r.comm_s)},
+            {"data_s", significant_digits(r.data_s)},
+            {"memory", memory},
+            {"comm_bytes", comm}};
+}
+
+std::string human_bytes(double bytes) {
+    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    while (bytes >= 1024 && unit < 4) bytes /= 1024, ++unit;
+    return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, units[unit]);
+}
+
+std::string human_count(double count) {
+    const char* units[] = {"", "k", "M", "G", "T"};
+    int unit = 0;
+    while (count >= 1000 && unit < 4) count /= 1000, ++unit;
+    return fmt::format("{:.{}f}{}", count, unit == 0 ? 0 : 1, units[unit]);
+}
+
+void Progress::step(const StepReport& r) {
+    if (this_rank != 0) return;
+    seconds_ += r.step_s;
+    ++since_print_;
+    const bool milestone = r.step == 1 || r.step == steps_ || since_print_ >= std::max<int64_t>(1, steps_ / 20);
+    // Under mpirun it always looks like a terminal, whatever mpirun itself writes to.
+    const bool terminal = isatty(STDOUT_FILENO) && !std::getenv("OMPI_COMM_WORLD_SIZE");
+    if (!milestone && !terminal) return;
+    if (milestone) since_print_ = 0;
+    const auto left = static_cast<int64_t>(seconds_ / double(r.step) * double(steps_ - r.step) + 0.5);
+    std::fputs(live_ ? "\r\x1b[K" : "", stdout);
+    fmt::print("step {:>5}/{}  loss {:.4f}  |g| {:<6.3g}  lr {:.2e}  {:>6} tok/s  {}{}  eta {}:{:02}", r.step, steps_,
+               r.loss, r.grad_norm, r.lr, human_count(r.tokens_per_s), human_bytes(double(r.peak.total)),
+               r.mfu ? fmt::format("  mfu {:.1f}%", 100 * *r.mfu) : "", left / 60, left % 60);
+    live_ = !milestone;
+    if (milestone) std::fputc('\n', stdout);
+    std::fflush(stdout);
+}
+
+Progress::~Progress() {
+    if (!live_) return;
+    std::fputc('\n', stdout);
+    std::fflush(stdout);
+}
+
+void Progress::line(const std::string& text) {
+    if (this_rank != 0) return;
+    fmt::print("{}{}\n", live_ ? "\r\x1b[K" : "", text);
+    live_ = false;
+    std::fflush(stdout);
+}
+
+std::string memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
+                         const MemoryPeak& peak) {
+    const int64_t n = config.parameters(), weight = size_of(options.dtype), grad = size_of(options.grad_dtype);
+    const int64_t state = AdamW::state_bytes(options.dtype);
+    const ActivationFormula act = activation_formula(config, micro_batch, seq_len, options.dtype, options.recompute);
+    std::string table = fmt::format("{:<14}{:>16}{:>16}   formula\n", "peak bytes", "measured", "formula");
+    const auto row = [&](Memory kind, int64_t expected, const std::string& text) {
+        const int i = static_cast<int>(kind);
+        table += fmt::format("{:<14}{:>16}{:>16}   {}\n", kMemoryNames[i], peak.kind[i], expected, text);
+    };
+    row(Memory::params, weight * n, fmt::format("{} N, N = {} parameters", weight, n));
+    row(Memory::grads, grad * n, fmt::format("{} N", grad));
+    row(Memory::optimizer, state * n,
+        fmt::format("{} N: exp_avg, exp_avg_sq{} in {}", state, master_bytes(options.dtype) ? ", master" : "",
+                    name_of(stats_dtype(options.dtype))));
+    row(Memory::activations, act.total,
+        fmt::format("{} blocks x {} + {} + working set {}", config.layers, act.block, act.fixed, act.working));
+    table += fmt::format("{:<14}{:>16}{:>16}   depends on the device\n", "workspace",
+                         peak.kind[static_cast<int>(Memory::workspace)], "-");
+    table += fmt::format("{:<14}{:>16}{:>16}   peak of the sum ({})\n", "total", peak.total, "-",
+                         human_bytes(double(peak.total)));
+    return table;
+}
+
+}  // namespace train70b

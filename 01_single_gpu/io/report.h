@@ -1,0 +1,74 @@
+#pragma once
+// What a run tells: the progress line, the metrics file, the closing table. Printed and written by rank 0.
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+
+#include "01_single_gpu/io/files.h"
+#include "01_single_gpu/llama.h"
+
+namespace train70b {
+
+struct StepReport {
+    int64_t step = 0;               // from 1
+    double loss = 0;                // mean over the global batch, before the update
+    double grad_norm = 0;           // before clipping
+    double lr = 0, param_norm = 0;  // param_norm: after the update
+    double tokens_per_s = 0, step_s = 0, comm_s = 0, data_s = 0;
+    std::optional<double> mfu;  // model FLOPs / peak FLOPs, where the peak is known
+    MemoryBytes memory{};       // after the update
+    MemoryPeak peak;            // since the step began
+    std::map<std::string, int64_t> comm_bytes;
+};
+
+// JSON lines, flushed line by line so that a run can be followed. Until it is opened, nothing is written.
+class Metrics {
+  public:
+    Metrics() = default;
+    ~Metrics();
+    Metrics(const Metrics&) = delete;
+    void open(const std::string& path);  // usage error when it cannot be written
+    bool is_open() const { return stream_ != nullptr; }
+    void write(const nlohmann::ordered_json& line);
+
+  private:
+    std::string path_;
+    FILE* stream_ = nullptr;
+};
+
+nlohmann::ordered_json to_json(const StepReport& report, DType dtype);  // dtype of the run
+nlohmann::ordered_json to_json(const MemoryPeak& peak);
+// As losses and norms are written: all 17 significant digits in an fp64 run, otherwise rounded to 9.
+double significant_digits(double value, DType dtype = DType::f32);
+
+// "step   20/200  loss 3.1415  |g| 0.92  lr 3.0e-03  28.1k tok/s  36.2 MiB  eta 0:07"
+class Progress {
+  public:
+    explicit Progress(int64_t steps) : steps_(steps) {}
+    ~Progress();  // what comes next, an error perhaps, begins a line
+    Progress(const Progress&) = delete;
+    void step(const StepReport& report);
+    void line(const std::string& text);  // between two progress lines
+
+  private:
+    int64_t steps_, since_print_ = 0;
+    double seconds_ = 0;
+    bool live_ = false;  // a terminal: the last line is overwritten
+};
+
+// Prints on rank 0 only.
+template <class... Args>
+void say(fmt::format_string<Args...> text, Args&&... args) {
+    if (this_rank != 0) return;
+    fmt::print(text, std::forward<Args>(args)...);
+    std::fflush(stdout);
+}
+
+std::string human_bytes(double bytes);  // "36.2 MiB"
+std::string human_count(double count);  // "28.1k"
+
+// Bytes per kind against formula: 2, 4 or 8 bytes per parameter and per gradient, 8, 12 or 16 of optimizer state, and
+// the activation formula of config.h.
+std::string memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
+                         const MemoryPeak& peak);
+
+}  // namespace train70b

@@ -1,0 +1,210 @@
+#include "01_single_gpu/io/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <set>
+
+#include "01_single_gpu/io/json.h"
+
+namespace train70b {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
+
+std::string quoted(const std::string& name) { return json(name).dump(-1, ' ', false, json::error_handler_t::replace); }
+
+namespace {
+
+std::shared_ptr<const unsigned char> map_file(const std::string& path, uint64_t& bytes) {
+    struct stat info {};
+    if (::stat(path.c_str(), &info) != 0) usage_error("{}: cannot be read ({})", path, std::strerror(errno));
+    if (!S_ISREG(info.st_mode)) usage_error("{}: is not a file", path);
+    bytes = info.st_size;
+    if (bytes < 8) usage_error("{}: {} bytes; a safetensors file begins with 8 bytes of header length", path, bytes);
+    const int fd = ::open(path.c_str(), O_RDONLY);
+    if (fd < 0) usage_error("{}: cannot be read ({})", path, std::strerror(errno));
+    void* map = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    ::close(fd);
+    if (map == MAP_FAILED) usage_error("{}: cannot be mapped ({})", path, std::strerror(errno));
+    return {static_cast<const unsigned char*>(map),
+            [bytes](const unsigned char* p) { munmap(const_cast<unsigned char*>(p), bytes); }};
+}
+
+json parse_header(const std::string& path, std::string_view text) {
+    std::set<std::string> names;
+    const auto refuse_twice = [&](int depth, json::parse_event_t event, json& parsed) {
+        if (depth == 1 && event == json::parse_event_t::key && !names.insert(parsed.get<std::string>()).second)
+            usage_error("{}: the header lists {} twice", path, quoted(parsed.get<std::string>()));
+        return true;
+    };
+    const json header = parse_json(text, path, refuse_twice);
+    if (header.is_discarded()) usage_error("{}: the header is not JSON: truncated or damaged", path);
+    if (!header.is_object()) usage_error("{}: the header is not a JSON object", path);
+    return header;
+}
+
+struct StoredDType {
+    DType dtype;
+    const char* name;  // in the file's header
+};
+constexpr StoredDType kDTypes[] = {{DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}};
+
+const char* stored_name(DType dtype) {
+    for (const StoredDType& known : kDTypes)
+        if (known.dtype == dtype) return known.name;
+    CHECK(false, "{} cannot be stored", name_of(dtype));
+    return nullptr;
+}
+
+// One entry of the header; its place is checked against the others' by the caller.
+StoredTensor parse_entry(const std::string& path, const std::string& name, const json& entry, uint64_t data_bytes) {
+    const auto refuse = [&](const std::string& why) { usage_error("{}: tensor {}: {}", path, quoted(name), why); };
+    const auto whole_numbers = [&](const char* key) {
+        const json list = entry.is_object() ? entry.value(key, json()) : json();
+        if (!list.is_array()) refuse(fmt::format("no \"{}\"", key));
+        std::vector<uint64_t> values;
+        for (const json& value : list) {
+            if (!value.is_number_unsigned()) refuse(fmt::format("\"{}\" {} holds no sizes", key, list.dump()));
+            values.push_back(value.get<uint64_t>());
+        }
+        return values;
+    };
+    const std::vector<uint64_t> shape = whole_numbers("shape"), offsets = whole_numbers("data_offsets");
+    const json dtype = entry.value("dtype", json());
+    StoredTensor tensor{.name = name};
+    const auto known =
+        std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& d) { return dtype == d.name; });
+    if (known == std::end(kDTypes))
+        refuse(fmt::format("dtype {} is not supported; F64, F32 and BF16 are", dtype.dump()));
+    tensor.dtype = known->dtype;
+
+    uint64_t bytes = size_of(tensor.dtype);
+    for (uint64_t dim : shape) {
+        if (dim > uint64_t(INT64_MAX) || __builtin_mul_overflow(bytes, dim, &bytes))
+            refuse(fmt::format("shape {} is larger than memory", to_string(Shape(shape.begin(), shape.end()))));
+        tensor.shape.push_back(static_cast<int64_t>(dim));
+    }
+    if (offsets.size() != 2 || offsets[0] > offsets[1]) refuse("data_offsets are not [begin, end]");
+    if (offsets[1] > data_bytes)
+        refuse(fmt::format("ends at byte {}, but the file holds {} bytes of data", offsets[1], data_bytes));
+    if (offsets[1] - offsets[0] != bytes)
+        refuse(fmt::format("{} of {} is {} bytes, but data_offsets hold {}", dtype.dump(), to_string(tensor.shape),
+                           bytes, offsets[1] - offsets[0]));
+    tensor.begin = static_cast<int64_t>(offsets[0]);
+    tensor.bytes = static_cast<int64_t>(bytes);
+    return tensor;
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+    uint64_t bytes = 0, header_bytes = 0;
+    map_ = map_file(path, bytes);
+    std::memcpy(&header_bytes, map_.get(), 8);
+    constexpr uint64_t kMostHeaderBytes = 100'000'000;  // the format's own limit
+    if (header_bytes > bytes - 8 || header_bytes > kMostHeaderBytes)
+        usage_error("{}: promises a header of {} bytes; the file has {} in all: no safetensors, truncated or damaged",
+                    path, header_bytes, bytes);
+    data_ = map_.get() + 8 + header_bytes;
+    check_header({reinterpret_cast<const char*>(map_.get()) + 8, header_bytes}, bytes - 8 - header_bytes);
+}
+
+void SafetensorsFile::check_header(std::string_view text, uint64_t data_bytes) {
+    std::vector<const StoredTensor*> order;
+    const json header = parse_header(path_, text);
+    for (const auto& [name, entry] : header.items()) {
+        if (name == "__metadata__") continue;
+        order.push_back(&tensors_.emplace(name, parse_entry(path_, name, entry, data_bytes)).first->second);
+    }
+    std::stable_sort(order.begin(), order.end(), [](const StoredTensor* a, const StoredTensor* b) {
+        return std::pair(a->begin, a->bytes) < std::pair(b->begin, b->bytes);  // empty ones first
+    });
+    int64_t end = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+        const StoredTensor& tensor = *order[i];
+        if (tensor.begin < end)
+            usage_error("{}: tensor {} overlaps {}", path_, quoted(tensor.name), quoted(order[i - 1]->name));
+        if (tensor.begin > end)
+            usage_error("{}: {} bytes before tensor {} belong to no tensor", path_, tensor.begin - end,
+                        quoted(tensor.name));
+        end = tensor.begin + tensor.bytes;
+    }
+    if (uint64_t(end) != data_bytes)
+        usage_error("{}: {} bytes behind the last tensor belong to no tensor", path_, data_bytes - uint64_t(end));
+}
+
+void SafetensorsFile::read(const StoredTensor& tensor, const Rect& part, Tensor& to) const {
+    CHECK(tensor.shape.size() == 1 || tensor.shape.size() == 2, "{}", tensor.name);
+    const int64_t cols = tensor.shape.size() == 2 ? tensor.shape[1] : 1, width = size_of(tensor.dtype);
+    CHECK(part.row_begin >= 0 && part.row_begin + part.rows <= tensor.shape[0] && part.col_begin >= 0 &&
+              part.col_begin + part.cols <= cols && to.size() == part.size(),
+          "{}: rows {}+{}, columns {}+{} of {}", tensor.name, part.row_begin, part.rows, part.col_begin, part.cols,
+          to_string(tensor.shape));
+    if (to.device() == Device::meta) return;
+    constexpr int64_t kPieceBytes = 64 << 20;
+    const int64_t at_once = std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, part.cols * width));
+    for (int64_t row = 0; row < part.rows; row += at_once) {
+        const int64_t rows = std::min(at_once, part.rows - row);
+        Tensor piece({rows, part.cols}, tensor.dtype, Device::cpu, Memory::workspace);
+        for (int64_t r = 0; r < rows; ++r)  // memcpy: nothing promises that the file's tensors are aligned
+            std::memcpy(piece.data<char>() + r * part.cols * width,
+                        data_ + tensor.begin + ((part.row_begin + row + r) * cols + part.col_begin) * width,
+                        part.cols * width);
+        Tensor target = to.element_slice(row * part.cols, {rows, part.cols});
+        copy(target, piece);
+    }
+}
+
+void SafetensorsFile::read(const StoredTensor& tensor, Tensor& to) const {
+    if (tensor.shape.size() == 2) return read(tensor, {0, tensor.shape[0], 0, tensor.shape[1]}, to);
+    StoredTensor flat = tensor;
+    flat.shape = {tensor.size()};
+    read(flat, {.rows = tensor.size()}, to);
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& flag, const std::string& path,
+                                     std::vector<StoredTensor> tensors)
+    : file_(flag, path), tensors_(std::move(tensors)) {
+    ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // Hugging Face loads no file without it
+    int64_t end = 0;
+    for (StoredTensor& tensor : tensors_) {
+        tensor.begin = end;
+        tensor.bytes = size_of(tensor.dtype);
+        for (int64_t dim : tensor.shape) tensor.bytes *= dim;
+        end += tensor.bytes;
+        header[tensor.name] = {
+            {"dtype", stored_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, end}}};
+    }
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');  // so that every tensor is aligned in the file
+    const uint64_t length = text.size();
+    file_.write(&length, sizeof(length));
+    file_.write(text);
+}
+
+void SafetensorsWriter::write(const Tensor& values) {
+    CHECK(next_ < tensors_.size(), "more tensors than the header lists");
+    const StoredTensor& tensor = tensors_[next_++];
+    CHECK(values.size() == tensor.size(), "{}: {} values for {}", tensor.name, values.size(), to_string(tensor.shape));
+    Tensor host = values;
+    if (values.device() != Device::cpu || values.dtype() != tensor.dtype) {
+        host = Tensor(values.shape(), tensor.dtype, Device::cpu, Memory::workspace);
+        copy(host, values);
+    }
+    file_.write(host.raw(), host.bytes());
+}
+
+void SafetensorsWriter::commit() {
+    CHECK(next_ == tensors_.size(), "{} of {} tensors were written", next_, tensors_.size());
+    file_.commit();
+}
+
+}  // namespace train70b

@@ -1,0 +1,256 @@
+// Attention on a GPU, the plain version: fp32 arithmetic, any head size. It serves fp32 tensors, and is what the
+// tensor-core version (attention_mma.cu) is tested against.
+//
+// One pattern serves all three kernels. A warp owns kOwn rows (queries, or keys in the backward pass of k and v); the
+// block walks over tiles of 32 other rows in shared memory, one per lane. A score is a dot product in a lane; a sum
+// over the tile goes through shuffles, in the order of the lanes. No score ever leaves the registers.
+#include "01_single_gpu/ops/attention_cuda.cuh"
+
+namespace train70b::cuda {
+namespace {
+
+constexpr int kOwn = 4, kWarps = 8, kTile = 32;
+constexpr int kColumns = kMaxHeadDim / 32;  // of one row, per lane
+constexpr int kPlainThreads = 32 * kWarps, kOwnPerBlock = kOwn * kWarps;
+
+// Rows [begin, begin + count) of one head of x (rows, width) into tile (kTile, D + 1) fp32, the rest zeros. The odd row
+// length keeps lanes that read the same column of different rows in different banks.
+template <class T>
+__device__ void load_tile(float* tile, const T* x, int64_t begin, int64_t count, int64_t width, int64_t column, int D) {
+    for (int i = threadIdx.x; i < kTile * D; i += blockDim.x) {
+        const int r = i / D, d = i % D;
+        tile[r * (D + 1) + d] = r < count ? to_float(x[(begin + r) * width + column + d]) : 0.0f;
+    }
+}
+
+// This warp's own rows, in shared memory at own (kOwn, D).
+template <class T>
+__device__ void load_own(float* own, const T* x, int64_t begin, int64_t count, int64_t width, int64_t column, int D) {
+    for (int i = threadIdx.x % 32; i < kOwn * D; i += 32) {
+        const int r = i / D, d = i % D;
+        own[i] = r < count ? to_float(x[(begin + r) * width + column + d]) : 0.0f;
+    }
+    __syncwarp();
+}
+
+__device__ float dot(const float* a, const float* b, int D) {
+    float sum = 0;
+    for (int d = 0; d < D; ++d) sum += a[d] * b[d];
+    return sum;
+}
+
+// sum[c] += over the lanes' rows r of weight(r) * tile[r][c * 32 + lane]
+__device__ void add_weighted(float (&sum)[kColumns], float weight, const float* tile, int D) {
+    for (int r = 0; r < kTile; ++r) {
+        const float w = __shfl_sync(~0u, weight, r);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+            const int d = c * 32 + threadIdx.x % 32;
+            if (d < D) sum[c] += w * tile[r * (D + 1) + d];
+        }
+    }
+}
+
+template <class G>
+__device__ void store_own(G* x, int64_t row, int64_t width, int64_t column, int D, const float (&sum)[kColumns],
+                          float factor) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+        const int d = c * 32 + threadIdx.x % 32;
+        if (d < D) x[row * width + column + d] = from_float<G>(sum[c] * factor);
+    }
+}
+
+__device__ float warp_max(float x) {
+    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+    return x;
+}
+__device__ float warp_sum(float x) {
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+    return x;
+}
+
+// grid: (query tiles, heads, batch)
+template <class T>
+__global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const T* v, AttentionShape s) {
+    extern __shared__ float memory[];
+    const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *own = memory + warp * kOwn * D, *k_tile = memory + kOwnPerBlock * D, *v_tile = k_tile + kTile * (D + 1);
+    const int64_t head = blockIdx.y, kv_head = head / (s.heads / s.kv_heads), batch = blockIdx.z;
+    const int64_t E = s.heads * D, K = s.kv_heads * D;
+    const int64_t block_first = int64_t(blockIdx.x) * kOwnPerBlock, first = block_first + warp * kOwn;  // query
+    const float factor = rsqrtf(float(D));
+    load_own(own, q, batch * s.query_len + first, s.query_len - first, E, head * D, D);
+
+    float sum[kOwn][kColumns] = {}, row_max[kOwn], row_sum[kOwn] = {};
+    for (float& m : row_max) m = -INFINITY;
+    const int64_t last = min(block_first + kOwnPerBlock, s.query_len) - 1;
+    const int64_t seen_by_block = visible_keys(s, last);
+    for (int64_t j = 0; j < seen_by_block; j += kTile) {
+        __syncthreads();
+        load_tile(k_tile, k, batch * s.key_len + j, s.key_len - j, K, kv_head * D, D);
+        load_tile(v_tile, v, batch * s.key_len + j, s.key_len - j, K, kv_head * D, D);
+        __syncthreads();
+        for (int r = 0; r < kOwn; ++r) {
+            const bool visible = j + lane < visible_keys(s, first + r);
+            const float score = visible ? dot(own + r * D, k_tile + lane * (D + 1), D) * factor : -INFINITY;
+            const float max = fmaxf(row_max[r], warp_max(score));
+            const float shift = max == -INFINITY ? 0.0f : max;  // nothing visible yet: exp(-inf - 0) = 0
+            const float p = visible ? expf(score - shift) : 0.0f, shrink = expf(row_max[r] - shift);
+            row_max[r] = max;
+            row_sum[r] = row_sum[r] * shrink + warp_sum(p);
+            for (float& each : sum[r]) each *= shrink;
+            add_weighted(sum[r], p, v_tile, D);
+        }
+    }
+    for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
+        const int64_t row = batch * s.query_len + first + r;
+        const bool blind = visible_keys(s, first + r) == 0;
+        store_own(out, row, E, head * D, D, sum[r], blind ? 0.0f : 1.0f / row_sum[r]);
+        if (lane == 0) lse[row * s.heads + head] = blind ? -INFINITY : row_max[r] + logf(row_sum[r]);
+    }
+}
+
+// dq = sum over keys of dS k. grid as above.
+template <class T, class G>
+__global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, const T* v, const float* lse,
+                                  const float* delta, AttentionShape s) {
+    extern __shared__ float memory[];
+    const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *own_q = memory + warp * 2 * kOwn * D, *own_do = own_q + kOwn * D;
+    float *k_tile = memory + 2 * kOwnPerBlock * D, *v_tile = k_tile + kTile * (D + 1);
+    const int64_t head = blockIdx.y, kv_head = head / (s.heads / s.kv_heads), batch = blockIdx.z;
+    const int64_t E = s.heads * D, K = s.kv_heads * D;
+    const int64_t block_first = int64_t(blockIdx.x) * kOwnPerBlock, first = block_first + warp * kOwn;
+    const float factor = rsqrtf(float(D));
+    load_own(own_q, q, batch * s.query_len + first, s.query_len - first, E, head * D, D);
+    load_own(own_do, dout, batch * s.query_len + first, s.query_len - first, E, head * D, D);
+
+    float sum[kOwn][kColumns] = {};
+    const int64_t last = min(block_first + kOwnPerBlock, s.query_len) - 1;
+    const int64_t seen_by_block = visible_keys(s, last);
+    for (int64_t j = 0; j < seen_by_block; j += kTile) {
+        __syncthreads();
+        load_tile(k_tile, k, batch * s.key_len + j, s.key_len - j, K, kv_head * D, D);
+        load_tile(v_tile, v, batch * s.key_len + j, s.key_len - j, K, kv_head * D, D);
+        __syncthreads();
+        for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
+            const int64_t at = (batch * s.query_len + first + r) * s.heads + head;
+            float ds = 0;
+            if (j + lane < visible_keys(s, first + r)) {
+                const float p = expf(dot(own_q + r * D, k_tile + lane * (D + 1), D) * factor - lse[at]);
+                ds = p * (dot(own_do + r * D, v_tile + lane * (D + 1), D) - delta[at]);
+            }
+            add_weighted(sum[r], ds, k_tile, D);
+        }
+    }
+    for (int r = 0; r < kOwn && first + r < s.query_len; ++r)
+        store_own(dq, batch * s.query_len + first + r, E, head * D, D, sum[r], factor);
+}
+
+// dk = sum over queries of dS^T q, dv = sum of P^T dout, over all query heads of the group, one after the other.
+// grid: (key tiles, kv heads, batch)
+template <class T, class G>
+__global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, const T* k, const T* v, const float* lse,
+                                   const float* delta, AttentionShape s) {
+    extern __shared__ float memory[];
+    const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *own_k = memory + warp * 2 * kOwn * D, *own_v = own_k + kOwn * D;
+    float *q_tile = memory + 2 * kOwnPerBlock * D, *do_tile = q_tile + kTile * (D + 1);
+    const int64_t kv_head = blockIdx.y, group = s.heads / s.kv_heads, batch = blockIdx.z;
+    const int64_t E = s.heads * D, K = s.kv_heads * D;
+    const int64_t block_first = int64_t(blockIdx.x) * kOwnPerBlock, first = block_first + warp * kOwn;  // key
+    const float factor = rsqrtf(float(D));
+    load_own(own_k, k, batch * s.key_len + first, s.key_len - first, K, kv_head * D, D);
+    load_own(own_v, v, batch * s.key_len + first, s.key_len - first, K, kv_head * D, D);
+
+    float sum_k[kOwn][kColumns] = {}, sum_v[kOwn][kColumns] = {};
+    const int64_t begin = first_query(s, block_first) / kTile * kTile;  // queries before that see none of these keys
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        for (int64_t i = begin; i < s.query_len; i += kTile) {
+            __syncthreads();
+            load_tile(q_tile, q, batch * s.query_len + i, s.query_len - i, E, head * D, D);
+            load_tile(do_tile, dout, batch * s.query_len + i, s.query_len - i, E, head * D, D);
+            __syncthreads();
+            const int64_t query = i + lane, at = (batch * s.query_len + query) * s.heads + head;
+            for (int r = 0; r < kOwn; ++r) {
+                float p = 0, ds = 0;
+                if (query < s.query_len && first + r < visible_keys(s, query)) {
+                    p = expf(dot(own_k + r * D, q_tile + lane * (D + 1), D) * factor - lse[at]);
+                    ds = p * (dot(own_v + r * D, do_tile + lane * (D + 1), D) - delta[at]);
+                }
+                add_weighted(sum_v[r], p, do_tile, D);
+                add_weighted(sum_k[r], ds, q_tile, D);
+            }
+        }
+    }
+    for (int r = 0; r < kOwn && first + r < s.key_len; ++r) {
+        store_own(dk, batch * s.key_len + first + r, K, kv_head * D, D, sum_k[r], factor);
+        store_own(dv, batch * s.key_len + first + r, K, kv_head * D, D, sum_v[r], 1);
+    }
+}
+
+// delta (rows, H) = sum over a head's columns of dout * out; one warp each.
+template <class T>
+__global__ void delta_kernel(float* delta, const T* dout, const T* out, int64_t rows, int64_t heads, int D) {
+    const int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    if (at >= rows * heads) return;
+    float sum = 0;
+    for (int d = threadIdx.x % 32; d < D; d += 32) sum += to_float(dout[at * D + d]) * to_float(out[at * D + d]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) delta[at] = sum;
+}
+
+dim3 grid_over(int64_t rows, int64_t heads, int64_t batch) {
+    return dim3(unsigned((rows + kOwnPerBlock - 1) / kOwnPerBlock), unsigned(heads), unsigned(batch));
+}
+
+size_t shared_bytes(int copies_of_own, int64_t D) {
+    return (copies_of_own * kOwnPerBlock * D + 2 * kTile * (D + 1)) * sizeof(float);
+}
+
+}  // namespace
+
+void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s) {
+    if (mma_can(q.dtype(), s)) return mma_attention(out, lse, q, k, v, s);
+    const size_t bytes = shared_bytes(1, s.head_dim);
+    with_float(q.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        allow_shared_memory(forward_kernel<T>, bytes);
+        forward_kernel<<<grid_over(s.query_len, s.heads, s.batch), kPlainThreads, bytes, stream()>>>(
+            out.data<T>(), lse.data<float>(), q.data<T>(), k.data<T>(), v.data<T>(), s);
+    });
+    check_launch();
+}
+
+void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s) {
+    CHECK(dq.dtype() == dk.dtype() && dk.dtype() == dv.dtype(), "dq {}, dk {}, dv {}", name_of(dq.dtype()),
+          name_of(dk.dtype()), name_of(dv.dtype()));
+    const int64_t rows = q.rows();
+    Tensor delta({rows, s.heads}, DType::f32, Device::cuda, Memory::workspace);
+    with_float(q.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        delta_kernel<<<(rows * s.heads * 32 + kThreads - 1) / kThreads, kThreads, 0, stream()>>>(
+            delta.data<float>(), dout.data<T>(), out.data<T>(), rows, s.heads, int(s.head_dim));
+    });
+    if (mma_can(q.dtype(), s)) return mma_attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, s);
+    const size_t bytes = shared_bytes(2, s.head_dim);
+    with_float(q.dtype(), [&](auto zero) {
+        with_float(dq.dtype(), [&](auto grad_zero) {
+            using T = decltype(zero);
+            using G = decltype(grad_zero);
+            allow_shared_memory(backward_q_kernel<T, G>, bytes);
+            allow_shared_memory(backward_kv_kernel<T, G>, bytes);
+            backward_q_kernel<<<grid_over(s.query_len, s.heads, s.batch), kPlainThreads, bytes, stream()>>>(
+                dq.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
+                delta.data<float>(), s);
+            backward_kv_kernel<<<grid_over(s.key_len, s.kv_heads, s.batch), kPlainThreads, bytes, stream()>>>(
+                dk.data<G>(), dv.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
+                delta.data<float>(), s);
+        });
+    });
+    check_launch();
+}
+
+}  // namespace train70b::cuda

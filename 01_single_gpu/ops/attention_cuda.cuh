@@ -1,0 +1,25 @@
+#pragma once
+// What the plain and the tensor-core attention share.
+#include "01_single_gpu/core/cuda.cuh"
+
+namespace train70b::cuda {
+
+// Query i sees the keys [0, visible_keys(i)).
+__device__ inline int64_t visible_keys(const AttentionShape& s, int64_t query) {
+    const int64_t limit = query + 1 + s.key_len - s.query_len;
+    return s.causal ? max(int64_t(0), min(limit, s.key_len)) : s.key_len;
+}
+
+// The first query that sees this key, if any does.
+__device__ inline int64_t first_query(const AttentionShape& s, int64_t key) {
+    return s.causal ? max(int64_t(0), key - (s.key_len - s.query_len)) : int64_t(0);
+}
+
+// attention_mma.cu: bf16 on tensor cores, head sizes 64 and 128.
+bool mma_can(DType dtype, const AttentionShape& shape);
+void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const AttentionShape& shape);
+void mma_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
+                            const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionShape& shape);
+
+}  // namespace train70b::cuda

@@ -1,0 +1,311 @@
+// Attention on the CPU, tile by tile:
+//   forward    S = q k^T / sqrt(D) for one tile; m, l: running maximum and sum of a row;  out <- out e^(m - m') + P v
+//   backward   P = exp(S - lse);  dP = dout v^T;  dS = P (dP - delta),  delta = sum(dout * out) per row
+//              dq = dS k / sqrt(D),  dk = dS^T q / sqrt(D),  dv = P^T dout
+// A tile is kQueryTile queries by kKeyTile keys; the products take kBlockRows of its rows at a time (micro_kernel.h),
+// and each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal.
+// The specification is attention_naive.cpp.
+//
+// This file is compiled twice: by itself for what every machine of the build has (x86-64-v3: AVX2), and inside
+// attention_avx512.cpp for AVX-512, which doubles the width of a vector and of the register file; attention_cpu.cpp
+// chooses when the program runs. Everything but the table at the end has internal linkage, and nothing is called that
+// is an inline function of a shared header: the linker keeps one copy of such a function for the whole program, and
+// must not find one with AVX-512 instructions.
+#include "01_single_gpu/ops/attention_tiles.h"
+
+#include "01_single_gpu/ops/micro_kernel.h"
+
+#ifndef ATTENTION_KERNELS  // attention_avx512.cpp names its own
+#define ATTENTION_KERNELS kPortableAttention
+#endif
+
+namespace train70b::cpu {
+namespace {
+
+constexpr int64_t kQueryTile = 64, kKeyTile = 64;
+constexpr double kInf = __builtin_inf();
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit * unit; }
+
+// How many of the keys [key, key + keys) query `row` sees.
+int64_t visible(const AttentionShape& s, int64_t row, int64_t key, int64_t keys) {
+    const int64_t limit = s.causal ? row + 1 + s.key_len - s.query_len - key : keys;
+    return limit < 0 ? 0 : smaller(limit, keys);
+}
+
+// Where each tile lies in a thread's scratch. D: head_dim, W: the same padded to whole vectors, T: keys padded to
+// tiles.
+template <class C>
+struct Scratch {
+    C *k_t, *v_t;            // (T / kKeyTile, D, kKeyTile): transposed, tile by tile
+    C *k, *v, *dk, *dv;      // (T, W)
+    C *q, *out, *dout, *dq;  // (kQueryTile, W)
+    C *p, *ds;               // (kQueryTile, kKeyTile); the forward pass needs kBlockRows of it
+    int64_t W, elements = 0;
+
+    Scratch(const AttentionShape& s, Pass pass, C* base) : W(round_up(s.head_dim, kPad)) {
+        const auto take = [&](int64_t rows, int64_t cols, bool needed = true) {
+            C* begin = base ? base + elements : nullptr;
+            if (needed) elements += rows * cols;
+            return begin;
+        };
+        const bool forward = pass == Pass::forward, backward = !forward;
+        const int64_t T = round_up(s.key_len, kKeyTile);
+        k_t = take(T, s.head_dim), v_t = take(T, s.head_dim, backward);
+        k = take(T, W, backward), v = take(T, W, forward);
+        dk = take(T, W, backward), dv = take(T, W, backward);
+        q = take(kQueryTile, W), out = take(kQueryTile, W);
+        dout = take(kQueryTile, W, backward), dq = take(kQueryTile, W, backward);
+        p = take(forward ? kBlockRows : kQueryTile, kKeyTile), ds = take(kQueryTile, kKeyTile, backward);
+    }
+};
+
+// bf16 <-> fp32 as bf16.h has it, here once more for the reason given above.
+struct Bf16 {
+    uint16_t bits;
+};
+template <class C, class T>
+C widen(T x) {
+    if constexpr (std::is_same_v<T, Bf16>)
+        return C(__builtin_bit_cast(float, uint32_t(x.bits) << 16));
+    else
+        return C(x);
+}
+template <class T, class C>
+T narrow(C x) {
+    if constexpr (std::is_same_v<T, Bf16>) {
+        const uint32_t u = __builtin_bit_cast(uint32_t, float(x));
+        const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+        return {uint16_t((u & 0x7fffffff) > 0x7f800000 ? (u >> 16) | 0x40 : rounded)};
+    } else {
+        return T(x);
+    }
+}
+
+template <class Body>
+void with_element(Element element, const Body& body) {
+    if (element == Element::f64)
+        body(double{});
+    else if (element == Element::bf16)
+        body(Bf16{});
+    else
+        body(float{});
+}
+
+// to (rows padded to `unit`, W) = factor * rows [row, row + rows) of one head; the padding is 0.
+template <class C>
+void load(C* __restrict to, int64_t W, const Heads& from, int64_t row, int64_t rows, int64_t unit, int64_t head,
+          int64_t D, C factor = 1) {
+    with_element(from.element, [&](auto zero) {
+        using T = decltype(zero);
+        for (int64_t r = 0; r < rows; ++r) {
+            const T* in = static_cast<const T*>(from.data) + (row + r) * from.cols + head * D;
+            for (int64_t d = 0; d < D; ++d) to[r * W + d] = widen<C>(in[d]) * factor;
+            for (int64_t d = D; d < W; ++d) to[r * W + d] = 0;
+        }
+    });
+    for (int64_t i = rows * W; i < round_up(rows, unit) * W; ++i) to[i] = 0;
+}
+
+// to (T / kKeyTile, D, kKeyTile) = the same rows, transposed tile by tile; the padding is 0.
+template <class C>
+void load_transposed(C* __restrict to, const Heads& from, int64_t row, int64_t rows, int64_t head, int64_t D) {
+    with_element(from.element, [&](auto zero) {
+        using T = decltype(zero);
+        for (int64_t tile = 0; tile < rows; tile += kKeyTile, to += D * kKeyTile) {
+            const int64_t keys = smaller(kKeyTile, rows - tile);
+            const T* in = static_cast<const T*>(from.data) + (row + tile) * from.cols + head * D;
+            for (int64_t d = 0; d < D; ++d) {
+                for (int64_t c = 0; c < keys; ++c) to[d * kKeyTile + c] = widen<C>(in[c * from.cols + d]);
+                for (int64_t c = keys; c < kKeyTile; ++c) to[d * kKeyTile + c] = 0;
+            }
+        }
+    });
+}
+
+template <class C>
+void store(const Heads& to, const C* __restrict from, int64_t W, int64_t row, int64_t rows, int64_t head, int64_t D,
+           C factor = 1) {
+    with_element(to.element, [&](auto zero) {
+        using T = decltype(zero);
+        for (int64_t r = 0; r < rows; ++r) {
+            T* out = static_cast<T*>(to.data) + (row + r) * to.cols + head * D;
+            for (int64_t d = 0; d < D; ++d) out[d] = narrow<T>(from[r * W + d] * factor);
+        }
+    });
+}
+
+// The columns of a vector that begins at column c, as numbers to compare with how many keys a row sees.
+template <class C>
+Vector<C> columns(int64_t c) {
+    Vector<C> number;
+    for (int i = 0; i < Simd<C>::lanes; ++i) number[i] = C(i);
+    return number + C(c);
+}
+
+// A block of scores (kBlockRows, width) into probabilities, unnormalised; row r counts its first seen[r] columns. max
+// and sum are the rows' so far, and out (kBlockRows, W) what they have collected. The three passes go over all rows,
+// because one row is a long chain of dependent steps.
+template <class C>
+void online_softmax(C* p, const int64_t* seen, int64_t width, C* max, C* sum, C* out, int64_t W) {
+    constexpr int lanes = Simd<C>::lanes;
+    C shift[kBlockRows], shrink[kPad] = {};
+    for (int r = 0; r < kBlockRows; ++r) {
+        Vector<C> most = Simd<C>::all(max[r]);
+        for (int64_t c = 0; c < width; c += lanes) {  // a NaN is passed over here, and comes back from the exponential
+            const Vector<C> x = Simd<C>::load(p + r * kKeyTile + c);
+            most = Simd<C>::larger(columns<C>(c) < C(seen[r]) ? x : most, most);
+        }
+        const C next = Simd<C>::max(most);
+        shift[r] = next == C(-kInf) ? 0 : next;
+        shrink[r] = max[r] - shift[r];
+        max[r] = next;
+    }
+    for (int r = 0; r < kBlockRows; r += lanes) Simd<C>::store(shrink + r, exp_of(Simd<C>::load(shrink + r)));
+    for (int r = 0; r < kBlockRows; ++r) {
+        Vector<C> e_sum = {};
+        for (int64_t c = 0; c < width; c += lanes) {
+            C* x = p + r * kKeyTile + c;
+            const Vector<C> e = columns<C>(c) < C(seen[r]) ? exp_of(Simd<C>::load(x) - shift[r]) : Vector<C>{};
+            Simd<C>::store(x, e);
+            e_sum += e;
+        }
+        sum[r] = sum[r] * shrink[r] + Simd<C>::sum(e_sum);
+        for (int64_t d = 0; d < W; d += lanes)
+            Simd<C>::store(out + r * W + d, Simd<C>::load(out + r * W + d) * shrink[r]);
+    }
+}
+
+template <class C>
+void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& packed) {
+    const AttentionShape& s = t.shape;
+    const Scratch<C> m(s, Pass::forward, scratch);
+    const int64_t D = s.head_dim, W = m.W, group = s.heads / s.kv_heads;
+    const int64_t sequence = unit / s.heads, head = unit % s.heads;
+    if (packed != unit / group) {
+        packed = unit / group;
+        load_transposed(m.k_t, t.k, sequence * s.key_len, s.key_len, head / group, D);
+        load(m.v, W, t.v, sequence * s.key_len, s.key_len, 1, head / group, D);
+    }
+    for (int64_t i = 0; i < s.query_len; i += kQueryTile) {
+        const int64_t queries = smaller(kQueryTile, s.query_len - i), row0 = sequence * s.query_len + i;
+        load(m.q, W, t.q, row0, queries, kBlockRows, head, D, C(1 / __builtin_sqrt(double(D))));
+        for (int64_t x = 0; x < kQueryTile * W; ++x) m.out[x] = 0;  // unnormalised
+        C max[kQueryTile], sum[kQueryTile];
+        for (int64_t r = 0; r < kQueryTile; ++r) max[r] = C(-kInf), sum[r] = 0;
+        for (int64_t j = 0; j < s.key_len; j += kKeyTile) {
+            const int64_t keys = smaller(kKeyTile, s.key_len - j);
+            for (int64_t r0 = 0; r0 < queries; r0 += kBlockRows) {
+                const int64_t last = smaller(r0 + kBlockRows, queries) - 1, seen = visible(s, i + last, j, keys);
+                if (seen == 0) continue;
+                const int64_t width = round_up(seen, kPad);
+                multiply_rows<C>({m.p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D, kKeyTile}, width, D, Into::set);
+                int64_t row_seen[kBlockRows];
+                for (int r = 0; r < kBlockRows; ++r) row_seen[r] = visible(s, i + r0 + r, j, keys);
+                online_softmax(m.p, row_seen, width, max + r0, sum + r0, m.out + r0 * W, W);
+                multiply_rows<C>({m.out + r0 * W, W}, {m.p, kKeyTile}, {m.v + j * W, W}, W, seen, Into::add);
+            }
+        }
+        for (int64_t r = 0; r < queries; ++r) {
+            const bool blind = visible(s, i + r, 0, s.key_len) == 0;
+            const C normalise = blind ? 0 : 1 / sum[r];
+            for (int64_t d = 0; d < D; ++d) m.out[r * W + d] *= normalise;
+            static_cast<C*>(t.lse.data)[(row0 + r) * s.heads + head] =
+                blind ? C(-kInf) : C(max[r] + __builtin_log(double(sum[r])));
+        }
+        store(t.out, m.out, W, row0, queries, head, D);
+    }
+}
+
+template <class C>
+void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
+    constexpr int lanes = Simd<C>::lanes;
+    const AttentionShape& s = t.shape;
+    const Scratch<C> m(s, Pass::backward, scratch);
+    const int64_t D = s.head_dim, W = m.W, group = s.heads / s.kv_heads;
+    const int64_t sequence = unit / s.kv_heads, kv_head = unit % s.kv_heads, key_row0 = sequence * s.key_len;
+    const C inv_sqrt_d = C(1 / __builtin_sqrt(double(D)));
+    load_transposed(m.k_t, t.k, key_row0, s.key_len, kv_head, D);
+    load_transposed(m.v_t, t.v, key_row0, s.key_len, kv_head, D);
+    load(m.k, W, t.k, key_row0, s.key_len, 1, kv_head, D);
+    for (int64_t x = 0; x < round_up(s.key_len, kKeyTile) * W; ++x) m.dk[x] = m.dv[x] = 0;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        for (int64_t i = 0; i < s.query_len; i += kQueryTile) {
+            const int64_t queries = smaller(kQueryTile, s.query_len - i), row0 = sequence * s.query_len + i;
+            load(m.q, W, t.q, row0, queries, kBlockRows, head, D,
+                 inv_sqrt_d);  // dk = dS^T (q / sqrt(D)): right at once
+            load(m.out, W, t.out, row0, queries, kBlockRows, head, D);
+            load(m.dout, W, t.dout, row0, queries, kBlockRows, head, D);
+            C delta[kQueryTile] = {}, lse[kQueryTile] = {};
+            for (int64_t r = 0; r < queries; ++r) {
+                Vector<C> dot = {};
+                for (int64_t d = 0; d < W; d += lanes)
+                    dot += Simd<C>::load(m.dout + r * W + d) * Simd<C>::load(m.out + r * W + d);
+                delta[r] = Simd<C>::sum(dot);
+                lse[r] = static_cast<const C*>(t.lse.data)[(row0 + r) * s.heads + head];
+            }
+            for (int64_t x = 0; x < kQueryTile * W; ++x) m.dq[x] = 0;
+            for (int64_t j = 0; j < s.key_len; j += kKeyTile) {
+                const int64_t keys = smaller(kKeyTile, s.key_len - j);
+                for (int64_t r0 = 0; r0 < queries; r0 += kBlockRows) {
+                    const int64_t last = smaller(r0 + kBlockRows, queries) - 1;
+                    const int64_t seen = visible(s, i + last, j, keys), width = round_up(seen, kPad);
+                    if (seen == 0) continue;
+                    C *p = m.p + r0 * kKeyTile, *ds = m.ds + r0 * kKeyTile;
+                    multiply_rows<C>({p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D, kKeyTile}, width, D, Into::set);
+                    multiply_rows<C>({ds, kKeyTile}, {m.dout + r0 * W, W}, {m.v_t + j * D, kKeyTile}, width, D,
+                                     Into::set);
+                    C row_seen[kBlockRows];
+                    for (int r = 0; r < kBlockRows; ++r) row_seen[r] = C(visible(s, i + r0 + r, j, keys));
+                    for (int64_t c = 0; c < width; c += lanes)
+                        for (int r = 0; r < kBlockRows; ++r) {
+                            C *p_at = p + r * kKeyTile + c, *ds_at = ds + r * kKeyTile + c;
+                            const Vector<C> e = exp_of(Simd<C>::load(p_at) - lse[r0 + r]);
+                            const Vector<C> seen_e = columns<C>(c) < row_seen[r] ? e : Vector<C>{};
+                            Simd<C>::store(p_at, seen_e);
+                            Simd<C>::store(ds_at, seen_e * (Simd<C>::load(ds_at) - delta[r0 + r]));
+                        }
+                    multiply_rows<C>({m.dq + r0 * W, W}, {m.ds + r0 * kKeyTile, kKeyTile}, {m.k + j * W, W}, W, seen,
+                                     Into::add);
+                }
+                for (int64_t c = 0; c < keys; c += kBlockRows) {
+                    // From the block of the first query that sees key j + c.
+                    int64_t r0 = s.causal ? j + c - i - (s.key_len - s.query_len) : 0;
+                    r0 = r0 < 0 ? 0 : r0 / kBlockRows * kBlockRows;
+                    if (r0 >= queries) break;
+                    const int64_t from = r0 * kKeyTile + c, to = (j + c) * W;
+                    multiply_rows<C>({m.dk + to, W}, {m.ds + from, 1, kKeyTile}, {m.q + r0 * W, W}, W, queries - r0,
+                                     Into::add);
+                    multiply_rows<C>({m.dv + to, W}, {m.p + from, 1, kKeyTile}, {m.dout + r0 * W, W}, W, queries - r0,
+                                     Into::add);
+                }
+            }
+            store(t.dq, m.dq, W, row0, queries, head, D, inv_sqrt_d);
+        }
+    store(t.dk, m.dk, W, key_row0, s.key_len, kv_head, D);
+    store(t.dv, m.dv, W, key_row0, s.key_len, kv_head, D);
+}
+
+int64_t scratch_elements(const AttentionShape& s, Pass pass) { return Scratch<float>(s, pass, nullptr).elements; }
+
+void forward(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed) {
+    if (args.q.element == Element::f64)
+        forward_head(args, head, static_cast<double*>(scratch), packed);
+    else
+        forward_head(args, head, static_cast<float*>(scratch), packed);
+}
+
+void backward(const AttentionArgs& args, int64_t kv_head, void* scratch) {
+    if (args.q.element == Element::f64)
+        backward_kv_head(args, kv_head, static_cast<double*>(scratch));
+    else
+        backward_kv_head(args, kv_head, static_cast<float*>(scratch));
+}
+
+}  // namespace
+
+extern const AttentionKernels ATTENTION_KERNELS;  // const alone would be internal
+const AttentionKernels ATTENTION_KERNELS = {scratch_elements, forward, backward};
+
+}  // namespace train70b::cpu

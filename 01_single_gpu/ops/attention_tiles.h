@@ -1,0 +1,40 @@
+#pragma once
+// What attention_tiles.cpp computes: one head at a time, on plain pointers. (No header of tensors: attention_tiles.cpp
+// says why.)
+#include "01_single_gpu/ops/attention_shape.h"
+
+namespace train70b::cpu {
+
+enum class Element { f32, bf16, f64 };
+
+// A tensor of (rows, cols) of which a head is head_dim neighbouring columns; lse: one.
+struct Heads {
+    void* data = nullptr;
+    Element element = Element::f32;
+    int64_t cols = 0;
+};
+
+struct AttentionArgs {
+    AttentionShape shape;
+    Heads q, k, v, out, lse;
+    Heads dout, dq, dk, dv;  // of the backward pass
+};
+
+enum class Pass { forward, backward };
+
+// The kernels, compiled for one instruction set. They compute in double where q is fp64, else in float, and need
+// scratch_elements() of that. A forward pass covers one query head, 0 <= head < batch * heads, and leaves in `packed`
+// whose keys lie in the scratch (-1: nobody's), for the next head that shares them. A backward pass covers one
+// key/value head, 0 <= kv_head < batch * kv_heads, because its query heads add to the same dk and dv.
+struct AttentionKernels {
+    int64_t (*scratch_elements)(const AttentionShape& shape, Pass pass);
+    void (*forward)(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed);
+    void (*backward)(const AttentionArgs& args, int64_t kv_head, void* scratch);
+};
+
+extern const AttentionKernels kPortableAttention;       // for the processor the build is for (TRAIN70B_ARCH)
+extern const AttentionKernels* const kAvx512Attention;  // nullptr if the build has none
+const AttentionKernels* avx512_attention();             // kAvx512Attention if this machine can run it, else nothing
+const AttentionKernels*& chosen_attention();            // AVX-512 where possible; a test chooses
+
+}  // namespace train70b::cpu

@@ -1,0 +1,103 @@
+// The matrix product through cuBLASLt. cuBLAS thinks in columns: a row-major (M, N) matrix is a column-major (N, M)
+// one, so that c = op(a) op(b) is asked for as c^T = op(b)^T op(a)^T, with b first.
+#include <map>
+#include <tuple>
+
+#include "01_single_gpu/core/cublas.cuh"
+
+namespace train70b::cuda {
+namespace {
+
+cudaDataType_t cuda_type(DType dtype) {
+    switch (dtype) {
+        case DType::f32: return CUDA_R_32F;
+        case DType::bf16: return CUDA_R_16BF;
+        case DType::e4m3: return CUDA_R_8F_E4M3;
+        case DType::e5m2: return CUDA_R_8F_E5M2;
+        default: CHECK(false, "no product of {}", name_of(dtype)); return CUDA_R_32F;
+    }
+}
+
+constexpr size_t kWorkspace = 32 << 20;  // what cuBLASLt recommends on Hopper
+
+struct Handle {
+    cublasLtHandle_t handle = nullptr;
+    Tensor workspace{{int64_t(kWorkspace / 4)}, DType::f32, Device::cuda, Memory::workspace};
+    Handle() { CUBLAS_CHECK(cublasLtCreate(&handle)); }
+};
+Handle& lt() {
+    static Handle* instance = new Handle();
+    return *instance;
+}
+
+cublasLtMatrixLayout_t layout(const Tensor& x) {  // row-major (rows, cols) = column-major (cols, rows)
+    cublasLtMatrixLayout_t made = nullptr;
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&made, cuda_type(x.dtype()), x.cols(), x.rows(), x.cols()));
+    return made;
+}
+
+}  // namespace
+
+uint32_t alignment_of(const Tensor& x) {
+    const auto address = reinterpret_cast<uintptr_t>(x.raw());
+    uint32_t alignment = 256;
+    while (address % alignment != 0) alignment /= 2;
+    return alignment;
+}
+
+CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose,
+                     const std::function<void(CublasPlan&)>& set_up) {
+    CublasPlan plan;
+    // fp32 products stay fp32 (no TF32): "right to the last digit" comes first.
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    plan.set(CUBLASLT_MATMUL_DESC_TRANSA, transpose == Transpose::b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    plan.set(CUBLASLT_MATMUL_DESC_TRANSB, transpose == Transpose::a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (set_up) set_up(plan);
+    plan.first = layout(b);
+    plan.second = layout(a);
+    plan.result = layout(c);
+
+    cublasLtMatmulPreference_t preference = nullptr;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
+    // Parts of a sum over K are added in fp32, not in the dtype of c.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(b));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(a));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(c));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(c));
+    cublasLtMatmulHeuristicResult_t found{};
+    int count = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        lt().handle, plan.operation, plan.first, plan.second, plan.result, plan.result, preference, 1, &found, &count);
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    CHECK(status == CUBLAS_STATUS_SUCCESS && count == 1, "cuBLASLt has no algorithm for a {} {} b {} {} c {} {} ({})",
+          name_of(a.dtype()), to_string(a.shape()), name_of(b.dtype()), to_string(b.shape()), name_of(c.dtype()),
+          to_string(c.shape()), cublasLtGetStatusString(status));
+    plan.algorithm = found.algo;
+    plan.workspace = found.workspaceSize;
+    return plan;
+}
+
+void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, float beta) {
+    const float alpha = 1;
+    CUBLAS_CHECK(cublasLtMatmul(lt().handle, plan.operation, &alpha, b.raw(), plan.first, a.raw(), plan.second, &beta,
+                                c.raw(), plan.result, c.raw(), plan.result, &plan.algorithm, lt().workspace.raw(),
+                                plan.workspace, stream()));
+}
+
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
+    if (c.size() == 0) return;
+    using Key = std::tuple<int64_t, int64_t, int64_t, Transpose, DType, DType, bool, uint32_t, uint32_t, uint32_t>;
+    static std::map<Key, CublasPlan> plans;
+    const Key key{a.rows(),  a.cols(),  c.cols(),        transpose,       a.dtype(),
+                  c.dtype(), beta != 0, alignment_of(a), alignment_of(b), alignment_of(c)};
+    auto plan = plans.find(key);
+    if (plan == plans.end()) plan = plans.emplace(key, make_plan(c, a, b, transpose)).first;
+    run(plan->second, c, a, b, beta);
+}
+
+}  // namespace train70b::cuda

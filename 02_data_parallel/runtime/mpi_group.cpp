@@ -1,0 +1,220 @@
+#include "02_data_parallel/runtime/mpi_group.h"
+
+#include <cstring>
+
+#include "01_single_gpu/core/bf16.h"
+
+namespace train70b {
+
+namespace {
+
+std::string text_of(int status) {
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    MPI_Error_string(status, text, &length);
+    return text;
+}
+
+#define MPI_CHECK(call)                                              \
+    do {                                                             \
+        const int mpi_status = (call);                               \
+        CHECK(mpi_status == MPI_SUCCESS, "{}", text_of(mpi_status)); \
+    } while (0)
+
+template <bool kSum>
+void combine_bf16(void* in, void* in_out, int* count, MPI_Datatype*) {
+    const auto* a = static_cast<const bf16*>(in);
+    auto* b = static_cast<bf16*>(in_out);
+    for (int i = 0; i < *count; ++i) {
+        const float x = float(a[i]), y = float(b[i]);
+        b[i] = bf16(kSum ? x + y : (x > y || x != x ? x : y));
+    }
+}
+
+struct Types {
+    MPI_Op sum_bf16, max_bf16;
+    Types() {
+        MPI_CHECK(MPI_Op_create(combine_bf16<true>, 1, &sum_bf16));
+        MPI_CHECK(MPI_Op_create(combine_bf16<false>, 1, &max_bf16));
+    }
+};
+
+struct TypeAndOp {
+    MPI_Datatype type;
+    MPI_Op op;
+};
+TypeAndOp reduction(DType dtype, Reduce reduce) {
+    static const Types own;
+    const bool sum = reduce == Reduce::sum;
+    switch (dtype) {
+        case DType::f64: return {MPI_DOUBLE, sum ? MPI_SUM : MPI_MAX};
+        case DType::f32: return {MPI_FLOAT, sum ? MPI_SUM : MPI_MAX};
+        case DType::i32: return {MPI_INT32_T, sum ? MPI_SUM : MPI_MAX};
+        case DType::bf16: return {MPI_UINT16_T, sum ? own.sum_bf16 : own.max_bf16};
+        default: CHECK(false, "no reduction of {}", name_of(dtype));
+    }
+    return {};
+}
+
+const char* at(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
+char* at(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
+
+// body(begin, count) for each piece of [0, total) that MPI can take in one call.
+template <class Body>
+void in_pieces(int64_t total, Body&& body) {
+    for (int64_t begin = 0; begin < total; begin += MpiGroup::largest_count)
+        body(begin, int(std::min(total - begin, MpiGroup::largest_count)));
+}
+
+class MpiExchange : public Started {
+  public:
+    ~MpiExchange() override {
+        if (std::uncaught_exceptions() == 0) wait();
+    }
+    void wait() override {
+        while (!test()) {  // not MPI_Waitall: Open MPI 4.1's can wait for ever for a receive that has failed
+        }
+    }
+    bool test() override {
+        if (requests.empty()) return true;
+        std::vector<MPI_Status> statuses(requests.size());
+        int done = 0;
+        const int status = MPI_Testall(int(requests.size()), requests.data(), &done, statuses.data());
+        if (!done && status == MPI_SUCCESS) return false;
+        requests.clear();
+        for (const auto& [index, from, bytes] : receives) {
+            const bool fits = status == MPI_SUCCESS || statuses[index].MPI_ERROR == MPI_SUCCESS;
+            int arrived = 0;
+            if (fits) MPI_Get_count(&statuses[index], MPI_BYTE, &arrived);
+            CHECK(fits, "mismatch: rank {} of the group sent more than the {} bytes received here", from, bytes);
+            CHECK(arrived == bytes, "mismatch: rank {} of the group sent {} bytes, {} are received here", from, arrived,
+                  bytes);
+        }
+        MPI_CHECK(status);
+        return true;
+    }
+
+    struct Receive {
+        size_t request;
+        int from, bytes;
+    };
+    std::vector<MPI_Request> requests;
+    std::vector<Receive> receives;
+};
+
+}  // namespace
+
+MpiGroup::MpiGroup(MPI_Comm comm) : comm_(comm) {
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+}
+
+MpiGroup::~MpiGroup() {
+    int over = 0;
+    MPI_Finalized(&over);
+    if (!over && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);  // freeing is collective
+}
+
+MPI_Comm MpiGroup::duplicate_of_world() {
+    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
+    return comm;
+}
+
+MPI_Comm MpiGroup::split(const std::vector<int>& colours) const {
+    MPI_Comm comm = MPI_COMM_NULL;
+    const int colour = colours[rank_] < 0 ? MPI_UNDEFINED : colours[rank_];
+    MPI_CHECK(MPI_Comm_split(comm_, colour, rank_, &comm));  // MPI_COMM_NULL where it is undefined
+    return comm;
+}
+
+Handle MpiGroup::exchange(const void* out, int64_t out_bytes, int to, void* in, int64_t in_bytes, int from,
+                          Transport::Channel channel) const {
+    auto started = std::make_shared<MpiExchange>();
+    const int tag = int(channel);
+    in_pieces(in_bytes, [&](int64_t begin, int count) {
+        started->receives.push_back({started->requests.size(), from, count});
+        started->requests.push_back(MPI_REQUEST_NULL);
+        MPI_CHECK(MPI_Irecv(at(in, begin), count, MPI_BYTE, from, tag, comm_, &started->requests.back()));
+    });
+    in_pieces(out_bytes, [&](int64_t begin, int count) {
+        started->requests.push_back(MPI_REQUEST_NULL);
+        MPI_CHECK(MPI_Isend(at(out, begin), count, MPI_BYTE, to, tag, comm_, &started->requests.back()));
+    });
+    if (started->requests.empty()) return nullptr;
+    return started;
+}
+
+void MpiGroup::all_reduce(void* x, int64_t count, DType dtype, Reduce reduce) const {
+    const auto [type, op] = reduction(dtype, reduce);
+    in_pieces(count, [&, type = type, op = op](int64_t begin, int piece) {
+        MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, at(x, begin * size_of(dtype)), piece, type, op, comm_));
+    });
+}
+
+void MpiGroup::reduce_scatter(void* part, const void* whole, int64_t part_count, DType dtype) const {
+    const auto [type, op] = reduction(dtype, Reduce::sum);
+    if (part_count * size_ <= largest_count) {
+        const std::vector<int> counts(size_, int(part_count));
+        MPI_CHECK(MPI_Reduce_scatter(whole, part, counts.data(), type, op, comm_));
+        return;
+    }
+    for (int root = 0; root < size_; ++root)
+        in_pieces(part_count, [&, type = type, op = op](int64_t begin, int piece) {
+            MPI_CHECK(MPI_Reduce(at(whole, (root * part_count + begin) * size_of(dtype)),
+                                 at(part, begin * size_of(dtype)), piece, type, op, root, comm_));
+        });
+}
+
+void MpiGroup::all_gather(void* whole, const void* part, int64_t part_bytes) const {
+    char* own = at(whole, rank_ * part_bytes);
+    if (own != part && part_bytes > 0) std::memcpy(own, part, part_bytes);
+    if (part_bytes * size_ <= largest_count) {
+        MPI_CHECK(MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, whole, int(part_bytes), MPI_BYTE, comm_));
+        return;
+    }
+    for (int root = 0; root < size_; ++root) broadcast(at(whole, root * part_bytes), part_bytes, root);
+}
+
+void MpiGroup::broadcast(void* x, int64_t bytes, int root) const {
+    in_pieces(bytes,
+              [&](int64_t begin, int count) { MPI_CHECK(MPI_Bcast(at(x, begin), count, MPI_BYTE, root, comm_)); });
+}
+
+void MpiGroup::all_to_all(void* to, const void* from, int64_t part_bytes) const {
+    if (part_bytes * size_ <= largest_count) {
+        MPI_CHECK(MPI_Alltoall(from, int(part_bytes), MPI_BYTE, to, int(part_bytes), MPI_BYTE, comm_));
+        return;
+    }
+    for (int step = 0; step < size_; ++step) {
+        const int next = (rank_ + step) % size_, previous = (rank_ + size_ - step) % size_;
+        if (const Handle handle = exchange(at(from, next * part_bytes), part_bytes, next, at(to, previous * part_bytes),
+                                           part_bytes, previous, Transport::Channel::algorithm))
+            handle->wait();
+    }
+}
+
+void MpiGroup::barrier() const { MPI_CHECK(MPI_Barrier(comm_)); }
+
+std::vector<double> MpiGroup::gather(const std::vector<double>& mine) const {
+    std::vector<double> all(mine.size() * size_);
+    MPI_CHECK(
+        MPI_Allgather(mine.data(), int(mine.size()), MPI_DOUBLE, all.data(), int(mine.size()), MPI_DOUBLE, comm_));
+    return all;
+}
+
+std::vector<std::string> MpiGroup::gather_text(const std::string& mine) const {
+    std::vector<int> lengths(size_), begins(size_);
+    const int length = int(mine.size());
+    MPI_CHECK(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_));
+    for (int i = 1; i < size_; ++i) begins[i] = begins[i - 1] + lengths[i - 1];
+    std::string all(size_t(begins.back() + lengths.back()), ' ');
+    MPI_CHECK(
+        MPI_Allgatherv(mine.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(), MPI_CHAR, comm_));
+    std::vector<std::string> list;
+    for (int i = 0; i < size_; ++i) list.push_back(all.substr(begins[i], lengths[i]));
+    return list;
+}
+
+}  // namespace train70b
