@@ -58,7 +58,7 @@ void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param&
     if (tape.pointwise_again)
         y.again = Lazy<Tensor>([x = x.data, inv_rms, &weight] {
             Tensor again = Tensor::like(x);
-            rmsnorm_again(again, x, inv_rms, weight.data);
+            rmsnorm_recompute(again, x, inv_rms, weight.data);
             return again;
         });
     tape.record([x = x.data, dx = x.grad, dy = y.grad, inv_rms, &weight] {

@@ -1,9 +1,15 @@
 #include "07_fp8/adamw8bit.h"
 
 #include "01_single_gpu/core/dispatch.h"
-#include "07_fp8/kernels.h"
 
 namespace train70b {
+
+namespace cpu {  // adamw8bit_cpu.cpp
+decltype(train70b::adamw8bit) adamw8bit;
+}
+namespace cuda {  // fp8_cuda.cu
+decltype(train70b::adamw8bit) adamw8bit;
+}
 
 void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,
                const AdamWStep& step, uint64_t key) {
@@ -17,8 +23,8 @@ void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& gr
     Span span("adamw8bit", "op", 0,
               bytes_of({param, grad}) + 2 * bytes_of({moments.exp_avg, moments.exp_avg_sq, moments.scale}) +
                   (master ? 2 : 1) * 4.0 * double(param.size()));
-    RUN(device_of({param, moments.exp_avg, moments.exp_avg_sq, moments.scale, grad}),
-        adamw8bit(param, master, moments, grad, blocks, step, key));
+    DISPATCH(device_of({param, moments.exp_avg, moments.exp_avg_sq, moments.scale, grad}),
+             adamw8bit(param, master, moments, grad, blocks, step, key));
 }
 
 AdamW8bit::AdamW8bit(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states) : hyper_(hyper) {

@@ -1,7 +1,6 @@
 // 8-bit AdamW on the CPU.
-#include "01_single_gpu/ops/cpu.h"
-#include "01_single_gpu/ops/kernels.h"
-#include "07_fp8/kernels.h"
+#include "01_single_gpu/core/cpu.h"
+#include "07_fp8/adamw8bit.h"
 
 namespace train70b::cpu {
 

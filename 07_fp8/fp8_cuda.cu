@@ -6,8 +6,9 @@
 #include <map>
 #include <tuple>
 
-#include "01_single_gpu/core/cublas.cuh"
-#include "07_fp8/kernels.h"
+#include "01_single_gpu/ops/cublas.cuh"
+#include "07_fp8/adamw8bit.h"
+#include "07_fp8/quantize.h"
 
 namespace train70b::cuda {
 namespace {
@@ -237,7 +238,7 @@ void transpose_codes(Tensor& to, const Tensor& from) {
     check_launch();
 }
 
-// cuBLASLt's first matrix is b, its second a (matmul_cuda.cu). fast accumulation stays off, its default.
+// cuBLASLt's first matrix is b, its second a (matmul.cu). fast accumulation stays off, its default.
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
     if (c.size() == 0) return;
     using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, DType, Scaling, Scaling, bool, uint32_t, uint32_t,

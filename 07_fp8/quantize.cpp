@@ -1,11 +1,10 @@
-// The front of the ops of quantize.h: checks shapes, dtypes and devices, and calls the device's kernel.
+// The public functions of quantize.h: they check shapes, dtypes and devices, and call the device's implementation.
 #include "07_fp8/quantize.h"
 
 #include <cmath>
 
 #include "01_single_gpu/core/dispatch.h"
 #include "07_fp8/formats.h"
-#include "07_fp8/kernels.h"
 
 namespace train70b {
 
@@ -29,6 +28,21 @@ Quantized make_quantized(int64_t rows, int64_t cols, DType format, Scaling scali
             Tensor({ScaleLayout{scaling, rows, cols}.size()}, DType::f32, device, kind), scaling};
 }
 
+namespace cpu {  // quantize_cpu.cpp
+decltype(train70b::absolute_max) absolute_max;
+void scale_from(Tensor& scale, const Tensor& amax, float factor);
+decltype(train70b::cast) cast;
+decltype(train70b::transpose_codes) transpose_codes;
+decltype(train70b::scaled_matmul_into) scaled_matmul_into;
+}  // namespace cpu
+namespace cuda {  // fp8_cuda.cu
+decltype(train70b::absolute_max) absolute_max;
+void scale_from(Tensor& scale, const Tensor& amax, float factor);
+decltype(train70b::cast) cast;
+decltype(train70b::transpose_codes) transpose_codes;
+decltype(train70b::scaled_matmul_into) scaled_matmul_into;
+}  // namespace cuda
+
 namespace {
 
 bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
@@ -49,13 +63,13 @@ void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling
         CHECK(!tensor || (tensor.dtype() == DType::f32 && tensor.size() == layout.size()), "{} amaxes for {} by {}",
               tensor.size(), to_string(x.shape()), name_of(scaling));
     Span span("absolute_max", "op", 0, bytes_of({x}));
-    RUN(x.device(), absolute_max(amax, amax_t, x, scaling));
+    DISPATCH(x.device(), absolute_max(amax, amax_t, x, scaling));
 }
 
 void scale_from(Tensor& scale, const Tensor& amax, DType format, int margin) {
     CHECK(scale.dtype() == DType::f32 && amax.dtype() == DType::f32 && scale.size() == amax.size());
     Span span("scale_from", "op", 0, bytes_of({scale, amax}));
-    RUN(device_of({scale, amax}), scale_from(scale, amax, std::ldexp(1.0f, margin) / largest(format)));
+    DISPATCH(device_of({scale, amax}), scale_from(scale, amax, std::ldexp(1.0f, margin) / largest(format)));
 }
 
 void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
@@ -66,7 +80,7 @@ void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
     CHECK(!amax || amax.dtype() == DType::f32);
     Span span("cast", "op", 0,
               double(x.bytes()) + double(q.codes ? q.codes.bytes() : 0) + double(q_t.codes ? q_t.codes.bytes() : 0));
-    RUN(x.device(), cast(q, q_t, amax, x));
+    DISPATCH(x.device(), cast(q, q_t, amax, x));
 }
 
 void transpose_codes(Tensor& to, const Tensor& from) {
@@ -74,7 +88,7 @@ void transpose_codes(Tensor& to, const Tensor& from) {
               to.cols() == from.rows() && !to.overlaps(from),
           "{} to {}", to_string(from.shape()), to_string(to.shape()));
     Span span("transpose_codes", "op", 0, bytes_of({to, from}));
-    RUN(device_of({to, from}), transpose_codes(to, from));
+    DISPATCH(device_of({to, from}), transpose_codes(to, from));
 }
 
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
@@ -89,7 +103,7 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
               !(a.scaling == Scaling::block128 && b.scaling == Scaling::block128),
           "no product of scales by {} and by {}", name_of(a.scaling), name_of(b.scaling));
     Span span("scaled_matmul", "op", 2.0 * double(m) * double(n) * double(k), bytes_of({c, a.codes, b.codes}));
-    RUN(device_of({c, a.codes, a.scale, b.codes, b.scale}), scaled_matmul_into(c, a, b, beta));
+    DISPATCH(device_of({c, a.codes, a.scale, b.codes, b.scale}), scaled_matmul_into(c, a, b, beta));
 }
 
 Tensor dequantized(const Quantized& q) {

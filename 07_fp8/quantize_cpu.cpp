@@ -2,10 +2,10 @@
 // operands to fp32 and multiplies those: to fp32's rounding what the tensor cores give.
 #include <vector>
 
-#include "01_single_gpu/ops/cpu.h"
-#include "01_single_gpu/ops/kernels.h"
+#include "01_single_gpu/core/cpu.h"
+#include "01_single_gpu/ops/matmul.h"
 #include "07_fp8/formats.h"
-#include "07_fp8/kernels.h"
+#include "07_fp8/quantize.h"
 
 namespace train70b::cpu {
 

@@ -3,13 +3,12 @@
 
 #include <array>
 
-#include "01_single_gpu/ops/attention_naive.h"
-#include "01_single_gpu/ops/attention_tiles.h"
-#include "tests/support.h"
+#include "01_single_gpu/ops/attention.h"
+#include "01_single_gpu/ops/attention_tiled.h"
+#include "tests/ops.h"
 
 using namespace train70b;
 using namespace train70b::test;
-using Doubles = std::vector<double>;
 
 namespace {
 
@@ -76,8 +75,9 @@ TEST_CASE("attention: grouped queries, tiles and their remainders, separate leng
                                     {1, 130, 70, 2, 2, 4, false},
                                     {1, 1, 200, 2, 1, 12, false},
                                     {1, 65, 129, 1, 1, 32, true}}) {
-        INFO("Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
         for (const auto& [dtype, forward, gradient] : kAccuracies) {
+            INFO("attention " << name_of(dtype) << ", Tq " << s.query_len << " Tk " << s.key_len << " D " << s.head_dim
+                              << " causal " << s.causal);
             Case c(s, dtype);
             const Doubles expected = attention_double(c.q, c.k, c.v, s);
             const int64_t out = c.out.size();  // out and lse, each against its own size
@@ -113,7 +113,8 @@ TEST_CASE("attention: gradients of q, k and v") {
                                     {1, 66, 66, 1, 1, 2, true}})
         for (const auto& [dtype, forward, bound] : kAccuracies) {
             Case c(s, dtype);
-            INFO("Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
+            INFO("attention_backward " << name_of(dtype) << ", Tq " << s.query_len << " Tk " << s.key_len << " D "
+                                       << s.head_dim << " causal " << s.causal);
             Tensor dq = Tensor::like(c.tq), dk = Tensor::like(c.tk), dv = Tensor::like(c.tv);
             attention_backward(dq, dk, dv, c.tdout, c.tq, c.tk, c.tv, c.out, c.lse, s);
             const auto f = [&](const Doubles& q, const Doubles& k, const Doubles& v) {
@@ -170,6 +171,41 @@ TEST_CASE("attention: two parts merged equal the whole, forward and backward, wi
         }
     }
     EXPECT(distance(sum_dq, values(dq.row_slice(half, T))) <= 5e-6);
+}
+
+TEST_CASE("merge_attention: two sets of keys give what both together give; a set without keys adds nothing") {
+    const int64_t R = 6, H = 3, D = 5;
+    for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+        INFO("merge_attention " << name_of(dtype) << ", R " << R << " H " << H << " D " << D);
+        const DType wide = stats_dtype(dtype);
+        const double bound = kAccuracies[dtype == DType::f64].forward;
+        const Doubles o1 = randoms(R * H * D, 1, wide), l1 = randoms(R * H, 2, wide), l2 = randoms(R * H, 4, wide);
+        const Tensor part = tensor(randoms(R * H * D, 3, wide), {R, H * D}, dtype);
+        const Doubles o2 = values(part);
+        Doubles a(l1), b(l2), out, lse;
+        for (int64_t i = 0; i < R * H; ++i) {
+            a[i] *= 40, b[i] *= 40;  // far apart, in both directions
+            if (i % 5 == 1) a[i] = -INFINITY;
+            if (i % 5 == 2) b[i] = -INFINITY;
+            if (i == 10) a[i] = b[i] = -INFINITY;
+            if (wide == DType::f32) a[i] = double(float(a[i])), b[i] = double(float(b[i]));
+            const double most = std::max(a[i], b[i]);
+            const double l = i == 10 ? -INFINITY : most + std::log(std::exp(a[i] - most) + std::exp(b[i] - most));
+            lse.push_back(l);
+            for (int64_t d = 0; d < D; ++d)
+                out.push_back(i == 10 ? o1[i * D + d]
+                                      : o1[i * D + d] * std::exp(a[i] - l) + o2[i * D + d] * std::exp(b[i] - l));
+        }
+        Tensor x = tensor(o1, {R, H * D}, wide), x_lse = tensor(a, {R, H}, wide);
+        merge_attention(x, x_lse, part, tensor(b, {R, H}, wide));
+        EXPECT(distance(x, out) <= bound);
+        const Doubles got = values(x_lse);
+        for (int64_t i = 0; i < R * H; ++i)
+            EXPECT((got[i] == lse[i] || std::abs(got[i] - lse[i]) <= bound * (std::abs(lse[i]) + 1)));
+    }
+    Tensor x = zeros({1, 1}), lse = tensor({NAN}, {1, 1});
+    merge_attention(x, lse, zeros({1, 1}), zeros({1, 1}));
+    EXPECT(std::isnan(read(lse)[0]));
 }
 
 TEST_CASE("attention: bf16 inputs, gradients in bf16 or fp32") {

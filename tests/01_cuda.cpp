@@ -19,17 +19,20 @@ bool have_gpu() {
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16};
 
-// Results of one op; the same call on both devices must agree within the rounding of the dtype.
+// Results of the ops under test; the same call on both devices must agree within the rounding of the dtype. `what`: op
+// and shape, for the message where one fails.
 using Results = std::vector<Tensor>;
-void compare(DType dtype, const std::function<Results(Device)>& op, double fp32_bound = 5e-6) {
+void compare(const std::string& what, DType dtype, const std::function<Results(Device)>& op, double fp32_bound = 5e-6) {
     const Results cpu = op(Device::cpu), cuda = op(Device::cuda);
     REQUIRE(cpu.size() == cuda.size());
     for (size_t i = 0; i < cpu.size(); ++i) {
-        INFO("result " << i << ", " << name_of(dtype));
+        INFO(what << ": result " << i << ", " << name_of(dtype));
         // bf16: both round the same fp32 value, up to the last bit of bf16 where the values differ in fp32's last bits.
         EXPECT(distance(cuda[i], values(cpu[i])) <= (dtype == DType::f32 ? fp32_bound : 4e-3));
     }
 }
+
+std::string ops(const std::string& names, const Shape& sizes) { return names + " " + to_string(sizes); }
 
 // An array of the test, on one device.
 struct Maker {
@@ -68,7 +71,7 @@ TEST_CASE("cuda: matrix product in every orientation, accumulating, mixed dtypes
             for (Transpose t : {Transpose::none, Transpose::a, Transpose::b})
                 for (DType out : {dtype, DType::f32})
                     for (float beta : {0.0f, 1.0f})
-                        compare(out, [&](Device device) {
+                        compare(ops("matmul, transpose " + std::to_string(int(t)), {m, n, k}), out, [&](Device device) {
                             const Maker make{device, dtype};
                             const Tensor a = make.random(t == Transpose::a ? Shape{k, m} : Shape{m, k}, 1);
                             const Tensor b = make.random(t == Transpose::b ? Shape{n, k} : Shape{k, n}, 2);
@@ -82,7 +85,7 @@ TEST_CASE("cuda: fill, copy, scale, add, sum of squares") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
         for (auto [rows, cols] : kSizes)
-            compare(dtype, [&](Device device) {
+            compare(ops("add, copy, scale, sum_squares, fill", {rows, cols}), dtype, [&](Device device) {
                 const Maker make{device, dtype};
                 Tensor a = make.random({rows, cols}, 1), b = make.random({rows, cols}, 2),
                        sum = make.empty({rows, cols});
@@ -102,7 +105,7 @@ TEST_CASE("cuda: views that begin anywhere") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
         for (int64_t begin : {1, 3, 8})
-            compare(dtype, [&](Device device) {
+            compare(ops("scale of a view from element", {begin}), dtype, [&](Device device) {
                 const Maker make{device, dtype};
                 Tensor whole = make.random({1000}, 1);
                 Tensor part = whole.element_slice(begin, {900});
@@ -116,7 +119,7 @@ TEST_CASE("cuda: embedding and its gradient, repeated and foreign tokens") {
     for (DType dtype : kTypes)
         for (auto [rows, cols] : kSizes)
             for (int64_t first : {0, 4})
-                compare(dtype, [&](Device device) {
+                compare(ops("embedding", {rows, cols}), dtype, [&](Device device) {
                     const Maker make{device, dtype};
                     const Tensor tokens = make.ids(rows, 13, 7);
                     Tensor y = make.empty({rows, cols}), dtable = make.zeros({6, cols});
@@ -127,21 +130,21 @@ TEST_CASE("cuda: embedding and its gradient, repeated and foreign tokens") {
                 });
 }
 
-TEST_CASE("cuda: rmsnorm, with the residual addition, again, and its gradient") {
+TEST_CASE("cuda: rmsnorm, with the residual addition, recomputed, and its gradient") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
         for (auto [rows, cols] : kSizes) {
-            compare(dtype, [&](Device device) {
+            compare(ops("rmsnorm", {rows, cols}), dtype, [&](Device device) {
                 const Maker make{device, dtype};
                 const Tensor a = make.random({rows, cols}, 1), b = make.random({rows, cols}, 2);
                 const Tensor weight = make.random({cols}, 3), dy = make.random({rows, cols}, 4);
                 Tensor sum = make.empty({rows, cols}), y = make.empty({rows, cols}), plain = make.empty({rows, cols});
-                Tensor again = make.empty({rows, cols}), dx = make.empty({rows, cols});
+                Tensor recomputed = make.empty({rows, cols}), dx = make.empty({rows, cols});
                 Tensor inv = make.floats({rows}), inv_sum = make.floats({rows}), dweight = make.zeros({cols});
                 rmsnorm(plain, inv, a, weight, 1e-5f);
                 add_rmsnorm(sum, y, inv_sum, a, b, weight, 1e-5f);
-                rmsnorm_again(again, sum, inv_sum, weight);
-                EXPECT(values(again) == values(y));
+                rmsnorm_recompute(recomputed, sum, inv_sum, weight);
+                EXPECT(values(recomputed) == values(y));
                 rmsnorm_backward(dx, dweight, dy, sum, inv_sum, weight);
                 return Results{plain, inv, sum, y, inv_sum, dx, dweight};
             });
@@ -152,7 +155,7 @@ TEST_CASE("cuda: RoPE and its gradient, positions anywhere") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
         for (int D : {4, 6, 16, 64, 128})
-            compare(dtype, [&](Device device) {
+            compare(ops("split_rope, head size", {D}), dtype, [&](Device device) {
                 const Maker make{device, dtype};
                 const int64_t H = 4, K = 2, R = 37;
                 Rope rope;
@@ -179,8 +182,8 @@ TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
                                             {1, 70, 33, 2, 1, D, true},
                                             {1, 1, 3, 1, 1, D, false}})
                 for (DType grad : {dtype, DType::f32}) {
-                    INFO("D " << D << " Tq " << s.query_len << " Tk " << s.key_len << " causal " << s.causal);
                     compare(
+                        ops("attention, Tq Tk D", {s.query_len, s.key_len, D}),
                         dtype == DType::bf16 ? DType::bf16 : grad,
                         [&](Device device) {
                             const Maker make{device, dtype};
@@ -208,7 +211,7 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
         for (auto [rows, cols] : kSizes) {
-            compare(dtype, [&](Device device) {
+            compare(ops("swiglu", {rows, cols}), dtype, [&](Device device) {
                 const Maker make{device, dtype};
                 const Tensor gate_up = make.random({rows, 2 * cols}, 1, 8);
                 Tensor h = make.empty({rows, cols}), dgate_up = make.empty({rows, 2 * cols});
@@ -217,7 +220,7 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
                 return Results{h, dgate_up};
             });
             for (int64_t first : {0, 3})
-                compare(dtype, [&](Device device) {
+                compare(ops("cross_entropy", {rows, cols}), dtype, [&](Device device) {
                     const Maker make{device, dtype};
                     Tensor logits = make.random({rows, cols}, 1, 20);
                     const Tensor targets = make.ids(rows, cols + first, 9);
@@ -229,7 +232,7 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
                     return Results{max, sum, at, lse, loss, logits};
                 });
             for (int64_t vocab : {cols - 1, cols / 2, int64_t(0)})  // the rest is padding
-                compare(dtype, [&](Device device) {
+                compare(ops("rescale_sums", {rows, cols, vocab}), dtype, [&](Device device) {
                     const Maker make{device, dtype};
                     Tensor logits = make.random({rows, cols}, 1, 20);
                     const Tensor targets = make.ids(rows, std::max<int64_t>(vocab, 1), 9);
@@ -241,7 +244,7 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
                     return vocab > 0 ? Results{max, sum, at, logits} : Results{sum, at, logits};
                 });
             for (DType grad : {dtype, DType::f32})
-                compare(dtype, [&](Device device) {
+                compare(ops("adamw", {rows, cols}), dtype, [&](Device device) {
                     const Maker make{device, dtype};
                     Tensor param = make.random({rows, cols}, 1), master;
                     if (dtype == DType::bf16) copy(master = make.floats({rows, cols}), param);
@@ -259,7 +262,7 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
                 });
         }
     compare(
-        DType::f32,
+        "fill_normal", DType::f32,
         [&](Device device) {
             Tensor x({1000}, DType::f32, device);
             fill_normal(x, 42, {.row_begin = 3, .col_begin = 5, .cols = 20, .global_cols = 64, .offset = 7}, 0.02f);
@@ -272,7 +275,7 @@ TEST_CASE("cuda: merging two sets of keys, exchanging blocks") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
         for (auto [rows, cols] : kSizes) {
-            compare(dtype, [&](Device device) {
+            compare(ops("merge_attention", {rows, cols}), dtype, [&](Device device) {
                 const Maker make{device, dtype};
                 Tensor out = tensor(randoms(rows * 2 * cols, 1), {rows, 2 * cols}, DType::f32, device);
                 Tensor lse = tensor(randoms(rows * 2, 2), {rows, 2}, DType::f32, device);
@@ -280,7 +283,7 @@ TEST_CASE("cuda: merging two sets of keys, exchanging blocks") {
                                 tensor(randoms(rows * 2, 4), {rows, 2}, DType::f32, device));
                 return Results{out, lse};
             });
-            compare(dtype, [&](Device device) {
+            compare(ops("swap_blocks", {rows, cols}), dtype, [&](Device device) {
                 const Maker make{device, dtype};
                 Tensor to = make.empty({3 * rows, cols});
                 swap_blocks(to, make.random({3 * rows, cols}, 1), 3, rows);
@@ -291,7 +294,7 @@ TEST_CASE("cuda: merging two sets of keys, exchanging blocks") {
 
 TEST_CASE("cuda: masked logits, -inf for whole packs, count nothing") {
     if (!have_gpu()) return;
-    compare(DType::f32, [](Device device) {
+    compare("softmax_stats of masked logits", DType::f32, [](Device device) {
         const Maker make{device, DType::f32};
         std::vector<double> numbers = randoms(2 * 4096, 1);
         for (int i = 64; i < 4096; ++i) numbers[i] = -INFINITY;

@@ -1,10 +1,11 @@
 #pragma once
-// What the CUDA kernels share: error checks, the stream, 16-byte accesses, reductions in a fixed order.
+// What the CUDA kernels share: error checks, the stream, 16-byte accesses, reductions in a fixed order. Sums use no
+// float atomics, so a run repeats bit for bit. The counterpart of cpu.h.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "01_single_gpu/core/cuda_device.h"
-#include "01_single_gpu/ops/kernels.h"
+#include "01_single_gpu/core/tensor.h"
 
 #define CUDA_CHECK(call)                                                          \
     do {                                                                          \

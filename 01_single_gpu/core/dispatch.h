@@ -1,36 +1,33 @@
 #pragma once
-// What the fronts of the ops share: from tensors to their device's kernel. Included by the files that dispatch only.
+// What the public functions of the ops share: they check shapes, dtypes and devices, and then call one device's
+// implementation. Included by those .cpp files only; CMakeLists.txt lists them, because TRAIN70B_CUDA is 0 or 1 there.
 #include <functional>
 #include <initializer_list>
 
+#include "01_single_gpu/core/cuda_device.h"
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/tensor.h"
 
-// RUN(device, kernel(arguments)): calls it in namespace cpu or cuda, and nothing for meta tensors.
+// DISPATCH(device, rmsnorm(y, x)) calls cpu::rmsnorm(y, x) or cuda::rmsnorm(y, x). On the meta device it calls neither:
+// there an op ends once its arguments have been checked.
 #if TRAIN70B_CUDA
-#define CUDA_CASE(call) \
-    case Device::cuda:  \
-        cuda::call;     \
-        break;
-#else
-#define CUDA_CASE(call) \
-    case Device::cuda:  \
-        break;
+#define DISPATCH_CUDA(call) cuda::call
+#else  // allocate() has already refused the tensor with a usage error
+#define DISPATCH_CUDA(call) CHECK(false, "{}", why_no_cuda())
 #endif
 
-#define RUN(device, call)         \
-    switch (device) {             \
-        case Device::meta: break; \
-        case Device::cpu:         \
-            cpu::call;            \
-            break;                \
-            CUDA_CASE(call)       \
+#define DISPATCH(device, call)                         \
+    switch (device) {                                  \
+        case Device::meta: break;                      \
+        case Device::cpu: cpu::call; break;            \
+        case Device::cuda: DISPATCH_CUDA(call); break; \
     }
 
 namespace train70b {
 
 using List = std::initializer_list<std::reference_wrapper<const Tensor>>;
 
+// The device of all these tensors (CHECKed).
 inline Device device_of(List tensors) {
     const Device device = tensors.begin()->get().device();
     for (const Tensor& tensor : tensors)
@@ -45,5 +42,17 @@ inline double bytes_of(List tensors) {
 }
 
 inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f64; }
+
+inline void expect(const char* name, const Tensor& tensor, const Shape& shape, DType dtype) {
+    CHECK(tensor.shape() == shape && tensor.dtype() == dtype, "{} is {} {}, expected {} {}", name,
+          name_of(tensor.dtype()), to_string(tensor.shape()), name_of(dtype), to_string(shape));
+}
+
+// Activations may have any shape with these rows and columns: (B*T, E) or (B, T, E).
+inline void expect_rows(const char* name, const Tensor& tensor, int64_t rows, int64_t cols, DType dtype) {
+    CHECK(tensor.rows() == rows && tensor.cols() == cols && tensor.dtype() == dtype,
+          "{} is {} {}, expected {} rows of {} {}", name, name_of(tensor.dtype()), to_string(tensor.shape()), rows,
+          cols, name_of(dtype));
+}
 
 }  // namespace train70b

@@ -20,6 +20,8 @@ enum class Device : uint8_t {
 };
 
 int64_t size_of(DType dtype);  // bytes
+// Of what is kept beside tensors of `dtype`: 1/rms, lse, sums of a softmax, the loss, AdamW's moments, accumulators.
+inline DType stats_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 const char* name_of(DType dtype);
 const char* name_of(Device device);
 
@@ -71,8 +73,7 @@ class Tensor {
     DType dtype_ = DType::f32;
 };
 
-// What a device must offer to hold tensors. The cuda functions live in ops_cuda.cu; without it they end in a usage
-// error.
+// What a device must offer to hold tensors. Without CUDA, an allocation on Device::cuda is a usage error.
 void* allocate(Device device, int64_t bytes);
 void release(Device device, void* pointer) noexcept;
 

@@ -1,5 +1,5 @@
-// Attention on a GPU, the plain version: fp32 arithmetic, any head size. It serves fp32 tensors, and is what the
-// tensor-core version (attention_mma.cu) is tested against.
+// Attention on a GPU, the plain version: fp32 arithmetic, any head size. It serves fp32 tensors and the head sizes that
+// the tensor-core version (attention_mma.cu) does not have. Then the merge of two sets of keys.
 //
 // One pattern serves all three kernels. A warp owns kOwn rows (queries, or keys in the backward pass of k and v); the
 // block walks over tiles of 32 other rows in shared memory, one per lane. A score is a dot product in a lane; a sum
@@ -201,6 +201,21 @@ __global__ void delta_kernel(float* delta, const T* dout, const T* out, int64_t 
     if (threadIdx.x % 32 == 0) delta[at] = sum;
 }
 
+// One block for each row and head.
+template <class T>
+__global__ void merge_attention_kernel(float* out, float* lse, const T* part_out, const float* part_lse,
+                                       int64_t width) {
+    const int64_t i = blockIdx.x;
+    const float l1 = lse[i], l2 = part_lse[i], most = fmaxf(l1, l2);
+    if (most == -INFINITY) return;
+    const float l = most + logf(expf(l1 - most) + expf(l2 - most));
+    const float keep = expf(l1 - l), take = expf(l2 - l);
+    for (int64_t d = threadIdx.x; d < width; d += blockDim.x)
+        out[i * width + d] = out[i * width + d] * keep + to_float(part_out[i * width + d]) * take;
+    __syncthreads();  // all have read lse[i]
+    if (threadIdx.x == 0) lse[i] = l;
+}
+
 dim3 grid_over(int64_t rows, int64_t heads, int64_t batch) {
     return dim3(unsigned((rows + kOwnPerBlock - 1) / kOwnPerBlock), unsigned(heads), unsigned(batch));
 }
@@ -249,6 +264,15 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
                 dk.data<G>(), dv.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
                 delta.data<float>(), s);
         });
+    });
+    check_launch();
+}
+
+void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
+    const int64_t width = out.cols() / lse.cols();
+    with_float(part_out.dtype(), [&](auto zero) {
+        merge_attention_kernel<<<static_cast<unsigned>(lse.size()), 128, 0, stream()>>>(
+            out.data<float>(), lse.data<float>(), part_out.data<decltype(zero)>(), part_lse.data<float>(), width);
     });
     check_launch();
 }

@@ -1,6 +1,7 @@
 #pragma once
 // What the plain and the tensor-core attention share.
 #include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/ops/attention.h"
 
 namespace train70b::cuda {
 

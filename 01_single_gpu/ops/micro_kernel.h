@@ -4,9 +4,11 @@
 //   meets each vector in one fused multiply-add. A is addressed by two strides, so a transposed A is never copied; B
 //   and C are row-major. A BLAS call on a tile of 64 x 64 x 16 spends much of its time packing.
 // The tiles are padded by whoever fills them: m to kBlockRows, n to kPad elements; k is exact.
-// Everything here has internal linkage: see attention_tiles.cpp for the reason.
+// Everything here has internal linkage: see attention_tiled_kernel.cpp for the reason.
 #include <cstdint>
 #include <utility>
+
+#include "01_single_gpu/core/exp_coefficients.h"
 
 namespace train70b::cpu {
 namespace {
@@ -53,18 +55,15 @@ struct Simd {
 template <class C>
 using Vector = typename Simd<C>::Vector;
 
-// e^x of every lane; NaN stays NaN. fp32: cpu.h's exp_simd, without its clamps, which the last two lines make
-// superfluous. fp64: Taylor's polynomial, as cpu.h's.
+// e^x of every lane; NaN stays NaN. The polynomials of cpu.h's exp_simd, but n is rounded by adding a constant, and
+// nothing is clamped: the last two lines of each replace what overflowed on the way.
 inline Vector<float> exp_of(Vector<float> x) {
     typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
     constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
-    const Vector<float> shifted = x * 1.44269504f + kRound, n = shifted - kRound;
-    const Vector<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    Vector<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    const Vector<float> shifted = x * kLog2EFloat + kRound, n = shifted - kRound;
+    const Vector<float> r = (x - n * kLn2HighFloat) - n * kLn2LowFloat;
+    Vector<float> p = r * kExpFloat[0] + kExpFloat[1];
+    for (int i = 2; i < 6; ++i) p = p * r + kExpFloat[i];
     p = p * (r * r) + r + 1.0f;
     p *= reinterpret_cast<Vector<float>>((reinterpret_cast<Ints>(shifted) + 127) << 23);
     p = x < -87.3f ? Vector<float>{} : p;
@@ -73,12 +72,10 @@ inline Vector<float> exp_of(Vector<float> x) {
 inline Vector<double> exp_of(Vector<double> x) {
     typedef int64_t Ints __attribute__((vector_size(kVectorBytes)));
     constexpr double kRound = 0x1.8p52;
-    const Vector<double> shifted = x * 1.4426950408889634 + kRound, n = shifted - kRound;
-    const Vector<double> r = (x - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
+    const Vector<double> shifted = x * kLog2E + kRound, n = shifted - kRound;
+    const Vector<double> r = (x - n * kLn2High) - n * kLn2Low;
     Vector<double> p = {};
-    for (double factorial :
-         {6227020800.0, 479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0})
-        p = p * r + 1 / factorial;
+    for (double coefficient : kExpDouble) p = p * r + coefficient;
     p = p * (r * r) + r + 1.0;
     p *= reinterpret_cast<Vector<double>>((reinterpret_cast<Ints>(shifted) + 1023) << 52);
     p = x < -708.0 ? Vector<double>{} : p;

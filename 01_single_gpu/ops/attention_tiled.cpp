@@ -1,11 +1,12 @@
-// Attention on the CPU: heads over threads. What one head computes is in attention_tiles.cpp, in tiles with an online
-// softmax; the definition, with its T x T matrix, is attention_naive.cpp.
+// Attention on the CPU: heads over threads. What one head computes is in attention_tiled_kernel.cpp, in tiles with an
+// online softmax; the definition, with its T x T matrix, is in attention.cpp.
 // A thread takes a run of consecutive heads, each wholly its own, so no result depends on the number of threads.
+#include "01_single_gpu/ops/attention_tiled.h"
+
 #include <omp.h>
 
 #include "01_single_gpu/core/cpu_setup.h"
-#include "01_single_gpu/ops/attention_tiles.h"
-#include "01_single_gpu/ops/kernels.h"
+#include "01_single_gpu/ops/attention.h"
 
 namespace train70b::cpu {
 

@@ -1,11 +1,11 @@
-// attention_tiles.cpp once more, for AVX-512: CMakeLists.txt compiles this file alone with -march=x86-64-v4. For
+// attention_tiled_kernel.cpp once more, for AVX-512: CMakeLists.txt compiles this file alone with -march=x86-64-v4. For
 // another processor there is nothing to compile. No function here may be called before avx512_attention() has asked
 // the machine.
-#include "01_single_gpu/ops/attention_tiles.h"
+#include "01_single_gpu/ops/attention_tiled.h"
 
 #ifdef __AVX512F__
 #define ATTENTION_KERNELS kAvx512Table
-#include "01_single_gpu/ops/attention_tiles.cpp"
+#include "01_single_gpu/ops/attention_tiled_kernel.cpp"
 
 namespace train70b::cpu {
 const AttentionKernels* const kAvx512Attention = &kAvx512Table;

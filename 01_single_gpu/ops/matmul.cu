@@ -1,9 +1,10 @@
-// The matrix product through cuBLASLt. cuBLAS thinks in columns: a row-major (M, N) matrix is a column-major (N, M)
-// one, so that c = op(a) op(b) is asked for as c^T = op(b)^T op(a)^T, with b first.
+// Matrix product with cuBLASLt. cuBLAS is column-major: a row-major (M, N) matrix is a column-major (N, M) one, so
+// c = op(a) op(b) is computed as c^T = op(b)^T op(a)^T, with b as the first operand.
 #include <map>
 #include <tuple>
 
-#include "01_single_gpu/core/cublas.cuh"
+#include "01_single_gpu/ops/cublas.cuh"
+#include "01_single_gpu/ops/matmul.h"
 
 namespace train70b::cuda {
 namespace {

@@ -1,10 +1,11 @@
 #pragma once
-// Products through cuBLASLt: what chapter 01's and chapter 07's share. Defined in matmul_cuda.cu.
+// Products with cuBLASLt: what matmul.cu and chapter 07's fp8_cuda.cu share. Defined in matmul.cu.
 #include <cublasLt.h>
 
 #include <functional>
 
 #include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/ops/matmul.h"
 
 #define CUBLAS_CHECK(call)                                                                           \
     do {                                                                                             \

@@ -4,18 +4,17 @@
 //              dq = dS k / sqrt(D),  dk = dS^T q / sqrt(D),  dv = P^T dout
 // A tile is kQueryTile queries by kKeyTile keys; the products take kBlockRows of its rows at a time (micro_kernel.h),
 // and each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal.
-// The specification is attention_naive.cpp.
+// The definition is naive_attention() in attention.cpp.
 //
-// This file is compiled twice: by itself for what every machine of the build has (x86-64-v3: AVX2), and inside
-// attention_avx512.cpp for AVX-512, which doubles the width of a vector and of the register file; attention_cpu.cpp
-// chooses when the program runs. Everything but the table at the end has internal linkage, and nothing is called that
-// is an inline function of a shared header: the linker keeps one copy of such a function for the whole program, and
-// must not find one with AVX-512 instructions.
-#include "01_single_gpu/ops/attention_tiles.h"
-
+// This file is compiled twice: by itself for the instruction set of the build (x86-64-v3: AVX2), and inside
+// attention_tiled_avx512.cpp for AVX-512, which doubles the width of a vector and the number of registers;
+// attention_tiled.cpp chooses at run time. Everything but the table at the end has internal linkage, and no inline
+// function of a shared header is called: the linker keeps one copy of such a function for the whole program, which must
+// not be the one with AVX-512 instructions.
+#include "01_single_gpu/ops/attention_tiled.h"
 #include "01_single_gpu/ops/micro_kernel.h"
 
-#ifndef ATTENTION_KERNELS  // attention_avx512.cpp names its own
+#ifndef ATTENTION_KERNELS  // attention_tiled_avx512.cpp names its own
 #define ATTENTION_KERNELS kPortableAttention
 #endif
 

@@ -1,6 +1,6 @@
 #pragma once
-// What attention_tiles.cpp computes: one head at a time, on plain pointers. (No header of tensors: attention_tiles.cpp
-// says why.)
+// What attention_tiled_kernel.cpp computes: one head at a time, on plain pointers. (It does not include tensor.h:
+// attention_tiled_kernel.cpp says why.)
 #include "01_single_gpu/ops/attention_shape.h"
 
 namespace train70b::cpu {

@@ -1,0 +1,121 @@
+// cross_entropy.h on the CPU: the definition that cross_entropy.cu is tested against. Then checks and dispatch.
+#include "01_single_gpu/ops/cross_entropy.h"
+
+#include <cmath>
+
+#include "01_single_gpu/core/cpu.h"
+#include "01_single_gpu/core/dispatch.h"
+
+namespace train70b {
+
+namespace cpu {
+
+void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
+                   int64_t first_vocab, int64_t vocab) {
+    with_float(logits.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        using C = Wide<T>;
+        const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
+        parallel_rows(logits.rows(), cols, [&](int64_t r) {
+            const T* x = logits.data<T>() + r * cols;
+            C max = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : max)
+            for (int64_t c = 0; c < real; ++c) max = std::max(max, C(x[c]));
+#pragma omp simd reduction(+ : sum)
+            for (int64_t c = 0; c < real; ++c) sum += exp_simd(C(x[c]) - max);
+            const int64_t target = targets.data<int32_t>()[r] - first_vocab;
+            row_max.data<C>()[r] = max;
+            row_sum.data<C>()[r] = sum;
+            target_logit.data<C>()[r] = target >= 0 && target < real ? C(x[target]) : C(0);
+        });
+    });
+}
+
+void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
+    with_wide(row_sum.dtype(), [&](auto zero) {
+        using C = decltype(zero);
+        for (int64_t r = 0; r < row_sum.size(); ++r)
+            row_sum.data<C>()[r] *= exp_simd(row_max.data<C>()[r] - whole_max.data<C>()[r]);
+    });
+}
+
+void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
+                   double scale) {
+    with_wide(loss.dtype(), [&](auto zero) {
+        using C = decltype(zero);
+        double sum = 0;
+        for (int64_t r = 0; r < lse.size(); ++r) {
+            const double log_sum = double(row_max.data<C>()[r]) + std::log(double(row_sum.data<C>()[r]));
+            lse.data<C>()[r] = C(log_sum);
+            sum += log_sum - double(target_logit.data<C>()[r]);
+        }
+        *loss.data<C>() = C(sum * double(C(scale)));
+    });
+}
+
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
+                            int64_t vocab) {
+    with_float(logits.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        using C = Wide<T>;
+        const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
+        const C factor(scale);
+        parallel_rows(logits.rows(), cols, [&](int64_t r) {
+            T* x = logits.data<T>() + r * cols;
+            const int64_t target = targets.data<int32_t>()[r] - first_vocab;
+            const C row_lse = lse.data<C>()[r];
+            const C at_target = target >= 0 && target < real ? C(x[target]) : C(0);
+#pragma omp simd
+            for (int64_t c = 0; c < real; ++c) x[c] = T(exp_simd(C(x[c]) - row_lse) * factor);
+            std::fill(x + real, x + cols, T(0.0f));
+            if (target >= 0 && target < real) x[target] = T((exp_simd(at_target - row_lse) - 1) * factor);
+        });
+    });
+}
+
+}  // namespace cpu
+
+namespace cuda {  // cross_entropy.cu
+decltype(train70b::softmax_stats) softmax_stats;
+decltype(train70b::rescale_sums) rescale_sums;
+decltype(train70b::cross_entropy) cross_entropy;
+decltype(train70b::cross_entropy_backward) cross_entropy_backward;
+}  // namespace cuda
+
+void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
+                   int64_t first_vocab, int64_t vocab) {
+    for (const Tensor& part : List{row_max, row_sum, target_logit})
+        expect("row_max, row_sum or target_logit", part, {logits.rows()}, stats_dtype(logits.dtype()));
+    expect("targets", targets, {logits.rows()}, DType::i32);
+    Span span("softmax_stats", "op", 0, bytes_of({logits}));
+    DISPATCH(device_of({row_max, row_sum, target_logit, logits, targets}),
+             softmax_stats(row_max, row_sum, target_logit, logits, targets, first_vocab, vocab));
+}
+
+void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
+    for (const Tensor& part : List{row_sum, row_max, whole_max})
+        expect("row_sum, row_max or whole_max", part, {row_sum.size()}, stats_dtype(row_sum.dtype()));
+    Span span("rescale_sums", "op", 0, bytes_of({row_sum, row_sum, row_max, whole_max}));
+    DISPATCH(device_of({row_sum, row_max, whole_max}), rescale_sums(row_sum, row_max, whole_max));
+}
+
+void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
+                   double scale) {
+    expect("loss", loss, {1}, stats_dtype(loss.dtype()));
+    for (const Tensor& part : List{lse, row_max, row_sum, target_logit})
+        expect("lse, row_max, row_sum or target_logit", part, {lse.size()}, loss.dtype());
+    Span span("cross_entropy", "op", 0, bytes_of({lse, row_max, row_sum, target_logit}));
+    DISPATCH(device_of({loss, lse, row_max, row_sum, target_logit}),
+             cross_entropy(loss, lse, row_max, row_sum, target_logit, scale));
+}
+
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
+                            int64_t vocab) {
+    expect("targets", targets, {logits.rows()}, DType::i32);
+    expect("lse", lse, {logits.rows()}, stats_dtype(logits.dtype()));
+    Span span("cross_entropy_backward", "op", 0, 2 * bytes_of({logits}));
+    DISPATCH(device_of({logits, targets, lse}),
+             cross_entropy_backward(logits, targets, lse, scale, first_vocab, vocab));
+}
+
+}  // namespace train70b

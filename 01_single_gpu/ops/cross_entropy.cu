@@ -1,0 +1,103 @@
+// cross_entropy.h on a GPU: one block per row. The second pass over a row finds it in the cache.
+#include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/ops/cross_entropy.h"
+
+namespace train70b::cuda {
+namespace {
+
+template <class T>
+__global__ void softmax_stats_kernel(float* row_max, float* row_sum, float* target_logit, const T* logits,
+                                     const int32_t* targets, int64_t cols, int64_t real, int64_t first_vocab) {
+    const T* x = logits + blockIdx.x * cols;
+    float max = -INFINITY, sum = 0;  // of this thread's columns, one pass
+    for (int64_t c = int64_t(threadIdx.x) * kPack; c < real; c += int64_t(blockDim.x) * kPack) {
+        float v[kPack];
+        load(v, x, c, cols);
+        float above = max;
+        for (int j = 0; j < kPack && c + j < real; ++j) above = fmaxf(above, v[j]);
+        if (above > max) sum *= expf(max - above);
+        max = above;
+        const float shift = max == -INFINITY ? 0.0f : max;  // masked logits only, so far
+        for (int j = 0; j < kPack && c + j < real; ++j) sum += expf(v[j] - shift);
+    }
+    const float whole = block_reduce(max, Max());
+    sum = block_reduce(max == -INFINITY && !isnan(sum) ? 0.0f : sum * expf(max - whole), Sum());
+    if (threadIdx.x == 0) {
+        const int64_t target = targets[blockIdx.x] - first_vocab;
+        row_max[blockIdx.x] = whole;
+        row_sum[blockIdx.x] = sum;
+        target_logit[blockIdx.x] = target >= 0 && target < real ? to_float(x[target]) : 0.0f;
+    }
+}
+
+__global__ void rescale_sums_kernel(float* row_sum, const float* row_max, const float* whole_max, int64_t rows) {
+    const int64_t r = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (r < rows) row_sum[r] *= expf(row_max[r] - whole_max[r]);
+}
+
+__global__ void cross_entropy_kernel(float* loss, float* lse, const float* row_max, const float* row_sum,
+                                     const float* target_logit, int64_t rows, float scale) {
+    double sum = 0;
+    for (int64_t r = threadIdx.x; r < rows; r += blockDim.x) {
+        const double log_sum = double(row_max[r]) + log(double(row_sum[r]));
+        lse[r] = float(log_sum);
+        sum += log_sum - double(target_logit[r]);
+    }
+    sum = block_reduce(sum, Sum());
+    if (threadIdx.x == 0) *loss = float(sum * double(scale));
+}
+
+template <class T>
+__global__ void cross_entropy_backward_kernel(T* logits, const int32_t* targets, const float* lse, int64_t cols,
+                                              int64_t real, float scale, int64_t first_vocab) {
+    T* x = logits + blockIdx.x * cols;
+    const int64_t target = targets[blockIdx.x] - first_vocab;
+    const float row_lse = lse[blockIdx.x];
+    for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
+        float v[kPack];
+        load(v, x, c, cols);
+        for (int j = 0; j < kPack; ++j)
+            v[j] = c + j < real ? (expf(v[j] - row_lse) - (c + j == target ? 1.0f : 0.0f)) * scale : 0.0f;
+        store(x, c, cols, v);
+    }
+}
+
+}  // namespace
+
+void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
+                   int64_t first_vocab, int64_t vocab) {
+    const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
+    with_float(logits.dtype(), [&](auto zero) {
+        softmax_stats_kernel<<<logits.rows(), kThreads, 0, stream()>>>(
+            row_max.data<float>(), row_sum.data<float>(), target_logit.data<float>(), logits.data<decltype(zero)>(),
+            targets.data<int32_t>(), logits.cols(), real, first_vocab);
+    });
+    check_launch();
+}
+
+void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
+    rescale_sums_kernel<<<(row_sum.size() + kThreads - 1) / kThreads, kThreads, 0, stream()>>>(
+        row_sum.data<float>(), row_max.data<float>(), whole_max.data<float>(), row_sum.size());
+    check_launch();
+}
+
+void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
+                   double scale) {
+    cross_entropy_kernel<<<1, 1024, 0, stream()>>>(loss.data<float>(), lse.data<float>(), row_max.data<float>(),
+                                                   row_sum.data<float>(), target_logit.data<float>(), lse.size(),
+                                                   float(scale));
+    check_launch();
+}
+
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
+                            int64_t vocab) {
+    const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
+    with_float(logits.dtype(), [&](auto zero) {
+        cross_entropy_backward_kernel<<<logits.rows(), kThreads, 0, stream()>>>(
+            logits.data<decltype(zero)>(), targets.data<int32_t>(), lse.data<float>(), logits.cols(), real,
+            float(scale), first_vocab);
+    });
+    check_launch();
+}
+
+}  // namespace train70b::cuda

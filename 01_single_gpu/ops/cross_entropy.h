@@ -1,0 +1,29 @@
+#pragma once
+// The cross-entropy of next-token prediction: loss = scale * sum over rows of (log sum_v e^logits - logits[target]).
+// It comes in steps, so that ranks which split the vocabulary can reduce between them (chapter 04).
+//
+// logits (R, V_l): this rank's part of the vocabulary, from first_vocab on; targets (R) i32: token ids of the whole
+// vocabulary. Columns of tokens >= vocab are padding: they take no part in the softmax and get no gradient.
+// row_max, row_sum, target_logit, lse (R) have the stats_dtype of logits.
+#include "01_single_gpu/core/tensor.h"
+
+namespace train70b {
+
+// 1. row_max = max_v logits,  row_sum = sum_v e^(logits - row_max),
+//    target_logit = logits[target - first_vocab], 0 where the target is not in this part
+void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
+                   int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
+
+// 2. Only with a split vocabulary: row_sum *= e^(row_max - whole_max), so that the parts' sums can be added. whole_max
+//    (R): the maximum over all parts.
+void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max);
+
+// 3. lse = row_max + log(row_sum),  loss (1) = scale * sum over rows of (lse - target_logit), summed in double
+void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
+                   double scale);
+
+// logits <- (softmax(logits) - onehot(target)) * scale, in place: the logits and their gradient share one buffer.
+void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale,
+                            int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
+
+}  // namespace train70b

@@ -1,0 +1,148 @@
+// elementwise.h on a GPU: kPack elements per thread.
+#include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/ops/elementwise.h"
+
+namespace train70b::cuda {
+
+namespace {
+
+template <class T>
+__global__ void fill_kernel(T* x, int64_t n, float value) {
+    float v[kPack];
+    for (float& each : v) each = value;
+    store(x, first_element(), n, v);
+}
+
+__global__ void fill_int_kernel(int32_t* x, int64_t n, int32_t value) {
+    const int64_t i = first_element();
+    for (int64_t j = i; j < min(i + kPack, n); ++j) x[j] = value;
+}
+
+template <class To, class From>
+__global__ void cast_kernel(To* to, const From* from, int64_t n) {
+    const int64_t i = first_element();
+    float v[kPack];
+    load(v, from, i, n);
+    store(to, i, n, v);
+}
+
+template <class T>
+__global__ void scale_kernel(T* x, int64_t n, float factor) {
+    const int64_t i = first_element();
+    float v[kPack];
+    load(v, x, i, n);
+    for (float& each : v) each *= factor;
+    store(x, i, n, v);
+}
+
+template <class S, class A, class B>
+__global__ void add_kernel(S* sum, const A* a, const B* b, int64_t n) {
+    const int64_t i = first_element();
+    float x[kPack], y[kPack];
+    load(x, a, i, n);
+    load(y, b, i, n);
+    for (int j = 0; j < kPack; ++j) x[j] += y[j];
+    store(sum, i, n, x);
+}
+
+// blockIdx.x: one of the a * b stretches of `width` units; blockIdx.y: its part of it.
+template <class Unit>
+__global__ void swap_blocks_kernel(Unit* to, const Unit* from, int64_t a, int64_t b, int64_t width) {
+    const int64_t i = blockIdx.x, place = i % b * a + i / b;
+    for (int64_t w = int64_t(blockIdx.y) * blockDim.x + threadIdx.x; w < width; w += int64_t(gridDim.y) * blockDim.x)
+        to[place * width + w] = from[i * width + w];
+}
+
+constexpr int kPartials = 1024;  // blocks of the first stage of a sum over everything
+
+template <class T>
+__global__ void sum_squares_kernel(double* partial, const T* x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = first_element(); i < n; i += int64_t(gridDim.x) * blockDim.x * kPack) {
+        float v[kPack];
+        load(v, x, i, n);
+        for (float each : v) sum += double(each) * double(each);
+    }
+    sum = block_reduce(sum, Sum());
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+__global__ void sum_partials_kernel(double* out, const double* partial, int count) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partial[i];
+    sum = block_reduce(sum, Sum());
+    if (threadIdx.x == 0) *out = sum;
+}
+
+}  // namespace
+
+void fill(Tensor& x, double value) {
+    const int64_t n = x.size();
+    if (x.dtype() == DType::i32)
+        fill_int_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<int32_t>(), n, int32_t(value));
+    else if (x.dtype() == DType::u8)
+        CUDA_CHECK(cudaMemsetAsync(x.raw(), int(value), size_t(n), stream()));
+    else
+        with_float(x.dtype(), [&](auto zero) {
+            fill_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), n, float(value));
+        });
+    check_launch();
+}
+
+void copy(Tensor& to, const Tensor& from) {
+    if (to.dtype() == from.dtype()) return cuda_copy(to.raw(), from.raw(), from.bytes(), CopyKind::within);
+    with_float(to.dtype(), [&](auto to_zero) {
+        with_float(from.dtype(), [&](auto from_zero) {
+            cast_kernel<<<blocks_for(to.size()), kThreads, 0, stream()>>>(to.data<decltype(to_zero)>(),
+                                                                          from.data<decltype(from_zero)>(), to.size());
+        });
+    });
+    check_launch();
+}
+
+void scale(Tensor& x, double factor) {
+    with_float(x.dtype(), [&](auto zero) {
+        scale_kernel<<<blocks_for(x.size()), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), x.size(),
+                                                                      float(factor));
+    });
+    check_launch();
+}
+
+void add(Tensor& sum, const Tensor& a, const Tensor& b) {
+    with_float(sum.dtype(), [&](auto sum_zero) {
+        with_float(a.dtype(), [&](auto a_zero) {
+            with_float(b.dtype(), [&](auto b_zero) {
+                add_kernel<<<blocks_for(sum.size()), kThreads, 0, stream()>>>(
+                    sum.data<decltype(sum_zero)>(), a.data<decltype(a_zero)>(), b.data<decltype(b_zero)>(), sum.size());
+            });
+        });
+    });
+    check_launch();
+}
+
+void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
+    const int64_t width = from.bytes() / (a * b);
+    const bool aligned = width % 16 == 0 && reinterpret_cast<uintptr_t>(to.raw()) % 16 == 0 &&
+                         reinterpret_cast<uintptr_t>(from.raw()) % 16 == 0;
+    const int64_t units = aligned ? width / 16 : width;
+    const dim3 blocks(static_cast<unsigned>(a * b),
+                      static_cast<unsigned>(std::clamp<int64_t>(units / (4 * kThreads), 1, 1024)));
+    if (aligned)
+        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<uint4>(), from.data<uint4>(), a, b, units);
+    else
+        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<char>(), from.data<char>(), a, b, units);
+    check_launch();
+}
+
+void sum_squares(Tensor& out, const Tensor& x) {
+    Tensor partial({kPartials}, DType::f64, Device::cuda, Memory::workspace);
+    const int blocks = int(std::min<unsigned>(blocks_for(x.size()), kPartials));
+    double* sums = partial.data<double>();
+    with_float(x.dtype(), [&](auto zero) {
+        sum_squares_kernel<<<blocks, kThreads, 0, stream()>>>(sums, x.data<decltype(zero)>(), x.size());
+    });
+    sum_partials_kernel<<<1, kThreads, 0, stream()>>>(out.data<double>(), sums, blocks);
+    check_launch();
+}
+
+}  // namespace train70b::cuda

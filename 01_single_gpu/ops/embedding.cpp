@@ -1,0 +1,68 @@
+// embedding.h on the CPU: the definition that embedding.cu is tested against. Then checks and dispatch.
+#include "01_single_gpu/ops/embedding.h"
+
+#include "01_single_gpu/core/cpu.h"
+#include "01_single_gpu/core/dispatch.h"
+
+namespace train70b {
+
+namespace cpu {
+
+void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row) {
+    with_float(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        const int64_t cols = y.cols();
+        parallel_rows(y.rows(), cols, [&](int64_t r) {
+            const int64_t row = tokens.data<int32_t>()[r] - first_row;
+            T* out = y.data<T>() + r * cols;
+            if (row >= 0 && row < table.rows())
+                std::copy_n(table.data<T>() + row * cols, cols, out);
+            else
+                std::fill_n(out, cols, T(0.0f));
+        });
+    });
+}
+
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row) {
+    with_float(dtable.dtype(), [&](auto table_zero) {
+        with_float(dy.dtype(), [&](auto dy_zero) {
+            using T = decltype(table_zero);
+            using C = Wide<T, decltype(dy_zero)>;
+            const int64_t cols = dy.cols();
+            // Threads share the columns, so that each element of a row sums its tokens in their order.
+            parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {
+                for (int64_t r = 0; r < dy.rows(); ++r) {
+                    const int64_t row = tokens.data<int32_t>()[r] - first_row;
+                    if (row < 0 || row >= dtable.rows()) continue;
+                    T* out = dtable.data<T>() + row * cols;
+                    const auto* in = dy.data<decltype(dy_zero)>() + r * cols;
+#pragma omp simd
+                    for (int64_t c = begin; c < end; ++c) out[c] = T(C(out[c]) + C(in[c]));
+                }
+            });
+        });
+    });
+}
+
+}  // namespace cpu
+
+namespace cuda {  // embedding.cu
+decltype(train70b::embedding) embedding;
+decltype(train70b::embedding_backward) embedding_backward;
+}  // namespace cuda
+
+void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row) {
+    expect("tokens", tokens, {y.rows()}, DType::i32);
+    expect_rows("y", y, tokens.size(), table.cols(), table.dtype());
+    Span span("embedding", "op", 0, 2 * bytes_of({y}));
+    DISPATCH(device_of({y, tokens, table}), embedding(y, tokens, table, first_row));
+}
+
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row) {
+    expect("tokens", tokens, {dy.rows()}, DType::i32);
+    CHECK(dtable.cols() == dy.cols() && is_float(dtable.dtype()), "dtable {}", to_string(dtable.shape()));
+    Span span("embedding_backward", "op", 0, bytes_of({dy}));
+    DISPATCH(device_of({dtable, tokens, dy}), embedding_backward(dtable, tokens, dy, first_row));
+}
+
+}  // namespace train70b

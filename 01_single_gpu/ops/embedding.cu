@@ -1,0 +1,66 @@
+// embedding.h on a GPU: one block per token.
+#include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/ops/embedding.h"
+
+namespace train70b::cuda {
+namespace {
+
+template <class T>
+__global__ void embedding_kernel(T* y, const int32_t* tokens, const T* table, int64_t cols, int64_t table_rows,
+                                 int64_t first_row) {
+    const int64_t row = tokens[blockIdx.x] - first_row;
+    for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
+        float v[kPack] = {};
+        if (row >= 0 && row < table_rows) load(v, table + row * cols, c, cols);
+        store(y + blockIdx.x * cols, c, cols, v);
+    }
+}
+
+// The block of a token's first occurrence sums all its occurrences, in their order; the blocks of later ones do
+// nothing.
+template <class W, class T>
+__global__ void embedding_backward_kernel(W* dtable, const int32_t* tokens, const T* dy, int64_t rows, int64_t cols,
+                                          int64_t table_rows, int64_t first_row) {
+    const int64_t mine = blockIdx.x;
+    const int32_t token = tokens[mine];
+    const int64_t row = token - first_row;
+    if (row < 0 || row >= table_rows) return;
+    int seen_before = 0;
+    for (int64_t r = threadIdx.x; r < mine; r += blockDim.x) seen_before |= tokens[r] == token;
+    if (__syncthreads_or(seen_before)) return;
+    for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
+        float sum[kPack] = {}, v[kPack];
+        for (int64_t r = mine; r < rows; ++r) {
+            if (tokens[r] != token) continue;
+            load(v, dy + r * cols, c, cols);
+            for (int j = 0; j < kPack; ++j) sum[j] += v[j];
+        }
+        load(v, dtable + row * cols, c, cols);
+        for (int j = 0; j < kPack; ++j) sum[j] += v[j];
+        store(dtable + row * cols, c, cols, sum);
+    }
+}
+
+}  // namespace
+
+void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row) {
+    with_float(y.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        embedding_kernel<<<y.rows(), kThreads, 0, stream()>>>(y.data<T>(), tokens.data<int32_t>(), table.data<T>(),
+                                                              y.cols(), table.rows(), first_row);
+    });
+    check_launch();
+}
+
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row) {
+    with_float(dtable.dtype(), [&](auto table_zero) {
+        with_float(dy.dtype(), [&](auto dy_zero) {
+            embedding_backward_kernel<<<dy.rows(), kThreads, 0, stream()>>>(
+                dtable.data<decltype(table_zero)>(), tokens.data<int32_t>(), dy.data<decltype(dy_zero)>(), dy.rows(),
+                dy.cols(), dtable.rows(), first_row);
+        });
+    });
+    check_launch();
+}
+
+}  // namespace train70b::cuda

@@ -1,0 +1,14 @@
+#pragma once
+// The embedding table: one row of E numbers for each token of the vocabulary.
+#include "01_single_gpu/core/tensor.h"
+
+namespace train70b {
+
+// y (R, E) = table[tokens - first_row]; tokens (R) i32, table (V_l, E). The table holds the V_l rows of the vocabulary
+// from first_row on; a token outside them gives zeros, because its row is on another rank (chapter 04).
+void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row = 0);
+
+// dtable (V_l, E)[t - first_row] += the sum of dy (R, E) over the rows whose token is t, in the order of the rows.
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row = 0);
+
+}  // namespace train70b

@@ -1,0 +1,80 @@
+// matmul.h on the CPU, with OpenBLAS: what matmul.cu is tested against. Then checks and dispatch.
+#include "01_single_gpu/ops/matmul.h"
+
+#include <cblas.h>
+
+#include "01_single_gpu/core/cpu.h"
+#include "01_single_gpu/core/dispatch.h"
+#include "01_single_gpu/ops/elementwise.h"
+
+namespace train70b {
+
+namespace cpu {
+namespace {
+
+// c (m, n) = alpha op(a) op(b) + beta c; lda, ldb, ldc: elements from one stored row to the next.
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
+          const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+    cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, m, n,
+                k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha, const double* a,
+          int64_t lda, const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
+    cblas_dgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, m, n,
+                k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+// x itself when it is fp32 or fp64, else an fp32 copy of it: what the BLAS can read.
+Tensor for_blas(const Tensor& x) {
+    if (x.dtype() == stats_dtype(x.dtype())) return x;
+    Tensor wide(x.shape(), DType::f32, Device::cpu, Memory::workspace);
+    cpu::copy(wide, x);
+    return wide;
+}
+
+}  // namespace
+
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
+    const bool ta = transpose == Transpose::a, tb = transpose == Transpose::b;
+    const int64_t m = c.rows(), n = c.cols(), k = ta ? a.rows() : a.cols();
+    const Tensor wide_a = for_blas(a), wide_b = for_blas(b);
+    const bool narrow = c.dtype() != wide_a.dtype();
+    Tensor wide_c = narrow ? Tensor(c.shape(), wide_a.dtype(), Device::cpu, Memory::workspace) : c;
+    if (narrow && beta != 0) cpu::copy(wide_c, c);
+    with_wide(wide_a.dtype(), [&](auto zero) {
+        using C = decltype(zero);
+        gemm(ta, tb, m, n, k, C(1), wide_a.data<C>(), a.cols(), wide_b.data<C>(), b.cols(), C(beta), wide_c.data<C>(),
+             n);
+    });
+    if (narrow) cpu::copy(c, wide_c);
+}
+
+}  // namespace cpu
+
+namespace cuda {  // matmul.cu
+decltype(train70b::matmul_into) matmul_into;
+}  // namespace cuda
+
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
+    const int64_t m = transpose == Transpose::a ? a.cols() : a.rows();
+    const int64_t k = transpose == Transpose::a ? a.rows() : a.cols();
+    const int64_t n = transpose == Transpose::b ? b.rows() : b.cols();
+    CHECK(is_float(a.dtype()) && a.dtype() == b.dtype() &&
+              (c.dtype() == a.dtype() || c.dtype() == stats_dtype(a.dtype())),
+          "a {}, b {}, c {}", name_of(a.dtype()), name_of(b.dtype()), name_of(c.dtype()));
+    CHECK((transpose == Transpose::b ? b.cols() : b.rows()) == k, "a {} b {}", to_string(a.shape()),
+          to_string(b.shape()));
+    expect_rows("c", c, m, n, c.dtype());
+    Span span("matmul", "op", 2.0 * m * n * k, bytes_of({a, b, c}));
+    DISPATCH(device_of({c, a, b}), matmul_into(c, a, b, transpose, beta));
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose, Memory kind) {
+    const int64_t m = transpose == Transpose::a ? a.cols() : a.rows();
+    const int64_t n = transpose == Transpose::b ? b.rows() : b.cols();
+    Tensor c({m, n}, a.dtype(), a.device(), kind);
+    matmul_into(c, a, b, transpose);
+    return c;
+}
+
+}  // namespace train70b

@@ -1,0 +1,25 @@
+#pragma once
+// Matrix product, by OpenBLAS on the CPU and cuBLASLt on a GPU. A linear layer is three of them:
+//   forward   Y  (R, out)  = X (R, in) W (out, in)^T         Transpose::b
+//   dgrad     dX (R, in)   = dY (R, out) W (out, in)         Transpose::none
+//   wgrad     dW (out, in) = dY (R, out)^T X (R, in)         Transpose::a
+#include "01_single_gpu/core/tensor.h"
+
+namespace train70b {
+
+enum class Transpose { none, a, b };
+
+// c (M, N) = op(a) op(b) + beta c.   none: a (M, K), b (K, N).   a: a (K, M), b (K, N).   b: a (M, K), b (N, K).
+// a and b have the same dtype; c has it too, or is fp32 while they are bf16: weight gradients are summed in fp32 inside
+// the product. With beta 0, c may be uninitialised.
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose = Transpose::none, float beta = 0);
+
+// op(a) op(b) in a new tensor (M, N) with the dtype of a, booked as `kind`.
+Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose = Transpose::none,
+              Memory kind = Memory::activations);
+
+namespace cpu {
+decltype(train70b::matmul_into) matmul_into;  // matmul.cpp; chapter 07 multiplies its dequantised operands with it
+}
+
+}  // namespace train70b

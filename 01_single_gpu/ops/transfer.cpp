@@ -1,0 +1,34 @@
+#include "01_single_gpu/ops/transfer.h"
+
+#include "01_single_gpu/ops/elementwise.h"
+
+namespace train70b {
+
+std::vector<double> read(const Tensor& x) {
+    if (x.device() == Device::meta) return std::vector<double>(x.size(), 1.0);
+    Tensor here = x, wide({x.size()}, DType::f64, Device::cpu, Memory::workspace);
+    if (x.device() != Device::cpu) {
+        here = Tensor({x.size()}, x.dtype(), Device::cpu, Memory::workspace);
+        copy(here, x);
+    }
+    copy(wide, here);
+    return std::vector<double>(wide.data<double>(), wide.data<double>() + wide.size());
+}
+
+Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind) {
+    Tensor tensor(std::move(shape), DType::i32, device, kind);
+    CHECK(tensor.size() == int64_t(values.size()), "{} values for {}", values.size(), to_string(tensor.shape()));
+    if (device == Device::cpu) std::copy(values.begin(), values.end(), tensor.data<int32_t>());
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) cuda_copy(tensor.raw(), values.data(), tensor.bytes(), CopyKind::to_device);
+#endif
+    return tensor;
+}
+
+void synchronize([[maybe_unused]] Device device) {
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) cuda_synchronize();
+#endif
+}
+
+}  // namespace train70b

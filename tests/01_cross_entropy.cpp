@@ -1,0 +1,159 @@
+#include "tests/ops.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+double cross_entropy_double(const Doubles& logits, const std::vector<int32_t>& targets, int64_t cols, double scale) {
+    double loss = 0;
+    for (size_t r = 0; r < targets.size(); ++r) {
+        double sum = 0;
+        for (int64_t c = 0; c < cols; ++c) sum += std::exp(logits[r * cols + c]);
+        loss += std::log(sum) - logits[r * cols + targets[r]];
+    }
+    return loss * scale;
+}
+
+}  // namespace
+
+TEST_CASE("cross-entropy, whole and with the vocabulary in two parts") {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
+        const int64_t R = 5, V = 11, cut = 4;
+        INFO("cross_entropy " << name_of(dtype) << ", R " << R << " V " << V);
+        const double factor = 1.0 / 7;
+        Doubles logits = randoms(R * V, 1, dtype);
+        for (double& v : logits) v *= 20;
+        const std::vector<int32_t> ids = {0, 10, 3, 4, 7};
+        const Tensor targets = upload(ids, {R}, Device::cpu);
+        Tensor x = tensor(logits, {R, V}, dtype), max = empty({R}, dtype), sum = empty({R}, dtype),
+               at = empty({R}, dtype), lse = empty({R}, dtype), loss = empty({1}, dtype);
+        softmax_stats(max, sum, at, x, targets);
+        cross_entropy(loss, lse, max, sum, at, factor);
+        EXPECT(std::abs(read(loss)[0] / cross_entropy_double(logits, ids, V, factor) - 1) <= forward);
+        cross_entropy_backward(x, targets, lse, factor);
+        EXPECT(distance(x, differentiate([&](const Doubles& v) { return cross_entropy_double(v, ids, V, factor); },
+                                         logits)) <= gradient);
+
+        for (auto [begin, end] : {std::array<int64_t, 2>{0, cut}, {cut, V}}) {
+            INFO("columns " << begin << " to " << end);
+            Doubles part;
+            for (int64_t r = 0; r < R; ++r)
+                part.insert(part.end(), &logits[r * V + begin], &logits[r * V + begin] + (end - begin));
+            Tensor y = tensor(part, {R, end - begin}, dtype);
+            softmax_stats(max, sum, at, y, targets, begin);
+            for (int64_t r = 0; r < R; ++r)
+                EXPECT(values(at)[r] ==
+                       (ids[r] >= begin && ids[r] < end ? values(y)[r * (end - begin) + ids[r] - begin] : 0));
+            cross_entropy_backward(y, targets, lse, factor, begin);
+            const Doubles got = values(y), whole = values(x);
+            for (int64_t r = 0; r < R; ++r)
+                for (int64_t c = begin; c < end; ++c) EXPECT(got[r * (end - begin) + c - begin] == whole[r * V + c]);
+        }
+    }
+}
+
+TEST_CASE("cross-entropy: padding never wins, gets no gradient, and a part that is nothing but padding adds nothing") {
+    const int64_t R = 4, V = 7, wide = 12;
+    const double factor = 0.25;
+    const std::vector<int32_t> ids = {0, 6, 3, 2};
+    const Tensor targets = upload(ids, {R}, Device::cpu);
+    for (const double level : {-60.0, 0.0, 60.0}) {  // far below the padding's 0, and far above
+        INFO("logits around " << level);
+        Doubles real, padded;
+        for (int64_t r = 0; r < R; ++r) {
+            const Doubles row = randoms(V, 10 + r);
+            for (int64_t v = 0; v < wide; ++v) padded.push_back(v < V ? level + 5 * row[v] : 0);
+            real.insert(real.end(), &padded[r * wide], &padded[r * wide] + V);
+        }
+        const double expected = cross_entropy_double(real, ids, V, factor);
+        const Doubles gradient =
+            differentiate([&](const Doubles& x) { return cross_entropy_double(x, ids, V, factor); }, real);
+        for (DType dtype : {DType::f32, DType::bf16}) {
+            INFO(std::string(name_of(dtype)));
+            Tensor x = tensor(padded, {R, wide}, dtype), max = empty({R}), sum = empty({R}), at = empty({R});
+            Tensor lse = empty({R}), loss = empty({1});
+            softmax_stats(max, sum, at, x, targets, 0, V);
+            cross_entropy(loss, lse, max, sum, at, factor);
+            cross_entropy_backward(x, targets, lse, factor, 0, V);
+            const Doubles got = values(x);
+            if (dtype == DType::f32) {
+                EXPECT(std::abs(read(loss)[0] / expected - 1) <= kForward);
+                Doubles inside;
+                for (int64_t r = 0; r < R; ++r) inside.insert(inside.end(), &got[r * wide], &got[r * wide] + V);
+                EXPECT(distance(inside, gradient) <= 5e-5);  // of logits around 60
+            }
+            for (int64_t i = 0; i < R * wide; ++i)
+                if (i % wide >= V) EXPECT(got[i] == 0);
+        }
+        // Three ranks: columns 0..3, 4..7 of which one is padding, 8..11 of which all are.
+        Tensor whole_max = tensor(Doubles(R, -INFINITY), {R}), whole_sum = zeros({R}), whole_at = zeros({R});
+        std::vector<Tensor> maxima, sums;
+        for (int64_t first : {0, 4, 8}) {
+            Doubles part;
+            for (int64_t r = 0; r < R; ++r)
+                part.insert(part.end(), &padded[r * wide + first], &padded[r * wide + first] + 4);
+            Tensor at = empty({R});
+            maxima.push_back(empty({R}));
+            sums.push_back(empty({R}));
+            softmax_stats(maxima.back(), sums.back(), at, tensor(part, {R, 4}), targets, first, V);
+            add(whole_at, whole_at, at);
+            for (int64_t r = 0; r < R; ++r)
+                whole_max.data<float>()[r] = std::max(whole_max.data<float>()[r], maxima.back().data<float>()[r]);
+        }
+        for (size_t i = 0; i < 3; ++i) {
+            rescale_sums(sums[i], maxima[i], whole_max);
+            add(whole_sum, whole_sum, sums[i]);
+        }
+        for (double x : read(sums[2])) EXPECT(x == 0);
+        Tensor lse = empty({R}), loss = empty({1});
+        cross_entropy(loss, lse, whole_max, whole_sum, whole_at, factor);
+        EXPECT(std::abs(read(loss)[0] / expected - 1) <= kForward);
+    }
+}
+
+TEST_CASE("sums of two parts of the vocabulary on the scale of the whole row's maximum") {
+    const int64_t R = 5, V = 11, cut = 4;
+    const Tensor targets = upload({0, 10, 3, 4, 7}, {R}, Device::cpu);
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
+        INFO("rescale_sums " << name_of(dtype) << ", R " << R << " V " << V);
+        const Doubles logits = values(tensor(randoms(R * V, 1, dtype), {R, V}, dtype));
+        Tensor max[2], sum[2], whole_max = empty({R}, dtype), at = empty({R}, dtype);
+        for (int i = 0; i < 2; ++i) {
+            const int64_t begin = i ? cut : 0, end = i ? V : cut;
+            Doubles part;
+            for (int64_t r = 0; r < R; ++r)
+                part.insert(part.end(), &logits[r * V + begin], &logits[r * V + begin] + (end - begin));
+            max[i] = empty({R}, dtype), sum[i] = empty({R}, dtype);
+            softmax_stats(max[i], sum[i], at, tensor(part, {R, end - begin}, dtype), targets, begin);
+        }
+        Doubles most, expected;
+        for (int64_t r = 0; r < R; ++r) {
+            most.push_back(*std::max_element(&logits[r * V], &logits[r * V] + V));
+            double total = 0;
+            for (int64_t v = 0; v < V; ++v) total += std::exp(logits[r * V + v] - most.back());
+            expected.push_back(total);
+        }
+        copy(whole_max, tensor(most, {R}, dtype));
+        for (int i = 0; i < 2; ++i) rescale_sums(sum[i], max[i], whole_max);
+        add(sum[0], sum[0], sum[1]);
+        EXPECT(distance(sum[0], expected) <= forward);
+    }
+}
+
+TEST_CASE("NaN and infinity in the logits reach the loss") {
+    for (double poison : {double(NAN), double(INFINITY)}) {
+        INFO("logit " << poison);
+        Tensor x = tensor({0, poison, 0, 0, 0, 0}, {2, 3}), max = empty({2}), sum = empty({2}), at = empty({2});
+        Tensor lse = empty({2}), loss = empty({1});
+        softmax_stats(max, sum, at, x, upload({0, 1}, {2}, Device::cpu));
+        cross_entropy(loss, lse, max, sum, at, 1);
+        EXPECT(!std::isfinite(read(loss)[0]));
+    }
+}
+
+TEST_CASE("cross-entropy: dtypes that do not fit are refused") {
+    Tensor stats = zeros({2}), wide = zeros({2, 2}, DType::f64);
+    const Tensor targets = upload({0, 1}, {2}, Device::cpu);
+    EXPECT_CHECK_FAILS(softmax_stats(stats, stats, stats, wide, targets));  // what is kept beside fp64 is fp64
+}
