@@ -36,8 +36,8 @@ void with_wide(DType dtype, Body&& body) {
 template <class... T>
 using Wide = std::conditional_t<(std::is_same_v<T, double> || ...), double, float>;
 
-// body(begin, end) over contiguous parts of [0, count), one per thread. Where the parts end depends on the number of
-// threads, so no result may: a sum never crosses a part.
+// body(begin, end) in parallel for contiguous parts of [0, count), each of at least `at_least` elements. No result may
+// depend on where a part ends: each sum lies within one part.
 template <class Body>
 void parallel_ranges(int64_t count, int64_t at_least, Body&& body) {
     const int64_t wanted = std::max<int64_t>(1, count / std::max<int64_t>(at_least, 1));

@@ -82,7 +82,7 @@ inline unsigned blocks_for(int64_t elements) {
     constexpr int64_t per_block = int64_t(kThreads) * kPack;
     return static_cast<unsigned>(std::max<int64_t>(1, (elements + per_block - 1) / per_block));
 }
-// More than 48 KiB of shared memory (1 KiB of it left for a kernel's static arrays) has to be asked for.
+// More than 48 KiB of shared memory must be requested; 1 KiB of the 48 is left for a kernel's static arrays.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, size_t bytes) {
     if (bytes > 47 << 10)

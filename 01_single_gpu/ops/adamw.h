@@ -17,8 +17,8 @@ struct AdamWStep {
     int64_t step;         // from 1: bias correction
 };
 
-// All tensors have the same number of elements. exp_avg, exp_avg_sq: stats_dtype of param, and the arithmetic's. master:
-// the fp32 copy that is updated and then rounded into a bf16 param; empty when param itself is fp32 or fp64.
+// All tensors have the same number of elements. exp_avg, exp_avg_sq: stats_dtype of param, the dtype of the arithmetic.
+// master: the fp32 copy that is updated and then rounded into a bf16 param; empty when param itself is fp32 or fp64.
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step);
 

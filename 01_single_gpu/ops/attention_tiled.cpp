@@ -1,6 +1,6 @@
 // Attention on the CPU: heads over threads. What one head computes is in attention_tiled_kernel.cpp, in tiles with an
 // online softmax; the definition, with its T x T matrix, is in attention.cpp.
-// A thread takes a run of consecutive heads, each wholly its own, so no result depends on the number of threads.
+// A thread takes consecutive heads and computes each of them alone, so no result depends on the number of threads.
 #include "01_single_gpu/ops/attention_tiled.h"
 
 #include <omp.h>
@@ -11,8 +11,7 @@
 namespace train70b::cpu {
 
 // The build is for AVX2 (x86-64-v3), so that it runs on any machine of the last ten years. AVX-512 is worth a second
-// set of kernels here: twice the elements per instruction and twice the registers. OpenBLAS chooses its own in the
-// same way.
+// set of kernels here: twice the elements per instruction and twice the registers. OpenBLAS makes the same choice.
 const AttentionKernels* avx512_attention() { return cpu_features().avx512 ? kAvx512Attention : nullptr; }
 
 const AttentionKernels*& chosen_attention() {
@@ -31,7 +30,7 @@ Heads heads_of(const Tensor& x) {
             x.cols()};
 }
 
-// One row of scratch per thread that can have work.
+// One row of scratch for each thread that has work.
 Tensor scratch_for(const AttentionShape& s, Pass pass, int64_t units, DType dtype) {
     return Tensor({std::min<int64_t>(units, omp_get_max_threads()), chosen_attention()->scratch_elements(s, pass)},
                   stats_dtype(dtype), Device::cpu, Memory::workspace);

@@ -7,7 +7,7 @@ namespace train70b::cpu {
 
 enum class Element { f32, bf16, f64 };
 
-// A tensor of (rows, cols) of which a head is head_dim neighbouring columns; lse: one.
+// A tensor (rows, cols); a head is head_dim adjacent columns of it, in lse one column.
 struct Heads {
     void* data = nullptr;
     Element element = Element::f32;
@@ -22,19 +22,19 @@ struct AttentionArgs {
 
 enum class Pass { forward, backward };
 
-// The kernels, compiled for one instruction set. They compute in double where q is fp64, else in float, and need
-// scratch_elements() of that. A forward pass covers one query head, 0 <= head < batch * heads, and leaves in `packed`
-// whose keys lie in the scratch (-1: nobody's), for the next head that shares them. A backward pass covers one
-// key/value head, 0 <= kv_head < batch * kv_heads, because its query heads add to the same dk and dv.
+// The kernels, compiled for one instruction set. They compute in double if q is fp64, else in float, and need a scratch
+// buffer of scratch_elements() such numbers. One call of forward computes one query head, 0 <= head < batch * heads;
+// `packed` says whose keys are in the scratch buffer (-1: none), so that the next head can share them. One call of
+// backward computes one key/value head, 0 <= kv_head < batch * kv_heads: its query heads add to the same dk and dv.
 struct AttentionKernels {
     int64_t (*scratch_elements)(const AttentionShape& shape, Pass pass);
     void (*forward)(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed);
     void (*backward)(const AttentionArgs& args, int64_t kv_head, void* scratch);
 };
 
-extern const AttentionKernels kPortableAttention;       // for the processor the build is for (TRAIN70B_ARCH)
+extern const AttentionKernels kPortableAttention;       // for the instruction set of the build (TRAIN70B_ARCH)
 extern const AttentionKernels* const kAvx512Attention;  // nullptr if the build has none
-const AttentionKernels* avx512_attention();             // kAvx512Attention if this machine can run it, else nothing
-const AttentionKernels*& chosen_attention();            // AVX-512 where possible; a test chooses
+const AttentionKernels* avx512_attention();             // kAvx512Attention if this machine can run it, else nullptr
+const AttentionKernels*& chosen_attention();            // AVX-512 where possible; tests assign to it
 
 }  // namespace train70b::cpu

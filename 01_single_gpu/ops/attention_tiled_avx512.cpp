@@ -1,6 +1,5 @@
-// attention_tiled_kernel.cpp once more, for AVX-512: CMakeLists.txt compiles this file alone with -march=x86-64-v4. For
-// another processor there is nothing to compile. No function here may be called before avx512_attention() has asked
-// the machine.
+// attention_tiled_kernel.cpp compiled for AVX-512: CMakeLists.txt gives this file alone -march=x86-64-v4. On other
+// architectures it is empty. No function here may be called before avx512_attention() has checked the machine.
 #include "01_single_gpu/ops/attention_tiled.h"
 
 #ifdef __AVX512F__

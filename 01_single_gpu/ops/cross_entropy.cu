@@ -1,4 +1,4 @@
-// cross_entropy.h on a GPU: one block per row. The second pass over a row finds it in the cache.
+// cross_entropy.h on a GPU: one block per row, which it reads once; one block sums the loss.
 #include "01_single_gpu/core/cuda.cuh"
 #include "01_single_gpu/ops/cross_entropy.h"
 

@@ -77,7 +77,7 @@ void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
 void sum_squares(Tensor& out, const Tensor& x) {
     with_float(x.dtype(), [&](auto zero) {
         const auto* p = x.data<decltype(zero)>();
-        constexpr int64_t kChunk = 16384;  // partial sums of fixed ranges, added in order: any number of threads agrees
+        constexpr int64_t kChunk = 16384;  // the same partial sums for any number of threads
         std::vector<double> partial((x.size() + kChunk - 1) / kChunk);
         parallel_ranges(partial.size(), 1, [&](int64_t begin, int64_t end) {
             for (int64_t c = begin; c < end; ++c) {
@@ -128,7 +128,7 @@ void copy(Tensor& to, const Tensor& from) {
     Span span("copy", "op", 0, bytes_of({to, from}));
     if (to.device() == from.device()) {
         DISPATCH(to.device(), copy(to, from));
-    } else if (to.dtype() != from.dtype()) {  // cast where it comes from, then move
+    } else if (to.dtype() != from.dtype()) {  // cast on the source device, then move
         Tensor cast(from.shape(), to.dtype(), from.device(), Memory::workspace);
         copy(cast, from);
         move(to, cast);

@@ -45,15 +45,15 @@ __global__ void add_kernel(S* sum, const A* a, const B* b, int64_t n) {
     store(sum, i, n, x);
 }
 
-// blockIdx.x: one of the a * b stretches of `width` units; blockIdx.y: its part of it.
+// blockIdx.x: one of the a * b runs of `width` units; blockIdx.y: a part of that run.
 template <class Unit>
 __global__ void swap_blocks_kernel(Unit* to, const Unit* from, int64_t a, int64_t b, int64_t width) {
-    const int64_t i = blockIdx.x, place = i % b * a + i / b;
+    const int64_t i = blockIdx.x, target = i % b * a + i / b;
     for (int64_t w = int64_t(blockIdx.y) * blockDim.x + threadIdx.x; w < width; w += int64_t(gridDim.y) * blockDim.x)
-        to[place * width + w] = from[i * width + w];
+        to[target * width + w] = from[i * width + w];
 }
 
-constexpr int kPartials = 1024;  // blocks of the first stage of a sum over everything
+constexpr int kPartials = 1024;  // at most so many blocks sum in the first stage
 
 template <class T>
 __global__ void sum_squares_kernel(double* partial, const T* x, int64_t n) {

@@ -16,8 +16,8 @@ __global__ void embedding_kernel(T* y, const int32_t* tokens, const T* table, in
     }
 }
 
-// The block of a token's first occurrence sums all its occurrences, in their order; the blocks of later ones do
-// nothing.
+// The block of a token's first occurrence sums over all its occurrences, in their order; the blocks of the later ones
+// return.
 template <class W, class T>
 __global__ void embedding_backward_kernel(W* dtable, const int32_t* tokens, const T* dy, int64_t rows, int64_t cols,
                                           int64_t table_rows, int64_t first_row) {

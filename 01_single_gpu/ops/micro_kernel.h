@@ -1,9 +1,9 @@
 #pragma once
-// The products of attention's tiles: C (m, n) = A (m, k) B (k, n), or added to C, with a block of C held in registers.
-//   One step of k loads a row of B (kBlockVectors vectors) and broadcasts a column of A scalar by scalar; each scalar
-//   meets each vector in one fused multiply-add. A is addressed by two strides, so a transposed A is never copied; B
-//   and C are row-major. A BLAS call on a tile of 64 x 64 x 16 spends much of its time packing.
-// The tiles are padded by whoever fills them: m to kBlockRows, n to kPad elements; k is exact.
+// The matrix products of attention's tiles, C (m, n) = A (m, k) B (k, n) or C += A B, with a block of C in registers:
+// what the BLAS literature calls a micro-kernel. A BLAS call on a tile of 64 x 64 x 16 spends much of its time packing.
+//   One step of k loads a row of B (kBlockVectors vectors) and broadcasts a column of A one number at a time; each
+//   number and each vector take one fused multiply-add. A has two strides, so that a transposed A is never copied; B
+//   and C are row-major. The caller pads the tiles: m to kBlockRows, n to kPad elements; k is exact.
 // Everything here has internal linkage: see attention_tiled_kernel.cpp for the reason.
 #include <cstdint>
 #include <utility>
@@ -13,7 +13,8 @@
 namespace train70b::cpu {
 namespace {
 
-// As many accumulators as hide the latency of the multiply-add and leave registers for B: 16 of AVX-512's 32, 12 of 16.
+// Enough accumulators to hide the latency of the multiply-add, and few enough to leave registers for B: 16 of AVX-512's
+// 32 registers, 12 of AVX2's 16.
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kBlockRows = 8, kBlockVectors = 2;
 #elif defined(__AVX__)
@@ -33,7 +34,7 @@ struct Simd {
     static Vector load(const C* p) { return *reinterpret_cast<const Unaligned*>(p); }
     static void store(C* p, Vector v) { *reinterpret_cast<Unaligned*>(p) = v; }
     static Vector all(C x) { return Vector{} + x; }
-    // op over all lanes, halving: the result is in every lane.
+    // op over all lanes, by halves.
     template <int Step = lanes / 2, class Op>
     static C reduce(Vector v, const Op& op) {
         if constexpr (Step == 0)
@@ -45,7 +46,7 @@ struct Simd {
     static Vector rotate(Vector v, std::integer_sequence<int, I...>) {
         return __builtin_shufflevector(v, v, (I + Step) % lanes...);
     }
-    static Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // a NaN in a is passed over
+    static Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // b where a is NaN
     static C max(Vector v) { return reduce(v, larger); }
     static C sum(Vector v) {
         return reduce(v, [](Vector a, Vector b) { return a + b; });
@@ -56,7 +57,7 @@ template <class C>
 using Vector = typename Simd<C>::Vector;
 
 // e^x of every lane; NaN stays NaN. The polynomials of cpu.h's exp_simd, but n is rounded by adding a constant, and
-// nothing is clamped: the last two lines of each replace what overflowed on the way.
+// x is not clamped: the last two lines of each replace the results that overflowed.
 inline Vector<float> exp_of(Vector<float> x) {
     typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
     constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits

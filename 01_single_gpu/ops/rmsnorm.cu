@@ -17,7 +17,7 @@ __device__ void norm_row(T* y, const T* x, const T* weight, float inv, int64_t c
     }
 }
 
-// With b, the residual addition: sum = a + b is stored and normalised. Without: a itself is.
+// fused_add: stores sum = a + b and normalises it. Otherwise normalises a.
 template <class T, bool fused_add>
 __global__ void rmsnorm_kernel(T* sum, T* y, float* inv_rms, const T* a, const T* b, const T* weight, float eps,
                                int64_t cols) {
@@ -36,7 +36,7 @@ __global__ void rmsnorm_kernel(T* sum, T* y, float* inv_rms, const T* a, const T
     }
     const float inv = rsqrtf(block_reduce(squares, Sum()) / float(cols) + eps);
     if (threadIdx.x == 0) inv_rms[blockIdx.x] = inv;
-    // Each thread reads again the columns that it wrote itself.
+    // Each thread re-reads the columns that it wrote itself.
     norm_row(y + row, (fused_add ? sum : a) + row, weight, inv, cols);
 }
 
@@ -46,8 +46,8 @@ __global__ void rmsnorm_recompute_kernel(T* y, const T* x, const float* inv_rms,
     norm_row(y + row, x + row, weight, inv_rms[blockIdx.x], cols);
 }
 
-// Each block goes through its rows, writes their dx and keeps its own sums for dweight in shared memory; they end in
-// partial (gridDim.x, cols) fp32.
+// Each block loops over its rows, writes their dx and sums its part of dweight in shared memory, to be written to its
+// row of partial (gridDim.x, cols) fp32.
 template <class T>
 __global__ void rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, const T* x, const float* inv_rms,
                                         const T* weight, int64_t rows, int64_t cols) {
