@@ -251,8 +251,7 @@ __global__ void __launch_bounds__(32 * kBackwardWarps)
     store_rows<D>(dq, q_row + first, q_end, E, head * D, sum, factor, factor);
 }
 
-// ---- backward, dk and dv: a block has 16 keys per warp and walks over the queries of every head of the group
-// ---------------
+// ---- backward, dk and dv: a block has 16 keys per warp and walks over the queries of every head of the group --------
 template <int D, class G>
 __global__ void __launch_bounds__(32 * kBackwardWarps)
     backward_kv_kernel(G* dk, G* dv, const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const float* lse,
@@ -315,13 +314,11 @@ void with_head_dim(int64_t head_dim, Body&& body) {
 
 unsigned tiles(int64_t rows, int64_t per_tile) { return static_cast<unsigned>((rows + per_tile - 1) / per_tile); }
 
-}  // namespace
-
-namespace {
 void check_aligned(std::initializer_list<std::reference_wrapper<const Tensor>> tensors) {
     for (const Tensor& x : tensors)
         CHECK(reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0, "{} does not begin on 16 bytes", to_string(x.shape()));
 }
+
 }  // namespace
 
 bool mma_can(DType dtype, const AttentionShape& s) {
