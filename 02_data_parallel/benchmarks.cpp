@@ -23,7 +23,7 @@ void check_result(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
     for (int64_t i = 0; i < x.size(); ++i) host.data<float>()[i] = float(numbers[i]);
     Tensor to = x;
     copy(to, host);
-    ranks.all_reduce(x);
+    ranks.all_reduce(x).wait();
     const std::vector<double> sums = read(x);
     for (int64_t i = 0; i < x.size(); ++i)
         CHECK(sums[i] == double(i % 13) * double(N * (N + 1) / 2), "{}: element {} of {} is {}", name_of(algorithm), i,
@@ -34,9 +34,9 @@ void check_result(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
 double time_once(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
     const int repeats = x.bytes() <= (64 << 10) ? 20 : 1;
     ranks.use(algorithm);
-    ranks.barrier();
+    ranks.barrier().wait();
     const double begin = now_seconds();
-    for (int i = 0; i < repeats; ++i) ranks.all_reduce(x);
+    for (int i = 0; i < repeats; ++i) ranks.all_reduce(x).wait();
     synchronize(x.device());
     return ranks.max((now_seconds() - begin) / repeats);
 }
@@ -121,7 +121,7 @@ std::vector<DataParallelTime> time_data_parallel(const Comm& ranks, Llama& model
             data_parallel.use({row.bucket_mb, row.form == "overlapped", options.micro_batches});
             model.zero_grads();
             synchronize(model.options.device);
-            ranks.barrier();
+            ranks.barrier().wait();
             ranks.take_stats();
             const double begin = now_seconds();
             trainer.forward_backward(1);

@@ -7,9 +7,9 @@
 // under "group.operation", as in "dp.all_reduce"; numbers of the host under "group.scalar". (N-1)/N is applied to the
 // sum of all calls and rounded down, so what divides as a whole is exact even when its pieces do not.
 //
-// Every operation comes in two forms. The blocking one's result is there for whatever is issued next. The asynchronous
-// one returns a Work; until its wait() the tensors belong to it. All ranks of a group call its collectives in the same
-// order: order is the only thing by which calls are matched.
+// Every operation returns a Work; until its wait() returns, the tensors belong to the operation. To block, wait at once:
+// world.all_reduce(x).wait(). All ranks of a group must call its collectives in the same order: calls are matched by
+// order alone.
 #include <map>
 #include <source_location>
 
@@ -63,34 +63,24 @@ class Comm {
     Comm split(const std::function<int(int rank)>& colour_of, const std::string& name,
                Where where = Where::current()) const;
 
-    // A one-way street from one rank to another, as a group of the two: what is sent on it is under way when the call
-    // returns and keeps nothing else from happening, on whatever transport, until it is received. Collective.
-    Comm link(int from, int to, Where where = Where::current()) const;
+    // A dedicated point-to-point channel from one rank to another, as a group of the two: sends are asynchronous and
+    // never block other traffic. Collective.
+    Comm p2p_channel(int from, int to, Where where = Where::current()) const;
 
-    void all_reduce(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;
-    void reduce_scatter(Tensor part, Tensor whole,
-                        Where where = Where::current()) const;  // sum; part: rank-th of whole
-    void all_gather(Tensor whole, Tensor part, Where where = Where::current()) const;
-    void broadcast(Tensor x, int root, Where where = Where::current()) const;
-    void all_to_all(Tensor to, Tensor from, Where where = Where::current()) const;  // i-th part of from goes to rank i
-    void send(Tensor x, int to, Where where = Where::current()) const;
-    void recv(Tensor x, int from, Where where = Where::current()) const;
-    void send_recv(Tensor out, int to, Tensor in, int from, Where where = Where::current()) const;
-    // All ranks together: out goes to rank + by, in comes from rank - by. It is under way when the call returns, as a
-    // send_recv need not be on a stream: what is computed until wait() hides it. Booked as send_recv.
-    void shift(Tensor out, Tensor in, int by = 1, Where where = Where::current()) const;
-    void barrier(Where where = Where::current()) const;
-
-    [[nodiscard]] Work all_reduce_async(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;
-    [[nodiscard]] Work reduce_scatter_async(Tensor part, Tensor whole, Where where = Where::current()) const;
-    [[nodiscard]] Work all_gather_async(Tensor whole, Tensor part, Where where = Where::current()) const;
-    [[nodiscard]] Work broadcast_async(Tensor x, int root, Where where = Where::current()) const;
-    [[nodiscard]] Work all_to_all_async(Tensor to, Tensor from, Where where = Where::current()) const;
-    [[nodiscard]] Work send_async(Tensor x, int to, Where where = Where::current()) const;
-    [[nodiscard]] Work recv_async(Tensor x, int from, Where where = Where::current()) const;
-    [[nodiscard]] Work send_recv_async(Tensor out, int to, Tensor in, int from, Where where = Where::current()) const;
-    [[nodiscard]] Work shift_async(Tensor out, Tensor in, int by = 1, Where where = Where::current()) const;
-    [[nodiscard]] Work barrier_async(Where where = Where::current()) const;
+    [[nodiscard]] Work all_reduce(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;
+    // The sum; part: the rank-th of whole.
+    [[nodiscard]] Work reduce_scatter(Tensor part, Tensor whole, Where where = Where::current()) const;
+    [[nodiscard]] Work all_gather(Tensor whole, Tensor part, Where where = Where::current()) const;
+    [[nodiscard]] Work broadcast(Tensor x, int root, Where where = Where::current()) const;
+    // The i-th part of from goes to rank i.
+    [[nodiscard]] Work all_to_all(Tensor to, Tensor from, Where where = Where::current()) const;
+    [[nodiscard]] Work send(Tensor x, int to, Where where = Where::current()) const;
+    [[nodiscard]] Work recv(Tensor x, int from, Where where = Where::current()) const;
+    [[nodiscard]] Work send_recv(Tensor out, int to, Tensor in, int from, Where where = Where::current()) const;
+    // All ranks together: out goes to rank + by, in comes from rank - by. The transfer is in progress when the call
+    // returns, which send_recv does not promise on a stream: computation until wait() overlaps it. Booked as send_recv.
+    [[nodiscard]] Work ring_shift(Tensor out, Tensor in, int by = 1, Where where = Where::current()) const;
+    [[nodiscard]] Work barrier(Where where = Where::current()) const;
 
     // Numbers of the host.
     double sum(double x, Where where = Where::current()) const;

@@ -68,7 +68,7 @@ void DataParallel::send_ready_buckets() {
     const int64_t mark = ready_units_ ? unit_end_[ready_units_ - 1] : 0;
     for (; sent_ < buckets_.size() && buckets_[sent_].end <= mark; ++sent_) {
         const Stretch& bucket = buckets_[sent_];
-        under_way_.push_back(ranks_.all_reduce_async(flat_.element_slice(bucket.begin, {bucket.end - bucket.begin})));
+        under_way_.push_back(ranks_.all_reduce(flat_.element_slice(bucket.begin, {bucket.end - bucket.begin})));
     }
 }
 

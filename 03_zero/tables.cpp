@@ -39,7 +39,7 @@ ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& r
     ZeroRun run{.name = name, .options = zero_options};
     for (int step = 1; step <= steps; ++step) {
         synchronize(o.device_kind());
-        ranks.barrier();
+        ranks.barrier().wait();
         ranks.take_stats();
         ledger().reset_peak();
         const double begin = now_seconds();

@@ -286,8 +286,8 @@ void Zero::start_gathering_codes(Flat& flat) {
             copy(to, piece);
         }
     }
-    flat.gathering = shards_.all_gather_async(flat.params, codes);
-    if (most > 0) flat.gathering_rest = shards_.all_gather_async(flat.rest, own);
+    flat.gathering = shards_.all_gather(flat.params, codes);
+    if (most > 0) flat.gathering_rest = shards_.all_gather(flat.rest, own);
 }
 
 // The parameters that no cast takes, put together from the shards; one behind another, for a layer of several weights.
@@ -333,7 +333,7 @@ void Zero::start_gathering(Flat& flat) {
             shard = place_of_shard(flat, flat.params);
             HostCopy(shard, flat.host_params).device_waits();
         }
-        flat.gathering = shards_.all_gather_async(flat.params, shard);
+        flat.gathering = shards_.all_gather(flat.params, shard);
     }
     most_gathered_ = std::max(most_gathered_, ++gathered_);
 }
@@ -394,12 +394,12 @@ void Zero::reduce_ready_units() {
 void Zero::start_reduction(Flat& flat) {
     Reduction reduction{.flat = &flat, .whole = flat.grads, .first = !std::exchange(flat.reduced, true)};
     if (options_.stage == 0) {
-        reduction.work = shards_.all_reduce_async(flat.grads);
+        reduction.work = shards_.all_reduce(flat.grads);
     } else {
         // The first pass of a step lands in the shard itself; later ones in their place in the whole, to be added.
         const bool direct = keeps_grads() || (reduction.first && flat.grad_shard);
         reduction.part = direct ? flat.grad_shard : place_of_shard(flat, flat.grads);
-        reduction.work = shards_.reduce_scatter_async(reduction.part, flat.grads);
+        reduction.work = shards_.reduce_scatter(reduction.part, flat.grads);
     }
     if (!keeps_grads()) {
         bind_grads(flat.unit->params, Tensor());
@@ -449,10 +449,10 @@ void Zero::finish() {
         if (!flat.grad_shard) {  // down, over, and up again: --offload all with replicas
             Tensor part({shard_size(flat)}, model_.options.grad_dtype, model_.options.device, Memory::workspace);
             HostCopy(part, flat.host_grads).device_waits();
-            replicas_.all_reduce(part);
+            replicas_.all_reduce(part).wait();
             HostCopy(flat.host_grads, part).host_waits();
         } else {
-            works.push_back(replicas_.all_reduce_async(flat.grad_shard));
+            works.push_back(replicas_.all_reduce(flat.grad_shard));
         }
     }
     for (Work& work : works) work.wait();
@@ -518,7 +518,7 @@ void Zero::update(double lr, double grad_scale) {
     if (!keeps_params()) return params_changed();
     if (options_.stage == 0) return;
     std::vector<Work> works;
-    for (Flat& flat : flats_) works.push_back(shards_.all_gather_async(flat.params, flat.param_shard));
+    for (Flat& flat : flats_) works.push_back(shards_.all_gather(flat.params, flat.param_shard));
     for (Work& work : works) work.wait();
 }
 
@@ -539,7 +539,7 @@ Tensor Zero::whole(const Param& wanted, Which which) const {
                 shard = place_of_shard(flat, whole);
                 copy(shard, data ? flat.host_params : flat.host_grads);
             }
-            shards_.all_gather(whole, shard);
+            shards_.all_gather(whole, shard).wait();
             return ranks_.rank() == 0 ? whole.element_slice(begin, param->local_shape()) : Tensor();
         }
     }

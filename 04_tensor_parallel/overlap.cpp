@@ -21,7 +21,7 @@ Tensor gather_multiply(const Comm& ranks, const Tensor& part, const Tensor& weig
     Tensor y({gathered.rows(), transpose == Transpose::b ? weight.rows() : weight.cols()}, part.dtype(), part.device());
     for (int64_t k = 0; k < N; ++k) {
         Work next;
-        if (k + 1 < N) next = ranks.shift_async(chunk(gathered, r - k, N), chunk(gathered, r - k - 1, N));
+        if (k + 1 < N) next = ranks.ring_shift(chunk(gathered, r - k, N), chunk(gathered, r - k - 1, N));
         Tensor rows = chunk(y, r - k, N);
         matmul_into(rows, chunk(gathered, r - k, N), weight, transpose);
         next.wait();
@@ -41,7 +41,7 @@ Tensor multiply_scatter(const Comm& ranks, const Tensor& x, const Tensor& weight
         sum = share;
         if (k + 1 == N) break;
         arriving = Tensor::like(sum, Memory::comm);
-        passing = ranks.shift_async(sum, arriving);
+        passing = ranks.ring_shift(sum, arriving);
     }
     return sum;
 }
@@ -61,7 +61,7 @@ Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, 
             whole_x = x.get();
         } else if (!later) {  // behind dX = dY W
             whole_x = Tensor({dy->rows(), x.get().cols()}, dy->dtype(), dy->device(), Memory::comm);
-            gathering = ranks.all_gather_async(whole_x, x.get());
+            gathering = ranks.all_gather(whole_x, x.get());
         }
         const Tensor whole_dx = matmul(*dy, linear.weight(), Transpose::none, linear.dx_kind);
         gathering.wait();
@@ -69,9 +69,9 @@ Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, 
         Work reducing;  // behind dW += dY^T X
         if (sequence) {
             part = Tensor({whole_dx.rows() / ranks.size(), whole_dx.cols()}, whole_dx.dtype(), whole_dx.device());
-            reducing = ranks.reduce_scatter_async(part, whole_dx);
+            reducing = ranks.reduce_scatter(part, whole_dx);
         } else {
-            reducing = ranks.all_reduce_async(part);
+            reducing = ranks.all_reduce(part);
         }
         if (!later)
             weight_half(whole_x);

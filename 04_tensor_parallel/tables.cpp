@@ -157,7 +157,7 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
     AdamW adamw(whole_segments(model.params()), o.adamw());
     for (int64_t step = 1; step <= 3; ++step) {  // to warm up, to take the time, to count
         synchronize(o.device_kind());
-        world.barrier();
+        world.barrier().wait();
         world.take_stats();
         ledger().reset_peak();
         counting = step == 3;

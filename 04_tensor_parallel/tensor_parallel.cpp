@@ -65,7 +65,7 @@ Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks) {
     Var y{.data = x.data, .again = x.again};
     tape.record([ranks, dx = x.grad, dy = y.grad] {
         Tensor sum = take(*dy);
-        ranks.all_reduce(sum);
+        ranks.all_reduce(sum).wait();
         accumulate(*dx, sum);
     });
     return y;
@@ -73,13 +73,13 @@ Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks) {
 
 Var reduce_from_ranks(Tape&, const Var& y, const Comm& ranks) {
     Var z{.data = unshared(y.data), .grad = y.grad};  // backward is a copy: y and z share one gradient
-    ranks.all_reduce(z.data);
+    ranks.all_reduce(z.data).wait();
     return z;
 }
 
 Tensor gather_rows(const Comm& ranks, const Tensor& part) {
     Tensor whole({part.rows() * ranks.size(), part.cols()}, part.dtype(), part.device(), Memory::comm);
-    ranks.all_gather(whole, part);
+    ranks.all_gather(whole, part).wait();
     return whole;
 }
 
@@ -90,7 +90,7 @@ Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks) {
     tape.record([ranks, dx = x.grad, dy = y.grad] {
         const Tensor whole = take(*dy);
         Tensor sum({whole.rows() / ranks.size(), whole.cols()}, whole.dtype(), whole.device());
-        ranks.reduce_scatter(sum, whole);
+        ranks.reduce_scatter(sum, whole).wait();
         accumulate(*dx, sum);
     });
     return y;
@@ -98,7 +98,7 @@ Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks) {
 
 Var scatter_sequence(Tape& tape, const Var& y, const Comm& ranks) {
     Var z{.data = Tensor({y.data.rows() / ranks.size(), y.data.cols()}, y.data.dtype(), y.data.device())};
-    ranks.reduce_scatter(z.data, unshared(y.data));
+    ranks.reduce_scatter(z.data, unshared(y.data)).wait();
     tape.record([ranks, dy = y.grad, dz = z.grad] { accumulate(*dy, gather_rows(ranks, *dz)); });
     return z;
 }
@@ -234,7 +234,7 @@ void TensorParallel::sum_replicated_gradients(const std::function<std::vector<Te
             }
         };
         each([](Tensor& place, Tensor& grad) { copy(place, grad); });
-        list.ranks.all_reduce(flat);
+        list.ranks.all_reduce(flat).wait();
         each([](Tensor& place, Tensor& grad) { copy(grad, place); });
     }
 }
@@ -244,7 +244,7 @@ namespace {
 // The whole parameter on rank 0, put together from the ranks' rectangles. local: this rank's.
 Tensor put_together(const Comm& ranks, const Param& param, const Tensor& local) {
     Tensor parts({local.size() * ranks.size()}, local.dtype(), local.device(), Memory::workspace);
-    ranks.all_gather(parts, local);
+    ranks.all_gather(parts, local).wait();
     const Rect mine = param.real();
     const std::vector<double> places = ranks.gather(
         {double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols), double(param.replica)});

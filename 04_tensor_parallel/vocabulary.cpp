@@ -13,10 +13,10 @@ Var vocabulary_parallel_loss(Tape& tape, const Var& logits, const Batch& batch, 
         Tensor row_max({R}, wide, device);
         softmax_stats(row_max, row_sum, target_logit, logits.data, batch.targets, first_vocab, vocab);
         copy(whole_max, row_max);
-        ranks.all_reduce(whole_max, Reduce::max);
+        ranks.all_reduce(whole_max, Reduce::max).wait();
         rescale_sums(row_sum, row_max, whole_max);
     }
-    ranks.all_reduce(sums);  // both at once: the target's logit is 0 on all ranks but its owner
+    ranks.all_reduce(sums).wait();  // both at once: the target's logit is 0 on all ranks but its owner
     Var loss{.data = Tensor({1}, wide, device)};
     cross_entropy(loss.data, lse, whole_max, row_sum, target_logit, batch.loss_scale);
     if (tape.recording) {

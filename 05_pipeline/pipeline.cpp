@@ -87,7 +87,7 @@ Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t r
     const int streets = schedule_.chunks > 1 ? p : p - 1;
     for (int below = 0; below < streets; ++below) {
         const int above = (below + 1) % p;
-        const Comm up = ranks.link(below, above), down = ranks.link(above, below);
+        const Comm up = ranks.p2p_channel(below, above), down = ranks.p2p_channel(above, below);
         // A group has its ranks in the order of the group it is of.
         const int above_in_pair = above > below ? 1 : 0;
         if (rank == below) up_out_ = {up, above_in_pair}, down_in_ = {down, above_in_pair};
@@ -120,12 +120,12 @@ void Pipeline::let_go() {
     std::erase_if(sends_, [](Work& work) { return work.done(); });
 }
 
-void Pipeline::send(Street& street, const Tensor& x) { sends_.push_back(street.comm.send_async(x, street.peer)); }
+void Pipeline::send(Street& street, const Tensor& x) { sends_.push_back(street.comm.send(x, street.peer)); }
 
 void Pipeline::post_next(Street& street, const Shape& shape) {
     if (street.ahead || street.taken == street.expected.size()) return;
     Tensor x(shape, model_.options.dtype, model_.options.device);
-    street.work = street.comm.recv_async(x, street.peer);
+    street.work = street.comm.recv(x, street.peer);
     street.ahead = {street.expected[street.taken++], x};
 }
 
@@ -225,10 +225,10 @@ Tensor Pipeline::forward_only(const Batch& batch) {
         Var x;
         if (has_below(part)) {
             x.data = Tensor(hidden, model_.options.dtype, model_.options.device);
-            up_in_.comm.recv(x.data, up_in_.peer);
+            up_in_.comm.recv(x.data, up_in_.peer).wait();
         }
         y = model_.forward(tape, batch, x, size_t(chunk));
-        if (has_above(part)) up_out_.comm.send(y.data, up_out_.peer);
+        if (has_above(part)) up_out_.comm.send(y.data, up_out_.peer).wait();
     }
     return model_.stage.head ? y.data : no_loss();
 }
@@ -257,14 +257,14 @@ void Pipeline::attach(Trainer& trainer) {
         if (ranks.rank() != owner && ranks.rank() != 0) return Tensor();
         Tensor x(wanted.global_shape, which == Which::data ? model.options.dtype : model.options.grad_dtype,
                  model.options.device, Memory::workspace);
-        if (ranks.rank() == 0) return ranks.recv(x, owner), x;
+        if (ranks.rank() == 0) return ranks.recv(x, owner).wait(), x;
         copy(x, here);
-        return ranks.send(x, 0), Tensor();
+        return ranks.send(x, 0).wait(), Tensor();
     };
 }
 
 Timeline Pipeline::measured() const {
-    ranks_.barrier();
+    ranks_.barrier().wait();
     size_t most = 0;
     for (const auto& steps : schedule_.ranks) most = std::max(most, steps.size());
     std::vector<double> mine = {now_seconds()};  // when the barrier opens: clocks of several nodes are set by it

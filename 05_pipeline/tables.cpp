@@ -45,8 +45,8 @@ double hop_seconds(const Comm& ranks, Tensor x) {
     for (int i = 0; i < 15 && ranks.rank() < 2; ++i) {
         synchronize(x.device());
         const double begin = now_seconds();
-        ranks.rank() == 0 ? ranks.send(x, 1) : ranks.recv(x, 0);
-        ranks.rank() == 0 ? ranks.recv(x, 1) : ranks.send(x, 0);
+        ranks.rank() == 0 ? ranks.send(x, 1).wait() : ranks.recv(x, 0).wait();
+        ranks.rank() == 0 ? ranks.recv(x, 1).wait() : ranks.send(x, 0).wait();
         synchronize(x.device());
         times.push_back((now_seconds() - begin) / 2);
     }
@@ -86,7 +86,7 @@ PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const
                                          model.options.device, Memory::workspace));
     for (int64_t step = 1; step <= 5; ++step) {
         model.zero_grads();
-        stages.barrier();
+        stages.barrier().wait();
         stages.take_stats();
         ledger().reset_peak();
         trainer.forward_backward(step);
@@ -157,7 +157,7 @@ void toy_deadlock(const Comm& world, Device device) {
         const bool forward = step.pass == Pass::forward, sends = forward == (world.rank() == 0);
         fmt::print("rank {}: {}\n", world.rank(), to_string(step));
         std::fflush(stdout);
-        sends ? world.send(message, other) : world.recv(message, other);
+        sends ? world.send(message, other).wait() : world.recv(message, other).wait();
         synchronize(device);
     }
 }

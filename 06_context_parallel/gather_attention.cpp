@@ -34,7 +34,7 @@ Tensor gathered(const Comm& ranks, const Tensor& k, const Tensor& v) {
     copy(keys, k);
     copy(values, v);
     Tensor all({ranks.size() * 2 * rows, k.cols()}, k.dtype(), k.device(), Memory::comm);
-    ranks.all_gather(all, mine);
+    ranks.all_gather(all, mine).wait();
     return all;
 }
 
@@ -124,7 +124,7 @@ QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const 
     }
     all = Tensor();
     Tensor mine({2 * k.rows(), k.cols()}, share.dtype(), q.device(), Memory::comm);
-    ranks.reduce_scatter(mine, share);
+    ranks.reduce_scatter(mine, share).wait();
     copy(grads.dk, mine.row_slice(0, k.rows()));
     copy(grads.dv, mine.row_slice(k.rows(), 2 * k.rows()));
     return grads;

@@ -38,7 +38,7 @@ void print_tables(const TrainOptions& options, const Dataset& data, const Comm& 
                     {.algorithm = name}));
     say("\n{}\n{}", memory_table(lengths), error_table(world));
     if (this_rank == 0) say("\n{}", long_context_table());
-    world.barrier();
+    world.barrier().wait();
 }
 
 void program(int argc, char** argv) {

@@ -86,7 +86,7 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q
         Work arriving;
         if (step + 1 < N) {
             next = Tensor::like(here, Memory::comm);
-            arriving = ranks.shift_async(here, next);
+            arriving = ranks.ring_shift(here, next);
         }
         const Tensor keys = here.row_slice(0, rows), values = here.row_slice(rows, 2 * rows);
         for (const Pair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
@@ -121,7 +121,7 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         Work arriving;
         if (step + 1 < N) {
             next = Tensor::like(here, Memory::comm);
-            arriving = ranks.shift_async(here, next);
+            arriving = ranks.ring_shift(here, next);
         }
         const Tensor keys = here.row_slice(0, rows), values = here.row_slice(rows, 2 * rows);
         // This rank's share of the gradient of the block that is here.
@@ -147,7 +147,7 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         if (step > 0) add(share, share, gradient_next);
         gradient = share;
         gradient_next = Tensor::like(gradient, Memory::comm);
-        gradient_arriving = ranks.shift_async(gradient, gradient_next);  // the last one goes home
+        gradient_arriving = ranks.ring_shift(gradient, gradient_next);  // the last one goes home
         arriving.wait();
         here = next;
     }
@@ -180,7 +180,7 @@ Tensor scatter_heads(const Comm& ranks, const HeadsShape& s, const Tensor& x) {
         }
     }
     Tensor incoming = Tensor::like(outgoing, Memory::comm);
-    ranks.all_to_all(incoming, outgoing);
+    ranks.all_to_all(incoming, outgoing).wait();
     // (U, chunks*B, tokens*width) -> (chunks*B, U, tokens*width): the group's tokens in their order
     Tensor y({rows * U, width}, x.dtype(), x.device());
     swap_blocks(y, incoming, U, s.chunks * s.batch);
@@ -193,7 +193,7 @@ Tensor gather_heads(const Comm& ranks, const HeadsShape& s, const Tensor& y, int
     Tensor outgoing({U, rows, width}, y.dtype(), y.device(), Memory::comm);
     swap_blocks(outgoing, y, s.chunks * s.batch, U);
     Tensor by_head = Tensor::like(outgoing, Memory::comm);
-    ranks.all_to_all(by_head, outgoing);
+    ranks.all_to_all(by_head, outgoing).wait();
     if (copies > 1) {
         Tensor sums({heads, rows, width}, stats_dtype(y.dtype()), y.device(), Memory::workspace);
         for (int64_t rank = 0; rank < U; ++rank) {

@@ -56,7 +56,7 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     Profile kept = std::exchange(profile(), Profile{.sums_on = true, .wait_for = o.device_kind()});
     for (int64_t step = 1; step <= 2; ++step) {
         synchronize(o.device_kind());
-        ranks.barrier();
+        ranks.barrier().wait();
         ranks.take_stats();
         ledger().reset_peak();
         profile().sums.clear();
@@ -230,7 +230,7 @@ std::string error_table(const Comm& world) {
             text += "\n";
         }
     }
-    world.barrier();
+    world.barrier().wait();
     return text;
 }
 

@@ -204,8 +204,8 @@ void Fp8::gather_codes(Zero& zero) const {
                     Tensor slot = amax.row_slice(int64_t(layer_of.at(param)), int64_t(layer_of.at(param)) + 1);
                     absolute_max(slot, none, data, Scaling::tensor);
                 }
-                shards.all_reduce(amax, Reduce::max);
-                if (ranks.size() > 1) ranks.all_reduce(amax, Reduce::max);
+                shards.all_reduce(amax, Reduce::max).wait();
+                if (ranks.size() > 1) ranks.all_reduce(amax, Reduce::max).wait();
                 for (size_t i = 0; i < layers.size(); ++i) {
                     if (!layers[i]->gathered_scale)
                         layers[i]->gathered_scale = Tensor({1}, DType::f32, device, Memory::workspace);

@@ -38,8 +38,9 @@ Codes JustInTime::quantize(const Operand& operand, const Tensor& x, Want want, b
     absolute_max(amax, amax_t, x, by);
     // Of the whole tensor, where a scale's group reaches over ranks.
     const bool whole = by == Scaling::tensor && (operand.rows_divided || operand.cols_divided);
-    if (amax && (whole || (by == Scaling::row && operand.cols_divided))) ranks_.all_reduce(amax, Reduce::max);
-    if (amax_t && (whole || (by == Scaling::row && operand.rows_divided))) ranks_.all_reduce(amax_t, Reduce::max);
+    if (amax && (whole || (by == Scaling::row && operand.cols_divided))) ranks_.all_reduce(amax, Reduce::max).wait();
+    if (amax_t && (whole || (by == Scaling::row && operand.rows_divided)))
+        ranks_.all_reduce(amax_t, Reduce::max).wait();
     if (amax) scale_from(codes.plain.scale, amax, type);
     if (amax_t) scale_from(codes.transposed.scale, amax_t, type);
     Tensor none;
@@ -78,7 +79,7 @@ Codes Delayed::quantize(const Operand& operand, const Tensor& x, Want want, bool
 }
 
 void Delayed::next_step() {
-    if (ranks_.size() > 1) ranks_.all_reduce(amax_, Reduce::max);  // of all operands in one message
+    if (ranks_.size() > 1) ranks_.all_reduce(amax_, Reduce::max).wait();  // of all operands in one message
     const std::vector<double> amaxes = read(amax_);
     fill(amax_, 0);
     std::vector<float> scales(size_t(scale_.size()), 1);

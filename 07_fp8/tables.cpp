@@ -258,7 +258,7 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
     PrecisionRun run;
     for (int64_t step = 1; step <= 2; ++step) {
         synchronize(o.device_kind());
-        layout.data_ranks.barrier();
+        layout.data_ranks.barrier().wait();
         layout.data_ranks.take_stats();
         ledger().reset_peak();
         const double begin = now_seconds();

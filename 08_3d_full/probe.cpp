@@ -36,7 +36,7 @@ std::string probe(const Comm& world, const Plan& plan, Device device, DType dtyp
     for (Tensor* x : {&a, &b}) fill_normal(*x, 1, {.cols = x->size(), .global_cols = x->size()}, 1);
     fill(message, 1);
     const MeshComms ranks = split(world, plan.mesh);
-    world.barrier();
+    world.barrier().wait();
     const double product = 2.0 * double(side) * double(side) * double(side) /
                            median_seconds(device, kCalls, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
     std::string text =
@@ -45,12 +45,13 @@ std::string probe(const Comm& world, const Plan& plan, Device device, DType dtyp
     for (const auto& [name, comm] :
          {std::pair("tp", ranks.tp), {"cp", ranks.cp}, {"dp", ranks.dp_cp}, {"pp", ranks.pp}}) {
         if (comm.size() == 1) continue;
-        world.barrier();
+        world.barrier().wait();
         // Along pp messages go to the neighbour, else all ranks of the group add up theirs.
         const bool neighbours = name == std::string("pp");
         Tensor in = neighbours ? Tensor::like(message, Memory::comm) : Tensor();
-        const double seconds = median_seconds(
-            device, kCalls, [&, group = comm] { neighbours ? group.shift(message, in) : group.all_reduce(message); });
+        const double seconds = median_seconds(device, kCalls, [&, group = comm] {
+            neighbours ? group.ring_shift(message, in).wait() : group.all_reduce(message).wait();
+        });
         fill(message, 1);
         const double factor = neighbours ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
         text += row(fmt::format("{}, {} over {}", name, neighbours ? "shift" : "all-reduce", comm.size()), "GB/s",

@@ -88,7 +88,7 @@ TEST_CASE("all-reduce, every algorithm: exact sums of fp32, bf16 and fp64, any s
                 for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::i32})
                     for (const int64_t size : kSizes) {
                         Tensor x = numbers(dtype, size, [&](int64_t i) { return element(comm.rank(), i); });
-                        comm.all_reduce(x);
+                        comm.all_reduce(x).wait();
                         good = good && equals(x, [&](int64_t i) { return sum_of(ranks, i); });
                     }
             }
@@ -127,10 +127,10 @@ TEST_CASE("real numbers: all ranks end with the same bits, and algorithms agree 
         world().use(algorithm);
         for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
             Tensor x = tensor(randoms(size, 100 + world().rank()), {size}, dtype);
-            world().all_reduce(x);
+            world().all_reduce(x).wait();
             Tensor first = Tensor::like(x);
             copy(first, x);
-            world().broadcast(first, 0);
+            world().broadcast(first, 0).wait();
             EXPECT_EVERYWHERE(values(first) == values(x));
             INFO(name_of(algorithm), " ", name_of(dtype));
             EXPECT_EVERYWHERE(distance(x, whole) <= (dtype == DType::f32 ? 5e-7 : 1e-2));
@@ -143,7 +143,7 @@ TEST_CASE("maximum, whatever --all-reduce says") {
     world().use(AllReduce::ring);
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64, DType::i32}) {
         Tensor x = numbers(dtype, 100, [&](int64_t i) { return element(world().rank(), i); });
-        world().all_reduce(x, Reduce::max);
+        world().all_reduce(x, Reduce::max).wait();
         EXPECT_EVERYWHERE(equals(x, [&](int64_t i) {
             int64_t most = element(0, i);
             for (int r = 1; r < world().size(); ++r) most = std::max(most, element(r, i));
@@ -201,10 +201,10 @@ TEST_CASE("reduce-scatter and all-gather, apart and in place; the ring's halves"
                             numbers(dtype, part_size * ranks, [&](int64_t i) { return element(comm.rank(), i); });
                         Tensor part = in_place ? whole.row_slice(begin, begin + part_size)
                                                : Tensor({part_size}, dtype, Device::cpu);
-                        comm.reduce_scatter(part, whole);
+                        comm.reduce_scatter(part, whole).wait();
                         const auto sum = [&](int64_t i) { return sum_of(ranks, i); };
                         good = good && equals(part, [&](int64_t i) { return sum(begin + i); });
-                        comm.all_gather(whole, part);
+                        comm.all_gather(whole, part).wait();
                         good = good && equals(whole, sum);
                     }
         });
@@ -217,9 +217,9 @@ TEST_CASE("reduce-scatter and all-gather, apart and in place; the ring's halves"
         const int N = world().size(), r = world().rank();
         Tensor block = numbers(DType::f32, 5 * (N + 1), [&](int64_t i) { return element(r, i); });
         Tensor whole = block.row_slice(0, 5 * N), part = block.row_slice(5 * N, 5 * N + 5);
-        world().reduce_scatter(part, whole);
+        world().reduce_scatter(part, whole).wait();
         EXPECT_EVERYWHERE(equals(part, [&](int64_t i) { return sum_of(N, 5 * r + i); }));
-        world().all_gather(whole, part);
+        world().all_gather(whole, part).wait();
         EXPECT_EVERYWHERE(equals(whole, [&](int64_t i) { return sum_of(N, i); }));
     }
     // On a ring the two halves make the whole, bit for bit.
@@ -228,10 +228,10 @@ TEST_CASE("reduce-scatter and all-gather, apart and in place; the ring's halves"
     copy(in_halves, at_once);
     for (const AllReduce algorithm : {AllReduce::ring, AllReduce::pipelined}) {
         world().use(algorithm);
-        world().all_reduce(at_once);
+        world().all_reduce(at_once).wait();
         Tensor part = in_halves.row_slice(40 * world().rank(), 40 * (world().rank() + 1));
-        world().reduce_scatter(part, in_halves);
-        world().all_gather(in_halves, part);
+        world().reduce_scatter(part, in_halves).wait();
+        world().all_gather(in_halves, part).wait();
         EXPECT_EVERYWHERE(values(at_once) == values(in_halves));
     }
     world().use(AllReduce::library);
@@ -264,26 +264,26 @@ TEST_CASE("all-gather, broadcast and all-to-all move any dtype; messages; number
                 const int64_t count = bytes / size_of(dtype), each = count / ranks;
                 Tensor part({each}, dtype, Device::cpu), whole({count}, dtype, Device::cpu);
                 fill_with(part, r);
-                comm.all_gather(whole, part);
+                comm.all_gather(whole, part).wait();
                 for (int p = 0; p < ranks; ++p) good = good && holds(whole.row_slice(p * each, (p + 1) * each), p);
                 for (int root = 0; root < ranks; ++root) {
                     fill_with(part, r);
-                    comm.broadcast(part, root);
+                    comm.broadcast(part, root).wait();
                     good = good && holds(part, root);
                 }
                 Tensor from({count}, dtype, Device::cpu);
                 fill_with(from, r);
-                comm.all_to_all(whole, from);
+                comm.all_to_all(whole, from).wait();
                 for (int p = 0; p < ranks; ++p)
                     good = good && holds(whole.row_slice(p * each, (p + 1) * each), p, r * 24);
                 if (ranks > 1) {
                     fill_with(part, r);
                     Tensor arrives = Tensor::like(part);
-                    comm.send_recv(part, (r + 1) % ranks, arrives, (r + ranks - 1) % ranks);
+                    comm.send_recv(part, (r + 1) % ranks, arrives, (r + ranks - 1) % ranks).wait();
                     good = good && holds(arrives, (r + ranks - 1) % ranks);
-                    if (r == 0) comm.send(part, ranks - 1);
+                    if (r == 0) comm.send(part, ranks - 1).wait();
                     if (r == ranks - 1) {
-                        comm.recv(arrives, 0);
+                        comm.recv(arrives, 0).wait();
                         good = good && holds(arrives, 0);
                     }
                 }
@@ -292,7 +292,7 @@ TEST_CASE("all-gather, broadcast and all-to-all move any dtype; messages; number
             good = good && std::isnan(comm.max(r == 0 ? NAN : 1.0)) && std::isnan(comm.sum(r == 0 ? NAN : 1.0));
             const std::vector<double> all = comm.gather({double(r), 7});
             for (int p = 0; p < ranks; ++p) good = good && all[2 * p] == p && all[2 * p + 1] == 7;
-            comm.barrier();
+            comm.barrier().wait();
         });
         EXPECT_EVERYWHERE(good);
     }
@@ -306,13 +306,13 @@ TEST_CASE("shifts round the ring, both ways, beside messages and collectives tha
         Tensor sum = numbers(DType::f32, count, [&](int64_t i) { return element(r, i); });
         std::vector<Tensor> shifted;
         std::vector<Work> works;
-        Work summing = world().all_reduce_async(sum);  // in the queue until the first wait
+        Work summing = world().all_reduce(sum);  // in the queue until the first wait
         for (const int by : {1, -1, 3, N, 2 * N + 1}) {
             shifted.push_back(Tensor::like(mine));
-            works.push_back(world().shift_async(mine, shifted.back(), by));
+            works.push_back(world().ring_shift(mine, shifted.back(), by));
         }
         Tensor message = Tensor::like(mine);
-        world().send_recv(mine, (r + 1) % N, message, (r + N - 1) % N);
+        world().send_recv(mine, (r + 1) % N, message, (r + N - 1) % N).wait();
         for (size_t i = works.size(); i-- > 0;) works[i].wait();  // the latest first
         summing.wait();
         bool good = equals(sum, [&](int64_t i) { return sum_of(N, i); });
@@ -323,7 +323,7 @@ TEST_CASE("shifts round the ring, both ways, beside messages and collectives tha
         EXPECT_EVERYWHERE(good);
     }
     world().take_stats();
-    world().shift(Tensor({10}, DType::f32, Device::cpu), Tensor({10}, DType::f32, Device::cpu));
+    world().ring_shift(Tensor({10}, DType::f32, Device::cpu), Tensor({10}, DType::f32, Device::cpu)).wait();
     const CommStats stats = world().take_stats();
     EXPECT_EVERYWHERE(stats.operations.at("world.send_recv").bytes == 40);
     EXPECT_EVERYWHERE(stats.operations.at("world.send_recv").calls == 1);
@@ -335,20 +335,20 @@ TEST_CASE("counts beyond what MPI takes in one call go in pieces") {
     Tensor x = numbers(DType::f32, 33 * N, [&](int64_t i) { return element(r, i); });
     Tensor y = numbers(DType::f32, 33 * N, [&](int64_t i) { return element(r, i); });
     const auto sum = [&](int64_t i) { return sum_of(N, i); };
-    world().all_reduce(x);
+    world().all_reduce(x).wait();
     const bool reduced = equals(x, sum);
     Tensor part({33}, DType::f32, Device::cpu);
-    world().reduce_scatter(part, y);
+    world().reduce_scatter(part, y).wait();
     const bool scattered = equals(part, [&](int64_t i) { return sum(33 * r + i); });
-    world().all_gather(y, part);
+    world().all_gather(y, part).wait();
     const bool gathered = equals(y, sum);
     Tensor from = numbers(DType::f32, 33 * N, [&](int64_t i) { return 100 * r + i / 33; });
-    world().all_to_all(y, from);
+    world().all_to_all(y, from).wait();
     const bool exchanged = equals(y, [&](int64_t i) { return 100 * (i / 33) + r; });
     if (r == 0) y = numbers(DType::f32, 33 * N, [&](int64_t i) { return i; });
-    world().broadcast(y, 0);
+    world().broadcast(y, 0).wait();
     const bool broadcast = equals(y, [&](int64_t i) { return i; });
-    world().send_recv(from, (r + 1) % N, y, (r + N - 1) % N);
+    world().send_recv(from, (r + 1) % N, y, (r + N - 1) % N).wait();
     const bool passed = equals(y, [&](int64_t i) { return 100 * ((r + N - 1) % N) + i / 33; });
     MpiGroup::largest_count = before;
     EXPECT_EVERYWHERE(reduced);
@@ -362,8 +362,8 @@ TEST_CASE("counts beyond what MPI takes in one call go in pieces") {
 TEST_CASE("asynchronous: nothing has happened before a wait; one wait brings all that was begun before it, in order") {
     const int N = world().size();
     Tensor x = numbers(DType::f32, 10, [](int64_t) { return 1; });
-    Work first = world().all_reduce_async(x);
-    Work second = world().all_reduce_async(x);
+    Work first = world().all_reduce(x);
+    Work second = world().all_reduce(x);
     EXPECT_EVERYWHERE(first.pending() && equals(x, [](int64_t) { return 1; }));
     second.wait();
     EXPECT_EVERYWHERE(!second.pending() && equals(x, [&](int64_t) { return N * N; }));
@@ -374,13 +374,13 @@ TEST_CASE("asynchronous: nothing has happened before a wait; one wait brings all
     std::vector<Work> works;
     for (int64_t i = 0; i < 6; ++i) {
         many.push_back(numbers(DType::f32, 10, [&](int64_t) { return i + 1; }));
-        works.push_back(world().all_reduce_async(many.back()));
+        works.push_back(world().all_reduce(many.back()));
     }
     works[3].wait();
     for (Work& work : works) work.wait();
     for (int64_t i = 0; i < 6; ++i) EXPECT_EVERYWHERE(equals(many[i], [&](int64_t) { return N * (i + 1); }));
-    { Work forgotten = world().all_reduce_async(x); }
-    world().barrier();
+    { Work forgotten = world().all_reduce(x); }
+    world().barrier().wait();
     EXPECT_EVERYWHERE(equals(x, [&](int64_t) { return N * N * N; }));
 }
 
@@ -389,18 +389,18 @@ TEST_CASE("large messages that cross do not stand still; a message and a ring do
     const int64_t large = 1 << 20;  // far beyond MPI's eager limit
     Tensor out = numbers(DType::f32, large, [&](int64_t) { return r; });
     Tensor in({large}, DType::f32, Device::cpu);
-    Work sent = world().send_async(out, next);
-    world().recv(in, previous);
+    Work sent = world().send(out, next);
+    world().recv(in, previous).wait();
     sent.wait();
     EXPECT_EVERYWHERE(equals(in, [&](int64_t) { return previous; }));
 
     fill(in, -1);
-    Work arrives = world().recv_async(in, previous);  // posted, with nothing sent yet
+    Work arrives = world().recv(in, previous);  // posted, with nothing sent yet
     Tensor x = numbers(DType::f32, 1000, [](int64_t) { return 1; });
     world().use(AllReduce::ring);
-    world().all_reduce(x);
+    world().all_reduce(x).wait();
     world().use(AllReduce::library);
-    world().send(out, next);
+    world().send(out, next).wait();
     arrives.wait();
     EXPECT_EVERYWHERE(equals(x, [&](int64_t) { return N; }) && equals(in, [&](int64_t) { return previous; }));
 }
@@ -418,7 +418,7 @@ TEST_CASE("split: groups by colour, in rank order, under their own name; a group
     EXPECT_EVERYWHERE(half.sum(1) == half.size());
     const Comm alone = world().split([](int p) { return p; }, "alone");
     Tensor x = numbers(DType::f32, 3, [](int64_t i) { return i; });
-    alone.all_reduce(x);
+    alone.all_reduce(x).wait();
     EXPECT_EVERYWHERE(alone.size() == 1 && equals(x, [](int64_t i) { return i; }));
 }
 
@@ -430,13 +430,13 @@ TEST_CASE("books: bytes by the formula, remainders dropped once per sum; calls; 
         part({10}, DType::bf16, Device::cpu);
     fill(x, 0);
     fill(even, 0);
-    for (int i = 0; i < 5; ++i) comm.all_reduce(x);
-    comm.reduce_scatter(part, even);
-    comm.all_gather(even, part);
+    for (int i = 0; i < 5; ++i) comm.all_reduce(x).wait();
+    comm.reduce_scatter(part, even).wait();
+    comm.all_gather(even, part).wait();
     Tensor other = Tensor::like(even);
-    comm.all_to_all(other, even);
-    comm.broadcast(even, 0);
-    comm.send_recv(x, int(comm.rank() + 1) % int(N), Tensor::like(x), int(comm.rank() + N - 1) % int(N));
+    comm.all_to_all(other, even).wait();
+    comm.broadcast(even, 0).wait();
+    comm.send_recv(x, int(comm.rank() + 1) % int(N), Tensor::like(x), int(comm.rank() + N - 1) % int(N)).wait();
     comm.sum(1);
     comm.gather({1, 2, 3});
     CommStats stats = world().take_stats();
@@ -464,28 +464,28 @@ TEST_CASE("fake: every peer holds a copy of this rank's data; host and meta tens
     for (const AllReduce algorithm : kAll) {
         fake.use(algorithm);
         Tensor sum = numbers(DType::f32, 60, value);
-        fake.all_reduce(sum);
+        fake.all_reduce(sum).wait();
         EXPECT(equals(sum, [&](int64_t i) { return N * value(i); }));
     }
     Tensor whole_numbers = numbers(DType::i32, 60, value);
-    fake.all_reduce(whole_numbers);
+    fake.all_reduce(whole_numbers).wait();
     EXPECT(equals(whole_numbers, [&](int64_t i) { return N * value(i); }));
-    fake.reduce_scatter(part, x);
+    fake.reduce_scatter(part, x).wait();
     EXPECT(equals(part, [&](int64_t i) { return N * value(20 + i); }));
-    fake.all_gather(whole, part);
+    fake.all_gather(whole, part).wait();
     EXPECT(equals(whole, [&](int64_t i) { return N * value(20 + i % 10); }));
-    fake.all_to_all(whole, x);
+    fake.all_to_all(whole, x).wait();
     EXPECT(equals(whole, [&](int64_t i) { return value(20 + i % 10); }));
-    fake.recv(whole, 1);
+    fake.recv(whole, 1).wait();
     for (const double received : values(whole)) EXPECT(std::abs(received) < 10);
     EXPECT(fake.sum(3) == 18);
     const Comm pairs = fake.split([](int r) { return r / 3; }, "tp");
     EXPECT(pairs.rank() == 2);
     EXPECT(pairs.size() == 3);
     Tensor meta({60}, DType::f32, Device::meta), meta_part({10}, DType::f32, Device::meta);
-    fake.all_reduce(meta);
-    fake.reduce_scatter(meta_part, meta);
-    fake.all_gather(meta, meta_part);
+    fake.all_reduce(meta).wait();
+    fake.reduce_scatter(meta_part, meta).wait();
+    fake.all_gather(meta, meta_part).wait();
     const CommStats stats = fake.take_stats();
     EXPECT(stats.operations.at("world.all_reduce").bytes == 7 * 2 * 240 * 5 / 6);
 }
@@ -493,10 +493,10 @@ TEST_CASE("fake: every peer holds a copy of this rank's data; host and meta tens
 TEST_CASE("what cannot be is caught before it is sent") {
     const Comm fake = make_comm(make_fake_transport(0, 4), {});
     Tensor x({10}, DType::f32, Device::cpu), y({40}, DType::bf16, Device::cpu), z({39}, DType::f32, Device::cpu);
-    EXPECT_CHECK_FAILS(fake.all_gather(y, x));
-    EXPECT_CHECK_FAILS(fake.reduce_scatter(x, z));
-    EXPECT_CHECK_FAILS(fake.all_to_all(z, z));
-    EXPECT_CHECK_FAILS(fake.send(x, 4));
-    EXPECT_CHECK_FAILS(fake.send(x, 0));
-    EXPECT_CHECK_FAILS(fake.broadcast(x, -1));
+    EXPECT_CHECK_FAILS(fake.all_gather(y, x).wait());
+    EXPECT_CHECK_FAILS(fake.reduce_scatter(x, z).wait());
+    EXPECT_CHECK_FAILS(fake.all_to_all(z, z).wait());
+    EXPECT_CHECK_FAILS(fake.send(x, 4).wait());
+    EXPECT_CHECK_FAILS(fake.send(x, 0).wait());
+    EXPECT_CHECK_FAILS(fake.broadcast(x, -1).wait());
 }

@@ -47,7 +47,7 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
             for (const DType dtype : {DType::f32, DType::bf16})
                 for (const int64_t size : {1, 3, 64, 1001, 1 << 20}) {
                     Tensor x = numbers(dtype, size, r);
-                    comm.all_reduce(x);
+                    comm.all_reduce(x).wait();
                     INFO(comm.transport(), " ", name_of(algorithm), " ", name_of(dtype), " ", size);
                     EXPECT_EVERYWHERE(equals(x, sum));
                 }
@@ -57,7 +57,7 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
             for (int i = 0; i < 8; ++i) {
                 tensors.push_back(numbers(DType::f32, 100'000, r));
                 scale(tensors.back(), 2);
-                works.push_back(comm.all_reduce_async(tensors.back()));
+                works.push_back(comm.all_reduce(tensors.back()));
             }
             bool good = true;
             for (int i = 0; i < 8; ++i) {
@@ -69,33 +69,33 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
         }
         const int64_t each = 1000;
         Tensor whole = numbers(DType::f32, each * N, r), part({each}, DType::f32, Device::cuda);
-        comm.reduce_scatter(part, whole);
+        comm.reduce_scatter(part, whole).wait();
         EXPECT_EVERYWHERE(equals(part, [&](int64_t i) { return sum(r * each + i); }));
-        comm.all_gather(whole, part);
+        comm.all_gather(whole, part).wait();
         EXPECT_EVERYWHERE(equals(whole, sum));
         whole = numbers(DType::f32, each * N, r);
         Tensor place = whole.row_slice(r * each, (r + 1) * each);
-        comm.reduce_scatter(place, whole);
-        comm.all_gather(whole, place);
+        comm.reduce_scatter(place, whole).wait();
+        comm.all_gather(whole, place).wait();
         EXPECT_EVERYWHERE(equals(whole, sum));
         Tensor from = numbers(DType::f32, each * N, r);
-        comm.all_to_all(whole, from);
+        comm.all_to_all(whole, from).wait();
         EXPECT_EVERYWHERE(equals(whole, [&](int64_t i) { return element(int(i / each), r * each + i % each); }));
-        comm.broadcast(from, N - 1);
+        comm.broadcast(from, N - 1).wait();
         EXPECT_EVERYWHERE(equals(from, [&](int64_t i) { return element(N - 1, i); }));
         Tensor mine = numbers(DType::bf16, 1001, r), theirs = Tensor::like(mine);
-        comm.send_recv(mine, (r + 1) % N, theirs, (r + N - 1) % N);
+        comm.send_recv(mine, (r + 1) % N, theirs, (r + N - 1) % N).wait();
         EXPECT_EVERYWHERE(equals(theirs, [&](int64_t i) { return element((r + N - 1) % N, i); }));
-        Work shifting = comm.shift_async(mine, theirs, -1);
+        Work shifting = comm.ring_shift(mine, theirs, -1);
         Tensor beside = numbers(DType::f32, 1000, r);
-        comm.all_reduce(beside);
+        comm.all_reduce(beside).wait();
         shifting.wait();
         EXPECT_EVERYWHERE(equals(theirs, [&](int64_t i) { return element((r + 1) % N, i); }));
-        if (N > 1 && r == 0) comm.send(mine, N - 1);
-        if (N > 1 && r == N - 1) comm.recv(theirs, 0);
+        if (N > 1 && r == 0) comm.send(mine, N - 1).wait();
+        if (N > 1 && r == N - 1) comm.recv(theirs, 0).wait();
         EXPECT_EVERYWHERE(r != N - 1 || N == 1 || equals(theirs, [&](int64_t i) { return element(0, i); }));
         Tensor highest = numbers(DType::f32, 100, r);
-        comm.all_reduce(highest, Reduce::max);
+        comm.all_reduce(highest, Reduce::max).wait();
         EXPECT_EVERYWHERE(equals(highest, [&](int64_t i) {
             double most = element(0, i);
             for (int p = 1; p < N; ++p) most = std::max(most, element(p, i));
@@ -104,12 +104,12 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
         EXPECT_EVERYWHERE(comm.sum(1) == N);
         if (N > 1) {  // large messages that cross, and one that is posted before a collective
             Tensor out = numbers(DType::f32, 1 << 20, r), in = Tensor::like(out), other = Tensor::like(out);
-            Work arrives = comm.recv_async(other, (r + N - 1) % N);
-            Work sent = comm.send_async(out, (r + 1) % N);
+            Work arrives = comm.recv(other, (r + N - 1) % N);
+            Work sent = comm.send(out, (r + 1) % N);
             Tensor x = numbers(DType::f32, 1000, r);
-            comm.all_reduce(x);
-            Work again = comm.send_async(out, (r + 1) % N);
-            comm.recv(in, (r + N - 1) % N);
+            comm.all_reduce(x).wait();
+            Work again = comm.send(out, (r + 1) % N);
+            comm.recv(in, (r + N - 1) % N).wait();
             sent.wait();
             again.wait();
             arrives.wait();
@@ -120,7 +120,7 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
             const int64_t before = ledger().now()[int(Memory::workspace)];
             Tensor x({1 << 20}, DType::f32, Device::cuda, Memory::workspace);
             fill(x, 0);
-            comm.all_reduce(x);
+            comm.all_reduce(x).wait();
             x = Tensor();
             EXPECT_EVERYWHERE(ledger().now()[int(Memory::workspace)] == before);
         }

@@ -41,7 +41,7 @@ bool same_weights(const Comm& comm, Session& session) {
     const std::vector<double> mine = session.weights();
     Tensor first({int64_t(mine.size())}, DType::f64, Device::cpu);
     std::copy(mine.begin(), mine.end(), first.data<double>());
-    comm.broadcast(first, 0);
+    comm.broadcast(first, 0).wait();
     return std::equal(mine.begin(), mine.end(), first.data<double>());
 }
 

@@ -24,39 +24,39 @@ void program(int argc, char** argv) {
     const bool odd_one = world.rank() == 1;
     Tensor x({1000}, DType::f32, Device::cpu), shorter = x.row_slice(0, 500);
     fill(x, 1);
-    for (int i = 0; i < 100; ++i) dp.all_reduce(x, Reduce::max);
+    for (int i = 0; i < 100; ++i) dp.all_reduce(x, Reduce::max).wait();
 
     if (way == "skip") {
-        if (!odd_one) dp.all_reduce(x);
-        dp.barrier();
+        if (!odd_one) dp.all_reduce(x).wait();
+        dp.barrier().wait();
     } else if (way == "skip-one-of-many") {  // all calls alike: it shows when the numbers part
-        for (int i = 0; i < (odd_one ? 4 : 5); ++i) dp.all_reduce(x);
+        for (int i = 0; i < (odd_one ? 4 : 5); ++i) dp.all_reduce(x).wait();
     } else if (way == "size") {
-        dp.all_reduce(odd_one ? shorter : x);
+        dp.all_reduce(odd_one ? shorter : x).wait();
     } else if (way == "dtype") {
         Tensor other({1000}, DType::bf16, Device::cpu);
-        dp.all_reduce(odd_one ? other : x);
+        dp.all_reduce(odd_one ? other : x).wait();
     } else if (way == "reduction") {
-        dp.all_reduce(x, odd_one ? Reduce::max : Reduce::sum);
+        dp.all_reduce(x, odd_one ? Reduce::max : Reduce::sum).wait();
     } else if (way == "root") {
-        dp.broadcast(x, odd_one ? 1 : 0);
+        dp.broadcast(x, odd_one ? 1 : 0).wait();
     } else if (way == "scalar") {
-        odd_one ? dp.barrier() : void(dp.sum(1));
+        odd_one ? dp.barrier().wait() : void(dp.sum(1));
     } else if (way == "message-too-long") {
-        if (world.rank() == 0) dp.send(x, 1);
-        if (odd_one) dp.recv(shorter, 0);
-        dp.barrier();
+        if (world.rank() == 0) dp.send(x, 1).wait();
+        if (odd_one) dp.recv(shorter, 0).wait();
+        dp.barrier().wait();
     } else if (way == "message-too-short") {
-        if (world.rank() == 0) dp.send(shorter, 1);
-        if (odd_one) dp.recv(x, 0);
-        dp.barrier();
+        if (world.rank() == 0) dp.send(shorter, 1).wait();
+        if (odd_one) dp.recv(x, 0).wait();
+        dp.barrier().wait();
     } else if (way == "silence") {
         if (odd_one) std::this_thread::sleep_for(std::chrono::minutes(2));
-        dp.all_reduce(x);
+        dp.all_reduce(x).wait();
     } else if (way == "stop-while-writing") {
         write_files(world, [&] {
             if (odd_one) raise(SIGSTOP);
-            dp.all_reduce(x);
+            dp.all_reduce(x).wait();
         });
     } else if (way == "stop-in-setup") {
         together([&] {
@@ -72,16 +72,16 @@ void program(int argc, char** argv) {
         together([&] {
             if (odd_one) usage_error("--here: rank 1 has no such disk; --there works");
         });
-        dp.all_reduce(x);
+        dp.all_reduce(x).wait();
     } else if (way == "lone-usage") {
         if (odd_one) usage_error("--here: not foreseen");
-        dp.all_reduce(x);
+        dp.all_reduce(x).wait();
     } else if (way == "check") {
         CHECK(!odd_one, "{} is not {}", 1, 2);
-        dp.all_reduce(x);
+        dp.all_reduce(x).wait();
     } else if (way == "throw") {
         if (odd_one) throw std::runtime_error("a disk is full");
-        dp.all_reduce(x);
+        dp.all_reduce(x).wait();
     } else {
         usage_error("{}: unknown way", way);
     }

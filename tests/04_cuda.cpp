@@ -47,7 +47,7 @@ TEST_CASE("products in chunks on a GPU, in bf16: what products behind collective
         const Tensor y = gather_multiply(ranks, part, weight, Transpose::b, gathered);
         const double product = distance(y, values(matmul(gather_rows(ranks, part), weight, Transpose::b)));
         const Tensor scattered = multiply_scatter(ranks, x, weight);
-        ranks.reduce_scatter(sum, matmul(x, weight, Transpose::b));
+        ranks.reduce_scatter(sum, matmul(x, weight, Transpose::b)).wait();
         const double share = distance(scattered, values(sum));
         INFO(ranks.transport(), ": ", product, ", ", share);
         EXPECT_EVERYWHERE(product <= 1e-6);

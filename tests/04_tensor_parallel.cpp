@@ -380,7 +380,7 @@ TEST_CASE("products in chunks give what products behind collectives give, on any
             good = good && distance(y, values(matmul(rows, weight, Transpose::b))) <= 1e-6;
             const Tensor x = tensor(randoms(N * each * in, 90 + r), {N * each, in});
             Tensor sum({each, out}, DType::f32, Device::cpu);
-            ranks.reduce_scatter(sum, matmul(x, weight, Transpose::b));
+            ranks.reduce_scatter(sum, matmul(x, weight, Transpose::b)).wait();
             good = good && distance(multiply_scatter(ranks, x, weight), values(sum)) <= 1e-6;
             EXPECT(ranks.sum(good ? 0 : 1) == 0);
         });

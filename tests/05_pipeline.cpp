@@ -328,7 +328,7 @@ TEST_CASE("weight halves put aside: buckets and ZeRO's reductions leave after th
         Tape tape{.weights = puts_aside ? &later : nullptr};
         session.model.forward(tape, session.trainer.micro_batch(1, 0));
         tape.backward();
-        world().barrier();  // what has been sent by now is executed here
+        world().barrier().wait();  // what has been sent by now is executed here
         for (auto& half : later) half();
         zero ? zero->finish() : data_parallel->finish();
         std::vector<double> list;

@@ -33,7 +33,7 @@ void only_on_rank_0(const std::function<void()>& body) {
 void on_first_ranks(int n, const std::function<void(const Comm&)>& body) {
     const Comm group = world().split([n](int rank) { return rank < n ? 0 : 1; }, "group");
     if (world().rank() < n) body(group);
-    world().barrier();
+    world().barrier().wait();
 }
 
 }  // namespace train70b::test

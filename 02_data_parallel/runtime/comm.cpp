@@ -241,7 +241,7 @@ void copy_if_apart(Tensor to, const Tensor& from) {
 }
 }  // namespace
 
-Work Comm::all_reduce_async(Tensor x, Reduce reduce, Where where) const {
+Work Comm::all_reduce(Tensor x, Reduce reduce, Where where) const {
     const int64_t n = size();
     if (n == 1) return {};
     const AllReduce algorithm = reduce == Reduce::sum ? group_->engine->settings.all_reduce : AllReduce::library;
@@ -257,7 +257,7 @@ Work Comm::all_reduce_async(Tensor x, Reduce reduce, Where where) const {
                   .where = where});
 }
 
-Work Comm::reduce_scatter_async(Tensor part, Tensor whole, Where where) const {
+Work Comm::reduce_scatter(Tensor part, Tensor whole, Where where) const {
     const int64_t n = size();
     check_part(part, whole, int(n));
     if (n == 1) return copy_if_apart(part, whole), Work();
@@ -276,7 +276,7 @@ Work Comm::reduce_scatter_async(Tensor part, Tensor whole, Where where) const {
                   .where = where});
 }
 
-Work Comm::all_gather_async(Tensor whole, Tensor part, Where where) const {
+Work Comm::all_gather(Tensor whole, Tensor part, Where where) const {
     const int64_t n = size();
     check_part(part, whole, int(n));
     if (n == 1) return copy_if_apart(whole, part), Work();
@@ -288,7 +288,7 @@ Work Comm::all_gather_async(Tensor whole, Tensor part, Where where) const {
                   .where = where});
 }
 
-Work Comm::broadcast_async(Tensor x, int root, Where where) const {
+Work Comm::broadcast(Tensor x, int root, Where where) const {
     const int64_t n = size();
     CHECK(0 <= root && root < n, "root {} of {} ranks", root, n);
     if (n == 1) return {};
@@ -300,7 +300,7 @@ Work Comm::broadcast_async(Tensor x, int root, Where where) const {
                   .where = where});
 }
 
-Work Comm::all_to_all_async(Tensor to, Tensor from, Where where) const {
+Work Comm::all_to_all(Tensor to, Tensor from, Where where) const {
     const int64_t n = size();
     CHECK(to.dtype() == from.dtype() && to.size() == from.size() && to.size() % n == 0, "{} {} to {} {} on {} ranks",
           from.size(), name_of(from.dtype()), to.size(), name_of(to.dtype()), n);
@@ -314,7 +314,7 @@ Work Comm::all_to_all_async(Tensor to, Tensor from, Where where) const {
                   .where = where});
 }
 
-Work Comm::send_async(Tensor x, int to, Where where) const {
+Work Comm::send(Tensor x, int to, Where where) const {
     CHECK(0 <= to && to < size() && to != rank(), "rank {} sends to {} of {}", rank(), to, size());
     return start(
         {.operation = "send",
@@ -326,7 +326,7 @@ Work Comm::send_async(Tensor x, int to, Where where) const {
          .where = where});
 }
 
-Work Comm::recv_async(Tensor x, int from, Where where) const {
+Work Comm::recv(Tensor x, int from, Where where) const {
     CHECK(0 <= from && from < size() && from != rank(), "rank {} receives from {} of {}", rank(), from, size());
     return start(
         {.operation = "recv",
@@ -337,7 +337,7 @@ Work Comm::recv_async(Tensor x, int from, Where where) const {
          .where = where});
 }
 
-Work Comm::send_recv_async(Tensor out, int to, Tensor in, int from, Where where) const {
+Work Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const {
     CHECK(0 <= to && to < size() && 0 <= from && from < size(), "to {}, from {} of {}", to, from, size());
     if (size() == 1) return copy_if_apart(in, out), Work();
     return start(
@@ -350,7 +350,7 @@ Work Comm::send_recv_async(Tensor out, int to, Tensor in, int from, Where where)
          .where = where});
 }
 
-Work Comm::shift_async(Tensor out, Tensor in, int by, Where where) const {
+Work Comm::ring_shift(Tensor out, Tensor in, int by, Where where) const {
     CHECK(out.dtype() == in.dtype() && out.size() == in.size() && !out.overlaps(in), "{} and {}", out.size(),
           in.size());
     const int n = size(), to = ((rank() + by) % n + n) % n, from = ((rank() - by) % n + n) % n;
@@ -365,7 +365,7 @@ Work Comm::shift_async(Tensor out, Tensor in, int by, Where where) const {
          .where = where});
 }
 
-Work Comm::barrier_async(Where where) const {
+Work Comm::barrier(Where where) const {
     if (size() == 1) return {};
     return start({.operation = "barrier",
                   .run =
@@ -375,21 +375,6 @@ Work Comm::barrier_async(Where where) const {
                       },
                   .where = where});
 }
-
-void Comm::all_reduce(Tensor x, Reduce reduce, Where where) const { all_reduce_async(x, reduce, where).wait(); }
-void Comm::reduce_scatter(Tensor part, Tensor whole, Where where) const {
-    reduce_scatter_async(part, whole, where).wait();
-}
-void Comm::all_gather(Tensor whole, Tensor part, Where where) const { all_gather_async(whole, part, where).wait(); }
-void Comm::broadcast(Tensor x, int root, Where where) const { broadcast_async(x, root, where).wait(); }
-void Comm::all_to_all(Tensor to, Tensor from, Where where) const { all_to_all_async(to, from, where).wait(); }
-void Comm::send(Tensor x, int to, Where where) const { send_async(x, to, where).wait(); }
-void Comm::recv(Tensor x, int from, Where where) const { recv_async(x, from, where).wait(); }
-void Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const {
-    send_recv_async(out, to, in, from, where).wait();
-}
-void Comm::shift(Tensor out, Tensor in, int by, Where where) const { shift_async(out, in, by, where).wait(); }
-void Comm::barrier(Where where) const { barrier_async(where).wait(); }
 
 std::vector<double> Comm::gather(const std::vector<double>& mine, Where where) const {
     return numbers(mine, 8 * int64_t(mine.size()) * size() * (size() - 1), where);  // an all-gather
@@ -446,7 +431,7 @@ Comm Comm::split(const std::function<int(int)>& colour_of, const std::string& na
     return Comm(group);
 }
 
-Comm Comm::link(int from, int to, Where where) const {
+Comm Comm::p2p_channel(int from, int to, Where where) const {
     const Comm pair = split([from, to](int rank) { return rank == from || rank == to ? 0 : -1; }, name(), where);
     if (pair.group_) pair.group_->channel = Transport::Channel::link;
     return pair;

@@ -295,7 +295,7 @@ void sum_norms(Trainer& trainer, const Comm& ranks) {
 void write_files(const Comm& world, const std::function<void()>& files) {
     const Watchdog::Pause pause(*watchdog);
     files();
-    world.barrier();
+    world.barrier().wait();
 }
 
 void report_communication(Trainer& trainer, const Comm& world) {
