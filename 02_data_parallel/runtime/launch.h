@@ -2,6 +2,7 @@
 // From the command line to a Comm: MPI's beginning and end, the flags of communication, the choice of transport.
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/comm.h"
+#include "02_data_parallel/runtime/trainer_runtime.h"
 
 namespace train70b {
 
@@ -34,14 +35,5 @@ int64_t ranks_per_copy(int64_t given, int64_t dp, const Comm& world);
 
 // --dp: 0 means what the ranks leave when each model copy takes ranks_per_copy. Usage error when it cannot be.
 int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy);
-
-// The trainer's norms become those of a model whose parts lie on `ranks`: the root of the sum of their squares.
-void sum_norms(Trainer& trainer, const Comm& ranks);
-
-// Rank 0 writes what takes its time; the others wait for it, and the watchdog for all.
-void write_files(const Comm& world, const std::function<void()>& files);
-
-// The trainer's reports get each step's communication, and the summary the memory of all ranks.
-void report_communication(Trainer& trainer, const Comm& world);
 
 }  // namespace train70b

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <source_location>
 #include <string>
@@ -99,6 +100,8 @@ class Watchdog {
     std::atomic<bool> stop_{false};
     std::thread thread_, device_thread_;
 };
+
+extern std::unique_ptr<Watchdog> watchdog;  // this rank's, from the start of run_ranks (launch.h) to its end
 
 void block_sigterm();  // in this thread and all that it creates
 
