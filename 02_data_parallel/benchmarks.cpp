@@ -1,21 +1,19 @@
 #include "02_data_parallel/benchmarks.h"
 
 #include "01_single_gpu/ops/ops.h"
+#include "02_data_parallel/all_reduce.h"
 
 namespace train70b {
 
 namespace {
-
-constexpr AllReduce kAll[] = {AllReduce::library, AllReduce::naive, AllReduce::ring, AllReduce::pipelined,
-                              AllReduce::halving};
 
 double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
     return values[values.size() / 2];
 }
 
-// Small integers, so that any order of the sum is exact.
-void check_result(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
+// The test values are small integers, so any order of the sum is exact.
+void check_result(const Comm& ranks, const Tensor& x, const std::string& algorithm) {
     const int N = ranks.size();
     std::vector<int32_t> numbers(x.size());
     for (int64_t i = 0; i < x.size(); ++i) numbers[i] = int32_t(i % 13) * (ranks.rank() + 1);
@@ -26,12 +24,12 @@ void check_result(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
     ranks.all_reduce(x).wait();
     const std::vector<double> sums = read(x);
     for (int64_t i = 0; i < x.size(); ++i)
-        CHECK(sums[i] == double(i % 13) * double(N * (N + 1) / 2), "{}: element {} of {} is {}", name_of(algorithm), i,
-              x.size(), sums[i]);
+        CHECK(sums[i] == double(i % 13) * double(N * (N + 1) / 2), "{}: element {} of {} is {}", algorithm, i, x.size(),
+              sums[i]);
 }
 
-// Seconds of one all-reduce, on the slowest rank. Small ones are measured many at a time.
-double time_once(const Comm& ranks, const Tensor& x, AllReduce algorithm) {
+// Seconds of one all-reduce on the slowest rank. Small ones are repeated within one measurement.
+double time_once(const Comm& ranks, const Tensor& x, const std::string& algorithm) {
     const int repeats = x.bytes() <= (64 << 10) ? 20 : 1;
     ranks.use(algorithm);
     ranks.barrier().wait();
@@ -47,33 +45,35 @@ std::vector<AllReduceTime> time_all_reduce(const Comm& ranks, Device device, con
     constexpr int kLeast = 5, kMost = 51;
     constexpr double kBudget = 0.5;  // seconds per size
     std::vector<AllReduceTime> table;
-    const AllReduce before = ranks.use(AllReduce::library);
+    const std::vector<std::string> algorithms = all_reduce_names();
+    const std::string before = ranks.use("library");
     for (const int64_t bytes : sizes) {
         Tensor x({bytes / 4}, DType::f32, device, Memory::workspace);
-        for (const AllReduce algorithm : kAll) {
+        for (const std::string& algorithm : algorithms) {
             ranks.use(algorithm);
             check_result(ranks, x, algorithm);
         }
         fill(x, 0);
-        std::map<AllReduce, std::vector<double>> seconds, ratios;
+        std::map<std::string, std::vector<double>> seconds, ratios;
         int rounds = kLeast;
-        for (int round = -1; round < rounds; ++round) {  // the first one warms up, and tells how many there is time for
-            std::map<AllReduce, double> now;
+        for (int round = -1; round < rounds;
+             ++round) {  // round -1 warms up and determines how many rounds fit the budget
+            std::map<std::string, double> now;
             const double begin = now_seconds();
-            for (size_t i = 0; i < std::size(kAll); ++i) {  // each round begins with another one
-                const AllReduce algorithm = kAll[(i + size_t(round + 1)) % std::size(kAll)];
+            for (size_t i = 0; i < algorithms.size(); ++i) {  // each round begins with another algorithm
+                const std::string& algorithm = algorithms[(i + size_t(round + 1)) % algorithms.size()];
                 now[algorithm] = time_once(ranks, x, algorithm);
             }
             if (round < 0) {
                 rounds = std::clamp(int(kBudget / ranks.max(now_seconds() - begin)), kLeast, kMost);
                 continue;
             }
-            for (const AllReduce algorithm : kAll) {
+            for (const std::string& algorithm : algorithms) {
                 seconds[algorithm].push_back(now[algorithm]);
-                ratios[algorithm].push_back(now[algorithm] / now[AllReduce::library]);
+                ratios[algorithm].push_back(now[algorithm] / now["library"]);
             }
         }
-        for (const AllReduce algorithm : kAll)
+        for (const std::string& algorithm : algorithms)
             table.push_back({bytes, algorithm, median(seconds[algorithm]), median(ratios[algorithm])});
     }
     ranks.use(before);
@@ -86,7 +86,7 @@ std::string all_reduce_table(const std::vector<AllReduceTime>& times, int ranks)
     for (const AllReduceTime& t : times) {
         const double bandwidth = double(t.bytes) / t.seconds / 1e9;
         text += fmt::format("{:>10}  {:<10}{:>9.1f} us{:>7.2f} GB/s{:>7.2f} GB/s{:>12.2f}\n",
-                            t.algorithm == kAll[0] ? human_bytes(double(t.bytes)) : "", name_of(t.algorithm),
+                            t.algorithm == all_reduce_names()[0] ? human_bytes(double(t.bytes)) : "", t.algorithm,
                             t.seconds * 1e6, bandwidth, bandwidth * 2 * (ranks - 1) / ranks, t.ratio);
     }
     return text;
@@ -96,8 +96,8 @@ std::string all_reduce_csv(const std::vector<AllReduceTime>& times, int ranks) {
     std::string text = "ranks,bytes,algorithm,seconds,algorithm_bytes_per_s,bus_bytes_per_s,times_library\n";
     for (const AllReduceTime& t : times) {
         const double bandwidth = double(t.bytes) / t.seconds;
-        text += fmt::format("{},{},{},{:.9g},{:.6g},{:.6g},{:.4g}\n", ranks, t.bytes, name_of(t.algorithm), t.seconds,
-                            bandwidth, bandwidth * 2 * (ranks - 1) / ranks, t.ratio);
+        text += fmt::format("{},{},{},{:.9g},{:.6g},{:.6g},{:.4g}\n", ranks, t.bytes, t.algorithm, t.seconds, bandwidth,
+                            bandwidth * 2 * (ranks - 1) / ranks, t.ratio);
     }
     return text;
 }

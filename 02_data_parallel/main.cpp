@@ -37,7 +37,7 @@ void program(int argc, char** argv) {
 
     std::optional<TrainingRun> run;
     std::optional<OutputFile> all_reduce_file, modes_file;
-    const bool compares = tables && dp > 1 && comm_options.transport != "fake";
+    const bool compares = tables && dp > 1 && comm_options.backend != "fake";
     together([&] {
         if (!compares && !(all_reduce_csv_path.empty() && modes_csv_path.empty()))
             usage_error(
@@ -52,7 +52,7 @@ void program(int argc, char** argv) {
     data_parallel.attach(run->trainer);
     report_communication(run->trainer, world);
     run->materialise();
-    say("{} data-parallel ranks over {}; gradients: {} in {} bucket(s), {}\n", dp, world.transport(),
+    say("{} data-parallel ranks over {}; gradients: {} in {} bucket(s), {}\n", dp, world.backend(),
         human_bytes(double(data_parallel.gradient_bytes())), data_parallel.buckets(),
         options.accumulation(dp) > 1 ? fmt::format("once per {} micro-batches", options.accumulation(dp))
                                      : "every step");

@@ -21,8 +21,7 @@ import matplotlib.pyplot as plt
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 import style
 
-COLOURS = {"library": style.GREY, "naive": style.RED, "ring": style.BLUE, "pipelined": style.GREEN,
-           "halving": style.PURPLE}
+COLORS = (style.GREY, style.RED, style.BLUE, style.GREEN, style.PURPLE, style.CYAN, style.YELLOW)  # library: grey
 
 
 def hardware():
@@ -50,12 +49,12 @@ def rows(path):
 def all_reduce_picture(out):
     table = rows(out / "02_all_reduce.csv")
     figure, (time, bandwidth) = plt.subplots(1, 2, figsize=(10, 3.8))
-    for algorithm, colour in COLOURS.items():
+    for algorithm, color in zip(dict.fromkeys(row["algorithm"] for row in table), COLORS):
         mine = [row for row in table if row["algorithm"] == algorithm]
         x = [int(row["bytes"]) for row in mine]
-        style = dict(color=colour, marker="o", ms=3, lw=1.4, label=algorithm)
-        time.loglog(x, [1e6 * float(row["seconds"]) for row in mine], **style)
-        bandwidth.semilogx(x, [float(row["bus_bytes_per_s"]) / 1e9 for row in mine], **style)
+        line = dict(color=color, marker="o", ms=3, lw=1.4, label=algorithm)
+        time.loglog(x, [1e6 * float(row["seconds"]) for row in mine], **line)
+        bandwidth.semilogx(x, [float(row["bus_bytes_per_s"]) / 1e9 for row in mine], **line)
     time.set(xlabel="bytes", ylabel="time (us)", title=f"all-reduce over {table[0]['ranks']} ranks")
     bandwidth.set(xlabel="bytes", ylabel="bus bandwidth (GB/s)", title="n / t x 2 (N-1)/N")
     bandwidth.set_ylim(bottom=0)

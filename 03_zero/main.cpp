@@ -74,11 +74,11 @@ void program(int argc, char** argv) {
         report_communication(run->trainer, world);
         run->materialise();
         say("ZeRO stage {} over {} of {} data-parallel ranks ({}); {} elements of padding\n", zero_options.stage,
-            zero.shard_ranks(), dp, world.transport(), zero.padded_elements() - options.model.parameters());
+            zero.shard_ranks(), dp, world.backend(), zero.padded_elements() - options.model.parameters());
         run->trainer.run();
     }
     run.reset();
-    if (tables && dp > 1 && comm_options.transport != "fake")
+    if (tables && dp > 1 && comm_options.backend != "fake")
         print_tables(options, Dataset(options.data, options.model.vocab, options.seq_len, options.val_fraction), ranks,
                      zero_options);
     world.finish();

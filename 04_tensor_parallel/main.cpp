@@ -79,7 +79,7 @@ void program(int argc, char** argv) {
         report_communication(run->trainer, world);
         run->materialise();
         say("{} tensor-parallel x {} data-parallel ranks ({}); sequence parallelism {}, overlap {}\n", tp, dp,
-            world.transport(), tp_options.sequence_parallel ? "on" : "off", tp_options.overlap ? "on" : "off");
+            world.backend(), tp_options.sequence_parallel ? "on" : "off", tp_options.overlap ? "on" : "off");
         run->trainer.run();
     }
     run.reset();
@@ -87,7 +87,7 @@ void program(int argc, char** argv) {
         efficiency_file->write(efficiency_csv(links));
         efficiency_file->commit();
     }
-    if (tables && world.size() > 1 && comm_options.transport != "fake")
+    if (tables && world.size() > 1 && comm_options.backend != "fake")
         print_tables(options, Dataset(options.data, options.model.vocab, options.seq_len, options.val_fraction), world,
                      tp);
     if (tables) say("\n{}", efficiency_table(links));

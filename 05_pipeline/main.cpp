@@ -71,7 +71,7 @@ void program(int argc, char** argv) {
     const int64_t micro_batches = dp_options.micro_batches = options.accumulation(dp);
     const Stage stage = pipeline_stage(options.model, pp, world.rank() / dp, pipeline_options);
     const Schedule schedule = pipeline_schedule(pipeline_options, pp, micro_batches);
-    const bool shows = tables && pp > 1 && comm_options.transport != "fake";
+    const bool shows = tables && pp > 1 && comm_options.backend != "fake";
     if (!shows && !(outputs.draw.empty() && outputs.trace.empty()))
         usage_error("--draw, --pipeline-trace: {} is no pipeline to show; two stages or more (mpirun -np 2) would be",
                     pp == 1 ? "one stage" : "one rank of a world that is not there");
@@ -94,7 +94,7 @@ void program(int argc, char** argv) {
         pipeline.attach(run->trainer);
         report_communication(run->trainer, world);
         run->materialise();
-        say("{} pipeline stages x {} data-parallel ranks ({}); {}, {} micro-batches{}\n", pp, dp, world.transport(),
+        say("{} pipeline stages x {} data-parallel ranks ({}); {}, {} micro-batches{}\n", pp, dp, world.backend(),
             schedule.name, micro_batches,
             schedule.chunks > 1 ? fmt::format(", {} chunks per rank", schedule.chunks) : "");
         run->trainer.run();

@@ -75,12 +75,12 @@ void program(int argc, char** argv) {
         report_communication(run->trainer, world);
         run->materialise();
         say("{} context-parallel x {} data-parallel ranks ({}); {}: {} {}, {} divide heads\n", cp, dp,
-            world.transport(), context_options.algorithm, layout.groups(), layout.gather ? "gather" : "in the ring",
+            world.backend(), context_options.algorithm, layout.groups(), layout.gather ? "gather" : "in the ring",
             layout.ulysses);
         run->trainer.run();
     }
     run.reset();
-    if (tables && cp > 1 && comm_options.transport != "fake")
+    if (tables && cp > 1 && comm_options.backend != "fake")
         print_tables(options, Dataset(options.data, options.model.vocab, options.seq_len, options.val_fraction), world,
                      context_ranks, context_options);
     else if (tables)

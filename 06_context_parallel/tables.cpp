@@ -249,7 +249,7 @@ std::string long_context_table() {
                                               {"70b", 131072, 8},
                                               {"70b", 131072, 32},
                                               {"70b", 1048576, 128}}) {
-        const Comm fake = make_comm(make_fake_transport(0, ranks), {});
+        const Comm fake = make_comm(make_fake_backend(0, ranks), {});
         text += fmt::format("{:<10}{:>10}{:>8}", name, tokens, ranks);
         for (const Recompute recompute : {Recompute::none, Recompute::full}) {
             const LlamaConfig config = preset(name);

@@ -108,11 +108,11 @@ void program(int argc, char** argv) {
             "({}), "
             "ZeRO stage {}\n",
             composition.fp8.layers(), 4 * options.model.layers, precision.fp8.recipe, precision.optimizer, tp, dp,
-            world.transport(), zero_options.stage);
+            world.backend(), zero_options.stage);
         run->trainer.run();
     }
     run.reset();
-    if (tables.on && comm_options.transport != "fake")
+    if (tables.on && comm_options.backend != "fake")
         print_tables(options, Dataset(options.data, options.model.vocab, options.seq_len, options.val_fraction), layout,
                      zero_options, precision, tables, csv);
     world.finish();

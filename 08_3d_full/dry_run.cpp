@@ -55,7 +55,7 @@ RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& 
     for (const int64_t bytes : before) CHECK(bytes == 0, "{} bytes are still booked", bytes);
     RankMemory memory = rank_formula(options, plan, rank);
     {
-        const Comm world = make_comm(make_fake_transport(int(rank), int(plan.mesh.size())), {});
+        const Comm world = make_comm(make_fake_backend(int(rank), int(plan.mesh.size())), {});
         Llama model(o.model, o.llama(), stage_of(plan, o.model, rank));
         Trainer trainer(o, model, data, flags);
         const int real_rank = std::exchange(this_rank, -1);  // files are open; no progress lines of a run that is none

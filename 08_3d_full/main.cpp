@@ -43,9 +43,9 @@ void program(int argc, char** argv) {
                           "book one step of --comm fake's ranks, all or --fake-rank; compute nothing");
     command_line.add_switch("--probe", extras.probe, "time products and links of all ranks before training");
     command_line.parse(argc, argv);
-    if (extras.dry_run && comm_options.transport != "fake")
+    if (extras.dry_run && comm_options.backend != "fake")
         usage_error("--dry-run: books ranks of a world that is not there; add --comm fake --fake-world N");
-    if (extras.probe && comm_options.transport == "fake")
+    if (extras.probe && comm_options.backend == "fake")
         usage_error("--probe on: with --comm fake there are no links to time; leave it out");
     options.dry_run = extras.dry_run;
 

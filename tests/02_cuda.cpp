@@ -1,9 +1,10 @@
-// The transports of device tensors against definitions. Without a GPU nothing is tested, and the output says so.
+// The backends of device tensors against definitions. Without a GPU nothing is tested, and the output says so.
 //   2 or 4 ranks on one GPU:  mpirun --oversubscribe -np 4 build/bin/test_02_cuda                       (staged)
 //   the same through NCCL, which has to be told that they are different hosts (see docs/results/gpu.md):
 //     mpirun --oversubscribe -np 2 bash -c 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec build/bin/test_02_cuda'
 //   one GPU per rank:         mpirun -np 8 build/bin/test_02_cuda                                       (staged and nccl)
 #include "01_single_gpu/ops/ops.h"
+#include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/data_parallel.h"
 #include "tests/device_comms.h"
 #include "tests/training.h"
@@ -41,14 +42,13 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
             for (int p = 0; p < N; ++p) total += element(p, i);
             return total;
         };
-        for (const AllReduce algorithm :
-             {AllReduce::naive, AllReduce::ring, AllReduce::pipelined, AllReduce::halving, AllReduce::library}) {
+        for (const std::string& algorithm : all_reduce_names()) {
             comm.use(algorithm);
             for (const DType dtype : {DType::f32, DType::bf16})
                 for (const int64_t size : {1, 3, 64, 1001, 1 << 20}) {
                     Tensor x = numbers(dtype, size, r);
                     comm.all_reduce(x).wait();
-                    INFO(comm.transport(), " ", name_of(algorithm), " ", name_of(dtype), " ", size);
+                    INFO(comm.backend(), " ", algorithm, " ", name_of(dtype), " ", size);
                     EXPECT_EVERYWHERE(equals(x, sum));
                 }
             // Several under way at once, and the compute stream busy with what they wait for.
@@ -127,7 +127,7 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
         const CommStats stats = comm.take_stats();
         EXPECT_EVERYWHERE(N == 1 || stats.operations.at("world.all_reduce").seconds > 0);
     }
-    world().use(AllReduce::library);
+    world().use("library");
 }
 
 TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not, by every algorithm") {
@@ -137,8 +137,7 @@ TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not
     Session one(o);
     one.run();
     for (const Comm& comm : device_comms())
-        for (const AllReduce algorithm :
-             {AllReduce::naive, AllReduce::ring, AllReduce::pipelined, AllReduce::halving, AllReduce::library})
+        for (const std::string& algorithm : all_reduce_names())
             for (const bool overlap : {false, true}) {
                 comm.use(algorithm);
                 TrainOptions part = o;
@@ -150,7 +149,7 @@ TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not
                     data_parallel->attach(s.trainer);
                 });
                 session.run();
-                INFO(comm.transport(), " ", name_of(algorithm), ", overlap ", overlap);
+                INFO(comm.backend(), " ", algorithm, ", overlap ", overlap);
                 EXPECT_EVERYWHERE(worst_deviation(session, one) <= 5e-6);
             }
 }

@@ -1,5 +1,6 @@
 // N ranks against one: the same loss, gradient norm and gradients, whatever algorithm, buckets and overlap; and the
 // bytes that the formula says.
+#include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/data_parallel.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
@@ -60,8 +61,7 @@ TEST_CASE(
         for (const int ranks : {2, 4, 8}) {
             if (ranks > world().size()) continue;
             int64_t number = 0;
-            for (const AllReduce algorithm :
-                 {AllReduce::naive, AllReduce::ring, AllReduce::pipelined, AllReduce::halving, AllReduce::library})
+            for (const std::string& algorithm : all_reduce_names())
                 for (const bool overlap : {false, true})
                     for (const double bucket_mb : {0.0, 0.1, 25.0}) {
                         if (parity.skips(number++)) continue;
@@ -84,9 +84,9 @@ TEST_CASE(
                                                                      : (G + bucket - 1) / bucket;
                             booked = booked && entry.calls == expected && (bucket_mb != 0.1 || expected > 2);
                         });
-                        world().use(AllReduce::library);
-                        INFO(o.dtype, ", ", ranks, " ranks, ", name_of(algorithm), ", overlap ", overlap,
-                             ", buckets of ", bucket_mb);
+                        world().use("library");
+                        INFO(o.dtype, ", ", ranks, " ranks, ", algorithm, ", overlap ", overlap, ", buckets of ",
+                             bucket_mb);
                         EXPECT_EVERYWHERE(near);
                         EXPECT_EVERYWHERE(same);
                         EXPECT_EVERYWHERE(booked);
@@ -110,7 +110,7 @@ TEST_CASE("3, 5, 6 and 7 ranks; accumulation; recomputation") {
                     int64_t calls = 1, buckets = 1;
                     on_first_ranks(ranks, [&](const Comm& all) {
                         const Comm comm = all.split([](int) { return 0; }, "dp");
-                        comm.use(ranks % 2 ? AllReduce::ring : AllReduce::halving);
+                        comm.use(ranks % 2 ? "ring" : "halving");
                         Session one(o);
                         one.run();
                         Parallel run(o, comm, 0.1, true, accumulation);
@@ -118,7 +118,7 @@ TEST_CASE("3, 5, 6 and 7 ranks; accumulation; recomputation") {
                         calls = run.first_step["dp.all_reduce"].calls;
                         buckets = run.data_parallel->buckets();
                     });
-                    world().use(AllReduce::library);
+                    world().use("library");
                     INFO(ranks, " ranks, accumulation ", accumulation, ", recompute ", recompute);
                     EXPECT_EVERYWHERE(deviation <= parity.bound);
                     EXPECT_EVERYWHERE(calls == buckets);  // once per step, not once per micro-batch
@@ -175,7 +175,7 @@ TEST_CASE("bf16 gradients: half the bytes, and a run that follows the one-rank r
     o.dtype = o.grad_dtype = "bf16";
     Session one(o);
     one.run();
-    for (const AllReduce algorithm : {AllReduce::ring, AllReduce::halving, AllReduce::library}) {
+    for (const std::string algorithm : {"ring", "halving", "library"}) {
         world().use(algorithm);
         Parallel run(o, world().split([](int) { return 0; }, "dp"), 0.1, true);
         const int64_t elements = total_size(run.session.model.params()), N = world().size();
@@ -184,7 +184,7 @@ TEST_CASE("bf16 gradients: half the bytes, and a run that follows the one-rank r
         EXPECT_EVERYWHERE(worst_deviation(run.session, one) <= 3e-2);
         EXPECT_EVERYWHERE(same_weights(world(), run.session));
     }
-    world().use(AllReduce::library);
+    world().use("library");
 }
 
 TEST_CASE("memory: a replica costs the same on every number of ranks; evaluation is one rank's") {

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Ranks that die, stand still or disagree: the run ends, within seconds, and says why. And bad input: one line, exit code
+# Ranks that die, hang or disagree: the run ends within seconds and says why. And bad input: one line, exit code
 # 2 on all ranks.
 # Run: bash tests/02_failures.sh build/bin
 program=02_data_parallel
@@ -18,22 +18,22 @@ disagree reduction "rank 1 of 3: dp.all_reduce #101, 1000 fp32 max"
 disagree root "from rank 0" "from rank 1"
 disagree scalar "dp.scalar #101, 1 numbers" "dp.barrier #101"
 disagree message-too-long "rank 1: check failed" "rank 0 of the group sent more than the 2000 bytes"
-disagree message-too-short "rank 1: check failed" "rank 0 of the group sent 2000 bytes, 4000 are received"
+disagree message-too-short "rank 1: check failed" "rank 0 of the group sent 2000 bytes, this rank expected 4000"
 
 # Without the check a rank that is missing is found by the clock, by name, with the log of the last 64.
 run 3 "$bin/test_02_faults" silence --comm-check off --comm-timeout 3
-verdict "a rank that does not come" "$(ends 1 8)$(says "dp.all_reduce #101, 1000 fp32 has not ended after 3 s (--comm-timeout)" \
+verdict "a missing rank" "$(ends 1 8)$(says "dp.all_reduce #101, 1000 fp32 has not ended after 3 s (--comm-timeout)" \
     "NOT ENDED" "its last 64 collectives" "dp.all_reduce #38," "dp.all_reduce #100,")$(
     grep -q "dp.all_reduce #36," "$work/err" && echo "more than 64 are listed")"
 
-# A rank that stands still where no collective of the log waits for it: its beat stops, or the others wait in MPI_Init.
+# A rank that hangs where no collective in the log waits for it: its heartbeat stops, or the others wait in MPI_Init.
 run 3 "$bin/test_02_faults" stop-while-writing --comm-timeout 2
-verdict "a rank that stands still while files are written" "$(ends 1 9)$(
-    says "rank 1 has stood still for 2 s (--comm-timeout) while files are read or written")"
+verdict "a rank that hangs while files are written" "$(ends 1 9)$(
+    says "rank 1 has not responded for 2 s (--comm-timeout) while files are read or written")"
 run 3 "$bin/test_02_faults" stop-in-setup --comm-timeout 2
-verdict "a rank that stands still while the run is set up" "$(ends 1 9)$(says "rank 1 has stood still for 2 s (--comm-timeout)")"
+verdict "a rank that hangs while the run is set up" "$(ends 1 9)$(says "rank 1 has not responded for 2 s (--comm-timeout)")"
 run 3 "$bin/test_02_faults" stop-at-start --comm-timeout 1
-verdict "a rank that stands still before MPI is up" "$(ends 1 12)$(says "MPI_Init has not ended after 5 s (--comm-timeout)")"
+verdict "a rank that hangs before MPI is up" "$(ends 1 12)$(says "MPI_Init has not ended after 5 s (--comm-timeout)")"
 run 3 "$bin/test_02_faults" write-for-long --comm-timeout 1
 verdict "a rank that writes for longer than --comm-timeout" "$(ends 0 30)$(cat "$work/err")"
 
@@ -47,12 +47,12 @@ verdict "a broken invariant" "$(ends 1 5)$(says "rank 1: check failed: !odd_one:
 run 3 "$bin/test_02_faults" throw
 verdict "an error of one rank" "$(ends 1 10)$(says "rank 1: a disk is full")"
 
-# ---- ranks that die or stand still, in the middle of training ----
+# ---- ranks that die or hang in the middle of training ----
 training=("$bin/02_data_parallel" --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 6 --steps 1000000
     --tables off)
 strike KILL 1 3 "${training[@]}"
 verdict "SIGKILL: the others end at once, with their logs" "$([ "$code" != 0 ] || echo "exit code 0")$(
-    [ "$seconds" -le 5 ] || echo "took $seconds s; ")$(says "rank 0: ended by SIGTERM" "rank 2: ended by SIGTERM" "dp.all_reduce #")"
+    [ "$seconds" -le 5 ] || echo "took $seconds s; ")$(says "rank 0: terminated by SIGTERM" "rank 2: terminated by SIGTERM" "dp.all_reduce #")"
 strike STOP 1 3 "${training[@]}" --comm-timeout 4
 verdict "SIGSTOP: the watchdog names the wait" "$([ "$code" != 0 ] || echo "exit code 0")$(
     [ "$seconds" -le 9 ] || echo "took $seconds s; ")$(says "has not ended after 4 s (--comm-timeout)" "NOT ENDED")$(
@@ -63,19 +63,19 @@ refused "--dp unlike the ranks" 2 "--dp 3: there are 2 ranks|mpirun -np 3" --dp 
 refused "--dp unlike the ranks, alone" 1 "--dp 2: there are 1 ranks" --dp 2
 refused "a batch that does not divide" 3 "--global-batch 16|3 data-parallel ranks; 18 would" --global-batch 16
 refused "a batch that does not divide into micro-batches" 2 "--global-batch 12|--micro-batch 4|16 would" --global-batch 12 --micro-batch 4
-refused "staged on the CPU" 2 "--comm staged|--comm mpi works here" --device cpu --comm staged
-refused "nccl on the CPU" 2 "--comm nccl|--comm mpi works here" --device cpu --comm nccl
-refused "unknown transport" 2 "--comm|smoke|auto|nccl|staged|fake" --comm smoke
+refused "staged on the CPU" 2 "--comm staged|use --comm mpi" --device cpu --comm staged
+refused "nccl on the CPU" 2 "--comm nccl|use --comm mpi" --device cpu --comm nccl
+refused "unknown backend" 2 "--comm|smoke|auto|nccl|staged|fake" --comm smoke
 refused "unknown all-reduce" 2 "--all-reduce|tree|ring|halving" --all-reduce tree
 refused "no time at all" 2 "--comm-timeout|0|a number above 0" --comm-timeout 0
 refused "negative buckets" 2 "--bucket-mb|-1" --bucket-mb -1
 refused "overlap neither on nor off" 2 "--overlap|maybe|on|off" --overlap maybe
-refused "a fake world of no size" 1 "--comm fake|add --fake-world N" --comm fake
-refused "a fake rank outside its world" 1 "--fake-rank 4|0 to 3" --comm fake --fake-world 4 --fake-rank 4
-refused "a fake world of several processes" 2 "--comm fake|one process" --comm fake --fake-world 4
-refused "a fake world without --comm fake" 2 "--fake-world 4: belongs to --comm fake" --fake-world 4
+refused "--comm fake without a number of ranks" 1 "--comm fake|requires --fake-world N" --comm fake
+refused "a fake rank outside the group" 1 "--fake-rank 4|0 to 3" --comm fake --fake-world 4 --fake-rank 4
+refused "--comm fake in several processes" 2 "--comm fake|one process" --comm fake --fake-world 4
+refused "--fake-world without --comm fake" 2 "--fake-world 4 requires --comm fake" --fake-world 4
 refused "an output file that only rank 0 opens" 2 "--trace nowhere/t.json|existing, writable folder" --trace nowhere/t.json
-refused "a fake rank without --comm fake" 2 "--fake-rank 1: belongs to --comm fake" --fake-rank 1
+refused "--fake-rank without --comm fake" 2 "--fake-rank 1 requires --comm fake" --fake-rank 1
 refused "a file for a table that is not made" 2 "--all-reduce-csv|--tables off" --all-reduce-csv a.csv
 refused "a flag of no chapter" 2 "--bucket-md: unknown flag; did you mean --bucket-mb?" --bucket-md 3
 run 2 "$bin/02_data_parallel" --help

@@ -1,4 +1,4 @@
-// ZeRO on device tensors, over every transport that can work here (how to start it: tests/02_cuda.cpp).
+// ZeRO on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
 #include "03_zero/zero.h"
 #include "tests/device_comms.h"
 #include "tests/training.h"
@@ -38,7 +38,7 @@ TEST_CASE("every stage on a GPU, prefetch, overlap, accumulation, offload to pin
             });
             session.run();
             const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
-            INFO(comm.transport(), ", stage ", options.stage, ", offload ", int(options.offload), ", prefetch ",
+            INFO(comm.backend(), ", stage ", options.stage, ", offload ", int(options.offload), ", prefetch ",
                  options.prefetch, ", overlap ", options.overlap, ", m ", options.micro_batches);
             EXPECT_EVERYWHERE(deviation <= 5e-6);
         }

@@ -67,7 +67,7 @@ bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 TEST_CASE("stages 0 to 3, prefetch, accumulation, recomputation, overlap, buckets, offload, hybrid: one rank's run") {
     const Text text;
     REQUIRE(world().size() == 4);
-    const AllReduce before = world().use(AllReduce::ring);
+    const std::string before = world().use("ring");
     for (const Parity& parity : kParity)
         for (const char* recompute : {"none", "pointwise", "selective", "full"}) {
             TrainOptions o = padded(text, 16);
@@ -106,7 +106,7 @@ TEST_CASE("stages 0 to 3, prefetch, accumulation, recomputation, overlap, bucket
             for (const ZeroOptions& options : list) {
                 if (parity.skips(number++)) continue;
                 // The ring's sums for one micro-batch, the library's for several.
-                world().use(options.micro_batches > 1 ? AllReduce::library : AllReduce::ring);
+                world().use(options.micro_batches > 1 ? "library" : "ring");
                 Sharded run(o, world(), options);
                 const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
                 INFO(o.dtype, ", ", describe_options(options), ", recompute ", recompute, ": ", deviation);
@@ -123,8 +123,8 @@ TEST_CASE(
     "stages 0 to 3 are one another's, bit for bit: losses, norms and weights; so are prefetch, offload, overlap") {
     const Text text;
     const TrainOptions o = padded(text, 16);
-    for (const AllReduce algorithm : {AllReduce::ring, AllReduce::pipelined}) {
-        const AllReduce before = world().use(algorithm);
+    for (const std::string algorithm : {"ring", "pipelined"}) {
+        const std::string before = world().use(algorithm);
         Sharded first(o, world(), {.stage = 0});
         for (const ZeroOptions& options : std::vector<ZeroOptions>{{.stage = 0, .overlap = false},
                                                                    {.stage = 1},
@@ -258,7 +258,7 @@ TEST_CASE("a fake world of 1024: one rank's shards and a finite loss") {
     TrainOptions o = padded(text, 1024);
     o.micro_batch = 1;
     o.steps = 2;
-    const Comm fake = make_comm(make_fake_transport(5, 1024), {});
+    const Comm fake = make_comm(make_fake_backend(5, 1024), {});
     for (int stage = 1; stage <= 3; ++stage) {
         Sharded run(o, fake, {.stage = stage});
         for (const double x : run.session.history()) EXPECT(std::isfinite(x));

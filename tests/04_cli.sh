@@ -13,11 +13,11 @@ refused "a sequence that does not divide" 2 "--sequence-parallel on: --seq-len 1
 refused "more tensor-parallel ranks than there are" 2 "2 ranks cannot hold model copies of 4 ranks each; 4 can" --tp 4
 refused "ranks that tp does not divide" 3 "3 ranks cannot hold model copies of 2 ranks each; 4 can" --tp 2
 refused "--tp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 to a model copy, which makes --dp 2" --tp 2 --dp 4
-refused "--dp alone that does not divide the ranks" 4 "--dp 3: does not divide 4 ranks" --dp 3
+refused "--dp alone that does not divide the ranks" 4 "4 ranks are not divisible by --dp 3" --dp 3
 refused "--tp of nothing" 2 "--tp|from 1 on" --tp 0
 refused "neither on nor off" 2 "--sequence-parallel|on" --sequence-parallel maybe
 refused "overlap neither on nor off" 2 "--tp-overlap|on" --tp-overlap yes
-refused "a checkpoint of a world that is not there" 1 "--save-hf x: with --comm fake" --comm fake --fake-world 4 --tp 2 --save-hf x
+refused "a checkpoint of simulated ranks" 1 "--save-hf x: with --comm fake" --comm fake --fake-world 4 --tp 2 --save-hf x
 refused "links without tables" 2 "--links, --efficiency-csv" --links nowhere.json
 
 links() { # NAME TEXT PART: a table of links that is none

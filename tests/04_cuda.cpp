@@ -1,4 +1,4 @@
-// Tensor parallelism on device tensors, over every transport that can work here (how to start it: tests/02_cuda.cpp).
+// Tensor parallelism on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
 #include "04_tensor_parallel/overlap.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "tests/device_comms.h"
@@ -27,7 +27,7 @@ TEST_CASE("tensor parallelism on a GPU, sequence parallel or not, overlapped or 
                         });
                         session.run();
                         const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
-                        INFO(comm.transport(), ", sequence ", sequence, ", overlap ", overlap, ", kv heads ", kv_heads,
+                        INFO(comm.backend(), ", sequence ", sequence, ", overlap ", overlap, ", kv heads ", kv_heads,
                              ", recompute ", std::string(recompute), ": ", deviation);
                         EXPECT_EVERYWHERE(deviation <= 5e-6);
                     }
@@ -49,7 +49,7 @@ TEST_CASE("products in chunks on a GPU, in bf16: what products behind collective
         const Tensor scattered = multiply_scatter(ranks, x, weight);
         ranks.reduce_scatter(sum, matmul(x, weight, Transpose::b)).wait();
         const double share = distance(scattered, values(sum));
-        INFO(ranks.transport(), ": ", product, ", ", share);
+        INFO(ranks.backend(), ": ", product, ", ", share);
         EXPECT_EVERYWHERE(product <= 1e-6);
         EXPECT_EVERYWHERE(share <= 1e-2);  // sums of bf16 in another order
     }

@@ -1,4 +1,4 @@
-// Pipelines on device tensors, over every transport that can work here (how to start it: tests/02_cuda.cpp).
+// Pipelines on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
 #include "05_pipeline/pipeline.h"
 #include "tests/device_comms.h"
 #include "tests/training.h"
@@ -33,7 +33,7 @@ TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubb
                     pipeline_stage(o.model, pp, stages.rank(), options));
                 session.run();
                 const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
-                INFO(comm.transport(), ", ", std::string(schedule), ", recompute ", std::string(recompute), ": ",
+                INFO(comm.backend(), ", ", std::string(schedule), ", recompute ", std::string(recompute), ": ",
                      deviation);
                 EXPECT_EVERYWHERE(deviation <= 5e-6);
                 if (schedule == std::string("1f1b")) weights = session.weights();

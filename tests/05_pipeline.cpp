@@ -298,7 +298,7 @@ TEST_CASE("a fake world of 64: the third of eight stages") {
     TrainOptions o = shape(text);
     o.global_batch = 64;
     o.steps = 2;
-    const Comm fake = make_comm(make_fake_transport(21, 64), {});
+    const Comm fake = make_comm(make_fake_backend(21, 64), {});
     for (const char* schedule : {"naive", "gpipe", "1f1b", "zero-bubble"}) {
         Staged run(o, fake, 8, {.schedule = schedule}, 8);
         run.session.run();

@@ -330,7 +330,7 @@ TEST_CASE("a fake world of 64 and a dry run: finite, and the activations of a re
     const Text text;
     TrainOptions o = shape(text, 2, 4);
     o.steps = 2;
-    const Comm fake = make_comm(make_fake_transport(3, 8), {});
+    const Comm fake = make_comm(make_fake_backend(3, 8), {});
     for (const ContextParallelOptions& options : algorithms(8)) {
         Context run(o, fake, 8, options);
         run.session.run();

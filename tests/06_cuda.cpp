@@ -1,4 +1,4 @@
-// Context parallelism on device tensors, over every transport that can work here (how to start it: tests/02_cuda.cpp).
+// Context parallelism on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
 #include "02_data_parallel/data_parallel.h"
 #include "06_context_parallel/context_parallel.h"
 #include "tests/device_comms.h"
@@ -32,7 +32,7 @@ TEST_CASE("ring, zigzag, Ulysses, hybrid, gather on a GPU, recomputed or not: on
                     });
                     session.run();
                     const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
-                    INFO(comm.transport(), ", ", std::string(algorithm), ", kv heads ", kv_heads, ", recompute ",
+                    INFO(comm.backend(), ", ", std::string(algorithm), ", kv heads ", kv_heads, ", recompute ",
                          std::string(recompute), ": ", deviation);
                     EXPECT_EVERYWHERE(deviation <= 5e-6);
                 }

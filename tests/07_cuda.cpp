@@ -1,4 +1,4 @@
-// The kernels of chapter 07 against the CPU's, and training in 8 bits on a GPU, over every transport that can work here
+// The kernels of chapter 07 against the CPU's, and training in 8 bits on a GPU, over every backend that can work here
 // (how to start it: tests/02_cuda.cpp).
 #include "07_fp8/adamw8bit.h"
 #include "07_fp8/tables.h"

@@ -1,5 +1,5 @@
 #pragma once
-// The transports of device tensors that can work on this machine. Without a GPU nothing is tested, and the output says
+// The backends of device tensors that can work on this machine. Without a GPU nothing is tested, and the output says
 // so.
 #include "01_single_gpu/core/cuda_device.h"
 #include "tests/ranks.h"
@@ -15,7 +15,7 @@ inline bool has_gpu() {
     return has;
 }
 
-// The transports that can work here, each with a name for reports.
+// The backends that can work here, each with a name for reports.
 inline std::vector<Comm> device_comms() {
     std::vector<Comm> list;
 #if TRAIN70B_CUDA
@@ -25,9 +25,9 @@ inline std::vector<Comm> device_comms() {
         return true;
     }();
     (void)chosen;
-    list.push_back(make_comm(make_staged_transport(), {.check = true}));
+    list.push_back(make_comm(make_staged_backend(), {.check = true}));
     if (std::getenv("NCCL_HOSTID") || world().size() <= gpus)
-        list.push_back(make_comm(make_nccl_transport(), {.check = true}));
+        list.push_back(make_comm(make_nccl_backend(), {.check = true}));
     else if (this_rank == 0)
         fmt::print("NOT TESTED: nccl ({} ranks, {} GPU, no NCCL_HOSTID)\n", world().size(), gpus);
 #endif

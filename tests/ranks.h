@@ -12,6 +12,24 @@ const Comm& world();  // all ranks, with --comm-check on
 bool everywhere(bool good);
 #define EXPECT_EVERYWHERE(...) DOCTEST_CHECK(train70b::test::everywhere(__VA_ARGS__))
 
+// Checks on some ranks only, as in on_first_ranks: a Failures object collects there what failed, and EXPECT_NONE, on all
+// ranks, fails with the first failure of each.
+class Failures {
+  public:
+    void expect(bool good, const std::string& what) {
+        if (!good && first_.empty()) first_ = what;
+    }
+    std::string of_all_ranks() const;  // collective; the same text on every rank, empty if nothing failed
+
+  private:
+    std::string first_;
+};
+#define EXPECT_NONE(failures)                                        \
+    do {                                                             \
+        const std::string failures_text = (failures).of_all_ranks(); \
+        DOCTEST_CHECK_MESSAGE(failures_text.empty(), failures_text); \
+    } while (0)
+
 // Rank 0 runs the body; the others sleep until it is done, instead of taking its core to poll.
 void only_on_rank_0(const std::function<void()>& body);
 

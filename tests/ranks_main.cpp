@@ -22,6 +22,19 @@ bool everywhere(bool good) {
     return all == 1;
 }
 
+std::string Failures::of_all_ranks() const {
+    constexpr int kLength = 400;
+    std::string mine = first_.substr(0, kLength - 1);
+    mine.resize(kLength);
+    std::vector<char> all(size_t(kLength * world().size()));
+    MPI_Allgather(mine.data(), kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, MPI_COMM_WORLD);
+    std::string text;
+    for (int rank = 0; rank < world().size(); ++rank)
+        if (const std::string theirs = all.data() + kLength * rank; !theirs.empty())
+            text += fmt::format("\n  rank {}: {}", rank, theirs);
+    return text;
+}
+
 void only_on_rank_0(const std::function<void()>& body) {
     if (this_rank == 0) body();
     MPI_Request request = MPI_REQUEST_NULL;
@@ -42,7 +55,7 @@ int main(int argc, char** argv) {
     using namespace train70b;
     int failures = 0;
     const int code = run_ranks(argc, argv, [&failures](int count, char** words) {
-        test::all_ranks = connect({.transport = "mpi", .timeout = 100, .check = true}, Device::cpu);
+        test::all_ranks = connect({.backend = "mpi", .timeout = 100, .check = true}, Device::cpu);
         doctest::Context context(count, words);
         std::ofstream nowhere("/dev/null");
         if (this_rank > 0) context.setCout(&nowhere);

@@ -21,6 +21,7 @@ std::string text_of(int status) {
         CHECK(mpi_status == MPI_SUCCESS, "{}", text_of(mpi_status)); \
     } while (0)
 
+// MPI has no bf16. Every addition is in fp32 and rounds its result; a NaN stays a NaN in sum and max.
 template <bool kSum>
 void combine_bf16(void* in, void* in_out, int* count, MPI_Datatype*) {
     const auto* a = static_cast<const bf16*>(in);
@@ -31,11 +32,11 @@ void combine_bf16(void* in, void* in_out, int* count, MPI_Datatype*) {
     }
 }
 
-struct Types {
-    MPI_Op sum_bf16, max_bf16;
-    Types() {
-        MPI_CHECK(MPI_Op_create(combine_bf16<true>, 1, &sum_bf16));
-        MPI_CHECK(MPI_Op_create(combine_bf16<false>, 1, &max_bf16));
+struct Bf16Ops {
+    MPI_Op sum, max;
+    Bf16Ops() {
+        MPI_CHECK(MPI_Op_create(combine_bf16<true>, 1, &sum));
+        MPI_CHECK(MPI_Op_create(combine_bf16<false>, 1, &max));
     }
 };
 
@@ -44,13 +45,13 @@ struct TypeAndOp {
     MPI_Op op;
 };
 TypeAndOp reduction(DType dtype, Reduce reduce) {
-    static const Types own;
-    const bool sum = reduce == Reduce::sum;
+    static const Bf16Ops bf16_ops;
+    const bool is_sum = reduce == Reduce::sum;
     switch (dtype) {
-        case DType::f64: return {MPI_DOUBLE, sum ? MPI_SUM : MPI_MAX};
-        case DType::f32: return {MPI_FLOAT, sum ? MPI_SUM : MPI_MAX};
-        case DType::i32: return {MPI_INT32_T, sum ? MPI_SUM : MPI_MAX};
-        case DType::bf16: return {MPI_UINT16_T, sum ? own.sum_bf16 : own.max_bf16};
+        case DType::f64: return {MPI_DOUBLE, is_sum ? MPI_SUM : MPI_MAX};
+        case DType::f32: return {MPI_FLOAT, is_sum ? MPI_SUM : MPI_MAX};
+        case DType::i32: return {MPI_INT32_T, is_sum ? MPI_SUM : MPI_MAX};
+        case DType::bf16: return {MPI_UINT16_T, is_sum ? bf16_ops.sum : bf16_ops.max};
         default: CHECK(false, "no reduction of {}", name_of(dtype));
     }
     return {};
@@ -59,20 +60,20 @@ TypeAndOp reduction(DType dtype, Reduce reduce) {
 const char* at(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 char* at(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
-// body(begin, count) for each piece of [0, total) that MPI can take in one call.
+// Calls body(begin, count) for pieces of [0, total) that are small enough for one MPI call.
 template <class Body>
 void in_pieces(int64_t total, Body&& body) {
     for (int64_t begin = 0; begin < total; begin += MpiGroup::largest_count)
         body(begin, int(std::min(total - begin, MpiGroup::largest_count)));
 }
 
-class MpiExchange : public Started {
+class MpiExchange : public Request {
   public:
     ~MpiExchange() override {
         if (std::uncaught_exceptions() == 0) wait();
     }
     void wait() override {
-        while (!test()) {  // not MPI_Waitall: Open MPI 4.1's can wait for ever for a receive that has failed
+        while (!test()) {  // not MPI_Waitall: in Open MPI 4.1 it can wait forever for a receive that has failed
         }
     }
     bool test() override {
@@ -86,9 +87,9 @@ class MpiExchange : public Started {
             const bool fits = status == MPI_SUCCESS || statuses[index].MPI_ERROR == MPI_SUCCESS;
             int arrived = 0;
             if (fits) MPI_Get_count(&statuses[index], MPI_BYTE, &arrived);
-            CHECK(fits, "mismatch: rank {} of the group sent more than the {} bytes received here", from, bytes);
-            CHECK(arrived == bytes, "mismatch: rank {} of the group sent {} bytes, {} are received here", from, arrived,
-                  bytes);
+            CHECK(fits, "mismatch: rank {} of the group sent more than the {} bytes this rank expected", from, bytes);
+            CHECK(arrived == bytes, "mismatch: rank {} of the group sent {} bytes, this rank expected {}", from,
+                  arrived, bytes);
         }
         MPI_CHECK(status);
         return true;
@@ -122,28 +123,27 @@ MPI_Comm MpiGroup::duplicate_of_world() {
     return comm;
 }
 
-MPI_Comm MpiGroup::split(const std::vector<int>& colours) const {
+MPI_Comm MpiGroup::split(const std::vector<int>& colors) const {
     MPI_Comm comm = MPI_COMM_NULL;
-    const int colour = colours[rank_] < 0 ? MPI_UNDEFINED : colours[rank_];
-    MPI_CHECK(MPI_Comm_split(comm_, colour, rank_, &comm));  // MPI_COMM_NULL where it is undefined
+    const int color = colors[rank_] < 0 ? MPI_UNDEFINED : colors[rank_];
+    MPI_CHECK(MPI_Comm_split(comm_, color, rank_, &comm));
     return comm;
 }
 
-Handle MpiGroup::exchange(const void* out, int64_t out_bytes, int to, void* in, int64_t in_bytes, int from,
-                          Transport::Channel channel) const {
-    auto started = std::make_shared<MpiExchange>();
-    const int tag = int(channel);
+RequestPtr MpiGroup::exchange(const void* out, int64_t out_bytes, int to, void* in, int64_t in_bytes, int from,
+                              Tag tag) const {
+    auto exchange = std::make_shared<MpiExchange>();
     in_pieces(in_bytes, [&](int64_t begin, int count) {
-        started->receives.push_back({started->requests.size(), from, count});
-        started->requests.push_back(MPI_REQUEST_NULL);
-        MPI_CHECK(MPI_Irecv(at(in, begin), count, MPI_BYTE, from, tag, comm_, &started->requests.back()));
+        exchange->receives.push_back({exchange->requests.size(), from, count});
+        exchange->requests.push_back(MPI_REQUEST_NULL);
+        MPI_CHECK(MPI_Irecv(at(in, begin), count, MPI_BYTE, from, int(tag), comm_, &exchange->requests.back()));
     });
     in_pieces(out_bytes, [&](int64_t begin, int count) {
-        started->requests.push_back(MPI_REQUEST_NULL);
-        MPI_CHECK(MPI_Isend(at(out, begin), count, MPI_BYTE, to, tag, comm_, &started->requests.back()));
+        exchange->requests.push_back(MPI_REQUEST_NULL);
+        MPI_CHECK(MPI_Isend(at(out, begin), count, MPI_BYTE, to, int(tag), comm_, &exchange->requests.back()));
     });
-    if (started->requests.empty()) return nullptr;
-    return started;
+    if (exchange->requests.empty()) return nullptr;
+    return exchange;
 }
 
 void MpiGroup::all_reduce(void* x, int64_t count, DType dtype, Reduce reduce) const {
@@ -189,9 +189,9 @@ void MpiGroup::all_to_all(void* to, const void* from, int64_t part_bytes) const 
     }
     for (int step = 0; step < size_; ++step) {
         const int next = (rank_ + step) % size_, previous = (rank_ + size_ - step) % size_;
-        if (const Handle handle = exchange(at(from, next * part_bytes), part_bytes, next, at(to, previous * part_bytes),
-                                           part_bytes, previous, Transport::Channel::algorithm))
-            handle->wait();
+        if (const RequestPtr request = exchange(at(from, next * part_bytes), part_bytes, next,
+                                                at(to, previous * part_bytes), part_bytes, previous, Tag::algorithm))
+            request->wait();
     }
 }
 
@@ -215,6 +215,18 @@ std::vector<std::string> MpiGroup::gather_text(const std::string& mine) const {
     std::vector<std::string> list;
     for (int i = 0; i < size_; ++i) list.push_back(all.substr(begins[i], lengths[i]));
     return list;
+}
+
+int world_size() {
+    int size = 1;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    return size;
+}
+
+int over_all_ranks(int value, MPI_Op op) {
+    int result = 0;
+    MPI_Allreduce(&value, &result, 1, MPI_INT, op, MPI_COMM_WORLD);
+    return result;
 }
 
 }  // namespace train70b

@@ -34,7 +34,7 @@ void report_communication(Trainer& trainer, const Comm& world) {
     };
     trainer.memory_per_rank = [world](const MemoryPeak& peak) {
         auto list = nlohmann::ordered_json::array();
-        if (std::string_view(world.transport()) == "fake") {
+        if (std::string_view(world.backend()) == "fake") {
             list.push_back(to_json(peak));
             list.back()["rank"] = world.rank();
             return list;

@@ -1,6 +1,6 @@
 #pragma once
-// What a run of several ranks gives the trainer: norms over ranks, communication in its reports, files written while the
-// others wait.
+// What a run of several ranks gives the trainer: norms over ranks, communication in its reports, and waiting while
+// files are written.
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/comm.h"
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <string_view>
 
+#include "01_single_gpu/core/check.h"
 #include "01_single_gpu/io/files.h"
 
 namespace train70b {
@@ -23,7 +24,7 @@ uint64_t CollectiveLog::add(std::string what, const std::source_location& where)
     return id;
 }
 
-void CollectiveLog::set(uint64_t id, State state, const Handle& handle) {
+void CollectiveLog::set(uint64_t id, State state, const RequestPtr& request) {
     const std::lock_guard lock(mutex_);
     const auto found = open_.find(id);
     if (found == open_.end()) return;
@@ -31,8 +32,8 @@ void CollectiveLog::set(uint64_t id, State state, const Handle& handle) {
     if (record.begin == 0) record.begin = now_seconds();
     record.state = state;
     record.waited = 0;
-    if (handle) record.handle = handle;
-    record.begun = !record.handle;
+    if (request) record.request = request;
+    record.begun = !record.request;
     if (state == State::done) close(found);
 }
 
@@ -40,7 +41,7 @@ std::map<uint64_t, CollectiveLog::Record>::iterator CollectiveLog::close(std::ma
     Record& record = entry->second;
     record.state = State::done;
     record.end = now_seconds();
-    record.handle.reset();
+    record.request.reset();
     ended_.push_back(std::move(record));
     if (ended_.size() > kKept) ended_.pop_front();
     return open_.erase(entry);
@@ -56,15 +57,15 @@ std::optional<CollectiveLog::Record> CollectiveLog::tick(double seconds, double 
     return {};
 }
 
-void CollectiveLog::look_at_device() {
-    std::map<uint64_t, Handle> there;
+void CollectiveLog::poll_device() {
+    std::map<uint64_t, RequestPtr> on_device;
     {
         const std::lock_guard lock(mutex_);
         for (const auto& [id, record] : open_)
-            if (record.state == State::running && record.handle) there[id] = record.handle;
+            if (record.state == State::running && record.request) on_device[id] = record.request;
     }
-    for (const auto& [id, handle] : there) {  // without the lock: the device may take its time
-        const bool begun = handle->begun(), finished = begun && handle->finished();
+    for (const auto& [id, request] : on_device) {  // without the lock: the device may be slow to answer
+        const bool begun = request->started(), finished = begun && request->finished();
         const std::lock_guard lock(mutex_);
         const auto found = open_.find(id);
         if (found == open_.end()) continue;
@@ -93,7 +94,7 @@ std::string CollectiveLog::text() {
 }
 
 namespace {
-void to_stderr(const std::string& text) {  // in one piece, so that the ranks' logs do not mix
+void to_stderr(const std::string& text) {  // in one call, so that the logs of several ranks do not interleave
     std::string_view left = text;
     while (!left.empty()) {
         const ssize_t written = ::write(STDERR_FILENO, left.data(), left.size());
@@ -113,7 +114,7 @@ void block_sigterm() {
 Watchdog::Watchdog()
     : thread_([this] { run(); }), device_thread_([this] {
           while (!stop_) {
-              collective_log().look_at_device();
+              collective_log().poll_device();
               std::this_thread::sleep_for(std::chrono::milliseconds(50));
           }
       }) {}
@@ -138,21 +139,23 @@ std::string Watchdog::missed_beat(double seconds) {
         if (beat.rank == this_rank) ++*beat.count;
     if (pauses_ == 0) {
         paused_ = 0;
-        for (Beat& beat : beats_) beat.still = 0;
+        for (Beat& beat : beats_) beat.unchanged = 0;
         return {};
     }
     paused_ += seconds;
     for (Beat& beat : beats_) {
         const uint64_t count = *beat.count;
-        beat.still = count == beat.seen ? beat.still + seconds : 0;
+        beat.unchanged = count == beat.seen ? beat.unchanged + seconds : 0;
         beat.seen = count;
-        if (timeout_ > 0 && beat.still > timeout_)
-            return fmt::format("rank {} has stood still for {:.0f} s (--comm-timeout) while files are read or written",
-                               beat.rank, timeout_.load());
+        if (timeout_ > 0 && beat.unchanged > timeout_)
+            return fmt::format(
+                "rank {} has not responded for {:.0f} s (--comm-timeout) while files are read or written", beat.rank,
+                timeout_.load());
     }
     if (paused_ > kLongestPause)
-        return fmt::format("files are being read or written for {:.0f} s: a disk or a rank of another node is missing",
-                           kLongestPause);
+        return fmt::format(
+            "files have been read or written for {:.0f} s: a disk or a rank of another node does not respond",
+            kLongestPause);
     return {};
 }
 
@@ -166,10 +169,10 @@ void Watchdog::run() {
         const int signal = sigtimedwait(&set, nullptr, &period);
         if (stop_) return;
         if (signal == SIGTERM) {
-            to_stderr(fmt::format("rank {}: ended by SIGTERM; {}", this_rank, collective_log().text()));
+            to_stderr(fmt::format("rank {}: terminated by SIGTERM; {}", this_rank, collective_log().text()));
             std::_Exit(128 + SIGTERM);
         }
-        // A tick that took much longer was this process standing still (Ctrl-Z, a suspended machine): no one's fault.
+        // A tick that took much longer: this process was stopped (Ctrl-Z, a suspended machine), which is no timeout.
         const double now = now_seconds();
         const double seconds = std::min(now - last, 0.5);
         const auto late = collective_log().tick(pauses_ > 0 ? 0 : seconds, timeout_);
@@ -181,8 +184,8 @@ void Watchdog::run() {
                        "rank {}: {} has not ended after {:.0f} s (--comm-timeout): a rank of its group is missing; {}",
                        this_rank, late->what, timeout_.load(), collective_log().text())
                  : fmt::format("rank {}: {}\n", this_rank, missed));
-        // MPI_Abort from a thread that is not MPI's is beyond the standard. Should it not return, the alarm ends this
-        // rank, and mpirun the others.
+        // The standard does not allow MPI_Abort in this thread. If it does not return, the alarm ends this rank and
+        // mpirun the others.
         ::signal(SIGALRM, SIG_DFL);
         alarm(5);
         end_all_ranks(1);

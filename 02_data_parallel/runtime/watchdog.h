@@ -1,10 +1,10 @@
 #pragma once
-// The log of this rank's collectives, and the thread that reads it when something is wrong.
+// The log of this rank's collectives, and the watchdog thread that reports from it when something hangs.
 //
-// A collective waits for every rank of its group, so one rank that has died, stands still or has taken another branch
-// shows as silence on all the others. Here silence has an end: after --comm-timeout seconds the rank that waits names
-// itself, the operation, its number and its group, prints its last 64 collectives, and ends all ranks. The others,
-// ended by SIGTERM, print theirs: side by side they show who is missing where.
+// A collective waits for every rank of its group. If one rank dies, hangs or takes another branch, all others just
+// wait. The watchdog ends this: after --comm-timeout seconds the waiting rank prints its own number, the operation, its
+// number in its group and the last 64 collectives, and ends all ranks. The others, terminated by SIGTERM, print theirs:
+// side by side the logs show which rank is missing where.
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -16,14 +16,14 @@
 #include <thread>
 #include <vector>
 
-#include "02_data_parallel/runtime/transport.h"
+#include "02_data_parallel/runtime/request.h"
 
 namespace train70b {
 
 class CollectiveLog {
   public:
     static constexpr size_t kKept = 64;
-    enum class State { queued, running, posted, done };  // posted: under way, but this rank does not wait for it yet
+    enum class State { queued, running, posted, done };  // posted: in progress; not waited for yet
 
     struct Record {
         uint64_t id = 0;
@@ -31,19 +31,19 @@ class CollectiveLog {
         std::source_location where;
         State state = State::queued;
         double begin = 0, end = 0;  // now_seconds()
-        double waited = 0;          // as the watchdog has counted it
-        Handle handle;              // of an operation on a device
-        bool begun = true;          // on a device: false while what was issued before it is not done
+        double waited = 0;          // seconds, as counted by the watchdog
+        RequestPtr request;         // of an operation on a stream
+        bool begun = true;          // on a stream: false while earlier work has not completed
     };
 
     uint64_t add(std::string what, const std::source_location& where);
-    void set(uint64_t id, State state, const Handle& handle = nullptr);
+    void set(uint64_t id, State state, const RequestPtr& request = nullptr);
 
-    // Adds `seconds` to the wait of everything that is running; the first that has waited for longer than the limit, if
-    // any. limit 0: none.
+    // Adds `seconds` to the wait of every running operation. Returns the first that has waited for longer than `limit`,
+    // if any (0: no limit).
     std::optional<Record> tick(double seconds, double limit);
-    void look_at_device();  // closes what has ended there; calls the device
-    std::string text();     // the last 64, oldest first, and all that has not ended
+    void poll_device();  // closes operations that have completed there; calls the device
+    std::string text();  // the last 64 operations, oldest first, and all that have not completed
 
   private:
     std::map<uint64_t, Record>::iterator close(std::map<uint64_t, Record>::iterator entry);
@@ -56,28 +56,28 @@ class CollectiveLog {
 
 CollectiveLog& collective_log();  // this rank's
 
-// Its threads. From construction on one handles SIGTERM, which must be blocked in every other thread (print the log,
-// end) and counts the seconds; it never calls the device, which may not answer. The other one does.
+// Two threads. From construction on the first handles SIGTERM (print the log, end), which must be blocked in every
+// other thread, and counts the seconds. It never calls the device, which may not answer; the second thread does.
 class Watchdog {
   public:
     Watchdog();
     ~Watchdog();
-    void set_timeout(double seconds) { timeout_ = seconds; }  // 0, as at first: nothing times out
+    void set_timeout(double seconds) { timeout_ = seconds; }  // 0, the default: nothing times out
 
-    // Beats: counters in memory that the ranks of this node share. Each rank's watchdog counts its own up for as long
-    // as the process runs at all, whatever its other threads are waiting for.
+    // Heartbeats: counters in memory that the ranks of this node share. Each rank's watchdog increments its own for as
+    // long as the process runs, whatever its other threads wait for.
     struct Beat {
         int rank;
         std::atomic<uint64_t>* count;
         uint64_t seen = 0;
-        double still = 0;  // seconds since it last changed
+        double unchanged = 0;  // seconds since the counter last changed
     };
     void watch(std::vector<Beat> beats);  // this rank's and the others'
-    void unwatch();                       // before that memory goes
+    void unwatch();                       // before that memory is freed
 
-    // While one exists no seconds are counted: some rank reads or writes files, and the others rightly wait for it,
-    // however long it takes. Instead the beats are watched, so that a process that stands still is found after the
-    // timeout; and kLongestPause bounds what they do not show, a disk that never answers or a rank on another node.
+    // While one exists no seconds are counted: some rank reads or writes files and the others rightly wait for it,
+    // however long it takes. Instead the heartbeats are watched, so a process that hangs is found after the timeout.
+    // kLongestPause bounds what heartbeats do not show: a disk that never answers, or a rank on another node.
     static constexpr double kLongestPause = 3600;  // seconds
     class Pause {
       public:
@@ -91,7 +91,7 @@ class Watchdog {
 
   private:
     void run();
-    std::string missed_beat(double seconds);  // of a rank, or of the whole pause: what is wrong; empty: nothing
+    std::string missed_beat(double seconds);  // the report on a rank that hangs or a pause that is too long; or empty
     std::mutex mutex_;
     std::vector<Beat> beats_;
     double paused_ = 0;
@@ -103,6 +103,6 @@ class Watchdog {
 
 extern std::unique_ptr<Watchdog> watchdog;  // this rank's, from the start of run_ranks (launch.h) to its end
 
-void block_sigterm();  // in this thread and all that it creates
+void block_sigterm();  // in this thread and in all threads it creates
 
 }  // namespace train70b

@@ -1,33 +1,29 @@
-// The fake transport: rank r of N ranks, of which only this one exists. Collectives behave as if every peer held a copy
-// of this rank's data: finite and of the right size, where zeros would run too fast through the products and random
-// sums could end in NaN. Memory, shapes and the time of computation are those of the real rank; communication takes no
-// time. Host, device and meta tensors.
+// The fake backend: a simulated process group. One process runs rank r of N, and collectives behave as if every peer
+// held a copy of this rank's data, which is finite and of the right size: matrix products of zeros would run too fast,
+// and random sums could become NaN. Memory, shapes and computation time are those of the real rank; communication takes
+// no time. Host, device and meta tensors.
 #include "01_single_gpu/ops/ops.h"
-#include "02_data_parallel/runtime/transport.h"
+#include "02_data_parallel/runtime/backend.h"
 
 namespace train70b {
 
 namespace {
 
-class FakeTransport : public Transport {
+class FakeBackend : public Backend {
   public:
-    FakeTransport(int rank, int size) : rank_(rank), size_(size) {}
+    FakeBackend(int rank, int size) : rank_(rank), size_(size) {}
     const char* name() const override { return "fake"; }
     bool has_peers() const override { return false; }
     int rank() const override { return rank_; }
     int size() const override { return size_; }
 
-    std::unique_ptr<Transport> split(const std::vector<int>& colours) const override {
-        const int mine = colours[rank_];
+    std::unique_ptr<Backend> split(const std::vector<int>& colors) const override {
+        const int mine = colors[rank_];
         if (mine < 0) return nullptr;
-        const auto before = std::count(colours.begin(), colours.begin() + rank_, mine);
-        return std::make_unique<FakeTransport>(int(before), int(std::count(colours.begin(), colours.end(), mine)));
+        const auto before = std::count(colors.begin(), colors.begin() + rank_, mine);
+        return std::make_unique<FakeBackend>(int(before), int(std::count(colors.begin(), colors.end(), mine)));
     }
-    Handle aside(const std::function<void()>& body) override {
-        body();
-        return nullptr;
-    }
-    Handle exchange(const Tensor&, int, const Tensor& in, int, Channel) override {
+    RequestPtr exchange(const Tensor&, int, const Tensor& in, int, Tag) override {
         if (!in || in.size() == 0) return nullptr;
         Tensor received = in;
         if (in.dtype() == DType::f64 || in.dtype() == DType::f32 || in.dtype() == DType::bf16)
@@ -36,7 +32,7 @@ class FakeTransport : public Transport {
             fill(received, 0);
         return nullptr;
     }
-    Handle all_reduce(const Tensor& x, Reduce reduce) override {
+    RequestPtr all_reduce(const Tensor& x, Reduce reduce) override {
         Tensor sum = x;
         if (reduce == Reduce::max) return nullptr;
         if (x.dtype() != DType::i32) {
@@ -50,26 +46,26 @@ class FakeTransport : public Transport {
         }
         return nullptr;
     }
-    Handle reduce_scatter(const Tensor& part, const Tensor& whole) override {
+    RequestPtr reduce_scatter(const Tensor& part, const Tensor& whole) override {
         Tensor sum = part;
         const Tensor mine = whole.element_slice(rank_ * part.size(), part.shape());
         if (!part.starts_with(mine)) copy(sum, mine);
         scale(sum, size_);
         return nullptr;
     }
-    Handle all_gather(const Tensor& whole, const Tensor& part) override {
+    RequestPtr all_gather(const Tensor& whole, const Tensor& part) override {
         for (int i = 0; i < size_; ++i) {
-            Tensor place = whole.element_slice(i * part.size(), part.shape());
-            if (!place.starts_with(part)) copy(place, part);
+            Tensor slice = whole.element_slice(i * part.size(), part.shape());
+            if (!slice.starts_with(part)) copy(slice, part);
         }
         return nullptr;
     }
-    Handle broadcast(const Tensor&, int) override { return nullptr; }
-    Handle all_to_all(const Tensor& to, const Tensor& from) override {
+    RequestPtr broadcast(const Tensor&, int) override { return nullptr; }
+    RequestPtr all_to_all(const Tensor& to, const Tensor& from) override {
         const Shape part = {from.size() / size_};
         for (int i = 0; i < size_; ++i) {
-            Tensor place = to.element_slice(i * part[0], part);
-            copy(place, from.element_slice(rank_ * part[0], part));
+            Tensor slice = to.element_slice(i * part[0], part);
+            copy(slice, from.element_slice(rank_ * part[0], part));
         }
         return nullptr;
     }
@@ -89,8 +85,6 @@ class FakeTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_fake_transport(int rank, int size) {
-    return std::make_unique<FakeTransport>(rank, size);
-}
+std::unique_ptr<Backend> make_fake_backend(int rank, int size) { return std::make_unique<FakeBackend>(rank, size); }
 
 }  // namespace train70b

@@ -1,0 +1,24 @@
+#pragma once
+// The flags of communication, of this chapter and of all later ones.
+#include "01_single_gpu/io/flags.h"
+#include "02_data_parallel/comm.h"
+
+namespace train70b {
+
+struct CommOptions {
+    std::string backend = "auto";           // --comm
+    int64_t fake_world = 0, fake_rank = 0;  // --comm fake: number of simulated ranks, and which one this process runs
+    double timeout = 30;                    // --comm-timeout, seconds
+    bool check = false;                     // --comm-check
+    std::string all_reduce;                 // a name of all_reduce.h; empty: ring, or NCCL's own
+};
+void add_comm_flags(Flags& flags, CommOptions& options);
+
+// The ranks of one model copy: --tp, --pp or --cp if `given`; if it is 0, ranks / --dp, and all ranks without --dp.
+// Usage error if the ranks are not divisible by --dp.
+int64_t ranks_per_copy(int64_t given, int64_t dp, const Comm& world);
+
+// The number of model copies, ranks / ranks_per_copy. Usage error if --dp is given (not 0) and differs.
+int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy);
+
+}  // namespace train70b

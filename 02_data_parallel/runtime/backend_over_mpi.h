@@ -1,0 +1,30 @@
+#pragma once
+// The base of the backends whose ranks are MPI processes (mpi, staged, nccl): groups and host values come from MPI.
+#include "02_data_parallel/runtime/backend.h"
+#include "02_data_parallel/runtime/mpi_group.h"
+
+namespace train70b {
+
+class BackendOverMpi : public Backend {
+  public:
+    explicit BackendOverMpi(MPI_Comm comm) : group_(comm) {}  // takes ownership of the communicator
+    int rank() const override { return group_.rank(); }
+    int size() const override { return group_.size(); }
+    std::unique_ptr<Backend> split(const std::vector<int>& colors) const override {
+        const MPI_Comm comm = group_.split(colors);
+        return comm == MPI_COMM_NULL ? nullptr : same_kind(comm);
+    }
+    void barrier() override {
+        synchronize();
+        group_.barrier();
+    }
+    std::vector<double> gather(const std::vector<double>& mine) override { return group_.gather(mine); }
+    std::vector<std::string> gather_text(const std::string& mine) override { return group_.gather_text(mine); }
+
+  protected:
+    virtual std::unique_ptr<Backend> same_kind(MPI_Comm comm) const = 0;  // a backend of this kind over `comm`
+
+    MpiGroup group_;
+};
+
+}  // namespace train70b

@@ -1,0 +1,162 @@
+// From the flags to a Comm of all ranks: chooses the backend, this rank's GPU and its number of CPU threads.
+#include <mpi.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "01_single_gpu/core/cpu_setup.h"
+#include "02_data_parallel/runtime/launch.h"
+#include "02_data_parallel/runtime/mpi_group.h"
+#include "02_data_parallel/runtime/watchdog.h"
+
+namespace train70b {
+
+namespace {
+
+// The ranks on this machine.
+struct Node {
+    int rank = 0, size = 1;
+    MPI_Comm comm = MPI_COMM_NULL;
+
+    Node() {
+        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, this_rank, MPI_INFO_NULL, &comm);
+        MPI_Comm_rank(comm, &rank);
+        MPI_Comm_size(comm, &size);
+    }
+    ~Node() { MPI_Comm_free(&comm); }
+    Node(const Node&) = delete;
+};
+
+// Allocates the heartbeat counters of this node's ranks (watchdog.h) in shared memory. The MPI window keeps them until
+// MPI_Finalize.
+void watch_this_node(const Node& node) {
+    static bool watched = false;
+    if (std::exchange(watched, true) || node.size == 1) return;
+    using Count = std::atomic<uint64_t>;
+    static_assert(Count::is_always_lock_free);  // required between processes
+    MPI_Win window = MPI_WIN_NULL;
+    void* mine = nullptr;
+    MPI_Win_allocate_shared(sizeof(Count), 1, MPI_INFO_NULL, node.comm, &mine, &window);
+    new (mine) Count(0);
+    std::vector<int> ranks(node.size);
+    MPI_Allgather(&this_rank, 1, MPI_INT, ranks.data(), 1, MPI_INT, node.comm);  // also: all counters exist now
+    std::vector<Watchdog::Beat> beats;
+    for (int i = 0; i < node.size; ++i) {
+        MPI_Aint bytes = 0;
+        int unit = 0;
+        void* counter = nullptr;
+        MPI_Win_shared_query(window, i, &bytes, &unit, &counter);
+        beats.push_back({ranks[size_t(i)], static_cast<Count*>(counter)});
+    }
+    watchdog->watch(std::move(beats));
+}
+
+// On a mixed cluster, prints which ranks run which BLAS kernels.
+void compare_blas_cores() {
+    constexpr int kWidth = 32;
+    std::string mine = blas_core();
+    mine.resize(kWidth);
+    std::string all(size_t(world_size()) * kWidth, '\0');
+    MPI_Gather(mine.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
+    if (this_rank != 0) return;
+    std::vector<std::string> cores;
+    for (size_t begin = 0; begin < all.size(); begin += kWidth) cores.push_back(all.substr(begin, kWidth).c_str());
+    const std::string mixed = mixed_blas_cores(cores);
+    if (!mixed.empty()) say("{}\n", mixed);
+}
+
+// Whether any two ranks of a node use the same GPU. NCCL requires one GPU per rank.
+bool share_gpus([[maybe_unused]] const Node& node) {
+    bool shared = false;
+#if TRAIN70B_CUDA
+    constexpr int kLength = 64;
+    std::string mine = cuda_device_id();
+    mine.resize(kLength);
+    std::vector<char> all(size_t(kLength) * node.size);
+    MPI_Allgather(mine.data(), kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, node.comm);
+    for (int i = 0; i < node.size; ++i)
+        shared = shared || (i != node.rank && mine.compare(0, kLength, &all[size_t(kLength) * i], kLength) == 0);
+#endif
+    return over_all_ranks(shared, MPI_MAX) > 0;
+}
+
+// Resolves --comm auto, or explains why the choice is invalid.
+std::string choose_backend(const CommOptions& o, Device device, const Node& node) {
+    const std::string& name = o.backend;
+    if (over_all_ranks(int(device), MPI_MIN) != over_all_ranks(int(device), MPI_MAX))
+        usage_error("--device auto: some ranks have a GPU and others do not; use --device cpu");
+    const bool shared = device == Device::cuda && share_gpus(node);
+    if (name != "fake") {
+        if (o.fake_world > 0) usage_error("--fake-world {} requires --comm fake", o.fake_world);
+        if (o.fake_rank > 0) usage_error("--fake-rank {} requires --comm fake", o.fake_rank);
+    } else {
+        if (o.fake_world == 0) usage_error("--comm fake requires --fake-world N, the number of simulated ranks");
+        constexpr int64_t kMost = 1 << 20;
+        if (o.fake_world > kMost) usage_error("--fake-world {}: at most {} ranks", o.fake_world, kMost);
+        if (o.fake_rank >= o.fake_world)
+            usage_error("--fake-rank {} of --fake-world {}: valid ranks are 0 to {}", o.fake_rank, o.fake_world,
+                        o.fake_world - 1);
+        if (world_size() > 1)
+            usage_error("--comm fake runs one simulated rank in one process; start it without mpirun -np {}",
+                        world_size());
+        return name;
+    }
+    if (device == Device::cpu) {
+        if (name == "nccl" || name == "staged")
+            usage_error("--comm {} requires device tensors, but {}; use --comm mpi", name,
+                        why_no_cuda().empty() ? "--device is cpu" : why_no_cuda());
+        return "mpi";
+    }
+    if (name == "mpi") usage_error("--comm mpi requires host tensors; with --device cuda use --comm nccl or staged");
+    // NCCL_HOSTID makes NCCL accept ranks that share a GPU, which is for testing only.
+    if (name == "nccl" && shared && !std::getenv("NCCL_HOSTID"))
+        usage_error("--comm nccl requires one GPU per rank, and ranks of a node share one; use --comm staged");
+    if (name == "auto" && shared)
+        say("comm: staged through host memory, because ranks share a GPU; nccl requires one GPU per rank\n");
+    return name != "auto" ? name : shared ? "staged" : "nccl";
+}
+
+std::unique_ptr<Backend> make_backend(const std::string& name, [[maybe_unused]] const CommOptions& o) {
+    if (name == "fake") return make_fake_backend(int(o.fake_rank), int(o.fake_world));
+#if TRAIN70B_CUDA
+    if (name == "nccl") return make_nccl_backend();
+    if (name == "staged") return make_staged_backend();
+#endif
+    return make_mpi_backend();
+}
+
+}  // namespace
+
+Comm connect(const CommOptions& options, Device device) {
+    watchdog->set_timeout(options.timeout);
+    const uint64_t record = collective_log().add("connect", std::source_location::current());
+    collective_log().set(record, CollectiveLog::State::running);
+    const Node node;
+    watch_this_node(node);
+    set_cpu_threads(node.size);
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) cuda_use_device(node.rank % cuda_device_count());
+#endif
+    if (device == Device::cpu) compare_blas_cores();
+    std::unique_ptr<Backend> backend = make_backend(choose_backend(options, device, node), options);
+    CommSettings settings{.all_reduce = options.all_reduce, .check = options.check};
+    if (settings.all_reduce.empty()) settings.all_reduce = backend->on_stream() ? "library" : "ring";
+    collective_log().set(record, CollectiveLog::State::done);
+    return make_comm(std::move(backend), settings);
+}
+
+Comm connect(const CommOptions& options, const TrainOptions& training) {
+    if (options.backend == "fake")
+        for (const auto& [flag, path] :
+             {std::pair("--save-hf", training.save_hf), {"--save-reference", training.save_reference}})
+            if (!path.empty())
+                usage_error("{} {}: with --comm fake there is only one rank's part of the model; leave it out", flag,
+                            path);
+    return connect(options, training.device_kind());
+}
+
+int64_t ranks_on_this_node() { return Node().size; }
+
+}  // namespace train70b
