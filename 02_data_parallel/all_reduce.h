@@ -13,8 +13,7 @@
 // bit, and two layouts differ in the last bits. In bf16 each hop adds in fp32 and rounds its result: N-1 roundings on a
 // ring, log2(N) with halving.
 //
-// x: flat, any number of elements (fewer than ranks too), reduced in place; CPU and CUDA tensors in fp64, fp32 and
-// bf16.
+// x is flat and reduced in place: any number of elements, even fewer than ranks; CPU and CUDA; fp64, fp32 and bf16.
 #include "02_data_parallel/runtime/backend.h"
 
 namespace train70b {
