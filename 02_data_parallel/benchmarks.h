@@ -1,5 +1,6 @@
 #pragma once
-// The two measured tables of chapter 02: all-reduce algorithms by message size, and the three forms of data parallelism.
+// The two measured tables of chapter 02: all-reduce algorithms by message size, and the three forms of data
+// parallelism.
 #include "02_data_parallel/data_parallel.h"
 
 namespace train70b {

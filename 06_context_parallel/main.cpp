@@ -74,9 +74,8 @@ void program(int argc, char** argv) {
         attach_context_parallel(run->trainer, layout, context_ranks.rank(), world.rank() / cp, dp, options.seq_len);
         report_communication(run->trainer, world);
         run->materialise();
-        say("{} context-parallel x {} data-parallel ranks ({}); {}: {} {}, {} divide heads\n", cp, dp,
-            world.backend(), context_options.algorithm, layout.groups(), layout.gather ? "gather" : "in the ring",
-            layout.ulysses);
+        say("{} context-parallel x {} data-parallel ranks ({}); {}: {} {}, {} divide heads\n", cp, dp, world.backend(),
+            context_options.algorithm, layout.groups(), layout.gather ? "gather" : "in the ring", layout.ulysses);
         run->trainer.run();
     }
     run.reset();

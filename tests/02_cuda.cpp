@@ -51,7 +51,7 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
                     INFO(comm.backend(), " ", algorithm, " ", name_of(dtype), " ", size);
                     EXPECT_EVERYWHERE(equals(x, sum));
                 }
-            // Several under way at once, and the compute stream busy with what they wait for.
+            // Several in progress at once, while the compute stream is busy with what they wait for.
             std::vector<Tensor> tensors;
             std::vector<Work> works;
             for (int i = 0; i < 8; ++i) {
@@ -74,9 +74,9 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
         comm.all_gather(whole, part).wait();
         EXPECT_EVERYWHERE(equals(whole, sum));
         whole = numbers(DType::f32, each * N, r);
-        Tensor place = whole.row_slice(r * each, (r + 1) * each);
-        comm.reduce_scatter(place, whole).wait();
-        comm.all_gather(whole, place).wait();
+        Tensor slice = whole.row_slice(r * each, (r + 1) * each);
+        comm.reduce_scatter(slice, whole).wait();
+        comm.all_gather(whole, slice).wait();
         EXPECT_EVERYWHERE(equals(whole, sum));
         Tensor from = numbers(DType::f32, each * N, r);
         comm.all_to_all(whole, from).wait();

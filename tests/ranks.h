@@ -12,8 +12,8 @@ const Comm& world();  // all ranks, with --comm-check on
 bool everywhere(bool good);
 #define EXPECT_EVERYWHERE(...) DOCTEST_CHECK(train70b::test::everywhere(__VA_ARGS__))
 
-// Checks on some ranks only, as in on_first_ranks: a Failures object collects there what failed, and EXPECT_NONE, on all
-// ranks, fails with the first failure of each.
+// Checks on some ranks only, as in on_first_ranks: a Failures object collects there what failed, and EXPECT_NONE, on
+// all ranks, fails with the first failure of each.
 class Failures {
   public:
     void expect(bool good, const std::string& what) {
