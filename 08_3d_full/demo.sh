@@ -46,7 +46,8 @@ build/bin/07_fp8 --fp8 current --optimizer adamw8bit --steps 3 --tables off | gr
 
 for python in python3 /usr/bin/python3; do
     "$python" -c "import matplotlib" 2>/dev/null || continue
-    "$python" 08_3d_full/plots.py --one "$out/one.jsonl" --eight "$out/eight.jsonl" --out "$out"
-    echo "== pictures: $out/loss.png, $out/memory.png"
+    "$python" docs/measure.py 08_loss 08_memory --runs "$out" --out "$out" >/dev/null  # from the two runs above
+    "$python" docs/plots.py 08_loss 08_memory --data "$out" --out "$out" >/dev/null
+    echo "== pictures: $out/08_loss.png, $out/08_memory.png"
     break
 done

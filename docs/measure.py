@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+"""Runs the programs and writes the data of the pictures in docs/results, one NAME.csv each; docs/plots.py draws them.
+
+    python3 docs/measure.py [NAME ...] [--bin build/bin] [--out docs/results] [--runs FOLDER]
+
+NAME: 01_loss, 05_measured, ...; default: all, about ten minutes. A CSV begins with comment lines: what it holds, the
+commands that made it (from the repository's root; the file that a flag names is then read), the hardware, or "computed".
+--runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
+"""
+import argparse
+import csv
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace"]
+
+
+class Runs:
+    def __init__(self, programs, folder):
+        self.programs, self.folder, self.commands = programs, folder, []
+
+    def file(self, ranks, program, flags, output_flag, name):
+        """Runs the program on so many ranks and returns the file that output_flag made it write."""
+        path = self.folder / name
+        start = [] if ranks == 1 else ["mpirun", "--oversubscribe", "-np", str(ranks)]
+        self.commands.append(" ".join([*start, f"build/bin/{program}", *flags, output_flag, name]))
+        if not path.exists():
+            print("  " + self.commands[-1], file=sys.stderr, flush=True)
+            environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+            subprocess.run([*start, str(self.programs / program), *flags, output_flag, str(path)], check=True,
+                           env=environment, stdout=subprocess.DEVNULL)
+        return path
+
+    def metrics(self, ranks, program, flags, name):
+        path = self.file(ranks, program, flags, "--metrics", name)
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def table(self, ranks, program, flags, output_flag, name):
+        with open(self.file(ranks, program, flags, output_flag, name), newline="") as file:
+            return list(csv.reader(file))
+
+
+# ---- 01 -------------------------------------------------------------------------------------------------------------
+
+def loss(runs):
+    """training loss and learning rate of chapter 01's default run"""
+    steps = [line for line in runs.metrics(1, "01_single_gpu", [], "default.jsonl") if line["event"] == "step"]
+    return [["step", "loss", "lr"], *([line["step"], line["loss"], line["lr"]] for line in steps)]
+
+
+def second_step(table, until_update):
+    """The rows of a memory timeline that belong to the second training step: [phase, bytes of each kind]."""
+    names, *rows = table
+    phase, kinds = names.index("phase"), [names.index(kind) for kind in KINDS]
+    first = [i for i, row in enumerate(rows) if row[phase] == "forward 0" and rows[i - 1][phase] != "forward 0"][1]
+    rows = rows[first:]
+    if until_update:
+        rows = rows[:max(i for i, row in enumerate(rows) if row[phase] == "update") + 1]
+    return [[row[phase], *(row[kind] for kind in kinds)] for row in rows]
+
+
+def recompute_memory(runs):
+    """bytes by kind at every allocation of the second training step, at the four levels of recomputation"""
+    rows = [["recompute", "phase", *KINDS]]
+    for level in ("none", "pointwise", "selective", "full"):
+        table = runs.table(1, "01_single_gpu", ["--steps", "2", "--recompute", level], "--memory-timeline", f"{level}.csv")
+        rows += [[level, *row] for row in second_step(table, until_update=False)]
+    return rows
+
+
+# ---- 02 -------------------------------------------------------------------------------------------------------------
+
+def all_reduce(runs):
+    """time and bus bandwidth of each all-reduce over the size of the message, on two ranks"""
+    return runs.table(2, "02_data_parallel", ["--steps", "3"], "--all-reduce-csv", "all_reduce.csv")
+
+
+def data_parallel(runs):
+    """a step's time and its waiting on two ranks: naive, bucketed, overlapped"""
+    return runs.table(2, "02_data_parallel", ["--steps", "3"], "--modes-csv", "modes.csv")
+
+
+# ---- 03 -------------------------------------------------------------------------------------------------------------
+
+def zero_memory(runs):
+    """bytes by kind on rank 0 of 4 at every allocation of the second training step, ZeRO stages 0 to 3"""
+    # Few tokens and wide blocks, so that the model's own bytes can be seen beside the activations.
+    shape = ["--layers", "6", "--hidden", "256", "--ffn", "768", "--seq-len", "32", "--global-batch", "4", "--steps", "2"]
+    rows = [["stage", "phase", *KINDS]]
+    for stage in "0123":
+        table = runs.table(4, "03_zero", [*shape, "--tables", "off", "--zero", stage], "--memory-timeline",
+                           f"zero_{stage}.csv")
+        rows += [[stage, *row] for row in second_step(table, until_update=True)]
+    return rows
+
+
+# ---- 04 -------------------------------------------------------------------------------------------------------------
+
+def tensor_memory(runs):
+    """peak bytes of each kind on rank 0 in the second step, for tp 1, 2, 4, 8, with and without sequence parallelism"""
+    rows = [["tp", "sequence_parallel", *KINDS]]
+    for tp in (1, 2, 4, 8):
+        for sequence in ("off", "on")[:1 if tp == 1 else 2]:
+            # As many key/value heads as query heads, so that all of a block divides.
+            flags = ["--tp", str(tp), "--kv-heads", "8", "--sequence-parallel", sequence, "--steps", "2", "--tables", "off"]
+            lines = runs.metrics(tp, "04_tensor_parallel", flags, f"tp_{tp}_{sequence}.jsonl")
+            peak = [line for line in lines if line["event"] == "step"][-1]["memory"]["peak"]
+            rows.append([tp, sequence, *(peak[kind] for kind in KINDS)])
+    return rows
+
+
+def efficiency(runs):
+    """estimated share of the time that is computation, with the links of 04_tensor_parallel/links.json; no measurement"""
+    return runs.table(1, "04_tensor_parallel", ["--steps", "0"], "--efficiency-csv", "efficiency.csv")
+
+
+# ---- 05 -------------------------------------------------------------------------------------------------------------
+
+def timelines(runs, ranks, flags, name):
+    """[[title, rank, step, begin, end], ...], seconds, and {title: end of the last step}, of a pipeline's trace."""
+    trace = json.loads(runs.file(ranks, "05_pipeline", flags, "--pipeline-trace", name).read_text())["traceEvents"]
+    titles = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
+    rows = [[titles[e["pid"]], e["tid"], e["name"], f"{e['ts'] / 1e6:.6f}", f"{(e['ts'] + e['dur']) / 1e6:.6f}"]
+            for e in trace if e["ph"] == "X"]
+    ends = {title: max(float(row[4]) for row in rows if row[0] == title) for title in titles.values()}
+    return rows, ends
+
+
+SPANS = ["title", "rank", "step", "begin", "end"]
+
+
+def schedules(runs):
+    """every schedule on 4 stages and 8 micro-batches as simulated: equal stages, B = 2F; begin and end in units of F"""
+    small = ["--layers", "8", "--hidden", "32", "--heads", "4", "--ffn", "48", "--seq-len", "16", "--global-batch", "8",
+             "--steps", "1", "--pipeline"]
+    rows = [SPANS]
+    for name in ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"):
+        spans, ends = timelines(runs, 4, [*small, name], f"schedule_{name}.json")
+        rows += [row for row in spans if row[0] == next(iter(ends))]
+    return rows
+
+
+def measured_pipeline(runs):
+    """1f1b and zero-bubble on 2 ranks: simulated from the measured times of their steps, and as measured, in seconds; of
+    five runs the one whose measured step is the shortest"""
+    rows = [SPANS]
+    for name in ("1f1b", "zero-bubble"):
+        tries = [timelines(runs, 2, ["--global-batch", "8", "--steps", "1", "--pipeline", name], f"{name}_{i}.json")
+                 for i in range(1, 6)]
+        spans, ends = min(tries, key=lambda each: list(each[1].values())[-1])
+        rows += [[f"{name}: {row[0]}", *row[1:]] for row in spans if row[0] != next(iter(ends))]
+    return rows
+
+
+# ---- 06 -------------------------------------------------------------------------------------------------------------
+
+def causal(runs):
+    """the rank that has each query of a sequence, plain ring and zigzag on 4 ranks; query q sees q + 1 keys"""
+    rows, ranks, tokens = [["algorithm", "query", "rank"]], 4, 64
+    for algorithm, stretches in (("ring", 1), ("zigzag", 2)):
+        for query in range(tokens):
+            stretch = query * ranks * stretches // tokens
+            rows.append([algorithm, query, stretch if stretch < ranks else 2 * ranks - 1 - stretch])
+    return rows
+
+
+# ---- 07 -------------------------------------------------------------------------------------------------------------
+
+def formats(runs):
+    """largest relative rounding error against magnitude, as a share of the tensor's largest value, which is scaled to the
+    format's largest"""
+    rows = [["format", "magnitude", "error"]]
+    for name, mantissa_bits, smallest_exponent, scale in (("E4M3", 3, -6, 448), ("E5M2", 2, -14, 57344), ("bf16", 7, -126, 1)):
+        def error(share):
+            x = scale * share
+            unit = 2.0 ** (max(math.floor(math.log2(x)), smallest_exponent) - mantissa_bits)
+            return abs(min(round(x / unit) * unit, scale) - x) / x
+        bins, samples = 300, 40
+        shares = [10 ** (-10 + 10 * i / (bins * samples - 1)) for i in range(bins * samples)]
+        for i in range(0, len(shares), samples):
+            rows.append([name, f"{shares[i]:.4g}", f"{max(map(error, shares[i:i + samples])):.4g}"])
+    return rows
+
+
+def fp8_loss(runs):
+    """training losses of bf16, of every recipe and of 8-bit moments"""
+    return runs.table(1, "07_fp8", ["--dtype", "bf16", "--lr", "1e-3", "--steps", "0", "--compare", "300"],
+                      "--compare-csv", "recipes.csv")
+
+
+# ---- 08 -------------------------------------------------------------------------------------------------------------
+
+def one_and_eight(runs):
+    one = runs.metrics(1, "01_single_gpu", ["--steps", "300"], "one.jsonl")
+    eight = runs.metrics(8, "08_3d_full", "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4 --steps 300 "
+                         "--eval-every 100".split(), "eight.jsonl")
+    return one, eight
+
+
+def mesh_loss(runs):
+    """losses of one rank and of eight, dp 2 x tp 2 x pp 2 with ZeRO-1 and sequence parallelism"""
+    one, eight = ([line for line in run if line["event"] == "step"] for run in one_and_eight(runs))
+    return [["step", "one rank", "dp 2 x tp 2 x pp 2"], *([a["step"], a["loss"], b["loss"]] for a, b in zip(one, eight))]
+
+
+def mesh_memory(runs):
+    """peak bytes of each kind, one rank and each of eight (dp 2 x tp 2 x pp 2 with ZeRO-1 and sequence parallelism)"""
+    one, eight = ([line for line in run if line["event"] == "summary"][-1]["memory_per_rank"] for run in one_and_eight(runs))
+    return [["rank", *KINDS], *([name, *(peak[kind] for kind in KINDS)]
+                                for name, peak in [("one rank", one[0]), *((f"rank {i}", p) for i, p in enumerate(eight))])]
+
+
+TABLES = {"01_loss": loss, "01_memory": recompute_memory, "02_all_reduce": all_reduce, "02_data_parallel": data_parallel,
+          "03_memory": zero_memory, "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
+          "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
+          "08_loss": mesh_loss, "08_memory": mesh_memory}
+
+
+def hardware():
+    models = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    return f"{models[0] if models else 'CPU'}, {len(models) or os.cpu_count()} cores"
+
+
+def write(path, name, make, runs):
+    runs.commands = []
+    rows = make(runs)
+    with open(path, "w", newline="") as file:
+        file.write(f"# {name}: {' '.join(make.__doc__.split())}\n")
+        file.writelines(f"# command: {command}\n" for command in dict.fromkeys(runs.commands))
+        file.write(f"# hardware: {hardware()}\n" if runs.commands else "# computed by docs/measure.py\n")
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    print(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of: " + ", ".join(TABLES))
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/bin"))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
+    parser.add_argument("--runs", type=pathlib.Path)
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in TABLES:
+            parser.error(f"{name} is none of {', '.join(TABLES)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.runs or pathlib.Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        for name in arguments.names or TABLES:
+            write(arguments.out / f"{name}.csv", name, TABLES[name], Runs(arguments.bin.resolve(), folder.resolve()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Draws the pictures of all chapters from their CSVs; runs nothing. docs/measure.py writes the CSVs.
+
+    python3 docs/plots.py [NAME ...] [--data docs/results] [--out docs/results]
+
+NAME: 01_loss, 05_measured, ...; default: every picture whose NAME.csv lies in the folder of the data.
+"""
+import argparse
+import csv
+import pathlib
+import sys
+
+import matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+import style
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "05_pipeline"))
+from draw import draw as draw_timeline
+
+
+def groups(rows, *columns):
+    """{value or values of the columns: rows}, in the order of their first rows."""
+    result = {}
+    for row in rows:
+        key = row[columns[0]] if len(columns) == 1 else tuple(row[column] for column in columns)
+        result.setdefault(key, []).append(row)
+    return result
+
+
+def numbers(rows, column, scale=1.0):
+    return [scale * float(row[column]) for row in rows]
+
+
+def timelines(figure_axes, panels, kinds, mark_update):
+    """One stacked area of memory per panel, with the turn from forward to backward pass marked."""
+    for axis, rows in zip(figure_axes, panels):
+        axis.stackplot(range(len(rows)), [numbers(rows, kind, 2**-20) for kind in kinds], labels=kinds,
+                       colors=style.colours(kinds), lw=0)
+        phases = [row["phase"].split()[0] for row in rows]
+        marks = [("forward", 0), ("backward", phases.index("backward"))]
+        if mark_update and "update" in phases:
+            axis.axvline(phases.index("update"), color="#333333", lw=0.6, ls=":")
+        for name, at in marks:
+            axis.axvline(at, color="#333333", lw=0.6, ls=":")
+            axis.text(at, 1.0, " " + name, fontsize=8, va="bottom", transform=axis.get_xaxis_transform())
+        axis.set(xlabel="allocations during one step", xlim=(0, len(rows) - 1), ylim=(0, None))
+
+
+def memory_bars(axis, names, rows):
+    """One stacked bar of every kind's peak per row."""
+    bottom = [0.0] * len(rows)
+    for kind in style.ON_DEVICE:
+        heights = numbers(rows, kind, 2**-20)
+        axis.bar(range(len(rows)), heights, bottom=bottom, color=style.KINDS[kind], label=kind)
+        bottom = [low + high for low, high in zip(bottom, heights)]
+    axis.set_xticks(range(len(rows)), names)
+    axis.legend(fontsize=8)
+
+
+# ---- 01 -------------------------------------------------------------------------------------------------------------
+
+def loss(rows):
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    steps = numbers(rows, "step")
+    axis.plot(steps, numbers(rows, "loss"), color=style.BLUE, lw=1.4)
+    axis.axhline(5.545, color="#999999", lw=0.8, ls=":")
+    axis.text(steps[-1], 5.5, "ln 256: knowing nothing", ha="right", va="top", fontsize=8, color="#666666")
+    axis.set(xlabel="step", ylim=(0, 6))
+    axis.set_ylabel("loss (nats per byte)", color=style.BLUE)
+    rate = axis.twinx()
+    rate.plot(steps, numbers(rows, "lr"), color=style.YELLOW, lw=1.1, ls="--")
+    rate.set_ylabel("learning rate", color="#998800")
+    rate.set_ylim(bottom=0)
+    return figure
+
+
+def recompute_memory(rows):
+    levels = groups(rows, "recompute")
+    figure, axes = plt.subplots(1, len(levels), figsize=(13, 3.6), sharey=True)
+    timelines(axes, levels.values(), style.ON_DEVICE, mark_update=True)
+    for axis, level in zip(axes, levels):
+        axis.set_title(f"--recompute {level}", fontsize=10, pad=16)
+    axes[0].set_ylabel("MiB")
+    axes[-1].legend(fontsize=8, loc="upper right")
+    return figure
+
+
+# ---- 02 -------------------------------------------------------------------------------------------------------------
+
+def all_reduce(rows):
+    algorithms = groups(rows, "algorithm")
+    colours = dict(zip(algorithms, (style.GREY, style.RED, style.BLUE, style.GREEN, style.PURPLE, style.CYAN, style.YELLOW)))
+    figure, (time, bandwidth) = plt.subplots(1, 2, figsize=(10, 3.8))
+    for algorithm, mine in algorithms.items():
+        look = dict(color=colours[algorithm], marker="o", ms=3, lw=1.4, label=algorithm)
+        time.loglog(numbers(mine, "bytes"), numbers(mine, "seconds", 1e6), **look)
+        bandwidth.semilogx(numbers(mine, "bytes"), numbers(mine, "bus_bytes_per_s", 1e-9), **look)
+    time.set(xlabel="bytes", ylabel="time (µs)", title=f"all-reduce over {rows[0]['ranks']} ranks")
+    bandwidth.set(xlabel="bytes", ylabel="bus bandwidth (GB/s)", title="n / t · 2 (N−1)/N", ylim=(0, None))
+    time.legend(fontsize=8)
+    return figure
+
+
+def data_parallel(rows):
+    names = [f"{row['form']}\n{row['bucket_mb'] + ' MiB' if float(row['bucket_mb']) else 'per parameter'}\n"
+             f"{row['all_reduces']} all-reduce{'s' * (row['all_reduces'] != '1')}" for row in rows]
+    waiting = numbers(rows, "waiting_s", 1e3)
+    computing = [step - wait for step, wait in zip(numbers(rows, "step_s", 1e3), waiting)]
+    figure, axis = plt.subplots(figsize=(8, 3.6))
+    axis.bar(names, computing, color=style.BLUE, label="computing")
+    axis.bar(names, waiting, bottom=computing, color=style.PURPLE, label="waiting for communication")
+    axis.set(ylabel="ms per step, without update", title=f"data parallelism, {rows[0]['ranks']} ranks")
+    axis.tick_params(axis="x", labelsize=8)
+    axis.legend(fontsize=8, loc="lower right")
+    return figure
+
+
+# ---- 03 -------------------------------------------------------------------------------------------------------------
+
+def zero_memory(rows):
+    stages = groups(rows, "stage")
+    figure, axes = plt.subplots(1, len(stages), figsize=(13, 3.8), sharey=True)
+    # The mountain of activations on top of what this chapter moves.
+    timelines(axes, stages.values(), ["params", "grads", "optimizer", "workspace", "comm", "activations"], mark_update=False)
+    for axis, stage in zip(axes, stages):
+        axis.set_title(f"--zero {stage}", fontsize=10, pad=16)
+        axis.set_xticks([])
+    axes[0].set_ylabel("MiB on rank 0 of 4")
+    axes[-1].legend(fontsize=8, loc="upper right")
+    return figure
+
+
+# ---- 04 -------------------------------------------------------------------------------------------------------------
+
+def tensor_memory(rows):
+    figure, axis = plt.subplots(figsize=(7.5, 3.8))
+    memory_bars(axis, [f"tp {row['tp']}" + ",\nsequence" * (row["sequence_parallel"] == "on") for row in rows], rows)
+    axis.set_ylabel("MiB on rank 0, peak of each kind")
+    return figure
+
+
+def efficiency(rows):
+    figure, axis = plt.subplots(figsize=(7, 3.8))
+    lines = dict(zip(groups(rows, "model"), (":", "-", "--")))
+    colours = dict(zip(groups(rows, "link"), (style.GREEN, style.BLUE, style.RED, style.PURPLE)))
+    for (model, link), mine in groups(rows, "model", "link").items():
+        axis.plot(numbers(mine, "tp"), numbers(mine, "efficiency", 100), lines[model], color=colours[link], marker=".",
+                  label=f"{link}, {model}")
+    axis.set(xlabel="tensor-parallel ranks", ylabel="computing, % of the time (estimated)", ylim=(0, 100))
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([2, 4, 8, 16], ["2", "4", "8", "16"])
+    axis.legend(fontsize=7, handlelength=3.5, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+# ---- 05 -------------------------------------------------------------------------------------------------------------
+
+def pipeline(rows):
+    panels = groups(rows, "title")
+    ranks = 1 + max(int(row["rank"]) for row in rows)
+    figure, axes = plt.subplots(len(panels), 1, figsize=(11, (0.55 + 0.24 * ranks) * len(panels) + 0.3), squeeze=False)
+    for axis, (title, mine) in zip(axes[:, 0], panels.items()):
+        spans = groups(mine, "rank")
+        draw_timeline(axis, title, [[{"step": row["step"], "begin": float(row["begin"]), "end": float(row["end"])}
+                                     for row in spans[str(rank)]] for rank in range(ranks)])
+    return figure
+
+
+# ---- 06 -------------------------------------------------------------------------------------------------------------
+
+def causal(rows):
+    colours = [style.BLUE, style.RED, style.GREEN, style.YELLOW]  # of the ranks
+    algorithms = groups(rows, "algorithm")
+    figure, axes = plt.subplots(1, 2 * len(algorithms), figsize=(11, 2.9), width_ratios=[1, 0.8] * len(algorithms))
+    for i, (algorithm, mine) in enumerate(algorithms.items()):
+        triangle, work = axes[2 * i], axes[2 * i + 1]
+        image, pairs = [], [0] * len(colours)
+        for query, row in enumerate(mine):
+            rank = int(row["rank"])
+            pairs[rank] += query + 1
+            image.append([matplotlib.colors.to_rgb(colours[rank] if key <= query else "white") for key in range(len(mine))])
+        triangle.imshow(image, interpolation="nearest")
+        triangle.set(title=algorithm, xlabel="keys", ylabel="queries", xticks=[], yticks=[])
+        bars = work.bar(range(len(pairs)), [100 * each / sum(pairs) for each in pairs], color=colours)
+        work.bar_label(bars, fmt="%.0f", fontsize=8)
+        work.set(title="% of the work", xlabel="rank", xticks=range(len(pairs)), ylim=(0, 50))
+    return figure
+
+
+# ---- 07 -------------------------------------------------------------------------------------------------------------
+
+def formats(rows):
+    figure, axis = plt.subplots(figsize=(7, 3.2))
+    for (name, mine), colour in zip(groups(rows, "format").items(), (style.BLUE, style.RED, style.GREEN)):
+        axis.loglog(numbers(mine, "magnitude"), numbers(mine, "error"), color=colour, label=name)
+    axis.set(xlabel="magnitude, as a share of the tensor's largest", ylabel="largest relative error", ylim=(1e-3, 2))
+    axis.legend()
+    axis.grid(alpha=0.3)
+    return figure
+
+
+def fp8_loss(rows, window=10):
+    colours = ["black", style.BLUE, style.RED, style.GREEN, style.YELLOW, style.CYAN, style.PURPLE]
+    steps, runs = numbers(rows, "step"), {name: numbers(rows, name) for name in rows[0] if name != "step"}
+    reference = next(iter(runs))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
+    for (name, losses), colour in zip(runs.items(), colours):
+        left.plot(steps, losses, color=colour, lw=1, label=name)
+        distance = [a - b for a, b in zip(losses, runs[reference])]
+        if name != reference:
+            right.plot(steps[window - 1:], [sum(distance[i - window:i]) / window for i in range(window, len(steps) + 1)],
+                       color=colour, lw=1, label=name)
+    left.set(xlabel="step", ylabel="loss")
+    left.legend(fontsize=8)
+    right.set(xlabel="step", ylabel=f"loss − loss of {reference}, mean of {window}", ylim=(-0.1, 0.1))
+    right.axhline(0, color="black", lw=0.5)
+    right.grid(alpha=0.3)
+    return figure
+
+
+# ---- 08 -------------------------------------------------------------------------------------------------------------
+
+def mesh_loss(rows):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
+    steps, (one, eight) = numbers(rows, "step"), [name for name in rows[0] if name != "step"]
+    left.plot(steps, numbers(rows, one), color=style.BLUE, label=one)
+    left.plot(steps, numbers(rows, eight), color=style.RED, ls="--", label=eight)
+    left.set(xlabel="step", ylabel="loss")
+    left.legend()
+    right.semilogy(steps, [max(abs(a - b) / a, 1e-10) for a, b in zip(numbers(rows, one), numbers(rows, eight))],
+                   color=style.GREEN)
+    right.set(xlabel="step", ylabel="|difference| / loss")
+    right.grid(alpha=0.3)
+    return figure
+
+
+def mesh_memory(rows):
+    figure, axis = plt.subplots(figsize=(7, 3.4))
+    memory_bars(axis, [row["rank"].replace(" ", "\n") for row in rows], rows)
+    axis.set_ylabel("MiB, peak of each kind")
+    return figure
+
+
+PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "02_all_reduce": all_reduce, "02_data_parallel": data_parallel,
+            "03_memory": zero_memory, "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": pipeline,
+            "05_measured": pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
+            "08_loss": mesh_loss, "08_memory": mesh_memory}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of: " + ", ".join(PICTURES))
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("docs/results"))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
+    arguments = parser.parse_args()
+    for name in arguments.names or [name for name in PICTURES if (arguments.data / f"{name}.csv").exists()]:
+        if name not in PICTURES:
+            parser.error(f"{name} is none of {', '.join(PICTURES)}")
+        path = arguments.data / f"{name}.csv"
+        if not path.exists():
+            parser.error(f"{path} does not exist: python3 docs/measure.py {name} writes it")
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+        figure = PICTURES[name](rows)
+        figure.tight_layout()
+        figure.savefig(arguments.out / f"{name}.png", dpi=130)
+        plt.close(figure)
+        print(arguments.out / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
