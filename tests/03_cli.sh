@@ -35,6 +35,12 @@ run 2 "$bin/03_zero" "${shape[@]}" --zero 3 --steps 2 --val-fraction 0.2 --eval-
 verdict "evaluation, trace and timeline" "$(ends 0 20)$(cat "$work/err")$([ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
     [ "$(grep '"event":"step"' m.jsonl | sed 's/.*"comm_bytes"//' | sort -u | wc -l)" = 1 ] || echo "steps differ in bytes; ")$(
     grep -q split m.jsonl && echo "the split is a step's; ")$(head -n 1 t.csv | grep -q "total,host$" || echo "no host column; ")$(grep -q '"host":' m.jsonl || echo "no host bytes; ")"
+workspace() { # of rank 0, at the peak of the last step: with gathered units, which a closure would keep from being freed
+    run 2 "$bin/03_zero" "${shape[@]:2}" --layers "$1" --zero 3 --steps 2 --tables off --metrics m.jsonl
+    grep '"step":2,' m.jsonl | sed 's/.*"peak"//' | grep -o '"workspace":[0-9]*'
+}
+few=$(workspace 3) many=$(workspace 6)
+verdict "stage 3 holds no more units at once in a deeper model" "$([ -n "$few" ] && [ "$few" = "$many" ] || echo "$few in 3 layers, $many in 6")"
 run 2 "$bin/03_zero" "${shape[@]}" --steps 1
 verdict "the tables" "$(ends 0 60)$(for word in "stage 2" "offload all" "m G + P" "--prefetch 2" "70b on 64"; do
     grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)"
