@@ -76,6 +76,7 @@ struct Tape {
         if (!weights) return record(std::move(step));
         record([list = weights, step = std::move(step)]() mutable { list->push_back(std::move(step)); });
     }
+    // tag::backward[]
     void backward() {
         while (!steps.empty()) {
             auto step = std::move(steps.back());
@@ -83,6 +84,7 @@ struct Tape {
             step();
         }
     }
+    // end::backward[]
 };
 
 // grad += part, where an empty slot takes the part itself. In place only if nobody else holds the slot's buffer.
@@ -100,6 +102,7 @@ inline void accumulate(Tensor& grad, const Tensor& part) {
 
 // Runs body without recording it, and records "run it again on a fresh tape, then go backward through that": of all
 // that happens inside, only x stays in memory (Chen et al. 2016).
+// tag::recompute[]
 inline Var recompute(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var&)>& body) {
     Tape silent{.recording = false};
     Var y{.data = body(silent, x).data};
@@ -110,5 +113,6 @@ inline Var recompute(Tape& tape, const Var& x, const std::function<Var(Tape&, co
     });
     return y;
 }
+// end::recompute[]
 
 }  // namespace train70b

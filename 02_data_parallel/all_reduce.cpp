@@ -50,6 +50,7 @@ void naive_all_reduce(Backend& peers, const Tensor& x) {
 
 // With N = 4, rank r sends segments r-1, r-2, r-3 in steps 0 to 2, each with everything added to it so far. The last
 // segment to arrive is r, by then the sum over all ranks.
+// tag::ring-reduce-scatter[]
 void ring_reduce_scatter(Backend& peers, const Tensor& x) {
     const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
     const Tensor received = scratch_for(peers, x, x.size() / N + 1);
@@ -60,6 +61,7 @@ void ring_reduce_scatter(Backend& peers, const Tensor& x) {
         add_to(mine, theirs);
     }
 }
+// end::ring-reduce-scatter[]
 
 void ring_all_gather(Backend& peers, const Tensor& x) {
     const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;

@@ -36,6 +36,7 @@ Steps gpipe(int64_t m) {
 }
 
 // As many forward passes ahead as there are stages between this one and the head, then one forward, one backward.
+// tag::1f1b[]
 Steps one_forward_one_backward(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
     const int64_t ahead = std::min(m, p - 1 - rank);
@@ -46,6 +47,7 @@ Steps one_forward_one_backward(int64_t p, int64_t m, int64_t rank) {
     }
     return steps;
 }
+// end::1f1b[]
 
 // Micro-batches pass in groups of p: a group through chunk 0, then through chunk 1, and so on; then the next group.
 Steps interleaved(int64_t p, int64_t m, int64_t v, int64_t rank) {

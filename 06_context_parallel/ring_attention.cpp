@@ -81,6 +81,7 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q
     }
     Tensor sum = zeros_for(q, q.shape(), Memory::workspace);
     fill(result.lse, -INFINITY);
+    // tag::ring[]
     Tensor here = pack(k, v), next;
     for (int step = 0; step < N; ++step) {
         Work arriving;
@@ -101,6 +102,7 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q
         arriving.wait();
         here = next;
     }
+    // end::ring[]
     copy(result.out, sum);
     return result;
 }

@@ -4,7 +4,8 @@
     python3 docs/measure.py [NAME ...] [--bin build/bin] [--out docs/results] [--runs FOLDER]
 
 NAME: 01_loss, 05_measured, ...; default: all, about ten minutes. A CSV begins with comment lines: what it holds, the
-commands that made it (from the repository's root; the file that a flag names is then read), the hardware, or "computed".
+commands that made it (from the repository's root; the file that a flag names is then read) and the hardware, or
+"computed".
 --runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
 """
 import argparse
@@ -68,7 +69,8 @@ def recompute_memory(runs):
     """bytes by kind at every allocation of the second training step, at the four levels of recomputation"""
     rows = [["recompute", "phase", *KINDS]]
     for level in ("none", "pointwise", "selective", "full"):
-        table = runs.table(1, "01_single_gpu", ["--steps", "2", "--recompute", level], "--memory-timeline", f"{level}.csv")
+        table = runs.table(1, "01_single_gpu", ["--steps", "2", "--recompute", level], "--memory-timeline",
+                           f"{level}.csv")
         rows += [[level, *row] for row in second_step(table, until_update=False)]
     return rows
 
@@ -90,7 +92,7 @@ def data_parallel(runs):
 def zero_memory(runs):
     """bytes by kind on rank 0 of 4 at every allocation of the second training step, ZeRO stages 0 to 3"""
     # Few tokens and wide blocks, so that the model's own bytes can be seen beside the activations.
-    shape = ["--layers", "6", "--hidden", "256", "--ffn", "768", "--seq-len", "32", "--global-batch", "4", "--steps", "2"]
+    shape = "--layers 6 --hidden 256 --ffn 768 --seq-len 32 --global-batch 4 --steps 2".split()
     rows = [["stage", "phase", *KINDS]]
     for stage in "0123":
         table = runs.table(4, "03_zero", [*shape, "--tables", "off", "--zero", stage], "--memory-timeline",
@@ -107,7 +109,7 @@ def tensor_memory(runs):
     for tp in (1, 2, 4, 8):
         for sequence in ("off", "on")[:1 if tp == 1 else 2]:
             # As many key/value heads as query heads, so that all of a block divides.
-            flags = ["--tp", str(tp), "--kv-heads", "8", "--sequence-parallel", sequence, "--steps", "2", "--tables", "off"]
+            flags = f"--tp {tp} --kv-heads 8 --sequence-parallel {sequence} --steps 2 --tables off".split()
             lines = runs.metrics(tp, "04_tensor_parallel", flags, f"tp_{tp}_{sequence}.jsonl")
             peak = [line for line in lines if line["event"] == "step"][-1]["memory"]["peak"]
             rows.append([tp, sequence, *(peak[kind] for kind in KINDS)])
@@ -115,7 +117,7 @@ def tensor_memory(runs):
 
 
 def efficiency(runs):
-    """estimated share of the time that is computation, with the links of 04_tensor_parallel/links.json; no measurement"""
+    """estimated share of the time that is computation, with the links of 04_tensor_parallel/links.json"""
     return runs.table(1, "04_tensor_parallel", ["--steps", "0"], "--efficiency-csv", "efficiency.csv")
 
 
@@ -146,8 +148,8 @@ def schedules(runs):
 
 
 def measured_pipeline(runs):
-    """1f1b and zero-bubble on 2 ranks: simulated from the measured times of their steps, and as measured, in seconds; of
-    five runs the one whose measured step is the shortest"""
+    """1f1b and zero-bubble on 2 ranks: simulated from the measured times of their steps, and as measured, in seconds;
+    of five runs the one whose measured step is the shortest"""
     rows = [SPANS]
     for name in ("1f1b", "zero-bubble"):
         tries = [timelines(runs, 2, ["--global-batch", "8", "--steps", "1", "--pipeline", name], f"{name}_{i}.json")
@@ -172,10 +174,11 @@ def causal(runs):
 # ---- 07 -------------------------------------------------------------------------------------------------------------
 
 def formats(runs):
-    """largest relative rounding error against magnitude, as a share of the tensor's largest value, which is scaled to the
-    format's largest"""
+    """largest relative rounding error against magnitude, as a share of the tensor's largest value, which is scaled to
+    the format's largest"""
     rows = [["format", "magnitude", "error"]]
-    for name, mantissa_bits, smallest_exponent, scale in (("E4M3", 3, -6, 448), ("E5M2", 2, -14, 57344), ("bf16", 7, -126, 1)):
+    known = (("E4M3", 3, -6, 448), ("E5M2", 2, -14, 57344), ("bf16", 7, -126, 1))
+    for name, mantissa_bits, smallest_exponent, scale in known:
         def error(share):
             x = scale * share
             unit = 2.0 ** (max(math.floor(math.log2(x)), smallest_exponent) - mantissa_bits)
@@ -197,28 +200,31 @@ def fp8_loss(runs):
 
 def one_and_eight(runs):
     one = runs.metrics(1, "01_single_gpu", ["--steps", "300"], "one.jsonl")
-    eight = runs.metrics(8, "08_3d_full", "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4 --steps 300 "
-                         "--eval-every 100".split(), "eight.jsonl")
+    mesh = "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4 --steps 300 --eval-every 100"
+    eight = runs.metrics(8, "08_3d_full", mesh.split(), "eight.jsonl")
     return one, eight
 
 
 def mesh_loss(runs):
     """losses of one rank and of eight, dp 2 x tp 2 x pp 2 with ZeRO-1 and sequence parallelism"""
     one, eight = ([line for line in run if line["event"] == "step"] for run in one_and_eight(runs))
-    return [["step", "one rank", "dp 2 x tp 2 x pp 2"], *([a["step"], a["loss"], b["loss"]] for a, b in zip(one, eight))]
+    rows = [[a["step"], a["loss"], b["loss"]] for a, b in zip(one, eight)]
+    return [["step", "one rank", "dp 2 x tp 2 x pp 2"], *rows]
 
 
 def mesh_memory(runs):
     """peak bytes of each kind, one rank and each of eight (dp 2 x tp 2 x pp 2 with ZeRO-1 and sequence parallelism)"""
-    one, eight = ([line for line in run if line["event"] == "summary"][-1]["memory_per_rank"] for run in one_and_eight(runs))
-    return [["rank", *KINDS], *([name, *(peak[kind] for kind in KINDS)]
-                                for name, peak in [("one rank", one[0]), *((f"rank {i}", p) for i, p in enumerate(eight))])]
+    one, eight = (next(line for line in run if line["event"] == "summary") for run in one_and_eight(runs))
+    one, eight = one["memory_per_rank"], eight["memory_per_rank"]
+    peaks = {"one rank": one[0], **{f"rank {i}": peak for i, peak in enumerate(eight)}}
+    return [["rank", *KINDS], *([name, *(peak[kind] for kind in KINDS)] for name, peak in peaks.items())]
 
 
-TABLES = {"01_loss": loss, "01_memory": recompute_memory, "02_all_reduce": all_reduce, "02_data_parallel": data_parallel,
-          "03_memory": zero_memory, "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
-          "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
-          "08_loss": mesh_loss, "08_memory": mesh_memory}
+TABLES = {"01_loss": loss, "01_memory": recompute_memory, "02_all_reduce": all_reduce,
+          "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
+          "04_efficiency": efficiency, "05_schedules": schedules, "05_measured": measured_pipeline,
+          "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss,
+          "08_memory": mesh_memory}
 
 
 def hardware():

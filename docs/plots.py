@@ -91,7 +91,8 @@ def recompute_memory(rows):
 
 def all_reduce(rows):
     algorithms = groups(rows, "algorithm")
-    colours = dict(zip(algorithms, (style.GREY, style.RED, style.BLUE, style.GREEN, style.PURPLE, style.CYAN, style.YELLOW)))
+    colours = dict(zip(algorithms, (style.GREY, style.RED, style.BLUE, style.GREEN, style.PURPLE, style.CYAN,
+                                    style.YELLOW)))
     figure, (time, bandwidth) = plt.subplots(1, 2, figsize=(10, 3.8))
     for algorithm, mine in algorithms.items():
         look = dict(color=colours[algorithm], marker="o", ms=3, lw=1.4, label=algorithm)
@@ -123,7 +124,8 @@ def zero_memory(rows):
     stages = groups(rows, "stage")
     figure, axes = plt.subplots(1, len(stages), figsize=(13, 3.8), sharey=True)
     # The mountain of activations on top of what this chapter moves.
-    timelines(axes, stages.values(), ["params", "grads", "optimizer", "workspace", "comm", "activations"], mark_update=False)
+    kinds = ["params", "grads", "optimizer", "workspace", "comm", "activations"]
+    timelines(axes, stages.values(), kinds, mark_update=False)
     for axis, stage in zip(axes, stages):
         axis.set_title(f"--zero {stage}", fontsize=10, pad=16)
         axis.set_xticks([])
@@ -180,7 +182,8 @@ def causal(rows):
         for query, row in enumerate(mine):
             rank = int(row["rank"])
             pairs[rank] += query + 1
-            image.append([matplotlib.colors.to_rgb(colours[rank] if key <= query else "white") for key in range(len(mine))])
+            colour, white = matplotlib.colors.to_rgb(colours[rank]), (1, 1, 1)
+            image.append([colour if key <= query else white for key in range(len(mine))])
         triangle.imshow(image, interpolation="nearest")
         triangle.set(title=algorithm, xlabel="keys", ylabel="queries", xticks=[], yticks=[])
         bars = work.bar(range(len(pairs)), [100 * each / sum(pairs) for each in pairs], color=colours)
@@ -210,8 +213,8 @@ def fp8_loss(rows, window=10):
         left.plot(steps, losses, color=colour, lw=1, label=name)
         distance = [a - b for a, b in zip(losses, runs[reference])]
         if name != reference:
-            right.plot(steps[window - 1:], [sum(distance[i - window:i]) / window for i in range(window, len(steps) + 1)],
-                       color=colour, lw=1, label=name)
+            means = [sum(distance[i - window:i]) / window for i in range(window, len(steps) + 1)]
+            right.plot(steps[window - 1:], means, color=colour, lw=1, label=name)
     left.set(xlabel="step", ylabel="loss")
     left.legend(fontsize=8)
     right.set(xlabel="step", ylabel=f"loss − loss of {reference}, mean of {window}", ylim=(-0.1, 0.1))
@@ -243,10 +246,10 @@ def mesh_memory(rows):
     return figure
 
 
-PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "02_all_reduce": all_reduce, "02_data_parallel": data_parallel,
-            "03_memory": zero_memory, "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": pipeline,
-            "05_measured": pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
-            "08_loss": mesh_loss, "08_memory": mesh_memory}
+PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "02_all_reduce": all_reduce,
+            "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
+            "04_efficiency": efficiency, "05_schedules": pipeline, "05_measured": pipeline, "06_causal": causal,
+            "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory}
 
 
 def main():
