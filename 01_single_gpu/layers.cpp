@@ -23,7 +23,7 @@ Var Linear::operator()(Tape& tape, const Var& x) {
 Var multiply(Tape& tape, const Var& x, Linear& linear) {
     Var y{.data = matmul(x.data, linear.weight(), Transpose::b, linear.y_kind)};
     // Recorded newest last, run newest first: dX, then dW.
-    tape.record_weights([x = Saved(x), dy = y.grad, &linear] {
+    tape.record_wgrad([x = Saved(x), dy = y.grad, &linear] {
         Tensor dw = linear.grad();
         matmul_into(dw, *dy, x.get(), Transpose::a, 1);  // dW += dY^T X
     });
@@ -55,11 +55,11 @@ Var add(Tape& tape, const Var& a, const Var& b) {
 namespace {
 // Shared by both norms: y is the normalised x; the gradient of y joins that of x.
 void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param& weight) {
-    if (tape.pointwise_again)
-        y.again = Lazy<Tensor>([x = x.data, inv_rms, &weight] {
-            Tensor again = Tensor::like(x);
-            rmsnorm_recompute(again, x, inv_rms, weight.data);
-            return again;
+    if (tape.recompute_pointwise)
+        y.recomputed = Lazy<Tensor>([x = x.data, inv_rms, &weight] {
+            Tensor normed = Tensor::like(x);
+            rmsnorm_recompute(normed, x, inv_rms, weight.data);
+            return normed;
         });
     tape.record([x = x.data, dx = x.grad, dy = y.grad, inv_rms, &weight] {
         Tensor part = Tensor::like(x);
@@ -97,7 +97,7 @@ Var swiglu(Tape& tape, const Var& gate_up) {
         return h;
     };
     Var h{.data = run()};
-    if (tape.pointwise_again) h.again = Lazy<Tensor>(run);
+    if (tape.recompute_pointwise) h.recomputed = Lazy<Tensor>(run);
     tape.record([gate_up = gate_up.data, dgate_up = gate_up.grad, dh = h.grad] {
         Tensor part = Tensor::like(gate_up);
         swiglu_backward(part, *dh, gate_up);
@@ -116,11 +116,11 @@ QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& 
     };
     auto [q, k, v] = run();
     QKV result{Var{.data = q}, Var{.data = k}, Var{.data = v}};
-    if (tape.pointwise_again) {
-        const Lazy<std::array<Tensor, 3>> again(run);
-        result.q.again = Lazy<Tensor>([again] { return again.get()[0]; });
-        result.k.again = Lazy<Tensor>([again] { return again.get()[1]; });
-        result.v.again = Lazy<Tensor>([again] { return again.get()[2]; });
+    if (tape.recompute_pointwise) {
+        const Lazy<std::array<Tensor, 3>> parts(run);
+        result.q.recomputed = Lazy<Tensor>([parts] { return parts.get()[0]; });
+        result.k.recomputed = Lazy<Tensor>([parts] { return parts.get()[1]; });
+        result.v.recomputed = Lazy<Tensor>([parts] { return parts.get()[2]; });
     }
     tape.record([=, dqkv = qkv.grad, dq = result.q.grad, dk = result.k.grad, dv = result.v.grad] {
         Tensor part({rows, q_width + 2 * kv_width}, dq->dtype(), dq->device());
@@ -136,8 +136,8 @@ Var attention(Tape& tape, const QKV& x, AttentionForward forward, AttentionBackw
     };
     OutLse now = forward(x.q.data, x.k.data, x.v.data);
     Var out{.data = now.out};
-    const Lazy<OutLse> saved = tape.attention_again ? Lazy<OutLse>(run) : Lazy<OutLse>([now] { return now; });
-    if (tape.attention_again) out.again = Lazy<Tensor>([saved] { return saved.get().out; });
+    const Lazy<OutLse> saved = tape.recompute_attention ? Lazy<OutLse>(run) : Lazy<OutLse>([now] { return now; });
+    if (tape.recompute_attention) out.recomputed = Lazy<Tensor>([saved] { return saved.get().out; });
     tape.record([saved, backward, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v), dq = x.q.grad, dk = x.k.grad,
                  dv = x.v.grad, dout = out.grad] {
         QKVGrads grads = backward(*dout, q.get(), k.get(), v.get(), saved.get().out, saved.get().lse);

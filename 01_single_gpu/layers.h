@@ -1,8 +1,8 @@
 #pragma once
 // The layers of a Llama as tape operations: each computes its result and records its gradient, forward beside backward.
 //
-// B batch, T tokens of a sequence, R = B*T rows, E hidden, H query heads, K key/value heads, D head size, F ffn, V
-// vocabulary
+// Axes, in all chapters: B batch, T tokens of a sequence, R = B*T rows, L layers, E hidden, H query heads, K key/value
+// heads, D head size, F ffn, V vocabulary, N ranks; _l: this rank's part
 #include "01_single_gpu/param.h"
 #include "01_single_gpu/tape.h"
 
@@ -18,7 +18,7 @@ struct Batch {
 // y = x W^T: x (R, in), W (out, in), y (R, out). Several weights that lie one behind another are one product: q, k, v.
 struct Linear {
     std::vector<Param*> weights;
-    // What y and the gradient of x are booked as; chapter 04: sums of one rank's part only, on their way to the others.
+    // What y and the gradient of x are booked as; under sequence parallelism they are partial sums about to be communicated.
     Memory y_kind = Memory::activations, dx_kind = Memory::activations;
     std::function<Var(Tape&, const Var& x, Linear&)> multiply;  // slot; empty: the product in the parameters' dtype
 

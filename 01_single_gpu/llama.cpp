@@ -6,8 +6,8 @@
 namespace train70b {
 
 Var Unit::run_from(size_t level, Tape& tape, const Var& x, const Body& body) const {
-    if (level == around.size()) return body(tape, x);
-    return around[level](tape, x, [this, level, body](Tape& inner_tape, const Var& inner_x) {
+    if (level == wrappers.size()) return body(tape, x);
+    return wrappers[level](tape, x, [this, level, body](Tape& inner_tape, const Var& inner_x) {
         return run_from(level + 1, inner_tape, inner_x, body);
     });
 }
@@ -33,39 +33,45 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rop
                    &post_attention_norm, &gate_proj, &up_proj, &down_proj};
 }
 
-namespace {
-template <class Slot>
-Var through(const Slot& slot, Tape& tape, const Var& value) {
-    return slot ? slot(tape, value) : value;
+Var TensorParallelOps::embedding(Tape& tape, const Batch& batch, Param& table) const {
+    return train70b::embedding(tape, batch, table);
 }
-}  // namespace
+Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, const Param&) const {
+    return next_token_loss(tape, logits, batch);
+}
 
-// Two functions rather than one, so that what the tape does not keep is gone when each returns.
-Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch) {
-    Var normed = through(before_attention, tape, rmsnorm(tape, x, input_norm, eps_));  // (R, E)
+// Two functions rather than one, so that what the tape does not keep is freed when each returns.
+Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
+    Var normed = tensor_parallel.f(tape, rmsnorm(tape, x, input_norm, eps_), qkv);  // (R, E)
     QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows);
     Var mixed = attention ? attention(tape, heads, batch) : one_device_attention(tape, heads, batch, rope_.head_dim);
-    return through(after_attention, tape, o(tape, mixed));  // (R, E)
+    return tensor_parallel.g(tape, o(tape, mixed), o);  // (R_l, E)
 }
 
-Var Block::mlp_half(Tape& tape, const Var& normed) {
-    Var h = swiglu(tape, gate_up(tape, through(before_mlp, tape, normed)));  // (R, F)
-    return through(after_mlp, tape, down(tape, h));                          // (R, E)
+Var Block::mlp_half(Tape& tape, const Var& normed, const TensorParallelOps& tensor_parallel) {
+    Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, normed, gate_up)));  // (R, F_l)
+    return tensor_parallel.g(tape, down(tape, h), down);                            // (R_l, E)
 }
 
-Var Block::body(Tape& tape, const Var& x, const Batch& batch) {
-    const bool attention_again = recompute_ == Recompute::selective;
-    const bool pointwise_again = attention_again || recompute_ == Recompute::pointwise;
-    const bool outer_attention = std::exchange(tape.attention_again, attention_again);
-    const bool outer_pointwise = std::exchange(tape.pointwise_again, pointwise_again);
-    auto [middle, normed] = add_rmsnorm(tape, x, attention_half(tape, x, batch), post_attention_norm, eps_);
-    Var y = add(tape, middle, mlp_half(tape, normed));
-    tape.attention_again = outer_attention;
-    tape.pointwise_again = outer_pointwise;
+Var Block::body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
+    const bool recompute_attention = recompute_ == Recompute::selective;
+    const bool recompute_pointwise = recompute_attention || recompute_ == Recompute::pointwise;
+    const bool outer_attention = std::exchange(tape.recompute_attention, recompute_attention);
+    const bool outer_pointwise = std::exchange(tape.recompute_pointwise, recompute_pointwise);
+    auto [middle, normed] =
+        add_rmsnorm(tape, x, attention_half(tape, x, batch, tensor_parallel), post_attention_norm, eps_);
+    Var y = add(tape, middle, mlp_half(tape, normed, tensor_parallel));
+    tape.recompute_attention = outer_attention;
+    tape.recompute_pointwise = outer_pointwise;
     return y;
 }
 
-Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s) : config(c), options(o), stage(s) {
+namespace {
+const TensorParallelOps kOneRank;
+}
+
+Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
+    : config(c), options(o), stage(s), tensor_parallel(&kOneRank) {
     check_config(c);
     int64_t end = 0;
     for (const Chunk& chunk : s.chunks) {
@@ -81,7 +87,7 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s) : config(c)
         for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
             Block& block = blocks.emplace_back(c, layer, o.init_std);
             block.recompute_ = o.recompute;
-            if (o.recompute == Recompute::full) block.unit.around.push_back(recompute);
+            if (o.recompute == Recompute::full) block.unit.wrappers.push_back(recompute);
         }
     if (s.head) {
         final_norm = make_param("model.norm.weight", {c.hidden}, 0);
@@ -105,23 +111,22 @@ std::vector<Param*> Llama::params() {
     return list;
 }
 
-void Llama::materialise(uint64_t seed) {
-    if (allocate_params) {
-        allocate_params(seed);
-    } else {
-        for (Unit* unit : units()) {
-            bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));
-            for (Param* param : unit->params) initialise(*param, seed, 0, param->data);
-        }
+void Llama::allocate_params(uint64_t seed) {
+    for (Unit* unit : units()) {
+        bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));
+        for (Param* param : unit->params) initialize(*param, seed, 0, param->data);
     }
-    if (allocate_grads) {
-        allocate_grads();
-    } else {
-        for (Unit* unit : units())
-            bind_grads(unit->params,
-                       Tensor({total_size(unit->params)}, options.grad_dtype, options.device, Memory::grads));
-    }
+}
+
+void Llama::allocate_grads() {
+    for (Unit* unit : units())
+        bind_grads(unit->params, Tensor({total_size(unit->params)}, options.grad_dtype, options.device, Memory::grads));
     zero_grads();
+}
+
+void Llama::materialize(uint64_t seed) {
+    allocate_params(seed);
+    allocate_grads();
 }
 
 void Llama::zero_grads() {
@@ -132,20 +137,20 @@ void Llama::zero_grads() {
 Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
     Var x = input;
     if (stage.embedding && chunk == 0)
-        x = embedding_unit.run(tape, x, [this, batch](Tape& t, const Var&) {
-            return embed ? embed(t, batch, embed_tokens) : embedding(t, batch, embed_tokens);
-        });
+        x = embedding_unit.run(
+            tape, x, [this, batch](Tape& t, const Var&) { return tensor_parallel->embedding(t, batch, embed_tokens); });
     size_t first = 0;  // of this chunk among all blocks
     for (size_t i = 0; i < chunk; ++i) first += size_t(stage.chunks[i].end_layer - stage.chunks[i].first_layer);
     const auto [first_layer, end_layer] = stage.chunks.at(chunk);
     for (size_t i = first; i < first + size_t(end_layer - first_layer); ++i)
-        x = blocks[i].unit.run(
-            tape, x, [&block = blocks[i], batch](Tape& t, const Var& in) { return block.body(t, in, batch); });
+        x = blocks[i].unit.run(tape, x, [this, &block = blocks[i], batch](Tape& t, const Var& in) {
+            return block.body(t, in, batch, *tensor_parallel);
+        });
     return x;
 }
 
 Var Llama::head_logits(Tape& tape, const Var& x) {  // (R, V)
-    return head(tape, through(before_head, tape, rmsnorm(tape, x, final_norm, config.norm_eps)));
+    return head(tape, tensor_parallel->f(tape, rmsnorm(tape, x, final_norm, config.norm_eps), head));
 }
 
 Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
@@ -153,7 +158,7 @@ Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chun
     if (!stage.head || chunk + 1 < stage.chunks.size()) return x;
     return head_unit.run(tape, x, [this, batch](Tape& t, const Var& in) {
         Var scores = head_logits(t, in);
-        return loss ? loss(t, scores, batch) : next_token_loss(t, scores, batch);
+        return tensor_parallel->loss(t, scores, batch, lm_head);
     });
 }
 

@@ -1,12 +1,13 @@
 #pragma once
-// Llama (Touvron et al. 2023) with slots: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied head.
+// Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU, untied head.
 //
-//   x = embedding(tokens)                                                         unit "embedding"
-//   x = x + o(attention(rope(qkv(norm(x)))));  x = x + down(swiglu(gate_up(norm(x))))    units "block 0", "block 1",
-//   ... loss = cross_entropy(head(norm(x)), targets)                                  unit "head"
+//   x = embedding(tokens)                                                                   unit "embedding"
+//   x = x + g(o(attention(rope(qkv(f(norm(x)))))));  x = x + g(down(swiglu(gate_up(f(norm(x))))))      units "block 0", ...
+//   loss = cross_entropy(head(f(norm(x))), targets)                                         unit "head"
 //
-// A slot is a std::function member that is empty here (the one-rank default runs) and that a later chapter fills. The
-// model does not move once built: closures on the tape refer to its parameters.
+// A technique steps in at four places: TensorParallelOps (f, g, the embedding, the loss: chapter 04), the product of a
+// linear layer (Linear::multiply: 04, 07), attention (Block::attention: 06) and the wrappers of a unit (01: recomputation,
+// 02, 03). The model does not move once built: closures on the tape refer to its parameters.
 #include <deque>
 
 #include "01_single_gpu/config.h"
@@ -14,15 +15,15 @@
 
 namespace train70b {
 
-// A part of the model whose parameters are used, gathered, freed and recomputed together.
+// A part of the model whose parameters are used, unsharded, resharded and recomputed together.
 struct Unit {
     using Body = std::function<Var(Tape&, const Var&)>;
-    using Around =
-        std::function<Var(Tape&, const Var& x, const Body& body)>;  // calls the body, and does something around it
+    // Calls the body. What it records before that runs after the unit's backward pass, what it records after it, before.
+    using Wrapper = std::function<Var(Tape&, const Var& x, const Body& body)>;
 
     std::string name;
-    std::vector<Param*> params;  // in the order in which they lie in the unit's flat buffer
-    std::vector<Around> around;  // slot; a stack, the first one outermost
+    std::vector<Param*> params;     // in the order in which they lie in the unit's flat buffer
+    std::vector<Wrapper> wrappers;  // a stack, the first one outermost
 
     Var run(Tape& tape, const Var& x, const Body& body) const { return run_from(0, tape, x, body); }
 
@@ -30,22 +31,32 @@ struct Unit {
     Var run_from(size_t level, Tape& tape, const Var& x, const Body& body) const;
 };
 
+// The operators that tensor parallelism (chapter 04) places around a model's products. On one rank: none.
+class TensorParallelOps {
+  public:
+    virtual ~TensorParallelOps() = default;
+    // f, before a column-parallel linear layer (qkv, gate_up, head): (R_l, E) -> (R, E); g, after a row-parallel one (o,
+    // down): (R, E) -> (R_l, E). R_l < R under sequence parallelism.
+    virtual Var f(Tape&, const Var& x, const Linear&) const { return x; }
+    virtual Var g(Tape&, const Var& y, const Linear&) const { return y; }
+    virtual Var embedding(Tape& tape, const Batch& batch, Param& table) const;                        // (R_l, E)
+    virtual Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head) const;  // (1)
+};
+
 struct Block {
     Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm, gate_proj, up_proj, down_proj;
     Linear qkv, o, gate_up, down;
     Unit unit;
-
-    // Slots (chapter 04), once per half block: between the norm and the column product, and after the row product.
-    std::function<Var(Tape&, const Var&)> before_attention, after_attention, before_mlp, after_mlp;
-    std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // slot (chapter 06)
+    std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // empty: one device's
 
     Block(const LlamaConfig& config, int64_t layer, double init_std);
     Block(const Block&) = delete;
-    Var body(Tape& tape, const Var& x, const Batch& batch);  // one transformer block, (R, E) -> (R, E)
+    // One transformer block, (R_l, E) -> (R_l, E).
+    Var body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel);
 
   private:
-    Var attention_half(Tape& tape, const Var& x, const Batch& batch);
-    Var mlp_half(Tape& tape, const Var& normed);
+    Var attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel);
+    Var mlp_half(Tape& tape, const Var& normed, const TensorParallelOps& tensor_parallel);
 
     Rope rope_;
     double eps_;
@@ -53,13 +64,13 @@ struct Block {
     friend class Llama;
 };
 
-// Which part of the model a rank holds; chapter 05 gives each pipeline stage its own.
+// Which part of the model a rank holds: the layers of its pipeline stage (chapter 05).
 struct Chunk {
     int64_t first_layer = 0, end_layer = 0;  // blocks [first, end)
 };
 struct Stage {
-    std::vector<Chunk> chunks;           // stretches of layers; more than one: others' lie between them
-    bool embedding = true, head = true;  // before the first of them, behind the last
+    std::vector<Chunk> chunks;  // several under virtual stages, ascending; other ranks' layers lie between them
+    bool embedding = true, head = true;  // before the first chunk, after the last one
 };
 
 inline Stage whole_model(const LlamaConfig& config) { return {{{0, config.layers}}, true, true}; }
@@ -84,25 +95,20 @@ class Llama {
     Linear head;
     Unit embedding_unit, head_unit;
     std::deque<Block> blocks;
-    std::function<Var(Tape&, const Batch&, Param& table)> embed;      // slot (chapter 04)
-    std::function<Var(Tape&, const Var&)> before_head;                // slot (chapter 04): between norm and product
-    std::function<Var(Tape&, const Var& logits, const Batch&)> loss;  // slot (chapter 04)
+    const TensorParallelOps* tensor_parallel;  // not owned; never null
 
     std::vector<Unit*> units();    // those that exist, in forward order
     std::vector<Param*> params();  // of all units
 
-    std::function<void()> allocate_grads;  // slot (chapter 02)
-    // Slots (chapter 03). Allocates the parameters with their initial values; calls the function while a unit's
-    // parameters can be written.
-    std::function<void(uint64_t seed)> allocate_params;
-    std::function<void(Unit&, const std::function<void()>&)> write_params;
-
-    // Allocates the parameters, with their initial values, and the gradients; one flat buffer of each per unit.
-    void materialise(uint64_t seed);
+    // One flat buffer per unit, as a ParamStore of one rank allocates them: parameters with their initial values, and
+    // gradients of 0. materialize does both.
+    void allocate_params(uint64_t seed);
+    void allocate_grads();
+    void materialize(uint64_t seed);
     void zero_grads();
 
-    // One chunk: returns the loss (1) if the head is behind it, else the hidden states (R, E). x: what the layers
-    // before it gave, empty where the embedding is.
+    // One chunk: returns the loss (1) if the head follows it, else the hidden states (R_l, E). x: the output of the layers
+    // before it, empty where the embedding is.
     Var forward(Tape& tape, const Batch& batch, const Var& x = {}, size_t chunk = 0);
     Var logits(Tape& tape, const Batch& batch);  // (R, V)
 

@@ -6,6 +6,7 @@
 //        changes the activations and nothing else, not one bit of the loss.
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/io/bench.h"
+#include "01_single_gpu/io/generate.h"
 
 using namespace train70b;
 
@@ -26,8 +27,8 @@ void program(int argc, char** argv) {
     set_cpu_threads(1);
 
     TrainingRun run(options, command_line.values());
-    run.materialise();
-    if (run_bench || !bench_csv.empty()) return bench(options, run.model, run.trainer, bench_csv);
+    run.allocate();
+    if (run_bench || !bench_csv.empty()) return bench(options, run, bench_csv);
 
     run.trainer.run();
     if (options.steps > 0)

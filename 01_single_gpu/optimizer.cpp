@@ -1,14 +1,10 @@
 #include "01_single_gpu/optimizer.h"
 
-#include <cmath>
-#include <numbers>
-
 namespace train70b {
 
-std::vector<Segment> whole_segments(const std::vector<Param*>& params) {
+std::vector<Segment> full_segments(const std::vector<Param*>& params) {
     std::vector<Segment> segments;
-    for (const Param* param : params)
-        segments.push_back({param->data, param->grad, param->is_matrix(), true, param->place(0), param->key(0)});
+    for (const Param* param : params) segments.push_back({param, 0, param->data, param->grad});
     return segments;
 }
 
@@ -24,13 +20,13 @@ int64_t master_bytes(DType param) { return param == stats_dtype(param) ? 0 : siz
 
 AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) : hyper_(hyper) {
     for (Segment& segment : segments) {
-        const Tensor& param = segment.param;
+        const Tensor& data = segment.data;
         const auto zeros = [&] {
-            Tensor state(param.shape(), stats_dtype(param.dtype()), param.device(), states);
+            Tensor state(data.shape(), stats_dtype(data.dtype()), data.device(), states);
             fill(state, 0);
             return state;
         };
-        states_.push_back({segment, make_master(param, states), zeros(), zeros()});
+        states_.push_back({segment, make_master(data, states), zeros(), zeros()});
     }
 }
 
@@ -55,25 +51,21 @@ MakeOptimizer AdamW::maker(const Hyper& hyper) {
 void AdamW::step(double lr, double grad_scale) {
     ++step_;
     for (State& state : states_)
-        adamw(state.segment.param, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,
-              hyper_.at(step_, lr, grad_scale, state.segment.decay));
+        adamw(state.segment.data, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,
+              hyper_.at(step_, lr, grad_scale, state.segment.decays()));
 }
 
-LrShape lr_shape_of(const std::string& name) {
-    if (name == "constant") return LrShape::constant;
-    if (name == "linear") return LrShape::linear;
-    if (name == "cosine") return LrShape::cosine;
-    if (name == "wsd") return LrShape::wsd;
-    usage_error("--lr-schedule {}: one of constant linear cosine wsd", name);
+void AdamW::weights_changed() {
+    for (State& state : states_)
+        if (state.master) copy(state.master, state.segment.data);
 }
 
-double LrSchedule::at(int64_t step) const {
-    if (step <= warmup) return peak * double(step) / double(warmup);
-    const int64_t begin = shape == LrShape::wsd ? std::max(warmup, steps - steps / 5) : warmup;  // where it starts down
-    if (shape == LrShape::constant || step <= begin) return peak;
-    const double done = std::min(1.0, double(step - begin) / double(std::max<int64_t>(steps - begin, 1)));
-    const double left = shape == LrShape::cosine ? 0.5 * (1 + std::cos(std::numbers::pi * done)) : 1 - done;
-    return min + (peak - min) * left;
+void AdamW::for_each_state(const StateVisitor& visit) {
+    for (State& state : states_) {
+        if (state.master) visit(state.segment, "master", state.master);
+        visit(state.segment, "exp_avg", state.exp_avg);
+        visit(state.segment, "exp_avg_sq", state.exp_avg_sq);
+    }
 }
 
 }  // namespace train70b

@@ -1,26 +1,35 @@
 #pragma once
-// AdamW with fp32 master weights for bf16, and the learning-rate schedules.
+// AdamW (Loshchilov & Hutter 2019) with fp32 master weights for bf16.
 #include <functional>
 
 #include "01_single_gpu/param.h"
 
 namespace train70b {
 
-// A stretch of a parameter that this rank updates: all of it here, a shard of it under ZeRO (chapter 03).
+// Consecutive elements of a parameter that this rank updates: all of it here, a shard of it under ZeRO (chapter 03).
 struct Segment {
-    Tensor param, grad;
-    bool decay = false;  // weight decay applies to matrices only
-    bool counts = true;  // in norms: this rank's is the one replica that does
-    GlobalIndex place;   // which elements of the whole parameter these are
-    uint64_t key = 0;    // the parameter's, for random numbers
+    const Param* param = nullptr;
+    int64_t offset = 0;  // of the first element in the parameter's local rectangle
+    Tensor data, grad;   // the elements, wherever they lie
+
+    bool decays() const { return param->is_matrix(); }   // weight decay applies to matrices only
+    bool counts() const { return param->replica == 0; }  // in norms: this rank has the replica that does
+    GlobalIndex global_index() const { return param->global_index(offset); }
 };
-std::vector<Segment> whole_segments(const std::vector<Param*>& params);
+std::vector<Segment> full_segments(const std::vector<Param*>& params);
+
+// What an optimizer keeps of a segment: "exp_avg", "exp_avg_sq", "master", ...
+using StateVisitor = std::function<void(const Segment& segment, const char* name, Tensor& state)>;
 
 class Optimizer {
   public:
     virtual ~Optimizer() = default;
     // One update with the gradients times grad_scale (the clipping factor).
     virtual void step(double lr, double grad_scale) = 0;
+    // The parameters were written (loaded, resumed): master weights follow them.
+    virtual void weights_changed() = 0;
+    // Every state of every segment, in a fixed order: what a checkpoint saves and restores.
+    virtual void for_each_state(const StateVisitor& visit) = 0;
 };
 // Makes the optimizer of some segments. Its states lie on their device, booked as told.
 using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<Segment>, Memory states)>;
@@ -30,7 +39,7 @@ Tensor make_master(const Tensor& param, Memory states);
 int64_t master_bytes(DType param);  // per element
 
 // Optimizer states per element: exp_avg and exp_avg_sq (8 bytes; 16 with fp64), and for bf16 parameters a master weight
-// (12 bytes): a bf16 weight has 8 bits of precision and would swallow updates smaller than 1/256 of it.
+// (12 bytes): a bf16 weight has 8 bits of precision and would lose updates smaller than 1/256 of it.
 class AdamW : public Optimizer {
   public:
     struct Hyper {
@@ -43,6 +52,8 @@ class AdamW : public Optimizer {
     static int64_t state_bytes(DType param);  // per element
 
     void step(double lr, double grad_scale) override;
+    void weights_changed() override;
+    void for_each_state(const StateVisitor& visit) override;
 
   private:
     struct State {
@@ -52,19 +63,6 @@ class AdamW : public Optimizer {
     std::vector<State> states_;
     Hyper hyper_;
     int64_t step_ = 0;
-};
-
-enum class LrShape { constant, linear, cosine, wsd };
-LrShape lr_shape_of(const std::string& name);
-
-// Step s of a warm-up of W has s/W of the peak. After it: constant; linear or cosine down to min_lr at the last step;
-// wsd (warm-up, stable, decay): at the peak, then linear over the last fifth of all steps, as in Haegele et al. 2024
-// (MiniCPM, Hu et al. 2024, where the name comes from, decays exponentially over about the last tenth).
-struct LrSchedule {
-    LrShape shape = LrShape::cosine;
-    double peak = 0, min = 0;
-    int64_t warmup = 0, steps = 0;
-    double at(int64_t step) const;  // step from 1
 };
 
 }  // namespace train70b

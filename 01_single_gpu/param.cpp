@@ -28,7 +28,7 @@ Param make_param(std::string name, Shape global_shape, double init_std) {
     return param;
 }
 
-GlobalIndex Param::place(int64_t offset) const {
+GlobalIndex Param::global_index(int64_t offset) const {
     return {local.row_begin, local.col_begin, local.cols, is_matrix() ? global_shape[1] : 1, offset};
 }
 
@@ -40,14 +40,14 @@ uint64_t Param::key(uint64_t seed) const {  // FNV-1a over the seed's bytes and 
     return h;
 }
 
-void initialise(const Param& param, uint64_t seed, int64_t offset, Tensor& to) {
+void initialize(const Param& param, uint64_t seed, int64_t offset, Tensor& to) {
     CHECK(offset + to.size() <= param.local.size(), "{}: [{}, {}) of {}", param.name, offset, offset + to.size(),
           param.local.size());
     if (param.init_std == 0) return fill(to, 1);
     const int64_t real = std::clamp<int64_t>(param.real().size() - offset, 0, to.size());
     if (real > 0) {
         Tensor part = to.element_slice(0, {real});
-        fill_normal(part, param.key(seed), param.place(offset), float(param.init_std));
+        fill_normal(part, param.key(seed), param.global_index(offset), float(param.init_std));
     }
     if (real < to.size()) {
         Tensor padding = to.element_slice(real, {to.size() - real});

@@ -1,7 +1,8 @@
 #pragma once
-// A parameter and its place in the whole model, whatever layout this rank is part of.
+// A parameter, and which rectangle of it this rank holds in the layout it is part of.
 #include <vector>
 
+#include "01_single_gpu/group.h"
 #include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
@@ -15,10 +16,13 @@ struct Rect {
 struct Param {
     std::string name;    // Hugging Face's, e.g. model.layers.0.self_attn.q_proj.weight
     Shape global_shape;  // of the whole parameter: (out, in), or (n) for a norm weight
-    Rect local;          // what this rank holds of it; chapter 04 narrows it, and may let rows reach beyond the end:
-                         // padding, always 0, so that all ranks hold equally much
-    int replicas = 1;  // ranks of one model copy that hold this same rectangle (norm weights under tensor parallelism);
+    Rect local;        // what this rank holds of it; tensor parallelism narrows it. Rows may reach beyond the last one:
+                       // padding, always 0, so that all ranks hold equally much
+    int replicas = 1;  // ranks of one model copy that hold this same rectangle (norm weights under tensor parallelism)
     int replica = 0;   // this rank's number among them: only 0 counts in norms and writes checkpoints
+    // The replicas whose gradients have to be summed because each sees only a part of what depends on the parameter; null:
+    // every replica computes the full gradient by itself.
+    GroupPtr partial_grad_group;
     double init_std = 0;  // 0: all ones (norm weights)
 
     Tensor data, grad;  // views into flat buffers; whoever owns those may replace them between uses
@@ -27,16 +31,16 @@ struct Param {
     int64_t global_size() const;
     Shape local_shape() const;
     Rect real() const;  // local without its padding
-    // Which elements of the whole parameter those from element `offset` of the local rectangle on are.
-    GlobalIndex place(int64_t offset) const;
-    uint64_t key(uint64_t seed) const;  // of random numbers: every parameter has its own
+    // Maps element `offset` of the local rectangle, and those after it, to their global index.
+    GlobalIndex global_index(int64_t offset) const;
+    uint64_t key(uint64_t seed) const;  // of the random numbers: every parameter has its own
 };
 
 Param make_param(std::string name, Shape global_shape, double init_std);
 
 // Writes elements [offset, offset + to.size()) of the parameter's local rectangle, row by row, with their initial
 // values. They depend on (seed, name, global index) alone, so every layout starts from the same weights.
-void initialise(const Param& param, uint64_t seed, int64_t offset, Tensor& to);
+void initialize(const Param& param, uint64_t seed, int64_t offset, Tensor& to);
 
 // Places params one behind another in flat buffers: data and/or grad become views, in order, from element 0.
 // An empty buffer leaves (or makes) the views of its kind empty.

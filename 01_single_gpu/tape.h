@@ -6,7 +6,7 @@
 // its backward pass, and what is recorded AFTER its forward pass runs BEFORE its backward pass.
 //
 // Rules for closures:
-//   - capture the tensors you need and the gradient slots, never a whole Var: it would pin data nobody reads again
+//   - capture the tensors you need and the gradient slots, never a whole Var, which would keep data alive that nobody reads
 //   - capture parameters by reference and read .data when you run: ZeRO-3 replaces it
 //   - change a gradient in place only through accumulate(): residual branches share one buffer
 #include <functional>
@@ -16,7 +16,7 @@
 
 namespace train70b {
 
-// Something the backward pass needs, made on first use and then kept until the last closure that shares it is dropped.
+// A value that the backward pass computes on first use and keeps until the last closure that shares it is dropped.
 template <class T>
 class Lazy {
   public:
@@ -34,12 +34,12 @@ class Lazy {
     std::shared_ptr<State> state_;
 };
 
-// A value in the graph: its data and the slot where its gradient will be summed. With `again`, closures do not hold the
-// data but make it again when they need it (pointwise and selective recomputation).
+// A value in the graph: its data and the slot where its gradient will be summed. Where `recomputed` is set, closures do not
+// hold the data but recompute it when they need it (pointwise and selective recomputation).
 struct Var {
     Tensor data;
     std::shared_ptr<Tensor> grad = std::make_shared<Tensor>();
-    std::optional<Lazy<Tensor>> again;
+    std::optional<Lazy<Tensor>> recomputed;
 
     explicit operator bool() const { return bool(data); }
 };
@@ -47,34 +47,34 @@ struct Var {
 // What a closure captures of an input's data.
 class Saved {
   public:
-    Saved(const Var& var) : again_(var.again) {
-        if (!again_) held_ = var.data;
+    Saved(const Var& var) : recomputed_(var.recomputed) {
+        if (!recomputed_) held_ = var.data;
     }
-    const Tensor& get() const { return again_ ? again_->get() : held_; }
+    const Tensor& get() const { return recomputed_ ? recomputed_->get() : held_; }
 
   private:
     Tensor held_;
-    std::optional<Lazy<Tensor>> again_;
+    std::optional<Lazy<Tensor>> recomputed_;
 };
 
 struct Tape {
     using Steps = std::vector<std::function<void()>>;
     Steps steps;
-    Steps* weights =
-        nullptr;            // where weight halves go to be run later (zero-bubble pipelines, chapter 05); null: nowhere
+    Steps* deferred_wgrads =
+        nullptr;            // where weight gradients wait to be run later (zero-bubble pipelines); null: not deferred
     bool recording = true;  // false: evaluation, and the first run of a body that will be recomputed
-    // Recomputation inside a block: these hand out Vars that are made again, not kept.
-    bool pointwise_again = false;  // norms, RoPE, SwiGLU
-    bool attention_again = false;
+    // Recomputation inside a block: these ops return Vars that are recomputed in the backward pass, not kept.
+    bool recompute_pointwise = false;  // norms, RoPE, SwiGLU
+    bool recompute_attention = false;
 
     void record(std::function<void()> step) {
         if (recording) steps.push_back(std::move(step));
     }
-    // A step that makes weight gradients, or waits for them: in its turn of the backward pass it is run, or put behind
-    // the others in `weights`.
-    void record_weights(std::function<void()> step) {
-        if (!weights) return record(std::move(step));
-        record([list = weights, step = std::move(step)]() mutable { list->push_back(std::move(step)); });
+    // A step that computes weight gradients (wgrad), or waits for them: when the backward pass reaches it, it runs, or is
+    // appended to `deferred_wgrads`.
+    void record_wgrad(std::function<void()> step) {
+        if (!deferred_wgrads) return record(std::move(step));
+        record([list = deferred_wgrads, step = std::move(step)]() mutable { list->push_back(std::move(step)); });
     }
     // tag::backward[]
     void backward() {
@@ -106,10 +106,10 @@ inline void accumulate(Tensor& grad, const Tensor& part) {
 inline Var recompute(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var&)>& body) {
     Tape silent{.recording = false};
     Var y{.data = body(silent, x).data};
-    tape.record([body, weights = tape.weights, x_data = x.data, dx = x.grad, dy = y.grad] {
-        Tape again{.weights = weights};
-        *body(again, Var{.data = x_data, .grad = dx}).grad = std::move(*dy);
-        again.backward();
+    tape.record([body, deferred_wgrads = tape.deferred_wgrads, x_data = x.data, dx = x.grad, dy = y.grad] {
+        Tape replay{.deferred_wgrads = deferred_wgrads};
+        *body(replay, Var{.data = x_data, .grad = dx}).grad = std::move(*dy);
+        replay.backward();
     });
     return y;
 }

@@ -7,11 +7,6 @@ namespace train70b {
 
 namespace {
 
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
-
 // The test values are small integers, so any order of the sum is exact.
 void check_result(const Comm& ranks, const Tensor& x, const std::string& algorithm) {
     const int N = ranks.size();
@@ -102,9 +97,8 @@ std::string all_reduce_csv(const std::vector<AllReduceTime>& times, int ranks) {
     return text;
 }
 
-std::vector<DataParallelTime> time_data_parallel(const Comm& ranks, Llama& model, Trainer& trainer,
-                                                 DataParallel& data_parallel, const DataParallelOptions& options) {
-    constexpr int kLeast = 3, kMost = 15;
+std::vector<DataParallelTime> time_data_parallel(const Comm& ranks, Trainer& trainer, DataParallel& store,
+                                                 const DataParallelOptions& options, int64_t steps_done) {
     constexpr double kBudget = 5;  // seconds
     const double bucket_mb = options.bucket_mb > 0 ? options.bucket_mb : 25;
     std::vector<DataParallelTime> table = {{.form = "naive", .bucket_mb = 0},
@@ -112,47 +106,27 @@ std::vector<DataParallelTime> time_data_parallel(const Comm& ranks, Llama& model
                                            {.form = "bucketed", .bucket_mb = 1},
                                            {.form = "overlapped", .bucket_mb = bucket_mb},
                                            {.form = "overlapped", .bucket_mb = 1}};
-    std::vector<std::vector<double>> seconds(table.size()), waiting(table.size());
-    int rounds = kLeast;
-    for (int round = -1; round < rounds; ++round)
-        for (size_t i = 0; i < table.size(); ++i) {
-            if (round < 0 && i > 0) continue;  // one step is enough to warm up
-            DataParallelTime& row = table[i];
-            data_parallel.use({row.bucket_mb, row.form == "overlapped", options.micro_batches});
-            model.zero_grads();
-            synchronize(model.options.device);
-            ranks.barrier().wait();
-            ranks.take_stats();
-            const double begin = now_seconds();
-            trainer.forward_backward(1);
-            data_parallel.finish();
-            synchronize(model.options.device);
-            const double mine = now_seconds() - begin;
-            const CommStats stats = ranks.take_stats();
-            const double slowest = ranks.max(mine);
-            if (round < 0) {
-                rounds = std::clamp(int(kBudget / (slowest * double(table.size()))), kLeast, kMost);
-                continue;
-            }
-            seconds[i].push_back(slowest);
-            waiting[i].push_back(stats.waited);
-            const auto found = stats.operations.find(ranks.name() + ".all_reduce");
-            if (found == stats.operations.end()) continue;  // one rank
-            row.bytes = found->second.bytes;
-            row.collectives = found->second.calls;
-        }
+    std::vector<std::vector<double>> waiting(table.size());
+    const auto seconds = alternate(table.size(), kBudget, [&](size_t i) {
+        DataParallelTime& row = table[i];
+        store.use({row.bucket_mb, row.form == "overlapped"});
+        const MeasuredStep step = measure_steps(trainer, ranks, 1, ++steps_done).front();
+        waiting[i].push_back(step.comm.waited);
+        row.bytes = step.wire_bytes();
+        row.collectives = step.comm.operations.at(ranks.name() + ".all_reduce").calls;
+        return step.slowest_s;
+    });
     for (size_t i = 0; i < table.size(); ++i) {
         table[i].step_s = median(seconds[i]);
         table[i].waiting_s = median(waiting[i]);
     }
-    data_parallel.use(options);
+    store.use(options);
     return table;
 }
 
 std::string data_parallel_table(const std::vector<DataParallelTime>& times) {
-    std::string text =
-        fmt::format("data parallelism, per step (without the update)\n{:<12}{:>10}{:>12}{:>12}{:>16}{:>14}\n", "form",
-                    "bucket", "step", "waiting", "bytes sent", "all-reduces");
+    std::string text = fmt::format("data parallelism, per step\n{:<12}{:>10}{:>12}{:>12}{:>16}{:>14}\n", "form",
+                                   "bucket", "step", "waiting", "bytes sent", "all-reduces");
     for (const DataParallelTime& t : times)
         text += fmt::format("{:<12}{:>10}{:>9.1f} ms{:>9.1f} ms{:>16}{:>14}\n", t.form,
                             t.bucket_mb > 0 ? fmt::format("{:g} MiB", t.bucket_mb) : "-", t.step_s * 1e3,

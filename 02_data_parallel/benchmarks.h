@@ -2,6 +2,7 @@
 // The two measured tables of chapter 02: all-reduce algorithms by message size, and the three forms of data
 // parallelism.
 #include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/runtime/measure.h"
 
 namespace train70b {
 
@@ -18,15 +19,15 @@ std::vector<AllReduceTime> time_all_reduce(const Comm& ranks, Device device, con
 std::string all_reduce_table(const std::vector<AllReduceTime>& times, int ranks);
 std::string all_reduce_csv(const std::vector<AllReduceTime>& times, int ranks);
 
-// Steps without an update: forward, backward, reduction. Values per step; waiting_s: the time for which this rank's own
-// work waited for communication.
+// Training steps on two ranks or more, per step; waiting: seconds in which this rank waits for communication.
 struct DataParallelTime {
     std::string form;
     double bucket_mb, step_s, waiting_s;
     int64_t bytes, collectives;
 };
-std::vector<DataParallelTime> time_data_parallel(const Comm& ranks, Llama& model, Trainer& trainer,
-                                                 DataParallel& data_parallel, const DataParallelOptions& options);
+// Goes on training behind step `steps_done`.
+std::vector<DataParallelTime> time_data_parallel(const Comm& ranks, Trainer& trainer, DataParallel& store,
+                                                 const DataParallelOptions& options, int64_t steps_done);
 std::string data_parallel_table(const std::vector<DataParallelTime>& times);
 std::string data_parallel_csv(const std::vector<DataParallelTime>& times, int ranks);
 

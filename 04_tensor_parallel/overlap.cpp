@@ -12,8 +12,8 @@ Tensor chunk(const Tensor& x, int64_t i, int64_t n) {
 }
 }  // namespace
 
-Tensor gather_multiply(const Comm& ranks, const Tensor& part, const Tensor& weight, Transpose transpose,
-                       Tensor& gathered) {
+Tensor all_gather_matmul(const Comm& ranks, const Tensor& part, const Tensor& weight, Transpose transpose,
+                         Tensor& gathered) {
     const int64_t N = ranks.size(), r = ranks.rank();
     gathered = Tensor({part.rows() * N, part.cols()}, part.dtype(), part.device(), Memory::comm);
     Tensor own = chunk(gathered, r, N);
@@ -29,7 +29,7 @@ Tensor gather_multiply(const Comm& ranks, const Tensor& part, const Tensor& weig
     return y;
 }
 
-Tensor multiply_scatter(const Comm& ranks, const Tensor& x, const Tensor& weight) {
+Tensor matmul_reduce_scatter(const Comm& ranks, const Tensor& x, const Tensor& weight) {
     const int64_t N = ranks.size(), r = ranks.rank();
     Tensor sum, arriving;
     Work passing;
@@ -46,12 +46,12 @@ Tensor multiply_scatter(const Comm& ranks, const Tensor& x, const Tensor& weight
     return sum;
 }
 
-Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, bool sequence) {
+Var column_parallel_linear(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, bool sequence) {
     Tensor gathered;  // not kept: the backward pass gathers again
-    Var y{.data = sequence ? gather_multiply(ranks, x.data, linear.weight(), Transpose::b, gathered)
+    Var y{.data = sequence ? all_gather_matmul(ranks, x.data, linear.weight(), Transpose::b, gathered)
                            : matmul(x.data, linear.weight(), Transpose::b, linear.y_kind)};
-    tape.record([ranks, sequence, x = Saved(x), dx = x.grad, dy = y.grad, &linear, later = tape.weights] {
-        const auto weight_half = [dy, &linear](const Tensor& whole_x) {
+    tape.record([ranks, sequence, x = Saved(x), dx = x.grad, dy = y.grad, &linear, deferred = tape.deferred_wgrads] {
+        const auto wgrad = [dy, &linear](const Tensor& whole_x) {
             Tensor dw = linear.grad();
             matmul_into(dw, *dy, whole_x, Transpose::a, 1);
         };
@@ -59,7 +59,7 @@ Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, 
         Work gathering;
         if (!sequence) {
             whole_x = x.get();
-        } else if (!later) {  // behind dX = dY W
+        } else if (!deferred) {  // behind dX = dY W
             whole_x = Tensor({dy->rows(), x.get().cols()}, dy->dtype(), dy->device(), Memory::comm);
             gathering = ranks.all_gather(whole_x, x.get());
         }
@@ -73,25 +73,25 @@ Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, 
         } else {
             reducing = ranks.all_reduce(part);
         }
-        if (!later)
-            weight_half(whole_x);
+        if (!deferred)
+            wgrad(whole_x);
         else
-            later->push_back([=] { weight_half(sequence ? gather_rows(ranks, x.get()) : x.get()); });
+            deferred->push_back([=] { wgrad(sequence ? gather_rows(ranks, x.get()) : x.get()); });
         reducing.wait();
         accumulate(*dx, part);
     });
     return y;
 }
 
-Var row_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks) {
-    Var y{.data = multiply_scatter(ranks, x.data, linear.weight())};
+Var row_parallel_linear(Tape& tape, const Var& x, Linear& linear, const Comm& ranks) {
+    Var y{.data = matmul_reduce_scatter(ranks, x.data, linear.weight())};
     const auto whole_dy = std::make_shared<Tensor>();
-    tape.record_weights([x = Saved(x), whole_dy, &linear] {
+    tape.record_wgrad([x = Saved(x), whole_dy, &linear] {
         Tensor dw = linear.grad();
         matmul_into(dw, *whole_dy, x.get(), Transpose::a, 1);
     });
     tape.record([ranks, whole_dy, dx = x.grad, dy = y.grad, &linear] {
-        accumulate(*dx, gather_multiply(ranks, *dy, linear.weight(), Transpose::none, *whole_dy));
+        accumulate(*dx, all_gather_matmul(ranks, *dy, linear.weight(), Transpose::none, *whole_dy));
     });
     return y;
 }

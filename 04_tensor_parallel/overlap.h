@@ -17,14 +17,14 @@
 namespace train70b {
 
 // op(X) op(W) for X = all ranks' rows, (R/N, in) -> (R, out), chunk by chunk. gathered: (R, in), comm.
-Tensor gather_multiply(const Comm& ranks, const Tensor& part, const Tensor& weight, Transpose transpose,
-                       Tensor& gathered);
+Tensor all_gather_matmul(const Comm& ranks, const Tensor& part, const Tensor& weight, Transpose transpose,
+                         Tensor& gathered);
 // This rank's rows of the sum over ranks of x W^T, (R, in) -> (R/N, out).
-Tensor multiply_scatter(const Comm& ranks, const Tensor& x, const Tensor& weight);
+Tensor matmul_reduce_scatter(const Comm& ranks, const Tensor& x, const Tensor& weight);
 
 // f and the product behind it, y = f(x) W^T;  sequence: x (R/N, in), else (R, in);  y (R, out_l).
-Var column_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, bool sequence);
+Var column_parallel_linear(Tape& tape, const Var& x, Linear& linear, const Comm& ranks, bool sequence);
 // The product and g behind it, with sequence parallelism: x (R, in_l) -> (R/N, out).
-Var row_product(Tape& tape, const Var& x, Linear& linear, const Comm& ranks);
+Var row_parallel_linear(Tape& tape, const Var& x, Linear& linear, const Comm& ranks);
 
 }  // namespace train70b

@@ -30,46 +30,45 @@ struct TensorParallelOptions {
     bool sequence_parallel = false;
     bool overlap = false;  // overlap.h
 };
-void add_tensor_parallel_flags(Flags& flags, int64_t& tp, TensorParallelOptions& options);
-// Usage error, naming the flag, unless heads, ffn and (with sequence parallelism) the sequence divide by tp.
-void check_tensor_parallel(const LlamaConfig& config, int64_t seq_len, int64_t tp,
-                           const TensorParallelOptions& options);
-
 // ---- f and g --------------------------------------------------------------------------------------------------------
-Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks);      // f: (R, E) -> (R, E)
-Var reduce_from_ranks(Tape& tape, const Var& y, const Comm& ranks);  // g: (R, E) -> (R, E)
-Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks);    // f: (R/N, E) -> (R, E)
-Var scatter_sequence(Tape& tape, const Var& y, const Comm& ranks);   // g: (R, E) -> (R/N, E)
+Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks);            // f: (R, E) -> (R, E)
+Var reduce_from_ranks(Tape& tape, const Var& y, const Comm& ranks);        // g: (R, E) -> (R, E)
+Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks);          // f: (R/N, E) -> (R, E)
+Var reduce_scatter_sequence(Tape& tape, const Var& y, const Comm& ranks);  // g: (R, E) -> (R/N, E)
 // All ranks' rows, (R/N, E) -> (R, E), booked as comm.
 Tensor gather_rows(const Comm& ranks, const Tensor& part);
 
 // ---- the model ------------------------------------------------------------------------------------------------------
-// What is left to do once the model's slots are filled. A handle; the model outlives it.
-class TensorParallel {
-  public:
-    // Fills the trainer's slots on top of those that data parallelism has filled: attach that first.
-    void attach(Trainer& trainer) const;
 
-    // After the last backward pass of a step, and after data parallelism's sum: the gradients of parameters of which
-    // several ranks hold a copy, and each has seen only a part of what depends on it:
-    //   norm weights, under sequence parallelism      each rank has seen its rows
-    //   k_proj, v_proj where tp > kv-heads            each rank has seen its query heads
-    // parts: where this rank has a parameter's gradient (Trainer::gradient_parts).
-    void sum_replicated_gradients(const std::function<std::vector<Tensor>(const Param&)>& parts) const;
+// Divides a model over the tensor-parallel ranks: q, k, v, gate, up by the columns of their products (rows of the weights),
+// o and down the other way, embedding and head by the vocabulary. Parameters of which several ranks hold a replica and each
+// sees only a part of what depends on it get a partial_grad_group:
+//   norm weights, under sequence parallelism      each rank has seen its rows
+//   k_proj, v_proj where tp > kv-heads            each rank has seen its query heads
+class TensorParallel : public TensorParallelOps {
+  public:
+    // Before the parameters are allocated. The model outlives this, and refers to it: neither moves.
+    TensorParallel(Llama& model, const Comm& ranks, const TensorParallelOptions& options = {});
+    TensorParallel(const TensorParallel&) = delete;
+
+    Var f(Tape& tape, const Var& x, const Linear&) const override;
+    Var g(Tape& tape, const Var& y, const Linear&) const override;
+    Var embedding(Tape& tape, const Batch& batch, Param& table) const override;
+    Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head) const override;
 
   private:
-    struct Replicated {
-        Comm ranks;
-        std::vector<Param*> params;
-    };
-    Llama* model_ = nullptr;
-    Comm ranks_;
-    std::vector<Replicated> replicated_;
-    friend TensorParallel apply_tensor_parallel(Llama&, const Comm&, const TensorParallelOptions&);
-};
+    void divide_embedding(Llama& model) const;
+    void divide_blocks(Llama& model) const;
+    void divide_head(Llama& model) const;
+    void replicate_norm(Param& weight) const;
+    void use_column_parallel(Linear& linear) const;
+    void use_row_parallel(Linear& linear) const;
+    Var finish_half_block(Tape& tape, const Var& y) const;  // g, wherever it is done
 
-// Before the model is materialised. Narrows q, k, v, gate, up (columns of the products: rows of the weights) and o,
-// down (the other way), the embedding's and the head's vocabulary, and fills the model's slots.
-TensorParallel apply_tensor_parallel(Llama& model, const Comm& ranks, const TensorParallelOptions& options = {});
+    const Comm ranks_;
+    const TensorParallelOptions options_;
+    const double init_std_;
+    GroupPtr norm_grads_;  // sums the gradients of norm weights; null: each rank's are complete
+};
 
 }  // namespace train70b

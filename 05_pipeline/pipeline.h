@@ -5,12 +5,12 @@
 //     F   receive the activations x, run the chunk's layers on a tape of this micro-batch, send y
 //     B   receive the gradient of y, run the tape backward, send the gradient of x
 //     I   the same, with the weight halves put aside;  W  runs them
-// Sends do not wait, and the next message of each neighbour is received ahead: a rank stands still only for what it
-// needs. y is let go when a step begins and it has been taken; x, and what the tape keeps, live until the end of the
-// micro-batch's backward pass.
+// Sends do not block and the next receive from each neighbour is posted ahead, so a rank idles only on true dependencies.
+// y is released at the beginning of a step once it has been received; x, and what the tape keeps, live until the end of
+// the micro-batch's backward pass.
 #include <map>
 
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/roles.h"
 #include "02_data_parallel/comm.h"
 #include "05_pipeline/simulate.h"
 
@@ -22,26 +22,17 @@ struct PipelineOptions {
     std::vector<int64_t> stage_layers;  // of each part in the model's order; empty: equally many
     int64_t chunks() const { return virtual_stages > 0 ? virtual_stages : schedule == "interleaved" ? 2 : 1; }
 };
-void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& options);
-// Which layers a rank of `stages` holds. Usage error where they cannot be divided so.
-Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, const PipelineOptions& options);
-// The schedule of m micro-batches; usage error where there is none.
-Schedule pipeline_schedule(const PipelineOptions& options, int64_t stages, int64_t micro_batches);
-
-class Pipeline {
+class Pipeline : public MicroBatchLoop {
   public:
-    // model: this rank's stage; the model outlives this. row_parts: of a micro-batch's rows, sequence parallelism
-    // leaves one part of so many on each rank.
+    // model: this rank's stage; the model outlives this. row_parts: sequence parallelism leaves one part of so many of a
+    // micro-batch's rows on each rank.
     Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts = 1);
     Pipeline(const Pipeline&) = delete;
-    ~Pipeline();
-    // Fills the trainer's slots on top of those that data and tensor parallelism have filled: attach those first.
-    void attach(Trainer& trainer);
+    ~Pipeline() override;
 
-    // One step: forward and backward of all micro-batches. Returns the loss (1) fp32 on the last rank, 0 on the others.
-    Tensor forward_backward(const std::function<Batch(int64_t micro_batch)>& micro_batch);
-    // One batch through all stages without gradients.
-    Tensor forward_only(const Batch& batch);
+    // As many micro-batches as the schedule has. The loss is the last rank's; 0 on the others.
+    Tensor forward_backward(const MicroBatches& batches) override;
+    Tensor forward_only(const Batch& batch) override;
 
     // With measuring on, the device is waited for after each step (F, B, ...), so that its time means something.
     void measure(bool on) { measures_ = on; }
@@ -59,7 +50,7 @@ class Pipeline {
         int64_t micro_batch, part;
         auto operator<=>(const Message&) const = default;
     };
-    struct Street {  // to or from one neighbour, in one direction
+    struct Channel {  // to or from one neighbour, in one direction
         Comm comm;
         int peer = 0;                   // in comm
         std::vector<Message> expected;  // in the order in which the neighbour sends them
@@ -68,18 +59,18 @@ class Pipeline {
         std::optional<std::pair<Message, Tensor>> ahead;  // posted, not yet waited for
         Work work;
     };
-    struct Flight {  // one micro-batch in one chunk, between F and the end of its backward pass
+    struct InFlight {  // one micro-batch in one chunk, between F and the end of its backward pass
         Tape tape;
         std::shared_ptr<Tensor> input_grad, output_grad;
-        Tape::Steps weights;
+        Tape::Steps wgrads;
     };
 
     bool has_below(int64_t part) const { return part > 0; }
     bool has_above(int64_t part) const { return part + 1 < schedule_.parts(); }
-    void send(Street& street, const Tensor& x);
-    Tensor receive(Street& street, const Message& message, const Shape& shape);
-    void post_next(Street& street, const Shape& shape);
-    void let_go();  // of what has been sent
+    void send(Channel& channel, const Tensor& x);
+    Tensor receive(Channel& channel, const Message& message, const Shape& shape);
+    void post_next(Channel& channel, const Shape& shape);
+    void release_sent();  // of what has been sent
     void forward(const Step& step, const Batch& batch);
     void backward(const Step& step);
     void time(const Step& step, const std::function<void()>& work);
@@ -89,11 +80,11 @@ class Pipeline {
     const Comm ranks_;
     const Schedule schedule_;
     const int64_t row_parts_;
-    bool splits_ = false;  // the schedule has weight halves
+    bool splits_ = false;  // the schedule computes weight gradients in steps of their own
     bool measures_ = false;
     // Activations go up: in from the rank below, out to the rank above; gradients come down.
-    Street up_in_, up_out_, down_in_, down_out_;
-    std::map<std::pair<int64_t, int64_t>, Flight> flights_;  // micro-batch, chunk
+    Channel up_in_, up_out_, down_in_, down_out_;
+    std::map<std::pair<int64_t, int64_t>, InFlight> in_flight_;  // micro-batch, chunk
     std::vector<Work> sends_;
     Shape hidden_;  // of the activations between two stages
     Tensor loss_;

@@ -4,11 +4,11 @@
 
 namespace train70b {
 
-std::vector<Stretch> ContextLayout::tokens_of(int64_t rank, int64_t seq_len) const {
+std::vector<TokenRange> ContextLayout::tokens_of(int64_t rank, int64_t seq_len) const {
     CHECK(seq_len % granularity() == 0, "{} tokens over {} ranks in {} chunks", seq_len, ranks, chunks);
     const int64_t group = rank / ulysses, place = rank % ulysses;
     const int64_t chunk_len = seq_len / (groups() * chunks), count = chunk_len / ulysses;
-    std::vector<Stretch> list;
+    std::vector<TokenRange> list;
     for (int64_t chunk = 0; chunk < chunks; ++chunk)
         list.push_back({chunk_number(group, chunk) * chunk_len + place * count, count});
     return list;
@@ -216,8 +216,8 @@ Tensor gather_heads(const Comm& ranks, const HeadsShape& s, const Tensor& y, int
 Var to_heads(Tape& tape, const Var& x, const Comm& ranks, const HeadsShape& shape) {
     const int64_t heads = x.data.cols() / shape.head_dim;
     Var y{.data = scatter_heads(ranks, shape, x.data)};
-    if (tape.attention_again)
-        y.again = Lazy<Tensor>([ranks, shape, x = Saved(x)] { return scatter_heads(ranks, shape, x.get()); });
+    if (tape.recompute_attention)
+        y.recomputed = Lazy<Tensor>([ranks, shape, x = Saved(x)] { return scatter_heads(ranks, shape, x.get()); });
     tape.record(
         [ranks, shape, heads, dx = x.grad, dy = y.grad] { accumulate(*dx, gather_heads(ranks, shape, *dy, heads)); });
     return y;
@@ -227,7 +227,7 @@ Var to_sequence(Tape& tape, const Var& x, const Comm& ranks, const HeadsShape& s
     const int64_t heads = x.data.cols() / shape.head_dim * ranks.size();
     const auto run = [ranks, shape, heads, x = Saved(x)] { return gather_heads(ranks, shape, x.get(), heads); };
     Var y{.data = gather_heads(ranks, shape, x.data, heads)};
-    y.again =
+    y.recomputed =
         Lazy<Tensor>(run);  // attention keeps its output by heads; o_proj needs it by tokens, and it is exchanged again
     tape.record([ranks, shape, dx = x.grad, dy = y.grad] { accumulate(*dx, scatter_heads(ranks, shape, *dy)); });
     return y;

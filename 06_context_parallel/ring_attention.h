@@ -35,7 +35,7 @@ struct ContextLayout {
     }
     // The tokens of a rank, in the order of its rows. The loader and the tests share this. T: a multiple of
     // granularity().
-    std::vector<Stretch> tokens_of(int64_t rank, int64_t seq_len) const;
+    std::vector<TokenRange> tokens_of(int64_t rank, int64_t seq_len) const;
     int64_t granularity() const { return ranks * chunks; }
 };
 

@@ -29,15 +29,15 @@ void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& gr
 
 AdamW8bit::AdamW8bit(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states) : hyper_(hyper) {
     for (const Segment& segment : segments) {
-        const BlockLayout blocks{segment.place, segment.param.size()};
+        const BlockLayout blocks{segment.global_index(), segment.data.size()};
         const auto zeros = [&](Shape shape, DType dtype) {
-            Tensor x(std::move(shape), dtype, segment.param.device(), states);
+            Tensor x(std::move(shape), dtype, segment.data.device(), states);
             fill(x, 0);
             return x;
         };
         const auto codes = [&] { return zeros({blocks.size}, DType::u8); };  // scales of 0: any code is 0
         states_.push_back({segment,
-                           make_master(segment.param, states),
+                           make_master(segment.data, states),
                            {codes(), codes(), zeros({2, blocks.blocks()}, DType::f32)},
                            blocks});
     }
@@ -52,9 +52,23 @@ MakeOptimizer AdamW8bit::maker(const AdamW::Hyper& hyper) {
 void AdamW8bit::step(double lr, double grad_scale) {
     ++step_;
     for (State& state : states_)
-        adamw8bit(state.segment.param, state.master, state.moments, state.segment.grad, state.blocks,
-                  hyper_.at(step_, lr, grad_scale, state.segment.decay),
-                  random_bits(state.segment.key, uint64_t(step_)));
+        adamw8bit(state.segment.data, state.master, state.moments, state.segment.grad, state.blocks,
+                  hyper_.at(step_, lr, grad_scale, state.segment.decays()),
+                  random_bits(state.segment.param->key(0), uint64_t(step_)));
+}
+
+void AdamW8bit::weights_changed() {
+    for (State& state : states_)
+        if (state.master) copy(state.master, state.segment.data);
+}
+
+void AdamW8bit::for_each_state(const StateVisitor& visit) {
+    for (State& state : states_) {
+        if (state.master) visit(state.segment, "master", state.master);
+        visit(state.segment, "exp_avg", state.moments.exp_avg);
+        visit(state.segment, "exp_avg_sq", state.moments.exp_avg_sq);
+        visit(state.segment, "scale", state.moments.scale);
+    }
 }
 
 }  // namespace train70b

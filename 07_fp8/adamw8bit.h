@@ -114,6 +114,8 @@ class AdamW8bit : public Optimizer {
     static MakeOptimizer maker(const AdamW::Hyper& hyper);
 
     void step(double lr, double grad_scale) override;
+    void weights_changed() override;
+    void for_each_state(const StateVisitor& visit) override;
 
   private:
     struct State {

@@ -1,50 +1,10 @@
 #include "07_fp8/fp8.h"
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <utility>
-
-#include "07_fp8/adamw8bit.h"
 
 namespace train70b {
 
-void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
-    flags.group("Precision, memory");
-    flags.add("--fp8", o.recipe, "linear layers in 8 bits: where their scales come from",
-              one_of({"off", "current", "delayed", "rowwise", "blockwise"}));
-    flags.add_switch("--fp8-strict", o.strict, "refuse shapes of which a layer has to stay out");
-    flags.add("--fp8-history", o.history, "steps whose amax counts (--fp8 delayed)", whole_number_from(1));
-    flags.add("--fp8-margin", o.margin, "scales leave room for values 2^N times as large (--fp8 delayed)",
-              whole_number_from(0, 16));
-    flags.add("--optimizer", optimizer, "whose moments take 4 bytes or 1", one_of({"adamw", "adamw8bit"}));
-}
-
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper) {
-    return name == "adamw8bit" ? AdamW8bit::maker(hyper) : AdamW::maker(hyper);
-}
-
-double moment_bytes(const std::string& optimizer, DType dtype) {
-    return optimizer == "adamw8bit" ? 2 + 8.0 / kMomentBlock : 2 * double(size_of(stats_dtype(dtype)));
-}
-
-void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype) {
-    if (dtype != "fp64") return;
-    if (options.recipe != "off")
-        usage_error("--fp8 {}: not with --dtype fp64, which is there to be exact; --fp8 off would do, or --dtype fp32",
-                    options.recipe);
-    if (optimizer != "adamw")
-        usage_error("--optimizer {}: not with --dtype fp64, which is there to be exact; --optimizer adamw would do",
-                    optimizer);
-}
-
-namespace {
-
-struct LayerShape {
-    const char* name;
-    int64_t in, out;  // on a rank
-    const char *in_flags, *out_flags;
-};
 std::array<LayerShape, 4> layer_shapes(const LlamaConfig& c, int64_t tp) {
     const int64_t E = c.hidden, q = E / tp, kv = std::max<int64_t>(c.kv_heads / tp, 1) * c.head_dim(), F = c.ffn / tp;
     return {{{"q, k, v", E, q + 2 * kv, "--hidden", "--hidden, --heads, --kv-heads"},
@@ -53,8 +13,7 @@ std::array<LayerShape, 4> layer_shapes(const LlamaConfig& c, int64_t tp) {
              {"down", F, E, "--ffn", "--hidden"}}};
 }
 
-// Empty: the layer can be in 8 bits.
-std::string why_not(const LayerShape& layer, int64_t rows, int64_t divisor) {
+std::string why_not_fp8(const LayerShape& layer, int64_t rows, int64_t divisor) {
     const auto check = [&](int64_t size, const std::string& what) {
         return size % divisor == 0 ? std::string()
                                    : fmt::format("{}: {} {} on a rank do not divide by {}; {} would", layer.name, size,
@@ -66,6 +25,8 @@ std::string why_not(const LayerShape& layer, int64_t rows, int64_t divisor) {
         if (!why.empty()) return why;
     return {};
 }
+
+namespace {
 
 Tensor product(const Quantized& a, const Quantized& b, DType dtype, Memory kind) {
     Tensor c({a.codes.rows(), b.codes.rows()}, dtype, a.codes.device(), kind);
@@ -96,7 +57,7 @@ Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& la
         copy(head, x.data);
         return {.data = fp8_multiply(tape, padded, layer, recipe).data.row_slice(0, rows)};
     }
-    const bool keep = tape.recording && !x.again && !layer->input_stays;
+    const bool keep = tape.recording && !x.recomputed && !layer->input_stays;
     const bool training = tape.recording;
     const DType dtype = x.data.dtype();
     CHECK(x.data.rows() % recipe->divisor() == 0, "{} rows", x.data.rows());
@@ -111,7 +72,7 @@ Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& la
     }
     // Recorded newest last, run newest first: dX, then dW.
     const auto dy_t = std::make_shared<Quantized>();
-    tape.record_weights([=, &linear, saved = keep ? std::nullopt : std::optional<Saved>(x)] {
+    tape.record_wgrad([=, &linear, saved = keep ? std::nullopt : std::optional<Saved>(x)] {
         const Quantized kept =
             saved ? recipe->quantize(layer->input, saved->get(), Want::transposed, false).transposed : x_t;
         Tensor dw = linear.grad();
@@ -129,14 +90,6 @@ Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& la
 
 }  // namespace
 
-void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks) {
-    if (options.recipe == "off" || !options.strict) return;
-    const int64_t divisor = make_recipe(options, 0, Device::cpu, Comm())->divisor();
-    for (const LayerShape& layer : layer_shapes(config, tensor_ranks))
-        if (const std::string why = why_not(layer, rows, divisor); !why.empty())
-            usage_error("--fp8-strict on: --fp8 {} cannot have {}", options.recipe, why);
-}
-
 Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm& tensor_ranks) {
     Fp8 result;
     result.tensor_ranks_ = tensor_ranks;
@@ -152,7 +105,7 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
         const int64_t first = std::exchange(number, number + 3);
         CHECK(linear.weights[0]->local.cols == shapes[shape].in, "{}: {} inputs", shapes[shape].name,
               linear.weights[0]->local.cols);
-        if (const std::string why = why_not(shapes[shape], rows, divisor); !why.empty()) {
+        if (const std::string why = why_not_fp8(shapes[shape], rows, divisor); !why.empty()) {
             if (std::find(result.left_out_.begin(), result.left_out_.end(), why) == result.left_out_.end())
                 result.left_out_.push_back(why);
             return;
@@ -176,50 +129,6 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
         add(block.down, 3, false, false);
     }
     return result;
-}
-
-void Fp8::attach(Trainer& trainer) const {
-    if (!recipe_) return;
-    trainer.start_step = [before = trainer.start_step, recipe = recipe_, first = true]() mutable {
-        if (before) before();
-        if (!std::exchange(first, false)) recipe->next_step();
-    };
-}
-
-void Fp8::gather_codes(Zero& zero) const {
-    if (!recipe_ || layers_.empty() || recipe_->scaling(Operand::weight) != Scaling::tensor) return;
-    std::map<const Param*, size_t> layer_of;
-    for (size_t i = 0; i < layers_.size(); ++i)
-        for (const Param* weight : layers_[i]->linear->weights) layer_of[weight] = i;
-    zero.cast = Zero::Cast{
-        .dtype = DType::e4m3,
-        .takes = [layer_of](const Param& param) { return layer_of.contains(&param); },
-        // One scale per layer from the amax of all its shards: for all layers together one all-reduce.
-        .changed =
-            [layer_of, layers = layers_, ranks = tensor_ranks_](const std::vector<Zero::Piece>& pieces,
-                                                                const Comm& shards, Device device) {
-                Tensor amax({int64_t(layers.size())}, DType::f32, device, Memory::workspace), none;
-                fill(amax, 0);
-                for (const auto& [param, data] : pieces) {
-                    Tensor slot = amax.row_slice(int64_t(layer_of.at(param)), int64_t(layer_of.at(param)) + 1);
-                    absolute_max(slot, none, data, Scaling::tensor);
-                }
-                shards.all_reduce(amax, Reduce::max).wait();
-                if (ranks.size() > 1) ranks.all_reduce(amax, Reduce::max).wait();
-                for (size_t i = 0; i < layers.size(); ++i) {
-                    if (!layers[i]->gathered_scale)
-                        layers[i]->gathered_scale = Tensor({1}, DType::f32, device, Memory::workspace);
-                    scale_from(layers[i]->gathered_scale, amax.row_slice(int64_t(i), int64_t(i) + 1), DType::e4m3);
-                }
-            },
-        .encode =
-            [layer_of, layers = layers_](Tensor codes, const Tensor& piece, const Param& param) {
-                Quantized q{codes.view({1, codes.size()}), layers[layer_of.at(&param)]->gathered_scale,
-                            Scaling::tensor},
-                    none;
-                Tensor no_amax;
-                cast(q, none, no_amax, piece.view({1, piece.size()}));
-            }};
 }
 
 }  // namespace train70b

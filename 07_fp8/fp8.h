@@ -12,40 +12,28 @@
 // so do the weights that the optimizer changes, of which each product makes codes anew.
 //
 // R rows of x; in, out: of the layer, on this rank
-#include "01_single_gpu/trainer.h"
-#include "03_zero/zero.h"
+#include <array>
+
+#include "01_single_gpu/llama.h"
 #include "07_fp8/recipes.h"
 
 namespace train70b {
 
-// --fp8, --fp8-strict, --fp8-history, --fp8-margin; --optimizer adamw|adamw8bit
-void add_fp8_flags(Flags& flags, Fp8Options& options, std::string& optimizer);
-// Usage error where the two do not go with --dtype.
-void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype);
-// With --fp8-strict: usage error if a layer would have to stay as it is. rows: of a micro-batch on a rank.
-void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks);
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);
-double moment_bytes(const std::string& optimizer,
-                    DType dtype);  // per parameter: 8 (fp64: 16), or 2 and a share of scales
-
-// What is left to do once the layers' slots are filled. A handle; the model outlives it.
+// The FP8 layers of a model. A handle; the model outlives it.
 class Fp8 {
   public:
-    // Layers that stay in the model's dtype, and why: "down: 200 inputs do not divide by 16".
-    const std::vector<std::string>& left_out() const { return left_out_; }
-    int64_t layers() const { return int64_t(layers_.size()); }  // that do not
-
-    void attach(Trainer& trainer) const;
-    // ZeRO-3 gathers the weights of these layers as codes, a quarter or half of the bytes. Recipes with one scale per
-    // tensor only; the others gather as before. Before the model is materialised.
-    void gather_codes(Zero& zero) const;
-
     struct Layer {
         Linear* linear = nullptr;
         Operand input, weight, gradient;
-        bool input_stays = false;  // someone else keeps x until this layer's backward pass: codes are made again
-        Tensor gathered_scale;     // (1): of the weights where ZeRO gathers codes
+        bool input_stays = false;  // someone else keeps x until this layer's backward pass: it is quantized again then
+        Tensor gathered_scale;     // (1): of the weights where ZeRO gathers FP8 data
     };
+    const std::vector<std::shared_ptr<Layer>>& layers() const { return layers_; }
+    // Layers that stay in the model's dtype, and why: "down: 200 inputs are not divisible by 16".
+    const std::vector<std::string>& left_out() const { return left_out_; }
+    Recipe& recipe() const { return *recipe_; }              // where there are layers
+    StepState* step_state() const { return recipe_.get(); }  // null: --fp8 off
+    const Comm& tensor_ranks() const { return tensor_ranks_; }
 
   private:
     std::vector<std::shared_ptr<Layer>> layers_;
@@ -55,8 +43,17 @@ class Fp8 {
     friend Fp8 apply_fp8(Llama&, const Fp8Options&, int64_t, const Comm&);
 };
 
-// Fills Linear::multiply of the blocks' layers; after tensor parallelism has narrowed them. rows: of a micro-batch on a
+// Sets Linear::multiply of the blocks' layers; after tensor parallelism has narrowed them. rows: of a micro-batch on a
 // rank.
 Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm& tensor_ranks = {});
+
+// Why a layer of this shape cannot be in 8 bits; empty: it can.
+struct LayerShape {
+    const char* name;
+    int64_t in, out;  // on a rank
+    const char *in_flags, *out_flags;
+};
+std::array<LayerShape, 4> layer_shapes(const LlamaConfig& config, int64_t tensor_ranks);
+std::string why_not_fp8(const LayerShape& layer, int64_t rows, int64_t divisor);
 
 }  // namespace train70b

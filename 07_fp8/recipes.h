@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 
+#include "01_single_gpu/roles.h"
 #include "02_data_parallel/comm.h"
 #include "07_fp8/quantize.h"
 
@@ -38,14 +39,13 @@ struct Codes {
 };
 enum class Want { plain, transposed, both };
 
-class Recipe {
+class Recipe : public StepState {
   public:
-    virtual ~Recipe() = default;
     // In 8 bits what is wanted of x; the transpose's codes are booked as `kind`. training: false where the values are
     // not news for the recipe's statistics (evaluation, the same tensor again).
     virtual Codes quantize(const Operand& operand, const Tensor& x, Want want, bool training,
                            Memory kind = Memory::workspace) = 0;
-    virtual void next_step() {}  // between two steps; collective over the tensor-parallel ranks
+    void next_step() override {}  // collective over the tensor-parallel ranks
     virtual DType format(Operand::Role role) const { return role == Operand::gradient ? DType::e5m2 : DType::e4m3; }
     virtual Scaling scaling(Operand::Role) const { return Scaling::tensor; }
     virtual int64_t divisor() const { return 16; }  // of all dimensions of a product

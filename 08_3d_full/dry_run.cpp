@@ -1,24 +1,26 @@
 #include "08_3d_full/dry_run.h"
 
 #include <algorithm>
-#include <utility>
+
+#include "02_data_parallel/runtime/launch.h"
+#include "08_3d_full/compose.h"
 
 namespace train70b {
 
-RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t rank) {
+RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
     const LlamaConfig& c = options.model;
-    const Mesh::Place at = plan.mesh.place(rank);
-    const int64_t tp = plan.mesh.tp, all = plan.mesh.dp * plan.mesh.cp;
-    const int64_t shards = plan.zero.hybrid_shard > 0 ? plan.zero.hybrid_shard : all;
-    const int64_t shard = (at.dp * plan.mesh.cp + at.cp) % shards;
+    const Mesh::Coordinates at = config.mesh.coordinate(rank);
+    const int64_t tp = config.mesh.tp, all = config.mesh.dp * config.mesh.cp;
+    const int64_t shards = config.zero.hybrid_shard > 0 ? config.zero.hybrid_shard : all;
+    const int64_t shard = (at.dp * config.mesh.cp + at.cp) % shards;
     const Llama::Options types = options.llama();
-    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), stage = plan.zero.stage;
+    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), stage = config.zero.stage;
     const int64_t D = c.head_dim();
 
     // Elements of a rank's units: norms whole, products over tp, key/value heads not below one, vocabulary rounded up.
     const int64_t kv = std::max<int64_t>(c.kv_heads / tp, 1) * D, rows = (c.vocab + tp - 1) / tp;
     const int64_t block = 2 * c.hidden + (2 * c.hidden / tp + 2 * kv + 3 * c.ffn / tp) * c.hidden;
-    const Stage here = stage_of(plan, c, rank);
+    const Stage here = stage_of(config, c, rank);
     std::vector<int64_t> units;
     if (here.embedding) units.push_back(rows * c.hidden);
     for (const Chunk& chunk : here.chunks)
@@ -35,35 +37,35 @@ RankMemory rank_formula(const TrainOptions& options, const Plan& plan, int64_t r
         padded_shards += part;
     }
     memory.optimizer = AdamW::state_bytes(types.dtype) * owned;
-    if (plan.zero.offload != Offload::none) {
+    if (config.zero.offload != Offload::none) {
         memory.host = memory.optimizer + (a + g) * padded_shards;
         memory.optimizer = 0;
     }
-    if (plan.zero.offload == Offload::all) memory.params = memory.grads = 0;
+    if (config.zero.offload == Offload::all) memory.params = memory.grads = 0;
     // The scales of 8-bit moments depend on where shards cut parameters: there is no formula for them here.
-    if (plan.optimizer == "adamw8bit") (plan.zero.offload == Offload::none ? memory.optimizer : memory.host) = -1;
+    if (config.optimizer == "adamw8bit") (config.zero.offload == Offload::none ? memory.optimizer : memory.host) = -1;
     return memory;
 }
 
 RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
-                     const Plan& plan, int64_t rank) {
+                     const ParallelConfig& config, int64_t rank) {
     TrainOptions o = options;
     o.eval_every = 0;
     o.dry_run = true;
     o.steps = 1;
     const MemoryBytes before = ledger().now();
     for (const int64_t bytes : before) CHECK(bytes == 0, "{} bytes are still booked", bytes);
-    RankMemory memory = rank_formula(options, plan, rank);
+    RankMemory memory = rank_formula(options, config, rank);
     {
-        const Comm world = make_comm(make_fake_backend(int(rank), int(plan.mesh.size())), {});
-        Llama model(o.model, o.llama(), stage_of(plan, o.model, rank));
+        const Comm world = make_comm(make_fake_backend(int(rank), int(config.mesh.size())), {});
+        Llama model(o.model, o.llama(), stage_of(config, o.model, rank));
         Trainer trainer(o, model, data, flags);
-        const int real_rank = std::exchange(this_rank, -1);  // files are open; no progress lines of a run that is none
-        Composed composed(model, trainer, o, plan, world);
-        report_communication(trainer, world);
-        model.materialise(o.seed);
+        const Quiet no_progress;
+        CommRuntime runtime(world);
+        const Composed composed(model, trainer, o, config, world);
+        trainer.runtime = &runtime;
+        trainer.allocate();
         trainer.run();
-        this_rank = real_rank;
         memory.peak = trainer.peak();
         world.finish();
     }
@@ -100,14 +102,14 @@ std::string rank_table(const RankMemory& memory, const TrainOptions& options) {
     return text;
 }
 
-std::string ranks_table(const std::vector<RankMemory>& ranks, const Plan& plan) {
+std::string ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config) {
     int64_t most_bytes = 0;
     for (const RankMemory& memory : ranks) most_bytes = std::max(most_bytes, memory.peak.total);
     const bool giga = most_bytes >= 1e9;
     const char* unit = giga ? "GB" : "MB";
     const auto shown = [giga](int64_t bytes) { return double(bytes) / (giga ? 1e9 : 1e6); };
     std::string text = fmt::format(
-        "{}: {} of every rank, peak of a step\n{:<28}{:>9}{:>9}{:>11}{:>13}{:>8}{:>11}{:>8}{:>8}\n", plan.mesh.text(),
+        "{}: {} of every rank, peak of a step\n{:<28}{:>9}{:>9}{:>11}{:>13}{:>8}{:>11}{:>8}{:>8}\n", config.mesh.text(),
         unit, "ranks", "params", "grads", "optimizer", "activations", "comm", "workspace", "total", "host");
     const auto row = [&](const RankMemory& m) {
         return fmt::format("{:>9.2f}{:>9.2f}{:>11.2f}{:>13.2f}{:>8.2f}{:>11.2f}{:>8.2f}{:>8.2f}\n",
@@ -117,7 +119,7 @@ std::string ranks_table(const std::vector<RankMemory>& ranks, const Plan& plan) 
     };
     for (size_t i = 0; i < ranks.size();) {  // neighbours of one stage with the same figures: one line
         size_t end = i + 1;
-        const auto stage = [&](size_t j) { return plan.mesh.place(ranks[j].rank).pp; };
+        const auto stage = [&](size_t j) { return config.mesh.coordinate(ranks[j].rank).pp; };
         while (end < ranks.size() && stage(end) == stage(i) && row(ranks[end]) == row(ranks[i])) ++end;
         const std::string who =
             end == i + 1 ? fmt::format("{}", ranks[i].rank) : fmt::format("{}-{}", ranks[i].rank, ranks[end - 1].rank);
@@ -134,8 +136,39 @@ std::string ranks_table(const std::vector<RankMemory>& ranks, const Plan& plan) 
     return text +
            fmt::format(
                "largest: rank {}, stage {} of {}; of its {:.2f} {} more than rank {}, most are {} ({:+.2f} {})\n",
-               most.rank, plan.mesh.place(most.rank).pp, plan.mesh.pp, shown(most.peak.total - least.peak.total), unit,
-               least.rank, kMemoryNames[size_t(why)], shown(of(most, why) - of(least, why)), unit);
+               most.rank, config.mesh.coordinate(most.rank).pp, config.mesh.pp,
+               shown(most.peak.total - least.peak.total), unit, least.rank, kMemoryNames[size_t(why)],
+               shown(of(most, why) - of(least, why)), unit);
+}
+
+void add_dry_run_flag(Flags& flags, TrainOptions& options) {
+    flags.group("Output");
+    flags.add_flag("--dry-run", options.dry_run,
+                   "book one step of --comm fake's ranks, all or --fake-rank; compute nothing");
+}
+
+void check_dry_run(const TrainOptions& options, const CommOptions& comm) {
+    if (options.dry_run && comm.backend != "fake")
+        usage_error("--dry-run: books simulated ranks; add --comm fake --fake-world N");
+}
+
+void print_dry_run(Program& p, ParallelConfig config) {
+    const TrainOptions& options = p.options;
+    validate(config, options, p.world.size());
+    std::optional<int64_t> only;
+    if (p.flags.given("--fake-rank")) only = p.comm.fake_rank;
+    say("{}: {} parameters; a step is {} sequences of {}, {} at a time\n{}", options.model.name,
+        human_count(double(options.model.parameters())), options.global_batch, options.seq_len, options.micro_batch,
+        to_string(config.mesh));
+    const int64_t with_files = p.comm.fake_rank;
+    std::vector<RankMemory> ranks;
+    for (int64_t rank = 0; rank < config.mesh.size(); ++rank)
+        if (!only || rank == *only)
+            ranks.push_back(book_rank(rank == with_files ? options : options.without_files(), p.flags.values(),
+                                      p.data(), config, rank));
+    const auto larger = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
+    say("\n{}", rank_table(*std::max_element(ranks.begin(), ranks.end(), larger), options));
+    if (!only) say("\n{}", ranks_table(ranks, config));
 }
 
 }  // namespace train70b

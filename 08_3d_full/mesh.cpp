@@ -27,21 +27,22 @@ Mesh mesh_of(const Mesh& asked, int64_t ranks) {
 
 MeshComms split(const Comm& world, const Mesh& mesh) {
     // The ranks that agree on every axis but those that a group runs along.
-    const auto along = [&](const char* name, const std::function<void(Mesh::Place&)>& forget) {
+    const auto along = [&](const char* name, const std::function<void(Mesh::Coordinates&)>& forget) {
         return world.split(
             [mesh, forget](int rank) {
-                Mesh::Place at = mesh.place(rank);
+                Mesh::Coordinates at = mesh.coordinate(rank);
                 forget(at);
                 return int(mesh.rank(at));
             },
             name);
     };
-    return {along("tp", [](Mesh::Place& at) { at.tp = 0; }), along("cp", [](Mesh::Place& at) { at.cp = 0; }),
-            along(mesh.cp > 1 ? "dp_cp" : "dp", [](Mesh::Place& at) { at.dp = at.cp = 0; }),
-            along("pp", [](Mesh::Place& at) { at.pp = 0; })};
+    return {along("tp", [](Mesh::Coordinates& at) { at.tp = 0; }),
+            along("cp", [](Mesh::Coordinates& at) { at.cp = 0; }),
+            along(mesh.cp > 1 ? "dp_cp" : "dp", [](Mesh::Coordinates& at) { at.dp = at.cp = 0; }),
+            along("pp", [](Mesh::Coordinates& at) { at.pp = 0; })};
 }
 
-std::string picture(const Mesh& mesh) {
+std::string to_string(const Mesh& mesh) {
     constexpr int64_t kMost = 64;  // lines: of a large mesh the first and the last
     std::string text =
         fmt::format("{}: {} ranks; a row: one model copy's tensor-parallel ranks\n", mesh.text(), mesh.size());
@@ -52,7 +53,7 @@ std::string picture(const Mesh& mesh) {
             text += "  ...\n";
             row = rows - kMost / 2;
         }
-        const Mesh::Place first = mesh.place(row * mesh.tp);
+        const Mesh::Coordinates first = mesh.coordinate(row * mesh.tp);
         text += fmt::format("  stage {:<3} dp {:<4}", first.pp, first.dp);
         if (mesh.cp > 1) text += fmt::format("cp {:<4}", first.cp);
         text += "|";

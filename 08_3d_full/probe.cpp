@@ -29,13 +29,13 @@ std::string row(const std::string& name, const std::string& unit, const std::vec
 
 }  // namespace
 
-std::string probe(const Comm& world, const Plan& plan, Device device, DType dtype) {
+std::string probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype) {
     const int64_t side = device == Device::cuda ? 4096 : 384, elements = device == Device::cuda ? 1 << 25 : 1 << 19;
     Tensor a({side, side}, dtype, device, Memory::workspace), b = Tensor::like(a, Memory::workspace);
     Tensor c = Tensor::like(a, Memory::workspace), message({elements}, dtype, device, Memory::comm);
     for (Tensor* x : {&a, &b}) fill_normal(*x, 1, {.cols = x->size(), .global_cols = x->size()}, 1);
     fill(message, 1);
-    const MeshComms ranks = split(world, plan.mesh);
+    const MeshComms ranks = split(world, config.mesh);
     world.barrier().wait();
     const double product = 2.0 * double(side) * double(side) * double(side) /
                            median_seconds(device, kCalls, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
@@ -59,6 +59,16 @@ std::string probe(const Comm& world, const Plan& plan, Device device, DType dtyp
     }
     world.take_stats();
     return world.rank() == 0 ? text : "";
+}
+
+void add_probe_flag(Flags& flags, bool& probes) {
+    flags.group("Output");
+    flags.add_switch("--probe", probes, "time products and links of all ranks before training");
+}
+
+void check_probe(bool probes, const CommOptions& comm) {
+    if (probes && comm.backend == "fake")
+        usage_error("--probe on: with --comm fake there are no links to time; leave it out");
 }
 
 }  // namespace train70b

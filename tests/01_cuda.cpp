@@ -327,7 +327,7 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
         for (Recompute level : {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full}) {
             const auto run = [&](Device device) {
                 Llama model(config, {.dtype = dtype, .device = device, .recompute = level, .init_std = 0.1});
-                model.materialise(1);
+                model.materialize(1);
                 std::vector<int32_t> ids(rows), targets(rows), positions(rows);
                 for (int64_t i = 0; i < rows; ++i) {
                     ids[i] = int32_t(random_bits(1, i) % 300);

@@ -30,7 +30,7 @@ void save(const std::string& dir, Llama& model, int64_t shard_bytes = 5'000'000'
 struct Checkpoint : Folder {
     explicit Checkpoint(int64_t shard_bytes = 5'000'000'000) {
         Llama model(make_config(), {.init_std = 0.3});
-        model.materialise(3);
+        model.materialize(3);
         save(text(), model, shard_bytes);
     }
     ordered_json config() const { return ordered_json::parse(read_text(*this / "config.json")); }
@@ -62,8 +62,8 @@ TEST_CASE("save, load, save: identical bytes and identical weights, in one file 
         for (int64_t shard_bytes : {int64_t(1) << 40, int64_t(3000)}) {
             Folder first, second;
             Llama model(make_config(), {.dtype = dtype, .init_std = 0.3}), loaded(make_config(), {.dtype = dtype});
-            model.materialise(3);
-            loaded.materialise(4);
+            model.materialize(3);
+            loaded.materialize(4);
             save(first.text(), model, shard_bytes);
             HfWeights(first.text(), read_hf_config(first.text())).load(loaded.params());
             EXPECT(bits(model) == bits(loaded));
@@ -94,8 +94,8 @@ TEST_CASE("shards: at most the size asked for, named and indexed as Hugging Face
     // One file over shards, and shards over one file: what is read is what was written last.
     Llama model(make_config(), {.init_std = 0.1}), loaded(make_config(), {});
     for (int64_t shard_bytes : {int64_t(1) << 40, int64_t(3000)}) {
-        model.materialise(uint64_t(shard_bytes));
-        loaded.materialise(1);
+        model.materialize(uint64_t(shard_bytes));
+        loaded.materialize(1);
         save(saved.text(), model, shard_bytes);
         saved.weights().load(loaded.params());
         EXPECT(bits(model) == bits(loaded));
@@ -105,13 +105,13 @@ TEST_CASE("shards: at most the size asked for, named and indexed as Hugging Face
 TEST_CASE("a file's dtype becomes the run's: bf16 in fp32 exactly, fp32 in bf16 rounded to nearest") {
     Folder wide, narrow;
     Llama model(make_config(), {.init_std = 0.3}), rounded(make_config(), {.dtype = DType::bf16, .init_std = 0.3});
-    model.materialise(3);
-    rounded.materialise(3);  // its values are the rounded normals
+    model.materialize(3);
+    rounded.materialize(3);  // its values are the rounded normals
     save(wide.text(), model);
     save(narrow.text(), rounded);
     Llama from_wide(make_config(), {.dtype = DType::bf16}), from_narrow(make_config(), {});
-    from_wide.materialise(9);
-    from_narrow.materialise(9);
+    from_wide.materialize(9);
+    from_narrow.materialize(9);
     HfWeights(wide.text(), make_config()).load(from_wide.params());
     HfWeights(narrow.text(), make_config()).load(from_narrow.params());
     EXPECT(bits(from_wide) == bits(rounded));
@@ -122,7 +122,7 @@ TEST_CASE("a file's dtype becomes the run's: bf16 in fp32 exactly, fp32 in bf16 
 TEST_CASE("a parameter loads its rectangle of the whole, into a view as well") {
     const Checkpoint saved;
     Llama whole(make_config(), {});
-    whole.materialise(1);
+    whole.materialize(1);
     saved.weights().load(whole.params());
     Param up = *whole.blocks[1].unit.params[7];  // mlp.up_proj (24, 16)
     REQUIRE(up.name == "model.layers.1.mlp.up_proj.weight");
@@ -163,8 +163,8 @@ TEST_CASE("an older file: no num_key_value_heads, no rope_theta, inv_freq tables
     const uint64_t new_length = text.size();
     write_text(saved / "model.safetensors", std::string(reinterpret_cast<const char*>(&new_length), 8) + text + data);
     Llama model(make_config(), {.init_std = 0.3}), loaded(make_config(), {});
-    model.materialise(3);
-    loaded.materialise(4);
+    model.materialize(3);
+    loaded.materialize(4);
     saved.weights().load(loaded.params());
     EXPECT(bits(model) == bits(loaded));
 }

@@ -18,7 +18,7 @@ struct Usage {
 Usage train_two_steps(const LlamaConfig& config, const Llama::Options& options, int64_t sequences, int64_t seq_len) {
     const MemoryBytes before = ledger().now();
     Llama model(config, options);
-    model.materialise(1);
+    model.materialize(1);
     AdamW adamw(whole_segments(model.params()), {});
     ledger().reset_peak();
     for (int step = 0; step < 2; ++step) {

@@ -166,7 +166,7 @@ TEST_CASE("every parameter's gradient, the loss and the norm of four AdamW steps
         // Initial values large enough for attention to be far from uniform; the same for both.
         auto model =
             std::make_unique<Llama>(config, Llama::Options{.dtype = dtype, .grad_dtype = dtype, .init_std = 0.3});
-        model->materialise(3);
+        model->materialize(3);
         auto adamw = std::make_unique<AdamW>(whole_segments(model->params()), hyper);
         runs.push_back({gradient, bound, std::move(model), std::move(adamw)});
     }
@@ -216,7 +216,7 @@ TEST_CASE("scattered positions: a permuted batch with its positions has the same
     // Without attention between tokens nothing but RoPE looks at positions: one token alone, at any place, and the
     // place matters.
     Llama model(make_config(), {.init_std = 0.3});
-    model.materialise(3);
+    model.materialize(3);
     const auto logits = [&](std::vector<int32_t> positions) {
         Batch batch{.sequences = 1, .seq_len = 2};
         batch.tokens = upload({4, 9}, {2}, Device::cpu);
@@ -236,7 +236,7 @@ TEST_CASE("recomputation changes no bit of any gradient, in fp32, bf16 and fp64"
         for (Recompute level : {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full}) {
             Llama model(make_config(),
                         {.dtype = dtype, .grad_dtype = stats_dtype(dtype), .recompute = level, .init_std = 0.3});
-            model.materialise(3);
+            model.materialize(3);
             loss[int(level)] = run_model(model, data);
             for (Param* param : model.params()) grads[int(level)].push_back(values(param->grad));
         }
@@ -251,7 +251,7 @@ TEST_CASE("what is made again: pointwise runs attention once a block, selective 
     const Tokens data;
     const auto calls = [&](Recompute level) {
         Llama model(make_config(), {.recompute = level});
-        model.materialise(3);
+        model.materialize(3);
         const Profile kept = std::exchange(profile(), Profile{.sums_on = true});
         run_model(model, data);
         const Profile counted = std::exchange(profile(), kept);
@@ -282,7 +282,7 @@ TEST_CASE("two stages, one after the other, are the whole model") {
     const Tokens data;
     Llama whole(config, {.init_std = 0.3}), first(config, {.init_std = 0.3}, {{{0, 1}}, true, false}),
         second(config, {.init_std = 0.3}, {{{1, 2}}, false, true});
-    for (Llama* model : {&whole, &first, &second}) model->materialise(3);
+    for (Llama* model : {&whole, &first, &second}) model->materialize(3);
     const double loss = run_model(whole, data);
     for (Llama* model : {&first, &second})
         for (Param* param : model->params()) fill(param->grad, 0);
@@ -304,7 +304,7 @@ TEST_CASE("two stages, one after the other, are the whole model") {
 
 TEST_CASE("slots are called at their places in a step") {
     Llama model(make_config(), {.init_std = 0.3});
-    model.materialise(3);
+    model.materialize(3);
     std::string order;
     const auto mark = [&](char c) { return [&order, c](Tape&, const Var& x) { return order += c, x; }; };
     Block& block = model.blocks[0];
@@ -314,7 +314,7 @@ TEST_CASE("slots are called at their places in a step") {
     block.after_mlp = mark('d');
     for (Unit* unit : model.units())
         for (char level : {'(', '['})
-            unit->around.push_back([&order, level](Tape& tape, const Var& x, const Unit::Body& body) {
+            unit->wrappers.push_back([&order, level](Tape& tape, const Var& x, const Unit::Body& body) {
                 order += level;
                 Var y = body(tape, x);
                 order += level == '(' ? ')' : ']';
@@ -342,7 +342,7 @@ TEST_CASE(
     for (const Recompute level : {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full}) {
         Llama together(make_config(), {.recompute = level, .init_std = 0.3});
         Llama apart(make_config(), {.recompute = level, .init_std = 0.3});
-        for (Llama* model : {&together, &apart}) model->materialise(1);
+        for (Llama* model : {&together, &apart}) model->materialize(1);
         Tape tape;
         together.forward(tape, tokens.batch());
         tape.backward();

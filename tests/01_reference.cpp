@@ -34,7 +34,7 @@ void run(const std::string& to, uint64_t seed = 1, int64_t micro_batch = 4, int6
     if (hidden) hidden(o);
     const Dataset data(o.data, o.model.vocab, o.seq_len, 0);
     Llama model(o.model, o.llama());
-    model.materialise(seed);
+    model.materialize(seed);
     Trainer(o, model, data, flags).run();
 }
 

@@ -87,7 +87,7 @@ TEST_CASE("initial values: a shard of any place holds its slice of the whole, to
     Param whole = make_param("model.layers.3.mlp.up_proj.weight", {37, 23}, 0.5);
     const auto initial = [](const Param& param, uint64_t seed, int64_t offset, Shape shape, DType dtype = DType::f32) {
         Tensor x(std::move(shape), dtype, Device::cpu);
-        initialise(param, seed, offset, x);
+        initialize(param, seed, offset, x);
         return values(x);
     };
     const std::vector<double> all = initial(whole, 7, 0, {37, 23});
@@ -102,14 +102,14 @@ TEST_CASE("initial values: a shard of any place holds its slice of the whole, to
     EXPECT(initial(part, 7, 0, {11, 7}, DType::bf16) == values(tensor(slice, {11, 7}, DType::bf16)));
     EXPECT(initial(part, 7, 0, {11, 7}, DType::f64) == slice);  // fp64 begins where fp32 does
     Tensor too_long({78}, DType::f32, Device::cpu);
-    EXPECT_CHECK_FAILS(initialise(part, 7, 0, too_long));
+    EXPECT_CHECK_FAILS(initialize(part, 7, 0, too_long));
     EXPECT(initial(make_param("norm", {4}, 0), 7, 0, {4}) == std::vector<double>(4, 1.0));
 }
 
 TEST_CASE("initial values: rows beyond the parameter's end are 0, whatever stretch of them is asked for") {
     Param param = make_param("w", {10, 3}, 0.5);
     Tensor whole({10, 3}, DType::f32, Device::cpu);
-    initialise(param, 7, 0, whole);
+    initialize(param, 7, 0, whole);
     for (const int64_t row_begin : {8, 12}) {  // the second lies beyond the end with all of its rows
         param.local = {.row_begin = row_begin, .rows = 4, .cols = 3};
         const int64_t real = row_begin == 8 ? 6 : 0;
@@ -117,7 +117,7 @@ TEST_CASE("initial values: rows beyond the parameter's end are 0, whatever stret
         for (int64_t offset = 0; offset < 12; ++offset)
             for (int64_t count = 1; offset + count <= 12; ++count) {
                 Tensor part({count}, DType::f32, Device::cpu);
-                initialise(param, 7, offset, part);
+                initialize(param, 7, offset, part);
                 for (int64_t i = 0; i < count; ++i)
                     EXPECT(values(part)[i] == (offset + i < real ? values(whole)[24 + offset + i] : 0));
             }
@@ -130,7 +130,7 @@ TEST_CASE("initial values: normal, and of its own for every name and seed") {
     for (const char* name : {"a.weight", "b.weight"})
         for (uint64_t seed : {1, 2}) {
             Tensor x({400, 500}, DType::f32, Device::cpu);
-            initialise(make_param(name, {400, 500}, 0.25), seed, 0, x);
+            initialize(make_param(name, {400, 500}, 0.25), seed, 0, x);
             std::vector<double>& z = draws.emplace_back(values(x));
             for (double& value : z) value /= 0.25;
             const auto moment = [&z](int power) {
@@ -410,7 +410,7 @@ TEST_CASE("generate continues the prompt by the count asked for; equal for equal
 
 TEST_CASE("generate draws from softmax(logits / 0.8)") {
     Llama model({.layers = 1, .hidden = 8, .heads = 2, .kv_heads = 1, .ffn = 8, .vocab = 5}, {.init_std = 1});
-    model.materialise(1);
+    model.materialize(1);
     Batch batch{.sequences = 1, .seq_len = 1};
     batch.tokens = upload({2}, {1}, Device::cpu);
     batch.positions = upload({0}, {1}, Device::cpu);

@@ -140,7 +140,7 @@ TEST_CASE("overlap: buckets leave in order while the last micro-batch's backward
             data_parallel =
                 std::make_unique<DataParallel>(s.model, world(), DataParallelOptions{0.1, overlap, micro_batches});
             for (Unit* unit : s.model.units())
-                unit->around.insert(unit->around.begin(), [&, unit](Tape& tape, const Var& x, const Unit::Body& body) {
+                unit->wrappers.insert(unit->wrappers.begin(), [&, unit](Tape& tape, const Var& x, const Unit::Body& body) {
                     tape.record([&, unit] {
                         const auto stats = world().take_stats().operations;
                         const auto found = stats.find("world.all_reduce");

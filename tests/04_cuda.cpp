@@ -44,9 +44,9 @@ TEST_CASE("products in chunks on a GPU, in bf16: what products behind collective
         const Tensor part = random(10 + r, {each, in}), weight = random(50 + r, {out, in});
         const Tensor x = random(90 + r, {N * each, in});
         Tensor gathered, sum({each, out}, DType::bf16, Device::cuda);
-        const Tensor y = gather_multiply(ranks, part, weight, Transpose::b, gathered);
+        const Tensor y = all_gather_matmul(ranks, part, weight, Transpose::b, gathered);
         const double product = distance(y, values(matmul(gather_rows(ranks, part), weight, Transpose::b)));
-        const Tensor scattered = multiply_scatter(ranks, x, weight);
+        const Tensor scattered = matmul_reduce_scatter(ranks, x, weight);
         ranks.reduce_scatter(sum, matmul(x, weight, Transpose::b)).wait();
         const double share = distance(scattered, values(sum));
         INFO(ranks.backend(), ": ", product, ", ", share);

@@ -180,7 +180,7 @@ TEST_CASE("data parallelism attached after what builds on it is a broken invaria
         tensor_parallel.attach(s.trainer);
         EXPECT_CHECK_FAILS(data_parallel.attach(s.trainer));
         s.model.allocate_grads = nullptr;
-        for (Unit* unit : s.model.units()) unit->around.clear();
+        for (Unit* unit : s.model.units()) unit->wrappers.clear();
     });
 }
 
@@ -357,7 +357,7 @@ TEST_CASE("f and g are each other's gradient: <y, f(x)> summed over ranks is <f*
         }
         {
             const auto [y, dx] =
-                run([&](Tape& t, const Var& x) { return scatter_sequence(t, x, ranks); }, whole(40 + r), rows(4));
+                run([&](Tape& t, const Var& x) { return reduce_scatter_sequence(t, x, ranks); }, whole(40 + r), rows(4));
             good = good && values(dx) == values(whole(4));
             good = good && close(sum(product(y, rows(4))), sum(product(dx, whole(40 + r))));
         }
@@ -374,14 +374,14 @@ TEST_CASE("products in chunks give what products behind collectives give, on any
             const Tensor part = tensor(randoms(each * in, 10 + r), {each, in});
             const Tensor weight = tensor(randoms(out * in, 50 + r), {out, in});
             Tensor gathered;
-            const Tensor y = gather_multiply(ranks, part, weight, Transpose::b, gathered);
+            const Tensor y = all_gather_matmul(ranks, part, weight, Transpose::b, gathered);
             const Tensor rows = gather_rows(ranks, part);
             bool good = values(gathered) == values(rows);
             good = good && distance(y, values(matmul(rows, weight, Transpose::b))) <= 1e-6;
             const Tensor x = tensor(randoms(N * each * in, 90 + r), {N * each, in});
             Tensor sum({each, out}, DType::f32, Device::cpu);
             ranks.reduce_scatter(sum, matmul(x, weight, Transpose::b)).wait();
-            good = good && distance(multiply_scatter(ranks, x, weight), values(sum)) <= 1e-6;
+            good = good && distance(matmul_reduce_scatter(ranks, x, weight), values(sum)) <= 1e-6;
             EXPECT(ranks.sum(good ? 0 : 1) == 0);
         });
 }

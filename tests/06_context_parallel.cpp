@@ -125,11 +125,11 @@ TEST_CASE("who holds what: every token once, zigzag's two stretches, Ulysses' ne
                 }
                 EXPECT(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
             }
-    EXPECT((ContextLayout{4, 1, 1}.tokens_of(2, 16) == std::vector<Stretch>{{8, 4}}));
-    EXPECT((ContextLayout{4, 1, 2}.tokens_of(1, 16) == std::vector<Stretch>{{2, 2}, {12, 2}}));
-    EXPECT((ContextLayout{4, 4, 1}.tokens_of(3, 16) == std::vector<Stretch>{{12, 4}}));
-    EXPECT((ContextLayout{4, 2, 2}.tokens_of(1, 16) == std::vector<Stretch>{{2, 2}, {14, 2}}));
-    EXPECT((ContextLayout{4, 2, 2}.tokens_of(2, 16) == std::vector<Stretch>{{4, 2}, {8, 2}}));
+    EXPECT((ContextLayout{4, 1, 1}.tokens_of(2, 16) == std::vector<TokenRange>{{8, 4}}));
+    EXPECT((ContextLayout{4, 1, 2}.tokens_of(1, 16) == std::vector<TokenRange>{{2, 2}, {12, 2}}));
+    EXPECT((ContextLayout{4, 4, 1}.tokens_of(3, 16) == std::vector<TokenRange>{{12, 4}}));
+    EXPECT((ContextLayout{4, 2, 2}.tokens_of(1, 16) == std::vector<TokenRange>{{2, 2}, {14, 2}}));
+    EXPECT((ContextLayout{4, 2, 2}.tokens_of(2, 16) == std::vector<TokenRange>{{4, 2}, {8, 2}}));
 }
 
 TEST_CASE("work: zigzag's ranks have equal FLOPs, the plain ring's what the formula says; all together one device's") {
@@ -339,7 +339,7 @@ TEST_CASE("a fake world of 64 and a dry run: finite, and the activations of a re
         const auto peak = [&](Device device) {
             Llama model(o.model, {.dtype = DType::bf16, .device = device});
             apply_context_parallel(model, fake, run.layout);
-            model.materialise(1);
+            model.materialize(1);
             const int64_t rows = 4 * o.seq_len / 8;
             const auto ids = [&] {
                 Tensor x({rows}, DType::i32, device);

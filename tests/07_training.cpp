@@ -75,7 +75,7 @@ TEST_CASE("a layer's three products are those of its operands' codes, in double,
             for (int pass = 0; pass < 2; ++pass) {
                 Tape tape;
                 Var input{.data = x};
-                if (again) input.again = Lazy<Tensor>([x] { return x; });
+                if (again) input.recomputed = Lazy<Tensor>([x] { return x; });
                 Var result = layer(tape, input);
                 y = result.data;
                 *result.grad = dy;

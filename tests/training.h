@@ -58,7 +58,7 @@ struct Session {
     std::vector<std::vector<double>> gradients;  // of each parameter, at step 1; where they are sharded: on rank 0
     int real_rank = this_rank;
 
-    // apply: what a chapter does to the model and the trainer before the model is materialised
+    // apply: what a chapter does to the model and the trainer before the model is materialized
     explicit Session(const TrainOptions& o, const std::function<void(Session&)>& apply = {},
                      const std::optional<Stage>& stage = {})
         : options(o),
@@ -76,7 +76,7 @@ struct Session {
         };
         try {
             if (apply) apply(*this);
-            model.materialise(o.seed);
+            model.materialize(o.seed);
         } catch (...) {
             leave();
             throw;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "01_single_gpu/core/tensor.h"
@@ -33,6 +34,17 @@ struct Profile {
 };
 
 Profile& profile();
+
+// Replaces the profile until its end, for measurements of their own.
+class ProfileScope {
+  public:
+    explicit ProfileScope(Profile during) : before_(std::exchange(profile(), std::move(during))) {}
+    ~ProfileScope() { profile() = std::move(before_); }
+    ProfileScope(const ProfileScope&) = delete;
+
+  private:
+    Profile before_;
+};
 
 class Span {
   public:

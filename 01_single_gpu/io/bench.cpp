@@ -45,20 +45,16 @@ Ceilings measure_ceilings(Device device, DType dtype) {
     return ceilings;
 }
 
-void bench(const TrainOptions& options, Llama& model, Trainer& trainer, const std::string& csv_path) {
+void bench(const TrainOptions& options, TrainingRun& run, const std::string& csv_path) {
     constexpr int kWarmup = 2, kSteps = 5;
     std::optional<OutputFile> csv;
     if (!csv_path.empty()) csv.emplace("--bench-csv", csv_path);
+    const Llama& model = run.model;
     const Device device = model.options.device;
     const Ceilings ceilings = measure_ceilings(device, model.options.dtype);
-    AdamW adamw(whole_segments(model.params()), options.adamw());
+    run.trainer.start();
     int64_t step = 0;
-    const auto run_step = [&] {
-        for (Param* param : model.params()) fill(param->grad, 0);
-        trainer.forward_backward(++step);
-        trainer.gradient_norm();
-        adamw.step(options.lr, 1);
-    };
+    const auto run_step = [&] { run.trainer.step(++step); };
     for (int i = 1; i < kWarmup; ++i) run_step();
     const double seconds = median_seconds(device, kSteps, run_step);
 

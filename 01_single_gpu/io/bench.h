@@ -1,6 +1,6 @@
 #pragma once
 // --bench: what the device can do, how long a training step takes, and how each of its ops stands against its floor.
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/training_run.h"
 
 namespace train70b {
 
@@ -17,6 +17,6 @@ Ceilings measure_ceilings(Device device, DType dtype);
 // Trains a few steps without watching (their median is the step time), then a few with every op timed by itself. Prints
 // a table; with csv_path also writes it as CSV: op, calls, ms, floor_ms, share, gflops, gbytes_per_s. An op's floor is
 // the larger of its bytes over the copy bandwidth and its FLOPs over the product rate.
-void bench(const TrainOptions& options, Llama& model, Trainer& trainer, const std::string& csv_path);
+void bench(const TrainOptions& options, TrainingRun& run, const std::string& csv_path);
 
 }  // namespace train70b

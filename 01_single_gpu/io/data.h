@@ -9,9 +9,9 @@
 namespace train70b {
 
 // Tokens [begin, begin + count) of a sequence.
-struct Stretch {
+struct TokenRange {
     int64_t begin, count;
-    bool operator==(const Stretch&) const = default;
+    bool operator==(const TokenRange&) const = default;
 };
 
 class Dataset {

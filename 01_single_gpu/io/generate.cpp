@@ -1,7 +1,9 @@
+#include "01_single_gpu/io/generate.h"
+
+#include <algorithm>
 #include <cmath>
 
 #include "01_single_gpu/core/random.h"
-#include "01_single_gpu/trainer.h"
 
 namespace train70b {
 

@@ -20,7 +20,7 @@ bool is_table(const std::string& name) { return name.ends_with("rotary_emb.inv_f
 }  // namespace
 
 std::vector<Param> all_params(const LlamaConfig& config) {
-    Llama model(config, {.device = Device::meta});  // never materialised: names and shapes only
+    Llama model(config, {.device = Device::meta});  // never materialized: names and shapes only
     std::vector<Param> list;
     for (const Param* param : model.params()) list.push_back(*param);
     return list;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/io/files.h"
 #include "01_single_gpu/io/hf.h"
 #include "01_single_gpu/io/reference.h"
@@ -49,7 +50,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--lr", o.lr, "peak learning rate", positive0);
     add("--min-lr", o.min_lr, "at the last step", positive0).default_text("lr / 10");
     add("--warmup-steps", o.warmup_steps, "step s has s / W of the peak", count0);
-    add("--lr-schedule", o.lr_schedule, "after the warm-up", one_of({"constant", "linear", "cosine", "wsd"}));
+    add("--lr-schedule", o.lr_schedule, "after the warm-up", one_of(names_of(lr_shapes())));
     add("--weight-decay", o.weight_decay, "matrices only", positive0);
     add("--beta1", o.beta1, "AdamW", real_number(0, 0.999999));
     add("--beta2", o.beta2, "AdamW", real_number(0, 0.999999));
@@ -159,7 +160,7 @@ void CommandLine::check_batches(int64_t data_ranks) {
                     o.micro_batch, data_ranks, (o.global_batch / at_once + 1) * at_once);
 }
 
-LrSchedule TrainOptions::schedule() const { return {lr_shape_of(lr_schedule), lr, min_lr, warmup_steps, steps}; }
+LrSchedule TrainOptions::schedule() const { return {lr, min_lr, warmup_steps, steps, lr_schedule}; }
 
 Llama::Options TrainOptions::llama() const {
     const DType weights = dtype_of(dtype), grads = weights == DType::f64 ? weights : dtype_of(grad_dtype);

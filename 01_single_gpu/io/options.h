@@ -6,6 +6,7 @@
 
 #include "01_single_gpu/io/flags.h"
 #include "01_single_gpu/llama.h"
+#include "01_single_gpu/lr_schedule.h"
 #include "01_single_gpu/optimizer.h"
 
 namespace train70b {

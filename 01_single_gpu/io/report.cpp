@@ -88,7 +88,7 @@ std::string human_count(double count) {
 }
 
 void Progress::step(const StepReport& r) {
-    if (this_rank != 0) return;
+    if (this_rank != 0 || Quiet::on()) return;
     seconds_ += r.step_s;
     ++since_print_;
     const bool milestone = r.step == 1 || r.step == steps_ || since_print_ >= std::max<int64_t>(1, steps_ / 20);
@@ -113,7 +113,7 @@ Progress::~Progress() {
 }
 
 void Progress::line(const std::string& text) {
-    if (this_rank != 0) return;
+    if (this_rank != 0 || Quiet::on()) return;
     fmt::print("{}{}\n", live_ ? "\r\x1b[K" : "", text);
     live_ = false;
     std::fflush(stdout);

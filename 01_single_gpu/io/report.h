@@ -55,10 +55,22 @@ class Progress {
     bool live_ = false;  // a terminal: the last line is overwritten
 };
 
+// While one exists, runs on this thread print nothing: those behind a table.
+class Quiet {
+  public:
+    Quiet() { ++count_; }
+    ~Quiet() { --count_; }
+    Quiet(const Quiet&) = delete;
+    static bool on() { return count_ > 0; }
+
+  private:
+    static inline int count_ = 0;
+};
+
 // Prints on rank 0 only.
 template <class... Args>
 void say(fmt::format_string<Args...> text, Args&&... args) {
-    if (this_rank != 0) return;
+    if (this_rank != 0 || Quiet::on()) return;
     fmt::print(text, std::forward<Args>(args)...);
     std::fflush(stdout);
 }

@@ -3,7 +3,6 @@
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/comm.h"
 #include "02_data_parallel/flags.h"
-#include "02_data_parallel/runtime/trainer_runtime.h"
 
 namespace train70b {
 

@@ -1,29 +1,10 @@
 #pragma once
 // The tables of chapter 07: what rounding to 8 bits costs in accuracy, what it saves in memory, on the wire and in
 // time.
-#include "02_data_parallel/runtime/launch.h"
-#include "04_tensor_parallel/tensor_parallel.h"
-#include "07_fp8/fp8.h"
+#include "02_data_parallel/runtime/program.h"
+#include "07_fp8/compose.h"
 
 namespace train70b {
-
-// What this chapter puts together, in the order in which it has to be.
-struct Precision {
-    Fp8Options fp8;
-    std::string optimizer = "adamw";
-};
-struct Layout {
-    Comm tensor_ranks, data_ranks;
-};
-struct Composition {
-    TensorParallel tensor_parallel;
-    Zero zero;
-    Fp8 fp8;
-
-    // Before the model is materialised; fills the trainer's slots. The model and the trainer outlive this.
-    Composition(Llama& model, Trainer& trainer, const TrainOptions& options, const Layout& layout,
-                const ZeroOptions& zero_options, const Precision& precision);
-};
 
 // ---- accuracy -------------------------------------------------------------------------------------------------------
 // Mean over rows of |difference| / |row| for a product against the same in double of unrounded operands.
@@ -78,5 +59,18 @@ struct ProductTimes {
 };
 ProductTimes time_products(Device device, const Fp8Options& options, int64_t rows, int64_t in, int64_t out);
 std::string time_table(const std::vector<ProductTimes>& times, const std::string& recipe);
+
+class Fp8Report {
+  public:
+    void add_flags(CommandLine& flags);        // --compare, --compare-csv
+    void check(const Program& program) const;  // usage errors
+    void open();
+    void print(Program& program, const Layout& layout, const ZeroOptions& zero, const Precision& chosen);
+
+  private:
+    int64_t compare_steps_ = 0;
+    std::string compare_csv_;
+    std::optional<OutputFile> csv_;
+};
 
 }  // namespace train70b

@@ -1,5 +1,6 @@
 #pragma once
 // The tables of chapter 03: what each stage keeps and what it sends, measured and computed.
+#include "02_data_parallel/runtime/program.h"
 #include "03_zero/zero.h"
 
 namespace train70b {
@@ -19,18 +20,21 @@ int64_t zero_wire_bytes(int64_t params, int64_t grads, int stage, int64_t m, int
 struct ZeroRun {
     std::string name;
     ZeroOptions options;
+    int64_t micro_batches = 1;
     MemoryPeak peak;  // of a step, this rank
     ZeroMemory formula;
-    int64_t wire_bytes = 0, wire_formula = 0, most_gathered = 0;
+    int64_t wire_bytes = 0, wire_formula = 0, most_unsharded = 0;
     double step_s = 0, waiting_s = 0;
 };
 // Trains a fresh model for `steps` steps and reports the last one. Collective.
 ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& ranks, const ZeroOptions& zero,
-                 const std::string& name, int steps = 2);
+                 int64_t micro_batches, const std::string& name, int steps = 2);
 
 std::string memory_table(const std::vector<ZeroRun>& runs, int64_t N);
 std::string wire_table(const std::vector<ZeroRun>& runs, int64_t N);
 std::string prefetch_table(const std::vector<ZeroRun>& runs);
+// Runs all stages and prints the tables. chosen: its prefetching and overlap are the run's.
+void print_tables(Program& program, const Comm& ranks, const ZeroOptions& chosen);
 std::string projection_table();  // 7b on 4 ranks, 70b on 16 and 64: bf16, fp32 gradients; computed
 
 }  // namespace train70b

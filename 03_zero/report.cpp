@@ -1,4 +1,6 @@
-#include "03_zero/tables.h"
+#include "03_zero/report.h"
+
+#include "02_data_parallel/runtime/measure.h"
 
 namespace train70b {
 
@@ -27,43 +29,28 @@ int64_t zero_wire_bytes(int64_t params, int64_t grads, int stage, int64_t m, int
 }
 
 ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& ranks, const ZeroOptions& zero_options,
-                 const std::string& name, int steps) {
+                 int64_t micro_batches, const std::string& name, int steps) {
     TrainOptions o = options.without_files();
-    o.micro_batch = o.global_batch / (ranks.size() * zero_options.micro_batches);
+    o.micro_batch = o.global_batch / (ranks.size() * micro_batches);
     Llama model(o.model, o.llama());
     Trainer trainer(o, model, data);
-    Zero zero(model, ranks, zero_options, o.adamw());
-    zero.attach(trainer);
-    model.materialise(o.seed);
-    zero.begin();
-    ZeroRun run{.name = name, .options = zero_options};
-    for (int step = 1; step <= steps; ++step) {
-        synchronize(o.device_kind());
-        ranks.barrier().wait();
-        ranks.take_stats();
-        ledger().reset_peak();
-        const double begin = now_seconds();
-        model.zero_grads();
-        trainer.forward_backward(step);
-        zero.finish();
-        zero.norm(Which::grad);
-        zero.update(1e-4, 1);
-        synchronize(o.device_kind());
-        run.step_s = now_seconds() - begin;
-        const CommStats stats = ranks.take_stats();
-        run.waiting_s = stats.waited;
-        run.wire_bytes = 0;
-        for (const auto& [operation, entry] : stats.operations)
-            if (!operation.ends_with(".scalar")) run.wire_bytes += entry.bytes;
-    }
+    Zero zero(model, ranks, zero_options, AdamW::maker(o.adamw()));
+    trainer.store = &zero;
+    trainer.groups.dp = trainer.groups.dp_cp = group_of(ranks);
+    trainer.allocate();
+    const MeasuredStep last = measure_steps(trainer, ranks, steps).back();
+    ZeroRun run{.name = name, .options = zero_options, .micro_batches = micro_batches};
+    run.step_s = last.report.step_s;
+    run.waiting_s = last.comm.waited;
+    run.wire_bytes = last.wire_bytes();
     const int64_t N = zero.shard_ranks(), padded = zero.padded_elements();
-    run.peak = ledger().peak();
+    run.peak = last.report.peak;
     run.formula = zero_memory(o.model.parameters(), padded, zero.owned_elements(), model.options, zero_options.stage,
                               zero_options.offload, N);
     run.wire_formula =
         zero_wire_bytes(padded * size_of(model.options.dtype), padded * size_of(model.options.grad_dtype),
-                        zero_options.stage, zero_options.micro_batches, N);
-    run.most_gathered = zero.most_gathered();
+                        zero_options.stage, micro_batches, N);
+    run.most_unsharded = zero.most_unsharded();
     return run;
 }
 
@@ -88,7 +75,7 @@ std::string wire_table(const std::vector<ZeroRun>& runs, int64_t N) {
         fmt::format("bytes that a rank of {} sends per step, m micro-batches\n{:<22}{:>4}{:>15}{:>15}   x (N-1)/N\n", N,
                     "", "m", "measured", "formula");
     for (const ZeroRun& run : runs)
-        text += fmt::format("{:<22}{:>4}{:>15}{:>15}   {}\n", run.name, run.options.micro_batches, run.wire_bytes,
+        text += fmt::format("{:<22}{:>4}{:>15}{:>15}   {}\n", run.name, run.micro_batches, run.wire_bytes,
                             run.wire_formula, kFormulas[run.options.stage]);
     return text;
 }
@@ -99,7 +86,7 @@ std::string prefetch_table(const std::vector<ZeroRun>& runs) {
     for (const ZeroRun& run : runs)
         text +=
             fmt::format("{:<22}{:>9.1f} ms{:>9.1f} ms{:>18}{:>16}\n", run.name, run.step_s * 1e3, run.waiting_s * 1e3,
-                        fmt::format("{} units", run.most_gathered), run.peak.kind[int(Memory::workspace)]);
+                        fmt::format("{} units", run.most_unsharded), run.peak.kind[int(Memory::workspace)]);
     return text;
 }
 
@@ -123,6 +110,37 @@ std::string projection_table() {
         text += "\n";
     }
     return text;
+}
+
+void print_tables(Program& p, const Comm& ranks, const ZeroOptions& chosen) {
+    ZeroOptions zero = chosen;
+    zero.hybrid_shard = 0;
+    zero.offload = Offload::none;
+    zero.bucket_mb = -1;
+    const auto run = [&](int64_t micro_batches, const std::string& name, int steps = 2) {
+        return run_zero(p.options, p.data(), ranks, zero, micro_batches, name, steps);
+    };
+    std::vector<ZeroRun> memory, wire, prefetch;
+    for (zero.stage = 0; zero.stage <= 3; ++zero.stage) memory.push_back(run(1, fmt::format("stage {}", zero.stage)));
+    zero.stage = 3;
+    zero.offload = Offload::optimizer;
+    memory.push_back(run(1, "3, offload optimizer"));
+    zero.offload = Offload::all;
+    memory.push_back(run(1, "3, offload all"));
+    zero.offload = Offload::none;
+    say("\n{}", memory_table(memory, ranks.size()));
+
+    for (const int64_t m : {1, 2, 4}) {
+        if (p.options.global_batch % (ranks.size() * m) != 0) continue;
+        for (zero.stage = 0; zero.stage <= 3; ++zero.stage)
+            wire.push_back(run(m, fmt::format("stage {}", zero.stage), 1));
+    }
+    say("\n{}", wire_table(wire, ranks.size()));
+
+    zero.stage = 3;
+    for (zero.prefetch = 0; zero.prefetch <= 2; ++zero.prefetch)
+        prefetch.push_back(run(1, fmt::format("--prefetch {}", zero.prefetch), 3));
+    say("\n{}\n{}", prefetch_table(prefetch), projection_table());
 }
 
 }  // namespace train70b

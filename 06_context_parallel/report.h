@@ -1,5 +1,6 @@
 #pragma once
 // The tables of chapter 06: memory against sequence length, who does how much, what is sent, and what rounding does.
+#include "02_data_parallel/runtime/program.h"
 #include "06_context_parallel/context_parallel.h"
 #include "06_context_parallel/gather_attention.h"
 
@@ -51,5 +52,8 @@ std::string memory_table(const std::vector<ContextRun>& runs);
 std::string error_table(const Comm& world);
 // One rank's peak of a forward and backward pass, booked by a dry run: meta tensors in a fake world.
 std::string long_context_table();
+
+// Runs all algorithms and prints the tables. chosen: its group sizes are the run's.
+void print_tables(Program& program, const Comm& ranks, const ContextParallelOptions& chosen);
 
 }  // namespace train70b

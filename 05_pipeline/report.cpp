@@ -1,8 +1,12 @@
-#include "05_pipeline/tables.h"
+#include "05_pipeline/report.h"
 
 #include <algorithm>
 #include <map>
 #include <tuple>
+
+#include "02_data_parallel/runtime/measure.h"
+#include "05_pipeline/draw.h"
+#include "05_pipeline/flags.h"
 
 namespace train70b {
 
@@ -78,28 +82,25 @@ PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const
     Llama model(o.model, o.llama(), pipeline_stage(o.model, stages.size(), stages.rank(), pipeline_options));
     Trainer trainer(o, model, data);
     Pipeline pipeline(model, stages, run.schedule);
-    pipeline.attach(trainer);
     pipeline.measure(true);
-    model.materialise(o.seed);
-    AdamW adamw(whole_segments(model.params()), o.adamw());
+    trainer.loop = &pipeline;
+    trainer.groups.pp = group_of(stages);
+    trainer.allocate();
     run.hop = hop_seconds(stages, Tensor({o.micro_batch * o.seq_len, o.model.hidden}, model.options.dtype,
                                          model.options.device, Memory::workspace));
+    MemoryPeak peak;
     for (int64_t step = 1; step <= 5; ++step) {
-        model.zero_grads();
-        stages.barrier().wait();
-        stages.take_stats();
-        ledger().reset_peak();
-        trainer.forward_backward(step);
+        const MeasuredStep last = measure_steps(trainer, stages, 1, step).front();
         run.wire_bytes = 0;
-        for (const auto& [operation, entry] : stages.take_stats().operations)
+        for (const auto& [operation, entry] : last.comm.operations)
             if (operation.ends_with(".send")) run.wire_bytes += entry.bytes;
-        adamw.step(1e-4, 1);
+        peak = last.report.peak;
         Timeline measured = pipeline.measured();
         if (step == 2 || (step > 2 && measured.total() < run.measured.total())) run.measured = std::move(measured);
     }
     run.simulated = simulate(run.schedule, measured_costs(run.measured, run.hop));
 
-    std::vector<double> mine(ledger().peak().kind.begin(), ledger().peak().kind.end());
+    std::vector<double> mine(peak.kind.begin(), peak.kind.end());
     mine.push_back(double(pipeline.most_in_flight()));
     const std::vector<double> all = stages.gather(mine);
     for (int rank = 0; rank < stages.size(); ++rank) {
@@ -160,6 +161,69 @@ void toy_deadlock(const Comm& world, Device device) {
         sends ? world.send(message, other).wait() : world.recv(message, other).wait();
         synchronize(device);
     }
+}
+
+namespace {
+
+PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& chosen, int64_t micro_batches) {
+    const TrainOptions& options = p.options;
+    say("\nall schedules, five steps each, with 4, 8 and 16 micro-batches:\n");
+    std::vector<PipelineRun> runs;
+    for (const char* name : {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"})
+        for (const int64_t m : {4, 8, 16}) {
+            PipelineOptions each{.schedule = name};
+            if (name == chosen.schedule || (each.chunks() == 1 && chosen.chunks() == 1)) each = chosen;
+            each.schedule = name;
+            try {  // not every schedule is for every number of layers and micro-batches
+                pipeline_stage(options.model, stages.size(), stages.rank(), each);
+                pipeline_schedule(each, stages.size(), m);
+            } catch (const UsageError& error) {
+                say("{} with {} left out: {}\n", name, m, error.what());
+                continue;
+            }
+            runs.push_back(run_pipeline(options, p.data(), stages, each, m));
+        }
+    say("\n{}\n{}", promise_table(), measured_table(runs));
+    PipelineRun run = run_pipeline(options, p.data(), stages, chosen, micro_batches);
+    say("\n{}", gantt_text(run));
+    return run;
+}
+
+}  // namespace
+
+void PipelineReport::add_flags(CommandLine& flags) {
+    flags.group("Output");
+    flags.add_output("--draw", draw_, "FILE.png: the schedule, simulated and as run");
+    flags.add_output("--pipeline-trace", trace_, "FILE.json: the same as Chrome trace events");
+}
+
+void PipelineReport::open(const Program& p, int64_t pp) {
+    if (draw_.empty() && trace_.empty()) return;
+    if (!p.tables) usage_error("--draw, --pipeline-trace: belong to the tables; leave out --tables off");
+    if (!p.compares(pp))
+        usage_error("--draw, --pipeline-trace: {} is no pipeline to show; two stages or more (mpirun -np 2) would be",
+                    pp == 1 ? "one stage" : "one simulated rank");
+    if (!draw_.empty()) python_ = python_with_matplotlib();
+    if (this_rank == 0 && !draw_.empty()) draw_file_.emplace("--draw", draw_);
+    if (this_rank == 0 && !trace_.empty()) trace_file_.emplace("--pipeline-trace", trace_);
+}
+
+void PipelineReport::print(Program& p, const Comm& stages, const PipelineOptions& chosen, int64_t micro_batches) {
+    if (!p.compares(stages.size())) {
+        if (p.tables) say("\n{}", promise_table());
+        return;
+    }
+    const PipelineRun run = print_tables(p, stages, chosen, micro_batches);
+    if (trace_file_) {
+        trace_file_->write(chrome_trace(timelines(run)));
+        trace_file_->commit();
+    }
+    if (draw_.empty()) return;
+    write_files(p.world, [&] {
+        if (!draw_file_) return;
+        draw_file_->write(draw(python_, timelines_json(timelines(run))));
+        draw_file_->commit();
+    });
 }
 
 }  // namespace train70b

@@ -1,5 +1,6 @@
 #pragma once
 // The tables of chapter 04: what a rank keeps and sends, measured and computed; and what a link makes of it, estimated.
+#include "02_data_parallel/runtime/program.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 
 namespace train70b {
@@ -70,5 +71,17 @@ Links read_links(const std::string& path);  // usage error, naming file and entr
 double efficiency(const LlamaConfig& config, int64_t seq_len, int64_t tp, const Links& links, const Links::Link& link);
 std::string efficiency_table(const Links& links);
 std::string efficiency_csv(const Links& links);
+
+class TensorParallelReport {
+  public:
+    void add_flags(CommandLine& flags);  // --links, --efficiency-csv
+    void open(const Program& program);   // the files; usage errors
+    void print(Program& program, int64_t tp);
+
+  private:
+    std::string links_path_, efficiency_csv_;
+    Links links_;
+    std::optional<OutputFile> efficiency_file_;
+};
 
 }  // namespace train70b

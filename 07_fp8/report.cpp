@@ -1,4 +1,4 @@
-#include "07_fp8/tables.h"
+#include "07_fp8/report.h"
 
 #include <cmath>
 #include <numeric>
@@ -6,22 +6,12 @@
 
 #include "01_single_gpu/core/random.h"
 #include "01_single_gpu/io/bench.h"
+#include "02_data_parallel/runtime/measure.h"
 #include "07_fp8/adamw8bit.h"
+#include "07_fp8/flags.h"
 #include "07_fp8/formats.h"
 
 namespace train70b {
-
-Composition::Composition(Llama& model, Trainer& trainer, const TrainOptions& options, const Layout& layout,
-                         const ZeroOptions& zero_options, const Precision& precision)
-    : tensor_parallel(apply_tensor_parallel(model, layout.tensor_ranks)),
-      zero(model, layout.data_ranks, zero_options, options.adamw()),
-      fp8(apply_fp8(model, precision.fp8, options.micro_batch * options.seq_len, layout.tensor_ranks)) {
-    zero.make_optimizer = make_optimizer_of(precision.optimizer, options.adamw());
-    fp8.gather_codes(zero);
-    zero.attach(trainer);
-    tensor_parallel.attach(trainer);
-    fp8.attach(trainer);
-}
 
 // ---- accuracy -------------------------------------------------------------------------------------------------------
 
@@ -180,11 +170,9 @@ std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& d
         precision.optimizer = optimizer;
         const Composition composition(model, trainer, o, layout, zero, precision);
         LossCurve curve{name, {}};
-        trainer.finish_report = [&curve](StepReport& report) { curve.losses.push_back(report.loss); };
-        model.materialise(o.seed);
-        const int rank = std::exchange(this_rank, -1);  // no progress lines
-        trainer.run();
-        this_rank = rank;
+        trainer.allocate();
+        for (const MeasuredStep& step : measure_steps(trainer, layout.data_ranks, steps))
+            curve.losses.push_back(step.report.loss);
         curves.push_back(curve);
     };
     run(o.dtype, "off", "adamw");
@@ -252,30 +240,16 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
     Llama model(o.model, o.llama());
     Trainer trainer(o, model, data);
     Composition composition(model, trainer, o, layout, zero_options, precision);
-    model.materialise(o.seed);
-    Zero& zero = composition.zero;
-    zero.begin();
+    trainer.allocate();
+    const MeasuredStep step = measure_steps(trainer, layout.data_ranks, 2).back();
     PrecisionRun run;
-    for (int64_t step = 1; step <= 2; ++step) {
-        synchronize(o.device_kind());
-        layout.data_ranks.barrier().wait();
-        layout.data_ranks.take_stats();
-        ledger().reset_peak();
-        const double begin = now_seconds();
-        if (trainer.start_step) trainer.start_step();
-        model.zero_grads();
-        trainer.forward_backward(step);
-        trainer.reduce_gradients();
-        zero.update(1e-4f, 1);
-        synchronize(o.device_kind());
-        run.step_s = now_seconds() - begin;
-    }
-    for (const auto& [operation, entry] : layout.data_ranks.take_stats().operations) {
+    run.step_s = step.report.step_s;
+    for (const auto& [operation, entry] : step.comm.operations) {
         if (operation.ends_with(".all_gather")) run.gathered += entry.bytes;
         if (operation.ends_with(".reduce_scatter") || operation == layout.data_ranks.name() + ".all_reduce")
             run.reduced += entry.bytes;
     }
-    run.peak = ledger().peak();
+    run.peak = step.report.peak;
     for (int i = 0; i < kMemoryKinds; ++i) run.peak.kind[size_t(i)] -= before[size_t(i)];
     const int64_t tp = layout.tensor_ranks.size(), rows = o.micro_batch * o.seq_len;
     const auto& [dtype, grad_dtype, device, recompute, init_std] = model.options;
@@ -285,9 +259,9 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
             : fp8_activations(o.model, rows, dtype, recompute, *make_recipe(precision.fp8, 3, Device::cpu, Comm()), tp);
     for (const Param* param : model.params()) {
         const int64_t size = param->local.size(), master = master_bytes(dtype) * size;
-        run.optimizer_formula +=
-            master + (precision.optimizer == "adamw8bit" ? 2 * size + 8 * BlockLayout{param->place(0), size}.blocks()
-                                                         : (AdamW::state_bytes(dtype) - master_bytes(dtype)) * size);
+        run.optimizer_formula += master + (precision.optimizer == "adamw8bit"
+                                               ? 2 * size + 8 * BlockLayout{param->global_index(0), size}.blocks()
+                                               : (AdamW::state_bytes(dtype) - master_bytes(dtype)) * size);
     }
     return run;
 }
@@ -408,6 +382,69 @@ std::string time_table(const std::vector<ProductTimes>& times, const std::string
     else
         text += "8 bits do not pay at the largest of these shapes\n";
     return text;
+}
+
+// ---- all of it ------------------------------------------------------------------------------------------------------
+
+void Fp8Report::add_flags(CommandLine& flags) {
+    flags.group("Output");
+    flags.add("--compare", compare_steps_, "steps that every recipe trains for the table of losses; 0: no such table",
+              whole_number_from(0));
+    flags.add_output("--compare-csv", compare_csv_, "FILE.csv: the losses of --compare");
+}
+
+void Fp8Report::check(const Program& p) const {
+    if (!compare_csv_.empty() && (compare_steps_ == 0 || !p.tables))
+        usage_error("--compare-csv: holds the losses of --compare N; add --compare 60, and leave out --tables off");
+    if (compare_steps_ > 0 && p.options.dtype == "fp64")
+        usage_error("--compare: trains in FP8, too, which does not go with --dtype fp64; leave one of them out");
+}
+
+void Fp8Report::open() {
+    if (this_rank == 0 && !compare_csv_.empty()) csv_.emplace("--compare-csv", compare_csv_);
+}
+
+namespace {
+std::string describe(const Precision& precision, const std::string& dtype) {
+    return (precision.fp8.recipe == "off" ? dtype : precision.fp8.recipe) +
+           (precision.optimizer == "adamw" ? "" : ", " + precision.optimizer);
+}
+}  // namespace
+
+void Fp8Report::print(Program& p, const Layout& layout, const ZeroOptions& zero, const Precision& chosen) {
+    const TrainOptions& options = p.options;
+    if (this_rank == 0) say("\n{}", error_table(product_errors(256, 512, 512, 1)));
+    std::vector<PrecisionRun> runs;
+    for (const char* recipe : {"off", "current", "delayed", "rowwise", "blockwise"})
+        for (const char* optimizer : {"adamw", "adamw8bit"}) {
+            Precision precision = chosen;
+            precision.fp8.recipe = recipe;
+            precision.fp8.strict = false;
+            precision.optimizer = optimizer;
+            if (options.dtype == "fp64" && (recipe != std::string("off") || optimizer != std::string("adamw")))
+                continue;
+            if (optimizer != std::string("adamw") && recipe != std::string("off") && recipe != chosen.fp8.recipe)
+                continue;
+            runs.push_back(run_precision(options, p.data(), layout, zero, precision));
+            runs.back().name = describe(precision, options.dtype);
+        }
+    say("\n{}", memory_table(runs, layout.data_ranks.size() == 1));
+    if (compare_steps_ > 0) {
+        const std::vector<LossCurve> curves = loss_curves(options, p.data(), layout, zero, chosen, compare_steps_);
+        say("\n{}", curve_table(curves));
+        if (csv_) {
+            csv_->write(curve_csv(curves));
+            csv_->commit();
+        }
+    }
+    if (options.device_kind() == Device::cuda && chosen.fp8.recipe != "off" && this_rank == 0) {
+        std::vector<ProductTimes> times;
+        for (const int64_t size : {1024, 2048, 4096, 8192})
+            for (const int64_t rows : {1024, 4096, 16384})
+                times.push_back(time_products(Device::cuda, chosen.fp8, rows, size, size));
+        say("\n{}", time_table(times, chosen.fp8.recipe));
+    }
+    say("\n{}", projection_table());
 }
 
 }  // namespace train70b

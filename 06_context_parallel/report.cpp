@@ -1,4 +1,4 @@
-#include "06_context_parallel/tables.h"
+#include "06_context_parallel/report.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,6 +6,9 @@
 
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/random.h"
+#include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/runtime/measure.h"
+#include "06_context_parallel/flags.h"
 
 namespace train70b {
 
@@ -51,27 +54,21 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     Llama model(o.model, o.llama());
     Trainer trainer(o, model, data);
     apply_context_parallel(model, ranks, run.layout);
-    attach_context_parallel(trainer, run.layout, ranks.rank(), 0, 1, o.seq_len);
-    model.materialise(o.seed);
-    Profile kept = std::exchange(profile(), Profile{.sums_on = true, .wait_for = o.device_kind()});
-    for (int64_t step = 1; step <= 2; ++step) {
-        synchronize(o.device_kind());
-        ranks.barrier().wait();
-        ranks.take_stats();
-        ledger().reset_peak();
-        profile().sums.clear();
-        const double begin = now_seconds();
-        model.zero_grads();
-        trainer.forward_backward(step);
-        synchronize(o.device_kind());
-        run.step_s = now_seconds() - begin;
-    }
-    CommStats stats = ranks.take_stats();
-    run.waiting_s = stats.waited;
-    run.sent = {stats.operations[ranks.name() + "_ring.send_recv"].bytes / o.model.layers,
-                stats.operations[ranks.name() + "_ulysses.all_to_all"].bytes / o.model.layers,
-                (stats.operations[ranks.name() + "_gather.all_gather"].bytes +
-                 stats.operations[ranks.name() + "_gather.reduce_scatter"].bytes) /
+    DataParallel store(model, ranks, {}, AdamW::maker(o.adamw()));
+    trainer.store = &store;
+    trainer.groups.dp_cp = group_of(ranks);
+    trainer.batches.tokens = run.layout.tokens_of(ranks.rank(), o.seq_len);
+    trainer.allocate();
+    measure_steps(trainer, ranks, 1);
+    const ProfileScope scope({.sums_on = true, .wait_for = o.device_kind()});
+    MeasuredStep step = measure_steps(trainer, ranks, 1, 2).front();
+    run.step_s = step.report.step_s;
+    run.waiting_s = step.comm.waited;
+    auto& operations = step.comm.operations;
+    run.sent = {operations[ranks.name() + "_ring.send_recv"].bytes / o.model.layers,
+                operations[ranks.name() + "_ulysses.all_to_all"].bytes / o.model.layers,
+                (operations[ranks.name() + "_gather.all_gather"].bytes +
+                 operations[ranks.name() + "_gather.reduce_scatter"].bytes) /
                     o.model.layers};
     run.formula =
         context_traffic(o.model, run.layout, o.micro_batch, o.seq_len, model.options.dtype, model.options.recompute);
@@ -80,10 +77,9 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
         flops += profile().sums[op].flops;
         cpu_s += profile().sums[op].cpu_seconds;
     }
-    profile() = std::move(kept);
     run.flops = ranks.gather({flops});
     run.cpu_s = ranks.gather({cpu_s});
-    run.peak = ledger().peak();
+    run.peak = step.report.peak;
     for (int i = 0; i < kMemoryKinds; ++i) run.peak.kind[size_t(i)] -= before[size_t(i)];
     run.activations_formula =
         activation_formula(o.model, o.micro_batch, o.seq_len, model.options.dtype, model.options.recompute).total /
@@ -256,7 +252,7 @@ std::string long_context_table() {
             Llama model(config, {.dtype = DType::bf16, .device = Device::meta, .recompute = recompute});
             const ContextLayout layout = context_layout(config, tokens, ranks, {"zigzag"});
             apply_context_parallel(model, fake, layout);
-            model.materialise(1);
+            model.materialize(1);
             const int64_t rows = tokens / ranks;
             const auto ids = [&] { return Tensor({rows}, DType::i32, Device::meta); };
             ledger().reset_peak();
@@ -270,6 +266,34 @@ std::string long_context_table() {
         text += "\n";
     }
     return text;
+}
+
+void print_tables(Program& p, const Comm& ranks, const ContextParallelOptions& chosen) {
+    const TrainOptions& options = p.options;
+    std::vector<ContextRun> algorithms, lengths;
+    for (const std::string& name : context_algorithms()) {
+        ContextParallelOptions each{.algorithm = name};
+        if (name == chosen.algorithm) each = chosen;
+        try {
+            context_layout(options.model, options.seq_len, ranks.size(), each);
+        } catch (const UsageError& error) {
+            say("{} left out: {}\n", name, error.what());
+            continue;
+        }
+        algorithms.push_back(run_context(options, p.data(), ranks, each));
+    }
+    say("\n{}\n{}", work_table(algorithms), traffic_table(algorithms));
+    TrainOptions longer = options;
+    longer.micro_batch = 1;
+    for (const char* name : {"zigzag", "gather"})
+        for (longer.seq_len = 512; longer.seq_len <= 4096; longer.seq_len *= 2)
+            if (longer.seq_len % (2 * ranks.size()) == 0 && p.data().train_tokens() > longer.seq_len)
+                lengths.push_back(run_context(
+                    longer, Dataset(options.data, options.model.vocab, longer.seq_len, options.val_fraction), ranks,
+                    {.algorithm = name}));
+    say("\n{}\n{}", memory_table(lengths), error_table(p.world));
+    if (this_rank == 0) say("\n{}", long_context_table());
+    p.world.barrier().wait();
 }
 
 }  // namespace train70b

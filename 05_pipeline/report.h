@@ -1,5 +1,6 @@
 #pragma once
 // The tables of chapter 05: what a schedule promises, what the simulator makes of measured times, and what a run shows.
+#include "02_data_parallel/runtime/program.h"
 #include "05_pipeline/pipeline.h"
 
 namespace train70b {
@@ -26,5 +27,16 @@ std::vector<std::pair<std::string, Timeline>> timelines(const PipelineRun& run);
 
 // 1F1B in which every send waits until it is received, on two ranks: it stands still, and the watchdog says where.
 void toy_deadlock(const Comm& world, Device device);
+
+class PipelineReport {
+  public:
+    void add_flags(CommandLine& flags);             // --draw, --pipeline-trace
+    void open(const Program& program, int64_t pp);  // the files; usage errors
+    void print(Program& program, const Comm& stages, const PipelineOptions& chosen, int64_t micro_batches);
+
+  private:
+    std::string draw_, trace_, python_;
+    std::optional<OutputFile> draw_file_, trace_file_;
+};
 
 }  // namespace train70b

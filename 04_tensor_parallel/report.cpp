@@ -1,8 +1,10 @@
-#include "04_tensor_parallel/tables.h"
+#include "04_tensor_parallel/report.h"
 
 #include <numeric>
 
 #include "01_single_gpu/io/json.h"
+#include "02_data_parallel/runtime/measure.h"
+#include "04_tensor_parallel/flags.h"
 
 namespace train70b {
 
@@ -130,8 +132,8 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
     const MemoryBytes before = ledger().now();
     Llama model(o.model, o.llama());
     Trainer trainer(o, model, data);
-    const TensorParallel tensor_parallel = apply_tensor_parallel(model, ranks, tp_options);
-    tensor_parallel.attach(trainer);
+    const TensorParallel tensor_parallel(model, ranks, tp_options);
+    trainer.groups.tp = group_of(ranks);
 
     // Counts what the first block sends: the tape's order is the hook. Only in the last step, because counting waits
     // for the device.
@@ -143,8 +145,8 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
         run.step.add(stats);
         if (traffic) traffic->add(stats);
     };
-    auto& around = model.blocks.front().unit.around;
-    around.insert(around.begin(), [&](Tape& tape, const Var& x, const Unit::Body& body) {
+    auto& wrappers = model.blocks.front().unit.wrappers;
+    wrappers.insert(wrappers.begin(), [&](Tape& tape, const Var& x, const Unit::Body& body) {
         count(nullptr);
         tape.record([&] { count(&run.layer); });
         Var y = body(tape, x);
@@ -153,28 +155,15 @@ TensorParallelRun run_tensor_parallel(const TrainOptions& options, const Dataset
         return y;
     });
 
-    model.materialise(o.seed);
-    AdamW adamw(whole_segments(model.params()), o.adamw());
-    for (int64_t step = 1; step <= 3; ++step) {  // to warm up, to take the time, to count
-        synchronize(o.device_kind());
-        world.barrier().wait();
-        world.take_stats();
-        ledger().reset_peak();
-        counting = step == 3;
-        const double begin = now_seconds();
-        model.zero_grads();
-        trainer.forward_backward(step);
-        if (trainer.reduce_gradients) trainer.reduce_gradients();
-        trainer.gradient_norm();
-        adamw.step(1e-4, 1);
-        synchronize(o.device_kind());
-        if (step == 2) {
-            run.step_s = now_seconds() - begin;
-            run.waiting_s = world.take_stats().waited;
-        }
-        count(nullptr);
-    }
-    run.peak = ledger().peak();
+    trainer.allocate();
+    const MeasuredStep timed = measure_steps(trainer, world, 2).back();
+    run.step_s = timed.report.step_s;
+    run.waiting_s = timed.comm.waited;
+    counting = true;
+    const MeasuredStep counted = measure_steps(trainer, world, 1, 3).front();
+    counting = false;
+    run.step.add(counted.comm);
+    run.peak = counted.report.peak;
     for (int i = 0; i < kMemoryKinds; ++i) {
         run.peak.kind[i] -= before[i];
         if (i < kDeviceMemoryKinds) run.peak.total -= before[i];
@@ -311,6 +300,54 @@ std::string efficiency_csv(const Links& links) {
             text += fmt::format("{},{},{},{},{:.4f}\n", model, seq_len, tp, link.name,
                                 efficiency(preset(model), seq_len, tp, links, link));
     return text;
+}
+
+namespace {
+
+// Layouts of fewer ranks than the chosen one hold more of the model; of a large one they might not fit.
+constexpr int64_t kSmallModel = 500'000'000;  // parameters
+
+void print_tables(Program& p, int64_t chosen) {
+    const TrainOptions& options = p.options;
+    std::vector<TensorParallelRun> runs, plain;
+    for (int64_t tp = options.model.parameters() > kSmallModel ? chosen : 1; tp <= p.world.size(); ++tp)
+        for (const TensorParallelOptions& how :
+             {TensorParallelOptions{false, false}, {false, true}, {true, false}, {true, true}}) {
+            const bool power = (tp & (tp - 1)) == 0, changes = tp > 1 || !(how.sequence_parallel || how.overlap);
+            if (p.world.size() % tp != 0 || !(power || tp == chosen) || !changes) continue;
+            try {
+                check_tensor_parallel(options.model, options.seq_len, tp, how);
+            } catch (const UsageError&) { continue; }
+            runs.push_back(run_tensor_parallel(options, p.data(), p.world, tp, how));
+            if (!how.overlap) plain.push_back(runs.back());
+        }
+    say("\n{}\n{}\n{}", memory_table(plain, options.llama()), traffic_table(runs), time_table(runs));
+}
+
+}  // namespace
+
+void TensorParallelReport::add_flags(CommandLine& flags) {
+    flags.group("Output");
+    flags.add_input("--links", links_path_,
+                    "FILE.json: the links of the estimated table [04_tensor_parallel/links.json]");
+    flags.add_output("--efficiency-csv", efficiency_csv_, "FILE.csv: the estimated table");
+}
+
+void TensorParallelReport::open(const Program& p) {
+    if (!p.tables && !(links_path_.empty() && efficiency_csv_.empty()))
+        usage_error("--links, --efficiency-csv: belong to the tables; leave out --tables off");
+    if (p.tables)
+        links_ = read_links(links_path_.empty() ? repository_file("04_tensor_parallel/links.json") : links_path_);
+    if (this_rank == 0 && !efficiency_csv_.empty()) efficiency_file_.emplace("--efficiency-csv", efficiency_csv_);
+}
+
+void TensorParallelReport::print(Program& p, int64_t tp) {
+    if (efficiency_file_) {
+        efficiency_file_->write(efficiency_csv(links_));
+        efficiency_file_->commit();
+    }
+    if (p.compares(p.world.size())) print_tables(p, tp);
+    if (p.tables) say("\n{}", efficiency_table(links_));
 }
 
 }  // namespace train70b

@@ -1,0 +1,149 @@
+#include "01_single_gpu/roles.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/io/report.h"
+
+namespace train70b {
+
+nlohmann::ordered_json Runtime::memory_per_rank(const MemoryPeak& mine) const {
+    return nlohmann::ordered_json::array({to_json(mine)});
+}
+
+// ---- one rank -------------------------------------------------------------------------------------------------------
+
+LocalStore::LocalStore(Llama& model, MakeOptimizer make_optimizer)
+    : model_(model), make_optimizer_(std::move(make_optimizer)) {}
+
+void LocalStore::weights_changed() {
+    if (optimizer_) return optimizer_->weights_changed();
+    optimizer_ = make_optimizer_(full_segments(model_.params()), Memory::optimizer);
+}
+
+double LocalStore::squares(Which which) const {
+    const std::vector<double> sums = train70b::squares(model_.params(), which);
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+Tensor LocalStore::full(const Param& param, Which which) const {
+    return which == Which::data ? param.data : param.grad;
+}
+
+Tensor Accumulate::forward_backward(const MicroBatches& batches) {
+    Tensor total;
+    for (int64_t i = 0; i < batches.count; ++i) {
+        Tape tape;
+        ledger().phase(fmt::format("forward {}", i));
+        Tensor loss = [&] {
+            Span span("forward", "phase");
+            return model_.forward(tape, batches.get(i)).data;
+        }();
+        accumulate(total, loss);
+        ledger().phase(fmt::format("backward {}", i));
+        Span span("backward", "phase");
+        tape.backward();
+    }
+    return total;
+}
+
+Tensor Accumulate::forward_only(const Batch& batch) {
+    Tape tape{.recording = false};
+    return model_.forward(tape, batch).data;
+}
+
+// ---- plain functions over the roles ---------------------------------------------------------------------------------
+
+void sum_partial_gradients(Llama& model, const ParamStore& store) {
+    std::vector<const Group*> groups;
+    std::map<const Group*, std::vector<Tensor>> grads;
+    for (const Param* param : model.params()) {
+        const Group* group = param->partial_grad_group.get();
+        if (!group) continue;
+        if (!grads.contains(group)) groups.push_back(group);
+        for (const Tensor& part : store.gradient_parts(*param)) grads[group].push_back(part);
+        grads.try_emplace(group);
+    }
+    for (const Group* group : groups) {
+        int64_t size = 0;
+        for (const Tensor& grad : grads[group]) size += grad.size();
+        if (size == 0) continue;  // on all ranks of the group: their shards are cut alike
+        Tensor message({size}, model.options.grad_dtype, model.options.device, Memory::comm);
+        const auto for_each = [&](const std::function<void(Tensor & in_message, Tensor & grad)>& body) {
+            int64_t begin = 0;
+            for (Tensor& grad : grads[group]) {
+                Tensor in_message = message.element_slice(begin, grad.shape());
+                body(in_message, grad);
+                begin += grad.size();
+            }
+        };
+        for_each([](Tensor& in_message, Tensor& grad) { copy(in_message, grad); });
+        group->sum(message);
+        for_each([](Tensor& in_message, Tensor& grad) { copy(grad, in_message); });
+    }
+}
+
+namespace {
+
+// The full parameter on rank 0 of tp, put together from the ranks' rectangles. local: this rank's.
+Tensor assemble(const Group& tp, const Param& param, const Tensor& local) {
+    Tensor parts({local.size() * tp.size()}, local.dtype(), local.device(), Memory::workspace);
+    tp.all_gather(parts, local);
+    const Rect mine = param.real();
+    const std::vector<double> rects = tp.gather(
+        {double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols), double(param.replica)});
+    if (tp.rank() > 0) return {};
+    Tensor host({parts.size()}, parts.dtype(), Device::cpu, Memory::workspace);
+    copy(host, parts);
+    Tensor full(param.global_shape, parts.dtype(), Device::cpu, Memory::workspace);
+    const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1, width = size_of(host.dtype());
+    for (int r = 0; r < tp.size(); ++r) {
+        const double* rect = &rects[5 * size_t(r)];
+        if (rect[4] > 0) continue;  // a replica of what another rank has
+        const int64_t row_begin = int64_t(rect[0]), rows = int64_t(rect[1]), col_begin = int64_t(rect[2]);
+        const int64_t part_cols = int64_t(rect[3]);
+        for (int64_t row = 0; row < rows; ++row)
+            std::memcpy(full.data<char>() + ((row_begin + row) * cols + col_begin) * width,
+                        host.data<char>() + (r * local.size() + row * part_cols) * width, size_t(part_cols * width));
+    }
+    return full;
+}
+
+// From the pipeline stage that has the parameter to the first one. `here`: empty where it is not.
+Tensor bring_to_first_stage(const Group& pp, const Tensor& here, const Shape& shape, DType dtype, Device device) {
+    const std::vector<double> has = pp.gather({here ? 1.0 : 0.0});
+    const int owner = int(std::find(has.begin(), has.end(), 1.0) - has.begin());
+    if (owner == 0 || owner == pp.size()) return here;
+    if (pp.rank() != owner && pp.rank() != 0) return {};
+    Tensor x(shape, dtype, device, Memory::workspace);
+    if (pp.rank() == 0) {
+        pp.recv(x, owner);
+        return x;
+    }
+    copy(x, here);
+    pp.send(x, 0);
+    return {};
+}
+
+}  // namespace
+
+Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, const Param& wanted, Which which) {
+    const std::vector<Param*> params = model.params();
+    const auto found =
+        std::find_if(params.begin(), params.end(), [&](const Param* param) { return param->name == wanted.name; });
+    Tensor x;
+    if (found != params.end()) {  // on this pipeline stage
+        x = store.full(**found, which);
+        if (x && groups.tp->size() > 1)
+            x = assemble(*groups.tp, **found, x);  // x: on all ranks of this model copy, or none
+    } else {
+        CHECK(groups.pp->size() > 1, "{} is no parameter of this model", wanted.name);
+    }
+    if (groups.pp->size() == 1) return x;
+    const DType dtype = which == Which::data ? model.options.dtype : model.options.grad_dtype;
+    return bring_to_first_stage(*groups.pp, x, wanted.global_shape, dtype, model.options.device);
+}
+
+}  // namespace train70b

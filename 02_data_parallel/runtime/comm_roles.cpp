@@ -1,0 +1,66 @@
+#include "02_data_parallel/runtime/comm_roles.h"
+
+#include <nlohmann/json.hpp>
+
+#include "02_data_parallel/runtime/watchdog.h"
+
+namespace train70b {
+
+namespace {
+
+class CommGroup : public Group {
+  public:
+    explicit CommGroup(const Comm& comm) : comm_(comm) {}
+    int rank() const override { return comm_.rank(); }
+    int size() const override { return comm_.size(); }
+    double sum(double x) const override { return comm_.sum(x); }
+    std::vector<double> gather(const std::vector<double>& mine) const override { return comm_.gather(mine); }
+    void sum(Tensor x) const override { comm_.all_reduce(x).wait(); }
+    void all_gather(Tensor full, const Tensor& part) const override { comm_.all_gather(full, part).wait(); }
+    void send(const Tensor& x, int to) const override { comm_.send(x, to).wait(); }
+    void recv(Tensor x, int from) const override { comm_.recv(x, from).wait(); }
+
+  private:
+    const Comm comm_;
+};
+
+}  // namespace
+
+GroupPtr group_of(const Comm& comm) { return std::make_shared<CommGroup>(comm); }
+
+void write_files(const Comm& world, const std::function<void()>& body) {
+    const Watchdog::Pause pause(*watchdog);
+    body();
+    world.barrier().wait();
+}
+
+void CommRuntime::end_step(StepReport& report) { add(world_.take_stats(), report); }
+
+void CommRuntime::add(const CommStats& stats, StepReport& report) {
+    for (const auto& [name, entry] : stats.operations) {
+        report.comm_bytes[name] = entry.bytes;
+        report.comm_s += entry.seconds;
+    }
+}
+
+nlohmann::ordered_json CommRuntime::memory_per_rank(const MemoryPeak& mine) const {
+    auto list = nlohmann::ordered_json::array();
+    if (!world_.has_peers()) {  // a simulated rank: its own memory is all there is
+        list.push_back(to_json(mine));
+        list.back()["rank"] = world_.rank();
+        return list;
+    }
+    std::vector<double> numbers(mine.kind.begin(), mine.kind.end());  // whole numbers, exact up to 2^53 bytes
+    numbers.push_back(double(mine.total));
+    const std::vector<double> all = world_.gather(numbers);
+    for (int rank = 0; rank < world_.size(); ++rank) {
+        MemoryPeak peak;
+        const auto begin = all.begin() + rank * int64_t(numbers.size());
+        for (int i = 0; i < kMemoryKinds; ++i) peak.kind[i] = int64_t(begin[i]);
+        peak.total = int64_t(begin[kMemoryKinds]);
+        list.push_back(to_json(peak));
+    }
+    return list;
+}
+
+}  // namespace train70b

@@ -1,0 +1,30 @@
+#pragma once
+// The trainer's groups and runtime (01_single_gpu/roles.h) over Comm.
+#include "01_single_gpu/io/report.h"
+#include "01_single_gpu/roles.h"
+#include "02_data_parallel/comm.h"
+
+namespace train70b {
+
+// A group of the trainer, over a Comm.
+GroupPtr group_of(const Comm& comm);
+
+// Rank 0 writes what takes long; the others wait for it, and meanwhile the watchdog does not count.
+void write_files(const Comm& world, const std::function<void()>& body);
+
+// Reports each step's communication, and in the summary the memory of all ranks.
+class CommRuntime : public Runtime {
+  public:
+    explicit CommRuntime(const Comm& world) : world_(world) {}
+    int64_t ranks() const override { return world_.size(); }
+    void begin_step() override { world_.take_stats(); }  // what lies between two steps belongs to neither
+    void end_step(StepReport& report) override;
+    void write_files(const std::function<void()>& body) override { train70b::write_files(world_, body); }
+    nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const override;
+
+  protected:
+    static void add(const CommStats& stats, StepReport& report);
+    const Comm world_;
+};
+
+}  // namespace train70b

@@ -1,0 +1,24 @@
+#pragma once
+// Training steps as a run does them, measured: what every table of the chapters stands on.
+#include "01_single_gpu/trainer.h"
+#include "02_data_parallel/runtime/comm_roles.h"
+
+namespace train70b {
+
+struct MeasuredStep {
+    StepReport report;  // step_s: of this rank; peak: of this step
+    CommStats comm;
+    double slowest_s = 0;  // step_s of the slowest rank
+    // Bytes sent, without the scalars of losses and norms.
+    int64_t wire_bytes() const;
+};
+// Steps first, first + 1, ... of a trainer whose store is allocated; step 1 starts it. Before each of them the ranks meet
+// in a barrier; in the meantime the trainer's runtime is one that measures. Collective.
+std::vector<MeasuredStep> measure_steps(Trainer& trainer, const Comm& ranks, int64_t count, int64_t first = 1);
+
+// Times of `forms` (0, 1, ...) in alternating rounds, so that a machine that slows down slows all of them down. time(form):
+// seconds of one. The first round does not count; as many rounds follow as `budget` seconds hold, within 3 to 15.
+std::vector<std::vector<double>> alternate(size_t forms, double budget, const std::function<double(size_t form)>& time);
+double median(std::vector<double> values);
+
+}  // namespace train70b

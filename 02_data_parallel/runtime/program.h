@@ -1,0 +1,47 @@
+#pragma once
+// What the programs of chapters 02 to 08 have in common, step by step: a main() makes a Program, adds its flags, and calls
+// connect(), divide(), prepare(), gives the trainer its roles, train(), and finish().
+#include "01_single_gpu/training_run.h"
+#include "02_data_parallel/runtime/comm_roles.h"
+#include "02_data_parallel/runtime/launch.h"
+
+namespace train70b {
+
+class Program {
+  public:
+    // tables: what --tables does, in the help; empty: there is no such flag.
+    Program(const std::string& title, const std::string& tables);
+    Program(const Program&) = delete;
+
+    TrainOptions options;
+    CommOptions comm;
+    CommandLine flags;  // the shared ones and those of communication; the chapter's are added before connect()
+    int64_t dp = 0;     // data-parallel ranks, after divide()
+    bool tables = true;
+    Comm world;
+
+    void connect(int argc, char** argv);  // parses the flags; then `world` is all ranks
+    // Settles dp where a model copy takes so many ranks, and the micro-batches; usage error where they do not divide.
+    void divide(int64_t ranks_per_copy);
+    // On all ranks together: the checks, which may end in a usage error on some of them, then data, model (all of it, or a
+    // pipeline stage) and trainer.
+    void prepare(const std::function<void()>& checks = {}, const std::function<Stage()>& stage = {});
+    // For --tables and files that hold a comparison: whether there are several ranks, and real ones.
+    bool compares(int64_t ranks) const { return tables && ranks > 1 && world.has_peers(); }
+
+    Llama& model() { return run_->model; }
+    Trainer& trainer() { return run_->trainer; }
+    const Dataset& data();                           // of the run, or made anew after it
+    void use(ParamStore& store, const Comm& dp_cp);  // data parallelism in some form
+    void allocate() { run_->allocate(); }            // prints what will be trained
+    MemoryPeak train();                              // the peak of this rank
+    void release() { run_.reset(); }                 // the run's memory; whatever refers to it is gone before
+    void finish() { world.finish(); }
+
+  private:
+    std::optional<CommRuntime> runtime_;
+    std::optional<TrainingRun> run_;
+    std::optional<Dataset> data_;
+};
+
+}  // namespace train70b

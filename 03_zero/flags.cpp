@@ -1,0 +1,63 @@
+#include "03_zero/flags.h"
+
+#include <numeric>
+
+#include "01_single_gpu/io/report.h"
+#include "03_zero/offload.h"
+
+namespace train70b {
+
+void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& o) {
+    flags.group("Communication");
+    flags.add("--dp", dp, "data-parallel ranks [what the ranks leave]", whole_number_from(1)).default_text("");
+    flags
+        .add_word(
+            "--zero", [&o](const std::string& stage) { o.stage = std::stoi(stage); },
+            "stage: what is sharded; 1 optimizer states, 2 and gradients, 3 and parameters",
+            one_of({"0", "1", "2", "3"}))
+        .default_text(std::to_string(o.stage));
+    flags.add("--hybrid-shard", o.hybrid_shard, "ranks of a shard group, replicas across [all]", whole_number_from(1))
+        .default_text("");
+    flags.add("--prefetch", o.prefetch, "units gathered ahead (--zero 3)", whole_number_from(0));
+    flags
+        .add_word(
+            "--offload",
+            [&o](const std::string& what) {
+                o.offload = what == "none" ? Offload::none : what == "optimizer" ? Offload::optimizer : Offload::all;
+            },
+            "what lives in the host's memory", one_of({"none", "optimizer", "all"}))
+        .default_text("none");
+    flags.add("--bucket-mb", o.bucket_mb, "MiB of gradients that leave together, in whole units", real_number(0, 1e6))
+        .default_text("25; from --zero 2 on 0: each unit by itself");
+    flags.add_switch("--overlap", o.overlap, "reduce gradients behind the backward pass");
+}
+
+void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,
+                std::optional<double> moments) {
+    if (o.hybrid_shard > 0 && o.stage == 0)
+        usage_error("--hybrid-shard {}: --zero 0 shards nothing; --zero 1, 2 or 3 would", o.hybrid_shard);
+    if (o.hybrid_shard > 0 && data_ranks % o.hybrid_shard != 0)
+        usage_error("--hybrid-shard {} does not divide the {} ranks that share parameters (--dp, and --cp); {} would",
+                    o.hybrid_shard, data_ranks, std::gcd(o.hybrid_shard, data_ranks));
+    if (o.offload != Offload::none && o.stage == 0)
+        usage_error("--offload: each of {} ranks would keep all states on the host; add --zero 1, 2 or 3", data_ranks);
+    if (o.offload == Offload::all && o.stage < 3)
+        usage_error("--offload all: moves the shards of --zero 3; with --zero {} there is --offload optimizer",
+                    o.stage);
+    if (o.offload == Offload::none || training.dry_run) return;
+    const int64_t shards = o.hybrid_shard > 0 ? o.hybrid_shard : data_ranks;
+    const Llama::Options types = training.llama();
+    const double states =
+        moments ? *moments + double(master_bytes(types.dtype)) : double(AdamW::state_bytes(types.dtype));
+    const int64_t each = int64_t(double(training.model.parameters() / shards + 1) *
+                                 (double(size_of(types.dtype) + size_of(types.grad_dtype)) + states));
+    const int64_t here = each * std::min(ranks_on_node, data_ranks), free = available_host_memory();
+    if (here > free)
+        usage_error(
+            "--offload {}: needs {} of host memory on this node ({} per rank), and {} are available; more ranks on "
+            "more nodes, or --offload none, would do",
+            o.offload == Offload::all ? "all" : "optimizer", human_bytes(double(here)), human_bytes(double(each)),
+            human_bytes(double(free)));
+}
+
+}  // namespace train70b

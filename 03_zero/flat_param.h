@@ -1,0 +1,59 @@
+#pragma once
+// FlatParam: one unit's parameters in one flat buffer, padded to a multiple of the N shard ranks. Rank r owns the r-th part
+// of it, its shard, which knows nothing of where a parameter begins: pieces() does.
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+#include "02_data_parallel/comm.h"
+
+namespace train70b {
+
+struct FlatParam {
+    Unit* unit = nullptr;
+    int64_t size = 0, padded = 0;    // elements
+    int64_t shards = 1, rank = 0;    // ranks that share it; this one
+    Device device = Device::cpu;     // that computes with it
+    Tensor params, grads;            // unsharded; params in stage 3, grads from stage 2 on: only while they are needed
+    Tensor param_shard, grad_shard;  // this rank's; views of the above where those are kept
+    Tensor host_params, host_grads;  // offload: the shard that the optimizer works on
+    std::unique_ptr<Optimizer> optimizer;
+
+    // The state of a step.
+    Work all_gather;
+    int64_t users = 0;         // passes that need the unsharded parameters now (stage 3)
+    int64_t passes = 0;        // backward passes that have ended
+    int64_t open_passes = 0;   // begun, with weight gradients still to be computed (stages 2, 3)
+    bool has_reduced = false;  // some gradients of this step have been reduced
+
+    int64_t shard_size() const { return padded / shards; }
+    Tensor shard_of(const Tensor& unsharded, int64_t of_rank) const {
+        return unsharded.element_slice(of_rank * shard_size(), {shard_size()});
+    }
+    Tensor own_shard_of(const Tensor& unsharded) const { return shard_of(unsharded, rank); }
+    const Tensor& data_shard() const { return param_shard ? param_shard : host_params; }  // on the device or the host
+    const Tensor& grads_shard() const { return grad_shard ? grad_shard : host_grads; }
+
+    // The pieces of parameters that lie in a shard, in order.
+    struct Piece {
+        Param* param;
+        int64_t in_param, in_shard, size;  // elements
+        Tensor of(const Tensor& shard) const { return shard ? shard.element_slice(in_shard, {size}) : Tensor(); }
+    };
+    std::vector<Piece> pieces(int64_t of_rank) const;
+    // The same for an optimizer. data, grads: the shard's elements; either may be empty.
+    std::vector<Segment> segments(int64_t of_rank, const Tensor& data, const Tensor& grads) const;
+};
+std::vector<FlatParam> flat_params(Llama& model, const Comm& shards);  // one per unit, in forward order
+
+// How stage 3 brings a unit's parameters together: one all-gather in the parameters' own dtype. Chapter 07 gathers FP8 data
+// instead (07_fp8/zero_cast.h).
+class Unsharder {
+  public:
+    virtual ~Unsharder() = default;
+    // The weights of all units have changed. Collective over the shard ranks.
+    virtual void weights_changed(const std::vector<FlatParam>&, const Comm&) {}
+    virtual void start(FlatParam& flat, const Comm& shards);        // allocates flat.params and begins to gather
+    virtual void finish(FlatParam& flat);                           // the parameters are there, as views
+    virtual void wait(FlatParam& flat) { flat.all_gather.wait(); }  // of what nobody will use
+};
+
+}  // namespace train70b

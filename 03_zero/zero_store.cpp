@@ -1,0 +1,169 @@
+// What Zero holds and how it is read and written from outside; the stages themselves are in zero.cpp.
+#include "03_zero/offload.h"
+#include "03_zero/zero.h"
+
+namespace train70b {
+
+void Zero::allocate(uint64_t seed) {
+    for (FlatParam& flat : flats_) allocate_params(flat, seed);
+    for (FlatParam& flat : flats_) allocate_grads(flat);
+    model_.zero_grads();
+}
+
+void Zero::allocate_params(FlatParam& flat, uint64_t seed) {
+    CHECK(flat.size == total_size(flat.unit->params), "the model was narrowed after this was made");
+    const DType dtype = model_.options.dtype;
+    const Device device = model_.options.device;
+    if (keeps_params()) {
+        flat.params = Tensor({flat.padded}, dtype, device, Memory::params);
+        fill(flat.params, 0);
+        bind_data(flat.unit->params, flat.params.element_slice(0, {flat.size}));
+        for (Param* param : flat.unit->params) initialize(*param, seed, 0, param->data);
+        flat.param_shard = flat.own_shard_of(flat.params);
+        return;
+    }
+    // Only this rank's part of each parameter is ever created.
+    const bool on_host = options_.offload == Offload::all;
+    Tensor shard({flat.shard_size()}, dtype, device, on_host ? Memory::workspace : Memory::params);
+    fill(shard, 0);
+    for (const FlatParam::Piece& piece : flat.pieces(shards_.rank())) {
+        Tensor part = piece.of(shard);
+        initialize(*piece.param, seed, piece.in_param, part);
+    }
+    if (!on_host) {
+        flat.param_shard = shard;
+        return;
+    }
+    flat.host_params = Tensor({flat.shard_size()}, dtype, host_of(device), Memory::host);
+    copy(flat.host_params, shard);
+}
+
+void Zero::allocate_grads(FlatParam& flat) {
+    const Device device = model_.options.device;
+    const auto zeros = [&](int64_t size, Device where, Memory kind) {
+        Tensor x({size}, model_.options.grad_dtype, where, kind);
+        fill(x, 0);
+        return x;
+    };
+    if (keeps_grads()) {
+        flat.grads = zeros(flat.padded, device, Memory::grads);
+        bind_grads(flat.unit->params, flat.grads.element_slice(0, {flat.size}));
+        flat.grad_shard = flat.own_shard_of(flat.grads);
+    } else if (options_.offload != Offload::all) {
+        flat.grad_shard = zeros(flat.shard_size(), device, Memory::grads);
+    }
+    if (offloads()) flat.host_grads = zeros(flat.shard_size(), host_of(device), Memory::host);
+}
+
+void Zero::write(Unit& unit, const std::function<void()>& body) {
+    if (keeps_params()) return body();
+    for (FlatParam& flat : flats_) {
+        if (flat.unit != &unit) continue;
+        Tensor unsharded({flat.padded}, model_.options.dtype, model_.options.device, Memory::workspace);
+        fill(unsharded, 0);
+        bind_data(unit.params, unsharded.element_slice(0, {flat.size}));
+        body();
+        bind_data(unit.params, Tensor());
+        Tensor& shard = flat.param_shard ? flat.param_shard : flat.host_params;  // weights_changed() updates the other
+        copy(shard, flat.own_shard_of(unsharded));
+    }
+}
+
+void Zero::weights_changed() {
+    for (FlatParam& flat : flats_) {
+        if (offloads() && flat.param_shard) {  // the optimizer's copy
+            if (!flat.host_params)
+                flat.host_params =
+                    Tensor({flat.shard_size()}, model_.options.dtype, host_of(model_.options.device), Memory::host);
+            copy(flat.host_params, flat.param_shard);
+        }
+        if (flat.optimizer) {
+            flat.optimizer->weights_changed();
+        } else if (offloads()) {
+            flat.optimizer =
+                make_optimizer_(flat.segments(shards_.rank(), flat.host_params, flat.host_grads), Memory::host);
+        } else if (options_.stage == 0) {
+            flat.optimizer = make_optimizer_(full_segments(flat.unit->params), Memory::optimizer);
+        } else {
+            flat.optimizer =
+                make_optimizer_(flat.segments(shards_.rank(), flat.param_shard, flat.grad_shard), Memory::optimizer);
+        }
+    }
+    if (!keeps_params()) unsharder_->weights_changed(flats_, shards_);
+}
+
+// ---- reading it -----------------------------------------------------------------------------------------------------
+
+double Zero::squares(Which which) const {
+    const bool data = which == Which::data;
+    // One rank's shard of the whole model, unit by unit, piece by piece.
+    const auto of_shard = [&](int64_t shard, bool unsharded) {
+        std::vector<Tensor> parts;
+        for (const FlatParam& flat : flats_) {
+            const Tensor x = unsharded ? flat.shard_of(data ? flat.params : flat.grads, shard)
+                                       : (data ? flat.data_shard() : flat.grads_shard());
+            for (const Segment& segment : flat.segments(shard, x, {}))
+                if (segment.counts()) parts.push_back(segment.data);
+        }
+        double sum = 0;
+        for (const double part : train70b::squares(parts)) sum += part;
+        return sum;
+    };
+    if (options_.stage > 0) return shards_.sum(of_shard(shards_.rank(), false));
+    double sum = 0;
+    for (int64_t shard = 0; shard < shards_.size(); ++shard) sum += of_shard(shard, true);
+    return sum;
+}
+
+std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
+    if (keeps_grads()) return {wanted.grad};
+    std::vector<Tensor> parts;
+    for (const FlatParam& flat : flats_)
+        for (const FlatParam::Piece& piece : flat.pieces(shards_.rank()))
+            if (piece.param == &wanted) parts.push_back(piece.of(flat.grads_shard()));
+    return parts;
+}
+
+Tensor Zero::full(const Param& wanted, Which which) const {
+    const bool data = which == Which::data;
+    if (options_.stage == 0 || (data && keeps_params())) return data ? wanted.data : wanted.grad;
+    for (const FlatParam& flat : flats_) {
+        int64_t begin = 0;
+        for (const Param* param : flat.unit->params) {
+            if (param != &wanted) {
+                begin += param->local.size();
+                continue;
+            }
+            Tensor shard = data ? flat.param_shard : flat.grad_shard;
+            Tensor unsharded({flat.padded}, data ? model_.options.dtype : model_.options.grad_dtype,
+                             model_.options.device, Memory::workspace);
+            if (!shard) {
+                shard = flat.own_shard_of(unsharded);
+                copy(shard, data ? flat.host_params : flat.host_grads);
+            }
+            shards_.all_gather(unsharded, shard).wait();
+            return ranks_.rank() == 0 ? unsharded.element_slice(begin, param->local_shape()) : Tensor();
+        }
+    }
+    CHECK(false, "{} is no parameter of this model", wanted.name);
+    return {};
+}
+
+void Zero::for_each_state(const StateVisitor& visit) {
+    for (FlatParam& flat : flats_) flat.optimizer->for_each_state(visit);
+}
+
+int64_t Zero::owned_elements() const {
+    int64_t sum = 0;
+    for (const FlatParam& flat : flats_)
+        sum += std::clamp<int64_t>(flat.size - shards_.rank() * flat.shard_size(), 0, flat.shard_size());
+    return sum;
+}
+
+int64_t Zero::padded_elements() const {
+    int64_t sum = 0;
+    for (const FlatParam& flat : flats_) sum += flat.padded;
+    return sum;
+}
+
+}  // namespace train70b

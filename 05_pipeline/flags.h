@@ -1,0 +1,14 @@
+#pragma once
+// The flags of the pipeline, and which layers a rank holds.
+#include "01_single_gpu/io/flags.h"
+#include "05_pipeline/pipeline.h"
+
+namespace train70b {
+
+void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& options);
+// Which layers a rank of `stages` holds. Usage error where they cannot be divided so.
+Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, const PipelineOptions& options);
+// The schedule of m micro-batches; usage error where there is none.
+Schedule pipeline_schedule(const PipelineOptions& options, int64_t stages, int64_t micro_batches);
+
+}  // namespace train70b

@@ -1,0 +1,27 @@
+#pragma once
+// What chapter 07 puts together: tensor parallelism, FP8 layers, ZeRO, and one of two optimizers.
+#include "01_single_gpu/trainer.h"
+#include "03_zero/zero.h"
+#include "04_tensor_parallel/tensor_parallel.h"
+#include "07_fp8/fp8.h"
+
+namespace train70b {
+
+struct Precision {
+    Fp8Options fp8;
+    std::string optimizer = "adamw";
+};
+struct Layout {
+    Comm tensor_ranks, data_ranks;
+};
+struct Composition {
+    TensorParallel tensor_parallel;
+    Fp8 fp8;
+    Zero zero;
+
+    // Before allocate(); gives the trainer its roles. The model and the trainer outlive this.
+    Composition(Llama& model, Trainer& trainer, const TrainOptions& options, const Layout& layout,
+                const ZeroOptions& zero_options, const Precision& precision);
+};
+
+}  // namespace train70b

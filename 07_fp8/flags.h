@@ -1,0 +1,18 @@
+#pragma once
+// The flags of chapter 07, and what cannot be combined.
+#include "01_single_gpu/io/flags.h"
+#include "07_fp8/fp8.h"
+
+namespace train70b {
+
+// --fp8, --fp8-strict, --fp8-history, --fp8-margin; --optimizer adamw|adamw8bit
+void add_fp8_flags(Flags& flags, Fp8Options& options, std::string& optimizer);
+// Usage error where the two do not go with --dtype.
+void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype);
+// With --fp8-strict: usage error if a layer would have to stay as it is. rows: of a micro-batch on a rank.
+void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks);
+MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);
+double moment_bytes(const std::string& optimizer,
+                    DType dtype);  // per parameter: 8 (fp64: 16), or 2 and a share of scales
+
+}  // namespace train70b
