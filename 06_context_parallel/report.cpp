@@ -6,7 +6,6 @@
 
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/random.h"
-#include "02_data_parallel/data_parallel.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "06_context_parallel/flags.h"
 
@@ -54,9 +53,8 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     Llama model(o.model, o.llama());
     Trainer trainer(o, model, data);
     apply_context_parallel(model, ranks, run.layout);
-    DataParallel store(model, ranks, {}, AdamW::maker(o.adamw()));
-    trainer.store = &store;
-    trainer.groups.dp_cp = group_of(ranks);
+    trainer.groups.dp_cp =
+        group_of(ranks);  // for the loss; gradients are not summed: attention is what is measured here
     trainer.batches.tokens = run.layout.tokens_of(ranks.rank(), o.seq_len);
     trainer.allocate();
     measure_steps(trainer, ranks, 1);

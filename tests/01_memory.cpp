@@ -19,7 +19,7 @@ Usage train_two_steps(const LlamaConfig& config, const Llama::Options& options, 
     const MemoryBytes before = ledger().now();
     Llama model(config, options);
     model.materialize(1);
-    AdamW adamw(whole_segments(model.params()), {});
+    AdamW adamw(full_segments(model.params()), {});
     ledger().reset_peak();
     for (int step = 0; step < 2; ++step) {
         const int64_t rows = sequences * seq_len;

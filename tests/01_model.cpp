@@ -167,7 +167,7 @@ TEST_CASE("every parameter's gradient, the loss and the norm of four AdamW steps
         auto model =
             std::make_unique<Llama>(config, Llama::Options{.dtype = dtype, .grad_dtype = dtype, .init_std = 0.3});
         model->materialize(3);
-        auto adamw = std::make_unique<AdamW>(whole_segments(model->params()), hyper);
+        auto adamw = std::make_unique<AdamW>(full_segments(model->params()), hyper);
         runs.push_back({gradient, bound, std::move(model), std::move(adamw)});
     }
 
@@ -302,16 +302,24 @@ TEST_CASE("two stages, one after the other, are the whole model") {
     EXPECT(got.size() == whole.params().size());
 }
 
-TEST_CASE("slots are called at their places in a step") {
+TEST_CASE("tensor-parallel operators and wrappers are called at their places in a step") {
     Llama model(make_config(), {.init_std = 0.3});
     model.materialize(3);
     std::string order;
-    const auto mark = [&](char c) { return [&order, c](Tape&, const Var& x) { return order += c, x; }; };
-    Block& block = model.blocks[0];
-    block.before_attention = mark('a');
-    block.after_attention = mark('b');
-    block.before_mlp = mark('c');
-    block.after_mlp = mark('d');
+    struct Marks : TensorParallelOps {
+        Marks(std::string& list, const Block& block) : order(list) {
+            name = {{&block.qkv, 'a'}, {&block.o, 'b'}, {&block.gate_up, 'c'}, {&block.down, 'd'}};
+        }
+        Var f(Tape&, const Var& x, const Linear& linear) const override { return mark(linear), x; }
+        Var g(Tape&, const Var& y, const Linear& linear) const override { return mark(linear), y; }
+        void mark(const Linear& linear) const {
+            if (name.contains(&linear)) order += name.at(&linear);  // the first block's
+        }
+        std::string& order;
+        std::map<const Linear*, char> name;
+    };
+    const Marks marks(order, model.blocks[0]);
+    model.tensor_parallel = &marks;
     for (Unit* unit : model.units())
         for (char level : {'(', '['})
             unit->wrappers.push_back([&order, level](Tape& tape, const Var& x, const Unit::Body& body) {
@@ -347,7 +355,7 @@ TEST_CASE(
         together.forward(tape, tokens.batch());
         tape.backward();
         Tape::Steps later;
-        Tape split{.weights = &later};
+        Tape split{.deferred_wgrads = &later};
         apart.forward(split, tokens.batch());
         EXPECT(later.empty());
         split.backward();

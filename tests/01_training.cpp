@@ -1,34 +1,36 @@
 // Training as a whole: schedules, the optimizer's books, initial values, and what one run owes another - the same loss
 // to the last bit, or to the stated tolerance.
 #include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/core/registry.h"
+#include "01_single_gpu/io/generate.h"
 #include "tests/training.h"
 
 using namespace train70b;
 using namespace train70b::test;
 
 TEST_CASE("learning rate: warm-up, then each shape at known places; no or nothing but a warm-up") {
-    const auto at = [](LrShape shape, int64_t step, int64_t warmup = 10, int64_t steps = 110) {
-        return LrSchedule{shape, 2.0, 0.5, warmup, steps}.at(step);
+    const auto at = [](const std::string& shape, int64_t step, int64_t warmup = 10, int64_t steps = 110) {
+        return LrSchedule{2.0, 0.5, warmup, steps, shape}.at(step);
     };
-    for (const char* name : {"constant", "linear", "cosine", "wsd"}) {
-        const LrShape shape = lr_shape_of(name);
+    for (const std::string& shape : names_of(lr_shapes())) {
+        INFO(shape);
         for (int64_t s = 1; s <= 10; ++s) EXPECT(at(shape, s) == 2.0 * double(s) / 10.0);
         for (int64_t s = 11; s <= 110; ++s) EXPECT(at(shape, s) <= at(shape, s - 1));
-        EXPECT(at(shape, 110) == (shape == LrShape::constant ? 2.0 : 0.5));
+        EXPECT(at(shape, 110) == (shape == "constant" ? 2.0 : 0.5));
         EXPECT(at(shape, 10, 25, 10) == 0.8);  // the run ends before the warm-up does
         EXPECT(at(shape, 10, 10, 10) == 2.0);
         for (int64_t steps : {1, 10})
             for (int64_t s = 1; s <= steps; ++s)
                 EXPECT((at(shape, s, 0, steps) >= 0.5 && at(shape, s, 0, steps) <= 2.0));
     }
-    EXPECT(at(LrShape::linear, 60) == 1.25);  // half of the way
-    EXPECT(at(LrShape::linear, 35) == 1.625);
-    EXPECT(at(LrShape::linear, 1, 0, 10) == 1.85);
-    EXPECT(at(LrShape::cosine, 60) == doctest::Approx(1.25).epsilon(1e-12));
-    EXPECT(at(LrShape::cosine, 35) == doctest::Approx(0.5 + 0.75 * (1 + std::sqrt(0.5))).epsilon(1e-12));
-    EXPECT(at(LrShape::wsd, 88) == 2.0);   // the last fifth of 110 steps begins here
-    EXPECT(at(LrShape::wsd, 99) == 1.25);  // and this is its middle
-    EXPECT_USAGE_ERROR(lr_shape_of("cosin"), "one of constant linear cosine wsd");
+    EXPECT(at("linear", 60) == 1.25);  // half of the way
+    EXPECT(at("linear", 35) == 1.625);
+    EXPECT(at("linear", 1, 0, 10) == 1.85);
+    EXPECT(at("cosine", 60) == doctest::Approx(1.25).epsilon(1e-12));
+    EXPECT(at("cosine", 35) == doctest::Approx(0.5 + 0.75 * (1 + std::sqrt(0.5))).epsilon(1e-12));
+    EXPECT(at("wsd", 88) == 2.0);   // the last fifth of 110 steps begins here
+    EXPECT(at("wsd", 99) == 1.25);  // and this is its middle
+    EXPECT_USAGE_ERROR(lr_shape("cosin"), "--lr-schedule cosin: unknown; must be one of constant linear cosine wsd");
 }
 
 TEST_CASE("peak rates: by the device's whole name and the dtype; what is not in the table is not known") {
@@ -68,7 +70,7 @@ TEST_CASE("AdamW: states of 8 bytes per fp32 element, 12 per bf16, 16 per fp64; 
         const std::vector<double> vector_before = values(vector.data);
         const MemoryBytes before = ledger().now();
         {
-            AdamW adamw(whole_segments(params), {.weight_decay = 0.5});
+            AdamW adamw(full_segments(params), {.weight_decay = 0.5});
             for (int step = 0; step < 3; ++step) adamw.step(0.25, 1);
             MemoryBytes expected = before;
             expected[static_cast<int>(Memory::optimizer)] += 44 * (dtype == DType::f32    ? 8
@@ -166,10 +168,9 @@ TEST_CASE("a step's tokens are the stream's, whichever micro-batch and rank they
     TrainOptions options = tiny(text);
     options.micro_batch = 2;
     Session session(options);
-    session.trainer.data_ranks = 2;
-    REQUIRE(session.trainer.micro_batches() == 2);
     for (int64_t part = 0; part < 4; ++part) {
-        session.trainer.data_rank = part % 2;
+        session.trainer.groups.dp = std::make_shared<Coordinate>(part % 2, 2);
+        REQUIRE(session.trainer.micro_batches() == 2);
         const Batch batch = session.trainer.micro_batch(3, part / 2);
         std::vector<int32_t> tokens, targets;
         for (int64_t i = 0; i < 2; ++i) {  // two steps of 8 samples came before
@@ -253,14 +254,31 @@ TEST_CASE("fp64 begins with fp32's weights and agrees with it to fp32's precisio
     EXPECT(worst_deviation(narrow, wide) > 1e-9);  // or one of them is not what it says
 }
 
+namespace {
+// One step's forward and backward pass, without an update.
+double loss_and_gradients(Session& session, int64_t step) {
+    session.trainer.store->begin_step(session.trainer.micro_batches());
+    const auto batch = [&](int64_t i) { return session.trainer.micro_batch(step, i); };
+    return read(session.trainer.loop->forward_backward({session.trainer.micro_batches(), batch}))[0];
+}
+}  // namespace
+
 TEST_CASE("a step's gradients are its own: nothing is left of the step before") {
     const Text text;
-    Session run(tiny(text)), alone(tiny(text));
-    run.trainer.update = [](double, double) {};  // so that step 2 sees the initial weights, as `alone` does
+    struct WithoutUpdate : LocalStore {  // so that step 2 sees the initial weights, as `alone` does
+        using LocalStore::LocalStore;
+        void update(double, double) override {}
+    };
+    std::unique_ptr<WithoutUpdate> store;
+    Session run(tiny(text),
+                [&](Session&s) {
+                    store = std::make_unique<WithoutUpdate>(s.model, AdamW::maker(s.options.adamw()));
+                    s.trainer.store = store.get();
+                }),
+        alone(tiny(text));
     run.run();
-    const Tensor loss = alone.trainer.forward_backward(2);
-    EXPECT(run.reports[1].loss == double(read(loss)[0]));
-    EXPECT(run.reports[1].grad_norm == alone.trainer.gradient_norm());
+    EXPECT(run.reports[1].loss == loss_and_gradients(alone, 2));
+    EXPECT(run.reports[1].grad_norm == alone.trainer.norm(Which::grad));
 }
 
 TEST_CASE("micro-batches of 8, 4 and 1 give the loss and gradient norm of the global batch of 8") {
@@ -324,18 +342,18 @@ TEST_CASE("clipping: the update of gradients scaled to the norm; the reported no
     options.clip = 0;
     Session by_hand(options), unclipped(options);
     const std::vector<double> start = by_hand.weights();
-    const Tensor loss = by_hand.trainer.forward_backward(1);
-    const double norm = by_hand.trainer.gradient_norm();
+    const double loss = loss_and_gradients(by_hand, 1);
+    const double norm = by_hand.trainer.norm(Which::grad);
     REQUIRE(norm > 0.1);
     for (Param* param : by_hand.model.params()) scale(param->grad, 1e-2 / norm);
-    AdamW(whole_segments(by_hand.model.params()), options.adamw()).step(0.1, 1);
+    AdamW(full_segments(by_hand.model.params()), options.adamw()).step(0.1, 1);
     unclipped.run();
     options.clip = 1e-2;
     Session clipped(options);
     clipped.run();
     EXPECT(clipped.reports[0].grad_norm == norm);
     EXPECT(unclipped.reports[0].grad_norm == norm);
-    EXPECT(clipped.reports[0].loss == double(read(loss)[0]));
+    EXPECT(clipped.reports[0].loss == loss);
     const std::vector<double> expected = minus(by_hand.weights(), start);
     EXPECT(distance(minus(clipped.weights(), start), expected) <= 2e-4);  // of the update: weights are rounded to 1e-7
     EXPECT(distance(minus(unclipped.weights(), start), expected) > 1);
@@ -353,16 +371,25 @@ TEST_CASE("what is not finite ends the run at its step, with the parameter's nam
         return "";
     };
     for (float poison : {NAN, INFINITY}) {
-        Session weight(tiny(text)), gradient(tiny(text));
+        struct Poisoned : LocalStore {
+            using LocalStore::LocalStore;
+            void finish_gradients() override {
+                if (++steps == 3) model_.lm_head.grad.data<float>()[9] = poison;
+            }
+            int steps = 0;
+            float poison = 0;
+        };
+        std::unique_ptr<Poisoned> store;
+        Session weight(tiny(text)), gradient(tiny(text), [&](Session&s) {
+            store = std::make_unique<Poisoned>(s.model, AdamW::maker(s.options.adamw()));
+            store->poison = poison;
+            s.trainer.store = store.get();
+        });
         weight.model.blocks[1].up_proj.data.data<float>()[5] = poison;
         EXPECT(failure(weight).find("step 1: loss") == 0);
         EXPECT(failure(weight).find("parameter: model.layers.1.mlp.up_proj.weight;") != std::string::npos);
         EXPECT(read(weight.model.lm_head.data) == read(gradient.model.lm_head.data));  // no update was made
 
-        int calls = 0;
-        gradient.trainer.reduce_gradients = [&] {
-            if (++calls == 3) gradient.model.lm_head.grad.data<float>()[9] = poison;
-        };
         const std::string line = failure(gradient);
         EXPECT(line.find("step 3: loss") == 0);
         EXPECT(line.find("parameter: lm_head.weight (its gradient);") != std::string::npos);
@@ -390,7 +417,7 @@ TEST_CASE("evaluate is the mean over the validation samples and leaves the model
     }
     EXPECT(std::abs(session.trainer.evaluate() / (sum / double(samples)) - 1) <= 1e-6);
     EXPECT(session.weights() == before);
-    EXPECT(session.trainer.gradient_norm() == 0);
+    EXPECT(session.trainer.norm(Which::grad) == 0);
 }
 
 TEST_CASE("generate continues the prompt by the count asked for; equal for equal seeds") {

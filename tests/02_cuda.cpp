@@ -144,9 +144,9 @@ TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not
                 part.micro_batch = 1;
                 std::unique_ptr<DataParallel> data_parallel;
                 Session session(part, [&](Session& s) {
-                    data_parallel =
-                        std::make_unique<DataParallel>(s.model, comm, DataParallelOptions{0.05, overlap, 2});
-                    data_parallel->attach(s.trainer);
+                    data_parallel = std::make_unique<DataParallel>(s.model, comm, DataParallelOptions{0.05, overlap},
+                                                                   AdamW::maker(s.options.adamw()));
+                    use_store(s.trainer, *data_parallel, comm);
                 });
                 session.run();
                 INFO(comm.backend(), " ", algorithm, ", overlap ", overlap);

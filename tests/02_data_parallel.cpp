@@ -19,11 +19,10 @@ struct Parallel {
 
     Parallel(TrainOptions o, const Comm& ranks, double bucket_mb, bool overlap, int64_t accumulation = 1)
         : comm(ranks), session(with_micro_batch(o, ranks.size(), accumulation), [&](Session& s) {
-              data_parallel =
-                  std::make_unique<DataParallel>(s.model, comm, DataParallelOptions{bucket_mb, overlap, accumulation});
-              data_parallel->attach(s.trainer);
-              s.trainer.finish_report = [this, &s](StepReport& report) {
-                  s.reports.push_back(report);
+              data_parallel = std::make_unique<DataParallel>(s.model, comm, DataParallelOptions{bucket_mb, overlap},
+                                                             AdamW::maker(s.options.adamw()));
+              use_store(s.trainer, *data_parallel, comm);
+              s.on_step = [this](const StepReport& report) {
                   const CommStats stats = comm.take_stats();
                   if (report.step == 1) first_step = stats.operations;
               };
@@ -70,7 +69,7 @@ TEST_CASE(
                             const Comm comm = all.split([](int) { return 0; }, "dp");
                             comm.use(algorithm);
                             Parallel run(o, comm, bucket_mb, overlap);
-                            const double deviation = worst_deviation(run.session, one);
+                            const Farthest deviation = worst_deviation(run.session, one);
                             near = deviation <= parity.bound;
                             if (!near) fmt::print(stderr, "rank {}: {}\n", world().rank(), deviation);
                             same = same_weights(comm, run.session);
@@ -106,7 +105,7 @@ TEST_CASE("3, 5, 6 and 7 ranks; accumulation; recomputation") {
                     TrainOptions o = odd(text, 2 * ranks);
                     o.dtype = parity.dtype;
                     o.recompute = recompute;
-                    double deviation = 0;
+                    Farthest deviation;
                     int64_t calls = 1, buckets = 1;
                     on_first_ranks(ranks, [&](const Comm& all) {
                         const Comm comm = all.split([](int) { return 0; }, "dp");
@@ -119,7 +118,7 @@ TEST_CASE("3, 5, 6 and 7 ranks; accumulation; recomputation") {
                         buckets = run.data_parallel->buckets();
                     });
                     world().use("library");
-                    INFO(ranks, " ranks, accumulation ", accumulation, ", recompute ", recompute);
+                    INFO(ranks, " ranks, accumulation ", accumulation, ", recompute ", recompute, ": ", deviation);
                     EXPECT_EVERYWHERE(deviation <= parity.bound);
                     EXPECT_EVERYWHERE(calls == buckets);  // once per step, not once per micro-batch
                 }
@@ -137,19 +136,20 @@ TEST_CASE("overlap: buckets leave in order while the last micro-batch's backward
         std::unique_ptr<DataParallel> data_parallel;
         Session session(o, [&](Session& s) {
             // Recorded around everything, so in the backward pass this is heard after the unit's buckets have left.
-            data_parallel =
-                std::make_unique<DataParallel>(s.model, world(), DataParallelOptions{0.1, overlap, micro_batches});
+            data_parallel = std::make_unique<DataParallel>(s.model, world(), DataParallelOptions{0.1, overlap},
+                                                           AdamW::maker(s.options.adamw()));
             for (Unit* unit : s.model.units())
-                unit->wrappers.insert(unit->wrappers.begin(), [&, unit](Tape& tape, const Var& x, const Unit::Body& body) {
-                    tape.record([&, unit] {
-                        const auto stats = world().take_stats().operations;
-                        const auto found = stats.find("world.all_reduce");
-                        order.push_back(
-                            fmt::format("{} {}", unit->name, found == stats.end() ? 0 : found->second.calls));
+                unit->wrappers.insert(
+                    unit->wrappers.begin(), [&, unit](Tape& tape, const Var& x, const Unit::Body& body) {
+                        tape.record([&, unit] {
+                            const auto stats = world().take_stats().operations;
+                            const auto found = stats.find("world.all_reduce");
+                            order.push_back(
+                                fmt::format("{} {}", unit->name, found == stats.end() ? 0 : found->second.calls));
+                        });
+                        return body(tape, x);
                     });
-                    return body(tape, x);
-                });
-            data_parallel->attach(s.trainer);
+            use_store(s.trainer, *data_parallel, world());
         });
         world().take_stats();
         session.run();

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "01_single_gpu/ops/ops.h"
+#include "02_data_parallel/runtime/comm_roles.h"
 #include "02_data_parallel/runtime/launch.h"
 
 using namespace train70b;

@@ -1,6 +1,6 @@
 // Every stage of ZeRO against one rank, and against every other stage bit for bit; what each keeps, to the byte; what
 // each sends.
-#include "03_zero/tables.h"
+#include "03_zero/report.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 
@@ -27,19 +27,16 @@ struct Sharded {
     Session session;
     std::vector<double> weights;  // all, on rank 0
 
-    Sharded(TrainOptions o, const Comm& ranks, ZeroOptions options)
-        : comm(ranks), session(with_micro_batch(o, ranks.size(), options.micro_batches), [&](Session& s) {
-              zero = std::make_unique<Zero>(s.model, comm, options, s.options.adamw());
-              zero->attach(s.trainer);
-              s.trainer.finish_report = [this, &s](StepReport& report) {
-                  s.reports.push_back(report);
-                  sent = comm.take_stats().operations;
-              };
+    Sharded(TrainOptions o, const Comm& ranks, ZeroOptions options, int64_t accumulation = 1)
+        : comm(ranks), session(with_micro_batch(o, ranks.size(), accumulation), [&](Session& s) {
+              zero = std::make_unique<Zero>(s.model, comm, options, AdamW::maker(s.options.adamw()));
+              use_store(s.trainer, *zero, comm);
+              s.on_step = [this](const StepReport&) { sent = comm.take_stats().operations; };
           }) {
         comm.take_stats();
         session.run();
         for (Param* param : session.model.params()) {
-            const Tensor x = session.trainer.whole(*param, Which::data);
+            const Tensor x = session.trainer.full(*param, Which::data);
             if (comm.rank() > 0) continue;
             const std::vector<double> part = values(x);
             weights.insert(weights.end(), part.begin(), part.end());
@@ -55,9 +52,14 @@ struct Sharded {
     }
 };
 
-std::string describe_options(const ZeroOptions& o) {
+struct Case {
+    ZeroOptions zero;
+    int64_t micro_batches = 1;
+};
+
+std::string describe_options(const ZeroOptions& o, int64_t micro_batches = 1) {
     return fmt::format("stage {}, prefetch {}, hybrid {}, offload {}, accumulation {}, overlap {}, bucket {}", o.stage,
-                       o.prefetch, o.hybrid_shard, int(o.offload), o.micro_batches, o.overlap, o.bucket_mb);
+                       o.prefetch, o.hybrid_shard, int(o.offload), micro_batches, o.overlap, o.bucket_mb);
 }
 
 bool on_rank_0(bool good) { return world().rank() > 0 || good; }
@@ -75,44 +77,44 @@ TEST_CASE("stages 0 to 3, prefetch, accumulation, recomputation, overlap, bucket
             o.recompute = recompute;
             Session one(o);
             one.run();
-            std::vector<ZeroOptions> list;
+            std::vector<Case> list;
             for (int stage = 0; stage <= 3; ++stage)
                 for (const int64_t m : {1, 4}) {
-                    ZeroOptions base{.stage = stage, .micro_batches = m};
+                    ZeroOptions base{.stage = stage};
                     for (const bool overlap : {true, false}) {
                         base.overlap = overlap;
-                        list.push_back(base);
+                        list.push_back({base, m});
                     }
                     base.overlap = true;
                     if (recompute != std::string("none")) continue;
                     ZeroOptions other = base;
                     other.bucket_mb = 0.1;
-                    list.push_back(other);
+                    list.push_back({other, m});
                     if (stage == 0) continue;
                     for (const int64_t group : {1, 2, 4}) {
                         other = base;
                         other.hybrid_shard = group;
-                        list.push_back(other);
+                        list.push_back({other, m});
                         other.offload = Offload::optimizer;
-                        list.push_back(other);
+                        list.push_back({other, m});
                         if (stage < 3) continue;
                         other.offload = Offload::all;
-                        list.push_back(other);
+                        list.push_back({other, m});
                     }
                 }
-            for (const int64_t prefetch : {0, 2, 9})
-                list.push_back({.stage = 3, .prefetch = prefetch, .micro_batches = 4});
+            for (const int64_t prefetch : {0, 2, 9}) list.push_back({{.stage = 3, .prefetch = prefetch}, 4});
             int64_t number = 0;
-            for (const ZeroOptions& options : list) {
+            for (const auto& [options, micro_batches] : list) {
                 if (parity.skips(number++)) continue;
                 // The ring's sums for one micro-batch, the library's for several.
-                world().use(options.micro_batches > 1 ? "library" : "ring");
-                Sharded run(o, world(), options);
-                const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
-                INFO(o.dtype, ", ", describe_options(options), ", recompute ", recompute, ": ", deviation);
+                world().use(micro_batches > 1 ? "library" : "ring");
+                Sharded run(o, world(), options, micro_batches);
+                const Farthest deviation = world().rank() == 0 ? worst_deviation(run.session, one) : Farthest();
+                INFO(o.dtype, ", ", describe_options(options, micro_batches), ", recompute ", recompute, ": ",
+                     deviation);
                 EXPECT_EVERYWHERE(deviation <= parity.bound);
                 // and the weights of all replicas are the same
-                double squares = run.zero->norm(Which::data);
+                const double squares = run.zero->squares(Which::data);
                 EXPECT_EVERYWHERE(world().max(squares) == squares);
             }
         }
@@ -179,10 +181,10 @@ TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gath
                     if (offload != Offload::none && (stage == 0 || (offload == Offload::all && stage < 3))) continue;
                     const MemoryBytes before = ledger().now();
                     const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
-                    const ZeroOptions options{.stage = stage, .offload = offload, .micro_batches = m};
-                    const ZeroRun run = run_zero(o, data, world(), options, "run");
+                    const ZeroOptions options{.stage = stage, .offload = offload};
+                    const ZeroRun run = run_zero(o, data, world(), options, m, "run");
                     const auto peak = [&](Memory kind) { return run.peak.kind[int(kind)] - before[int(kind)]; };
-                    INFO(describe_options(options), " ", dtype);
+                    INFO(describe_options(options, m), " ", dtype);
                     EXPECT_EVERYWHERE(peak(Memory::params) == run.formula.params);
                     EXPECT_EVERYWHERE(peak(Memory::grads) == run.formula.grads);
                     EXPECT_EVERYWHERE(peak(Memory::optimizer) == run.formula.optimizer);
@@ -190,7 +192,7 @@ TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gath
                     const int64_t states = (o.dtype == "bf16" ? 12 : o.dtype == "fp64" ? 16 : 8) * o.model.parameters();
                     if (stage > 0 && offload == Offload::none)
                         EXPECT(world().sum(double(run.formula.optimizer)) == double(states));
-                    EXPECT_EVERYWHERE(run.most_gathered == (stage == 3 ? 2 : 0));
+                    EXPECT_EVERYWHERE(run.most_unsharded == (stage == 3 ? 2 : 0));
                     EXPECT_EVERYWHERE(run.wire_bytes == run.wire_formula);
                 }
         }
@@ -198,8 +200,8 @@ TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gath
     const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
     int64_t last = 0;
     for (const int64_t prefetch : {0, 1, 2, 3, 9}) {
-        const ZeroRun run = run_zero(o, data, world(), {.stage = 3, .prefetch = prefetch}, "run");
-        EXPECT_EVERYWHERE(run.most_gathered == std::min<int64_t>(prefetch + 1, 4));  // of 4 units
+        const ZeroRun run = run_zero(o, data, world(), {.stage = 3, .prefetch = prefetch}, 1, "run");
+        EXPECT_EVERYWHERE(run.most_unsharded == std::min<int64_t>(prefetch + 1, 4));  // of 4 units
         EXPECT_EVERYWHERE(run.peak.kind[int(Memory::workspace)] >= last);
         last = run.peak.kind[int(Memory::workspace)];
     }
@@ -231,12 +233,12 @@ TEST_CASE("stage 3 evaluates, loads and saves the whole model, of which no rank 
     const double loss = one.trainer.evaluate();
     Sharded run(o, world(), {.stage = 3});
     EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
-    EXPECT_EVERYWHERE(run.zero->most_gathered() == 2);
-    // What is written through write_params is what whole() gives back.
+    EXPECT_EVERYWHERE(run.zero->most_unsharded() == 2);
+    // What is written through the store is what full() returns.
     const std::vector<double> weights = one.weights();
     int64_t begin = 0;
     for (Unit* unit : run.session.model.units())
-        run.session.model.write_params(*unit, [&] {
+        run.zero->write(*unit, [&] {
             for (Param* param : unit->params) {
                 std::copy_n(weights.begin() + begin, param->data.size(), param->data.data<float>());
                 begin += param->data.size();
@@ -245,7 +247,7 @@ TEST_CASE("stage 3 evaluates, loads and saves the whole model, of which no rank 
     begin = 0;
     bool same = begin == 0;
     for (Param* param : run.session.model.params()) {
-        const Tensor x = run.session.trainer.whole(*param, Which::data);
+        const Tensor x = run.session.trainer.full(*param, Which::data);
         EXPECT_EVERYWHERE(bool(x) == (world().rank() == 0));
         if (x) same = same && std::equal(x.data<float>(), x.data<float>() + x.size(), weights.begin() + begin);
         begin += param->local.size();

@@ -21,12 +21,15 @@ TEST_CASE("tensor parallelism on a GPU, sequence parallel or not, overlapped or 
             for (const Comm& comm : device_comms())
                 for (const bool sequence : {false, true})
                     for (const bool overlap : {false, true}) {
+                        const Comm ranks = comm.split([](int) { return 0; }, "tp");
+                        std::unique_ptr<TensorParallel> tensor_parallel;
                         Session session(o, [&](Session& s) {
-                            const Comm ranks = comm.split([](int) { return 0; }, "tp");
-                            apply_tensor_parallel(s.model, ranks, {sequence, overlap}).attach(s.trainer);
+                            tensor_parallel = std::make_unique<TensorParallel>(
+                                s.model, ranks, TensorParallelOptions{sequence, overlap});
+                            s.trainer.groups.tp = group_of(ranks);
                         });
                         session.run();
-                        const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                        const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
                         INFO(comm.backend(), ", sequence ", sequence, ", overlap ", overlap, ", kv heads ", kv_heads,
                              ", recompute ", std::string(recompute), ": ", deviation);
                         EXPECT_EVERYWHERE(deviation <= 5e-6);

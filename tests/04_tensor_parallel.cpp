@@ -2,8 +2,9 @@
 // bit for bit; what each rank keeps, to the byte; what it sends.
 #include "02_data_parallel/data_parallel.h"
 #include "03_zero/zero.h"
+#include "04_tensor_parallel/flags.h"
 #include "04_tensor_parallel/overlap.h"
-#include "04_tensor_parallel/tables.h"
+#include "04_tensor_parallel/report.h"
 #include "04_tensor_parallel/vocabulary.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
@@ -36,24 +37,22 @@ struct Layout {
 // All ranks of `all`, tp to a copy of the model.
 struct Divided {
     Comm tensor, data;
+    std::unique_ptr<TensorParallel> tensor_parallel;
     std::unique_ptr<DataParallel> data_parallel;
-    std::map<std::string, CommStats::Entry> sent;  // in the last step
+    StepStats stats;
     Session session;
 
     Divided(const TrainOptions& o, const Comm& all, const Layout& layout)
         : tensor(all.split([tp = layout.tp](int rank) { return int(rank / tp); }, "tp")),
           data(all.split([tp = layout.tp](int rank) { return int(rank % tp); }, "dp")),
+          stats(tensor),
           session(with_micro_batch(o, all.size() / layout.tp, layout.micro_batches), [&](Session& s) {
-              const TensorParallel tensor_parallel = apply_tensor_parallel(s.model, tensor, layout.options);
-              data_parallel = std::make_unique<DataParallel>(
-                  s.model, data, DataParallelOptions{.micro_batches = layout.micro_batches});
-              data_parallel->attach(s.trainer);
-              tensor_parallel.attach(s.trainer);
-              s.trainer.start_step = [this] { tensor.take_stats(); };
-              s.trainer.finish_report = [this, &s](StepReport& report) {
-                  s.reports.push_back(report);
-                  sent = tensor.take_stats().operations;
-              };
+              tensor_parallel = std::make_unique<TensorParallel>(s.model, tensor, layout.options);
+              data_parallel =
+                  std::make_unique<DataParallel>(s.model, data, DataParallelOptions{}, AdamW::maker(s.options.adamw()));
+              use_store(s.trainer, *data_parallel, data);
+              s.trainer.groups.tp = group_of(tensor);
+              s.trainer.runtime = &stats;
           }) {}
     static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks, int64_t accumulation) {
         o.micro_batch = o.global_batch / data_ranks / accumulation;
@@ -97,11 +96,11 @@ TEST_CASE("tp 2, 4, 8, sequence parallel or not, overlapped or not, with data pa
                         if (!one) {
                             one = std::make_unique<Session>(o);
                             one->run();
-                            one->leave();
                         }
                         Divided run(o, world(), layout);
                         run.session.run();
-                        const double deviation = world().rank() == 0 ? worst_deviation(run.session, *one) : 0;
+                        const Farthest deviation =
+                            world().rank() == 0 ? worst_deviation(run.session, *one) : Farthest();
                         INFO(o.dtype, ", ", layout.text(), ", kv heads ", kv_heads, ", recompute ",
                              std::string(recompute), ": ", deviation);
                         EXPECT_EVERYWHERE(on_rank_0(deviation <= parity.bound));
@@ -129,16 +128,17 @@ TEST_CASE("with ZeRO in the place of data parallelism, every stage, parameters c
                                                                            {.stage = 3, .offload = Offload::optimizer},
                                                                            {.stage = 3, .offload = Offload::all}}) {
                     if (parity.skips(number++)) continue;
+                    std::unique_ptr<TensorParallel> tensor_parallel;
                     std::unique_ptr<Zero> zero;
                     Session session(o, [&](Session& s) {
-                        const TensorParallel tensor_parallel =
-                            apply_tensor_parallel(s.model, tensor, {sequence, false});
-                        zero = std::make_unique<Zero>(s.model, data, options, s.options.adamw());
-                        zero->attach(s.trainer);
-                        tensor_parallel.attach(s.trainer);
+                        tensor_parallel =
+                            std::make_unique<TensorParallel>(s.model, tensor, TensorParallelOptions{sequence, false});
+                        zero = std::make_unique<Zero>(s.model, data, options, AdamW::maker(s.options.adamw()));
+                        use_store(s.trainer, *zero, data);
+                        s.trainer.groups.tp = group_of(tensor);
                     });
                     session.run();
-                    const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                    const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
                     INFO(o.dtype, ", kv heads ", kv_heads, ", sequence ", sequence, ", stage ", options.stage,
                          ", offload ", int(options.offload), ": ", deviation);
                     EXPECT_EVERYWHERE(deviation <= parity.bound);
@@ -168,20 +168,6 @@ TEST_CASE("bf16: one rank's run up to its rounding, and no farther from it than 
             EXPECT_EVERYWHERE(worst <= 0.03);
         }
     }
-}
-
-TEST_CASE("data parallelism attached after what builds on it is a broken invariant, not a silent loss of sums") {
-    const Text text;
-    TrainOptions o = shape(text, 2);
-    o.micro_batch = o.global_batch;
-    Session session(o, [&](Session& s) {
-        const TensorParallel tensor_parallel = apply_tensor_parallel(s.model, world(), {.sequence_parallel = true});
-        DataParallel data_parallel(s.model, Comm(), {});
-        tensor_parallel.attach(s.trainer);
-        EXPECT_CHECK_FAILS(data_parallel.attach(s.trainer));
-        s.model.allocate_grads = nullptr;
-        for (Unit* unit : s.model.units()) unit->wrappers.clear();
-    });
 }
 
 TEST_CASE("what several ranks hold stays the same on all of them, bit for bit: norm weights, copied key/value heads") {
@@ -302,13 +288,14 @@ TEST_CASE("wire: the collectives of a block and of a step are the formula's, in 
         const TrafficShape each{run.session.options.micro_batch * o.seq_len, layout.tp, DType::f32, DType::f32,
                                 layout.options};
         Traffic tensor_only;
-        CommStats sent{.operations = run.sent};
+        CommStats sent{.operations = run.stats.sent};
         std::erase_if(sent.operations, [](const auto& entry) { return entry.first.starts_with("dp."); });
         tensor_only.add(sent);
         INFO(layout.text());
         EXPECT_EVERYWHERE(tensor_only.operations == step_traffic(c, each, 2).operations);
         const int64_t copies = 8 / layout.tp, gradients = 4 * tensor_parallel_elements(c, layout.tp);
-        if (copies > 1) EXPECT_EVERYWHERE(run.sent["dp.all_reduce"].bytes == 2 * gradients * (copies - 1) / copies);
+        if (copies > 1)
+            EXPECT_EVERYWHERE(run.stats.sent["dp.all_reduce"].bytes == 2 * gradients * (copies - 1) / copies);
     }
 }
 
@@ -356,8 +343,8 @@ TEST_CASE("f and g are each other's gradient: <y, f(x)> summed over ranks is <f*
             good = good && close(sum(product(y, whole(30 + r))), sum(product(dx, rows(3))));
         }
         {
-            const auto [y, dx] =
-                run([&](Tape& t, const Var& x) { return reduce_scatter_sequence(t, x, ranks); }, whole(40 + r), rows(4));
+            const auto [y, dx] = run([&](Tape& t, const Var& x) { return reduce_scatter_sequence(t, x, ranks); },
+                                     whole(40 + r), rows(4));
             good = good && values(dx) == values(whole(4));
             good = good && close(sum(product(y, rows(4))), sum(product(dx, whole(40 + r))));
         }
@@ -456,7 +443,7 @@ TEST_CASE("evaluates as one rank does; the weights put together are one rank's")
         // The gathered weights are one rank's, up to what four steps of AdamW make of the last bits.
         std::vector<double> whole;
         for (Param* param : run.session.model.params()) {
-            const Tensor x = run.session.trainer.whole(*param, Which::data);
+            const Tensor x = run.session.trainer.full(*param, Which::data);
             EXPECT_EVERYWHERE(on_rank_0(x.shape() == param->global_shape));
             if (world().rank() > 0) continue;
             const std::vector<double> part = read(x);

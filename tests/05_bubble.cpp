@@ -1,5 +1,5 @@
 // On two ranks, each with a core of its own: the measured bubble is near the simulator's.
-#include "05_pipeline/tables.h"
+#include "05_pipeline/report.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 

@@ -1,5 +1,5 @@
 // Pipelines on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
-#include "05_pipeline/pipeline.h"
+#include "05_pipeline/flags.h"
 #include "tests/device_comms.h"
 #include "tests/training.h"
 
@@ -28,11 +28,12 @@ TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubb
                     o,
                     [&](Session& s) {
                         pipeline = std::make_unique<Pipeline>(s.model, stages, pipeline_schedule(options, pp, 4 * pp));
-                        pipeline->attach(s.trainer);
+                        s.trainer.loop = pipeline.get();
+                        s.trainer.groups.pp = group_of(stages);
                     },
                     pipeline_stage(o.model, pp, stages.rank(), options));
                 session.run();
-                const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
                 INFO(comm.backend(), ", ", std::string(schedule), ", recompute ", std::string(recompute), ": ",
                      deviation);
                 EXPECT_EVERYWHERE(deviation <= 5e-6);

@@ -2,7 +2,8 @@
 #include "02_data_parallel/data_parallel.h"
 #include "03_zero/zero.h"
 #include "04_tensor_parallel/tensor_parallel.h"
-#include "05_pipeline/tables.h"
+#include "05_pipeline/flags.h"
+#include "05_pipeline/report.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 
@@ -33,11 +34,12 @@ struct Staged {
           session(
               with_micro_batch(o, data.size(), micro_batches),
               [&](Session& s) {
-                  data_parallel = std::make_unique<DataParallel>(s.model, data,
-                                                                 DataParallelOptions{.micro_batches = micro_batches});
+                  data_parallel =
+                      std::make_unique<DataParallel>(s.model, data, DataParallelOptions{}, AdamW::maker(o.adamw()));
                   pipeline = std::make_unique<Pipeline>(s.model, stages, pipeline_schedule(options, pp, micro_batches));
-                  data_parallel->attach(s.trainer);
-                  pipeline->attach(s.trainer);
+                  use_store(s.trainer, *data_parallel, data);
+                  s.trainer.loop = pipeline.get();
+                  s.trainer.groups.pp = group_of(stages);
               },
               pipeline_stage(o.model, pp, stages.rank(), options)) {}
     static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks, int64_t micro_batches) {
@@ -70,11 +72,12 @@ TEST_CASE("every schedule on 1, 2, 4 and 8 stages, 4, 8 and 16 micro-batches, re
                         o.seq_len = 7;
                         o.global_batch = o.micro_batch = 8 / pp * m;
                         auto& expected = one[o.global_batch];
-                        if (!expected) (expected = std::make_unique<Session>(o))->run(), expected->leave();
+                        if (!expected) (expected = std::make_unique<Session>(o))->run();
                         const PipelineOptions options{.schedule = schedule};
                         Staged run(o, world(), pp, options, m);
                         run.session.run();
-                        const double deviation = world().rank() == 0 ? worst_deviation(run.session, *expected) : 0;
+                        const Farthest deviation =
+                            world().rank() == 0 ? worst_deviation(run.session, *expected) : Farthest();
                         INFO(o.dtype, ", ", schedule, ", pp ", pp, ", m ", m, ", recompute ", std::string(recompute),
                              ": ", deviation);
                         EXPECT_EVERYWHERE(deviation <= parity.bound);
@@ -93,7 +96,6 @@ TEST_CASE("three stages, and more stages than micro-batches; rounds through a ri
         o.global_batch = o.micro_batch = 6;
         Session one(o);
         one.run();
-        one.leave();
         for (const int n : {2, 3, 6})
             on_first_ranks(n, [&](const Comm& ranks) {
                 int64_t number = 0;
@@ -104,7 +106,7 @@ TEST_CASE("three stages, and more stages than micro-batches; rounds through a ri
                         const int64_t chunks = schedule == "interleaved" ? 6 / n : 0;
                         Staged run(o, ranks, n, {.schedule = schedule, .virtual_stages = chunks}, m);
                         run.session.run();
-                        const double deviation = ranks.rank() == 0 ? worst_deviation(run.session, one) : 0;
+                        const Farthest deviation = ranks.rank() == 0 ? worst_deviation(run.session, one) : Farthest();
                         INFO(schedule, ", pp ", n, ", m ", m, ": ", deviation);
                         EXPECT(ranks.max(deviation) <= parity.bound);
                     }
@@ -166,7 +168,7 @@ TEST_CASE("uneven stages, and chunks of uneven size") {
                  {{.schedule = "gpipe", .stage_layers = {1, 1, 1, 1, 1, 1, 1, 1}}, 8}}) {
             Staged run(o, world(), pp, options, 4);
             run.session.run();
-            const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
+            const Farthest deviation = world().rank() == 0 ? worst_deviation(run.session, one) : Farthest();
             INFO(options.schedule, ", pp ", pp, ": ", deviation);
             EXPECT_EVERYWHERE(deviation <= parity.bound);
         }
@@ -223,7 +225,7 @@ TEST_CASE("evaluation goes through all stages; the weights come together on rank
         EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
         std::vector<double> whole;
         for (const Param& param : all_params(o.model)) {
-            const Tensor x = run.session.trainer.whole(param, Which::data);
+            const Tensor x = run.session.trainer.full(param, Which::data);
             if (world().rank() > 0) continue;
             REQUIRE(x.shape() == param.global_shape);
             const std::vector<double> part = values(x);
@@ -253,23 +255,25 @@ TEST_CASE("with tensor parallelism inside the stages, overlapped or not: one ran
                     const Comm data = world().split([](int rank) { return rank / 4 * 2 + rank % 2; }, "dp");
                     const Comm stages = world().split([](int rank) { return rank % 4; }, "pp");
                     const PipelineOptions options{.schedule = schedule};
+                    std::unique_ptr<TensorParallel> tensor_parallel;
                     std::unique_ptr<DataParallel> data_parallel;
                     std::unique_ptr<Pipeline> pipeline;
                     Session session(
                         part,
                         [&](Session& s) {
-                            const TensorParallel tensor_parallel =
-                                apply_tensor_parallel(s.model, tensor, {.overlap = overlap});
-                            data_parallel =
-                                std::make_unique<DataParallel>(s.model, data, DataParallelOptions{.micro_batches = 4});
+                            tensor_parallel = std::make_unique<TensorParallel>(
+                                s.model, tensor, TensorParallelOptions{.overlap = overlap});
+                            data_parallel = std::make_unique<DataParallel>(s.model, data, DataParallelOptions{},
+                                                                           AdamW::maker(s.options.adamw()));
                             pipeline = std::make_unique<Pipeline>(s.model, stages, pipeline_schedule(options, 2, 4));
-                            data_parallel->attach(s.trainer);
-                            tensor_parallel.attach(s.trainer);
-                            pipeline->attach(s.trainer);
+                            use_store(s.trainer, *data_parallel, data);
+                            s.trainer.groups.tp = group_of(tensor);
+                            s.trainer.loop = pipeline.get();
+                            s.trainer.groups.pp = group_of(stages);
                         },
                         pipeline_stage(o.model, 2, stages.rank(), options));
                     session.run();
-                    const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                    const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
                     INFO(std::string(schedule), ", overlap ", overlap, ", recompute ", std::string(recompute), ": ",
                          deviation);
                     EXPECT_EVERYWHERE(deviation <= parity.bound);
@@ -313,27 +317,26 @@ TEST_CASE("weight halves put aside: buckets and ZeRO's reductions leave after th
     TrainOptions o = shape(text);
     o.micro_batch = 2;  // of 16, on 8 ranks: one micro-batch
     const auto gradients = [&](bool puts_aside, int zero_stage) {
-        std::unique_ptr<DataParallel> data_parallel;
-        std::unique_ptr<Zero> zero;
+        std::unique_ptr<ParamStore> store;
         Session session(o, [&](Session& s) {
-            if (zero_stage >= 0) {
-                zero = std::make_unique<Zero>(s.model, world(), ZeroOptions{.stage = zero_stage}, s.options.adamw());
-                zero->attach(s.trainer);
-            } else {
-                data_parallel = std::make_unique<DataParallel>(s.model, world(), DataParallelOptions{.bucket_mb = 0});
-                data_parallel->attach(s.trainer);
-            }
+            const MakeOptimizer adamw = AdamW::maker(s.options.adamw());
+            if (zero_stage >= 0)
+                store = std::make_unique<Zero>(s.model, world(), ZeroOptions{.stage = zero_stage}, adamw);
+            else
+                store = std::make_unique<DataParallel>(s.model, world(), DataParallelOptions{.bucket_mb = 0}, adamw);
+            use_store(s.trainer, *store, world());
         });
+        store->begin_step(1);
         Tape::Steps later;
-        Tape tape{.weights = puts_aside ? &later : nullptr};
+        Tape tape{.deferred_wgrads = puts_aside ? &later : nullptr};
         session.model.forward(tape, session.trainer.micro_batch(1, 0));
         tape.backward();
         world().barrier().wait();  // what has been sent by now is executed here
         for (auto& half : later) half();
-        zero ? zero->finish() : data_parallel->finish();
+        store->finish_gradients();
         std::vector<double> list;
         for (const Param& param : all_params(o.model)) {
-            const Tensor whole = session.trainer.whole(param, Which::grad);
+            const Tensor whole = session.trainer.full(param, Which::grad);
             if (!whole) continue;
             const std::vector<double> part = values(whole);
             list.insert(list.end(), part.begin(), part.end());

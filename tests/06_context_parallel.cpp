@@ -1,7 +1,8 @@
 // Every algorithm against one rank: losses, norms, gradients, in fp32 and bf16; who does how much; what is sent.
 #include "02_data_parallel/data_parallel.h"
 #include "04_tensor_parallel/tensor_parallel.h"
-#include "06_context_parallel/tables.h"
+#include "06_context_parallel/flags.h"
+#include "06_context_parallel/report.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 
@@ -31,10 +32,12 @@ struct Context {
           context(all.split([cp](int rank) { return int(rank / cp); }, "cp")),
           session(with_micro_batch(o, all.size() / cp), [&](Session& s) {
               apply_context_parallel(s.model, context, layout);
-              data_parallel = std::make_unique<DataParallel>(s.model, all.split([](int) { return 0; }, "dp_cp"),
-                                                             DataParallelOptions{});
-              data_parallel->attach(s.trainer);
-              attach_context_parallel(s.trainer, layout, context.rank(), all.rank() / cp, all.size() / cp, o.seq_len);
+              const Comm copies = all.split([](int) { return 0; }, "dp_cp");
+              data_parallel =
+                  std::make_unique<DataParallel>(s.model, copies, DataParallelOptions{}, AdamW::maker(o.adamw()));
+              use_store(s.trainer, *data_parallel, copies);
+              s.trainer.groups.dp = std::make_shared<Coordinate>(all.rank() / cp, all.size() / cp);
+              s.trainer.batches.tokens = layout.tokens_of(context.rank(), o.seq_len);
           }) {}
     static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks) {
         o.micro_batch = o.global_batch / data_ranks;
@@ -71,7 +74,8 @@ TEST_CASE("every algorithm on 2, 4, 8 ranks, grouped queries, recomputation, dat
                             if (batch % (8 / cp) != 0 || parity.skips(number++)) continue;
                             Context run(o, world(), cp, options);
                             run.session.run();
-                            const double deviation = world().rank() == 0 ? worst_deviation(run.session, one) : 0;
+                            const Farthest deviation =
+                                world().rank() == 0 ? worst_deviation(run.session, one) : Farthest();
                             INFO(o.dtype, ", ", options.algorithm, " ", options.ulysses_size, ", cp ", cp,
                                  ", kv heads ", kv_heads, ", batch ", batch, ", recompute ", std::string(recompute),
                                  ": ", deviation);
@@ -92,13 +96,12 @@ TEST_CASE("batches of one sequence, three ranks, evaluation") {
             Session one(o);
             one.run();
             const double loss = one.trainer.evaluate();
-            one.leave();
             on_first_ranks(n, [&](const Comm& ranks) {
                 for (const ContextParallelOptions& options : algorithms(n)) {
                     if (options.ulysses_size == n || options.algorithm == (n == 3 ? "hybrid" : "ulysses")) continue;
                     Context run(o, ranks, n, options);
                     run.session.run();
-                    const double deviation = ranks.rank() == 0 ? worst_deviation(run.session, one) : 0;
+                    const Farthest deviation = ranks.rank() == 0 ? worst_deviation(run.session, one) : Farthest();
                     const double off = std::abs(run.session.trainer.evaluate() / loss - 1);
                     INFO(options.algorithm, ", cp ", n, ": ", deviation, ", ", off);
                     EXPECT(ranks.max(deviation) <= parity.bound);
@@ -288,14 +291,18 @@ TEST_CASE("with tensor parallelism inside, and in bf16: one rank's run") {
                 const Comm tensor = world().split([](int rank) { return rank / 2; }, "tp");
                 const Comm context = world().split([](int rank) { return rank % 2; }, "cp");
                 const ContextLayout layout = context_layout(o.model, o.seq_len, 4, options);
+                std::unique_ptr<TensorParallel> tensor_parallel;
                 std::unique_ptr<DataParallel> data_parallel;
                 Session session(o, [&](Session& s) {
-                    const TensorParallel tensor_parallel = apply_tensor_parallel(s.model, tensor, {sequence, false});
+                    tensor_parallel =
+                        std::make_unique<TensorParallel>(s.model, tensor, TensorParallelOptions{sequence, false});
                     apply_context_parallel(s.model, context, layout);
-                    data_parallel = std::make_unique<DataParallel>(s.model, context, DataParallelOptions{});
-                    data_parallel->attach(s.trainer);
-                    tensor_parallel.attach(s.trainer);
-                    attach_context_parallel(s.trainer, layout, context.rank(), 0, 1, o.seq_len);
+                    data_parallel = std::make_unique<DataParallel>(s.model, context, DataParallelOptions{},
+                                                                   AdamW::maker(o.adamw()));
+                    use_store(s.trainer, *data_parallel, context);
+                    s.trainer.groups.tp = group_of(tensor);
+                    s.trainer.groups.dp = one_rank();
+                    s.trainer.batches.tokens = layout.tokens_of(context.rank(), o.seq_len);
                 });
                 session.run();
                 double worst = 0;

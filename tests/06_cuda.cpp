@@ -1,6 +1,6 @@
 // Context parallelism on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
 #include "02_data_parallel/data_parallel.h"
-#include "06_context_parallel/context_parallel.h"
+#include "06_context_parallel/flags.h"
 #include "tests/device_comms.h"
 #include "tests/training.h"
 
@@ -26,12 +26,14 @@ TEST_CASE("ring, zigzag, Ulysses, hybrid, gather on a GPU, recomputed or not: on
                     Session session(o, [&](Session& s) {
                         const Comm ranks = comm.split([](int) { return 0; }, "cp");
                         apply_context_parallel(s.model, ranks, layout);
-                        data_parallel = std::make_unique<DataParallel>(s.model, ranks, DataParallelOptions{});
-                        data_parallel->attach(s.trainer);
-                        attach_context_parallel(s.trainer, layout, ranks.rank(), 0, 1, o.seq_len);
+                        data_parallel = std::make_unique<DataParallel>(s.model, ranks, DataParallelOptions{},
+                                                                       AdamW::maker(o.adamw()));
+                        use_store(s.trainer, *data_parallel, ranks);
+                        s.trainer.groups.dp = one_rank();
+                        s.trainer.batches.tokens = layout.tokens_of(ranks.rank(), o.seq_len);
                     });
                     session.run();
-                    const double deviation = world().rank() == 0 ? worst_deviation(session, one) : 0;
+                    const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
                     INFO(comm.backend(), ", ", std::string(algorithm), ", kv heads ", kv_heads, ", recompute ",
                          std::string(recompute), ": ", deviation);
                     EXPECT_EVERYWHERE(deviation <= 5e-6);

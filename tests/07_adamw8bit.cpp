@@ -13,7 +13,14 @@ constexpr MomentLevels kLevels = moment_levels();
 
 struct Piece {
     Tensor param, grad;
-    Segment segment(const GlobalIndex& place) const { return {param, grad, true, true, place, 42}; }
+    // A segment of a matrix of which this rank holds the rectangle that `at` describes.
+    Segment segment(const GlobalIndex& at) const {
+        auto whole = std::make_shared<Param>(make_param("weight", {1 << 20, at.global_cols}, 1));
+        whole->local = {at.row_begin, 1 << 20, at.col_begin, at.cols};
+        params.push_back(whole);
+        return {whole.get(), at.offset, param, grad};
+    }
+    mutable std::vector<std::shared_ptr<Param>> params;  // what the segments refer to
 };
 Piece make_piece(const std::vector<double>& weights, const std::vector<double>& grads, DType dtype = DType::f32) {
     const int64_t n = int64_t(weights.size());

@@ -1,7 +1,8 @@
 // The kernels of chapter 07 against the CPU's, and training in 8 bits on a GPU, over every backend that can work here
 // (how to start it: tests/02_cuda.cpp).
 #include "07_fp8/adamw8bit.h"
-#include "07_fp8/tables.h"
+#include "07_fp8/flags.h"
+#include "07_fp8/report.h"
 #include "tests/device_comms.h"
 #include "tests/training.h"
 
@@ -113,7 +114,9 @@ TEST_CASE("8-bit AdamW on a GPU: the CPU's, but for roundings that a last bit de
             const int64_t n = 5000;
             const auto run = [&](Device device) {
                 Tensor param = tensor(randoms(n, 1), {n}, dtype, device), grad({n}, DType::f32, device);
-                AdamW8bit optimizer({{param, grad, true, true, place, 7}}, {});
+                Param whole = make_param("weight", {1 << 20, place.global_cols}, 1);
+                whole.local = {place.row_begin, 1 << 20, place.col_begin, place.cols};
+                AdamW8bit optimizer({{&whole, place.offset, param, grad}}, {});
                 for (int step = 0; step < 5; ++step) {
                     const Tensor fresh = tensor(randoms(n, 100 + uint64_t(step)), {n}, DType::f32, device);
                     copy(grad, fresh);

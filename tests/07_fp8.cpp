@@ -2,7 +2,8 @@
 // moments.
 #include <numeric>
 
-#include "07_fp8/tables.h"
+#include "07_fp8/flags.h"
+#include "07_fp8/report.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 
@@ -35,29 +36,24 @@ Precision precision(const std::string& recipe, const std::string& optimizer = "a
 struct Ranks {
     Comm tensor, data;
     std::unique_ptr<Composition> composition;
-    std::map<std::string, CommStats::Entry> sent;  // in the last step
+    StepStats stats;
     Session session;
     std::vector<double> weights;  // all, on rank 0
     std::vector<double> history;
 
-    Ranks(TrainOptions o, const Comm& all, int tp, const ZeroOptions& zero, const Precision& how)
+    Ranks(TrainOptions o, const Comm& all, int tp, const ZeroOptions& zero, const Precision& how,
+          int64_t micro_batches = 1)
         : tensor(all.split([tp](int rank) { return rank / tp; }, "tp")),
           data(all.split([tp](int rank) { return rank % tp; }, "dp")),
-          session(divide(o, all.size() / tp * zero.micro_batches), [&](Session& s) {
+          stats(data),
+          session(divide(o, all.size() / tp * micro_batches), [&](Session& s) {
               composition =
                   std::make_unique<Composition>(s.model, s.trainer, s.options, Layout{tensor, data}, zero, how);
-              s.trainer.start_step = [this, inner = s.trainer.start_step] {
-                  data.take_stats();
-                  if (inner) inner();
-              };
-              s.trainer.finish_report = [this, &s](StepReport& report) {
-                  s.reports.push_back(report);
-                  sent = data.take_stats().operations;
-              };
+              s.trainer.runtime = &stats;
           }) {
         session.run();
         for (Param* param : session.model.params()) {
-            const Tensor x = session.trainer.whole(*param, Which::data);
+            const Tensor x = session.trainer.full(*param, Which::data);
             if (all.rank() > 0) continue;
             const std::vector<double> part = values(x);
             weights.insert(weights.end(), part.begin(), part.end());
@@ -69,8 +65,8 @@ struct Ranks {
         return o;
     }
     int64_t bytes(const std::string& operation) const {
-        const auto found = sent.find(operation);
-        return found == sent.end() ? 0 : found->second.bytes;
+        const auto found = stats.sent.find(operation);
+        return found == stats.sent.end() ? 0 : found->second.bytes;
     }
 };
 
@@ -139,7 +135,7 @@ TEST_CASE("tp 2 and 4: one rank's run but for roundings that flip, which 8 bits 
             for (const int tp : {2, 4})
                 on_first_ranks(tp, [&](const Comm& ranks) {
                     Ranks run(o, ranks, tp, {.stage = 0}, precision(recipe));
-                    EXPECT(run.composition->fp8.layers() == 4);
+                    EXPECT(run.composition->fp8.layers().size() == 4);
                     if (ranks.rank() > 0) return;
                     const double deviation = worst_gradient(run.session, one.session);
                     const double noise = worst_gradient(one.session, wide);
@@ -169,8 +165,8 @@ TEST_CASE(
                 const bool other_scales = recipe == std::string("delayed");
                 std::unique_ptr<Ranks> coded;
                 // With accumulation stages 2 and 3 reduce each micro-batch by itself: a sum in another order.
-                Ranks first(o, world(), 1, {.stage = m == 1 ? 0 : 2, .micro_batches = m}, precision(recipe));
-                EXPECT(first.composition->fp8.layers() == 8);
+                Ranks first(o, world(), 1, {.stage = m == 1 ? 0 : 2}, precision(recipe), m);
+                EXPECT(first.composition->fp8.layers().size() == 8);
                 for (const ZeroOptions& zero : std::vector<ZeroOptions>{{.stage = 1},
                                                                         {.stage = 2},
                                                                         {.stage = 3},
@@ -179,9 +175,7 @@ TEST_CASE(
                                                                         {.stage = 3, .offload = Offload::all},
                                                                         {.stage = 3, .hybrid_shard = 2}}) {
                     if (m > 1 && zero.stage < 3) continue;
-                    ZeroOptions options = zero;
-                    options.micro_batches = m;
-                    auto run = std::make_unique<Ranks>(o, world(), 1, options, precision(recipe));
+                    auto run = std::make_unique<Ranks>(o, world(), 1, zero, precision(recipe), m);
                     INFO(std::string(recipe), ", ", std::string(dtype), ", stage ", zero.stage, ", m ", m, ", offload ",
                          int(zero.offload), ", hybrid ", zero.hybrid_shard);
                     const bool sends_codes = zero.stage == 3 && zero.offload != Offload::all;
@@ -288,7 +282,7 @@ TEST_CASE("layers that stay as they are, alone or with several weights, under Ze
         Ranks first(o, world(), 1, {.stage = 0}, precision("current"));
         Ranks run(o, world(), 1, {.stage = 3}, precision("current"));
         INFO("ffn ", ffn);
-        EXPECT(run.composition->fp8.layers() == layers);
+        EXPECT(run.composition->fp8.layers().size() == layers);
         EXPECT_EVERYWHERE(on_rank_0(run.history == first.history));
         EXPECT_EVERYWHERE(on_rank_0(run.weights == first.weights && !run.weights.empty()));
     }

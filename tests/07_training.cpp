@@ -1,7 +1,8 @@
 // A model with its layers in 8 bits, on one rank: the products, the loss, memory, recomputation, what is not finite.
 #include <numeric>
 
-#include "07_fp8/tables.h"
+#include "07_fp8/flags.h"
+#include "07_fp8/report.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -23,12 +24,14 @@ TrainOptions small(const Text& text) {
 
 struct Narrow {
     Fp8 fp8;
+    std::unique_ptr<LocalStore> store;
     Session session;
     Narrow(const TrainOptions& o, const std::string& recipe, const std::string& optimizer = "adamw")
         : session(o, [&](Session& s) {
               fp8 = apply_fp8(s.model, {.recipe = recipe}, o.micro_batch * o.seq_len);
-              fp8.attach(s.trainer);
-              s.trainer.make_optimizer = make_optimizer_of(optimizer, o.adamw());
+              store = std::make_unique<LocalStore>(s.model, make_optimizer_of(optimizer, o.adamw()));
+              s.trainer.store = store.get();
+              if (fp8.step_state()) s.trainer.step_states.push_back(fp8.step_state());
           }) {}
 };
 
@@ -179,7 +182,7 @@ TEST_CASE("accumulation, gradients in bf16, evaluation of any number of rows: re
             o.eval_every = 1;
             Narrow parts(o, recipe);
             REQUIRE(parts.session.data.validation_samples() % 4 != 0);  // the last batch has other rows
-            REQUIRE(parts.fp8.layers() == 8);
+            REQUIRE(parts.fp8.layers().size() == 8);
             parts.session.run();
             INFO(std::string(recipe), ", gradients in ", std::string(grad_dtype));
             EXPECT(parts.session.history() == whole.session.history());  // validation leaves no trace
@@ -244,8 +247,7 @@ TEST_CASE("infinities and what is not a number end the run with the non-finite e
                 Tensor& weight = where == 2 ? s.model.blocks[0].input_norm.data : s.model.blocks[1].down_proj.data;
                 const auto spoil = [&] { weight.data<float>()[77] = bad; };
                 if (where != 1) spoil();
-                s.trainer.finish_report = [&](StepReport& report) {
-                    s.reports.push_back(report);
+                s.on_step = [&](const StepReport&) {
                     if (where == 1) spoil();
                 };
                 INFO(std::string(recipe), ", ", bad, ", where ", where);
@@ -261,7 +263,7 @@ TEST_CASE("layers whose shapes do not divide stay as they are, and are named; --
     Narrow some(o, "current");
     REQUIRE(some.fp8.left_out().size() == 1);
     EXPECT(some.fp8.left_out()[0] == "down: 200 inputs (--ffn) on a rank do not divide by 16; 208 would");
-    EXPECT(some.fp8.layers() == 6);
+    EXPECT(some.fp8.layers().size() == 6);
     some.session.run();
     EXPECT_USAGE_ERROR(check_fp8({.recipe = "current", .strict = true}, o.model, 256, 1),
                        "--fp8-strict on: --fp8 current cannot have down: 200 inputs (--ffn)");
@@ -278,7 +280,7 @@ TEST_CASE("layers whose shapes do not divide stay as they are, and are named; --
     wide.run();
     Narrow none(o, "blockwise");
     none.session.run();
-    EXPECT(none.fp8.layers() == 0);
+    EXPECT(none.fp8.layers().size() == 0);
     EXPECT(none.fp8.left_out().size() == 4);
     EXPECT(none.session.history() == wide.history());
 }

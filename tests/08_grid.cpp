@@ -38,16 +38,16 @@ struct Layout {
                                                      : " offload optimizer",
                            sequence, overlap, context, recompute, kv_heads);
     }
-    Plan plan() const {
-        Plan plan;
-        plan.mesh = mesh;
-        plan.zero.stage = zero;
-        plan.zero.hybrid_shard = hybrid_shard;
-        plan.zero.offload = offload;
-        plan.tensor = {sequence, overlap};
-        plan.pipeline.schedule = pipeline;
-        plan.context.algorithm = context;
-        return plan;
+    ParallelConfig config() const {
+        ParallelConfig config;
+        config.mesh = mesh;
+        config.zero.stage = zero;
+        config.zero.hybrid_shard = hybrid_shard;
+        config.zero.offload = offload;
+        config.tensor = {sequence, overlap};
+        config.pipeline.schedule = pipeline;
+        config.context.algorithm = context;
+        return config;
     }
 };
 
@@ -129,14 +129,14 @@ std::vector<Layout> layouts() {
 
 TEST_CASE("the mesh: places and ranks are each other's inverse, and groups are those that differ along one axis") {
     const Mesh mesh{.tp = 2, .cp = 3, .dp = 4, .pp = 5};
-    for (int64_t rank = 0; rank < mesh.size(); ++rank) EXPECT(mesh.rank(mesh.place(rank)) == rank);
-    EXPECT(mesh.place(1) == Mesh::Place{1, 0, 0, 0});
-    EXPECT(mesh.place(2) == Mesh::Place{0, 1, 0, 0});
-    EXPECT(mesh.place(6) == Mesh::Place{0, 0, 1, 0});
-    EXPECT(mesh.place(24) == Mesh::Place{0, 0, 0, 1});
+    for (int64_t rank = 0; rank < mesh.size(); ++rank) EXPECT(mesh.rank(mesh.coordinate(rank)) == rank);
+    EXPECT(mesh.coordinate(1) == Mesh::Coordinates{1, 0, 0, 0});
+    EXPECT(mesh.coordinate(2) == Mesh::Coordinates{0, 1, 0, 0});
+    EXPECT(mesh.coordinate(6) == Mesh::Coordinates{0, 0, 1, 0});
+    EXPECT(mesh.coordinate(24) == Mesh::Coordinates{0, 0, 0, 1});
     const Mesh sixteen{.tp = 2, .cp = 2, .dp = 2, .pp = 2};
     const MeshComms comms = split(world(), sixteen);
-    const Mesh::Place at = sixteen.place(world().rank());
+    const Mesh::Coordinates at = sixteen.coordinate(world().rank());
     EXPECT_EVERYWHERE(comms.tp.size() == 2 && comms.tp.rank() == at.tp);
     EXPECT_EVERYWHERE(comms.cp.size() == 2 && comms.cp.rank() == at.cp);
     EXPECT_EVERYWHERE(comms.pp.size() == 2 && comms.pp.rank() == at.pp);
@@ -166,12 +166,12 @@ TEST_CASE("the parity grid: every layout is one rank's run, to 1e-10 in fp64; ev
             o.recompute = layout.recompute;
             const auto key = std::pair(layout.kv_heads, std::string(layout.recompute));
             if (!ones.contains(key)) ones[key] = run_on_one_rank(o);
-            ComposedRun run(o, world(), layout.plan());
+            ComposedRun run(o, world(), layout.config());
             run.session.run();
-            const double deviation = ones[key] ? worst_deviation(run.session, *ones[key]) : 0;
+            const Farthest deviation = ones[key] ? worst_deviation(run.session, *ones[key]) : Farthest();
             INFO(o.dtype, ", ", layout.text(), ": ", deviation);
             EXPECT_EVERYWHERE(deviation <= parity.bound);
-            worst = std::max(worst, deviation);
+            worst = std::max(worst, double(deviation));
             ++count;
         }
         if (world().rank() == 0)
@@ -191,10 +191,10 @@ TEST_CASE(
     o.steps = kThorough ? 20 : 2;
     o.lr = o.min_lr = 3e-3;
     const auto one = run_on_one_rank(o);
-    ComposedRun run(o, world(), Layout{.mesh = {.tp = 2, .cp = 4, .dp = 2}, .zero = 1, .sequence = true}.plan());
+    ComposedRun run(o, world(), Layout{.mesh = {.tp = 2, .cp = 4, .dp = 2}, .zero = 1, .sequence = true}.config());
     run.session.run();
-    const double deviation = one ? worst_deviation(run.session, *one) : 0;
-    if (world().rank() == 0) fmt::print("12 x 192, 20 steps: {:.1e}\n", deviation);
+    const Farthest deviation = one ? worst_deviation(run.session, *one) : Farthest();
+    if (world().rank() == 0) fmt::print("12 x 192, 20 steps: {:.1e}\n", double(deviation));
     INFO(deviation);
     EXPECT_EVERYWHERE(deviation <= 1e-10);
 }
@@ -208,9 +208,9 @@ TEST_CASE("fp64: the formulas of a rank's memory are what it books") {
                              {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1},
                              {.mesh = {.dp = 16}, .zero = 2, .offload = Offload::optimizer}}) {
         const MemoryBytes before = ledger().now();
-        ComposedRun run(o, world(), layout.plan());
+        ComposedRun run(o, world(), layout.config());
         run.session.run();
-        const RankMemory memory = rank_formula(o, run.plan, world().rank());
+        const RankMemory memory = rank_formula(o, run.config, world().rank());
         const auto peak = [&](Memory kind) {
             return run.session.trainer.peak().kind[size_t(kind)] - before[size_t(kind)];
         };
@@ -227,8 +227,8 @@ TEST_CASE("on one rank: chapter 01's run, bit for bit") {
     const TrainOptions o = shape(text);
     Session one(o);
     one.run();
-    Plan plan;
-    ComposedRun run(o, Comm(), plan);
+    ParallelConfig config;
+    ComposedRun run(o, Comm(), config);
     run.session.run();
     EXPECT_EVERYWHERE(run.session.history() == one.history());
     EXPECT_EVERYWHERE(run.session.weights() == one.weights());

@@ -25,7 +25,7 @@ class Dice {
 
 struct Drawn {
     TrainOptions options;
-    Plan plan;
+    ParallelConfig config;
 
     std::string text() const {
         const LlamaConfig& m = options.model;
@@ -33,16 +33,16 @@ struct Drawn {
             "{} x {}, {}/{} heads, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} hybrid {} "
             "offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}",
             m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab, options.seq_len, options.global_batch,
-            options.micro_batch, plan.mesh.text(), plan.pipeline.schedule, plan.zero.stage, plan.zero.hybrid_shard,
-            int(plan.zero.offload), plan.zero.prefetch, plan.tensor.sequence_parallel, plan.tensor.overlap,
-            plan.context.algorithm, options.recompute, options.lr, options.init_std);
+            options.micro_batch, config.mesh.text(), config.pipeline.schedule, config.zero.stage,
+            config.zero.hybrid_shard, int(config.zero.offload), config.zero.prefetch, config.tensor.sequence_parallel,
+            config.tensor.overlap, config.context.algorithm, options.recompute, options.lr, options.init_std);
     }
 };
 
 Drawn draw(const Text& text, uint64_t layout, uint64_t attempt) {
     Dice dice(layout, attempt);
     Drawn drawn;
-    Mesh& mesh = drawn.plan.mesh;
+    Mesh& mesh = drawn.config.mesh;
     mesh = {.tp = 1, .cp = 1, .dp = 1, .pp = 1};
     for (int64_t left = world().size(); left > 1; left /= 2)
         *dice.one_of({&mesh.tp, &mesh.cp, &mesh.dp, &mesh.pp}) *= 2;
@@ -74,15 +74,15 @@ Drawn draw(const Text& text, uint64_t layout, uint64_t attempt) {
     o.clip = dice.one_of({0.0, 0.5, 1.0});
     o.recompute = dice.one_of({"none", "pointwise", "selective", "full"});
 
-    ZeroOptions& zero = drawn.plan.zero;
+    ZeroOptions& zero = drawn.config.zero;
     zero.stage = int(dice.below(4));
     zero.prefetch = dice.below(3);
     if (zero.stage > 0 && dice.below(3) == 0) zero.hybrid_shard = dice.one_of({2, 4});
     if (zero.stage > 0 && dice.below(4) == 0) zero.offload = Offload::optimizer;
     if (zero.stage == 3 && dice.below(4) == 0) zero.offload = Offload::all;
-    drawn.plan.tensor = {dice.below(2) == 0, dice.below(3) == 0};
-    drawn.plan.pipeline.schedule = dice.one_of({"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"});
-    drawn.plan.context.algorithm = dice.one_of({"ring", "zigzag", "ulysses", "hybrid", "gather"});
+    drawn.config.tensor = {dice.below(2) == 0, dice.below(3) == 0};
+    drawn.config.pipeline.schedule = dice.one_of({"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"});
+    drawn.config.context.algorithm = dice.one_of({"ring", "zigzag", "ulysses", "hybrid", "gather"});
     return drawn;
 }
 
@@ -104,13 +104,12 @@ TEST_CASE("random layouts in fp64: every one is one rank's run, losses and norms
             drawn = draw(text, uint64_t(number), attempt);
             try {
                 check_config(drawn.options.model);
-                run = std::make_unique<ComposedRun>(drawn.options, world(), drawn.plan);
+                run = std::make_unique<ComposedRun>(drawn.options, world(), drawn.config);
             } catch (const UsageError&) { ++refused; }
         }
         run->session.run();
-        run->session.leave();
         const auto one = run_on_one_rank(drawn.options);
-        const double deviation = one ? worst_deviation(run->session, *one) : 0;
+        const Farthest deviation = one ? worst_deviation(run->session, *one) : Farthest();
         INFO(drawn.text(), ": ", deviation);
         EXPECT_EVERYWHERE(deviation <= 1e-10);
         if (!(deviation <= worst)) worst = deviation, farthest = drawn.text();

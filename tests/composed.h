@@ -7,19 +7,19 @@
 namespace train70b::test {
 
 struct ComposedRun {
-    Plan plan;
+    ParallelConfig config;
     std::unique_ptr<Composed> composed;
     Session session;
 
     // Usage error where the plan is not one for these options and ranks.
-    ComposedRun(const TrainOptions& o, const Comm& ranks, const Plan& asked)
-        : plan(settled(asked, o, ranks)),
+    ComposedRun(const TrainOptions& o, const Comm& ranks, const ParallelConfig& asked)
+        : config(validated(asked, o, ranks)),
           session(
-              o, [&](Session& s) { composed = std::make_unique<Composed>(s.model, s.trainer, o, plan, ranks); },
-              stage_of(plan, o.model, ranks.rank())) {}
-    static Plan settled(Plan plan, const TrainOptions& o, const Comm& ranks) {
-        settle(plan, o, ranks.size());
-        return plan;
+              o, [&](Session& s) { composed = std::make_unique<Composed>(s.model, s.trainer, o, config, ranks); },
+              stage_of(config, o.model, ranks.rank())) {}
+    static ParallelConfig validated(ParallelConfig config, const TrainOptions& o, const Comm& ranks) {
+        validate(config, o, ranks.size());
+        return config;
     }
 };
 
@@ -30,7 +30,6 @@ inline std::unique_ptr<Session> run_on_one_rank(TrainOptions o) {
     only_on_rank_0([&] {
         one = std::make_unique<Session>(o);
         one->run();
-        one->leave();
     });
     DOCTEST_REQUIRE((one != nullptr) == (this_rank == 0));
     return one;

@@ -1,6 +1,7 @@
 #pragma once
 // Tests that need several ranks: CTest starts them under mpirun. Every rank runs every test case and all of them agree
 // before anyone asserts: one rank failing alone would leave the others hanging.
+#include "02_data_parallel/runtime/comm_roles.h"
 #include "02_data_parallel/runtime/launch.h"
 #include "tests/support.h"
 
@@ -32,6 +33,21 @@ class Failures {
 
 // Rank 0 runs the body; the others sleep until it is done, instead of taking its core to poll.
 void only_on_rank_0(const std::function<void()>& body);
+
+// The trainer's parameters are held by `store`, over the ranks of dp_cp.
+inline void use_store(Trainer& trainer, ParamStore& store, const Comm& dp_cp) {
+    trainer.store = &store;
+    trainer.groups.dp = trainer.groups.dp_cp = group_of(dp_cp);
+}
+
+// What all groups of a rank booked in the last step.
+struct StepStats : Runtime {
+    explicit StepStats(const Comm& comm) : of(comm) {}
+    void begin_step() override { of.take_stats(); }
+    void end_step(StepReport&) override { sent = of.take_stats().operations; }
+    const Comm of;
+    std::map<std::string, CommStats::Entry> sent;
+};
 
 // The first n ranks as a group; the body runs on them only.
 void on_first_ranks(int n, const std::function<void(const Comm&)>& body);

@@ -48,42 +48,42 @@ inline TrainOptions odd(const Text& text, int64_t global_batch) {
     return o;
 }
 
-// Dataset, model and trainer of one run. While it lives this process is not rank 0, which alone prints.
-struct Session {
+// Dataset, model and trainer of one run. While it lives, runs print nothing.
+struct Session : Observer {
     TrainOptions options;
     Dataset data;
     Llama model;
     Trainer trainer;
     std::vector<StepReport> reports;
-    std::vector<std::vector<double>> gradients;  // of each parameter, at step 1; where they are sharded: on rank 0
-    int real_rank = this_rank;
+    std::function<void(const StepReport&)> on_step;  // empty, or called once a report is there
+    std::vector<std::string> names;                  // of all parameters of the whole model
+    std::vector<std::vector<double>> gradients;      // of each of them, at step 1; on several ranks: on rank 0
+    const Quiet quiet;
 
-    // apply: what a chapter does to the model and the trainer before the model is materialized
+    // apply: what a chapter does to the model and which roles it takes, before the parameters are allocated
     explicit Session(const TrainOptions& o, const std::function<void(Session&)>& apply = {},
                      const std::optional<Stage>& stage = {})
         : options(o),
           data(o.data, o.model.vocab, o.seq_len, o.val_fraction),
           model(o.model, o.llama(), stage.value_or(whole_model(o.model))),
           trainer(o, model, data) {
-        this_rank = std::max(this_rank, 1);
-        trainer.finish_report = [this](StepReport& report) { reports.push_back(report); };
-        trainer.after_gradients = [this, o](int64_t step) {
-            if (step > 1) return;
-            for (const Param& param : all_params(o.model)) {
-                const Tensor whole = trainer.whole(param, Which::grad);  // empty but on rank 0
-                gradients.push_back(whole ? values(whole) : std::vector<double>());
-            }
-        };
-        try {
-            if (apply) apply(*this);
-            model.materialize(o.seed);
-        } catch (...) {
-            leave();
-            throw;
+        trainer.observer = this;
+        if (apply) apply(*this);
+        trainer.allocate();
+    }
+
+    void gradients_ready(int64_t step) override {
+        if (step > 1) return;
+        for (const Param& param : all_params(options.model)) {
+            const Tensor full = trainer.full(param, Which::grad);  // empty but on rank 0
+            names.push_back(param.name);
+            gradients.push_back(full ? values(full) : std::vector<double>());
         }
     }
-    ~Session() { leave(); }
-    void leave() { this_rank = real_rank; }  // for a session that outlives its run, beside others
+    void step_done(const StepReport& report) override {
+        reports.push_back(report);
+        if (on_step) on_step(report);
+    }
 
     Session& run() {
         trainer.run();
@@ -123,18 +123,36 @@ struct Parity {
 };
 constexpr Parity kParity[] = {{"fp64", 1e-10, 1}, {"fp32", 5e-6, 4}};
 
-// The largest relative deviation of a step's loss or gradient norm, and of a parameter's gradient
-// at step 1. Not a number counts as infinite.
-inline double worst_deviation(const Session& a, const Session& b) {
-    double worst = 0;
-    const auto add = [&worst](double deviation) {
-        if (!(deviation <= worst)) worst = std::isnan(deviation) ? INFINITY : deviation;
-    };
-    const std::vector<double> of_a = a.history(), of_b = b.history();
-    REQUIRE(of_a.size() == of_b.size());
+// The farthest that one run is from another, and where.
+struct Farthest {
+    double value = 0;
+    std::string where = "nothing";
+
+    operator double() const { return value; }
+    friend std::ostream& operator<<(std::ostream& out, const Farthest& d) {
+        return out << d.value << " at " << d.where;
+    }
+    void add(double deviation, const std::string& of) {  // not a number counts as infinite
+        if (deviation <= value) return;
+        value = std::isnan(deviation) ? INFINITY : deviation;
+        where = of;
+    }
+};
+
+// The largest relative deviation of a step's loss or gradient norm, and of a parameter's gradient at step 1.
+inline Farthest worst_deviation(const Session& a, const Session& b) {
+    Farthest worst;
+    REQUIRE(a.reports.size() == b.reports.size());
     REQUIRE(a.gradients.size() == b.gradients.size());
-    for (size_t i = 0; i < of_a.size(); ++i) add(std::abs(of_a[i] - of_b[i]) / std::abs(of_b[i]));
-    for (size_t i = 0; i < a.gradients.size(); ++i) add(distance(a.gradients[i], b.gradients[i]));
+    for (size_t i = 0; i < a.reports.size(); ++i) {
+        const auto add = [&](double x, double y, const char* what) {
+            worst.add(std::abs(x - y) / std::abs(y), fmt::format("step {}, {}", i + 1, what));
+        };
+        add(a.reports[i].loss, b.reports[i].loss, "loss");
+        add(a.reports[i].grad_norm, b.reports[i].grad_norm, "gradient norm");
+    }
+    for (size_t i = 0; i < a.gradients.size(); ++i)
+        worst.add(distance(a.gradients[i], b.gradients[i]), fmt::format("step 1, gradient of {}", a.names[i]));
     return worst;
 }
 
