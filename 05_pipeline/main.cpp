@@ -30,9 +30,9 @@ void program(int argc, char** argv) {
     if (p.options.micro_batch == 0) p.options.micro_batch = 1;  // many small ones
     p.divide(pp);
     const int64_t micro_batches = p.options.accumulation(p.dp);
+    const Stage stage = pipeline_stage(p.options.model, pp, p.world.rank() / p.dp, options);
     const Schedule schedule = pipeline_schedule(options, pp, micro_batches);
-    p.prepare([&] { report.open(p, pp); },
-              [&] { return pipeline_stage(p.options.model, pp, p.world.rank() / p.dp, options); });
+    p.prepare([&] { report.open(p, pp); }, [&] { return stage; });
 
     const Comm stages = p.world.split([dp = p.dp](int rank) { return int(rank % dp); }, "pp");
     const Comm data_ranks = p.world.split([dp = p.dp](int rank) { return int(rank / dp); }, "dp");
