@@ -12,7 +12,10 @@ struct HostCopy::OnDevice {
 };
 
 HostCopy::HostCopy(Tensor to, const Tensor& from) {
-    if (to.device() != Device::cuda && from.device() != Device::cuda) return copy(to, from);
+    if (to.device() != Device::cuda && from.device() != Device::cuda) {
+        copy(to, from);
+        return;
+    }
     const CopyKind kind = from.device() == Device::cuda ? CopyKind::to_host : CopyKind::to_device;
     on_device_.reset(new OnDevice{CudaCopy(to.raw(), from.raw(), from.bytes(), kind), to, from});
 }
