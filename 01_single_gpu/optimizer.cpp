@@ -48,11 +48,10 @@ MakeOptimizer AdamW::maker(const Hyper& hyper) {
     };
 }
 
-void AdamW::step(double lr, double grad_scale) {
-    ++step_;
+void AdamW::update(int64_t step, double lr, double grad_scale) {
     for (State& state : states_)
         adamw(state.segment.data, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,
-              hyper_.at(step_, lr, grad_scale, state.segment.decays()));
+              hyper_.at(step, lr, grad_scale, state.segment.decays()));
 }
 
 void AdamW::weights_changed() {

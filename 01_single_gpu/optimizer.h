@@ -24,8 +24,9 @@ using StateVisitor = std::function<void(const Segment& segment, const char* name
 class Optimizer {
   public:
     virtual ~Optimizer() = default;
-    // One update with the gradients times grad_scale (the clipping factor).
-    virtual void step(double lr, double grad_scale) = 0;
+    // The update of a step (numbered from 1: moments are corrected for their bias) with the gradients times grad_scale, the
+    // clipping factor.
+    virtual void update(int64_t step, double lr, double grad_scale) = 0;
     // The parameters were written (loaded, resumed): master weights follow them.
     virtual void weights_changed() = 0;
     // Every state of every segment, in a fixed order: what a checkpoint saves and restores.
@@ -51,7 +52,7 @@ class AdamW : public Optimizer {
     static MakeOptimizer maker(const Hyper& hyper);
     static int64_t state_bytes(DType param);  // per element
 
-    void step(double lr, double grad_scale) override;
+    void update(int64_t step, double lr, double grad_scale) override;
     void weights_changed() override;
     void for_each_state(const StateVisitor& visit) override;
 
@@ -62,7 +63,6 @@ class AdamW : public Optimizer {
     };
     std::vector<State> states_;
     Hyper hyper_;
-    int64_t step_ = 0;
 };
 
 }  // namespace train70b

@@ -30,7 +30,7 @@ class ParamStore {
     virtual std::vector<Tensor> gradient_parts(const Param& param) const = 0;
     // Sum of squares of all parameters or gradients, each counted once over the ranks that share them. Collective.
     virtual double squares(Which which) const = 0;
-    virtual void update(double lr, double grad_scale) = 0;
+    virtual void update(int64_t step, double lr, double grad_scale) = 0;  // step from 1
 
     // The full local rectangle of a parameter's data or gradient, on the first of the ranks that share it; on the others
     // the same or empty. Collective.
@@ -91,7 +91,7 @@ class LocalStore : public ParamStore {
     void finish_gradients() override {}
     std::vector<Tensor> gradient_parts(const Param& param) const override { return {param.grad}; }
     double squares(Which which) const override;
-    void update(double lr, double grad_scale) override { optimizer_->step(lr, grad_scale); }
+    void update(int64_t step, double lr, double grad_scale) override { optimizer_->update(step, lr, grad_scale); }
     Tensor full(const Param& param, Which which) const override;
     void for_each_state(const StateVisitor& visit) override { optimizer_->for_each_state(visit); }
 

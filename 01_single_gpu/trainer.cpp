@@ -62,7 +62,7 @@ double Trainer::norm(Which which) const { return std::sqrt(groups.pp->sum(groups
 
 StepReport Trainer::step(int64_t number) {
     runtime->begin_step();
-    if (!std::exchange(first_step_, false))
+    if (number > 1)
         for (StepState* state : step_states) state->next_step();
     const double begin = now_seconds();
     StepReport report{.step = number, .lr = options_.schedule().at(number)};
@@ -86,7 +86,7 @@ StepReport Trainer::step(int64_t number) {
     report.grad_norm = norm(Which::grad);
     check_finite(report);
     const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (report.grad_norm + 1e-6)) : 1.0;
-    store->update(report.lr, clip);
+    store->update(number, report.lr, clip);
     synchronize(model_.options.device);
 
     report.step_s = now_seconds() - begin;

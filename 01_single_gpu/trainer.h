@@ -63,7 +63,6 @@ class Trainer {
     Metrics metrics_;
     Progress progress_;
     MemoryPeak run_peak_;
-    bool first_step_ = true;
 };
 
 }  // namespace train70b

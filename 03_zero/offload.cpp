@@ -37,7 +37,7 @@ HostCopy::HostCopy(HostCopy&&) noexcept = default;
 
 Device host_of(Device device) { return device == Device::meta ? Device::meta : Device::cpu; }
 
-void update_on_host(std::vector<FlatParam>& flats, double lr, double grad_scale, Device device) {
+void update_on_host(std::vector<FlatParam>& flats, int64_t step, double lr, double grad_scale, Device device) {
     std::deque<HostCopy> down, up;
     for (FlatParam& flat : flats)
         if (flat.grad_shard) down.emplace_back(flat.host_grads, flat.grad_shard);
@@ -46,7 +46,7 @@ void update_on_host(std::vector<FlatParam>& flats, double lr, double grad_scale,
             down.front().host_waits();
             down.pop_front();
         }
-        flat.optimizer->step(lr, grad_scale);
+        flat.optimizer->update(step, lr, grad_scale);
         if (flat.param_shard) up.emplace_back(flat.param_shard, flat.host_params);
     }
     for (HostCopy& copy : up) copy.device_waits();

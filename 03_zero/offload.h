@@ -21,7 +21,7 @@ class HostCopy {
 Device host_of(Device device);  // where offloaded shards live; of meta tensors: meta
 
 // Updates the shards on the host: gradients come down and parameters go up while the units between them are updated.
-void update_on_host(std::vector<FlatParam>& flats, double lr, double grad_scale, Device device);
+void update_on_host(std::vector<FlatParam>& flats, int64_t step, double lr, double grad_scale, Device device);
 
 int64_t available_host_memory();  // bytes that can be allocated without swapping (Linux)
 

@@ -178,11 +178,11 @@ void Zero::reduce_over_replicas() {
     for (Work& work : works) work.wait();
 }
 
-void Zero::update(double lr, double grad_scale) {
+void Zero::update(int64_t step, double lr, double grad_scale) {
     if (offloads())
-        update_on_host(flats_, lr, grad_scale, model_.options.device);
+        update_on_host(flats_, step, lr, grad_scale, model_.options.device);
     else
-        for (FlatParam& flat : flats_) flat.optimizer->step(lr, grad_scale);
+        for (FlatParam& flat : flats_) flat.optimizer->update(step, lr, grad_scale);
     if (!keeps_params()) return unsharder_->weights_changed(flats_, shards_);
     if (options_.stage == 0) return;
     std::vector<Work> works;

@@ -54,7 +54,7 @@ class Zero : public ParamStore {
     void finish_gradients() override;
     std::vector<Tensor> gradient_parts(const Param& param) const override;
     double squares(Which which) const override;  // the shards' squares are added in the order of ranks
-    void update(double lr, double grad_scale) override;
+    void update(int64_t step, double lr, double grad_scale) override;
     Tensor full(const Param& param, Which which) const override;
     void for_each_state(const StateVisitor& visit) override;
 

@@ -49,12 +49,11 @@ MakeOptimizer AdamW8bit::maker(const AdamW::Hyper& hyper) {
     };
 }
 
-void AdamW8bit::step(double lr, double grad_scale) {
-    ++step_;
+void AdamW8bit::update(int64_t step, double lr, double grad_scale) {
     for (State& state : states_)
         adamw8bit(state.segment.data, state.master, state.moments, state.segment.grad, state.blocks,
-                  hyper_.at(step_, lr, grad_scale, state.segment.decays()),
-                  random_bits(state.segment.param->key(0), uint64_t(step_)));
+                  hyper_.at(step, lr, grad_scale, state.segment.decays()),
+                  random_bits(state.segment.param->key(0), uint64_t(step)));
 }
 
 void AdamW8bit::weights_changed() {

@@ -113,7 +113,7 @@ class AdamW8bit : public Optimizer {
     AdamW8bit(std::vector<Segment> segments, const AdamW::Hyper& hyper, Memory states = Memory::optimizer);
     static MakeOptimizer maker(const AdamW::Hyper& hyper);
 
-    void step(double lr, double grad_scale) override;
+    void update(int64_t step, double lr, double grad_scale) override;
     void weights_changed() override;
     void for_each_state(const StateVisitor& visit) override;
 
@@ -126,7 +126,6 @@ class AdamW8bit : public Optimizer {
     };
     std::vector<State> states_;
     AdamW::Hyper hyper_;
-    int64_t step_ = 0;
 };
 
 }  // namespace train70b

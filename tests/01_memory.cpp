@@ -29,7 +29,7 @@ Usage train_two_steps(const LlamaConfig& config, const Llama::Options& options, 
         Tape tape;
         model.forward(tape, {sequences, seq_len, up(ids), up(ids), up(positions), 1.0 / double(rows)});
         tape.backward();
-        adamw.step(1e-3, 1);
+        adamw.update(1, 1e-3, 1);
     }
     Usage usage{ledger().now(), ledger().peak()};
     for (int i = 0; i < kMemoryKinds; ++i) {

@@ -194,7 +194,7 @@ TEST_CASE("every parameter's gradient, the loss and the norm of four AdamW steps
             const double norm = std::sqrt(squares);
             EXPECT(std::abs(loss / expected_loss - 1) <= run.bound);
             EXPECT(std::abs(norm / expected_norm - 1) <= run.bound);
-            run.adamw->step(lr, clip / norm);
+            run.adamw->update(step, lr, clip / norm);
         }
         for (auto& [name, weight] : w) {
             const double decay = name.find("norm") == std::string::npos ? 0.1 : 0;

@@ -71,7 +71,7 @@ TEST_CASE("AdamW: states of 8 bytes per fp32 element, 12 per bf16, 16 per fp64; 
         const MemoryBytes before = ledger().now();
         {
             AdamW adamw(full_segments(params), {.weight_decay = 0.5});
-            for (int step = 0; step < 3; ++step) adamw.step(0.25, 1);
+            for (int step = 1; step <= 3; ++step) adamw.update(step, 0.25, 1);
             MemoryBytes expected = before;
             expected[static_cast<int>(Memory::optimizer)] += 44 * (dtype == DType::f32    ? 8
                                                                    : dtype == DType::bf16 ? 12
@@ -267,7 +267,7 @@ TEST_CASE("a step's gradients are its own: nothing is left of the step before") 
     const Text text;
     struct WithoutUpdate : LocalStore {  // so that step 2 sees the initial weights, as `alone` does
         using LocalStore::LocalStore;
-        void update(double, double) override {}
+        void update(int64_t, double, double) override {}
     };
     std::unique_ptr<WithoutUpdate> store;
     Session run(tiny(text),
@@ -346,7 +346,7 @@ TEST_CASE("clipping: the update of gradients scaled to the norm; the reported no
     const double norm = by_hand.trainer.norm(Which::grad);
     REQUIRE(norm > 0.1);
     for (Param* param : by_hand.model.params()) scale(param->grad, 1e-2 / norm);
-    AdamW(full_segments(by_hand.model.params()), options.adamw()).step(0.1, 1);
+    AdamW(full_segments(by_hand.model.params()), options.adamw()).update(1, 0.1, 1);
     unclipped.run();
     options.clip = 1e-2;
     Session clipped(options);

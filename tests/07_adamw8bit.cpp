@@ -145,8 +145,8 @@ TEST_CASE("a few steps: near AdamW, in 2.03 bytes per parameter instead of 8") {
                 Tensor fresh = tensor(g, {n});
                 copy(piece->grad, fresh);
             }
-            wide.step(1e-2f, 1);
-            narrow.step(1e-2f, 1);
+            wide.update(step + 1, 1e-2f, 1);
+            narrow.update(step + 1, 1e-2f, 1);
         }
         std::vector<double> moved = values(a.param), other = values(b.param);
         for (int64_t i = 0; i < n; ++i) moved[size_t(i)] -= weights[size_t(i)], other[size_t(i)] -= weights[size_t(i)];
@@ -199,7 +199,7 @@ TEST_CASE("a second moment above 0 never becomes 0, so that no update is divided
     double most = 0;
     for (int step = 0; step < 50; ++step) {
         const std::vector<double> before = values(piece.param);
-        optimizer.step(1e-3f, 1);
+        optimizer.update(step + 1, 1e-3f, 1);
         const std::vector<double> after = values(piece.param);
         for (int64_t i = 0; i < n; ++i) most = std::max(most, std::abs(after[size_t(i)] - before[size_t(i)]));
     }
@@ -228,7 +228,7 @@ TEST_CASE("pieces of a parameter, cut anywhere at blocks' ends: what the whole g
             stretch.grad.data<float>()[i] = float(g[size_t(4 * cols + 256 + i)]);
         for (int64_t i = 0; i < columns.grad.size(); ++i)
             columns.grad.data<float>()[i] = float(g[size_t(i / 256 * cols + 256 + i % 256)]);
-        for (AdamW8bit* each : {&one, &two, &three}) each->step(1e-2f, 0.5f);
+        for (AdamW8bit* each : {&one, &two, &three}) each->update(step + 1, 1e-2f, 0.5f);
     }
     int64_t wrong = 0;
     for (int64_t i = 0; i < stretch.param.size(); ++i)

@@ -120,7 +120,7 @@ TEST_CASE("8-bit AdamW on a GPU: the CPU's, but for roundings that a last bit de
                 for (int step = 0; step < 5; ++step) {
                     const Tensor fresh = tensor(randoms(n, 100 + uint64_t(step)), {n}, DType::f32, device);
                     copy(grad, fresh);
-                    optimizer.step(1e-2f, 0.5f);
+                    optimizer.update(step + 1, 1e-2f, 0.5f);
                 }
                 return values(param);
             };

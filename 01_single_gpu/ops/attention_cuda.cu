@@ -76,11 +76,10 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
     extern __shared__ float memory[];
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own = memory + warp * kOwn * D, *k_tile = memory + kOwnPerBlock * D, *v_tile = k_tile + kTile * (D + 1);
-    const int64_t head = blockIdx.y, kv_head = head / (s.heads / s.kv_heads), batch = blockIdx.z;
-    const int64_t E = s.heads * D, K = s.kv_heads * D;
+    const auto [head, kv_head, E, K, q_row, q_end, k_row, k_end] = block_work(s, blockIdx.y);
     const int64_t block_first = int64_t(blockIdx.x) * kOwnPerBlock, first = block_first + warp * kOwn;  // query
     const float factor = rsqrtf(float(D));
-    load_own(own, q, batch * s.query_len + first, s.query_len - first, E, head * D, D);
+    load_own(own, q, q_row + first, s.query_len - first, E, head * D, D);
 
     float sum[kOwn][kColumns] = {}, row_max[kOwn], row_sum[kOwn] = {};
     for (float& m : row_max) m = -INFINITY;
@@ -88,8 +87,8 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
     const int64_t seen_by_block = visible_keys(s, last);
     for (int64_t j = 0; j < seen_by_block; j += kTile) {
         __syncthreads();
-        load_tile(k_tile, k, batch * s.key_len + j, s.key_len - j, K, kv_head * D, D);
-        load_tile(v_tile, v, batch * s.key_len + j, s.key_len - j, K, kv_head * D, D);
+        load_tile(k_tile, k, k_row + j, s.key_len - j, K, kv_head * D, D);
+        load_tile(v_tile, v, k_row + j, s.key_len - j, K, kv_head * D, D);
         __syncthreads();
         for (int r = 0; r < kOwn; ++r) {
             const bool visible = j + lane < visible_keys(s, first + r);
@@ -104,7 +103,7 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
         }
     }
     for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
-        const int64_t row = batch * s.query_len + first + r;
+        const int64_t row = q_row + first + r;
         const bool blind = visible_keys(s, first + r) == 0;
         store_own(out, row, E, head * D, D, sum[r], blind ? 0.0f : 1.0f / row_sum[r]);
         if (lane == 0) lse[row * s.heads + head] = blind ? -INFINITY : row_max[r] + logf(row_sum[r]);
@@ -119,23 +118,22 @@ __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, 
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own_q = memory + warp * 2 * kOwn * D, *own_do = own_q + kOwn * D;
     float *k_tile = memory + 2 * kOwnPerBlock * D, *v_tile = k_tile + kTile * (D + 1);
-    const int64_t head = blockIdx.y, kv_head = head / (s.heads / s.kv_heads), batch = blockIdx.z;
-    const int64_t E = s.heads * D, K = s.kv_heads * D;
+    const auto [head, kv_head, E, K, q_row, q_end, k_row, k_end] = block_work(s, blockIdx.y);
     const int64_t block_first = int64_t(blockIdx.x) * kOwnPerBlock, first = block_first + warp * kOwn;
     const float factor = rsqrtf(float(D));
-    load_own(own_q, q, batch * s.query_len + first, s.query_len - first, E, head * D, D);
-    load_own(own_do, dout, batch * s.query_len + first, s.query_len - first, E, head * D, D);
+    load_own(own_q, q, q_row + first, s.query_len - first, E, head * D, D);
+    load_own(own_do, dout, q_row + first, s.query_len - first, E, head * D, D);
 
     float sum[kOwn][kColumns] = {};
     const int64_t last = min(block_first + kOwnPerBlock, s.query_len) - 1;
     const int64_t seen_by_block = visible_keys(s, last);
     for (int64_t j = 0; j < seen_by_block; j += kTile) {
         __syncthreads();
-        load_tile(k_tile, k, batch * s.key_len + j, s.key_len - j, K, kv_head * D, D);
-        load_tile(v_tile, v, batch * s.key_len + j, s.key_len - j, K, kv_head * D, D);
+        load_tile(k_tile, k, k_row + j, s.key_len - j, K, kv_head * D, D);
+        load_tile(v_tile, v, k_row + j, s.key_len - j, K, kv_head * D, D);
         __syncthreads();
         for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
-            const int64_t at = (batch * s.query_len + first + r) * s.heads + head;
+            const int64_t at = (q_row + first + r) * s.heads + head;
             float ds = 0;
             if (j + lane < visible_keys(s, first + r)) {
                 const float p = expf(dot(own_q + r * D, k_tile + lane * (D + 1), D) * factor - lse[at]);
@@ -145,7 +143,7 @@ __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, 
         }
     }
     for (int r = 0; r < kOwn && first + r < s.query_len; ++r)
-        store_own(dq, batch * s.query_len + first + r, E, head * D, D, sum[r], factor);
+        store_own(dq, q_row + first + r, E, head * D, D, sum[r], factor);
 }
 
 // dk = sum over queries of dS^T q, dv = sum of P^T dout, over all query heads of the group, one after the other.
@@ -157,22 +155,22 @@ __global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, cons
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own_k = memory + warp * 2 * kOwn * D, *own_v = own_k + kOwn * D;
     float *q_tile = memory + 2 * kOwnPerBlock * D, *do_tile = q_tile + kTile * (D + 1);
-    const int64_t kv_head = blockIdx.y, group = s.heads / s.kv_heads, batch = blockIdx.z;
-    const int64_t E = s.heads * D, K = s.kv_heads * D;
+    const int64_t group = s.heads / s.kv_heads;  // query heads of this key/value head
+    const auto [first_head, kv_head, E, K, q_row, q_end, k_row, k_end] = block_work(s, blockIdx.y * group);
     const int64_t block_first = int64_t(blockIdx.x) * kOwnPerBlock, first = block_first + warp * kOwn;  // key
     const float factor = rsqrtf(float(D));
-    load_own(own_k, k, batch * s.key_len + first, s.key_len - first, K, kv_head * D, D);
-    load_own(own_v, v, batch * s.key_len + first, s.key_len - first, K, kv_head * D, D);
+    load_own(own_k, k, k_row + first, s.key_len - first, K, kv_head * D, D);
+    load_own(own_v, v, k_row + first, s.key_len - first, K, kv_head * D, D);
 
     float sum_k[kOwn][kColumns] = {}, sum_v[kOwn][kColumns] = {};
     const int64_t begin = first_query(s, block_first) / kTile * kTile;  // queries before that see none of these keys
-    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    for (int64_t head = first_head; head < first_head + group; ++head) {
         for (int64_t i = begin; i < s.query_len; i += kTile) {
             __syncthreads();
-            load_tile(q_tile, q, batch * s.query_len + i, s.query_len - i, E, head * D, D);
-            load_tile(do_tile, dout, batch * s.query_len + i, s.query_len - i, E, head * D, D);
+            load_tile(q_tile, q, q_row + i, s.query_len - i, E, head * D, D);
+            load_tile(do_tile, dout, q_row + i, s.query_len - i, E, head * D, D);
             __syncthreads();
-            const int64_t query = i + lane, at = (batch * s.query_len + query) * s.heads + head;
+            const int64_t query = i + lane, at = (q_row + query) * s.heads + head;
             for (int r = 0; r < kOwn; ++r) {
                 float p = 0, ds = 0;
                 if (query < s.query_len && first + r < visible_keys(s, query)) {
@@ -185,8 +183,8 @@ __global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, cons
         }
     }
     for (int r = 0; r < kOwn && first + r < s.key_len; ++r) {
-        store_own(dk, batch * s.key_len + first + r, K, kv_head * D, D, sum_k[r], factor);
-        store_own(dv, batch * s.key_len + first + r, K, kv_head * D, D, sum_v[r], 1);
+        store_own(dk, k_row + first + r, K, kv_head * D, D, sum_k[r], factor);
+        store_own(dv, k_row + first + r, K, kv_head * D, D, sum_v[r], 1);
     }
 }
 

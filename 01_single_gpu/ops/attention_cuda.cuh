@@ -16,6 +16,23 @@ __device__ inline int64_t first_query(const AttentionShape& s, int64_t key) {
     return s.causal ? max(int64_t(0), key - (s.key_len - s.query_len)) : int64_t(0);
 }
 
+// What a block of a grid (tiles, heads, batch) works on: a sequence's rows of queries and keys, [begin, end), of E and K
+// columns, and a query head with its key/value head.
+struct BlockWork {
+    int64_t head, kv_head, E, K, q_row, q_end, k_row, k_end;
+};
+__device__ inline BlockWork block_work(const AttentionShape& s, int64_t head) {
+    const int64_t q_row = blockIdx.z * s.query_len, k_row = blockIdx.z * s.key_len;
+    return {head,
+            head / (s.heads / s.kv_heads),
+            s.heads * s.head_dim,
+            s.kv_heads * s.head_dim,
+            q_row,
+            q_row + s.query_len,
+            k_row,
+            k_row + s.key_len};
+}
+
 // attention_mma.cu: bf16 on tensor cores, head sizes 64 and 128.
 bool mma_can(DType dtype, const AttentionShape& shape);
 void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -141,10 +141,7 @@ __global__ void __launch_bounds__(32 * kForwardWarps)
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     // The longest rows of blocks first: under the causal mask the last queries have the most work.
     const int64_t block_first = int64_t(gridDim.x - 1 - blockIdx.x) * kQueries, first = block_first + warp * 16;
-    const int64_t head = blockIdx.y, kv_head = head / (s.heads / s.kv_heads), batch = blockIdx.z;
-    const int64_t E = s.heads * D, K = s.kv_heads * D;
-    const int64_t q_row = batch * s.query_len, q_end = q_row + s.query_len;
-    const int64_t k_row = batch * s.key_len, k_end = k_row + s.key_len;
+    const auto [head, kv_head, E, K, q_row, q_end, k_row, k_end] = block_work(s, blockIdx.y);
     const float factor = rsqrtf(float(D)) * kLog2E;  // scores in powers of two: exp2 is the hardware's exponential
 
     load_rows<D, kQueries>(q_tile, q, q_row + block_first, q_end, E, head * D);
@@ -212,10 +209,7 @@ __global__ void __launch_bounds__(32 * kBackwardWarps)
          *k_tile = do_tile + kQueries * kStride<D>, *v_tile = k_tile + kKeys * kStride<D>;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t block_first = int64_t(gridDim.x - 1 - blockIdx.x) * kQueries, first = block_first + warp * 16;
-    const int64_t head = blockIdx.y, kv_head = head / (s.heads / s.kv_heads), batch = blockIdx.z;
-    const int64_t E = s.heads * D, K = s.kv_heads * D;
-    const int64_t q_row = batch * s.query_len, q_end = q_row + s.query_len;
-    const int64_t k_row = batch * s.key_len, k_end = k_row + s.key_len;
+    const auto [head, kv_head, E, K, q_row, q_end, k_row, k_end] = block_work(s, blockIdx.y);
     const float factor = rsqrtf(float(D));
 
     load_rows<D, kQueries>(q_tile, q, q_row + block_first, q_end, E, head * D);
@@ -263,17 +257,15 @@ __global__ void __launch_bounds__(32 * kBackwardWarps)
     __shared__ float tile_lse[kQueries], tile_delta[kQueries];
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t block_first = int64_t(blockIdx.x) * kKeys, first = block_first + warp * 16;
-    const int64_t kv_head = blockIdx.y, group = s.heads / s.kv_heads, batch = blockIdx.z;
-    const int64_t E = s.heads * D, K = s.kv_heads * D;
-    const int64_t q_row = batch * s.query_len, q_end = q_row + s.query_len;
-    const int64_t k_row = batch * s.key_len, k_end = k_row + s.key_len;
+    const int64_t group = s.heads / s.kv_heads;  // query heads of this key/value head
+    const auto [first_head, kv_head, E, K, q_row, q_end, k_row, k_end] = block_work(s, blockIdx.y * group);
     const float factor = rsqrtf(float(D));
 
     load_rows<D, kKeys>(k_tile, k, k_row + block_first, k_end, K, kv_head * D);
     load_rows<D, kKeys>(v_tile, v, k_row + block_first, k_end, K, kv_head * D);
     float sum_k[D / 8][4] = {}, sum_v[D / 8][4] = {};
     const int64_t begin = first_query(s, block_first) / kQueries * kQueries;
-    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    for (int64_t head = first_head; head < first_head + group; ++head) {
         for (int64_t i = begin; i < s.query_len; i += kQueries) {
             __syncthreads();
             load_rows<D, kQueries>(q_tile, q, q_row + i, q_end, E, head * D);
