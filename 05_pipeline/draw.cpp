@@ -18,7 +18,7 @@ namespace train70b {
 
 namespace {
 
-// A file of its own in the folder for temporary files, gone in the end.
+// An empty file in the folder for temporary files, deleted in the destructor.
 class TemporaryFile {
   public:
     TemporaryFile() : path_((std::filesystem::temp_directory_path() / "train70b_XXXXXX").string()) {
@@ -53,7 +53,7 @@ int run_python(const std::vector<std::string>& words, std::string& said) {
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     posix_spawn_file_actions_addopen(&files, STDERR_FILENO, errors.path().c_str(), O_WRONLY | O_TRUNC, 0);
-    posix_spawnattr_t attributes;  // no signal blocked: this process blocks SIGTERM, which would last
+    posix_spawnattr_t attributes;  // an empty signal mask: this process blocks SIGTERM, which the child would inherit
     sigset_t none;
     sigemptyset(&none);
     posix_spawnattr_init(&attributes);
@@ -79,7 +79,7 @@ int run_python(const std::vector<std::string>& words, std::string& said) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// If only the system's Python has matplotlib, that one draws.
+// The first python3 in PATH, or the system's, that has matplotlib.
 std::string python_with_matplotlib() {
     std::string said;
     for (const char* python : {"python3", "/usr/bin/python3"})

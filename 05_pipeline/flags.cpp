@@ -2,13 +2,15 @@
 
 #include <numeric>
 
+#include "01_single_gpu/core/registry.h"
+
 namespace train70b {
 
 void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
     flags.group("Communication");
     flags.add("--pp", pp, "pipeline stages of a model copy [what --dp leaves, all without it]", whole_number_from(1))
         .default_text("");
-    flags.add("--pipeline", o.schedule, "schedule", one_of({"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"}));
+    flags.add("--pipeline", o.schedule, "schedule", one_of(names_of(schedule_generators())));
     flags
         .add("--virtual-stages", o.virtual_stages, "chunks of layers per rank, of --pipeline interleaved",
              whole_number_from(1))
@@ -20,40 +22,38 @@ void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
 }
 
 Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, const PipelineOptions& o) {
-    const int64_t chunks = o.chunks(), parts = stages * chunks, layers = config.layers;
-    if (chunks > 1 && o.schedule != "interleaved")
-        usage_error("--virtual-stages {}: belongs to --pipeline interleaved; {} has one chunk per rank", chunks,
-                    o.schedule);
+    const int64_t chunks = o.chunks(), count = stages * chunks, layers = config.layers;
+    if (chunks > 1 && !find_schedule(o.schedule).virtual_stages)
+        usage_error("--virtual-stages {}: --pipeline {} has one model chunk per rank (try --pipeline interleaved)",
+                    chunks, o.schedule);
     if (chunks > 1 && stages == 1)
-        usage_error("--pipeline interleaved: one stage has nothing to take turns with; --pp 2 or more would do");
-    if (parts > layers)
-        usage_error("--pp {}{}: more than --layers {}; each needs one at least", stages,
-                    chunks > 1 ? fmt::format(" x --virtual-stages {} = {} parts", chunks, parts) : "", layers);
+        usage_error("--pipeline {}: needs at least two pipeline ranks (try --pp 2)", o.schedule);
+    if (count > layers)
+        usage_error("--pp {}{}: more stages than --layers {}; each stage needs at least one layer", stages,
+                    chunks > 1 ? fmt::format(" x --virtual-stages {} = {}", chunks, count) : "", layers);
     std::vector<int64_t> sizes = o.stage_layers;
     if (sizes.empty()) {
-        if (layers % parts != 0)
-            usage_error("--layers {} does not divide by {} {}; {} would, or --stage-layers {}", layers, parts,
-                        chunks > 1 ? "parts (--pp x --virtual-stages)" : "stages (--pp)", (layers / parts + 1) * parts,
-                        [&] {  // the first ones take what is left over
-                            std::string example;
-                            for (int64_t i = 0; i < parts; ++i)
-                                example += fmt::format("{}{}", i ? "," : "", layers / parts + (i < layers % parts));
-                            return example;
-                        }());
-        sizes.assign(size_t(parts), layers / parts);
+        std::string uneven;  // the first stages take the remainder
+        for (int64_t i = 0; i < count; ++i)
+            uneven += fmt::format("{}{}", i ? "," : "", layers / count + (i < layers % count));
+        if (layers % count != 0)
+            usage_error("--layers {} is not divisible by --pp {}{} (try --layers {} or {}, or --stage-layers {})",
+                        layers, stages, chunks > 1 ? fmt::format(" x --virtual-stages {}", chunks) : "",
+                        layers / count * count, (layers / count + 1) * count, uneven);
+        sizes.assign(size_t(count), layers / count);
     }
     const auto shown = [&] {
         std::string text;
         for (size_t i = 0; i < sizes.size(); ++i) text += fmt::format("{}{}", i ? "," : "", sizes[i]);
         return text;
     };
-    if (int64_t(sizes.size()) != parts)
+    if (int64_t(sizes.size()) != count)
         usage_error("--stage-layers {}: lists {} stages; --pp {}{} makes {}", shown(), sizes.size(), stages,
-                    chunks > 1 ? fmt::format(" x --virtual-stages {}", chunks) : "", parts);
+                    chunks > 1 ? fmt::format(" x --virtual-stages {}", chunks) : "", count);
     const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t(0));
     if (sum != layers) usage_error("--stage-layers {}: {} layers; the model has {}", shown(), sum, layers);
     for (const int64_t size : sizes)
-        if (size < 1) usage_error("--stage-layers {}: each stage needs a layer at least", shown());
+        if (size < 1) usage_error("--stage-layers {}: each stage needs at least one layer", shown());
 
     Stage stage{{}, rank == 0, rank == stages - 1};
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {

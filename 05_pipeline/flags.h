@@ -6,9 +6,9 @@
 namespace train70b {
 
 void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& options);
-// Which layers a rank of `stages` holds. Usage error where they cannot be divided so.
+// The layers of a rank of `stages`. Usage error where the layers cannot be divided over the stages.
 Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, const PipelineOptions& options);
-// The schedule of m micro-batches; usage error where there is none.
+// Usage error where the schedule does not allow this number of micro-batches.
 Schedule pipeline_schedule(const PipelineOptions& options, int64_t stages, int64_t micro_batches);
 
 }  // namespace train70b

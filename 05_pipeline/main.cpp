@@ -1,4 +1,4 @@
-// Pipeline parallelism: p ranks hold L/p layers each, and micro-batches follow one another through them.
+// Pipeline parallelism: each of p ranks holds L/p layers, and m micro-batches pass through them one behind another.
 //
 // Run:   mpirun -np 2 build/bin/05_pipeline --pp 2
 //        mpirun --oversubscribe -np 4 build/bin/05_pipeline --pp 4 --pipeline zero-bubble --draw pipeline.png

@@ -6,6 +6,10 @@
 
 namespace train70b {
 
+int64_t PipelineOptions::chunks() const {
+    return virtual_stages > 0 ? virtual_stages : find_schedule(schedule).virtual_stages ? 2 : 1;
+}
+
 Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts)
     : model_(model), ranks_(ranks), schedule_(std::move(schedule)), row_parts_(row_parts) {
     const int p = ranks.size(), rank = ranks.rank();
@@ -16,35 +20,35 @@ Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t r
     for (const Step& step : schedule_.ranks[size_t(rank)]) splits_ = splits_ || step.pass == Pass::backward_weight;
     if (p == 1) return;
 
-    // Between every two neighbours one channel up and one down; from the last rank round to the first, where chunks need
-    // it.
+    // One channel up and one down between any two neighbours; with virtual stages also between the last rank and the first.
     const int channels = schedule_.chunks > 1 ? p : p - 1;
     for (int below = 0; below < channels; ++below) {
         const int above = (below + 1) % p;
         const Comm up = ranks.p2p_channel(below, above), down = ranks.p2p_channel(above, below);
-        // A group has its ranks in the order of the group it is of.
+        // A channel numbers its two ranks in the order of `ranks`.
         const int above_in_pair = above > below ? 1 : 0;
-        if (rank == below) up_out_ = {up, above_in_pair}, down_in_ = {down, above_in_pair};
-        if (rank == above) up_in_ = {up, 1 - above_in_pair}, down_out_ = {down, 1 - above_in_pair};
+        if (rank == below) send_activations_ = {up, above_in_pair}, recv_gradients_ = {down, above_in_pair};
+        if (rank == above) recv_activations_ = {up, 1 - above_in_pair}, send_gradients_ = {down, 1 - above_in_pair};
     }
-    // What the neighbours will send, in the order of their steps.
+    // The receives to post, in the order of the neighbours' steps.
     for (const Step& step : schedule_.ranks[size_t((rank + p - 1) % p)]) {
-        const int64_t part = schedule_.part((rank + p - 1) % p, step.chunk);
-        if (step.pass == Pass::forward && has_above(part)) up_in_.expected.push_back({true, step.micro_batch, part});
+        const int64_t stage = schedule_.stage_index((rank + p - 1) % p, step.chunk);
+        if (step.pass == Pass::forward && has_above(stage))
+            recv_activations_.expected.push_back({true, step.micro_batch, stage});
     }
     for (const Step& step : schedule_.ranks[size_t((rank + 1) % p)]) {
-        const int64_t part = schedule_.part((rank + 1) % p, step.chunk);
-        if ((step.pass == Pass::backward || step.pass == Pass::backward_input) && has_below(part))
-            down_in_.expected.push_back({false, step.micro_batch, part});
+        const int64_t stage = schedule_.stage_index((rank + 1) % p, step.chunk);
+        if ((step.pass == Pass::backward || step.pass == Pass::backward_input) && has_below(stage))
+            recv_gradients_.expected.push_back({false, step.micro_batch, stage});
     }
 }
 
-// Channels close in the order in which they were opened, because closing one may be a matter of both its ranks.
+// Closing a channel may be collective over its two ranks, so all ranks close them in the order in which they were opened.
 Pipeline::~Pipeline() {
     const int p = ranks_.size(), rank = ranks_.rank();
     for (int below = 0; below < p; ++below) {
-        if (rank == below) up_out_ = {}, down_in_ = {};
-        if (rank == (below + 1) % p) up_in_ = {}, down_out_ = {};
+        if (rank == below) send_activations_ = {}, recv_gradients_ = {};
+        if (rank == (below + 1) % p) recv_activations_ = {}, send_gradients_ = {};
     }
 }
 
@@ -57,18 +61,18 @@ void Pipeline::release_sent() {
 void Pipeline::send(Channel& channel, const Tensor& x) { sends_.push_back(channel.comm.send(x, channel.peer)); }
 
 void Pipeline::post_next(Channel& channel, const Shape& shape) {
-    if (channel.ahead || channel.taken == channel.expected.size()) return;
+    if (channel.posted || channel.next == channel.expected.size()) return;
     Tensor x(shape, model_.options.dtype, model_.options.device);
-    channel.work = channel.comm.recv(x, channel.peer);
-    channel.ahead = {channel.expected[channel.taken++], x};
+    channel.recv = channel.comm.recv(x, channel.peer);
+    channel.posted = {channel.expected[channel.next++], x};
 }
 
 Tensor Pipeline::receive(Channel& channel, const Message& message, const Shape& shape) {
     while (!channel.arrived.contains(message)) {
         post_next(channel, shape);
-        CHECK(channel.ahead, "micro-batch {}: nobody sends what this rank waits for", message.micro_batch);
-        channel.work.wait();
-        channel.arrived.insert(*std::exchange(channel.ahead, std::nullopt));
+        CHECK(channel.posted, "micro-batch {}: no rank sends what this rank waits for", message.micro_batch);
+        channel.recv.wait();
+        channel.arrived.insert(*std::exchange(channel.posted, std::nullopt));
     }
     Tensor x = channel.arrived.extract(message).mapped();
     post_next(channel, shape);
@@ -80,7 +84,7 @@ Tensor Pipeline::receive(Channel& channel, const Message& message, const Shape& 
 void Pipeline::time(const Step& step, const std::function<void()>& work) {
     constexpr const char* kNames[] = {"forward", "backward", "backward of inputs", "backward of weights"};
     Span span(kNames[int(step.pass)], "phase");
-    if (measures_) synchronize(model_.options.device);  // the message is there: waiting for it is no work
+    if (measures_) synchronize(model_.options.device);  // waiting for the message is idle time, not part of the step
     const double begin = now_seconds();
     work();
     if (!measures_) return;
@@ -95,57 +99,57 @@ Tensor Pipeline::no_loss() const {
 }
 
 void Pipeline::forward(const Step& step, const Batch& batch) {
-    const int64_t part = schedule_.part(ranks_.rank(), step.chunk);
+    const int64_t stage = schedule_.stage_index(ranks_.rank(), step.chunk);
     InFlight& micro = in_flight_[{step.micro_batch, step.chunk}];
     most_in_flight_ = std::max(most_in_flight_, int64_t(in_flight_.size()));
     if (splits_) micro.tape.deferred_wgrads = &micro.wgrads;
     Var x;
-    if (has_below(part)) x.data = receive(up_in_, {true, step.micro_batch, part - 1}, hidden_);
+    if (has_below(stage)) x.data = receive(recv_activations_, {true, step.micro_batch, stage - 1}, activation_shape_);
     micro.input_grad = x.grad;
     Var y;
     time(step, [&] { y = model_.forward(micro.tape, batch, x, size_t(step.chunk)); });
     micro.output_grad = y.grad;
-    if (has_above(part))
-        send(up_out_, y.data);
+    if (has_above(stage))
+        send(send_activations_, y.data);
     else
         accumulate(loss_, y.data);
 }
 
 void Pipeline::backward(const Step& step) {
-    const int64_t part = schedule_.part(ranks_.rank(), step.chunk);
+    const int64_t stage = schedule_.stage_index(ranks_.rank(), step.chunk);
     const auto found = in_flight_.find({step.micro_batch, step.chunk});
     CHECK(found != in_flight_.end(), "{}", to_string(step));
     InFlight& micro = found->second;
-    if (step.pass != Pass::backward_weight && has_above(part))
-        *micro.output_grad = receive(down_in_, {false, step.micro_batch, part + 1}, hidden_);
+    if (step.pass != Pass::backward_weight && has_above(stage))
+        *micro.output_grad = receive(recv_gradients_, {false, step.micro_batch, stage + 1}, activation_shape_);
     time(step, [&] {
         if (step.pass == Pass::backward_weight) {
-            for (auto& wgrad : micro.wgrads)
-                std::exchange(wgrad, nullptr)();  // each releases its input when it is done
+            for (auto& wgrad : micro.wgrads) std::exchange(wgrad, nullptr)();  // releases its tensors at once
         } else {
-            micro.output_grad.reset();  // from here on it belongs to the closure that uses it
+            micro.output_grad.reset();  // the closure that uses it owns it from here on
             micro.tape.backward();
         }
     });
-    if (step.pass != Pass::backward_weight && has_below(part)) send(down_out_, std::exchange(*micro.input_grad, {}));
+    if (step.pass != Pass::backward_weight && has_below(stage))
+        send(send_gradients_, std::exchange(*micro.input_grad, {}));
     if (step.pass != Pass::backward_input) in_flight_.erase(found);
 }
 
 Tensor Pipeline::forward_backward(const MicroBatches& micro_batches) {
     CHECK(micro_batches.count == schedule_.micro_batches, "{} micro-batches", micro_batches.count);
-    CHECK(in_flight_.empty() && sends_.empty() && !loss_, "the step before this did not end");
+    CHECK(in_flight_.empty() && sends_.empty() && !loss_, "the previous step has not finished");
     spans_.clear();
     most_in_flight_ = 0;
-    for (Channel* channel : {&up_in_, &down_in_}) channel->taken = 0;
-    std::vector<Batch> batches;  // all now: bringing one to the device waits for whatever goes on there
+    for (Channel* channel : {&recv_activations_, &recv_gradients_}) channel->next = 0;
+    std::vector<Batch> batches;  // all at once: copying one to the device would wait for the work queued there
     for (int64_t i = 0; i < schedule_.micro_batches; ++i) batches.push_back(micro_batches.get(i));
-    hidden_ = {batches[0].tokens.size() / row_parts_, model_.config.hidden};
+    activation_shape_ = {batches[0].tokens.size() / row_parts_, model_.config.hidden};
     for (const Step& step : schedule_.ranks[size_t(ranks_.rank())]) {
         ledger().phase(to_string(step));
         release_sent();
         step.pass == Pass::forward ? forward(step, batches[size_t(step.micro_batch)]) : backward(step);
     }
-    CHECK(in_flight_.empty(), "{} micro-batches are still in micro", in_flight_.size());
+    CHECK(in_flight_.empty(), "{} micro-batches are still in flight", in_flight_.size());
     for (Work& work : sends_) work.wait();
     sends_.clear();
     return loss_ ? std::exchange(loss_, Tensor()) : no_loss();
@@ -157,14 +161,14 @@ Tensor Pipeline::forward_only(const Batch& batch) {
     const int64_t rank = ranks_.rank();
     Var y;
     for (int64_t chunk = 0; chunk < schedule_.chunks; ++chunk) {
-        const int64_t part = schedule_.part(rank, chunk);
+        const int64_t stage = schedule_.stage_index(rank, chunk);
         Var x;
-        if (has_below(part)) {
+        if (has_below(stage)) {
             x.data = Tensor(hidden, model_.options.dtype, model_.options.device);
-            up_in_.comm.recv(x.data, up_in_.peer).wait();
+            recv_activations_.comm.recv(x.data, recv_activations_.peer).wait();
         }
         y = model_.forward(tape, batch, x, size_t(chunk));
-        if (has_above(part)) up_out_.comm.send(y.data, up_out_.peer).wait();
+        if (has_above(stage)) send_activations_.comm.send(y.data, send_activations_.peer).wait();
     }
     return model_.stage.head ? y.data : no_loss();
 }
@@ -175,7 +179,7 @@ Timeline Pipeline::measured() const {
     ranks_.barrier().wait();
     size_t most = 0;
     for (const auto& steps : schedule_.ranks) most = std::max(most, steps.size());
-    std::vector<double> mine = {now_seconds()};  // when the barrier opens: clocks of several nodes are set by it
+    std::vector<double> mine = {now_seconds()};  // just after the barrier: the common zero of clocks of several nodes
     for (const Timeline::Span& span : spans_) mine.insert(mine.end(), {span.begin, span.end});
     mine.resize(1 + 2 * most);
     const std::vector<double> all = ranks_.gather(mine);

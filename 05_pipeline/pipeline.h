@@ -4,9 +4,9 @@
 // One executor for every schedule (schedule.h). It takes a rank's list step by step:
 //     F   receive the activations x, run the chunk's layers on a tape of this micro-batch, send y
 //     B   receive the gradient of y, run the tape backward, send the gradient of x
-//     I   the same, with the weight halves put aside;  W  runs them
+//     I   the same with the weight gradients deferred;  W  computes them
 // Sends do not block and the next receive from each neighbour is posted ahead, so a rank idles only on true dependencies.
-// y is released at the beginning of a step once it has been received; x, and what the tape keeps, live until the end of
+// y is released at the first step that begins after it has been received; x and what the tape keeps live until the end of
 // the micro-batch's backward pass.
 #include <map>
 
@@ -18,59 +18,57 @@ namespace train70b {
 
 struct PipelineOptions {
     std::string schedule = "1f1b";
-    int64_t virtual_stages = 0;         // chunks per rank; 0: 2 if interleaved, else 1
-    std::vector<int64_t> stage_layers;  // of each part in the model's order; empty: equally many
-    int64_t chunks() const { return virtual_stages > 0 ? virtual_stages : schedule == "interleaved" ? 2 : 1; }
+    int64_t virtual_stages = 0;         // model chunks per rank; 0: 2 for a schedule of virtual stages, else 1
+    std::vector<int64_t> stage_layers;  // by stage index; empty: the same number on each
+    int64_t chunks() const;
 };
+
 class Pipeline : public MicroBatchLoop {
   public:
-    // model: this rank's stage; the model outlives this. row_parts: sequence parallelism leaves one part of so many of a
-    // micro-batch's rows on each rank.
+    // model: this rank's stages; it outlives this. row_parts: the number of ranks over which sequence parallelism shards the
+    // rows of a micro-batch.
     Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts = 1);
     Pipeline(const Pipeline&) = delete;
     ~Pipeline() override;
 
-    // As many micro-batches as the schedule has. The loss is the last rank's; 0 on the others.
+    // batches.count: that of the schedule. Returns the loss on the last rank, 0 on the others.
     Tensor forward_backward(const MicroBatches& batches) override;
     Tensor forward_only(const Batch& batch) override;
 
-    // With measuring on, the device is waited for after each step (F, B, ...), so that its time means something.
+    // With measuring on, the host synchronizes with the device after each step (F, B, ...), so that the step can be timed.
     void measure(bool on) { measures_ = on; }
-    // What every rank did in the last measured step, on all ranks, by a clock they share; between the spans a rank
-    // waits.
+    // All ranks' spans in the last measured training step, on a common clock. Collective; the same result on all ranks.
     Timeline measured() const;
-    int64_t most_in_flight() const {
-        return most_in_flight_;
-    }  // micro-batches (times chunks) held at once, in that step
+    int64_t most_in_flight() const { return most_in_flight_; }  // micro-batches (times chunks) at once, in that step
 
   private:
-    // The output of a part of the model: activations of a forward pass, or the gradient of its input.
+    // What a stage sends: its activations (forward), or the gradient of its input (backward).
     struct Message {
         bool forward;
-        int64_t micro_batch, part;
+        int64_t micro_batch, stage;  // stage index of the sender
         auto operator<=>(const Message&) const = default;
     };
-    struct Channel {  // to or from one neighbour, in one direction
+    struct Channel {  // point to point: to or from one neighbour, in one direction
         Comm comm;
         int peer = 0;                   // in comm
-        std::vector<Message> expected;  // in the order in which the neighbour sends them
-        size_t taken = 0;
+        std::vector<Message> expected;  // receives, in the order in which the neighbour sends
+        size_t next = 0;                // in expected: the next receive to post
         std::map<Message, Tensor> arrived;
-        std::optional<std::pair<Message, Tensor>> ahead;  // posted, not yet waited for
-        Work work;
+        std::optional<std::pair<Message, Tensor>> posted;  // a receive not yet waited for
+        Work recv;                                         // of `posted`
     };
     struct InFlight {  // one micro-batch in one chunk, between F and the end of its backward pass
         Tape tape;
         std::shared_ptr<Tensor> input_grad, output_grad;
-        Tape::Steps wgrads;
+        Tape::Steps wgrads;  // deferred weight gradients, between I and W
     };
 
-    bool has_below(int64_t part) const { return part > 0; }
-    bool has_above(int64_t part) const { return part + 1 < schedule_.parts(); }
+    bool has_below(int64_t stage) const { return stage > 0; }
+    bool has_above(int64_t stage) const { return stage + 1 < schedule_.stage_count(); }
     void send(Channel& channel, const Tensor& x);
     Tensor receive(Channel& channel, const Message& message, const Shape& shape);
     void post_next(Channel& channel, const Shape& shape);
-    void release_sent();  // of what has been sent
+    void release_sent();  // buffers whose sends have completed
     void forward(const Step& step, const Batch& batch);
     void backward(const Step& step);
     void time(const Step& step, const std::function<void()>& work);
@@ -82,11 +80,11 @@ class Pipeline : public MicroBatchLoop {
     const int64_t row_parts_;
     bool splits_ = false;  // the schedule computes weight gradients in steps of their own
     bool measures_ = false;
-    // Activations go up: in from the rank below, out to the rank above; gradients come down.
-    Channel up_in_, up_out_, down_in_, down_out_;
+    // P2P channels. Activations go up, from the stage below to the stage above; gradients go down.
+    Channel recv_activations_, send_activations_, recv_gradients_, send_gradients_;
     std::map<std::pair<int64_t, int64_t>, InFlight> in_flight_;  // micro-batch, chunk
     std::vector<Work> sends_;
-    Shape hidden_;  // of the activations between two stages
+    Shape activation_shape_;  // of what two stages exchange: (R, E)
     Tensor loss_;
     std::vector<Timeline::Span> spans_;
     int64_t most_in_flight_ = 0;

@@ -4,7 +4,7 @@
 #include <map>
 #include <tuple>
 
-#include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/registry.h"
 
 namespace train70b {
 
@@ -35,7 +35,7 @@ Steps gpipe(int64_t m) {
     return steps;
 }
 
-// As many forward passes ahead as there are stages between this one and the head, then one forward, one backward.
+// Warm-up: one forward pass for each stage between this one and the head. Then one forward, one backward in turn.
 // tag::1f1b[]
 Steps one_forward_one_backward(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
@@ -49,7 +49,7 @@ Steps one_forward_one_backward(int64_t p, int64_t m, int64_t rank) {
 }
 // end::1f1b[]
 
-// Micro-batches pass in groups of p: a group through chunk 0, then through chunk 1, and so on; then the next group.
+// Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, and so on; then the next group.
 Steps interleaved(int64_t p, int64_t m, int64_t v, int64_t rank) {
     const auto nth = [=](Pass pass, int64_t k) {
         const int64_t chunk = k % (p * v) / p;
@@ -65,8 +65,8 @@ Steps interleaved(int64_t p, int64_t m, int64_t v, int64_t rank) {
     return steps;
 }
 
-// 1F1B's order of F and I. Gradients start at the head, and the farther a rank is from it, the longer 1F1B lets it idle
-// at the end: there W has room. So the ranks near the head put off most: rank r runs r weight halves behind.
+// 1F1B's order of F and I. 1F1B idles at the end of the step, the longest on the last rank: rank r runs its weight gradients
+// r micro-batches late to fill that time.
 Steps zero_bubble(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
     const int64_t ahead = std::min(m, p - 1 - rank);
@@ -82,21 +82,60 @@ Steps zero_bubble(int64_t p, int64_t m, int64_t rank) {
     return steps;
 }
 
+double share(int64_t idle, int64_t work) { return double(idle) / double(work + idle); }
+
 }  // namespace
+
+const std::vector<ScheduleGenerator>& schedule_generators() {
+    using Size = PipelineSize;
+    static const std::vector<ScheduleGenerator> list = {
+        {.name = "naive",
+         .description = "one micro-batch at a time",
+         .virtual_stages = false,
+         .steps = [](Size s, int64_t) { return naive(s.m); },
+         .bubble = [](Size s) { return share(s.p - 1, 1); },
+         .in_flight = [](Size, int64_t) { return int64_t(1); }},
+        {.name = "gpipe",
+         .description = "all forward passes, then all backward passes",
+         .virtual_stages = false,
+         .steps = [](Size s, int64_t) { return gpipe(s.m); },
+         .bubble = [](Size s) { return share(s.p - 1, s.m); },
+         .in_flight = [](Size s, int64_t) { return s.m; }},
+        {.name = "1f1b",
+         .description = "one forward pass, one backward pass in turn",
+         .virtual_stages = false,
+         .steps = [](Size s, int64_t rank) { return one_forward_one_backward(s.p, s.m, rank); },
+         .bubble = [](Size s) { return share(s.p - 1, s.m); },
+         .in_flight = [](Size s, int64_t rank) { return std::min(s.m, s.p - rank); }},
+        {.name = "interleaved",
+         .description = "1f1b over several model chunks per rank",
+         .virtual_stages = true,
+         .steps = [](Size s, int64_t rank) { return interleaved(s.p, s.m, s.v, rank); },
+         .bubble = [](Size s) { return share(s.p - 1, s.v * s.m); },
+         .in_flight = [](Size s,
+                         int64_t rank) { return std::min(s.m * s.v, 2 * (s.p - 1 - rank) + (s.v - 1) * s.p + 1); }},
+        {.name = "zero-bubble",
+         .description = "1f1b with delayed weight gradients (ZB-H1)",
+         .virtual_stages = false,
+         .steps = [](Size s, int64_t rank) { return zero_bubble(s.p, s.m, rank); },
+         .bubble = [](Size s) { return share(s.p - 1, 3 * s.m); },
+         .in_flight = [](Size s, int64_t) { return std::min(s.m, s.p); }}};
+    return list;
+}
+
+const ScheduleGenerator& find_schedule(const std::string& name) {
+    return find_entry(schedule_generators(), "--pipeline", name);
+}
 
 Schedule make_schedule(const std::string& name, int64_t p, int64_t m, int64_t v) {
     CHECK(p > 0 && m > 0 && v > 0, "{} stages, {} micro-batches, {} chunks", p, m, v);
-    if (name == "interleaved" && m % p != 0)
-        usage_error("--pipeline interleaved: {} micro-batches are no multiple of --pp {}; {} would be", m, p,
-                    (m / p + 1) * p);
-    CHECK(v == 1 || name == "interleaved", "{} with {} chunks", name, v);
+    const ScheduleGenerator& generator = find_schedule(name);
+    if (generator.virtual_stages && m % p != 0)
+        usage_error("--pipeline {}: {} micro-batches are not divisible by --pp {} (try {}{})", name, m, p,
+                    m > p ? fmt::format("{} or ", m / p * p) : "", (m / p + 1) * p);
+    CHECK(v == 1 || generator.virtual_stages, "{} with {} chunks", name, v);
     Schedule schedule{name, p, m, v, {}};
-    for (int64_t rank = 0; rank < p; ++rank)
-        schedule.ranks.push_back(name == "naive"         ? naive(m)
-                                 : name == "gpipe"       ? gpipe(m)
-                                 : name == "1f1b"        ? one_forward_one_backward(p, m, rank)
-                                 : name == "interleaved" ? interleaved(p, m, v, rank)
-                                                         : zero_bubble(p, m, rank));
+    for (int64_t rank = 0; rank < p; ++rank) schedule.ranks.push_back(generator.steps({p, m, v}, rank));
     return schedule;
 }
 
@@ -109,7 +148,7 @@ std::string incomplete(const Schedule& s) {
         for (const Step& step : s.ranks[size_t(rank)]) {
             const std::string where = fmt::format("rank {}: {}", rank, to_string(step));
             if (step.micro_batch < 0 || step.micro_batch >= s.micro_batches || step.chunk < 0 || step.chunk >= s.chunks)
-                return fmt::format("{} is of no micro-batch or chunk", where);
+                return fmt::format("{} names no micro-batch or chunk of the schedule", where);
             std::string& letters = done[{step.micro_batch, step.chunk}];
             const std::string before = step.pass == forward ? "" : step.pass == backward_weight ? "FI" : "F";
             if (letters != before)
@@ -129,12 +168,12 @@ std::string incomplete(const Schedule& s) {
 
 namespace {
 
-// What a rank does, one thing at a time: take a message, compute, hand one on.
+// A step as the rank executes it: receive its input, compute, send its output.
 struct Action {
     enum class Kind { receive, compute, send } kind;
     Step step;
     int64_t peer = -1;  // receive, send
-    int64_t part = 0;   // the part of the model that makes the message
+    int64_t stage = 0;  // stage index of the message's producer
 };
 
 bool is_backward(Pass pass) { return pass == backward || pass == backward_input; }
@@ -142,24 +181,23 @@ bool is_backward(Pass pass) { return pass == backward || pass == backward_input;
 std::vector<Action> actions(const Schedule& s, int64_t rank) {
     std::vector<Action> list;
     for (const Step& step : s.ranks[size_t(rank)]) {
-        const int64_t part = s.part(rank, step.chunk);
-        const int64_t below = part - 1, above = part + 1;
-        const bool has_below = part > 0, has_above = above < s.parts();
+        const int64_t stage = s.stage_index(rank, step.chunk), below = stage - 1, above = stage + 1;
+        const bool has_below = stage > 0, has_above = above < s.stage_count();
         if (step.pass == forward && has_below) list.push_back({Action::Kind::receive, step, s.rank_of(below), below});
         if (is_backward(step.pass) && has_above) list.push_back({Action::Kind::receive, step, s.rank_of(above), above});
-        list.push_back({Action::Kind::compute, step, -1, part});
-        if (step.pass == forward && has_above) list.push_back({Action::Kind::send, step, s.rank_of(above), part});
-        if (is_backward(step.pass) && has_below) list.push_back({Action::Kind::send, step, s.rank_of(below), part});
+        list.push_back({Action::Kind::compute, step, -1, stage});
+        if (step.pass == forward && has_above) list.push_back({Action::Kind::send, step, s.rank_of(above), stage});
+        if (is_backward(step.pass) && has_below) list.push_back({Action::Kind::send, step, s.rank_of(below), stage});
     }
     return list;
 }
 
-// Forward or backward, micro-batch, the part that makes it.
+// Forward or backward, micro-batch, stage index of the producer.
 using Message = std::tuple<bool, int64_t, int64_t>;
-Message message_of(const Action& a) { return {a.step.pass == forward, a.step.micro_batch, a.part}; }
+Message message_of(const Action& a) { return {a.step.pass == forward, a.step.micro_batch, a.stage}; }
 
 std::string describe_message(const Message& message) {
-    const auto& [activations, micro_batch, part] = message;
+    const auto& [activations, micro_batch, stage] = message;
     return fmt::format("{} of micro-batch {}", activations ? "activations" : "the gradient", micro_batch);
 }
 
@@ -173,7 +211,7 @@ std::string deadlock(const Schedule& s, Sends sends) {
         return at[size_t(rank)] < todo[size_t(rank)].size() ? &todo[size_t(rank)][at[size_t(rank)]] : nullptr;
     };
     std::map<Message, bool> sent;
-    // Whether the action can happen now; with blocking sends a message is handed over when both ranks have come to it.
+    // Whether the action can happen now; a blocking send needs both ranks to have reached it.
     const auto can_go = [&](const Action& action) {
         if (action.kind == Action::Kind::compute || action.peer < 0) return true;
         if (sends == Sends::posted) return action.kind == Action::Kind::send || sent[message_of(action)];
@@ -192,7 +230,7 @@ std::string deadlock(const Schedule& s, Sends sends) {
             moved = true;
         }
     }
-    // Everyone who is not done waits for a peer; following them leads into the circle, or to a rank that has ended.
+    // Every rank that has not finished waits for a peer: following the peers leads into a cycle, or to a rank that has ended.
     int64_t rank = 0;
     while (rank < s.stages && !current(rank)) ++rank;
     if (rank == s.stages) return {};
@@ -225,20 +263,9 @@ int64_t in_flight(const Schedule& s, int64_t rank) {
 }
 
 int64_t in_flight_formula(const Schedule& s, int64_t rank) {
-    const int64_t p = s.stages, m = s.micro_batches, v = s.chunks;
-    if (s.name == "naive") return 1;
-    if (s.name == "gpipe") return m;
-    if (s.name == "1f1b") return std::min(m, p - rank);
-    if (s.name == "zero-bubble") return std::min(m, p);
-    return std::min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1);
+    return find_schedule(s.name).in_flight({s.stages, s.micro_batches, s.chunks}, rank);
 }
 
-double bubble_formula(const Schedule& s) {
-    const double p = double(s.stages), m = double(s.micro_batches), v = double(s.chunks);
-    if (s.name == "naive") return (p - 1) / p;
-    if (s.name == "interleaved") return (p - 1) / (v * m + p - 1);
-    if (s.name == "zero-bubble") return (p - 1) / (3 * m + p - 1);
-    return (p - 1) / (m + p - 1);
-}
+double bubble_formula(const Schedule& s) { return find_schedule(s.name).bubble({s.stages, s.micro_batches, s.chunks}); }
 
 }  // namespace train70b

@@ -1,22 +1,25 @@
 #pragma once
-// A pipeline schedule is data: for each rank a list of steps, in the order in which it takes them. The same list is
-// checked here without running anything, simulated and drawn (simulate.h), and executed (pipeline.h).
+// A pipeline schedule is data: for each rank a list of steps, in the order in which the rank executes them. The same list
+// is checked here without running anything, simulated and drawn (simulate.h), and executed (pipeline.h).
 //
-// p stages, m micro-batches, v chunks of layers per rank. Chunk c of rank r is the model's part number c*p + r: with v
-// > 1 a micro-batch passes every rank v times. F forward, B backward = I (gradient of the input) + W (gradient of the
-// weights).
+// p pipeline ranks, m micro-batches, v model chunks per rank. The p*v chunks are the stages of the model, numbered from the
+// embedding to the head by their stage index: chunk c of rank r is stage c*p + r. With v > 1 these are Megatron's virtual
+// stages, and a micro-batch passes every rank v times.
+//
+// The letters are those of torch.distributed.pipelining: F forward, B backward, split into I (gradient of the input) and W
+// (gradient of the weights), so B = I + W. The zero-bubble papers call I "B".
 //
 //   schedule       what a rank does                            bubble / step (B = 2F = 2I = 2W)   in flight on rank r
 //   naive          F0 B0 F1 B1 ...                              (p-1)/p                            1
 //   gpipe          all F, then all B                            (p-1)/(m+p-1)                      m
 //   1f1b           p-1-r F; then F, B in turn                   (p-1)/(m+p-1)                      min(m, p-r)
 //   interleaved    the same on chunks of 1/v of the layers      (p-1)/(v m+p-1)                    2(p-1-r) + (v-1)p + 1 chunks
-//   zero-bubble    1f1b, W put off to where the rank would idle (p-1)/(3m+p-1)                     min(m, p)
+//   zero-bubble    1f1b, W delayed to where the rank would idle (p-1)/(3m+p-1)                     min(m, p)
 //
-// gpipe: Huang et al. 2019; as published it also recomputes the activations of each stage (here: --recompute full) and
-// takes the backward passes in reverse order of the micro-batches (here: in the order of the forward passes, so that
-// all schedules add gradients in one order). 1f1b, interleaved: Narayanan et al. 2021. zero-bubble: ZB-H1 of Qi et al.
-// 2023, for m >= p.
+// gpipe: Huang et al. 2019; as published it also recomputes the activations of each stage (here: --recompute full) and runs
+// the backward passes in reverse order of the micro-batches (here: in the order of the forward passes, so that all schedules
+// add gradients in the same order). 1f1b, interleaved: Narayanan et al. 2021. zero-bubble: ZB-H1 of Qi et al. 2023, for
+// m >= p.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -33,35 +36,50 @@ struct Step {
 };
 std::string to_string(const Step& step);  // "F3", "F3.1" in chunk 1
 
-struct Schedule {
-    std::string name;
-    int64_t stages, micro_batches, chunks = 1;
-    std::vector<std::vector<Step>> ranks;
-
-    int64_t part(int64_t rank, int64_t chunk) const { return chunk * stages + rank; }
-    int64_t parts() const { return stages * chunks; }
-    int64_t rank_of(int64_t part) const { return part % stages; }
-    int64_t chunk_of(int64_t part) const { return part / stages; }
+struct PipelineSize {
+    int64_t p, m, v = 1;  // pipeline ranks, micro-batches, model chunks per rank
 };
 
-// name: as in the table. Usage error where it cannot be: interleaved wants m to be a multiple of p.
+// One value of --pipeline. To add a schedule, write the function that makes a rank's steps and add it to the list in
+// schedule.cpp: the flag, the checks, the tests and the tables iterate over that list.
+struct ScheduleGenerator {
+    std::string name, description;
+    bool virtual_stages;  // several chunks per rank (--virtual-stages), in groups of p micro-batches: p divides m
+    std::vector<Step> (*steps)(PipelineSize size, int64_t rank);
+    double (*bubble)(PipelineSize size);  // idle share of the step, for equal stages, B = 2F = 2I = 2W and no latency
+    int64_t (*in_flight)(PipelineSize size, int64_t rank);  // most micro-batches (times chunks) at once on the rank
+};
+const std::vector<ScheduleGenerator>& schedule_generators();
+const ScheduleGenerator& find_schedule(const std::string& name);  // usage error for an unknown name
+
+struct Schedule {
+    std::string name;
+    int64_t stages, micro_batches, chunks = 1;  // p, m, v
+    std::vector<std::vector<Step>> ranks;
+
+    int64_t stage_index(int64_t rank, int64_t chunk) const { return chunk * stages + rank; }
+    int64_t stage_count() const { return stages * chunks; }  // p*v
+    int64_t rank_of(int64_t stage_index) const { return stage_index % stages; }
+};
+
+// Usage error for an unknown name, and for m that is not a multiple of p where the schedule needs it.
 Schedule make_schedule(const std::string& name, int64_t stages, int64_t micro_batches, int64_t chunks = 1);
 
-// ---- checks; each returns what is wrong, or nothing ----------------------------------------------------------------
-// Every micro-batch exactly once through every chunk, forward and backward; F before B or I, I before W, on each rank.
+// ---- checks; each returns what is wrong, or an empty string ---------------------------------------------------------
+// Every micro-batch goes exactly once through every chunk, forward and backward; F before B or I, I before W, on each rank.
 std::string incomplete(const Schedule& schedule);
-// Whether all ranks get to their ends. A step needs what another rank sends: F the activations of the part below, B and
-// I the gradient of the part above.
-//   posted     receives are posted ahead, and a rank goes on after a send (pipeline.h): only needs can form a cycle
-//   blocking   a send returns when the other rank has come to its receive, and a rank receives where its step begins
-// Names the ranks that wait for one another in a circle, and for what.
+// Whether all ranks reach the end of their lists. A step needs what another rank sends: F the activations of the stage
+// below, B and I the gradient from the stage above.
+//   posted     receives are posted ahead and sends do not block (pipeline.h): only data dependencies can form a cycle
+//   blocking   a send returns when the other rank has reached the matching receive; a rank receives where its step begins
+// Names the ranks that wait for one another in a cycle, and for what.
 enum class Sends { posted, blocking };
 std::string deadlock(const Schedule& schedule, Sends sends);
 
 // ---- what follows from the order alone ------------------------------------------------------------------------------
-// The most micro-batches (times chunks) whose activations a rank holds: from F to the end of its backward pass.
+// The most micro-batches (times chunks) whose activations a rank holds at once: from F to the end of the backward pass.
 int64_t in_flight(const Schedule& schedule, int64_t rank);
-int64_t in_flight_formula(const Schedule& schedule, int64_t rank);  // the table's, at most all there are
-double bubble_formula(const Schedule& schedule);                    // the table's
+int64_t in_flight_formula(const Schedule& schedule, int64_t rank);  // of the schedule's generator
+double bubble_formula(const Schedule& schedule);                    // of the schedule's generator
 
 }  // namespace train70b

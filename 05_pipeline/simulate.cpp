@@ -39,6 +39,13 @@ double Timeline::total() const {
     return last - begin();
 }
 
+double Timeline::longest_span() const {
+    double longest = 0;
+    for (const auto& spans : ranks)
+        if (!spans.empty()) longest = std::max(longest, spans.back().end - spans.front().begin);
+    return longest;
+}
+
 double Timeline::busy(int64_t rank) const {
     double sum = 0;
     for (const Span& span : ranks[size_t(rank)]) sum += span.end - span.begin;
@@ -52,7 +59,7 @@ double Timeline::bubble() const {
 }
 
 Timeline simulate(const Schedule& s, const Costs& costs) {
-    // When the output of a pass through a part of the model is there: (forward?, micro-batch, part).
+    // When the output of a pass through a stage is complete: (forward?, micro-batch, stage index).
     std::map<std::tuple<bool, int64_t, int64_t>, double> done;
     Timeline timeline;
     timeline.ranks.resize(size_t(s.stages));
@@ -63,16 +70,17 @@ Timeline simulate(const Schedule& s, const Costs& costs) {
             for (; spans.size() < s.ranks[size_t(rank)].size(); moved = true) {
                 // tag::simulate[]
                 const Step& step = s.ranks[size_t(rank)][spans.size()];
-                const int64_t part = s.part(rank, step.chunk);
+                const int64_t stage = s.stage_index(rank, step.chunk);
                 const bool forward = step.pass == Pass::forward, weight = step.pass == Pass::backward_weight;
                 double begin = spans.empty() ? 0 : spans.back().end;
-                if (const int64_t from = forward ? part - 1 : part + 1; !weight && from >= 0 && from < s.parts()) {
+                const int64_t from = forward ? stage - 1 : stage + 1;
+                if (!weight && from >= 0 && from < s.stage_count()) {
                     const auto input = done.find({forward, step.micro_batch, from});
                     if (input == done.end()) break;  // not simulated yet
                     begin = std::max(begin, input->second + (s.rank_of(from) == rank ? 0 : costs.hop));
                 }
                 const double end = begin + costs.step(rank, step);
-                if (!weight) done[{forward, step.micro_batch, part}] = end;
+                if (!weight) done[{forward, step.micro_batch, stage}] = end;
                 spans.push_back({step, begin, end});
                 // end::simulate[]
             }

@@ -9,9 +9,9 @@ namespace train70b {
 
 struct Costs {
     std::function<double(int64_t rank, const Step& step)> step;  // seconds, or any unit
-    double hop = 0;  // from the end of a step until its message has arrived; messages do not slow each other down
+    double hop = 0;  // latency from the end of a step to the arrival of its message; there is no contention
 };
-// The same on every rank: a chunk's F is 1/v of a stage's, B = I + W.
+// Equal stages: the F of one chunk takes 1/v of `forward`, and so on; B = I + W.
 Costs equal_costs(const Schedule& schedule, double forward = 1, double input = 1, double weight = 1, double hop = 0);
 
 struct Timeline {
@@ -21,15 +21,19 @@ struct Timeline {
     };
     std::vector<std::vector<Span>> ranks;
 
-    double begin() const;  // of the first step of all
-    double total() const;  // from there to the end of the last
+    double begin() const;  // of the first step on any rank
+    double total() const;  // from there to the end of the last step on any rank
     double busy(int64_t rank) const;
-    double idle(int64_t rank) const { return 1 - busy(rank) / total(); }  // share of the total
+    double idle(int64_t rank) const { return 1 - busy(rank) / total(); }  // share of total()
     double bubble() const;  // the mean over ranks of idle(): share of the step, not of the ideal time
+    // The cost of the zero-bubble paper (Qi et al. 2023, section 5): the longest time that any one rank takes from its own
+    // first step to its own last. Ranks that begin later also end later, so when steps follow one another without a barrier
+    // this, not total(), is the time per step.
+    double longest_span() const;
 };
-Timeline simulate(const Schedule& schedule, const Costs& costs);  // CHECKs that the schedule ends
+Timeline simulate(const Schedule& schedule, const Costs& costs);  // CHECK fails if the schedule deadlocks
 
-// One line per rank, `width` characters for the whole: F as 0123, backward as bars, idle as dots.
+// One line per rank, `width` characters for the whole step; dots where the rank is idle.
 std::string ascii_gantt(const Timeline& timeline, int64_t width);
 // Chrome trace events (ui.perfetto.dev): one process per timeline, one thread per rank; the unit is taken as a second.
 std::string chrome_trace(const std::vector<std::pair<std::string, Timeline>>& timelines);

@@ -4,15 +4,15 @@
 program=05_pipeline
 . "$(dirname "$0")/ranks.sh"
 
-refused "more stages than layers" 4 "--pp 4: more than --layers 2" --pp 4 --layers 2
-refused "layers that do not divide" 3 "--layers 4 does not divide by 3 stages (--pp); 6 would, or --stage-layers 2,1,1" --pp 3 --global-batch 15
+refused "more stages than layers" 4 "--pp 4: more stages than --layers 2" --pp 4 --layers 2
+refused "layers that do not divide" 3 "--layers 4 is not divisible by --pp 3 (try --layers 3 or 6, or --stage-layers 2,1,1)" --pp 3 --global-batch 15
 refused "stages that do not sum" 2 "--stage-layers 2,1: 3 layers; the model has 4" --stage-layers 2,1
 refused "too many stages listed" 2 "--stage-layers 2,1,1: lists 3 stages; --pp 2 makes 2" --stage-layers 2,1,1
-refused "a stage of nothing" 2 "--stage-layers 4,0: each stage needs a layer at least" --stage-layers 4,0
+refused "a stage of nothing" 2 "--stage-layers 4,0: each stage needs at least one layer" --stage-layers 4,0
 refused "a stage that is no number" 2 "--stage-layers" --stage-layers 2,x
-refused "interleaved without whole groups" 4 "--pipeline interleaved: 6 micro-batches are no multiple of --pp 4; 8 would be" \
+refused "interleaved without whole groups" 4 "--pipeline interleaved: 6 micro-batches are not divisible by --pp 4 (try 4 or 8)" \
     --pp 4 --layers 8 --pipeline interleaved --global-batch 6
-refused "chunks of another schedule" 2 "--virtual-stages 2: belongs to --pipeline interleaved" --virtual-stages 2
+refused "chunks of another schedule" 2 "--virtual-stages 2: --pipeline 1f1b has one model chunk per rank (try --pipeline interleaved)" --virtual-stages 2
 refused "a schedule that is none" 2 "--pipeline|1f1b|zero-bubble" --pipeline 2f2b
 refused "no micro-batch" 2 "--global-batch 2 is not --micro-batch 4 x ranks 1 x accumulation; 4 would be" --global-batch 2 --micro-batch 4
 refused "zero micro-batches" 2 "--global-batch|from 1 on" --global-batch 0
@@ -29,7 +29,7 @@ tables_on "a drawing where no file can be" 2 "--draw nowhere/x.png: cannot be wr
 tables_on "the toy on three ranks" 3 "--toy-deadlock on: is played by two ranks" --toy-deadlock on
 
 run 2 "$bin/$program" --toy-deadlock on --comm-timeout 2
-verdict "the toy stands still, and the watchdog says where" "$([ "$code" != 0 ] || echo "exit code 0; ")$(
+verdict "the toy hangs, and the watchdog says where" "$([ "$code" != 0 ] || echo "exit code 0; ")$(
     [ "$seconds" -le 15 ] || echo "$seconds s; ")$(
     grep -q "rank 0 at F1 sends activations of micro-batch 1 to rank 1; rank 1 at B0 sends the gradient" "$work/out" ||
         echo "no cycle in $(head -c 600 "$work/out"); ")$(grep -q "world.send" "$work/err" || echo "no send in $(head -c 600 "$work/err")")"

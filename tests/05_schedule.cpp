@@ -9,17 +9,15 @@ using namespace train70b::test;
 
 namespace {
 
-constexpr const char* kSchedules[] = {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"};
-
 // Every schedule of up to 8 stages and up to 17 micro-batches.
 void for_each_schedule(const std::function<void(const Schedule&)>& body) {
-    for (const std::string name : kSchedules)
+    for (const ScheduleGenerator& generator : schedule_generators())
         for (int64_t p = 1; p <= 8; ++p)
             for (int64_t m = 1; m <= 17; ++m)
                 for (int64_t v = 1; v <= 3; ++v) {
-                    if (name == "interleaved" ? m % p != 0 || p == 1 : v > 1) continue;
-                    const Schedule schedule = make_schedule(name, p, m, v);
-                    INFO(name, ", ", p, " stages, ", m, " micro-batches, ", v, " chunks");
+                    if (generator.virtual_stages ? m % p != 0 || p == 1 : v > 1) continue;
+                    const Schedule schedule = make_schedule(generator.name, p, m, v);
+                    INFO(generator.name, ", ", p, " stages, ", m, " micro-batches, ", v, " chunks");
                     body(schedule);
                 }
 }
@@ -40,12 +38,58 @@ TEST_CASE("every schedule is complete, ends, and has in flight what its formula 
     for_each_schedule([](const Schedule& schedule) {
         EXPECT(incomplete(schedule) == "");
         EXPECT(deadlock(schedule, Sends::posted) == "");
-        for (int64_t rank = 0; rank < schedule.stages; ++rank)
+        for (int64_t rank = 0; rank < schedule.stages; ++rank) {
+            INFO("rank ", rank);
             EXPECT(in_flight(schedule, rank) == in_flight_formula(schedule, rank));
+        }
     });
 }
 
-TEST_CASE("weight halves run in the order of micro-batches") {
+// The formulas of the papers, worked out. Bubble of GPipe (Huang et al. 2019, section 2.3) and of 1F1B (p-1)/(m+p-1);
+// interleaved: v times smaller against the ideal time (Narayanan et al. 2021, section 2.2); ZB-H1: (p-1)(F + I - W) idle
+// beside 3m F of work (Qi et al. 2023, table 2).
+TEST_CASE("bubble and micro-batches in flight: the papers' numbers") {
+    struct Expected {
+        const char* name;
+        int64_t p, m, v;
+        double bubble;
+        std::vector<int64_t> in_flight;  // by rank
+    };
+    const std::vector<Expected> expected = {
+        {"naive", 2, 4, 1, 1. / 2, {1, 1}},
+        {"naive", 4, 8, 1, 3. / 4, {1, 1, 1, 1}},
+        {"gpipe", 2, 4, 1, 1. / 5, {4, 4}},
+        {"gpipe", 4, 8, 1, 3. / 11, {8, 8, 8, 8}},
+        {"gpipe", 8, 16, 1, 7. / 23, {16, 16, 16, 16, 16, 16, 16, 16}},
+        {"1f1b", 1, 3, 1, 0, {1}},
+        {"1f1b", 2, 4, 1, 1. / 5, {2, 1}},
+        {"1f1b", 4, 8, 1, 3. / 11, {4, 3, 2, 1}},
+        {"1f1b", 8, 4, 1, 7. / 11, {4, 4, 4, 4, 4, 3, 2, 1}},
+        {"interleaved", 2, 4, 2, 1. / 9, {5, 3}},
+        {"interleaved", 4, 8, 1, 3. / 11, {7, 5, 3, 1}},
+        {"interleaved", 4, 8, 2, 3. / 19, {11, 9, 7, 5}},
+        {"interleaved", 4, 4, 3, 1. / 5, {12, 12, 11, 9}},
+        {"zero-bubble", 2, 4, 1, 1. / 13, {2, 2}},
+        {"zero-bubble", 4, 8, 1, 1. / 9, {4, 4, 4, 4}},
+        {"zero-bubble", 4, 16, 1, 1. / 17, {4, 4, 4, 4}},
+        {"zero-bubble", 8, 8, 1, 7. / 31, {8, 8, 8, 8, 8, 8, 8, 8}},
+    };
+    for (const ScheduleGenerator& generator : schedule_generators())
+        EXPECT(
+            std::any_of(expected.begin(), expected.end(), [&](const Expected& e) { return e.name == generator.name; }));
+    for (const Expected& e : expected) {
+        const Schedule schedule = make_schedule(e.name, e.p, e.m, e.v);
+        INFO(std::string(e.name), ", ", e.p, " stages, ", e.m, " micro-batches, ", e.v, " chunks");
+        EXPECT(std::abs(bubble_formula(schedule) - e.bubble) <= 1e-12);
+        EXPECT(std::abs(simulate(schedule, equal_costs(schedule)).bubble() - e.bubble) <= 1e-12);
+        for (int64_t rank = 0; rank < e.p; ++rank) {
+            INFO("rank ", rank);
+            EXPECT(in_flight_formula(schedule, rank) == e.in_flight[size_t(rank)]);
+        }
+    }
+}
+
+TEST_CASE("weight gradients run in the order of micro-batches") {
     for_each_schedule([](const Schedule& schedule) {
         for (const auto& steps : schedule.ranks) {
             int64_t next = 0;
@@ -59,17 +103,27 @@ TEST_CASE("the simulator gives the formula's bubble, to 1e-9, for equal stages, 
     for_each_schedule([](const Schedule& schedule) {
         if (schedule.name == "zero-bubble" && schedule.micro_batches < schedule.stages) return;  // as its formula says
         const Timeline timeline = simulate(schedule, equal_costs(schedule));
-        const double p = double(schedule.stages), m = double(schedule.micro_batches), v = double(schedule.chunks);
-        const std::map<std::string, double> expected = {{"naive", (p - 1) / p},
-                                                        {"gpipe", (p - 1) / (m + p - 1)},
-                                                        {"1f1b", (p - 1) / (m + p - 1)},
-                                                        {"interleaved", (p - 1) / (v * m + p - 1)},
-                                                        {"zero-bubble", (p - 1) / (3 * m + p - 1)}};
-        EXPECT(std::abs(timeline.bubble() - expected.at(schedule.name)) <= 1e-9);
-        EXPECT(std::abs(bubble_formula(schedule) - expected.at(schedule.name)) <= 1e-9);
+        const double m = double(schedule.micro_batches);
+        EXPECT(std::abs(timeline.bubble() - bubble_formula(schedule)) <= 1e-9);
         // The whole step: all the work of a rank, and the bubble.
         EXPECT(std::abs(timeline.total() * (1 - timeline.bubble()) - 3 * m) <= 1e-9 * m);
     });
+}
+
+// ZB-H2 on two ranks (Qi et al. 2023, section 2): 2p - 1 = 3 micro-batches in flight on rank 0. First begin to last end over
+// all ranks is the same as with ZB-H1, because rank 1 cannot begin before rank 0; but no rank waits between its own steps.
+TEST_CASE("the longest span of a rank: 3 m F for ZB-H2, more for 1F1B; the total does not tell ZB-H2 from ZB-H1") {
+    const Schedule h2 = two_ranks("F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3 ", "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3 ", 4);
+    EXPECT(incomplete(h2) == "");
+    EXPECT(in_flight(h2, 0) == 3);
+    const auto cost = [](const Schedule& schedule) { return simulate(schedule, equal_costs(schedule)); };
+    EXPECT(cost(h2).longest_span() == 12);  // 4 micro-batches of F, I, W
+    EXPECT(cost(h2).total() == 13);
+    EXPECT(cost(make_schedule("zero-bubble", 2, 4)).total() == 13);
+    EXPECT(cost(make_schedule("zero-bubble", 2, 4)).longest_span() == 13);
+    EXPECT(cost(make_schedule("1f1b", 2, 4)).total() == 15);
+    EXPECT(cost(make_schedule("1f1b", 2, 4)).longest_span() == 15);
+    EXPECT(cost(make_schedule("naive", 1, 4)).longest_span() == 12);
 }
 
 TEST_CASE("the simulator: steps follow one another, wait for what they need and for the hop, as drawn by hand") {
@@ -101,24 +155,27 @@ TEST_CASE("a message takes its time: with hops 1F1B is slower, and nothing begin
             for (const auto& span : timeline.ranks[size_t(rank)])
                 if (span.step.pass != Pass::backward_weight)
                     ends[{span.step.pass == Pass::forward, span.step.micro_batch,
-                          schedule.part(rank, span.step.chunk)}] = span.end;
-        bool right = true;
+                          schedule.stage_index(rank, span.step.chunk)}] = span.end;
+        std::string wrong;  // the first step that begins too early
         for (int64_t rank = 0; rank < schedule.stages; ++rank) {
             double last = 0;
             for (const auto& span : timeline.ranks[size_t(rank)]) {
                 const bool forward = span.step.pass == Pass::forward;
-                const int64_t part = schedule.part(rank, span.step.chunk), from = forward ? part - 1 : part + 1;
-                right = right && span.begin >= last;
-                if (span.step.pass != Pass::backward_weight && from >= 0 && from < schedule.parts())
-                    right = right && span.begin >= ends.at({forward, span.step.micro_batch, from}) + 0.37 - 1e-12;
+                const int64_t stage = schedule.stage_index(rank, span.step.chunk),
+                              from = forward ? stage - 1 : stage + 1;
+                double ready = last;
+                if (span.step.pass != Pass::backward_weight && from >= 0 && from < schedule.stage_count())
+                    ready = std::max(ready, ends.at({forward, span.step.micro_batch, from}) + 0.37 - 1e-12);
+                if (wrong.empty() && span.begin < ready)
+                    wrong = fmt::format("rank {} at {}", rank, to_string(span.step));
                 last = span.end;
             }
         }
-        EXPECT(right);
+        EXPECT(wrong == "");
     });
 }
 
-TEST_CASE("what is broken by hand is refused, and the checker says where") {
+TEST_CASE("a schedule with an error is refused, and the checker says where") {
     const auto refused = [](const Schedule& schedule, const std::string& part) {
         const std::string text = incomplete(schedule);
         INFO(text);
@@ -128,7 +185,7 @@ TEST_CASE("what is broken by hand is refused, and the checker says where") {
     refused(two_ranks("F0 B0 F1 B1 ", "B0 F0 F1 B1 ", 2), "rank 1: B0 comes after \"\", not \"F\"");
     refused(two_ranks("F0 F0 B0 F1 B1 ", "F0 B0 F1 B1 ", 2), "rank 0: F0 comes after \"F\", not \"\"");
     refused(two_ranks("F0 B0 F1 W1 I1 ", "F0 B0 F1 B1 ", 2), "rank 0: W1 comes after \"F\", not \"FI\"");
-    refused(two_ranks("F0 B0 F1 B1 F2 ", "F0 B0 F1 B1 ", 2), "rank 0: F2 is of no micro-batch");
+    refused(two_ranks("F0 B0 F1 B1 F2 ", "F0 B0 F1 B1 ", 2), "rank 0: F2 names no micro-batch");
     refused(two_ranks("F0 I0 F1 B1 ", "F0 B0 F1 B1 ", 2), "rank 0: micro-batch 0 goes through chunk 0 as \"FI\"");
     Schedule one_list = two_ranks("F0 B0 ", "F0 B0 ", 1);
     one_list.ranks.pop_back();
@@ -146,7 +203,7 @@ TEST_CASE("what is broken by hand is refused, and the checker says where") {
     EXPECT_CHECK_FAILS(simulate(two_ranks("F0 B0 F1 B1 ", "F0 F1 B0 B1 ", 2), equal_costs(two_ranks("", "", 1))));
 }
 
-TEST_CASE("sends that wait until they are received: 1F1B stands still on two ranks and more, naive and GPipe do not") {
+TEST_CASE("sends that wait until they are received: 1F1B hangs on two ranks and more, naive and GPipe do not") {
     const std::string cycle = deadlock(make_schedule("1f1b", 2, 4), Sends::blocking);
     INFO(cycle);
     EXPECT(cycle ==
@@ -161,8 +218,11 @@ TEST_CASE("sends that wait until they are received: 1F1B stands still on two ran
         }
 }
 
-TEST_CASE("interleaved wants whole groups of micro-batches") {
-    EXPECT_USAGE_ERROR(make_schedule("interleaved", 4, 6, 2), "6 micro-batches are no multiple of --pp 4; 8 would be");
+TEST_CASE("an unknown schedule, and one that this number of micro-batches does not allow, are usage errors") {
+    EXPECT_USAGE_ERROR(make_schedule("2f2b", 4, 8), "--pipeline 2f2b: unknown; must be one of naive gpipe 1f1b");
+    EXPECT_USAGE_ERROR(make_schedule("interleaved", 4, 6, 2),
+                       "6 micro-batches are not divisible by --pp 4 (try 4 or 8)");
+    EXPECT_USAGE_ERROR(make_schedule("interleaved", 4, 3, 2), "3 micro-batches are not divisible by --pp 4 (try 4)");
 }
 
 TEST_CASE("drawings for other programs: every step once, in seconds and in microseconds") {

@@ -24,7 +24,7 @@ refused "a sequence that cp and tp do not divide" 8 "--sequence-parallel on: --c
     --tp 4 --cp 2 --sequence-parallel on --seq-len 132
 refused "overlap with 8 bits" 2 "--tp-overlap on, --fp8 current: both are what a linear layer does with its product" \
     --tp 2 --tp-overlap on --fp8 current
-refused "layers that pp does not divide" 3 "--layers 4 does not divide by 3 stages" --pp 3
+refused "layers that pp does not divide" 3 "--layers 4 is not divisible by --pp 3" --pp 3
 refused "an interleaved pipeline of one stage" 2 "one stage has nothing to take turns with" --pipeline interleaved
 refused "offload of nothing that is sharded" 2 "--offload|add --zero 1, 2 or 3" --offload optimizer
 refused "a dry run of what is there" 2 "--dry-run|--comm fake --fake-world N" --dry-run
