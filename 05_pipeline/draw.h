@@ -5,8 +5,8 @@
 
 namespace train70b {
 
-// Runs a program found in PATH, without a shell: the words are passed unchanged. Returns its exit code, 127 if there is no
-// such program; `said` becomes the last line that it wrote to stderr.
+// Runs a program found in PATH, without a shell: the words are passed unchanged. Returns its exit code, 127 if there is
+// no such program; `said` becomes the last line that it wrote to stderr.
 int run_python(const std::vector<std::string>& words, std::string& said);
 
 std::string python_with_matplotlib();  // usage error if there is none

@@ -20,7 +20,8 @@ Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t r
     for (const Step& step : schedule_.ranks[size_t(rank)]) splits_ = splits_ || step.pass == Pass::backward_weight;
     if (p == 1) return;
 
-    // One channel up and one down between any two neighbours; with virtual stages also between the last rank and the first.
+    // One channel up and one down between any two neighbours; with virtual stages also between the last rank and the
+    // first.
     const int channels = schedule_.chunks > 1 ? p : p - 1;
     for (int below = 0; below < channels; ++below) {
         const int above = (below + 1) % p;
@@ -43,7 +44,8 @@ Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t r
     }
 }
 
-// Closing a channel may be collective over its two ranks, so all ranks close them in the order in which they were opened.
+// Closing a channel may be collective over its two ranks, so all ranks close them in the order in which they were
+// opened.
 Pipeline::~Pipeline() {
     const int p = ranks_.size(), rank = ranks_.rank();
     for (int below = 0; below < p; ++below) {

@@ -5,9 +5,9 @@
 //     F   receive the activations x, run the chunk's layers on a tape of this micro-batch, send y
 //     B   receive the gradient of y, run the tape backward, send the gradient of x
 //     I   the same with the weight gradients deferred;  W  computes them
-// Sends do not block and the next receive from each neighbour is posted ahead, so a rank idles only on true dependencies.
-// y is released at the first step that begins after it has been received; x and what the tape keeps live until the end of
-// the micro-batch's backward pass.
+// Sends do not block and the next receive from each neighbour is posted ahead, so a rank idles only on true
+// dependencies. y is released at the first step that begins after it has been received; x and what the tape keeps live
+// until the end of the micro-batch's backward pass.
 #include <map>
 
 #include "01_single_gpu/roles.h"
@@ -25,8 +25,8 @@ struct PipelineOptions {
 
 class Pipeline : public MicroBatchLoop {
   public:
-    // model: this rank's stages; it outlives this. row_parts: the number of ranks over which sequence parallelism shards the
-    // rows of a micro-batch.
+    // model: this rank's stages; it outlives this. row_parts: the number of ranks over which sequence parallelism
+    // shards the rows of a micro-batch.
     Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts = 1);
     Pipeline(const Pipeline&) = delete;
     ~Pipeline() override;
@@ -35,7 +35,8 @@ class Pipeline : public MicroBatchLoop {
     Tensor forward_backward(const MicroBatches& batches) override;
     Tensor forward_only(const Batch& batch) override;
 
-    // With measuring on, the host synchronizes with the device after each step (F, B, ...), so that the step can be timed.
+    // With measuring on, the host synchronizes with the device after each step (F, B, ...), so that the step can be
+    // timed.
     void measure(bool on) { measures_ = on; }
     // All ranks' spans in the last measured training step, on a common clock. Collective; the same result on all ranks.
     Timeline measured() const;

@@ -65,8 +65,8 @@ Steps interleaved(int64_t p, int64_t m, int64_t v, int64_t rank) {
     return steps;
 }
 
-// 1F1B's order of F and I. 1F1B idles at the end of the step, the longest on the last rank: rank r runs its weight gradients
-// r micro-batches late to fill that time.
+// 1F1B's order of F and I. 1F1B idles at the end of the step, the longest on the last rank: rank r runs its weight
+// gradients r micro-batches late to fill that time.
 Steps zero_bubble(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
     const int64_t ahead = std::min(m, p - 1 - rank);
@@ -230,7 +230,8 @@ std::string deadlock(const Schedule& s, Sends sends) {
             moved = true;
         }
     }
-    // Every rank that has not finished waits for a peer: following the peers leads into a cycle, or to a rank that has ended.
+    // Every rank that has not finished waits for a peer: following the peers leads into a cycle, or to a rank that has
+    // ended.
     int64_t rank = 0;
     while (rank < s.stages && !current(rank)) ++rank;
     if (rank == s.stages) return {};

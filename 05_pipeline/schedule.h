@@ -1,25 +1,26 @@
 #pragma once
-// A pipeline schedule is data: for each rank a list of steps, in the order in which the rank executes them. The same list
-// is checked here without running anything, simulated and drawn (simulate.h), and executed (pipeline.h).
+// A pipeline schedule is data: for each rank a list of steps, in the order in which the rank executes them. The same
+// list is checked here without running anything, simulated and drawn (simulate.h), and executed (pipeline.h).
 //
-// p pipeline ranks, m micro-batches, v model chunks per rank. The p*v chunks are the stages of the model, numbered from the
-// embedding to the head by their stage index: chunk c of rank r is stage c*p + r. With v > 1 these are Megatron's virtual
-// stages, and a micro-batch passes every rank v times.
+// p pipeline ranks, m micro-batches, v model chunks per rank. The p*v chunks are the stages of the model, numbered from
+// the embedding to the head by their stage index: chunk c of rank r is stage c*p + r. With v > 1 these are Megatron's
+// virtual stages, and a micro-batch passes every rank v times.
 //
-// The letters are those of torch.distributed.pipelining: F forward, B backward, split into I (gradient of the input) and W
-// (gradient of the weights), so B = I + W. The zero-bubble papers call I "B".
+// The letters are those of torch.distributed.pipelining: F forward, B backward, split into I (gradient of the input)
+// and W (gradient of the weights), so B = I + W. The zero-bubble papers call I "B".
 //
-//   schedule       what a rank does                            bubble / step (B = 2F = 2I = 2W)   in flight on rank r
-//   naive          F0 B0 F1 B1 ...                              (p-1)/p                            1
-//   gpipe          all F, then all B                            (p-1)/(m+p-1)                      m
-//   1f1b           p-1-r F; then F, B in turn                   (p-1)/(m+p-1)                      min(m, p-r)
-//   interleaved    the same on chunks of 1/v of the layers      (p-1)/(v m+p-1)                    2(p-1-r) + (v-1)p + 1 chunks
-//   zero-bubble    1f1b, W delayed to where the rank would idle (p-1)/(3m+p-1)                     min(m, p)
+//   schedule       what a rank does                             bubble / step     in flight on rank r
+//   naive          F0 B0 F1 B1 ...                              (p-1)/p           1
+//   gpipe          all F, then all B                            (p-1)/(m+p-1)     m
+//   1f1b           p-1-r F; then F, B in turn                   (p-1)/(m+p-1)     min(m, p-r)
+//   interleaved    the same on chunks of 1/v of the layers      (p-1)/(v m+p-1)   2(p-1-r) + (v-1)p + 1 chunks
+//   zero-bubble    1f1b, W delayed to where the rank would idle (p-1)/(3m+p-1)    min(m, p)
 //
-// gpipe: Huang et al. 2019; as published it also recomputes the activations of each stage (here: --recompute full) and runs
-// the backward passes in reverse order of the micro-batches (here: in the order of the forward passes, so that all schedules
-// add gradients in the same order). 1f1b, interleaved: Narayanan et al. 2021. zero-bubble: ZB-H1 of Qi et al. 2023, for
-// m >= p.
+// (Bubbles for equal stages and B = 2F = 2I = 2W.)
+// gpipe: Huang et al. 2019; as published it also recomputes the activations of each stage (here: --recompute full) and
+// runs the backward passes in reverse order of the micro-batches (here: in the order of the forward passes, so that all
+// schedules add gradients in the same order). 1f1b, interleaved: Narayanan et al. 2021. zero-bubble: ZB-H1 of Qi et al.
+// 2023, for m >= p.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -66,12 +67,13 @@ struct Schedule {
 Schedule make_schedule(const std::string& name, int64_t stages, int64_t micro_batches, int64_t chunks = 1);
 
 // ---- checks; each returns what is wrong, or an empty string ---------------------------------------------------------
-// Every micro-batch goes exactly once through every chunk, forward and backward; F before B or I, I before W, on each rank.
+// Every micro-batch goes exactly once through every chunk, forward and backward; F before B or I, I before W, on each
+// rank.
 std::string incomplete(const Schedule& schedule);
 // Whether all ranks reach the end of their lists. A step needs what another rank sends: F the activations of the stage
 // below, B and I the gradient from the stage above.
 //   posted     receives are posted ahead and sends do not block (pipeline.h): only data dependencies can form a cycle
-//   blocking   a send returns when the other rank has reached the matching receive; a rank receives where its step begins
+//   blocking   a send returns when the peer has reached the matching receive; a rank receives where its step begins
 // Names the ranks that wait for one another in a cycle, and for what.
 enum class Sends { posted, blocking };
 std::string deadlock(const Schedule& schedule, Sends sends);

@@ -26,9 +26,9 @@ struct Timeline {
     double busy(int64_t rank) const;
     double idle(int64_t rank) const { return 1 - busy(rank) / total(); }  // share of total()
     double bubble() const;  // the mean over ranks of idle(): share of the step, not of the ideal time
-    // The cost of the zero-bubble paper (Qi et al. 2023, section 5): the longest time that any one rank takes from its own
-    // first step to its own last. Ranks that begin later also end later, so when steps follow one another without a barrier
-    // this, not total(), is the time per step.
+    // The cost of the zero-bubble paper (Qi et al. 2023, section 5): the longest time that any one rank takes from its
+    // own first step to its own last. Where ranks that begin later also end later, training steps can follow one
+    // another without idle time, and this, not total(), is the time per training step.
     double longest_span() const;
 };
 Timeline simulate(const Schedule& schedule, const Costs& costs);  // CHECK fails if the schedule deadlocks

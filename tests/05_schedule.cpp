@@ -46,8 +46,8 @@ TEST_CASE("every schedule is complete, ends, and has in flight what its formula 
 }
 
 // The formulas of the papers, worked out. Bubble of GPipe (Huang et al. 2019, section 2.3) and of 1F1B (p-1)/(m+p-1);
-// interleaved: v times smaller against the ideal time (Narayanan et al. 2021, section 2.2); ZB-H1: (p-1)(F + I - W) idle
-// beside 3m F of work (Qi et al. 2023, table 2).
+// interleaved: v times smaller against the ideal time (Narayanan et al. 2021, section 2.2); ZB-H1: (p-1)(F + I - W)
+// idle beside 3m F of work (Qi et al. 2023, table 2).
 TEST_CASE("bubble and micro-batches in flight: the papers' numbers") {
     struct Expected {
         const char* name;
@@ -110,8 +110,9 @@ TEST_CASE("the simulator gives the formula's bubble, to 1e-9, for equal stages, 
     });
 }
 
-// ZB-H2 on two ranks (Qi et al. 2023, section 2): 2p - 1 = 3 micro-batches in flight on rank 0. First begin to last end over
-// all ranks is the same as with ZB-H1, because rank 1 cannot begin before rank 0; but no rank waits between its own steps.
+// ZB-H2 on two ranks (Qi et al. 2023, section 2): 2p - 1 = 3 micro-batches in flight on rank 0. First begin to last end
+// over all ranks is the same as with ZB-H1, because rank 1 cannot begin before rank 0; but no rank waits between its
+// own steps.
 TEST_CASE("the longest span of a rank: 3 m F for ZB-H2, more for 1F1B; the total does not tell ZB-H2 from ZB-H1") {
     const Schedule h2 = two_ranks("F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3 ", "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3 ", 4);
     EXPECT(incomplete(h2) == "");
