@@ -1,23 +1,23 @@
 #pragma once
-// AdamW whose moments take 8 bits, so 2.03 bytes per parameter instead of 8. After Dettmers et al. 2022: a table of
-// levels (dynamic quantization), and a scale of its own for every block of values.
+// AdamW with moments in 8 bits, so 2.03 bytes per parameter instead of 8. After Dettmers et al. 2022: a table of levels
+// (dynamic quantization), and one scale per block of values.
 //
 //     256 values of a parameter share a scale, the largest magnitude among them;  value = scale * level[code]
 //
-// The levels lie evenly inside each of seven decades, twice as many in each as in the one below: a gradient's moments
+// The levels are evenly spaced within each of seven decades, twice as many in each as in the one below: the moments
 // span many orders of magnitude, and the large ones matter most. The paper's blocks have 2048 values and its codes are
 // rounded to nearest, and it reports the quality of 32-bit states, with a layer norm after the embedding and its
 // moments in 32 bits ("stable embedding layer"), which this course does not have. Blocks of 256 are the practice of
 // bitsandbytes and torchao; the two rules below are this course's choice:
-//   - a code is one of the two nearest at random, so that the mean is right. To nearest, a second moment far below its
-//     block's maximum may never be forgotten: without a gradient it shrinks to beta2 of itself, and if that is nearer
-//     to its own level than to the next one, it stays. With beta2 0.95, beside a maximum that persists, that holds for
-//     none of the 128 levels of the upper decade, 2 of 64 in the next, 6 of 32, 8 of 16, and all 14 below; with 0.999
-//     for all 254. (Where the whole block decays, so does its scale, and nothing is stuck.)
-//   - a second moment above 0 never becomes 0: it is what the update is divided by.
-// The blocks, like the random numbers, belong to the parameter's coordinates, not to where a rank keeps it. Layouts
-// agree but for blocks that they cut: at a shard's end, and in rows whose columns tensor parallelism divides at no
-// multiple of 256.
+//   - stochastic rounding: a code is one of the two nearest at random, so that the mean is right. With rounding to
+//     nearest, a second moment far below its block's maximum may never decay: without a gradient it shrinks to beta2 of
+//     itself, and if that is nearer to its own level than to the next one, it stays. With beta2 0.95, beside a maximum
+//     that persists, that holds for none of the 128 levels of the upper decade, 2 of 64 in the next, 6 of 32, 8 of 16,
+//     and all 14 below; with 0.999 for all 254. (Where the whole block decays, so does its scale: nothing is stuck.)
+//   - a second moment above 0 never becomes 0: the update is divided by its root.
+// Blocks and random numbers depend on the parameter's global coordinates, not on where a rank stores it. So layouts
+// agree except for blocks that they cut: at the end of a shard, and in rows whose columns tensor parallelism shards at
+// other points than multiples of 256.
 #include <array>
 
 #include "01_single_gpu/core/random.h"
@@ -25,7 +25,7 @@
 
 namespace train70b {
 
-// Values of the codes, ascending; 255 of 256 are in use.
+// The levels by code, ascending; 255 of 256 are used.
 struct MomentLevels {
     std::array<float, 256> first{}, second{};  // [-1, 1], and [0, 1]
 };
@@ -44,11 +44,12 @@ constexpr MomentLevels moment_levels() {
         for (int i = 1; i <= 2 * signed_count; ++i, ++unsigned_code)
             levels.second[std::size_t(unsigned_code)] = float(top * (0.1 + 0.9 * i / (2 * signed_count)));
     }
-    levels.first[255] = levels.second[255] = 1;  // not in use
+    levels.first[255] = levels.second[255] = 1;  // unused
     return levels;
 }
 
-// The code of x in ascending levels: one of the two around it, the nearer the likelier. u: random, in [0, 1).
+// The code of x in ascending levels: one of the two levels around x, the nearer one more probable. u: random, in [0,
+// 1).
 constexpr uint8_t random_code(const float* levels, float x, float u) {
     int below = 0, above = 254;
     while (above - below > 1) {
@@ -60,32 +61,32 @@ constexpr uint8_t random_code(const float* levels, float x, float u) {
 
 constexpr int64_t kMomentBlock = 256;
 
-// How a piece of a parameter falls into blocks: element i of the whole parameter belongs to block i / 256. A piece with
-// all columns is one run of elements; one that has only some of the columns has a run for each row.
+// The blocks of a piece of a parameter: element i of the global parameter belongs to block i / 256. A piece with all
+// columns is one run of elements; a piece with some of the columns has one run per row.
 struct BlockLayout {
-    GlobalIndex place;
+    GlobalIndex index;
     int64_t size = 0;  // elements of the piece
 
     struct Range {
         int64_t begin, end;  // elements of the piece
-        int64_t global;      // of the first, in the whole parameter
+        int64_t global;      // index of the first in the global parameter
     };
-    constexpr bool one_run() const { return place.cols == place.global_cols; }
-    constexpr int64_t first_row() const { return place.offset / place.cols; }
+    constexpr bool one_run() const { return index.cols == index.global_cols; }
+    constexpr int64_t first_row() const { return index.offset / index.cols; }
     constexpr int64_t runs() const {
-        return size == 0 ? 0 : one_run() ? 1 : (place.offset + size - 1) / place.cols - first_row() + 1;
+        return size == 0 ? 0 : one_run() ? 1 : (index.offset + size - 1) / index.cols - first_row() + 1;
     }
     constexpr Range run(int64_t i) const {
         const int64_t row = one_run() ? 0 : first_row() + i;
-        const int64_t from = one_run() || row * place.cols < place.offset ? place.offset : row * place.cols;
-        const int64_t last = place.offset + size, row_end = (row + 1) * place.cols;
+        const int64_t from = one_run() || row * index.cols < index.offset ? index.offset : row * index.cols;
+        const int64_t last = index.offset + size, row_end = (row + 1) * index.cols;
         const int64_t to = one_run() || row_end > last ? last : row_end;
-        const int64_t r = from / place.cols, c = from % place.cols;
-        return {from - place.offset, to - place.offset,
-                (place.row_begin + r) * place.global_cols + place.col_begin + c};
+        const int64_t r = from / index.cols, c = from % index.cols;
+        return {from - index.offset, to - index.offset,
+                (index.row_begin + r) * index.global_cols + index.col_begin + c};
     }
-    constexpr int64_t blocks_per_run() const {  // room for: a run of few columns may touch one less
-        if (!one_run()) return (place.cols + kMomentBlock - 2) / kMomentBlock + 1;
+    constexpr int64_t blocks_per_run() const {  // at most; a run of few columns may touch one less
+        if (!one_run()) return (index.cols + kMomentBlock - 2) / kMomentBlock + 1;
         const int64_t begin = run(0).global;
         return (begin + size - 1) / kMomentBlock - begin / kMomentBlock + 1;
     }
@@ -104,7 +105,7 @@ struct Moments {
     Tensor exp_avg, exp_avg_sq;  // u8
     Tensor scale;                // (2, blocks) fp32
 };
-// As adamw() of ops.h. key: of the parameter and the step.
+// As adamw() of ops.h. key: of the random numbers; depends on the parameter and the step.
 void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,
                const AdamWStep& step, uint64_t key);
 

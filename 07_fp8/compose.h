@@ -1,5 +1,5 @@
 #pragma once
-// What chapter 07 puts together: tensor parallelism, FP8 layers, ZeRO, and one of two optimizers.
+// What chapter 07 composes: tensor parallelism, FP8 layers, ZeRO, and one of the optimizers.
 #include "01_single_gpu/trainer.h"
 #include "03_zero/zero.h"
 #include "04_tensor_parallel/tensor_parallel.h"
@@ -19,7 +19,7 @@ struct Composition {
     Fp8 fp8;
     Zero zero;
 
-    // Before allocate(); gives the trainer its roles. The model and the trainer outlive this.
+    // Construct it before Trainer::allocate(); it gives the trainer its roles. The model and the trainer outlive this.
     Composition(Llama& model, Trainer& trainer, const TrainOptions& options, const Layout& layout,
                 const ZeroOptions& zero_options, const Precision& precision);
 };

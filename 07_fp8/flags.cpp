@@ -1,36 +1,41 @@
 #include "07_fp8/flags.h"
 
+#include "01_single_gpu/core/registry.h"
 #include "07_fp8/adamw8bit.h"
 
 namespace train70b {
 
 void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
     flags.group("Precision, memory");
-    flags.add("--fp8", o.recipe, "linear layers in 8 bits: where their scales come from",
-              one_of({"off", "current", "delayed", "rowwise", "blockwise"}));
+    flags.add("--fp8", o.recipe, "linear layers in 8 bits: where their scales come from", one_of(fp8_values()));
     flags.add_switch("--fp8-strict", o.strict, "refuse shapes of which a layer has to stay out");
     flags.add("--fp8-history", o.history, "steps whose amax counts (--fp8 delayed)", whole_number_from(1));
     flags.add("--fp8-margin", o.margin, "scales leave room for values 2^N times as large (--fp8 delayed)",
               whole_number_from(0, 16));
-    flags.add("--optimizer", optimizer, "whose moments take 4 bytes or 1", one_of({"adamw", "adamw8bit"}));
+    flags.add("--optimizer", optimizer, "whose moments take 4 bytes or 1", one_of(names_of(optimizers())));
+}
+
+const std::vector<OptimizerEntry>& optimizers() {
+    static const std::vector<OptimizerEntry> list = {
+        {"adamw", AdamW::maker, [](DType dtype) { return 2 * double(size_of(stats_dtype(dtype))); }},
+        {"adamw8bit", AdamW8bit::maker, [](DType) { return 2 + 8.0 / kMomentBlock; }}};  // and two scales per block
+    return list;
 }
 
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper) {
-    return name == "adamw8bit" ? AdamW8bit::maker(hyper) : AdamW::maker(hyper);
+    return find_entry(optimizers(), "--optimizer", name).maker(hyper);
 }
 
 double moment_bytes(const std::string& optimizer, DType dtype) {
-    return optimizer == "adamw8bit" ? 2 + 8.0 / kMomentBlock : 2 * double(size_of(stats_dtype(dtype)));
+    return find_entry(optimizers(), "--optimizer", optimizer).moment_bytes(dtype);
 }
 
 void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype) {
     if (dtype != "fp64") return;
     if (options.recipe != "off")
-        usage_error("--fp8 {}: not with --dtype fp64, which is there to be exact; --fp8 off would do, or --dtype fp32",
-                    options.recipe);
+        usage_error("--fp8 {}: cannot be combined with --dtype fp64 (try --fp8 off, or --dtype fp32)", options.recipe);
     if (optimizer != "adamw")
-        usage_error("--optimizer {}: not with --dtype fp64, which is there to be exact; --optimizer adamw would do",
-                    optimizer);
+        usage_error("--optimizer {}: cannot be combined with --dtype fp64 (try --optimizer adamw)", optimizer);
 }
 
 void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks) {
@@ -38,7 +43,7 @@ void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t row
     const int64_t divisor = make_recipe(options, 0, Device::cpu, Comm())->divisor();
     for (const LayerShape& layer : layer_shapes(config, tensor_ranks))
         if (const std::string why = why_not_fp8(layer, rows, divisor); !why.empty())
-            usage_error("--fp8-strict on: --fp8 {} cannot have {}", options.recipe, why);
+            usage_error("--fp8-strict on: --fp8 {}: {}", options.recipe, why);
 }
 
 }  // namespace train70b

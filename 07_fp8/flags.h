@@ -7,12 +7,19 @@ namespace train70b {
 
 // --fp8, --fp8-strict, --fp8-history, --fp8-margin; --optimizer adamw|adamw8bit
 void add_fp8_flags(Flags& flags, Fp8Options& options, std::string& optimizer);
-// Usage error where the two do not go with --dtype.
+// Usage error where --dtype excludes one of the two.
 void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype);
-// With --fp8-strict: usage error if a layer would have to stay as it is. rows: of a micro-batch on a rank.
+// With --fp8-strict: usage error if a layer cannot be in 8 bits. rows: of a micro-batch on a rank.
 void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks);
-MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);
-double moment_bytes(const std::string& optimizer,
-                    DType dtype);  // per parameter: 8 (fp64: 16), or 2 and a share of scales
+
+// One value of --optimizer. To add one, add it to the list in flags.cpp.
+struct OptimizerEntry {
+    std::string name;
+    MakeOptimizer (*maker)(const AdamW::Hyper& hyper);
+    double (*moment_bytes)(DType dtype);  // per parameter
+};
+const std::vector<OptimizerEntry>& optimizers();
+MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper);  // usage error: unknown name
+double moment_bytes(const std::string& optimizer, DType dtype);
 
 }  // namespace train70b

@@ -6,8 +6,8 @@
 //   E5M2     1       5         2        15     57344       2^-14, 2^-16              S.11111.00  S.11111.{01, 10, 11}
 //   E8M0     0       8         0       127     2^127       2^-127, none              none        11111111
 //
-// E4M3 has the mantissa, for weights and activations: 2^-4 is its largest rounding error. E5M2 has the range of fp16,
-// for gradients, and half the precision. E8M0 holds scales only: powers of two, no zero.
+// E4M3, with the longer mantissa, is for weights and activations: its largest relative rounding error is 2^-4. E5M2 has
+// the range of fp16, for gradients, and half the precision. E8M0 is for scales: powers of two, no zero.
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -15,11 +15,11 @@
 
 namespace train70b {
 
-// What becomes of a value beyond the largest one.
+// What a value beyond the format's largest becomes.
 enum class Overflow {
-    saturate,  // the largest value; also of an infinity
-    honest,    // infinity, or not a number where the format has none
-    training   // a finite value saturates, an infinity does not: a broken run has to show
+    saturate,  // the largest value, also for an infinity
+    honest,    // infinity, or NaN where the format has no infinity
+    training   // a finite value saturates, an infinity does not: a diverged run must not look healthy
 };
 
 template <int kExponentBits, int kMantissaBits, bool kHasInfinity>
@@ -52,15 +52,15 @@ struct Float8 {
     }
 
   private:
-    // To nearest, ties to even. No branches, so that loops of it vectorise.
+    // To nearest, ties to even. No branches, so that loops of it vectorize.
     static constexpr uint8_t round(float x, Overflow overflow) {
-        constexpr int kShift = 23 - kMantissaBits;  // mantissa bits that an fp32 has more
+        constexpr int kShift = 23 - kMantissaBits;  // mantissa bits of an fp32 that are rounded away
         const uint32_t u = std::bit_cast<uint32_t>(x), magnitude = u & 0x7fffffff;
-        // Normal: half a unit (a little less, if the last bit kept is even) carries into what is kept, the exponent
-        // included; then the exponent gets its new bias.
+        // Normal: adding half a unit (less one bit, if the last bit kept is even) carries into the bits kept, the
+        // exponent included; then the exponent gets its new bias.
         const uint32_t half = (1u << (kShift - 1)) - 1 + ((magnitude >> kShift) & 1);
         const uint32_t normal = ((magnitude + half) >> kShift) - (uint32_t(127 - kBias) << kMantissaBits);
-        // Subnormal: beside a float whose last bit is worth the smallest subnormal, the addition itself rounds.
+        // Subnormal: adding a float whose last bit has the value of the smallest subnormal rounds to it.
         constexpr float kAnchor = power_of_two(1 - kBias - kMantissaBits + 23);
         const float sum = std::bit_cast<float>(magnitude < kSmallestNormal ? magnitude : 0) + kAnchor;
         const uint32_t subnormal = std::bit_cast<uint32_t>(sum) - std::bit_cast<uint32_t>(kAnchor);
@@ -76,7 +76,7 @@ struct Float8 {
     static constexpr uint32_t kSmallestNormal = uint32_t(1 - kBias + 127) << 23;  // as the bits of an fp32
 };
 
-// The values of all 256 codes.
+// The values of all 256 bit patterns.
 template <class Format>
 inline constexpr std::array<float, 256> kValues = [] {
     std::array<float, 256> values{};
@@ -89,7 +89,7 @@ using e5m2 = Float8<5, 2, true>;
 static_assert(sizeof(e4m3) == 1 && sizeof(e5m2) == 1);
 static_assert(e4m3::largest() == 448 && e5m2::largest() == 57344);
 
-// A scale: 2^(bits - 127). Of the magnitude of x; up, so that what is divided by it cannot overflow, or down.
+// A scale: 2^(bits - 127). Made from |x|; rounded up, so that values divided by it do not overflow, or down.
 struct e8m0 {
     uint8_t bits = 127;
 

@@ -16,8 +16,8 @@ std::array<LayerShape, 4> layer_shapes(const LlamaConfig& c, int64_t tp) {
 std::string why_not_fp8(const LayerShape& layer, int64_t rows, int64_t divisor) {
     const auto check = [&](int64_t size, const std::string& what) {
         return size % divisor == 0 ? std::string()
-                                   : fmt::format("{}: {} {} on a rank do not divide by {}; {} would", layer.name, size,
-                                                 what, divisor, (size / divisor + 1) * divisor);
+                                   : fmt::format("{}: {} {} on a rank are not divisible by {} (try {})", layer.name,
+                                                 size, what, divisor, (size / divisor + 1) * divisor);
     };
     for (const std::string& why : {check(layer.in, fmt::format("inputs ({})", layer.in_flags)),
                                    check(layer.out, fmt::format("outputs ({})", layer.out_flags)),
@@ -29,28 +29,29 @@ std::string why_not_fp8(const LayerShape& layer, int64_t rows, int64_t divisor) 
 namespace {
 
 Tensor product(const Quantized& a, const Quantized& b, DType dtype, Memory kind) {
-    Tensor c({a.codes.rows(), b.codes.rows()}, dtype, a.codes.device(), kind);
+    Tensor c({a.data.rows(), b.data.rows()}, dtype, a.data.device(), kind);
     scaled_matmul_into(c, a, b);
     return c;
 }
 
-// The weights' codes, or those of their transpose.
-Quantized weight_codes(const Fp8::Layer& layer, Recipe& recipe, Want want, bool training) {
+// The weights, or their transpose, in 8 bits.
+Quantized quantized_weight(const Fp8::Layer& layer, Recipe& recipe, Usage usage, bool training) {
     const Tensor weight = layer.linear->weight();
     if (size_of(weight.dtype()) > 1) {
-        const Codes codes = recipe.quantize(layer.weight, weight, want, training);
-        return want == Want::plain ? codes.plain : codes.transposed;
+        const QuantizedPair pair = recipe.quantize(layer.weight, weight, usage, training);
+        return usage == Usage::rowwise ? pair.rowwise : pair.columnwise;
     }
-    if (want == Want::plain) return {weight, layer.gathered_scale, Scaling::tensor};  // ZeRO has gathered codes
-    Tensor turned({weight.cols(), weight.rows()}, weight.dtype(), weight.device(), Memory::workspace);
-    transpose_codes(turned, weight);
-    return {turned, layer.gathered_scale, Scaling::tensor};
+    if (usage == Usage::rowwise)
+        return {weight, layer.gathered_scale_inv, Scaling::tensor};  // ZeRO has gathered FP8 data
+    Tensor transposed({weight.cols(), weight.rows()}, weight.dtype(), weight.device(), Memory::workspace);
+    transpose_fp8(transposed, weight);
+    return {transposed, layer.gathered_scale_inv, Scaling::tensor};
 }
 
 Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& layer,
                  const std::shared_ptr<Recipe>& recipe) {
     if (const int64_t rows = x.data.rows(), divisor = recipe->divisor(); !tape.recording && rows % divisor != 0) {
-        // A batch of evaluation may have any number of rows: with rows of zeros behind them, which no amax notices.
+        // A batch of evaluation may have any number of rows: it is padded with rows of zeros, which change no amax.
         Var padded{.data = Tensor({(rows / divisor + 1) * divisor, x.data.cols()}, x.data.dtype(), x.data.device())};
         fill(padded.data, 0);
         Tensor head = padded.data.row_slice(0, rows);
@@ -63,27 +64,29 @@ Var fp8_multiply(Tape& tape, const Var& x, const std::shared_ptr<Fp8::Layer>& la
     CHECK(x.data.rows() % recipe->divisor() == 0, "{} rows", x.data.rows());
     Linear& linear = *layer->linear;
     Var y;
-    Quantized x_t;  // what the backward pass keeps
+    Quantized x_t;  // what the backward pass keeps of x
     {
-        Codes codes =
-            recipe->quantize(layer->input, x.data, keep ? Want::both : Want::plain, training, Memory::activations);
-        x_t = codes.transposed;
-        y.data = product(codes.plain, weight_codes(*layer, *recipe, Want::plain, training), dtype, linear.y_kind);
+        const QuantizedPair quantized_x =
+            recipe->quantize(layer->input, x.data, keep ? Usage::both : Usage::rowwise, training, Memory::activations);
+        x_t = quantized_x.columnwise;
+        y.data = product(quantized_x.rowwise, quantized_weight(*layer, *recipe, Usage::rowwise, training), dtype,
+                         linear.y_kind);
     }
-    // Recorded newest last, run newest first: dX, then dW.
+    // The tape runs the newest entry first: dX, then dW.
     const auto dy_t = std::make_shared<Quantized>();
     tape.record_wgrad([=, &linear, saved = keep ? std::nullopt : std::optional<Saved>(x)] {
         const Quantized kept =
-            saved ? recipe->quantize(layer->input, saved->get(), Want::transposed, false).transposed : x_t;
+            saved ? recipe->quantize(layer->input, saved->get(), Usage::columnwise, false).columnwise : x_t;
         Tensor dw = linear.grad();
         scaled_matmul_into(dw, *dy_t, kept, 1);  // dW += dY^T X
         *dy_t = {};
     });
     tape.record([=, &linear, dx = x.grad, dy = y.grad] {
-        const Codes codes = recipe->quantize(layer->gradient, *dy, Want::both, true);
-        *dy_t = codes.transposed;
-        accumulate(*dx, product(codes.plain, weight_codes(*layer, *recipe, Want::transposed, false), dtype,
-                                linear.dx_kind));  // dX = dY W
+        const QuantizedPair quantized_dy = recipe->quantize(layer->gradient, *dy, Usage::both, true);
+        *dy_t = quantized_dy.columnwise;
+        accumulate(*dx,
+                   product(quantized_dy.rowwise, quantized_weight(*layer, *recipe, Usage::columnwise, false), dtype,
+                           linear.dx_kind));  // dX = dY W
     });
     return y;
 }
@@ -97,12 +100,12 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
     const int64_t operands = 3 * 4 * int64_t(model.blocks.size());
     result.recipe_ = make_recipe(options, operands, model.options.device, tensor_ranks);
     const int64_t divisor = result.recipe_->divisor();
-    const bool divided = tensor_ranks.size() > 1;
-    int64_t number = 0;
+    const bool sharded = tensor_ranks.size() > 1;
+    int64_t operand = 0;
 
     const std::array<LayerShape, 4> shapes = layer_shapes(model.config, tensor_ranks.size());
     const auto add = [&](Linear& linear, size_t shape, bool column, bool input_stays) {
-        const int64_t first = std::exchange(number, number + 3);
+        const int64_t first = std::exchange(operand, operand + 3);
         CHECK(linear.weights[0]->local.cols == shapes[shape].in, "{}: {} inputs", shapes[shape].name,
               linear.weights[0]->local.cols);
         if (const std::string why = why_not_fp8(shapes[shape], rows, divisor); !why.empty()) {
@@ -110,12 +113,13 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
                 result.left_out_.push_back(why);
             return;
         }
-        // How tensor parallelism divides the three: a column layer by its outputs, a row layer by its inputs.
+        // How tensor parallelism shards the three: a column-parallel layer by its outputs, a row-parallel one by its
+        // inputs.
         auto layer = std::make_shared<Fp8::Layer>(
             Fp8::Layer{.linear = &linear,
-                       .input = {Operand::input, first, false, divided && !column},
-                       .weight = {Operand::weight, first + 1, divided && column, divided && !column},
-                       .gradient = {Operand::gradient, first + 2, false, divided && column},
+                       .input = {Operand::input, first, false, sharded && !column},
+                       .weight = {Operand::weight, first + 1, sharded && column, sharded && !column},
+                       .gradient = {Operand::gradient, first + 2, false, sharded && column},
                        .input_stays = input_stays});
         linear.multiply = [layer, recipe = result.recipe_](Tape& tape, const Var& x, Linear&) {
             return fp8_multiply(tape, x, layer, recipe);

@@ -1,5 +1,5 @@
-// The kernels of this chapter: absolute maxima, casts with their transpose, 8-bit AdamW; and the product, by cuBLASLt.
-// All of them move data: each reads its input once, and the cast writes both orders of the codes in one pass.
+// The kernels of this chapter: amaxes, casts with their transpose, 8-bit AdamW; and the product, by cuBLASLt.
+// All of them are bound by memory: each reads its input once, and the cast writes the data of x and of x^T in one pass.
 #include <cuda_fp8.h>
 
 #include <cfloat>
@@ -23,11 +23,11 @@ dim3 tiles_of(const Tensor& x) {
 
 // |x| as the bits of an fp32, which order like the numbers, with infinity above them and NaN above that.
 __device__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
-// A maximum has no order: the atomic operation gives the same result every time.
+// A maximum does not depend on the order: the atomic operation is deterministic.
 __device__ void raise(float* amax, unsigned bits) { atomicMax(reinterpret_cast<unsigned*>(amax), bits); }
 
 template <class T>
-__global__ void absolute_max_kernel(float* amax, float* amax_t, const T* x, ScaleLayout layout, ScaleLayout layout_t) {
+__global__ void amax_kernel(float* amax, float* amax_t, const T* x, ScaleLayout layout, ScaleLayout layout_t) {
     __shared__ unsigned row_max[kTile], col_max[kTile];
     const int64_t rows = layout.rows, cols = layout.cols;
     const int64_t r0 = int64_t(blockIdx.y) * kTile, c0 = int64_t(blockIdx.x) * kTile;
@@ -64,43 +64,43 @@ __global__ void absolute_max_kernel(float* amax, float* amax_t, const T* x, Scal
     }
 }
 
-__global__ void scale_from_kernel(float* scale, const float* amax, int64_t n, float factor) {
+__global__ void scale_inv_kernel(float* scale_inv, const float* amax, int64_t n, float factor) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float most = amax[i];
-    scale[i] = most > 0 && most <= FLT_MAX ? fmaxf(most * factor, FLT_MIN) : 1.0f;
+    scale_inv[i] = most > 0 && most <= FLT_MAX ? fmaxf(most * factor, FLT_MIN) : 1.0f;
 }
 
 template <bool kE5M2>
-__device__ unsigned code_of(float x) {  // Overflow::training of formats.h
+__device__ unsigned fp8_of(float x) {  // Overflow::training of formats.h
     constexpr __nv_fp8_interpretation_t kind = kE5M2 ? __NV_E5M2 : __NV_E4M3;
     return fabsf(x) <= FLT_MAX ? __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind)
                                : __nv_cvt_float_to_fp8(x, __NV_NOSAT, kind);
 }
 
-// Codes [i, i + kPack) of p; those from `end` on are left out.
-__device__ void store_codes(uint8_t* p, int64_t i, int64_t end, const unsigned (&code)[kPack]) {
+// Stores elements [i, i + kPack) of p, except those from `end` on.
+__device__ void store_fp8(uint8_t* p, int64_t i, int64_t end, const unsigned (&value)[kPack]) {
     if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % kPack == 0) {
         uint2 packed = {};
-        for (int j = 0; j < 4; ++j) packed.x |= code[j] << (8 * j), packed.y |= code[4 + j] << (8 * j);
+        for (int j = 0; j < 4; ++j) packed.x |= value[j] << (8 * j), packed.y |= value[4 + j] << (8 * j);
         *reinterpret_cast<uint2*>(p + i) = packed;
     } else {
         for (int j = 0; j < kPack; ++j)
-            if (i + j < end) p[i + j] = uint8_t(code[j]);
+            if (i + j < end) p[i + j] = uint8_t(value[j]);
     }
 }
 
 template <class T, bool kE5M2>
-__global__ void cast_kernel(uint8_t* codes, const float* scale, ScaleLayout layout, uint8_t* codes_t,
-                            const float* scale_t, ScaleLayout layout_t, float* amax, const T* x) {
+__global__ void cast_kernel(uint8_t* data, const float* scale_inv, ScaleLayout layout, uint8_t* data_t,
+                            const float* scale_inv_t, ScaleLayout layout_t, float* amax, const T* x) {
     __shared__ unsigned tile[kTile][kTile / 4 + 1];  // [column][four rows in a word]
     const int64_t rows = layout.rows, cols = layout.cols;
     const int64_t r0 = int64_t(blockIdx.y) * kTile, c0 = int64_t(blockIdx.x) * kTile;
     const int tx = threadIdx.x % kAcross, ty = threadIdx.x / kAcross;
-    float inverse_t[kPack];
-    for (int j = 0; codes_t && j < kPack; ++j) {
+    float scale_t[kPack];
+    for (int j = 0; data_t && j < kPack; ++j) {
         const int64_t c = c0 + tx * kPack + j;
-        inverse_t[j] = c < cols ? 1.0f / scale_t[layout_t.index(c, r0)] : 0.0f;
+        scale_t[j] = c < cols ? 1.0f / scale_inv_t[layout_t.index(c, r0)] : 0.0f;
     }
     unsigned most = 0;
     for (int h = 0; h < kHalves; ++h) {
@@ -111,27 +111,27 @@ __global__ void cast_kernel(uint8_t* codes, const float* scale, ScaleLayout layo
             float value[kPack];
             load(value, x + r * cols, c0 + tx * kPack, cols);
             for (int j = 0; j < kPack; ++j) most = max(most, magnitude(value[j]));
-            if (codes) {
-                const float inverse = 1.0f / scale[layout.index(r, c0)];
-                unsigned code[kPack];
-                for (int j = 0; j < kPack; ++j) code[j] = code_of<kE5M2>(value[j] * inverse);
-                store_codes(codes + r * cols, c0 + tx * kPack, cols, code);
+            if (data) {
+                const float scale = 1.0f / scale_inv[layout.index(r, c0)];
+                unsigned fp8[kPack];
+                for (int j = 0; j < kPack; ++j) fp8[j] = fp8_of<kE5M2>(value[j] * scale);
+                store_fp8(data + r * cols, c0 + tx * kPack, cols, fp8);
             }
-            for (int j = 0; codes_t && j < kPack; ++j) word[j] |= code_of<kE5M2>(value[j] * inverse_t[j]) << (8 * k);
+            for (int j = 0; data_t && j < kPack; ++j) word[j] |= fp8_of<kE5M2>(value[j] * scale_t[j]) << (8 * k);
         }
-        for (int j = 0; codes_t && j < kPack; ++j) tile[tx * kPack + j][(h * (kTile / kHalves)) / 4 + ty] = word[j];
+        for (int j = 0; data_t && j < kPack; ++j) tile[tx * kPack + j][(h * (kTile / kHalves)) / 4 + ty] = word[j];
     }
     if (amax) {
         most = block_reduce(most, [](unsigned a, unsigned b) { return max(a, b); });
         if (threadIdx.x == 0) raise(amax, most);
     }
-    if (!codes_t) return;
+    if (!data_t) return;
     __syncthreads();
     for (int c = ty; c < kTile; c += kThreads / kAcross) {  // a column of x is a row of its transpose
         if (c0 + c >= cols) break;
-        unsigned code[kPack];
-        for (int j = 0; j < kPack; ++j) code[j] = tile[c][tx * 2 + j / 4] >> (8 * (j % 4)) & 0xff;
-        store_codes(codes_t + (c0 + c) * rows, r0 + tx * kPack, rows, code);
+        unsigned fp8[kPack];
+        for (int j = 0; j < kPack; ++j) fp8[j] = tile[c][tx * 2 + j / 4] >> (8 * (j % 4)) & 0xff;
+        store_fp8(data_t + (c0 + c) * rows, r0 + tx * kPack, rows, fp8);
     }
 }
 
@@ -167,7 +167,7 @@ template <class P, class G>
 __global__ void adamw8bit_kernel(P* param, float* master, uint8_t* m_code, uint8_t* v_code, float* m_scale,
                                  float* v_scale, const G* grad, BlockLayout blocks, AdamWFactors<float> f,
                                  uint64_t key) {
-    __shared__ float first[256], second[256];  // threads look up different places: constant memory would take turns
+    __shared__ float first[256], second[256];  // threads read different elements, which constant memory would serialize
     first[threadIdx.x] = kLevels.first[threadIdx.x];
     second[threadIdx.x] = kLevels.second[threadIdx.x];
     __syncthreads();
@@ -196,41 +196,41 @@ __global__ void adamw8bit_kernel(P* param, float* master, uint8_t* m_code, uint8
 
 }  // namespace
 
-// ---- the same, with tensors -----------------------------------------------------------------------------------------
+// ---- the ops of quantize.h -----------------------------------------------------------------------------------------
 
-void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
+void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
     if (x.size() == 0) return;
     with_float(x.dtype(), [&](auto zero) {
-        absolute_max_kernel<<<tiles_of(x), kThreads, 0, stream()>>>(
+        amax_kernel<<<tiles_of(x), kThreads, 0, stream()>>>(
             amax ? amax.data<float>() : nullptr, amax_t ? amax_t.data<float>() : nullptr, x.data<decltype(zero)>(),
             ScaleLayout{scaling, x.rows(), x.cols()}, ScaleLayout{scaling, x.cols(), x.rows()});
     });
     check_launch();
 }
 
-void scale_from(Tensor& scale, const Tensor& amax, float factor) {
-    const int64_t n = scale.size();
-    scale_from_kernel<<<unsigned((n + kThreads - 1) / kThreads), kThreads, 0, stream()>>>(
-        scale.data<float>(), amax.data<float>(), n, factor);
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor) {
+    const int64_t n = scale_inv.size();
+    scale_inv_kernel<<<unsigned((n + kThreads - 1) / kThreads), kThreads, 0, stream()>>>(scale_inv.data<float>(),
+                                                                                         amax.data<float>(), n, factor);
     check_launch();
 }
 
 void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
     if (x.size() == 0) return;
-    const auto codes = [](Quantized& to) { return to ? static_cast<uint8_t*>(to.codes.raw()) : nullptr; };
-    const auto scale = [](const Quantized& to) { return to ? to.scale.data<float>() : nullptr; };
+    const auto data = [](Quantized& to) { return to ? static_cast<uint8_t*>(to.data.raw()) : nullptr; };
+    const auto scale_inv = [](const Quantized& to) { return to ? to.scale_inv.data<float>() : nullptr; };
     const ScaleLayout layout{q.scaling, x.rows(), x.cols()}, layout_t{q_t.scaling, x.cols(), x.rows()};
-    const bool e5m2 = (q ? q : q_t).codes.dtype() == DType::e5m2;
+    const bool e5m2 = (q ? q : q_t).data.dtype() == DType::e5m2;
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
         const auto kernel = e5m2 ? cast_kernel<T, true> : cast_kernel<T, false>;
-        kernel<<<tiles_of(x), kThreads, 0, stream()>>>(codes(q), scale(q), layout, codes(q_t), scale(q_t), layout_t,
-                                                       amax ? amax.data<float>() : nullptr, x.data<T>());
+        kernel<<<tiles_of(x), kThreads, 0, stream()>>>(data(q), scale_inv(q), layout, data(q_t), scale_inv(q_t),
+                                                       layout_t, amax ? amax.data<float>() : nullptr, x.data<T>());
     });
     check_launch();
 }
 
-void transpose_codes(Tensor& to, const Tensor& from) {
+void transpose_fp8(Tensor& to, const Tensor& from) {
     if (from.size() == 0) return;
     const dim3 tiles(unsigned((from.cols() + 63) / 64), unsigned((from.rows() + 63) / 64));
     transpose_kernel<<<tiles, kThreads, 0, stream()>>>(to.data<uint8_t>(), from.data<uint8_t>(), from.rows(),
@@ -244,19 +244,19 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
     using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, DType, Scaling, Scaling, bool, uint32_t, uint32_t,
                            uint32_t>;
     static std::map<Key, CublasPlan> plans;
-    for (const Tensor& x : {a.codes, b.codes, a.scale, b.scale, c})
+    for (const Tensor& x : {a.data, b.data, a.scale_inv, b.scale_inv, c})
         CHECK(alignment_of(x) >= 16,
-              "cuBLASLt wants 8-bit operands, their scales and their product at multiples of 16 bytes");
-    const Key key{c.rows(),  c.cols(),  a.codes.cols(), a.codes.dtype(),       b.codes.dtype(),       c.dtype(),
-                  a.scaling, b.scaling, beta != 0,      alignment_of(a.codes), alignment_of(b.codes), alignment_of(c)};
+              "cuBLASLt requires 8-bit operands, their scales and their product to be aligned to 16 bytes");
+    const Key key{c.rows(),  c.cols(),  a.data.cols(), a.data.dtype(),       b.data.dtype(),       c.dtype(),
+                  a.scaling, b.scaling, beta != 0,     alignment_of(a.data), alignment_of(b.data), alignment_of(c)};
     const auto scales = [&](CublasPlan& plan) {
-        plan.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale.raw()));
-        plan.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale.raw()));
+        plan.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale_inv.raw()));
+        plan.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale_inv.raw()));
     };
     auto plan = plans.find(key);
     if (plan == plans.end())
         plan = plans
-                   .emplace(key, make_plan(c, a.codes, b.codes, Transpose::b,
+                   .emplace(key, make_plan(c, a.data, b.data, Transpose::b,
                                            [&](CublasPlan& p) {
                                                p.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(b.scaling));
                                                p.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(a.scaling));
@@ -264,7 +264,7 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
                                            }))
                    .first;
     scales(plan->second);
-    run(plan->second, c, a.codes, b.codes, beta);
+    run(plan->second, c, a.data, b.data, beta);
 }
 
 void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,

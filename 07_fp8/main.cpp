@@ -1,10 +1,10 @@
-// FP8 training: the products of the linear layers in 8 bits, Y = s_x s_w (codes of X)(codes of W)^T; moments in 8 bits.
+// FP8 training: the products of the linear layers in 8 bits, Y = s_x s_w X8 W8^T with X = s_x X8; moments in 8 bits.
 //
 // Run:   build/bin/07_fp8 --dtype bf16                      (--fp8 current)
 //        build/bin/07_fp8 --dtype bf16 --fp8 blockwise --optimizer adamw8bit
-//        mpirun -np 2 build/bin/07_fp8 --zero 3             (weights are gathered as codes)
+//        mpirun -np 2 build/bin/07_fp8 --zero 3             (weights are gathered in FP8)
 // Watch: the loss is near chapter 01's, never equal to it; activations and, with adamw8bit, optimizer states shrink; a
-//        product's error follows its scales, not its size.
+//        product's error depends on its scales, not on its size.
 #include "03_zero/flags.h"
 #include "04_tensor_parallel/flags.h"
 #include "07_fp8/flags.h"

@@ -29,17 +29,17 @@ Quantized make_quantized(int64_t rows, int64_t cols, DType format, Scaling scali
 }
 
 namespace cpu {  // quantize_cpu.cpp
-decltype(train70b::absolute_max) absolute_max;
-void scale_from(Tensor& scale, const Tensor& amax, float factor);
+decltype(train70b::compute_amax) compute_amax;
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor);
 decltype(train70b::cast) cast;
-decltype(train70b::transpose_codes) transpose_codes;
+decltype(train70b::transpose_fp8) transpose_fp8;
 decltype(train70b::scaled_matmul_into) scaled_matmul_into;
 }  // namespace cpu
 namespace cuda {  // fp8_cuda.cu
-decltype(train70b::absolute_max) absolute_max;
-void scale_from(Tensor& scale, const Tensor& amax, float factor);
+decltype(train70b::compute_amax) compute_amax;
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor);
 decltype(train70b::cast) cast;
-decltype(train70b::transpose_codes) transpose_codes;
+decltype(train70b::transpose_fp8) transpose_fp8;
 decltype(train70b::scaled_matmul_into) scaled_matmul_into;
 }  // namespace cuda
 
@@ -47,63 +47,64 @@ namespace {
 
 bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
 
-void check_codes(const Quantized& q, int64_t rows, int64_t cols) {
-    CHECK(is_fp8(q.codes.dtype()) && q.codes.rows() == rows && q.codes.cols() == cols, "codes {} {}, expected {} x {}",
-          name_of(q.codes.dtype()), to_string(q.codes.shape()), rows, cols);
-    CHECK(q.scale.dtype() == DType::f32 && q.scale.size() == q.layout().size(), "{} scales for {} by {}",
-          q.scale.size(), to_string(q.codes.shape()), name_of(q.scaling));
+void check_quantized(const Quantized& q, int64_t rows, int64_t cols) {
+    CHECK(is_fp8(q.data.dtype()) && q.data.rows() == rows && q.data.cols() == cols, "FP8 data {} {}, expected {} x {}",
+          name_of(q.data.dtype()), to_string(q.data.shape()), rows, cols);
+    CHECK(q.scale_inv.dtype() == DType::f32 && q.scale_inv.size() == q.layout().size(), "{} scales for {} by {}",
+          q.scale_inv.size(), to_string(q.data.shape()), name_of(q.scaling));
 }
 
 }  // namespace
 
-void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
+void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
     CHECK(is_float(x.dtype()) && (amax || amax_t), "{}", name_of(x.dtype()));
     for (const auto& [tensor, layout] : {std::pair(amax, ScaleLayout{scaling, x.rows(), x.cols()}),
                                          std::pair(amax_t, ScaleLayout{scaling, x.cols(), x.rows()})})
         CHECK(!tensor || (tensor.dtype() == DType::f32 && tensor.size() == layout.size()), "{} amaxes for {} by {}",
               tensor.size(), to_string(x.shape()), name_of(scaling));
-    Span span("absolute_max", "op", 0, bytes_of({x}));
-    DISPATCH(x.device(), absolute_max(amax, amax_t, x, scaling));
+    Span span("compute_amax", "op", 0, bytes_of({x}));
+    DISPATCH(x.device(), compute_amax(amax, amax_t, x, scaling));
 }
 
-void scale_from(Tensor& scale, const Tensor& amax, DType format, int margin) {
-    CHECK(scale.dtype() == DType::f32 && amax.dtype() == DType::f32 && scale.size() == amax.size());
-    Span span("scale_from", "op", 0, bytes_of({scale, amax}));
-    DISPATCH(device_of({scale, amax}), scale_from(scale, amax, std::ldexp(1.0f, margin) / largest(format)));
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, DType format, int margin) {
+    CHECK(scale_inv.dtype() == DType::f32 && amax.dtype() == DType::f32 && scale_inv.size() == amax.size());
+    Span span("compute_scale_inv", "op", 0, bytes_of({scale_inv, amax}));
+    DISPATCH(device_of({scale_inv, amax}),
+             compute_scale_inv(scale_inv, amax, std::ldexp(1.0f, margin) / largest(format)));
 }
 
 void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
     CHECK(is_float(x.dtype()) && (q || q_t), "{}", name_of(x.dtype()));
-    if (q) check_codes(q, x.rows(), x.cols());
-    if (q_t) check_codes(q_t, x.cols(), x.rows());
-    CHECK(!q || !q_t || q.codes.dtype() == q_t.codes.dtype());
+    if (q) check_quantized(q, x.rows(), x.cols());
+    if (q_t) check_quantized(q_t, x.cols(), x.rows());
+    CHECK(!q || !q_t || q.data.dtype() == q_t.data.dtype());
     CHECK(!amax || amax.dtype() == DType::f32);
     Span span("cast", "op", 0,
-              double(x.bytes()) + double(q.codes ? q.codes.bytes() : 0) + double(q_t.codes ? q_t.codes.bytes() : 0));
+              double(x.bytes()) + double(q.data ? q.data.bytes() : 0) + double(q_t.data ? q_t.data.bytes() : 0));
     DISPATCH(x.device(), cast(q, q_t, amax, x));
 }
 
-void transpose_codes(Tensor& to, const Tensor& from) {
+void transpose_fp8(Tensor& to, const Tensor& from) {
     CHECK(size_of(from.dtype()) == 1 && to.dtype() == from.dtype() && to.rows() == from.cols() &&
               to.cols() == from.rows() && !to.overlaps(from),
           "{} to {}", to_string(from.shape()), to_string(to.shape()));
-    Span span("transpose_codes", "op", 0, bytes_of({to, from}));
-    DISPATCH(device_of({to, from}), transpose_codes(to, from));
+    Span span("transpose_fp8", "op", 0, bytes_of({to, from}));
+    DISPATCH(device_of({to, from}), transpose_fp8(to, from));
 }
 
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
-    const int64_t m = a.codes.rows(), n = b.codes.rows(), k = a.codes.cols();
-    check_codes(a, m, k);
-    check_codes(b, n, k);
+    const int64_t m = a.data.rows(), n = b.data.rows(), k = a.data.cols();
+    check_quantized(a, m, k);
+    check_quantized(b, n, k);
     CHECK(is_float(c.dtype()) && c.rows() == m && c.cols() == n, "c {} {}, expected {} x {}", name_of(c.dtype()),
           to_string(c.shape()), m, n);
-    CHECK(a.codes.dtype() == DType::e4m3 || b.codes.dtype() == DType::e4m3, "no product of two e5m2");
+    CHECK(a.data.dtype() == DType::e4m3 || b.data.dtype() == DType::e4m3, "no product of two e5m2");
     CHECK((a.scaling == Scaling::tensor) == (b.scaling == Scaling::tensor) &&
               (a.scaling == Scaling::row) == (b.scaling == Scaling::row) &&
               !(a.scaling == Scaling::block128 && b.scaling == Scaling::block128),
           "no product of scales by {} and by {}", name_of(a.scaling), name_of(b.scaling));
-    Span span("scaled_matmul", "op", 2.0 * double(m) * double(n) * double(k), bytes_of({c, a.codes, b.codes}));
-    DISPATCH(device_of({c, a.codes, a.scale, b.codes, b.scale}), scaled_matmul_into(c, a, b, beta));
+    Span span("scaled_matmul", "op", 2.0 * double(m) * double(n) * double(k), bytes_of({c, a.data, b.data}));
+    DISPATCH(device_of({c, a.data, a.scale_inv, b.data, b.scale_inv}), scaled_matmul_into(c, a, b, beta));
 }
 
 Tensor dequantized(const Quantized& q) {
@@ -112,14 +113,14 @@ Tensor dequantized(const Quantized& q) {
         copy(copied, x);
         return copied;
     };
-    const Tensor codes = host(q.codes), scale = host(q.scale);
-    Tensor x(codes.shape(), DType::f32, Device::cpu, Memory::workspace);
+    const Tensor data = host(q.data), scale_inv = host(q.scale_inv);
+    Tensor x(data.shape(), DType::f32, Device::cpu, Memory::workspace);
     const ScaleLayout layout = q.layout();
-    const auto& values = q.codes.dtype() == DType::e4m3 ? kValues<e4m3> : kValues<e5m2>;
+    const auto& values = q.data.dtype() == DType::e4m3 ? kValues<e4m3> : kValues<e5m2>;
     for (int64_t r = 0; r < layout.rows; ++r)
         for (int64_t c = 0; c < layout.cols; ++c) {
             const int64_t i = r * layout.cols + c;
-            x.data<float>()[i] = values[codes.data<uint8_t>()[i]] * scale.data<float>()[layout.index(r, c)];
+            x.data<float>()[i] = values[data.data<uint8_t>()[i]] * scale_inv.data<float>()[layout.index(r, c)];
         }
     return x;
 }

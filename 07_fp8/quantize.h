@@ -1,12 +1,15 @@
 #pragma once
-// Tensors in 8 bits: each element is a code times a scale that it shares with others. The ops of this chapter.
+// Tensors in 8 bits: FP8 data, and scales that are shared by groups of elements. The ops of this chapter.
 //
-//     scale = amax / largest value of the format        code = round(x / scale)        x is about  code * scale
+//     scale_inv = amax / largest value of the format        data = round(x / scale_inv)        x ~ data * scale_inv
 //
-// A product of two such tensors multiplies codes and sums in fp32; the scales come in afterwards, or, where they change
-// along the sum, every 128 terms. Hopper's tensor cores want both operands with the summed dimension innermost ("TN"),
-// so there is one product, c = a b^T, and whoever needs x^T y makes transposed codes: the cast writes them in the same
-// pass.
+// scale_inv is Transformer Engine's name for what dequantizes: its `scale` is 1 / scale_inv. In this chapter's comments
+// "a scale" always means scale_inv.
+//
+// A product of two such tensors multiplies FP8 data and accumulates in fp32; the scales are applied afterwards or,
+// where they change along the summed dimension, every 128 terms. Hopper's tensor cores require both operands with the
+// summed dimension innermost ("TN"). So there is one product, c = a b^T, and x^T y takes the data of both transposes:
+// cast() writes x and x^T in one pass.
 #include <optional>
 
 #include "01_single_gpu/ops/ops.h"
@@ -22,8 +25,8 @@ enum class Scaling {
 };
 const char* name_of(Scaling scaling);
 
-// Where the scale of element (r, c) lies. The layouts are cuBLASLt's: vec128 is stored row index innermost, block128
-// with its rows of scales padded to a multiple of 4.
+// The index of element (r, c)'s scale in scale_inv. The layouts are cuBLASLt's: vec128 has the row index innermost,
+// block128 pads its rows of scales to a multiple of 4.
 struct ScaleLayout {
     Scaling scaling;
     int64_t rows, cols;
@@ -45,32 +48,33 @@ struct ScaleLayout {
 };
 
 struct Quantized {
-    Tensor codes;  // (rows, cols) e4m3 or e5m2
-    Tensor scale;  // fp32, as ScaleLayout says
+    Tensor data;       // (rows, cols) e4m3 or e5m2
+    Tensor scale_inv;  // (ScaleLayout::size()) fp32
     Scaling scaling = Scaling::tensor;
 
-    explicit operator bool() const { return bool(codes); }
-    ScaleLayout layout() const { return {scaling, codes.rows(), codes.cols()}; }
+    explicit operator bool() const { return bool(data); }
+    ScaleLayout layout() const { return {scaling, data.rows(), data.cols()}; }
 };
-// Codes not yet written, and room for the scales.
+// Allocates data and scales; neither is initialized.
 Quantized make_quantized(int64_t rows, int64_t cols, DType format, Scaling scaling, Device device,
                          Memory kind = Memory::workspace);
 
 float largest(DType format);  // 448, 57344
 
-// amax <- max(amax, |x|) for each group of elements that shares a scale; amax_t: the same of x's transpose, in its
-// layout. Either may be empty. An infinity, or what is not a number, stays in the amax.
-void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling);
-// scale = amax / largest(format) * 2^margin; 1 where amax is 0 or not finite (then the codes show it).
-void scale_from(Tensor& scale, const Tensor& amax, DType format, int margin = 0);
-// Codes of x, with the scales that are there; of x and, in the same pass, of its transpose. Either may be empty. amax,
-// if not empty: also amax[0] <- max(amax[0], |x|), for the next time. A finite x beyond the largest code saturates; an
-// infinity does not.
+// amax <- max(amax, |x|) for each group of elements that shares a scale; amax_t: the same for x^T, in its layout.
+// Either may be empty. Infinities and NaNs stay in the amax.
+void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling);
+// scale_inv = amax / largest(format) * 2^margin; 1 where amax is 0 or not finite (an infinity then stays one in the
+// data).
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, DType format, int margin = 0);
+// Quantizes x into q and, in the same pass, x^T into q_t, with the scales that they have. Either may be empty. amax, if
+// not empty: also amax[0] <- max(amax[0], |x|), for later scales. A finite x beyond the format's largest value
+// saturates; an infinity does not.
 void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x);
-// to (cols, rows) = from (rows, cols), of codes.
-void transpose_codes(Tensor& to, const Tensor& from);
+// to (cols, rows) = the transpose of from (rows, cols), FP8 data.
+void transpose_fp8(Tensor& to, const Tensor& from);
 
-// c (M, N) = a (M, K) b (N, K)^T + beta c. c fp32 or bf16; sums in fp32. Of two e5m2 there is no product.
+// c (rows of a, rows of b) = a b^T + beta c. c fp32 or bf16; accumulates in fp32. Not both operands may be e5m2.
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta = 0);
 
 Tensor dequantized(const Quantized& q);  // fp32, on the host

@@ -1,5 +1,5 @@
-// The ops of quantize.h on the CPU: the definition that the CUDA kernels are tested against. A product dequantises its
-// operands to fp32 and multiplies those: to fp32's rounding what the tensor cores give.
+// The ops of quantize.h on the CPU: the definition that the CUDA kernels are tested against. A product dequantizes its
+// operands to fp32 and multiplies those: the tensor cores' result up to fp32 rounding.
 #include <vector>
 
 #include "01_single_gpu/core/cpu.h"
@@ -20,7 +20,7 @@ void with_format(DType dtype, Body&& body) {
 uint32_t magnitude(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffff; }
 void raise(float& amax, uint32_t bits) { amax = std::bit_cast<float>(std::max(magnitude(amax), bits)); }
 
-constexpr int64_t kTile = 128;  // rows and columns of x that are handled together: a scale block, and it fits the cache
+constexpr int64_t kTile = 128;  // rows and columns of x per tile: one scale block, which fits the cache
 
 // body(row_begin, row_end, col_begin, col_end) for each tile of x.
 template <class Body>
@@ -36,7 +36,7 @@ void for_tiles(const Tensor& x, Body&& body) {
 
 }  // namespace
 
-void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
+void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
     const int64_t rows = x.rows(), cols = x.cols();
     const ScaleLayout layout{scaling, rows, cols}, layout_t{scaling, cols, rows};
     with_float(x.dtype(), [&](auto zero) {
@@ -65,12 +65,12 @@ void absolute_max(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling
     });
 }
 
-void scale_from(Tensor& scale, const Tensor& amax, float factor) {
-    constexpr float kSmallest = std::numeric_limits<float>::min();  // 1 / scale is finite
-    for (int64_t i = 0; i < scale.size(); ++i) {
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor) {
+    constexpr float kSmallest = std::numeric_limits<float>::min();  // 1 / scale_inv is finite
+    for (int64_t i = 0; i < scale_inv.size(); ++i) {
         const float most = amax.data<float>()[i];
         const bool usable = most > 0 && most <= std::numeric_limits<float>::max();
-        scale.data<float>()[i] = usable ? std::max(most * factor, kSmallest) : 1.0f;
+        scale_inv.data<float>()[i] = usable ? std::max(most * factor, kSmallest) : 1.0f;
     }
 }
 
@@ -78,29 +78,29 @@ void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
     const int64_t rows = x.rows(), cols = x.cols();
     with_float(x.dtype(), [&](auto zero) {
         const auto* p = x.data<decltype(zero)>();
-        with_format((q ? q : q_t).codes.dtype(), [&](auto code) {
-            using Code = decltype(code);
+        with_format((q ? q : q_t).data.dtype(), [&](auto format) {
+            using Format = decltype(format);
             if (q) {
                 const ScaleLayout layout = q.layout();
-                Code* codes = q.codes.data<Code>();
-                const float* scale = q.scale.data<float>();
+                Format* data = q.data.data<Format>();
+                const float* scale_inv = q.scale_inv.data<float>();
                 for_tiles(x, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
-                    for (int64_t r = r0; r < r1; ++r) {  // a tile's row has one scale, whatever the scaling
-                        const float inverse = 1.0f / scale[layout.index(r, c0)];
+                    for (int64_t r = r0; r < r1; ++r) {  // within a tile, a row has one scale in every scaling
+                        const float scale = 1.0f / scale_inv[layout.index(r, c0)];
 #pragma omp simd
-                        for (int64_t c = c0; c < c1; ++c) codes[r * cols + c] = Code(float(p[r * cols + c]) * inverse);
+                        for (int64_t c = c0; c < c1; ++c) data[r * cols + c] = Format(float(p[r * cols + c]) * scale);
                     }
                 });
             }
             if (q_t) {
                 const ScaleLayout layout = q_t.layout();
-                Code* codes = q_t.codes.data<Code>();
-                const float* scale = q_t.scale.data<float>();
+                Format* data = q_t.data.data<Format>();
+                const float* scale_inv = q_t.scale_inv.data<float>();
                 for_tiles(x, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
                     for (int64_t c = c0; c < c1; ++c) {
-                        const float inverse = 1.0f / scale[layout.index(c, r0)];
+                        const float scale = 1.0f / scale_inv[layout.index(c, r0)];
 #pragma omp simd
-                        for (int64_t r = r0; r < r1; ++r) codes[c * rows + r] = Code(float(p[r * cols + c]) * inverse);
+                        for (int64_t r = r0; r < r1; ++r) data[c * rows + r] = Format(float(p[r * cols + c]) * scale);
                     }
                 });
             }
@@ -108,10 +108,10 @@ void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
     });
     if (!amax) return;
     Tensor first = amax.element_slice(0, {1}), none;
-    cpu::absolute_max(first, none, x, Scaling::tensor);
+    cpu::compute_amax(first, none, x, Scaling::tensor);
 }
 
-void transpose_codes(Tensor& to, const Tensor& from) {
+void transpose_fp8(Tensor& to, const Tensor& from) {
     const int64_t rows = from.rows(), cols = from.cols();
     const uint8_t* p = from.data<uint8_t>();
     uint8_t* t = to.data<uint8_t>();
@@ -122,18 +122,18 @@ void transpose_codes(Tensor& to, const Tensor& from) {
 }
 
 namespace {
-Tensor wide(const Quantized& q) {
-    Tensor x(q.codes.shape(), DType::f32, Device::cpu, Memory::workspace);
+Tensor dequantize(const Quantized& q) {
+    Tensor x(q.data.shape(), DType::f32, Device::cpu, Memory::workspace);
     const ScaleLayout layout = q.layout();
-    with_format(q.codes.dtype(), [&](auto code) {
-        const uint8_t* codes = q.codes.data<uint8_t>();
-        const float* scale = q.scale.data<float>();
+    with_format(q.data.dtype(), [&](auto format) {
+        const uint8_t* data = q.data.data<uint8_t>();
+        const float* scale_inv = q.scale_inv.data<float>();
         float* p = x.data<float>();
-        for_tiles(q.codes, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+        for_tiles(q.data, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
             for (int64_t r = r0; r < r1; ++r) {
-                const float factor = scale[layout.index(r, c0)];
+                const float factor = scale_inv[layout.index(r, c0)];
                 for (int64_t c = c0; c < c1; ++c)
-                    p[r * layout.cols + c] = kValues<decltype(code)>[codes[r * layout.cols + c]] * factor;
+                    p[r * layout.cols + c] = kValues<decltype(format)>[data[r * layout.cols + c]] * factor;
             }
         });
     });
@@ -142,7 +142,7 @@ Tensor wide(const Quantized& q) {
 }  // namespace
 
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
-    cpu::matmul_into(c, wide(a), wide(b), Transpose::b, beta);
+    cpu::matmul_into(c, dequantize(a), dequantize(b), Transpose::b, beta);
 }
 
 }  // namespace train70b::cpu

@@ -3,103 +3,131 @@
 #include <algorithm>
 #include <cmath>
 
+#include "01_single_gpu/core/registry.h"
+
 namespace train70b {
 
+const std::vector<Fp8Recipe>& fp8_recipes() {
+    using Pointer = std::unique_ptr<Recipe>;
+    static const std::vector<Fp8Recipe> list = {
+        {"current", "one scale per tensor, from its current amax",
+         [](const Fp8Options&, int64_t, Device, const Comm& ranks) -> Pointer {
+             return std::make_unique<CurrentScaling>(ranks);
+         }},
+        {"delayed", "one scale per tensor, from the amaxes of earlier steps",
+         [](const Fp8Options& options, int64_t operands, Device device, const Comm& ranks) -> Pointer {
+             return std::make_unique<DelayedScaling>(options, operands, device, ranks);
+         }},
+        {"rowwise", "one scale per row, from its current amax",
+         [](const Fp8Options&, int64_t, Device, const Comm& ranks) -> Pointer {
+             return std::make_unique<RowwiseScaling>(ranks);
+         }},
+        {"blockwise", "one scale per 1 x 128 or 128 x 128 elements, from their current amax",
+         [](const Fp8Options&, int64_t, Device, const Comm& ranks) -> Pointer {
+             return std::make_unique<BlockwiseScaling>(ranks);
+         }}};
+    return list;
+}
+
+std::vector<std::string> fp8_values() {
+    std::vector<std::string> values = names_of(fp8_recipes());
+    values.insert(values.begin(), "off");
+    return values;
+}
+
 std::unique_ptr<Recipe> make_recipe(const Fp8Options& options, int64_t operands, Device device, const Comm& ranks) {
-    if (options.recipe == "current") return std::make_unique<JustInTime>(ranks);
-    if (options.recipe == "rowwise") return std::make_unique<Rowwise>(ranks);
-    if (options.recipe == "blockwise") return std::make_unique<Blockwise>(ranks);
-    CHECK(options.recipe == "delayed", "--fp8 {}", options.recipe);
-    return std::make_unique<Delayed>(options, operands, device, ranks);
+    return find_entry(fp8_recipes(), "--fp8", options.recipe).make(options, operands, device, ranks);
 }
 
 namespace {
-Codes empty_codes(const Tensor& x, Want want, DType format, Scaling scaling, Memory kind) {
-    Codes codes;
-    if (want != Want::transposed) codes.plain = make_quantized(x.rows(), x.cols(), format, scaling, x.device());
-    if (want != Want::plain) codes.transposed = make_quantized(x.cols(), x.rows(), format, scaling, x.device(), kind);
-    return codes;
+QuantizedPair allocate(const Tensor& x, Usage usage, DType format, Scaling scaling, Memory kind) {
+    QuantizedPair pair;
+    if (usage != Usage::columnwise) pair.rowwise = make_quantized(x.rows(), x.cols(), format, scaling, x.device());
+    if (usage != Usage::rowwise)
+        pair.columnwise = make_quantized(x.cols(), x.rows(), format, scaling, x.device(), kind);
+    return pair;
 }
 }  // namespace
 
-Codes JustInTime::quantize(const Operand& operand, const Tensor& x, Want want, bool, Memory kind) {
+QuantizedPair CurrentScaling::quantize(const Operand& operand, const Tensor& x, Usage usage, bool, Memory kind) {
     const DType type = format(operand.role);
     const Scaling by = scaling(operand.role);
-    Codes codes = empty_codes(x, want, type, by, kind);
-    if (by == Scaling::tensor && codes.plain && codes.transposed) codes.transposed.scale = codes.plain.scale;
+    QuantizedPair pair = allocate(x, usage, type, by, kind);
+    if (by == Scaling::tensor && pair.rowwise && pair.columnwise) pair.columnwise.scale_inv = pair.rowwise.scale_inv;
     const auto zeros = [](const Quantized& q) {
         if (!q) return Tensor();
-        Tensor amax = Tensor::like(q.scale, Memory::workspace);
+        Tensor amax = Tensor::like(q.scale_inv, Memory::workspace);
         fill(amax, 0);
         return amax;
     };
-    Tensor amax = zeros(codes.plain), amax_t;
-    if (by != Scaling::tensor || !amax) amax_t = zeros(codes.transposed);
-    absolute_max(amax, amax_t, x, by);
-    // Of the whole tensor, where a scale's group reaches over ranks.
-    const bool whole = by == Scaling::tensor && (operand.rows_divided || operand.cols_divided);
-    if (amax && (whole || (by == Scaling::row && operand.cols_divided))) ranks_.all_reduce(amax, Reduce::max).wait();
-    if (amax_t && (whole || (by == Scaling::row && operand.rows_divided)))
+    Tensor amax = zeros(pair.rowwise), amax_t;
+    if (by != Scaling::tensor || !amax) amax_t = zeros(pair.columnwise);
+    compute_amax(amax, amax_t, x, by);
+    // Over the ranks, where a scale's group of elements is sharded over them.
+    const bool sharded = by == Scaling::tensor && (operand.rows_sharded || operand.cols_sharded);
+    if (amax && (sharded || (by == Scaling::row && operand.cols_sharded))) ranks_.all_reduce(amax, Reduce::max).wait();
+    if (amax_t && (sharded || (by == Scaling::row && operand.rows_sharded)))
         ranks_.all_reduce(amax_t, Reduce::max).wait();
-    if (amax) scale_from(codes.plain.scale, amax, type);
-    if (amax_t) scale_from(codes.transposed.scale, amax_t, type);
+    if (amax) compute_scale_inv(pair.rowwise.scale_inv, amax, type);
+    if (amax_t) compute_scale_inv(pair.columnwise.scale_inv, amax_t, type);
     Tensor none;
-    cast(codes.plain, codes.transposed, none, x);
-    return codes;
+    cast(pair.rowwise, pair.columnwise, none, x);
+    return pair;
 }
 
-Delayed::Delayed(const Fp8Options& options, int64_t operands, Device device, const Comm& ranks)
-    : JustInTime(ranks),
+DelayedScaling::DelayedScaling(const Fp8Options& options, int64_t operands, Device device, const Comm& ranks)
+    : CurrentScaling(ranks),
       options_(options),
       ranks_(ranks),
       states_(static_cast<size_t>(operands)),
       amax_({operands}, DType::f32, device, Memory::workspace),
-      scale_({operands, 4}, DType::f32, device, Memory::workspace) {
+      scale_inv_({operands, 4}, DType::f32, device, Memory::workspace) {
     fill(amax_, 0);
-    fill(scale_, 1);
+    fill(scale_inv_, 1);
 }
 
-Tensor Delayed::place(int64_t operand) const { return scale_.element_slice(4 * operand, {1}); }
+Tensor DelayedScaling::scale_inv_of(int64_t operand) const { return scale_inv_.element_slice(4 * operand, {1}); }
 
-Codes Delayed::quantize(const Operand& operand, const Tensor& x, Want want, bool training, Memory kind) {
+QuantizedPair DelayedScaling::quantize(const Operand& operand, const Tensor& x, Usage usage, bool training,
+                                       Memory kind) {
     const DType type = format(operand.role);
-    Tensor amax = training ? amax_.row_slice(operand.number, operand.number + 1) : Tensor(), none;
-    if (states_[size_t(operand.number)].scale == 0) {
-        if (amax) absolute_max(amax, none, x, Scaling::tensor);
-        return JustInTime::quantize(operand, x, want, training, kind);
+    Tensor amax = training ? amax_.row_slice(operand.index, operand.index + 1) : Tensor(), none;
+    if (states_[size_t(operand.index)].scale_inv == 0) {
+        if (amax) compute_amax(amax, none, x, Scaling::tensor);
+        return CurrentScaling::quantize(operand, x, usage, training, kind);
     }
-    Codes codes;
-    const auto with_known_scale = [&](int64_t rows, int64_t cols, Memory booked) {
-        return Quantized{Tensor({rows, cols}, type, x.device(), booked), place(operand.number), Scaling::tensor};
+    QuantizedPair pair;
+    const auto with_known_scale_inv = [&](int64_t rows, int64_t cols, Memory booked) {
+        return Quantized{Tensor({rows, cols}, type, x.device(), booked), scale_inv_of(operand.index), Scaling::tensor};
     };
-    if (want != Want::transposed) codes.plain = with_known_scale(x.rows(), x.cols(), Memory::workspace);
-    if (want != Want::plain) codes.transposed = with_known_scale(x.cols(), x.rows(), kind);
-    cast(codes.plain, codes.transposed, amax, x);  // one pass: codes now, amax for later
-    return codes;
+    if (usage != Usage::columnwise) pair.rowwise = with_known_scale_inv(x.rows(), x.cols(), Memory::workspace);
+    if (usage != Usage::rowwise) pair.columnwise = with_known_scale_inv(x.cols(), x.rows(), kind);
+    cast(pair.rowwise, pair.columnwise, amax, x);  // one pass: the data, and the amax for later steps
+    return pair;
 }
 
-void Delayed::next_step() {
-    if (ranks_.size() > 1) ranks_.all_reduce(amax_, Reduce::max).wait();  // of all operands in one message
+void DelayedScaling::next_step() {
+    if (ranks_.size() > 1) ranks_.all_reduce(amax_, Reduce::max).wait();  // one message for all operands
     const std::vector<double> amaxes = read(amax_);
     fill(amax_, 0);
-    std::vector<float> scales(size_t(scale_.size()), 1);
+    std::vector<float> scale_invs(size_t(scale_inv_.size()), 1);
     for (size_t i = 0; i < states_.size(); ++i) {
         State& state = states_[i];
-        state.amaxes.push_back(std::isfinite(amaxes[i]) ? float(amaxes[i]) : 0);
-        if (int64_t(state.amaxes.size()) > options_.history) state.amaxes.pop_front();
-        const float most = *std::max_element(state.amaxes.begin(), state.amaxes.end());
-        // Nothing to go by: the scale stays.
+        state.amax_history.push_back(std::isfinite(amaxes[i]) ? float(amaxes[i]) : 0);
+        if (int64_t(state.amax_history.size()) > options_.history) state.amax_history.pop_front();
+        const float most = *std::max_element(state.amax_history.begin(), state.amax_history.end());
+        // Without a finite amax above 0 the scale stays.
         if (most > 0) {
             const Operand::Role role = Operand::Role(i % 3);
-            state.scale = std::max(std::ldexp(most, int(options_.margin)) / largest(format(role)),
-                                   std::numeric_limits<float>::min());
+            state.scale_inv = std::max(std::ldexp(most, int(options_.margin)) / largest(format(role)),
+                                       std::numeric_limits<float>::min());
         }
-        if (state.scale > 0) scales[4 * i] = state.scale;
+        if (state.scale_inv > 0) scale_invs[4 * i] = state.scale_inv;
     }
-    if (scale_.device() == Device::meta) return;
-    Tensor host(scale_.shape(), DType::f32, Device::cpu, Memory::workspace);
-    std::copy(scales.begin(), scales.end(), host.data<float>());
-    copy(scale_, host);
+    if (scale_inv_.device() == Device::meta) return;
+    Tensor host(scale_inv_.shape(), DType::f32, Device::cpu, Memory::workspace);
+    std::copy(scale_invs.begin(), scale_invs.end(), host.data<float>());
+    copy(scale_inv_, host);
 }
 
 }  // namespace train70b

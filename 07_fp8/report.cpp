@@ -70,8 +70,9 @@ Rounding by_recipe(const std::string& name) {
     return [name](const Matrix& x, int64_t cols, Operand::Role role) -> Matrix {
         const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
         const Tensor back = dequantized(
-            recipe->quantize({role, int64_t(role)}, host_tensor(x, int64_t(x.size()) / cols, cols), Want::plain, false)
-                .plain);
+            recipe
+                ->quantize({role, int64_t(role)}, host_tensor(x, int64_t(x.size()) / cols, cols), Usage::rowwise, false)
+                .rowwise);
         return {back.data<float>(), back.data<float>() + back.size()};
     };
 }
@@ -311,7 +312,7 @@ std::string projection_table() {
         const double gathered = std::max(
             {2 * head + P * block + G * head, 2 * P * block + G * (block + head), 2 * P * block + 2 * G * block});
         const double activations =
-            double(row.codes ? fp8_activations(c, kSequence, DType::bf16, Recompute::full, JustInTime(Comm()), 1)
+            double(row.codes ? fp8_activations(c, kSequence, DType::bf16, Recompute::full, CurrentScaling(Comm()), 1)
                              : activation_formula(c, 1, kSequence, DType::bf16, Recompute::full).total);
         const double shared = (2 + row.grad + row.states) * n, own = gathered + activations;
         text += fmt::format("{:<38}{:>8.1f}{:>8.1f}{:>11.1f}{:>10.1f}{:>13.1f}{:>8.1f}{:>10.0f}\n", row.name,
@@ -340,12 +341,12 @@ ProductTimes time_products(Device device, const Fp8Options& options, int64_t row
     fill(dw, 0);
     const auto recipe = make_recipe(options, 3, device, Comm());
     const auto seconds = [&](const std::function<void()>& body) { return median_seconds(device, 9, body); };
-    Codes of_x, of_w, of_dy;
+    QuantizedPair of_x, of_w, of_dy;
     const auto make_codes = [&] {
-        of_x = recipe->quantize({Operand::input, 0}, x, Want::both, true);
-        of_w.plain = recipe->quantize({Operand::weight, 1}, w, Want::plain, true).plain;
-        of_w.transposed = recipe->quantize({Operand::weight, 1}, w, Want::transposed, false).transposed;
-        of_dy = recipe->quantize({Operand::gradient, 2}, dy, Want::both, true);
+        of_x = recipe->quantize({Operand::input, 0}, x, Usage::both, true);
+        of_w.rowwise = recipe->quantize({Operand::weight, 1}, w, Usage::rowwise, true).rowwise;
+        of_w.columnwise = recipe->quantize({Operand::weight, 1}, w, Usage::columnwise, false).columnwise;
+        of_dy = recipe->quantize({Operand::gradient, 2}, dy, Usage::both, true);
     };
     make_codes();
     recipe->next_step();
@@ -357,9 +358,9 @@ ProductTimes time_products(Device device, const Fp8Options& options, int64_t row
     });
     times.codes_s = seconds(make_codes);
     times.fp8_s = seconds([&] {
-        scaled_matmul_into(y, of_x.plain, of_w.plain);
-        scaled_matmul_into(dx, of_dy.plain, of_w.transposed);
-        scaled_matmul_into(dw, of_dy.transposed, of_x.transposed, 1);
+        scaled_matmul_into(y, of_x.rowwise, of_w.rowwise);
+        scaled_matmul_into(dx, of_dy.rowwise, of_w.columnwise);
+        scaled_matmul_into(dw, of_dy.columnwise, of_x.columnwise, 1);
     });
     return times;
 }

@@ -21,9 +21,9 @@ class Fp8Unsharder : public Unsharder {
     void wait(FlatParam& flat) override;
 
   private:
-    // The elements of a unit that are not cast, shard by shard, each shard's one behind another.
+    // The elements of a unit that are not cast: for each shard its own, contiguous.
     struct Rest {
-        Tensor data;  // (shards, the most of any shard)
+        Tensor data;  // (shards, the largest number in any shard)
         Work all_gather;
     };
     bool casts(const Param& param) const { return layer_of_.contains(&param); }
@@ -31,9 +31,9 @@ class Fp8Unsharder : public Unsharder {
         const auto& params = flat.unit->params;
         return flat.param_shard && std::any_of(params.begin(), params.end(), [this](Param* p) { return casts(*p); });
     }
-    void scales_from(const Tensor& amax);  // of all layers
-    // Calls body(piece, begin) for each piece of a shard that is not cast; begin: among those of this shard. Returns how
-    // many elements they are.
+    void set_gathered_scales(const Tensor& amax);  // of all layers
+    // Calls body(piece, begin) for each piece of a shard that is not cast; begin: its offset in the shard's row of
+    // Rest::data. Returns their number of elements.
     int64_t for_rest(const FlatParam& flat, int64_t shard,
                      const std::function<void(const FlatParam::Piece&, int64_t begin)>& body = {}) const;
 
@@ -54,7 +54,7 @@ int64_t Fp8Unsharder::for_rest(const FlatParam& flat, int64_t shard,
     return begin;
 }
 
-// One all-reduce for the scales of all layers together.
+// The scales of all layers take one all-reduce.
 void Fp8Unsharder::weights_changed(const std::vector<FlatParam>& flats, const Comm& shards) {
     if (std::none_of(flats.begin(), flats.end(), [this](const FlatParam& flat) { return casts(flat); })) return;
     Tensor amax({int64_t(layers_.size())}, DType::f32, flats[0].device, Memory::workspace), none;
@@ -65,23 +65,23 @@ void Fp8Unsharder::weights_changed(const std::vector<FlatParam>& flats, const Co
             if (!casts(*piece.param)) continue;
             const int64_t layer = int64_t(layer_of_.at(piece.param));
             Tensor of_layer = amax.row_slice(layer, layer + 1);
-            absolute_max(of_layer, none, piece.of(flat.param_shard), Scaling::tensor);
+            compute_amax(of_layer, none, piece.of(flat.param_shard), Scaling::tensor);
         }
     }
     shards.all_reduce(amax, Reduce::max).wait();
     if (tensor_ranks_.size() > 1) tensor_ranks_.all_reduce(amax, Reduce::max).wait();
-    scales_from(amax);
+    set_gathered_scales(amax);
 }
 
-void Fp8Unsharder::scales_from(const Tensor& amax) {
+void Fp8Unsharder::set_gathered_scales(const Tensor& amax) {
     for (size_t i = 0; i < layers_.size(); ++i) {
-        Tensor& scale = layers_[i]->gathered_scale;
+        Tensor& scale = layers_[i]->gathered_scale_inv;
         if (!scale) scale = Tensor({1}, DType::f32, amax.device(), Memory::workspace);
-        scale_from(scale, amax.row_slice(int64_t(i), int64_t(i) + 1), DType::e4m3);
+        compute_scale_inv(scale, amax.row_slice(int64_t(i), int64_t(i) + 1), DType::e4m3);
     }
 }
 
-// Every element has its place among the FP8 data, cast or not: so pieces lie where they lie in the parameters.
+// The FP8 buffer has an element for every parameter element, cast or not, so that offsets are those of the parameters.
 void Fp8Unsharder::start(FlatParam& flat, const Comm& shards) {
     if (!casts(flat)) return Unsharder::start(flat, shards);
     flat.params = Tensor({flat.padded}, DType::e4m3, flat.device, Memory::workspace);
@@ -93,7 +93,7 @@ void Fp8Unsharder::start(FlatParam& flat, const Comm& shards) {
     const Tensor own_rest = rest.data.row_slice(flat.rank, flat.rank + 1);
     for (const FlatParam::Piece& piece : flat.pieces(flat.rank)) {
         if (!casts(*piece.param)) continue;
-        Quantized to{piece.of(own_fp8).view({1, piece.size}), layers_[layer_of_.at(piece.param)]->gathered_scale,
+        Quantized to{piece.of(own_fp8).view({1, piece.size}), layers_[layer_of_.at(piece.param)]->gathered_scale_inv,
                      Scaling::tensor},
             no_transpose;
         Tensor no_amax;
@@ -107,7 +107,7 @@ void Fp8Unsharder::start(FlatParam& flat, const Comm& shards) {
     if (most > 0) rest.all_gather = shards.all_gather(rest.data, own_rest);
 }
 
-// The parameters that are not cast are put together from the shards, one behind another, for a layer of several weights.
+// Assembles the parameters that were not cast from the shards, contiguously: a layer may use several weights as one.
 void Fp8Unsharder::finish(FlatParam& flat) {
     Unsharder::finish(flat);
     if (!casts(flat)) return;

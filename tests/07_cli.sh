@@ -6,16 +6,16 @@ program=07_fp8
 
 refused "a recipe that is none" 1 "--fp8: mx is unknown|off|current|delayed|rowwise|blockwise" --fp8 mx
 refused "an optimizer that is none" 1 "--optimizer|adamw|adamw8bit" --optimizer sgd
-refused "inputs that do not divide by 16" 1 "--fp8-strict on|q, k, v: 120 inputs (--hidden) on a rank do not divide by 16; 128 would" \
+refused "inputs that do not divide by 16" 1 "--fp8-strict on|q, k, v: 120 inputs (--hidden) on a rank are not divisible by 16 (try 128)" \
     --fp8-strict on --hidden 120 --heads 4
-refused "inputs that do not divide by 128" 1 "--fp8 blockwise|down: 320 inputs (--ffn) on a rank do not divide by 128; 384 would" \
+refused "inputs that do not divide by 128" 1 "--fp8 blockwise|down: 320 inputs (--ffn) on a rank are not divisible by 128 (try 384)" \
     --fp8-strict on --fp8 blockwise --ffn 320
-refused "outputs that do not divide on a rank" 2 "q, k, v: 120 outputs (--hidden, --heads, --kv-heads) on a rank do not divide by 16; 128 would" --tp 2 --fp8-strict on --hidden 144 --heads 6 --kv-heads 2
+refused "outputs that do not divide on a rank" 2 "q, k, v: 120 outputs (--hidden, --heads, --kv-heads) on a rank are not divisible by 16 (try 128)" --tp 2 --fp8-strict on --hidden 144 --heads 6 --kv-heads 2
 refused "rows that do not divide" 1 "--fp8-strict on|rows of a micro-batch (--micro-batch x --seq-len)" --fp8-strict on --seq-len 33 --global-batch 3
-refused "tensor parallelism that does not divide" 3 "--tp 3: --heads 8 does not divide by it" --tp 3
+refused "tensor parallelism that does not divide" 3 "--heads 8 is not divisible by --tp 3" --tp 3
 refused "a CSV of no comparison" 1 "--compare-csv|--compare 60" --compare-csv c.csv
-refused "fp64 in 8 bits" 1 "--fp8 current|--dtype fp64|--fp8 off would do" --dtype fp64
-refused "fp64 with 8-bit moments" 2 "--optimizer adamw8bit|--dtype fp64|--optimizer adamw would do" --dtype fp64 --fp8 off --optimizer adamw8bit
+refused "fp64 in 8 bits" 1 "--fp8 current|--dtype fp64|try --fp8 off" --dtype fp64
+refused "fp64 with 8-bit moments" 2 "--optimizer adamw8bit|--dtype fp64|try --optimizer adamw" --dtype fp64 --fp8 off --optimizer adamw8bit
 refused "a comparison of recipes in fp64" 1 "--compare|--dtype fp64" --dtype fp64 --fp8 off --compare 2
 refused "a history of no steps" 1 "--fp8-history|from 1 on" --fp8-history 0
 refused "a margin beyond the range" 1 "--fp8-margin" --fp8-margin 99
@@ -40,7 +40,7 @@ verdict "delayed is not current, from the second step on" "$(
     [ "$(losses delayed.jsonl | tail -n 1)" != "$(losses current.jsonl | tail -n 1)" ] || echo "the same last loss")"
 run 1 "$bin/$program" "${small[@]}" --layers 2 --ffn 200 --steps 1 --tables off
 verdict "a layer that stays is named once" "$(ends 0 20)$(
-    [ "$(grep -c "stays in fp32: down: 200 inputs (--ffn) on a rank do not divide by 16; 208 would" "$work/out")" = 1 ] || cat "$work/out")$(
+    [ "$(grep -c "stays in fp32: down: 200 inputs (--ffn) on a rank are not divisible by 16 (try 208)" "$work/out")" = 1 ] || cat "$work/out")$(
     grep -q "6 of 8 linear layers" "$work/out" || cat "$work/out")"
 for flags in "--zero 3" "--zero 3 --optimizer adamw8bit --dtype bf16" "--tp 2" "--tp 2 --fp8 blockwise"; do
     run 2 "$bin/$program" "${shape[@]}" $flags --tables off --metrics two.jsonl --comm-check on
