@@ -2,12 +2,9 @@
 
 #include <algorithm>
 
-namespace train70b {
+#include "01_single_gpu/core/registry.h"
 
-const std::vector<std::string>& context_algorithms() {
-    static const std::vector<std::string> names = {"ring", "zigzag", "ulysses", "hybrid", "gather"};
-    return names;
-}
+namespace train70b {
 
 void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOptions& o) {
     flags.group("Communication");
@@ -15,7 +12,7 @@ void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOption
         .add("--cp", cp, "context-parallel ranks of a model copy [what --dp leaves, all without it]",
              whole_number_from(1))
         .default_text("");
-    flags.add("--cp-algorithm", o.algorithm, "how they do attention", one_of(context_algorithms()));
+    flags.add("--cp-algorithm", o.algorithm, "how they do attention", one_of(names_of(context_algorithms())));
     flags
         .add("--ulysses-size", o.ulysses_size, "of --cp-algorithm hybrid: ranks that divide heads; the rest is ring",
              whole_number_from(1))
@@ -23,7 +20,7 @@ void add_context_parallel_flags(Flags& flags, int64_t& cp, ContextParallelOption
 }
 
 namespace {
-// The number nearest to n, at least 1, of which `works` is true; 0: there is none up to most.
+// The number in [1, most] nearest to n for which works() is true; 0: there is none.
 int64_t nearest(int64_t n, int64_t most, const std::function<bool(int64_t)>& works) {
     for (int64_t distance = 0; distance <= most; ++distance) {
         if (n - distance >= 1 && works(n - distance)) return n - distance;
@@ -34,26 +31,27 @@ int64_t nearest(int64_t n, int64_t most, const std::function<bool(int64_t)>& wor
 }  // namespace
 
 ContextLayout context_layout(const LlamaConfig& c, int64_t seq_len, int64_t cp, const ContextParallelOptions& o) {
-    if (o.ulysses_size > 0 && o.algorithm != "hybrid")
-        usage_error("--ulysses-size {}: belongs to --cp-algorithm hybrid", o.ulysses_size);
-    ContextLayout layout{.ranks = cp};
-    if (o.algorithm == "ulysses") layout.ulysses = cp;
-    if (o.algorithm == "hybrid") layout.ulysses = o.ulysses_size > 0 ? o.ulysses_size : std::min<int64_t>(2, cp);
-    layout.gather = o.algorithm == "gather";
-    const bool balanced = o.algorithm == "zigzag" || o.algorithm == "hybrid" || layout.gather;
-    if (balanced && cp > 1) layout.chunks = 2;
+    const ContextAlgorithm& algorithm = find_entry(context_algorithms(), "--cp-algorithm", o.algorithm);
+    if (o.ulysses_size > 0 && !algorithm.takes_ulysses_size)
+        usage_error("--ulysses-size {}: --cp-algorithm {} has no such groups (try --cp-algorithm hybrid)",
+                    o.ulysses_size, o.algorithm);
+    const ContextLayout layout{.ranks = cp,
+                               .ulysses = algorithm.ulysses(cp, o.ulysses_size),
+                               .chunks = cp > 1 ? algorithm.chunks : 1,
+                               .gather = algorithm.gather};
     const std::string asked = fmt::format("--cp {} --cp-algorithm {}", cp, o.algorithm);
 
     if (cp % layout.ulysses != 0)
-        usage_error("--ulysses-size {} does not divide --cp {}; {} would", layout.ulysses, cp,
+        usage_error("--cp {} is not divisible by --ulysses-size {} (try --ulysses-size {})", cp, layout.ulysses,
                     nearest(layout.ulysses, cp, [cp](int64_t n) { return cp % n == 0; }));
     if (!c.heads_divide_by(layout.ulysses))
-        usage_error("{}: {} ranks cannot divide --heads {} and --kv-heads {}; {} can", asked, layout.ulysses, c.heads,
-                    c.kv_heads, nearest(layout.ulysses, c.heads, [&c](int64_t n) { return c.heads_divide_by(n); }));
-    if (const int64_t of = layout.granularity(); seq_len % of != 0)
-        usage_error("{}: --seq-len {} does not divide by {}; {} would", asked, seq_len,
+        usage_error("{}: --heads {} and --kv-heads {} are not divisible by {} (try {} {})", asked, c.heads, c.kv_heads,
+                    layout.ulysses, algorithm.takes_ulysses_size ? "--ulysses-size" : "--cp",
+                    nearest(layout.ulysses, c.heads, [&c](int64_t n) { return c.heads_divide_by(n); }));
+    if (const int64_t divisor = layout.granularity(); seq_len % divisor != 0)
+        usage_error("{}: --seq-len {} is not divisible by {} (try --seq-len {})", asked, seq_len,
                     layout.chunks > 1 ? fmt::format("2 x {}", cp) : std::to_string(cp),
-                    std::max<int64_t>((seq_len + of / 2) / of, 1) * of);
+                    std::max<int64_t>((seq_len + divisor / 2) / divisor, 1) * divisor);
     return layout;
 }
 

@@ -1,10 +1,10 @@
-// Context parallelism: N ranks hold 1/N of every sequence's tokens; in attention keys and values go round, or
-// heads do, or all keys and values are gathered.
+// Context parallelism: each of N ranks holds 1/N of every sequence's tokens; in attention, keys and values are passed
+// around a ring, or heads are exchanged for tokens, or all keys and values are gathered.
 //
 // Run:   mpirun -np 2 build/bin/06_context_parallel --cp 2
 //        mpirun --oversubscribe -np 4 build/bin/06_context_parallel --cp 4 --cp-algorithm ulysses
-// Watch: the loss is chapter 01's, whatever the algorithm; activations shrink to 1/N; the plain ring's last rank works
-//        while its first one waits, and zigzag's all do the same.
+// Watch: the loss is chapter 01's, whatever the algorithm; activations shrink to 1/N; in the plain ring the first
+//        rank waits for the last one, with zigzag all do the same work.
 #include "02_data_parallel/data_parallel.h"
 #include "06_context_parallel/flags.h"
 #include "06_context_parallel/report.h"

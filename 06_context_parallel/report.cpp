@@ -6,6 +6,7 @@
 
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/random.h"
+#include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "06_context_parallel/flags.h"
 
@@ -211,7 +212,7 @@ std::string error_table(const Comm& world) {
     for (int n = 1; n <= std::min(world.size(), 8); n *= 2) {  // as many as there are heads
         const Comm ranks = world.split([n](int rank) { return rank < n ? 0 : -1; }, "cp");
         if (world.rank() >= n) continue;
-        for (const std::string& name : context_algorithms()) {
+        for (const std::string& name : names_of(context_algorithms())) {
             if (n == 1 && name != "ring") continue;
             text += fmt::format("{:<16}{:>6}", n == 1 ? "one device" : name, n);
             for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -269,7 +270,7 @@ std::string long_context_table() {
 void print_tables(Program& p, const Comm& ranks, const ContextParallelOptions& chosen) {
     const TrainOptions& options = p.options;
     std::vector<ContextRun> algorithms, lengths;
-    for (const std::string& name : context_algorithms()) {
+    for (const std::string& name : names_of(context_algorithms())) {
         ContextParallelOptions each{.algorithm = name};
         if (name == chosen.algorithm) each = chosen;
         try {

@@ -6,11 +6,11 @@ namespace train70b {
 
 std::vector<TokenRange> ContextLayout::tokens_of(int64_t rank, int64_t seq_len) const {
     CHECK(seq_len % granularity() == 0, "{} tokens over {} ranks in {} chunks", seq_len, ranks, chunks);
-    const int64_t group = rank / ulysses, place = rank % ulysses;
+    const int64_t group = rank / ulysses, in_group = rank % ulysses;
     const int64_t chunk_len = seq_len / (groups() * chunks), count = chunk_len / ulysses;
     std::vector<TokenRange> list;
     for (int64_t chunk = 0; chunk < chunks; ++chunk)
-        list.push_back({chunk_number(group, chunk) * chunk_len + place * count, count});
+        list.push_back({chunk_index(group, chunk) * chunk_len + in_group * count, count});
     return list;
 }
 
@@ -18,7 +18,7 @@ std::vector<TokenRange> ContextLayout::tokens_of(int64_t rank, int64_t seq_len) 
 
 namespace {
 
-// Keys and values of one rank in one buffer, so that they are one message: (2 rows, K*D).
+// Keys and values of one rank in one buffer, which is one message: (2 R_l, K*D).
 Tensor pack(const Tensor& k, const Tensor& v) {
     Tensor kv({2 * k.rows(), k.cols()}, k.dtype(), k.device(), Memory::comm);
     Tensor first = kv.row_slice(0, k.rows()), second = kv.row_slice(k.rows(), 2 * k.rows());
@@ -27,25 +27,25 @@ Tensor pack(const Tensor& k, const Tensor& v) {
     return kv;
 }
 
-// Of what a sum over steps is kept in, for tensors like x.
+// An accumulator for sums of tensors like this one: stats_dtype (fp32).
 Tensor zeros_for(const Tensor& like, const Shape& shape, Memory kind) {
     Tensor x(shape, stats_dtype(like.dtype()), like.device(), kind);
     fill(x, 0);
     return x;
 }
 
-// The pairs of chunks (of this rank's queries, of the source's keys) with anything below the diagonal, and whether the
-// diagonal goes through them.
-struct Pair {
+// The pairs of chunks (of this rank's queries, of the source's keys) that causal attention does not mask entirely;
+// causal: on the diagonal.
+struct ChunkPair {
     int64_t query, key;
     bool causal;
 };
-std::vector<Pair> visible_pairs(const Comm& ranks, int64_t chunks, int64_t source) {
+std::vector<ChunkPair> visible_pairs(const Comm& ranks, int64_t chunks, int64_t source) {
     const ContextLayout ring{.ranks = ranks.size(), .ulysses = 1, .chunks = chunks};
-    std::vector<Pair> list;
+    std::vector<ChunkPair> list;
     for (int64_t query = 0; query < chunks; ++query)
         for (int64_t key = 0; key < chunks; ++key) {
-            const int64_t from = ring.chunk_number(ranks.rank(), query), to = ring.chunk_number(source, key);
+            const int64_t from = ring.chunk_index(ranks.rank(), query), to = ring.chunk_index(source, key);
             if (to <= from) list.push_back({query, key, to == from});
         }
     return list;
@@ -82,15 +82,15 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q
     Tensor sum = zeros_for(q, q.shape(), Memory::workspace);
     fill(result.lse, -INFINITY);
     // tag::ring[]
-    Tensor here = pack(k, v), next;
+    Tensor kv = pack(k, v), next_kv;
     for (int step = 0; step < N; ++step) {
         Work arriving;
         if (step + 1 < N) {
-            next = Tensor::like(here, Memory::comm);
-            arriving = ranks.ring_shift(here, next);
+            next_kv = Tensor::like(kv, Memory::comm);
+            arriving = ranks.ring_shift(kv, next_kv);
         }
-        const Tensor keys = here.row_slice(0, rows), values = here.row_slice(rows, 2 * rows);
-        for (const Pair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
+        const Tensor keys = kv.row_slice(0, rows), values = kv.row_slice(rows, 2 * rows);
+        for (const ChunkPair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
             const Tensor queries = chunk_of(q, shape, pair.query);
             Tensor out = Tensor::like(queries, Memory::workspace);
             Tensor lse({queries.rows(), shape.heads}, wide, q.device(), Memory::workspace);
@@ -100,7 +100,7 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q
             merge_attention(sum_part, lse_part, out, lse);
         }
         arriving.wait();
-        here = next;
+        kv = next_kv;
     }
     // end::ring[]
     copy(result.out, sum);
@@ -117,19 +117,19 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         return grads;
     }
     Tensor dq = zeros_for(q, q.shape(), Memory::workspace);
-    Tensor here = pack(k, v), next, gradient, gradient_next;
-    Work gradient_arriving;
+    Tensor kv = pack(k, v), next_kv, sum_dkv, next_dkv;
+    Work dkv_arriving;
     for (int step = 0; step < N; ++step) {
         Work arriving;
         if (step + 1 < N) {
-            next = Tensor::like(here, Memory::comm);
-            arriving = ranks.ring_shift(here, next);
+            next_kv = Tensor::like(kv, Memory::comm);
+            arriving = ranks.ring_shift(kv, next_kv);
         }
-        const Tensor keys = here.row_slice(0, rows), values = here.row_slice(rows, 2 * rows);
-        // This rank's share of the gradient of the block that is here.
-        Tensor share = zeros_for(q, here.shape(), Memory::comm);
-        const Tensor dkeys = share.row_slice(0, rows), dvalues = share.row_slice(rows, 2 * rows);
-        for (const Pair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
+        const Tensor keys = kv.row_slice(0, rows), values = kv.row_slice(rows, 2 * rows);
+        // This rank's contribution to the gradient of the block that it has now.
+        Tensor dkv = zeros_for(q, kv.shape(), Memory::comm);
+        const Tensor dkeys = dkv.row_slice(0, rows), dvalues = dkv.row_slice(rows, 2 * rows);
+        for (const ChunkPair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
             const auto of_query = [&](const Tensor& x) { return chunk_of(x, shape, pair.query); };
             const auto of_key = [&](const Tensor& x) { return chunk_of(x, shape, pair.key); };
             const auto add_to = [](Tensor to, const Tensor& part) { add(to, to, part); };
@@ -142,21 +142,20 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
             add_to(of_key(dkeys), dk_part);
             add_to(of_key(dvalues), dv_part);
         }
-        // What the ranks before this one have found about the block that is here now arrives one step behind it: block
-        // b is on rank b + step, and what left rank b + step - 1 after its share comes in before this rank adds its
-        // own.
-        gradient_arriving.wait();
-        if (step > 0) add(share, share, gradient_next);
-        gradient = share;
-        gradient_next = Tensor::like(gradient, Memory::comm);
-        gradient_arriving = ranks.ring_shift(gradient, gradient_next);  // the last one goes home
+        // A block's gradient follows it one step behind: block b is on rank b + step, and the sum of the contributions
+        // up to rank b + step - 1 arrives before this rank adds its own.
+        dkv_arriving.wait();
+        if (step > 0) add(dkv, dkv, next_dkv);
+        sum_dkv = dkv;
+        next_dkv = Tensor::like(sum_dkv, Memory::comm);
+        dkv_arriving = ranks.ring_shift(sum_dkv, next_dkv);  // the last one returns to the block's own rank
         arriving.wait();
-        here = next;
+        kv = next_kv;
     }
-    gradient_arriving.wait();
+    dkv_arriving.wait();
     copy(grads.dq, dq);
-    copy(grads.dk, gradient_next.row_slice(0, rows));
-    copy(grads.dv, gradient_next.row_slice(rows, 2 * rows));
+    copy(grads.dk, next_dkv.row_slice(0, rows));
+    copy(grads.dv, next_dkv.row_slice(rows, 2 * rows));
     return grads;
 }
 
@@ -164,9 +163,10 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
 
 namespace {
 
-// (R, heads*D), all heads of this rank's tokens -> (R*U, heads/U*D), this rank's heads of all tokens of the group.
-// 8 query heads, U = 4: by_head and outgoing are (4, R, 2 D), rank i gets heads 2i and 2i+1. 2 key/value heads: by_head
-// is (2, R, D), outgoing (4, R, D), and ranks 0, 1 get head 0, ranks 2, 3 head 1: that of their query heads.
+// (R_l, heads*D), all heads of this rank's tokens -> (R_l*U, heads/U*D), this rank's heads of all tokens of the group.
+// 8 query heads, U = 4: by_head and outgoing are (4, R_l, 2 D), rank i gets heads 2i and 2i+1. 2 key/value heads:
+// by_head is (2, R_l, D), outgoing (4, R_l, D), and ranks 0, 1 get head 0, ranks 2, 3 head 1: that of their query
+// heads.
 Tensor scatter_heads(const Comm& ranks, const HeadsShape& s, const Tensor& x) {
     const int64_t U = ranks.size(), rows = x.rows(), heads = x.cols() / s.head_dim,
                   copies = std::max<int64_t>(U / heads, 1);
@@ -177,19 +177,19 @@ Tensor scatter_heads(const Comm& ranks, const HeadsShape& s, const Tensor& x) {
     if (copies > 1) {  // a key/value head for several ranks
         outgoing = Tensor({U, rows, width}, x.dtype(), x.device(), Memory::comm);
         for (int64_t rank = 0; rank < U; ++rank) {
-            Tensor place = outgoing.row_slice(rank, rank + 1);
-            copy(place, by_head.row_slice(rank / copies, rank / copies + 1));
+            Tensor to = outgoing.row_slice(rank, rank + 1);
+            copy(to, by_head.row_slice(rank / copies, rank / copies + 1));
         }
     }
     Tensor incoming = Tensor::like(outgoing, Memory::comm);
     ranks.all_to_all(incoming, outgoing).wait();
-    // (U, chunks*B, tokens*width) -> (chunks*B, U, tokens*width): the group's tokens in their order
+    // (U, chunks*B, tokens*width) -> (chunks*B, U, tokens*width): the group's tokens in the order of the sequence
     Tensor y({rows * U, width}, x.dtype(), x.device());
     swap_blocks(y, incoming, U, s.chunks * s.batch);
     return y;
 }
 
-// The way back, where copies of a head are summed.
+// The inverse; copies of a head are summed.
 Tensor gather_heads(const Comm& ranks, const HeadsShape& s, const Tensor& y, int64_t heads) {
     const int64_t U = ranks.size(), rows = y.rows() / U, width = y.cols(), copies = std::max<int64_t>(U / heads, 1);
     Tensor outgoing({U, rows, width}, y.dtype(), y.device(), Memory::comm);
@@ -199,9 +199,9 @@ Tensor gather_heads(const Comm& ranks, const HeadsShape& s, const Tensor& y, int
     if (copies > 1) {
         Tensor sums({heads, rows, width}, stats_dtype(y.dtype()), y.device(), Memory::workspace);
         for (int64_t rank = 0; rank < U; ++rank) {
-            Tensor place = sums.row_slice(rank / copies, rank / copies + 1);
+            Tensor sum = sums.row_slice(rank / copies, rank / copies + 1);
             const Tensor part = by_head.row_slice(rank, rank + 1);
-            rank % copies == 0 ? copy(place, part) : add(place, place, part);
+            rank % copies == 0 ? copy(sum, part) : add(sum, sum, part);
         }
         by_head = Tensor(sums.shape(), y.dtype(), y.device(), Memory::comm);
         copy(by_head, sums);

@@ -4,14 +4,14 @@
 program=06_context_parallel
 . "$(dirname "$0")/ranks.sh"
 
-refused "a sequence that does not divide" 2 "--cp 2 --cp-algorithm ring: --seq-len 127 does not divide by 2; 128 would" \
+refused "a sequence that does not divide" 2 "--cp 2 --cp-algorithm ring: --seq-len 127 is not divisible by 2 (try --seq-len 128)" \
     --cp-algorithm ring --seq-len 127
-refused "a sequence that zigzag cannot divide" 2 "--cp 2 --cp-algorithm zigzag: --seq-len 130 does not divide by 2 x 2; 132 would" --seq-len 130
-refused "heads that Ulysses cannot divide" 3 "3 ranks cannot divide --heads 8 and --kv-heads 4; 2 can" --cp-algorithm ulysses --seq-len 129
-refused "a group that does not divide" 4 "--ulysses-size 3 does not divide --cp 4; 2 would" --cp-algorithm hybrid --ulysses-size 3
-refused "a group of another algorithm" 2 "--ulysses-size 2: belongs to --cp-algorithm hybrid" --ulysses-size 2
+refused "a sequence that zigzag cannot divide" 2 "--cp 2 --cp-algorithm zigzag: --seq-len 130 is not divisible by 2 x 2 (try --seq-len 132)" --seq-len 130
+refused "heads that Ulysses cannot divide" 3 "--heads 8 and --kv-heads 4 are not divisible by 3 (try --cp 2)" --cp-algorithm ulysses --seq-len 129
+refused "a group that does not divide" 4 "--cp 4 is not divisible by --ulysses-size 3 (try --ulysses-size 2)" --cp-algorithm hybrid --ulysses-size 3
+refused "a group of another algorithm" 2 "--ulysses-size 2: --cp-algorithm zigzag has no such groups (try --cp-algorithm hybrid)" --ulysses-size 2
 refused "an algorithm that is none" 2 "--cp-algorithm|zigzag|ulysses|gather" --cp-algorithm star
-refused "a sequence that gather cannot divide" 2 "--cp 2 --cp-algorithm gather: --seq-len 130 does not divide by 2 x 2; 132 would" --cp-algorithm gather --seq-len 130
+refused "a sequence that gather cannot divide" 2 "--cp 2 --cp-algorithm gather: --seq-len 130 is not divisible by 2 x 2 (try --seq-len 132)" --cp-algorithm gather --seq-len 130
 refused "more context-parallel ranks than there are" 2 "2 ranks cannot hold model copies of 4 ranks each; 4 can" --cp 4
 refused "--cp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 to a model copy, which makes --dp 2" --cp 2 --dp 4
 refused "--cp of nothing" 2 "--cp|from 1 on" --cp 0
