@@ -35,15 +35,18 @@ void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& o) {
 void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,
                 std::optional<double> moments) {
     if (o.hybrid_shard > 0 && o.stage == 0)
-        usage_error("--hybrid-shard {}: --zero 0 shards nothing; --zero 1, 2 or 3 would", o.hybrid_shard);
+        usage_error("--hybrid-shard {}: --zero 0 shards nothing (try --zero 1, 2 or 3)", o.hybrid_shard);
     if (o.hybrid_shard > 0 && data_ranks % o.hybrid_shard != 0)
-        usage_error("--hybrid-shard {} does not divide the {} ranks that share parameters (--dp, and --cp); {} would",
-                    o.hybrid_shard, data_ranks, std::gcd(o.hybrid_shard, data_ranks));
+        usage_error(
+            "the {} ranks that share parameters (--dp, and --cp) are not divisible by --hybrid-shard {} (try "
+            "--hybrid-shard {})",
+            data_ranks, o.hybrid_shard, std::gcd(o.hybrid_shard, data_ranks));
     if (o.offload != Offload::none && o.stage == 0)
-        usage_error("--offload: each of {} ranks would keep all states on the host; add --zero 1, 2 or 3", data_ranks);
+        usage_error(
+            "--offload: with --zero 0 each of {} ranks would keep all states on the host (try --zero 1, 2 or 3)",
+            data_ranks);
     if (o.offload == Offload::all && o.stage < 3)
-        usage_error("--offload all: moves the shards of --zero 3; with --zero {} there is --offload optimizer",
-                    o.stage);
+        usage_error("--offload all: needs --zero 3 (with --zero {} try --offload optimizer)", o.stage);
     if (o.offload == Offload::none || training.dry_run) return;
     const int64_t shards = o.hybrid_shard > 0 ? o.hybrid_shard : data_ranks;
     const Llama::Options types = training.llama();
@@ -54,8 +57,9 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     const int64_t here = each * std::min(ranks_on_node, data_ranks), free = available_host_memory();
     if (here > free)
         usage_error(
-            "--offload {}: needs {} of host memory on this node ({} per rank), and {} are available; more ranks on "
-            "more nodes, or --offload none, would do",
+            "--offload {}: needs {} of host memory on this node ({} per rank), and {} are available (try more nodes, "
+            "or "
+            "--offload none)",
             o.offload == Offload::all ? "all" : "optimizer", human_bytes(double(here)), human_bytes(double(each)),
             human_bytes(double(free)));
 }

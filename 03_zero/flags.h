@@ -1,5 +1,5 @@
 #pragma once
-// The flags of ZeRO, and what cannot be combined.
+// The flags of ZeRO and their checks.
 #include "01_single_gpu/io/options.h"
 #include "03_zero/zero.h"
 
@@ -7,8 +7,8 @@ namespace train70b {
 
 // --zero, --hybrid-shard, --offload, --prefetch, and chapter 02's --dp, --bucket-mb, --overlap
 void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& options);
-// Usage error for what does not divide, cannot be combined, or exceeds the host's memory. moments: bytes per parameter of
-// the optimizer's moments [AdamW's].
+// Usage error for sizes that are not divisible, flags that cannot be combined, and offload beyond the host's memory.
+// moments: bytes per parameter of the optimizer's moments [AdamW's].
 void check_zero(const ZeroOptions& options, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,
                 std::optional<double> moments = {});
 

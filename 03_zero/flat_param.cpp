@@ -42,7 +42,7 @@ std::vector<Segment> FlatParam::segments(int64_t of_rank, const Tensor& data, co
 void Unsharder::start(FlatParam& flat, const Comm& shards) {
     flat.params = Tensor({flat.padded}, flat.data_shard().dtype(), flat.device, Memory::workspace);
     Tensor shard = flat.param_shard;
-    if (!shard) {  // on the host: it is copied into its own part of the unsharded parameters first
+    if (!shard) {  // on the host: copied into its slice of the unsharded parameters first
         shard = flat.own_shard_of(flat.params);
         HostCopy(shard, flat.host_params).device_waits();
     }

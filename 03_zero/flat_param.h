@@ -1,6 +1,6 @@
 #pragma once
-// FlatParam: one unit's parameters in one flat buffer, padded to a multiple of the N shard ranks. Rank r owns the r-th part
-// of it, its shard, which knows nothing of where a parameter begins: pieces() does.
+// FlatParam: one unit's parameters in one flat buffer, padded to a multiple of the N shard ranks. Rank r owns the r-th
+// slice of it, its shard, regardless of where parameters begin; pieces() maps it to parameters.
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/optimizer.h"
 #include "02_data_parallel/comm.h"
@@ -10,18 +10,18 @@ namespace train70b {
 struct FlatParam {
     Unit* unit = nullptr;
     int64_t size = 0, padded = 0;    // elements
-    int64_t shards = 1, rank = 0;    // ranks that share it; this one
-    Device device = Device::cpu;     // that computes with it
-    Tensor params, grads;            // unsharded; params in stage 3, grads from stage 2 on: only while they are needed
-    Tensor param_shard, grad_shard;  // this rank's; views of the above where those are kept
-    Tensor host_params, host_grads;  // offload: the shard that the optimizer works on
+    int64_t shards = 1, rank = 0;    // number of ranks over which it is sharded; this one's
+    Device device = Device::cpu;     // of the unsharded tensors
+    Tensor params, grads;            // unsharded; params in stage 3, grads from stage 2 on: only while they are in use
+    Tensor param_shard, grad_shard;  // this rank's; views of the above where those persist
+    Tensor host_params, host_grads;  // offload: the shard that the optimizer updates
     std::unique_ptr<Optimizer> optimizer;
 
     // The state of a step.
     Work all_gather;
-    int64_t users = 0;         // passes that need the unsharded parameters now (stage 3)
-    int64_t passes = 0;        // backward passes that have ended
-    int64_t open_passes = 0;   // begun, with weight gradients still to be computed (stages 2, 3)
+    int64_t users = 0;         // passes that use the unsharded parameters now (stage 3)
+    int64_t passes = 0;        // completed backward passes
+    int64_t open_passes = 0;   // started, with weight gradients not yet computed (stages 2, 3)
     bool has_reduced = false;  // some gradients of this step have been reduced
 
     int64_t shard_size() const { return padded / shards; }
@@ -32,7 +32,7 @@ struct FlatParam {
     const Tensor& data_shard() const { return param_shard ? param_shard : host_params; }  // on the device or the host
     const Tensor& grads_shard() const { return grad_shard ? grad_shard : host_grads; }
 
-    // The pieces of parameters that lie in a shard, in order.
+    // The pieces of parameters in a shard, in order.
     struct Piece {
         Param* param;
         int64_t in_param, in_shard, size;  // elements
@@ -44,16 +44,16 @@ struct FlatParam {
 };
 std::vector<FlatParam> flat_params(Llama& model, const Comm& shards);  // one per unit, in forward order
 
-// How stage 3 brings a unit's parameters together: one all-gather in the parameters' own dtype. Chapter 07 gathers FP8 data
-// instead (07_fp8/zero_cast.h).
+// How stage 3 unshards a unit: one all-gather in the parameters' own dtype. Chapter 07 gathers FP8 data instead
+// (07_fp8/zero_cast.h).
 class Unsharder {
   public:
     virtual ~Unsharder() = default;
     // The weights of all units have changed. Collective over the shard ranks.
     virtual void weights_changed(const std::vector<FlatParam>&, const Comm&) {}
-    virtual void start(FlatParam& flat, const Comm& shards);        // allocates flat.params and begins to gather
-    virtual void finish(FlatParam& flat);                           // the parameters are there, as views
-    virtual void wait(FlatParam& flat) { flat.all_gather.wait(); }  // of what nobody will use
+    virtual void start(FlatParam& flat, const Comm& shards);        // allocates flat.params and starts the all-gather
+    virtual void finish(FlatParam& flat);                           // waits; the parameters become views of flat.params
+    virtual void wait(FlatParam& flat) { flat.all_gather.wait(); }  // without binding the parameters
 };
 
 }  // namespace train70b

@@ -1,4 +1,5 @@
-// ZeRO: data parallelism without duplicates. Stage 1 shards the optimizer states, 2 the gradients too, 3 everything.
+// ZeRO: data parallelism without replicated states. Stage 1 shards the optimizer states, 2 the gradients too, 3
+// everything.
 //
 // Run:   mpirun -np 2 build/bin/03_zero --zero 3
 //        mpirun --oversubscribe -np 4 build/bin/03_zero --zero 3 --hybrid-shard 2 --prefetch 2 --offload optimizer

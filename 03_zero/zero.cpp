@@ -27,7 +27,8 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
     }
 }
 
-// ---- around a unit's forward and backward pass ----------------------------------------------------------------------
+// ---- the wrapper of a unit's forward and backward pass
+// ----------------------------------------------------------------------
 
 // [wrap]
 Var Zero::wrap(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
@@ -62,7 +63,7 @@ void Zero::unshard(size_t i, int direction) {
 }
 
 // A pipeline may run another forward pass between a backward pass and its weight gradients, which may need norm weights
-// (to recompute their input): the last pass that needs the parameters frees them.
+// (to recompute their input): the last pass that uses the parameters frees them.
 void Zero::reshard(FlatParam& flat) {
     if (--flat.users == 0) free_params(flat);
 }
@@ -73,8 +74,8 @@ void Zero::free_params(FlatParam& flat) {
     --unsharded_;
 }
 
-// A pipeline may begin with another micro-batch's backward pass before this one's weight gradients have been computed, or
-// before this one's gradients have been reduced: then both are added up in one buffer.
+// A pipeline may start another micro-batch's backward pass before this one's weight gradients are computed, or before
+// its gradients are reduced: then both are accumulated in one buffer.
 void Zero::allocate_unsharded_grads(FlatParam& flat) {
     ++flat.open_passes;
     std::erase(ready_, &flat);
@@ -95,7 +96,7 @@ void Zero::unit_ready(size_t i) {
     FlatParam& flat = flats_[i];
     const bool last_pass = ++flat.passes == micro_batches_;
     if (!keeps_params()) reshard(flat);
-    if (keeps_grads() && !last_pass) return;  // the sum stays where it is
+    if (keeps_grads() && !last_pass) return;  // gradients accumulate in place
     if (!keeps_grads() && --flat.open_passes > 0) return;
     ready_.push_back(&flat);
     if (keeps_grads() && !options_.overlap) return;  // until finish_gradients()
@@ -113,16 +114,16 @@ void Zero::start_reduction(FlatParam& flat) {
     if (options_.stage == 0) {
         reduction.work = shards_.all_reduce(flat.grads);
     } else {
-        // The first pass of a step is reduced into the shard itself; later ones into their part of the unsharded buffer, to
-        // be added to the shard.
+        // The first pass of a step is reduced into the shard itself; later ones into this rank's slice of the unsharded
+        // buffer, and then added to the shard.
         const bool direct = keeps_grads() || (reduction.first && flat.grad_shard);
         reduction.shard = direct ? flat.grad_shard : flat.own_shard_of(flat.grads);
         reduction.work = shards_.reduce_scatter(reduction.shard, flat.grads);
     }
     if (!keeps_grads()) {
         bind_grads(flat.unit->params, Tensor());
-        flat.grads = Tensor();         // the reduction keeps it
-        while (!in_flight_.empty()) {  // one at a time: each holds a unit's gradients
+        flat.grads = Tensor();         // kept alive by the reduction
+        while (!in_flight_.empty()) {  // one at a time: each holds a unit's unsharded gradients
             finish_reduction(in_flight_.front());
             in_flight_.pop_front();
         }
@@ -155,7 +156,7 @@ void Zero::finish_gradients() {
     for (FlatParam& flat : flats_) {
         flat.passes = 0;
         flat.has_reduced = false;
-        if (!keeps_params() && flat.params) {  // prefetched and then not needed: soon it would be out of date
+        if (!keeps_params() && flat.params) {  // prefetched and then not used; the update makes it stale
             unsharder_->wait(flat);
             free_params(flat);
         }
@@ -166,7 +167,7 @@ void Zero::finish_gradients() {
 void Zero::reduce_over_replicas() {
     std::vector<Work> works;
     for (FlatParam& flat : flats_) {
-        if (!flat.grad_shard) {  // on the host: down to the device, over, and up again
+        if (!flat.grad_shard) {  // on the host: reduced through a copy on the device
             Tensor shard({flat.shard_size()}, model_.options.grad_dtype, model_.options.device, Memory::workspace);
             HostCopy(shard, flat.host_grads).device_waits();
             replicas_.all_reduce(shard).wait();

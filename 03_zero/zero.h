@@ -1,26 +1,27 @@
 #pragma once
-// ZeRO (Rajbhandari et al. 2020): data parallelism in which no rank keeps what another one has.
+// ZeRO (Rajbhandari et al. 2020): data parallelism without replicated optimizer states, gradients and parameters.
 //
-// Each unit of the model (embedding, block, head) is a FlatParam, sharded over N ranks. P, G: bytes of parameters and
-// gradients; O: of optimizer states.
+// Each unit of the model (embedding, block, head) is a FlatParam, sharded over N ranks.
 //
-//   stage       kept by every rank         reduction of the gradients          then
-//   0           P, G, O                    all-reduce                          AdamW on everything
-//   1           P, G, O/N                  reduce-scatter                      AdamW on the shard; all-gather parameters
-//   2           P, G/N, O/N                reduce-scatter, unit by unit, and the unit's gradients are freed;  as 1
-//   3           P/N, G/N, O/N              as 2                                AdamW on the shard
-//               and each unit is unsharded before it is used, forward and backward, and resharded after
+//   stage   sharded over the ranks     reduction of the gradients         optimizer step
+//   0       nothing                    all-reduce                         on everything
+//   1       optimizer states           reduce-scatter                     on the shard; all-gather of the parameters
+//   2       and gradients              reduce-scatter of a unit, which    as 1
+//                                      then frees its full gradients
+//   3       and parameters             as 2                               on the shard
+//           each unit is unsharded before its forward and its backward pass, and resharded after it
 //
-// All of it depends on the order of the tape. The wrapper of a unit, outermost (>: recorded, so it runs in the backward
-// pass, from the bottom up):
+// The order of the tape schedules all of this. The wrapper of a unit, outermost (>: recorded, so it runs in the
+// backward pass, in reverse order):
 //     3    unshard the unit, prefetch the next ones
 //     > 1  reduce-scatter the unit's gradients (2: and free them; 3: and reshard the parameters)
 //     the body
 //     3    reshard the unit
-//     > 2  allocate the unit's unsharded gradients;  3: unshard the unit, prefetch those below it
+//     > 2  allocate the unit's unsharded gradients;  3: unshard the unit, prefetch the ones before it
 //
-// Hybrid shard: shards inside groups of --hybrid-shard ranks, replicas across; after the reduce-scatter, an all-reduce
-// of the shard over its replicas. Offload: the optimizer and its states on the host; with `all`, the shards too.
+// Hybrid shard: sharded inside groups of --hybrid-shard ranks, replicated across the groups; the reduce-scatter is
+// followed by an all-reduce of the shard over its replicas. Offload: the optimizer and its states live on the host;
+// with `all`, the shards too.
 #include <deque>
 
 #include "01_single_gpu/roles.h"
@@ -34,15 +35,15 @@ struct ZeroOptions {
     int stage = 3;
     int64_t hybrid_shard = 0;  // ranks of a shard group; 0: all
     Offload offload = Offload::none;
-    int64_t prefetch = 1;   // units unsharded ahead of the one that computes (stage 3)
-    double bucket_mb = -1;  // MiB of gradients reduced together, in whole units; < 0: 25, and 0 from stage 2 on
-    bool overlap = true;    // false: each reduction is waited for where it begins; stages 0, 1: after the backward pass
+    int64_t prefetch = 1;   // units unsharded ahead of the one in use (stage 3)
+    double bucket_mb = -1;  // MiB of gradients per bucket, in whole units; < 0: 25, and 0 from stage 2 on
+    bool overlap = true;    // false: wait for each reduction where it starts; stages 0, 1: after the backward pass
 };
 
 class Zero : public ParamStore {
   public:
-    // Wraps the model's units: construct it after whatever narrows the parameters, and before allocate(). The model outlives
-    // this. unsharder: how stage 3 gathers; null: parameters as they are.
+    // Wraps the model's units: construct it after whatever narrows the parameters, and before allocate(). The model
+    // outlives this. unsharder: how stage 3 gathers; null: in the parameters' own dtype.
     Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOptimizer make_optimizer,
          std::unique_ptr<Unsharder> unsharder = nullptr);
     Zero(const Zero&) = delete;
@@ -59,8 +60,8 @@ class Zero : public ParamStore {
     void for_each_state(const StateVisitor& visit) override;
 
     int64_t shard_ranks() const { return shards_.size(); }
-    int64_t owned_elements() const;                             // of the model, in this rank's shards
-    int64_t padded_elements() const;                            // of all units, with the padding
+    int64_t owned_elements() const;                             // in this rank's shards, without padding
+    int64_t padded_elements() const;                            // of all units, with padding
     int64_t most_unsharded() const { return most_unsharded_; }  // units at the same time, so far (stage 3)
 
   private:
@@ -81,7 +82,7 @@ class Zero : public ParamStore {
 
     void start_unshard(FlatParam& flat);
     void unshard(size_t i, int direction);  // and prefetch the next ones in that direction
-    void reshard(FlatParam& flat);          // once nobody needs it any more
+    void reshard(FlatParam& flat);          // when its last user has finished
     void free_params(FlatParam& flat);
     void allocate_unsharded_grads(FlatParam& flat);
     void unit_ready(size_t i);
@@ -97,7 +98,7 @@ class Zero : public ParamStore {
     MakeOptimizer make_optimizer_;
     std::unique_ptr<Unsharder> unsharder_;
     std::vector<FlatParam> flats_;  // in forward order
-    std::deque<FlatParam*> ready_;  // gradients complete, reduction not begun
+    std::deque<FlatParam*> ready_;  // gradients complete, reduction not started
     std::deque<Reduction> in_flight_;
     int64_t micro_batches_ = 1;  // of this step
     int64_t unsharded_ = 0, most_unsharded_ = 0;

@@ -1,4 +1,4 @@
-// What Zero holds and how it is read and written from outside; the stages themselves are in zero.cpp.
+// Allocation, reading and writing of what Zero holds; the stages themselves are in zero.cpp.
 #include "03_zero/offload.h"
 #include "03_zero/zero.h"
 
@@ -11,7 +11,7 @@ void Zero::allocate(uint64_t seed) {
 }
 
 void Zero::allocate_params(FlatParam& flat, uint64_t seed) {
-    CHECK(flat.size == total_size(flat.unit->params), "the model was narrowed after this was made");
+    CHECK(flat.size == total_size(flat.unit->params), "parameters were narrowed after Zero was constructed");
     const DType dtype = model_.options.dtype;
     const Device device = model_.options.device;
     if (keeps_params()) {
@@ -22,7 +22,7 @@ void Zero::allocate_params(FlatParam& flat, uint64_t seed) {
         flat.param_shard = flat.own_shard_of(flat.params);
         return;
     }
-    // Only this rank's part of each parameter is ever created.
+    // Only this rank's shard is ever created.
     const bool on_host = options_.offload == Offload::all;
     Tensor shard({flat.shard_size()}, dtype, device, on_host ? Memory::workspace : Memory::params);
     fill(shard, 0);
@@ -64,7 +64,8 @@ void Zero::write(Unit& unit, const std::function<void()>& body) {
         bind_data(unit.params, unsharded.element_slice(0, {flat.size}));
         body();
         bind_data(unit.params, Tensor());
-        Tensor& shard = flat.param_shard ? flat.param_shard : flat.host_params;  // weights_changed() updates the other
+        Tensor& shard =
+            flat.param_shard ? flat.param_shard : flat.host_params;  // weights_changed() updates the other copy
         copy(shard, flat.own_shard_of(unsharded));
     }
 }
@@ -92,11 +93,11 @@ void Zero::weights_changed() {
     if (!keeps_params()) unsharder_->weights_changed(flats_, shards_);
 }
 
-// ---- reading it -----------------------------------------------------------------------------------------------------
+// ---- reading -----------------------------------------------------------------------------------------------------
 
 double Zero::squares(Which which) const {
     const bool data = which == Which::data;
-    // One rank's shard of the whole model, unit by unit, piece by piece.
+    // Of one rank's shards of all units.
     const auto of_shard = [&](int64_t shard, bool unsharded) {
         std::vector<Tensor> parts;
         for (const FlatParam& flat : flats_) {
@@ -145,7 +146,7 @@ Tensor Zero::full(const Param& wanted, Which which) const {
             return ranks_.rank() == 0 ? unsharded.element_slice(begin, param->local_shape()) : Tensor();
         }
     }
-    CHECK(false, "{} is no parameter of this model", wanted.name);
+    CHECK(false, "{} is not a parameter of this model", wanted.name);
     return {};
 }
 

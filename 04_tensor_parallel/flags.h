@@ -1,12 +1,12 @@
 #pragma once
-// The flags of tensor parallelism, and which sizes it can divide.
+// The flags of tensor parallelism, and the sizes that it accepts.
 #include "01_single_gpu/io/flags.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 
 namespace train70b {
 
 void add_tensor_parallel_flags(Flags& flags, int64_t& tp, TensorParallelOptions& options);
-// Usage error, naming the flag, unless heads, ffn and (with sequence parallelism) the sequence divide by tp.
+// Usage error, naming the flag, unless heads, ffn and (with sequence parallelism) the sequence are divisible by tp.
 void check_tensor_parallel(const LlamaConfig& config, int64_t seq_len, int64_t tp,
                            const TensorParallelOptions& options);
 

@@ -1,4 +1,4 @@
-// Megatron tensor parallelism: Z = sum_r h(X A_r^T) B_r^T, each layer divided over N ranks, one sum per half block.
+// Megatron tensor parallelism: Z = sum_r h(X A_r^T) B_r^T, each layer sharded over N ranks, one sum per half block.
 //
 // Run:   mpirun -np 2 build/bin/04_tensor_parallel --tp 2
 //        mpirun --oversubscribe -np 4 build/bin/04_tensor_parallel --tp 4 --sequence-parallel on --tp-overlap on

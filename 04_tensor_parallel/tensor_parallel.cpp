@@ -11,14 +11,14 @@ namespace train70b {
 // ---- f and g --------------------------------------------------------------------------------------------------------
 
 namespace {
-// x, to be changed in place: itself where nobody else holds it, else a copy.
+// x for an operation in place: itself if it has no other owner, else a copy.
 Tensor unshared(const Tensor& x) {
     if (x.sole_owner()) return x;
     Tensor own = Tensor::like(x, x.kind());
     copy(own, x);
     return own;
 }
-// The same of the gradient in a slot, which is empty after it.
+// The same for a gradient; its slot is empty afterwards.
 Tensor take(Tensor& slot) {
     Tensor own = unshared(slot);
     slot = Tensor();
@@ -42,10 +42,10 @@ Var reduce_from_ranks(Tape&, const Var& y, const Comm& ranks) {
     return z;
 }
 
-Tensor gather_rows(const Comm& ranks, const Tensor& part) {
-    Tensor whole({part.rows() * ranks.size(), part.cols()}, part.dtype(), part.device(), Memory::comm);
-    ranks.all_gather(whole, part).wait();
-    return whole;
+Tensor gather_rows(const Comm& ranks, const Tensor& shard) {
+    Tensor full({shard.rows() * ranks.size(), shard.cols()}, shard.dtype(), shard.device(), Memory::comm);
+    ranks.all_gather(full, shard).wait();
+    return full;
 }
 
 Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks) {
@@ -53,9 +53,9 @@ Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks) {
     // Only this rank's rows are kept; the backward pass gathers again.
     y.recomputed = Lazy<Tensor>([ranks, x = Saved(x)] { return gather_rows(ranks, x.get()); });
     tape.record([ranks, dx = x.grad, dy = y.grad] {
-        const Tensor whole = take(*dy);
-        Tensor sum({whole.rows() / ranks.size(), whole.cols()}, whole.dtype(), whole.device());
-        ranks.reduce_scatter(sum, whole).wait();
+        const Tensor full = take(*dy);
+        Tensor sum({full.rows() / ranks.size(), full.cols()}, full.dtype(), full.device());
+        ranks.reduce_scatter(sum, full).wait();
         accumulate(*dx, sum);
     });
     return y;
@@ -72,22 +72,22 @@ Var reduce_scatter_sequence(Tape& tape, const Var& y, const Comm& ranks) {
 
 namespace {
 
-void narrow_rows(Param& param, int64_t part, int64_t parts) {
-    CHECK(param.local.rows % parts == 0, "{}: {} rows over {}", param.name, param.local.rows, parts);
-    param.local.rows /= parts;
-    param.local.row_begin += part * param.local.rows;
+void narrow_rows(Param& param, int64_t shard, int64_t shards) {
+    CHECK(param.local.rows % shards == 0, "{}: {} rows over {}", param.name, param.local.rows, shards);
+    param.local.rows /= shards;
+    param.local.row_begin += shard * param.local.rows;
 }
 
-void narrow_cols(Param& param, int64_t part, int64_t parts) {
-    CHECK(param.local.cols % parts == 0, "{}: {} columns over {}", param.name, param.local.cols, parts);
-    param.local.cols /= parts;
-    param.local.col_begin += part * param.local.cols;
+void narrow_cols(Param& param, int64_t shard, int64_t shards) {
+    CHECK(param.local.cols % shards == 0, "{}: {} columns over {}", param.name, param.local.cols, shards);
+    param.local.cols /= shards;
+    param.local.col_begin += shard * param.local.cols;
 }
 
-// Equally many rows on every rank; the last ranks' reach beyond the vocabulary where it does not divide.
-void narrow_vocabulary(Param& param, int64_t part, int64_t parts) {
-    param.local.rows = (param.global_shape[0] + parts - 1) / parts;
-    param.local.row_begin = part * param.local.rows;
+// The same number of rows on every rank; where the vocabulary is not divisible, those of the last ranks are padding.
+void narrow_vocabulary(Param& param, int64_t shard, int64_t shards) {
+    param.local.rows = (param.global_shape[0] + shards - 1) / shards;
+    param.local.row_begin = shard * param.local.rows;
 }
 
 void replicate(Param& param, int replica, int replicas) {
@@ -101,26 +101,26 @@ TensorParallel::TensorParallel(Llama& model, const Comm& ranks, const TensorPara
     : ranks_(ranks), options_(options), init_std_(model.options.init_std) {
     if (ranks.size() == 1) return;
     if (options.sequence_parallel) norm_grads_ = group_of(ranks);
-    if (model.stage.embedding) divide_embedding(model);
-    divide_blocks(model);
-    if (model.stage.head) divide_head(model);
+    if (model.stage.embedding) shard_embedding(model);
+    shard_blocks(model);
+    if (model.stage.head) shard_head(model);
     model.tensor_parallel = this;
 }
 
-void TensorParallel::divide_embedding(Llama& model) const {
+void TensorParallel::shard_embedding(Llama& model) const {
     narrow_vocabulary(model.embed_tokens, ranks_.rank(), ranks_.size());
 }
 
-void TensorParallel::divide_blocks(Llama& model) const {
+void TensorParallel::shard_blocks(Llama& model) const {
     const int rank = ranks_.rank(), N = ranks_.size();
-    const int kv_parts = int(std::gcd(model.config.kv_heads, int64_t(N))), copies = N / kv_parts;
+    const int kv_shards = int(std::gcd(model.config.kv_heads, int64_t(N))), copies = N / kv_shards;
     GroupPtr kv_grads;
     if (copies > 1) kv_grads = group_of(ranks_.split([=](int r) { return r / copies; }, ranks_.name() + "_kv"));
     for (Block& block : model.blocks) {
         replicate_norm(block.input_norm);
         narrow_rows(block.q_proj, rank, N);
         for (Param* param : {&block.k_proj, &block.v_proj}) {
-            narrow_rows(*param, rank / copies, kv_parts);
+            narrow_rows(*param, rank / copies, kv_shards);
             replicate(*param, rank % copies, copies);
             param->partial_grad_group = kv_grads;
         }
@@ -136,7 +136,7 @@ void TensorParallel::divide_blocks(Llama& model) const {
     }
 }
 
-void TensorParallel::divide_head(Llama& model) const {
+void TensorParallel::shard_head(Llama& model) const {
     replicate_norm(model.final_norm);
     narrow_vocabulary(model.lm_head, ranks_.rank(), ranks_.size());
     use_column_parallel(model.head);
@@ -147,7 +147,7 @@ void TensorParallel::replicate_norm(Param& weight) const {
     weight.partial_grad_group = norm_grads_;
 }
 
-// With overlap, f and g move into the product.
+// With overlap, f and g are part of the product.
 void TensorParallel::use_column_parallel(Linear& linear) const {
     if (options_.sequence_parallel) linear.dx_kind = Memory::comm;
     if (!options_.overlap) return;
@@ -156,7 +156,7 @@ void TensorParallel::use_column_parallel(Linear& linear) const {
     };
 }
 
-void TensorParallel::use_row_parallel(Linear& linear) const {  // without sequence parallelism nothing can hide g
+void TensorParallel::use_row_parallel(Linear& linear) const {  // without sequence parallelism, g cannot be overlapped
     if (options_.sequence_parallel) linear.y_kind = Memory::comm;
     if (!options_.overlap || !options_.sequence_parallel) return;
     linear.multiply = [ranks = ranks_](Tape& tape, const Var& x, Linear& self) {
@@ -180,7 +180,7 @@ Var TensorParallel::finish_half_block(Tape& tape, const Var& y) const {
 
 Var TensorParallel::embedding(Tape& tape, const Batch& batch, Param& table) const {
     Var y = train70b::embedding(tape, batch, table);
-    // Simulated peers own no other tokens, and zeros would stay zeros: random rows stand in for theirs.
+    // Simulated peers hold the same rows of the table as this rank, so the others would stay zero: random rows instead.
     if (!ranks_.has_peers())
         fill_normal(y.data, 1, {.cols = y.data.size(), .global_cols = y.data.size()}, float(init_std_ / ranks_.size()));
     return finish_half_block(tape, y);

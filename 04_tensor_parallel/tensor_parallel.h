@@ -1,26 +1,25 @@
 #pragma once
 // Megatron's tensor parallelism (Shoeybi et al. 2019, section 3) and sequence parallelism (Korthikanti et al. 2022).
 //
-// Two products in a row are divided along the dimension between them, the first by its columns, the second by its rows:
+// Two consecutive products are sharded along the dimension between them: the first is column parallel, the second row
+// parallel.
 //
 //     Z = h(X A^T) B^T = sum over ranks r of  h(X A_r^T) B_r^T            h: attention, head by head, or SwiGLU
 //
-// so between them no rank needs anything of another's, and one sum finishes a half block. What surrounds the two
-// products is a pair of conjugate operators, each the other's gradient:
+// So there is no communication between the two, and one sum completes a half block. Around the two products stands a
+// pair of conjugate operators, each the gradient of the other:
 //
-//                     half block:   norm -> f -> column product -> h -> row product -> g -> residual
+//                     half block:   norm -> f -> column parallel -> h -> row parallel -> g -> residual
 //
 //                     forward                             backward (of the gradient)
-//     f               copy                                all-reduce: each rank has its heads' share of dX
-//     g               all-reduce of the shares of Z       copy
+//     f               copy                                all-reduce: each rank has the partial dX of its heads
+//     g               all-reduce of the partial Z         copy
 //
-// With sequence parallelism norms and residuals hold 1/N of the rows, and the same bytes buy that too:
+// With sequence parallelism norms and residuals hold 1/N of the rows, for the same number of bytes:
 //
 //     f               all-gather      R/N -> R rows       reduce-scatter
 //     g               reduce-scatter  R -> R/N rows       all-gather
-//     and once more f's all-gather for the weight gradient: only the rank's own rows are kept
-//
-// B batch, T tokens, R = B*T rows, E hidden, F ffn, V vocabulary, N = tp ranks;  _l: this rank's part
+//     and f's all-gather once more for the weight gradient: only the rank's own rows are kept
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/comm.h"
 
@@ -36,18 +35,18 @@ Var reduce_from_ranks(Tape& tape, const Var& y, const Comm& ranks);        // g:
 Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks);          // f: (R/N, E) -> (R, E)
 Var reduce_scatter_sequence(Tape& tape, const Var& y, const Comm& ranks);  // g: (R, E) -> (R/N, E)
 // All ranks' rows, (R/N, E) -> (R, E), booked as comm.
-Tensor gather_rows(const Comm& ranks, const Tensor& part);
+Tensor gather_rows(const Comm& ranks, const Tensor& shard);
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
-// Divides a model over the tensor-parallel ranks: q, k, v, gate, up by the columns of their products (rows of the weights),
-// o and down the other way, embedding and head by the vocabulary. Parameters of which several ranks hold a replica and each
-// sees only a part of what depends on it get a partial_grad_group:
-//   norm weights, under sequence parallelism      each rank has seen its rows
-//   k_proj, v_proj where tp > kv-heads            each rank has seen its query heads
+// Shards a model over the tensor-parallel ranks: q, k, v, gate, up are column parallel (rows of the weights), o and
+// down row parallel, embedding and head are sharded by the vocabulary. Where several ranks hold a replica of a
+// parameter and each computes only a partial gradient, the parameter gets a partial_grad_group:
+//   norm weights, under sequence parallelism      each rank has the gradient of its rows
+//   k_proj, v_proj where tp > kv-heads            each rank has the gradient of its query heads
 class TensorParallel : public TensorParallelOps {
   public:
-    // Before the parameters are allocated. The model outlives this, and refers to it: neither moves.
+    // Construct it before the parameters are allocated. The model outlives this, and refers to it: neither may move.
     TensorParallel(Llama& model, const Comm& ranks, const TensorParallelOptions& options = {});
     TensorParallel(const TensorParallel&) = delete;
 
@@ -57,18 +56,18 @@ class TensorParallel : public TensorParallelOps {
     Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head) const override;
 
   private:
-    void divide_embedding(Llama& model) const;
-    void divide_blocks(Llama& model) const;
-    void divide_head(Llama& model) const;
+    void shard_embedding(Llama& model) const;
+    void shard_blocks(Llama& model) const;
+    void shard_head(Llama& model) const;
     void replicate_norm(Param& weight) const;
     void use_column_parallel(Linear& linear) const;
     void use_row_parallel(Linear& linear) const;
-    Var finish_half_block(Tape& tape, const Var& y) const;  // g, wherever it is done
+    Var finish_half_block(Tape& tape, const Var& y) const;  // g, for row-parallel layers and the embedding
 
     const Comm ranks_;
     const TensorParallelOptions options_;
     const double init_std_;
-    GroupPtr norm_grads_;  // sums the gradients of norm weights; null: each rank's are complete
+    GroupPtr norm_grads_;  // sums the gradients of norm weights; null: they are complete on each rank
 };
 
 }  // namespace train70b

@@ -7,18 +7,18 @@ Var vocabulary_parallel_loss(Tape& tape, const Var& logits, const Batch& batch, 
     const int64_t R = logits.data.rows();
     const Device device = logits.data.device();
     const DType wide = stats_dtype(logits.data.dtype());
-    Tensor whole_max({R}, wide, device), sums({2, R}, wide, device), lse({R}, wide, device);
+    Tensor global_max({R}, wide, device), sums({2, R}, wide, device), lse({R}, wide, device);
     Tensor row_sum = sums.element_slice(0, {R}), target_logit = sums.element_slice(R, {R});
     {
         Tensor row_max({R}, wide, device);
         softmax_stats(row_max, row_sum, target_logit, logits.data, batch.targets, first_vocab, vocab);
-        copy(whole_max, row_max);
-        ranks.all_reduce(whole_max, Reduce::max).wait();
-        rescale_sums(row_sum, row_max, whole_max);
+        copy(global_max, row_max);
+        ranks.all_reduce(global_max, Reduce::max).wait();
+        rescale_sums(row_sum, row_max, global_max);
     }
-    ranks.all_reduce(sums).wait();  // both at once: the target's logit is 0 on all ranks but its owner
+    ranks.all_reduce(sums).wait();  // one message; the target's logit is 0 on all ranks except its owner
     Var loss{.data = Tensor({1}, wide, device)};
-    cross_entropy(loss.data, lse, whole_max, row_sum, target_logit, batch.loss_scale);
+    cross_entropy(loss.data, lse, global_max, row_sum, target_logit, batch.loss_scale);
     if (tape.recording) {
         Tensor dlogits = logits.data;
         cross_entropy_backward(dlogits, batch.targets, lse, batch.loss_scale, first_vocab, vocab);

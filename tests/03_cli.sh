@@ -5,8 +5,8 @@ program=03_zero
 . "$(dirname "$0")/ranks.sh"
 
 refused "a stage that is none" 2 "--zero|4|0|1|2|3" --zero 4
-refused "a group that does not divide" 4 "--hybrid-shard 3 does not divide the 4 ranks that share parameters" --hybrid-shard 3
-refused "a group of more ranks than there are" 2 "--hybrid-shard 4 does not divide the 2 ranks that share parameters (--dp, and --cp); 2 would" --hybrid-shard 4
+refused "a group that does not divide" 4 "the 4 ranks that share parameters (--dp, and --cp) are not divisible by --hybrid-shard 3" --hybrid-shard 3
+refused "a group of more ranks than there are" 2 "the 2 ranks that share parameters (--dp, and --cp) are not divisible by --hybrid-shard 4 (try --hybrid-shard 2)" --hybrid-shard 4
 refused "a group of nothing" 2 "--hybrid-shard|from 1 on" --hybrid-shard 0
 refused "shards of stage 0" 2 "--hybrid-shard 2|--zero 1, 2 or 3" --zero 0 --hybrid-shard 2
 refused "offload of stage 0" 2 "--offload|--zero 1, 2 or 3" --zero 0 --offload optimizer

@@ -4,11 +4,11 @@
 program=04_tensor_parallel
 . "$(dirname "$0")/ranks.sh"
 
-refused "heads that do not divide" 3 "--tp 3: --heads 8 does not divide by it; --tp 1, 2, 4 or 8 would do" --tp 3
-refused "ffn that does not divide" 4 "--tp 4: --ffn 90 does not divide by it; --tp 1 or 2 would do" --tp 4 --ffn 90
-refused "key/value heads that neither divide nor can be copied" 4 "--tp 4: --kv-heads 6|--tp 1, 2, 3, 6 or 12 would do" \
+refused "heads that do not divide" 3 "--heads 8 is not divisible by --tp 3 (try --tp 1, 2, 4 or 8)" --tp 3
+refused "ffn that does not divide" 4 "--ffn 90 is not divisible by --tp 4 (try --tp 1 or 2)" --tp 4 --ffn 90
+refused "key/value heads that neither divide nor can be copied" 4 "--kv-heads 6 is not divisible by --tp 4|(try --tp 1, 2, 3, 6 or 12)" \
     --heads 12 --kv-heads 6 --hidden 96 --ffn 96 --tp 4
-refused "a sequence that does not divide" 2 "--sequence-parallel on: --seq-len 127 does not divide by --tp 2; 128 would" \
+refused "a sequence that does not divide" 2 "--sequence-parallel on: --seq-len 127 is not divisible by --tp 2 (try --seq-len 128)" \
     --tp 2 --sequence-parallel on --seq-len 127
 refused "more tensor-parallel ranks than there are" 2 "2 ranks cannot hold model copies of 4 ranks each; 4 can" --tp 4
 refused "ranks that tp does not divide" 3 "3 ranks cannot hold model copies of 2 ranks each; 4 can" --tp 2
