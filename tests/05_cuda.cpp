@@ -1,4 +1,5 @@
 // Pipelines on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
+#include "01_single_gpu/core/registry.h"
 #include "05_pipeline/flags.h"
 #include "tests/device_comms.h"
 #include "tests/training.h"
@@ -20,7 +21,7 @@ TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubb
         o.micro_batch = 1;
         for (const Comm& comm : device_comms()) {
             std::vector<double> weights;
-            for (const char* schedule : {"naive", "gpipe", "interleaved", "1f1b", "zero-bubble"}) {
+            for (const std::string& schedule : names_of(schedule_generators())) {
                 const PipelineOptions options{.schedule = schedule};
                 std::unique_ptr<Pipeline> pipeline;
                 const Comm stages = comm.split([](int) { return 0; }, "pp");
@@ -34,11 +35,10 @@ TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubb
                     pipeline_stage(o.model, pp, stages.rank(), options));
                 session.run();
                 const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
-                INFO(comm.backend(), ", ", std::string(schedule), ", recompute ", std::string(recompute), ": ",
-                     deviation);
+                INFO(comm.backend(), ", ", schedule, ", recompute ", std::string(recompute), ": ", deviation);
                 EXPECT_EVERYWHERE(deviation <= 5e-6);
-                if (schedule == std::string("1f1b")) weights = session.weights();
-                if (schedule == std::string("zero-bubble")) EXPECT_EVERYWHERE(session.weights() == weights);
+                if (schedule == "1f1b") weights = session.weights();
+                if (schedule == "zero-bubble") EXPECT_EVERYWHERE(session.weights() == weights);
             }
         }
     }

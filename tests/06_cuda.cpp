@@ -1,4 +1,5 @@
 // Context parallelism on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
+#include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/data_parallel.h"
 #include "06_context_parallel/flags.h"
 #include "tests/device_comms.h"
@@ -20,7 +21,7 @@ TEST_CASE("ring, zigzag, Ulysses, hybrid, gather on a GPU, recomputed or not: on
             Session one(o);
             one.run();
             for (const Comm& comm : device_comms())
-                for (const char* algorithm : {"ring", "zigzag", "ulysses", "hybrid", "gather"}) {
+                for (const std::string& algorithm : names_of(context_algorithms())) {
                     const ContextLayout layout = context_layout(o.model, o.seq_len, n, {algorithm});
                     std::unique_ptr<DataParallel> data_parallel;
                     Session session(o, [&](Session& s) {
@@ -34,7 +35,7 @@ TEST_CASE("ring, zigzag, Ulysses, hybrid, gather on a GPU, recomputed or not: on
                     });
                     session.run();
                     const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
-                    INFO(comm.backend(), ", ", std::string(algorithm), ", kv heads ", kv_heads, ", recompute ",
+                    INFO(comm.backend(), ", ", algorithm, ", kv heads ", kv_heads, ", recompute ",
                          std::string(recompute), ": ", deviation);
                     EXPECT_EVERYWHERE(deviation <= 5e-6);
                 }

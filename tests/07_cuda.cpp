@@ -1,5 +1,6 @@
 // The kernels of chapter 07 against the CPU's, and training in 8 bits on a GPU, over every backend that can work here
 // (how to start it: tests/02_cuda.cpp).
+#include "01_single_gpu/core/registry.h"
 #include "07_fp8/adamw8bit.h"
 #include "07_fp8/flags.h"
 #include "07_fp8/report.h"
@@ -23,9 +24,9 @@ Tensor random(Shape shape, DType dtype, Device device, uint64_t key, bool broken
     return tensor(x, std::move(shape), dtype, device);
 }
 
-std::vector<uint8_t> bytes(const Tensor& codes) {
-    Tensor host(codes.shape(), codes.dtype(), Device::cpu);
-    copy(host, codes);
+std::vector<uint8_t> bytes(const Tensor& x) {
+    Tensor host(x.shape(), x.dtype(), Device::cpu);
+    copy(host, x);
     return {host.data<uint8_t>(), host.data<uint8_t>() + host.size()};
 }
 
@@ -37,7 +38,7 @@ bool same(const std::vector<double>& a, const std::vector<double>& b) {  // NaN 
 
 }  // namespace
 
-TEST_CASE("amaxes, scales, codes and their transposes on a GPU are the CPU's, bit for bit") {
+TEST_CASE("amaxes, scales, FP8 data and their transposes on a GPU are the CPU's, bit for bit") {
     if (!has_gpu()) return;
     for (const auto& [rows, cols] : kShapes)
         for (const DType dtype : {DType::f32, DType::bf16})
@@ -45,23 +46,23 @@ TEST_CASE("amaxes, scales, codes and their transposes on a GPU are the CPU's, bi
                 for (const Scaling scaling : kScalings)
                     for (const bool broken : {false, true}) {
                         struct Result {
-                            std::vector<double> amax, amax_t, whole, scale;
-                            std::vector<uint8_t> codes, codes_t, turned;
+                            std::vector<double> amax, amax_t, whole, scale_inv;
+                            std::vector<uint8_t> data, data_t, transposed;
                         };
                         const auto run = [&, r = rows, c = cols](Device device) {
                             const Tensor x = random({r, c}, dtype, device, 5, broken);
                             Quantized q = make_quantized(r, c, format, scaling, device);
                             Quantized q_t = make_quantized(c, r, format, scaling, device);
-                            Tensor amax = Tensor::like(q.scale), amax_t = Tensor::like(q_t.scale);
-                            Tensor whole({1}, DType::f32, device), turned({c, r}, format, device);
+                            Tensor amax = Tensor::like(q.scale_inv), amax_t = Tensor::like(q_t.scale_inv);
+                            Tensor whole({1}, DType::f32, device), transposed({c, r}, format, device);
                             for (Tensor* each : {&amax, &amax_t, &whole}) fill(*each, 0);
-                            absolute_max(amax, amax_t, x, scaling);
-                            scale_from(q.scale, amax, format);
-                            scale_from(q_t.scale, amax_t, format);
+                            compute_amax(amax, amax_t, x, scaling);
+                            compute_scale_inv(q.scale_inv, amax, format);
+                            compute_scale_inv(q_t.scale_inv, amax_t, format);
                             cast(q, q_t, whole, x);
-                            transpose_codes(turned, q.codes);
-                            return Result{read(amax),     read(amax_t),     read(whole),  read(q.scale),
-                                          bytes(q.codes), bytes(q_t.codes), bytes(turned)};
+                            transpose_fp8(transposed, q.data);
+                            return Result{read(amax),    read(amax_t),    read(whole),      read(q.scale_inv),
+                                          bytes(q.data), bytes(q_t.data), bytes(transposed)};
                         };
                         const Result gpu = run(Device::cuda), cpu = run(Device::cpu);
                         INFO(rows, " x ", cols, " ", std::string(name_of(dtype)), " to ", std::string(name_of(format)),
@@ -69,14 +70,14 @@ TEST_CASE("amaxes, scales, codes and their transposes on a GPU are the CPU's, bi
                         EXPECT(same(gpu.amax, cpu.amax));
                         EXPECT(same(gpu.amax_t, cpu.amax_t));
                         EXPECT(same(gpu.whole, cpu.whole));
-                        EXPECT(same(gpu.scale, cpu.scale));
-                        EXPECT(gpu.codes == cpu.codes);
-                        EXPECT(gpu.codes_t == cpu.codes_t);
-                        EXPECT(gpu.turned == cpu.turned);
+                        EXPECT(same(gpu.scale_inv, cpu.scale_inv));
+                        EXPECT(gpu.data == cpu.data);
+                        EXPECT(gpu.data_t == cpu.data_t);
+                        EXPECT(gpu.transposed == cpu.transposed);
                     }
 }
 
-TEST_CASE("the tensor cores' product of codes is the CPU's, to 1e-3 of its size; added to what is there") {
+TEST_CASE("the tensor cores' product of FP8 data is the CPU's, to 1e-3 of its size; added to what is there") {
     if (!has_gpu()) return;
     for (const char* name : {"current", "rowwise", "blockwise"})
         for (const auto& [R, in, out] : {std::tuple<int64_t, int64_t, int64_t>{128, 256, 384}, {512, 1024, 256}})
@@ -86,14 +87,14 @@ TEST_CASE("the tensor cores' product of codes is the CPU's, to 1e-3 of its size;
                     const Tensor x = random({R, in}, DType::bf16, device, 1),
                                  w = random({out, in}, DType::bf16, device, 3);
                     const Tensor dy = random({R, out}, DType::bf16, device, 5);
-                    const Codes of_x = recipe->quantize({Operand::input, 0}, x, Want::both, true);
-                    const Codes of_w = recipe->quantize({Operand::weight, 1}, w, Want::both, true);
-                    const Codes of_dy = recipe->quantize({Operand::gradient, 2}, dy, Want::both, true);
+                    const QuantizedPair of_x = recipe->quantize({Operand::input, 0}, x, Usage::both, true);
+                    const QuantizedPair of_w = recipe->quantize({Operand::weight, 1}, w, Usage::both, true);
+                    const QuantizedPair of_dy = recipe->quantize({Operand::gradient, 2}, dy, Usage::both, true);
                     Tensor y({R, out}, dtype, device), dx({R, in}, dtype, device), dw({out, in}, DType::f32, device);
                     fill(dw, 1);
-                    scaled_matmul_into(y, of_x.plain, of_w.plain);
-                    scaled_matmul_into(dx, of_dy.plain, of_w.transposed);
-                    scaled_matmul_into(dw, of_dy.transposed, of_x.transposed, 1);
+                    scaled_matmul_into(y, of_x.rowwise, of_w.rowwise);
+                    scaled_matmul_into(dx, of_dy.rowwise, of_w.columnwise);
+                    scaled_matmul_into(dw, of_dy.columnwise, of_x.columnwise, 1);
                     return std::array{values(y), values(dx), values(dw)};
                 };
                 const auto gpu = run(Device::cuda), cpu = run(Device::cpu);
@@ -129,7 +130,7 @@ TEST_CASE("8-bit AdamW on a GPU: the CPU's, but for roundings that a last bit de
         }
 }
 
-TEST_CASE("training in 8 bits on a GPU: near the CPU's run; ZeRO-3's codes are stage 0's run, bit for bit") {
+TEST_CASE("training in 8 bits on a GPU: near the CPU's run; ZeRO-3's FP8 all-gathers give stage 0's run, bit for bit") {
     if (!has_gpu()) return;
     const Text text;
     TrainOptions o = tiny(text);
@@ -139,7 +140,7 @@ TEST_CASE("training in 8 bits on a GPU: near the CPU's run; ZeRO-3's codes are s
     o.global_batch = o.micro_batch = 2 * world().size();
     o.lr = o.min_lr = 1e-3;
     o.init_std = 0.02;
-    for (const char* recipe : {"current", "delayed", "rowwise", "blockwise"})
+    for (const std::string& recipe : names_of(fp8_recipes()))
         for (const char* optimizer : {"adamw", "adamw8bit"}) {
             Precision precision;
             precision.fp8.recipe = recipe;
@@ -157,7 +158,7 @@ TEST_CASE("training in 8 bits on a GPU: near the CPU's run; ZeRO-3's codes are s
                 return session.history();
             };
             const std::vector<double> cpu = run(Comm(), {.stage = 0}, "cpu"), gpu = run(Comm(), {.stage = 0}, "cuda");
-            INFO(std::string(recipe), ", ", std::string(optimizer), ": ", gpu[6], " and ", cpu[6]);
+            INFO(recipe, ", ", std::string(optimizer), ": ", gpu[6], " and ", cpu[6]);
             EXPECT_EVERYWHERE(std::abs(gpu[0] / cpu[0] - 1) <= 2e-3);
             EXPECT_EVERYWHERE(std::abs(gpu[6] / cpu[6] - 1) <= 0.02);
             for (const Comm& comm : device_comms()) {
@@ -165,7 +166,7 @@ TEST_CASE("training in 8 bits on a GPU: near the CPU's run; ZeRO-3's codes are s
                                           sharded = run(comm, {.stage = 3}, "cuda");
                 EXPECT_EVERYWHERE(std::abs(whole[6] / cpu[6] - 1) <= 0.02);
                 // As in tests/07_fp8.cpp, where the reasons for the exceptions are.
-                if (recipe != std::string("delayed") && optimizer == std::string("adamw"))
+                if (recipe != "delayed" && optimizer == std::string("adamw"))
                     EXPECT_EVERYWHERE(whole == sharded);
                 else
                     EXPECT_EVERYWHERE(std::abs(sharded[6] / whole[6] - 1) <= 0.02);

@@ -1,7 +1,8 @@
-// 8 bits on several ranks: layers divided by tensor parallelism, weights that ZeRO gathers as codes, sharded 8-bit
+// 8 bits on several ranks: layers sharded by tensor parallelism, weights that ZeRO gathers in FP8, sharded 8-bit
 // moments.
 #include <numeric>
 
+#include "01_single_gpu/core/registry.h"
 #include "07_fp8/flags.h"
 #include "07_fp8/report.h"
 #include "tests/ranks.h"
@@ -12,7 +13,7 @@ using namespace train70b::test;
 
 namespace {
 
-constexpr const char* kRecipes[] = {"current", "delayed", "rowwise", "blockwise"};
+const std::vector<std::string> kRecipes = names_of(fp8_recipes());
 
 // Divides by 128 also where four ranks divide it.
 TrainOptions small(const Text& text) {
@@ -73,24 +74,21 @@ struct Ranks {
 bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 
 // The largest deviation of a parameter's gradient at step 1.
-double worst_gradient(const Session& a, const Session& b) {
-    double worst = 0;
-    for (size_t i = 0; i < a.gradients.size(); ++i) {
-        const double deviation = distance(a.gradients[i], b.gradients[i]);
-        if (!(deviation <= worst)) worst = deviation;
-    }
+Farthest worst_gradient(const Session& a, const Session& b) {
+    Farthest worst;
+    for (size_t i = 0; i < a.gradients.size(); ++i) worst.add(distance(a.gradients[i], b.gradients[i]), a.names[i]);
     return worst;
 }
 
 }  // namespace
 
-TEST_CASE("a rank's part of a divided tensor is quantised as a part of the whole: the same codes, bit for bit") {
+TEST_CASE("a rank's shard of a tensor is quantized as a part of the full tensor: the same FP8 data, bit for bit") {
     const int64_t rows = 512, cols = 1024;
     const Tensor whole = tensor(randoms(rows * cols, 3), {rows, cols});
     for (int64_t i = 0; i < rows * cols; i += 3001) whole.data<float>()[i] *= 50;  // not alike everywhere
     const Comm& ranks = world();
     const int64_t N = ranks.size(), r = ranks.rank();
-    for (const char* name : kRecipes)
+    for (const std::string& name : kRecipes)
         for (const Operand::Role role : {Operand::input, Operand::weight, Operand::gradient})
             for (const bool by_rows : {true, false}) {
                 const int64_t r0 = by_rows ? rows / N * r : 0, r1 = by_rows ? r0 + rows / N : rows;
@@ -103,18 +101,20 @@ TEST_CASE("a rank's part of a divided tensor is quantised as a part of the whole
                 const auto alone = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
                 const auto together = make_recipe({.recipe = name}, 3, Device::cpu, ranks);
                 for (int step = 0; step < 2; ++step) {  // delayed: by its own amax, then by the last step's
-                    const Codes all = alone->quantize({role, role}, whole, Want::both, true);
-                    const Codes some = together->quantize({role, role, by_rows, !by_rows}, part, Want::both, true);
-                    const std::vector<double> a = values(dequantized(all.plain)), b = values(dequantized(some.plain));
-                    const std::vector<double> a_t = values(dequantized(all.transposed));
-                    const std::vector<double> b_t = values(dequantized(some.transposed));
+                    const QuantizedPair all = alone->quantize({role, role}, whole, Usage::both, true);
+                    const QuantizedPair some =
+                        together->quantize({role, role, by_rows, !by_rows}, part, Usage::both, true);
+                    const std::vector<double> a = values(dequantized(all.rowwise)),
+                                              b = values(dequantized(some.rowwise));
+                    const std::vector<double> a_t = values(dequantized(all.columnwise));
+                    const std::vector<double> b_t = values(dequantized(some.columnwise));
                     int64_t wrong = 0;
                     for (int64_t i = r0; i < r1; ++i)
                         for (int64_t j = c0; j < c1; ++j) {
                             wrong += a[size_t(i * cols + j)] != b[size_t((i - r0) * (c1 - c0) + j - c0)];
                             wrong += a_t[size_t(j * rows + i)] != b_t[size_t((j - c0) * (r1 - r0) + i - r0)];
                         }
-                    INFO(std::string(name), ", role ", int(role), ", by rows ", by_rows, ", step ", step, ": ", wrong);
+                    INFO(name, ", role ", int(role), ", by rows ", by_rows, ", step ", step, ": ", wrong);
                     EXPECT_EVERYWHERE(wrong == 0);
                     alone->next_step();
                     together->next_step();
@@ -124,7 +124,7 @@ TEST_CASE("a rank's part of a divided tensor is quantised as a part of the whole
 
 TEST_CASE("tp 2 and 4: one rank's run but for roundings that flip, which 8 bits pass on") {
     const Text text;
-    for (const char* recipe : kRecipes)
+    for (const std::string& recipe : kRecipes)
         for (const char* recompute : {"none", "full"}) {
             TrainOptions o = small(text);
             o.model.layers = 1;
@@ -137,22 +137,22 @@ TEST_CASE("tp 2 and 4: one rank's run but for roundings that flip, which 8 bits 
                     Ranks run(o, ranks, tp, {.stage = 0}, precision(recipe));
                     EXPECT(run.composition->fp8.layers().size() == 4);
                     if (ranks.rank() > 0) return;
-                    const double deviation = worst_gradient(run.session, one.session);
-                    const double noise = worst_gradient(one.session, wide);
-                    INFO(std::string(recipe), ", tp ", tp, ", recompute ", std::string(recompute), ": ", deviation,
-                         ", 8 bits' own ", noise, ", loss ", std::abs(run.history[0] / one.history[0] - 1));
+                    const Farthest deviation = worst_gradient(run.session, one.session);
+                    const Farthest noise = worst_gradient(one.session, wide);
+                    INFO(recipe, ", tp ", tp, ", recompute ", std::string(recompute), ": ", deviation, ", 8 bits' own ",
+                         noise, ", loss ", std::abs(run.history[0] / one.history[0] - 1));
                     // On four ranks a 128 x 128 block of the weights holds rows of k and of v.
-                    const bool other_blocks = recipe == std::string("blockwise") && tp == 4;
-                    EXPECT(deviation <= (other_blocks ? noise : 0.02));
+                    const bool other_blocks = recipe == "blockwise" && tp == 4;
+                    EXPECT(deviation <= (other_blocks ? noise.value : 0.02));
                     EXPECT(noise >= 0.02);
                 });
         }
 }
 
 TEST_CASE(
-    "ZeRO stages 0 to 3 in 8 bits are one another's bit for bit, whether weights travel as they are or as codes") {
+    "ZeRO stages 0 to 3 in 8 bits are one another's bit for bit, whether weights are gathered as they are or in FP8") {
     const Text text;
-    for (const char* recipe : kRecipes)
+    for (const std::string& recipe : kRecipes)
         for (const char* dtype : {"fp32", "bf16"})
             for (const int64_t m : {1, 2}) {
                 if (!kThorough && (m == 1) == (dtype == std::string("bf16"))) continue;
@@ -161,9 +161,9 @@ TEST_CASE(
                 o.seq_len = 64;
                 o.dtype = dtype;
                 if (m == 2 && dtype == std::string("fp32")) o.recompute = "full";
-                // Delayed scales of weights are earlier ones, and codes that travel are scaled by what there is now.
-                const bool other_scales = recipe == std::string("delayed");
-                std::unique_ptr<Ranks> coded;
+                // Delayed scales of weights are earlier ones; weights that are gathered in FP8 have current scales.
+                const bool other_scales = recipe == "delayed";
+                std::unique_ptr<Ranks> gathered_fp8;
                 // With accumulation stages 2 and 3 reduce each micro-batch by itself: a sum in another order.
                 Ranks first(o, world(), 1, {.stage = m == 1 ? 0 : 2}, precision(recipe), m);
                 EXPECT(first.composition->fp8.layers().size() == 8);
@@ -176,16 +176,16 @@ TEST_CASE(
                                                                         {.stage = 3, .hybrid_shard = 2}}) {
                     if (m > 1 && zero.stage < 3) continue;
                     auto run = std::make_unique<Ranks>(o, world(), 1, zero, precision(recipe), m);
-                    INFO(std::string(recipe), ", ", std::string(dtype), ", stage ", zero.stage, ", m ", m, ", offload ",
+                    INFO(recipe, ", ", std::string(dtype), ", stage ", zero.stage, ", m ", m, ", offload ",
                          int(zero.offload), ", hybrid ", zero.hybrid_shard);
-                    const bool sends_codes = zero.stage == 3 && zero.offload != Offload::all;
-                    const Ranks& like = sends_codes && other_scales && coded ? *coded : first;
+                    const bool gathers_fp8 = zero.stage == 3 && zero.offload != Offload::all;
+                    const Ranks& like = gathers_fp8 && other_scales && gathered_fp8 ? *gathered_fp8 : first;
                     const double apart = std::abs(run->history[6] - like.history[6]);
                     INFO(apart);
                     EXPECT_EVERYWHERE(on_rank_0(run->history[0] == like.history[0]));
-                    if (sends_codes && other_scales && !coded) {
+                    if (gathers_fp8 && other_scales && !gathered_fp8) {
                         EXPECT_EVERYWHERE(on_rank_0(apart <= 0.15 && run->history != first.history));
-                        coded = std::move(run);
+                        gathered_fp8 = std::move(run);
                     } else if (zero.hybrid_shard > 0) {  // sums in another order
                         EXPECT_EVERYWHERE(on_rank_0(apart <= 0.02));
                     } else {
@@ -196,7 +196,7 @@ TEST_CASE(
             }
 }
 
-TEST_CASE("ZeRO-3 gathers a block's matrices as codes: the bytes, to the byte, half of bf16's") {
+TEST_CASE("ZeRO-3 gathers a block's matrices in FP8: the bytes, to the byte, half of bf16's") {
     const Text text;
     TrainOptions o = small(text);
     o.dtype = "bf16";
@@ -214,21 +214,21 @@ TEST_CASE("ZeRO-3 gathers a block's matrices as codes: the bytes, to the byte, h
     const auto bytes = [&](int64_t per_block) { return 2 * (others + c.layers * per_block) * 3 / 4; };
     EXPECT(gathered("off", "bf16") == bytes(2 * block));
     EXPECT(gathered("rowwise", "bf16") == bytes(2 * block));
-    const int64_t codes = gathered("current", "bf16");
-    EXPECT(codes == bytes(block + 2 * 4 * c.hidden));
-    EXPECT(gathered("delayed", "bf16") == codes);
-    EXPECT(double(codes - bytes(0)) <= 0.502 * double(bytes(2 * block) - bytes(0)));
+    const int64_t fp8 = gathered("current", "bf16");
+    EXPECT(fp8 == bytes(block + 2 * 4 * c.hidden));
+    EXPECT(gathered("delayed", "bf16") == fp8);
+    EXPECT(double(fp8 - bytes(0)) <= 0.502 * double(bytes(2 * block) - bytes(0)));
 }
 
 TEST_CASE("tensor parallelism and ZeRO-3 together, in 8 bits") {
     const Text text;
     TrainOptions o = small(text);
     o.lr = o.min_lr = 3e-4;  // with 1e-3 the norm grows from step 3 on, and with it every rounding
-    for (const char* recipe : {"current", "delayed"}) {
+    for (const std::string recipe : {"current", "delayed"}) {
         Ranks one(o, Comm(), 1, {.stage = 0}, precision(recipe));
         Ranks run(o, world(), 2, {.stage = 3}, precision(recipe));
-        const double deviation = world().rank() == 0 ? worst_gradient(run.session, one.session) : 0;
-        INFO(std::string(recipe), ": ", deviation);
+        const Farthest deviation = world().rank() == 0 ? worst_gradient(run.session, one.session) : Farthest();
+        INFO(recipe, ": ", deviation);
         EXPECT_EVERYWHERE(deviation <= 0.15);  // inputs and gradients are scaled by what the data rank has of the batch
         EXPECT_EVERYWHERE(on_rank_0(std::abs(run.history[6] - one.history[6]) <= 0.02));
     }
@@ -257,7 +257,7 @@ TEST_CASE("what is not finite on one rank ends all with the non-finite error") {
     const Text text;
     TrainOptions o = small(text);
     o.micro_batch = o.global_batch / 4;
-    for (const char* recipe : kRecipes) {
+    for (const std::string& recipe : kRecipes) {
         std::string said;
         try {
             const Comm data = world().split([](int) { return 0; }, "dp");
@@ -269,7 +269,7 @@ TEST_CASE("what is not finite on one rank ends all with the non-finite error") {
             if (world().rank() == 2) session.model.blocks[0].gate_proj.data.data<float>()[5] = NAN;
             session.trainer.run();
         } catch (const std::runtime_error& error) { said = error.what(); }
-        INFO(std::string(recipe), ": ", said);
+        INFO(recipe, ": ", said);
         EXPECT_EVERYWHERE(said.find("first non-finite parameter") != std::string::npos);
     }
 }
@@ -304,8 +304,10 @@ TEST_CASE(
             if (stage == 3) continue;
             for (const Param* param : run.session.model.params())
                 if (param->replicas > 1)
-                    for (const double value : {read(param->data)[0], read(param->data)[17]})
+                    for (const double value : {read(param->data)[0], read(param->data)[17]}) {
+                        INFO(param->name);
                         EXPECT_EVERYWHERE(run.tensor.max(value) == value);
+                    }
         }
     }
 }

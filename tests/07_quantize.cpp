@@ -1,6 +1,7 @@
 // Casts, scales and products in 8 bits against their definition; the recipes' scales over steps.
 #include <map>
 
+#include "01_single_gpu/core/registry.h"
 #include "07_fp8/formats.h"
 #include "07_fp8/recipes.h"
 #include "tests/support.h"
@@ -34,16 +35,16 @@ std::vector<double> spread(int64_t count, uint64_t key) {
 
 Quantized quantized(const Tensor& x, DType format, Scaling scaling) {
     Quantized q = make_quantized(x.rows(), x.cols(), format, scaling, x.device()), none;
-    Tensor amax = zeros(q.scale.size()), nothing;
-    absolute_max(amax, nothing, x, scaling);
-    scale_from(q.scale, amax, format);
+    Tensor amax = zeros(q.scale_inv.size()), nothing;
+    compute_amax(amax, nothing, x, scaling);
+    compute_scale_inv(q.scale_inv, amax, format);
     cast(q, none, nothing, x);
     return q;
 }
 
 }  // namespace
 
-TEST_CASE("amaxes, scales and codes, of a tensor and of its transpose: the definition, element by element") {
+TEST_CASE("amax, scale_inv and data, of a tensor and of its transpose: the definition, element by element") {
     for (const auto& [rows, cols] : kShapes)
         for (const DType dtype : {DType::f32, DType::bf16})
             for (const DType format : {DType::e4m3, DType::e5m2})
@@ -54,10 +55,10 @@ TEST_CASE("amaxes, scales and codes, of a tensor and of its transpose: the defin
                     const std::vector<double> v = values(x);
                     Quantized q = make_quantized(rows, cols, format, scaling, Device::cpu);
                     Quantized q_t = make_quantized(cols, rows, format, scaling, Device::cpu);
-                    Tensor amax = zeros(q.scale.size()), amax_t = zeros(q_t.scale.size()), whole = zeros(1);
-                    absolute_max(amax, amax_t, x, scaling);
-                    scale_from(q.scale, amax, format);
-                    scale_from(q_t.scale, amax_t, format);
+                    Tensor amax = zeros(q.scale_inv.size()), amax_t = zeros(q_t.scale_inv.size()), whole = zeros(1);
+                    compute_amax(amax, amax_t, x, scaling);
+                    compute_scale_inv(q.scale_inv, amax, format);
+                    compute_scale_inv(q_t.scale_inv, amax_t, format);
                     cast(q, q_t, whole, x);
 
                     // Groups of elements by what the scaling means, not by the layout.
@@ -82,17 +83,17 @@ TEST_CASE("amaxes, scales and codes, of a tensor and of its transpose: the defin
                         for (int64_t c = 0; c < cols; ++c) {
                             const float here = most[group(r, c)] * unit, here_t = most_t[group(c, r)] * unit;
                             const float value = float(v[size_t(r * cols + c)]);
-                            wrong += q.codes.data<uint8_t>()[r * cols + c] != code_of(format, value * (1 / here));
-                            wrong += q.scale.data<float>()[q.layout().index(r, c)] != here;
-                            wrong_t += q_t.codes.data<uint8_t>()[c * rows + r] != code_of(format, value * (1 / here_t));
-                            wrong_t += q_t.scale.data<float>()[q_t.layout().index(c, r)] != here_t;
+                            wrong += q.data.data<uint8_t>()[r * cols + c] != code_of(format, value * (1 / here));
+                            wrong += q.scale_inv.data<float>()[q.layout().index(r, c)] != here;
+                            wrong_t += q_t.data.data<uint8_t>()[c * rows + r] != code_of(format, value * (1 / here_t));
+                            wrong_t += q_t.scale_inv.data<float>()[q_t.layout().index(c, r)] != here_t;
                         }
                     EXPECT(wrong == 0);
                     EXPECT(wrong_t == 0);
                     EXPECT(whole.data<float>()[0] == largest_of_all);
                     // What comes back is x to the format's precision, relative to the group's largest.
                     const Tensor back = dequantized(q);
-                    EXPECT(code_value(format, q.codes.data<uint8_t>()[0]) * q.scale.data<float>()[0] ==
+                    EXPECT(code_value(format, q.data.data<uint8_t>()[0]) * q.scale_inv.data<float>()[0] ==
                            back.data<float>()[0]);
                     EXPECT(distance(back, v) <= (format == DType::e4m3 ? 0x1p-4 : 0x1p-3));
                 }
@@ -101,13 +102,13 @@ TEST_CASE("amaxes, scales and codes, of a tensor and of its transpose: the defin
 TEST_CASE("scales of nothing, of tiny and of infinite amaxes are usable") {
     Tensor amax = tensor({0, 1e-44, 448, 3e38, 1}, {5}), scale = zeros(5);
     amax.data<float>()[4] = INFINITY;
-    scale_from(scale, amax, DType::e4m3);
+    compute_scale_inv(scale, amax, DType::e4m3);
     EXPECT(scale.data<float>()[0] == 1);
     EXPECT(std::isfinite(1 / scale.data<float>()[1]));
     EXPECT(scale.data<float>()[2] == doctest::Approx(1));
     EXPECT(scale.data<float>()[3] == doctest::Approx(3e38 / 448));
     EXPECT(scale.data<float>()[4] == 1);
-    scale_from(scale, amax, DType::e4m3, 3);
+    compute_scale_inv(scale, amax, DType::e4m3, 3);
     EXPECT(scale.data<float>()[2] == doctest::Approx(8));
 }
 
@@ -126,7 +127,7 @@ TEST_CASE("infinities and what is not a number reach the product, whatever the s
             }
 }
 
-TEST_CASE("the product is that of the dequantised operands in double, to 1e-6; added to what is there") {
+TEST_CASE("the product is that of the dequantized operands in double, to 1e-6; added to what is there") {
     using Case = std::tuple<DType, Scaling, DType, Scaling>;
     for (const auto& [a_format, a_scaling, b_format, b_scaling] :
          {Case{DType::e4m3, Scaling::tensor, DType::e4m3, Scaling::tensor},
@@ -162,15 +163,14 @@ TEST_CASE("the product is that of the dequantised operands in double, to 1e-6; a
         scaled_matmul_into(c, a, quantized(tensor(randoms(256, 1), {16, 16}), DType::e4m3, Scaling::row)));
 }
 
-TEST_CASE("transposed codes") {
+TEST_CASE("the transpose of FP8 data") {
     Tensor from = tensor(randoms(130 * 70, 4), {130, 70});
     Quantized q = quantized(from, DType::e4m3, Scaling::tensor);
     Tensor to({70, 130}, DType::e4m3, Device::cpu);
-    transpose_codes(to, q.codes);
+    transpose_fp8(to, q.data);
     int64_t wrong = 0;
     for (int64_t r = 0; r < 130; ++r)
-        for (int64_t c = 0; c < 70; ++c)
-            wrong += to.data<uint8_t>()[c * 130 + r] != q.codes.data<uint8_t>()[r * 70 + c];
+        for (int64_t c = 0; c < 70; ++c) wrong += to.data<uint8_t>()[c * 130 + r] != q.data.data<uint8_t>()[r * 70 + c];
     EXPECT(wrong == 0);
 }
 
@@ -181,17 +181,17 @@ double error_of(const Quantized& q, const Tensor& x) { return distance(dequantiz
 
 // A delayed recipe and the tensors it meets, one per step.
 struct Steps {
-    Delayed recipe;
+    DelayedScaling recipe;
     Operand operand{Operand::gradient, 2};
     explicit Steps(int64_t history, int64_t margin = 0)
         : recipe({.recipe = "delayed", .history = history, .margin = margin}, 3, Device::cpu, Comm()) {}
     Quantized step(const Tensor& x, bool training = true) {
-        const Quantized q = recipe.quantize(operand, x, Want::plain, training, Memory::workspace).plain;
-        const Quantized kept{q.codes, tensor(values(q.scale), {1}), q.scaling};  // the recipe's may change
+        const Quantized q = recipe.quantize(operand, x, Usage::rowwise, training, Memory::workspace).rowwise;
+        const Quantized kept{q.data, tensor(values(q.scale_inv), {1}), q.scaling};  // the recipe's may change
         recipe.next_step();
         return kept;
     }
-    float scale() const { return recipe.scale(2); }
+    float scale() const { return recipe.scale_inv(2); }
 };
 Tensor normal(double size, uint64_t key = 1) {
     std::vector<double> x = randoms(4096, key);
@@ -267,26 +267,30 @@ TEST_CASE("delayed: what is not training leaves no trace") {
     EXPECT(steps.scale() == scale);
 }
 
+TEST_CASE("recipes: an unknown one is a usage error") {
+    EXPECT_USAGE_ERROR(make_recipe({.recipe = "none"}, 3, Device::cpu, Comm()), "--fp8 none: unknown; must be one of");
+}
+
 TEST_CASE("recipes: formats, scalings, transposes") {
-    for (const char* name : {"current", "delayed", "rowwise", "blockwise"}) {
+    for (const std::string& name : names_of(fp8_recipes())) {
         const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
-        const bool blockwise = name == std::string("blockwise");
+        const bool blockwise = name == "blockwise";
         for (const Operand::Role role : {Operand::input, Operand::weight, Operand::gradient}) {
             const Tensor x = tensor(spread(256 * 128, 5), {256, 128});
-            const Codes codes = recipe->quantize({role, int64_t(role)}, x, Want::both, true);
-            INFO(std::string(name), ", role ", int(role));
-            EXPECT(codes.plain.codes.dtype() == (role == Operand::gradient && !blockwise ? DType::e5m2 : DType::e4m3));
-            EXPECT(codes.plain.scaling == recipe->scaling(role));
-            EXPECT(codes.transposed.codes.shape() == Shape{128, 256});
+            const QuantizedPair pair = recipe->quantize({role, int64_t(role)}, x, Usage::both, true);
+            INFO(name, ", role ", int(role));
+            EXPECT(pair.rowwise.data.dtype() == (role == Operand::gradient && !blockwise ? DType::e5m2 : DType::e4m3));
+            EXPECT(pair.rowwise.scaling == recipe->scaling(role));
+            EXPECT(pair.columnwise.data.shape() == Shape{128, 256});
             std::vector<double> turned(256 * 128);
             const std::vector<double> v = values(x);
             for (int64_t r = 0; r < 256; ++r)
                 for (int64_t c = 0; c < 128; ++c) turned[size_t(c * 256 + r)] = v[size_t(r * 128 + c)];
-            EXPECT(distance(dequantized(codes.plain), values(x)) <= 0.1);
-            EXPECT(distance(dequantized(codes.transposed), turned) <= 0.1);
-            const Codes alone = recipe->quantize({role, int64_t(role)}, x, Want::transposed, true);
-            EXPECT(!alone.plain);
-            EXPECT(values(dequantized(alone.transposed)) == values(dequantized(codes.transposed)));
+            EXPECT(distance(dequantized(pair.rowwise), values(x)) <= 0.1);
+            EXPECT(distance(dequantized(pair.columnwise), turned) <= 0.1);
+            const QuantizedPair alone = recipe->quantize({role, int64_t(role)}, x, Usage::columnwise, true);
+            EXPECT(!alone.rowwise);
+            EXPECT(values(dequantized(alone.columnwise)) == values(dequantized(pair.columnwise)));
         }
     }
 }

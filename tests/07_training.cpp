@@ -1,6 +1,7 @@
 // A model with its layers in 8 bits, on one rank: the products, the loss, memory, recomputation, what is not finite.
 #include <numeric>
 
+#include "01_single_gpu/core/registry.h"
 #include "07_fp8/flags.h"
 #include "07_fp8/report.h"
 #include "tests/training.h"
@@ -10,7 +11,7 @@ using namespace train70b::test;
 
 namespace {
 
-constexpr const char* kRecipes[] = {"current", "delayed", "rowwise", "blockwise"};
+const std::vector<std::string> kRecipes = names_of(fp8_recipes());
 
 // Every dimension divides by 128.
 TrainOptions small(const Text& text) {
@@ -41,7 +42,6 @@ double mean_of_last_ten(const Session& session) {
     return sum;
 }
 
-// Operands that a layer's products should have had: quantised here, by a recipe of its own.
 std::vector<double> values_of(const Quantized& q) { return values(dequantized(q)); }
 
 std::vector<double> times(const std::vector<double>& a, const std::vector<double>& b,
@@ -57,37 +57,37 @@ std::vector<double> times(const std::vector<double>& a, const std::vector<double
 
 }  // namespace
 
-TEST_CASE("a layer's three products are those of its operands' codes, in double, to 1e-6; weight gradients add up") {
+TEST_CASE("a layer's three products are those of its quantized operands, in double, to 1e-6; weight gradients add up") {
     const Text text;
     const int64_t R = 128, in = 128, out = 256;
-    for (const char* name : kRecipes)
-        for (const bool again : {false, true}) {  // x made again for the backward pass, or its codes kept
+    for (const std::string& name : kRecipes)
+        for (const bool recompute : {false, true}) {  // x recomputed for the backward pass, or its FP8 data kept
             TrainOptions o = small(text);
             Narrow narrow(o, name);
             Block& block = narrow.session.model.blocks[1];
             Linear& layer = block.qkv;
             const Tensor x = tensor(randoms(R * in, 5), {R, in}), dy = tensor(randoms(R * out, 6), {R, out});
             const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
-            const Codes of_x = recipe->quantize({Operand::input, 0}, x, Want::both, false);
-            const Codes of_w = recipe->quantize({Operand::weight, 1}, layer.weight(), Want::both, false);
-            const Codes of_dy = recipe->quantize({Operand::gradient, 2}, dy, Want::both, false);
-            std::vector<double> dw = times(values_of(of_dy.transposed), values_of(of_x.transposed), R);
+            const QuantizedPair of_x = recipe->quantize({Operand::input, 0}, x, Usage::both, false);
+            const QuantizedPair of_w = recipe->quantize({Operand::weight, 1}, layer.weight(), Usage::both, false);
+            const QuantizedPair of_dy = recipe->quantize({Operand::gradient, 2}, dy, Usage::both, false);
+            std::vector<double> dw = times(values_of(of_dy.columnwise), values_of(of_x.columnwise), R);
             for (double& value : dw) value *= 2;
 
             Tensor y, dx;
             for (int pass = 0; pass < 2; ++pass) {
                 Tape tape;
                 Var input{.data = x};
-                if (again) input.recomputed = Lazy<Tensor>([x] { return x; });
+                if (recompute) input.recomputed = Lazy<Tensor>([x] { return x; });
                 Var result = layer(tape, input);
                 y = result.data;
                 *result.grad = dy;
                 tape.backward();
                 dx = *input.grad;
             }
-            INFO(std::string(name), ", again ", again);
-            EXPECT(distance(y, times(values_of(of_x.plain), values_of(of_w.plain), in)) <= 1e-6);
-            EXPECT(distance(dx, times(values_of(of_dy.plain), values_of(of_w.transposed), out)) <= 1e-6);
+            INFO(name, ", recompute ", recompute);
+            EXPECT(distance(y, times(values_of(of_x.rowwise), values_of(of_w.rowwise), in)) <= 1e-6);
+            EXPECT(distance(dx, times(values_of(of_dy.rowwise), values_of(of_w.columnwise), out)) <= 1e-6);
             EXPECT(distance(layer.grad(), dw) <= 1e-6);
         }
 }
@@ -102,18 +102,15 @@ TEST_CASE("60 steps: within 0.03 of bf16's loss for every recipe and for 8-bit m
     Session wide(o);
     const double expected = mean_of_last_ten(wide.run());
     EXPECT(wide.reports[59].loss < wide.reports[0].loss - 1);  // it has learned something
-    using Pair = std::pair<const char*, const char*>;
-    for (const auto& [recipe, optimizer] : {Pair{"current", "adamw"},
-                                            {"delayed", "adamw"},
-                                            {"rowwise", "adamw"},
-                                            {"blockwise", "adamw"},
-                                            {"off", "adamw8bit"},
-                                            {"current", "adamw8bit"}}) {
-        const bool both = recipe == std::string("current") && optimizer == std::string("adamw8bit");
-        if (!kThorough && !both && recipe != std::string("delayed")) continue;
+    using Pair = std::pair<std::string, std::string>;
+    std::vector<Pair> runs = {{"off", "adamw8bit"}, {"current", "adamw8bit"}};
+    for (const std::string& recipe : kRecipes) runs.emplace_back(recipe, "adamw");
+    for (const auto& [recipe, optimizer] : runs) {
+        const bool both = recipe == "current" && optimizer == "adamw8bit";
+        if (!kThorough && !both && recipe != "delayed") continue;
         Narrow narrow(o, recipe, optimizer);
         narrow.session.run();
-        INFO(std::string(recipe), ", ", std::string(optimizer), ": ", mean_of_last_ten(narrow.session) - expected);
+        INFO(recipe, ", ", optimizer, ": ", mean_of_last_ten(narrow.session) - expected);
         EXPECT(std::abs(mean_of_last_ten(narrow.session) - expected) <= 0.03);
         EXPECT(narrow.session.history() != wide.history());
     }
@@ -124,12 +121,12 @@ TEST_CASE("gradients at step 1 differ from those of fp32 by the noise of 8 bits:
     const TrainOptions o = small(text);
     Session wide(o);
     wide.run();
-    for (const char* recipe : kRecipes) {
+    for (const std::string& recipe : kRecipes) {
         Narrow narrow(o, recipe);
         narrow.session.run();
         for (size_t i = 0; i < wide.gradients.size(); ++i) {
             const double noise = distance(narrow.session.gradients[i], wide.gradients[i]);
-            INFO(std::string(recipe), ", parameter ", i, ": ", noise);
+            INFO(recipe, ", ", wide.names[i], ": ", noise);
             EXPECT(noise <= 0.25);
             EXPECT(noise >= 1e-3);
         }
@@ -138,7 +135,7 @@ TEST_CASE("gradients at step 1 differ from those of fp32 by the noise of 8 bits:
 
 TEST_CASE("recomputation changes nothing, bit for bit; nor does evaluation between the steps") {
     const Text text;
-    for (const char* recipe : kRecipes) {
+    for (const std::string& recipe : kRecipes) {
         TrainOptions o = small(text);
         o.val_fraction = 0.2;
         Narrow plain(o, recipe);
@@ -148,7 +145,7 @@ TEST_CASE("recomputation changes nothing, bit for bit; nor does evaluation betwe
             o.eval_every = recompute == std::string("none, evaluated") ? 1 : 0;
             Narrow other(o, recipe);
             other.session.run();
-            INFO(std::string(recipe), ", recompute ", std::string(recompute));
+            INFO(recipe, ", recompute ", std::string(recompute));
             EXPECT(other.session.history() == plain.session.history());
             EXPECT(other.session.weights() == plain.session.weights());
             o.eval_every = 0;
@@ -156,7 +153,7 @@ TEST_CASE("recomputation changes nothing, bit for bit; nor does evaluation betwe
         // Delayed scales are of earlier steps: from the second step on they are not those of now.
         Narrow current(o, "current");
         o.recompute = "none";
-        if (recipe == std::string("delayed")) {
+        if (recipe == "delayed") {
             current.session.run();
             EXPECT(current.session.history()[0] == plain.session.history()[0]);
             EXPECT(current.session.history()[7] != plain.session.history()[7]);
@@ -166,9 +163,9 @@ TEST_CASE("recomputation changes nothing, bit for bit; nor does evaluation betwe
 
 TEST_CASE("accumulation, gradients in bf16, evaluation of any number of rows: repeatable, and it learns") {
     const Text text;
-    for (const char* recipe : kRecipes)
+    for (const std::string& recipe : kRecipes)
         for (const char* grad_dtype : {"fp32", "bf16"}) {
-            if (!kThorough && (grad_dtype == std::string("bf16")) != (recipe == std::string("delayed"))) continue;
+            if (!kThorough && (grad_dtype == std::string("bf16")) != (recipe == "delayed")) continue;
             TrainOptions o = small(text);
             o.dtype = "bf16";
             o.grad_dtype = grad_dtype;
@@ -184,16 +181,16 @@ TEST_CASE("accumulation, gradients in bf16, evaluation of any number of rows: re
             REQUIRE(parts.session.data.validation_samples() % 4 != 0);  // the last batch has other rows
             REQUIRE(parts.fp8.layers().size() == 8);
             parts.session.run();
-            INFO(std::string(recipe), ", gradients in ", std::string(grad_dtype));
+            INFO(recipe, ", gradients in ", std::string(grad_dtype));
             EXPECT(parts.session.history() == whole.session.history());  // validation leaves no trace
             EXPECT(plain.session.reports[7].loss < plain.session.reports[0].loss);
             // The batch in one piece: scales of other tensors, and the same gradient but for the noise of 8 bits.
             o.micro_batch = 8;
             Narrow once(o, recipe);
             once.session.run();
-            double worst = 0;
+            Farthest worst;
             for (size_t i = 0; i < once.session.gradients.size(); ++i)
-                worst = std::max(worst, distance(once.session.gradients[i], whole.session.gradients[i]));
+                worst.add(distance(once.session.gradients[i], whole.session.gradients[i]), once.session.names[i]);
             INFO(worst);
             EXPECT(worst <= 0.25);
         }
@@ -216,7 +213,7 @@ TEST_CASE("activations: a byte instead of two or four for what layers keep, by t
             return wide.trainer.peak();
         }();
         const int64_t wide = of_wide.kind[size_t(Memory::activations)];
-        for (const char* recipe : kRecipes) {
+        for (const std::string& recipe : kRecipes) {
             Narrow narrow(o, recipe);
             narrow.session.run();
             const MemoryPeak& peak = narrow.session.trainer.peak();
@@ -224,8 +221,8 @@ TEST_CASE("activations: a byte instead of two or four for what layers keep, by t
             const int64_t formula = fp8_activations(o.model, rows, narrow.session.model.options.dtype,
                                                     narrow.session.model.options.recompute,
                                                     *make_recipe({.recipe = recipe}, 3, Device::cpu, Comm()), 1);
-            INFO(std::string(dtype), ", ", std::string(recompute), ", ", std::string(recipe), ": ", measured,
-                 ", formula ", formula, ", wide ", wide);
+            INFO(std::string(dtype), ", ", std::string(recompute), ", ", recipe, ": ", measured, ", formula ", formula,
+                 ", wide ", wide);
             EXPECT(std::abs(double(measured - formula)) <= 0.01 * double(formula));
             const int64_t least = (dtype == std::string("bf16") ? 1 : 3) * rows * 2 * 128;  // of one block's norms
             const bool made_again = recompute == std::string("selective") || recompute == std::string("pointwise");
@@ -238,7 +235,7 @@ TEST_CASE("activations: a byte instead of two or four for what layers keep, by t
 
 TEST_CASE("infinities and what is not a number end the run with the non-finite error, whatever the recipe") {
     const Text text;
-    for (const char* recipe : kRecipes)
+    for (const std::string& recipe : kRecipes)
         for (const float bad : {INFINITY, NAN})
             for (const int where : {0, 1, 2}) {  // in a weight before the first step or after it, in an activation
                 TrainOptions o = small(text);
@@ -250,23 +247,23 @@ TEST_CASE("infinities and what is not a number end the run with the non-finite e
                 s.on_step = [&](const StepReport&) {
                     if (where == 1) spoil();
                 };
-                INFO(std::string(recipe), ", ", bad, ", where ", where);
+                INFO(recipe, ", ", bad, ", where ", where);
                 EXPECT_THROWS_AS(s.trainer.run(), std::runtime_error);
                 EXPECT(s.reports.size() == (where == 1 ? 1 : 0));
             }
 }
 
-TEST_CASE("layers whose shapes do not divide stay as they are, and are named; --fp8-strict refuses them") {
+TEST_CASE("layers whose sizes are not divisible stay as they are, and are named; --fp8-strict refuses them") {
     const Text text;
     TrainOptions o = small(text);
     o.model.ffn = 200;  // by 8
     Narrow some(o, "current");
     REQUIRE(some.fp8.left_out().size() == 1);
-    EXPECT(some.fp8.left_out()[0] == "down: 200 inputs (--ffn) on a rank do not divide by 16; 208 would");
+    EXPECT(some.fp8.left_out()[0] == "down: 200 inputs (--ffn) on a rank are not divisible by 16 (try 208)");
     EXPECT(some.fp8.layers().size() == 6);
     some.session.run();
     EXPECT_USAGE_ERROR(check_fp8({.recipe = "current", .strict = true}, o.model, 256, 1),
-                       "--fp8-strict on: --fp8 current cannot have down: 200 inputs (--ffn)");
+                       "--fp8-strict on: --fp8 current: down: 200 inputs (--ffn)");
     check_fp8({.recipe = "current", .strict = false}, o.model, 256, 1);
     o.model.ffn = 208;
     check_fp8({.recipe = "current", .strict = true}, o.model, 256, 1);
@@ -294,7 +291,7 @@ TEST_CASE("a product's error: what the table of the chapter says of the recipes"
         return ProductErrors{};
     };
     EXPECT(of("bf16").normal <= 4e-3);
-    for (const char* name : {"current", "rowwise", "blockwise"}) {
+    for (const std::string name : {"current", "rowwise", "blockwise"}) {
         EXPECT(of(name).normal >= 0.03);
         EXPECT(of(name).normal <= 0.045);
     }

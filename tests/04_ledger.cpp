@@ -1,0 +1,136 @@
+// What a rank of tensor parallelism keeps, to the byte; what it sends; what several ranks hold stays the same on all.
+#include "04_tensor_parallel/report.h"
+#include "tests/tensor_parallel.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+TEST_CASE("what several ranks hold stays the same on all of them, bit for bit: norm weights, copied key/value heads") {
+    const Text text;
+    for (const char* dtype : {"fp32", "bf16"})
+        for (const std::string algorithm : {"ring", "halving", "library"})
+            for (const TensorLayout& layout : layouts()) {
+                if (algorithm != "ring" && layout.options.overlap) continue;
+                if (!kThorough && algorithm != "library") continue;
+                TrainOptions o = shape(text, 2);
+                o.dtype = dtype;
+                o.lr = o.min_lr = 1e-2;
+                const std::string before = world().use(algorithm);
+                Sharded run(o, world(), layout);
+                std::vector<std::vector<double>> start;
+                for (const Param* param : run.session.model.params()) start.push_back(read(param->data));
+                run.session.run();
+                world().use(before);
+                const std::vector<Param*> params = run.session.model.params();
+                Failures failures;
+                int copied = 0;
+                for (size_t i = 0; i < params.size(); ++i) {
+                    const std::vector<double> values = read(params[i]->data);
+                    if (dtype == std::string("fp32"))
+                        failures.expect(values != start[i], params[i]->name + " has not changed");
+                    // All data-parallel copies, and the ranks with the same rectangle, in one comparison: by its place.
+                    std::vector<double> mine(values.begin(), values.end());
+                    mine.push_back(double(params[i]->local.row_begin * 1000 + params[i]->local.col_begin));
+                    const std::vector<double> all = world().gather(mine);
+                    for (int r = 0; r < world().size(); ++r) {
+                        const auto other = all.begin() + r * int64_t(mine.size());
+                        if (*(other + int64_t(mine.size()) - 1) != mine.back()) continue;
+                        ++copied;
+                        failures.expect(std::equal(mine.begin(), mine.end(), other),
+                                        fmt::format("{} differs from rank {}'s", params[i]->name, r));
+                    }
+                }
+                INFO(layout.text(), ", ", std::string(dtype), ", all-reduce ", algorithm);
+                EXPECT_NONE(failures);
+                EXPECT_EVERYWHERE(copied > int(params.size()));
+            }
+}
+
+TEST_CASE(
+    "the ledger: what is sharded is sharded exactly; activations by the formula, with sequence parallelism by tp") {
+    const Text text;
+    for (const char* dtype : {"fp32", "bf16", "fp64"})
+        for (const char* recompute : {"none", "pointwise", "selective", "full"})
+            for (const int64_t kv_heads : {8, 2}) {
+                if (dtype == std::string("fp64") && (kv_heads == 8) != (recompute == std::string("none"))) continue;
+                if (!kThorough && (kv_heads == 8) != (recompute == std::string("none"))) continue;
+                TrainOptions o = shape(text, kv_heads);
+                o.dtype = dtype;
+                o.recompute = recompute;
+                o.seq_len = 64;
+                o.model.vocab = 136;
+                const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+                const int64_t wide = o.dtype == "bf16" ? 2 : o.dtype == "fp64" ? 8 : 4;
+                const int64_t grads = o.dtype == "fp64" ? 8 : 4;
+                const int64_t states = o.dtype == "bf16" ? 12 : o.dtype == "fp64" ? 16 : 8;
+                const int64_t all = run_tensor_parallel(o, data, world(), 1, {}).peak.kind[int(Memory::activations)];
+                for (const TensorLayout& layout : layouts()) {
+                    const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
+                    const auto& kinds = run.peak.kind;
+                    // Every rank holds full norm weights and at least one key/value head; the rest is sharded.
+                    const int64_t kv = 2 * 2 * 64 * o.model.kv_width(), norms = 5 * 64;
+                    const int64_t elements =
+                        (o.model.parameters() - norms - kv) / layout.tp + norms + kv / std::min(layout.tp, kv_heads);
+                    INFO(layout.text(), " ", std::string(dtype), " recompute ", std::string(recompute), " kv heads ",
+                         kv_heads, ": ", kinds[int(Memory::activations)], " against ", run.activations.total,
+                         ", whole ", all);
+                    EXPECT_EVERYWHERE(run.elements == elements);
+                    EXPECT_EVERYWHERE(kinds[int(Memory::params)] == wide * elements);
+                    EXPECT_EVERYWHERE(kinds[int(Memory::grads)] == grads * elements);
+                    EXPECT_EVERYWHERE(kinds[int(Memory::optimizer)] == states * elements);
+                    const double activations = double(kinds[int(Memory::activations)]);
+                    // 4%: in a model of two layers the head counts, whose input goes before its gradient comes
+                    EXPECT_EVERYWHERE(std::abs(activations / double(run.activations.total) - 1) <= 0.04);
+                    if (layout.options.sequence_parallel && kv_heads == 8)
+                        EXPECT_EVERYWHERE(std::abs(activations * double(layout.tp) / double(all) - 1) <= 0.05);
+                }
+            }
+}
+
+TEST_CASE("wire: the collectives of a block and of a step are the formula's, in number and in bytes") {
+    const Text text;
+    for (const char* dtype : {"fp32", "bf16", "fp64"})
+        for (const char* recompute : {"none", "pointwise", "selective", "full"})
+            for (const int64_t kv_heads : {8, 2}) {
+                if (dtype == std::string("fp64") && (kv_heads == 8) != (recompute == std::string("none"))) continue;
+                if (!kThorough && (kv_heads == 8) != (recompute == std::string("none"))) continue;
+                TrainOptions o = shape(text, kv_heads);
+                o.dtype = dtype;
+                o.recompute = recompute;
+                const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+                for (const TensorLayout& layout : layouts()) {
+                    const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
+                    INFO(layout.text(), " ", std::string(dtype), " recompute ", std::string(recompute), " kv heads ",
+                         kv_heads, ": ", run.layer.text(), " in a block, ", run.step.bytes(), " against ",
+                         run.step_formula.bytes());
+                    EXPECT_EVERYWHERE(run.layer.operations == run.layer_formula.operations);
+                    EXPECT_EVERYWHERE(run.step.operations == run.step_formula.operations);
+                    if (recompute != std::string("none") || dtype != std::string("fp32")) continue;
+                    // The formulas, once more by hand: n bytes of one tensor of activations.
+                    const int64_t n = o.micro_batch * o.seq_len * 64 * 4, share = n * (layout.tp - 1) / layout.tp;
+                    EXPECT(run.layer.bytes() == (layout.options.sequence_parallel ? 10 : 8) * share);
+                    if (!layout.options.overlap)
+                        EXPECT(run.layer.calls() == (layout.options.sequence_parallel ? 10 : 4));
+                }
+            }
+    // and with accumulation and data parallelism, by the trainer's own books
+    for (TensorLayout layout : layouts()) {
+        layout.micro_batches = 2;
+        TrainOptions o = shape(text, 2);
+        o.steps = 2;
+        Sharded run(o, world(), layout);
+        run.session.run();
+        const LlamaConfig& c = o.model;
+        const TrafficShape each{run.session.options.micro_batch * o.seq_len, layout.tp, DType::f32, DType::f32,
+                                layout.options};
+        Traffic tensor_only;
+        CommStats sent{.operations = run.stats.sent};
+        std::erase_if(sent.operations, [](const auto& entry) { return entry.first.starts_with("dp."); });
+        tensor_only.add(sent);
+        INFO(layout.text());
+        EXPECT_EVERYWHERE(tensor_only.operations == step_traffic(c, each, 2).operations);
+        const int64_t copies = 8 / layout.tp, gradients = 4 * tensor_parallel_elements(c, layout.tp);
+        if (copies > 1)
+            EXPECT_EVERYWHERE(run.stats.sent["dp.all_reduce"].bytes == 2 * gradients * (copies - 1) / copies);
+    }
+}
