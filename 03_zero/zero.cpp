@@ -30,7 +30,7 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
 // ---- the wrapper of a unit's forward and backward pass
 // ----------------------------------------------------------------------
 
-// [wrap]
+// tag::wrap[]
 Var Zero::wrap(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
     FlatParam& flat = flats_[i];
     if (!keeps_params()) unshard(i, +1);
@@ -44,7 +44,7 @@ Var Zero::wrap(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
         });
     return y;
 }
-// [/wrap]
+// end::wrap[]
 
 void Zero::start_unshard(FlatParam& flat) {
     if (flat.params) return;
