@@ -19,14 +19,14 @@ refused "copies that do not fit" 4 "3 ranks to a model copy, which 4 ranks canno
 refused "an axis longer than the ranks" 2 "--tp 999999937: there are 2 ranks" --tp 999999937 --pp 999999937
 refused "a world beyond all bounds" 1 "--fake-world 999999938: at most 1048576 ranks" --comm fake --fake-world 999999938 --dry-run
 refused "heads that tp cannot divide" 3 "--heads 8 is not divisible by --tp 3" --tp 3
-refused "heads that tp leaves and Ulysses cannot divide" 6 "3 ranks" --tp 2 --cp 3 --cp-algorithm ulysses --seq-len 120
+refused "heads that tp leaves and Ulysses cannot divide" 6 "are not divisible by 3 (try" --tp 2 --cp 3 --cp-algorithm ulysses --seq-len 120
 refused "a sequence that cp and tp do not divide" 8 "--sequence-parallel on: --cp 2 leaves 66 tokens|--tp 4 does not divide; --seq-len 144 would do" \
     --tp 4 --cp 2 --sequence-parallel on --seq-len 132
 refused "overlap with 8 bits" 2 "--tp-overlap on, --fp8 current: both are what a linear layer does with its product" \
     --tp 2 --tp-overlap on --fp8 current
 refused "layers that pp does not divide" 3 "--layers 4 is not divisible by --pp 3" --pp 3
-refused "an interleaved pipeline of one stage" 2 "one stage has nothing to take turns with" --pipeline interleaved
-refused "offload of nothing that is sharded" 2 "--offload|add --zero 1, 2 or 3" --offload optimizer
+refused "an interleaved pipeline of one stage" 2 "--pipeline interleaved: needs at least two pipeline ranks" --pipeline interleaved
+refused "offload of nothing that is sharded" 2 "--offload|try --zero 1, 2 or 3" --offload optimizer
 refused "a dry run of what is there" 2 "--dry-run|--comm fake --fake-world N" --dry-run
 refused "fp64 in 8 bits" 1 "--fp8 delayed|--dtype fp64|try --fp8 off" --dtype fp64 --fp8 delayed
 refused "fp64 with 8-bit moments" 2 "--optimizer adamw8bit|--dtype fp64" --dtype fp64 --optimizer adamw8bit
