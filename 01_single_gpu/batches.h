@@ -1,6 +1,6 @@
 #pragma once
-// Which tokens this rank computes in which micro-batch: the global batch divided over data-parallel ranks, each sequence
-// over context-parallel ranks.
+// Which tokens this rank computes in each micro-batch: the global batch is divided over the data-parallel ranks, each
+// sequence over the context-parallel ranks.
 #include <utility>
 
 #include "01_single_gpu/group.h"
@@ -13,25 +13,25 @@ class Batches {
   public:
     Batches(const TrainOptions& options, const Dataset& data);
 
-    // The tokens of each sequence that this rank computes; empty: all. Rows of a batch: range by range, in each of them
-    // sequence by sequence.
+    // The tokens of each sequence that this rank computes; empty: all. The rows of a batch are ordered by range, then
+    // by sequence.
     std::vector<TokenRange> tokens;
 
     int64_t count(const Group& dp) const {
         return options_.accumulation(dp.size());
-    }  // micro-batches of a step on a rank
-    // Micro-batch `index` of this rank; step from 1. Sample i of a step is number (step - 1) * global + i of the stream,
-    // and micro-batch m of rank r holds the micro_batch samples from (m * ranks + r) * micro_batch on: any division of the
+    }  // micro-batches per step and rank
+    // Micro-batch `index` of this rank; steps count from 1. Sample i of a step is sample (step - 1) * global + i of the
+    // stream, and micro-batch m of rank r starts at sample (m * ranks + r) * micro_batch, so every division of the
     // global batch trains on the same tokens.
     Batch micro_batch(const Group& dp, int64_t step, int64_t index);
 
-    // Evaluation goes in rounds of one batch per data rank. A rank for which a round has no samples left computes its first
-    // sample again with weight 0, because a forward pass may be collective (chapter 03).
+    // Evaluation runs in rounds of one batch per data-parallel rank. A rank that has no samples left in a round
+    // computes sample 0 with weight 0, because a forward pass may be collective.
     int64_t validation_rounds(const Group& dp) const;
     Batch validation_batch(const Group& dp, int64_t round) const;
 
-    std::vector<std::vector<int32_t>> samples(int64_t step) const;  // of the global batch
-    double take_seconds() { return std::exchange(seconds_, 0.0); }  // spent on micro_batch() since the last call
+    std::vector<std::vector<int32_t>> samples(int64_t step) const;  // the global batch of a step
+    double take_seconds() { return std::exchange(seconds_, 0.0); }  // spent in micro_batch() since the last call
 
   private:
     Batch make(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const;

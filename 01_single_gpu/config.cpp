@@ -2,6 +2,9 @@
 
 #include <cmath>
 #include <numbers>
+#include <numeric>
+
+#include "01_single_gpu/core/registry.h"
 
 namespace train70b {
 
@@ -21,34 +24,21 @@ const std::vector<LlamaConfig> kPresets = {
 };
 }  // namespace
 
-const std::vector<std::string>& preset_names() {
-    static const std::vector<std::string> names = [] {
-        std::vector<std::string> list;
-        for (const LlamaConfig& config : kPresets) list.push_back(config.name);
-        return list;
-    }();
-    return names;
-}
+std::vector<std::string> preset_names() { return names_of(kPresets); }
 
-LlamaConfig preset(const std::string& name) {
-    for (const LlamaConfig& config : kPresets)
-        if (config.name == name) return config;
-    std::string known;
-    for (const std::string& each : preset_names()) known += " " + each;
-    usage_error("--model {}: unknown; one of{}", name, known);
-}
+LlamaConfig preset(const std::string& name) { return find_entry(kPresets, "--model", name); }
 
 namespace {
-constexpr double kMostParameters = 1e15;  // beyond any machine, and their bytes still fit into 64 bits
+constexpr double kMaxParameters = 1e15;  // more than any machine holds; their bytes still fit into 64 bits
 
 double approximate_parameters(const LlamaConfig& c) {  // in double: products of these dimensions may overflow
-    const double E = double(c.hidden), K = E / double(c.heads) * double(c.kv_heads);
-    return double(c.layers) * (2 * E + 2 * E * E + 2 * K * E + 3 * double(c.ffn) * E) + E + 2 * double(c.vocab) * E;
+    const double E = double(c.hidden), kv = E / double(c.heads) * double(c.kv_heads);
+    return double(c.layers) * (2 * E + 2 * E * E + 2 * kv * E + 3 * double(c.ffn) * E) + E + 2 * double(c.vocab) * E;
 }
 
-// Usage error naming the dimension that is farthest beyond the largest preset's.
+// Usage error, naming the dimension that exceeds the largest preset's by the largest factor.
 void check_size(const LlamaConfig& c, const DimensionNames& n) {
-    if (approximate_parameters(c) <= kMostParameters) return;
+    if (approximate_parameters(c) <= kMaxParameters) return;
     struct Dimension {
         const char* name;
         int64_t LlamaConfig::*value;
@@ -62,7 +52,7 @@ void check_size(const LlamaConfig& c, const DimensionNames& n) {
                                {n.vocab, &LlamaConfig::vocab}})
         if (const double ratio = double(c.*d.value) / double(largest.*d.value); ratio > excess)
             excess = ratio, worst = d;
-    usage_error("{}{} {}: makes a model of more than 1e15 parameters; --model {} has {} {}", n.where, worst.name,
+    usage_error("{}{} {}: the model would have more than 1e15 parameters (--model {} has {} {})", n.where, worst.name,
                 c.*worst.value, largest.name, worst.name, largest.*worst.value);
 }
 }  // namespace
@@ -71,19 +61,19 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
     const std::pair<const char*, int64_t> dims[] = {{n.layers, c.layers},     {n.hidden, c.hidden}, {n.heads, c.heads},
                                                     {n.kv_heads, c.kv_heads}, {n.ffn, c.ffn},       {n.vocab, c.vocab}};
     for (const auto& [name, value] : dims)
-        if (value < 1) usage_error("{}{} {}: must be at least 1", n.where, name, value);
+        if (value < 1) usage_error("{}{} {}: must be an integer >= 1", n.where, name, value);
     check_size(c, n);
     if (c.hidden % c.heads != 0)
-        usage_error("{}{} {} does not divide by {} {}; {} {} would", n.where, n.hidden, c.hidden, n.heads, c.heads,
+        usage_error("{}{} {} is not divisible by {} {} (try {} {})", n.where, n.hidden, c.hidden, n.heads, c.heads,
                     n.hidden, (c.hidden / c.heads + 1) * c.heads);
     if (c.heads % c.kv_heads != 0)
-        usage_error("{}{} {} does not divide by {} {}; each key/value head serves heads / kv-heads query heads",
-                    n.where, n.heads, c.heads, n.kv_heads, c.kv_heads);
+        usage_error("{}{} {} is not divisible by {} {} (try {} {})", n.where, n.heads, c.heads, n.kv_heads, c.kv_heads,
+                    n.kv_heads, std::gcd(c.heads, c.kv_heads));
     if (c.head_dim() % 2 != 0)
-        usage_error("{}{} {} / {} {} = {}: RoPE rotates pairs, the head size must be even", n.where, n.hidden, c.hidden,
-                    n.heads, c.heads, c.head_dim());
+        usage_error("{}{} {} / {} {} = {}: the head size must be even, because RoPE rotates pairs", n.where, n.hidden,
+                    c.hidden, n.heads, c.heads, c.head_dim());
     if (c.head_dim() > kMaxHeadDim)
-        usage_error("{}{} {} / {} {} = {}: the head size must be at most {}; more {} would do", n.where, n.hidden,
+        usage_error("{}{} {} / {} {} = {}: the head size must be at most {} (try a larger {})", n.where, n.hidden,
                     c.hidden, n.heads, c.heads, c.head_dim(), kMaxHeadDim, n.heads);
 }
 
@@ -118,51 +108,49 @@ double flops_per_token(const LlamaConfig& c, int64_t seq_len) {
     return 6.0 * (c.parameters() - c.vocab * c.hidden) + 6.0 * c.layers * c.hidden * seq_len;
 }
 
-const std::vector<std::string>& recompute_names() {
-    static const std::vector<std::string> names = {"none", "pointwise", "selective", "full"};  // in the enum's order
-    return names;
-}
+namespace {
+struct RecomputeLevel {
+    const char* name;
+    Recompute level;
+};
+const std::vector<RecomputeLevel> kRecomputeLevels = {{"none", Recompute::none},
+                                                      {"pointwise", Recompute::pointwise},
+                                                      {"selective", Recompute::selective},
+                                                      {"full", Recompute::full}};
+}  // namespace
 
-Recompute recompute_of(const std::string& name) {
-    const auto& names = recompute_names();
-    const auto found = std::find(names.begin(), names.end(), name);
-    if (found == names.end()) {
-        std::string known;
-        for (const std::string& each : names) known += " " + each;
-        usage_error("--recompute {}: unknown; one of{}", name, known);
-    }
-    return Recompute(found - names.begin());
-}
+std::vector<std::string> recompute_names() { return names_of(kRecomputeLevels); }
+
+Recompute recompute_of(const std::string& name) { return find_entry(kRecomputeLevels, "--recompute", name).level; }
 
 ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_t seq_len, DType dtype,
                                      Recompute recompute, const Division& divided) {
-    // Bytes per token. a: one activation; s: one statistic, 1/rms of two norms and lse of H heads; E, K, F, V: widths.
-    // E: norms and residuals; Q: queries and attention's output (also E wide), which heads divide.
+    // Bytes per token. a: one element; s: one statistic (1/rms of two norms, lse of H heads). The rest are this rank's
+    // widths. E: norms and residuals; q: queries and attention's output (E wide without tensor parallelism); kv: keys.
     const int64_t N = divided.tensor, a = size_of(dtype), s = size_of(stats_dtype(dtype));
-    const int64_t K = std::max<int64_t>(c.kv_heads / N, 1) * c.head_dim();
-    const int64_t Q = c.hidden / N, F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
+    const int64_t kv = std::max<int64_t>(c.kv_heads / N, 1) * c.head_dim();
+    const int64_t q = c.hidden / N, F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
     const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = double(s) / S;
-    const double everything = a * (4 * E + 2 * Q + 2 * K + 3 * F) + 2 * norm + s * H;
-    const double products = a * (2 * E + Q + 2 * K + 2 * F) + 2 * norm;  // residuals, qkv, gate_up
+    const double everything = a * (4 * E + 2 * q + 2 * kv + 3 * F) + 2 * norm + s * H;
+    const double products = a * (2 * E + q + 2 * kv + 2 * F) + 2 * norm;  // residuals, qkv, gate_up
     const double block = recompute == Recompute::none        ? everything
-                         : recompute == Recompute::pointwise ? products + a * Q + s * H  // attention's output and lse
+                         : recompute == Recompute::pointwise ? products + a * q + s * H  // attention's output and lse
                          : recompute == Recompute::selective ? products
                                                              : a * E;
 
-    // Batch indices (3 x 4 bytes) and the end of the residual stream: first the final norm's input, then its gradient.
+    // Batch indices (3 x 4 bytes) and the end of the residual stream: the final norm's input, later its gradient.
     const double fixed = 3 * 4 + a * E;
-    // The head's turn: normed x, its gradient, logits (by now their gradient), 1/rms.
+    // While the head runs: normed x, its gradient, logits (whose buffer now holds their gradient), 1/rms.
     const double head = a * (2 * E + V) + norm;
-    // The last block's turn. MLP: dh and d gate_up (h itself is gone or was never kept). Attention: the MLP's share of
-    // the kept is gone; made again are q, k, v (selective: and out, lse); new are d out, dq, dk, dv.
+    // While the last block runs. MLP: dh and d gate_up (h itself was freed, or was never saved). Attention: what the
+    // MLP saved has been freed; q, k, v are recomputed (selective: also out and lse); d out, dq, dk, dv are added.
     double mlp = a * 2 * F, attention = 0;
     if (recompute == Recompute::pointwise || recompute == Recompute::selective) {
         mlp = a * 3 * F;
-        attention = a * (Q + 2 * K + 2 * Q + 2 * K) - a * (E + 2 * F);
-        if (recompute == Recompute::selective) attention += a * Q + s * H;
+        attention = a * (q + 2 * kv + 2 * q + 2 * kv) - a * (E + 2 * F);
+        if (recompute == Recompute::selective) attention += a * q + s * H;
     }
-    if (recompute ==
-        Recompute::full)  // the whole block again but for its input, which was kept; forward, then backward
+    if (recompute == Recompute::full)  // the full block without its input, which was saved; forward, then backward
         mlp = everything - a * E + a * std::max(2.0 * F, 2 * E);
     const double working = std::max({head, mlp, attention}), tokens = double(batch * seq_len);
     const auto bytes = [tokens](double per_token) { return std::llround(per_token * tokens); };

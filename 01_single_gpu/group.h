@@ -1,6 +1,6 @@
 #pragma once
-// The ranks of one axis of a layout, as the trainer sees them. Here: one rank. From chapter 02 on a Comm stands behind it
-// (02_data_parallel/runtime/comm_roles.h).
+// The ranks along one axis of the parallel layout, as the trainer sees them. This class is a group of one rank; chapter
+// 02 implements the role with a Comm.
 #include <memory>
 #include <vector>
 
@@ -14,20 +14,20 @@ class Group {
     virtual int rank() const { return 0; }
     virtual int size() const { return 1; }
 
-    // Collective over the group's ranks. Numbers of the host, in rank order; equally many on every rank.
+    // Collective over the group. Host numbers, gathered in rank order; every rank passes the same count.
     virtual double sum(double x) const { return x; }
     virtual std::vector<double> gather(const std::vector<double>& mine) const { return mine; }
-    // Tensors: sums in place; `full` holds the ranks' parts one behind another, in rank order.
+    // Tensors: `sum` is in place; `full` receives the ranks' parts concatenated in rank order.
     virtual void sum(Tensor) const {}
     virtual void all_gather(Tensor full, const Tensor& part) const { copy(full, part); }
-    // Between two different ranks of the group, so never called on one.
+    // Between two different ranks of the group, so a group of one never calls them.
     virtual void send(const Tensor&, int to) const { CHECK(false, "rank {} of 1", to); }
     virtual void recv(Tensor, int from) const { CHECK(false, "rank {} of 1", from); }
 };
 using GroupPtr = std::shared_ptr<const Group>;
 inline GroupPtr one_rank() { return std::make_shared<Group>(); }
 
-// Only where this rank stands on an axis along which nothing is communicated.
+// This rank's coordinate on an axis along which nothing is communicated.
 class Coordinate : public Group {
   public:
     Coordinate(int64_t rank, int64_t size) : rank_(int(rank)), size_(int(size)) {}

@@ -13,8 +13,8 @@ std::vector<Tensor> all(const std::vector<Param*>& params, Tensor Param::*what) 
 Tensor row_stats(const Tensor& x) { return Tensor({x.rows()}, stats_dtype(x.dtype()), x.device()); }
 }  // namespace
 
-Tensor Linear::weight() const { return Tensor::stack_neighbours(all(weights, &Param::data)); }
-Tensor Linear::grad() const { return Tensor::stack_neighbours(all(weights, &Param::grad)); }
+Tensor Linear::weight() const { return Tensor::stack_neighbors(all(weights, &Param::data)); }
+Tensor Linear::grad() const { return Tensor::stack_neighbors(all(weights, &Param::grad)); }
 
 Var Linear::operator()(Tape& tape, const Var& x) {
     return multiply ? multiply(tape, x, *this) : train70b::multiply(tape, x, *this);
@@ -22,7 +22,7 @@ Var Linear::operator()(Tape& tape, const Var& x) {
 
 Var multiply(Tape& tape, const Var& x, Linear& linear) {
     Var y{.data = matmul(x.data, linear.weight(), Transpose::b, linear.y_kind)};
-    // Recorded newest last, run newest first: dX, then dW.
+    // The backward pass runs in reverse order: first dX, then dW.
     tape.record_wgrad([x = Saved(x), dy = y.grad, &linear] {
         Tensor dw = linear.grad();
         matmul_into(dw, *dy, x.get(), Transpose::a, 1);  // dW += dY^T X
@@ -53,7 +53,7 @@ Var add(Tape& tape, const Var& a, const Var& b) {
 }
 
 namespace {
-// Shared by both norms: y is the normalised x; the gradient of y joins that of x.
+// Shared by both norms: y is the normalized x; adds the gradient through the norm to that of x.
 void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param& weight) {
     if (tape.recompute_pointwise)
         y.recomputed = Lazy<Tensor>([x = x.data, inv_rms, &weight] {
@@ -134,9 +134,10 @@ Var attention(Tape& tape, const QKV& x, AttentionForward forward, AttentionBackw
     const auto run = [forward, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v)] {
         return forward(q.get(), k.get(), v.get());
     };
-    OutLse now = forward(x.q.data, x.k.data, x.v.data);
-    Var out{.data = now.out};
-    const Lazy<OutLse> saved = tape.recompute_attention ? Lazy<OutLse>(run) : Lazy<OutLse>([now] { return now; });
+    OutLse computed = forward(x.q.data, x.k.data, x.v.data);
+    Var out{.data = computed.out};
+    const Lazy<OutLse> saved =
+        tape.recompute_attention ? Lazy<OutLse>(run) : Lazy<OutLse>([computed] { return computed; });
     if (tape.recompute_attention) out.recomputed = Lazy<Tensor>([saved] { return saved.get().out; });
     tape.record([saved, backward, q = Saved(x.q), k = Saved(x.k), v = Saved(x.v), dq = x.q.grad, dk = x.k.grad,
                  dv = x.v.grad, dout = out.grad] {
@@ -177,9 +178,9 @@ Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch) {
     softmax_stats(row_max, row_sum, target_logit, logits.data, batch.targets);
     cross_entropy(loss.data, lse, row_max, row_sum, target_logit, batch.loss_scale);
     if (tape.recording) {
-        Tensor dlogits = logits.data;  // the gradient takes the place of the logits: they are never stored twice
+        Tensor dlogits = logits.data;  // the gradient overwrites the logits, so only one copy is stored
         cross_entropy_backward(dlogits, batch.targets, lse, batch.loss_scale);
-        tape.record([dlogits, slot = logits.grad] { *slot = dlogits; });
+        tape.record([dlogits, grad = logits.grad] { *grad = dlogits; });
     }
     return loss;
 }

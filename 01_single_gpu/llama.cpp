@@ -14,7 +14,7 @@ Var Unit::run_from(size_t level, Tape& tape, const Var& x, const Body& body) con
 
 Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rope()), eps_(c.norm_eps) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
-    const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches add up on the residual stream
+    const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
     input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
     q_proj = make_param(prefix + "self_attn.q_proj.weight", {c.hidden, c.hidden}, init_std);
     k_proj = make_param(prefix + "self_attn.k_proj.weight", {c.kv_width(), c.hidden}, init_std);
@@ -40,7 +40,7 @@ Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, c
     return next_token_loss(tape, logits, batch);
 }
 
-// Two functions rather than one, so that what the tape does not keep is freed when each returns.
+// Two functions rather than one: what the tape does not save is freed when each returns.
 Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
     Var normed = tensor_parallel.f(tape, rmsnorm(tape, x, input_norm, eps_), qkv);  // (R, E)
     QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows);

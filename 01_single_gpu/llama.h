@@ -1,13 +1,14 @@
 #pragma once
 // Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU, untied head.
 //
-//   x = embedding(tokens)                                                                   unit "embedding"
-//   x = x + g(o(attention(rope(qkv(f(norm(x)))))));  x = x + g(down(swiglu(gate_up(f(norm(x))))))      units "block 0", ...
-//   loss = cross_entropy(head(f(norm(x))), targets)                                         unit "head"
+//   x = embedding(tokens)                                     unit "embedding"
+//   x = x + g(o(attention(rope(qkv(f(norm(x)))))))
+//   x = x + g(down(swiglu(gate_up(f(norm(x))))))              units "block 0", "block 1", ...
+//   loss = cross_entropy(head(f(norm(x))), targets)           unit "head"
 //
-// A technique steps in at four places: TensorParallelOps (f, g, the embedding, the loss: chapter 04), the product of a
-// linear layer (Linear::multiply: 04, 07), attention (Block::attention: 06) and the wrappers of a unit (01: recomputation,
-// 02, 03). The model does not move once built: closures on the tape refer to its parameters.
+// A technique can replace TensorParallelOps (f, g, the embedding, the loss: chapter 04), the product of a linear layer
+// (Linear::multiply: 04, 07) and attention (Block::attention: 06), or wrap units (recomputation: 01; 02, 03). A model
+// cannot be moved once constructed: closures on the tape hold references to its parameters.
 #include <deque>
 
 #include "01_single_gpu/config.h"
@@ -15,15 +16,16 @@
 
 namespace train70b {
 
-// A part of the model whose parameters are used, unsharded, resharded and recomputed together.
+// A part of the model whose parameters are used together, and unsharded, resharded and recomputed together.
 struct Unit {
     using Body = std::function<Var(Tape&, const Var&)>;
-    // Calls the body. What it records before that runs after the unit's backward pass, what it records after it, before.
+    // Calls `body` once. What it records before the call runs after the unit's backward pass; what it records after the
+    // call runs before the unit's backward pass.
     using Wrapper = std::function<Var(Tape&, const Var& x, const Body& body)>;
 
     std::string name;
-    std::vector<Param*> params;     // in the order in which they lie in the unit's flat buffer
-    std::vector<Wrapper> wrappers;  // a stack, the first one outermost
+    std::vector<Param*> params;     // in the order of the unit's flat buffer
+    std::vector<Wrapper> wrappers;  // nested; the first is the outermost
 
     Var run(Tape& tape, const Var& x, const Body& body) const { return run_from(0, tape, x, body); }
 
@@ -31,12 +33,12 @@ struct Unit {
     Var run_from(size_t level, Tape& tape, const Var& x, const Body& body) const;
 };
 
-// The operators that tensor parallelism (chapter 04) places around a model's products. On one rank: none.
+// The operators of tensor parallelism (chapter 04). On one rank, f and g are identities.
 class TensorParallelOps {
   public:
     virtual ~TensorParallelOps() = default;
-    // f, before a column-parallel linear layer (qkv, gate_up, head): (R_l, E) -> (R, E); g, after a row-parallel one (o,
-    // down): (R, E) -> (R_l, E). R_l < R under sequence parallelism.
+    // f, before a column-parallel linear layer (qkv, gate_up, head): (R_l, E) -> (R, E); g, after a row-parallel one
+    // (o, down): (R, E) -> (R_l, E). R_l < R under sequence parallelism.
     virtual Var f(Tape&, const Var& x, const Linear&) const { return x; }
     virtual Var g(Tape&, const Var& y, const Linear&) const { return y; }
     virtual Var embedding(Tape& tape, const Batch& batch, Param& table) const;                        // (R_l, E)
@@ -47,7 +49,7 @@ struct Block {
     Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm, gate_proj, up_proj, down_proj;
     Linear qkv, o, gate_up, down;
     Unit unit;
-    std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // empty: one device's
+    std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // empty: one_device_attention
 
     Block(const LlamaConfig& config, int64_t layer, double init_std);
     Block(const Block&) = delete;
@@ -64,16 +66,16 @@ struct Block {
     friend class Llama;
 };
 
-// Which part of the model a rank holds: the layers of its pipeline stage (chapter 05).
+// The part of the model that a rank holds: the layers of its pipeline stage (chapter 05).
 struct Chunk {
     int64_t first_layer = 0, end_layer = 0;  // blocks [first, end)
 };
 struct Stage {
-    std::vector<Chunk> chunks;  // several under virtual stages, ascending; other ranks' layers lie between them
-    bool embedding = true, head = true;  // before the first chunk, after the last one
+    std::vector<Chunk> chunks;           // ascending; more than one under virtual stages
+    bool embedding = true, head = true;  // holds the embedding, the head
 };
 
-inline Stage whole_model(const LlamaConfig& config) { return {{{0, config.layers}}, true, true}; }
+inline Stage full_model(const LlamaConfig& config) { return {{{0, config.layers}}, true, true}; }
 
 class Llama {
   public:
@@ -84,7 +86,7 @@ class Llama {
         double init_std = 0.02;  // o_proj and down_proj: divided by sqrt(2 * layers)
     };
     Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
-    Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, whole_model(config)) {}
+    Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, full_model(config)) {}
     Llama(const Llama&) = delete;
 
     const LlamaConfig config;
@@ -100,15 +102,14 @@ class Llama {
     std::vector<Unit*> units();    // those that exist, in forward order
     std::vector<Param*> params();  // of all units
 
-    // One flat buffer per unit, as a ParamStore of one rank allocates them: parameters with their initial values, and
-    // gradients of 0. materialize does both.
+    // Allocate one flat buffer per unit: initialized parameters, and gradients of 0. materialize() does both.
     void allocate_params(uint64_t seed);
     void allocate_grads();
     void materialize(uint64_t seed);
     void zero_grads();
 
-    // One chunk: returns the loss (1) if the head follows it, else the hidden states (R_l, E). x: the output of the layers
-    // before it, empty where the embedding is.
+    // Runs one chunk. Returns the loss (1) if it ends with the head, else the hidden states (R_l, E). x: the output of
+    // the previous layers; empty if the chunk begins with the embedding.
     Var forward(Tape& tape, const Batch& batch, const Var& x = {}, size_t chunk = 0);
     Var logits(Tape& tape, const Batch& batch);  // (R, V)
 

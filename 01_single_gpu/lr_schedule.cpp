@@ -21,8 +21,8 @@ double linear(int64_t step, int64_t warmup, int64_t steps) { return 1 - progress
 double cosine(int64_t step, int64_t warmup, int64_t steps) {
     return 0.5 * (1 + std::cos(std::numbers::pi * progress(step, warmup, steps)));
 }
-// Warm-up, stable, decay: linear over the last fifth of all steps, as in Haegele et al. 2024. (MiniCPM, Hu et al. 2024,
-// where the name comes from, decays exponentially over about the last tenth.)
+// Warmup, stable, decay: decays linearly over the last fifth of all steps, as in Haegele et al. 2024. (MiniCPM, Hu et
+// al. 2024, which introduced the name, decays exponentially over about the last tenth.)
 double wsd(int64_t step, int64_t warmup, int64_t steps) {
     return 1 - progress(step, std::max(warmup, steps - steps / 5), steps);
 }
@@ -30,10 +30,11 @@ double wsd(int64_t step, int64_t warmup, int64_t steps) {
 }  // namespace
 
 const std::vector<LrShape>& lr_shapes() {
-    static const std::vector<LrShape> shapes = {{"constant", "stays at the peak", constant},
-                                                {"linear", "down to --min-lr at the last step", linear},
-                                                {"cosine", "down to --min-lr along a half cosine", cosine},
-                                                {"wsd", "stays, then linear over the last fifth of the steps", wsd}};
+    static const std::vector<LrShape> shapes = {
+        {"constant", "stays at the peak", constant},
+        {"linear", "decays linearly to --min-lr", linear},
+        {"cosine", "decays to --min-lr along half a cosine", cosine},
+        {"wsd", "stays at the peak, then decays linearly over the last fifth of the steps", wsd}};
     return shapes;
 }
 
@@ -41,8 +42,8 @@ const LrShape& lr_shape(const std::string& name) { return find_entry(lr_shapes()
 
 double LrSchedule::at(int64_t step) const {
     if (step <= warmup) return peak * double(step) / double(warmup);
-    const double left = lr_shape(shape).left(step, warmup, steps);
-    return left == 1 ? peak : min + (peak - min) * left;
+    const double factor = lr_shape(shape).factor(step, warmup, steps);
+    return factor == 1 ? peak : min + (peak - min) * factor;
 }
 
 }  // namespace train70b

@@ -1,8 +1,8 @@
 #pragma once
-// Learning-rate schedules: a registry of shapes, and the warm-up in front of them.
+// Learning-rate schedules: a linear warmup, followed by one of a registry of shapes.
 //
-//   step s of a warm-up of W     peak * s / W
-//   after it                     min + (peak - min) * shape(s)
+//   step s of W warmup steps     peak * s / W
+//   after the warmup             min + (peak - min) * shape(s)
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,12 +12,12 @@ namespace train70b {
 // Add a schedule here: the --lr-schedule flag, its checks and the tests iterate over lr_shapes().
 struct LrShape {
     const char* name;
-    const char* text;  // one line of help
-    // What is left of the way from peak to min at a step after the warm-up: 1 at its end. Steps count from 1.
-    double (*left)(int64_t step, int64_t warmup, int64_t steps);
+    const char* description;  // one line of help
+    // shape(step) after the warmup: 1 at the peak, 0 at the minimum. Steps count from 1.
+    double (*factor)(int64_t step, int64_t warmup, int64_t steps);
 };
 const std::vector<LrShape>& lr_shapes();
-const LrShape& lr_shape(const std::string& name);  // usage error for an unknown one
+const LrShape& lr_shape(const std::string& name);  // usage error for an unknown name
 
 struct LrSchedule {
     double peak = 0, min = 0;

@@ -1,9 +1,9 @@
-// One device: loss = mean over tokens of -log softmax(Llama(tokens))[next token], minimised by AdamW.
+// One device: loss = mean over tokens of -log softmax(Llama(tokens))[next token], minimized by AdamW.
 //
 // Run:   build/bin/01_single_gpu                             (a byte model on the repository's own text)
 //        build/bin/01_single_gpu --recompute full --dtype bf16 --metrics run.jsonl
-// Watch: the loss falls from ln 256 = 5.5; the closing table holds each kind of memory against its formula; --recompute
-//        changes the activations and nothing else, not one bit of the loss.
+// Watch: the loss falls from ln 256 = 5.5; the closing table compares each kind of memory with its formula; --recompute
+//        changes the activation memory only, not one bit of the loss.
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/io/bench.h"
 #include "01_single_gpu/io/generate.h"
@@ -19,9 +19,9 @@ void program(int argc, char** argv) {
     bool run_bench = false;
     std::string bench_csv;
     command_line.group("Output");
-    command_line.add("--generate", tokens_to_generate, "tokens to write after training", whole_number_from(0));
-    command_line.add_flag("--bench", run_bench, "time the ops and a step instead of training");
-    command_line.add_output("--bench-csv", bench_csv, "FILE.csv: the table of --bench");
+    command_line.add("--generate", tokens_to_generate, "generate this many tokens after training", integer_from(0));
+    command_line.add_flag("--bench", run_bench, "time every op and a training step instead of training");
+    command_line.add_output("--bench-csv", bench_csv, "FILE.csv: write the table of --bench (implies --bench)");
     command_line.parse(argc, argv);
     command_line.check_batches(1);
     set_cpu_threads(1);

@@ -34,9 +34,9 @@ GlobalIndex Param::global_index(int64_t offset) const {
 
 uint64_t Param::key(uint64_t seed) const {  // FNV-1a over the seed's bytes and the name
     uint64_t h = 0xcbf29ce484222325u;
-    const auto eat = [&h](unsigned char byte) { h = (h ^ byte) * 0x100000001b3u; };
-    for (int i = 0; i < 8; ++i) eat(static_cast<unsigned char>(seed >> (8 * i)));
-    for (char c : name) eat(static_cast<unsigned char>(c));
+    const auto mix = [&h](unsigned char byte) { h = (h ^ byte) * 0x100000001b3u; };
+    for (int i = 0; i < 8; ++i) mix(static_cast<unsigned char>(seed >> (8 * i)));
+    for (char c : name) mix(static_cast<unsigned char>(c));
     return h;
 }
 

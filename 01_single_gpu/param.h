@@ -1,5 +1,5 @@
 #pragma once
-// A parameter, and which rectangle of it this rank holds in the layout it is part of.
+// A parameter, and the rectangle of it that this rank holds.
 #include <vector>
 
 #include "01_single_gpu/group.h"
@@ -7,7 +7,7 @@
 
 namespace train70b {
 
-// Row-major rectangle of a matrix; a vector of n is a matrix of n rows and one column.
+// A rectangle of a row-major matrix; a vector of n elements is a matrix of n rows and one column.
 struct Rect {
     int64_t row_begin = 0, rows = 0, col_begin = 0, cols = 1;
     int64_t size() const { return rows * cols; }
@@ -15,42 +15,42 @@ struct Rect {
 
 struct Param {
     std::string name;    // Hugging Face's, e.g. model.layers.0.self_attn.q_proj.weight
-    Shape global_shape;  // of the whole parameter: (out, in), or (n) for a norm weight
-    Rect local;        // what this rank holds of it; tensor parallelism narrows it. Rows may reach beyond the last one:
-                       // padding, always 0, so that all ranks hold equally much
+    Shape global_shape;  // of the full parameter: (out, in), or (n) for a norm weight
+    Rect local;  // what this rank holds of it; tensor parallelism narrows it. Rows beyond the last one are padding,
+                 // always 0, so that all ranks hold the same number of rows
     int replicas = 1;  // ranks of one model copy that hold this same rectangle (norm weights under tensor parallelism)
-    int replica = 0;   // this rank's number among them: only 0 counts in norms and writes checkpoints
-    // The replicas whose gradients have to be summed because each sees only a part of what depends on the parameter; null:
-    // every replica computes the full gradient by itself.
+    int replica = 0;   // this rank's index among them: only replica 0 counts in norms and writes checkpoints
+    // The replicas whose gradients must be summed because each is computed from a part of the activations; null: every
+    // replica computes the full gradient by itself.
     GroupPtr partial_grad_group;
     double init_std = 0;  // 0: all ones (norm weights)
 
-    Tensor data, grad;  // views into flat buffers; whoever owns those may replace them between uses
+    Tensor data, grad;  // views into flat buffers; the ParamStore that owns those may replace them between uses
 
     bool is_matrix() const { return global_shape.size() == 2; }
     int64_t global_size() const;
     Shape local_shape() const;
-    Rect real() const;  // local without its padding
-    // Maps element `offset` of the local rectangle, and those after it, to their global index.
+    Rect real() const;  // `local` without its padding
+    // Maps element `offset` of the local rectangle, and those after it, to their global indices.
     GlobalIndex global_index(int64_t offset) const;
-    uint64_t key(uint64_t seed) const;  // of the random numbers: every parameter has its own
+    uint64_t key(uint64_t seed) const;  // of this parameter's random numbers
 };
 
 Param make_param(std::string name, Shape global_shape, double init_std);
 
-// Writes elements [offset, offset + to.size()) of the parameter's local rectangle, row by row, with their initial
-// values. They depend on (seed, name, global index) alone, so every layout starts from the same weights.
+// Writes the initial values of elements [offset, offset + to.size()) of the parameter's local rectangle. They depend
+// only on (seed, name, global index), so every layout starts from the same weights.
 void initialize(const Param& param, uint64_t seed, int64_t offset, Tensor& to);
 
-// Places params one behind another in flat buffers: data and/or grad become views, in order, from element 0.
-// An empty buffer leaves (or makes) the views of its kind empty.
+// Make data, or grad, of the params consecutive views into a flat buffer, in order, from element 0. An empty buffer
+// makes the views empty.
 int64_t total_size(const std::vector<Param*>& params);  // elements this rank holds
 void bind_data(const std::vector<Param*>& params, const Tensor& flat);
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat);
 
 // Sum of squares of each tensor, in order; 0 for an empty one.
 std::vector<double> squares(const std::vector<Tensor>& tensors);
-// The same of each param's data or grad, for the parameters this rank counts (replica 0).
+// The same for each param's data or grad; 0 for the replicas that do not count.
 enum class Which { data, grad };
 std::vector<double> squares(const std::vector<Param*>& params, Which which);
 

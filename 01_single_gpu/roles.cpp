@@ -54,7 +54,7 @@ Tensor Accumulate::forward_only(const Batch& batch) {
     return model_.forward(tape, batch).data;
 }
 
-// ---- plain functions over the roles ---------------------------------------------------------------------------------
+// ---- functions over the roles ---------------------------------------------------------------------------------------
 
 void sum_partial_gradients(Llama& model, const ParamStore& store) {
     std::vector<const Group*> groups;
@@ -69,7 +69,7 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
     for (const Group* group : groups) {
         int64_t size = 0;
         for (const Tensor& grad : grads[group]) size += grad.size();
-        if (size == 0) continue;  // on all ranks of the group: their shards are cut alike
+        if (size == 0) continue;  // then so it is on all ranks of the group: their shards have equal bounds
         Tensor message({size}, model.options.grad_dtype, model.options.device, Memory::comm);
         const auto for_each = [&](const std::function<void(Tensor & in_message, Tensor & grad)>& body) {
             int64_t begin = 0;
@@ -87,7 +87,7 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
 
 namespace {
 
-// The full parameter on rank 0 of tp, put together from the ranks' rectangles. local: this rank's.
+// Assembles the full parameter from the ranks' rectangles, on rank 0 of tp. local: this rank's rectangle.
 Tensor assemble(const Group& tp, const Param& param, const Tensor& local) {
     Tensor parts({local.size() * tp.size()}, local.dtype(), local.device(), Memory::workspace);
     tp.all_gather(parts, local);
@@ -101,7 +101,7 @@ Tensor assemble(const Group& tp, const Param& param, const Tensor& local) {
     const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1, width = size_of(host.dtype());
     for (int r = 0; r < tp.size(); ++r) {
         const double* rect = &rects[5 * size_t(r)];
-        if (rect[4] > 0) continue;  // a replica of what another rank has
+        if (rect[4] > 0) continue;  // a replica
         const int64_t row_begin = int64_t(rect[0]), rows = int64_t(rect[1]), col_begin = int64_t(rect[2]);
         const int64_t part_cols = int64_t(rect[3]);
         for (int64_t row = 0; row < rows; ++row)
@@ -111,18 +111,18 @@ Tensor assemble(const Group& tp, const Param& param, const Tensor& local) {
     return full;
 }
 
-// From the pipeline stage that has the parameter to the first one. `here`: empty where it is not.
-Tensor bring_to_first_stage(const Group& pp, const Tensor& here, const Shape& shape, DType dtype, Device device) {
-    const std::vector<double> has = pp.gather({here ? 1.0 : 0.0});
+// Sends a parameter from the pipeline stage that holds it to the first one. `local`: empty on the other stages.
+Tensor send_to_first_stage(const Group& pp, const Tensor& local, const Shape& shape, DType dtype, Device device) {
+    const std::vector<double> has = pp.gather({local ? 1.0 : 0.0});
     const int owner = int(std::find(has.begin(), has.end(), 1.0) - has.begin());
-    if (owner == 0 || owner == pp.size()) return here;
+    if (owner == 0 || owner == pp.size()) return local;
     if (pp.rank() != owner && pp.rank() != 0) return {};
     Tensor x(shape, dtype, device, Memory::workspace);
     if (pp.rank() == 0) {
         pp.recv(x, owner);
         return x;
     }
-    copy(x, here);
+    copy(x, local);
     pp.send(x, 0);
     return {};
 }
@@ -137,13 +137,13 @@ Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, c
     if (found != params.end()) {  // on this pipeline stage
         x = store.full(**found, which);
         if (x && groups.tp->size() > 1)
-            x = assemble(*groups.tp, **found, x);  // x: on all ranks of this model copy, or none
+            x = assemble(*groups.tp, **found, x);  // x: on all tp ranks of this stage, or on none
     } else {
-        CHECK(groups.pp->size() > 1, "{} is no parameter of this model", wanted.name);
+        CHECK(groups.pp->size() > 1, "{} is not a parameter of this model", wanted.name);
     }
     if (groups.pp->size() == 1) return x;
     const DType dtype = which == Which::data ? model.options.dtype : model.options.grad_dtype;
-    return bring_to_first_stage(*groups.pp, x, wanted.global_shape, dtype, model.options.device);
+    return send_to_first_stage(*groups.pp, x, wanted.global_shape, dtype, model.options.device);
 }
 
 }  // namespace train70b

@@ -1,12 +1,12 @@
 #pragma once
-// The roles of a training run. The trainer is the same in all chapters and talks to these objects; a technique is an
-// implementation of one of them. Here: the interfaces, and what one rank does.
+// The roles of a training run. The trainer is the same in all chapters and calls these objects; a technique implements
+// one of them. This file has the interfaces and the implementations for one rank.
 //
-//   ParamStore       who holds parameters, gradients and optimizer states    LocalStore (01), DataParallel (02), Zero (03)
-//   MicroBatchLoop   who runs the micro-batches of a step                    Accumulate (01), Pipeline (05)
-//   Groups           the ranks of each axis of the layout                    one rank (01), Comm (02)
-//   Runtime          what else a run needs from its ranks                    one rank (01), CommRuntime (02)
-//   StepState        what else changes from step to step                     none (01), delayed scaling (07)
+//   ParamStore       holds parameters, gradients and optimizer states    LocalStore (01), DataParallel (02), Zero (03)
+//   MicroBatchLoop   runs the micro-batches of a step                    Accumulate (01), Pipeline (05)
+//   Groups           the ranks along each axis of the layout             one rank (01), Comm (02)
+//   Runtime          statistics and files of all ranks                   one rank (01), CommRuntime (02)
+//   StepState        other state that changes at every step              none (01), delayed scaling (07)
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/llama.h"
@@ -18,27 +18,27 @@ class ParamStore {
   public:
     virtual ~ParamStore() = default;
     virtual void allocate(uint64_t seed) = 0;  // parameters with their initial values, and gradients
-    // Calls `body`, in which all parameters of the unit can be written on this rank (--load-hf, resuming).
+    // Calls `body`, which may write all parameters of the unit (--load-hf, resuming).
     virtual void write(Unit& unit, const std::function<void()>& body) = 0;
-    // After the last change of the weights from outside: the first call makes the optimizer and its states; master weights
-    // and FP8 gather scales follow the parameters. Collective.
+    // Must be called after the weights were changed from outside. Updates what is derived from them (master weights,
+    // FP8 scales); the first call creates the optimizer and its states. Collective.
     virtual void weights_changed() = 0;
 
-    virtual void begin_step(int64_t micro_batches) = 0;  // gradients are 0
-    virtual void finish_gradients() = 0;  // after the last backward pass: sums over the ranks that share them
-    // Where this rank has a parameter's finished gradient: a shard may hold a part of it, or none.
+    virtual void begin_step(int64_t micro_batches) = 0;  // sets gradients to 0
+    virtual void finish_gradients() = 0;  // after the last backward pass: completes the sums over data-parallel ranks
+    // The parts of a parameter's reduced gradient that this rank holds: none if its shard has no element of it.
     virtual std::vector<Tensor> gradient_parts(const Param& param) const = 0;
-    // Sum of squares of all parameters or gradients, each counted once over the ranks that share them. Collective.
+    // Sum of squares of all parameters or gradients, each counted once over the data-parallel ranks. Collective.
     virtual double squares(Which which) const = 0;
     virtual void update(int64_t step, double lr, double grad_scale) = 0;  // step from 1
 
-    // The full local rectangle of a parameter's data or gradient, on the first of the ranks that share it; on the others
-    // the same or empty. Collective.
+    // A parameter's unsharded local rectangle, data or gradient, on the first data-parallel rank; on the others the
+    // same or empty. Collective.
     virtual Tensor full(const Param& param, Which which) const = 0;
     virtual void for_each_state(const StateVisitor& visit) = 0;  // optimizer states on this rank, in a fixed order
 };
 
-// The micro-batches of one step, made when they are asked for.
+// The micro-batches of one step, created on request.
 struct MicroBatches {
     int64_t count = 1;
     std::function<Batch(int64_t index)> get;
@@ -47,13 +47,13 @@ struct MicroBatches {
 class MicroBatchLoop {
   public:
     virtual ~MicroBatchLoop() = default;
-    // Adds the step's gradients to those of the parameters; returns this rank's share of the loss, (1).
+    // Accumulates the step's gradients in Param::grad; returns this rank's share of the loss, (1).
     virtual Tensor forward_backward(const MicroBatches& batches) = 0;
-    virtual Tensor forward_only(const Batch& batch) = 0;  // the loss of a batch without gradients: evaluation
+    virtual Tensor forward_only(const Batch& batch) = 0;  // the loss without gradients, for evaluation
 };
 
-// Ranks are numbered tp fastest, then cp, dp, pp. dp_cp: the ranks that hold the same parameters, over which gradients are
-// summed.
+// Ranks are numbered tp fastest, then cp, dp, pp. dp_cp: the ranks that hold the same parameters; gradients are summed
+// over it.
 struct Groups {
     GroupPtr dp = one_rank(), cp = one_rank(), dp_cp = one_rank(), tp = one_rank(), pp = one_rank();
 };
@@ -63,12 +63,12 @@ struct StepReport;  // io/report.h
 class Runtime {
   public:
     virtual ~Runtime() = default;
-    virtual int64_t ranks() const { return 1; }  // devices that work on a step: MFU is a mean over them
+    virtual int64_t ranks() const { return 1; }  // devices that compute a step, for MFU
     virtual void begin_step() {}
     virtual void end_step(StepReport&) {}  // adds communication bytes and seconds
-    // Calls `body`, in which rank 0 writes large files; the others wait for it for as long as it takes.
+    // Calls `body`, which writes large files on rank 0; the other ranks wait for it without a timeout.
     virtual void write_files(const std::function<void()>& body) { body(); }
-    virtual nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const;  // the summary's list
+    virtual nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const;  // for the summary
 };
 
 class StepState {
@@ -81,7 +81,7 @@ class StepState {
 
 class LocalStore : public ParamStore {
   public:
-    // The model outlives this.
+    // The model must outlive this object.
     LocalStore(Llama& model, MakeOptimizer make_optimizer);
 
     void allocate(uint64_t seed) override { model_.materialize(seed); }
@@ -103,7 +103,7 @@ class LocalStore : public ParamStore {
     std::unique_ptr<Optimizer> optimizer_;
 };
 
-// Gradient accumulation: one micro-batch after the other, forward and backward.
+// Gradient accumulation: forward and backward of one micro-batch after another.
 class Accumulate : public MicroBatchLoop {
   public:
     explicit Accumulate(Llama& model) : model_(model) {}
@@ -114,14 +114,14 @@ class Accumulate : public MicroBatchLoop {
     Llama& model_;
 };
 
-// ---- plain functions over the roles ---------------------------------------------------------------------------------
+// ---- functions over the roles ---------------------------------------------------------------------------------------
 
-// Sums the gradients of replicated parameters over the replicas that each saw a part (Param::partial_grad_group): one
-// message per group. After ParamStore::finish_gradients().
+// Sums the partial gradients of replicated parameters over their replicas (Param::partial_grad_group): one message per
+// group. Call after ParamStore::finish_gradients().
 void sum_partial_gradients(Llama& model, const ParamStore& store);
 
-// The full parameter's data or gradient on rank 0, put together over all groups; empty on the others. Collective, for the
-// same parameters in the same order on all ranks; a rank need not hold any of it.
+// Gathers the full parameter's data or gradient on rank 0; empty on the other ranks. Collective: all ranks must call it
+// for the same parameters in the same order, whether or not they hold any of it.
 Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, const Param& wanted, Which which);
 
 }  // namespace train70b

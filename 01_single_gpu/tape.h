@@ -1,13 +1,13 @@
 #pragma once
 // Reverse-mode differentiation. An op computes its result and records a closure for its gradient; backward() runs the
-// closures newest first and drops each as it goes, so every activation is freed exactly when its last use is over.
+// closures in reverse order and destroys each one after it ran, so every activation is freed after its last use.
 //
-// The order of the tape is the hook system of this course: what is recorded BEFORE a block's forward pass runs AFTER
-// its backward pass, and what is recorded AFTER its forward pass runs BEFORE its backward pass.
+// The order of the tape serves as the hook system: what is recorded BEFORE a block's forward pass runs AFTER its
+// backward pass, and what is recorded AFTER its forward pass runs BEFORE its backward pass.
 //
 // Rules for closures:
-//   - capture the tensors you need and the gradient slots, never a whole Var, which would keep data alive that nobody reads
-//   - capture parameters by reference and read .data when you run: ZeRO-3 replaces it
+//   - capture the tensors that the closure reads and Var::grad, never a Var, which would keep unused data alive
+//   - capture parameters by reference and read .data when the closure runs: a ParamStore may have replaced it
 //   - change a gradient in place only through accumulate(): residual branches share one buffer
 #include <functional>
 #include <optional>
@@ -16,7 +16,7 @@
 
 namespace train70b {
 
-// A value that the backward pass computes on first use and keeps until the last closure that shares it is dropped.
+// A value that is computed on first use and kept until the last closure that shares it is destroyed.
 template <class T>
 class Lazy {
   public:
@@ -34,8 +34,8 @@ class Lazy {
     std::shared_ptr<State> state_;
 };
 
-// A value in the graph: its data and the slot where its gradient will be summed. Where `recomputed` is set, closures do not
-// hold the data but recompute it when they need it (pointwise and selective recomputation).
+// A value in the graph: its data, and the tensor in which its gradient accumulates. If `recomputed` is set, closures do
+// not hold the data but recompute it (pointwise and selective recomputation).
 struct Var {
     Tensor data;
     std::shared_ptr<Tensor> grad = std::make_shared<Tensor>();
@@ -44,7 +44,7 @@ struct Var {
     explicit operator bool() const { return bool(data); }
 };
 
-// What a closure captures of an input's data.
+// What a closure captures instead of an input's data.
 class Saved {
   public:
     Saved(const Var& var) : recomputed_(var.recomputed) {
@@ -60,18 +60,18 @@ class Saved {
 struct Tape {
     using Steps = std::vector<std::function<void()>>;
     Steps steps;
-    Steps* deferred_wgrads =
-        nullptr;            // where weight gradients wait to be run later (zero-bubble pipelines); null: not deferred
+    // Collects weight gradients to be computed later (zero-bubble pipelines); null: they are not deferred.
+    Steps* deferred_wgrads = nullptr;
     bool recording = true;  // false: evaluation, and the first run of a body that will be recomputed
-    // Recomputation inside a block: these ops return Vars that are recomputed in the backward pass, not kept.
+    // Ops whose results are recomputed in the backward pass, not saved.
     bool recompute_pointwise = false;  // norms, RoPE, SwiGLU
     bool recompute_attention = false;
 
     void record(std::function<void()> step) {
         if (recording) steps.push_back(std::move(step));
     }
-    // A step that computes weight gradients (wgrad), or waits for them: when the backward pass reaches it, it runs, or is
-    // appended to `deferred_wgrads`.
+    // Records a step that computes weight gradients (wgrad), or depends on them: the backward pass runs it, or appends
+    // it to `deferred_wgrads`.
     void record_wgrad(std::function<void()> step) {
         if (!deferred_wgrads) return record(std::move(step));
         record([list = deferred_wgrads, step = std::move(step)]() mutable { list->push_back(std::move(step)); });
@@ -87,7 +87,7 @@ struct Tape {
     // end::backward[]
 };
 
-// grad += part, where an empty slot takes the part itself. In place only if nobody else holds the slot's buffer.
+// grad += part; an empty grad becomes `part` itself. In place only if grad is the sole owner of its buffer.
 inline void accumulate(Tensor& grad, const Tensor& part) {
     if (!grad) {
         grad = part;
@@ -100,8 +100,8 @@ inline void accumulate(Tensor& grad, const Tensor& part) {
     }
 }
 
-// Runs body without recording it, and records "run it again on a fresh tape, then go backward through that": of all
-// that happens inside, only x stays in memory (Chen et al. 2016).
+// Activation recomputation (Chen et al. 2016): runs body without recording it, and records a step that runs it again on
+// a new tape and then that tape's backward pass. Only x stays in memory in between.
 // tag::recompute[]
 inline Var recompute(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var&)>& body) {
     Tape silent{.recording = false};

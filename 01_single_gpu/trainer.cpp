@@ -23,9 +23,8 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
       accumulate_(model),
       progress_(options.steps) {
     if (options.eval_every > 0 && data.validation_samples() == 0)
-        usage_error(
-            "--eval-every {}: --data {} has no validation part; give --val-fraction, or a source of at least {} tokens",
-            options.eval_every, options.data, 20 * (options.seq_len + 1));
+        usage_error("--eval-every {}: --data {} has no validation split; set --val-fraction, or use at least {} tokens",
+                    options.eval_every, options.data, 20 * (options.seq_len + 1));
     if (this_rank == 0 && !options.memory_timeline.empty())
         timeline_file_.emplace("--memory-timeline", options.memory_timeline);
     if (this_rank == 0 && !options.trace.empty()) trace_file_.emplace("--trace", options.trace);
@@ -115,9 +114,9 @@ void Trainer::check_finite(const StepReport& report) {
                 culprit = params[i]->name + (which == Which::grad ? " (its gradient)" : "");
     }
     throw std::runtime_error(
-        fmt::format("step {}: loss {}, gradient norm {}; first non-finite parameter: {}; a lower --lr or a longer "
-                    "--warmup-steps may help",
-                    report.step, report.loss, report.grad_norm, culprit.empty() ? "none of this rank's" : culprit));
+        fmt::format("step {}: loss {}, gradient norm {}; first non-finite parameter: {} (try a lower --lr or more "
+                    "--warmup-steps)",
+                    report.step, report.loss, report.grad_norm, culprit.empty() ? "none on this rank" : culprit));
 }
 
 double Trainer::evaluate() {

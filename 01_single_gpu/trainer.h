@@ -1,14 +1,14 @@
 #pragma once
-// The training loop of all eight chapters. A technique does not change it: it takes one of the roles (roles.h).
+// The training loop of all eight chapters. A technique does not change it but implements one of the roles (roles.h).
 //
-//   a step:  loop: forward and backward of all micro-batches -> store: sum gradients -> norm, clip -> store: update
+//   step:  loop: forward and backward of all micro-batches -> store: reduce gradients -> norm, clip -> store: update
 #include "01_single_gpu/batches.h"
 #include "01_single_gpu/io/reference.h"
 #include "01_single_gpu/roles.h"
 
 namespace train70b {
 
-// Sees a run from outside (tests, tables).
+// Callbacks for tests and tables.
 class Observer {
   public:
     virtual ~Observer() = default;
@@ -18,30 +18,30 @@ class Observer {
 
 class Trainer {
   public:
-    // Opens the output files: construct it last, when everything else is known to be possible. Model and data outlive this.
+    // Opens the output files, so construct it last. The model and the data must outlive this object.
     Trainer(const TrainOptions& options, Llama& model, const Dataset& data, const nlohmann::ordered_json& flags);
-    Trainer(const TrainOptions& options, Llama& model, const Dataset& data);  // of a run that no command line asked for
+    Trainer(const TrainOptions& options, Llama& model, const Dataset& data);  // without a command line
     Trainer(const Trainer&) = delete;
 
-    // ---- the roles: one rank's at first; a chapter replaces those that its technique takes, before allocate() ----
+    // ---- the roles: initially those of one rank; a chapter replaces the ones it implements, before allocate() ----
     ParamStore* store;  // not owned, like the others; never null
     MicroBatchLoop* loop;
     Groups groups;
     Runtime* runtime;
     std::vector<StepState*> step_states;
-    Observer* observer = nullptr;  // null: nobody looks
-    Batches batches;               // which tokens are this rank's
+    Observer* observer = nullptr;  // may be null
+    Batches batches;               // the tokens of this rank
 
     void allocate() { store->allocate(options_.seed); }
-    void run();  // --steps steps from allocated weights, and everything that the flags ask for
+    void run();  // trains --steps steps from the allocated weights and writes the output files
 
     // The parts of run(), for tables and tests.
-    int64_t micro_batches() const { return batches.count(*groups.dp); }  // of a step, on this rank
+    int64_t micro_batches() const { return batches.count(*groups.dp); }  // per step, on this rank
     Batch micro_batch(int64_t step, int64_t index) { return batches.micro_batch(*groups.dp, step, index); }
-    void start();                     // the weights are what they are to be: optimizer states
-    StepReport step(int64_t number);  // from 1, one after the other
-    double evaluate();                // mean loss over the validation part
-    double norm(Which which) const;   // of the whole model
+    void start();                     // after the weights are final: creates the optimizer states
+    StepReport step(int64_t number);  // consecutive numbers, from 1
+    double evaluate();                // mean loss over the validation split
+    double norm(Which which) const;   // of the full model
     Tensor full(const Param& param, Which which) const { return full_param(model_, *store, groups, param, which); }
     const MemoryPeak& peak() const { return run_peak_; }
 

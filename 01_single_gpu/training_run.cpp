@@ -11,16 +11,17 @@
 namespace train70b {
 
 namespace {
-// Usage error for a model or a batch that no division over the ranks makes fit into this machine's memory, before any
-// of it is allocated. Least bytes: what is held once by all ranks together, and a block's input of each token.
+// Usage error, before anything is allocated, for a model or a batch that cannot fit into this machine's memory under
+// any parallel layout. Lower bounds: the states, stored once over all ranks, and the input of every block.
 void check_memory(const TrainOptions& o, const nlohmann::ordered_json& flags) {
     const auto flag = [&](const char* name) { return flags.is_object() ? flags.value(name, std::string()) : ""; };
-    if (o.device_kind() != Device::cpu || flag("comm") == "fake") return;  // a fake world holds one rank's part
+    if (o.device_kind() != Device::cpu || flag("comm") == "fake") return;  // one simulated rank holds only its part
     const auto number = [](const char* name) {
         const char* value = std::getenv(name);
         return std::max(1.0, value ? std::atof(value) : 1);
     };
-    if (std::getenv("PMIX_RANK") && !std::getenv("OMPI_COMM_WORLD_SIZE")) return;  // how many ranks is not known yet
+    if (std::getenv("PMIX_RANK") && !std::getenv("OMPI_COMM_WORLD_SIZE"))
+        return;  // the number of ranks is not known yet
     const double ranks = number("OMPI_COMM_WORLD_SIZE"), nodes = ranks / number("OMPI_COMM_WORLD_LOCAL_SIZE");
     const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
     const Llama::Options types = o.llama();
@@ -31,16 +32,17 @@ void check_memory(const TrainOptions& o, const nlohmann::ordered_json& flags) {
         for (const char* name : {"layers", "hidden", "heads", "kv-heads", "ffn", "vocab"})
             if (!flag(name).empty()) what += fmt::format(" --{} {}", name, flag(name));
         usage_error(
-            "{}: weights, gradients and optimizer states take at least {}; this machine has {}; a smaller model "
-            "would fit, and 08_3d_full --dry-run computes the memory of any",
+            "{}: weights, gradients and optimizer states need at least {}, but this machine has {} (try a smaller "
+            "model, "
+            "or 08_3d_full --dry-run)",
             what, human_bytes(states), human_bytes(machine));
     }
     const double inputs =
         double(o.micro_batch) * double(o.seq_len) * double(o.model.hidden) * double(o.model.layers) * weight / ranks;
     if (inputs > machine)
         usage_error(
-            "--micro-batch {} of --seq-len {}: activations take at least {}; this machine has {}; a smaller "
-            "--micro-batch or --seq-len would fit",
+            "--micro-batch {} with --seq-len {}: activations need at least {}, but this machine has {} (try a smaller "
+            "--micro-batch or --seq-len)",
             o.micro_batch, o.seq_len, human_bytes(inputs), human_bytes(machine));
 }
 
@@ -55,7 +57,7 @@ TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_js
     : options_(checked(options, flags)),
       weights_(options.load_hf.empty() ? std::nullopt : std::make_optional<HfWeights>(options.load_hf, options.model)),
       data(options.data, options.model.vocab, options.seq_len, options.val_fraction),
-      model(options.model, options.llama(), stage.value_or(whole_model(options.model))),
+      model(options.model, options.llama(), stage.value_or(full_model(options.model))),
       trainer(options, model, data, flags) {}
 
 void TrainingRun::allocate() {
@@ -67,8 +69,9 @@ void TrainingRun::allocate() {
     say("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}{}\n", c.name,
         human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
         name_of(model.options.device), kernels);
-    say("data: {} tokens to train on; a step is {} sequences of {} = {} tokens, {} at a time\n", data.train_tokens(),
-        options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len, options_.micro_batch);
+    say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
+        data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
+        options_.micro_batch);
     if (const std::string mfu = mfu_text(model.options.device, model.options.dtype); !mfu.empty()) say("{}\n", mfu);
     trainer.allocate();
     if (weights_)

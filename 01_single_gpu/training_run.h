@@ -1,5 +1,5 @@
 #pragma once
-// All that a run stands on, made in the order in which it can fail: usage errors before the output files are opened.
+// Everything a run needs, constructed so that usage errors are found before output files are opened.
 #include "01_single_gpu/trainer.h"
 
 namespace train70b {
@@ -7,8 +7,8 @@ namespace train70b {
 class TrainingRun {
   public:
     TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags, const std::optional<Stage>& = {});
-    // After this a chapter changes the model and gives the trainer its roles; then allocate(), then trainer.run().
-    void allocate();  // weights, initial or loaded; prints what is trained on what
+    // Next, a chapter modifies the model and sets the trainer's roles; then allocate(), then trainer.run().
+    void allocate();  // initializes or loads the weights; prints the model, the data and the device
 
   private:
     const TrainOptions options_;

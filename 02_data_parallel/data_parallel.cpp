@@ -4,10 +4,11 @@ namespace train70b {
 
 void add_data_parallel_flags(Flags& flags, int64_t& dp, DataParallelOptions& o) {
     flags.group("Communication");
-    flags.add("--dp", dp, "data-parallel ranks [what the ranks leave]", whole_number_from(1)).default_text("");
-    flags.add("--bucket-mb", o.bucket_mb, "MiB of gradients per all-reduce; 0: each parameter by itself",
+    flags.add("--dp", dp, "data-parallel ranks [default: all ranks / ranks per model copy]", integer_from(1))
+        .default_text("");
+    flags.add("--bucket-mb", o.bucket_mb, "bucket size of gradient all-reduces, MiB; 0: one per parameter",
               real_number(0, 1e6));
-    flags.add_switch("--overlap", o.overlap, "reduce gradients behind the backward pass");
+    flags.add_switch("--overlap", o.overlap, "overlap gradient reduction with the backward pass");
 }
 
 DataParallel::DataParallel(Llama& model, const Comm& ranks, const DataParallelOptions& options,

@@ -11,7 +11,7 @@ using namespace train70b;
 namespace {
 
 void program(int argc, char** argv) {
-    Program p("Chapter 02: data parallelism", "time all-reduce and data parallelism after training");
+    Program p("Chapter 02: data parallelism", "measure all-reduce algorithms and data-parallel modes after training");
     DataParallelOptions options;
     DataParallelReport report;
     add_data_parallel_flags(p.flags, p.dp, options);

@@ -4,8 +4,8 @@ namespace train70b {
 
 void DataParallelReport::add_flags(CommandLine& flags) {
     flags.group("Output");
-    flags.add_output("--all-reduce-csv", all_reduce_csv_, "FILE.csv: the first table");
-    flags.add_output("--modes-csv", modes_csv_, "FILE.csv: the second table");
+    flags.add_output("--all-reduce-csv", all_reduce_csv_, "FILE.csv: write the table of all-reduce algorithms");
+    flags.add_output("--modes-csv", modes_csv_, "FILE.csv: write the table of data-parallel modes");
 }
 
 void DataParallelReport::open(const Program& p) {

@@ -9,27 +9,33 @@ namespace train70b {
 
 void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& o) {
     flags.group("Communication");
-    flags.add("--dp", dp, "data-parallel ranks [what the ranks leave]", whole_number_from(1)).default_text("");
+    flags.add("--dp", dp, "data-parallel ranks [default: all ranks / ranks per model copy]", integer_from(1))
+        .default_text("");
     flags
         .add_word(
             "--zero", [&o](const std::string& stage) { o.stage = std::stoi(stage); },
-            "stage: what is sharded; 1 optimizer states, 2 and gradients, 3 and parameters",
+            "ZeRO stage; shards 1: optimizer states, 2: also gradients, 3: also parameters",
             one_of({"0", "1", "2", "3"}))
         .default_text(std::to_string(o.stage));
-    flags.add("--hybrid-shard", o.hybrid_shard, "ranks of a shard group, replicas across [all]", whole_number_from(1))
+    flags
+        .add("--hybrid-shard", o.hybrid_shard, "ranks per shard group; groups are replicas [default: all]",
+             integer_from(1))
         .default_text("");
-    flags.add("--prefetch", o.prefetch, "units gathered ahead (--zero 3)", whole_number_from(0));
+    flags.add("--prefetch", o.prefetch, "units to unshard ahead, with --zero 3", integer_from(0));
     flags
         .add_word(
             "--offload",
             [&o](const std::string& what) {
                 o.offload = what == "none" ? Offload::none : what == "optimizer" ? Offload::optimizer : Offload::all;
             },
-            "what lives in the host's memory", one_of({"none", "optimizer", "all"}))
+            "what to keep in host memory", one_of({"none", "optimizer", "all"}))
         .default_text("none");
-    flags.add("--bucket-mb", o.bucket_mb, "MiB of gradients that leave together, in whole units", real_number(0, 1e6))
+    flags
+        .add("--bucket-mb", o.bucket_mb,
+             "bucket size of gradient reductions, MiB; 0: one per unit [default: 25; with --zero 2 or 3: 0]",
+             real_number(0, 1e6))
         .default_text("25; from --zero 2 on 0: each unit by itself");
-    flags.add_switch("--overlap", o.overlap, "reduce gradients behind the backward pass");
+    flags.add_switch("--overlap", o.overlap, "overlap gradient reduction with the backward pass");
 }
 
 void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data_ranks, int64_t ranks_on_node,

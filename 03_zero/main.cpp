@@ -13,7 +13,7 @@ using namespace train70b;
 namespace {
 
 void program(int argc, char** argv) {
-    Program p("Chapter 03: ZeRO", "run all stages after training, and compare");
+    Program p("Chapter 03: ZeRO", "compare all stages after training");
     ZeroOptions options;
     add_zero_flags(p.flags, p.dp, options);
 

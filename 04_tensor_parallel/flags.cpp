@@ -4,12 +4,9 @@ namespace train70b {
 
 void add_tensor_parallel_flags(Flags& flags, int64_t& tp, TensorParallelOptions& o) {
     flags.group("Communication");
-    flags
-        .add("--tp", tp, "tensor-parallel ranks of a model copy [what --dp leaves, all without it]",
-             whole_number_from(1))
-        .default_text("");
-    flags.add_switch("--sequence-parallel", o.sequence_parallel, "divide the rows of norms and residuals, too");
-    flags.add_switch("--tp-overlap", o.overlap, "communicate behind the products");
+    flags.add("--tp", tp, "tensor-parallel ranks [default: all ranks / --dp]", integer_from(1)).default_text("");
+    flags.add_switch("--sequence-parallel", o.sequence_parallel, "also divide the rows of norms and residuals");
+    flags.add_switch("--tp-overlap", o.overlap, "overlap communication with matrix products");
 }
 
 namespace {

@@ -13,7 +13,7 @@ using namespace train70b;
 namespace {
 
 void program(int argc, char** argv) {
-    Program p("Chapter 04: tensor parallelism", "run all layouts after training, and compare");
+    Program p("Chapter 04: tensor parallelism", "compare all layouts after training");
     DataParallelOptions dp_options;
     TensorParallelOptions options;
     TensorParallelReport report;

@@ -329,8 +329,8 @@ void print_tables(Program& p, int64_t chosen) {
 void TensorParallelReport::add_flags(CommandLine& flags) {
     flags.group("Output");
     flags.add_input("--links", links_path_,
-                    "FILE.json: the links of the estimated table [04_tensor_parallel/links.json]");
-    flags.add_output("--efficiency-csv", efficiency_csv_, "FILE.csv: the estimated table");
+                    "FILE.json: links for the estimated table [default: 04_tensor_parallel/links.json]");
+    flags.add_output("--efficiency-csv", efficiency_csv_, "FILE.csv: write the estimated table");
 }
 
 void TensorParallelReport::open(const Program& p) {

@@ -8,16 +8,16 @@ namespace train70b {
 
 void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
     flags.group("Communication");
-    flags.add("--pp", pp, "pipeline stages of a model copy [what --dp leaves, all without it]", whole_number_from(1))
-        .default_text("");
-    flags.add("--pipeline", o.schedule, "schedule", one_of(names_of(schedule_generators())));
+    flags.add("--pp", pp, "pipeline stages [default: all ranks / --dp]", integer_from(1)).default_text("");
+    flags.add("--pipeline", o.schedule, "pipeline schedule",
+              one_of(names_of(schedule_generators())));
     flags
-        .add("--virtual-stages", o.virtual_stages, "chunks of layers per rank, of --pipeline interleaved",
-             whole_number_from(1))
+        .add("--virtual-stages", o.virtual_stages, "model chunks per rank, with --pipeline interleaved",
+             integer_from(1))
         .default_text("2; 1 for the others");
     flags
-        .add("--stage-layers", o.stage_layers, "a,b,...: layers of each stage, in order [equally many]",
-             whole_number_from(0))
+        .add("--stage-layers", o.stage_layers, "number of layers of each stage [default: equal]",
+             {integer_from(0).problem, "INT,..."})
         .default_text("");
 }
 

@@ -13,7 +13,7 @@ using namespace train70b;
 namespace {
 
 void program(int argc, char** argv) {
-    Program p("Chapter 05: pipeline parallelism", "run all schedules after training, and compare");
+    Program p("Chapter 05: pipeline parallelism", "compare all schedules after training");
     DataParallelOptions dp_options;
     PipelineOptions options;
     PipelineReport report;
@@ -22,7 +22,7 @@ void program(int argc, char** argv) {
     add_data_parallel_flags(p.flags, p.dp, dp_options);
     add_pipeline_flags(p.flags, pp, options);
     report.add_flags(p.flags);
-    p.flags.add_switch("--toy-deadlock", toy, "two ranks, 1f1b with sends that block: watch it hang");
+    p.flags.add_switch("--toy-deadlock", toy, "demonstrate the deadlock of 1f1b with blocking sends, on two ranks");
 
     p.connect(argc, argv);
     if (toy) return toy_deadlock(p.world, p.options.device_kind());

@@ -193,8 +193,8 @@ PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& 
 
 void PipelineReport::add_flags(CommandLine& flags) {
     flags.group("Output");
-    flags.add_output("--draw", draw_, "FILE.png: the schedule, simulated and as run");
-    flags.add_output("--pipeline-trace", trace_, "FILE.json: the same as Chrome trace events");
+    flags.add_output("--draw", draw_, "FILE.png: draw the schedule, simulated and measured");
+    flags.add_output("--pipeline-trace", trace_, "FILE.json: write the schedule as Chrome trace events");
 }
 
 void PipelineReport::open(const Program& p, int64_t pp) {

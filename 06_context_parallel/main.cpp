@@ -14,7 +14,7 @@ using namespace train70b;
 namespace {
 
 void program(int argc, char** argv) {
-    Program p("Chapter 06: context parallelism", "run all algorithms after training, and compare");
+    Program p("Chapter 06: context parallelism", "compare all algorithms after training");
     DataParallelOptions dp_options;
     ContextParallelOptions options;
     int64_t cp = 0;

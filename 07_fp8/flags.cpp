@@ -7,12 +7,13 @@ namespace train70b {
 
 void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
     flags.group("Precision, memory");
-    flags.add("--fp8", o.recipe, "linear layers in 8 bits: where their scales come from", one_of(fp8_values()));
-    flags.add_switch("--fp8-strict", o.strict, "refuse shapes of which a layer has to stay out");
-    flags.add("--fp8-history", o.history, "steps whose amax counts (--fp8 delayed)", whole_number_from(1));
-    flags.add("--fp8-margin", o.margin, "scales leave room for values 2^N times as large (--fp8 delayed)",
-              whole_number_from(0, 16));
-    flags.add("--optimizer", optimizer, "whose moments take 4 bytes or 1", one_of(names_of(optimizers())));
+    flags.add("--fp8", o.recipe, "FP8 scaling recipe of the linear layers",
+              one_of(fp8_values()));
+    flags.add_switch("--fp8-strict", o.strict, "fail if the shape of a layer does not support FP8");
+    flags.add("--fp8-history", o.history, "length of the amax history in steps, with --fp8 delayed", integer_from(1));
+    flags.add("--fp8-margin", o.margin,
+              "margin N of scales: leave room for values 2^N times as large, with --fp8 delayed", integer_from(0, 16));
+    flags.add("--optimizer", optimizer, "optimizer; moments of 4 bytes or 1 byte", one_of(names_of(optimizers())));
 }
 
 const std::vector<OptimizerEntry>& optimizers() {

@@ -21,7 +21,7 @@ void program(int argc, char** argv) {
     Fp8Report report;
     int64_t tp = 1;
     add_zero_flags(p.flags, p.dp, zero);
-    p.flags.add("--tp", tp, "tensor-parallel ranks of a model copy", whole_number_from(1));
+    p.flags.add("--tp", tp, "tensor-parallel ranks", integer_from(1));
     add_fp8_flags(p.flags, precision.fp8, precision.optimizer);
     report.add_flags(p.flags);
 

@@ -389,9 +389,9 @@ std::string time_table(const std::vector<ProductTimes>& times, const std::string
 
 void Fp8Report::add_flags(CommandLine& flags) {
     flags.group("Output");
-    flags.add("--compare", compare_steps_, "steps that every recipe trains for the table of losses; 0: no such table",
-              whole_number_from(0));
-    flags.add_output("--compare-csv", compare_csv_, "FILE.csv: the losses of --compare");
+    flags.add("--compare", compare_steps_, "train every recipe for this many steps and compare losses; 0: off",
+              integer_from(0));
+    flags.add_output("--compare-csv", compare_csv_, "FILE.csv: write the losses of --compare");
 }
 
 void Fp8Report::check(const Program& p) const {

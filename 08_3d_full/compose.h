@@ -1,5 +1,5 @@
 #pragma once
-// The composed trainer: every technique of the chapters before this one, in the order in which they have to be applied.
+// The composed trainer: all techniques of the previous chapters, in the order in which they must be applied.
 #include "01_single_gpu/trainer.h"
 #include "08_3d_full/config.h"
 
@@ -7,7 +7,7 @@ namespace train70b {
 
 class Composed {
   public:
-    // Divides this rank's part of the model and gives its trainer the roles; before allocate(). Both outlive this.
+    // Shards the model and sets the trainer's roles. Construct it before allocate(); both must outlive it.
     Composed(Llama& model, Trainer& trainer, const TrainOptions& options, const ParallelConfig& config,
              const Comm& world);
 

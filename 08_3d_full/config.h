@@ -1,5 +1,5 @@
 #pragma once
-// The parallel configuration of a run: how the ranks are divided, and the options of every technique.
+// The parallel configuration of a run: the mesh, and the options of every technique.
 #include "01_single_gpu/io/options.h"
 #include "03_zero/zero.h"
 #include "04_tensor_parallel/tensor_parallel.h"
@@ -21,12 +21,12 @@ struct ParallelConfig {
 };
 void add_parallel_flags(Flags& flags, ParallelConfig& config);
 
-// Usage error for what cannot be combined: why, and what would work. Called on all ranks, with the options' batches checked;
-// makes the mesh complete.
+// Usage error if the configuration is invalid: what is invalid, and what would work. Computes the mesh. Call it on all
+// ranks, after check_batches().
 void validate(ParallelConfig& config, const TrainOptions& options, int64_t ranks);
 ContextLayout context_layout(const ParallelConfig& config, const TrainOptions& options);
-Stage stage_of(const ParallelConfig& config, const LlamaConfig& model,
-               int64_t rank);  // usage error where layers do not divide
+// Usage error if the layers are not divisible.
+Stage stage_of(const ParallelConfig& config, const LlamaConfig& model, int64_t rank);
 Schedule schedule_of(const ParallelConfig& config, const TrainOptions& options);
 
 }  // namespace train70b

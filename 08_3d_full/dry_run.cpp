@@ -17,7 +17,8 @@ RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& confi
     const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), stage = config.zero.stage;
     const int64_t D = c.head_dim();
 
-    // Elements of a rank's units: norms whole, products over tp, key/value heads not below one, vocabulary rounded up.
+    // Elements of a rank's units: full norms; products divided by tp, with at least one key/value head; vocabulary
+    // rounded up.
     const int64_t kv = std::max<int64_t>(c.kv_heads / tp, 1) * D, rows = (c.vocab + tp - 1) / tp;
     const int64_t block = 2 * c.hidden + (2 * c.hidden / tp + 2 * kv + 3 * c.ffn / tp) * c.hidden;
     const Stage here = stage_of(config, c, rank);
@@ -42,7 +43,7 @@ RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& confi
         memory.optimizer = 0;
     }
     if (config.zero.offload == Offload::all) memory.params = memory.grads = 0;
-    // The scales of 8-bit moments depend on where shards cut parameters: there is no formula for them here.
+    // No formula for 8-bit moments: their scales depend on where shards divide parameters.
     if (config.optimizer == "adamw8bit") (config.zero.offload == Offload::none ? memory.optimizer : memory.host) = -1;
     return memory;
 }
@@ -144,12 +145,12 @@ std::string ranks_table(const std::vector<RankMemory>& ranks, const ParallelConf
 void add_dry_run_flag(Flags& flags, TrainOptions& options) {
     flags.group("Output");
     flags.add_flag("--dry-run", options.dry_run,
-                   "book one step of --comm fake's ranks, all or --fake-rank; compute nothing");
+                   "book the memory of one step of all simulated ranks, or of --fake-rank; compute nothing");
 }
 
 void check_dry_run(const TrainOptions& options, const CommOptions& comm) {
     if (options.dry_run && comm.backend != "fake")
-        usage_error("--dry-run: books simulated ranks; add --comm fake --fake-world N");
+        usage_error("--dry-run: needs simulated ranks (try --comm fake --fake-world N)");
 }
 
 void print_dry_run(Program& p, ParallelConfig config) {

@@ -1,7 +1,7 @@
 #pragma once
-// One rank of a simulated run: memory by kind against its formula, for any rank of any layout on any machine.
-// The model's tensors have shapes but no memory, and collectives have no peers; everything else is the program itself,
-// so that what a real rank would allocate is booked in the order in which it would.
+// The dry run: the memory of any rank of any layout, by kind, next to its formula, on any machine. Tensors are meta
+// tensors and collectives have no peers; everything else is the real program, so allocations are booked in the order in
+// which a real rank would make them.
 #include "02_data_parallel/runtime/program.h"
 #include "08_3d_full/config.h"
 
@@ -10,23 +10,23 @@ namespace train70b {
 struct RankMemory {
     int64_t rank = 0;
     MemoryPeak peak;                                         // of a step
-    int64_t params = 0, grads = 0, optimizer = 0, host = 0;  // by formula, bytes; -1: there is none
+    int64_t params = 0, grads = 0, optimizer = 0, host = 0;  // by formula, bytes; -1: no formula
 };
 
-// What a rank holds, from the shapes alone: its stage's units over tp, each padded for the data ranks, and of the
-// optimizer 12 bytes (fp32: 8, fp64: 16) per element that it owns.
+// The memory of a rank from shapes alone: its stage's units divided by tp, each padded to the number of shards, and 12
+// bytes of optimizer states (fp32: 8, fp64: 16) per element that it owns.
 RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank);
-// The same with the peak of one step, booked by running it with meta tensors. flags: for the files that options name.
+// Also runs one step with meta tensors, for its peak. flags: for the metrics file.
 RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
                      const ParallelConfig& config, int64_t rank);
 
-// One rank's peak beside the formula; and all ranks, equal ones in one line, with the largest and what makes it so.
+// One rank's peak next to the formula; and all ranks, one line for equal ones, with what makes the largest one large.
 std::string rank_table(const RankMemory& memory, const TrainOptions& options);
 std::string ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config);
 
 void add_dry_run_flag(Flags& flags, TrainOptions& options);                // --dry-run
 void check_dry_run(const TrainOptions& options, const CommOptions& comm);  // usage error without simulated ranks
-// Books one step of every rank, or of --fake-rank alone, and prints the tables. Files that the options name are that rank's.
+// Books one step of every rank, or of --fake-rank only, and prints the tables. Output files are those of --fake-rank.
 void print_dry_run(Program& program, ParallelConfig config);
 
 }  // namespace train70b

@@ -1,9 +1,9 @@
-// The composed trainer: data, ZeRO, tensor, sequence, pipeline and context parallelism and FP8, in any mix.
+// The composed trainer: data, ZeRO, tensor, sequence, pipeline and context parallelism and FP8, in any combination.
 //
 // Run:   mpirun --oversubscribe -np 8 build/bin/08_3d_full --dp 2 --tp 2 --pp 2
 //        mpirun --oversubscribe -np 8 build/bin/08_3d_full --tp 2 --cp 2 --pp 2 --sequence-parallel on --zero 3
-//        build/bin/08_3d_full --model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --seq-len 4096 --dry-run ...
-// Watch: the loss is chapter 01's, whatever the layout; one rank of it, bit for bit.
+//        build/bin/08_3d_full --model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --seq-len 4096 --dry-run
+// Watch: the loss equals chapter 01's for every layout; on one rank, bit for bit.
 #include "02_data_parallel/runtime/program.h"
 #include "08_3d_full/compose.h"
 #include "08_3d_full/dry_run.h"
@@ -26,7 +26,7 @@ void program(int argc, char** argv) {
     check_dry_run(o, p.comm);
     check_probe(probes, p.comm);
     config.mesh = mesh_of(config.mesh, p.world.size());
-    if (o.micro_batch == 0 && config.mesh.pp > 1) o.micro_batch = 1;  // many small ones fill a pipeline
+    if (o.micro_batch == 0 && config.mesh.pp > 1) o.micro_batch = 1;  // more micro-batches, smaller bubble
     p.dp = config.mesh.dp;
     p.divide(config.mesh.size() / config.mesh.dp);
     if (o.dry_run) return print_dry_run(p, config);

@@ -9,29 +9,28 @@ Mesh mesh_of(const Mesh& asked, int64_t ranks) {
     for (const auto& [flag, size] :
          {std::pair("--tp", asked.tp), {"--cp", asked.cp}, {"--dp", asked.dp}, {"--pp", asked.pp}})
         if (size > ranks)
-            usage_error("{} {}: there are {} ranks; at most as many would do, or mpirun -np {}", flag, size, ranks,
-                        size);
-    const int64_t copy = asked.tp * asked.cp * asked.pp;  // ranks of a model copy
+            usage_error("{} {}: there are {} ranks (try at most {}, or mpirun -np {})", flag, size, ranks, ranks, size);
+    const int64_t copy = asked.tp * asked.cp * asked.pp;  // ranks per model copy
     if (asked.dp == 0) {
         if (ranks % copy != 0)
-            usage_error("--tp {} x --cp {} x --pp {}: {} ranks to a model copy, which {} ranks cannot hold; {} can",
-                        asked.tp, asked.cp, asked.pp, copy, ranks, (ranks / copy + 1) * copy);
+            usage_error("{} ranks are not divisible by --tp {} x --cp {} x --pp {} = {} (try mpirun -np {})", ranks,
+                        asked.tp, asked.cp, asked.pp, copy, (ranks / copy + 1) * copy);
         mesh.dp = ranks / copy;
     } else if (copy * asked.dp != ranks) {
-        const std::string would = ranks % copy == 0 ? fmt::format(", or --dp {}", ranks / copy) : "";
-        usage_error("--tp {} x --cp {} x --dp {} x --pp {} makes {} ranks, and there are {}; mpirun -np {}{} would do",
-                    asked.tp, asked.cp, asked.dp, asked.pp, copy * asked.dp, ranks, copy * asked.dp, would);
+        const std::string or_dp = ranks % copy == 0 ? fmt::format(", or --dp {}", ranks / copy) : "";
+        usage_error("--tp {} x --cp {} x --dp {} x --pp {} = {} ranks, but there are {} (try mpirun -np {}{})",
+                    asked.tp, asked.cp, asked.dp, asked.pp, copy * asked.dp, ranks, copy * asked.dp, or_dp);
     }
     return mesh;
 }
 
 MeshComms split(const Comm& world, const Mesh& mesh) {
-    // The ranks that agree on every axis but those that a group runs along.
-    const auto along = [&](const char* name, const std::function<void(Mesh::Coordinates&)>& forget) {
+    // `color` sets the coordinates along the group's axes to 0: the ranks that agree in the others form a group.
+    const auto along = [&](const char* name, const std::function<void(Mesh::Coordinates&)>& color) {
         return world.split(
-            [mesh, forget](int rank) {
+            [mesh, color](int rank) {
                 Mesh::Coordinates at = mesh.coordinate(rank);
-                forget(at);
+                color(at);
                 return int(mesh.rank(at));
             },
             name);
@@ -43,15 +42,14 @@ MeshComms split(const Comm& world, const Mesh& mesh) {
 }
 
 std::string to_string(const Mesh& mesh) {
-    constexpr int64_t kMost = 64;  // lines: of a large mesh the first and the last
-    std::string text =
-        fmt::format("{}: {} ranks; a row: one model copy's tensor-parallel ranks\n", mesh.text(), mesh.size());
+    constexpr int64_t kMaxRows = 64;  // of a larger mesh, the first and the last rows
+    std::string text = fmt::format("{}: {} ranks; one row per tensor-parallel group\n", mesh.text(), mesh.size());
     const int64_t rows = mesh.pp * mesh.dp * mesh.cp;
     const auto width = std::to_string(mesh.size() - 1).size() + 1;
     for (int64_t row = 0; row < rows; ++row) {
-        if (rows > kMost && row == kMost / 2) {
+        if (rows > kMaxRows && row == kMaxRows / 2) {
             text += "  ...\n";
-            row = rows - kMost / 2;
+            row = rows - kMaxRows / 2;
         }
         const Mesh::Coordinates first = mesh.coordinate(row * mesh.tp);
         text += fmt::format("  stage {:<3} dp {:<4}", first.pp, first.dp);

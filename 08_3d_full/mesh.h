@@ -1,13 +1,13 @@
 #pragma once
-// The mesh: every rank has a coordinate on each of four axes, and works with the ranks that differ from it along one of them.
+// The mesh: every rank has coordinates on four axes. A group is the ranks that differ along one axis only.
 //
-//     tp   layers are divided      several times per layer, all ranks wait: inside a node
-//     cp   sequences are divided   keys and values once per layer
-//     dp   the batch is divided    gradients once per step
-//     pp   the layers are dealt    activations between neighbours: the slowest links will do
+//     tp   divides each layer       several collectives per layer, on the critical path: inside a node
+//     cp   divides each sequence    keys and values once per layer
+//     dp   divides the batch        gradients once per step
+//     pp   divides the layers       activations between adjacent stages: the slowest links suffice
 //
-// Ranks are numbered in that order, tp fastest (Megatron's; Narayanan et al. 2021, section 3): neighbours in number,
-// who are neighbours in hardware, are those that talk most.
+// Ranks are numbered in that order, tp fastest, as in Megatron (Narayanan et al. 2021, section 3): adjacent ranks,
+// which share the fastest links, communicate most.
 #include "02_data_parallel/comm.h"
 
 namespace train70b {
@@ -29,17 +29,17 @@ struct Mesh {
 static_assert(Mesh{.tp = 4, .cp = 1, .dp = 2, .pp = 2}.rank({3, 0, 1, 0}) == 7);
 static_assert(Mesh{.tp = 4, .cp = 1, .dp = 2, .pp = 2}.coordinate(7) == Mesh::Coordinates{3, 0, 1, 0});
 
-// With dp 0: what the others leave of the ranks. Usage error that says what would work, where the product is not the
-// number of ranks.
+// dp 0: computes it from the number of ranks. Usage error, saying what would work, if the product of the axes is not
+// the number of ranks.
 Mesh mesh_of(const Mesh& asked, int64_t ranks);
 
-// This rank's groups. Gradients are summed, and ZeRO shards, over dp_cp: context ranks hold the same parameters.
+// This rank's groups. Gradient sums and ZeRO use dp_cp, because context-parallel ranks hold the same parameters.
 struct MeshComms {
     Comm tp, cp, dp_cp, pp;
 };
 MeshComms split(const Comm& world, const Mesh& mesh);
 
-// Which rank has which coordinates: a row per model copy's tensor-parallel ranks.
+// A picture of the mesh: one row per tensor-parallel group.
 std::string to_string(const Mesh& mesh);
 
 }  // namespace train70b

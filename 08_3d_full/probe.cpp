@@ -46,15 +46,15 @@ std::string probe(const Comm& world, const ParallelConfig& config, Device device
          {std::pair("tp", ranks.tp), {"cp", ranks.cp}, {"dp", ranks.dp_cp}, {"pp", ranks.pp}}) {
         if (comm.size() == 1) continue;
         world.barrier().wait();
-        // Along pp messages go to the neighbour, else all ranks of the group add up theirs.
-        const bool neighbours = name == std::string("pp");
-        Tensor in = neighbours ? Tensor::like(message, Memory::comm) : Tensor();
+        // Along pp, a message to the next stage; else an all-reduce.
+        const bool to_next = name == std::string("pp");
+        Tensor in = to_next ? Tensor::like(message, Memory::comm) : Tensor();
         const double seconds = median_seconds(device, kCalls, [&, group = comm] {
-            neighbours ? group.ring_shift(message, in).wait() : group.all_reduce(message).wait();
+            to_next ? group.ring_shift(message, in).wait() : group.all_reduce(message).wait();
         });
         fill(message, 1);
-        const double factor = neighbours ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
-        text += row(fmt::format("{}, {} over {}", name, neighbours ? "shift" : "all-reduce", comm.size()), "GB/s",
+        const double factor = to_next ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
+        text += row(fmt::format("{}, {} over {}", name, to_next ? "shift" : "all-reduce", comm.size()), "GB/s",
                     world.gather({factor * double(message.bytes()) / seconds / 1e9}));
     }
     world.take_stats();
@@ -63,12 +63,12 @@ std::string probe(const Comm& world, const ParallelConfig& config, Device device
 
 void add_probe_flag(Flags& flags, bool& probes) {
     flags.group("Output");
-    flags.add_switch("--probe", probes, "time products and links of all ranks before training");
+    flags.add_switch("--probe", probes, "measure all ranks and links before training");
 }
 
 void check_probe(bool probes, const CommOptions& comm) {
     if (probes && comm.backend == "fake")
-        usage_error("--probe on: with --comm fake there are no links to time; leave it out");
+        usage_error("--probe on: not supported with --comm fake, which has no links (try --probe off)");
 }
 
 }  // namespace train70b

@@ -1,16 +1,16 @@
 #pragma once
-// Before a long run: is every rank as fast as the others, and every link? A small matrix product per rank and one
-// message per axis of the mesh, timed; the slowest is named if it stands out.
+// Finds slow ranks and links before a long run: times a small matrix product on every rank and one message along every
+// axis of the mesh, and names the slowest rank if it is an outlier.
 #include "02_data_parallel/runtime/launch.h"
 #include "08_3d_full/config.h"
 
 namespace train70b {
 
-// A table on rank 0 (empty on the others): TFLOP/s of a product, GB/s along each axis, by rank: least, median, most,
-// and the outlier, if one is below 80% of the median. Collective over the world.
+// Returns a table on rank 0 (empty on the others): TFLOP/s of a product and GB/s along each axis: minimum, median and
+// maximum over the ranks, and the slowest rank if it is below 80% of the median. Collective over the world.
 std::string probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype);
 
 void add_probe_flag(Flags& flags, bool& probes);         // --probe
-void check_probe(bool probes, const CommOptions& comm);  // usage error where there are no links
+void check_probe(bool probes, const CommOptions& comm);  // usage error with simulated ranks
 
 }  // namespace train70b

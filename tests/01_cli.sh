@@ -80,39 +80,39 @@ refused "unknown flag with a value" "--leyers=2|did you mean --layers?" --leyers
 refused "value missing" "--lr|missing" --lr
 refused "next flag taken for a value" "--lr" --lr --clip 1
 refused "stray word" "stray|--flag value" stray
-refused "negative steps" "--steps|-1|from 0 on" --steps -1
-refused "no layers" "--layers|from 1 on" --layers 0
-refused "half a step" "--steps|1.5|whole number" --steps 1.5
-refused "more than 64 bits" "--steps|whole number" --steps 99999999999999999999
-refused "a leading zero (octal to some)" "--steps|whole number" --steps 010
-refused "lr nan" "--lr|nan|a number of at least 0" --lr nan
-refused "lr inf" "--lr|inf|a number of at least 0" --lr inf
-refused "lr no number" "--lr|x|a number of at least 0" --lr x
-refused "lr with a tail" "--lr|1e-3x|a number of at least 0" --lr 1e-3x
-refused "min-lr above lr" "--min-lr 0.5|--lr 0.1|at most 0.1" --lr 0.1 --min-lr 0.5
-refused "beta of one" "--beta2|at most 0.99" --beta2 1
-refused "heads do not divide hidden" "--hidden 32|--heads 7|--hidden 35 would" --heads 7
-refused "kv-heads do not divide heads" "--heads 8|--kv-heads 3" --heads 8 --kv-heads 3
+refused "negative steps" "--steps|-1|integer >= 0" --steps -1
+refused "no layers" "--layers|integer >= 1" --layers 0
+refused "half a step" "--steps|1.5|integer" --steps 1.5
+refused "more than 64 bits" "--steps|integer from 0 to 1000000000" --steps 99999999999999999999
+refused "a leading zero (octal to some)" "--steps|integer" --steps 010
+refused "lr nan" "--lr|nan|must be a number >= 0" --lr nan
+refused "lr inf" "--lr|inf|must be a number >= 0" --lr inf
+refused "lr no number" "--lr|x|must be a number >= 0" --lr x
+refused "lr with a tail" "--lr|1e-3x|must be a number >= 0" --lr 1e-3x
+refused "min-lr above lr" "--min-lr 0.5 must be at most --lr 0.1" --lr 0.1 --min-lr 0.5
+refused "beta of one" "--beta2|<= 0.99" --beta2 1
+refused "heads do not divide hidden" "--hidden 32 is not divisible by --heads 7 (try --hidden 35)" --heads 7
+refused "kv-heads do not divide heads" "--heads 8 is not divisible by --kv-heads 3 (try --kv-heads 1)" --heads 8 --kv-heads 3
 refused "odd head size" "--hidden 130 / --heads 2 = 65|even" --hidden 130 --heads 2
 refused "head size too large" "--hidden 2048 / --heads 4 = 512|at most 256" --hidden 2048
 refused "dtype" "--dtype|fp16|fp32|bf16|fp64" --dtype fp16
 refused "fp64 on a GPU" "--dtype fp64|--device cpu" --dtype fp64 --device cuda
-refused "fp64 with gradients that are not" "--grad-dtype fp32|fp64|leave it out" --dtype fp64 --grad-dtype fp32
+refused "fp64 with gradients that are not" "--grad-dtype fp32|must be fp64" --dtype fp64 --grad-dtype fp32
 refused "fp64 gradients of fp32" "--grad-dtype fp64|--dtype fp64" --grad-dtype fp64
 refused "fp64 gradients of bf16" "--grad-dtype fp64|--dtype fp64" --grad-dtype fp64 --dtype bf16
 refused "model" "--model|9b|tiny|8b|405b" --model 9b
 refused "bf16 gradients of fp32" "--grad-dtype bf16|--dtype" --grad-dtype bf16
 refused "recompute" "--recompute|some|none|pointwise|selective|full" --recompute some
 refused "schedule" "--lr-schedule|step|constant|wsd" --lr-schedule step
-refused "accumulation does not divide" "--global-batch 10|--micro-batch 4|12 would" --global-batch 10 --micro-batch 4
-refused "val-fraction" "--val-fraction|1.5|at most 0.9" --val-fraction 1.5
+refused "accumulation does not divide" "--global-batch 10 is not divisible by --micro-batch 4|try --global-batch 12" --global-batch 10 --micro-batch 4
+refused "val-fraction" "--val-fraction|1.5|<= 0.9" --val-fraction 1.5
 refused "validation without a part" "--eval-every 2|--val-fraction" --eval-every 2 --val-fraction 0
 refused "missing data" "--data nowhere.txt|text file" --data nowhere.txt
 refused "empty data" "empty.txt|--seq-len + 1 = 17" --data "$work/empty.txt"
-refused "empty folder" "$work/folder|no files|.bin" --data "$work/folder"
-refused "too short data" "short.txt|10 tokens|--seq-len 9 would" --data "$work/short.txt"
+refused "empty folder" "$work/folder|has no files|.bin" --data "$work/folder"
+refused "too short data" "short.txt|10 tokens|try --seq-len 9" --data "$work/short.txt"
 refused "token outside the vocabulary" "text.txt|--vocab 109 or more" --vocab 64
-refused "truncated shard" "truncated.bin|1424 bytes in all; the file has 1400" --data "$work/truncated.bin"
+refused "truncated shard" "truncated.bin|1424 bytes in total, but the file has 1400" --data "$work/truncated.bin"
 refused "shard without its header" "header.bin|a header of 1024" --data "$work/header.bin"
 refused "wrong magic" "magic.bin|magic number 1234567|20240520" --data "$work/magic.bin"
 
@@ -128,8 +128,8 @@ for file in mine hard soft; do
 done
 refused "--trace over a file of --data" "--trace|texts/a.txt|--data" --data "$work/texts" --trace "$work/texts/a.txt"
 refused "--trace whose temporary file is --data" "--trace|t.json.tmp|--data" --data "$work/t.json.tmp" --trace "$work/t.json"
-refused "one file for two outputs" "--trace|--metrics|name two" --metrics x --trace ./x
-refused "an output that is another's temporary file" "--metrics|--trace|until it is complete" --trace x --metrics x.tmp
+refused "one file for two outputs" "--trace|--metrics|use two files" --metrics x --trace ./x
+refused "an output that is another's temporary file" "--metrics|--trace|temporary file" --trace x --metrics x.tmp
 verdict "the inputs are as they were" "$(for file in mine.txt t.json.tmp texts/a.txt; do cmp "$work/text.txt" "$work/$file" 2>&1; done)"
 run --steps 0 --save-hf "$work/hf" && cp -r "$work/hf" "$work/hf2"
 for flags in "--metrics $work/hf/model.safetensors" "--trace $work/hf/config.json" "--save-hf $work/hf" "--save-reference $work/hf"; do
@@ -143,8 +143,8 @@ mkfifo "$work/fifo"
 refused "a folder for a file" "--trace|folder: is a folder" --trace "$work/folder"
 refused "a FIFO for a file" "--trace|fifo: is a FIFO" --trace "$work/fifo"
 refused "data from a FIFO" "--data|fifo: is not a regular file" --data "$work/fifo"
-refused "no name" "--metrics: an empty name" --metrics ""
-refused "no name of a model" "--load-hf: an empty name" --load-hf ""
+refused "no name" "--metrics: empty path" --metrics ""
+refused "no name of a model" "--load-hf: empty path" --load-hf ""
 ln -s soft.json "$work/link.json"
 run --trace "$work/link.json"
 verdict "a link is followed, not replaced" "$([ "$code" = 0 ] || cat "$work/err")$(
@@ -155,11 +155,11 @@ if mknod "$work/null" c 1 3 2>/dev/null; then
 fi
 
 # sizes beyond the machine, or beyond 64 bits
-refused "a vocabulary of 2^57" "--vocab|at most 1000000000" --vocab 144115188075855872
-refused "a model of more than 1e15 parameters" "--hidden 1000000000: makes a model" --hidden 1000000000 --heads 10000000
-refused "a sequence of 2^63-1" "--seq-len|at most 1000000000" --seq-len 9223372036854775807
+refused "a vocabulary of 2^57" "--vocab|to 1000000000" --vocab 144115188075855872
+refused "a model of more than 1e15 parameters" "--hidden 1000000000: the model would have" --hidden 1000000000 --heads 10000000
+refused "a sequence of 2^63-1" "--seq-len|to 1000000000" --seq-len 9223372036854775807
 refused "more layers than memory" "--layers 1000000000|this machine has|--dry-run" --layers 1000000000
-refused "a batch beyond memory" "--micro-batch 1000000000 of --seq-len 16|this machine has" --global-batch 1000000000 --hidden 128
+refused "a batch beyond memory" "--micro-batch 1000000000 with --seq-len 16|this machine has" --global-batch 1000000000 --hidden 128
 printf '%200000s' | tr ' ' '[' >"$work/deep/config.json"
 "$program" --load-hf "$work/deep" >"$work/out" 2>"$work/err"
 code=$?
@@ -179,7 +179,7 @@ rm -f ./*
 
 run --device cuda --steps 0
 if [ "$code" = 0 ]; then echo "ok   (--device cuda works on this machine: its refusal is not tested)"; else
-    refused "no CUDA" "--device cuda|--device cpu works" --device cuda
+    refused "no CUDA" "--device cuda|try --device cpu" --device cuda
 fi
 
 run --help

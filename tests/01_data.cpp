@@ -275,7 +275,7 @@ TEST_CASE("validation lies behind the training part: a tenth of a text, nothing 
 TEST_CASE("refused: what is missing, empty or too short") {
     const Folder folder;
     const std::string missing = (folder.path / "missing.txt").string(), hollow = (folder.path / "hollow").string();
-    expect_refusal(refusal(missing), missing, "name a text file, a folder of text, or .bin token shards");
+    expect_refusal(refusal(missing), missing, "must be a text file, a folder of text, or .bin token shards");
     const std::string empty = folder.write("empty.txt", "");
     expect_refusal(refusal(empty), empty, "at least --seq-len + 1 = 17");
     folder.write("hollow/.only_hidden.txt", std::string(100, 'a'));
@@ -284,7 +284,7 @@ TEST_CASE("refused: what is missing, empty or too short") {
     expect_refusal(refusal(no_tokens), no_tokens, "at least --seq-len + 1 = 17");
 
     const std::string brief = folder.write("short.txt", std::string(16, 'a'));
-    expect_refusal(refusal(brief), brief, "--seq-len 15 would work");
+    expect_refusal(refusal(brief), brief, "try --seq-len 15");
     EXPECT(refusal(brief, 256, 15).empty());
     const std::string one = folder.write("one.txt", "a");
     expect_refusal(refusal(one), one, "1 token");
@@ -314,16 +314,16 @@ TEST_CASE("refused: damaged shards") {
         const std::string path = folder.write("damaged.bin", content);
         expect_refusal(refusal(path), path, hint);
     };
-    expect_damaged(whole.substr(0, 1103), "promises 40 tokens, 1104 bytes in all; the file has 1103");
-    expect_damaged(whole.substr(0, 1024), "promises 40 tokens, 1104 bytes in all; the file has 1024");
-    expect_damaged(whole + "xy", "promises 40 tokens, 1104 bytes in all; the file has 1106");
-    expect_damaged(whole.substr(0, 1023), "1023 bytes, a .bin shard begins with a header of 1024");
-    expect_damaged("", "0 bytes, a .bin shard begins with a header of 1024");
-    expect_damaged(shard<uint16_t>(counting(0, 40), 20240519), "has 20240520 (uint16) or 20240801 (uint32)");
-    expect_damaged(std::string(2000, 'a'), "has 20240520 (uint16) or 20240801 (uint32)");  // a text called .bin
-    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic16, 39), "promises 39 tokens, 1102 bytes in all");
-    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic32), "promises 40 tokens, 1184 bytes in all");
-    expect_damaged(shard<uint16_t>({}, kMagic16, -1), "promises -1 tokens");  // its size would match no tokens
+    expect_damaged(whole.substr(0, 1103), "the header says 40 tokens, 1104 bytes in total, but the file has 1103");
+    expect_damaged(whole.substr(0, 1024), "the header says 40 tokens, 1104 bytes in total, but the file has 1024");
+    expect_damaged(whole + "xy", "the header says 40 tokens, 1104 bytes in total, but the file has 1106");
+    expect_damaged(whole.substr(0, 1023), "1023 bytes, but a .bin shard begins with a header of 1024");
+    expect_damaged("", "0 bytes, but a .bin shard begins with a header of 1024");
+    expect_damaged(shard<uint16_t>(counting(0, 40), 20240519), "must be 20240520 for uint16 or 20240801 for uint32");
+    expect_damaged(std::string(2000, 'a'), "must be 20240520 for uint16 or 20240801 for uint32");  // a text called .bin
+    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic16, 39), "the header says 39 tokens, 1102 bytes in total");
+    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic32), "the header says 40 tokens, 1184 bytes in total");
+    expect_damaged(shard<uint16_t>({}, kMagic16, -1), "the header says -1 tokens");  // its size would match no tokens
     expect_damaged(shard<uint16_t>(counting(0, 40), kMagic16, 2147483647),
-                   "promises 2147483647 tokens, 4294968318 bytes");
+                   "the header says 2147483647 tokens, 4294968318 bytes");
 }

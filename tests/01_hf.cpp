@@ -23,7 +23,7 @@ LlamaConfig make_config() {
 }
 
 void save(const std::string& dir, Llama& model, int64_t shard_bytes = 5'000'000'000) {
-    HfSaver(dir).save(model.config, model.options.dtype, whole_on_one_rank(model), shard_bytes);
+    HfSaver(dir).save(model.config, model.options.dtype, local_full_params(model), shard_bytes);
 }
 
 // A valid checkpoint of make_config(), to be damaged.
@@ -238,10 +238,11 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
         return scaling;
     };
     const std::tuple<const char*, ordered_json, const char*> bad[] = {
-        {"hidden_size", 16.5, "hidden_size 16.5: must be a whole number"},
-        {"hidden_size", 18, "hidden_size 18 does not divide by num_attention_heads 4; hidden_size 20 would"},
+        {"hidden_size", 16.5, "hidden_size 16.5: must be an integer"},
+        {"hidden_size", 18, "hidden_size 18 is not divisible by num_attention_heads 4 (try hidden_size 20)"},
         {"num_attention_heads", 16, "must be even"},
-        {"num_key_value_heads", 3, "num_attention_heads 4 does not divide by num_key_value_heads 3"},
+        {"num_key_value_heads", 3,
+         "num_attention_heads 4 is not divisible by num_key_value_heads 3 (try num_key_value_heads 1)"},
         {"head_dim", 8, "head_dim 8: must be hidden_size / num_attention_heads = 4"},
         {"num_hidden_layers", 2000000000, "num_hidden_layers"},
         {"tie_word_embeddings", true, "tied embeddings are not supported"},
@@ -257,7 +258,7 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
         {"rope_scaling", {{"factor", 2.0}}, "rope_scaling: type is missing"},
         {"rope_scaling", changed("factor", -1), "rope_scaling: factor -1"},
         {"rope_scaling", changed("factor", nullptr), "rope_scaling: factor is missing"},
-        {"rope_scaling", changed("low_freq_factor", 4.0), "low_freq_factor 4.0: must be below high_freq_factor"},
+        {"rope_scaling", changed("low_freq_factor", 4.0), "low_freq_factor 4.0: must be less than high_freq_factor"},
         {"rope_scaling", changed("original_max_position_embeddings", 0.5), "original_max_position_embeddings"},
     };
     for (const auto& [key, value, part] : bad) {
@@ -276,7 +277,7 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
     EXPECT_USAGE_ERROR(saved.read(), "config.json: cannot be read");
     REQUIRE(mkfifo((saved / "config.json").c_str(), 0600) == 0);
     EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a regular file");
-    EXPECT_USAGE_ERROR(read_hf_config(saved / "nowhere"), "nowhere: is no folder");
+    EXPECT_USAGE_ERROR(read_hf_config(saved / "nowhere"), "nowhere: is not a folder");
 }
 
 TEST_CASE("weights that are not this model's are refused before anything is loaded") {
@@ -285,13 +286,13 @@ TEST_CASE("weights that are not this model's are refused before anything is load
     config.layers = 3;
     EXPECT_USAGE_ERROR(HfWeights(saved.text(), config), "tensor model.layers.2.input_layernorm.weight is missing");
     config.layers = 1;
-    EXPECT_USAGE_ERROR(HfWeights(saved.text(), config), "tensor \"model.layers.1.input_layernorm.weight\" is no part");
+    EXPECT_USAGE_ERROR(HfWeights(saved.text(), config), "tensor \"model.layers.1.input_layernorm.weight\" is not part");
     config = make_config();
     config.ffn = 32;
     EXPECT_USAGE_ERROR(HfWeights(saved.text(), config),
                        "model.safetensors: tensor model.layers.0.mlp.gate_proj.weight is (24, 16)");
     fs::remove(saved / "model.safetensors");
-    EXPECT_USAGE_ERROR(saved.weights(), "neither model.safetensors nor model.safetensors.index.json");
+    EXPECT_USAGE_ERROR(saved.weights(), "has neither model.safetensors nor model.safetensors.index.json");
 }
 
 TEST_CASE("dimensions whose product overflows are refused by the name of the worst") {
@@ -300,10 +301,10 @@ TEST_CASE("dimensions whose product overflows are refused by the name of the wor
         config.*dim = value;
         EXPECT_USAGE_ERROR(check_config(config), part);
     };
-    refused(&LlamaConfig::vocab, int64_t(1) << 57, "--vocab 144115188075855872: makes a model of more than 1e15");
-    refused(&LlamaConfig::ffn, int64_t(1) << 57, "--ffn 144115188075855872: makes");
-    refused(&LlamaConfig::hidden, int64_t(1) << 62, "--hidden 4611686018427387904: makes");
-    refused(&LlamaConfig::layers, INT64_MAX, "--layers 9223372036854775807: makes");
+    refused(&LlamaConfig::vocab, int64_t(1) << 57, "--vocab 144115188075855872: the model would have more than 1e15");
+    refused(&LlamaConfig::ffn, int64_t(1) << 57, "--ffn 144115188075855872: the model");
+    refused(&LlamaConfig::hidden, int64_t(1) << 62, "--hidden 4611686018427387904: the model");
+    refused(&LlamaConfig::layers, INT64_MAX, "--layers 9223372036854775807: the model");
     for (const std::string& name : preset_names()) check_config(preset(name));
 }
 
@@ -326,16 +327,17 @@ TEST_CASE("an index and its shards must agree") {
     };
     const std::string head = "lm_head.weight", table = "model.embed_tokens.weight";
     damaged([&](const Checkpoint& c, ordered_json& index) { fs::remove(c / shard(index, head)); },
-            "safetensors: missing; model.safetensors.index.json places tensor \"");
+            "safetensors: missing; model.safetensors.index.json maps tensor \"");
     damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"][head] = shard(index, table); },
-            "places it in model-00001-of-");
+            "maps to model-00001-of-");
     damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"].erase(head); },
             "tensor \"lm_head.weight\" is not in model.safetensors.index.json");
     damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"]["new"] = shard(index, head); },
             "tensor \"new\" is missing");
     damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"][head] = "../x.safetensors"; },
-            "names no file of this folder");
-    damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"][head] = 3; }, "names no file");
+            "is not the name of a file in this folder");
+    damaged([&](const Checkpoint&, ordered_json& index) { index["weight_map"][head] = 3; },
+            "is not the name of a file");
     damaged([&](const Checkpoint&, ordered_json& index) { index.erase("weight_map"); }, "weight_map is missing");
     damaged([&](const Checkpoint&, ordered_json& index) { index = 7; }, "weight_map is missing");
     damaged(
@@ -343,7 +345,7 @@ TEST_CASE("an index and its shards must agree") {
             fs::copy(c / shard(index, table), c / "copy.safetensors");
             index["weight_map"]["new"] = "copy.safetensors";
         },
-        "is in");
+        "is also in");
 }
 
 TEST_CASE("output folders: made when missing, gone again when nothing came of it, refused when impossible") {

@@ -71,13 +71,13 @@ TEST_CASE("an output goes to the end of its links, straight to a device, and to 
     for (const char* link : {"link", "link2", "dangling"}) EXPECT(fs::is_symlink(folder / link));
     fs::create_symlink("b", folder / "a");
     fs::create_symlink("a", folder / "b");
-    EXPECT_USAGE_ERROR(write("a"), "symbolic links in a circle");
+    EXPECT_USAGE_ERROR(write("a"), "circular symbolic links");
     fs::create_directory(folder / "folder");
-    EXPECT_USAGE_ERROR(write("folder"), "folder: is a folder; name a file in it");
+    EXPECT_USAGE_ERROR(write("folder"), "folder: is a folder (must name a file)");
     EXPECT_USAGE_ERROR(write("new/"), "new/: is a folder");
     REQUIRE(mkfifo((folder / "fifo").c_str(), 0600) == 0);
     EXPECT_USAGE_ERROR(write("fifo"), "fifo: is a FIFO");
-    EXPECT_USAGE_ERROR(OutputFile("--out", ""), "--out: an empty name");
+    EXPECT_USAGE_ERROR(OutputFile("--out", ""), "--out: empty path");
     if (mknod((folder / "null").c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0) {  // as root only
         write("null");
         EXPECT(fs::is_character_file(folder / "null"));
@@ -98,9 +98,9 @@ TEST_CASE("no output may be an input or another output, by any of its names") {
     for (const char* name : {"data", "link", "hard", "./data"})
         EXPECT_USAGE_ERROR(check_paths({input("data"), output("--a", "x"), output("--b", name)}), "which --data reads");
     EXPECT_USAGE_ERROR(check_paths({input("log.tmp"), output("--a", "log")}), "log.tmp, which --data reads");
-    EXPECT_USAGE_ERROR(check_paths({output("--a", "x"), output("--b", "./x")}), "is the file of --a as well");
-    EXPECT_USAGE_ERROR(check_paths({output("--a", "x"), output("--b", "x.tmp")}), "until it is complete");
-    EXPECT_USAGE_ERROR(check_paths({output("--a", "x.tmp"), output("--b", "x")}), "until it is complete");
+    EXPECT_USAGE_ERROR(check_paths({output("--a", "x"), output("--b", "./x")}), "--a writes the same file");
+    EXPECT_USAGE_ERROR(check_paths({output("--a", "x"), output("--b", "x.tmp")}), "is the temporary file of");
+    EXPECT_USAGE_ERROR(check_paths({output("--a", "x.tmp"), output("--b", "x")}), "is the temporary file of");
     EXPECT(read_text(folder / "data") == "data");
 }
 
@@ -121,8 +121,8 @@ TEST_CASE("a header that lies is refused by file and tensor") {
     const std::tuple<std::string, size_t, const char*> bad[] = {
         {braced({entry("a", "F32", "[2,3]", 0, 20)}), 20, "\"a\": \"F32\" of (2, 3) is 24 bytes"},
         {braced({entry("a", "F32", "[2,3]", 0, 28)}), 28, "\"a\""},
-        {braced({a}), 23, "\"a\": ends at byte 24, but the file holds 23"},
-        {braced({a}), 28, "4 bytes behind the last tensor"},
+        {braced({a}), 23, "\"a\": ends at byte 24, but the file has 23"},
+        {braced({a}), 28, "4 bytes after the last tensor"},
         {braced({a, entry("b", "F32", "[2]", 20, 28)}), 28, "\"b\" overlaps \"a\""},
         {braced({a, entry("b", "F32", "[6]", 0, 24)}), 24, "overlaps"},
         {braced({a, entry("b", "BF16", "[2]", 28, 32)}), 32, "4 bytes before tensor \"b\""},
@@ -131,17 +131,17 @@ TEST_CASE("a header that lies is refused by file and tensor") {
         {braced({entry("a", "F16", "[2]", 0, 4)}), 4, "\"a\": dtype \"F16\" is not supported"},
         {braced({entry("a", "F32", "[-2,-3]", 0, 24)}), 24, "\"a\""},
         {braced({entry("a", "F32", "[2.0,3]", 0, 24)}), 24, "\"a\""},
-        {braced({entry("a", "F32", "6", 0, 24)}), 24, "\"a\": no \"shape\""},
+        {braced({entry("a", "F32", "6", 0, 24)}), 24, "\"a\": \"shape\" is missing"},
         {braced({entry("a", "F32", "[4294967296,4294967296]", 0, 0)}), 0, "\"a\": shape"},
-        {braced({entry("a", "F32", "[2]", 8, 0)}), 8, "\"a\": data_offsets are not"},
+        {braced({entry("a", "F32", "[2]", 8, 0)}), 8, "\"a\": data_offsets must be"},
         {braced({entry("a", "F32", "[2]", 0, 18446744073709551615u)}), 8, "\"a\": ends at byte"},
         {braced({entry("a\\nb", "I64", "[1]", 0, 8)}), 8, "\"a\\nb\": dtype \"I64\""},
-        {"{\"a\":7}", 0, "\"a\": no \"shape\""},
+        {"{\"a\":7}", 0, "\"a\": \"shape\" is missing"},
         {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "\"a\": dtype null"},
         {"[]", 0, "not a JSON object"},
         {braced({a}).substr(1), 24, "not JSON"},
         {"", 24, "not JSON"},
-        {"{}", 4, "4 bytes behind"},
+        {"{}", 4, "4 bytes after"},
     };
     for (const auto& [header, data_bytes, part] : bad) {
         INFO(header);
@@ -155,6 +155,6 @@ TEST_CASE("a header that lies is refused by file and tensor") {
         write_text(path, text);
         EXPECT_USAGE_ERROR(SafetensorsFile(path), "x.safetensors: ");
     }
-    EXPECT_USAGE_ERROR(SafetensorsFile(folder.text()), "is not a file");
+    EXPECT_USAGE_ERROR(SafetensorsFile(folder.text()), "is not a regular file");
     EXPECT_USAGE_ERROR(SafetensorsFile(folder / "nowhere"), "nowhere: cannot be read");
 }

@@ -42,13 +42,13 @@ TEST_CASE("views share memory; neighbours stack into one") {
     const Tensor a = flat.element_slice(0, {2, 3}), b = flat.element_slice(6, {1, 3}),
                  c = flat.element_slice(9, {1, 3});
     EXPECT(a.row_slice(1, 2).data<float>()[0] == 3);
-    const Tensor stacked = Tensor::stack_neighbours({a, b, c});
+    const Tensor stacked = Tensor::stack_neighbors({a, b, c});
     EXPECT(stacked.shape() == Shape{4, 3});
     EXPECT(stacked.data<float>() == flat.data<float>());
     EXPECT(!flat.sole_owner());
     EXPECT(Tensor({1}, DType::f32, Device::cpu).sole_owner());
-    EXPECT_CHECK_FAILS(Tensor::stack_neighbours({a, c}));                // a gap between them
-    EXPECT_CHECK_FAILS(Tensor::stack_neighbours({a, Tensor::like(b)}));  // another block
+    EXPECT_CHECK_FAILS(Tensor::stack_neighbors({a, c}));                // a gap between them
+    EXPECT_CHECK_FAILS(Tensor::stack_neighbors({a, Tensor::like(b)}));  // another block
     EXPECT_CHECK_FAILS(flat.element_slice(10, {3}));
     EXPECT_CHECK_FAILS(a.row_slice(1, 3));
     EXPECT_CHECK_FAILS(a.view({5}));

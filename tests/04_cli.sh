@@ -10,9 +10,9 @@ refused "key/value heads that neither divide nor can be copied" 4 "--kv-heads 6 
     --heads 12 --kv-heads 6 --hidden 96 --ffn 96 --tp 4
 refused "a sequence that does not divide" 2 "--sequence-parallel on: --seq-len 127 is not divisible by --tp 2 (try --seq-len 128)" \
     --tp 2 --sequence-parallel on --seq-len 127
-refused "more tensor-parallel ranks than there are" 2 "2 ranks cannot hold model copies of 4 ranks each; 4 can" --tp 4
-refused "ranks that tp does not divide" 3 "3 ranks cannot hold model copies of 2 ranks each; 4 can" --tp 2
-refused "--tp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 to a model copy, which makes --dp 2" --tp 2 --dp 4
+refused "more tensor-parallel ranks than there are" 2 "2 ranks are not divisible by 4 ranks per model copy (try mpirun -np 4)" --tp 4
+refused "ranks that tp does not divide" 3 "3 ranks are not divisible by 2 ranks per model copy (try mpirun -np 4)" --tp 2
+refused "--tp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per model copy (try mpirun -np 8, or --dp 2)" --tp 2 --dp 4
 refused "--dp alone that does not divide the ranks" 4 "4 ranks are not divisible by --dp 3" --dp 3
 refused "--tp of nothing" 2 "--tp|from 1 on" --tp 0
 refused "neither on nor off" 2 "--sequence-parallel|on" --sequence-parallel maybe

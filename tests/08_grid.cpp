@@ -141,9 +141,9 @@ TEST_CASE("the mesh: places and ranks are each other's inverse, and groups are t
     EXPECT_EVERYWHERE(comms.cp.size() == 2 && comms.cp.rank() == at.cp);
     EXPECT_EVERYWHERE(comms.pp.size() == 2 && comms.pp.rank() == at.pp);
     EXPECT_EVERYWHERE(comms.dp_cp.size() == 4 && comms.dp_cp.rank() == at.dp * 2 + at.cp);
-    EXPECT_USAGE_ERROR(mesh_of({.tp = 3, .dp = 0}, 16), "3 ranks to a model copy, which 16 ranks cannot hold; 18 can");
-    EXPECT_USAGE_ERROR(mesh_of({.tp = 2, .dp = 4}, 16),
-                       "makes 8 ranks, and there are 16; mpirun -np 8, or --dp 8 would do");
+    EXPECT_USAGE_ERROR(mesh_of({.tp = 3, .dp = 0}, 16),
+                       "16 ranks are not divisible by --tp 3 x --cp 1 x --pp 1 = 3 (try mpirun -np 18)");
+    EXPECT_USAGE_ERROR(mesh_of({.tp = 2, .dp = 4}, 16), "= 8 ranks, but there are 16 (try mpirun -np 8, or --dp 8)");
     EXPECT(mesh_of({.tp = 2, .dp = 0, .pp = 2}, 16).dp == 4);
 }
 

@@ -65,7 +65,7 @@ struct Session : Observer {
                      const std::optional<Stage>& stage = {})
         : options(o),
           data(o.data, o.model.vocab, o.seq_len, o.val_fraction),
-          model(o.model, o.llama(), stage.value_or(whole_model(o.model))),
+          model(o.model, o.llama(), stage.value_or(full_model(o.model))),
           trainer(o, model, data) {
         trainer.observer = this;
         if (apply) apply(*this);

@@ -1,5 +1,5 @@
 #pragma once
-// bfloat16 on the host: the upper half of an fp32, rounded to nearest even.
+// bfloat16 on the host: the upper 16 bits of an fp32, rounded to nearest even.
 #include <bit>
 #include <cstdint>
 

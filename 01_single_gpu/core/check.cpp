@@ -44,7 +44,7 @@ int run_program(int argc, char** argv, const std::function<void(int, char**)>& b
         return 2;
     } catch (const std::bad_alloc&) {
         std::fflush(stdout);
-        fmt::print(stderr, "{}: rank {}: out of host memory; try a smaller --micro-batch or --recompute full\n",
+        fmt::print(stderr, "{}: rank {}: out of host memory (try a smaller --micro-batch or --recompute full)\n",
                    program, this_rank);
         end_all_ranks(1);
     } catch (const std::exception& error) {

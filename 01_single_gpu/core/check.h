@@ -1,8 +1,8 @@
 #pragma once
-// How a run ends when something is wrong.
-//   usage_error  the user asked for the impossible: one line from rank 0 that says what would work; exit code 2
-//   CHECK        the program broke an invariant: rank, expression, values, file:line; every rank ends; exit code 1
-#ifndef __CUDACC__  // fmt is beyond the front end of nvcc; the messages here need no more than {}
+// How a run fails.
+//   usage_error  invalid input: rank 0 prints one line that says what would work; exit code 2
+//   CHECK        a broken invariant: prints rank, expression, values and file:line; all ranks end with exit code 1
+#ifndef __CUDACC__  // nvcc's front end cannot compile fmt; the messages here only use {}
 #include <fmt/core.h>
 #endif
 
@@ -15,7 +15,7 @@
 
 namespace train70b {
 
-inline int this_rank = 0;                                // set by chapter 02 once MPI is up
+inline int this_rank = 0;                                // set by chapter 02 after MPI_Init
 inline std::function<void(int exit_code)> end_all_ranks  // chapter 02: MPI_Abort
     = [](int exit_code) { std::_Exit(exit_code); };
 
@@ -23,9 +23,9 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-struct EarlyEnd {};  // thrown where a program has done all that was asked of it, as after --help: exit code 0
+struct EarlyEnd {};  // thrown when nothing is left to do, as after --help: exit code 0
 
-// The text with each {} replaced by the next value.
+// Returns the text with each {} replaced by the next value.
 std::string fill_in(std::string_view text, std::initializer_list<std::string> values);
 
 template <class... Args>
@@ -53,7 +53,7 @@ template <class... Args>
             ::train70b::check_failed(#condition, __FILE__, __LINE__, ::train70b::describe(__VA_ARGS__)); \
     } while (0)
 
-// The frame of every chapter's main(): runs the body and turns its errors into the exit codes above.
+// The frame of every main(): runs the body and maps its exceptions to the exit codes above.
 int run_program(int argc, char** argv, const std::function<void(int, char**)>& body);
 
 }  // namespace train70b

@@ -1,5 +1,5 @@
 #pragma once
-// What the CPU ops share: a call per element type, loops over threads, and an exponential that vectorises. The
+// Shared by the CPU ops: dispatch over element types, parallel loops, and an exponential that vectorizes. The
 // counterpart of cuda.cuh.
 #include <bit>
 #include <type_traits>
@@ -32,12 +32,12 @@ void with_wide(DType dtype, Body&& body) {
         body(float{});
 }
 
-// What an op computes in: double where it reads or writes fp64, else float.
+// The type an op computes in: double if it reads or writes fp64, else float.
 template <class... T>
 using Wide = std::conditional_t<(std::is_same_v<T, double> || ...), double, float>;
 
-// body(begin, end) in parallel for contiguous parts of [0, count), each of at least `at_least` elements. No result may
-// depend on where a part ends: each sum lies within one part.
+// Calls body(begin, end) in parallel for contiguous parts of [0, count), each of at least `at_least` elements. Results
+// must not depend on the bounds of the parts: each sum must lie within one part.
 template <class Body>
 void parallel_ranges(int64_t count, int64_t at_least, Body&& body) {
     const int64_t wanted = std::max<int64_t>(1, count / std::max<int64_t>(at_least, 1));
@@ -45,7 +45,7 @@ void parallel_ranges(int64_t count, int64_t at_least, Body&& body) {
     for (int64_t part = 0; part < wanted; ++part) body(count * part / wanted, count * (part + 1) / wanted);
 }
 
-// body(row) for each row; rows of about 4096 elements together make a part worth a thread.
+// Calls body(row) for each row in parallel; a part has at least about 4096 elements.
 template <class Body>
 void parallel_rows(int64_t rows, int64_t cols, Body&& body) {
     parallel_ranges(rows, 1 + 4096 / std::max<int64_t>(cols, 1), [&](int64_t begin, int64_t end) {
@@ -53,7 +53,7 @@ void parallel_rows(int64_t rows, int64_t cols, Body&& body) {
     });
 }
 
-// body(i) for each element, vectorised.
+// Calls body(i) for each element in parallel, vectorized.
 template <class Body>
 void parallel_elements(int64_t count, Body&& body) {
     parallel_ranges(count, 8192, [&](int64_t begin, int64_t end) {
@@ -62,8 +62,8 @@ void parallel_elements(int64_t count, Body&& body) {
     });
 }
 
-// e^x to about one unit in the last place, without a branch or a call, so that loops over it vectorise. Below -87.3 it
-// gives 0; NaN stays NaN.
+// e^x to about one unit in the last place, without branches or calls, so that loops over it vectorize. Returns 0 below
+// -87.3; propagates NaN.
 inline float exp_simd(float x) {
     const float clamped = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
     const float n = __builtin_rintf(clamped * kLog2EFloat);
@@ -81,7 +81,7 @@ inline float exp_simd(float x) {
     return x == x ? high : x;
 }
 
-// The same in double. Below -708 it gives 0 (the result would soon be subnormal), above 709 infinity.
+// The same in double. Returns 0 below -708 (where results become subnormal) and infinity above 709.
 inline double exp_simd(double x) {
     const double clamped = x < -708.0 ? -708.0 : (x > 709.0 ? 709.0 : x);
     const double n = __builtin_rint(clamped * kLog2E);
@@ -99,7 +99,7 @@ inline double exp_simd(double x) {
     p = p * r + kExpDouble[10];
     p = p * r + kExpDouble[11];
     p = p * r * r + r + 1.0;
-    // n as an integer in the last bits of 1.5 * 2^52 + n: AVX2 has no conversion from double to 64-bit integers.
+    // Takes n from the low bits of 1.5 * 2^52 + n: AVX2 has no conversion from double to 64-bit integers.
     const uint64_t exponent = std::bit_cast<uint64_t>(n + 0x1.8p52) + 1023;
     const double result = p * std::bit_cast<double>(exponent << 52);
     const double low = x < -708.0 ? 0.0 : result;

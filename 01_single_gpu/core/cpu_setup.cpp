@@ -15,8 +15,8 @@ extern "C" char* openblas_get_corename();
 namespace train70b {
 
 void set_cpu_threads(int ranks_on_node) {
-    const char* wish = std::getenv("OPENBLAS_NUM_THREADS");
-    const int threads = std::max(1, wish ? std::atoi(wish) : omp_get_num_procs() / ranks_on_node);
+    const char* requested = std::getenv("OPENBLAS_NUM_THREADS");
+    const int threads = std::max(1, requested ? std::atoi(requested) : omp_get_num_procs() / ranks_on_node);
     openblas_set_num_threads(threads);
     omp_set_num_threads(threads);
 }
@@ -44,7 +44,7 @@ struct Core {
     const char* name;
     Level level;
 };
-// OpenBLAS's names of x86-64 cores (its cpuid_x86.c) by the widest vectors that their kernels use.
+// OpenBLAS's names of x86-64 cores (its cpuid_x86.c) with the widest vectors that their kernels use.
 constexpr Core kCores[] = {{"Prescott", sse},
                            {"Core2", sse},
                            {"Penryn", sse},
@@ -77,7 +77,7 @@ const Core* find_core(const std::string& name) {
 std::string better_blas_core(const CpuFeatures& features, const std::string& reported) {
     const Level can = features.avx512_bf16 ? avx512_bf16 : features.avx512 ? avx512 : features.avx2 ? avx2 : sse;
     const Core* known = find_core(reported);
-    if (!known || can <= known->level) return "";  // a name that is not in the table is newer than it
+    if (!known || can <= known->level) return "";  // a name that is not in the table is a newer core
     return can == avx512_bf16 ? "Cooperlake" : can == avx512 ? "SkylakeX" : "Haswell";
 }
 
@@ -93,14 +93,14 @@ std::string mixed_blas_cores(const std::vector<std::string>& core_of_rank) {
         if (now && (!before || now->level < before->level)) oldest = core;
     }
     return fmt::format(
-        "OpenBLAS runs different kernels: {}; products differ in their last bits from rank to rank; "
-        "OPENBLAS_CORETYPE={} in every rank's environment makes them alike",
+        "OpenBLAS runs different kernels: {}; products differ in their last bits between ranks "
+        "(set OPENBLAS_CORETYPE={} in every rank's environment)",
         text, oldest);
 }
 
 void restart_with_cpu_settings(char** argv) {
-    // The marker holds the process's number, which exec keeps: a program that this one starts decides for itself. (It
-    // is not unset: Open MPI no longer finds its daemon where unsetenv() has moved the entries of the environment.)
+    // The marker holds the process id, which exec keeps, so that child processes decide for themselves. (It is not
+    // unset: Open MPI does not find its daemon after unsetenv() has moved the entries of the environment.)
     constexpr const char* kMarker = "TRAIN70B_STARTED";
     const std::string number = std::to_string(getpid());
     if (const char* marker = std::getenv(kMarker); marker && marker == number) return;
@@ -108,7 +108,7 @@ void restart_with_cpu_settings(char** argv) {
     setenv("GOMP_SPINCOUNT", "1000", 0);
     const std::string core = better_blas_core(cpu_features(), blas_core());
     if (!core.empty()) setenv("OPENBLAS_CORETYPE", core.c_str(), 0);
-    execv("/proc/self/exe", argv);  // returns only where that is not possible: then with the defaults
+    execv("/proc/self/exe", argv);  // returns only on failure: continue with the defaults
 }
 
 }  // namespace train70b

@@ -1,6 +1,6 @@
 #pragma once
-// What the CUDA kernels share: error checks, the stream, 16-byte accesses, reductions in a fixed order. Sums use no
-// float atomics, so a run repeats bit for bit. The counterpart of cpu.h.
+// Shared by the CUDA kernels: error checks, the stream, 16-byte accesses, reductions in a fixed order. Sums use no
+// float atomics, so runs are bitwise reproducible. The counterpart of cpu.h.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -46,7 +46,7 @@ struct alignas(16) Pack {
     T value[kPack];
 };
 
-// Elements [i, i + kPack) of p as fp32; those from `end` on read as 0. One wide access where it is whole and aligned.
+// Loads elements [i, i + kPack) of p as fp32; elements from `end` on are 0. One wide access if possible.
 template <class T>
 __device__ inline void load(float (&x)[kPack], const T* p, int64_t i, int64_t end) {
     if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % 16 == 0) {
@@ -82,7 +82,7 @@ inline unsigned blocks_for(int64_t elements) {
     constexpr int64_t per_block = int64_t(kThreads) * kPack;
     return static_cast<unsigned>(std::max<int64_t>(1, (elements + per_block - 1) / per_block));
 }
-// More than 48 KiB of shared memory must be requested; 1 KiB of the 48 is left for a kernel's static arrays.
+// More than 48 KiB of shared memory must be requested; 1 KiB of the 48 is reserved for a kernel's static arrays.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, size_t bytes) {
     if (bytes > 47 << 10)
@@ -107,7 +107,7 @@ __device__ V block_reduce(V value, Combine combine) {
     __shared__ V warps[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
     for (int offset = 16; offset > 0; offset /= 2) value = combine(value, __shfl_xor_sync(~0u, value, offset));
-    __syncthreads();  // the array may still be read from the call before
+    __syncthreads();  // the previous call may still read the array
     if (lane == 0) warps[warp] = value;
     __syncthreads();
     value = warps[0];

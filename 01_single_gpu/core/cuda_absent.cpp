@@ -1,4 +1,4 @@
-// A build without CUDA: of the functions in cuda_device.h it has this one.
+// A build without CUDA defines only this function of cuda_device.h.
 #include "01_single_gpu/core/cuda_device.h"
 
 #if !TRAIN70B_CUDA

@@ -21,16 +21,16 @@ namespace {
 struct Context {
     cudaStream_t stream = nullptr;
     Context() {
-        if (!why_no_cuda().empty()) usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
+        if (!why_no_cuda().empty()) usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
         CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        // Keep what was freed: returning memory to the driver synchronises the device.
+        // Keep freed memory in the pool: returning it to the driver synchronizes the device.
         int device = 0;
         cudaMemPool_t pool = nullptr;
         CUDA_CHECK(cudaGetDevice(&device));
         CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
         uint64_t keep = UINT64_MAX;
         CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
-        // One compute stream frees and allocates in one order; reuse that depends on timing would not repeat.
+        // One compute stream frees and allocates in one order; reuse that depends on timing would not be reproducible.
         int off = 0;
         CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &off));
         CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowOpportunistic, &off));
@@ -51,7 +51,7 @@ void* cuda_allocate(int64_t bytes) {
         cudaGetLastError();
         size_t free = 0, total = 0;
         cudaMemGetInfo(&free, &total);
-        std::fprintf(stderr, "rank %d: %lld bytes asked of a GPU with %zu of %zu free\n", this_rank,
+        std::fprintf(stderr, "rank %d: cannot allocate %lld bytes on a GPU with %zu of %zu bytes free\n", this_rank,
                      static_cast<long long>(bytes), free, total);
         throw std::bad_alloc();
     }
@@ -69,11 +69,11 @@ void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind) {
                                      : kind == CopyKind::to_host ? cudaMemcpyDeviceToHost
                                                                  : cudaMemcpyDeviceToDevice;
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, direction, context().stream));
-    if (kind != CopyKind::within) cuda_synchronize();  // the host buffer is the caller's again
+    if (kind != CopyKind::within) cuda_synchronize();  // the caller may reuse the host buffer
 }
 
 CudaCopy::CudaCopy(void* to, const void* from, int64_t bytes, CopyKind kind) {
-    static cudaStream_t streams[2] = {};  // one for each direction: they have engines of their own
+    static cudaStream_t streams[2] = {};  // one per direction: each has its own copy engine
     cudaStream_t& stream = streams[kind == CopyKind::to_host];
     if (!stream) CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cudaEvent_t event = nullptr;

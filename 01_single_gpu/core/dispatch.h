@@ -1,6 +1,6 @@
 #pragma once
-// What the public functions of the ops share: they check shapes, dtypes and devices, and then call one device's
-// implementation. Included by those .cpp files only; CMakeLists.txt lists them, because TRAIN70B_CUDA is 0 or 1 there.
+// Shared by the public functions of the ops, which check shapes, dtypes and devices and then call the implementation of
+// one device. Included by their .cpp files only; CMakeLists.txt lists those, because TRAIN70B_CUDA is 0 or 1 there.
 #include <functional>
 #include <initializer_list>
 
@@ -9,7 +9,7 @@
 #include "01_single_gpu/core/tensor.h"
 
 // DISPATCH(device, rmsnorm(y, x)) calls cpu::rmsnorm(y, x) or cuda::rmsnorm(y, x). On the meta device it calls neither:
-// there an op ends once its arguments have been checked.
+// an op only checks its arguments.
 #if TRAIN70B_CUDA
 #define DISPATCH_CUDA(call) cuda::call
 #else  // allocate() has already refused the tensor with a usage error

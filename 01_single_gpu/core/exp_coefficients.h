@@ -1,7 +1,7 @@
 #pragma once
 // The polynomials of the CPU's exponentials: e^x = 2^n e^r with |r| <= ln(2)/2, and a polynomial for e^r. Constants
-// only, no function: cpu.h evaluates them one number at a time and micro_kernel.h one vector at a time, and the latter
-// is compiled for several instruction sets (attention_tiled_kernel.cpp says why it must not share inline functions).
+// only: cpu.h evaluates them for scalars and micro_kernel.h for vectors, and the latter is compiled for several
+// instruction sets (attention_tiled_kernel.cpp says why it must not share inline functions).
 
 namespace train70b::cpu {
 

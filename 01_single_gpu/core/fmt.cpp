@@ -1,4 +1,4 @@
-// {fmt}, compiled once: this file is built with -fkeep-inline-functions, so that all functions of the header-only
-// library are here, and the other files see declarations. The programs then need no libfmt where they run.
+// {fmt}, compiled once: this file is built with -fkeep-inline-functions, so it contains all functions of the
+// header-only library, and the other files only see declarations. The programs do not need libfmt at run time.
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>

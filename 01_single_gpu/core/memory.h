@@ -1,8 +1,8 @@
 #pragma once
-// The memory ledger: every allocation is booked under one kind, so that the tables of this course are measured.
-// Shapes and dtypes do not depend on the device: params, grads, optimizer and activations of a run on a laptop are
-// those of the run on a GPU, byte for byte. (comm and workspace do depend on it.) host is what has left the device
-// (chapter 03): it counts in no total, and is shown only where there is some.
+// The memory ledger: every allocation is booked under one kind, so memory tables are measured. Shapes and dtypes do not
+// depend on the device: the params, grads, optimizer and activations of a run on a laptop equal those on a GPU byte for
+// byte. (comm and workspace depend on the device.) `host` is offloaded memory: it is not part of the total, and is only
+// shown if there is some.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -18,8 +18,8 @@ inline constexpr std::array<const char*, kMemoryKinds> kMemoryNames = {
 using MemoryBytes = std::array<int64_t, kMemoryKinds>;  // indexed by Memory
 
 struct MemoryPeak {
-    MemoryBytes kind{};  // the highest bytes of each kind
-    int64_t total = 0;   // the highest sum on the device: at most the sum of the above, which peak at different times
+    MemoryBytes kind{};  // the peak of each kind
+    int64_t total = 0;   // the peak of their sum on the device; kinds peak at different times
 
     void merge(const MemoryPeak& other);
 };
@@ -27,8 +27,8 @@ struct MemoryPeak {
 class MemoryLedger {
   public:
     struct Sample {
-        double seconds;     // since the timeline began
-        std::string phase;  // what the trainer was doing
+        double seconds;     // since start_timeline()
+        std::string phase;  // of the training step
         MemoryBytes now;
     };
 
@@ -38,7 +38,7 @@ class MemoryLedger {
     const MemoryPeak& peak() const { return peak_; }  // since reset_peak
     void reset_peak();
 
-    void start_timeline();  // from here on every booking is kept
+    void start_timeline();  // records every booking from here on
     void phase(std::string name) { phase_ = std::move(name); }
     const std::vector<Sample>& timeline() const { return timeline_; }
     std::string timeline_csv() const;  // event,seconds,phase,params,...,workspace,total: one line per booking

@@ -58,11 +58,11 @@ Span::~Span() {
 }
 
 namespace {
-// TFLOP/s of the data sheets, tensor cores without sparsity (half of the figure that is printed there for bf16) and
-// plain fp32. The whole name counts: an H200 NVL is not an H200, and a MIG slice is neither.
+// TFLOP/s from the data sheets: bf16 tensor cores without sparsity (half of the printed figure), and fp32 without
+// tensor cores. Names must match exactly: an H200 NVL is not an H200, and a MIG slice is neither.
 struct Peak {
     std::string_view name;  // as CUDA reports it
-    double bf16, fp32;      // 0: not known
+    double bf16, fp32;      // 0: unknown
 };
 constexpr Peak kPeaks[] = {
     {"NVIDIA B300 SXM6 AC", 2250, 75},

@@ -1,6 +1,6 @@
 #pragma once
-// Where the time goes: each op and each phase of a step opens a span; `--bench` sums them by name, `--trace` writes
-// them as Chrome trace events (chrome://tracing, ui.perfetto.dev). Both off: a span costs one branch.
+// Profiling: each op and each phase of a step opens a span; `--bench` sums spans by name, `--trace` writes them as
+// Chrome trace events (chrome://tracing, ui.perfetto.dev). With both off, a span costs one branch.
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -18,14 +18,14 @@ struct Profile {
     struct Sum {
         int64_t calls = 0;
         double seconds = 0, flops = 0, bytes = 0;
-        double cpu_seconds = 0;  // of this thread: what another process on the same core took does not count
+        double cpu_seconds = 0;  // of this thread, without the time of other processes
     };
     struct Event {
         std::string name, category;
         double begin, seconds;
     };
     bool sums_on = false, events_on = false;
-    Device wait_for = Device::cpu;    // cuda: a span ends when its kernels have ended, so that sums mean something
+    Device wait_for = Device::cpu;    // cuda: a span ends when its kernels have completed
     std::map<std::string, Sum> sums;  // category "op" only
     std::vector<Event> events;
 
@@ -35,7 +35,7 @@ struct Profile {
 
 Profile& profile();
 
-// Replaces the profile until its end, for measurements of their own.
+// Replaces the profile for the lifetime of the object, for separate measurements.
 class ProfileScope {
   public:
     explicit ProfileScope(Profile during) : before_(std::exchange(profile(), std::move(during))) {}
@@ -48,7 +48,7 @@ class ProfileScope {
 
 class Span {
   public:
-    // flops: floating-point operations; bytes: what has to be read and written at least once.
+    // flops: floating-point operations; bytes: the minimum that must be read and written.
     explicit Span(const char* name, const char* category = "op", double flops = 0, double bytes = 0);
     ~Span();
     Span(const Span&) = delete;
@@ -58,16 +58,15 @@ class Span {
     double flops_, bytes_, begin_ = -1, cpu_begin_ = 0;
 };
 
-// Dense peak of a device's data sheet in FLOP/s for products in this dtype, by the name that CUDA reports; empty
-// where it is not known (any CPU, a name that is not in the table, fp64). Runs with --fp8 are measured against the
-// bf16 peak too: attention, the head and the embedding stay in bf16, and so the figures of all recipes compare; an
-// MFU of an FP8 run says how many bf16 GPUs it is worth, not how busy the FP8 units are.
+// Dense peak FLOP/s for matrix products in this dtype from the device's data sheet, by the name that CUDA reports;
+// empty if unknown (any CPU, a name that is not in the table, fp64). FP8 runs are also measured against the bf16 peak,
+// because attention, the head and the embedding stay in bf16, and so that all recipes are comparable.
 std::optional<double> peak_flops_of(std::string_view device_name, DType dtype);
 std::optional<double> peak_flops(Device device, DType dtype);
 
-// What MFU divides by what: printed with every MFU. Empty where the peak is not known. flops_per_token (config.h).
+// The definition of MFU, printed with every MFU; empty if the peak is unknown. See flops_per_token (config.h).
 inline constexpr const char* kModelFlops =
-    "6 per parameter without the input embedding + 6 L h s for causal attention, per token; no recomputation";
+    "6 per parameter without the input embedding + 6 L E T for causal attention, per token; no recomputation";
 std::string mfu_text_of(std::string_view device_name, DType dtype);
 std::string mfu_text(Device device, DType dtype);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Counter-based random numbers: the value belongs to a (key, counter), not to a place in a sequence, so any rank can
-// make any of them. SplitMix64's output function (Steele, Lea & Flood 2014), a bijection that mixes all 64 bits.
+// Counter-based random numbers: a pure function of (key, counter), so any rank can compute any of them. SplitMix64's
+// output function (Steele, Lea & Flood 2014), a bijection that mixes all 64 bits.
 #include <cstdint>
 
 namespace train70b {

@@ -1,6 +1,6 @@
 #pragma once
-// A registry is a vector of entries, each with a `name`: the one place to add an algorithm, a schedule or a recipe. Flags,
-// checks, tests, tables and plots iterate over it.
+// A registry is a vector of entries, each with a `name`: the single place to add an algorithm, a schedule or a recipe.
+// Flags, checks, tests, tables and plots iterate over it.
 #include <string>
 #include <vector>
 
@@ -15,7 +15,14 @@ std::vector<std::string> names_of(const std::vector<Entry>& registry) {
     return names;
 }
 
-// The entry of that name; usage error, naming the flag and listing the registry, for an unknown one.
+// Help text of a flag that selects an entry: TEXT, then one line "NAME: DESCRIPTION" per entry.
+template <class Entry>
+std::string help_of(std::string text, const std::vector<Entry>& registry) {
+    for (const Entry& entry : registry) text += std::string("\n") + entry.name + ": " + entry.description;
+    return text;
+}
+
+// The entry with this name. Usage error, naming the flag and listing the registry, for an unknown name.
 template <class Entry>
 const Entry& find_entry(const std::vector<Entry>& registry, const std::string& flag, const std::string& name) {
     std::string known;

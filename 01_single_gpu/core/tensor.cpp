@@ -56,13 +56,12 @@ int64_t elements(const Shape& shape) {
     int64_t count = 1;
     for (int64_t dim : shape) {
         CHECK(dim >= 0, "shape {}", to_string(shape));
-        CHECK(!__builtin_mul_overflow(count, dim, &count), "{} has more elements than can be counted",
-              to_string(shape));
+        CHECK(!__builtin_mul_overflow(count, dim, &count), "{} has more than 2^63 - 1 elements", to_string(shape));
     }
     return count;
 }
 
-// Host memory: pinned where there is a GPU, which then copies from and to it at full speed.
+// Host memory: pinned if there is a GPU, for copies at full speed.
 void* allocate_host(int64_t bytes) {
 #if TRAIN70B_CUDA
     if (why_no_cuda().empty()) return cuda_allocate_host(bytes);
@@ -97,9 +96,9 @@ struct Tensor::Storage {
 Tensor::Tensor(Shape shape, DType dtype, Device device, Memory kind)
     : size_(elements(shape)), shape_(std::move(shape)), dtype_(dtype) {
     int64_t bytes = 0;
-    CHECK(!__builtin_mul_overflow(size_, size_of(dtype), &bytes), "{} of {} has more bytes than can be counted",
+    CHECK(!__builtin_mul_overflow(size_, size_of(dtype), &bytes), "{} of {} has more than 2^63 - 1 bytes",
           to_string(shape_), name_of(dtype));
-    CHECK(kind != Memory::host || device != Device::cuda, "host memory is not on {}", name_of(device));
+    CHECK(kind != Memory::host || device != Device::cuda, "Memory::host cannot be on {}", name_of(device));
     storage_ = std::make_shared<Storage>(bytes, device, kind);
 }
 
@@ -122,7 +121,7 @@ bool Tensor::overlaps(const Tensor& other) const {
 }
 
 void* Tensor::raw() const {
-    CHECK(storage_ && storage_->device != Device::meta, "no memory behind this tensor of shape {}", to_string(shape_));
+    CHECK(storage_ && storage_->device != Device::meta, "this tensor of shape {} has no data", to_string(shape_));
     return static_cast<char*>(storage_->pointer) + offset_;
 }
 
@@ -150,14 +149,14 @@ Tensor Tensor::element_slice(int64_t begin, Shape shape) const {
     return slice;
 }
 
-Tensor Tensor::stack_neighbours(const std::vector<Tensor>& parts) {
+Tensor Tensor::stack_neighbors(const std::vector<Tensor>& parts) {
     CHECK(!parts.empty() && !parts[0].shape_.empty());
     Tensor stacked = parts[0];
     for (size_t i = 1; i < parts.size(); ++i) {
         const Tensor& part = parts[i];
         CHECK(part.storage_ == stacked.storage_ && part.offset_ == stacked.offset_ + stacked.bytes() &&
                   part.dtype_ == stacked.dtype_ && part.cols() == stacked.cols(),
-              "part {} of shape {} does not lie behind {}", i, to_string(part.shape_), to_string(stacked.shape_));
+              "part {} of shape {} is not adjacent to {}", i, to_string(part.shape_), to_string(stacked.shape_));
         stacked.size_ += part.size_;
         stacked.shape_[0] += part.shape_[0];
     }
@@ -171,17 +170,17 @@ void* allocate(Device device, int64_t bytes) {
 #if TRAIN70B_CUDA
             return cuda_allocate(bytes);
 #else
-            usage_error("--device cuda: {}; --device cpu works here", why_no_cuda());
+            usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
 #endif
         case Device::cpu: break;
     }
-    // Keep freed blocks in the process: giving them back to the kernel costs a page fault per 4 KiB at every step.
+    // Keep freed blocks in the process: returning them to the kernel costs a page fault per 4 KiB at every step.
     [[maybe_unused]] static const int keep = mallopt(M_MMAP_MAX, 0) + mallopt(M_TRIM_THRESHOLD, -1);
     constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector register
     void* pointer = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
     if (!pointer) throw std::bad_alloc();
 #ifdef TRAIN70B_POISON
-    std::memset(pointer, 0xff, bytes);  // NaN in every float format: reading what was never written shows
+    std::memset(pointer, 0xff, bytes);  // NaN in every float format: makes reads of uninitialized memory visible
 #endif
     return pointer;
 }

@@ -1,6 +1,6 @@
 #pragma once
 // Tensor: a reference-counted block of memory with shape, dtype and device; row-major and contiguous. A slice of rows
-// is a view. There are no strides and no broadcasting: what an op reads and writes is what its shapes say.
+// is a view. There are no strides and no broadcasting.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -12,15 +12,15 @@
 
 namespace train70b {
 
-enum class DType : uint8_t { f32, bf16, f64, e4m3, e5m2, i32, u8 };  // u8: places in a table (chapter 07)
+enum class DType : uint8_t { f32, bf16, f64, e4m3, e5m2, i32, u8 };  // u8: codes (chapter 07)
 enum class Device : uint8_t {
     cpu,
     cuda,
-    meta  // shapes and bytes are booked, nothing is allocated, ops only check shapes: the dry run
+    meta  // for dry runs: shapes only. Bytes are booked, nothing is allocated, and ops only check shapes
 };
 
 int64_t size_of(DType dtype);  // bytes
-// Of what is kept beside tensors of `dtype`: 1/rms, lse, sums of a softmax, the loss, AdamW's moments, accumulators.
+// The dtype of statistics of tensors of `dtype`: 1/rms, lse, softmax sums, the loss, AdamW's moments, accumulators.
 inline DType stats_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 const char* name_of(DType dtype);
 const char* name_of(Device device);
@@ -30,8 +30,8 @@ std::string to_string(const Shape& shape);  // "(2048, 128)"
 
 class Tensor {
   public:
-    Tensor() = default;  // empty: false in a condition
-    // Allocates, uninitialised, and books the bytes under `kind` until the last reference goes.
+    Tensor() = default;  // empty: converts to false
+    // Allocates uninitialized memory and books its bytes under `kind` until the last reference is destroyed.
     Tensor(Shape shape, DType dtype, Device device, Memory kind = Memory::activations);
     static Tensor like(const Tensor& other, Memory kind = Memory::activations);
 
@@ -45,20 +45,20 @@ class Tensor {
     Device device() const;
     Memory kind() const;
 
-    // Views: the same memory, counted as one more reference to it.
+    // Views: another reference to the same memory.
     Tensor view(Shape shape) const;                          // the same elements under another shape
     Tensor row_slice(int64_t begin, int64_t end) const;      // rows [begin, end) of the first dimension
-    Tensor element_slice(int64_t begin, Shape shape) const;  // `shape` elements from flat element `begin`
-    // Tensors that lie one behind another in one block, as a single one with their rows stacked (CHECKed).
-    static Tensor stack_neighbours(const std::vector<Tensor>& parts);
+    Tensor element_slice(int64_t begin, Shape shape) const;  // from flat element `begin`
+    // Tensors that are adjacent in one block of memory (CHECKed) as one tensor with all of their rows.
+    static Tensor stack_neighbors(const std::vector<Tensor>& parts);
 
-    // True when nobody else holds this memory: only then may it be changed in place behind the holders' backs.
+    // Whether no other tensor refers to this memory, so that it may be changed in place.
     bool sole_owner() const { return storage_.use_count() == 1; }
-    bool same_memory(const Tensor& other) const { return storage_ == other.storage_; }  // of one block
+    bool same_memory(const Tensor& other) const { return storage_ == other.storage_; }
     bool overlaps(const Tensor& other) const;
     bool starts_with(const Tensor& other) const { return same_memory(other) && offset_ == other.offset_; }
 
-    void* raw() const;  // never of a meta tensor (CHECKed)
+    void* raw() const;  // meta tensors have no data (CHECKed)
     template <class T>
     T* data() const {
         return static_cast<T*>(raw());
@@ -73,7 +73,7 @@ class Tensor {
     DType dtype_ = DType::f32;
 };
 
-// What a device must offer to hold tensors. Without CUDA, an allocation on Device::cuda is a usage error.
+// Raw memory of a device. Without CUDA, an allocation on Device::cuda is a usage error.
 void* allocate(Device device, int64_t bytes);
 void release(Device device, void* pointer) noexcept;
 

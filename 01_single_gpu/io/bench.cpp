@@ -38,7 +38,7 @@ Ceilings measure_ceilings(Device device, DType dtype) {
     }
     Tensor a({side, side}, dtype, device, Memory::workspace), b = Tensor::like(a, Memory::workspace);
     Tensor c = Tensor::like(a, Memory::workspace);
-    fill_normal(a, 1, {.cols = side, .global_cols = side}, 1);  // zeros would draw less power and run faster
+    fill_normal(a, 1, {.cols = side, .global_cols = side}, 1);  // with zeros, a GPU draws less power and runs faster
     fill_normal(b, 2, {.cols = side, .global_cols = side}, 1);
     const double seconds = median_seconds(device, 11, [&] { matmul_into(c, a, b, Transpose::b); });
     ceilings.product_flops_per_s = 2.0 * double(side) * double(side) * double(side) / seconds;
@@ -68,8 +68,8 @@ void bench(const TrainOptions& options, TrainingRun& run, const std::string& csv
 
     const double tokens = double(options.global_batch) * double(options.seq_len);
     const double flops = flops_per_token(model.config, options.seq_len) * tokens / seconds;
-    fmt::print("\nceilings measured here: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s{}\n",
-               ceilings.copy_bytes_per_s / 1e9, name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12,
+    fmt::print("\nmeasured limits: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s{}\n", ceilings.copy_bytes_per_s / 1e9,
+               name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12,
                device == Device::cpu ? fmt::format(" (OpenBLAS {}, {} thread{})", blas_core(), cpu_threads(),
                                                    cpu_threads() == 1 ? "" : "s")
                                      : "");
@@ -83,8 +83,8 @@ void bench(const TrainOptions& options, TrainingRun& run, const std::string& csv
     std::vector<std::pair<std::string, Profile::Sum>> rows(p.sums.begin(), p.sums.end());
     std::sort(rows.begin(), rows.end(),
               [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-    fmt::print("\nper step, each op waited for:\n{:<24}{:>7}{:>11}{:>11}{:>9}{:>8}{:>11}{:>9}\n", "op", "calls", "ms",
-               "floor ms", "x floor", "share", "GFLOP/s", "GB/s");
+    fmt::print("\nper step, synchronized after each op:\n{:<24}{:>7}{:>11}{:>11}{:>9}{:>8}{:>11}{:>9}\n", "op", "calls",
+               "ms", "floor ms", "x floor", "share", "GFLOP/s", "GB/s");
     if (csv) csv->write("op,calls,ms,floor_ms,share,gflops,gbytes_per_s\n");
     double covered = 0;
     for (const auto& [name, sum] : rows) {

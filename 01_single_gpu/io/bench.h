@@ -1,22 +1,22 @@
 #pragma once
-// --bench: what the device can do, how long a training step takes, and how each of its ops stands against its floor.
+// --bench: the device's measured limits, the time of a training step, and the time of each op against its lower bound.
 #include "01_single_gpu/training_run.h"
 
 namespace train70b {
 
-// Median seconds of one call of body, of `calls` after one that does not count; each is waited for.
+// Median seconds of `calls` calls of body, after one warmup call; the device is synchronized after each.
 double median_seconds(Device device, int calls, const std::function<void()>& body);
 
-// Ceilings measured in this very run, so that a table is comparable with itself on any machine.
+// The device's limits, measured in the same run as the ops that are compared with them.
 struct Ceilings {
-    double copy_bytes_per_s;     // reading and writing a large array, both counted
+    double copy_bytes_per_s;     // copying a large array; bytes read plus bytes written
     double product_flops_per_s;  // a large square matrix product in the model's dtype
 };
 Ceilings measure_ceilings(Device device, DType dtype);
 
-// Trains a few steps without watching (their median is the step time), then a few with every op timed by itself. Prints
-// a table; with csv_path also writes it as CSV: op, calls, ms, floor_ms, share, gflops, gbytes_per_s. An op's floor is
-// the larger of its bytes over the copy bandwidth and its FLOPs over the product rate.
+// Trains a few steps unprofiled (their median is the step time), then a few with every op timed and synchronized.
+// Prints a table; with csv_path also writes it as CSV: op, calls, ms, floor_ms, share, gflops, gbytes_per_s. An op's
+// floor is the larger of bytes / copy bandwidth and FLOPs / product rate.
 void bench(const TrainOptions& options, TrainingRun& run, const std::string& csv_path);
 
 }  // namespace train70b

@@ -1,26 +1,26 @@
-// Two reference runs, held against each other: per parameter |gradient a - gradient b| / |gradient b| at step 1, the
-// weights that step 1 leaves, and the losses and gradient norms of the first steps. Losses alone can agree with a
-// gradient scaled wrongly: AdamW hides it.
+// Compares two reference runs: |gradient a - gradient b| / |gradient b| of each parameter at step 1, the weights after
+// step 1, and the losses and gradient norms of the first steps. Losses alone may agree although gradients are scaled
+// wrongly, because AdamW is invariant to their scale.
 //
 // Run:   build/bin/01_single_gpu --steps 4 --save-reference a
 //        build/bin/01_single_gpu --steps 4 --micro-batch 4 --save-reference b
 //        build/bin/compare a b
-// Watch: the order of a sum is all that differs: about 1e-7. Exit code 0: within the tolerance, 1: not.
+// Watch: only the order of sums differs: deviations of about 1e-7. Exit code 0 if within the tolerance, else 1.
+#include "01_single_gpu/io/comparison.h"
 #include "01_single_gpu/io/flags.h"
-#include "01_single_gpu/io/reference.h"
 
 using namespace train70b;
 
 int main(int argc, char** argv) {
     int exit_code = 0;
     const int failure = run_program(argc, argv, [&exit_code](int argc, char** argv) {
-        Flags flags("Compares two reference runs (folders that --save-reference wrote)");
+        Flags flags("Compare two reference runs, which --save-reference wrote");
         std::string a, b;
-        double tolerance = -1;  // by the dtypes of the runs
-        flags.add("A", a, "the run in question").required();
-        flags.add("B", b, "the run to hold it against").required();
-        flags.add("--tolerance", tolerance, "relative", real_number(0, 1))
-            .default_text("fp64 1e-10, fp32 5e-6, bf16 2e-2");
+        double tolerance = -1;  // < 0: depends on the dtypes of the runs
+        flags.add("A", a, "folder of the run to check", {.problem = {}, .name = "DIR"}).required();
+        flags.add("B", b, "folder of the reference run", {.problem = {}, .name = "DIR"}).required();
+        flags.add("--tolerance", tolerance, "maximum relative deviation", real_number(0, 1))
+            .default_text("by dtype: fp64 1e-10, fp32 5e-6, bf16 2e-2");
         flags.parse(argc, argv);
         const Comparison comparison = compare_references(a, b);
         if (tolerance < 0) tolerance = comparison.default_tolerance();

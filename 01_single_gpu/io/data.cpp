@@ -17,24 +17,24 @@ namespace train70b {
 
 namespace fs = std::filesystem;
 
-// One memory-mapped file, a piece of the stream of tokens.
+// One memory-mapped file: a contiguous range of the data's tokens.
 struct Dataset::File {
     std::string path;
     const unsigned char* map = nullptr;
     size_t bytes = 0, header = 0;
-    int64_t begin = 0, count = 0;  // first token's place in the stream, tokens
-    int width = 1;                 // bytes of a token
+    int64_t begin = 0, count = 0;  // index of the first token, number of tokens
+    int width = 1;                 // bytes per token
 
     File(const std::string& path, bool shard) : path(path) {
         struct stat info {};
         if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
-            usage_error("--data {}: is not a regular file; name a text file, a folder of text, or .bin token shards",
-                        path);
+            usage_error(
+                "--data {}: is not a regular file (must be a text file, a folder of text, or .bin token shards)", path);
         const int fd = ::open(path.c_str(), O_RDONLY);
         if (fd < 0 || fstat(fd, &info) != 0) {
             const std::string why = std::strerror(errno);
             if (fd >= 0) ::close(fd);
-            usage_error("--data {}: cannot be read ({}); name a text file, a folder of text, or .bin token shards",
+            usage_error("--data {}: cannot be read: {} (must be a text file, a folder of text, or .bin token shards)",
                         path, why);
         }
         bytes = info.st_size;
@@ -57,20 +57,22 @@ struct Dataset::File {
         int32_t fields[256] = {};
         header = sizeof(fields);
         if (bytes < header)
-            usage_error("--data {}: truncated: {} bytes, a .bin shard begins with a header of {}", path, bytes, header);
+            usage_error("--data {}: truncated: {} bytes, but a .bin shard begins with a header of {} bytes", path,
+                        bytes, header);
         std::memcpy(fields, map, header);
         if (fields[0] != kMagic16 && fields[0] != kMagic32)
-            usage_error("--data {}: magic number {}; a token shard has {} (uint16) or {} (uint32)", path, fields[0],
+            usage_error("--data {}: magic number {} (must be {} for uint16 or {} for uint32 tokens)", path, fields[0],
                         kMagic16, kMagic32);
         width = fields[0] == kMagic16 ? 2 : 4;
         count = fields[2];
         if (count < 0 || bytes != header + size_t(count) * width)
             usage_error(
-                "--data {}: its header promises {} tokens, {} bytes in all; the file has {}: truncated or damaged",
+                "--data {}: truncated or corrupt: the header says {} tokens, {} bytes in total, but the file has {} "
+                "bytes",
                 path, count, header + size_t(std::max<int64_t>(count, 0)) * width, bytes);
     }
 
-    uint32_t token(int64_t i) const {  // i counts from this file's first token
+    uint32_t token(int64_t i) const {  // i: index in this file
         if (width == 1) return map[i];
         uint16_t narrow;
         uint32_t wide;
@@ -96,38 +98,37 @@ Dataset::Dataset(const std::string& path, int64_t vocab, int64_t seq_len, double
                 take(it->path());
         }
         if (texts.empty() && shards.empty())
-            usage_error("--data {}: no files in this folder; put text files or .bin token shards there", path);
+            usage_error("--data {}: the folder has no files (must contain text files or .bin token shards)", path);
     } else {
         take(path);
     }
-    is_text_ = shards.empty();  // a folder that has shards is a folder of shards
+    is_text_ = shards.empty();  // a folder with any .bin file is a folder of shards
     std::vector<std::string>& names = is_text_ ? texts : shards;
     std::sort(names.begin(), names.end());
     for (const std::string& name : names) {
         File& file = *files_.emplace_back(std::make_unique<File>(name, !is_text_));
         file.begin = total_;
         total_ += file.count;
-        constexpr int64_t kScan = 1 << 28;  // beyond that, tokens are only checked as they are used
+        constexpr int64_t kScan = 1 << 28;  // tokens after these are checked when they are read
         for (int64_t i = 0; i < std::min(file.count, kScan); ++i)
             if (file.token(i) >= uint64_t(vocab))
-                usage_error(
-                    "--data {}: token {} at position {} is outside the vocabulary; --vocab {} or more would hold it",
-                    name, file.token(i), i, uint64_t(file.token(i)) + 1);
+                usage_error("--data {}: token {} at position {} is outside the vocabulary (try --vocab {} or more)",
+                            name, file.token(i), i, uint64_t(file.token(i)) + 1);
     }
     const int64_t need = seq_len + 1;
-    if (total_ < 2) usage_error("--data {}: {} tokens; it needs at least --seq-len + 1 = {}", path, total_, need);
+    if (total_ < 2) usage_error("--data {}: {} tokens, but at least --seq-len + 1 = {} are needed", path, total_, need);
     if (total_ < need)
-        usage_error("--data {}: {} tokens, fewer than --seq-len + 1 = {}; --seq-len {} would work", path, total_, need,
-                    total_ - 1);
+        usage_error("--data {}: {} tokens, but at least --seq-len + 1 = {} are needed (try --seq-len {})", path, total_,
+                    need, total_ - 1);
     const double fraction = val_fraction >= 0 ? val_fraction : (is_text_ ? 0.1 : 0.0);
     const int64_t validation = static_cast<int64_t>(fraction * double(total_));
     train_ = validation >= need && total_ - validation >= need ? total_ - validation : total_;
-    windows_ = std::max<int64_t>(1, (train_ - 1) / seq_len - 1);  // one window's length is left for the alignment
+    windows_ = std::max<int64_t>(1, (train_ - 1) / seq_len - 1);  // one window is reserved for the alignment
 }
 
 namespace {
-// A permutation of [0, n) as a function: a four-round Feistel network over the next even power of two, applied until it
-// lands inside (Black & Rogaway 2002, "cycle walking").
+// A pseudorandom permutation of [0, n): a four-round Feistel network over the next even power of two, applied until the
+// result is below n ("cycle walking", Black & Rogaway 2002).
 int64_t permute(int64_t index, int64_t n, uint64_t key) {
     int half = 1;
     while ((int64_t(1) << (2 * half)) < n) ++half;

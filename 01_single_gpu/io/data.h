@@ -1,6 +1,6 @@
 #pragma once
-// Where tokens come from: any text file or folder (one byte, one token), or token shards in llm.c's .bin format
-// (256 int32 of header: magic, version, count; then uint16 or uint32 tokens). Everything is memory-mapped.
+// Training data: a text file or a folder of text (one byte is one token), or token shards in llm.c's .bin format (a
+// header of 256 int32: magic, version, count; then uint16 or uint32 tokens). Files are memory-mapped.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,9 +16,9 @@ struct TokenRange {
 
 class Dataset {
   public:
-    // val_fraction < 0: 0.1 of a text, 0 of token shards. The validation part is the end of the source; a source that
-    // cannot spare one sample for each part is training data as a whole. Usage error for what cannot be read, is too
-    // short for one sample of seq_len + 1 tokens, or holds a token outside the vocabulary.
+    // val_fraction < 0: 0.1 for text, 0 for token shards. The validation split is the end of the data; it is empty if
+    // the data is too short for one sample in each split. Usage error if the data cannot be read, is too short for one
+    // sample of seq_len + 1 tokens, or has a token outside the vocabulary.
     Dataset(const std::string& path, int64_t vocab, int64_t seq_len, double val_fraction);
     ~Dataset();
     Dataset(const Dataset&) = delete;
@@ -27,16 +27,16 @@ class Dataset {
     int64_t train_tokens() const { return train_; }
     bool is_text() const { return is_text_; }
 
-    // Sample `index` (from 0) of an endless stream of seq_len + 1 tokens each. A pure function of (seed, index): an
-    // epoch visits every window of the training part once, in an order and at an alignment of its own, so any run can
-    // resume anywhere and any rank can fetch its part alone.
+    // Sample `index` (from 0) of an infinite stream of samples of seq_len + 1 tokens. A pure function of (seed, index),
+    // so a run can resume at any sample and a rank can read its samples independently. An epoch visits every window of
+    // the training split once; order and alignment of the windows differ between epochs.
     std::vector<int32_t> sample(uint64_t seed, int64_t index) const;
     int64_t samples_per_epoch() const { return windows_; }
 
-    int64_t validation_samples() const;  // consecutive windows of the validation part; 0: there is none
+    int64_t validation_samples() const;  // consecutive windows of the validation split
     std::vector<int32_t> validation_sample(int64_t index) const;
 
-    std::vector<int32_t> read(int64_t begin, int64_t count) const;  // tokens [begin, begin + count) of the source
+    std::vector<int32_t> read(int64_t begin, int64_t count) const;  // tokens [begin, begin + count) of the data
 
   private:
     struct File;

@@ -21,11 +21,11 @@ bool is_character_device(const std::string& path) {
     return ::stat(path.c_str(), &info) == 0 && S_ISCHR(info.st_mode);
 }
 
-// What tells one file from another: device and inode where it exists, otherwise its path.
+// Identifies a file: by device and inode if it exists, otherwise by its path.
 struct FileId {
     std::optional<std::pair<dev_t, ino_t>> inode;
     std::string path;
-    bool device = false;  // a character device: any number of outputs may go there
+    bool device = false;  // a character device: several outputs may write to it
 
     explicit FileId(const std::string& name) {
         struct stat info {};
@@ -48,21 +48,21 @@ struct FileId {
 std::string output_target(const std::string& flag, const std::string& path) {
     struct stat info {};
     const bool exists = ::stat(path.c_str(), &info) == 0;
-    if (path.empty()) usage_error("{}: an empty name; name a file, or leave {} out", flag, flag);
+    if (path.empty()) usage_error("{}: empty path (must name a file)", flag);
     if (path.ends_with("/") || (exists && S_ISDIR(info.st_mode)))
-        usage_error("{} {}: is a folder; name a file in it", flag, path);
+        usage_error("{} {}: is a folder (must name a file)", flag, path);
     const auto refuse = [&](const char* what) {
-        usage_error("{} {}: is a {}; name a regular file, or a device such as /dev/null", flag, path, what);
+        usage_error("{} {}: is a {} (must be a regular file, or a device such as /dev/null)", flag, path, what);
     };
     if (exists && S_ISFIFO(info.st_mode)) refuse("FIFO");
     if (exists && S_ISSOCK(info.st_mode)) refuse("socket");
     if (exists && S_ISBLK(info.st_mode)) refuse("block device");
 
-    constexpr int kMostLinks = 40;  // as Linux has it
+    constexpr int kMaxLinks = 40;  // as in Linux
     fs::path target = path;
     std::error_code error;
     for (int links = 0; fs::is_symlink(fs::symlink_status(target, error)); ++links) {
-        if (links == kMostLinks) usage_error("{} {}: symbolic links in a circle; name a file", flag, path);
+        if (links == kMaxLinks) usage_error("{} {}: circular symbolic links (must name a file)", flag, path);
         const fs::path next = fs::read_symlink(target, error);
         target = next.is_absolute() ? next : target.parent_path() / next;
     }
@@ -85,18 +85,18 @@ void check_paths(const std::vector<PathUse>& uses) {
         const FileId input(use.path);
         for (const Output& output : outputs)
             if (output.file == input || output.temporary == input)
-                usage_error("{} {}: would write over {}, which {} reads; name another file", output.use->flag,
+                usage_error("{} {}: would overwrite {}, which {} reads (use another file)", output.use->flag,
                             output.use->path, use.path, use.flag);
     }
     for (const Output& a : outputs)
         for (const Output& b : outputs) {
             if (a.use == b.use) continue;
             if (a.file == b.file)
-                usage_error("{} {}: is the file of {} as well ({}); name two", b.use->flag, b.use->path, a.use->flag,
+                usage_error("{} {}: {} writes the same file, {} (use two files)", b.use->flag, b.use->path, a.use->flag,
                             a.use->path);
             if (a.temporary == b.file)
-                usage_error("{} {}: is the name that {} {} has until it is complete; name another file", b.use->flag,
-                            b.use->path, a.use->flag, a.use->path);
+                usage_error("{} {}: is the temporary file of {} {} (use another file)", b.use->flag, b.use->path,
+                            a.use->flag, a.use->path);
         }
 }
 
@@ -105,7 +105,7 @@ OutputFile::OutputFile(const std::string& flag, const std::string& path)
     if (!is_character_device(target_)) temporary_ += ".tmp";
     stream_ = std::fopen(temporary_.c_str(), "wb");
     if (!stream_)
-        usage_error("{} {}: cannot be written ({}); name a file in an existing, writable folder", flag, path,
+        usage_error("{} {}: cannot be written: {} (must be in an existing, writable folder)", flag, path,
                     std::strerror(errno));
 }
 
@@ -127,7 +127,7 @@ void OutputFile::commit() {
     if (!written || (!device && std::rename(temporary_.c_str(), target_.c_str()) != 0)) {
         const std::string why = std::strerror(errno);
         if (!device) std::remove(temporary_.c_str());
-        throw std::runtime_error(fmt::format("{} {}: could not be completed ({})", flag_, path_, why));
+        throw std::runtime_error(fmt::format("{} {}: cannot be completed ({})", flag_, path_, why));
     }
 }
 

@@ -1,30 +1,30 @@
 #pragma once
-// Output files appear whole or not at all: written under a temporary name, renamed at the end.
+// Output files are atomic: written under a temporary name and renamed when they are complete.
 #include <cstdio>
 #include <string>
 #include <vector>
 
 namespace train70b {
 
-// A path that a flag names, to be read or to be written.
+// A path that a flag reads or writes.
 struct PathUse {
     std::string flag, path;
     bool output;
 };
-// Usage error, naming both flags, where one file (the same path, or device and inode) is an output and anything else as
-// well, or is the temporary name of another output; and for what takes no output, see output_target. Opens nothing.
+// Usage error, naming both flags, if an output file (by path, or by device and inode) is also an input or another
+// output, or the temporary name of another output. Also checks output_target(). Opens no files.
 void check_paths(const std::vector<PathUse>& uses);
 
-// Where output to `path` goes: the end of its symbolic links. Usage error naming the flag for a folder, FIFO, socket or
-// block device.
+// The file that is written for `path`, with symbolic links resolved. Usage error, naming the flag, for a folder, FIFO,
+// socket or block device.
 std::string output_target(const std::string& flag, const std::string& path);
 
 class OutputFile {
   public:
-    // Opens PATH.tmp, or a character device such as /dev/null itself; usage error naming the flag when that cannot be
+    // Opens PATH.tmp (a character device such as /dev/null directly). Usage error, naming the flag, if it cannot be
     // written.
     OutputFile(const std::string& flag, const std::string& path);
-    ~OutputFile();  // without commit(): the temporary file is removed
+    ~OutputFile();  // removes the temporary file if commit() was not called
     OutputFile(const OutputFile&) = delete;
 
     FILE* stream() const { return stream_; }
@@ -33,11 +33,12 @@ class OutputFile {
     void commit();  // close, rename to PATH
 
   private:
-    std::string flag_, path_, target_, temporary_;  // target_: temporary_ where it is a device
+    std::string flag_, path_, target_, temporary_;  // a device: temporary_ == target_
     FILE* stream_ = nullptr;
 };
 
-// A file of this repository, named from its root: as it lies here, or else where the program was built from.
+// The path of a repository file, given relative to its root: in the working directory, else in the source directory of
+// the build.
 std::string repository_file(const std::string& path);
 
 double now_seconds();  // steady clock

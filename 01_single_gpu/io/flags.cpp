@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -12,7 +13,7 @@ namespace train70b {
 namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Insertions, deletions and replacements between two words.
+// The Levenshtein distance.
 size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -36,40 +37,52 @@ std::string nearest_flag(const CLI::App& app, const std::string& unknown) {
     }
     return best;
 }
+
+// One line "--flag VALUE   text [default: X]" per flag, wrapped after long names.
+class HelpFormatter : public CLI::Formatter {
+  public:
+    HelpFormatter() { column_width(34); }
+    std::string make_option_opts(const CLI::Option* option) const override {
+        return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
+    }
+    std::string make_option_desc(const CLI::Option* option) const override {
+        const std::string text = option->get_description(), value = option->get_default_str();
+        return text.find("[default: ") != text.npos || value.empty() ? text
+                                                                     : fmt::format("{} [default: {}]", text, value);
+    }
+};
 }  // namespace
 
-Check whole_number_from(int64_t least, int64_t most) {
-    const bool bounded = most < kMostCount;
+Check integer_from(int64_t min, int64_t max) {
+    const bool bounded = max < kMaxCount;
     return {[=](const std::string& text) {
-                // Digits alone, and no leading zero: that is octal to some, so it is refused.
+                // Digits only. A leading zero is an error, because it could mean octal.
                 const std::string digits = text.substr(text.starts_with('-') ? 1 : 0);
                 const bool plain = !digits.empty() && digits.find_first_not_of("0123456789") == std::string::npos &&
                                    (digits.size() == 1 || digits[0] != '0');
-                int64_t value = most;
+                int64_t value = max;
                 bool large = false;
                 try {
                     if (plain) value = std::stoll(text);
                 } catch (const std::out_of_range&) { large = true; }
-                return plain && !large && value >= least && value <= most ? std::string()
-                       : bounded ? fmt::format("{} is not possible; a whole number from {} to {}", text, least, most)
-                                 : fmt::format("{} is not possible; a whole number from {} on{}", text, least,
-                                               value > most || large ? fmt::format(", at most {}", most) : "");
+                return plain && !large && value >= min && value <= max ? std::string()
+                       : bounded || value > max || large
+                           ? fmt::format("{} must be an integer from {} to {}", text, min, max)
+                           : fmt::format("{} must be an integer >= {}", text, min);
             },
-            bounded ? fmt::format("{} to {}", least, most) : fmt::format(">={}", least)};
+            "INT"};
 }
 
-Check real_number(double least, double most, bool least_allowed) {
+Check real_number(double min, double max, bool min_allowed) {
     return {[=](const std::string& text) {
                 char* end = nullptr;
                 const double value = std::strtod(text.c_str(), &end);
-                const bool inside =
-                    std::isfinite(value) && (least_allowed ? value >= least : value > least) && value <= most;
+                const bool inside = std::isfinite(value) && (min_allowed ? value >= min : value > min) && value <= max;
                 if (!text.empty() && *end == '\0' && inside) return std::string();
-                const std::string range = most < kInfinity ? fmt::format(" and at most {}", most) : "";
-                return fmt::format("{} is not possible; a number {} {}{}", text,
-                                   least_allowed ? "of at least" : "above", least, range);
+                return fmt::format("{} must be a number {} {}{}", text, min_allowed ? ">=" : ">", min,
+                                   max < kInfinity ? fmt::format(" and <= {}", max) : "");
             },
-            ""};
+            "NUMBER"};
 }
 
 Check one_of(std::vector<std::string> names) {
@@ -78,14 +91,15 @@ Check one_of(std::vector<std::string> names) {
     return {[names, list](const std::string& text) {
                 return std::find(names.begin(), names.end(), text) != names.end()
                            ? std::string()
-                           : fmt::format("{} is unknown; one of {}", text, list);
+                           : fmt::format("{} is unknown; must be one of {}", text, list);
             },
             list};
 }
 
 Flags::Flags(const std::string& description)
     : app_(std::make_unique<CLI::App>(description)), values_(std::make_unique<nlohmann::ordered_json>()) {
-    app_->get_formatter()->column_width(34);
+    app_->formatter(std::make_shared<HelpFormatter>());
+    app_->get_help_ptr()->description("print this help and exit");
 }
 Flags::~Flags() = default;
 
@@ -106,8 +120,8 @@ Flags::Flag& Flags::Flag::required() {
 
 Flags::Flag Flags::checked(CLI::Option* option, const Check& check) {
     if (check.problem)
-        option->check(
-            CLI::Validator([problem = check.problem](std::string& text) { return problem(text); }, check.name));
+        option->check(CLI::Validator([problem = check.problem](std::string& text) { return problem(text); }, ""));
+    if (!check.name.empty()) option->type_name(check.name);
     option->group(group_);
     return Flag(option);
 }
@@ -146,7 +160,8 @@ Flags::Flag Flags::at(const std::string& name) { return Flag(app_->get_option(na
 bool Flags::given(const std::string& name) const { return app_->count(name) > 0; }
 
 void Flags::parse(int argc, char** argv) {
-    app_->allow_extras();  // so that the unknown flag is ours to explain
+    app_->name(std::filesystem::path(argv[0]).filename().string());
+    app_->allow_extras();  // unknown flags are reported below
     try {
         app_->parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
@@ -155,9 +170,9 @@ void Flags::parse(int argc, char** argv) {
     } catch (const CLI::ParseError& error) { usage_error("{}", error.what()); }
     if (const auto extras = app_->remaining(); !extras.empty()) {
         if (extras[0].starts_with("-"))
-            usage_error("{}: unknown flag; did you mean {}? (--help lists all)", extras[0],
+            usage_error("{}: unknown flag; did you mean {}? (--help lists all flags)", extras[0],
                         nearest_flag(*app_, extras[0]));
-        usage_error("{}: belongs to no flag; write --flag value (--help lists all)", extras[0]);
+        usage_error("{}: unexpected argument; values follow a flag: --flag value (--help lists all flags)", extras[0]);
     }
     for (const CLI::Option* option : app_->get_options()) {
         if (option->get_name() == "--help") continue;

@@ -8,8 +8,8 @@
 namespace train70b {
 
 namespace {
-// The index that a uniform u in [0, 1) picks from softmax(logits / temperature).
-int32_t draw(const std::vector<double>& logits, double temperature, double u) {
+// Samples an index from softmax(logits / temperature), given a uniform u in [0, 1).
+int32_t sample(const std::vector<double>& logits, double temperature, double u) {
     const double max = *std::max_element(logits.begin(), logits.end());
     double sum = 0;
     std::vector<double> cumulative;
@@ -34,7 +34,7 @@ std::vector<int32_t> generate(Llama& model, std::vector<int32_t> tokens, int64_t
         Tape tape{.recording = false};
         const Tensor logits = model.logits(tape, batch).data;  // (T, V)
         const double u = double(random_bits(seed, i) >> 11) * 0x1p-53;
-        tokens.push_back(draw(read(logits.row_slice(length - 1, length)), kTemperature, u));
+        tokens.push_back(sample(read(logits.row_slice(length - 1, length)), kTemperature, u));
     }
     return tokens;
 }

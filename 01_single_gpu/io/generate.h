@@ -1,12 +1,12 @@
 #pragma once
-// Text from a trained model.
+// Text generation with a trained model.
 #include "01_single_gpu/llama.h"
 
 namespace train70b {
 
-// Continues a prompt with `count` tokens, drawn from the model's distribution at temperature 0.8; a pure function of the
-// weights and the seed. The context is the last seq_len tokens.
+// Appends `count` tokens to the prompt, sampled at temperature 0.8 with a context of the last seq_len tokens.
+// Deterministic for given weights and seed.
 std::vector<int32_t> generate(Llama& model, std::vector<int32_t> prompt, int64_t count, int64_t seq_len, uint64_t seed);
-std::string printable(const std::vector<int32_t>& tokens, bool bytes);  // text of byte tokens, else numbers
+std::string printable(const std::vector<int32_t>& tokens, bool bytes);  // bytes: as text, else token numbers
 
 }  // namespace train70b

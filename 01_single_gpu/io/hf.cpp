@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// Older files kept the table of RoPE's frequencies as a buffer; config.json implies it.
+// Older files contain RoPE's frequencies as a buffer, which follows from config.json.
 bool is_table(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
 }  // namespace
 
@@ -34,7 +34,7 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
     else if (fs::exists(dir + "/" + kIndex))
         open_shards(dir + "/" + kIndex);
     else
-        usage_error("--load-hf {}: neither {} nor {} is there", dir, kSingle, kIndex);
+        usage_error("--load-hf {}: has neither {} nor {}", dir, kSingle, kIndex);
 
     size_t found = 0;
     for (const Param& param : all_params(config)) {
@@ -44,14 +44,14 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
                         param.name == "lm_head.weight" ? "; tied embeddings are not supported" : "");
         const auto& [file, tensor] = at->second;
         if (tensor->shape != param.global_shape)
-            usage_error("{}: tensor {} is {}; config.json makes it {}", files_[file].path(), param.name,
+            usage_error("{}: tensor {} is {}, but must be {} according to config.json", files_[file].path(), param.name,
                         to_string(tensor->shape), to_string(param.global_shape));
         ++found;
     }
     if (found == where_.size()) return;
     for (const Param& param : all_params(config)) where_.erase(param.name);
-    const auto& [name, place] = *where_.begin();
-    usage_error("{}: tensor {} is no part of this model", files_[place.first].path(), quoted(name));
+    const auto& [name, location] = *where_.begin();
+    usage_error("{}: tensor {} is not part of this model", files_[location.first].path(), quoted(name));
 }
 
 void HfWeights::add(const std::string& path) {
@@ -59,37 +59,37 @@ void HfWeights::add(const std::string& path) {
     for (const auto& [name, tensor] : file.tensors()) {
         if (is_table(name)) continue;
         const auto [at, is_new] = where_.try_emplace(name, files_.size() - 1, &tensor);
-        if (!is_new) usage_error("{}: tensor {} is in {} as well", path, quoted(name), files_[at->second.first].path());
+        if (!is_new) usage_error("{}: tensor {} is also in {}", path, quoted(name), files_[at->second.first].path());
     }
 }
 
 void HfWeights::open_shards(const std::string& index_path) {
-    const json index = read_json(index_path, index_path, "it lists the shards of the weights");
+    const json index = read_json(index_path, index_path, "must list the shards of the weights");
     const json map = index.is_object() ? index.value("weight_map", json()) : json();
-    if (!map.is_object() || map.empty()) usage_error("{}: weight_map is missing or no object of names", index_path);
+    if (!map.is_object() || map.empty()) usage_error("{}: weight_map is missing or not an object", index_path);
     std::map<std::string, std::string> shard_of;  // tensor -> file name
-    std::map<std::string, std::string> shards;    // file name -> a tensor that asks for it
+    std::map<std::string, std::string> shards;    // file name -> one of its tensors
     for (const auto& [name, shard] : map.items()) {
         if (!shard.is_string() || fs::path(shard.get<std::string>()).filename() != shard.get<std::string>())
-            usage_error("{}: weight_map places {} in {}, which names no file of this folder", index_path, quoted(name),
-                        shard.dump());
+            usage_error("{}: weight_map maps {} to {}, which is not the name of a file in this folder", index_path,
+                        quoted(name), shard.dump());
         shard_of[name] = shard;
         shards.try_emplace(shard, name);
     }
     for (const auto& [shard, tensor] : shards)
         if (!fs::exists(dir_ + "/" + shard))
-            usage_error("{}/{}: missing; {} places tensor {} there", dir_, shard, kIndex, quoted(tensor));
+            usage_error("{}/{}: missing; {} maps tensor {} to it", dir_, shard, kIndex, quoted(tensor));
     files_.reserve(shards.size());
     for (const auto& [shard, tensor] : shards) add(dir_ + "/" + shard);
     for (const auto& [name, shard] : shard_of)
         if (!where_.contains(name) && !is_table(name))
-            usage_error("{}/{}: tensor {} is missing; {} places it there", dir_, shard, quoted(name), kIndex);
-    for (const auto& [name, place] : where_) {
-        const std::string& path = files_[place.first].path();
+            usage_error("{}/{}: tensor {} is missing; {} maps it to this file", dir_, shard, quoted(name), kIndex);
+    for (const auto& [name, location] : where_) {
+        const std::string& path = files_[location.first].path();
         const auto at = shard_of.find(name);
         if (at == shard_of.end()) usage_error("{}: tensor {} is not in {}", path, quoted(name), kIndex);
         if (path != dir_ + "/" + at->second)
-            usage_error("{}: tensor {} is here; {} places it in {}", path, quoted(name), kIndex, at->second);
+            usage_error("{}: has tensor {}, which {} maps to {}", path, quoted(name), kIndex, at->second);
     }
 }
 
@@ -105,25 +105,26 @@ void HfWeights::load(const std::vector<Param*>& params) const {
 
 // ---- writing -------------------------------------------------------------------------------------------------------
 
-Whole whole_on_one_rank(Llama& model) {
+GetFullParam local_full_params(Llama& model) {
     return [&model](const Param& wanted, Which which) {
         for (const Param* param : model.params())
             if (param->name == wanted.name) return which == Which::data ? param->data : param->grad;
-        CHECK(false, "{} is no parameter of this model", wanted.name);
+        CHECK(false, "{} is not a parameter of this model", wanted.name);
         return Tensor();
     };
 }
 
-void write_whole(SafetensorsWriter* file, const std::vector<Param>& params, const Whole& whole, Which which) {
+void write_full_params(SafetensorsWriter* file, const std::vector<Param>& params, const GetFullParam& get_full,
+                       Which which) {
     for (const Param& param : params) {
-        const Tensor values = whole(param, which);
+        const Tensor values = get_full(param, which);
         if (file) file->write(values);
     }
 }
 
 OutputFolder::OutputFolder(const std::string& flag, const std::string& path) : path_(path) {
     std::error_code error;
-    if (fs::exists(path, error) && !fs::is_directory(path, error)) usage_error("{} {}: is no folder", flag, path);
+    if (fs::exists(path, error) && !fs::is_directory(path, error)) usage_error("{} {}: is not a folder", flag, path);
     std::vector<fs::path> missing;
     for (fs::path at = fs::absolute(path); !fs::exists(at, error) && at.has_relative_path(); at = at.parent_path())
         missing.push_back(at);
@@ -131,7 +132,7 @@ OutputFolder::OutputFolder(const std::string& flag, const std::string& path) : p
         if (fs::create_directory(*at, error)) made_.push_back(at->string());
     if (!fs::is_directory(path, error)) {
         for (auto at = made_.rbegin(); at != made_.rend(); ++at) fs::remove(*at, error);
-        usage_error("{} {}: cannot be created; name a folder in a writable place", flag, path);
+        usage_error("{} {}: cannot be created (must be in a writable folder)", flag, path);
     }
 }
 
@@ -148,7 +149,7 @@ HfSaver::HfSaver(const std::string& dir) {
     config_file_.emplace("--save-hf", folder_->file("config.json"));
 }
 
-void HfSaver::save(const LlamaConfig& config, DType dtype, const Whole& whole, int64_t shard_bytes) {
+void HfSaver::save(const LlamaConfig& config, DType dtype, const GetFullParam& get_full, int64_t shard_bytes) {
     const std::vector<Param> params = all_params(config);
     std::vector<std::vector<Param>> shards(1);
     int64_t total = 0, in_shard = 0;
@@ -170,7 +171,7 @@ void HfSaver::save(const LlamaConfig& config, DType dtype, const Whole& whole, i
             index["weight_map"][param.name] = name;
         }
         if (folder_) files.emplace_back("--save-hf", folder_->file(name), std::move(entries));
-        write_whole(folder_ ? &files.back() : nullptr, shards[i], whole, Which::data);
+        write_full_params(folder_ ? &files.back() : nullptr, shards[i], get_full, Which::data);
     }
     if (!folder_) return;
     std::optional<OutputFile> index_file;
@@ -179,7 +180,7 @@ void HfSaver::save(const LlamaConfig& config, DType dtype, const Whole& whole, i
         index_file->write(index.dump(2) + "\n");
     }
     config_file_->write(hf_config(config, dtype).dump(2) + "\n");
-    // All is on disk: now the names. An older checkpoint of the other form would be read instead of this one.
+    // All files are complete: rename them. Remove an older checkpoint of the other form, which would be read instead.
     for (SafetensorsWriter& file : files) file.commit();
     fs::remove(folder_->file(index_file ? kSingle : kIndex));
     if (index_file) index_file->commit();

@@ -1,7 +1,7 @@
 #pragma once
-// Llama checkpoints as Hugging Face stores them: a folder with config.json and either model.safetensors or several
-// shards with model.safetensors.index.json. Parameter names and the rotate-half RoPE are this course's own as well, so
-// no weight changes place on its way in or out.
+// Llama checkpoints in Hugging Face's format: a folder with config.json and either model.safetensors, or several shards
+// with model.safetensors.index.json. The models of this course use the same parameter names and the same rotate-half
+// RoPE, so weights are not permuted.
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/io/safetensors.h"
@@ -9,20 +9,20 @@
 
 namespace train70b {
 
-// The shape that DIR/config.json describes. Usage error, naming file and key, for a missing or ill-typed key and for
-// everything that this Llama is not: tied embeddings, biases, another activation, another kind of RoPE.
+// Reads DIR/config.json. Usage error, naming file and key, if a key is missing or has the wrong type, and for
+// unsupported models: tied embeddings, biases, other activations, other kinds of RoPE.
 LlamaConfig read_hf_config(const std::string& dir);
-nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);  // what config.json says
+nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);  // the content of config.json
 
-// Every parameter of the whole model, in order, with name, shape and place but without memory.
+// Every parameter of the full model, in order, with name and shape but without data.
 std::vector<Param> all_params(const LlamaConfig& config);
 
-// The weights in DIR, all of them checked on construction and none loaded: usage error, naming file and tensor, for a
-// missing shard, and for a tensor that is missing, too many, or of another shape than `config` asks for.
+// The weights in DIR. Construction checks all of them and loads none: usage error, naming file and tensor, if a shard
+// or a tensor is missing, unexpected, or of another shape than `config` says.
 class HfWeights {
   public:
     HfWeights(const std::string& dir, const LlamaConfig& config);
-    // data of each = this rank's rectangle, cast to the dtype of data. Of all of the model, or any part of it.
+    // Loads this rank's rectangle of each parameter, cast to the dtype of its data.
     void load(const std::vector<Param*>& params) const;
 
   private:
@@ -34,15 +34,16 @@ class HfWeights {
     std::map<std::string, std::pair<size_t, const StoredTensor*>> where_;  // name -> file, entry
 };
 
-// The whole of a parameter's data or gradient on rank 0, whatever layout it lies in; empty on the other ranks. All
-// ranks call it, for the same parameters in the same order: it may communicate.
-using Whole = std::function<Tensor(const Param&, Which)>;
-Whole whole_on_one_rank(Llama& model);  // the one-rank default: nothing to gather
-// Writes them one by one, in order.
-void write_whole(SafetensorsWriter* file, const std::vector<Param>& params, const Whole& whole, Which which);
+// Returns the full parameter's data or gradient on rank 0, and an empty tensor on the other ranks. Collective: all
+// ranks must call it for the same parameters in the same order.
+using GetFullParam = std::function<Tensor(const Param&, Which)>;
+GetFullParam local_full_params(Llama& model);  // of a model that one rank holds
+// Writes the parameters one by one, in order.
+void write_full_params(SafetensorsWriter* file, const std::vector<Param>& params, const GetFullParam& get_full,
+                       Which which);
 
-// A folder for output, made when it is not there. Usage error naming the flag when it cannot be made. A folder that it
-// made and that is still empty in the end goes away again.
+// An output folder. Construction creates it if it does not exist; usage error, naming the flag, on failure. Destruction
+// removes folders that it created and that are still empty.
 class OutputFolder {
   public:
     OutputFolder(const std::string& flag, const std::string& path);
@@ -52,21 +53,22 @@ class OutputFolder {
 
   private:
     std::string path_;
-    std::vector<std::string> made_;  // innermost last
+    std::vector<std::string> made_;  // outermost first
 };
 
-std::vector<std::string> hf_files();  // the names in a checkpoint's folder that HfSaver may give to a file
+std::vector<std::string> hf_files();  // the fixed file names that HfSaver may write
 
-// Writes a checkpoint, in two steps: construction (before training) shows that DIR can be written, save() writes. Rank
-// 0 writes; the others take part in `whole`. No file has its name before all are complete.
+// Writes a checkpoint in two steps: construction (before training) verifies that DIR is writable, save() writes. Rank 0
+// writes; the other ranks take part in get_full(). Files are renamed only when all of them are complete.
 class HfSaver {
   public:
     explicit HfSaver(const std::string& dir);
-    // Beyond shard_bytes the weights are cut into shards of at most that (5 GB, as Hugging Face does).
-    void save(const LlamaConfig& config, DType dtype, const Whole& whole, int64_t shard_bytes = 5'000'000'000);
+    // Splits the weights into shards of at most shard_bytes (5 GB, as Hugging Face does).
+    void save(const LlamaConfig& config, DType dtype, const GetFullParam& get_full,
+              int64_t shard_bytes = 5'000'000'000);
 
   private:
-    std::optional<OutputFolder> folder_;  // of rank 0, like the file
+    std::optional<OutputFolder> folder_;  // on rank 0 only, like the file
     std::optional<OutputFile> config_file_;
 };
 

@@ -1,4 +1,4 @@
-// config.json of a Hugging Face Llama, read and written.
+// Reads and writes the config.json of a Hugging Face Llama.
 #include <cmath>
 #include <filesystem>
 
@@ -12,7 +12,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-// An object of the file, read key by key; null counts as absent, as it does in Hugging Face's own files.
+// Typed access to the keys of a JSON object; null counts as absent, as in Hugging Face's files.
 class Keys {
   public:
     Keys(std::string file, json object) : file_(std::move(file)), object_(std::move(object)) {
@@ -21,24 +21,24 @@ class Keys {
 
     bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
 
-    int64_t whole(const char* key, int64_t most = INT32_MAX) const {
+    int64_t integer(const char* key, int64_t max = INT32_MAX) const {
         const json& value = needed(key);
-        if (!value.is_number_unsigned() || value.get<uint64_t>() < 1 || value.get<uint64_t>() > uint64_t(most))
-            refuse(key, fmt::format("must be a whole number from 1 to {}", most));
+        if (!value.is_number_unsigned() || value.get<uint64_t>() < 1 || value.get<uint64_t>() > uint64_t(max))
+            refuse(key, fmt::format("must be an integer from 1 to {}", max));
         return value.get<int64_t>();
     }
     double real(const char* key) const {
         const json& value = needed(key);
         if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>()))
-            refuse(key, "must be a number above 0");
+            refuse(key, "must be a number > 0");
         return value.get<double>();
     }
     std::string text(const char* key) const {
         const json& value = needed(key);
-        if (!value.is_string()) refuse(key, "must be a text");
+        if (!value.is_string()) refuse(key, "must be a string");
         return value.get<std::string>();
     }
-    // Refuses the file unless the key is absent or has this value.
+    // Usage error unless the key is absent or has this value.
     void only(const char* key, const json& value, const char* why) const {
         if (has(key) && object_[key] != value) refuse(key, why);
     }
@@ -62,30 +62,30 @@ class Keys {
     json object_;
 };
 
-// Both generations of files: rope_theta beside rope_scaling, and all of it inside rope_parameters.
+// Reads both versions of the format: rope_theta and rope_scaling, or rope_parameters with all of it.
 void read_rope(const Keys& keys, LlamaConfig& config) {
     if (keys.has("rope_theta")) config.rope_theta = keys.real("rope_theta");
     if (keys.has("rope_scaling") && keys.has("rope_parameters"))
-        keys.refuse("rope_scaling", "and rope_parameters: one of the two is enough");
+        keys.refuse("rope_scaling", "conflicts with rope_parameters (must be one of the two)");
     const char* key = keys.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
     if (!keys.has(key)) return;
     const Keys rope = keys.inner(key);
     if (rope.has("rope_theta")) {
         const double theta = rope.real("rope_theta");
         if (keys.has("rope_theta") && theta != config.rope_theta)
-            keys.refuse("rope_theta", fmt::format("but {} says {}", key, theta));
+            keys.refuse("rope_theta", fmt::format("but {} has {}", key, theta));
         config.rope_theta = theta;
     }
-    rope.only("partial_rotary_factor", 1.0, "every pair of a head is rotated here");
+    rope.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
     const char* type_key = rope.has("rope_type") ? "rope_type" : "type";
     if (!rope.has(type_key) && !rope.has("factor")) return;
     const std::string type = rope.text(type_key);
     if (type == "default") return;
     if (type != "llama3") rope.refuse(type_key, "only \"default\" and \"llama3\" are supported");
     const RopeScaling s{rope.real("factor"), rope.real("low_freq_factor"), rope.real("high_freq_factor"),
-                        rope.whole("original_max_position_embeddings")};
+                        rope.integer("original_max_position_embeddings")};
     if (!(s.low_freq_factor < s.high_freq_factor))
-        rope.refuse("low_freq_factor", fmt::format("must be below high_freq_factor {}", s.high_freq_factor));
+        rope.refuse("low_freq_factor", fmt::format("must be less than high_freq_factor {}", s.high_freq_factor));
     config.rope_scaling = s;
 }
 
@@ -95,8 +95,8 @@ void refuse_other_models(const Keys& keys) {
     keys.only("attention_bias", false, "biases are not supported");
     keys.only("mlp_bias", false, "biases are not supported");
     keys.only("tie_word_embeddings", false,
-              "tied embeddings are not supported; save the model with a head of its own (lm_head.weight)");
-    keys.only("partial_rotary_factor", 1.0, "every pair of a head is rotated here");
+              "tied embeddings are not supported (save the model with a separate lm_head.weight)");
+    keys.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
     if (keys.has("quantization_config")) keys.refuse("quantization_config", "quantized weights are not supported");
 }
 
@@ -106,20 +106,20 @@ LlamaConfig read_hf_config(const std::string& dir) {
     const std::string path = dir + "/config.json";
     std::error_code error;
     if (!std::filesystem::is_directory(dir, error))
-        usage_error("--load-hf {}: is no folder; name one with config.json and model.safetensors", dir);
-    const Keys keys(path, read_json(path, path, "a Hugging Face model has it beside its weights"));
+        usage_error("--load-hf {}: is not a folder (must contain config.json and model.safetensors)", dir);
+    const Keys keys(path, read_json(path, path, "must be next to the weights"));
 
     refuse_other_models(keys);
     LlamaConfig config;
     config.name = std::filesystem::weakly_canonical(dir, error).filename().string();
-    config.layers = keys.whole("num_hidden_layers", 10000);
-    config.hidden = keys.whole("hidden_size");
-    config.heads = keys.whole("num_attention_heads");
-    config.kv_heads = keys.has("num_key_value_heads") ? keys.whole("num_key_value_heads") : config.heads;
-    config.ffn = keys.whole("intermediate_size");
-    config.vocab = keys.whole("vocab_size");
+    config.layers = keys.integer("num_hidden_layers", 10000);
+    config.hidden = keys.integer("hidden_size");
+    config.heads = keys.integer("num_attention_heads");
+    config.kv_heads = keys.has("num_key_value_heads") ? keys.integer("num_key_value_heads") : config.heads;
+    config.ffn = keys.integer("intermediate_size");
+    config.vocab = keys.integer("vocab_size");
     config.norm_eps = keys.real("rms_norm_eps");
-    if (keys.has("max_position_embeddings")) config.context = keys.whole("max_position_embeddings");
+    if (keys.has("max_position_embeddings")) config.context = keys.integer("max_position_embeddings");
     read_rope(keys, config);
     check_config(config, {.where = path + ": ",
                           .layers = "num_hidden_layers",
@@ -128,7 +128,7 @@ LlamaConfig read_hf_config(const std::string& dir) {
                           .kv_heads = "num_key_value_heads",
                           .ffn = "intermediate_size",
                           .vocab = "vocab_size"});
-    if (keys.has("head_dim") && keys.whole("head_dim") != config.head_dim())
+    if (keys.has("head_dim") && keys.integer("head_dim") != config.head_dim())
         keys.refuse("head_dim", fmt::format("must be hidden_size / num_attention_heads = {}", config.head_dim()));
     return config;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The flags that every chapter shares: typed, checked, and written into the metrics file.
+// The flags shared by all chapters: typed, checked, and written to the metrics file.
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,11 +12,11 @@
 namespace train70b {
 
 struct TrainOptions {
-    LlamaConfig model;  // the preset with its overrides, or the loaded model's, after parse()
+    LlamaConfig model;  // set by parse(): the preset with its overrides, or the loaded model's
 
     std::string data;
     int64_t seq_len = 128, micro_batch = 0, global_batch = 16;  // sequences; micro_batch 0: global / ranks
-    double val_fraction = -1;                                   // < 0: by the kind of source
+    double val_fraction = -1;                                   // < 0: depends on the kind of data
     int64_t eval_every = 0;
 
     int64_t steps = 200, warmup_steps = 20;
@@ -28,26 +28,27 @@ struct TrainOptions {
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
     std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
-    bool dry_run = false;                          // chapter 08: everything is booked, nothing computed
+    bool dry_run = false;                          // chapter 08: book memory, compute nothing
 
     LrSchedule schedule() const;
     Llama::Options llama() const;  // dtype, device, recompute, initial values
     AdamW::Hyper adamw() const;
-    Device device_kind() const;          // auto: cuda where there is one and it has kernels for dtype
-    TrainOptions without_files() const;  // the same, writing, loading and evaluating nothing: the runs behind a table
+    Device device_kind() const;          // auto: cuda if there is one and it has kernels for dtype
+    TrainOptions without_files() const;  // a copy without files and evaluation, for measurements
     int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }
 };
 
-// The command line of one chapter: the shared flags, and those that the chapter adds.
+// The command line of a chapter: the shared flags, and those that the chapter adds.
 class CommandLine : public Flags {
   public:
     CommandLine(const std::string& description, TrainOptions& options);
 
-    void parse(int argc, char** argv);       // and checks
-    void check_batches(int64_t data_ranks);  // over which the global batch is divided (chapter 02)
+    void parse(int argc, char** argv);       // usage error for invalid values
+    void check_batches(int64_t data_ranks);  // usage error if the global batch is not divisible
 
-    // Flags whose values are paths. parse() refuses, before anything is opened, an output that is an input or another
-    // output as well, and one that cannot be written to. `files`: what will be written in a folder, where it is one.
+    // Flags whose values are paths. Before anything is opened, parse() checks that no output is also an input or
+    // another output, and that outputs can be written. files: the names that will be written if the path is a folder.
+    // text: "FILE.csv: what it is" shows FILE.csv as the value in --help.
     Flag add_output(const std::string& flag, std::string& path, const std::string& text,
                     std::vector<std::string> files = {});
     Flag add_input(const std::string& flag, std::string& path, const std::string& text);  // file or folder
@@ -59,6 +60,7 @@ class CommandLine : public Flags {
         bool output;
         std::vector<std::string> files;
     };
+    Flag add_path(const std::string& flag, std::string& path, const std::string& text);
     LlamaConfig model_shape() const;
     void check_path_flags() const;
 

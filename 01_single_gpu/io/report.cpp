@@ -19,7 +19,7 @@ void Metrics::open(const std::string& path) {
     path_ = path;
     stream_ = std::fopen(output_target("--metrics", path).c_str(), "w");
     if (!stream_)
-        usage_error("--metrics {}: cannot be written ({}); name a file in an existing, writable folder", path,
+        usage_error("--metrics {}: cannot be written: {} (must be in an existing, writable folder)", path,
                     std::strerror(errno));
 }
 
@@ -92,7 +92,7 @@ void Progress::step(const StepReport& r) {
     seconds_ += r.step_s;
     ++since_print_;
     const bool milestone = r.step == 1 || r.step == steps_ || since_print_ >= std::max<int64_t>(1, steps_ / 20);
-    // Under mpirun it always looks like a terminal, whatever mpirun itself writes to.
+    // Under mpirun, isatty is true even if mpirun's own output is not a terminal.
     const bool terminal = isatty(STDOUT_FILENO) && !std::getenv("OMPI_COMM_WORLD_SIZE");
     if (!milestone && !terminal) return;
     if (milestone) since_print_ = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// What a run tells: the progress line, the metrics file, the closing table. Printed and written by rank 0.
+// Output of a run: progress lines, the metrics file, the memory table. Printed and written by rank 0.
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 
@@ -14,19 +14,19 @@ struct StepReport {
     double grad_norm = 0;           // before clipping
     double lr = 0, param_norm = 0;  // param_norm: after the update
     double tokens_per_s = 0, step_s = 0, comm_s = 0, data_s = 0;
-    std::optional<double> mfu;  // model FLOPs / peak FLOPs, where the peak is known
+    std::optional<double> mfu;  // model FLOPs / peak FLOPs, if the peak is known
     MemoryBytes memory{};       // after the update
     MemoryPeak peak;            // since the step began
     std::map<std::string, int64_t> comm_bytes;
 };
 
-// JSON lines, flushed line by line so that a run can be followed. Until it is opened, nothing is written.
+// A JSON lines file, flushed after every line so that a run can be followed. Writes nothing until it is opened.
 class Metrics {
   public:
     Metrics() = default;
     ~Metrics();
     Metrics(const Metrics&) = delete;
-    void open(const std::string& path);  // usage error when it cannot be written
+    void open(const std::string& path);  // usage error if it cannot be written
     bool is_open() const { return stream_ != nullptr; }
     void write(const nlohmann::ordered_json& line);
 
@@ -37,25 +37,25 @@ class Metrics {
 
 nlohmann::ordered_json to_json(const StepReport& report, DType dtype);  // dtype of the run
 nlohmann::ordered_json to_json(const MemoryPeak& peak);
-// As losses and norms are written: all 17 significant digits in an fp64 run, otherwise rounded to 9.
+// Rounds a loss or norm for output: 17 significant digits in an fp64 run, else 9.
 double significant_digits(double value, DType dtype = DType::f32);
 
 // "step   20/200  loss 3.1415  |g| 0.92  lr 3.0e-03  28.1k tok/s  36.2 MiB  eta 0:07"
 class Progress {
   public:
     explicit Progress(int64_t steps) : steps_(steps) {}
-    ~Progress();  // what comes next, an error perhaps, begins a line
+    ~Progress();  // ends an open line
     Progress(const Progress&) = delete;
     void step(const StepReport& report);
-    void line(const std::string& text);  // between two progress lines
+    void line(const std::string& text);  // prints a line between progress lines
 
   private:
     int64_t steps_, since_print_ = 0;
     double seconds_ = 0;
-    bool live_ = false;  // a terminal: the last line is overwritten
+    bool live_ = false;  // on a terminal: the next line overwrites the last one
 };
 
-// While one exists, runs on this thread print nothing: those behind a table.
+// Suppresses say() and progress lines for its lifetime: for runs that only measure.
 class Quiet {
   public:
     Quiet() { ++count_; }
@@ -78,8 +78,8 @@ void say(fmt::format_string<Args...> text, Args&&... args) {
 std::string human_bytes(double bytes);  // "36.2 MiB"
 std::string human_count(double count);  // "28.1k"
 
-// Bytes per kind against formula: 2, 4 or 8 bytes per parameter and per gradient, 8, 12 or 16 of optimizer state, and
-// the activation formula of config.h.
+// Measured bytes per kind next to the formula: 2, 4 or 8 bytes per parameter and per gradient, 8, 12 or 16 of optimizer
+// states, and the activation formula of config.h.
 std::string memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
                          const MemoryPeak& peak);
 

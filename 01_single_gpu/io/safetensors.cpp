@@ -26,9 +26,11 @@ namespace {
 std::shared_ptr<const unsigned char> map_file(const std::string& path, uint64_t& bytes) {
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) usage_error("{}: cannot be read ({})", path, std::strerror(errno));
-    if (!S_ISREG(info.st_mode)) usage_error("{}: is not a file", path);
+    if (!S_ISREG(info.st_mode)) usage_error("{}: is not a regular file", path);
     bytes = info.st_size;
-    if (bytes < 8) usage_error("{}: {} bytes; a safetensors file begins with 8 bytes of header length", path, bytes);
+    if (bytes < 8)
+        usage_error("{}: truncated: {} bytes, but a safetensors file begins with 8 bytes of header length", path,
+                    bytes);
     const int fd = ::open(path.c_str(), O_RDONLY);
     if (fd < 0) usage_error("{}: cannot be read ({})", path, std::strerror(errno));
     void* map = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -46,7 +48,7 @@ json parse_header(const std::string& path, std::string_view text) {
         return true;
     };
     const json header = parse_json(text, path, refuse_twice);
-    if (header.is_discarded()) usage_error("{}: the header is not JSON: truncated or damaged", path);
+    if (header.is_discarded()) usage_error("{}: truncated or corrupt: the header is not JSON", path);
     if (!header.is_object()) usage_error("{}: the header is not a JSON object", path);
     return header;
 }
@@ -64,39 +66,40 @@ const char* stored_name(DType dtype) {
     return nullptr;
 }
 
-// One entry of the header; its place is checked against the others' by the caller.
+// Parses one entry of the header; the caller checks that entries do not overlap.
 StoredTensor parse_entry(const std::string& path, const std::string& name, const json& entry, uint64_t data_bytes) {
     const auto refuse = [&](const std::string& why) { usage_error("{}: tensor {}: {}", path, quoted(name), why); };
-    const auto whole_numbers = [&](const char* key) {
+    const auto integers = [&](const char* key) {
         const json list = entry.is_object() ? entry.value(key, json()) : json();
-        if (!list.is_array()) refuse(fmt::format("no \"{}\"", key));
+        if (!list.is_array()) refuse(fmt::format("\"{}\" is missing", key));
         std::vector<uint64_t> values;
         for (const json& value : list) {
-            if (!value.is_number_unsigned()) refuse(fmt::format("\"{}\" {} holds no sizes", key, list.dump()));
+            if (!value.is_number_unsigned())
+                refuse(fmt::format("\"{}\" {} must be a list of integers", key, list.dump()));
             values.push_back(value.get<uint64_t>());
         }
         return values;
     };
-    const std::vector<uint64_t> shape = whole_numbers("shape"), offsets = whole_numbers("data_offsets");
+    const std::vector<uint64_t> shape = integers("shape"), offsets = integers("data_offsets");
     const json dtype = entry.value("dtype", json());
     StoredTensor tensor{.name = name};
     const auto known =
         std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& d) { return dtype == d.name; });
     if (known == std::end(kDTypes))
-        refuse(fmt::format("dtype {} is not supported; F64, F32 and BF16 are", dtype.dump()));
+        refuse(fmt::format("dtype {} is not supported (must be F64, F32 or BF16)", dtype.dump()));
     tensor.dtype = known->dtype;
 
     uint64_t bytes = size_of(tensor.dtype);
     for (uint64_t dim : shape) {
         if (dim > uint64_t(INT64_MAX) || __builtin_mul_overflow(bytes, dim, &bytes))
-            refuse(fmt::format("shape {} is larger than memory", to_string(Shape(shape.begin(), shape.end()))));
+            refuse(fmt::format("shape {} is too large", to_string(Shape(shape.begin(), shape.end()))));
         tensor.shape.push_back(static_cast<int64_t>(dim));
     }
-    if (offsets.size() != 2 || offsets[0] > offsets[1]) refuse("data_offsets are not [begin, end]");
+    if (offsets.size() != 2 || offsets[0] > offsets[1]) refuse("data_offsets must be [begin, end]");
     if (offsets[1] > data_bytes)
-        refuse(fmt::format("ends at byte {}, but the file holds {} bytes of data", offsets[1], data_bytes));
+        refuse(fmt::format("ends at byte {}, but the file has {} bytes of data", offsets[1], data_bytes));
     if (offsets[1] - offsets[0] != bytes)
-        refuse(fmt::format("{} of {} is {} bytes, but data_offsets hold {}", dtype.dump(), to_string(tensor.shape),
+        refuse(fmt::format("{} of {} is {} bytes, but data_offsets span {}", dtype.dump(), to_string(tensor.shape),
                            bytes, offsets[1] - offsets[0]));
     tensor.begin = static_cast<int64_t>(offsets[0]);
     tensor.bytes = static_cast<int64_t>(bytes);
@@ -109,9 +112,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
     uint64_t bytes = 0, header_bytes = 0;
     map_ = map_file(path, bytes);
     std::memcpy(&header_bytes, map_.get(), 8);
-    constexpr uint64_t kMostHeaderBytes = 100'000'000;  // the format's own limit
-    if (header_bytes > bytes - 8 || header_bytes > kMostHeaderBytes)
-        usage_error("{}: promises a header of {} bytes; the file has {} in all: no safetensors, truncated or damaged",
+    constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format
+    if (header_bytes > bytes - 8 || header_bytes > kMaxHeaderBytes)
+        usage_error("{}: truncated, corrupt, or not a safetensors file: a header of {} bytes in a file of {} bytes",
                     path, header_bytes, bytes);
     data_ = map_.get() + 8 + header_bytes;
     check_header({reinterpret_cast<const char*>(map_.get()) + 8, header_bytes}, bytes - 8 - header_bytes);
@@ -138,7 +141,7 @@ void SafetensorsFile::check_header(std::string_view text, uint64_t data_bytes) {
         end = tensor.begin + tensor.bytes;
     }
     if (uint64_t(end) != data_bytes)
-        usage_error("{}: {} bytes behind the last tensor belong to no tensor", path_, data_bytes - uint64_t(end));
+        usage_error("{}: {} bytes after the last tensor belong to no tensor", path_, data_bytes - uint64_t(end));
 }
 
 void SafetensorsFile::read(const StoredTensor& tensor, const Rect& part, Tensor& to) const {
@@ -154,7 +157,7 @@ void SafetensorsFile::read(const StoredTensor& tensor, const Rect& part, Tensor&
     for (int64_t row = 0; row < part.rows; row += at_once) {
         const int64_t rows = std::min(at_once, part.rows - row);
         Tensor piece({rows, part.cols}, tensor.dtype, Device::cpu, Memory::workspace);
-        for (int64_t r = 0; r < rows; ++r)  // memcpy: nothing promises that the file's tensors are aligned
+        for (int64_t r = 0; r < rows; ++r)  // memcpy: tensors in the file may be unaligned
             std::memcpy(piece.data<char>() + r * part.cols * width,
                         data_ + tensor.begin + ((part.row_begin + row + r) * cols + part.col_begin) * width,
                         part.cols * width);
@@ -173,7 +176,7 @@ void SafetensorsFile::read(const StoredTensor& tensor, Tensor& to) const {
 SafetensorsWriter::SafetensorsWriter(const std::string& flag, const std::string& path,
                                      std::vector<StoredTensor> tensors)
     : file_(flag, path), tensors_(std::move(tensors)) {
-    ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // Hugging Face loads no file without it
+    ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // Hugging Face requires it
     int64_t end = 0;
     for (StoredTensor& tensor : tensors_) {
         tensor.begin = end;
