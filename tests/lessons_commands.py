@@ -40,9 +40,9 @@ class Program:
     def __init__(self, path):
         text = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60,
                               env=mpi_environment()).stdout
-        self.flags, self.positionals = {}, len(re.findall(r"^  \w+ [A-Z]+ REQUIRED", text, re.M))
-        for flag, kind, values in re.findall(r"^ +(?:-\w,)?(--[a-z0-9-]+)(?: ([A-Z]+)(?::([^\s=]+))?)?", text, re.M):
-            self.flags[flag] = set(values.split("|")) if "|" in values else set() if kind else None
+        self.flags, self.positionals = {}, len(re.findall(r"^  [A-Z]+ [A-Z]+  ", text, re.M))
+        for flag, value in re.findall(r"^  (?:-\w,)?(--[a-z0-9-]+)(?: (\S+))?", text, re.M):
+            self.flags[flag] = set(value.split("|")) if "|" in value else set() if value else None
 
 
 def mpi_environment():

@@ -9,7 +9,7 @@ MINIATURE = {
     "tests/03_zero.cpp": 'TEST_CASE(\n    "the ledger: each stage "\n    "counts") {\n',
     "03_zero/zero.cpp": "void f() {\n    // tag::around[]\n    gather(unit);\n    // tag::inner[]\n    if (x) {\n"
                         "        g();\n    }\n    // end::inner[]\n    // end::around[]\n}\n",
-    "bin/03_zero": "#!/bin/sh\necho '  --zero TEXT:0|1|2|3=0   stage'\necho '  --dry-run   book'\necho\n"
+    "bin/03_zero": "#!/bin/sh\necho '  --zero 0|1|2|3   stage [default: 0]'\necho '  --dry-run   book'\necho\n"
                    "echo 'stage   bytes   time'\necho '1       100     2.50 ms'\n",
     "docs/results/a.png": "",
     "docs/results/a.csv": "# a: what it is\n# command: build/bin/03_zero --zero 3\nx,y\n",
