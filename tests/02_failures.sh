@@ -61,13 +61,13 @@ verdict "SIGSTOP: the watchdog names the wait" "$([ "$code" != 0 ] || echo "exit
 # ---- bad input ----
 refused "--dp unlike the ranks" 2 "--dp 3: there are 2 ranks|mpirun -np 3" --dp 3
 refused "--dp unlike the ranks, alone" 1 "--dp 2: there are 1 ranks" --dp 2
-refused "a batch that does not divide" 3 "--global-batch 16|3 data-parallel ranks; 18 would" --global-batch 16
-refused "a batch that does not divide into micro-batches" 2 "--global-batch 12|--micro-batch 4|16 would" --global-batch 12 --micro-batch 4
+refused "a batch that does not divide" 3 "--global-batch 16|3 data-parallel ranks (try --global-batch 18)" --global-batch 16
+refused "a batch that does not divide into micro-batches" 2 "--global-batch 12|--micro-batch 4|try --global-batch 16" --global-batch 12 --micro-batch 4
 refused "staged on the CPU" 2 "--comm staged|use --comm mpi" --device cpu --comm staged
 refused "nccl on the CPU" 2 "--comm nccl|use --comm mpi" --device cpu --comm nccl
 refused "unknown backend" 2 "--comm|smoke|auto|nccl|staged|fake" --comm smoke
 refused "unknown all-reduce" 2 "--all-reduce|tree|ring|halving" --all-reduce tree
-refused "no time at all" 2 "--comm-timeout|0|a number above 0" --comm-timeout 0
+refused "no time at all" 2 "--comm-timeout|0|must be a number > 0" --comm-timeout 0
 refused "negative buckets" 2 "--bucket-mb|-1" --bucket-mb -1
 refused "overlap neither on nor off" 2 "--overlap|maybe|on|off" --overlap maybe
 refused "--comm fake without a number of ranks" 1 "--comm fake|requires --fake-world N" --comm fake

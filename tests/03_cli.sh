@@ -7,7 +7,7 @@ program=03_zero
 refused "a stage that is none" 2 "--zero|4|0|1|2|3" --zero 4
 refused "a group that does not divide" 4 "the 4 ranks that share parameters (--dp, and --cp) are not divisible by --hybrid-shard 3" --hybrid-shard 3
 refused "a group of more ranks than there are" 2 "the 2 ranks that share parameters (--dp, and --cp) are not divisible by --hybrid-shard 4 (try --hybrid-shard 2)" --hybrid-shard 4
-refused "a group of nothing" 2 "--hybrid-shard|from 1 on" --hybrid-shard 0
+refused "a group of nothing" 2 "--hybrid-shard|integer >= 1" --hybrid-shard 0
 refused "shards of stage 0" 2 "--hybrid-shard 2|--zero 1, 2 or 3" --zero 0 --hybrid-shard 2
 refused "offload of stage 0" 2 "--offload|--zero 1, 2 or 3" --zero 0 --offload optimizer
 refused "shards to the host without shards" 2 "--offload all|--zero 3|--offload optimizer" --zero 2 --offload all

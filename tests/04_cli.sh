@@ -14,7 +14,7 @@ refused "more tensor-parallel ranks than there are" 2 "2 ranks are not divisible
 refused "ranks that tp does not divide" 3 "3 ranks are not divisible by 2 ranks per model copy (try mpirun -np 4)" --tp 2
 refused "--tp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per model copy (try mpirun -np 8, or --dp 2)" --tp 2 --dp 4
 refused "--dp alone that does not divide the ranks" 4 "4 ranks are not divisible by --dp 3" --dp 3
-refused "--tp of nothing" 2 "--tp|from 1 on" --tp 0
+refused "--tp of nothing" 2 "--tp|integer >= 1" --tp 0
 refused "neither on nor off" 2 "--sequence-parallel|on" --sequence-parallel maybe
 refused "overlap neither on nor off" 2 "--tp-overlap|on" --tp-overlap yes
 refused "a checkpoint of simulated ranks" 1 "--save-hf x: with --comm fake" --comm fake --fake-world 4 --tp 2 --save-hf x

@@ -14,8 +14,8 @@ refused "interleaved without whole groups" 4 "--pipeline interleaved: 6 micro-ba
     --pp 4 --layers 8 --pipeline interleaved --global-batch 6
 refused "chunks of another schedule" 2 "--virtual-stages 2: --pipeline 1f1b has one model chunk per rank (try --pipeline interleaved)" --virtual-stages 2
 refused "a schedule that is none" 2 "--pipeline|1f1b|zero-bubble" --pipeline 2f2b
-refused "no micro-batch" 2 "--global-batch 2 is not --micro-batch 4 x ranks 1 x accumulation; 4 would be" --global-batch 2 --micro-batch 4
-refused "zero micro-batches" 2 "--global-batch|from 1 on" --global-batch 0
+refused "no micro-batch" 2 "--global-batch 2 is not divisible by --micro-batch 4 x 1 data-parallel ranks (try --global-batch 4)" --global-batch 2 --micro-batch 4
+refused "zero micro-batches" 2 "--global-batch|integer >= 1" --global-batch 0
 refused "more stages than ranks" 2 "2 ranks are not divisible by 4 ranks per model copy (try mpirun -np 4)" --pp 4
 refused "--pp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per model copy (try mpirun -np 8, or --dp 2)" --pp 2 --dp 4
 refused "a drawing without tables" 2 "--draw, --pipeline-trace: belong to the tables" --draw x.png
@@ -61,7 +61,7 @@ if /usr/bin/python3 -c "import matplotlib" 2>/dev/null || python3 -c "import mat
         ls | grep -v '^\(out\|err\|.*\.jsonl\|[tp]\.json\|p.*\.png\|p.*\.png\.json\|one.*\|staged.*\|again\)$')"
 fi
 run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw one
-verdict "refused: a drawing where a folder is" "$(ends 2 10)$(says "--draw one: is a folder; name a file in it")"
+verdict "refused: a drawing where a folder is" "$(ends 2 10)$(says "--draw one: is a folder (must name a file)")"
 mkdir fake
 printf '#!/bin/sh\n[ "$1" = -c ] && exit 0\necho Traceback >&2\necho "Error: no ink" >&2\nexit 3\n' >fake/python3
 chmod +x fake/python3

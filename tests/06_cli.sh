@@ -14,7 +14,7 @@ refused "an algorithm that is none" 2 "--cp-algorithm|zigzag|ulysses|gather" --c
 refused "a sequence that gather cannot divide" 2 "--cp 2 --cp-algorithm gather: --seq-len 130 is not divisible by 2 x 2 (try --seq-len 132)" --cp-algorithm gather --seq-len 130
 refused "more context-parallel ranks than there are" 2 "2 ranks are not divisible by 4 ranks per model copy (try mpirun -np 4)" --cp 4
 refused "--cp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per model copy (try mpirun -np 8, or --dp 2)" --cp 2 --dp 4
-refused "--cp of nothing" 2 "--cp|from 1 on" --cp 0
+refused "--cp of nothing" 2 "--cp|integer >= 1" --cp 0
 
 shape=(--layers 1 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 4 --init-std 0.1 --lr 0.001)
 "$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
