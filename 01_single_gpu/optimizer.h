@@ -24,8 +24,8 @@ using StateVisitor = std::function<void(const Segment& segment, const char* name
 class Optimizer {
   public:
     virtual ~Optimizer() = default;
-    // Performs the update of a step (from 1, for the bias correction). Gradients are multiplied by grad_scale, the clipping
-    // factor.
+    // Performs the update of a step, numbered from 1 (for the bias correction). Gradients are multiplied by grad_scale,
+    // the clipping factor.
     virtual void update(int64_t step, double lr, double grad_scale) = 0;
     // Call after the parameters were changed from outside (loaded, resumed): copies them to the master weights.
     virtual void weights_changed() = 0;
