@@ -10,37 +10,31 @@
 
 using namespace train70b;
 
-namespace {
-
-void program(int argc, char** argv) {
+static void program(int argc, char** argv) {
     TrainOptions options;
-    CommandLine command_line("Chapter 01: a Llama on one device", options);
+    CommandLine flags("Chapter 01: a Llama on one device", options);
     int64_t tokens_to_generate = 0;
-    bool run_bench = false;
-    std::string bench_csv;
-    command_line.group("Output");
-    command_line.add("--generate", tokens_to_generate, "generate this many tokens after training", integer_from(0));
-    command_line.add_flag("--bench", run_bench, "time every op and a training step instead of training");
-    command_line.add_output("--bench-csv", bench_csv, "FILE.csv: write the table of --bench (implies --bench)");
-    command_line.parse(argc, argv);
-    command_line.check_batches(1);
+    Bench bench;
+    flags.group("Output");
+    flags.add("--generate", tokens_to_generate, "generate this many tokens after training", integer_from(0));
+    bench.add_flags(flags);
+
+    flags.parse(argc, argv);
+    flags.check_batches(1);
     set_cpu_threads(1);
 
-    TrainingRun run(options, command_line.values());
+    TrainingRun run(options, flags.values());
     run.allocate();
-    if (run_bench || !bench_csv.empty()) return bench(options, run, bench_csv);
+    if (bench.asked()) return bench.run(options, run);
 
     run.trainer.run();
     if (options.steps > 0)
-        fmt::print("\n{}", memory_table(options.model, run.model.options, options.micro_batch, options.seq_len,
-                                        run.trainer.peak()));
+        say(memory_table(options.model, run.model.options, options.micro_batch, options.seq_len, run.trainer.peak()));
     if (tokens_to_generate > 0) {
         const std::vector<int32_t> prompt = run.data.read(0, std::min<int64_t>(run.data.tokens(), 16));
         const auto text = generate(run.model, prompt, tokens_to_generate, options.seq_len, options.seed);
-        fmt::print("\n{}\n", printable(text, run.data.is_text()));
+        say("\n{}\n", printable(text, run.data.is_text()));
     }
 }
-
-}  // namespace
 
 int main(int argc, char** argv) { return run_program(argc, argv, program); }

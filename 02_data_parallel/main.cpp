@@ -8,14 +8,11 @@
 
 using namespace train70b;
 
-namespace {
-
-void program(int argc, char** argv) {
+static void program(int argc, char** argv) {
     Program p("Chapter 02: data parallelism", "measure all-reduce algorithms and data-parallel modes after training");
     DataParallelOptions options;
-    DataParallelReport report;
     add_data_parallel_flags(p.flags, p.dp, options);
-    report.add_flags(p.flags);
+    DataParallelReport report(p.flags);
 
     p.connect(argc, argv);
     p.divide(1);
@@ -25,12 +22,10 @@ void program(int argc, char** argv) {
     DataParallel store(p.model(), ranks, options, AdamW::maker(p.options.adamw()));
     p.use(store, ranks);
     p.allocate();
-    report.say_layout(p, store);
+    say_layout(p, store);
     p.train();
     report.print(p, ranks, store, options);
     p.finish();
 }
-
-}  // namespace
 
 int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

@@ -10,9 +10,7 @@
 
 using namespace train70b;
 
-namespace {
-
-void program(int argc, char** argv) {
+static void program(int argc, char** argv) {
     Program p("Chapter 03: ZeRO", "compare all stages after training");
     ZeroOptions options;
     add_zero_flags(p.flags, p.dp, options);
@@ -26,15 +24,11 @@ void program(int argc, char** argv) {
         Zero store(p.model(), ranks, options, AdamW::maker(p.options.adamw()));
         p.use(store, ranks);
         p.allocate();
-        say("ZeRO stage {} over {} of {} data-parallel ranks ({}); {} elements of padding\n", options.stage,
-            store.shard_ranks(), p.dp, p.world.backend(), store.padded_elements() - p.options.model.parameters());
+        say_layout(p, store, options);
         p.train();
     }
-    p.release();
-    if (p.compares(p.dp)) print_tables(p, ranks, options);
+    print_tables(p, ranks, options);
     p.finish();
 }
-
-}  // namespace
 
 int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

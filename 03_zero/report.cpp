@@ -28,119 +28,105 @@ int64_t zero_wire_bytes(int64_t params, int64_t grads, int stage, int64_t m, int
     return all * (N - 1) / N;
 }
 
+void say_layout(const Program& p, const Zero& store, const ZeroOptions& options) {
+    say("ZeRO stage {} over {} of {} data-parallel ranks ({}); {} elements of padding\n", options.stage,
+        store.shard_ranks(), p.dp, p.world.backend(), store.padded_elements() - p.options.model.parameters());
+}
+
 ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& ranks, const ZeroOptions& zero_options,
                  int64_t micro_batches, const std::string& name, int steps) {
-    TrainOptions o = options.without_files();
+    TrainOptions o = options;
     o.micro_batch = o.global_batch / (ranks.size() * micro_batches);
-    Llama model(o.model, o.llama());
-    Trainer trainer(o, model, data);
-    Zero zero(model, ranks, zero_options, AdamW::maker(o.adamw()));
-    trainer.store = &zero;
-    trainer.groups.dp = trainer.groups.dp_cp = group_of(ranks);
-    trainer.allocate();
-    const MeasuredStep last = measure_steps(trainer, ranks, steps).back();
-    ZeroRun run{.name = name, .options = zero_options, .micro_batches = micro_batches};
-    run.step_s = last.report.step_s;
-    run.waiting_s = last.comm.waited;
-    run.wire_bytes = last.wire_bytes();
-    const int64_t N = zero.shard_ranks(), padded = zero.padded_elements();
-    run.peak = last.report.peak;
-    run.formula = zero_memory(o.model.parameters(), padded, zero.owned_elements(), model.options, zero_options.stage,
-                              zero_options.offload, N);
-    run.wire_formula =
-        zero_wire_bytes(padded * size_of(model.options.dtype), padded * size_of(model.options.grad_dtype),
-                        zero_options.stage, micro_batches, N);
-    run.most_unsharded = zero.most_unsharded();
-    return run;
+    FreshRun fresh(o, data);
+    Zero zero(fresh.model, ranks, zero_options, AdamW::maker(o.adamw()));
+    fresh.trainer.store = &zero;
+    fresh.trainer.groups.dp = fresh.trainer.groups.dp_cp = group_of(ranks);
+    const MeasuredStep last = fresh.measure(ranks, steps).back();
+    const Llama::Options& types = fresh.model.options;
+    const int64_t N = zero.shard_ranks(), padded = zero.padded_elements(), stage = zero_options.stage;
+    return {.name = name,
+            .options = zero_options,
+            .micro_batches = micro_batches,
+            .peak = last.report.peak,
+            .formula = zero_memory(o.model.parameters(), padded, zero.owned_elements(), types, int(stage),
+                                   zero_options.offload, N),
+            .wire_bytes = last.wire_bytes(),
+            .wire_formula = zero_wire_bytes(padded * size_of(types.dtype), padded * size_of(types.grad_dtype),
+                                            int(stage), micro_batches, N),
+            .most_unsharded = zero.most_unsharded(),
+            .step_s = last.report.step_s,
+            .waiting_s = last.comm.waited};
 }
 
-std::string memory_table(const std::vector<ZeroRun>& runs, int64_t N) {
-    std::string text = fmt::format("bytes of rank 0, of {}: peak of a step; below it the formula\n{:<22}", N, "");
-    for (const char* kind : kMemoryNames) text += fmt::format("{:>13}", kind);
-    text += fmt::format("{:>13}\n", "total");
+Table memory_table(const std::vector<ZeroRun>& runs, int64_t N) {
+    std::vector<MemoryRow> rows;
     for (const ZeroRun& run : runs) {
-        text += fmt::format("{:<22}", run.name);
-        for (const int64_t bytes : run.peak.kind) text += fmt::format("{:>13}", bytes);
-        text += fmt::format("{:>13}\n{:<22}", run.peak.total, "");
         const ZeroMemory& f = run.formula;
-        text += fmt::format("{:>13}{:>13}{:>13}{:>13}{:>13}{:>13}{:>13}\n", f.params, f.grads, f.optimizer, "", "", "",
-                            f.host);
+        rows.push_back({run.name, run.peak, {f.params, f.grads, f.optimizer, -1, -1, -1, f.host}});
     }
-    return text;
+    return memory_table(fmt::format("bytes of rank 0, of {}: peak of a step; below it the formula", N), rows);
 }
 
-std::string wire_table(const std::vector<ZeroRun>& runs, int64_t N) {
+Table wire_table(const std::vector<ZeroRun>& runs, int64_t N) {
     constexpr const char* kFormulas[] = {"2 G", "G + P", "m G + P", "2 m P + m G"};
-    std::string text =
-        fmt::format("bytes that a rank of {} sends per step, m micro-batches\n{:<22}{:>4}{:>15}{:>15}   x (N-1)/N\n", N,
-                    "", "m", "measured", "formula");
+    Table table(fmt::format("bytes that a rank of {} sends per step, m micro-batches", N),
+                {"", "m", "measured", "formula", Column("x (N-1)/N").left()});
     for (const ZeroRun& run : runs)
-        text += fmt::format("{:<22}{:>4}{:>15}{:>15}   {}\n", run.name, run.micro_batches, run.wire_bytes,
-                            run.wire_formula, kFormulas[run.options.stage]);
-    return text;
+        table.row({run.name, run.micro_batches, run.wire_bytes, run.wire_formula, kFormulas[run.options.stage]});
+    return table;
 }
 
-std::string prefetch_table(const std::vector<ZeroRun>& runs) {
-    std::string text = fmt::format("stage 3: units gathered ahead\n{:<22}{:>12}{:>12}{:>18}{:>16}\n", "", "step",
-                                   "waiting", "whole at once", "workspace");
+Table prefetch_table(const std::vector<ZeroRun>& runs) {
+    Table table("stage 3: units gathered ahead", {"", "step", "waiting", "unsharded at once", "workspace"});
     for (const ZeroRun& run : runs)
-        text +=
-            fmt::format("{:<22}{:>9.1f} ms{:>9.1f} ms{:>18}{:>16}\n", run.name, run.step_s * 1e3, run.waiting_s * 1e3,
-                        fmt::format("{} units", run.most_unsharded), run.peak.kind[int(Memory::workspace)]);
-    return text;
+        table.row({run.name, milliseconds(run.step_s), milliseconds(run.waiting_s),
+                   fmt::format("{} units", run.most_unsharded), run.peak.kind[int(Memory::workspace)]});
+    return table;
 }
 
-std::string projection_table() {
+Table projection_table() {
     const Llama::Options types{.dtype = DType::bf16, .grad_dtype = DType::f32};
-    std::string text =
-        fmt::format("computed: GB per rank without activations, bf16 weights, fp32 gradients\n{:<18}", "");
-    constexpr const char* kNames[] = {"stage 0", "stage 1", "stage 2", "stage 3", "3, offload all"};
-    for (const char* name : kNames) text += fmt::format("{:>16}", name);
-    text += "\n";
+    Table table("computed: GB per rank without activations, bf16 weights, fp32 gradients",
+                {"", "stage 0", "stage 1", "stage 2", "stage 3", "3, offload all"});
     for (const auto& [model, N] : {std::pair<const char*, int64_t>{"7b", 4}, {"70b", 16}, {"70b", 64}}) {
         const int64_t elements = preset(model).parameters();
-        text += fmt::format("{:<18}", fmt::format("{} on {}", model, N));
-        for (int i = 0; i < 5; ++i) {
-            const ZeroMemory m = zero_memory(elements, elements, elements / N, types, std::min(i, 3),
-                                             i == 4 ? Offload::all : Offload::none, N);
-            const int64_t device = m.params + m.grads + m.optimizer;
-            text += fmt::format("{:>16}", i == 4 ? fmt::format("0 (host {:.1f})", double(m.host) / 1e9)
-                                                 : fmt::format("{:.1f}", double(device) / 1e9));
+        const auto memory = [&, N = N](int stage, Offload offload) {
+            return zero_memory(elements, elements, elements / N, types, stage, offload, N);
+        };
+        std::vector<Cell> cells = {fmt::format("{} on {}", model, N)};
+        for (int stage = 0; stage <= 3; ++stage) {
+            const ZeroMemory m = memory(stage, Offload::none);
+            cells.push_back(fixed(double(m.params + m.grads + m.optimizer) / 1e9, 1));
         }
-        text += "\n";
+        cells.push_back(fmt::format("0 (host {:.1f})", double(memory(3, Offload::all).host) / 1e9));
+        table.row(cells);
     }
-    return text;
+    return table;
 }
 
 void print_tables(Program& p, const Comm& ranks, const ZeroOptions& chosen) {
-    ZeroOptions zero = chosen;
-    zero.hybrid_shard = 0;
-    zero.offload = Offload::none;
-    zero.bucket_mb = -1;
-    const auto run = [&](int64_t micro_batches, const std::string& name, int steps = 2) {
-        return run_zero(p.options, p.data(), ranks, zero, micro_batches, name, steps);
+    p.release();
+    if (!p.compares(p.dp)) return;
+    const auto run = [&](ZeroOptions zero, int64_t micro_batches, int steps, const std::string& name = "") {
+        zero.overlap = chosen.overlap;
+        return run_zero(p.options, p.data(), ranks, zero, micro_batches,
+                        name.empty() ? fmt::format("stage {}", zero.stage) : name, steps);
     };
+    const int N = ranks.size();
+    const int64_t ahead = chosen.prefetch;
     std::vector<ZeroRun> memory, wire, prefetch;
-    for (zero.stage = 0; zero.stage <= 3; ++zero.stage) memory.push_back(run(1, fmt::format("stage {}", zero.stage)));
-    zero.stage = 3;
-    zero.offload = Offload::optimizer;
-    memory.push_back(run(1, "3, offload optimizer"));
-    zero.offload = Offload::all;
-    memory.push_back(run(1, "3, offload all"));
-    zero.offload = Offload::none;
-    say("\n{}", memory_table(memory, ranks.size()));
-
-    for (const int64_t m : {1, 2, 4}) {
-        if (p.options.global_batch % (ranks.size() * m) != 0) continue;
-        for (zero.stage = 0; zero.stage <= 3; ++zero.stage)
-            wire.push_back(run(m, fmt::format("stage {}", zero.stage), 1));
-    }
-    say("\n{}", wire_table(wire, ranks.size()));
-
-    zero.stage = 3;
-    for (zero.prefetch = 0; zero.prefetch <= 2; ++zero.prefetch)
-        prefetch.push_back(run(1, fmt::format("--prefetch {}", zero.prefetch), 3));
-    say("\n{}\n{}", prefetch_table(prefetch), projection_table());
+    for (const int stage : {0, 1, 2, 3}) memory.push_back(run({.stage = stage, .prefetch = ahead}, 1, 2));
+    memory.push_back(run({.offload = Offload::optimizer, .prefetch = ahead}, 1, 2, "3, offload optimizer"));
+    memory.push_back(run({.offload = Offload::all, .prefetch = ahead}, 1, 2, "3, offload all"));
+    say(memory_table(memory, N));
+    for (const int64_t m : {1, 2, 4})
+        if (p.options.global_batch % (N * m) == 0)
+            for (const int stage : {0, 1, 2, 3}) wire.push_back(run({.stage = stage, .prefetch = ahead}, m, 1));
+    say(wire_table(wire, N));
+    for (const int64_t units : {0, 1, 2})
+        prefetch.push_back(run({.prefetch = units}, 1, 3, fmt::format("--prefetch {}", units)));
+    say(prefetch_table(prefetch));
+    say(projection_table());
 }
 
 }  // namespace train70b

@@ -17,6 +17,8 @@ ZeroMemory zero_memory(int64_t elements, int64_t padded, int64_t owned, const Ll
 //   stage 0: 2 G   1: G + P   2: m G + P   3: 2 m P + m G,   each times (N-1)/N
 int64_t zero_wire_bytes(int64_t params, int64_t grads, int stage, int64_t m, int64_t N);
 
+void say_layout(const Program& program, const Zero& store, const ZeroOptions& options);
+
 struct ZeroRun {
     std::string name;
     ZeroOptions options;
@@ -30,11 +32,12 @@ struct ZeroRun {
 ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& ranks, const ZeroOptions& zero,
                  int64_t micro_batches, const std::string& name, int steps = 2);
 
-std::string memory_table(const std::vector<ZeroRun>& runs, int64_t N);
-std::string wire_table(const std::vector<ZeroRun>& runs, int64_t N);
-std::string prefetch_table(const std::vector<ZeroRun>& runs);
-// Runs all stages and prints the tables. chosen: its prefetching and overlap are the run's.
+Table memory_table(const std::vector<ZeroRun>& runs, int64_t N);
+Table wire_table(const std::vector<ZeroRun>& runs, int64_t N);
+Table prefetch_table(const std::vector<ZeroRun>& runs);
+Table projection_table();  // 7b on 4 ranks, 70b on 16 and 64: bf16, fp32 gradients; computed
+// On several ranks, with --tables on: releases the run, runs all stages and prints the tables, with the prefetching and
+// overlap that were chosen.
 void print_tables(Program& program, const Comm& ranks, const ZeroOptions& chosen);
-std::string projection_table();  // 7b on 4 ranks, 70b on 16 and 64: bf16, fp32 gradients; computed
 
 }  // namespace train70b

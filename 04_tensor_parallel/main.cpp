@@ -10,40 +10,31 @@
 
 using namespace train70b;
 
-namespace {
-
-void program(int argc, char** argv) {
+static void program(int argc, char** argv) {
     Program p("Chapter 04: tensor parallelism", "compare all layouts after training");
     DataParallelOptions dp_options;
     TensorParallelOptions options;
-    TensorParallelReport report;
     int64_t tp = 0;
     add_data_parallel_flags(p.flags, p.dp, dp_options);
     add_tensor_parallel_flags(p.flags, tp, options);
-    report.add_flags(p.flags);
+    TensorParallelReport report(p.flags);
 
     p.connect(argc, argv);
     p.divide(tp = ranks_per_copy(tp, p.dp, p.world));
     check_tensor_parallel(p.options.model, p.options.seq_len, tp, options);
     p.prepare([&] { report.open(p); });
-
-    const Comm tensor_ranks = p.world.split([tp](int rank) { return int(rank / tp); }, "tp");
-    const Comm data_ranks = p.world.split([tp](int rank) { return int(rank % tp); }, "dp");
+    const auto [tensor_ranks, data_ranks] = split(p.world, tp);
     {
         const TensorParallel tensor_parallel(p.model(), tensor_ranks, options);
         DataParallel store(p.model(), data_ranks, dp_options, AdamW::maker(p.options.adamw()));
         p.use(store, data_ranks);
         p.trainer().groups.tp = group_of(tensor_ranks);
         p.allocate();
-        say("{} tensor-parallel x {} data-parallel ranks ({}); sequence parallelism {}, overlap {}\n", tp, p.dp,
-            p.world.backend(), options.sequence_parallel ? "on" : "off", options.overlap ? "on" : "off");
+        say_layout(p, tp, options);
         p.train();
     }
-    p.release();
     report.print(p, tp);
     p.finish();
 }
-
-}  // namespace
 
 int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

@@ -64,6 +64,11 @@ Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, co
     return stage;
 }
 
+StageComms split_stages(const Comm& world, int64_t dp) {
+    return {world.split([dp](int rank) { return int(rank % dp); }, "pp"),
+            world.split([dp](int rank) { return int(rank / dp); }, "dp")};
+}
+
 Schedule pipeline_schedule(const PipelineOptions& o, int64_t stages, int64_t micro_batches) {
     return make_schedule(o.schedule, stages, micro_batches, o.chunks());
 }

@@ -11,4 +11,10 @@ Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, co
 // Usage error where the schedule does not allow this number of micro-batches.
 Schedule pipeline_schedule(const PipelineOptions& options, int64_t stages, int64_t micro_batches);
 
+// Neighbouring ranks hold the same stage of different model copies. Collective.
+struct StageComms {
+    Comm stages, data_ranks;
+};
+StageComms split_stages(const Comm& world, int64_t dp);
+
 }  // namespace train70b

@@ -13,32 +13,27 @@ namespace train70b {
 namespace {
 constexpr const char* kSchedules[] = {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"};
 
-std::string percent(double x) { return fmt::format("{:.1f}%", 100 * x); }
-
-std::string in_flight_text(const std::vector<int64_t>& counts) {  // "4 3 2 1"
+std::string list_text(const std::vector<int64_t>& counts) {  // "4 3 2 1"
     std::string text;
     for (const int64_t count : counts) text += fmt::format("{}{}", text.empty() ? "" : " ", count);
     return text;
 }
 }  // namespace
 
-std::string promise_table() {
-    std::string text = fmt::format(
-        "equal stages, B = 2F, I = W = F, messages in no time: idle share of the step, micro-batches in flight\n"
-        "{:<14}{:>4}{:>5}{:>10}{:>12}   in flight on rank 0, 1, ...\n",
-        "", "p", "m", "formula", "simulated");
+Table promise_table() {
+    Table table("equal stages, B = 2F, I = W = F, messages in no time: idle share of the step, micro-batches in flight",
+                {"", "p", "m", "formula", "simulated", Column("in flight on rank 0, 1, ...").left()});
     for (const int64_t p : {2, 4, 8})
         for (const int64_t m : {2 * p, 4 * p})
             for (const char* name : kSchedules) {
                 const Schedule schedule = make_schedule(name, p, m, name == std::string("interleaved") ? 2 : 1);
                 std::vector<int64_t> counts;
                 for (int64_t rank = 0; rank < p; ++rank) counts.push_back(in_flight(schedule, rank));
-                text +=
-                    fmt::format("{:<14}{:>4}{:>5}{:>10}{:>12}   {}{}\n", name, p, m, percent(bubble_formula(schedule)),
-                                percent(simulate(schedule, equal_costs(schedule)).bubble()), in_flight_text(counts),
-                                schedule.chunks > 1 ? " halves" : "");
+                table.row({name, p, m, percent(bubble_formula(schedule)),
+                           percent(simulate(schedule, equal_costs(schedule)).bubble()),
+                           list_text(counts) + (schedule.chunks > 1 ? " halves" : "")});
             }
-    return text;
+    return table;
 }
 
 namespace {
@@ -54,8 +49,7 @@ double hop_seconds(const Comm& ranks, Tensor x) {
         synchronize(x.device());
         times.push_back((now_seconds() - begin) / 2);
     }
-    std::sort(times.begin(), times.end());
-    return ranks.gather({times.empty() ? 0 : times[times.size() / 2]})[0];
+    return ranks.gather({median(times)})[0];
 }
 
 // Of each rank, chunk and pass: the median of what was measured.
@@ -64,70 +58,53 @@ Costs measured_costs(const Timeline& timeline, double hop) {
     for (size_t rank = 0; rank < timeline.ranks.size(); ++rank)
         for (const Timeline::Span& span : timeline.ranks[rank])
             times[{int64_t(rank), span.step.chunk, span.step.pass}].push_back(span.end - span.begin);
-    for (auto& [key, list] : times) std::sort(list.begin(), list.end());
-    return {[times](int64_t rank, const Step& step) {
-                const std::vector<double>& list = times.at({rank, step.chunk, step.pass});
-                return list[list.size() / 2];
-            },
-            hop};
+    return {[times](int64_t rank, const Step& step) { return median(times.at({rank, step.chunk, step.pass})); }, hop};
 }
 
 }  // namespace
 
 PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const Comm& stages,
                          const PipelineOptions& pipeline_options, int64_t micro_batches) {
-    TrainOptions o = options.without_files();
+    TrainOptions o = options;
     o.global_batch = o.micro_batch * micro_batches;
     PipelineRun run{.schedule = pipeline_schedule(pipeline_options, stages.size(), micro_batches)};
-    Llama model(o.model, o.llama(), pipeline_stage(o.model, stages.size(), stages.rank(), pipeline_options));
-    Trainer trainer(o, model, data);
-    Pipeline pipeline(model, stages, run.schedule);
+    FreshRun fresh(o, data, pipeline_stage(o.model, stages.size(), stages.rank(), pipeline_options));
+    Pipeline pipeline(fresh.model, stages, run.schedule);
     pipeline.measure(true);
-    trainer.loop = &pipeline;
-    trainer.groups.pp = group_of(stages);
-    trainer.allocate();
-    run.hop = hop_seconds(stages, Tensor({o.micro_batch * o.seq_len, o.model.hidden}, model.options.dtype,
-                                         model.options.device, Memory::workspace));
-    MemoryPeak peak;
-    for (int64_t step = 1; step <= 5; ++step) {
-        const MeasuredStep last = measure_steps(trainer, stages, 1, step).front();
-        run.wire_bytes = 0;
-        for (const auto& [operation, entry] : last.comm.operations)
-            if (operation.ends_with(".send")) run.wire_bytes += entry.bytes;
-        peak = last.report.peak;
+    fresh.trainer.loop = &pipeline;
+    fresh.trainer.groups.pp = group_of(stages);
+    const auto& [dtype, grad_dtype, device, recompute, init_std] = fresh.model.options;
+    run.hop =
+        hop_seconds(stages, Tensor({o.micro_batch * o.seq_len, o.model.hidden}, dtype, device, Memory::workspace));
+    MeasuredStep last;
+    for (int step = 1; step <= 5; ++step) {
+        last = fresh.measure(stages).front();
         Timeline measured = pipeline.measured();
         if (step == 2 || (step > 2 && measured.total() < run.measured.total())) run.measured = std::move(measured);
     }
+    run.wire_bytes = last.wire_bytes(".send");
     run.simulated = simulate(run.schedule, measured_costs(run.measured, run.hop));
-
-    std::vector<double> mine(peak.kind.begin(), peak.kind.end());
-    mine.push_back(double(pipeline.most_in_flight()));
-    const std::vector<double> all = stages.gather(mine);
-    for (int rank = 0; rank < stages.size(); ++rank) {
-        const auto begin = all.begin() + rank * int64_t(mine.size());
-        MemoryPeak& peak = run.memory.emplace_back();
-        for (int i = 0; i < kMemoryKinds; ++i) peak.kind[size_t(i)] = int64_t(begin[i]);
-        run.in_flight.push_back(int64_t(begin[kMemoryKinds]));
-    }
+    run.memory = gather_peaks(stages, last.report.peak);
+    for (const double count : stages.gather({double(pipeline.most_in_flight())}))
+        run.in_flight.push_back(int64_t(count));
     return run;
 }
 
-std::string measured_table(const std::vector<PipelineRun>& runs) {
-    if (runs.empty()) return {};
-    std::string text = fmt::format(
-        "{} stages, as run: share of the step in which a rank idles, the mean over ranks; by formula (equal stages), "
-        "by the simulator\nfrom the measured times of F, B, I, W, and as measured\n"
-        "{:<14}{:>4}{:>10}{:>12}{:>11}{:>11}   {:<18}activation bytes of rank 0, 1, ...\n",
-        runs[0].schedule.stages, "", "m", "formula", "simulated", "measured", "step", "in flight");
+Table measured_table(const std::vector<PipelineRun>& runs) {
+    Table table(
+        fmt::format("{} stages, as run: share of the step in which a rank idles, the mean over ranks; by formula "
+                    "(equal stages), by the simulator\nfrom the measured times of F, B, I, W, and as measured",
+                    runs.empty() ? 0 : runs[0].schedule.stages),
+        {"", "m", "formula", "simulated", "measured", "step", Column("in flight").left(),
+         Column("activation bytes of rank 0, 1, ...").left()});
     for (const PipelineRun& run : runs) {
         std::vector<int64_t> activations;
         for (const MemoryPeak& peak : run.memory) activations.push_back(peak.kind[int(Memory::activations)]);
-        text += fmt::format("{:<14}{:>4}{:>10}{:>12}{:>11}{:>8.1f} ms   {:<18}{}\n", run.schedule.name,
-                            run.schedule.micro_batches, percent(bubble_formula(run.schedule)),
-                            percent(run.simulated.bubble()), percent(run.measured.bubble()), 1e3 * run.measured.total(),
-                            in_flight_text(run.in_flight), in_flight_text(activations));
+        table.row({run.schedule.name, run.schedule.micro_batches, percent(bubble_formula(run.schedule)),
+                   percent(run.simulated.bubble()), percent(run.measured.bubble()), milliseconds(run.measured.total()),
+                   list_text(run.in_flight), list_text(activations)});
     }
-    return text;
+    return table;
 }
 
 std::string gantt_text(const PipelineRun& run) {
@@ -169,7 +146,7 @@ PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& 
     const TrainOptions& options = p.options;
     say("\nall schedules, five steps each, with 4, 8 and 16 micro-batches:\n");
     std::vector<PipelineRun> runs;
-    for (const char* name : {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"})
+    for (const char* name : kSchedules)
         for (const int64_t m : {4, 8, 16}) {
             PipelineOptions each{.schedule = name};
             if (name == chosen.schedule || (each.chunks() == 1 && chosen.chunks() == 1)) each = chosen;
@@ -183,7 +160,8 @@ PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& 
             }
             runs.push_back(run_pipeline(options, p.data(), stages, each, m));
         }
-    say("\n{}\n{}", promise_table(), measured_table(runs));
+    say(promise_table());
+    if (!runs.empty()) say(measured_table(runs));
     PipelineRun run = run_pipeline(options, p.data(), stages, chosen, micro_batches);
     say("\n{}", gantt_text(run));
     return run;
@@ -191,38 +169,57 @@ PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& 
 
 }  // namespace
 
-void PipelineReport::add_flags(CommandLine& flags) {
-    flags.group("Output");
-    flags.add_output("--draw", draw_, "FILE.png: draw the schedule, simulated and measured");
-    flags.add_output("--pipeline-trace", trace_, "FILE.json: write the schedule as Chrome trace events");
+Schedule schedule_of(const Program& p, int64_t pp, const PipelineOptions& options) {
+    return pipeline_schedule(options, pp, p.options.accumulation(p.dp));
 }
 
-void PipelineReport::open(const Program& p, int64_t pp) {
-    if (draw_.empty() && trace_.empty()) return;
+Stage stage_of(const Program& p, int64_t pp, const PipelineOptions& options) {
+    return pipeline_stage(p.options.model, pp, p.world.rank() / p.dp, options);
+}
+
+void say_layout(const Program& p, int64_t pp, const PipelineOptions& options) {
+    const Schedule schedule = schedule_of(p, pp, options);
+    say("{} pipeline stages x {} data-parallel ranks ({}); {}, {} micro-batches{}\n", pp, p.dp, p.world.backend(),
+        schedule.name, schedule.micro_batches,
+        schedule.chunks > 1 ? fmt::format(", {} virtual stages per rank", schedule.chunks) : "");
+}
+
+PipelineReport::PipelineReport(CommandLine& flags) {
+    flags.group("Output");
+    flags.add_output(draw_, "FILE.png: draw the schedule, simulated and measured");
+    flags.add_output(trace_, "FILE.json: write the schedule as Chrome trace events");
+    flags.add_switch("--toy-deadlock", toy_, "demonstrate the deadlock of 1f1b with blocking sends, on two ranks");
+}
+
+bool PipelineReport::toy_deadlock(const Program& p) const {
+    if (toy_) train70b::toy_deadlock(p.world, p.options.device_kind());
+    return toy_;
+}
+
+void PipelineReport::open(const Program& p, int64_t pp, const PipelineOptions& options) {
+    stage_of(p, pp, options);
+    schedule_of(p, pp, options);
+    if (!draw_.given() && !trace_.given()) return;
     if (!p.tables) usage_error("--draw, --pipeline-trace: belong to the tables; leave out --tables off");
     if (!p.compares(pp))
         usage_error("--draw, --pipeline-trace: {} is no pipeline to show; two stages or more (mpirun -np 2) would be",
                     pp == 1 ? "one stage" : "one simulated rank");
-    if (!draw_.empty()) python_ = python_with_matplotlib();
-    if (this_rank == 0 && !draw_.empty()) draw_file_.emplace("--draw", draw_);
-    if (this_rank == 0 && !trace_.empty()) trace_file_.emplace("--pipeline-trace", trace_);
+    if (draw_.given()) python_ = python_with_matplotlib();
+    draw_.open();
+    trace_.open();
 }
 
-void PipelineReport::print(Program& p, const Comm& stages, const PipelineOptions& chosen, int64_t micro_batches) {
+void PipelineReport::print(Program& p, const Comm& stages, const PipelineOptions& chosen) {
+    p.release();
     if (!p.compares(stages.size())) {
-        if (p.tables) say("\n{}", promise_table());
+        if (p.tables) say(promise_table());
         return;
     }
-    const PipelineRun run = print_tables(p, stages, chosen, micro_batches);
-    if (trace_file_) {
-        trace_file_->write(chrome_trace(timelines(run)));
-        trace_file_->commit();
-    }
-    if (draw_.empty()) return;
+    const PipelineRun run = print_tables(p, stages, chosen, p.options.accumulation(p.dp));
+    trace_.write(chrome_trace(timelines(run)));
+    if (!draw_.given()) return;
     write_files(p.world, [&] {
-        if (!draw_file_) return;
-        draw_file_->write(draw(python_, timelines_json(timelines(run))));
-        draw_file_->commit();
+        if (this_rank == 0) draw_.write(draw(python_, timelines_json(timelines(run))));
     });
 }
 

@@ -6,7 +6,7 @@
 namespace train70b {
 
 // Every schedule on 2, 4 and 8 stages with equal stages: bubble by formula and by simulation, micro-batches in flight.
-std::string promise_table();
+Table promise_table();
 
 struct PipelineRun {
     Schedule schedule;
@@ -20,23 +20,32 @@ struct PipelineRun {
 // the quickest after the first. Collective over the stages.
 PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const Comm& stages,
                          const PipelineOptions& pipeline_options, int64_t micro_batches);
-std::string measured_table(const std::vector<PipelineRun>& runs);
+Table measured_table(const std::vector<PipelineRun>& runs);
 std::string gantt_text(const PipelineRun& run);  // the measured under the simulated
 // For draw.py and for Perfetto: with equal stages, from measured times, and as measured.
 std::vector<std::pair<std::string, Timeline>> timelines(const PipelineRun& run);
 
-// 1F1B in which every send waits until it is received, on two ranks: it stands still, and the watchdog says where.
+// 1F1B in which every send waits until it is received, on two ranks: it hangs, and the watchdog says where.
 void toy_deadlock(const Comm& world, Device device);
+
+// Of this run: its schedule, and the layers of this rank.
+Schedule schedule_of(const Program& program, int64_t pp, const PipelineOptions& options);
+Stage stage_of(const Program& program, int64_t pp, const PipelineOptions& options);
+void say_layout(const Program& program, int64_t pp, const PipelineOptions& options);
 
 class PipelineReport {
   public:
-    void add_flags(CommandLine& flags);             // --draw, --pipeline-trace
-    void open(const Program& program, int64_t pp);  // the files; usage errors
-    void print(Program& program, const Comm& stages, const PipelineOptions& chosen, int64_t micro_batches);
+    explicit PipelineReport(CommandLine& flags);      // adds --draw, --pipeline-trace, --toy-deadlock
+    bool toy_deadlock(const Program& program) const;  // whether it was asked for; then it has run
+    // Checks that the stages and the schedule are possible, then opens the files; usage errors.
+    void open(const Program& program, int64_t pp, const PipelineOptions& options);
+    // Releases the run first: the tables train models of their own.
+    void print(Program& program, const Comm& stages, const PipelineOptions& chosen);
 
   private:
-    std::string draw_, trace_, python_;
-    std::optional<OutputFile> draw_file_, trace_file_;
+    OptionalOutput draw_{"--draw"}, trace_{"--pipeline-trace"};
+    std::string python_;
+    bool toy_ = false;
 };
 
 }  // namespace train70b

@@ -1,5 +1,4 @@
-// Context parallelism: each of N ranks holds 1/N of every sequence's tokens; in attention, keys and values are passed
-// around a ring, or heads are exchanged for tokens, or all keys and values are gathered.
+// Context parallelism: N ranks hold 1/N of every sequence's tokens; for attention they exchange keys and values, or heads.
 //
 // Run:   mpirun -np 2 build/bin/06_context_parallel --cp 2
 //        mpirun --oversubscribe -np 4 build/bin/06_context_parallel --cp 4 --cp-algorithm ulysses
@@ -11,9 +10,7 @@
 
 using namespace train70b;
 
-namespace {
-
-void program(int argc, char** argv) {
+static void program(int argc, char** argv) {
     Program p("Chapter 06: context parallelism", "compare all algorithms after training");
     DataParallelOptions dp_options;
     ContextParallelOptions options;
@@ -25,30 +22,19 @@ void program(int argc, char** argv) {
     p.divide(cp = ranks_per_copy(cp, p.dp, p.world));
     const ContextLayout layout = context_layout(p.options.model, p.options.seq_len, cp, options);
     p.prepare();
-
     const Comm ranks = p.world.split([cp](int rank) { return int(rank / cp); }, "cp");
     const Comm copies = p.world.split([](int) { return 0; }, "dp_cp");  // gradients: over data and context ranks alike
     {
         apply_context_parallel(p.model(), ranks, layout);
         DataParallel store(p.model(), copies, dp_options, AdamW::maker(p.options.adamw()));
-        p.use(store, copies);
-        p.trainer().groups.cp = group_of(ranks);
-        p.trainer().groups.dp = std::make_shared<Coordinate>(p.world.rank() / cp, p.dp);
+        p.use(store, copies, ranks);
         p.trainer().batches.tokens = layout.tokens_of(ranks.rank(), p.options.seq_len);
         p.allocate();
-        say("{} context-parallel x {} data-parallel ranks ({}); {}: {} {}, {} divide heads\n", cp, p.dp,
-            p.world.backend(), options.algorithm, layout.groups(), layout.gather ? "gather" : "in the ring",
-            layout.ulysses);
+        say_layout(p, options.algorithm, layout);
         p.train();
     }
-    p.release();
-    if (p.compares(cp))
-        print_tables(p, ranks, options);
-    else if (p.tables)
-        say("\n{}", long_context_table());
+    print_tables(p, ranks, options);
     p.finish();
 }
-
-}  // namespace
 
 int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

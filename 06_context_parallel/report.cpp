@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
+#include <numeric>
 
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/random.h"
@@ -19,78 +19,50 @@ std::string name_of(const ContextRun& run) {
 }
 }  // namespace
 
-double attention_pairs(const ContextLayout& layout, int64_t rank, int64_t seq_len) {
-    const double G = double(layout.groups()), c = double(seq_len) / (G * double(layout.chunks));
-    if (layout.chunks == 2) return c * (c + 1) + c * c + 2 * (G - 1) * c * c;
-    return c * (c + 1) / 2 + double(rank / layout.ulysses) * c * c;
-}
-
-ContextTraffic context_traffic(const LlamaConfig& c, const ContextLayout& layout, int64_t batch, int64_t seq_len,
-                               DType dtype, Recompute recompute) {
-    const int64_t U = layout.ulysses, G = layout.groups(), a = size_of(dtype), D = c.head_dim();
-    const int64_t rows = batch * seq_len / layout.ranks, kv_heads = std::max(c.kv_heads, U);  // copied up to U
-    const int64_t forwards = recompute == Recompute::none || recompute == Recompute::pointwise ? 1 : 2;
-    ContextTraffic traffic;
-    const int64_t block = 2 * rows * U * (kv_heads / U) * D;  // elements of k and v in one message
-    const int64_t wide = size_of(stats_dtype(dtype));         // of its gradients
-    if (layout.gather)
-        traffic.gather = (G - 1) * block * (a * (forwards + 1) + wide);
-    else if (G > 1)
-        traffic.ring = (G - 1) * block * a * (forwards + 1) + G * block * wide;
-    const int64_t in = rows * (c.heads + 2 * kv_heads) * D * a, out = rows * c.heads * D * a;
-    if (U > 1)
-        traffic.ulysses = ((forwards + 1) * (in + out) + (recompute == Recompute::selective ? 0 : out)) * (U - 1) / U;
-    return traffic;
-}
-
 ContextRun run_context(const TrainOptions& options, const Dataset& data, const Comm& ranks,
                        const ContextParallelOptions& context_options) {
-    TrainOptions o = options.without_files();
+    TrainOptions o = options;
     o.global_batch = o.micro_batch;
-    ContextRun run{.algorithm = context_options.algorithm,
-                   .layout = context_layout(o.model, o.seq_len, ranks.size(), context_options),
-                   .seq_len = o.seq_len};
-    const MemoryBytes before = ledger().now();
-    Llama model(o.model, o.llama());
-    Trainer trainer(o, model, data);
-    apply_context_parallel(model, ranks, run.layout);
-    trainer.groups.dp_cp =
-        group_of(ranks);  // for the loss; gradients are not summed: attention is what is measured here
-    trainer.batches.tokens = run.layout.tokens_of(ranks.rank(), o.seq_len);
-    trainer.allocate();
-    measure_steps(trainer, ranks, 1);
+    const ContextLayout layout = context_layout(o.model, o.seq_len, ranks.size(), context_options);
+    FreshRun fresh(o, data);
+    apply_context_parallel(fresh.model, ranks, layout);
+    // For the loss; gradients are not summed: attention is what is measured here.
+    fresh.trainer.groups.dp_cp = group_of(ranks);
+    fresh.trainer.batches.tokens = layout.tokens_of(ranks.rank(), o.seq_len);
+    fresh.measure(ranks);
     const ProfileScope scope({.sums_on = true, .wait_for = o.device_kind()});
-    MeasuredStep step = measure_steps(trainer, ranks, 1, 2).front();
-    run.step_s = step.report.step_s;
-    run.waiting_s = step.comm.waited;
-    auto& operations = step.comm.operations;
-    run.sent = {operations[ranks.name() + "_ring.send_recv"].bytes / o.model.layers,
-                operations[ranks.name() + "_ulysses.all_to_all"].bytes / o.model.layers,
-                (operations[ranks.name() + "_gather.all_gather"].bytes +
-                 operations[ranks.name() + "_gather.reduce_scatter"].bytes) /
-                    o.model.layers};
-    run.formula =
-        context_traffic(o.model, run.layout, o.micro_batch, o.seq_len, model.options.dtype, model.options.recompute);
+    const MeasuredStep step = fresh.measure(ranks).front();
+
     double flops = 0, cpu_s = 0;
     for (const char* op : {"attention", "attention_backward"}) {
         flops += profile().sums[op].flops;
         cpu_s += profile().sums[op].cpu_seconds;
     }
+    const auto sent = [&](const std::string& operation) {
+        return step.wire_bytes(ranks.name() + operation) / o.model.layers;
+    };
+    const auto& [dtype, grad_dtype, device, recompute, init_std] = fresh.model.options;
+    ContextRun run{.algorithm = context_options.algorithm, .layout = layout, .seq_len = o.seq_len};
+    run.peak = step.report.peak;
+    run.activations_formula =
+        activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute).total / ranks.size();
     run.flops = ranks.gather({flops});
     run.cpu_s = ranks.gather({cpu_s});
-    run.peak = step.report.peak;
-    for (int i = 0; i < kMemoryKinds; ++i) run.peak.kind[size_t(i)] -= before[size_t(i)];
-    run.activations_formula =
-        activation_formula(o.model, o.micro_batch, o.seq_len, model.options.dtype, model.options.recompute).total /
-        ranks.size();
-    if (run.layout.gather && ranks.size() > 1)
+    run.sent = {sent("_ring.send_recv"), sent("_ulysses.all_to_all"),
+                (step.wire_bytes(ranks.name() + "_gather.all_gather") +
+                 step.wire_bytes(ranks.name() + "_gather.reduce_scatter")) /
+                    o.model.layers};
+    run.formula = context_traffic(o.model, layout, o.micro_batch, o.seq_len, dtype, recompute);
+    run.step_s = step.report.step_s;
+    run.waiting_s = step.comm.waited;
+    if (layout.gather && ranks.size() > 1)
         run.gather_formula = gather_memory({.batch = o.micro_batch,
-                                            .chunk_len = o.seq_len / run.layout.granularity(),
-                                            .chunks = run.layout.chunks,
+                                            .chunk_len = o.seq_len / layout.granularity(),
+                                            .chunks = layout.chunks,
                                             .heads = o.model.heads,
                                             .kv_heads = o.model.kv_heads,
                                             .head_dim = o.model.head_dim()},
-                                           ranks.size(), ranks.rank(), model.options.dtype);
+                                           ranks.size(), ranks.rank(), dtype);
     return run;
 }
 
@@ -160,114 +132,119 @@ double attention_error(const Comm& ranks, const ContextParallelOptions& options,
     return worst;
 }
 
-// ---- as text --------------------------------------------------------------------------------------------------------
+// ---- tables ---------------------------------------------------------------------------------------------------------
 
-std::string work_table(const std::vector<ContextRun>& runs) {
-    std::string text = fmt::format(
-        "attention of one step, rank by rank: GFLOP counted, CPU ms measured\n{:<16}{:>8}   / mean\n", "", "slowest");
+Table work_table(const std::vector<ContextRun>& runs) {
+    std::vector<Column> columns = {"", "slowest / mean", Column("").left()};
+    for (size_t rank = 0; rank < runs[0].flops.size(); ++rank) columns.push_back(fmt::format("rank {}", rank));
+    Table table("attention of one step, rank by rank: GFLOP counted, CPU ms measured", columns);
+    const auto row = [&](const std::string& name, const char* what, const std::vector<double>& values, double unit) {
+        const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+        const double most = *std::max_element(values.begin(), values.end());
+        std::vector<Cell> cells = {name, fixed(most * double(values.size()) / sum, 2), what};
+        for (const double value : values) cells.push_back(fixed(value / unit, 3));
+        table.row(cells);
+    };
     for (const ContextRun& run : runs) {
-        const auto row = [&](const char* what, const std::vector<double>& values, double unit) {
-            double sum = 0, most = 0;
-            std::string list;
-            for (const double value : values) {
-                sum += value, most = std::max(most, value);
-                list += fmt::format("{:>9.3f}", value / unit);
-            }
-            text += fmt::format("{:<16}{:>8.2f}   {:<7}{}\n", what == std::string("GFLOP") ? name_of(run) : "",
-                                most * double(values.size()) / sum, what, list);
-        };
-        row("GFLOP", run.flops, 1e9);
-        row("CPU ms", run.cpu_s, 1e-3);
+        row(name_of(run), "GFLOP", run.flops, 1e9);
+        row("", "CPU ms", run.cpu_s, 1e-3);
     }
-    return text;
+    return table;
 }
 
-std::string traffic_table(const std::vector<ContextRun>& runs) {
-    std::string text =
-        fmt::format("bytes that a rank sends for one block\n{:<16}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>11}{:>11}\n",
-                    "", "ring", "formula", "all-to-all", "formula", "gather", "formula", "step", "waiting");
+Table traffic_table(const std::vector<ContextRun>& runs) {
+    Table table("bytes that a rank sends for one block",
+                {"", "ring", "formula", "all-to-all", "formula", "gather", "formula", "step", "waiting"});
     for (const ContextRun& run : runs)
-        text += fmt::format("{:<16}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>8.1f} ms{:>8.1f} ms\n", name_of(run),
-                            run.sent.ring, run.formula.ring, run.sent.ulysses, run.formula.ulysses, run.sent.gather,
-                            run.formula.gather, 1e3 * run.step_s, 1e3 * run.waiting_s);
-    return text;
+        table.row({name_of(run), run.sent.ring, run.formula.ring, run.sent.ulysses, run.formula.ulysses,
+                   run.sent.gather, run.formula.gather, milliseconds(run.step_s), milliseconds(run.waiting_s)});
+    return table;
 }
 
-std::string memory_table(const std::vector<ContextRun>& runs) {
-    std::string text =
-        fmt::format("bytes of rank 0, one micro-batch: peak of a step\n{:<16}{:>8}{:>14}{:>18}{:>14}{:>14}\n", "", "T",
-                    "activations", "one rank's / N", "comm", "workspace");
-    for (const ContextRun& run : runs)
-        text += fmt::format("{:<16}{:>8}{:>14}{:>18}{:>14}{:>14}\n", name_of(run), run.seq_len,
-                            run.peak.kind[int(Memory::activations)], run.activations_formula,
-                            run.peak.kind[int(Memory::comm)], run.peak.kind[int(Memory::workspace)]);
-    return text;
+Table memory_table(const std::vector<ContextRun>& runs) {
+    Table table("bytes of rank 0, one micro-batch: peak of a step",
+                {"", "T", "activations", "one rank's / N", "comm", "workspace"});
+    for (const ContextRun& run : runs) {
+        const MemoryBytes& bytes = run.peak.kind;
+        table.row({name_of(run), run.seq_len, bytes[int(Memory::activations)], run.activations_formula,
+                   bytes[int(Memory::comm)], bytes[int(Memory::workspace)]});
+    }
+    return table;
 }
 
-std::string error_table(const Comm& world) {
-    std::string text = fmt::format(
-        "error of attention and its gradients against one device in fp32: median of five "
-        "seeds\n{:<16}{:>6}{:>12}{:>12}\n",
-        "", "ranks", "fp32", "bf16");
+Table error_table(const Comm& world) {
+    Table table("error of attention and its gradients against one device in fp32: median of five seeds",
+                {"", "ranks", "fp32", "bf16"});
     for (int n = 1; n <= std::min(world.size(), 8); n *= 2) {  // as many as there are heads
         const Comm ranks = world.split([n](int rank) { return rank < n ? 0 : -1; }, "cp");
         if (world.rank() >= n) continue;
         for (const std::string& name : names_of(context_algorithms())) {
             if (n == 1 && name != "ring") continue;
-            text += fmt::format("{:<16}{:>6}", n == 1 ? "one device" : name, n);
-            for (const DType dtype : {DType::f32, DType::bf16}) {
+            const auto error = [&](DType dtype) {
                 std::vector<double> errors;
                 for (uint64_t seed = 1; seed <= 5; ++seed)
                     errors.push_back(attention_error(ranks, {name}, dtype, seed));
-                std::sort(errors.begin(), errors.end());
-                text += fmt::format("{:>12.2e}", errors[2]);
-            }
-            text += "\n";
+                return scientific(median(errors));
+            };
+            const Cell fp32 = error(DType::f32), bf16 = error(DType::bf16);
+            table.row({n == 1 ? "one device" : name, n, fp32, bf16});
         }
     }
     world.barrier().wait();
-    return text;
+    return table;
 }
 
-std::string long_context_table() {
-    std::string text = fmt::format(
+namespace {
+// Bytes of one rank at the peak of a forward and backward pass, on top of the parameters.
+int64_t booked_peak(const LlamaConfig& config, int64_t tokens, int ranks, Recompute recompute) {
+    const Comm fake = make_comm(make_fake_backend(0, ranks), {});
+    Llama model(config, {.dtype = DType::bf16, .device = Device::meta, .recompute = recompute});
+    apply_context_parallel(model, fake, context_layout(config, tokens, ranks, {"zigzag"}));
+    model.materialize(1);
+    const int64_t rows = tokens / ranks, held = ledger().total();
+    const auto ids = [&] { return Tensor({rows}, DType::i32, Device::meta); };
+    ledger().reset_peak();
+    Tape tape;
+    model.forward(tape, {1, rows, ids(), ids(), ids(), 1.0 / double(tokens)});
+    tape.backward();
+    return ledger().peak().total - held;
+}
+}  // namespace
+
+Table long_context_table() {
+    Table table(
         "dry run: one sequence in bf16, zigzag, peak GB of one rank's activations + comm + workspace, without "
-        "parameters\n"
-        "{:<10}{:>10}{:>8}{:>16}{:>20}\n",
-        "", "tokens", "ranks", "no recompute", "full recompute");
-    for (const auto& [name, tokens, ranks] : {std::tuple<const char*, int64_t, int>{"8b", 4096, 1},
-                                              {"8b", 131072, 1},
-                                              {"8b", 131072, 8},
-                                              {"8b", 262144, 8},
-                                              {"8b", 1048576, 32},
-                                              {"8b", 1048576, 128},
-                                              {"70b", 131072, 8},
-                                              {"70b", 131072, 32},
-                                              {"70b", 1048576, 128}}) {
-        const Comm fake = make_comm(make_fake_backend(0, ranks), {});
-        text += fmt::format("{:<10}{:>10}{:>8}", name, tokens, ranks);
-        for (const Recompute recompute : {Recompute::none, Recompute::full}) {
-            const LlamaConfig config = preset(name);
-            Llama model(config, {.dtype = DType::bf16, .device = Device::meta, .recompute = recompute});
-            const ContextLayout layout = context_layout(config, tokens, ranks, {"zigzag"});
-            apply_context_parallel(model, fake, layout);
-            model.materialize(1);
-            const int64_t rows = tokens / ranks;
-            const auto ids = [&] { return Tensor({rows}, DType::i32, Device::meta); };
-            ledger().reset_peak();
-            const int64_t held = ledger().total();
-            Tape tape;
-            model.forward(tape, {1, rows, ids(), ids(), ids(), 1.0 / double(tokens)});
-            tape.backward();
-            text += fmt::format("{:>{}.1f}", double(ledger().peak().total - held) / 1e9,
-                                recompute == Recompute::none ? 16 : 20);
-        }
-        text += "\n";
+        "parameters",
+        {"", "tokens", "ranks", "no recompute", "full recompute"});
+    struct Row {
+        const char* model;
+        int64_t tokens;
+        int ranks;
+    };
+    for (const auto& [model, tokens, ranks] : {Row{"8b", 4096, 1},
+                                               {"8b", 131072, 1},
+                                               {"8b", 131072, 8},
+                                               {"8b", 262144, 8},
+                                               {"8b", 1048576, 32},
+                                               {"8b", 1048576, 128},
+                                               {"70b", 131072, 8},
+                                               {"70b", 131072, 32},
+                                               {"70b", 1048576, 128}}) {
+        const LlamaConfig config = preset(model);
+        table.row({model, tokens, ranks, fixed(double(booked_peak(config, tokens, ranks, Recompute::none)) / 1e9, 1),
+                   fixed(double(booked_peak(config, tokens, ranks, Recompute::full)) / 1e9, 1)});
     }
-    return text;
+    return table;
 }
 
-void print_tables(Program& p, const Comm& ranks, const ContextParallelOptions& chosen) {
+void say_layout(const Program& p, const std::string& algorithm, const ContextLayout& layout) {
+    say("{} context-parallel x {} data-parallel ranks ({}); {}: {} {}, {} divide heads\n", layout.ranks, p.dp,
+        p.world.backend(), algorithm, layout.groups(), layout.gather ? "gather" : "in the ring", layout.ulysses);
+}
+
+namespace {
+
+void print_measured(Program& p, const Comm& ranks, const ContextParallelOptions& chosen) {
     const TrainOptions& options = p.options;
     std::vector<ContextRun> algorithms, lengths;
     for (const std::string& name : names_of(context_algorithms())) {
@@ -281,7 +258,8 @@ void print_tables(Program& p, const Comm& ranks, const ContextParallelOptions& c
         }
         algorithms.push_back(run_context(options, p.data(), ranks, each));
     }
-    say("\n{}\n{}", work_table(algorithms), traffic_table(algorithms));
+    say(work_table(algorithms));
+    say(traffic_table(algorithms));
     TrainOptions longer = options;
     longer.micro_batch = 1;
     for (const char* name : {"zigzag", "gather"})
@@ -290,9 +268,18 @@ void print_tables(Program& p, const Comm& ranks, const ContextParallelOptions& c
                 lengths.push_back(run_context(
                     longer, Dataset(options.data, options.model.vocab, longer.seq_len, options.val_fraction), ranks,
                     {.algorithm = name}));
-    say("\n{}\n{}", memory_table(lengths), error_table(p.world));
-    if (this_rank == 0) say("\n{}", long_context_table());
-    p.world.barrier().wait();
+    say(memory_table(lengths));
+    say(error_table(p.world));
+}
+
+}  // namespace
+
+void print_tables(Program& p, const Comm& ranks, const ContextParallelOptions& chosen) {
+    p.release();
+    if (!p.tables) return;
+    if (p.compares(ranks.size())) print_measured(p, ranks, chosen);
+    if (this_rank == 0) say(long_context_table());
+    if (p.world.has_peers()) p.world.barrier().wait();
 }
 
 }  // namespace train70b

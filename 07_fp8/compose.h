@@ -2,6 +2,7 @@
 // What chapter 07 composes: tensor parallelism, FP8 layers, ZeRO, and one of the optimizers.
 #include "01_single_gpu/trainer.h"
 #include "03_zero/zero.h"
+#include "04_tensor_parallel/flags.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "07_fp8/fp8.h"
 
@@ -10,9 +11,6 @@ namespace train70b {
 struct Precision {
     Fp8Options fp8;
     std::string optimizer = "adamw";
-};
-struct Layout {
-    Comm tensor_ranks, data_ranks;
 };
 struct Composition {
     TensorParallel tensor_parallel;

@@ -12,48 +12,28 @@
 
 using namespace train70b;
 
-namespace {
-
-void program(int argc, char** argv) {
+static void program(int argc, char** argv) {
     Program p("Chapter 07: FP8", "compare precisions after training");
     ZeroOptions zero{.stage = 0};
     Precision precision;
-    Fp8Report report;
     int64_t tp = 1;
     add_zero_flags(p.flags, p.dp, zero);
     p.flags.add("--tp", tp, "tensor-parallel ranks", integer_from(1));
     add_fp8_flags(p.flags, precision.fp8, precision.optimizer);
-    report.add_flags(p.flags);
+    Fp8Report report(p.flags);
 
     p.connect(argc, argv);
-    report.check(p);
     p.divide(tp);
-    check_tensor_parallel(p.options.model, p.options.seq_len, tp, {});
-    p.prepare([&, node_ranks = ranks_on_this_node()] {
-        const TrainOptions& o = p.options;
-        check_precision(precision.fp8, precision.optimizer, o.dtype);
-        check_zero(zero, o, p.dp, node_ranks, moment_bytes(precision.optimizer, o.llama().dtype));
-        check_fp8(precision.fp8, o.model, o.micro_batch * o.seq_len, tp);
-        report.open();
-    });
-
-    const Layout layout{p.world.split([tp](int rank) { return int(rank / tp); }, "tp"),
-                        p.world.split([tp](int rank) { return int(rank % tp); }, "dp")};
+    p.prepare([&] { report.open(p, tp, zero, precision); });
+    const Layout layout = split(p.world, tp);
     {
         const Composition composition(p.model(), p.trainer(), p.options, layout, zero, precision);
         p.allocate();
-        for (const std::string& why : composition.fp8.left_out()) say("stays in {}: {}\n", p.options.dtype, why);
-        say("{} of {} linear layers of the blocks in 8 bits ({}); {}; {} tensor-parallel x {} data-parallel ranks "
-            "({}), ZeRO stage {}\n",
-            composition.fp8.layers().size(), 4 * p.options.model.layers, precision.fp8.recipe, precision.optimizer, tp,
-            p.dp, p.world.backend(), zero.stage);
+        say_layout(p, composition, layout, zero, precision);
         p.train();
     }
-    p.release();
-    if (p.tables && p.world.has_peers()) report.print(p, layout, zero, precision);
+    report.print(p, layout, zero, precision);
     p.finish();
 }
-
-}  // namespace
 
 int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

@@ -1,217 +1,15 @@
 #include "07_fp8/report.h"
 
 #include <cmath>
-#include <numeric>
-#include <utility>
 
-#include "01_single_gpu/core/random.h"
 #include "01_single_gpu/io/bench.h"
 #include "02_data_parallel/runtime/measure.h"
+#include "03_zero/flags.h"
+#include "07_fp8/accuracy.h"
 #include "07_fp8/adamw8bit.h"
 #include "07_fp8/flags.h"
-#include "07_fp8/formats.h"
 
 namespace train70b {
-
-// ---- accuracy -------------------------------------------------------------------------------------------------------
-
-namespace {
-
-using Matrix = std::vector<double>;  // row-major
-
-Tensor host_tensor(const Matrix& x, int64_t rows, int64_t cols) {
-    Tensor t({rows, cols}, DType::f32, Device::cpu, Memory::workspace);
-    for (size_t i = 0; i < x.size(); ++i) t.data<float>()[i] = float(x[i]);
-    return t;
-}
-
-Matrix normal(int64_t count, uint64_t key, double size) {
-    Tensor x({count}, DType::f32, Device::cpu, Memory::workspace);
-    fill_normal(x, key, {.cols = count, .global_cols = count}, float(size));
-    return {x.data<float>(), x.data<float>() + count};
-}
-
-// a (M, K) b (N, K)^T
-Matrix product(const Matrix& a, const Matrix& b, int64_t K) {
-    const int64_t M = int64_t(a.size()) / K, N = int64_t(b.size()) / K;
-    Matrix c(static_cast<size_t>(M * N));
-    for (int64_t m = 0; m < M; ++m)
-        for (int64_t n = 0; n < N; ++n)
-            c[size_t(m * N + n)] =
-                std::inner_product(a.begin() + m * K, a.begin() + (m + 1) * K, b.begin() + n * K, 0.0);
-    return c;
-}
-
-// Mean over rows, so that large rows do not speak for small ones.
-double row_error(const Matrix& c, const Matrix& expected, int64_t cols) {
-    const int64_t rows = int64_t(c.size()) / cols;
-    double sum = 0;
-    for (int64_t r = 0; r < rows; ++r) {
-        double difference = 0, size = 0;
-        for (int64_t i = r * cols; i < (r + 1) * cols; ++i) {
-            difference += std::pow(c[size_t(i)] - expected[size_t(i)], 2);
-            size += std::pow(expected[size_t(i)], 2);
-        }
-        sum += std::sqrt(difference / size) / double(rows);
-    }
-    return sum;
-}
-
-// What an operand (rows, cols) of a product over its columns becomes.
-using Rounding = std::function<Matrix(const Matrix& x, int64_t cols, Operand::Role role)>;
-
-Matrix to_bf16(const Matrix& x, int64_t cols, Operand::Role) {
-    Tensor rounded({int64_t(x.size())}, DType::bf16, Device::cpu, Memory::workspace);
-    copy(rounded, host_tensor(x, int64_t(x.size()) / cols, cols));
-    return read(rounded);
-}
-
-Rounding by_recipe(const std::string& name) {
-    return [name](const Matrix& x, int64_t cols, Operand::Role role) -> Matrix {
-        const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
-        const Tensor back = dequantized(
-            recipe
-                ->quantize({role, int64_t(role)}, host_tensor(x, int64_t(x.size()) / cols, cols), Usage::rowwise, false)
-                .rowwise);
-        return {back.data<float>(), back.data<float>() + back.size()};
-    };
-}
-
-// One scale per tensor, and the format as told; amax: what the scale was made for, as a multiple of what is there.
-template <class Format>
-Matrix one_scale(const Matrix& x, double amax) {
-    double most = 0;
-    for (const double value : x) most = std::max(most, std::abs(value));
-    const double scale = amax * most / double(Format::largest());
-    Matrix rounded;
-    for (const double value : x) rounded.push_back(double(float(Format(float(value / scale)))) * scale);
-    return rounded;
-}
-
-// MXFP8: 32 values share a power of two. Blackwell's tensor cores (sm_100) take it, Hopper's do not. Two rules for the
-// scale: that of the OCP specification (Microscaling Formats v1.0, section 6.3) takes the exponent of the largest
-// magnitude less that of the format's largest, 2^8, so that up to an eighth of the largest values is cut off; NVIDIA's
-// (Mishra et al. 2025) rounds up, so that nothing is.
-enum class MxScale { ocp_floor, round_up };
-Rounding mxfp8(MxScale rule) {
-    return [rule](const Matrix& x, int64_t, Operand::Role) {
-        Matrix rounded(x.size());
-        for (size_t begin = 0; begin < x.size(); begin += 32) {
-            float most = 0;
-            for (size_t i = begin; i < begin + 32; ++i) most = std::max(most, std::abs(float(x[i])));
-            const float scale =
-                rule == MxScale::round_up ? float(e8m0(most / e4m3::largest())) : float(e8m0(most / 256, /*up=*/false));
-            for (size_t i = begin; i < begin + 32; ++i) rounded[i] = double(float(e4m3(float(x[i]) / scale)) * scale);
-        }
-        return rounded;
-    };
-}
-
-}  // namespace
-
-std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out, uint64_t seed) {
-    const auto key = [seed](uint64_t i) { return random_bits(seed, i); };
-    const Matrix x = normal(rows * in, key(0), 1), w = normal(out * in, key(1), 0.02);
-    Matrix x_rows = x, x_cols = x, dy = normal(rows * out, key(2), 1e-7), w_t(w.size());
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t c = 0; c < in; ++c) {
-            if (r % 64 == 5) x_rows[size_t(r * in + c)] *= 100;
-            if (c % 64 == 5) x_cols[size_t(r * in + c)] *= 100;
-        }
-    const Matrix of_element = normal(rows * out, key(3), 0.5), of_row = normal(rows, key(4), 1.5);
-    for (size_t i = 0; i < dy.size(); ++i) dy[i] *= std::pow(10, of_element[i] + of_row[i / size_t(out)]);
-    for (int64_t o = 0; o < out; ++o)
-        for (int64_t i = 0; i < in; ++i) w_t[size_t(i * out + o)] = w[size_t(o * in + i)];
-
-    const auto errors = [&](const std::string& name, const Rounding& round) {
-        const auto error = [&](const Matrix& a, const Matrix& b, int64_t K, Operand::Role role) {
-            return row_error(product(round(a, K, role), round(b, K, Operand::weight), K), product(a, b, K),
-                             int64_t(b.size()) / K);
-        };
-        return ProductErrors{name, error(x, w, in, Operand::input), error(x_rows, w, in, Operand::input),
-                             error(x_cols, w, in, Operand::input), error(dy, w_t, out, Operand::gradient)};
-    };
-    const auto with_amax = [](double amax) -> Rounding {
-        return [amax](const Matrix& m, int64_t, Operand::Role role) {
-            return role == Operand::gradient ? one_scale<e5m2>(m, amax) : one_scale<e4m3>(m, amax);
-        };
-    };
-    return {errors("bf16", to_bf16),
-            errors("current", by_recipe("current")),
-            errors("current, all E4M3", [](const Matrix& m, int64_t, Operand::Role) { return one_scale<e4m3>(m, 1); }),
-            errors("current, all E5M2", [](const Matrix& m, int64_t, Operand::Role) { return one_scale<e5m2>(m, 1); }),
-            errors("delayed, amax was x8", with_amax(8)),
-            errors("delayed, amax was /8", with_amax(1.0 / 8)),
-            errors("rowwise", by_recipe("rowwise")),
-            errors("blockwise", by_recipe("blockwise")),
-            errors("mxfp8, scale: OCP floor", mxfp8(MxScale::ocp_floor)),
-            errors("mxfp8, rounded up", mxfp8(MxScale::round_up))};
-}
-
-std::string error_table(const std::vector<ProductErrors>& errors) {
-    std::string text = fmt::format(
-        "error of one product against double: mean over rows of |difference| / |row|\n{:<24}{:>12}{:>16}{:>16}{:>16}\n",
-        "", "normal", "rows x 100", "columns x 100", "tiny gradients");
-    for (const ProductErrors& e : errors)
-        text += fmt::format("{:<24}{:>12.2e}{:>16.2e}{:>16.2e}{:>16.2e}\n", e.recipe, e.normal, e.outlier_rows,
-                            e.outlier_cols, e.tiny);
-    return text;
-}
-
-std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& data, const Layout& layout,
-                                   const ZeroOptions& zero, const Precision& chosen, int64_t steps) {
-    TrainOptions o = options.without_files();
-    o.steps = steps;
-    std::vector<LossCurve> curves;
-    const auto run = [&](const std::string& name, const std::string& recipe, const std::string& optimizer) {
-        Llama model(o.model, o.llama());
-        Trainer trainer(o, model, data);
-        Precision precision = chosen;
-        precision.fp8.recipe = recipe;
-        precision.optimizer = optimizer;
-        const Composition composition(model, trainer, o, layout, zero, precision);
-        LossCurve curve{name, {}};
-        trainer.allocate();
-        for (const MeasuredStep& step : measure_steps(trainer, layout.data_ranks, steps))
-            curve.losses.push_back(step.report.loss);
-        curves.push_back(curve);
-    };
-    run(o.dtype, "off", "adamw");
-    for (const char* recipe : {"current", "delayed", "rowwise", "blockwise"}) run(recipe, recipe, "adamw");
-    run(o.dtype + ", adamw8bit", "off", "adamw8bit");
-    run("current, adamw8bit", "current", "adamw8bit");
-    return curves;
-}
-
-std::string curve_table(const std::vector<LossCurve>& curves) {
-    const auto mean_of_last = [](const std::vector<double>& losses) {
-        const size_t count = std::min<size_t>(10, losses.size());
-        return std::accumulate(losses.end() - int64_t(count), losses.end(), 0.0) / double(count);
-    };
-    std::string text = fmt::format("{} steps with each: mean of the last ten losses\n{:<24}{:>10}{:>14}{:>22}\n",
-                                   curves[0].losses.size(), "", "loss", "distance", "farthest at any step");
-    for (const LossCurve& curve : curves) {
-        double farthest = 0;
-        for (size_t i = 0; i < curve.losses.size(); ++i)
-            farthest = std::max(farthest, std::abs(curve.losses[i] - curves[0].losses[i]));
-        const double loss = mean_of_last(curve.losses);
-        text += fmt::format("{:<24}{:>10.4f}{:>+14.4f}{:>22.4f}\n", curve.name, loss,
-                            loss - mean_of_last(curves[0].losses), farthest);
-    }
-    return text;
-}
-
-std::string curve_csv(const std::vector<LossCurve>& curves) {
-    std::string text = "step";
-    for (const LossCurve& curve : curves) text += fmt::format(",\"{}\"", curve.name);
-    for (size_t i = 0; i < curves[0].losses.size(); ++i) {
-        text += fmt::format("\n{}", i + 1);
-        for (const LossCurve& curve : curves) text += fmt::format(",{:.9g}", curve.losses[i]);
-    }
-    return text + "\n";
-}
-
-// ---- memory ---------------------------------------------------------------------------------------------------------
 
 int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompute recompute, const Recipe& recipe,
                         int64_t tensor_ranks) {
@@ -234,31 +32,23 @@ int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompu
     return f.total;  // pointwise, selective: they are made again, not kept
 }
 
-PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, const Layout& layout,
+PrecisionRun run_precision(const TrainOptions& o, const Dataset& data, const Layout& layout,
                            const ZeroOptions& zero_options, const Precision& precision) {
-    TrainOptions o = options.without_files();
-    const MemoryBytes before = ledger().now();
-    Llama model(o.model, o.llama());
-    Trainer trainer(o, model, data);
-    Composition composition(model, trainer, o, layout, zero_options, precision);
-    trainer.allocate();
-    const MeasuredStep step = measure_steps(trainer, layout.data_ranks, 2).back();
-    PrecisionRun run;
-    run.step_s = step.report.step_s;
-    for (const auto& [operation, entry] : step.comm.operations) {
-        if (operation.ends_with(".all_gather")) run.gathered += entry.bytes;
-        if (operation.ends_with(".reduce_scatter") || operation == layout.data_ranks.name() + ".all_reduce")
-            run.reduced += entry.bytes;
-    }
-    run.peak = step.report.peak;
-    for (int i = 0; i < kMemoryKinds; ++i) run.peak.kind[size_t(i)] -= before[size_t(i)];
+    FreshRun fresh(o, data);
+    const Composition composition(fresh.model, fresh.trainer, o, layout, zero_options, precision);
+    const MeasuredStep step = fresh.measure(layout.data_ranks, 2).back();
+    PrecisionRun run{
+        .peak = step.report.peak,
+        .gathered = step.wire_bytes(".all_gather"),
+        .reduced = step.wire_bytes(".reduce_scatter") + step.wire_bytes(layout.data_ranks.name() + ".all_reduce"),
+        .step_s = step.report.step_s};
     const int64_t tp = layout.tensor_ranks.size(), rows = o.micro_batch * o.seq_len;
-    const auto& [dtype, grad_dtype, device, recompute, init_std] = model.options;
+    const auto& [dtype, grad_dtype, device, recompute, init_std] = fresh.model.options;
     run.activations_formula =
         precision.fp8.recipe == "off"
             ? activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute, {tp, false}).total
             : fp8_activations(o.model, rows, dtype, recompute, *make_recipe(precision.fp8, 3, Device::cpu, Comm()), tp);
-    for (const Param* param : model.params()) {
+    for (const Param* param : fresh.model.params()) {
         const int64_t size = param->local.size(), master = master_bytes(dtype) * size;
         run.optimizer_formula += master + (precision.optimizer == "adamw8bit"
                                                ? 2 * size + 8 * BlockLayout{param->global_index(0), size}.blocks()
@@ -267,34 +57,30 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
     return run;
 }
 
-std::string memory_table(const std::vector<PrecisionRun>& runs, bool formulas) {
-    std::string text = fmt::format(
-        "bytes of rank 0: peak of a step{}; and what it sends in "
-        "one\n{:<24}{:>12}{:>12}{:>12}{:>13}{:>12}{:>13}{:>13}{:>11}\n",
-        formulas ? ", below it the formula" : "", "", "params", "grads", "optimizer", "activations", "workspace",
-        "all-gathers", "reductions", "step");
+Table memory_table(const std::vector<PrecisionRun>& runs, bool formulas) {
+    Table table(fmt::format("bytes of rank 0: peak of a step{}; and what it sends in one",
+                            formulas ? ", below it the formula" : ""),
+                {"", "params", "grads", "optimizer", "activations", "workspace", "all-gathers", "reductions", "step"});
     for (const PrecisionRun& run : runs) {
         const auto kind = [&](Memory memory) { return run.peak.kind[size_t(memory)]; };
-        text +=
-            fmt::format("{:<24}{:>12}{:>12}{:>12}{:>13}{:>12}{:>13}{:>13}{:>8.1f} ms\n", run.name, kind(Memory::params),
-                        kind(Memory::grads), kind(Memory::optimizer), kind(Memory::activations),
-                        kind(Memory::workspace), run.gathered, run.reduced, 1e3 * run.step_s);
-        if (formulas) text += fmt::format("{:<48}{:>12}{:>13}\n", "", run.optimizer_formula, run.activations_formula);
+        table.row({run.name, kind(Memory::params), kind(Memory::grads), kind(Memory::optimizer),
+                   kind(Memory::activations), kind(Memory::workspace), run.gathered, run.reduced,
+                   milliseconds(run.step_s)});
+        if (formulas) table.row({"", "", "", run.optimizer_formula, run.activations_formula});
     }
-    return text;
+    return table;
 }
 
-std::string projection_table() {
+Table projection_table() {
     const LlamaConfig c = preset("70b");
     constexpr double kDevice = 80e9, kRanks = 8;  // bytes, devices
     constexpr int64_t kSequence = 4096;
     const double n = double(c.parameters()), block = double(c.block_parameters());
-    std::string text = fmt::format(
-        "computed: 70b on {:.0f} devices of {:.0f} GB, ZeRO-3, one sequence of {} with full recomputation; GB of one "
-        "device\n"
-        "{:<38}{:>8}{:>8}{:>11}{:>10}{:>13}{:>8}{:>10}\n",
-        kRanks, kDevice / 1e9, kSequence, "", "params", "grads", "optimizer", "gathered", "activations", "all",
-        "needs");
+    Table table(fmt::format("computed: 70b on {:.0f} devices of {:.0f} GB, ZeRO-3, one sequence of {} with full "
+                            "recomputation; GB of one device",
+                            kRanks, kDevice / 1e9, kSequence),
+                {"", "params", "grads", "optimizer", "gathered", "activations", "all", "needs"});
+    const auto giga = [](double bytes) { return fixed(bytes / 1e9, 1); };
     struct Row {
         const char* name;
         double grad, states;  // bytes per parameter; of the weights: 2
@@ -315,16 +101,15 @@ std::string projection_table() {
             double(row.codes ? fp8_activations(c, kSequence, DType::bf16, Recompute::full, CurrentScaling(Comm()), 1)
                              : activation_formula(c, 1, kSequence, DType::bf16, Recompute::full).total);
         const double shared = (2 + row.grad + row.states) * n, own = gathered + activations;
-        text += fmt::format("{:<38}{:>8.1f}{:>8.1f}{:>11.1f}{:>10.1f}{:>13.1f}{:>8.1f}{:>10.0f}\n", row.name,
-                            2 * n / kRanks / 1e9, row.grad * n / kRanks / 1e9, row.states * n / kRanks / 1e9,
-                            gathered / 1e9, activations / 1e9, (shared / kRanks + own) / 1e9,
-                            std::ceil(shared / (kDevice - own)));
+        table.row({row.name, giga(2 * n / kRanks), giga(row.grad * n / kRanks), giga(row.states * n / kRanks),
+                   giga(gathered), giga(activations), giga(shared / kRanks + own),
+                   fixed(std::ceil(shared / (kDevice - own)), 0)});
     }
-    return text +
-           fmt::format(
-               "needs: devices of that size. Offloaded, the node's host memory holds {:.0f} GB. Without masters: bf16 "
-               "weights, updated with stochastic rounding; not a mode of this program yet\n",
-               (4 + 4 + moments8) * n / 1e9);
+    table.note(
+        fmt::format("needs: devices of that size. Offloaded, the node's host memory holds {:.0f} GB. Without "
+                    "masters: bf16 weights, updated with stochastic rounding; not a mode of this program yet",
+                    (4 + 4 + moments8) * n / 1e9));
+    return table;
 }
 
 // ---- time -----------------------------------------------------------------------------------------------------------
@@ -365,87 +150,102 @@ ProductTimes time_products(Device device, const Fp8Options& options, int64_t row
     return times;
 }
 
-std::string time_table(const std::vector<ProductTimes>& times, const std::string& recipe) {
-    std::string text = fmt::format(
-        "a layer's three products, {}: TFLOP/s, and milliseconds of making the "
-        "codes\n{:>8}{:>8}{:>8}{:>10}{:>10}{:>12}{:>14}\n",
-        recipe, "rows", "in", "out", "bf16", "fp8", "codes, ms", "whole gain");
-    const ProductTimes* even = nullptr;
+Table time_table(const std::vector<ProductTimes>& times, const std::string& recipe) {
+    Table table(fmt::format("a layer's three products, {}: TFLOP/s, and milliseconds of making the codes", recipe),
+                {"rows", "in", "out", "bf16", "fp8", "codes, ms", "whole gain"});
+    const ProductTimes* even = nullptr;  // the smallest shape from which on 8 bits are faster
     for (const ProductTimes& t : times) {
         const double flops = 6.0 * double(t.rows) * double(t.in) * double(t.out), all = t.fp8_s + t.codes_s;
-        text += fmt::format("{:>8}{:>8}{:>8}{:>10.1f}{:>10.1f}{:>12.3f}{:>12.2f} x\n", t.rows, t.in, t.out,
-                            flops / t.bf16_s / 1e12, flops / t.fp8_s / 1e12, 1e3 * t.codes_s, t.bf16_s / all);
+        table.row({t.rows, t.in, t.out, fixed(flops / t.bf16_s / 1e12, 1), fixed(flops / t.fp8_s / 1e12, 1),
+                   fixed(1e3 * t.codes_s, 3), fixed(t.bf16_s / all, 2, " x")});
         if (t.bf16_s <= all) even = nullptr;
         if (t.bf16_s > all && !even) even = &t;
     }
-    if (even)
-        text += fmt::format("8 bits pay from {} rows of {} to {} on\n", even->rows, even->in, even->out);
-    else
-        text += "8 bits do not pay at the largest of these shapes\n";
-    return text;
+    table.note(even ? fmt::format("8 bits pay from {} rows of {} to {} on", even->rows, even->in, even->out)
+                    : "8 bits do not pay at the largest of these shapes");
+    return table;
+}
+
+void say_layout(const Program& p, const Composition& composition, const Layout& layout, const ZeroOptions& zero,
+                const Precision& precision) {
+    for (const std::string& why : composition.fp8.left_out()) say("stays in {}: {}\n", p.options.dtype, why);
+    say("{} of {} linear layers of the blocks in 8 bits ({}); {}; {} tensor-parallel x {} data-parallel ranks ({}), "
+        "ZeRO "
+        "stage {}\n",
+        composition.fp8.layers().size(), 4 * p.options.model.layers, precision.fp8.recipe, precision.optimizer,
+        layout.tensor_ranks.size(), p.dp, p.world.backend(), zero.stage);
 }
 
 // ---- all of it ------------------------------------------------------------------------------------------------------
 
-void Fp8Report::add_flags(CommandLine& flags) {
+Fp8Report::Fp8Report(CommandLine& flags) {
     flags.group("Output");
     flags.add("--compare", compare_steps_, "train every recipe for this many steps and compare losses; 0: off",
               integer_from(0));
-    flags.add_output("--compare-csv", compare_csv_, "FILE.csv: write the losses of --compare");
+    flags.add_output(csv_, "FILE.csv: write the losses of --compare");
 }
 
-void Fp8Report::check(const Program& p) const {
-    if (!compare_csv_.empty() && (compare_steps_ == 0 || !p.tables))
+void Fp8Report::open(const Program& p, int64_t tp, const ZeroOptions& zero, const Precision& precision) {
+    const int64_t node_ranks = ranks_on_this_node();  // collective
+    const TrainOptions& o = p.options;
+    check_tensor_parallel(o.model, o.seq_len, tp, {});
+    check_precision(precision.fp8, precision.optimizer, o.dtype);
+    check_zero(zero, o, p.dp, node_ranks, moment_bytes(precision.optimizer, o.llama().dtype));
+    check_fp8(precision.fp8, o.model, o.micro_batch * o.seq_len, tp);
+    if (csv_.given() && (compare_steps_ == 0 || !p.tables))
         usage_error("--compare-csv: holds the losses of --compare N; add --compare 60, and leave out --tables off");
-    if (compare_steps_ > 0 && p.options.dtype == "fp64")
+    if (compare_steps_ > 0 && o.dtype == "fp64")
         usage_error("--compare: trains in FP8, too, which does not go with --dtype fp64; leave one of them out");
-}
-
-void Fp8Report::open() {
-    if (this_rank == 0 && !compare_csv_.empty()) csv_.emplace("--compare-csv", compare_csv_);
+    csv_.open();
 }
 
 namespace {
+
 std::string describe(const Precision& precision, const std::string& dtype) {
     return (precision.fp8.recipe == "off" ? dtype : precision.fp8.recipe) +
            (precision.optimizer == "adamw" ? "" : ", " + precision.optimizer);
 }
-}  // namespace
 
-void Fp8Report::print(Program& p, const Layout& layout, const ZeroOptions& zero, const Precision& chosen) {
-    const TrainOptions& options = p.options;
-    if (this_rank == 0) say("\n{}", error_table(product_errors(256, 512, 512, 1)));
+// Every recipe with AdamW; with 8-bit AdamW only the chosen one and none.
+std::vector<PrecisionRun> run_precisions(Program& p, const Layout& layout, const ZeroOptions& zero,
+                                         const Precision& chosen) {
     std::vector<PrecisionRun> runs;
-    for (const char* recipe : {"off", "current", "delayed", "rowwise", "blockwise"})
-        for (const char* optimizer : {"adamw", "adamw8bit"}) {
+    const std::string& dtype = p.options.dtype;
+    for (const std::string recipe : {"off", "current", "delayed", "rowwise", "blockwise"})
+        for (const std::string optimizer : {"adamw", "adamw8bit"}) {
+            const bool narrow = recipe != "off" || optimizer != "adamw";
+            if (narrow && dtype == "fp64") continue;
+            if (optimizer != "adamw" && recipe != "off" && recipe != chosen.fp8.recipe) continue;
             Precision precision = chosen;
             precision.fp8.recipe = recipe;
             precision.fp8.strict = false;
             precision.optimizer = optimizer;
-            if (options.dtype == "fp64" && (recipe != std::string("off") || optimizer != std::string("adamw")))
-                continue;
-            if (optimizer != std::string("adamw") && recipe != std::string("off") && recipe != chosen.fp8.recipe)
-                continue;
-            runs.push_back(run_precision(options, p.data(), layout, zero, precision));
-            runs.back().name = describe(precision, options.dtype);
+            runs.push_back(run_precision(p.options, p.data(), layout, zero, precision));
+            runs.back().name = describe(precision, dtype);
         }
-    say("\n{}", memory_table(runs, layout.data_ranks.size() == 1));
+    return runs;
+}
+
+}  // namespace
+
+void Fp8Report::print(Program& p, const Layout& layout, const ZeroOptions& zero, const Precision& chosen) {
+    p.release();
+    if (!p.tables || !p.world.has_peers()) return;
+    if (this_rank == 0) say(error_table(product_errors(256, 512, 512, 1)));
+    say(memory_table(run_precisions(p, layout, zero, chosen), layout.data_ranks.size() == 1));
     if (compare_steps_ > 0) {
-        const std::vector<LossCurve> curves = loss_curves(options, p.data(), layout, zero, chosen, compare_steps_);
-        say("\n{}", curve_table(curves));
-        if (csv_) {
-            csv_->write(curve_csv(curves));
-            csv_->commit();
-        }
+        const auto curves = loss_curves(p.options, p.data(), layout, zero, chosen, compare_steps_);
+        say(curve_table(curves));
+        csv_.write(curve_rows(curves).csv());
     }
-    if (options.device_kind() == Device::cuda && chosen.fp8.recipe != "off" && this_rank == 0) {
+    if (p.options.device_kind() == Device::cuda && chosen.fp8.recipe != "off" && this_rank == 0) {
         std::vector<ProductTimes> times;
         for (const int64_t size : {1024, 2048, 4096, 8192})
             for (const int64_t rows : {1024, 4096, 16384})
                 times.push_back(time_products(Device::cuda, chosen.fp8, rows, size, size));
-        say("\n{}", time_table(times, chosen.fp8.recipe));
+        say(time_table(times, chosen.fp8.recipe));
     }
-    say("\n{}", projection_table());
+    say(projection_table());
 }
 
 }  // namespace train70b

@@ -28,4 +28,9 @@ Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const 
 }
 // [/compose]
 
+void say_layout(const Program& p, const Composed& composed, const ParallelConfig& config) {
+    say("{}", to_string(config.mesh));
+    for (const std::string& why : composed.fp8.left_out()) say("stays in {}: {}\n", p.options.dtype, why);
+}
+
 }  // namespace train70b

@@ -1,6 +1,6 @@
 #pragma once
 // The composed trainer: all techniques of the previous chapters, in the order in which they must be applied.
-#include "01_single_gpu/trainer.h"
+#include "02_data_parallel/runtime/program.h"
 #include "08_3d_full/config.h"
 
 namespace train70b {
@@ -18,5 +18,7 @@ class Composed {
     Zero zero;
     Pipeline pipeline;
 };
+
+void say_layout(const Program& program, const Composed& composed, const ParallelConfig& config);
 
 }  // namespace train70b

@@ -54,8 +54,7 @@ RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& 
     o.eval_every = 0;
     o.dry_run = true;
     o.steps = 1;
-    const MemoryBytes before = ledger().now();
-    for (const int64_t bytes : before) CHECK(bytes == 0, "{} bytes are still booked", bytes);
+    for (const int64_t bytes : ledger().now()) CHECK(bytes == 0, "{} bytes are still booked", bytes);
     RankMemory memory = rank_formula(options, config, rank);
     {
         const Comm world = make_comm(make_fake_backend(int(rank), int(config.mesh.size())), {});
@@ -73,73 +72,66 @@ RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& 
     return memory;
 }
 
-namespace {
-int64_t of(const RankMemory& memory, Memory kind) { return memory.peak.kind[size_t(kind)]; }
-}  // namespace
-
-std::string rank_table(const RankMemory& memory, const TrainOptions& options) {
-    std::string text =
-        fmt::format("rank {}: bytes, peak of a step\n{:<14}{:>18}{:>18}\n", memory.rank, "", "booked", "formula");
+Table rank_table(const RankMemory& memory, const TrainOptions& options) {
+    Table table(fmt::format("rank {}: bytes, peak of a step", memory.rank),
+                {"", "booked", "formula", Column("").left()});
+    const MemoryBytes formula = {memory.params, memory.grads, memory.optimizer, -1, -1, -1, memory.host};
     for (int kind = 0; kind < kMemoryKinds; ++kind) {
-        const int64_t booked = memory.peak.kind[size_t(kind)];
+        const int64_t booked = memory.peak.kind[kind];
         if (kind >= kDeviceMemoryKinds && booked == 0) continue;
-        text += fmt::format("{:<14}{:>18}", kMemoryNames[size_t(kind)], booked);
-        const std::optional<int64_t> formula = [&]() -> std::optional<int64_t> {
-            switch (Memory(kind)) {
-                case Memory::params: return memory.params;
-                case Memory::grads: return memory.grads;
-                case Memory::optimizer: return memory.optimizer;
-                case Memory::host: return memory.host;
-                default: return std::nullopt;
-            }
-        }();
-        text += formula && *formula >= 0 ? fmt::format("{:>18}\n", *formula) : "\n";
+        table.row({kMemoryNames[kind], booked, formula[kind] < 0 ? Cell() : Cell(formula[kind])});
     }
-    text += fmt::format("{:<14}{:>18}   the peak of their sum\n", "total", memory.peak.total);
+    table.row({"total", memory.peak.total, "", "the peak of their sum"});
     if (options.dry_run)
-        text +=
-            "(a dry run books what every device would hold; a device's own workspace, as cuBLASLt's 32 MiB, comes on "
-            "top)\n";
-    return text;
+        table.note(
+            "(a dry run books what every device would hold; a device's own workspace, as cuBLASLt's 32 MiB, comes "
+            "on top)");
+    return table;
 }
 
-std::string ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config) {
-    int64_t most_bytes = 0;
-    for (const RankMemory& memory : ranks) most_bytes = std::max(most_bytes, memory.peak.total);
-    const bool giga = most_bytes >= 1e9;
+Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config) {
+    const auto smaller = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
+    const RankMemory& most = *std::max_element(ranks.begin(), ranks.end(), smaller);
+    const RankMemory& least = *std::min_element(ranks.begin(), ranks.end(), smaller);
+    const bool giga = most.peak.total >= 1e9;
     const char* unit = giga ? "GB" : "MB";
     const auto shown = [giga](int64_t bytes) { return double(bytes) / (giga ? 1e9 : 1e6); };
-    std::string text = fmt::format(
-        "{}: {} of every rank, peak of a step\n{:<28}{:>9}{:>9}{:>11}{:>13}{:>8}{:>11}{:>8}{:>8}\n", config.mesh.text(),
-        unit, "ranks", "params", "grads", "optimizer", "activations", "comm", "workspace", "total", "host");
-    const auto row = [&](const RankMemory& m) {
-        return fmt::format("{:>9.2f}{:>9.2f}{:>11.2f}{:>13.2f}{:>8.2f}{:>11.2f}{:>8.2f}{:>8.2f}\n",
-                           shown(of(m, Memory::params)), shown(of(m, Memory::grads)), shown(of(m, Memory::optimizer)),
-                           shown(of(m, Memory::activations)), shown(of(m, Memory::comm)),
-                           shown(of(m, Memory::workspace)), shown(m.peak.total), shown(of(m, Memory::host)));
+    const auto stage = [&](const RankMemory& memory) { return config.mesh.coordinate(memory.rank).pp; };
+
+    std::vector<Column> columns = {"ranks"};
+    columns.insert(columns.end(), kMemoryNames.begin(), kMemoryNames.begin() + kDeviceMemoryKinds);
+    columns.insert(columns.end(), {"total", "host"});
+    Table table(fmt::format("{}: {} of every rank, peak of a step", config.mesh.text(), unit), columns);
+    const auto figures = [&](const RankMemory& memory) {
+        std::vector<std::string> texts;
+        for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
+            texts.push_back(fixed(shown(memory.peak.kind[kind]), 2).text);
+        texts.push_back(fixed(shown(memory.peak.total), 2).text);
+        texts.push_back(fixed(shown(memory.peak.kind[int(Memory::host)]), 2).text);
+        return texts;
     };
-    for (size_t i = 0; i < ranks.size();) {  // neighbours of one stage with the same figures: one line
-        size_t end = i + 1;
-        const auto stage = [&](size_t j) { return config.mesh.coordinate(ranks[j].rank).pp; };
-        while (end < ranks.size() && stage(end) == stage(i) && row(ranks[end]) == row(ranks[i])) ++end;
-        const std::string who =
-            end == i + 1 ? fmt::format("{}", ranks[i].rank) : fmt::format("{}-{}", ranks[i].rank, ranks[end - 1].rank);
-        text += fmt::format("{:<28}", fmt::format("{} (stage {})", who, stage(i))) + row(ranks[i]);
-        i = end;
+    for (size_t i = 0, end; i < ranks.size(); i = end) {  // neighbours of one stage with the same figures: one line
+        const std::vector<std::string> mine = figures(ranks[i]);
+        for (end = i + 1; end < ranks.size() && stage(ranks[end]) == stage(ranks[i]); ++end)
+            if (figures(ranks[end]) != mine) break;
+        const std::string last = end == i + 1 ? "" : fmt::format("-{}", ranks[end - 1].rank);
+        std::vector<Cell> cells = {fmt::format("{}{} (stage {})", ranks[i].rank, last, stage(ranks[i]))};
+        cells.insert(cells.end(), mine.begin(), mine.end());
+        table.row(cells);
     }
-    const auto larger = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
-    const RankMemory& most = *std::max_element(ranks.begin(), ranks.end(), larger);
-    const RankMemory& least = *std::min_element(ranks.begin(), ranks.end(), larger);
-    if (most.peak.total == least.peak.total) return text + "all ranks hold equally much\n";
-    Memory why = Memory::params;
+    if (most.peak.total == least.peak.total) {
+        table.note("all ranks hold equally much");
+        return table;
+    }
+    const auto more = [&](int kind) { return most.peak.kind[kind] - least.peak.kind[kind]; };
+    int why = 0;
     for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
-        if (of(most, Memory(kind)) - of(least, Memory(kind)) > of(most, why) - of(least, why)) why = Memory(kind);
-    return text +
-           fmt::format(
-               "largest: rank {}, stage {} of {}; of its {:.2f} {} more than rank {}, most are {} ({:+.2f} {})\n",
-               most.rank, config.mesh.coordinate(most.rank).pp, config.mesh.pp,
-               shown(most.peak.total - least.peak.total), unit, least.rank, kMemoryNames[size_t(why)],
-               shown(of(most, why) - of(least, why)), unit);
+        if (more(kind) > more(why)) why = kind;
+    table.note(
+        fmt::format("largest: rank {}, stage {} of {}; of its {:.2f} {} more than rank {}, most are {} ({:+.2f} {})",
+                    most.rank, stage(most), config.mesh.pp, shown(most.peak.total - least.peak.total), unit, least.rank,
+                    kMemoryNames[why], shown(more(why)), unit));
+    return table;
 }
 
 void add_dry_run_flag(Flags& flags, TrainOptions& options) {
@@ -148,13 +140,9 @@ void add_dry_run_flag(Flags& flags, TrainOptions& options) {
                    "book the memory of one step of all simulated ranks, or of --fake-rank; compute nothing");
 }
 
-void check_dry_run(const TrainOptions& options, const CommOptions& comm) {
-    if (options.dry_run && comm.backend != "fake")
-        usage_error("--dry-run: needs simulated ranks (try --comm fake --fake-world N)");
-}
-
 void print_dry_run(Program& p, ParallelConfig config) {
     const TrainOptions& options = p.options;
+    if (p.comm.backend != "fake") usage_error("--dry-run: needs simulated ranks (try --comm fake --fake-world N)");
     validate(config, options, p.world.size());
     std::optional<int64_t> only;
     if (p.flags.given("--fake-rank")) only = p.comm.fake_rank;
@@ -167,9 +155,16 @@ void print_dry_run(Program& p, ParallelConfig config) {
         if (!only || rank == *only)
             ranks.push_back(book_rank(rank == with_files ? options : options.without_files(), p.flags.values(),
                                       p.data(), config, rank));
-    const auto larger = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
-    say("\n{}", rank_table(*std::max_element(ranks.begin(), ranks.end(), larger), options));
-    if (!only) say("\n{}", ranks_table(ranks, config));
+    const auto smaller = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
+    say(rank_table(*std::max_element(ranks.begin(), ranks.end(), smaller), options));
+    if (!only) say(ranks_table(ranks, config));
+}
+
+void print_memory(Program& p, const ParallelConfig& config) {
+    if (p.options.steps == 0) return;
+    RankMemory memory = rank_formula(p.options, config, p.world.rank());
+    memory.peak = p.trainer().peak();
+    say(rank_table(memory, p.options));
 }
 
 }  // namespace train70b

@@ -21,12 +21,13 @@ RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& 
                      const ParallelConfig& config, int64_t rank);
 
 // One rank's peak next to the formula; and all ranks, one line for equal ones, with what makes the largest one large.
-std::string rank_table(const RankMemory& memory, const TrainOptions& options);
-std::string ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config);
+Table rank_table(const RankMemory& memory, const TrainOptions& options);
+Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config);
 
-void add_dry_run_flag(Flags& flags, TrainOptions& options);                // --dry-run
-void check_dry_run(const TrainOptions& options, const CommOptions& comm);  // usage error without simulated ranks
+void add_dry_run_flag(Flags& flags, TrainOptions& options);  // --dry-run
 // Books one step of every rank, or of --fake-rank only, and prints the tables. Output files are those of --fake-rank.
+// Usage error without simulated ranks.
 void print_dry_run(Program& program, ParallelConfig config);
+void print_memory(Program& program, const ParallelConfig& config);  // this rank's, after training
 
 }  // namespace train70b

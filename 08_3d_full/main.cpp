@@ -11,9 +11,7 @@
 
 using namespace train70b;
 
-namespace {
-
-void program(int argc, char** argv) {
+static void program(int argc, char** argv) {
     Program p("Chapter 08: everything together", "");
     TrainOptions& o = p.options;
     ParallelConfig config;
@@ -23,28 +21,20 @@ void program(int argc, char** argv) {
     add_probe_flag(p.flags, probes);
 
     p.connect(argc, argv);
-    check_dry_run(o, p.comm);
     check_probe(probes, p.comm);
     config.mesh = mesh_of(config.mesh, p.world.size());
-    if (o.micro_batch == 0 && config.mesh.pp > 1) o.micro_batch = 1;  // more micro-batches, smaller bubble
     p.dp = config.mesh.dp;
-    p.divide(config.mesh.size() / config.mesh.dp);
+    p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : 0);  // many small micro-batches fill a pipeline
     if (o.dry_run) return print_dry_run(p, config);
     p.prepare([&] { validate(config, o, p.world.size()); }, [&] { return stage_of(config, o.model, p.world.rank()); });
-    {
-        const Composed composed(p.model(), p.trainer(), o, config, p.world);
-        p.allocate();
-        say("{}", to_string(config.mesh));
-        for (const std::string& why : composed.fp8.left_out()) say("stays in {}: {}\n", o.dtype, why);
-        if (probes) say("{}", probe(p.world, config, o.device_kind(), o.llama().dtype));
-        p.train();
-        RankMemory memory = rank_formula(o, config, p.world.rank());
-        memory.peak = p.trainer().peak();
-        if (o.steps > 0) say("\n{}", rank_table(memory, o));
-    }
+
+    const Composed composed(p.model(), p.trainer(), o, config, p.world);
+    p.allocate();
+    say_layout(p, composed, config);
+    if (probes) say(probe(p.world, config, o.device_kind(), o.llama().dtype));
+    p.train();
+    print_memory(p, config);
     p.finish();
 }
-
-}  // namespace
 
 int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

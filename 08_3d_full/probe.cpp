@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "01_single_gpu/io/bench.h"
+#include "02_data_parallel/runtime/measure.h"
 
 namespace train70b {
 
@@ -10,26 +11,25 @@ namespace {
 
 constexpr int kCalls = 5;
 
-std::string row(const std::string& name, const std::string& unit, const std::vector<double>& of_rank) {
+void add_row(Table& table, const std::string& name, const std::string& unit, const std::vector<double>& of_rank) {
     constexpr double kOutlier = 0.8;  // of the median
-    std::vector<double> sorted;
+    std::vector<double> rates;
     for (const double rate : of_rank)
-        if (rate > 0) sorted.push_back(rate);
-    if (sorted.empty()) return "";
-    std::sort(sorted.begin(), sorted.end());
-    const double median = sorted[sorted.size() / 2];
+        if (rate > 0) rates.push_back(rate);
+    if (rates.empty()) return;
+    const double middle = median(rates);
+    const auto [least, most] = std::minmax_element(rates.begin(), rates.end());
     const auto slowest = std::min_element(of_rank.begin(), of_rank.end());
-    std::string text =
-        fmt::format("{:<26}{:>10.2f}{:>10.2f}{:>10.2f}  {:<8}", name, sorted.front(), median, sorted.back(), unit);
-    if (*slowest < kOutlier * median)
-        text +=
-            fmt::format("rank {} is slow: {:.0f}% of the median", slowest - of_rank.begin(), 100 * *slowest / median);
-    return text + "\n";
+    std::string outlier;
+    if (*slowest < kOutlier * middle)
+        outlier =
+            fmt::format("rank {} is slow: {:.0f}% of the median", slowest - of_rank.begin(), 100 * *slowest / middle);
+    table.row({name, fixed(*least, 2), fixed(middle, 2), fixed(*most, 2), unit, outlier});
 }
 
 }  // namespace
 
-std::string probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype) {
+Table probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype) {
     const int64_t side = device == Device::cuda ? 4096 : 384, elements = device == Device::cuda ? 1 << 25 : 1 << 19;
     Tensor a({side, side}, dtype, device, Memory::workspace), b = Tensor::like(a, Memory::workspace);
     Tensor c = Tensor::like(a, Memory::workspace), message({elements}, dtype, device, Memory::comm);
@@ -39,9 +39,9 @@ std::string probe(const Comm& world, const ParallelConfig& config, Device device
     world.barrier().wait();
     const double product = 2.0 * double(side) * double(side) * double(side) /
                            median_seconds(device, kCalls, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
-    std::string text =
-        fmt::format("probe of {} ranks{:<9}{:>10}{:>10}{:>10}\n", world.size(), "", "least", "median", "most");
-    text += row(fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
+    Table table(fmt::format("probe of {} ranks", world.size()),
+                {"", "least", "median", "most", Column("").left(), Column("").left()});
+    add_row(table, fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
     for (const auto& [name, comm] :
          {std::pair("tp", ranks.tp), {"cp", ranks.cp}, {"dp", ranks.dp_cp}, {"pp", ranks.pp}}) {
         if (comm.size() == 1) continue;
@@ -53,12 +53,12 @@ std::string probe(const Comm& world, const ParallelConfig& config, Device device
             to_next ? group.ring_shift(message, in).wait() : group.all_reduce(message).wait();
         });
         fill(message, 1);
-        const double factor = to_next ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
-        text += row(fmt::format("{}, {} over {}", name, to_next ? "shift" : "all-reduce", comm.size()), "GB/s",
-                    world.gather({factor * double(message.bytes()) / seconds / 1e9}));
+        const double factor = neighbours ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
+        add_row(table, fmt::format("{}, {} over {}", name, neighbours ? "shift" : "all-reduce", comm.size()), "GB/s",
+                world.gather({factor * double(message.bytes()) / seconds / 1e9}));
     }
     world.take_stats();
-    return world.rank() == 0 ? text : "";
+    return table;
 }
 
 void add_probe_flag(Flags& flags, bool& probes) {

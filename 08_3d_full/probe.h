@@ -6,9 +6,9 @@
 
 namespace train70b {
 
-// Returns a table on rank 0 (empty on the others): TFLOP/s of a product and GB/s along each axis: minimum, median and
-// maximum over the ranks, and the slowest rank if it is below 80% of the median. Collective over the world.
-std::string probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype);
+// TFLOP/s of a product, GB/s along each axis, by rank: least, median, most, and the outlier, if one is below 80% of the
+// median. Collective over the world.
+Table probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype);
 
 void add_probe_flag(Flags& flags, bool& probes);         // --probe
 void check_probe(bool probes, const CommOptions& comm);  // usage error with simulated ranks

@@ -12,6 +12,15 @@ void MemoryPeak::merge(const MemoryPeak& other) {
     total = std::max(total, other.total);
 }
 
+MemoryPeak MemoryPeak::above(const MemoryBytes& held) const {
+    MemoryPeak peak = *this;
+    for (int i = 0; i < kMemoryKinds; ++i) {
+        peak.kind[i] -= held[i];
+        if (i < kDeviceMemoryKinds) peak.total -= held[i];
+    }
+    return peak;
+}
+
 void MemoryLedger::book(Memory kind, int64_t bytes) {
     const int i = static_cast<int>(kind);
     now_[i] += bytes;

@@ -22,6 +22,7 @@ struct MemoryPeak {
     int64_t total = 0;   // the peak of their sum on the device; kinds peak at different times
 
     void merge(const MemoryPeak& other);
+    MemoryPeak above(const MemoryBytes& held) const;  // without what was held before the run began
 };
 
 class MemoryLedger {

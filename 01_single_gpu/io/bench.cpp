@@ -21,6 +21,8 @@ double median_seconds(Device device, int calls, const std::function<void()>& bod
 
 namespace {
 
+constexpr int kSteps = 5;
+
 double floor_seconds(const Profile::Sum& sum, const Ceilings& ceilings) {
     return std::max(sum.bytes / ceilings.copy_bytes_per_s, sum.flops / ceilings.product_flops_per_s);
 }
@@ -45,65 +47,83 @@ Ceilings measure_ceilings(Device device, DType dtype) {
     return ceilings;
 }
 
-void bench(const TrainOptions& options, TrainingRun& run, const std::string& csv_path) {
-    constexpr int kWarmup = 2, kSteps = 5;
-    std::optional<OutputFile> csv;
-    if (!csv_path.empty()) csv.emplace("--bench-csv", csv_path);
-    const Llama& model = run.model;
+namespace {
+
+void print_rates(const Llama& model, const Ceilings& ceilings, double tokens, double step_flops, double step_s) {
     const Device device = model.options.device;
-    const Ceilings ceilings = measure_ceilings(device, model.options.dtype);
+    const double flops = step_flops / step_s;
+    const std::string cpu =
+        fmt::format(" (OpenBLAS {}, {} thread{})", blas_core(), cpu_threads(), cpu_threads() == 1 ? "" : "s");
+    say("\nmeasured limits: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s{}\n", ceilings.copy_bytes_per_s / 1e9,
+        name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12, device == Device::cpu ? cpu : "");
+    say("a step of {} tokens: {:.2f} ms (median of {}), {} tokens/s\n", tokens, 1e3 * step_s, kSteps,
+        human_count(tokens / step_s));
+    say("model FLOPs ({}): {:.3f} TFLOP/s, {:.1f}% of the measured product rate\n", kModelFlops, flops / 1e12,
+        100 * flops / ceilings.product_flops_per_s);
+    if (const auto peak = peak_flops(device, model.options.dtype))
+        say("MFU {:.1f}%. {}\n", 100 * flops / *peak, mfu_text(device, model.options.dtype));
+}
+
+// Of kSteps steps that took `seconds`: each op, the slowest first. step_s: of a step in which no op is waited for.
+Table op_table(const std::map<std::string, Profile::Sum>& sums, const Ceilings& ceilings, double seconds, double step_s,
+               double step_flops) {
+    std::vector<std::pair<std::string, Profile::Sum>> ops(sums.begin(), sums.end());
+    std::sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    Table table("per step, synchronized after each op:", {"op",
+                                                  "calls",
+                                                  "ms",
+                                                  {"floor ms", "floor_ms"},
+                                                  Column("x floor").text_only(),
+                                                  "share",
+                                                  {"GFLOP/s", "gflops"},
+                                                  {"GB/s", "gbytes_per_s"}});
+    double covered = 0;
+    for (const auto& [name, sum] : ops) {
+        const double floor = floor_seconds(sum, ceilings);
+        table.row({name, sum.calls / kSteps, fixed(1e3 * sum.seconds / kSteps, 3), fixed(1e3 * floor / kSteps, 3),
+                   fixed(sum.seconds / floor, 1), percent(sum.seconds / seconds),
+                   fixed(sum.flops / sum.seconds / 1e9, 1), fixed(sum.bytes / sum.seconds / 1e9, 1)});
+        covered += sum.seconds;
+    }
+    const double rest = seconds - covered;
+    table.row({"between the ops", "", fixed(1e3 * rest / kSteps, 3), "", "", percent(rest / seconds)});
+    table.row({{"a whole step", "whole_step"},
+               1,
+               fixed(1e3 * step_s, 3),
+               "",
+               "",
+               {"", 1.0},
+               fixed(step_flops / step_s / 1e9, 1)});
+    return table;
+}
+
+}  // namespace
+
+void Bench::add_flags(CommandLine& flags) {
+    flags.group("Output");
+    flags.add_flag("--bench", bench_, "time every op and a training step instead of training");
+    flags.add_output(csv_, "FILE.csv: write the table of --bench (implies --bench)");
+}
+
+void Bench::run(const TrainOptions& options, TrainingRun& run) {
+    csv_.open();
+    const Device device = run.model.options.device;
+    const Ceilings ceilings = measure_ceilings(device, run.model.options.dtype);
     run.trainer.start();
     int64_t step = 0;
     const auto run_step = [&] { run.trainer.step(++step); };
-    for (int i = 1; i < kWarmup; ++i) run_step();
+    run_step();
     const double seconds = median_seconds(device, kSteps, run_step);
+    const double tokens = double(options.global_batch) * double(options.seq_len);
+    const double flops = flops_per_token(run.model.config, options.seq_len) * tokens;
+    print_rates(run.model, ceilings, tokens, flops, seconds);
 
-    Profile& p = profile();
-    p.wait_for = device;
-    p.sums_on = true;
+    const ProfileScope scope({.sums_on = true, .wait_for = device});
     const double begin = now_seconds();
     for (int i = 0; i < kSteps; ++i) run_step();
-    const double watched = now_seconds() - begin;
-    p.sums_on = false;
-
-    const double tokens = double(options.global_batch) * double(options.seq_len);
-    const double flops = flops_per_token(model.config, options.seq_len) * tokens / seconds;
-    fmt::print("\nmeasured limits: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s{}\n", ceilings.copy_bytes_per_s / 1e9,
-               name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12,
-               device == Device::cpu ? fmt::format(" (OpenBLAS {}, {} thread{})", blas_core(), cpu_threads(),
-                                                   cpu_threads() == 1 ? "" : "s")
-                                     : "");
-    fmt::print("a step of {} tokens: {:.2f} ms (median of {}), {} tokens/s\n", tokens, 1e3 * seconds, kSteps,
-               human_count(tokens / seconds));
-    fmt::print("model FLOPs ({}): {:.3f} TFLOP/s, {:.1f}% of the measured product rate\n", kModelFlops, flops / 1e12,
-               100 * flops / ceilings.product_flops_per_s);
-    if (const auto peak = peak_flops(device, model.options.dtype))
-        fmt::print("MFU {:.1f}%. {}\n", 100 * flops / *peak, mfu_text(device, model.options.dtype));
-
-    std::vector<std::pair<std::string, Profile::Sum>> rows(p.sums.begin(), p.sums.end());
-    std::sort(rows.begin(), rows.end(),
-              [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-    fmt::print("\nper step, synchronized after each op:\n{:<24}{:>7}{:>11}{:>11}{:>9}{:>8}{:>11}{:>9}\n", "op", "calls",
-               "ms", "floor ms", "x floor", "share", "GFLOP/s", "GB/s");
-    if (csv) csv->write("op,calls,ms,floor_ms,share,gflops,gbytes_per_s\n");
-    double covered = 0;
-    for (const auto& [name, sum] : rows) {
-        const double ms = 1e3 * sum.seconds / kSteps, floor_ms = 1e3 * floor_seconds(sum, ceilings) / kSteps;
-        const double share = sum.seconds / watched, gflops = sum.flops / sum.seconds / 1e9;
-        const double gbytes = sum.bytes / sum.seconds / 1e9;
-        covered += sum.seconds;
-        fmt::print("{:<24}{:>7}{:>11.3f}{:>11.3f}{:>9.1f}{:>7.1f}%{:>11.1f}{:>9.1f}\n", name, sum.calls / kSteps, ms,
-                   floor_ms, ms / floor_ms, 100 * share, gflops, gbytes);
-        if (csv)
-            csv->write(fmt::format("{},{},{:.6f},{:.6f},{:.5f},{:.2f},{:.2f}\n", name, sum.calls / kSteps, ms, floor_ms,
-                                   share, gflops, gbytes));
-    }
-    const double between = 1e3 * (watched - covered) / kSteps;
-    fmt::print("{:<24}{:>7}{:>11.3f}{:>28.1f}%\n", "between the ops", "", between, 100 * (watched - covered) / watched);
-    if (csv) {
-        csv->write(fmt::format("whole_step,1,{:.6f},,1,{:.2f},\n", 1e3 * seconds, flops / 1e9));
-        csv->commit();
-    }
+    const Table table = op_table(profile().sums, ceilings, now_seconds() - begin, seconds, flops);
+    say(table);
+    csv_.write(table.csv());
 }
 
 }  // namespace train70b

@@ -14,9 +14,17 @@ struct Ceilings {
 };
 Ceilings measure_ceilings(Device device, DType dtype);
 
-// Trains a few steps unprofiled (their median is the step time), then a few with every op timed and synchronized.
-// Prints a table; with csv_path also writes it as CSV: op, calls, ms, floor_ms, share, gflops, gbytes_per_s. An op's
-// floor is the larger of bytes / copy bandwidth and FLOPs / product rate.
-void bench(const TrainOptions& options, TrainingRun& run, const std::string& csv_path);
+// Trains a few steps without watching (their median is the step time), then a few with every op timed by itself, and
+// prints the table. An op's floor is the larger of its bytes over the copy bandwidth and its FLOPs over the product rate.
+class Bench {
+  public:
+    void add_flags(CommandLine& flags);  // --bench, --bench-csv
+    bool asked() const { return bench_ || csv_.given(); }
+    void run(const TrainOptions& options, TrainingRun& run);
+
+  private:
+    bool bench_ = false;
+    OptionalOutput csv_{"--bench-csv"};  // op,calls,ms,floor_ms,share,gflops,gbytes_per_s
+};
 
 }  // namespace train70b

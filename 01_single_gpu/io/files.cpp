@@ -131,6 +131,16 @@ void OutputFile::commit() {
     }
 }
 
+void OptionalOutput::open() {
+    if (given() && this_rank == 0) file_ = std::make_unique<OutputFile>(flag, path);
+}
+
+void OptionalOutput::write(const std::string& text) {
+    if (!file_) return;
+    file_->write(text);
+    file_->commit();
+}
+
 std::string repository_file(const std::string& path) {
     return std::filesystem::exists(path) ? path : std::string(TRAIN70B_SOURCE_DIR) + "/" + path;
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Output files are atomic: written under a temporary name and renamed when they are complete.
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,22 @@ class OutputFile {
   private:
     std::string flag_, path_, target_, temporary_;  // a device: temporary_ == target_
     FILE* stream_ = nullptr;
+};
+
+// The file of a flag that may be left out, such as --bench-csv; there is one on rank 0 only.
+class OptionalOutput {
+  public:
+    explicit OptionalOutput(std::string flag) : flag(std::move(flag)) {}
+
+    bool given() const { return !path.empty(); }
+    void open();                          // before the work whose result it will hold: usage error as of OutputFile
+    void write(const std::string& text);  // the whole file
+
+    const std::string flag;
+    std::string path;  // empty: the flag was not given
+
+  private:
+    std::unique_ptr<OutputFile> file_;
 };
 
 // The path of a repository file, given relative to its root: in the working directory, else in the source directory of

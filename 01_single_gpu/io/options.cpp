@@ -118,6 +118,10 @@ Flags::Flag CommandLine::add_output(const std::string& flag, std::string& path, 
     return add_path(flag, path, text);
 }
 
+Flags::Flag CommandLine::add_output(OptionalOutput& file, const std::string& text) {
+    return add_output(file.flag, file.path, text);
+}
+
 Flags::Flag CommandLine::add_input(const std::string& flag, std::string& path, const std::string& text) {
     path_flags_.push_back({flag, &path, false, {}});
     return add_path(flag, path, text);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "01_single_gpu/io/files.h"
 #include "01_single_gpu/io/flags.h"
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/lr_schedule.h"
@@ -51,6 +52,7 @@ class CommandLine : public Flags {
     // text: "FILE.csv: what it is" shows FILE.csv as the value in --help.
     Flag add_output(const std::string& flag, std::string& path, const std::string& text,
                     std::vector<std::string> files = {});
+    Flag add_output(OptionalOutput& file, const std::string& text);
     Flag add_input(const std::string& flag, std::string& path, const std::string& text);  // file or folder
 
   private:

@@ -119,15 +119,14 @@ void Progress::line(const std::string& text) {
     std::fflush(stdout);
 }
 
-std::string memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
-                         const MemoryPeak& peak) {
+Table memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
+                   const MemoryPeak& peak) {
     const int64_t n = config.parameters(), weight = size_of(options.dtype), grad = size_of(options.grad_dtype);
     const int64_t state = AdamW::state_bytes(options.dtype);
     const ActivationFormula act = activation_formula(config, micro_batch, seq_len, options.dtype, options.recompute);
-    std::string table = fmt::format("{:<14}{:>16}{:>16}   formula\n", "peak bytes", "measured", "formula");
-    const auto row = [&](Memory kind, int64_t expected, const std::string& text) {
-        const int i = static_cast<int>(kind);
-        table += fmt::format("{:<14}{:>16}{:>16}   {}\n", kMemoryNames[i], peak.kind[i], expected, text);
+    Table table("", {"peak bytes", "measured", "formula", Column("formula").left()});
+    const auto row = [&](Memory kind, const Cell& expected, const std::string& text) {
+        table.row({kMemoryNames[int(kind)], peak.kind[size_t(kind)], expected, text});
     };
     row(Memory::params, weight * n, fmt::format("{} N, N = {} parameters", weight, n));
     row(Memory::grads, grad * n, fmt::format("{} N", grad));
@@ -136,10 +135,29 @@ std::string memory_table(const LlamaConfig& config, const Llama::Options& option
                     name_of(stats_dtype(options.dtype))));
     row(Memory::activations, act.total,
         fmt::format("{} blocks x {} + {} + working set {}", config.layers, act.block, act.fixed, act.working));
-    table += fmt::format("{:<14}{:>16}{:>16}   depends on the device\n", "workspace",
-                         peak.kind[static_cast<int>(Memory::workspace)], "-");
-    table += fmt::format("{:<14}{:>16}{:>16}   peak of the sum ({})\n", "total", peak.total, "-",
-                         human_bytes(double(peak.total)));
+    row(Memory::workspace, "-", "depends on the device");
+    table.row({"total", peak.total, "-", fmt::format("peak of the sum ({})", human_bytes(double(peak.total)))});
+    return table;
+}
+
+Table memory_table(const std::string& caption, const std::vector<MemoryRow>& rows) {
+    int kinds = kDeviceMemoryKinds;
+    for (const MemoryRow& row : rows)
+        if (row.peak.kind[int(Memory::host)] > 0) kinds = kMemoryKinds;
+    std::vector<Column> columns = {""};
+    columns.insert(columns.end(), kMemoryNames.begin(), kMemoryNames.begin() + kinds);
+    columns.push_back("total");
+    Table table(caption, columns);
+    for (const MemoryRow& row : rows) {
+        std::vector<Cell> measured = {row.name}, formula = {""};
+        for (int i = 0; i < kinds; ++i) {
+            measured.push_back(row.peak.kind[i]);
+            formula.push_back(row.formula[i] < 0 ? Cell() : Cell(row.formula[i]));
+        }
+        measured.push_back(row.peak.total);
+        table.row(measured);
+        if (row.formula != kNoFormula) table.row(formula);
+    }
     return table;
 }
 

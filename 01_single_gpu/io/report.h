@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/io/files.h"
+#include "01_single_gpu/io/table.h"
 #include "01_single_gpu/llama.h"
 
 namespace train70b {
@@ -75,12 +76,24 @@ void say(fmt::format_string<Args...> text, Args&&... args) {
     std::fflush(stdout);
 }
 
+inline void say(const Table& table) { say("\n{}", table.text()); }  // after an empty line
+
 std::string human_bytes(double bytes);  // "36.2 MiB"
 std::string human_count(double count);  // "28.1k"
 
 // Measured bytes per kind next to the formula: 2, 4 or 8 bytes per parameter and per gradient, 8, 12 or 16 of optimizer
 // states, and the activation formula of config.h.
-std::string memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
-                         const MemoryPeak& peak);
+Table memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
+                   const MemoryPeak& peak);
+
+// Peaks of several runs: a row of bytes for each, and below it what the formulas say (-1: there is none). Host memory is
+// shown only where there is some.
+inline constexpr MemoryBytes kNoFormula = {-1, -1, -1, -1, -1, -1, -1};
+struct MemoryRow {
+    std::string name;
+    MemoryPeak peak;
+    MemoryBytes formula = kNoFormula;
+};
+Table memory_table(const std::string& caption, const std::vector<MemoryRow>& rows);
 
 }  // namespace train70b

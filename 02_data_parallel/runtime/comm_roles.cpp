@@ -34,6 +34,19 @@ void write_files(const Comm& world, const std::function<void()>& body) {
     world.barrier().wait();
 }
 
+std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine) {
+    std::vector<double> numbers(mine.kind.begin(), mine.kind.end());  // whole numbers, exact up to 2^53 bytes
+    numbers.push_back(double(mine.total));
+    const std::vector<double> all = ranks.gather(numbers);
+    std::vector<MemoryPeak> peaks;
+    for (auto begin = all.begin(); begin < all.end(); begin += int64_t(numbers.size())) {
+        MemoryPeak& peak = peaks.emplace_back();
+        for (int i = 0; i < kMemoryKinds; ++i) peak.kind[i] = int64_t(begin[i]);
+        peak.total = int64_t(begin[kMemoryKinds]);
+    }
+    return peaks;
+}
+
 void CommRuntime::end_step(StepReport& report) { add(world_.take_stats(), report); }
 
 void CommRuntime::add(const CommStats& stats, StepReport& report) {
@@ -50,16 +63,7 @@ nlohmann::ordered_json CommRuntime::memory_per_rank(const MemoryPeak& mine) cons
         list.back()["rank"] = world_.rank();
         return list;
     }
-    std::vector<double> numbers(mine.kind.begin(), mine.kind.end());  // whole numbers, exact up to 2^53 bytes
-    numbers.push_back(double(mine.total));
-    const std::vector<double> all = world_.gather(numbers);
-    for (int rank = 0; rank < world_.size(); ++rank) {
-        MemoryPeak peak;
-        const auto begin = all.begin() + rank * int64_t(numbers.size());
-        for (int i = 0; i < kMemoryKinds; ++i) peak.kind[i] = int64_t(begin[i]);
-        peak.total = int64_t(begin[kMemoryKinds]);
-        list.push_back(to_json(peak));
-    }
+    for (const MemoryPeak& peak : gather_peaks(world_, mine)) list.push_back(to_json(peak));
     return list;
 }
 

@@ -12,6 +12,9 @@ GroupPtr group_of(const Comm& comm);
 // Rank 0 writes what takes long; the others wait for it, and meanwhile the watchdog does not count.
 void write_files(const Comm& world, const std::function<void()>& body);
 
+// The memory of all ranks, in rank order. Collective.
+std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine);
+
 // Reports each step's communication, and in the summary the memory of all ranks.
 class CommRuntime : public Runtime {
   public:

@@ -19,10 +19,10 @@ class MeasuringRuntime : public CommRuntime {
 
 }  // namespace
 
-int64_t MeasuredStep::wire_bytes() const {
+int64_t MeasuredStep::wire_bytes(const std::string& suffix) const {
     int64_t bytes = 0;
     for (const auto& [operation, entry] : comm.operations)
-        if (!operation.ends_with(".scalar")) bytes += entry.bytes;
+        if (operation.ends_with(suffix) && !operation.ends_with(".scalar")) bytes += entry.bytes;
     return bytes;
 }
 
@@ -41,18 +41,32 @@ std::vector<MeasuredStep> measure_steps(Trainer& trainer, const Comm& ranks, int
     return steps;
 }
 
-std::vector<std::vector<double>> alternate(size_t forms, double budget, const std::function<double(size_t)>& time) {
-    constexpr int kLeast = 3, kMost = 15;
+FreshRun::FreshRun(const TrainOptions& o, const Dataset& data, const std::optional<Stage>& stage)
+    : options(o.without_files()),
+      model(options.model, options.llama(), stage.value_or(whole_model(options.model))),
+      trainer(options, model, data) {}
+
+std::vector<MeasuredStep> FreshRun::measure(const Comm& ranks, int64_t count) {
+    if (steps_done_ == 0) trainer.allocate();
+    std::vector<MeasuredStep> steps = measure_steps(trainer, ranks, count, steps_done_ + 1);
+    steps_done_ += count;
+    for (MeasuredStep& step : steps) step.report.peak = step.report.peak.above(held_);
+    return steps;
+}
+
+std::vector<std::vector<double>> alternate(size_t forms, double budget, const std::function<double(size_t)>& time,
+                                           int least, int most) {
     std::vector<std::vector<double>> seconds(forms);
-    int rounds = kLeast;
+    int rounds = least;
     for (int round = -1; round < rounds; ++round) {
         double all = 0;
-        for (size_t form = 0; form < forms; ++form) {
+        for (size_t i = 0; i < forms; ++i) {
+            const size_t form = (i + size_t(round + 1)) % forms;
             const double one = time(form);
             all += one;
             if (round >= 0) seconds[form].push_back(one);
         }
-        if (round < 0) rounds = std::clamp(int(budget / all), kLeast, kMost);
+        if (round < 0) rounds = std::clamp(int(budget / all), least, most);
     }
     return seconds;
 }

@@ -15,7 +15,8 @@ void Program::connect(int argc, char** argv) {
     runtime_.emplace(world);
 }
 
-void Program::divide(int64_t ranks_per_copy) {
+void Program::divide(int64_t ranks_per_copy, int64_t micro_batch) {
+    if (options.micro_batch == 0) options.micro_batch = micro_batch;
     dp = data_parallel_ranks(dp, world, ranks_per_copy);
     flags.check_batches(dp);
 }
@@ -37,6 +38,17 @@ const Dataset& Program::data() {
 void Program::use(ParamStore& store, const Comm& dp_cp) {
     trainer().store = &store;
     trainer().groups.dp = trainer().groups.dp_cp = group_of(dp_cp);
+}
+
+void Program::use(ParamStore& store, const Comm& dp_cp, const Comm& cp) {
+    use(store, dp_cp);
+    trainer().groups.dp = std::make_shared<Coordinate>(dp_cp.rank() / cp.size(), dp_cp.size() / cp.size());
+    trainer().groups.cp = group_of(cp);
+}
+
+void Program::use(MicroBatchLoop& loop, const Comm& pp) {
+    trainer().loop = &loop;
+    trainer().groups.pp = group_of(pp);
 }
 
 MemoryPeak Program::train() {

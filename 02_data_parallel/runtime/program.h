@@ -21,8 +21,9 @@ class Program {
     Comm world;
 
     void connect(int argc, char** argv);  // parses the flags; then `world` is all ranks
-    // Settles dp where a model copy takes so many ranks, and the micro-batches; usage error where they do not divide.
-    void divide(int64_t ranks_per_copy);
+    // Determines dp where a model copy takes so many ranks, and the micro-batches; usage error where they do not divide.
+    // micro_batch: the default of --micro-batch; 0: all sequences of a rank.
+    void divide(int64_t ranks_per_copy, int64_t micro_batch = 0);
     // On all ranks together: the checks, which may end in a usage error on some of them, then data, model (all of it, or a
     // pipeline stage) and trainer.
     void prepare(const std::function<void()>& checks = {}, const std::function<Stage()>& stage = {});
@@ -31,11 +32,13 @@ class Program {
 
     Llama& model() { return run_->model; }
     Trainer& trainer() { return run_->trainer; }
-    const Dataset& data();                           // of the run, or made anew after it
-    void use(ParamStore& store, const Comm& dp_cp);  // data parallelism in some form
-    void allocate() { run_->allocate(); }            // prints what will be trained
-    MemoryPeak train();                              // the peak of this rank
-    void release() { run_.reset(); }                 // the run's memory; whatever refers to it is gone before
+    const Dataset& data();                                           // of the run, or made anew after it
+    void use(ParamStore& store, const Comm& dp_cp);                  // data parallelism in some form
+    void use(ParamStore& store, const Comm& dp_cp, const Comm& cp);  // the same beside context parallelism
+    void use(MicroBatchLoop& loop, const Comm& pp);                  // a pipeline
+    void allocate() { run_->allocate(); }                            // prints what will be trained
+    MemoryPeak train();                                              // the peak of this rank
+    void release() { run_.reset(); }  // the run's memory; whatever refers to it is gone before
     void finish() { world.finish(); }
 
   private:
