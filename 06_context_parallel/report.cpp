@@ -135,14 +135,16 @@ double attention_error(const Comm& ranks, const ContextParallelOptions& options,
 // ---- tables ---------------------------------------------------------------------------------------------------------
 
 Table work_table(const std::vector<ContextRun>& runs) {
-    std::vector<Column> columns = {"", "slowest / mean", Column("").left()};
+    std::vector<Column> columns = {"", Column("").left()};
     for (size_t rank = 0; rank < runs[0].flops.size(); ++rank) columns.push_back(fmt::format("rank {}", rank));
+    columns.push_back("slowest / mean");
     Table table("attention of one step, rank by rank: GFLOP counted, CPU ms measured", columns);
     const auto row = [&](const std::string& name, const char* what, const std::vector<double>& values, double unit) {
         const double sum = std::accumulate(values.begin(), values.end(), 0.0);
         const double most = *std::max_element(values.begin(), values.end());
-        std::vector<Cell> cells = {name, fixed(most * double(values.size()) / sum, 2), what};
+        std::vector<Cell> cells = {name, what};
         for (const double value : values) cells.push_back(fixed(value / unit, 3));
+        cells.push_back(fixed(most * double(values.size()) / sum, 2));
         table.row(cells);
     };
     for (const ContextRun& run : runs) {

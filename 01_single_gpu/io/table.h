@@ -28,13 +28,13 @@ struct Column {
     Column(const char* name) : Column(std::string(name)) {}
     Column(std::string name) : name(name), csv(std::move(name)) {}
     Column(std::string name, std::string csv) : name(std::move(name)), csv(std::move(csv)) {}
-    // In the text the first column of a table is aligned to the left, the others to the right unless they ask for left().
-    Column&& text_only() && { return csv.clear(), in_csv = false, std::move(*this); }
-    Column&& csv_only() && { return in_text = false, std::move(*this); }
-    Column&& left() && { return align_left = true, std::move(*this); }
+    Column& text_only() { return in_csv = false, *this; }
+    Column& csv_only() { return in_text = false, *this; }
+    Column& left() { return align_left = true, *this; }
 
     std::string name, csv;  // in text and Markdown; in CSV
-    bool in_text = true, in_csv = true, align_left = false;
+    bool in_text = true, in_csv = true;
+    bool align_left = false;  // the first column of a table is aligned to the left in any case
 };
 
 class Table {
@@ -45,7 +45,6 @@ class Table {
     // As many cells as columns, or fewer: the rest is empty.
     void row(std::vector<Cell> cells);
     void note(std::string line) { notes_.push_back(std::move(line)); }  // a line below the table
-    bool empty() const { return rows_.empty(); }
 
     std::string text() const;      // the caption, the names of the columns, the rows, the notes
     std::string csv() const;       // names and rows; cells with commas or quotes are quoted
