@@ -37,13 +37,10 @@ double time_once(const Comm& ranks, const Tensor& x, const std::string& algorith
 Table all_reduce_table(const Comm& ranks, Device device, const std::vector<int64_t>& sizes) {
     constexpr double kBudget = 0.5;  // seconds per size
     const int N = ranks.size();
-    Table table(fmt::format("all-reduce over {} ranks", N), {Column("ranks").csv_only(),
-                                                             {"size", "bytes"},
-                                                             Column("algorithm").left(),
-                                                             {"time", "seconds"},
-                                                             {"algbw", "algorithm_bytes_per_s"},
-                                                             {"busbw", "bus_bytes_per_s"},
-                                                             {"x library", "times_library"}});
+    Table table(fmt::format("all-reduce over {} ranks", N),
+                {Column("ranks").csv_only(), Column("size", "bytes"), Column("algorithm").left(),
+                 Column("time", "seconds"), Column("algbw", "algorithm_bytes_per_s"),
+                 Column("busbw", "bus_bytes_per_s"), Column("x library", "times_library")});
     const auto bandwidth = [](double bytes_per_s) {
         return Cell(fmt::format("{:.2f} GB/s", bytes_per_s / 1e9), bytes_per_s);
     };
@@ -60,13 +57,9 @@ Table all_reduce_table(const Comm& ranks, Device device, const std::vector<int64
             std::vector<double> ratios;
             for (size_t r = 0; r < rounds[i].size(); ++r) ratios.push_back(rounds[i][r] / rounds[library][r]);
             const double seconds = median(rounds[i]), rate = double(bytes) / seconds;
-            table.row({N,
-                       {i == 0 ? human_bytes(double(bytes)) : "", std::to_string(bytes)},
-                       algorithms[i],
-                       {fmt::format("{:.1f} us", 1e6 * seconds), seconds},
-                       bandwidth(rate),
-                       bandwidth(rate * 2 * (N - 1) / N),
-                       fixed(median(ratios), 2)});
+            table.row({N, Cell(i == 0 ? human_bytes(double(bytes)) : "", std::to_string(bytes)), algorithms[i],
+                       Cell(fmt::format("{:.1f} us", 1e6 * seconds), seconds), bandwidth(rate),
+                       bandwidth(rate * 2 * (N - 1) / N), fixed(median(ratios), 2)});
         }
     }
     ranks.use(before);
@@ -98,21 +91,13 @@ Table data_parallel_table(const Comm& ranks, Trainer& trainer, DataParallel& sto
         return step.slowest_s;
     });
     store.use(options);
-    Table table("data parallelism, per step", {Column("ranks").csv_only(),
-                                               "form",
-                                               {"bucket", "bucket_mb"},
-                                               {"step", "step_s"},
-                                               {"waiting", "waiting_s"},
-                                               {"bytes sent", "bytes"},
-                                               {"all-reduces", "all_reduces"}});
+    Table table("data parallelism, per step",
+                {Column("ranks").csv_only(), "form", Column("bucket", "bucket_mb"), Column("step", "step_s"),
+                 Column("waiting", "waiting_s"), Column("bytes sent", "bytes"), Column("all-reduces", "all_reduces")});
     for (size_t i = 0; i < forms.size(); ++i) {
         const double mb = forms[i].options.bucket_mb;
-        table.row({ranks.size(),
-                   forms[i].name,
-                   {mb > 0 ? fmt::format("{:g} MiB", mb) : "-", mb},
-                   milliseconds(median(seconds[i])),
-                   milliseconds(median(forms[i].waiting)),
-                   forms[i].bytes,
+        table.row({ranks.size(), forms[i].name, Cell(mb > 0 ? fmt::format("{:g} MiB", mb) : "-", mb),
+                   milliseconds(median(seconds[i])), milliseconds(median(forms[i].waiting)), forms[i].bytes,
                    forms[i].all_reduces});
     }
     return table;

@@ -9,7 +9,7 @@ void add_tensor_parallel_flags(Flags& flags, int64_t& tp, TensorParallelOptions&
     flags.add_switch("--tp-overlap", o.overlap, "overlap communication with matrix products");
 }
 
-Layout split(const Comm& world, int64_t tp) {
+TensorComms split(const Comm& world, int64_t tp) {
     return {world.split([tp](int rank) { return int(rank / tp); }, "tp"),
             world.split([tp](int rank) { return int(rank % tp); }, "dp")};
 }

@@ -100,9 +100,7 @@ void print_tables(Program& p, int64_t chosen) {
              {TensorParallelOptions{false, false}, {false, true}, {true, false}, {true, true}}) {
             const bool power = (tp & (tp - 1)) == 0, changes = tp > 1 || !(how.sequence_parallel || how.overlap);
             if (p.world.size() % tp != 0 || !(power || tp == chosen) || !changes) continue;
-            try {
-                check_tensor_parallel(options.model, options.seq_len, tp, how);
-            } catch (const UsageError&) { continue; }
+            if (!possible("", [&] { check_tensor_parallel(options.model, options.seq_len, tp, how); })) continue;
             runs.push_back(run_tensor_parallel(options, p.data(), p.world, tp, how));
             if (!how.overlap) plain.push_back(runs.back());
         }

@@ -151,14 +151,11 @@ PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& 
             PipelineOptions each{.schedule = name};
             if (name == chosen.schedule || (each.chunks() == 1 && chosen.chunks() == 1)) each = chosen;
             each.schedule = name;
-            try {  // not every schedule is for every number of layers and micro-batches
+            const bool runs_here = possible(fmt::format("{} with {}", name, m), [&] {
                 pipeline_stage(options.model, stages.size(), stages.rank(), each);
                 pipeline_schedule(each, stages.size(), m);
-            } catch (const UsageError& error) {
-                say("{} with {} left out: {}\n", name, m, error.what());
-                continue;
-            }
-            runs.push_back(run_pipeline(options, p.data(), stages, each, m));
+            });
+            if (runs_here) runs.push_back(run_pipeline(options, p.data(), stages, each, m));
         }
     say(promise_table());
     if (!runs.empty()) say(measured_table(runs));

@@ -252,13 +252,8 @@ void print_measured(Program& p, const Comm& ranks, const ContextParallelOptions&
     for (const std::string& name : names_of(context_algorithms())) {
         ContextParallelOptions each{.algorithm = name};
         if (name == chosen.algorithm) each = chosen;
-        try {
-            context_layout(options.model, options.seq_len, ranks.size(), each);
-        } catch (const UsageError& error) {
-            say("{} left out: {}\n", name, error.what());
-            continue;
-        }
-        algorithms.push_back(run_context(options, p.data(), ranks, each));
+        if (possible(name, [&] { context_layout(options.model, options.seq_len, ranks.size(), each); }))
+            algorithms.push_back(run_context(options, p.data(), ranks, each));
     }
     say(work_table(algorithms));
     say(traffic_table(algorithms));

@@ -12,6 +12,8 @@ struct Precision {
     Fp8Options fp8;
     std::string optimizer = "adamw";
 };
+using Layout = TensorComms;
+
 struct Composition {
     TensorParallel tensor_parallel;
     Fp8 fp8;

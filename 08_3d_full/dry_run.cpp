@@ -103,21 +103,20 @@ Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& co
     columns.insert(columns.end(), {"total", "host"});
     Table table(fmt::format("{}: {} of every rank, peak of a step", config.mesh.text(), unit), columns);
     const auto figures = [&](const RankMemory& memory) {
-        std::vector<std::string> texts;
+        std::vector<Cell> cells;
         for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
-            texts.push_back(fixed(shown(memory.peak.kind[kind]), 2).text);
-        texts.push_back(fixed(shown(memory.peak.total), 2).text);
-        texts.push_back(fixed(shown(memory.peak.kind[int(Memory::host)]), 2).text);
-        return texts;
+            cells.push_back(fmt::format("{:.2f}", shown(memory.peak.kind[kind])));
+        cells.push_back(fmt::format("{:.2f}", shown(memory.peak.total)));
+        cells.push_back(fmt::format("{:.2f}", shown(memory.peak.kind[int(Memory::host)])));
+        return cells;
     };
     for (size_t i = 0, end; i < ranks.size(); i = end) {  // neighbours of one stage with the same figures: one line
-        const std::vector<std::string> mine = figures(ranks[i]);
+        std::vector<Cell> mine = figures(ranks[i]);
         for (end = i + 1; end < ranks.size() && stage(ranks[end]) == stage(ranks[i]); ++end)
             if (figures(ranks[end]) != mine) break;
         const std::string last = end == i + 1 ? "" : fmt::format("-{}", ranks[end - 1].rank);
-        std::vector<Cell> cells = {fmt::format("{}{} (stage {})", ranks[i].rank, last, stage(ranks[i]))};
-        cells.insert(cells.end(), mine.begin(), mine.end());
-        table.row(cells);
+        mine.insert(mine.begin(), fmt::format("{}{} (stage {})", ranks[i].rank, last, stage(ranks[i])));
+        table.row(mine);
     }
     if (most.peak.total == least.peak.total) {
         table.note("all ranks hold equally much");

@@ -35,7 +35,7 @@ void for_deciding_floats(Body&& body) {
 
 template <class Format>
 void check_format(int mantissa_bits, int bias, bool ieee) {
-    // QuantizedPair ascending, without the sign, up to the largest.
+    // Codes ascending, without the sign, up to the largest.
     std::vector<double> ascending;
     for (int code = 0; code < 256; ++code) {
         const double expected = by_definition<Format>(code, mantissa_bits, bias, ieee);

@@ -69,14 +69,9 @@ Table op_table(const std::map<std::string, Profile::Sum>& sums, const Ceilings& 
                double step_flops) {
     std::vector<std::pair<std::string, Profile::Sum>> ops(sums.begin(), sums.end());
     std::sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
-    Table table("per step, synchronized after each op:", {"op",
-                                                  "calls",
-                                                  "ms",
-                                                  {"floor ms", "floor_ms"},
-                                                  Column("x floor").text_only(),
-                                                  "share",
-                                                  {"GFLOP/s", "gflops"},
-                                                  {"GB/s", "gbytes_per_s"}});
+    Table table("per step, each op waited for:",
+                {"op", "calls", "ms", Column("floor ms", "floor_ms"), Column("x floor").text_only(), "share",
+                 Column("GFLOP/s", "gflops"), Column("GB/s", "gbytes_per_s")});
     double covered = 0;
     for (const auto& [name, sum] : ops) {
         const double floor = floor_seconds(sum, ceilings);
@@ -87,12 +82,7 @@ Table op_table(const std::map<std::string, Profile::Sum>& sums, const Ceilings& 
     }
     const double rest = seconds - covered;
     table.row({"between the ops", "", fixed(1e3 * rest / kSteps, 3), "", "", percent(rest / seconds)});
-    table.row({{"a whole step", "whole_step"},
-               1,
-               fixed(1e3 * step_s, 3),
-               "",
-               "",
-               {"", 1.0},
+    table.row({Cell("a whole step", "whole_step"), 1, fixed(1e3 * step_s, 3), "", "", Cell("", 1.0),
                fixed(step_flops / step_s / 1e9, 1)});
     return table;
 }

@@ -16,6 +16,8 @@ struct Cell {
     Cell(std::string text, double raw);
     Cell(std::string text, std::string raw) : text(std::move(text)), raw(std::move(raw)) {}
 
+    bool operator==(const Cell&) const = default;
+
     std::string text, raw;
 };
 // In CSV each of them is the number as given.

@@ -54,6 +54,16 @@ std::vector<MeasuredStep> FreshRun::measure(const Comm& ranks, int64_t count) {
     return steps;
 }
 
+bool possible(const std::string& name, const std::function<void()>& checks) {
+    try {
+        checks();
+    } catch (const UsageError& error) {
+        if (!name.empty()) say("{} left out: {}\n", name, error.what());
+        return false;
+    }
+    return true;
+}
+
 std::vector<std::vector<double>> alternate(size_t forms, double budget, const std::function<double(size_t)>& time,
                                            int least, int most) {
     std::vector<std::vector<double>> seconds(forms);

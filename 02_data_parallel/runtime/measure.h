@@ -35,6 +35,9 @@ class FreshRun {
     int64_t steps_done_ = 0;
 };
 
+// Whether the checks pass; if not, prints that `name` is left out of a table, and why. An empty name: prints nothing.
+bool possible(const std::string& name, const std::function<void()>& checks);
+
 // Times of `forms` (0, 1, ...) in alternating rounds, so that a machine that slows down slows all of them down; each round
 // begins with another form. time(form): seconds of one, the same number on all ranks. The first round does not count; as
 // many rounds follow as `budget` seconds hold, within least to most. Returns [form][round].
