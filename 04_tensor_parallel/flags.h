@@ -6,6 +6,7 @@
 namespace train70b {
 
 void add_tensor_parallel_flags(Flags& flags, int64_t& tp, TensorParallelOptions& options);
+
 // Ranks are numbered tp fastest: each model copy's, and those that hold the same parameters. Collective.
 struct TensorComms {
     Comm tensor_ranks, data_ranks;

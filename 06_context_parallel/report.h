@@ -1,5 +1,6 @@
 #pragma once
-// The tables of chapter 06: memory against sequence length, who computes how much, what is sent, and what rounding does.
+// The tables of chapter 06: memory against sequence length, who computes how much, what is sent, and what rounding
+// does.
 #include "02_data_parallel/runtime/program.h"
 #include "06_context_parallel/gather_attention.h"
 #include "06_context_parallel/traffic.h"
@@ -34,7 +35,8 @@ Table error_table(const Comm& world);  // collective
 Table long_context_table();
 
 void say_layout(const Program& program, const std::string& algorithm, const ContextLayout& layout);
-// Releases the run first: the tables train models of their own, with every algorithm. chosen: its group sizes are the run's.
+// Releases the run first: the tables train models of their own, with every algorithm. chosen: its group sizes are the
+// run's.
 void print_tables(Program& program, const Comm& ranks, const ContextParallelOptions& chosen);
 
 }  // namespace train70b

@@ -11,7 +11,7 @@ namespace train70b {
 double attention_pairs(const ContextLayout& layout, int64_t rank, int64_t seq_len);  // times heads / U
 // Bytes that a rank sends for one block and micro-batch, forward and backward: in the ring, inside Ulysses' groups, and
 // in collectives of keys and values.
-//   ring      (G-1) 2 n forward, the same backward, and G 2 n of fp32: n = rows K D of all that a group holds, of its heads
+//   ring      (G-1) 2 n forward, the same backward, and G 2 n of fp32: n = rows K D of what a group holds, of its heads
 //   ulysses   (U-1)/U of q, k, v and out, rows (2 H + 2 max(K, U)) D, once each way, and of out once more for the
 //             gradient of o_proj's weights
 //   gather    (N-1)/N of 2 N n forward, the same backward, and of as many elements of fp32

@@ -12,7 +12,7 @@ struct Precision {
     Fp8Options fp8;
     std::string optimizer = "adamw";
 };
-using Layout = TensorComms;
+using Layout = TensorComms;  // the ranks of tensor parallelism and of ZeRO
 
 struct Composition {
     TensorParallel tensor_parallel;

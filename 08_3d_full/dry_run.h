@@ -25,8 +25,8 @@ Table rank_table(const RankMemory& memory, const TrainOptions& options);
 Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config);
 
 void add_dry_run_flag(Flags& flags, TrainOptions& options);  // --dry-run
-// Books one step of every rank, or of --fake-rank only, and prints the tables. Output files are those of --fake-rank.
-// Usage error without simulated ranks.
+// Books one step of every rank, or of --fake-rank alone, and prints the tables. Files that the options name are that
+// rank's. Usage error without simulated ranks.
 void print_dry_run(Program& program, ParallelConfig config);
 void print_memory(Program& program, const ParallelConfig& config);  // this rank's, after training
 

@@ -3,7 +3,7 @@
 // Run:   mpirun --oversubscribe -np 8 build/bin/08_3d_full --dp 2 --tp 2 --pp 2
 //        mpirun --oversubscribe -np 8 build/bin/08_3d_full --tp 2 --cp 2 --pp 2 --sequence-parallel on --zero 3
 //        build/bin/08_3d_full --model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --seq-len 4096 --dry-run
-// Watch: the loss equals chapter 01's for every layout; on one rank, bit for bit.
+// Watch: the loss is chapter 01's, whatever the layout; one rank of it, bit for bit.
 #include "02_data_parallel/runtime/program.h"
 #include "08_3d_full/compose.h"
 #include "08_3d_full/dry_run.h"

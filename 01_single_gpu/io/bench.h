@@ -15,7 +15,8 @@ struct Ceilings {
 Ceilings measure_ceilings(Device device, DType dtype);
 
 // Trains a few steps without watching (their median is the step time), then a few with every op timed by itself, and
-// prints the table. An op's floor is the larger of its bytes over the copy bandwidth and its FLOPs over the product rate.
+// prints the table. An op's floor is the larger of its bytes over the copy bandwidth and its FLOPs over the product
+// rate.
 class Bench {
   public:
     void add_flags(CommandLine& flags);  // --bench, --bench-csv

@@ -86,8 +86,8 @@ std::string human_count(double count);  // "28.1k"
 Table memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
                    const MemoryPeak& peak);
 
-// Peaks of several runs: a row of bytes for each, and below it what the formulas say (-1: there is none). Host memory is
-// shown only where there is some.
+// Peaks of several runs: a row of bytes for each, and below it what the formulas say (-1: there is none). Host memory
+// is shown only where there is some.
 inline constexpr MemoryBytes kNoFormula = {-1, -1, -1, -1, -1, -1, -1};
 struct MemoryRow {
     std::string name;

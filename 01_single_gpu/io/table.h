@@ -1,5 +1,6 @@
 #pragma once
-// A table of results: built once by a function of the chapter's report, then printed as text or written as CSV or Markdown.
+// A table of results: built once by a function of the chapter's report, then printed as text or written as CSV or
+// Markdown.
 #include <concepts>
 #include <string>
 #include <vector>

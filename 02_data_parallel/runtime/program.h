@@ -1,6 +1,6 @@
 #pragma once
-// What the programs of chapters 02 to 08 have in common, step by step: a main() makes a Program, adds its flags, and calls
-// connect(), divide(), prepare(), gives the trainer its roles, train(), and finish().
+// What the programs of chapters 02 to 08 have in common, step by step: a main() makes a Program, adds its flags, and
+// calls connect(), divide(), prepare(), gives the trainer its roles, train(), and finish().
 #include "01_single_gpu/training_run.h"
 #include "02_data_parallel/runtime/comm_roles.h"
 #include "02_data_parallel/runtime/launch.h"
@@ -21,11 +21,11 @@ class Program {
     Comm world;
 
     void connect(int argc, char** argv);  // parses the flags; then `world` is all ranks
-    // Determines dp where a model copy takes so many ranks, and the micro-batches; usage error where they do not divide.
-    // micro_batch: the default of --micro-batch; 0: all sequences of a rank.
+    // Determines dp where a model copy takes so many ranks, and the micro-batches; usage error where they do not
+    // divide. micro_batch: the default of --micro-batch; 0: all sequences of a rank.
     void divide(int64_t ranks_per_copy, int64_t micro_batch = 0);
-    // On all ranks together: the checks, which may end in a usage error on some of them, then data, model (all of it, or a
-    // pipeline stage) and trainer.
+    // On all ranks together: the checks, which may end in a usage error on some of them, then data, model (all of it,
+    // or a pipeline stage) and trainer.
     void prepare(const std::function<void()>& checks = {}, const std::function<Stage()>& stage = {});
     // For --tables and files that hold a comparison: whether there are several ranks, and real ones.
     bool compares(int64_t ranks) const { return tables && ranks > 1 && world.has_peers(); }
