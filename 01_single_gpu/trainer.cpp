@@ -67,6 +67,7 @@ StepReport Trainer::step(int64_t number) {
     StepReport report{.step = number, .lr = options_.schedule().at(number)};
     batches.take_seconds();
     ledger().reset_peak();
+    // tag::step[]
     store->begin_step(micro_batches());
     Tensor loss = loop->forward_backward({micro_batches(), [&](int64_t index) { return micro_batch(number, index); }});
     {
@@ -86,6 +87,7 @@ StepReport Trainer::step(int64_t number) {
     check_finite(report);
     const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (report.grad_norm + 1e-6)) : 1.0;
     store->update(number, report.lr, clip);
+    // end::step[]
     synchronize(model_.options.device);
 
     report.step_s = now_seconds() - begin;

@@ -26,6 +26,7 @@ Tensor take(Tensor& slot) {
 }
 }  // namespace
 
+// tag::f-and-g[]
 Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks) {
     Var y{.data = x.data, .recomputed = x.recomputed};
     tape.record([ranks, dx = x.grad, dy = y.grad] {
@@ -41,6 +42,7 @@ Var reduce_from_ranks(Tape&, const Var& y, const Comm& ranks) {
     ranks.all_reduce(z.data).wait();
     return z;
 }
+// end::f-and-g[]
 
 Tensor gather_rows(const Comm& ranks, const Tensor& shard) {
     Tensor full({shard.rows() * ranks.size(), shard.cols()}, shard.dtype(), shard.device(), Memory::comm);

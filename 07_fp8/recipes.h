@@ -81,6 +81,7 @@ class RowwiseScaling : public CurrentScaling {
     Scaling scaling(Operand::Role) const override { return Scaling::row; }
 };
 
+// tag::blockwise[]
 class BlockwiseScaling : public CurrentScaling {
   public:
     using CurrentScaling::CurrentScaling;
@@ -90,6 +91,7 @@ class BlockwiseScaling : public CurrentScaling {
     }
     int64_t divisor() const override { return 128; }
 };
+// end::blockwise[]
 
 // Scales from the largest amax of the last `history` steps. An operand without a history is scaled by its current amax.
 class DelayedScaling : public CurrentScaling {

@@ -6,7 +6,7 @@
 
 namespace train70b {
 
-// [compose]
+// tag::compose[]
 Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const ParallelConfig& config,
                    const Comm& world)
     : ranks(split(world, config.mesh)),
@@ -26,7 +26,7 @@ Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const 
     trainer.batches.tokens = context.tokens_of(ranks.cp.rank(), o.seq_len);
     if (fp8.step_state()) trainer.step_states.push_back(fp8.step_state());
 }
-// [/compose]
+// end::compose[]
 
 void say_layout(const Program& p, const Composed& composed, const ParallelConfig& config) {
     say("{}", to_string(config.mesh));
