@@ -9,8 +9,7 @@ namespace train70b {
 void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
     flags.group("Communication");
     flags.add("--pp", pp, "pipeline stages [default: all ranks / --dp]", integer_from(1)).default_text("");
-    flags.add("--pipeline", o.schedule, "pipeline schedule",
-              one_of(names_of(schedule_generators())));
+    flags.add("--pipeline", o.schedule, "pipeline schedule", one_of(names_of(schedule_generators())));
     flags
         .add("--virtual-stages", o.virtual_stages, "model chunks per rank, with --pipeline interleaved",
              integer_from(1))

@@ -64,8 +64,9 @@ Rounding by_recipe(const std::string& name) {
     return [name](const Matrix& x, int64_t cols, Operand::Role role) -> Matrix {
         const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
         const Tensor back = dequantized(
-            recipe->quantize({role, int64_t(role)}, host_tensor(x, int64_t(x.size()) / cols, cols), Usage::rowwise, false)
-                .plain);
+            recipe
+                ->quantize({role, int64_t(role)}, host_tensor(x, int64_t(x.size()) / cols, cols), Usage::rowwise, false)
+                .rowwise);
         return {back.data<float>(), back.data<float>() + back.size()};
     };
 }

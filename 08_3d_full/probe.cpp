@@ -53,8 +53,8 @@ Table probe(const Comm& world, const ParallelConfig& config, Device device, DTyp
             to_next ? group.ring_shift(message, in).wait() : group.all_reduce(message).wait();
         });
         fill(message, 1);
-        const double factor = neighbours ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
-        add_row(table, fmt::format("{}, {} over {}", name, neighbours ? "shift" : "all-reduce", comm.size()), "GB/s",
+        const double factor = to_next ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
+        add_row(table, fmt::format("{}, {} over {}", name, to_next ? "shift" : "all-reduce", comm.size()), "GB/s",
                 world.gather({factor * double(message.bytes()) / seconds / 1e9}));
     }
     world.take_stats();

@@ -43,7 +43,7 @@ std::vector<MeasuredStep> measure_steps(Trainer& trainer, const Comm& ranks, int
 
 FreshRun::FreshRun(const TrainOptions& o, const Dataset& data, const std::optional<Stage>& stage)
     : options(o.without_files()),
-      model(options.model, options.llama(), stage.value_or(whole_model(options.model))),
+      model(options.model, options.llama(), stage.value_or(full_model(options.model))),
       trainer(options, model, data) {}
 
 std::vector<MeasuredStep> FreshRun::measure(const Comm& ranks, int64_t count) {
