@@ -1,4 +1,4 @@
-// Context parallelism: N ranks hold 1/N of every sequence's tokens and exchange keys and values, or heads, in attention.
+// Context parallelism: N ranks hold 1/N of every sequence and exchange keys and values, or heads, in attention.
 //
 // Run:   mpirun -np 2 build/bin/06_context_parallel --cp 2
 //        mpirun --oversubscribe -np 4 build/bin/06_context_parallel --cp 4 --cp-algorithm ulysses

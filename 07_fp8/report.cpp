@@ -5,7 +5,6 @@
 #include "01_single_gpu/io/bench.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "03_zero/flags.h"
-#include "07_fp8/accuracy.h"
 #include "07_fp8/adamw8bit.h"
 #include "07_fp8/flags.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 // The tables of chapter 07: what 8 bits save in memory, on the wire and in time. What they cost: accuracy.h.
 #include "02_data_parallel/runtime/program.h"
-#include "07_fp8/compose.h"
+#include "07_fp8/accuracy.h"
 
 namespace train70b {
 
