@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "05_pipeline/draw.h"
 #include "05_pipeline/flags.h"
@@ -11,8 +12,6 @@
 namespace train70b {
 
 namespace {
-constexpr const char* kSchedules[] = {"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"};
-
 std::string list_text(const std::vector<int64_t>& counts) {  // "4 3 2 1"
     std::string text;
     for (const int64_t count : counts) text += fmt::format("{}{}", text.empty() ? "" : " ", count);
@@ -25,11 +24,11 @@ Table promise_table() {
                 {"", "p", "m", "formula", "simulated", Column("in flight on rank 0, 1, ...").left()});
     for (const int64_t p : {2, 4, 8})
         for (const int64_t m : {2 * p, 4 * p})
-            for (const char* name : kSchedules) {
-                const Schedule schedule = make_schedule(name, p, m, name == std::string("interleaved") ? 2 : 1);
+            for (const ScheduleGenerator& generator : schedule_generators()) {
+                const Schedule schedule = make_schedule(generator.name, p, m, generator.virtual_stages ? 2 : 1);
                 std::vector<int64_t> counts;
                 for (int64_t rank = 0; rank < p; ++rank) counts.push_back(in_flight(schedule, rank));
-                table.row({name, p, m, percent(bubble_formula(schedule)),
+                table.row({schedule.name, p, m, percent(bubble_formula(schedule)),
                            percent(simulate(schedule, equal_costs(schedule)).bubble()),
                            list_text(counts) + (schedule.chunks > 1 ? " halves" : "")});
             }
@@ -146,7 +145,7 @@ PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& 
     const TrainOptions& options = p.options;
     say("\nall schedules, five steps each, with 4, 8 and 16 micro-batches:\n");
     std::vector<PipelineRun> runs;
-    for (const char* name : kSchedules)
+    for (const std::string& name : names_of(schedule_generators()))
         for (const int64_t m : {4, 8, 16}) {
             PipelineOptions each{.schedule = name};
             if (name == chosen.schedule || (each.chunks() == 1 && chosen.chunks() == 1)) each = chosen;

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "01_single_gpu/core/random.h"
+#include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "07_fp8/formats.h"
 
@@ -167,7 +168,7 @@ std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& d
             curve.losses.push_back(step.report.loss);
     };
     run(o.dtype, "off", "adamw");
-    for (const char* recipe : {"current", "delayed", "rowwise", "blockwise"}) run(recipe, recipe, "adamw");
+    for (const std::string& recipe : names_of(fp8_recipes())) run(recipe, recipe, "adamw");
     run(o.dtype + ", adamw8bit", "off", "adamw8bit");
     run("current, adamw8bit", "current", "adamw8bit");
     return curves;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/io/bench.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "03_zero/flags.h"
@@ -210,8 +211,8 @@ std::vector<PrecisionRun> run_precisions(Program& p, const Layout& layout, const
                                          const Precision& chosen) {
     std::vector<PrecisionRun> runs;
     const std::string& dtype = p.options.dtype;
-    for (const std::string recipe : {"off", "current", "delayed", "rowwise", "blockwise"})
-        for (const std::string optimizer : {"adamw", "adamw8bit"}) {
+    for (const std::string& recipe : fp8_values())
+        for (const std::string& optimizer : names_of(optimizers())) {
             const bool narrow = recipe != "off" || optimizer != "adamw";
             if (narrow && dtype == "fp64") continue;
             if (optimizer != "adamw" && recipe != "off" && recipe != chosen.fp8.recipe) continue;
