@@ -17,9 +17,8 @@ class Batches {
     // by sequence.
     std::vector<TokenRange> tokens;
 
-    int64_t count(const Group& dp) const {
-        return options_.accumulation(dp.size());
-    }  // micro-batches per step and rank
+    // Micro-batches per step and rank.
+    int64_t count(const Group& dp) const { return options_.accumulation(dp.size()); }
     // Micro-batch `index` of this rank; steps count from 1. Sample i of a step is sample (step - 1) * global + i of the
     // stream, and micro-batch m of rank r starts at sample (m * ranks + r) * micro_batch, so every division of the
     // global batch trains on the same tokens.

@@ -24,9 +24,10 @@ class ParamStore {
     // FP8 scales); the first call creates the optimizer and its states. Collective.
     virtual void weights_changed() = 0;
 
-    virtual void begin_step(int64_t micro_batches) = 0;  // sets gradients to 0
+    virtual void begin_step(int64_t micro_batches) = 0;  // whatever is added from here on starts at 0
     virtual void finish_gradients() = 0;  // after the last backward pass: completes the sums over data-parallel ranks
-    // The parts of a parameter's reduced gradient that this rank holds: none if its shard has no element of it.
+    // The tensors in which this rank holds a parameter's reduced gradient: none if its shard has no element of it. In
+    // ZeRO-1 the full gradient, of which only the shard is reduced.
     virtual std::vector<Tensor> gradient_parts(const Param& param) const = 0;
     // Sum of squares of all parameters or gradients, each counted once over the data-parallel ranks. Collective.
     virtual double squares(Which which) const = 0;

@@ -55,6 +55,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
 
 // ---- one step -------------------------------------------------------------------------------------------------------
 
+// Tensor-parallel ranks all have the full loss of their batch.
 double Trainer::sum_loss(const Tensor& mine) const { return groups.pp->sum(groups.dp_cp->sum(read(mine)[0])); }
 
 double Trainer::norm(Which which) const { return std::sqrt(groups.pp->sum(groups.tp->sum(store->squares(which)))); }

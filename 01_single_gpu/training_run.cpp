@@ -33,8 +33,7 @@ void check_memory(const TrainOptions& o, const nlohmann::ordered_json& flags) {
             if (!flag(name).empty()) what += fmt::format(" --{} {}", name, flag(name));
         usage_error(
             "{}: weights, gradients and optimizer states need at least {}, but this machine has {} (try a smaller "
-            "model, "
-            "or 08_3d_full --dry-run)",
+            "model, or 08_3d_full --dry-run)",
             what, human_bytes(states), human_bytes(machine));
     }
     const double inputs =

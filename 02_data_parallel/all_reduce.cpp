@@ -1,6 +1,6 @@
 #include "02_data_parallel/all_reduce.h"
 
-#include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
@@ -152,16 +152,10 @@ const std::vector<AllReduceAlgorithm>& all_reduce_algorithms() {
     return list;
 }
 
-std::vector<std::string> all_reduce_names() {
-    std::vector<std::string> names;
-    for (const AllReduceAlgorithm& algorithm : all_reduce_algorithms()) names.push_back(algorithm.name);
-    return names;
-}
+std::vector<std::string> all_reduce_names() { return names_of(all_reduce_algorithms()); }
 
 const AllReduceAlgorithm& find_all_reduce(const std::string& name) {
-    for (const AllReduceAlgorithm& algorithm : all_reduce_algorithms())
-        if (algorithm.name == name) return algorithm;
-    usage_error("--all-reduce: {}", one_of(all_reduce_names()).problem(name));
+    return find_entry(all_reduce_algorithms(), "--all-reduce", name);
 }
 
 }  // namespace train70b

@@ -3,8 +3,8 @@
 // gradients.
 //
 // All gradients lie in one flat buffer, in the order in which the backward pass completes them: head, last block, ...,
-// first block, embedding. So the buffer fills from the left, and a bucket (--bucket-mb of it) can be reduced as soon as all
-// of it is complete:
+// first block, embedding. So the buffer fills from the left, and a bucket (--bucket-mb of it) can be reduced as soon as
+// all of it is complete:
 //
 //   |=== head ===|=== block 3 ===|=== block 2 ===|... block 1 ...|... block 0 ...|... embedding ...|
 //   [ bucket 0 |  bucket 1 |  bucket 2 |  bucket 3 |  ...
@@ -31,8 +31,8 @@ void add_data_parallel_flags(Flags& flags, int64_t& dp, DataParallelOptions& opt
 
 class DataParallel : public LocalStore {
   public:
-    // Wraps the model's units: construct it after whatever narrows the parameters, and before allocate(). The model outlives
-    // this.
+    // Wraps the model's units: construct it after whatever narrows the parameters, and before allocate(). The model
+    // must outlive it.
     DataParallel(Llama& model, const Comm& ranks, const DataParallelOptions& options, MakeOptimizer make_optimizer);
     DataParallel(const DataParallel&) = delete;
 

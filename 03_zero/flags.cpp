@@ -64,8 +64,7 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     if (here > free)
         usage_error(
             "--offload {}: needs {} of host memory on this node ({} per rank), and {} are available (try more nodes, "
-            "or "
-            "--offload none)",
+            "or --offload none)",
             o.offload == Offload::all ? "all" : "optimizer", human_bytes(double(here)), human_bytes(double(each)),
             human_bytes(double(free)));
 }

@@ -27,8 +27,7 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
     }
 }
 
-// ---- the wrapper of a unit's forward and backward pass
-// ----------------------------------------------------------------------
+// ---- the wrapper of a unit's forward and backward pass --------------------------------------------------------------
 
 // tag::wrap[]
 Var Zero::wrap(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
@@ -123,7 +122,7 @@ void Zero::start_reduction(FlatParam& flat) {
     if (!keeps_grads()) {
         bind_grads(flat.unit->params, Tensor());
         flat.grads = Tensor();         // kept alive by the reduction
-        while (!in_flight_.empty()) {  // one at a time: each holds a unit's unsharded gradients
+        while (!in_flight_.empty()) {  // besides this one: each holds a unit's unsharded gradients
             finish_reduction(in_flight_.front());
             in_flight_.pop_front();
         }

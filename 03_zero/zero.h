@@ -11,13 +11,16 @@
 //   3       and parameters             as 2                               on the shard
 //           each unit is unsharded before its forward and its backward pass, and resharded after it
 //
-// The order of the tape schedules all of this. The wrapper of a unit, outermost (>: recorded, so it runs in the
-// backward pass, in reverse order):
-//     3    unshard the unit, prefetch the next ones
-//     > 1  reduce-scatter the unit's gradients (2: and free them; 3: and reshard the parameters)
-//     the body
-//     3    reshard the unit
-//     > 2  allocate the unit's unsharded gradients;  3: unshard the unit, prefetch the ones before it
+// The order of the tape schedules all of this. What the outermost wrapper of a unit does, in the order of the code; a
+// recorded step runs in the backward pass, in reverse order:
+//     stages   when       what
+//     3        now        unshard the unit, prefetch the next ones
+//     0-3      recorded   reduce the unit's gradients (2: and free them; 3: and reshard the parameters)
+//              now        the body of the unit
+//     3        now        reshard the unit
+//     2, 3     recorded   allocate the unit's unsharded gradients (3: unshard it, prefetch the ones before it)
+//
+// zero.cpp has the stages; zero_store.cpp what the store holds: allocation, reading and writing.
 //
 // Hybrid shard: sharded inside groups of --hybrid-shard ranks, replicated across the groups; the reduce-scatter is
 // followed by an all-reduce of the shard over its replicas. Offload: the optimizer and its states live on the host;

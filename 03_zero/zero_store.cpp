@@ -64,8 +64,8 @@ void Zero::write(Unit& unit, const std::function<void()>& body) {
         bind_data(unit.params, unsharded.element_slice(0, {flat.size}));
         body();
         bind_data(unit.params, Tensor());
-        Tensor& shard =
-            flat.param_shard ? flat.param_shard : flat.host_params;  // weights_changed() updates the other copy
+        // Of an offloaded optimizer's copy: weights_changed() updates it.
+        Tensor& shard = flat.param_shard ? flat.param_shard : flat.host_params;
         copy(shard, flat.own_shard_of(unsharded));
     }
 }

@@ -18,10 +18,10 @@ Tensor unshared(const Tensor& x) {
     copy(own, x);
     return own;
 }
-// The same for a gradient; its slot is empty afterwards.
-Tensor take(Tensor& slot) {
-    Tensor own = unshared(slot);
-    slot = Tensor();
+// The same for a gradient, which is empty afterwards.
+Tensor take(Tensor& grad) {
+    Tensor own = unshared(grad);
+    grad = Tensor();
     return own;
 }
 }  // namespace

@@ -22,7 +22,7 @@ Var vocabulary_parallel_loss(Tape& tape, const Var& logits, const Batch& batch, 
     if (tape.recording) {
         Tensor dlogits = logits.data;
         cross_entropy_backward(dlogits, batch.targets, lse, batch.loss_scale, first_vocab, vocab);
-        tape.record([dlogits, slot = logits.grad] { *slot = dlogits; });
+        tape.record([dlogits, grad = logits.grad] { *grad = dlogits; });
     }
     return loss;
 }

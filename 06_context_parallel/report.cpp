@@ -99,8 +99,8 @@ double attention_error(const Comm& ranks, const ContextParallelOptions& options,
         int64_t at = 0;
         for (const auto [begin, count] : layout.tokens_of(ranks.rank(), T))
             for (int64_t b = 0; b < B; ++b, at += count) {
-                Tensor place = rows.row_slice(at, at + count);
-                copy(place, all.row_slice(b * T + begin, b * T + begin + count));
+                Tensor range = rows.row_slice(at, at + count);
+                copy(range, all.row_slice(b * T + begin, b * T + begin + count));
             }
         mine.push_back(rows);
     }
@@ -111,8 +111,8 @@ double attention_error(const Comm& ranks, const ContextParallelOptions& options,
     apply_context_parallel(model, ranks, layout);
     const Batch batch{.sequences = B, .seq_len = T / ranks.size()};
     const std::vector<Tensor> got = run(mine, [&](Tape& tape, const QKV& qkv) {
-        const auto& slot = model.blocks[0].attention;
-        return slot ? slot(tape, qkv, batch) : one_device_attention(tape, qkv, batch, D);
+        const auto& attention = model.blocks[0].attention;
+        return attention ? attention(tape, qkv, batch) : one_device_attention(tape, qkv, batch, D);
     });
     double worst = 0;
     for (int i = 0; i < 4; ++i) {

@@ -18,8 +18,8 @@ int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompu
         return (a - 1) * rows * in - 4 * ScaleLayout{recipe.scaling(Operand::input), in, rows}.size();
     };
     const ActivationFormula f = activation_formula(c, 1, rows, dtype, recompute, {tensor_ranks, false});
-    // Of the inputs that a block keeps, those of q k v, of gate and up, of down are codes now; attention keeps that of
-    // o. In the last block's turn what down has let go is already replaced by gradients of the full width: less is
+    // Of the inputs that a block keeps, those of q k v, of gate and up, of down are FP8 data; attention keeps that of
+    // o. In the last block's turn, what down has released is already replaced by gradients of the full width: less is
     // gained there.
     if (recompute == Recompute::none) {
         const int64_t working = std::max(f.working, 2 * a * rows * F + saved(F));
@@ -84,7 +84,7 @@ Table projection_table() {
     struct Row {
         const char* name;
         double grad, states;  // bytes per parameter; of the weights: 2
-        bool codes;
+        bool fp8;
     };
     const double moments8 = moment_bytes("adamw8bit", DType::bf16);
     for (const Row& row : {Row{"bf16, fp32 gradients, AdamW", 4, 12, false}, Row{"bf16 gradients", 2, 12, false},
@@ -93,13 +93,13 @@ Table projection_table() {
                            Row{"the same, optimizer offloaded", 2, 0, true},
                            Row{"bf16 gradients, 8 bits, no masters", 2, moments8, false}}) {
         // Whole at once, in the backward pass: a unit and the one fetched ahead, and the gradients of it and of the one
-        // whose reduction is under way. The head, larger than a block, is never in codes.
-        const double head = double(c.vocab * c.hidden), P = row.codes ? 1 : 2, G = row.grad;
+        // whose reduction is under way. The head, larger than a block, is never FP8.
+        const double head = double(c.vocab * c.hidden), P = row.fp8 ? 1 : 2, G = row.grad;
         const double gathered = std::max(
             {2 * head + P * block + G * head, 2 * P * block + G * (block + head), 2 * P * block + 2 * G * block});
         const double activations =
-            double(row.codes ? fp8_activations(c, kSequence, DType::bf16, Recompute::full, CurrentScaling(Comm()), 1)
-                             : activation_formula(c, 1, kSequence, DType::bf16, Recompute::full).total);
+            double(row.fp8 ? fp8_activations(c, kSequence, DType::bf16, Recompute::full, CurrentScaling(Comm()), 1)
+                           : activation_formula(c, 1, kSequence, DType::bf16, Recompute::full).total);
         const double shared = (2 + row.grad + row.states) * n, own = gathered + activations;
         table.row({row.name, giga(2 * n / kRanks), giga(row.grad * n / kRanks), giga(row.states * n / kRanks),
                    giga(gathered), giga(activations), giga(shared / kRanks + own),
@@ -127,13 +127,13 @@ ProductTimes time_products(Device device, const Fp8Options& options, int64_t row
     const auto recipe = make_recipe(options, 3, device, Comm());
     const auto seconds = [&](const std::function<void()>& body) { return median_seconds(device, 9, body); };
     QuantizedPair of_x, of_w, of_dy;
-    const auto make_codes = [&] {
+    const auto quantize_all = [&] {
         of_x = recipe->quantize({Operand::input, 0}, x, Usage::both, true);
         of_w.rowwise = recipe->quantize({Operand::weight, 1}, w, Usage::rowwise, true).rowwise;
         of_w.columnwise = recipe->quantize({Operand::weight, 1}, w, Usage::columnwise, false).columnwise;
         of_dy = recipe->quantize({Operand::gradient, 2}, dy, Usage::both, true);
     };
-    make_codes();
+    quantize_all();
     recipe->next_step();
     ProductTimes times{rows, in, out, 0, 0, 0};
     times.bf16_s = seconds([&] {
@@ -141,7 +141,7 @@ ProductTimes time_products(Device device, const Fp8Options& options, int64_t row
         matmul_into(dx, dy, w);
         matmul_into(dw, dy, x, Transpose::a, 1);
     });
-    times.codes_s = seconds(make_codes);
+    times.cast_s = seconds(quantize_all);
     times.fp8_s = seconds([&] {
         scaled_matmul_into(y, of_x.rowwise, of_w.rowwise);
         scaled_matmul_into(dx, of_dy.rowwise, of_w.columnwise);
@@ -151,13 +151,13 @@ ProductTimes time_products(Device device, const Fp8Options& options, int64_t row
 }
 
 Table time_table(const std::vector<ProductTimes>& times, const std::string& recipe) {
-    Table table(fmt::format("a layer's three products, {}: TFLOP/s, and milliseconds of making the codes", recipe),
-                {"rows", "in", "out", "bf16", "fp8", "codes, ms", "whole gain"});
+    Table table(fmt::format("a layer's three products, {}: TFLOP/s, and milliseconds of the casts", recipe),
+                {"rows", "in", "out", "bf16", "fp8", "casts, ms", "net speedup"});
     const ProductTimes* even = nullptr;  // the smallest shape from which on 8 bits are faster
     for (const ProductTimes& t : times) {
-        const double flops = 6.0 * double(t.rows) * double(t.in) * double(t.out), all = t.fp8_s + t.codes_s;
+        const double flops = 6.0 * double(t.rows) * double(t.in) * double(t.out), all = t.fp8_s + t.cast_s;
         table.row({t.rows, t.in, t.out, fixed(flops / t.bf16_s / 1e12, 1), fixed(flops / t.fp8_s / 1e12, 1),
-                   fixed(1e3 * t.codes_s, 3), fixed(t.bf16_s / all, 2, " x")});
+                   fixed(1e3 * t.cast_s, 3), fixed(t.bf16_s / all, 2, " x")});
         if (t.bf16_s <= all) even = nullptr;
         if (t.bf16_s > all && !even) even = &t;
     }

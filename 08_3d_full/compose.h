@@ -1,5 +1,6 @@
 #pragma once
-// The composed trainer: all techniques of the previous chapters, in the order in which they must be applied.
+// The composed trainer: all techniques of the previous chapters. Tensor parallelism comes first, because it narrows
+// the parameters, then FP8 layers, then ZeRO.
 #include "02_data_parallel/runtime/program.h"
 #include "08_3d_full/config.h"
 

@@ -14,7 +14,7 @@ void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, 
 void add_rmsnorm(Tensor& sum, Tensor& y, Tensor& inv_rms, const Tensor& a, const Tensor& b, const Tensor& weight,
                  double eps);
 
-// y from x and the stored inv_rms, bitwise equal to what rmsnorm() gave: selective recomputation.
+// y from x and the stored inv_rms, bitwise equal to what rmsnorm() gave: pointwise recomputation.
 void rmsnorm_recompute(Tensor& y, const Tensor& x, const Tensor& inv_rms, const Tensor& weight);
 
 // Writes dx and adds to dweight (E), which may be fp32 while the rest is bf16.
