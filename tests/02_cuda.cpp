@@ -7,7 +7,6 @@
 #include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/data_parallel.h"
 #include "tests/device_comms.h"
-#include "tests/training.h"
 
 using namespace train70b;
 using namespace train70b::test;

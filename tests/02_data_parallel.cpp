@@ -2,8 +2,7 @@
 // bytes that the formula says.
 #include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/data_parallel.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/parallel.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -191,11 +190,10 @@ TEST_CASE("memory: a replica costs the same on every number of ranks; evaluation
     const Text text;
     TrainOptions o = odd(text, 16);
     o.val_fraction = 0.3;
-    Session one(o);
-    one.run();
-    const double loss = one.trainer.evaluate();
+    EvaluatedRun one(o);
     Parallel run(o, world(), 25, true);
-    EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
+    EXPECT_EVERYWHERE(one.evaluates_like(run.session));
     for (const Memory kind : {Memory::params, Memory::grads, Memory::optimizer})
-        EXPECT_EVERYWHERE(run.session.reports[3].memory[size_t(kind)] == 2 * one.reports[3].memory[size_t(kind)]);
+        EXPECT_EVERYWHERE(run.session.reports[3].memory[size_t(kind)] ==
+                          2 * one.session.reports[3].memory[size_t(kind)]);
 }

@@ -1,7 +1,6 @@
 // ZeRO on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
 #include "03_zero/zero.h"
 #include "tests/device_comms.h"
-#include "tests/training.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -39,7 +38,7 @@ TEST_CASE("every stage on a GPU, prefetch, overlap, accumulation, offload to pin
                 use_store(s.trainer, *zero, comm);
             });
             session.run();
-            const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
+            const Farthest deviation = deviation_on_rank_0(session, one);
             INFO(comm.backend(), ", stage ", options.stage, ", offload ", int(options.offload), ", prefetch ",
                  options.prefetch, ", overlap ", options.overlap, ", m ", micro_batches);
             EXPECT_EVERYWHERE(deviation <= 5e-6);

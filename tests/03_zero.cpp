@@ -1,8 +1,7 @@
 // Every stage of ZeRO against one rank, and against every other stage bit for bit; what each keeps, to the byte; what
 // each sends.
 #include "03_zero/report.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/parallel.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -35,12 +34,7 @@ struct Sharded {
           }) {
         comm.take_stats();
         session.run();
-        for (Param* param : session.model.params()) {
-            const Tensor x = session.trainer.full(*param, Which::data);
-            if (comm.rank() > 0) continue;
-            const std::vector<double> part = values(x);
-            weights.insert(weights.end(), part.begin(), part.end());
-        }
+        weights = gathered(session, Which::data);
     }
     static TrainOptions with_micro_batch(TrainOptions o, int64_t ranks, int64_t accumulation) {
         o.micro_batch = o.global_batch / ranks / accumulation;
@@ -61,8 +55,6 @@ std::string describe_options(const ZeroOptions& o, int64_t micro_batches = 1) {
     return fmt::format("stage {}, prefetch {}, hybrid {}, offload {}, accumulation {}, overlap {}, bucket {}", o.stage,
                        o.prefetch, o.hybrid_shard, int(o.offload), micro_batches, o.overlap, o.bucket_mb);
 }
-
-bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 
 }  // namespace
 
@@ -109,7 +101,7 @@ TEST_CASE("stages 0 to 3, prefetch, accumulation, recomputation, overlap, bucket
                 // The ring's sums for one micro-batch, the library's for several.
                 world().use(micro_batches > 1 ? "library" : "ring");
                 Sharded run(o, world(), options, micro_batches);
-                const Farthest deviation = world().rank() == 0 ? worst_deviation(run.session, one) : Farthest();
+                const Farthest deviation = deviation_on_rank_0(run.session, one);
                 INFO(o.dtype, ", ", describe_options(options, micro_batches), ", recompute ", recompute, ": ",
                      deviation);
                 EXPECT_EVERYWHERE(deviation <= parity.bound);
@@ -228,14 +220,12 @@ TEST_CASE("stage 3 evaluates, loads and saves the whole model, of which no rank 
     const Text text;
     TrainOptions o = padded(text, 16);
     o.val_fraction = 0.3;
-    Session one(o);
-    one.run();
-    const double loss = one.trainer.evaluate();
+    EvaluatedRun one(o);
     Sharded run(o, world(), {.stage = 3});
-    EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
+    EXPECT_EVERYWHERE(one.evaluates_like(run.session));
     EXPECT_EVERYWHERE(run.zero->most_unsharded() == 2);
     // What is written through the store is what full() returns.
-    const std::vector<double> weights = one.weights();
+    const std::vector<double> weights = one.session.weights();
     int64_t begin = 0;
     for (Unit* unit : run.session.model.units())
         run.zero->write(*unit, [&] {

@@ -2,7 +2,6 @@
 #include "04_tensor_parallel/overlap.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "tests/device_comms.h"
-#include "tests/training.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -29,7 +28,7 @@ TEST_CASE("tensor parallelism on a GPU, sequence parallel or not, overlapped or 
                             s.trainer.groups.tp = group_of(ranks);
                         });
                         session.run();
-                        const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
+                        const Farthest deviation = deviation_on_rank_0(session, one);
                         INFO(comm.backend(), ", sequence ", sequence, ", overlap ", overlap, ", kv heads ", kv_heads,
                              ", recompute ", std::string(recompute), ": ", deviation);
                         EXPECT_EVERYWHERE(deviation <= 5e-6);

@@ -5,6 +5,25 @@
 using namespace train70b;
 using namespace train70b::test;
 
+namespace {
+
+// Every dtype with every recomputation and with key/value heads that are divided or copied; of fp64, half of them.
+std::vector<TrainOptions> variants(const Text& text) {
+    std::vector<TrainOptions> list;
+    for (const char* dtype : {"fp32", "bf16", "fp64"})
+        for (const char* recompute : {"none", "pointwise", "selective", "full"})
+            for (const int64_t kv_heads : {8, 2}) {
+                const bool in_part = (kv_heads == 8) == (recompute == std::string("none"));
+                if (!in_part && (dtype == std::string("fp64") || !kThorough)) continue;
+                TrainOptions& o = list.emplace_back(shape(text, kv_heads));
+                o.dtype = dtype;
+                o.recompute = recompute;
+            }
+    return list;
+}
+
+}  // namespace
+
 TEST_CASE("what several ranks hold stays the same on all of them, bit for bit: norm weights, copied key/value heads") {
     const Text text;
     for (const char* dtype : {"fp32", "bf16"})
@@ -49,70 +68,53 @@ TEST_CASE("what several ranks hold stays the same on all of them, bit for bit: n
 TEST_CASE(
     "the ledger: what is sharded is sharded exactly; activations by the formula, with sequence parallelism by tp") {
     const Text text;
-    for (const char* dtype : {"fp32", "bf16", "fp64"})
-        for (const char* recompute : {"none", "pointwise", "selective", "full"})
-            for (const int64_t kv_heads : {8, 2}) {
-                if (dtype == std::string("fp64") && (kv_heads == 8) != (recompute == std::string("none"))) continue;
-                if (!kThorough && (kv_heads == 8) != (recompute == std::string("none"))) continue;
-                TrainOptions o = shape(text, kv_heads);
-                o.dtype = dtype;
-                o.recompute = recompute;
-                o.seq_len = 64;
-                o.model.vocab = 136;
-                const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
-                const int64_t wide = o.dtype == "bf16" ? 2 : o.dtype == "fp64" ? 8 : 4;
-                const int64_t grads = o.dtype == "fp64" ? 8 : 4;
-                const int64_t states = o.dtype == "bf16" ? 12 : o.dtype == "fp64" ? 16 : 8;
-                const int64_t all = run_tensor_parallel(o, data, world(), 1, {}).peak.kind[int(Memory::activations)];
-                for (const TensorLayout& layout : layouts()) {
-                    const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
-                    const auto& kinds = run.peak.kind;
-                    // Every rank holds full norm weights and at least one key/value head; the rest is sharded.
-                    const int64_t kv = 2 * 2 * 64 * o.model.kv_width(), norms = 5 * 64;
-                    const int64_t elements =
-                        (o.model.parameters() - norms - kv) / layout.tp + norms + kv / std::min(layout.tp, kv_heads);
-                    INFO(layout.text(), " ", std::string(dtype), " recompute ", std::string(recompute), " kv heads ",
-                         kv_heads, ": ", kinds[int(Memory::activations)], " against ", run.activations.total,
-                         ", whole ", all);
-                    EXPECT_EVERYWHERE(run.elements == elements);
-                    EXPECT_EVERYWHERE(kinds[int(Memory::params)] == wide * elements);
-                    EXPECT_EVERYWHERE(kinds[int(Memory::grads)] == grads * elements);
-                    EXPECT_EVERYWHERE(kinds[int(Memory::optimizer)] == states * elements);
-                    const double activations = double(kinds[int(Memory::activations)]);
-                    // 4%: in a model of two layers the head counts, whose input goes before its gradient comes
-                    EXPECT_EVERYWHERE(std::abs(activations / double(run.activations.total) - 1) <= 0.04);
-                    if (layout.options.sequence_parallel && kv_heads == 8)
-                        EXPECT_EVERYWHERE(std::abs(activations * double(layout.tp) / double(all) - 1) <= 0.05);
-                }
-            }
+    for (TrainOptions o : variants(text)) {
+        o.seq_len = 64;
+        o.model.vocab = 136;
+        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+        const int64_t wide = o.dtype == "bf16" ? 2 : o.dtype == "fp64" ? 8 : 4;
+        const int64_t grads = o.dtype == "fp64" ? 8 : 4;
+        const int64_t states = o.dtype == "bf16" ? 12 : o.dtype == "fp64" ? 16 : 8;
+        const int64_t all = run_tensor_parallel(o, data, world(), 1, {}).peak.kind[int(Memory::activations)];
+        for (const TensorLayout& layout : layouts()) {
+            const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
+            const auto& kinds = run.peak.kind;
+            // Every rank holds full norm weights and at least one key/value head; the rest is sharded.
+            const int64_t kv = 2 * 2 * 64 * o.model.kv_width(), norms = 5 * 64;
+            const int64_t elements =
+                (o.model.parameters() - norms - kv) / layout.tp + norms + kv / std::min(layout.tp, o.model.kv_heads);
+            INFO(layout.text(), " ", o.dtype, " recompute ", o.recompute, " kv heads ", o.model.kv_heads, ": ",
+                 kinds[int(Memory::activations)], " against ", run.activations.total, ", whole ", all);
+            EXPECT_EVERYWHERE(run.elements == elements);
+            EXPECT_EVERYWHERE(kinds[int(Memory::params)] == wide * elements);
+            EXPECT_EVERYWHERE(kinds[int(Memory::grads)] == grads * elements);
+            EXPECT_EVERYWHERE(kinds[int(Memory::optimizer)] == states * elements);
+            const double activations = double(kinds[int(Memory::activations)]);
+            // 4%: in a model of two layers the head counts, whose input goes before its gradient comes
+            EXPECT_EVERYWHERE(std::abs(activations / double(run.activations.total) - 1) <= 0.04);
+            if (layout.options.sequence_parallel && o.model.kv_heads == 8)
+                EXPECT_EVERYWHERE(std::abs(activations * double(layout.tp) / double(all) - 1) <= 0.05);
+        }
+    }
 }
 
 TEST_CASE("wire: the collectives of a block and of a step are the formula's, in number and in bytes") {
     const Text text;
-    for (const char* dtype : {"fp32", "bf16", "fp64"})
-        for (const char* recompute : {"none", "pointwise", "selective", "full"})
-            for (const int64_t kv_heads : {8, 2}) {
-                if (dtype == std::string("fp64") && (kv_heads == 8) != (recompute == std::string("none"))) continue;
-                if (!kThorough && (kv_heads == 8) != (recompute == std::string("none"))) continue;
-                TrainOptions o = shape(text, kv_heads);
-                o.dtype = dtype;
-                o.recompute = recompute;
-                const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
-                for (const TensorLayout& layout : layouts()) {
-                    const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
-                    INFO(layout.text(), " ", std::string(dtype), " recompute ", std::string(recompute), " kv heads ",
-                         kv_heads, ": ", run.layer.text(), " in a block, ", run.step.bytes(), " against ",
-                         run.step_formula.bytes());
-                    EXPECT_EVERYWHERE(run.layer.operations == run.layer_formula.operations);
-                    EXPECT_EVERYWHERE(run.step.operations == run.step_formula.operations);
-                    if (recompute != std::string("none") || dtype != std::string("fp32")) continue;
-                    // The formulas, once more by hand: n bytes of one tensor of activations.
-                    const int64_t n = o.micro_batch * o.seq_len * 64 * 4, share = n * (layout.tp - 1) / layout.tp;
-                    EXPECT(run.layer.bytes() == (layout.options.sequence_parallel ? 10 : 8) * share);
-                    if (!layout.options.overlap)
-                        EXPECT(run.layer.calls() == (layout.options.sequence_parallel ? 10 : 4));
-                }
-            }
+    for (const TrainOptions& o : variants(text)) {
+        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+        for (const TensorLayout& layout : layouts()) {
+            const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
+            INFO(layout.text(), " ", o.dtype, " recompute ", o.recompute, " kv heads ", o.model.kv_heads, ": ",
+                 run.layer.text(), " in a block, ", run.step.bytes(), " against ", run.step_formula.bytes());
+            EXPECT_EVERYWHERE(run.layer.operations == run.layer_formula.operations);
+            EXPECT_EVERYWHERE(run.step.operations == run.step_formula.operations);
+            if (o.recompute != "none" || o.dtype != "fp32") continue;
+            // The formulas, once more by hand: n bytes of one tensor of activations.
+            const int64_t n = o.micro_batch * o.seq_len * 64 * 4, share = n * (layout.tp - 1) / layout.tp;
+            EXPECT(run.layer.bytes() == (layout.options.sequence_parallel ? 10 : 8) * share);
+            if (!layout.options.overlap) EXPECT(run.layer.calls() == (layout.options.sequence_parallel ? 10 : 4));
+        }
+    }
     // and with accumulation and data parallelism, by the trainer's own books
     for (TensorLayout layout : layouts()) {
         layout.micro_batches = 2;

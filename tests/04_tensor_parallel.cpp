@@ -33,8 +33,7 @@ TEST_CASE("tp 2, 4, 8, sequence parallel or not, overlapped or not, with data pa
                         }
                         Sharded run(o, world(), layout);
                         run.session.run();
-                        const Farthest deviation =
-                            world().rank() == 0 ? worst_deviation(run.session, *one) : Farthest();
+                        const Farthest deviation = deviation_on_rank_0(run.session, *one);
                         INFO(o.dtype, ", ", layout.text(), ", kv heads ", kv_heads, ", recompute ",
                              std::string(recompute), ": ", deviation);
                         EXPECT_EVERYWHERE(on_rank_0(deviation <= parity.bound));
@@ -72,7 +71,7 @@ TEST_CASE("with ZeRO in the place of data parallelism, every stage, parameters c
                         s.trainer.groups.tp = group_of(tensor);
                     });
                     session.run();
-                    const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
+                    const Farthest deviation = deviation_on_rank_0(session, one);
                     INFO(o.dtype, ", kv heads ", kv_heads, ", sequence ", sequence, ", stage ", options.stage,
                          ", offload ", int(options.offload), ": ", deviation);
                     EXPECT_EVERYWHERE(deviation <= parity.bound);
@@ -110,26 +109,14 @@ TEST_CASE("evaluates as one rank does; the weights put together are one rank's")
     o.val_fraction = 0.3;
     o.micro_batch = 3;  // the last round of the validation part has fewer sequences
     o.global_batch = 24;
-    Session one(o);
-    one.run();
-    const double loss = one.trainer.evaluate();
+    EvaluatedRun one(o);
     for (TensorLayout layout : layouts()) {
         layout.micro_batches = layout.tp;
         Sharded run(o, world(), layout);
         run.session.run();
         INFO(layout.text());
-        EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
-        // The gathered weights are one rank's, up to what four steps of AdamW make of the last bits.
-        std::vector<double> whole;
-        for (Param* param : run.session.model.params()) {
-            const Tensor x = run.session.trainer.full(*param, Which::data);
-            EXPECT_EVERYWHERE(on_rank_0(x.shape() == param->global_shape));
-            if (world().rank() > 0) continue;
-            const std::vector<double> part = read(x);
-            whole.insert(whole.end(), part.begin(), part.end());
-        }
-        const double off = world().rank() > 0 ? 0 : distance(whole, one.weights());
-        EXPECT_EVERYWHERE(off <= 1e-4);
+        EXPECT_EVERYWHERE(one.evaluates_like(run.session));
+        EXPECT_EVERYWHERE(one.trained_like(run.session));
     }
 }
 

@@ -2,7 +2,6 @@
 #include "01_single_gpu/core/registry.h"
 #include "05_pipeline/flags.h"
 #include "tests/device_comms.h"
-#include "tests/training.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -34,7 +33,7 @@ TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubb
                     },
                     pipeline_stage(o.model, pp, stages.rank(), options));
                 session.run();
-                const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
+                const Farthest deviation = deviation_on_rank_0(session, one);
                 INFO(comm.backend(), ", ", schedule, ", recompute ", std::string(recompute), ": ", deviation);
                 EXPECT_EVERYWHERE(deviation <= 5e-6);
                 if (schedule == "1f1b") weights = session.weights();

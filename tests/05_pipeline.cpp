@@ -5,8 +5,7 @@
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "05_pipeline/flags.h"
 #include "05_pipeline/report.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/parallel.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -14,12 +13,8 @@ using namespace train70b::test;
 namespace {
 
 TrainOptions shape(const Text& text) {
-    TrainOptions o = tiny(text);
-    o.model = {.name = "test", .layers = 8, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 131};
-    o.seq_len = 13;
-    o.global_batch = 16;
-    o.lr = o.min_lr = 1e-3;
-    return o;
+    return of_model(tiny(text), {.layers = 8, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 131}, 13,
+                    16);
 }
 
 // All ranks of `all`, pp stages to a copy of the model.
@@ -79,8 +74,7 @@ TEST_CASE("every schedule on 1, 2, 4 and 8 stages, 4, 8 and 16 micro-batches, re
                         const PipelineOptions options{.schedule = schedule};
                         Staged run(o, world(), pp, options, m);
                         run.session.run();
-                        const Farthest deviation =
-                            world().rank() == 0 ? worst_deviation(run.session, *expected) : Farthest();
+                        const Farthest deviation = deviation_on_rank_0(run.session, *expected);
                         INFO(o.dtype, ", ", schedule, ", pp ", pp, ", m ", m, ", recompute ", std::string(recompute),
                              ": ", deviation);
                         EXPECT_EVERYWHERE(deviation <= parity.bound);
@@ -109,7 +103,7 @@ TEST_CASE("three stages, and more stages than micro-batches; rounds through a ri
                         const int64_t chunks = has_chunks(schedule) ? 6 / n : 0;
                         Staged run(o, ranks, n, {.schedule = schedule, .virtual_stages = chunks}, m);
                         run.session.run();
-                        const Farthest deviation = ranks.rank() == 0 ? worst_deviation(run.session, one) : Farthest();
+                        const Farthest deviation = deviation_on_rank_0(run.session, one);
                         INFO(schedule, ", pp ", n, ", m ", m, ": ", deviation);
                         EXPECT(ranks.max(deviation) <= parity.bound);
                     }
@@ -171,7 +165,7 @@ TEST_CASE("uneven stages, and chunks of uneven size") {
                  {{.schedule = "gpipe", .stage_layers = {1, 1, 1, 1, 1, 1, 1, 1}}, 8}}) {
             Staged run(o, world(), pp, options, 4);
             run.session.run();
-            const Farthest deviation = world().rank() == 0 ? worst_deviation(run.session, one) : Farthest();
+            const Farthest deviation = deviation_on_rank_0(run.session, one);
             INFO(options.schedule, ", pp ", pp, ": ", deviation);
             EXPECT_EVERYWHERE(deviation <= parity.bound);
         }
@@ -219,23 +213,12 @@ TEST_CASE("evaluation goes through all stages; the weights come together on rank
     const Text text;
     TrainOptions o = shape(text);
     o.val_fraction = 0.3;
-    Session one(o);
-    one.run();
-    const double loss = one.trainer.evaluate();
+    EvaluatedRun one(o);
     for (const char* schedule : {"1f1b", "interleaved"}) {
         Staged run(o, world(), 4, {.schedule = schedule}, 4);
         run.session.run();
-        EXPECT_EVERYWHERE(std::abs(run.session.trainer.evaluate() / loss - 1) <= 5e-6);
-        std::vector<double> whole;
-        for (const Param& param : all_params(o.model)) {
-            const Tensor x = run.session.trainer.full(param, Which::data);
-            if (world().rank() > 0) continue;
-            REQUIRE(x.shape() == param.global_shape);
-            const std::vector<double> part = values(x);
-            whole.insert(whole.end(), part.begin(), part.end());
-        }
-        const double off = world().rank() > 0 ? 0 : distance(whole, one.weights());
-        EXPECT_EVERYWHERE(off <= 1e-4);
+        EXPECT_EVERYWHERE(one.evaluates_like(run.session));
+        EXPECT_EVERYWHERE(one.trained_like(run.session));
     }
 }
 
@@ -276,7 +259,7 @@ TEST_CASE("with tensor parallelism inside the stages, overlapped or not: one ran
                         },
                         pipeline_stage(o.model, 2, stages.rank(), options));
                     session.run();
-                    const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
+                    const Farthest deviation = deviation_on_rank_0(session, one);
                     INFO(std::string(schedule), ", overlap ", overlap, ", recompute ", std::string(recompute), ": ",
                          deviation);
                     EXPECT_EVERYWHERE(deviation <= parity.bound);
@@ -340,14 +323,7 @@ TEST_CASE("deferred weight gradients: buckets and ZeRO's reductions start after 
         world().barrier().wait();  // what has been sent by now is executed here
         for (auto& wgrad : later) wgrad();
         store->finish_gradients();
-        std::vector<double> list;
-        for (const Param& param : all_params(o.model)) {
-            const Tensor whole = session.trainer.full(param, Which::grad);
-            if (!whole) continue;
-            const std::vector<double> part = values(whole);
-            list.insert(list.end(), part.begin(), part.end());
-        }
-        return list;
+        return gathered(session, Which::grad);
     };
     const std::vector<double> expected = gradients(false, -1);
     for (const int stage : {-1, 0, 1, 2}) {

@@ -4,8 +4,7 @@
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "06_context_parallel/flags.h"
 #include "06_context_parallel/report.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/parallel.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -13,12 +12,8 @@ using namespace train70b::test;
 namespace {
 
 TrainOptions shape(const Text& text, int64_t kv_heads, int64_t global_batch) {
-    TrainOptions o = tiny(text);
-    o.model = {.name = "test", .layers = 2, .hidden = 64, .heads = 8, .kv_heads = kv_heads, .ffn = 72, .vocab = 131};
-    o.seq_len = 48;
-    o.global_batch = o.micro_batch = global_batch;
-    o.lr = o.min_lr = 1e-3;
-    return o;
+    return of_model(tiny(text), {.layers = 2, .hidden = 64, .heads = 8, .kv_heads = kv_heads, .ffn = 72, .vocab = 131},
+                    48, global_batch);
 }
 
 // All ranks of `all`, cp to a copy of the model.
@@ -80,8 +75,7 @@ TEST_CASE("every algorithm on 2, 4, 8 ranks, grouped queries, recomputation, dat
                             if (batch % (8 / cp) != 0 || parity.skips(number++)) continue;
                             Context run(o, world(), cp, options);
                             run.session.run();
-                            const Farthest deviation =
-                                world().rank() == 0 ? worst_deviation(run.session, one) : Farthest();
+                            const Farthest deviation = deviation_on_rank_0(run.session, one);
                             INFO(o.dtype, ", ", options.algorithm, " ", options.ulysses_size, ", cp ", cp,
                                  ", kv heads ", kv_heads, ", batch ", batch, ", recompute ", std::string(recompute),
                                  ": ", deviation);
@@ -107,7 +101,7 @@ TEST_CASE("batches of one sequence, three ranks, evaluation") {
                     if (options.ulysses_size == n || options.algorithm == (n == 3 ? "hybrid" : "ulysses")) continue;
                     Context run(o, ranks, n, options);
                     run.session.run();
-                    const Farthest deviation = ranks.rank() == 0 ? worst_deviation(run.session, one) : Farthest();
+                    const Farthest deviation = deviation_on_rank_0(run.session, one);
                     const double off = std::abs(run.session.trainer.evaluate() / loss - 1);
                     INFO(options.algorithm, ", cp ", n, ": ", deviation, ", ", off);
                     EXPECT(ranks.max(deviation) <= parity.bound);

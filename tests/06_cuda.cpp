@@ -3,7 +3,6 @@
 #include "02_data_parallel/data_parallel.h"
 #include "06_context_parallel/flags.h"
 #include "tests/device_comms.h"
-#include "tests/training.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -34,7 +33,7 @@ TEST_CASE("ring, zigzag, Ulysses, hybrid, gather on a GPU, recomputed or not: on
                         s.trainer.batches.tokens = layout.tokens_of(ranks.rank(), o.seq_len);
                     });
                     session.run();
-                    const Farthest deviation = world().rank() == 0 ? worst_deviation(session, one) : Farthest();
+                    const Farthest deviation = deviation_on_rank_0(session, one);
                     INFO(comm.backend(), ", ", algorithm, ", kv heads ", kv_heads, ", recompute ",
                          std::string(recompute), ": ", deviation);
                     EXPECT_EVERYWHERE(deviation <= 5e-6);

@@ -5,7 +5,6 @@
 #include "07_fp8/flags.h"
 #include "07_fp8/report.h"
 #include "tests/device_comms.h"
-#include "tests/training.h"
 
 using namespace train70b;
 using namespace train70b::test;

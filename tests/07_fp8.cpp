@@ -2,26 +2,22 @@
 // moments.
 #include <numeric>
 
-#include "01_single_gpu/core/registry.h"
-#include "07_fp8/flags.h"
 #include "07_fp8/report.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/fp8.h"
+#include "tests/parallel.h"
 
 using namespace train70b;
 using namespace train70b::test;
 
 namespace {
 
-const std::vector<std::string> kRecipes = names_of(fp8_recipes());
-
-// Divides by 128 also where four ranks divide it.
+// Every dimension divides by 128 also where four ranks divide it.
 TrainOptions small(const Text& text) {
-    TrainOptions o = tiny(text);
-    o.model = {.name = "test", .layers = 2, .hidden = 512, .heads = 8, .kv_heads = 4, .ffn = 512, .vocab = 256};
-    o.seq_len = 32;
+    TrainOptions o = divisible(text);
+    o.model.hidden = o.model.ffn = 512;
+    o.model.heads = 8;
+    o.model.kv_heads = 4;
     o.global_batch = o.micro_batch = 16;
-    o.lr = o.min_lr = 1e-3;
     o.init_std = 0.04;
     return o;
 }
@@ -53,12 +49,7 @@ struct Ranks {
               s.trainer.runtime = &stats;
           }) {
         session.run();
-        for (Param* param : session.model.params()) {
-            const Tensor x = session.trainer.full(*param, Which::data);
-            if (all.rank() > 0) continue;
-            const std::vector<double> part = values(x);
-            weights.insert(weights.end(), part.begin(), part.end());
-        }
+        weights = gathered(session, Which::data);
         history = session.history();
     }
     static TrainOptions divide(TrainOptions o, int64_t parts) {
@@ -70,8 +61,6 @@ struct Ranks {
         return found == stats.sent.end() ? 0 : found->second.bytes;
     }
 };
-
-bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 
 // The largest deviation of a parameter's gradient at step 1.
 Farthest worst_gradient(const Session& a, const Session& b) {

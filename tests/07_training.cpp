@@ -1,27 +1,13 @@
 // A model with its layers in 8 bits, on one rank: the products, the loss, memory, recomputation, what is not finite.
 #include <numeric>
 
-#include "01_single_gpu/core/registry.h"
-#include "07_fp8/flags.h"
 #include "07_fp8/report.h"
-#include "tests/training.h"
+#include "tests/fp8.h"
 
 using namespace train70b;
 using namespace train70b::test;
 
 namespace {
-
-const std::vector<std::string> kRecipes = names_of(fp8_recipes());
-
-// Every dimension divides by 128.
-TrainOptions small(const Text& text) {
-    TrainOptions o = tiny(text);
-    o.model = {.name = "test", .layers = 2, .hidden = 128, .heads = 4, .kv_heads = 2, .ffn = 256, .vocab = 256};
-    o.seq_len = 32;
-    o.global_batch = o.micro_batch = 8;
-    o.lr = o.min_lr = 1e-3;
-    return o;
-}
 
 struct Narrow {
     Fp8 fp8;
@@ -62,7 +48,7 @@ TEST_CASE("a layer's three products are those of its quantized operands, in doub
     const int64_t R = 128, in = 128, out = 256;
     for (const std::string& name : kRecipes)
         for (const bool recompute : {false, true}) {  // x recomputed for the backward pass, or its FP8 data kept
-            TrainOptions o = small(text);
+            TrainOptions o = divisible(text);
             Narrow narrow(o, name);
             Block& block = narrow.session.model.blocks[1];
             Linear& layer = block.qkv;
@@ -94,7 +80,7 @@ TEST_CASE("a layer's three products are those of its quantized operands, in doub
 
 TEST_CASE("60 steps: within 0.03 of bf16's loss for every recipe and for 8-bit moments, and equal for none") {
     const Text text;
-    TrainOptions o = small(text);
+    TrainOptions o = divisible(text);
     o.dtype = "bf16";
     o.steps = 60;
     o.init_std = 0.02;
@@ -118,7 +104,7 @@ TEST_CASE("60 steps: within 0.03 of bf16's loss for every recipe and for 8-bit m
 
 TEST_CASE("gradients at step 1 differ from those of fp32 by the noise of 8 bits: not less, not more") {
     const Text text;
-    const TrainOptions o = small(text);
+    const TrainOptions o = divisible(text);
     Session wide(o);
     wide.run();
     for (const std::string& recipe : kRecipes) {
@@ -136,7 +122,7 @@ TEST_CASE("gradients at step 1 differ from those of fp32 by the noise of 8 bits:
 TEST_CASE("recomputation changes nothing, bit for bit; nor does evaluation between the steps") {
     const Text text;
     for (const std::string& recipe : kRecipes) {
-        TrainOptions o = small(text);
+        TrainOptions o = divisible(text);
         o.val_fraction = 0.2;
         Narrow plain(o, recipe);
         plain.session.run();
@@ -166,7 +152,7 @@ TEST_CASE("accumulation, gradients in bf16, evaluation of any number of rows: re
     for (const std::string& recipe : kRecipes)
         for (const char* grad_dtype : {"fp32", "bf16"}) {
             if (!kThorough && (grad_dtype == std::string("bf16")) != (recipe == "delayed")) continue;
-            TrainOptions o = small(text);
+            TrainOptions o = divisible(text);
             o.dtype = "bf16";
             o.grad_dtype = grad_dtype;
             o.steps = 8;
@@ -203,7 +189,7 @@ TEST_CASE("activations: a byte instead of two or four for what layers keep, by t
                                            {"bf16", "full"},
                                            {"bf16", "selective"},
                                            {"bf16", "pointwise"}}) {
-        TrainOptions o = small(text);
+        TrainOptions o = divisible(text);
         o.dtype = dtype;
         o.recompute = recompute;
         const int64_t rows = o.micro_batch * o.seq_len;
@@ -238,7 +224,7 @@ TEST_CASE("infinities and what is not a number end the run with the non-finite e
     for (const std::string& recipe : kRecipes)
         for (const float bad : {INFINITY, NAN})
             for (const int where : {0, 1, 2}) {  // in a weight before the first step or after it, in an activation
-                TrainOptions o = small(text);
+                TrainOptions o = divisible(text);
                 Narrow narrow(o, recipe);
                 Session& s = narrow.session;
                 Tensor& weight = where == 2 ? s.model.blocks[0].input_norm.data : s.model.blocks[1].down_proj.data;
@@ -255,7 +241,7 @@ TEST_CASE("infinities and what is not a number end the run with the non-finite e
 
 TEST_CASE("layers whose sizes are not divisible stay as they are, and are named; --fp8-strict refuses them") {
     const Text text;
-    TrainOptions o = small(text);
+    TrainOptions o = divisible(text);
     o.model.ffn = 200;  // by 8
     Narrow some(o, "current");
     REQUIRE(some.fp8.left_out().size() == 1);

@@ -10,12 +10,9 @@ namespace {
 
 // Four layers, so that four parts of a pipeline have one each; a vocabulary that nothing divides.
 TrainOptions shape(const Text& text) {
-    TrainOptions o = tiny(text);
-    o.model = {.name = "test", .layers = 4, .hidden = 32, .heads = 8, .kv_heads = 4, .ffn = 48, .vocab = 131};
-    o.seq_len = 32;
-    o.global_batch = 16;
+    TrainOptions o =
+        of_model(tiny(text), {.layers = 4, .hidden = 32, .heads = 8, .kv_heads = 4, .ffn = 48, .vocab = 131}, 32, 16);
     o.micro_batch = 1;
-    o.lr = o.min_lr = 1e-3;
     return o;
 }
 

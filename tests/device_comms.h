@@ -2,8 +2,7 @@
 // The backends of device tensors that can work on this machine. Without a GPU nothing is tested, and the output says
 // so.
 #include "01_single_gpu/core/cuda_device.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/parallel.h"
 
 namespace train70b::test {
 

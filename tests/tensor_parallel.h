@@ -2,19 +2,15 @@
 // A run under tensor parallelism, and the layouts that the tests of chapter 04 go through.
 #include "02_data_parallel/data_parallel.h"
 #include "04_tensor_parallel/tensor_parallel.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/parallel.h"
 
 namespace train70b::test {
 
 // 8 heads and an ffn of 88 are divisible by 8, the vocabulary of 131 by nothing; two key/value heads are copied on 4
 // and 8 ranks.
 inline TrainOptions shape(const Text& text, int64_t kv_heads) {
-    TrainOptions o = tiny(text);
-    o.model = {.name = "test", .layers = 2, .hidden = 64, .heads = 8, .kv_heads = kv_heads, .ffn = 88, .vocab = 131};
-    o.seq_len = 24;
-    o.lr = o.min_lr = 1e-3;
-    return o;
+    return of_model(tiny(text), {.layers = 2, .hidden = 64, .heads = 8, .kv_heads = kv_heads, .ffn = 88, .vocab = 131},
+                    24, 8);
 }
 
 struct TensorLayout {
@@ -61,7 +57,5 @@ inline std::vector<TensorLayout> layouts() {
             for (const bool overlap : {false, true}) list.push_back({tp, {sequence, overlap}});
     return list;
 }
-
-inline bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 
 }  // namespace train70b::test

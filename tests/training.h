@@ -33,6 +33,16 @@ inline TrainOptions tiny(const Text& text) {
     return o;
 }
 
+// The same with another model, sequence length and batch, and a learning rate that is smaller and constant.
+inline TrainOptions of_model(TrainOptions o, const LlamaConfig& model, int64_t seq_len, int64_t global_batch) {
+    o.model = model;
+    o.model.name = "test";
+    o.seq_len = seq_len;
+    o.global_batch = o.micro_batch = global_batch;
+    o.lr = o.min_lr = 1e-3;
+    return o;
+}
+
 // Odd sizes; more than 0.2 MiB of gradients, so that buckets of 0.1 MiB are several.
 inline TrainOptions odd(const Text& text, int64_t global_batch) {
     TrainOptions o = tiny(text);
