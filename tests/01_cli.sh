@@ -3,22 +3,10 @@
 # names the flag or the file and says what would work, and leaves nothing on disk. A good run writes the files it
 # promised, and only those.
 # Run: bash tests/01_cli.sh build/bin
-set -u
+. "$(dirname "$0")/verdict.sh"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 program=$(cd "$1" && pwd)/01_single_gpu
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 mkdir "$work/run" && cd "$work/run" || exit 1 # every program runs here: what it leaves behind is easily seen
-
-failed=0
-verdict() { # NAME PROBLEM: no problem is a pass
-    if [ -z "$2" ]; then
-        echo "ok   $1"
-    else
-        echo "FAIL $1: ${2//$'\n'/ }"
-        failed=1
-    fi
-}
 
 # Runs the program on the tiny shape with the flags given, which replace the shape's own: code, $work/out, $work/err.
 run() {

@@ -18,22 +18,10 @@ refused "--dp unlike the ranks" 2 "--dp 3: there are 2 ranks" --dp 3
 
 # A model that is saved from shards and loaded into shards is the model, and a reference run is one rank's.
 shape=(--layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 4 --init-std 0.1 --lr 0.001)
-"$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
-verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
-for flags in "--zero 0" "--zero 1" "--zero 2 --hybrid-shard 2" "--zero 3" "--zero 3 --offload all --micro-batch 1"; do
-    rm -rf sharded sharded_reference
-    run 4 "$bin/03_zero" "${shape[@]}" $flags --steps 2 --tables off --save-hf sharded --save-reference sharded_reference \
-        --comm-check on
-    verdict "a reference run with $flags" "$(ends 0 20)$(
-        "$bin/compare" sharded_reference one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
-            "$bin/compare" sharded_reference one_reference 2>&1 | head -c 600)"
-done
-run 2 "$bin/03_zero" --load-hf one --data "$root/README.md" --seq-len 16 --global-batch 4 --zero 3 --steps 0 --tables off --save-hf again
-verdict "loaded into shards, saved from shards: the same file" "$(ends 0 20)$(cmp one/model.safetensors again/model.safetensors 2>&1)"
-run 2 "$bin/03_zero" "${shape[@]}" --zero 3 --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl \
-    --trace t.json --memory-timeline t.csv --offload optimizer
-verdict "evaluation, trace and timeline" "$(ends 0 20)$(cat "$work/err")$([ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
-    [ "$(grep '"event":"step"' m.jsonl | sed 's/.*"comm_bytes"//' | sort -u | wc -l)" = 1 ] || echo "steps differ in bytes; ")$(
+one_rank
+reference_runs "--zero 0" "--zero 1" "--zero 2 --hybrid-shard 2" "--zero 3" "--zero 3 --offload all --micro-batch 1"
+loads_and_saves 2 --zero 3
+verdict "evaluation, trace and timeline" "$(evaluated_run --zero 3 --memory-timeline t.csv --offload optimizer)$(equal_comm_bytes)$(
     grep -q split m.jsonl && echo "the split is a step's; ")$(head -n 1 t.csv | grep -q "total,host$" || echo "no host column; ")$(grep -q '"host":' m.jsonl || echo "no host bytes; ")"
 workspace() { # of rank 0, at the peak of the last step: with gathered units, which a closure would keep from being freed
     run 2 "$bin/03_zero" "${shape[@]:2}" --layers "$1" --zero 3 --steps 2 --tables off --metrics m.jsonl

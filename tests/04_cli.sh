@@ -42,25 +42,12 @@ verdict "refused: a file of links that is not there" "$(ends 2 10)$(says "--link
 
 # A model that is saved from its parts and loaded into parts is the model, and a reference run is one rank's.
 shape=(--layers 1 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 16 --global-batch 4 --init-std 0.1 --lr 0.001)
-"$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
-verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
-for flags in "--tp 4" "--tp 4 --sequence-parallel on" "--tp 4 --sequence-parallel on --tp-overlap on" \
-    "--tp 2 --dp 2 --tp-overlap on --micro-batch 1" "--dp 2 --sequence-parallel on --recompute full"; do
-    rm -rf divided divided_reference
-    run 4 "$bin/$program" "${shape[@]}" $flags --steps 2 --tables off --save-hf divided \
-        --save-reference divided_reference --comm-check on
-    verdict "a reference run with $flags" "$(ends 0 20)$(
-        "$bin/compare" divided_reference one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
-            "$bin/compare" divided_reference one_reference 2>&1 | head -c 600)"
-done
-run 4 "$bin/$program" --load-hf one --data "$root/README.md" --seq-len 16 --global-batch 4 --steps 0 --tables off --save-hf again
-verdict "loaded into parts, saved from parts: the same file" "$(ends 0 20)$(cmp one/model.safetensors again/model.safetensors 2>&1)"
-run 2 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl \
-    --trace t.json --sequence-parallel on
-verdict "evaluation, trace, metrics" "$(ends 0 20)$(cat "$work/err")$(
-    [ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
-    grep -q '"tp.reduce_scatter"' m.jsonl || echo "no tp.reduce_scatter; ")$(
-    [ "$(grep '"event":"step"' m.jsonl | sed 's/.*"comm_bytes"//' | sort -u | wc -l)" = 1 ] || echo "steps differ in bytes; ")"
+one_rank
+reference_runs "--tp 4" "--tp 4 --sequence-parallel on" "--tp 4 --sequence-parallel on --tp-overlap on" \
+    "--tp 2 --dp 2 --tp-overlap on --micro-batch 1" "--dp 2 --sequence-parallel on --recompute full"
+loads_and_saves 4
+verdict "evaluation, trace, metrics" "$(evaluated_run --sequence-parallel on)$(
+    grep -q '"tp.reduce_scatter"' m.jsonl || echo "no tp.reduce_scatter; ")$(equal_comm_bytes)"
 run 4 "$bin/$program" "${shape[@]}" --steps 1 --efficiency-csv e.csv
 verdict "the tables" "$(ends 0 60)$(for word in "tp 4, sequence, overlap" "6 all_gather, 4 reduce_scatter" "tp 4  " "NVLink" "70b, tp 8"; do
     grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)$([ "$(wc -l <e.csv)" = 37 ] || echo "efficiency.csv: $(wc -l <e.csv) lines")"

@@ -35,20 +35,10 @@ verdict "the toy hangs, and the watchdog says where" "$([ "$code" != 0 ] || echo
         echo "no cycle in $(head -c 600 "$work/out"); ")$(grep -q "world.send" "$work/err" || echo "no send in $(head -c 600 "$work/err")")"
 
 shape=(--layers 4 --hidden 32 --heads 4 --ffn 48 --vocab 259 --seq-len 16 --global-batch 8 --init-std 0.1 --lr 0.001)
-"$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
-verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
-for flags in "--pipeline 1f1b" "--pipeline zero-bubble --recompute full" "--pp 2 --pipeline interleaved" "--pp 2 --pipeline gpipe --stage-layers 1,3"; do
-    rm -rf staged staged_reference
-    run 4 "$bin/$program" "${shape[@]}" $flags --steps 2 --tables off --save-hf staged --save-reference staged_reference --comm-check on
-    verdict "a reference run with $flags" "$(ends 0 20)$(
-        "$bin/compare" staged_reference one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
-            "$bin/compare" staged_reference one_reference 2>&1 | head -c 600)"
-done
-run 4 "$bin/$program" --load-hf one --data "$root/README.md" --seq-len 16 --global-batch 4 --steps 0 --tables off --save-hf again
-verdict "loaded into stages, saved from stages: the same file" "$(ends 0 20)$(cmp one/model.safetensors again/model.safetensors 2>&1)"
-run 2 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl --trace t.json
-verdict "evaluation, trace, metrics" "$(ends 0 20)$(cat "$work/err")$(
-    [ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
+one_rank
+reference_runs "--pipeline 1f1b" "--pipeline zero-bubble --recompute full" "--pp 2 --pipeline interleaved" "--pp 2 --pipeline gpipe --stage-layers 1,3"
+loads_and_saves 4
+verdict "evaluation, trace, metrics" "$(evaluated_run)$(
     grep -q '"pp.send":16384' m.jsonl || echo "pp.send is not 8 x 16 x 32 x 4: $(grep -o '"pp.send":[0-9]*' m.jsonl | head -n 1); ")"
 run 2 "$bin/$program" "${shape[@]}" --steps 1 --pipeline-trace p.json --pipeline zero-bubble
 verdict "the tables, a trace of the pipeline" "$(ends 0 60)$(for word in "zero-bubble" "simulated from measured times" "measured (" "in flight"; do
@@ -58,7 +48,7 @@ if /usr/bin/python3 -c "import matplotlib" 2>/dev/null || python3 -c "import mat
     echo kept >"$name.json"
     run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw "$name"
     verdict "a drawing" "$(ends 0 60)$(head -c 8 "$name" 2>/dev/null | grep -q PNG || echo "no PNG")$(grep -v '^kept$' "$name.json")$(
-        ls | grep -v '^\(out\|err\|.*\.jsonl\|[tp]\.json\|p.*\.png\|p.*\.png\.json\|one.*\|staged.*\|again\)$')"
+        ls | grep -v '^\(out\|err\|.*\.jsonl\|[tp]\.json\|p.*\.png\|p.*\.png\.json\|one.*\|several.*\|again\)$')"
 fi
 run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw one
 verdict "refused: a drawing where a folder is" "$(ends 2 10)$(says "--draw one: is a folder (must name a file)")"

@@ -17,19 +17,10 @@ refused "--cp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per mod
 refused "--cp of nothing" 2 "--cp|integer >= 1" --cp 0
 
 shape=(--layers 1 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 4 --init-std 0.1 --lr 0.001)
-"$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference >"$work/out" 2>"$work/err"
-verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
-for flags in "--cp-algorithm ring" "--cp-algorithm zigzag --recompute full" "--cp-algorithm ulysses" "--cp-algorithm hybrid" \
-    "--cp-algorithm gather --recompute pointwise" "--cp 2 --dp 2 --micro-batch 1"; do
-    rm -rf context context_reference
-    run 4 "$bin/$program" "${shape[@]}" $flags --steps 2 --tables off --save-hf context --save-reference context_reference --comm-check on
-    verdict "a reference run with $flags" "$(ends 0 20)$(
-        "$bin/compare" context_reference one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
-            "$bin/compare" context_reference one_reference 2>&1 | head -c 600)"
-done
-run 2 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl --trace t.json
-verdict "evaluation, trace, metrics" "$(ends 0 20)$(cat "$work/err")$(
-    [ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; ")$(
+one_rank
+reference_runs "--cp-algorithm ring" "--cp-algorithm zigzag --recompute full" "--cp-algorithm ulysses" "--cp-algorithm hybrid" \
+    "--cp-algorithm gather --recompute pointwise" "--cp 2 --dp 2 --micro-batch 1"
+verdict "evaluation, trace, metrics" "$(evaluated_run)$(
     grep -q '"cp_ring.send_recv"' m.jsonl || echo "no cp_ring.send_recv; ")"
 run 2 "$bin/$program" "${shape[@]}" --steps 1 --cp-algorithm gather --tables off --metrics m.jsonl --trace t.json --memory-timeline t.csv
 verdict "gather: trace, metrics, timeline" "$(ends 0 20)$(cat "$work/err")$(

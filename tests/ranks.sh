@@ -1,23 +1,11 @@
 # What the scripts share that start programs under mpirun. Sourced with the folder of the programs as $1 and the name of
-# the chapter's program in $program; leaves the shell in an empty folder of its own, $work.
-set -u
+# the chapter's program in $program; leaves the shell in $work.
+. "$(dirname "$0")/verdict.sh"
 bin=$(cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/.." && pwd)
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none # some containers forbid it, and Open MPI then says so at every message
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
-
-failed=0
-verdict() { # NAME PROBLEM: no problem is a pass
-    if [ -z "$2" ]; then
-        echo "ok   $1"
-    else
-        echo "FAIL $1: ${2//$'\n'/ }"
-        failed=1
-    fi
-}
 
 # run RANKS COMMAND...: code, seconds, $work/out, $work/err
 run() {
@@ -66,4 +54,39 @@ refused() { # NAME RANKS "PART|PART" FLAG...: exit code 2; one line of the progr
     verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
         [ "$(grep -c "^$program: " "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(
         grep -iE "MPI_ABORT|^rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"
+}
+
+# ---- good runs of a small model, whose flags are in ${shape[@]} ----
+one_rank() { # FLAG...: chapter 01's run of two steps: one, one_reference
+    "$bin/01_single_gpu" "${shape[@]}" --steps 2 --save-hf one --save-reference one_reference "$@" >"$work/out" 2>"$work/err"
+    verdict "one rank's run" "$([ $? = 0 ] || cat "$work/err")"
+}
+like_one_rank() { # REFERENCE: prints what `compare` says if the reference run is not near one_reference
+    "$bin/compare" "$1" one_reference 2>&1 | tail -n 1 | grep -qi "within" ||
+        "$bin/compare" "$1" one_reference 2>&1 | head -c 600
+}
+reference_runs() { # "FLAG..."...: a run on four ranks with each list of flags is near one rank's
+    local flags
+    for flags; do
+        rm -rf several several_reference
+        run 4 "$bin/$program" "${shape[@]}" $flags --steps 2 --tables off --save-hf several \
+            --save-reference several_reference --comm-check on
+        verdict "a reference run with $flags" "$(ends 0 20)$(like_one_rank several_reference)"
+    done
+}
+loads_and_saves() { # RANKS FLAG...: ranks that load `one` and save it write the same file
+    run "$1" "$bin/$program" --load-hf one --data "$root/README.md" --seq-len 16 --global-batch 4 --steps 0 --tables off \
+        --save-hf again "${@:2}"
+    verdict "loaded by $1 ranks, saved by them: the same file" "$(ends 0 20)$(
+        cmp one/model.safetensors again/model.safetensors 2>&1)"
+}
+evaluated_run() { # FLAG...: two steps on two ranks, evaluation after each: m.jsonl, t.json. Prints what is wrong.
+    run 2 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl \
+        --trace t.json "$@"
+    ends 0 20
+    cat "$work/err"
+    [ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; "
+}
+equal_comm_bytes() { # of the steps in m.jsonl
+    [ "$(grep '"event":"step"' m.jsonl | sed 's/.*"comm_bytes"//' | sort -u | wc -l)" = 1 ] || echo "steps differ in bytes; "
 }
