@@ -247,6 +247,58 @@ TEST_CASE("stage 3 evaluates, loads and saves the whole model, of which no rank 
     EXPECT_NONE(failures);
 }
 
+TEST_CASE(
+    "weights and states of step 2 in another run of the same layout: its steps 3 and 4 are the same, bit for bit") {
+    const Text text;
+    TrainOptions o = padded(text, 16);
+    o.dtype = "bf16";  // master weights are among the states
+    for (const ZeroOptions& options : std::vector<ZeroOptions>{{.stage = 0},
+                                                               {.stage = 1},
+                                                               {.stage = 2, .offload = Offload::optimizer},
+                                                               {.stage = 3},
+                                                               {.stage = 3, .hybrid_shard = 2},
+                                                               {.stage = 3, .offload = Offload::all}}) {
+        INFO(describe_options(options));
+        Sharded all(o, world(), options);
+        TrainOptions two = o;
+        two.steps = 2;  // the learning rate is constant after the warmup of 2
+        Sharded first(two, world(), options), second(two, world(), options);
+        std::vector<std::vector<double>> states;
+        first.zero->for_each_state(
+            [&](const Segment&, const char*, Tensor& state) { states.push_back(values(state)); });
+        // The second run's own weights and states are spoiled, to see that all of them are written.
+        for (Unit* unit : second.session.model.units())
+            second.zero->write(*unit, [&] {
+                for (Param* param : unit->params) fill(param->data, 77);
+            });
+        second.zero->for_each_state([&](const Segment&, const char*, Tensor& state) { fill(state, 77); });
+
+        for (Unit* unit : second.session.model.units()) {
+            std::vector<Tensor> full;
+            for (Param* param : unit->params) {
+                full.push_back(Tensor(param->local_shape(), DType::bf16, Device::cpu));
+                const Tensor x = first.session.trainer.full(*param, Which::data);
+                if (world().rank() == 0) copy(full.back(), x);
+                world().broadcast(full.back(), 0).wait();
+            }
+            second.zero->write(*unit, [&] {
+                for (size_t i = 0; i < full.size(); ++i) copy(unit->params[i]->data, full[i]);
+            });
+        }
+        second.zero->weights_changed();
+        size_t next = 0;
+        second.zero->for_each_state([&](const Segment&, const char*, Tensor& state) {
+            copy(state, tensor(states[next++], state.shape(), DType::f64));
+        });
+        for (const int64_t step : {3, 4}) second.session.trainer.step(step);
+        for (size_t i = 2; i < 4; ++i) {
+            EXPECT_EVERYWHERE(second.session.reports[i].loss == all.session.reports[i].loss);
+            EXPECT_EVERYWHERE(second.session.reports[i].grad_norm == all.session.reports[i].grad_norm);
+        }
+        EXPECT_EVERYWHERE(gathered(second.session, Which::data) == all.weights);
+    }
+}
+
 TEST_CASE("a fake world of 1024: one rank's shards and a finite loss") {
     const Text text;
     TrainOptions o = padded(text, 1024);
