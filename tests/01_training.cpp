@@ -125,12 +125,11 @@ TEST_CASE("a step's gradients are its own: nothing is left of the step before") 
         void update(int64_t, double, double) override {}
     };
     std::unique_ptr<WithoutUpdate> store;
-    Session run(tiny(text),
-                [&](Session&s) {
-                    store = std::make_unique<WithoutUpdate>(s.model, AdamW::maker(s.options.adamw()));
-                    s.trainer.store = store.get();
-                }),
-        alone(tiny(text));
+    Session run(tiny(text), [&](Session& s) {
+        store = std::make_unique<WithoutUpdate>(s.model, AdamW::maker(s.options.adamw()));
+        s.trainer.store = store.get();
+    });
+    Session alone(tiny(text));
     run.run();
     EXPECT(run.reports[1].loss == loss_and_gradients(alone, 2));
     EXPECT(run.reports[1].grad_norm == alone.trainer.norm(Which::grad));
