@@ -18,6 +18,10 @@ class Dice {
     T one_of(std::initializer_list<T> list) {
         return list.begin()[below(int64_t(list.size()))];
     }
+    template <class Entry>
+    std::string name_from(const std::vector<Entry>& registry) {
+        return registry[size_t(below(int64_t(registry.size())))].name;
+    }
 
   private:
     uint64_t key_, counter_ = 0;
@@ -81,8 +85,8 @@ Drawn draw(const Text& text, uint64_t layout, uint64_t attempt) {
     if (zero.stage > 0 && dice.below(4) == 0) zero.offload = Offload::optimizer;
     if (zero.stage == 3 && dice.below(4) == 0) zero.offload = Offload::all;
     drawn.config.tensor = {dice.below(2) == 0, dice.below(3) == 0};
-    drawn.config.pipeline.schedule = dice.one_of({"naive", "gpipe", "1f1b", "interleaved", "zero-bubble"});
-    drawn.config.context.algorithm = dice.one_of({"ring", "zigzag", "ulysses", "hybrid", "gather"});
+    drawn.config.pipeline.schedule = dice.name_from(schedule_generators());
+    drawn.config.context.algorithm = dice.name_from(context_algorithms());
     return drawn;
 }
 
