@@ -16,8 +16,8 @@ __device__ inline int64_t first_query(const AttentionShape& s, int64_t key) {
     return s.causal ? max(int64_t(0), key - (s.key_len - s.query_len)) : int64_t(0);
 }
 
-// What a block of a grid (tiles, heads, batch) works on: a sequence's rows of queries and keys, [begin, end), of E and K
-// columns, and a query head with its key/value head.
+// What a block of a grid (tiles, heads, batch) works on: a sequence's rows of queries and keys, [row, end), which are E
+// and K columns wide, and a query head with its key/value head.
 struct BlockWork {
     int64_t head, kv_head, E, K, q_row, q_end, k_row, k_end;
 };
