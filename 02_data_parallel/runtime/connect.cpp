@@ -103,7 +103,7 @@ std::string choose_backend(const CommOptions& o, Device device, const Node& node
                         world_size());
         return name;
     }
-    if (device == Device::cpu) {
+    if (device != Device::cuda) {
         if (name == "nccl" || name == "staged")
             usage_error("--comm {} requires device tensors, but {}; use --comm mpi", name,
                         why_no_cuda().empty() ? "--device is cpu" : why_no_cuda());
