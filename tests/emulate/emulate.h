@@ -1,0 +1,31 @@
+#pragma once
+// The emulated GPU, as the emulated runtime and libraries see it. Kernels see include/cuda_runtime.h.
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace emulate {
+
+// ---- settings: environment variables, read once (README.md) ----
+std::string setting(const char* name, const char* otherwise);
+uint64_t random();  // a sequence that EMULATE_SEED determines; call it with the device locked, as operations do
+
+// ---- errors ----
+// Ends the process with "emulate: WHAT", where it happened in a kernel if one runs, and code 134 (abort).
+[[noreturn]] void fault(const std::string& what);
+// What a library refuses: "emulate: WHAT" on stderr; returns false. The caller returns its own error code.
+bool refuse(const std::string& what);
+
+// ---- streams ----
+// Appends an operation to a stream. It runs after everything before it in the stream, at a moment that EMULATE_STREAMS
+// chooses, with device memory accessible. `step` returns true when it is done; false: it waits for another process and is
+// called again later.
+void enqueue(cudaStream_t stream, const std::string& name, std::function<bool()> step);
+
+// ---- memory ----
+// Whether [p, p + bytes) lies within one allocation of the current GPU that has not been released. bytes may be 0.
+bool on_device(const void* p, size_t bytes);
+
+}  // namespace emulate
