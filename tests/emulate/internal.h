@@ -1,0 +1,55 @@
+#pragma once
+// What the parts of the emulated GPU need of each other: block.cpp runs a launch, access.cpp checks what its threads touch,
+// memory.cpp owns device memory, runtime.cpp the streams.
+#include "cuda_runtime.h"
+#include "emulate.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define EMULATE_ASAN 1
+#else
+#define EMULATE_ASAN 0
+#endif
+
+namespace emulate {
+
+std::string to_string(const Where& where);
+
+// ---- block.cpp ----
+void run(const Launch& launch);  // all blocks; with the device locked and its memory accessible
+struct Running {                 // the CUDA thread that runs, as access.cpp sees it
+    const Launch* launch = nullptr;
+    uint64_t first_serial = 0;                             // block_serial of the launch's first block
+    uint16_t thread = 0, barriers = 0, warp_barriers = 0;  // its number in the block; how many it has passed
+    const char *stack = nullptr, *stack_end = nullptr;
+};
+extern thread_local Running* running;  // nullptr outside kernels
+
+// ---- access.cpp ----
+enum class Kind : uint8_t { read, write, atomic };
+void check_access(const void* p, size_t bytes, Kind kind, const void* code);  // code: an address in the kernel
+constexpr size_t kSharedArena = 256 << 10;
+extern char* const shared_memory;  // of the block that runs
+void clear_shared(size_t dynamic_bytes);
+size_t shared_bytes();  // static and dynamic, of the block that runs
+
+// ---- memory.cpp ----
+char* reserve(size_t bytes);  // address space; its pages appear as they are written
+int gpu_count();
+extern thread_local int current_gpu;
+constexpr size_t kArena = size_t(32) << 30;   // address space of one GPU's memory
+size_t arena_offset(const void* p);           // in the current GPU's memory; at least kArena: not there
+bool is_live(size_t offset, size_t bytes);    // within one allocation
+void* allocate(size_t bytes);                 // on the current GPU, filled with NaNs; nullptr: out of memory
+void begin_release(void* p, const char* by);  // faults unless p is an allocation that nobody has released
+void release(void* p);
+void* allocate_pinned(size_t bytes);
+void release_pinned(void* p);
+enum class Place { pageable, pinned, device, invalid };  // invalid: not wholly within a live allocation
+Place place_of(const void* p, size_t bytes);
+size_t device_bytes();                // allocated on the current GPU
+std::string describe(const void* p);  // for messages
+void open_memory();                   // of the current GPU, for operations
+void close_memory();                  // of all GPUs: from here on the host's accesses fail
+
+}  // namespace emulate
