@@ -62,7 +62,7 @@ class Comm {
                Where where = Where::current()) const;
 
     // A dedicated point-to-point channel from one rank to another, as a group of the two: sends are asynchronous and
-    // never block other traffic. Collective.
+    // never block other traffic. Collective. The way for device tensors that are sent in every step.
     Comm p2p_channel(int from, int to, Where where = Where::current()) const;
 
     [[nodiscard]] Work all_reduce(Tensor x, Reduce reduce = Reduce::sum, Where where = Where::current()) const;
@@ -72,12 +72,13 @@ class Comm {
     [[nodiscard]] Work broadcast(Tensor x, int root, Where where = Where::current()) const;
     // Slice i of `from` goes to rank i.
     [[nodiscard]] Work all_to_all(Tensor to, Tensor from, Where where = Where::current()) const;
+    // Messages, matched as MPI does: those from one rank to another arrive in the order of their sends, whatever either
+    // does in between. With nccl they are therefore copied through host memory and sent by MPI (backend_nccl.cu).
     [[nodiscard]] Work send(Tensor x, int to, Where where = Where::current()) const;
     [[nodiscard]] Work recv(Tensor x, int from, Where where = Where::current()) const;
     [[nodiscard]] Work send_recv(Tensor out, int to, Tensor in, int from, Where where = Where::current()) const;
     // Sends `out` to rank() + by and receives `in` from rank() - by. Collective. The transfer is in progress when the
-    // call returns (on a stream send_recv does not promise this), so computation until wait() overlaps it. Booked as
-    // send_recv.
+    // call returns, so computation until wait() overlaps it. Booked as send_recv.
     [[nodiscard]] Work ring_shift(Tensor out, Tensor in, int by = 1, Where where = Where::current()) const;
     [[nodiscard]] Work barrier(Where where = Where::current()) const;
 
@@ -101,6 +102,8 @@ class Comm {
 
   private:
     Work start(Operation operation) const;
+    Comm split(const std::function<int(int)>& color_of, const std::string& name,
+               const std::function<void(Backend&)>& open, Where where) const;
     std::vector<double> numbers(const std::vector<double>& mine, int64_t wire_bytes, Where where) const;
 
     std::shared_ptr<Group> group_;

@@ -37,14 +37,16 @@ Table promise_table() {
 
 namespace {
 
-// Half a round trip of x between the first two ranks, the median of some; on all ranks.
+// Half a round trip of x between the first two ranks, over channels as the pipeline's own; the median of some, on all
+// ranks.
 double hop_seconds(const Comm& ranks, Tensor x) {
+    const Comm up = ranks.p2p_channel(0, 1), down = ranks.p2p_channel(1, 0);
     std::vector<double> times;
     for (int i = 0; i < 15 && ranks.rank() < 2; ++i) {
         synchronize(x.device());
         const double begin = now_seconds();
-        ranks.rank() == 0 ? ranks.send(x, 1).wait() : ranks.recv(x, 0).wait();
-        ranks.rank() == 0 ? ranks.recv(x, 1).wait() : ranks.send(x, 0).wait();
+        ranks.rank() == 0 ? up.send(x, 1).wait() : up.recv(x, 0).wait();
+        ranks.rank() == 0 ? down.recv(x, 1).wait() : down.send(x, 0).wait();
         synchronize(x.device());
         times.push_back((now_seconds() - begin) / 2);
     }

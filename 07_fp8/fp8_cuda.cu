@@ -17,9 +17,7 @@ namespace {
 constexpr int kTile = 128, kAcross = kTile / kPack, kRows = 4, kHalves = 2;
 static_assert(kAcross * (kTile / (kRows * kHalves)) == kThreads);
 
-dim3 tiles_of(const Tensor& x) {
-    return dim3(unsigned((x.cols() + kTile - 1) / kTile), unsigned((x.rows() + kTile - 1) / kTile));
-}
+dim3 tiles_of(const Tensor& x) { return dim3(blocks_for(x.cols(), kTile), blocks_for(x.rows(), kTile)); }
 
 // |x| as the bits of an fp32, which order like the numbers, with infinity above them and NaN above that.
 __device__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
@@ -199,46 +197,39 @@ __global__ void adamw8bit_kernel(P* param, float* master, uint8_t* m_code, uint8
 // ---- the ops of quantize.h -----------------------------------------------------------------------------------------
 
 void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
-    if (x.size() == 0) return;
     with_float(x.dtype(), [&](auto zero) {
-        amax_kernel<<<tiles_of(x), kThreads, 0, stream()>>>(
-            amax ? amax.data<float>() : nullptr, amax_t ? amax_t.data<float>() : nullptr, x.data<decltype(zero)>(),
-            ScaleLayout{scaling, x.rows(), x.cols()}, ScaleLayout{scaling, x.cols(), x.rows()});
+        using T = decltype(zero);
+        launch(amax_kernel<T>, {tiles_of(x)}, amax ? amax.data<float>() : nullptr,
+               amax_t ? amax_t.data<float>() : nullptr, x.data<T>(), ScaleLayout{scaling, x.rows(), x.cols()},
+               ScaleLayout{scaling, x.cols(), x.rows()});
     });
-    check_launch();
 }
 
 void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor) {
     const int64_t n = scale_inv.size();
-    scale_inv_kernel<<<unsigned((n + kThreads - 1) / kThreads), kThreads, 0, stream()>>>(scale_inv.data<float>(),
-                                                                                         amax.data<float>(), n, factor);
-    check_launch();
+    launch(scale_inv_kernel, {blocks_for(n, kThreads)}, scale_inv.data<float>(), amax.data<float>(), n, factor);
 }
 
 void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
-    if (x.size() == 0) return;
     const auto data = [](Quantized& to) { return to ? static_cast<uint8_t*>(to.data.raw()) : nullptr; };
     const auto scale_inv = [](const Quantized& to) { return to ? to.scale_inv.data<float>() : nullptr; };
     const ScaleLayout layout{q.scaling, x.rows(), x.cols()}, layout_t{q_t.scaling, x.cols(), x.rows()};
     const bool e5m2 = (q ? q : q_t).data.dtype() == DType::e5m2;
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const auto kernel = e5m2 ? cast_kernel<T, true> : cast_kernel<T, false>;
-        kernel<<<tiles_of(x), kThreads, 0, stream()>>>(data(q), scale_inv(q), layout, data(q_t), scale_inv(q_t),
-                                                       layout_t, amax ? amax.data<float>() : nullptr, x.data<T>());
+        launch(e5m2 ? cast_kernel<T, true> : cast_kernel<T, false>, {tiles_of(x)}, data(q), scale_inv(q), layout,
+               data(q_t), scale_inv(q_t), layout_t, amax ? amax.data<float>() : nullptr, x.data<T>());
     });
-    check_launch();
 }
 
 void transpose_fp8(Tensor& to, const Tensor& from) {
-    if (from.size() == 0) return;
-    const dim3 tiles(unsigned((from.cols() + 63) / 64), unsigned((from.rows() + 63) / 64));
-    transpose_kernel<<<tiles, kThreads, 0, stream()>>>(to.data<uint8_t>(), from.data<uint8_t>(), from.rows(),
-                                                       from.cols());
-    check_launch();
+    const dim3 tiles(blocks_for(from.cols(), 64), blocks_for(from.rows(), 64));
+    launch(transpose_kernel, {tiles}, to.data<uint8_t>(), from.data<uint8_t>(), from.rows(), from.cols());
 }
 
-// cuBLASLt's first matrix is b, its second a (matmul.cu). fast accumulation stays off, its default.
+// cuBLASLt's first matrix is b, its second a (matmul.cu). fast accumulation stays off, its default. For scales by row
+// its documentation has fp32 results, but neither E5M2 operands nor beta 1, and dW += dY^T X has both: not confirmed on
+// a GPU.
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
     if (c.size() == 0) return;
     using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, DType, Scaling, Scaling, bool, uint32_t, uint32_t,
@@ -254,34 +245,36 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
         plan.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale_inv.raw()));
     };
     auto plan = plans.find(key);
-    if (plan == plans.end())
-        plan = plans
-                   .emplace(key, make_plan(c, a.data, b.data, Transpose::b,
-                                           [&](CublasPlan& p) {
-                                               p.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(b.scaling));
-                                               p.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(a.scaling));
-                                               scales(p);
-                                           }))
-                   .first;
+    if (plan == plans.end()) {
+        const std::string advice = describe(
+            "scales by {} and by {}, {} what c holds; try another --fp8 recipe, or sizes that are divisible by 16",
+            name_of(a.scaling), name_of(b.scaling), beta != 0 ? "added to" : "replacing");
+        const auto set_up = [&](CublasPlan& p) {
+            p.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scale_mode(b.scaling));
+            p.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scale_mode(a.scaling));
+            scales(p);
+        };
+        plan = plans.emplace(key, make_plan(c, a.data, b.data, Transpose::b, advice, set_up)).first;
+    }
     scales(plan->second);
     run(plan->second, c, a.data, b.data, beta);
 }
 
 void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& grad, const BlockLayout& blocks,
                const AdamWStep& step, uint64_t key) {
-    if (blocks.blocks() == 0) return;
     static_assert(kThreads == kMomentBlock);
     const AdamWFactors<float> factors(step);
     with_float(param.dtype(), [&](auto param_zero) {
         with_float(grad.dtype(), [&](auto grad_zero) {
+            using P = decltype(param_zero);
+            using G = decltype(grad_zero);
             float* scale = moments.scale.data<float>();
-            adamw8bit_kernel<<<unsigned(blocks.blocks()), kThreads, 0, stream()>>>(
-                param.data<decltype(param_zero)>(), master ? master.data<float>() : nullptr,
-                moments.exp_avg.data<uint8_t>(), moments.exp_avg_sq.data<uint8_t>(), scale, scale + blocks.blocks(),
-                grad.data<decltype(grad_zero)>(), blocks, factors, key);
+            launch(adamw8bit_kernel<P, G>, {blocks_for(blocks.blocks(), 1)}, param.data<P>(),
+                   master ? master.data<float>() : nullptr, moments.exp_avg.data<uint8_t>(),
+                   moments.exp_avg_sq.data<uint8_t>(), scale, scale + blocks.blocks(), grad.data<G>(), blocks, factors,
+                   key);
         });
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

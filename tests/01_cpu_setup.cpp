@@ -49,6 +49,22 @@ TEST_CASE("these tests run the kernels that fit this CPU, unless the environment
     EXPECT(std::stoll(marker) == int64_t(getpid()));
 }
 
+TEST_CASE("the restart sets what CUDA reads at its start, unless the environment has it") {
+    if (const char* expected = std::getenv("TRAIN70B_TEST_EXPECTED")) {  // the child below
+        EXPECT(std::string(std::getenv("CUDA_MODULE_LOADING")) == expected);
+        EXPECT(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
+        return;
+    }
+    for (const auto& [setting, expected] : {std::pair("", "EAGER"), {"CUDA_MODULE_LOADING=LAZY", "LAZY"}}) {
+        const std::string child = fmt::format(
+            "env -u CUDA_MODULE_LOADING -u CUDA_DEVICE_MAX_CONNECTIONS {} TRAIN70B_TEST_EXPECTED={} /proc/{}/exe "
+            "--test-case='the restart sets*' > /dev/null",
+            setting, expected, getpid());
+        INFO(child);
+        EXPECT(std::system(child.c_str()) == 0);
+    }
+}
+
 TEST_CASE("ranks with different kernels are named, with the ones that all can run") {
     EXPECT(mixed_blas_cores({"Haswell"}) == "");
     EXPECT(mixed_blas_cores({"Haswell", "Haswell"}) == "");

@@ -3,7 +3,9 @@
 
 #include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/runtime/mpi_group.h"
+#include "02_data_parallel/runtime/watchdog.h"
 #include "tests/collectives.h"
+#include "tests/messages.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -185,6 +187,33 @@ TEST_CASE("large messages that cross do not deadlock; a message and a ring do no
     world().send(out, next).wait();
     arrives.wait();
     EXPECT_EVERYWHERE(equals(x, [&](int64_t) { return N; }) && equals(in, [&](int64_t) { return previous; }));
+}
+
+TEST_CASE("messages and collectives in any order that MPI allows") {
+    expect_messages_in_any_order(world(), Device::cpu);
+}
+
+TEST_CASE("an operation that has failed on the device is named, with the reason; one that has completed is not") {
+    struct OnDevice : Request {
+        bool done = false;
+        std::string reason;
+        void wait() override {}
+        bool finished() override { return done; }
+        std::string failure() override { return reason; }
+    };
+    CollectiveLog log;
+    const auto add = [&](const char* what) {
+        auto request = std::make_shared<OnDevice>();
+        log.set(log.add(what, std::source_location::current()), CollectiveLog::State::running, request);
+        return request;
+    };
+    const auto first = add("dp.all_reduce #1"), second = add("pp.send #1");
+    EXPECT_EVERYWHERE(log.poll_device() == "");
+    first->done = true;
+    first->reason = "too late";
+    EXPECT_EVERYWHERE(log.poll_device() == "");
+    second->reason = "the peer died";
+    EXPECT_EVERYWHERE(log.poll_device() == "pp.send #1 has failed: the peer died");
 }
 
 TEST_CASE("split: groups by color, in rank order, under their own name; a group of a group") {

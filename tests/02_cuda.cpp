@@ -7,6 +7,7 @@
 #include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/data_parallel.h"
 #include "tests/device_comms.h"
+#include "tests/messages.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -128,6 +129,24 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
     }
     world().use("library");
 }
+
+TEST_CASE("device tensors: messages and collectives in any order that MPI allows") {
+    if (!has_gpu()) return;
+    for (const Comm& comm : device_comms()) expect_messages_in_any_order(comm, Device::cuda);
+}
+
+#if TRAIN70B_CUDA
+TEST_CASE("a rank's GPU cannot change once it has streams or memory on one") {
+    if (!has_gpu()) return;
+    Tensor x({1}, DType::f32, Device::cuda);
+    select_gpu();  // the same one again
+    const int gpus = cuda_device_count();
+    if (gpus > 1)
+        EXPECT_CHECK_FAILS([&] {
+            for (int device = 0; device < 2; ++device) cuda_use_device(device);  // one of them is another
+        }());
+}
+#endif
 
 TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not, by every algorithm") {
     if (!has_gpu()) return;

@@ -106,6 +106,53 @@ TEST_CASE("the tensor cores' product of FP8 data is the CPU's, to 1e-3 of its si
             }
 }
 
+TEST_CASE("a product that cuBLASLt does not have is a usage error that says what would work") {
+    if (!has_gpu()) return;
+    const auto zeros = [](int64_t rows, int64_t cols) {
+        Quantized q = make_quantized(rows, cols, DType::e4m3, Scaling::tensor, Device::cuda);
+        Tensor x({rows, cols}, DType::f32, Device::cuda), none;
+        Quantized no_transpose;
+        fill(x, 0);
+        fill(q.scale_inv, 1);
+        cast(q, no_transpose, none, x);
+        return q;
+    };
+    Tensor c({24, 24}, DType::bf16, Device::cuda);  // rows of 24 bytes: tensor cores require multiples of 16
+    EXPECT_USAGE_ERROR(
+        scaled_matmul_into(c, zeros(24, 24), zeros(24, 24)),
+        "no algorithm for the product bf16 (24, 24) = e4m3 (24, 24) x e4m3 (24, 24)^T on this GPU: scales "
+        "by tensor and by tensor, replacing what c holds; try another --fp8 recipe, or sizes that are "
+        "divisible by 16");
+}
+
+TEST_CASE("the ops of this chapter take tensors without rows, on both devices") {
+    for (const Device device : {Device::cpu, Device::cuda}) {
+        if (device == Device::cuda && !has_gpu()) continue;
+        for (const Scaling scaling : kScalings)
+            for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{0, 32}, {0, 0}}) {
+                const Tensor x({rows, cols}, DType::bf16, device);
+                Quantized q = make_quantized(rows, cols, DType::e4m3, scaling, device);
+                Quantized q_t = make_quantized(cols, rows, DType::e4m3, scaling, device);
+                Tensor amax = Tensor::like(q.scale_inv), amax_t = Tensor::like(q_t.scale_inv);
+                Tensor whole({1}, DType::f32, device), transposed({cols, rows}, DType::e4m3, device);
+                for (Tensor* each : {&amax, &amax_t, &whole}) fill(*each, 0);
+                compute_amax(amax, amax_t, x, scaling);
+                compute_scale_inv(q.scale_inv, amax, DType::e4m3);
+                compute_scale_inv(q_t.scale_inv, amax_t, DType::e4m3);
+                cast(q, q_t, whole, x);
+                transpose_fp8(transposed, q.data);
+                INFO(name_of(device), ", by ", name_of(scaling));
+                EXPECT(read(whole) == std::vector<double>{0});
+                EXPECT(read(amax_t) == std::vector<double>(size_t(amax_t.size()), 0));
+                EXPECT(read(q_t.scale_inv) == std::vector<double>(size_t(amax_t.size()), 1));
+            }
+        Param weight = make_param("weight", {4, 32}, 1);
+        Tensor param({0}, DType::f32, device), grad({0}, DType::f32, device);
+        AdamW8bit optimizer({{&weight, 0, param, grad}}, {});
+        optimizer.update(1, 1e-2f, 0.5f);
+    }
+}
+
 TEST_CASE("8-bit AdamW on a GPU: the CPU's, but for roundings that a last bit decides") {
     if (!has_gpu()) return;
     for (const DType dtype : {DType::f32, DType::bf16})

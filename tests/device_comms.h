@@ -6,9 +6,13 @@
 
 namespace train70b::test {
 
+// Collective. The first call selects this rank's GPU: a test case asks before it creates anything there.
 inline bool has_gpu() {
     static const bool has = [] {
-        if (!why_no_cuda().empty() && this_rank == 0) fmt::print("NOT TESTED: {}\n", why_no_cuda());
+        if (why_no_cuda().empty())
+            select_gpu();
+        else if (this_rank == 0)
+            fmt::print("NOT TESTED: {}\n", why_no_cuda());
         return why_no_cuda().empty();
     }();
     return has;
@@ -19,11 +23,6 @@ inline std::vector<Comm> device_comms() {
     std::vector<Comm> list;
 #if TRAIN70B_CUDA
     const int gpus = cuda_device_count();
-    static const bool chosen = [&] {
-        cuda_use_device(this_rank % gpus);
-        return true;
-    }();
-    (void)chosen;
     list.push_back(make_comm(make_staged_backend(), {.check = true}));
     if (std::getenv("NCCL_HOSTID") || world().size() <= gpus)
         list.push_back(make_comm(make_nccl_backend(), {.check = true}));

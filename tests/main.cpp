@@ -4,6 +4,6 @@
 #include "01_single_gpu/core/cpu_setup.h"
 
 int main(int argc, char** argv) {
-    train70b::restart_with_cpu_settings(argv);
+    train70b::restart_with_settings(argv);
     return doctest::Context(argc, argv).run();
 }

@@ -33,7 +33,7 @@ void check_failed(const char* expression, const char* file, int line, const std:
 }
 
 int run_program(int argc, char** argv, const std::function<void(int, char**)>& body) {
-    restart_with_cpu_settings(argv);
+    restart_with_settings(argv);
     const std::string program = std::filesystem::path(argv[0]).filename().string();
     try {
         body(argc, argv);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <utility>
 
 #include "01_single_gpu/core/check.h"
 
@@ -98,14 +99,17 @@ std::string mixed_blas_cores(const std::vector<std::string>& core_of_rank) {
         text, oldest);
 }
 
-void restart_with_cpu_settings(char** argv) {
+constexpr std::pair<const char*, const char*> kSettings[] = {
+    {"GOMP_SPINCOUNT", "1000"}, {"CUDA_MODULE_LOADING", "EAGER"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "32"}};
+
+void restart_with_settings(char** argv) {
     // The marker holds the process id, which exec keeps, so that child processes decide for themselves. (It is not
     // unset: Open MPI does not find its daemon after unsetenv() has moved the entries of the environment.)
     constexpr const char* kMarker = "TRAIN70B_STARTED";
     const std::string number = std::to_string(getpid());
     if (const char* marker = std::getenv(kMarker); marker && marker == number) return;
     setenv(kMarker, number.c_str(), 1);
-    setenv("GOMP_SPINCOUNT", "1000", 0);
+    for (const auto& [name, value] : kSettings) setenv(name, value, 0);
     const std::string core = better_blas_core(cpu_features(), blas_core());
     if (!core.empty()) setenv("OPENBLAS_CORETYPE", core.c_str(), 0);
     execv("/proc/self/exe", argv);  // returns only on failure: continue with the defaults

@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "01_single_gpu/core/cuda_device.h"
 #include "01_single_gpu/core/tensor.h"
 
@@ -78,17 +80,29 @@ constexpr int kThreads = 256;
 
 // This thread's first element in a kernel over n elements, kPack per thread.
 __device__ inline int64_t first_element() { return (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * kPack; }
-inline unsigned blocks_for(int64_t elements) {
-    constexpr int64_t per_block = int64_t(kThreads) * kPack;
-    return static_cast<unsigned>(std::max<int64_t>(1, (elements + per_block - 1) / per_block));
+// The blocks that n elements, rows, ... need at so many per block; none for none.
+inline unsigned blocks_for(int64_t n, int64_t per_block = int64_t(kThreads) * kPack) {
+    return static_cast<unsigned>((n + per_block - 1) / per_block);
 }
-// More than 48 KiB of shared memory must be requested; 1 KiB of the 48 is reserved for a kernel's static arrays.
-template <class Kernel>
-void allow_shared_memory(Kernel* kernel, size_t bytes) {
-    if (bytes > 47 << 10)
-        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+
+struct Grid {
+    dim3 blocks;
+    unsigned threads = kThreads;
+    size_t shared_bytes = 0;  // dynamic shared memory of a block
+};
+
+// Launches a kernel on the compute stream. A grid without blocks, as for a tensor without rows, launches nothing: CUDA
+// refuses it as invalid. So no op needs a case of its own for empty tensors.
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), const Grid& grid, const std::type_identity_t<Parameters>&... arguments) {
+    if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
+    // More than 48 KiB of shared memory must be requested; 1 KiB of the 48 is reserved for a kernel's static arrays.
+    if (grid.shared_bytes > 47 << 10)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(grid.shared_bytes)));
+    kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream()>>>(arguments...);
+    CUDA_CHECK(cudaGetLastError());
 }
-inline void check_launch() { CUDA_CHECK(cudaGetLastError()); }
 
 // ---- reductions over a block: shuffles within warps, then over warps; the order never changes ----
 struct Sum {

@@ -19,8 +19,11 @@ std::string why_no_cuda() {
 namespace {
 
 struct Context {
+    static inline bool exists = false;
     cudaStream_t stream = nullptr;
+    int scopes = 0;  // CudaStreamScope
     Context() {
+        exists = true;
         if (!why_no_cuda().empty()) usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
         CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         // Keep freed memory in the pool: returning it to the driver synchronizes the device.
@@ -108,9 +111,16 @@ void cuda_synchronize() { CUDA_CHECK(cudaStreamSynchronize(context().stream)); }
 void* cuda_compute_stream() { return context().stream; }
 
 CudaStreamScope::CudaStreamScope(void* stream)
-    : outer_(std::exchange(context().stream, static_cast<cudaStream_t>(stream))) {}
+    : outer_(std::exchange(context().stream, static_cast<cudaStream_t>(stream))) {
+    ++context().scopes;
+}
 
-CudaStreamScope::~CudaStreamScope() { context().stream = static_cast<cudaStream_t>(outer_); }
+CudaStreamScope::~CudaStreamScope() {
+    context().stream = static_cast<cudaStream_t>(outer_);
+    --context().scopes;
+}
+
+bool CudaStreamScope::active() { return context().scopes > 0; }
 
 int cuda_device_count() {
     int count = 0;
@@ -125,7 +135,14 @@ std::string cuda_device_id() {
     return id;
 }
 
-void cuda_use_device(int device) { CUDA_CHECK(cudaSetDevice(device)); }
+void cuda_use_device(int device) {
+    if (Context::exists) {
+        int current = 0;
+        CUDA_CHECK(cudaGetDevice(&current));
+        CHECK(current == device, "device {} is chosen after streams and memory of device {}", device, current);
+    }
+    CUDA_CHECK(cudaSetDevice(device));
+}
 
 CudaInfo cuda_info() {
     cudaDeviceProp properties{};

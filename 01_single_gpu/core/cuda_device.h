@@ -40,14 +40,17 @@ class CudaStreamScope {
     explicit CudaStreamScope(void* stream);
     ~CudaStreamScope();
     CudaStreamScope(const CudaStreamScope&) = delete;
+    static bool active();  // whether one exists
 
   private:
     void* outer_;
 };
 
 int cuda_device_count();
-std::string cuda_device_id();      // PCI bus id of the device in use
-void cuda_use_device(int device);  // must precede the calls above; default: device 0
+std::string cuda_device_id();  // PCI bus id of the device in use
+// Default: device 0. Must precede the first allocation, host or device: streams belong to the device that was current
+// when they were created (CHECKed).
+void cuda_use_device(int device);
 struct CudaInfo {
     std::string name;
     int64_t memory = 0;  // bytes

@@ -36,12 +36,13 @@ void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, c
     const AdamWFactors<float> factors(step);
     with_float(param.dtype(), [&](auto param_zero) {
         with_float(grad.dtype(), [&](auto grad_zero) {
-            adamw_kernel<<<blocks_for(param.size()), kThreads, 0, stream()>>>(
-                param.data<decltype(param_zero)>(), master ? master.data<float>() : nullptr, exp_avg.data<float>(),
-                exp_avg_sq.data<float>(), grad.data<decltype(grad_zero)>(), param.size(), factors);
+            using P = decltype(param_zero);
+            using G = decltype(grad_zero);
+            launch(adamw_kernel<P, G>, {blocks_for(param.size())}, param.data<P>(),
+                   master ? master.data<float>() : nullptr, exp_avg.data<float>(), exp_avg_sq.data<float>(),
+                   grad.data<G>(), param.size(), factors);
         });
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

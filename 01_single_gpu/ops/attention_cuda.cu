@@ -214,26 +214,20 @@ __global__ void merge_attention_kernel(float* out, float* lse, const T* part_out
     if (threadIdx.x == 0) lse[i] = l;
 }
 
-dim3 grid_over(int64_t rows, int64_t heads, int64_t batch) {
-    return dim3(unsigned((rows + kOwnPerBlock - 1) / kOwnPerBlock), unsigned(heads), unsigned(batch));
-}
-
-size_t shared_bytes(int copies_of_own, int64_t D) {
-    return (copies_of_own * kOwnPerBlock * D + 2 * kTile * (D + 1)) * sizeof(float);
+Grid grid_over(int64_t rows, int64_t heads, int64_t batch, int copies_of_own, int64_t D) {
+    return {dim3(blocks_for(rows, kOwnPerBlock), unsigned(heads), unsigned(batch)), kPlainThreads,
+            (copies_of_own * kOwnPerBlock * D + 2 * kTile * (D + 1)) * sizeof(float)};
 }
 
 }  // namespace
 
 void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s) {
     if (mma_can(q.dtype(), s)) return mma_attention(out, lse, q, k, v, s);
-    const size_t bytes = shared_bytes(1, s.head_dim);
     with_float(q.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        allow_shared_memory(forward_kernel<T>, bytes);
-        forward_kernel<<<grid_over(s.query_len, s.heads, s.batch), kPlainThreads, bytes, stream()>>>(
-            out.data<T>(), lse.data<float>(), q.data<T>(), k.data<T>(), v.data<T>(), s);
+        launch(forward_kernel<T>, grid_over(s.query_len, s.heads, s.batch, 1, s.head_dim), out.data<T>(),
+               lse.data<float>(), q.data<T>(), k.data<T>(), v.data<T>(), s);
     });
-    check_launch();
 }
 
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
@@ -244,35 +238,30 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
     Tensor delta({rows, s.heads}, DType::f32, Device::cuda, Memory::workspace);
     with_float(q.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        delta_kernel<<<(rows * s.heads * 32 + kThreads - 1) / kThreads, kThreads, 0, stream()>>>(
-            delta.data<float>(), dout.data<T>(), out.data<T>(), rows, s.heads, int(s.head_dim));
+        launch(delta_kernel<T>, {blocks_for(rows * s.heads * 32, kThreads)}, delta.data<float>(), dout.data<T>(),
+               out.data<T>(), rows, s.heads, int(s.head_dim));
     });
     if (mma_can(q.dtype(), s)) return mma_attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, s);
-    const size_t bytes = shared_bytes(2, s.head_dim);
     with_float(q.dtype(), [&](auto zero) {
         with_float(dq.dtype(), [&](auto grad_zero) {
             using T = decltype(zero);
             using G = decltype(grad_zero);
-            allow_shared_memory(backward_q_kernel<T, G>, bytes);
-            allow_shared_memory(backward_kv_kernel<T, G>, bytes);
-            backward_q_kernel<<<grid_over(s.query_len, s.heads, s.batch), kPlainThreads, bytes, stream()>>>(
-                dq.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
-                delta.data<float>(), s);
-            backward_kv_kernel<<<grid_over(s.key_len, s.kv_heads, s.batch), kPlainThreads, bytes, stream()>>>(
-                dk.data<G>(), dv.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
-                delta.data<float>(), s);
+            launch(backward_q_kernel<T, G>, grid_over(s.query_len, s.heads, s.batch, 2, s.head_dim), dq.data<G>(),
+                   dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(), delta.data<float>(), s);
+            launch(backward_kv_kernel<T, G>, grid_over(s.key_len, s.kv_heads, s.batch, 2, s.head_dim), dk.data<G>(),
+                   dv.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
+                   delta.data<float>(), s);
         });
     });
-    check_launch();
 }
 
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
     const int64_t width = out.cols() / lse.cols();
     with_float(part_out.dtype(), [&](auto zero) {
-        merge_attention_kernel<<<static_cast<unsigned>(lse.size()), 128, 0, stream()>>>(
-            out.data<float>(), lse.data<float>(), part_out.data<decltype(zero)>(), part_lse.data<float>(), width);
+        using T = decltype(zero);
+        launch(merge_attention_kernel<T>, {blocks_for(lse.size(), 1), 128}, out.data<float>(), lse.data<float>(),
+               part_out.data<T>(), part_lse.data<float>(), width);
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

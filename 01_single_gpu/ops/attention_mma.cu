@@ -304,8 +304,6 @@ void with_head_dim(int64_t head_dim, Body&& body) {
         body(std::integral_constant<int, 128>());
 }
 
-unsigned tiles(int64_t rows, int64_t per_tile) { return static_cast<unsigned>((rows + per_tile - 1) / per_tile); }
-
 void check_aligned(std::initializer_list<std::reference_wrapper<const Tensor>> tensors) {
     for (const Tensor& x : tensors)
         CHECK(reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0, "{} does not begin on 16 bytes", to_string(x.shape()));
@@ -323,12 +321,10 @@ void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, c
     with_head_dim(s.head_dim, [&](auto dim) {
         constexpr int D = decltype(dim)::value, kQueries = 16 * kForwardWarps;
         const size_t bytes = (kQueries + 2 * kForwardKeys) * kStride<D> * sizeof(bf16);
-        allow_shared_memory(forward_kernel<D>, bytes);
-        forward_kernel<D>
-            <<<dim3(tiles(s.query_len, kQueries), unsigned(s.heads), unsigned(s.batch)), 32 * kForwardWarps, bytes,
-               stream()>>>(out.data<bf16>(), lse.data<float>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), s);
+        const dim3 blocks(blocks_for(s.query_len, kQueries), unsigned(s.heads), unsigned(s.batch));
+        launch(forward_kernel<D>, {blocks, 32 * kForwardWarps, bytes}, out.data<bf16>(), lse.data<float>(),
+               q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), s);
     });
-    check_launch();
 }
 
 void mma_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
@@ -339,19 +335,15 @@ void mma_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
             using G = decltype(grad_zero);
             constexpr int D = decltype(dim)::value, kOwnRows = 16 * kBackwardWarps;
             const size_t bytes = 2 * (kOwnRows + kBackwardTile) * kStride<D> * sizeof(bf16);
-            allow_shared_memory(backward_q_kernel<D, G>, bytes);
-            allow_shared_memory(backward_kv_kernel<D, G>, bytes);
-            const dim3 query_grid(tiles(s.query_len, kOwnRows), unsigned(s.heads), unsigned(s.batch));
-            const dim3 key_grid(tiles(s.key_len, kOwnRows), unsigned(s.kv_heads), unsigned(s.batch));
-            backward_q_kernel<D><<<query_grid, 32 * kBackwardWarps, bytes, stream()>>>(
-                dq.data<G>(), dout.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(),
-                delta.data<float>(), s);
-            backward_kv_kernel<D><<<key_grid, 32 * kBackwardWarps, bytes, stream()>>>(
-                dk.data<G>(), dv.data<G>(), dout.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(),
-                lse.data<float>(), delta.data<float>(), s);
+            const dim3 query_blocks(blocks_for(s.query_len, kOwnRows), unsigned(s.heads), unsigned(s.batch));
+            const dim3 key_blocks(blocks_for(s.key_len, kOwnRows), unsigned(s.kv_heads), unsigned(s.batch));
+            launch(backward_q_kernel<D, G>, {query_blocks, 32 * kBackwardWarps, bytes}, dq.data<G>(), dout.data<bf16>(),
+                   q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(), delta.data<float>(), s);
+            launch(backward_kv_kernel<D, G>, {key_blocks, 32 * kBackwardWarps, bytes}, dk.data<G>(), dv.data<G>(),
+                   dout.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(),
+                   delta.data<float>(), s);
         });
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

@@ -30,9 +30,9 @@ Heads heads_of(const Tensor& x) {
             x.cols()};
 }
 
-// One row of scratch for each thread that has work.
+// One row of scratch for each thread that has work; for one thread if there is none.
 Tensor scratch_for(const AttentionShape& s, Pass pass, int64_t units, DType dtype) {
-    return Tensor({std::min<int64_t>(units, omp_get_max_threads()), chosen_attention()->scratch_elements(s, pass)},
+    return Tensor({std::clamp<int64_t>(units, 1, omp_get_max_threads()), chosen_attention()->scratch_elements(s, pass)},
                   stats_dtype(dtype), Device::cpu, Memory::workspace);
 }
 

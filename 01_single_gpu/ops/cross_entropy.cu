@@ -68,36 +68,31 @@ void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const
                    int64_t first_vocab, int64_t vocab) {
     const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
     with_float(logits.dtype(), [&](auto zero) {
-        softmax_stats_kernel<<<logits.rows(), kThreads, 0, stream()>>>(
-            row_max.data<float>(), row_sum.data<float>(), target_logit.data<float>(), logits.data<decltype(zero)>(),
-            targets.data<int32_t>(), logits.cols(), real, first_vocab);
+        using T = decltype(zero);
+        launch(softmax_stats_kernel<T>, {blocks_for(logits.rows(), 1)}, row_max.data<float>(), row_sum.data<float>(),
+               target_logit.data<float>(), logits.data<T>(), targets.data<int32_t>(), logits.cols(), real, first_vocab);
     });
-    check_launch();
 }
 
 void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_max) {
-    rescale_sums_kernel<<<(row_sum.size() + kThreads - 1) / kThreads, kThreads, 0, stream()>>>(
-        row_sum.data<float>(), row_max.data<float>(), whole_max.data<float>(), row_sum.size());
-    check_launch();
+    launch(rescale_sums_kernel, {blocks_for(row_sum.size(), kThreads)}, row_sum.data<float>(), row_max.data<float>(),
+           whole_max.data<float>(), row_sum.size());
 }
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
                    double scale) {
-    cross_entropy_kernel<<<1, 1024, 0, stream()>>>(loss.data<float>(), lse.data<float>(), row_max.data<float>(),
-                                                   row_sum.data<float>(), target_logit.data<float>(), lse.size(),
-                                                   float(scale));
-    check_launch();
+    launch(cross_entropy_kernel, {1, 1024}, loss.data<float>(), lse.data<float>(), row_max.data<float>(),
+           row_sum.data<float>(), target_logit.data<float>(), lse.size(), float(scale));
 }
 
 void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
                             int64_t vocab) {
     const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
     with_float(logits.dtype(), [&](auto zero) {
-        cross_entropy_backward_kernel<<<logits.rows(), kThreads, 0, stream()>>>(
-            logits.data<decltype(zero)>(), targets.data<int32_t>(), lse.data<float>(), logits.cols(), real,
-            float(scale), first_vocab);
+        using T = decltype(zero);
+        launch(cross_entropy_backward_kernel<T>, {blocks_for(logits.rows(), 1)}, logits.data<T>(),
+               targets.data<int32_t>(), lse.data<float>(), logits.cols(), real, float(scale), first_vocab);
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

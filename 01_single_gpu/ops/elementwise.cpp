@@ -68,7 +68,7 @@ void add(Tensor& sum, const Tensor& a, const Tensor& b) {
 }
 
 void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
-    const int64_t width = from.bytes() / (a * b);
+    const int64_t width = from.bytes() / std::max<int64_t>(a * b, 1);
     parallel_rows(a * b, width, [&](int64_t i) {
         std::memcpy(to.data<char>() + (i % b * a + i / b) * width, from.data<char>() + i * width, size_t(width));
     });
@@ -151,7 +151,8 @@ void add(Tensor& sum, const Tensor& a, const Tensor& b) {
 }
 
 void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
-    CHECK(to.dtype() == from.dtype() && to.size() == from.size() && from.size() % (a * b) == 0 && !to.overlaps(from),
+    CHECK(to.dtype() == from.dtype() && to.size() == from.size() && from.size() % std::max<int64_t>(a * b, 1) == 0 &&
+              !to.overlaps(from),
           "{} to {} in blocks of {} x {}", to_string(from.shape()), to_string(to.shape()), a, b);
     Span span("swap_blocks", "op", 0, bytes_of({to, from}));
     DISPATCH(device_of({to, from}), swap_blocks(to, from, a, b));

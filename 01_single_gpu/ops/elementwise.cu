@@ -79,70 +79,70 @@ __global__ void sum_partials_kernel(double* out, const double* partial, int coun
 void fill(Tensor& x, double value) {
     const int64_t n = x.size();
     if (x.dtype() == DType::i32)
-        fill_int_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<int32_t>(), n, int32_t(value));
+        launch(fill_int_kernel, {blocks_for(n)}, x.data<int32_t>(), n, int32_t(value));
     else if (x.dtype() == DType::u8)
         CUDA_CHECK(cudaMemsetAsync(x.raw(), int(value), size_t(n), stream()));
     else
         with_float(x.dtype(), [&](auto zero) {
-            fill_kernel<<<blocks_for(n), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), n, float(value));
+            using T = decltype(zero);
+            launch(fill_kernel<T>, {blocks_for(n)}, x.data<T>(), n, float(value));
         });
-    check_launch();
 }
 
 void copy(Tensor& to, const Tensor& from) {
     if (to.dtype() == from.dtype()) return cuda_copy(to.raw(), from.raw(), from.bytes(), CopyKind::within);
     with_float(to.dtype(), [&](auto to_zero) {
         with_float(from.dtype(), [&](auto from_zero) {
-            cast_kernel<<<blocks_for(to.size()), kThreads, 0, stream()>>>(to.data<decltype(to_zero)>(),
-                                                                          from.data<decltype(from_zero)>(), to.size());
+            using To = decltype(to_zero);
+            using From = decltype(from_zero);
+            launch(cast_kernel<To, From>, {blocks_for(to.size())}, to.data<To>(), from.data<From>(), to.size());
         });
     });
-    check_launch();
 }
 
 void scale(Tensor& x, double factor) {
     with_float(x.dtype(), [&](auto zero) {
-        scale_kernel<<<blocks_for(x.size()), kThreads, 0, stream()>>>(x.data<decltype(zero)>(), x.size(),
-                                                                      float(factor));
+        using T = decltype(zero);
+        launch(scale_kernel<T>, {blocks_for(x.size())}, x.data<T>(), x.size(), float(factor));
     });
-    check_launch();
 }
 
 void add(Tensor& sum, const Tensor& a, const Tensor& b) {
     with_float(sum.dtype(), [&](auto sum_zero) {
         with_float(a.dtype(), [&](auto a_zero) {
             with_float(b.dtype(), [&](auto b_zero) {
-                add_kernel<<<blocks_for(sum.size()), kThreads, 0, stream()>>>(
-                    sum.data<decltype(sum_zero)>(), a.data<decltype(a_zero)>(), b.data<decltype(b_zero)>(), sum.size());
+                using S = decltype(sum_zero);
+                using A = decltype(a_zero);
+                using B = decltype(b_zero);
+                launch(add_kernel<S, A, B>, {blocks_for(sum.size())}, sum.data<S>(), a.data<A>(), b.data<B>(),
+                       sum.size());
             });
         });
     });
-    check_launch();
 }
 
 void swap_blocks(Tensor& to, const Tensor& from, int64_t a, int64_t b) {
-    const int64_t width = from.bytes() / (a * b);
+    const int64_t width = from.bytes() / std::max<int64_t>(a * b, 1);
     const bool aligned = width % 16 == 0 && reinterpret_cast<uintptr_t>(to.raw()) % 16 == 0 &&
                          reinterpret_cast<uintptr_t>(from.raw()) % 16 == 0;
     const int64_t units = aligned ? width / 16 : width;
     const dim3 blocks(static_cast<unsigned>(a * b),
                       static_cast<unsigned>(std::clamp<int64_t>(units / (4 * kThreads), 1, 1024)));
     if (aligned)
-        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<uint4>(), from.data<uint4>(), a, b, units);
+        launch(swap_blocks_kernel<uint4>, {blocks}, to.data<uint4>(), from.data<uint4>(), a, b, units);
     else
-        swap_blocks_kernel<<<blocks, kThreads, 0, stream()>>>(to.data<char>(), from.data<char>(), a, b, units);
-    check_launch();
+        launch(swap_blocks_kernel<char>, {blocks}, to.data<char>(), from.data<char>(), a, b, units);
 }
 
 void sum_squares(Tensor& out, const Tensor& x) {
     Tensor partial({kPartials}, DType::f64, Device::cuda, Memory::workspace);
-    const int blocks = int(std::min<unsigned>(blocks_for(x.size()), kPartials));
+    const unsigned blocks = std::min<unsigned>(blocks_for(x.size()), kPartials);
     double* sums = partial.data<double>();
     with_float(x.dtype(), [&](auto zero) {
-        sum_squares_kernel<<<blocks, kThreads, 0, stream()>>>(sums, x.data<decltype(zero)>(), x.size());
+        using T = decltype(zero);
+        launch(sum_squares_kernel<T>, {blocks}, sums, x.data<T>(), x.size());
     });
-    sum_partials_kernel<<<1, kThreads, 0, stream()>>>(out.data<double>(), sums, blocks);
-    check_launch();
+    launch(sum_partials_kernel, {1}, out.data<double>(), sums, int(blocks));
 }
 
 }  // namespace train70b::cuda

@@ -46,21 +46,20 @@ __global__ void embedding_backward_kernel(W* dtable, const int32_t* tokens, cons
 void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row) {
     with_float(y.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        embedding_kernel<<<y.rows(), kThreads, 0, stream()>>>(y.data<T>(), tokens.data<int32_t>(), table.data<T>(),
-                                                              y.cols(), table.rows(), first_row);
+        launch(embedding_kernel<T>, {blocks_for(y.rows(), 1)}, y.data<T>(), tokens.data<int32_t>(), table.data<T>(),
+               y.cols(), table.rows(), first_row);
     });
-    check_launch();
 }
 
 void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row) {
     with_float(dtable.dtype(), [&](auto table_zero) {
         with_float(dy.dtype(), [&](auto dy_zero) {
-            embedding_backward_kernel<<<dy.rows(), kThreads, 0, stream()>>>(
-                dtable.data<decltype(table_zero)>(), tokens.data<int32_t>(), dy.data<decltype(dy_zero)>(), dy.rows(),
-                dy.cols(), dtable.rows(), first_row);
+            using W = decltype(table_zero);
+            using T = decltype(dy_zero);
+            launch(embedding_backward_kernel<W, T>, {blocks_for(dy.rows(), 1)}, dtable.data<W>(),
+                   tokens.data<int32_t>(), dy.data<T>(), dy.rows(), dy.cols(), dtable.rows(), first_row);
         });
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

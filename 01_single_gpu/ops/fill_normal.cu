@@ -23,10 +23,9 @@ __global__ void fill_normal_kernel(T* x, int64_t n, uint64_t key, GlobalIndex in
 
 void fill_normal(Tensor& x, uint64_t key, const GlobalIndex& index, float std) {
     with_float(x.dtype(), [&](auto zero) {
-        fill_normal_kernel<<<(x.size() + kThreads - 1) / kThreads, kThreads, 0, stream()>>>(x.data<decltype(zero)>(),
-                                                                                            x.size(), key, index, std);
+        using T = decltype(zero);
+        launch(fill_normal_kernel<T>, {blocks_for(x.size(), kThreads)}, x.data<T>(), x.size(), key, index, std);
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

@@ -37,6 +37,7 @@ Tensor for_blas(const Tensor& x) {
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
     const bool ta = transpose == Transpose::a, tb = transpose == Transpose::b;
     const int64_t m = c.rows(), n = c.cols(), k = ta ? a.rows() : a.cols();
+    if (c.size() == 0) return;  // a BLAS refuses matrices without columns
     const Tensor wide_a = for_blas(a), wide_b = for_blas(b);
     const bool narrow = c.dtype() != wide_a.dtype();
     Tensor wide_c = narrow ? Tensor(c.shape(), wide_a.dtype(), Device::cpu, Memory::workspace) : c;

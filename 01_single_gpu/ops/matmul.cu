@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "01_single_gpu/ops/cublas.cuh"
+#include "01_single_gpu/ops/elementwise.h"
 #include "01_single_gpu/ops/matmul.h"
 
 namespace train70b::cuda {
@@ -27,6 +28,9 @@ struct Handle {
     Handle() { CUBLAS_CHECK(cublasLtCreate(&handle)); }
 };
 Handle& lt() {
+    // Two streams would overwrite each other's part of the workspace; and its memory belongs to the stream on which it
+    // was allocated.
+    CHECK(!CudaStreamScope::active(), "products run on the compute stream only");
     static Handle* instance = new Handle();
     return *instance;
 }
@@ -46,7 +50,7 @@ uint32_t alignment_of(const Tensor& x) {
     return alignment;
 }
 
-CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose,
+CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, const std::string& advice,
                      const std::function<void(CublasPlan&)>& set_up) {
     CublasPlan plan;
     // fp32 products stay fp32 (no TF32): "right to the last digit" comes first.
@@ -75,9 +79,14 @@ CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpos
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         lt().handle, plan.operation, plan.first, plan.second, plan.result, plan.result, preference, 1, &found, &count);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-    CHECK(status == CUBLAS_STATUS_SUCCESS && count == 1, "cuBLASLt has no algorithm for a {} {} b {} {} c {} {} ({})",
-          name_of(a.dtype()), to_string(a.shape()), name_of(b.dtype()), to_string(b.shape()), name_of(c.dtype()),
-          to_string(c.shape()), cublasLtGetStatusString(status));
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || count == 0) {
+        const auto text = [](const Tensor& x, bool transposed) {
+            return describe("{} {}{}", name_of(x.dtype()), to_string(x.shape()), transposed ? "^T" : "");
+        };
+        usage_error("cuBLASLt has no algorithm for the product {} = {} x {} on this GPU: {}", text(c, false),
+                    text(a, transpose == Transpose::a), text(b, transpose == Transpose::b), advice);
+    }
     plan.algorithm = found.algo;
     plan.workspace = found.workspaceSize;
     return plan;
@@ -92,12 +101,17 @@ void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, fl
 
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
     if (c.size() == 0) return;
+    if (a.size() == 0) {  // cuBLASLt takes no empty matrices
+        beta == 0 ? fill(c, 0) : scale(c, beta);
+        return;
+    }
     using Key = std::tuple<int64_t, int64_t, int64_t, Transpose, DType, DType, bool, uint32_t, uint32_t, uint32_t>;
     static std::map<Key, CublasPlan> plans;
     const Key key{a.rows(),  a.cols(),  c.cols(),        transpose,       a.dtype(),
                   c.dtype(), beta != 0, alignment_of(a), alignment_of(b), alignment_of(c)};
     auto plan = plans.find(key);
-    if (plan == plans.end()) plan = plans.emplace(key, make_plan(c, a, b, transpose)).first;
+    if (plan == plans.end())
+        plan = plans.emplace(key, make_plan(c, a, b, transpose, "try sizes that are divisible by 16")).first;
     run(plan->second, c, a, b, beta);
 }
 

@@ -101,30 +101,26 @@ __global__ void add_columns_kernel(W* out, const float* partial, int64_t blocks,
 void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, double eps) {
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        rmsnorm_kernel<T, false><<<x.rows(), kThreads, 0, stream()>>>(
-            nullptr, y.data<T>(), inv_rms.data<float>(), x.data<T>(), nullptr, weight.data<T>(), float(eps), x.cols());
+        launch(rmsnorm_kernel<T, false>, {blocks_for(x.rows(), 1)}, nullptr, y.data<T>(), inv_rms.data<float>(),
+               x.data<T>(), nullptr, weight.data<T>(), float(eps), x.cols());
     });
-    check_launch();
 }
 
 void add_rmsnorm(Tensor& sum, Tensor& y, Tensor& inv_rms, const Tensor& a, const Tensor& b, const Tensor& weight,
                  double eps) {
     with_float(a.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        rmsnorm_kernel<T, true><<<a.rows(), kThreads, 0, stream()>>>(sum.data<T>(), y.data<T>(), inv_rms.data<float>(),
-                                                                     a.data<T>(), b.data<T>(), weight.data<T>(),
-                                                                     float(eps), a.cols());
+        launch(rmsnorm_kernel<T, true>, {blocks_for(a.rows(), 1)}, sum.data<T>(), y.data<T>(), inv_rms.data<float>(),
+               a.data<T>(), b.data<T>(), weight.data<T>(), float(eps), a.cols());
     });
-    check_launch();
 }
 
 void rmsnorm_recompute(Tensor& y, const Tensor& x, const Tensor& inv_rms, const Tensor& weight) {
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        rmsnorm_recompute_kernel<<<x.rows(), kThreads, 0, stream()>>>(y.data<T>(), x.data<T>(), inv_rms.data<float>(),
-                                                                      weight.data<T>(), x.cols());
+        launch(rmsnorm_recompute_kernel<T>, {blocks_for(x.rows(), 1)}, y.data<T>(), x.data<T>(), inv_rms.data<float>(),
+               weight.data<T>(), x.cols());
     });
-    check_launch();
 }
 
 void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tensor& x, const Tensor& inv_rms,
@@ -134,16 +130,14 @@ void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tenso
     Tensor partial({blocks, cols}, DType::f32, Device::cuda, Memory::workspace);
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        allow_shared_memory(rmsnorm_backward_kernel<T>, cols * sizeof(float));
-        rmsnorm_backward_kernel<<<blocks, kThreads, cols * sizeof(float), stream()>>>(
-            dx.data<T>(), partial.data<float>(), dy.data<T>(), x.data<T>(), inv_rms.data<float>(), weight.data<T>(),
-            rows, cols);
+        launch(rmsnorm_backward_kernel<T>, {unsigned(blocks), kThreads, cols * sizeof(float)}, dx.data<T>(),
+               partial.data<float>(), dy.data<T>(), x.data<T>(), inv_rms.data<float>(), weight.data<T>(), rows, cols);
     });
     with_float(dweight.dtype(), [&](auto zero) {
-        add_columns_kernel<<<(cols + kThreads - 1) / kThreads, kThreads, 0, stream()>>>(
-            dweight.data<decltype(zero)>(), partial.data<float>(), blocks, cols);
+        using W = decltype(zero);
+        launch(add_columns_kernel<W>, {blocks_for(cols, kThreads)}, dweight.data<W>(), partial.data<float>(), blocks,
+               cols);
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

@@ -48,21 +48,18 @@ __global__ void split_rope_kernel(T* q, T* k, T* v, T* qkv, const int32_t* posit
 void split_rope(Tensor& q, Tensor& k, Tensor& v, const Tensor& qkv, const Tensor& positions, const Rope& rope) {
     with_float(qkv.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        split_rope_kernel<T, true><<<qkv.rows(), kThreads, 0, stream()>>>(
-            q.data<T>(), k.data<T>(), v.data<T>(), qkv.data<T>(), positions.data<int32_t>(), rope, q.cols(), k.cols());
+        launch(split_rope_kernel<T, true>, {blocks_for(qkv.rows(), 1)}, q.data<T>(), k.data<T>(), v.data<T>(),
+               qkv.data<T>(), positions.data<int32_t>(), rope, q.cols(), k.cols());
     });
-    check_launch();
 }
 
 void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& positions,
                          const Rope& rope) {
     with_float(dqkv.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        split_rope_kernel<T, false><<<dqkv.rows(), kThreads, 0, stream()>>>(dq.data<T>(), dk.data<T>(), dv.data<T>(),
-                                                                            dqkv.data<T>(), positions.data<int32_t>(),
-                                                                            rope, dq.cols(), dk.cols());
+        launch(split_rope_kernel<T, false>, {blocks_for(dqkv.rows(), 1)}, dq.data<T>(), dk.data<T>(), dv.data<T>(),
+               dqkv.data<T>(), positions.data<int32_t>(), rope, dq.cols(), dk.cols());
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

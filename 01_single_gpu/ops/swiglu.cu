@@ -41,18 +41,16 @@ __global__ void swiglu_backward_kernel(T* dgate_up, const T* dh, const T* gate_u
 void swiglu(Tensor& h, const Tensor& gate_up) {
     with_float(h.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        swiglu_kernel<<<h.rows(), kThreads, 0, stream()>>>(h.data<T>(), gate_up.data<T>(), h.cols());
+        launch(swiglu_kernel<T>, {blocks_for(h.rows(), 1)}, h.data<T>(), gate_up.data<T>(), h.cols());
     });
-    check_launch();
 }
 
 void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) {
     with_float(dh.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        swiglu_backward_kernel<<<dh.rows(), kThreads, 0, stream()>>>(dgate_up.data<T>(), dh.data<T>(),
-                                                                     gate_up.data<T>(), dh.cols());
+        launch(swiglu_backward_kernel<T>, {blocks_for(dh.rows(), 1)}, dgate_up.data<T>(), dh.data<T>(),
+               gate_up.data<T>(), dh.cols());
     });
-    check_launch();
 }
 
 }  // namespace train70b::cuda

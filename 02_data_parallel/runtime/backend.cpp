@@ -7,8 +7,7 @@ Tensor Backend::scratch(int64_t count, DType dtype, Device device, size_t number
     if (index >= scratch_.size()) scratch_.resize(index + 1);
     Tensor& buffer = scratch_[index];
     if (!buffer || buffer.size() < count || buffer.device() != device) {
-        synchronize();
-        buffer = Tensor();
+        buffer = Tensor();  // first, so that both never exist at the same time
         buffer = Tensor({count}, dtype, device, Memory::comm);
     }
     return buffer;

@@ -24,7 +24,7 @@ class Backend {
     // A negative color joins no group: the result is nullptr.
     virtual std::unique_ptr<Backend> split(const std::vector<int>& colors) const = 0;
 
-    // True: operations are issued to a stream, in order, and the host does not wait. False: a collective has completed
+    // True: collectives are issued to a stream, in order, and the host does not wait. False: a collective has completed
     // when its call returns, so WorkQueue (work_queue.h) decides when to call it.
     virtual bool on_stream() const { return false; }
     // Runs `body` (local ops and exchanges) on a stream other than the compute stream, if there are streams.
@@ -36,6 +36,10 @@ class Backend {
     // Sends `out` to rank `to` while receiving `in` from rank `from`; either tensor may be empty. A ring needs both in
     // one call: two ranks that both block in a send wait for each other forever.
     virtual RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag = Tag::algorithm) = 0;
+
+    // Collective over the two ranks of a new point-to-point channel (Comm::p2p_channel): after it, no send waits for
+    // the receiver's call.
+    virtual void open_channel([[maybe_unused]] int from, [[maybe_unused]] int to) {}
 
     // The library's own collectives; whole.size() = part.size() * size(). Reductions take fp64, fp32, bf16 (summed in
     // fp32, then rounded) and i32, the others any dtype.
@@ -51,9 +55,12 @@ class Backend {
     virtual std::vector<double> gather(const std::vector<double>& mine) = 0;
     virtual std::vector<std::string> gather_text(const std::string& mine) = 0;
 
-    // A buffer of at least `count` elements that lives as long as the backend; `number` tells several apart.
+    // A buffer of at least `count` elements; `number` tells several apart. The backend keeps it for later calls, which
+    // may replace it by a larger one: by then all uses of this one must have completed or, on a stream, must precede
+    // what is issued to the current stream. So growth never waits for the device, where a kernel may be waiting for a
+    // message that its sender sends only after this collective.
     Tensor scratch(int64_t count, DType dtype, Device device, size_t number = 0);
-    virtual void synchronize() {}  // returns when no operation uses a scratch buffer any more
+    virtual void synchronize() {}  // returns when everything issued has completed, except messages of channels
 
   private:
     std::vector<Tensor> scratch_;

@@ -3,11 +3,20 @@
 // Events order it against everything else, and the host never waits: before an operation the communication stream waits
 // for the issuing stream; wait() makes the current stream wait for the operation. The issuing stream is the compute
 // stream, or, in an all-reduce written by hand, the side stream on which its additions run.
+//
+// Messages (Comm::send and recv) do not go through NCCL but through host memory and MPI, as in the staged backend. NCCL
+// matches the sends and receives of a communicator by their order alone, and each blocks its stream until the peer is
+// there. Two ranks that send before they receive would deadlock; so would a rank that sends, all-reduces and waits,
+// while its peer receives before the all-reduce. To run in any order, as MPI's do, every pair of ranks would need two
+// communicators and two streams: that is what a p2p channel is, for one direction. Other messages are rare (a parameter
+// on its way to a file), so host memory is fast enough for them.
 #include <nccl.h>
 
-#include <atomic>
+#include <mutex>
+#include <set>
 
 #include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/ops/elementwise.h"
 #include "02_data_parallel/runtime/backend_over_mpi.h"
 
 #define NCCL_CHECK(call)                                                          \
@@ -31,7 +40,9 @@ class Event {
 
     // Work issued to `stream` from here on runs after this event.
     void block(cudaStream_t stream) const { CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
-    bool reached() const { return cudaEventQuery(event_) == cudaSuccess; }
+    // Also from the watchdog's thread, which a stream capture in cudaStreamCaptureModeGlobal would forbid: with CUDA
+    // graphs, capture in thread-local mode.
+    cudaError_t query() const { return cudaEventQuery(event_); }
     void synchronize() const { CUDA_CHECK(cudaEventSynchronize(event_)); }
     double seconds_since(const Event& earlier) const {
         float milliseconds = 0;
@@ -42,6 +53,38 @@ class Event {
   private:
     cudaEvent_t event_ = nullptr;
 };
+
+// The open communicators of this rank. Where NCCL finds an error only after a call has returned (a peer that died, a
+// broken network), its kernel never ends; the watchdog's thread asks here.
+class OpenCommunicators {
+  public:
+    void add(ncclComm_t comm) {
+        const std::lock_guard lock(mutex_);
+        comms_.insert(comm);
+    }
+    void remove(ncclComm_t comm) {
+        const std::lock_guard lock(mutex_);
+        comms_.erase(comm);
+    }
+    std::string failure() {
+        const std::lock_guard lock(mutex_);
+        for (const ncclComm_t comm : comms_) {
+            ncclResult_t error = ncclSuccess;
+            const ncclResult_t status = ncclCommGetAsyncError(comm, &error);
+            if (status != ncclSuccess) error = status;
+            if (error != ncclSuccess && error != ncclInProgress) return describe("NCCL: {}", ncclGetErrorString(error));
+        }
+        return {};
+    }
+
+  private:
+    std::mutex mutex_;
+    std::set<ncclComm_t> comms_;
+};
+OpenCommunicators& open_communicators() {
+    static auto* instance = new OpenCommunicators();  // never destroyed: the watchdog may still ask
+    return *instance;
+}
 
 // What `issue` issues to `stream`, after everything issued so far to the stream that is current at construction. At
 // wait() the stream that is then current waits for it.
@@ -60,8 +103,16 @@ class OnStream : public Request {
         end_->block(cuda::stream());
         after_wait_.emplace(cuda::stream());
     }
-    bool started() override { return on_device() && begin_->reached(); }
-    bool finished() override { return on_device() && end_->reached(); }
+    bool on_stream() const override { return true; }
+    bool started() override { return on_device() && begin_->query() == cudaSuccess; }
+    bool finished() override { return on_device() && end_->query() == cudaSuccess; }
+    std::string failure() override {
+        if (!on_device()) return {};
+        const cudaError_t status = end_->query();
+        if (status != cudaSuccess && status != cudaErrorNotReady)
+            return describe("CUDA: {}", cudaGetErrorString(status));
+        return open_communicators().failure();
+    }
     std::optional<Times> times() override {
         if (!after_wait_) return {};
         after_wait_->synchronize();
@@ -79,13 +130,14 @@ class OnStream : public Request {
     std::optional<Event> begin_, end_, before_wait_, after_wait_;
 };
 
+// For reductions; what only moves bytes goes as ncclUint8.
 ncclDataType_t nccl_type(DType dtype) {
     switch (dtype) {
         case DType::f64: return ncclFloat64;
         case DType::f32: return ncclFloat32;
         case DType::bf16: return ncclBfloat16;
         case DType::i32: return ncclInt32;
-        default: return ncclUint8;
+        default: CHECK(false, "no reduction of {}", name_of(dtype)); return ncclFloat32;
     }
 }
 
@@ -97,10 +149,6 @@ cudaStream_t new_stream() {
     return stream;
 }
 cudaStream_t communication_stream() {
-    static const cudaStream_t stream = new_stream();
-    return stream;
-}
-cudaStream_t message_stream() {
     static const cudaStream_t stream = new_stream();
     return stream;
 }
@@ -117,10 +165,13 @@ class NcclBackend : public BackendOverMpi {
         if (rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
         group_.broadcast(&id, sizeof id, 0);
         NCCL_CHECK(ncclCommInitRank(&comm_, size(), id, rank()));
+        open_communicators().add(comm_);
     }
     ~NcclBackend() override {
+        open_communicators().remove(comm_);
         if (std::uncaught_exceptions() > 0) return;
-        cudaDeviceSynchronize();  // the scratch buffers are freed with this backend
+        synchronize();  // the scratch buffers are freed with this backend
+        if (channel_stream_) cudaStreamSynchronize(channel_stream_);
         ncclCommDestroy(comm_);
         if (channel_stream_) cudaStreamDestroy(channel_stream_);
     }
@@ -135,19 +186,25 @@ class NcclBackend : public BackendOverMpi {
         });
     }
     RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag) override {
-        if (tag == Tag::user) {
-            messages_.push_back(std::make_shared<Message>(*this, out, to, in, from));
-            return messages_.back();
-        }
+        if (tag == Tag::user) return staged_exchange(group_, out, to, in, from, tag);
         const auto operation = [&](cudaStream_t stream) {
             NCCL_CHECK(ncclGroupStart());
-            post({out, to, in, from}, stream);
+            if (out && out.size() > 0) NCCL_CHECK(ncclSend(out.raw(), out.bytes(), ncclUint8, to, comm_, stream));
+            if (in && in.size() > 0) NCCL_CHECK(ncclRecv(in.raw(), in.bytes(), ncclUint8, from, comm_, stream));
             NCCL_CHECK(ncclGroupEnd());
         };
         if (tag != Tag::p2p_channel) return issue(operation);
         // A stream of its own: a message that has not been received yet blocks only later messages of this channel.
         if (!channel_stream_) channel_stream_ = new_stream();
         return std::make_shared<OnStream>(channel_stream_, [&] { operation(channel_stream_); });
+    }
+    // NCCL connects two ranks at their first message, and the first to call blocks its host until the other does.
+    // ring_shift and the collectives need nothing of the kind: all ranks of their group make the same calls.
+    void open_channel(int from, int to) override {
+        Tensor message({1}, DType::u8, Device::cuda, Memory::comm);
+        fill(message, 0);
+        exchange(rank() == from ? message : Tensor(), to, rank() == to ? message : Tensor(), from, Tag::p2p_channel)
+            ->wait();
     }
     RequestPtr all_reduce(const Tensor& x, Reduce reduce) override {
         return issue([&](cudaStream_t stream) {
@@ -182,57 +239,13 @@ class NcclBackend : public BackendOverMpi {
             NCCL_CHECK(ncclGroupEnd());
         });
     }
-    void synchronize() override { CUDA_CHECK(cudaDeviceSynchronize()); }
+    // Not the whole device: on a channel a receive may be waiting for what its sender sends after this.
+    void synchronize() override {
+        for (const cudaStream_t stream : {cuda::stream(), side_stream(), communication_stream()})
+            CUDA_CHECK(cudaStreamSynchronize(stream));
+    }
 
   private:
-    struct Transfer {
-        Tensor out;
-        int to;
-        Tensor in;
-        int from;
-    };
-    void post(const Transfer& t, cudaStream_t stream) const {
-        if (t.out && t.out.size() > 0) NCCL_CHECK(ncclSend(t.out.raw(), t.out.bytes(), ncclUint8, t.to, comm_, stream));
-        if (t.in && t.in.size() > 0) NCCL_CHECK(ncclRecv(t.in.raw(), t.in.bytes(), ncclUint8, t.from, comm_, stream));
-    }
-
-    // A send blocks later work on its stream until the peer receives. Messages of the program are therefore held back
-    // until this rank waits for one of them, then issued as one NCCL group on a stream of their own: two ranks that
-    // send before they receive do not deadlock.
-    class Message : public Request {
-      public:
-        Message(NcclBackend& backend, Tensor out, int to, Tensor in, int from)
-            : backend_(backend), transfer_{std::move(out), to, std::move(in), from} {}
-        void wait() override {
-            backend_.post_messages();
-            group_.load()->wait();
-            transfer_ = {};
-        }
-        bool started() override { return group_.load() && group_.load()->started(); }
-        bool finished() override { return group_.load() && group_.load()->finished(); }
-        std::optional<Times> times() override { return group_.load()->times(); }
-
-      private:
-        friend class NcclBackend;
-        NcclBackend& backend_;
-        Transfer transfer_;
-        std::shared_ptr<OnStream> owner_;
-        std::atomic<OnStream*> group_ = nullptr;  // read by the watchdog's thread
-    };
-    void post_messages() {
-        if (messages_.empty()) return;
-        const auto group = std::make_shared<OnStream>(message_stream(), [&] {
-            NCCL_CHECK(ncclGroupStart());
-            for (const auto& message : messages_) post(message->transfer_, message_stream());
-            NCCL_CHECK(ncclGroupEnd());
-        });
-        for (const auto& message : messages_) {
-            message->owner_ = group;
-            message->group_ = group.get();
-        }
-        messages_.clear();
-    }
-
     RequestPtr issue(const std::function<void(cudaStream_t)>& operation) {
         const cudaStream_t stream = communication_stream();
         return std::make_shared<OnStream>(stream, [&] { operation(stream); });
@@ -240,7 +253,6 @@ class NcclBackend : public BackendOverMpi {
 
     ncclComm_t comm_ = nullptr;
     cudaStream_t channel_stream_ = nullptr;
-    std::vector<std::shared_ptr<Message>> messages_;  // held back
 };
 
 }  // namespace

@@ -27,4 +27,7 @@ class BackendOverMpi : public Backend {
     MpiGroup group_;
 };
 
+// Backend::exchange of device tensors through pinned host memory and MPI (backend_staged.cpp). Builds with CUDA only.
+RequestPtr staged_exchange(const MpiGroup& group, const Tensor& out, int to, const Tensor& in, int from, Tag tag);
+
 }  // namespace train70b

@@ -82,13 +82,21 @@ class StagedExchange : public Request {
     RequestPtr mpi_;
 };
 
+}  // namespace
+
+RequestPtr staged_exchange(const MpiGroup& group, const Tensor& out, int to, const Tensor& in, int from, Tag tag) {
+    return std::make_shared<StagedExchange>(group, out, to, in, from, tag);
+}
+
+namespace {
+
 class StagedBackend : public BackendOverMpi {
   public:
     using BackendOverMpi::BackendOverMpi;
     const char* name() const override { return "staged"; }
     std::unique_ptr<Backend> same_kind(MPI_Comm comm) const override { return std::make_unique<StagedBackend>(comm); }
     RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag) override {
-        return std::make_shared<StagedExchange>(group_, out, to, in, from, tag);
+        return staged_exchange(group_, out, to, in, from, tag);
     }
     RequestPtr all_reduce(const Tensor& x, Reduce reduce) override {
         Staging host(x);

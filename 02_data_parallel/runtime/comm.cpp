@@ -249,6 +249,11 @@ bool Comm::has_peers() const { return !group_ || group_->backend->has_peers(); }
 const char* Comm::backend() const { return group_ ? group_->backend->name() : "none"; }
 
 Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name, Where where) const {
+    return split(color_of, name, nullptr, where);
+}
+
+Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name,
+                 const std::function<void(Backend&)>& open, Where where) const {
     if (!group_) return *this;
     auto group = std::make_shared<Group>();
     group->name = name;
@@ -257,6 +262,7 @@ Comm Comm::split(const std::function<int(int)>& color_of, const std::string& nam
     for (int i = 0; i < size(); ++i) colors.push_back(color_of(i));
     const auto run = [&](Backend& peers) {
         group->backend = peers.split(colors);
+        if (open && group->backend) open(*group->backend);
         return nullptr;
     };
     start({.name = "split", .details = " into " + name, .run = run, .where = where}).wait();
@@ -266,7 +272,8 @@ Comm Comm::split(const std::function<int(int)>& color_of, const std::string& nam
 }
 
 Comm Comm::p2p_channel(int from, int to, Where where) const {
-    const Comm pair = split([from, to](int rank) { return rank == from || rank == to ? 0 : -1; }, name(), where);
+    const auto open = [=](Backend& pair) { pair.open_channel(from < to ? 0 : 1, from < to ? 1 : 0); };
+    const Comm pair = split([=](int rank) { return rank == from || rank == to ? 0 : -1; }, name(), open, where);
     if (pair.group_) pair.group_->tag = Tag::p2p_channel;
     return pair;
 }

@@ -67,6 +67,12 @@ void compare_blas_cores() {
     if (!mixed.empty()) say("{}\n", mixed);
 }
 
+void select_gpu([[maybe_unused]] const Node& node) {
+#if TRAIN70B_CUDA
+    cuda_use_device(node.rank % cuda_device_count());
+#endif
+}
+
 // Whether any two ranks of a node use the same GPU. NCCL requires one GPU per rank.
 bool share_gpus([[maybe_unused]] const Node& node) {
     bool shared = false;
@@ -136,9 +142,7 @@ Comm connect(const CommOptions& options, Device device) {
     const Node node;
     watch_this_node(node);
     set_cpu_threads(node.size);
-#if TRAIN70B_CUDA
-    if (device == Device::cuda) cuda_use_device(node.rank % cuda_device_count());
-#endif
+    if (device == Device::cuda) select_gpu(node);
     if (device == Device::cpu) compare_blas_cores();
     std::unique_ptr<Backend> backend = make_backend(choose_backend(options, device, node), options);
     CommSettings settings{.all_reduce = options.all_reduce, .check = options.check};
@@ -158,5 +162,7 @@ Comm connect(const CommOptions& options, const TrainOptions& training) {
 }
 
 int64_t ranks_on_this_node() { return Node().size; }
+
+void select_gpu() { select_gpu(Node()); }
 
 }  // namespace train70b

@@ -46,7 +46,7 @@ bool all_arrive() {
 }  // namespace
 
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body) {
-    restart_with_cpu_settings(argv);
+    restart_with_settings(argv);
     block_sigterm();  // before MPI creates its threads
     if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) this_rank = std::atoi(rank);
     watchdog = std::make_unique<Watchdog>();

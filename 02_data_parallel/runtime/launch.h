@@ -17,6 +17,10 @@ Comm connect(const CommOptions& options, const TrainOptions& training);
 
 int64_t ranks_on_this_node();
 
+// Selects this rank's GPU: the ranks of a node take them in turn. Collective over all ranks, before the first
+// allocation. connect() calls it where the device is a GPU.
+void select_gpu();
+
 // Runs setup code that may end in a usage error on some ranks only: rank 0 opens the files, one node lacks a disk. In
 // that case all ranks end with the error of the first. The watchdog pauses meanwhile.
 void together(const std::function<void()>& setup);

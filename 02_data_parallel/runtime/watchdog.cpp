@@ -57,7 +57,7 @@ std::optional<CollectiveLog::Record> CollectiveLog::tick(double seconds, double 
     return {};
 }
 
-void CollectiveLog::poll_device() {
+std::string CollectiveLog::poll_device() {
     std::map<uint64_t, RequestPtr> on_device;
     {
         const std::lock_guard lock(mutex_);
@@ -66,12 +66,15 @@ void CollectiveLog::poll_device() {
     }
     for (const auto& [id, request] : on_device) {  // without the lock: the device may be slow to answer
         const bool begun = request->started(), finished = begun && request->finished();
+        const std::string failure = finished ? std::string() : request->failure();
         const std::lock_guard lock(mutex_);
         const auto found = open_.find(id);
         if (found == open_.end()) continue;
         found->second.begun = begun;
+        if (!failure.empty()) return fmt::format("{} has failed: {}", found->second.what, failure);
         if (finished) close(found);
     }
+    return {};
 }
 
 std::string CollectiveLog::text() {
@@ -102,6 +105,17 @@ void to_stderr(const std::string& text) {  // in one call, so that the logs of s
         left.remove_prefix(size_t(written));
     }
 }
+
+// Ends all ranks from a thread of the watchdog.
+[[noreturn]] void end_with(const std::string& report) {
+    to_stderr(report);
+    // The standard does not allow MPI_Abort in this thread. If it does not return, the alarm ends this rank and mpirun
+    // the others.
+    ::signal(SIGALRM, SIG_DFL);
+    alarm(5);
+    end_all_ranks(1);
+    std::_Exit(1);
+}
 }  // namespace
 
 void block_sigterm() {
@@ -114,7 +128,9 @@ void block_sigterm() {
 Watchdog::Watchdog()
     : thread_([this] { run(); }), device_thread_([this] {
           while (!stop_) {
-              collective_log().poll_device();
+              // A kernel of NCCL that lost its peer never ends: without this the host would wait for it forever.
+              const std::string failed = collective_log().poll_device();
+              if (!failed.empty()) end_with(fmt::format("rank {}: {}; {}", this_rank, failed, collective_log().text()));
               std::this_thread::sleep_for(std::chrono::milliseconds(50));
           }
       }) {}
@@ -179,17 +195,11 @@ void Watchdog::run() {
         const std::string missed = missed_beat(seconds);
         last = now;
         if (!late && missed.empty()) continue;
-        to_stderr(
+        end_with(
             late ? fmt::format(
                        "rank {}: {} has not ended after {:.0f} s (--comm-timeout): a rank of its group is missing; {}",
                        this_rank, late->what, timeout_.load(), collective_log().text())
                  : fmt::format("rank {}: {}\n", this_rank, missed));
-        // The standard does not allow MPI_Abort in this thread. If it does not return, the alarm ends this rank and
-        // mpirun the others.
-        ::signal(SIGALRM, SIG_DFL);
-        alarm(5);
-        end_all_ranks(1);
-        std::_Exit(1);
     }
 }
 

@@ -42,7 +42,9 @@ class CollectiveLog {
     // Adds `seconds` to the wait of every running operation. Returns the first that has waited for longer than `limit`,
     // if any (0: no limit).
     std::optional<Record> tick(double seconds, double limit);
-    void poll_device();  // closes operations that have completed there; calls the device
+    // Closes operations that have completed on the device. Returns which of the others has failed there and why, if one
+    // has. Calls the device.
+    std::string poll_device();
     std::string text();  // the last 64 operations, oldest first, and all that have not completed
 
   private:

@@ -46,7 +46,7 @@ void Work::State::launch() {
     request = operation.run(*group->backend);
     operation.run = nullptr;
     if (request) {
-        collective_log().set(log_id, group->backend->on_stream() ? LogState::running : LogState::posted, request);
+        collective_log().set(log_id, request->on_stream() ? LogState::running : LogState::posted, request);
     } else {
         operation.tensors.clear();
         collective_log().set(log_id, LogState::done);
@@ -57,7 +57,7 @@ void Work::State::launch() {
 void Work::State::complete() {
     if (!request) return;
     const RequestPtr waiting = std::exchange(request, nullptr);
-    if (group->backend->on_stream()) {
+    if (waiting->on_stream()) {
         waiting->wait();  // orders streams; the host does not wait
         group->shared->queue.read_clock_later(*this, waiting);
     } else {
