@@ -78,10 +78,10 @@ __global__ void sum_partials_kernel(double* out, const double* partial, int coun
 
 void fill(Tensor& x, double value) {
     const int64_t n = x.size();
-    if (x.dtype() == DType::i32)
+    if (value == 0 || x.dtype() == DType::u8)  // all dtypes: a zero is bytes of 0
+        CUDA_CHECK(cudaMemsetAsync(x.raw(), int(value), size_t(x.bytes()), stream()));
+    else if (x.dtype() == DType::i32)
         launch(fill_int_kernel, {blocks_for(n)}, x.data<int32_t>(), n, int32_t(value));
-    else if (x.dtype() == DType::u8)
-        CUDA_CHECK(cudaMemsetAsync(x.raw(), int(value), size_t(n), stream()));
     else
         with_float(x.dtype(), [&](auto zero) {
             using T = decltype(zero);

@@ -49,19 +49,23 @@ struct Word {
 Word* words_of(size_t bytes) { return reinterpret_cast<Word*>(reserve(bytes * (sizeof(Word) / 4))); }
 
 uint32_t offset_of(const void* code) { return uint32_t(static_cast<const char*>(code) - &__executable_start); }
+const void* code_at(uint32_t offset) { return &__executable_start + offset; }
 
-std::string line_of(uint32_t code) {
-    char program[4096] = {}, command[4300], text[1000] = "";
+// What addr2line prints about an address: line 0 the function, line 1 file:line.
+std::string lookup(const void* code, int line) {
+    char program[4096] = {}, command[4300], text[2][4000] = {};
     if (readlink("/proc/self/exe", program, sizeof program - 1) <= 0) return "?";
     const auto start = reinterpret_cast<uintptr_t>(&__executable_start);
     const bool moved = start > uintptr_t(1) << 32;  // a position-independent program, whose addresses begin at 0
-    std::snprintf(command, sizeof command, "addr2line -e '%s' 0x%zx", program, (moved ? 0 : start) + code - 1);
+    const auto address = reinterpret_cast<uintptr_t>(code) - (moved ? start : 0);
+    std::snprintf(command, sizeof command, "addr2line -Cf -e '%s' 0x%zx", program, address);
     if (FILE* pipe = popen(command, "r")) {
-        if (!std::fgets(text, sizeof text, pipe)) text[0] = 0;
+        for (auto& each : text)
+            if (!std::fgets(each, sizeof each, pipe)) each[0] = 0;
         pclose(pipe);
     }
-    const std::string line = std::strncmp(text, "./", 2) == 0 ? text + 2 : text;
-    return line.substr(0, line.find_first_of(" \n"));
+    const std::string answer = text[line];
+    return answer.substr(0, answer.find_last_not_of("\n") + 1);
 }
 
 const char* verb(Kind kind) {
@@ -83,9 +87,10 @@ void check_race(Word& word, const Access& mine, bool shared) {
                               !(before.kind == Kind::atomic && mine.kind == Kind::atomic);
         if (conflict && !ordered(before, mine, shared))
             fault(std::string("race in ") + (shared ? "shared" : "global") + " memory, no barrier between: thread " +
-                  std::to_string(mine.thread) + " " + verb(mine.kind) + " in " + line_of(mine.code) + ", thread " +
-                  std::to_string(before.thread) + (before.serial == mine.serial ? "" : " of another block") + " " +
-                  verb(before.kind) + " in " + line_of(before.code));
+                  std::to_string(mine.thread) + " " + verb(mine.kind) + " in " + line_of(code_at(mine.code)) +
+                  ", thread " + std::to_string(before.thread) +
+                  (before.serial == mine.serial ? "" : " of another block") + " " + verb(before.kind) + " in " +
+                  line_of(code_at(before.code)));
         const bool again = before.serial == mine.serial && before.thread == mine.thread && before.kind == mine.kind;
         if (again || ((!place || place->serial == mine.serial) && ordered(before, mine, shared))) place = &before;
         if (again) break;
@@ -105,6 +110,19 @@ void check_races(Word* words, size_t offset, size_t bytes, Kind kind, const void
 }
 
 }  // namespace
+
+std::string line_of(const void* code) {  // where the call before this address is
+    const std::string line = lookup(static_cast<const char*>(code) - 1, 1);
+    return line.substr(line.starts_with("./") ? 2 : 0, line.find(' ') - (line.starts_with("./") ? 2 : 0));
+}
+
+std::string name_of(const void* kernel) {
+    std::string name = lookup(kernel, 0);
+    for (const std::string& scope : {std::string("train70b::cuda::"), std::string("(anonymous namespace)::")})
+        for (size_t at = name.find(scope); at != std::string::npos; at = name.find(scope)) name.erase(at, scope.size());
+    name = name.substr(0, name.rfind('('));
+    return name.starts_with("void ") ? name.substr(5) : name;
+}
 
 char* const shared_memory = [] {
     char* const p = reserve(kSharedArena);
@@ -143,8 +161,7 @@ void check_access(const void* p, size_t bytes, Kind kind, const void* code) {
     const auto address = reinterpret_cast<uintptr_t>(p);
     const auto* byte = static_cast<const char*>(p);
     const auto illegal = [&](const std::string& why) {
-        fault("illegal access: " + line_of(offset_of(code)) + " " + verb(kind) + " " + std::to_string(bytes) +
-              " bytes " + why);
+        fault("illegal access: " + line_of(code) + " " + verb(kind) + " " + std::to_string(bytes) + " bytes " + why);
     };
     const bool aligned = bytes > 16 || (bytes & (bytes - 1)) != 0 || (address & (bytes - 1)) == 0;
     if (const auto offset = size_t(byte - shared_memory); offset < kSharedArena) {

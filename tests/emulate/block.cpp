@@ -273,11 +273,11 @@ struct KernelStats {
     size_t shared = 0;
     double seconds = 0;
 };
-auto& stats = *new std::map<std::string, KernelStats>;
+auto& stats = *new std::map<const void*, KernelStats>;
 void print_stats() {
     for (const auto& [kernel, s] : stats)
-        std::fprintf(stderr, "emulate: %-32s %8llu launches %9.3f s, %zu bytes of shared memory\n", kernel.c_str(),
-                     static_cast<unsigned long long>(s.launches), s.seconds, s.shared);
+        std::fprintf(stderr, "emulate: %-32s %8llu launches %9.3f s, %zu bytes of shared memory\n",
+                     name_of(kernel).c_str(), static_cast<unsigned long long>(s.launches), s.seconds, s.shared);
 }
 
 }  // namespace

@@ -14,6 +14,8 @@
 namespace emulate {
 
 std::string to_string(const Where& where);
+std::string line_of(const void* code);    // "file:line" of an address in the program
+std::string name_of(const void* kernel);  // a function's
 
 // ---- block.cpp ----
 void run(const Launch& launch);  // all blocks; with the device locked and its memory accessible

@@ -56,9 +56,8 @@ uint64_t random() {
 void fault(const std::string& what) {
     std::fprintf(stderr, "emulate: %s\n", what.c_str());
     if (running)
-        std::fprintf(stderr, "  in %s, launched in %s, block %u %u %u, thread %u %u %u\n",
-                     running->launch->kernel.c_str(), to_string(running->launch->where).c_str(), at.block.x, at.block.y,
-                     at.block.z, at.thread.x, at.thread.y, at.thread.z);
+        std::fprintf(stderr, "  in %s, block %u %u %u, thread %u %u %u\n", name_of(running->launch->kernel).c_str(),
+                     at.block.x, at.block.y, at.block.z, at.thread.x, at.thread.y, at.thread.z);
     std::fflush(stderr);
     std::abort();
 }
@@ -190,23 +189,19 @@ void enqueue_launch(cudaStream_t stream, Launch launch) {
     if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535) wrong = "the grid is too large";
     if (block.count() < 1 || block.count() > 1024) wrong = "a block has 1 to 1024 threads";
     if (launch.shared > 227 << 10) wrong = "more than 227 KiB of shared memory";
-    if (launch.shared > 48 << 10 && std::none_of(allowed_shared.begin(), allowed_shared.end(), [&](const auto& each) {
-            return size_t(each.second) >= launch.shared;
-        }))
+    if (launch.shared > 48 << 10 && launch.shared > size_t(allowed_shared[launch.kernel]))
         wrong = "more than 48 KiB of shared memory must be allowed by cudaFuncSetAttribute";
-    if (known(stream, launch.kernel)->gpu != current_gpu)
-        wrong = "the stream belongs to another GPU than the current one";
+    if (known(stream, "launch")->gpu != current_gpu) wrong = "the stream belongs to another GPU than the current one";
     if (wrong) {
         const auto text = [](const Extent& e) {
             return std::to_string(e.x) + " " + std::to_string(e.y) + " " + std::to_string(e.z);
         };
-        error(cudaErrorInvalidConfiguration, "launch of " + launch.kernel + " in " + to_string(launch.where) + ": " +
-                                                 wrong + " (grid " + text(grid) + ", block " + text(block) +
-                                                 ", shared " + std::to_string(launch.shared) + ")");
+        error(cudaErrorInvalidConfiguration, "launch of " + name_of(launch.kernel) + ": " + wrong + " (grid " +
+                                                 text(grid) + ", block " + text(block) + ", shared memory " +
+                                                 std::to_string(launch.shared) + " bytes)");
         return;
     }
-    const std::string name = launch.kernel;
-    enqueue(stream, name, [launch = std::move(launch)] {
+    enqueue(stream, "launch", [launch = std::move(launch)] {
         run(launch);
         return true;
     });

@@ -93,9 +93,8 @@ def launches(text):
             raise Unknown("a launch without grid, block, shared memory and stream")
         opened = text.index("(", end)
         closed = closing(text, opened)
-        kernel, values = head[1], text[opened + 1:closed].strip()
-        new = (f'emulate::launch("{kernel}", emulate::Where::current(), {", ".join(config)}, '
-               f"[=](const auto&... values) {{ {kernel}(values...); }}{', ' + values if values else ''})")
+        values = text[opened + 1:closed].strip()
+        new = f'emulate::launch({head[1]}, {", ".join(config)}{", " + values if values else ""})'
         text = replaced(text, head.start(1), closed + 1, new)
     return text
 

@@ -41,27 +41,26 @@ struct Extent {
     int64_t count() const { return x * y * z; }
 };
 struct Launch {
-    std::string kernel;
-    Where where;
+    const void* kernel;
     Extent grid, block;
     size_t shared;  // bytes of dynamic shared memory
     std::shared_ptr<void> arguments;
     size_t argument_bytes;
-    void (*call)(void* arguments);  // one thread
+    void (*call)(void* arguments);  // runs one thread
 };
 void enqueue_launch(cudaStream_t stream, Launch launch);
 
-template <class Kernel, class... Args>
-void launch(const char* name, Where where, Extent grid, Extent block, size_t shared, cudaStream_t stream, Kernel kernel,
-            Args... args) {
-    using Arguments = std::tuple<Kernel, Args...>;
-    static_assert((std::is_trivially_copyable_v<Args> && ...), "kernel arguments are copied as bytes");
-    static_assert((sizeof(Args) + ... + 0) <= 4096, "kernel arguments take at most 4 KiB");
-    enqueue_launch(stream, {name, where, grid, block, shared, std::make_shared<Arguments>(kernel, args...),
-                            sizeof(Arguments), [](void* arguments) {
-                                std::apply([](const auto& body, const auto&... values) { body(values...); },
-                                           *static_cast<Arguments*>(arguments));
-                            }});
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), Extent grid, Extent block, size_t shared, cudaStream_t stream,
+            const std::type_identity_t<Parameters>&... values) {
+    using Arguments = std::tuple<void (*)(Parameters...), Parameters...>;
+    static_assert((std::is_trivially_copyable_v<Parameters> && ...), "kernel arguments are copied as bytes");
+    static_assert((sizeof(Parameters) + ... + 0) <= 4096, "kernel arguments take at most 4 KiB");
+    const auto call = [](void* arguments) {
+        std::apply([](auto body, const auto&... each) { body(each...); }, *static_cast<Arguments*>(arguments));
+    };
+    enqueue_launch(stream, {reinterpret_cast<const void*>(kernel), grid, block, shared,
+                            std::make_shared<Arguments>(kernel, values...), sizeof(Arguments), call});
 }
 
 // ---- shared memory ----
