@@ -198,6 +198,7 @@ TEST_CASE("cuda: RoPE and its gradient, positions anywhere") {
 
 TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
     if (!have_gpu()) return;
+    int64_t number = 0;
     for (DType dtype : kTypes)
         for (int64_t D : {6, 16, 64, 128, 256})
             for (const AttentionShape& s : {AttentionShape{2, 65, 65, 4, 2, D, true},
@@ -207,6 +208,7 @@ TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
                                             {1, 70, 33, 2, 1, D, true},
                                             {1, 1, 3, 1, 1, D, false}})
                 for (DType grad : {dtype, DType::f32}) {
+                    if (!in_gpu_slice(number++)) continue;
                     const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, H = s.heads, K = s.kv_heads;
                     struct Inputs {
                         Tensor q, k, v;

@@ -16,6 +16,7 @@ TEST_CASE("every stage on a GPU, prefetch, overlap, accumulation, offload to pin
         int64_t micro_batches = 1;
     };
     std::vector<Case> list;
+    int64_t layout = 0;
     for (int stage = 0; stage <= 3; ++stage)
         for (const int64_t m : {1, 2})
             for (const bool overlap : {true, false})
@@ -23,6 +24,7 @@ TEST_CASE("every stage on a GPU, prefetch, overlap, accumulation, offload to pin
                     if (offload != Offload::none && (stage == 0 || (offload == Offload::all && stage < 3))) continue;
                     for (const int64_t prefetch : {0, 2}) {
                         if (stage < 3 && prefetch > 0) continue;
+                        if (!in_gpu_slice(layout++)) continue;
                         list.push_back(
                             {{.stage = stage, .offload = offload, .prefetch = prefetch, .overlap = overlap}, m});
                     }

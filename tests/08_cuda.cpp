@@ -1,0 +1,65 @@
+// Layouts of all techniques on device tensors, on 4 ranks, over every backend that can work here (how to start it:
+// tests/02_cuda.cpp).
+#include "tests/composed.h"
+#include "tests/device_comms.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+struct Layout {
+    Mesh mesh;
+    const char* pipeline = "1f1b";
+    ZeroOptions zero;
+    TensorParallelOptions tensor;
+    const char* context = "zigzag";
+    const char* recompute = "none";
+
+    ParallelConfig config() const {
+        ParallelConfig config;
+        config.mesh = mesh;
+        config.pipeline.schedule = pipeline;
+        config.zero = zero;
+        config.tensor = tensor;
+        config.context.algorithm = context;
+        return config;
+    }
+};
+
+const Layout kLayouts[] = {
+    {.mesh = {.dp = 4}, .zero = {.stage = 3, .offload = Offload::all}},
+    {.mesh = {.tp = 2, .dp = 2},
+     .zero = {.stage = 3, .prefetch = 1},
+     .tensor = {true, false},
+     .recompute = "selective"},
+    {.mesh = {.tp = 2, .cp = 2}, .zero = {.stage = 1}, .tensor = {true, false}, .context = "ring"},
+    {.mesh = {.dp = 2, .pp = 2}, .pipeline = "zero-bubble", .zero = {.stage = 2}},
+    {.mesh = {.tp = 2, .pp = 2}, .pipeline = "interleaved", .tensor = {true, true}},
+    {.mesh = {.cp = 2, .pp = 2}, .zero = {.stage = 1}, .context = "ulysses", .recompute = "full"},
+};
+
+}  // namespace
+
+TEST_CASE("six layouts on a GPU: one rank's losses, gradient norms and gradients") {
+    if (!has_gpu()) return;
+    const Text text;
+    REQUIRE(world().size() == 4);
+    for (int64_t i = 0; i < std::ssize(kLayouts); ++i) {
+        if (!in_gpu_slice(i)) continue;
+        const Layout& layout = kLayouts[i];
+        TrainOptions o = tiny_on_gpu(text);
+        o.model.layers = 4;
+        o.recompute = layout.recompute;
+        const std::unique_ptr<Session> one = run_on_one_rank(o);
+        o.micro_batch = 1;
+        for (const Comm& comm : device_comms()) {
+            ComposedRun layout_run(o, comm, layout.config());
+            layout_run.session.run();
+            const Farthest deviation = this_rank == 0 ? worst_deviation(layout_run.session, *one) : Farthest();
+            INFO(comm.backend(), ", ", layout.mesh.text(), ", ", std::string(layout.pipeline), ", ZeRO ",
+                 layout.zero.stage, ": ", deviation);
+            EXPECT_EVERYWHERE(deviation <= 5e-6);
+        }
+    }
+}
