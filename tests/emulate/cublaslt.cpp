@@ -206,7 +206,7 @@ void multiply(const Product& p, const Data& data) {
 
 bool overlap(const void* p, size_t p_bytes, const void* q, size_t q_bytes) {
     const auto a = reinterpret_cast<uintptr_t>(p), b = reinterpret_cast<uintptr_t>(q);
-    return a < b + q_bytes && b < a + p_bytes;
+    return p_bytes > 0 && q_bytes > 0 && a < b + q_bytes && b < a + p_bytes;
 }
 bool fits(const void* p, size_t bytes, uint32_t alignment) {
     return reinterpret_cast<uintptr_t>(p) % alignment == 0 && on_device(p, bytes);

@@ -1,101 +1,34 @@
 // NCCL on the emulated GPU, between processes of one machine, by the definition of each operation.
 //
-// The ranks of a communicator share memory with a ring of bytes for each ordered pair of ranks. All data are messages
-// through these rings: in a collective every rank sends its input to the others, then computes its result from all
-// inputs in rank order. As in NCCL, the operations of a communicator run one after another in the order of their calls,
-// whatever their streams. A send ends when it has been received; the calls of a group progress together.
+// All data are messages through rings in shared memory (rings.h): in a collective every rank sends its input to the
+// others, then computes its result from all inputs in rank order. As in NCCL, the operations of a communicator run one
+// after another in the order of their calls, whatever their streams. A send ends when it has been received; the calls
+// of a group progress together.
 #include <cuda_bf16.h>
-#include <fcntl.h>
 #include <nccl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <set>
 #include <vector>
 
 #include "emulate.h"
-
-namespace emulate {
-namespace {
-
-// ---- shared memory --------------------------------------------------------------------------------------------------
-
-struct Ring {  // one process writes, one reads
-    static constexpr uint64_t kBytes = 64 << 10;
-    alignas(64) std::atomic<uint64_t> written;  // bytes since the beginning
-    alignas(64) std::atomic<uint64_t> read;
-    alignas(64) char data[kBytes];
-
-    bool empty() const { return read.load(std::memory_order_acquire) == written.load(std::memory_order_relaxed); }
-    // Both move at most n bytes and return how many.
-    size_t put(const char* from, size_t n) {
-        const uint64_t end = written.load(std::memory_order_relaxed);
-        n = std::min<size_t>(n, kBytes - (end - read.load(std::memory_order_acquire)));
-        const size_t before_wrap = std::min<size_t>(n, kBytes - end % kBytes);
-        std::copy_n(from, before_wrap, data + end % kBytes);
-        std::copy_n(from + before_wrap, n - before_wrap, data);
-        written.store(end + n, std::memory_order_release);
-        return n;
-    }
-    size_t take(char* to, size_t n) {
-        const uint64_t begin = read.load(std::memory_order_relaxed);
-        n = std::min<size_t>(n, written.load(std::memory_order_acquire) - begin);
-        const size_t before_wrap = std::min<size_t>(n, kBytes - begin % kBytes);
-        std::copy_n(data + begin % kBytes, before_wrap, to);
-        std::copy_n(data, n - before_wrap, to + before_wrap);
-        read.store(begin + n, std::memory_order_release);
-        return n;
-    }
-};
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
-
-struct Pair {  // of a sender and a receiver
-    Ring ring;
-    std::atomic<bool> sends, receives;  // whether the rank has called its first send (receive) of this pair
-};
-struct alignas(64) Member {
-    std::atomic<bool> present;
-    uint64_t gpu;  // a hash of its host and GPU
-};
-struct alignas(64) Start {
-    std::atomic<int> present;  // ranks
-};
-
-template <class Condition>
-void wait_until(const Condition& condition) {
-    while (!condition()) std::this_thread::sleep_for(std::chrono::microseconds(50));
-}
-
-}  // namespace
-}  // namespace emulate
+#include "rings.h"
 
 using namespace emulate;
 
 struct ncclComm {
-    int rank, ranks;
-    char* memory;  // Start, a Member per rank, a Pair per pair of ranks
-    std::mutex mutex;
+    const int rank, ranks;
+    const SharedMemory shared;
+    std::mutex mutex{};
     uint64_t issued = 0;                 // operations, by the host
     std::atomic<uint64_t> finished = 0;  // operations, on the device
     std::atomic<bool> aborted = false;
-
-    static size_t bytes(int n) { return sizeof(Start) + size_t(n) * sizeof(Member) + size_t(n * n) * sizeof(Pair); }
-    Start& start() const { return *reinterpret_cast<Start*>(memory); }
-    Member& member(int r) const { return reinterpret_cast<Member*>(memory + sizeof(Start))[r]; }
-    Pair& pair(int from, int to) const { return reinterpret_cast<Pair*>(&member(ranks))[from * ranks + to]; }
-
-    ncclComm(int rank_, int ranks_, char* memory_) : rank(rank_), ranks(ranks_), memory(memory_) {}
-    ncclComm(const ncclComm&) = delete;
-    ~ncclComm() { munmap(memory, bytes(ranks)); }
 };
 
 namespace emulate {
@@ -120,15 +53,19 @@ size_t size_of(ncclDataType_t type) {
 }
 std::string to_string(const Header& h, bool received = false) {
     static const char* const kNames[] = {"Send", "AllReduce", "ReduceScatter", "AllGather", "Broadcast"};
+    static const char* const kTypes[ncclNumTypes] = {"int8", "uint8", "int32", "uint32", "int64", "uint64",
+                                                     "fp16", "fp32",  "fp64",  "bf16",   "e4m3",  "e5m2"};
     std::string text = received ? "ncclRecv" : std::string("nccl") + kNames[size_t(h.kind)];
-    text += "(count " + std::to_string(h.count) + ", type " + std::to_string(h.type);
+    text += "(" + std::to_string(h.count) + " " + kTypes[h.type];
     if (h.kind == Kind::all_reduce || h.kind == Kind::reduce_scatter) text += h.op == ncclMax ? ", max" : ", sum";
     if (h.kind == Kind::broadcast) text += ", root " + std::to_string(h.root);
     return text + ")";
 }
 
 struct Message {
+    bool sent;
     int peer;
+    Pair* pair;
     Header header;
     char* data;  // nullptr: received into `held`
     size_t bytes;
@@ -137,25 +74,25 @@ struct Message {
     std::vector<char> held{};
 
     bool complete() const { return moved == sizeof header + bytes; }
-    // Both move what they can; whether that was anything.
-    bool send(Ring& ring) {
+    // Moves what the ring takes or has; returns whether that was anything.
+    bool move(int rank) {
         const size_t before = moved;
-        if (moved < sizeof header) moved += ring.put(reinterpret_cast<char*>(&header) + moved, sizeof header - moved);
-        if (moved >= sizeof header) moved += ring.put(data + (moved - sizeof header), sizeof header + bytes - moved);
+        const auto some = [&](char* p, size_t n) { moved += sent ? pair->ring.put(p, n) : pair->ring.take(p, n); };
+        if (moved < sizeof header) {
+            some(reinterpret_cast<char*>(sent ? &header : &got) + moved, sizeof header - moved);
+            if (moved < sizeof header) return moved > before;
+            if (!sent) begin_receive(rank);
+        }
+        some(data + (moved - sizeof header), sizeof header + bytes - moved);
         return moved > before;
     }
-    bool receive(Ring& ring, int rank) {
-        const size_t before = moved;
-        if (moved < sizeof header) {
-            moved += ring.take(reinterpret_cast<char*>(&got) + moved, sizeof header - moved);
-            if (moved < sizeof header) return moved > before;
-            if (got != header)
-                fault("NCCL: rank " + std::to_string(peer) + "'s " + to_string(got) + " meets rank " +
-                      std::to_string(rank) + "'s " + to_string(header, header.kind == Kind::message));
-            if (!data) held.resize(bytes), data = held.data();
-        }
-        moved += ring.take(data + (moved - sizeof header), sizeof header + bytes - moved);
-        return moved > before;
+
+  private:
+    void begin_receive(int rank) {
+        if (got != header)
+            fault("NCCL: rank " + std::to_string(peer) + "'s " + to_string(got) + " meets rank " +
+                  std::to_string(rank) + "'s " + to_string(header, header.kind == Kind::message));
+        if (!data) held.resize(bytes), data = held.data();
     }
 };
 
@@ -172,8 +109,8 @@ struct Call {
     std::string name;
     Kind kind;
     Range reads, writes;
-    std::vector<Message> out{}, in{};  // a collective's: one per peer
-    std::function<void(const std::vector<Message>& in)> finish{};
+    std::vector<Message> messages{};
+    std::function<void(const std::vector<Message>& messages)> finish{};  // when they are complete
 };
 struct Group {
     int depth = 0;
@@ -184,7 +121,7 @@ struct Group {
 };
 thread_local Group group;
 std::mutex communicators_mutex;
-std::map<ncclComm_t, std::shared_ptr<ncclComm>> communicators;
+auto& communicators = *new std::map<ncclComm_t, std::shared_ptr<ncclComm>>;  // outlives all static objects
 
 ncclResult_t fail(ncclResult_t result, const std::string& why) {
     refuse("NCCL: " + why);
@@ -197,41 +134,35 @@ std::shared_ptr<ncclComm> find(ncclComm_t comm) {
     return found == communicators.end() ? nullptr : found->second;
 }
 
-// Moves what can be moved; whether all messages have been sent and received. Per ring, in the order of the calls.
+// Moves what can be moved; returns whether all messages have been received. Those of a ring move in the calls' order.
 bool progress(const ncclComm& comm, std::vector<Call>& calls) {
     bool complete = true;
     for (bool moved = true; moved;) {
         moved = false, complete = true;
-        std::vector<bool> sending(size_t(comm.ranks)), receiving(size_t(comm.ranks));
-        const auto advance = [&](std::vector<bool>& busy, const Message& m, const auto& move) {
-            if (!m.complete() && !busy[size_t(m.peer)] && move()) moved = true;
-            if (!m.complete()) busy[size_t(m.peer)] = true, complete = false;
-        };
-        for (Call& call : calls) {
-            for (Message& m : call.out) advance(sending, m, [&] { return m.send(comm.pair(comm.rank, m.peer).ring); });
-            for (Message& m : call.in)
-                advance(receiving, m, [&] { return m.receive(comm.pair(m.peer, comm.rank).ring, comm.rank); });
-        }
+        std::set<std::pair<Pair*, bool>> busy;
+        for (Call& call : calls)
+            for (Message& m : call.messages) {
+                if (m.complete()) continue;
+                if (!busy.contains({m.pair, m.sent}) && m.move(comm.rank)) moved = true;
+                if (!m.complete()) busy.insert({m.pair, m.sent}), complete = false;
+            }
     }
     for (const Call& call : calls)
-        for (const Message& m : call.out) complete = complete && comm.pair(comm.rank, m.peer).ring.empty();
+        for (const Message& m : call.messages) complete = complete && (!m.sent || m.pair->ring.empty());
     return complete;
 }
 
-// NCCL connects a sender and a receiver in their first send and receive: each host waits for the other's call.
+// NCCL connects two ranks in the first send from one to the other and its receive: each host waits for the other's.
 void connect(const ncclComm& comm, const std::vector<Call>& calls) {
-    const auto for_each = [&](const auto& flag_mine, const auto& flag_peers) {
-        for (const Call& call : calls) {
-            if (call.kind != Kind::message) continue;
-            for (const Message& m : call.out)
-                flag_mine(comm.pair(comm.rank, m.peer).sends), flag_peers(comm.pair(comm.rank, m.peer).receives);
-            for (const Message& m : call.in)
-                flag_mine(comm.pair(m.peer, comm.rank).receives), flag_peers(comm.pair(m.peer, comm.rank).sends);
-        }
+    const auto for_each = [&](const auto& body) {
+        for (const Call& call : calls)
+            for (const Message& m : call.messages)
+                if (call.kind == Kind::message) body(m);
     };
-    const auto nothing = [](const std::atomic<bool>&) {};
-    for_each([](std::atomic<bool>& flag) { flag = true; }, nothing);
-    for_each(nothing, [&](const std::atomic<bool>& flag) { wait_until([&] { return flag || comm.aborted; }); });
+    for_each([](const Message& m) { (m.sent ? m.pair->sends : m.pair->receives) = true; });
+    for_each([&](const Message& m) {
+        wait_until([&] { return (m.sent ? m.pair->receives : m.pair->sends) || comm.aborted; });
+    });
 }
 
 // Issues the calls of the group.
@@ -243,8 +174,7 @@ ncclResult_t issue() {
     std::stable_partition(calls->begin(), calls->end(), [](const Call& call) { return call.kind != Kind::message; });
     int64_t to_self = 0;
     for (const Call& call : *calls) {
-        for (const Message& m : call.out) to_self += m.peer == whole.comm->rank;
-        for (const Message& m : call.in) to_self -= m.peer == whole.comm->rank;
+        for (const Message& m : call.messages) to_self += m.peer != whole.comm->rank ? 0 : m.sent ? 1 : -1;
         for (const Call& other : *calls)
             if (&call != &other && (call.writes.overlaps(other.reads) || call.writes.overlaps(other.writes)))
                 return fail(ncclInvalidUsage, call.name + " writes what another call of its group uses");
@@ -258,7 +188,7 @@ ncclResult_t issue() {
         if (comm->aborted) return true;
         if (comm->finished != turn || !progress(*comm, *calls)) return false;
         for (const Call& call : *calls)
-            if (call.finish) call.finish(call.in);
+            if (call.finish) call.finish(call.messages);
         comm->finished = turn + 1;
         return true;
     });
@@ -282,13 +212,14 @@ ncclResult_t message(bool sent, char* data, size_t count, ncclDataType_t type, i
     const auto comm = find(handle);
     if (!comm || size_of(type) == 0) return fail(ncclInvalidArgument, "a message without communicator or type");
     const Header header{Kind::message, type, count};
-    if (peer < 0 || peer >= comm->ranks)
-        return fail(ncclInvalidArgument, to_string(header, !sent) + ": there is no rank " + std::to_string(peer));
-    const Range range{data, count * size_of(type)};
-    const std::vector<Message> one = {{peer, header, data, range.bytes}};
     const std::string name = to_string(header, !sent);
-    return add(comm, stream,
-               sent ? Call{name, Kind::message, range, {}, one, {}} : Call{name, Kind::message, {}, range, {}, one});
+    if (peer < 0 || peer >= comm->ranks)
+        return fail(ncclInvalidArgument, name + ": there is no rank " + std::to_string(peer));
+    Pair& pair = sent ? comm->shared.pair(comm->rank, peer) : comm->shared.pair(peer, comm->rank);
+    const Range range{data, count * size_of(type)};
+    Call call{name, Kind::message, sent ? range : Range(), sent ? Range() : range};
+    call.messages.push_back({sent, peer, &pair, header, data, range.bytes});
+    return add(comm, stream, std::move(call));
 }
 
 // ---- collectives ----------------------------------------------------------------------------------------------------
@@ -332,7 +263,7 @@ ncclResult_t collective(const Header& header, const void* in_, void* out_, ncclC
     if (reduces && (!reduce_all || (header.op != ncclSum && header.op != ncclMax)))
         return fail(ncclInvalidArgument, name + ": a reduction that the emulator lacks");
 
-    // Every rank sends `piece` bytes to every rank, those for rank r from in + r * stride; in a broadcast only the root.
+    // Every rank, in a broadcast only the root, sends `piece` bytes to each rank: to rank r those at in + r * stride.
     const size_t piece = header.count * size_of(header.type), stride = kind == Kind::reduce_scatter ? piece : 0;
     const auto gives = [=](int r) { return kind != Kind::broadcast || r == root; };
     char* const in = static_cast<char*>(const_cast<void*>(in_));
@@ -345,14 +276,15 @@ ncclResult_t collective(const Header& header, const void* in_, void* out_, ncclC
     Call call{name, kind, reads, writes};
     for (int r = 0; r < ranks; ++r) {
         if (r == me) continue;
-        call.out.push_back({r, header, in + size_t(r) * stride, gives(me) ? piece : 0});
-        call.in.push_back({r, header, nullptr, gives(r) ? piece : 0});
+        char* const to_r = in + size_t(r) * stride;
+        call.messages.push_back({true, r, &comm->shared.pair(me, r), header, to_r, gives(me) ? piece : 0});
+        call.messages.push_back({false, r, &comm->shared.pair(r, me), header, nullptr, gives(r) ? piece : 0});
     }
-    call.finish = [=](const std::vector<Message>& received) {
+    call.finish = [=](const std::vector<Message>& messages) {
         if (piece == 0) return;
-        std::vector<const char*> all;
-        for (const Message& m : received) all.push_back(m.data);
-        all.insert(all.begin() + me, in + size_t(me) * stride);
+        std::vector<const char*> all(size_t(ranks), in + size_t(me) * stride);
+        for (const Message& m : messages)
+            if (!m.sent) all[size_t(m.peer)] = m.data;
         if (reduces) return reduce_all(out, all, header);
         if (kind == Kind::broadcast) return void(std::memmove(out, all[size_t(root)], piece));
         for (size_t r = 0; r < all.size(); ++r) std::memmove(out + r * piece, all[r], piece);
@@ -394,21 +326,10 @@ ncclResult_t ncclCommInitRank(ncclComm_t* made, int ranks, ncclUniqueId id, int 
         return fail(ncclUnhandledCudaError, "no device");
     const char* host = std::getenv("NCCL_HOSTID");
 
-    const size_t bytes = ncclComm::bytes(ranks);
-    const int file = shm_open(id.internal, O_RDWR | O_CREAT, 0600);  // all zeros, which is what its content begins with
-    if (file < 0 || ftruncate(file, off_t(bytes)) != 0)
-        return fail(ncclSystemError, std::string("cannot create /dev/shm") + id.internal);
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    if (memory == MAP_FAILED) return fail(ncclSystemError, std::string("cannot map /dev/shm") + id.internal);
-    const auto comm = std::make_shared<ncclComm>(rank, ranks, static_cast<char*>(memory));
-    if (comm->member(rank).present.exchange(true)) fault("NCCL: two processes are rank " + std::to_string(rank));
-    comm->member(rank).gpu = std::hash<std::string>()(std::string(host ? host : "") + " " + bus);
-    if (++comm->start().present == ranks) shm_unlink(id.internal);
-    wait_until([&] { return comm->start().present == ranks; });
-
+    const uint64_t gpu = std::hash<std::string>()(std::string(host ? host : "") + " " + bus);
+    const std::shared_ptr<ncclComm> comm(new ncclComm{rank, ranks, SharedMemory(id.internal, rank, ranks, gpu)});
     for (int r = 0; r < ranks; ++r)
-        if (r != rank && comm->member(r).gpu == comm->member(rank).gpu)
+        if (r != rank && comm->shared.gpu(r) == gpu)
             return fail(ncclInvalidUsage, "Duplicate GPU detected: rank " + std::to_string(rank) + " and rank " +
                                               std::to_string(r) + " both on device " + bus);
     const std::lock_guard lock(communicators_mutex);
