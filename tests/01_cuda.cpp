@@ -360,10 +360,16 @@ TEST_CASE("every op takes tensors without rows, on both devices: nothing is writ
             matmul_into(x, none, ones, Transpose::none);
             matmul_into(kept, none, none, Transpose::a, 1);  // a gradient of no rows
             EXPECT(holds(kept, 2));
-            Tensor product = make.empty({E, E});
-            fill(product, 5);
-            matmul_into(product, none, none, Transpose::a);
-            EXPECT(holds(product, 0));
+            const Tensor no_columns = make.empty({E, 0});
+            for (Transpose transpose : {Transpose::none, Transpose::a, Transpose::b}) {
+                Tensor product = make.empty({E, E});
+                fill(product, 5);
+                matmul_into(product, transpose == Transpose::a ? none : no_columns,
+                            transpose == Transpose::b ? no_columns : none, transpose);
+                EXPECT(holds(product, 0));
+            }
+            Tensor no_product = make.empty({E, 0});
+            matmul_into(no_product, ones, no_columns, Transpose::none);
 
             fill(x, 1);
             fill_normal(x, 1, {.cols = E, .global_cols = E}, 1);

@@ -145,6 +145,12 @@ TEST_CASE("the ops of this chapter take tensors without rows, on both devices") 
                 EXPECT(read(whole) == std::vector<double>{0});
                 EXPECT(read(amax_t) == std::vector<double>(size_t(amax_t.size()), 0));
                 EXPECT(read(q_t.scale_inv) == std::vector<double>(size_t(amax_t.size()), 1));
+                if (scaling == Scaling::block128) continue;  // no product of two
+                Tensor c({cols, cols}, DType::f32, device), nothing({rows, rows}, DType::f32, device);
+                fill(c, 3);
+                scaled_matmul_into(c, q_t, q_t, 1);  // a gradient of no rows
+                EXPECT(read(c) == std::vector<double>(size_t(c.size()), 3));
+                scaled_matmul_into(nothing, q, q);
             }
         Param weight = make_param("weight", {4, 32}, 1);
         Tensor param({0}, DType::f32, device), grad({0}, DType::f32, device);

@@ -40,7 +40,11 @@ class Tensor {
     int64_t size() const { return size_; }  // elements
     int64_t bytes() const { return size_ * size_of(dtype_); }
     int64_t cols() const { return shape_.empty() ? 1 : shape_.back(); }
-    int64_t rows() const { return shape_.empty() ? 1 : size_ / std::max<int64_t>(shape_.back(), 1); }
+    int64_t rows() const {  // all dimensions but the last
+        int64_t count = 1;
+        for (size_t i = 0; i + 1 < shape_.size(); ++i) count *= shape_[i];
+        return count;
+    }
     DType dtype() const { return dtype_; }
     Device device() const;
     Memory kind() const;

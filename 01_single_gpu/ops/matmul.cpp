@@ -37,7 +37,6 @@ Tensor for_blas(const Tensor& x) {
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
     const bool ta = transpose == Transpose::a, tb = transpose == Transpose::b;
     const int64_t m = c.rows(), n = c.cols(), k = ta ? a.rows() : a.cols();
-    if (c.size() == 0) return;  // a BLAS refuses matrices without columns
     const Tensor wide_a = for_blas(a), wide_b = for_blas(b);
     const bool narrow = c.dtype() != wide_a.dtype();
     Tensor wide_c = narrow ? Tensor(c.shape(), wide_a.dtype(), Device::cpu, Memory::workspace) : c;
@@ -67,6 +66,8 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
           to_string(b.shape()));
     expect_rows("c", c, m, n, c.dtype());
     Span span("matmul", "op", 2.0 * m * n * k, bytes_of({a, b, c}));
+    if (k == 0) return beta == 0 ? fill(c, 0) : scale(c, beta);  // a sum of nothing
+    if (c.size() == 0) return;                                   // the libraries take no empty matrices
     DISPATCH(device_of({c, a, b}), matmul_into(c, a, b, transpose, beta));
 }
 

@@ -2,7 +2,7 @@
 // A backend moves bytes between the ranks of one group. Comm (comm.h) uses one of four:
 //   mpi     host tensors: plain MPI, called from one thread only
 //   staged  device tensors, copied through pinned host memory and sent by MPI: several ranks may share one GPU
-//   nccl    device tensors, one GPU per rank, on a communication stream
+//   nccl    device tensors, one GPU per rank, on a communication stream; messages as staged does
 //   fake    a simulated process group: one rank of N, with every peer assumed to hold a copy of this rank's data
 #include <functional>
 #include <string>
