@@ -1,5 +1,6 @@
 // Every CUDA op against the CPU op, in fp32 and bf16, and the whole model's loss and gradients. Where there is no GPU
 // each case says so and is skipped.
+#include <cstring>
 #include <map>
 
 #include "01_single_gpu/llama.h"
@@ -120,6 +121,19 @@ TEST_CASE("cuda: fill, copy, scale, add, sum of squares") {
                 add(a, a, wide);  // in place, mixed dtypes
                 return Results{sum, wide, squares, constant, a};
             });
+}
+
+TEST_CASE("cuda: fill with 0 in every dtype, with other numbers in those that kernels compute in") {
+    if (!have_gpu()) return;
+    for (const auto& [dtype, value] :
+         {std::pair(DType::f32, 3.0), {DType::bf16, 3.0}, {DType::i32, 3.0}, {DType::f32, 0.0}, {DType::f64, 0.0}}) {
+        Tensor x({1001}, dtype, Device::cuda), back({1001}, dtype, Device::cpu), expected({1001}, dtype, Device::cpu);
+        fill(x, value);
+        fill(expected, value);
+        copy(back, x);
+        INFO(name_of(dtype));
+        EXPECT(std::memcmp(back.raw(), expected.raw(), size_t(back.bytes())) == 0);
+    }
 }
 
 TEST_CASE("cuda: views that begin anywhere") {
@@ -354,7 +368,7 @@ TEST_CASE("every op takes tensors without rows, on both devices: nothing is writ
                 return list == std::vector<double>(list.size(), value);
             };
             Tensor x = make.empty({0, E}), y = make.empty({0, E}), wide = make.floats({0, E}), stats = make.floats({0});
-            Tensor sum = make.floats({1}), squares({1}, DType::f64, device), kept = make.floats({E, E});
+            Tensor sum = make.floats({1}), squares = tensor({1}, {1}, DType::f64, device), kept = make.floats({E, E});
             fill(kept, 2);
 
             matmul_into(x, none, ones, Transpose::none);
@@ -378,7 +392,6 @@ TEST_CASE("every op takes tensors without rows, on both devices: nothing is writ
             scale(x, 2);
             add(x, x, wide);
             swap_blocks(x, y, 3, 0);
-            fill(squares, 1);
             sum_squares(squares, x);
             EXPECT(holds(squares, 0));
 
