@@ -154,9 +154,11 @@ TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not
     const TrainOptions o = tiny_on_gpu(text);
     Session one(o);
     one.run();
+    int64_t number = 0;
     for (const Comm& comm : device_comms())
         for (const std::string& algorithm : all_reduce_names())
             for (const bool overlap : {false, true}) {
+                if (!in_gpu_slice(number++ * 2)) continue;  // a quarter
                 comm.use(algorithm);
                 TrainOptions part = o;
                 part.micro_batch = 1;

@@ -37,6 +37,7 @@ inline TrainOptions tiny_on_gpu(const Text& text) {
     TrainOptions o = tiny(text);
     o.device = "cuda";
     o.lr = o.min_lr = 1e-3;
+    if (kEmulated) o.steps = 2;
     o.model.hidden = 64;
     o.model.ffn = 96;
     o.global_batch = o.micro_batch = 2 * world().size();

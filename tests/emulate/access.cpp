@@ -170,17 +170,16 @@ void check_access(const void* p, size_t bytes, Kind kind, const void* code) {
         if (!kRaces && aligned) return;
         static Word* const words = kRaces ? words_of(kSharedArena) : nullptr;
         if (words) check_races(words, offset, bytes, kind, code, true);
-    } else if (byte >= running->stack && byte < running->stack_end) {
-        return;
-    } else if (const size_t offset = arena_offset(p); offset < kArena) {
+    } else if ((byte >= &__executable_start && byte < &_end) || (byte >= running->stack && byte < running->stack_end)) {
+        return;  // __constant__, threadIdx; the thread's own variables
+    } else if (const auto offset = size_t(byte - running->arena); offset < kArena) {
         if (!is_live(offset, bytes)) illegal(describe(p));
         static Word* const words = kRaces ? words_of(kArena) : nullptr;
         if (words) check_races(words, offset, bytes, kind, code, false);
     } else {
         const auto* arguments = static_cast<const char*>(running->launch->arguments.get());
-        const bool constant = (byte >= &__executable_start && byte < &_end) ||
-                              (byte >= arguments && byte < arguments + running->launch->argument_bytes);
-        if (!constant && place_of(p, bytes) != Place::pinned) illegal("of host memory that is not pinned");
+        const bool argument = byte >= arguments && byte < arguments + running->launch->argument_bytes;
+        if (!argument && place_of(p, bytes) != Place::pinned) illegal("of host memory that is not pinned");
         return;
     }
     if (!aligned) illegal("at an address that is not a multiple of that, " + describe(p));

@@ -289,6 +289,7 @@ void run(const Launch& launch) {
     at.block_dim = dims(launch.block);
     now = {};
     now.launch = &launch;
+    now.arena = arena();
     now.first_serial = block_serial + 1;
     running = &now;
     std::vector<int64_t> order(size_t(launch.grid.count()));

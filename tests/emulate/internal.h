@@ -24,6 +24,7 @@ struct Running {                 // the CUDA thread that runs, as access.cpp see
     uint64_t first_serial = 0;                             // block_serial of the launch's first block
     uint16_t thread = 0, barriers = 0, warp_barriers = 0;  // its number in the block; how many it has passed
     const char *stack = nullptr, *stack_end = nullptr;
+    const char* arena = nullptr;  // of its GPU's memory
 };
 extern thread_local Running* running;  // nullptr outside kernels
 
@@ -40,7 +41,7 @@ char* reserve(size_t bytes);  // address space; its pages appear as they are wri
 int gpu_count();
 extern thread_local int current_gpu;
 constexpr size_t kArena = size_t(32) << 30;   // address space of one GPU's memory
-size_t arena_offset(const void* p);           // in the current GPU's memory; at least kArena: not there
+const char* arena();                          // of the current GPU, which has memory
 bool is_live(size_t offset, size_t bytes);    // within one allocation
 void* allocate(size_t bytes);                 // on the current GPU, filled with NaNs; nullptr: out of memory
 void begin_release(void* p, const char* by);  // faults unless p is an allocation that nobody has released

@@ -116,10 +116,11 @@ void close_memory() {
     for (Gpu* g : gpus) g->protect(true);
 }
 
-size_t arena_offset(const void* p) {
-    return size_t(current_gpu) < gpus.size() ? size_t(static_cast<const char*>(p) - gpus[size_t(current_gpu)]->arena)
-                                             : kArena;
-}
+const char* arena() { return gpu().arena; }
+
+namespace {
+size_t arena_offset(const void* p) { return size_t(static_cast<const char*>(p) - arena()); }
+}  // namespace
 
 bool is_live(size_t offset, size_t bytes) {
     const Allocation* a = allocation_at(*gpus[size_t(current_gpu)], offset);

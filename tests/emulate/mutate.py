@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Do the CUDA tests notice a mistake? Removes or inverts, one at a time, each barrier, event, wait and bound check of the .cu
+and .cuh files, and runs the tests of that file on the emulated GPU.
+
+    tests/emulate/mutate.py BUILD [--only REGEX] [--list] [--jobs N] [--csv FILE]
+
+BUILD: configured with -DTRAIN70B_CUDA=EMULATE and built. A mutant is caught if a test fails, faults or hangs. The sources stay as
+they are. Exit code 1 if fewer than nine in ten are caught.
+"""
+import argparse
+import concurrent.futures
+import csv
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+from transform import closing, without_comments  # noqa: E402
+
+# file: the tests that are to notice, each (program, ranks, doctest's arguments, environment)
+OPS = [("test_01_cuda", 1, ["-tce=*attention*"], {})]
+ATTENTION = [("test_01_cuda", 1, ["-tc=*attention*"], {"TRAIN70B_TEST_SLICE": str(n)}) for n in range(3)]
+MODEL = [("test_01_cuda", 1, [], {"TRAIN70B_TEST_SLICE": "2", "EMULATE_STREAMS": "lazy"})]
+NCCL = [("test_02_cuda", 2, [], {"EMULATE_STREAMS": s, "EMULATE_SEED": seed, "TRAIN70B_TEST_SLICE": slice})
+        for s, seed, slice in (("random", "1", "0"), ("lazy", "2", "2"), ("random", "3", "4"), ("eager", "4", "6"))]
+OFFLOAD = [("test_03_cuda", 2, [], {"EMULATE_STREAMS": s, "TRAIN70B_TEST_SLICE": slice})
+           for s, slice in (("lazy", "5"), ("random", "6"), ("random", "4"))]
+FP8 = [("test_07_cuda", 1, ["-tce=training*"], {})]
+TESTS = {"attention": ATTENTION, "backend_nccl": NCCL, "cuda_device": MODEL + OFFLOAD, "fp8_cuda": FP8,
+         "cuda.cuh": OPS + FP8, "": OPS}
+
+HOST_STATEMENTS = r"""\b(?:CUDA_CHECK\((?:cudaEventRecord|cudaStreamWaitEvent|cudaEventSynchronize|cudaStreamSynchronize)\b|
+    cuda_synchronize\(|ready_\.block\(|end_->block\(|after_wait_->synchronize\(|synchronize\(\);)""".replace("\n    ", "")
+
+
+def mutants_of(name):
+    """(line, kind, what, begin, end, replacement) of each mutant of a file."""
+    source = (ROOT / name).read_text()
+    text = without_comments(source)
+    line = lambda at: text[:at].count("\n") + 1
+    found = []
+
+    def add(begin, end, kind, new):
+        found.append((line(begin), kind, " ".join(source[begin:end].split()), begin, end, new))
+
+    for m in re.finditer(r"\b__sync(?:threads|warp)\(\);", text):
+        add(m.start(), m.end(), "barrier removed", ";")
+    for m in re.finditer(r"\b__syncthreads_or", text):
+        add(m.start(), m.end(), "barrier removed", "")
+    for m in re.finditer(HOST_STATEMENTS, text):
+        end = text.index(";", closing(text, text.index("(", m.start()))) + 1
+        statement = text[m.start():end]
+        if "void " not in text[max(0, m.start() - 6):m.start()]:
+            kind = "event removed" if re.search("Record|block|WaitEvent", statement) else "wait removed"
+            add(m.start(), end, kind, ";")
+    # Bounds: comparisons of order in conditions of if and ?:, not those of loops.
+    for m in re.finditer(r"\bif (?:constexpr )?\(", text):
+        end = closing(text, m.end() - 1)
+        condition = text[m.end():end]
+        if "constexpr" in m[0] or not re.search(r"(?<![<>-])(<=?|>=?)(?![<>])", condition) or re.search("<<|exceptions", condition):
+            continue
+        declaration, semicolon, condition = condition.rpartition(";")
+        begin = m.end() + len(declaration) + len(semicolon)
+        leaves = re.match(r"\s*(return|continue|break)\b", text[end + 1:])
+        add(begin, end, "bound removed", " false" if leaves else " true")
+        add(begin, end, "bound inverted", f" !({condition.strip()})")
+    for m in re.finditer(r"(?<=[=(,;{]) ?([^=(,;{}?]*?(?:\([^()]*\)[^=(,;{}?]*?)?(?:<|>=) [^=,;{}?]*?) \? ", text):
+        if "<<" not in m[1] and "template" not in m[1]:
+            add(m.start(1), m.end(1), "bound removed", " true")
+            add(m.start(1), m.end(1), "bound inverted", f" !({m[1].strip()})")
+    return [(name, *each) for each in sorted(found, key=lambda f: f[3])]
+
+
+class Build:
+    def __init__(self, folder):
+        self.folder = folder
+        self.commands = {Path(c["output"]).name if "output" in c else c["file"]: c
+                         for c in json.loads((folder / "compile_commands.json").read_text())}
+        self.sources = sorted(c["file"] for c in self.commands.values() if "/emulated/" in c["file"] and c["file"].endswith(".cu.cpp"))
+
+    def compile_command(self, source):
+        return next(c["command"] for c in self.commands.values() if c["file"] == source)
+
+    def link_command(self, program):
+        lines = subprocess.run(["ninja", "-C", str(self.folder), "-t", "commands", program], capture_output=True, text=True,
+                               check=True).stdout.splitlines()
+        return lines[-1]
+
+    def includers(self, name):
+        """The sources that a file is compiled in."""
+        if name.endswith(".cu"):
+            return [s for s in self.sources if s.endswith("/" + name + ".cpp")]
+        if name.endswith("cublas.cuh"):
+            pattern = "cublas.cuh"
+        else:
+            pattern = name
+        return [s for s in self.sources
+                if pattern in Path(s).read_text() or (name.endswith("cuda.cuh") and "attention_cuda.cuh" not in name)]
+
+
+def try_mutant(build, mutant, timeout):
+    name, line, kind, what, begin, end, new = mutant
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+        source = (ROOT / name).read_text()
+        changed = scratch / "changed" / name
+        changed.parent.mkdir(parents=True)
+        changed.write_text(source[:begin] + new + source[end:])
+        made = scratch / "emulated" / (name + (".cpp" if name.endswith(".cu") else ""))
+        made.parent.mkdir(parents=True)
+        subprocess.run([sys.executable, ROOT / "tests/emulate/transform.py", name, changed, made], check=True)
+        objects = {}
+        for original in build.includers(name):
+            command = shlex.split(build.compile_command(original))
+            output = command[command.index("-o") + 1]
+            new_output = str(scratch / (Path(output).name))
+            objects[output] = new_output
+            command[command.index("-o") + 1] = new_output
+            command = [c for c in command if c not in ("-Werror",)]
+            if name.endswith(".cu"):
+                command[command.index(original)] = str(made)
+            else:
+                command.insert(1 if command[0].endswith("++") else 2, "-I" + str(scratch / "emulated"))
+            for flag in ("-MD", "-MT", "-MF"):
+                if flag in command:
+                    at = command.index(flag)
+                    del command[at:at + (1 if flag == "-MD" else 2)]
+            result = subprocess.run(command, cwd=build.folder, capture_output=True, text=True)
+            if result.returncode:
+                return "does not compile", result.stderr.strip().splitlines()[0][:160]
+        tests = next(t for key, t in TESTS.items() if key in Path(name).name)
+        programs = {}
+        for program, ranks, arguments, environment in tests:
+            if program not in programs:
+                programs[program] = scratch / program
+                command = build.link_command(program)
+                for old, moved in objects.items():
+                    command = re.sub(r"(?<=\s)" + re.escape(old) + r"(?=\s)", moved, command)
+                command = command.replace(f"-o bin/{program} ", f"-o {scratch / program} ")
+                subprocess.run(command, shell=True, cwd=build.folder, check=True, capture_output=True)
+            start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
+            settings = {"OMP_NUM_THREADS": "1", "EMULATE_GPUS": str(ranks), "EMULATE_RACES": "1", "TRAIN70B_TEST_SLICE": "all"}
+            with subprocess.Popen(start + [str(scratch / program), "--abort-after=1", *arguments], cwd=ROOT, text=True,
+                                  env={**os.environ, **settings, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  errors="replace") as run:
+                try:
+                    output = run.communicate(timeout=timeout)[0]
+                except subprocess.TimeoutExpired:
+                    run.terminate()
+                    run.communicate()
+                    return "caught", f"{program}: does not end"
+            if run.returncode:
+                shown = [l for l in output.splitlines() if l.startswith("emulate:")] or \
+                        [l for l in output.splitlines() if "ERROR" in l or "check failed" in l]
+                return "caught", f"{program}: {shown[0][:160] if shown else 'exit code ' + str(run.returncode)}"
+        return "survived", ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--only", default="", help="mutants whose 'file:line kind' matches")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
+    files = subprocess.run(["git", "ls-files", "*.cu", "*.cuh"], cwd=ROOT, capture_output=True, text=True, check=True)
+    mutants = [m for name in files.stdout.split() for m in mutants_of(name)]
+    mutants = [m for m in mutants if re.search(options.only, f"{m[0]}:{m[1]} {m[2]}")]
+    if options.list:
+        for name, line, kind, what, *_ in mutants:
+            print(f"{name}:{line}  {kind}: {what}")
+        print(len(mutants), "mutants")
+        return
+    build = Build(options.build.resolve())
+    rows = []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        began = time.time()
+        for mutant, (verdict, why) in zip(mutants, pool.map(lambda m: try_mutant(build, m, options.timeout), mutants)):
+            name, line, kind, what, *_ = mutant
+            rows.append([f"{name}:{line}", kind, what, verdict, why])
+            print(f"{time.time() - began:6.0f} s  {verdict:9} {name}:{line}  {kind}: {what}  {why}", flush=True)
+    if options.csv:
+        with open(options.csv, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["place", "kind", "code", "verdict", "noticed by"], *rows])
+    real = [r for r in rows if r[3] != "does not compile"]
+    caught = sum(r[3] == "caught" for r in real)
+    print(f"{caught} of {len(real)} caught; {len(rows) - len(real)} do not compile")
+    sys.exit(0 if caught >= 0.9 * len(real) else 1)
+
+
+if __name__ == "__main__":
+    main()
