@@ -61,17 +61,19 @@ TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_js
 
 void TrainingRun::allocate() {
     const LlamaConfig& c = options_.model;
-    const std::string kernels = model.options.device != Device::cpu
+    const Device device = model.options.device;
+    const std::string kernels = device == Device::cuda ? fmt::format(" ({})", device_text(device))
+                                : device == Device::meta
                                     ? ""
                                     : fmt::format(" (OpenBLAS {} kernels, {} thread{})", blas_core(), cpu_threads(),
                                                   cpu_threads() == 1 ? "" : "s");
     say("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}{}\n", c.name,
         human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
-        name_of(model.options.device), kernels);
+        name_of(device), kernels);
     say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
         data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
         options_.micro_batch);
-    if (const std::string mfu = mfu_text(model.options.device, model.options.dtype); !mfu.empty()) say("{}\n", mfu);
+    if (const std::string mfu = mfu_text(device, model.options.dtype); !mfu.empty()) say("{}\n", mfu);
     trainer.allocate();
     if (weights_)
         for (Unit* unit : model.units()) trainer.store->write(*unit, [&] { weights_->load(unit->params); });

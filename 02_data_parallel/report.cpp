@@ -113,6 +113,8 @@ void say_layout(const Program& p, const DataParallel& store) {
 DataParallelReport::DataParallelReport(CommandLine& flags) {
     flags.group("Output");
     flags.add_output(all_reduce_, "FILE.csv: write the table of all-reduce algorithms");
+    flags.add("--all-reduce-mb", largest_mb_, "largest message of the table of all-reduce algorithms, in MiB",
+              integer_from(1, 1 << 14));
     flags.add_output(modes_, "FILE.csv: write the table of data-parallel modes");
 }
 
@@ -133,7 +135,7 @@ void DataParallelReport::print(Program& p, const Comm& ranks, DataParallel& stor
             memory_table(o.model, p.model().options, o.micro_batch, o.seq_len, p.trainer().peak()).text());
     if (!p.compares(p.dp)) return;
     std::vector<int64_t> sizes;
-    for (int64_t bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) sizes.push_back(bytes);
+    for (int64_t bytes = 1 << 10; bytes <= largest_mb_ << 20; bytes *= 4) sizes.push_back(bytes);
     const Table all_reduce = all_reduce_table(ranks, p.model().options.device, sizes);
     say(all_reduce);
     const Table modes = data_parallel_table(ranks, p.trainer(), store, options, o.steps);

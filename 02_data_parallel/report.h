@@ -21,13 +21,14 @@ void say_layout(const Program& program, const DataParallel& store);  // after al
 
 class DataParallelReport {
   public:
-    explicit DataParallelReport(CommandLine& flags);  // adds --all-reduce-csv, --modes-csv
+    explicit DataParallelReport(CommandLine& flags);  // adds --all-reduce-csv, --modes-csv, --all-reduce-mb
     void open(const Program& program);                // the files; usage errors
     // The memory of this rank and, on several ranks, the two tables.
     void print(Program& program, const Comm& ranks, DataParallel& store, const DataParallelOptions& options);
 
   private:
     OptionalOutput all_reduce_{"--all-reduce-csv"}, modes_{"--modes-csv"};
+    int64_t largest_mb_ = 64;
 };
 
 }  // namespace train70b

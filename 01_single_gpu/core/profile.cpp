@@ -91,6 +91,13 @@ std::string name_of_device([[maybe_unused]] Device device) {
 }
 }  // namespace
 
+std::string device_text([[maybe_unused]] Device device) {
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) return fmt::format("{}, {} visible", cuda_info().name, cuda_device_count());
+#endif
+    return "";
+}
+
 std::optional<double> peak_flops_of(std::string_view device_name, DType dtype) {
     for (const Peak& peak : kPeaks) {
         if (peak.name != device_name) continue;

@@ -58,6 +58,9 @@ class Span {
     double flops_, bytes_, begin_ = -1, cpu_begin_ = 0;
 };
 
+// "NVIDIA H200, 8 visible": the name that CUDA reports, and how many devices there are; empty on the CPU.
+std::string device_text(Device device);
+
 // Dense peak FLOP/s for matrix products in this dtype from the device's data sheet, by the name that CUDA reports;
 // empty if unknown (any CPU, a name that is not in the table, fp64). FP8 runs are also measured against the bf16 peak,
 // because attention, the head and the embedding stay in bf16, and so that all recipes are comparable.

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Measures a machine with GPUs: tests, ceilings, ops, training steps, attention, rank slices, layouts; one CSV per part.
+#
+#   bash docs/measure_node.sh [--minutes 9] [--resume] [PART ...]      --help: the parts and all options
+#
+# Uses the programs in build/bin if they run here, and builds them (tests/setup.sh) if not. A build can be carried to a
+# machine without compiler or network: docs/cluster.md says what it needs there. Without a usable GPU: exit code 2.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bin=build/bin
+arguments=("$@")
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --bin) bin=${2:?"--bin needs a folder"} ;;
+        --bin=*) bin=${1#*=} ;;
+        -h | --help) exec python3 docs/measure_node.py --help ;;
+    esac
+    shift
+done
+command -v python3 >/dev/null || { echo "measure_node: python3 is not there" >&2; exit 2; }
+
+runs() { [ -x "$bin/08_3d_full" ] && OMPI_MCA_ess_singleton_isolated=1 "$bin/08_3d_full" --help >/dev/null 2>&1; }
+if ! runs; then
+    [ ! -x "$bin/08_3d_full" ] || ldd "$bin/08_3d_full" | grep 'not found' >&2 || true
+    if [ "$bin" != build/bin ]; then
+        echo "measure_node: $bin/08_3d_full is not there or does not run" >&2
+        exit 2
+    fi
+    echo "== no build that runs here: building"
+    bash tests/setup.sh build || { echo "measure_node: the build failed" >&2; exit 2; }
+fi
+exec python3 docs/measure_node.py --seconds-used "$SECONDS" ${arguments[@]+"${arguments[@]}"}
