@@ -13,10 +13,11 @@ hardware, driver, commit, date and command:
     not tested  a test that found nothing to test here
     not reached the time of --minutes was over before it began, or before it ended
 Rows of the same run on the same hardware are replaced, others are kept. --resume leaves out what this commit has
-already run on this hardware; only `not reached` is tried again.
+already run on this hardware, also what failed; what was not run or not reached is tried.
 Exit code: 0; 1 if a run failed or took too long; 2 without a usable GPU, and for wrong options.
 """
 import argparse
+import ctypes
 import csv
 import dataclasses
 import datetime
@@ -114,8 +115,9 @@ SCALES = {
 def tests(node):
     """the CUDA tests; those of several ranks on two, through host memory and, with two GPUs, NCCL"""
     node.run("01_cuda", ["test_01_cuda"], doctest, limit=300)
-    for path in sorted(node.bin.glob("test_0[2-9]_cuda")) or [node.bin / "test_02_cuda"]:
-        node.run(path.name[5:], [path.name], doctest, ranks=2, limit=300)
+    later = {path.name for path in node.bin.glob("test_0[89]_cuda")}
+    for name in sorted({f"test_0{chapter}_cuda" for chapter in range(2, 8)} | later):
+        node.run(name.removeprefix("test_"), [name], doctest, ranks=2, limit=300)
 
 
 def sanitizer(node):
@@ -301,7 +303,7 @@ def doctest(text, _):
     cases = found(r"test cases:\s*(\d+) \|\s*(\d+) passed \|\s*(\d+) failed", text, "summary of the tests")
     assertions = int(found(r"assertions:\s*(\d+)", text, "number of assertions")[1])
     left_out = sorted(set(re.findall(r"NOT TESTED: .*|skipped: .*", text)))
-    if assertions == 0 or any("no GPU" in line or "no CUDA" in line for line in left_out):
+    if assertions == 0 or any(re.search("no (usable )?GPU|no CUDA", line) for line in left_out):
         raise NotTested("; ".join(left_out) or "no assertions")
     return [{"cases": int(cases[1]), "failed": int(cases[3]), "assertions": assertions, "note": "; ".join(left_out)}]
 
@@ -354,7 +356,7 @@ def op_row(node, row):
 
 def fp8_products(text, _):
     numbers = r"\s+([\d.]+)"
-    lines = re.findall(r"^(\d+)" + numbers * 5 + r"\s+([\d.]+) x", text, re.M)
+    lines = re.findall(r"^\s*(\d+)" + numbers * 5 + r"\s+([\d.]+) x", text, re.M)
     if not lines:
         raise Unreadable("the output has no table of products")
     names = ("rows", "in", "out", "bf16_tflops", "fp8_tflops", "casts_ms", "net_speedup")
@@ -423,6 +425,7 @@ class Usage(Exception):
     pass
 
 
+LIBC = ctypes.CDLL(None)
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -432,6 +435,13 @@ def clean(text):
 
 def shown(value):
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def own_group():
+    """In the child: a group of its own, which can be ended as one, and which ends if this script is killed."""
+    os.setpgrp()
+    PR_SET_PDEATHSIG = 1
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Node:
@@ -445,7 +455,7 @@ class Node:
         self.folder, self.file, self.child = folder, folder / "file", None
         self.started = set()  # (part, run) of this call
         self.environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                                OMPI_MCA_btl_vader_single_copy_mechanism="none")
+                                OMPI_MCA_btl_vader_single_copy_mechanism="none", GOMP_SPINCOUNT="1000")
         if not shutil.which("ssh") and not shutil.which("rsh"):
             self.environment.setdefault("OMPI_MCA_plm", "isolated")  # else Open MPI refuses to start at all
         self.part, self.part_end, self.rows = None, float("inf"), []
@@ -528,7 +538,7 @@ class Node:
         common = {"run": name, "status": status, "seconds": f"{seconds:.2f}", "hardware": self.hardware,
                   "driver": self.driver, "commit": self.commit, "command": command,
                   "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
-        rows = [{key: shown(value) for key, value in {**row, **common, "note": row.get("note") or note}.items()}
+        rows = [{key: shown(value) for key, value in {**row, **common, "note": note or row.get("note", "")}.items()}
                 for row in rows]
         old = self.mine(name)
         at = self.rows.index(old[0]) if old else len(self.rows)
@@ -550,10 +560,8 @@ class Node:
         rows = self.mine(name)
         if (self.part, name) in self.started:
             return rows
-        if self.options.resume and rows and all(row["commit"] == self.commit and row["status"] != "not reached"
-                                                for row in rows):
-            return rows
-        return []
+        kept = all(row["commit"] == self.commit and row["status"] not in ("not run", "not reached") for row in rows)
+        return rows if self.options.resume and kept else []
 
     def skip(self, name, why):
         if not self.done(name):
@@ -609,13 +617,12 @@ class Node:
             raise OutOfTime
         rows, note = [{}], ""
         status = "timeout" if code is None else "failed" if code else "ok"
-        if status == "ok":
-            try:
-                rows = parse(output, self)
-            except NotTested as why:
-                status, note = "not tested", str(why)
-            except (Unreadable, ValueError, KeyError, TypeError) as why:
-                status, note = "failed", f"{type(why).__name__}: {why}"
+        try:
+            rows = parse(output, self)  # of a failed run: what there is
+        except NotTested as why:
+            status, note = ("not tested", str(why)) if status == "ok" else (status, "")
+        except (Unreadable, ValueError, KeyError, TypeError) as why:
+            status, note = ("failed", f"{type(why).__name__}: {why}") if status == "ok" else (status, "")
         if status in ("failed", "timeout"):
             ended = f"no end within {limit} s" if code is None else f"exit code {code}"
             note = "; ".join(filter(None, [note or ended, clean("\n".join(output.splitlines()[-8:]))[-600:]]))
@@ -628,7 +635,7 @@ class Node:
         with open(self.folder / "output", "w+b") as file:
             try:
                 self.child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                              env={**self.environment, **environment}, preexec_fn=os.setpgrp)
+                                              env={**self.environment, **environment}, preexec_fn=own_group)
             except OSError as why:
                 return 127, str(why), 0.0
             try:
