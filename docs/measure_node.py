@@ -234,11 +234,14 @@ def layouts(node):
             flags = f"--dp {dp} --tp {tp} --pp {pp} --cp {cp} --zero {zero}" + " --sequence-parallel on" * (tp > 1)
             if flags not in listed:
                 listed.append(flags)
-    for variant in ("--tp {} --tp-overlap on", "--pp {} --pipeline zero-bubble", "--pp {} --pipeline gpipe",
-                    "--cp {} --cp-algorithm ring", "--cp {} --cp-algorithm ulysses", "--cp {} --cp-algorithm gather",
-                    "--dp {} --zero 3 --fp8 current", "--tp {} --fp8 blockwise"):
-        listed.append(variant.format(n))
-    train_layouts(node, node.scale.layout, [("auto", n, flags, {}) for flags in listed])
+    listed.append(f"--dp {n} --zero 3 --fp8 current")
+    if (even := n & -n) > 1:  # the part of n that is a power of two; dp takes the rest
+        listed += [f"{flags} --dp {n // even}" for flags in (
+            f"--tp {even} --tp-overlap on", f"--tp {even} --fp8 blockwise", f"--pp {even} --pipeline zero-bubble",
+            f"--pp {even} --pipeline gpipe", f"--cp {even} --cp-algorithm ring", f"--cp {even} --cp-algorithm ulysses",
+            f"--cp {even} --cp-algorithm gather")]
+    batch = 8 if 8 % n == 0 else n
+    train_layouts(node, resized(node.scale.layout, global_batch=batch), [("auto", n, flags, {}) for flags in listed])
 
 
 def train_layouts(node, shape, runs, reference=None):
@@ -433,6 +436,13 @@ def clean(text):
     return " ".join(re.sub(r"[^\x20-\x7e\n]", "", text).split())
 
 
+def last_lines(text):
+    """Of the program's own: mpirun adds blocks between lines of dashes."""
+    own = re.sub(r"^-{40,}\s*\n.*?^-{40,}\s*\n", "", text + "\n", flags=re.M | re.S)
+    lines = (own if own.strip() else text).strip().splitlines()
+    return clean("\n".join(lines[-8:]))[-600:]
+
+
 def shown(value):
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
 
@@ -592,7 +602,7 @@ class Node:
         if own_host:
             words = ["bash", "-c", f"NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec {shlex.join(words)}"]
         if ranks > 1:
-            words = ["mpirun", "--oversubscribe", "-np", str(ranks), *words]
+            words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *words]
         environment = dict(environment or {})
         text = " ".join([*(f"{key}={value}" for key, value in environment.items()), shlex.join(words)])
         text = text.replace(str(self.file), "FILE")
@@ -625,7 +635,7 @@ class Node:
             status, note = ("failed", f"{type(why).__name__}: {why}") if status == "ok" else (status, "")
         if status in ("failed", "timeout"):
             ended = f"no end within {limit} s" if code is None else f"exit code {code}"
-            note = "; ".join(filter(None, [note or ended, clean("\n".join(output.splitlines()[-8:]))[-600:]]))
+            note = "; ".join(filter(None, [note or ended, last_lines(output)]))
         self.started.add((self.part, name))
         return self.record(name, status, rows, seconds, note, text)
 

@@ -21,6 +21,16 @@ done
 command -v python3 >/dev/null || { echo "measure_node: python3 is not there" >&2; exit 2; }
 
 runs() { [ -x "$bin/08_3d_full" ] && OMPI_MCA_ess_singleton_isolated=1 "$bin/08_3d_full" --help >/dev/null 2>&1; }
+# PyTorch's packages hold cuBLASLt and NCCL: used where the system has none.
+of_wheels() {
+    python3 -c 'import glob, importlib.util
+spec = importlib.util.find_spec("nvidia")
+print(*(lib for folder in spec.submodule_search_locations for lib in glob.glob(folder + "/*/lib")) if spec else "", sep=":")'
+}
+if ! runs; then
+    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(of_wheels)
+    export LD_LIBRARY_PATH
+fi
 if ! runs; then
     [ ! -x "$bin/08_3d_full" ] || ldd "$bin/08_3d_full" | grep 'not found' >&2 || true
     if [ "$bin" != build/bin ]; then
