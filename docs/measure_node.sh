@@ -25,7 +25,8 @@ runs() { [ -x "$bin/08_3d_full" ] && OMPI_MCA_ess_singleton_isolated=1 "$bin/08_
 of_wheels() {
     python3 -c 'import glob, importlib.util
 spec = importlib.util.find_spec("nvidia")
-print(*(lib for folder in spec.submodule_search_locations for lib in glob.glob(folder + "/*/lib")) if spec else "", sep=":")'
+folders = spec.submodule_search_locations if spec else []
+print(*(lib for folder in folders for lib in glob.glob(folder + "/*/lib")), sep=":")'
 }
 if ! runs; then
     LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(of_wheels)

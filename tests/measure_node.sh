@@ -1,13 +1,13 @@
 #!/bin/bash
-# docs/measure_node.sh tried on the CPU with tiny shapes: what it records of runs that succeed, fail, or are not reached.
+# docs/measure_node.sh on the CPU with tiny shapes: what it records of runs that succeed, fail, or are not reached.
 # Run: bash tests/measure_node.sh build/bin
 bin=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.." || exit 1
 . tests/verdict.sh
 
 node() { # FOLDER_OF_PROGRAMS WORDS...: code, $work/log
-    bash docs/measure_node.sh --bin "$1" --out "$work/out" --commit c0ffee --device cpu --scale tiny --ranks 2 "${@:2}" \
-        >"$work/log" 2>&1
+    bash docs/measure_node.sh --bin "$1" --out "$work/out" --commit c0ffee --device cpu --scale tiny --ranks 2 \
+        "${@:2}" >"$work/log" 2>&1
     code=$?
 }
 ends() { [ "$code" = "$1" ] || echo "exit code $code, not $1: $(tail -3 "$work/log"); "; }
@@ -47,7 +47,8 @@ verdict "a failing run and missing programs are recorded, the rest runs" "$(ends
 
 bash docs/measure_node.sh --bin "$bin" --device cpu >"$work/log" 2>&1
 code=$?
-verdict "no results of a CPU among those of GPUs" "$(ends 2)$(grep -q 'name another folder' "$work/log" || cat "$work/log")"
+verdict "no results of a CPU among those of GPUs" "$(ends 2)$(
+    grep -q 'name another folder' "$work/log" || cat "$work/log")"
 CUDA_VISIBLE_DEVICES='' bash docs/measure_node.sh --bin "$bin" >"$work/log" 2>&1
 code=$?
 verdict "no GPU: one line" "$(ends 2)$([ "$(wc -l <"$work/log")" = 1 ] || cat "$work/log")"
