@@ -436,11 +436,15 @@ def clean(text):
     return " ".join(re.sub(r"[^\x20-\x7e\n]", "", text).split())
 
 
+REASON = re.compile(r"check failed|rror\b|ERROR|cannot|not allocate|terminated by|timeout|emulate: ")
+
+
 def last_lines(text):
-    """Of the program's own: mpirun adds blocks between lines of dashes."""
+    """The first line that sounds like a reason and the last ones, without the blocks that mpirun draws."""
     own = re.sub(r"^-{40,}\s*\n.*?^-{40,}\s*\n", "", text + "\n", flags=re.M | re.S)
     lines = (own if own.strip() else text).strip().splitlines()
-    return clean("\n".join(lines[-8:]))[-600:]
+    reason = [line for line in lines[:-5] if REASON.search(line)][:1]
+    return clean("\n".join([line[:300] for line in [*reason, *lines[-5:]]]))
 
 
 def shown(value):
@@ -635,7 +639,7 @@ class Node:
             status, note = ("failed", f"{type(why).__name__}: {why}") if status == "ok" else (status, "")
         if status in ("failed", "timeout"):
             ended = f"no end within {limit} s" if code is None else f"exit code {code}"
-            note = "; ".join(filter(None, [note or ended, last_lines(output)]))
+            note = "; ".join(filter(None, [note or ended, last_lines(output)]))[:1000]
         self.started.add((self.part, name))
         return self.record(name, status, rows, seconds, note, text)
 
