@@ -436,7 +436,7 @@ def clean(text):
     return " ".join(re.sub(r"[^\x20-\x7e\n]", "", text).split())
 
 
-REASON = re.compile(r"check failed|rror\b|ERROR|cannot|not allocate|terminated by|timeout|emulate: ")
+REASON = re.compile(r"check failed|rror\b|ERROR|cannot|not allocate|timeout|emulate: ")
 
 
 def last_lines(text):
