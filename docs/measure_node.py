@@ -7,7 +7,7 @@ PARTS: parts
 Each part has a CSV in --out. A run is one command; its rows are written as soon as it has ended, each with status,
 hardware, driver, commit, date and command:
     ok          it ended with code 0, and its output held what was asked for
-    failed      note: the exit code and the last lines
+    failed      note: the exit code and the last lines; more in failed.log beside the CSVs
     timeout     it took longer than its limit
     not run     note: why it cannot run here
     not tested  a test that found nothing to test here
@@ -640,6 +640,9 @@ class Node:
         if status in ("failed", "timeout"):
             ended = f"no end within {limit} s" if code is None else f"exit code {code}"
             note = "; ".join(filter(None, [note or ended, last_lines(output)]))[:1000]
+            self.out.mkdir(parents=True, exist_ok=True)
+            with open(self.out / "failed.log", "a") as log:
+                log.write(f"==== {self.part}: {name}\n{text}\n{output[-20000:]}\n")
         self.started.add((self.part, name))
         return self.record(name, status, rows, seconds, note, text)
 
