@@ -26,9 +26,12 @@ def cmake_names(text):
     for call, name in re.findall(r"(\w+)\(\s*(?:NAME )?([\w.-]+)", text):
         if call in ("add_executable", "add_chapter", "add_custom_target"):
             targets.add(name)
-        elif call in ("add_unit_test", "add_ranks_test"):
+        elif call in ("add_unit_test", "add_ranks_test", "add_cuda_test"):
             targets.add("test_" + name)
             tests.add(name)
+            if call == "add_cuda_test":  # where nvcc compiles the CUDA path, on the emulated GPU too
+                targets.add("test_" + name.replace("cuda", "emulated"))
+                tests.add(name.replace("cuda", "emulated"))
         elif call in ("add_script_test", "add_test"):
             tests.add(name)
     return targets, tests

@@ -23,14 +23,13 @@ __device__ void load_tile(float* tile, const T* x, int64_t begin, int64_t count,
     }
 }
 
-// This warp's own rows, in shared memory at own (kOwn, D).
+// This warp's own rows, in shared memory at own (kOwn, D), to be read after the next barrier.
 template <class T>
 __device__ void load_own(float* own, const T* x, int64_t begin, int64_t count, int64_t width, int64_t column, int D) {
     for (int i = threadIdx.x % 32; i < kOwn * D; i += 32) {
         const int r = i / D, d = i % D;
         own[i] = r < count ? to_float(x[(begin + r) * width + column + d]) : 0.0f;
     }
-    __syncwarp();
 }
 
 __device__ float dot(const float* a, const float* b, int D) {

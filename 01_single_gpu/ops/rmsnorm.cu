@@ -53,8 +53,7 @@ __global__ void rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, cons
                                         const T* weight, int64_t rows, int64_t cols) {
     extern __shared__ float4 shared[];  // float4: aligned for wide accesses
     float* mine = reinterpret_cast<float*>(shared);
-    for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) mine[c] = 0;
-    __syncthreads();
+    for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) mine[c] = 0;  // block_reduce's barriers lie before its use
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
         const float inv = inv_rms[r];
         float dot = 0;

@@ -75,7 +75,7 @@ const char* verb(Kind kind) {
 // Whether a's thread was past what b's thread does, or the other way round. Blocks of one launch are not ordered; their
 // shared memories are not the same.
 bool ordered(const Access& a, const Access& b, bool shared) {
-    if (a.serial != b.serial) return shared || a.serial < uint32_t(running->first_serial);
+    if (a.serial != b.serial) return shared || a.serial < uint32_t(now.first_serial);
     if (a.thread == b.thread || a.barriers != b.barriers) return true;
     return a.thread / 32 == b.thread / 32 && a.warp_barriers != b.warp_barriers;
 }
@@ -99,8 +99,7 @@ void check_race(Word& word, const Access& mine, bool shared) {
 }
 
 void check_races(Word* words, size_t offset, size_t bytes, Kind kind, const void* code, bool shared) {
-    Access mine{
-        offset_of(code), uint32_t(block_serial), running->thread, running->barriers, running->warp_barriers, 0, kind};
+    Access mine{offset_of(code), uint32_t(block_serial), now.thread, now.barriers, now.warp_barriers, 0, kind};
     for (size_t word = offset / 4; word <= (offset + bytes - 1) / 4; ++word) {
         const size_t begin = std::max(offset, 4 * word) - 4 * word,
                      end = std::min(offset + bytes, 4 * word + 4) - 4 * word;
@@ -143,12 +142,14 @@ void clear_shared(size_t bytes) {
 }
 
 void* dynamic_shared(size_t alignment) {
+    const Unchecked scope;
     if (dynamic_bytes == 0) fault("the launch asks for no dynamic shared memory");
     if (alignment > 16) fault("dynamic shared memory is aligned to 16 bytes");
     return shared_memory + 16 + (kRedZone + 31) / 32 * 32;
 }
 
 void* static_shared(size_t bytes, size_t alignment) {
+    const Unchecked scope;
     static_bytes += bytes;
     if (static_bytes > 48 << 10) fault("more than 48 KiB of static shared memory");
     if (static_bytes + dynamic_bytes > 227 << 10) fault("more than 227 KiB of shared memory");
@@ -158,39 +159,40 @@ void* static_shared(size_t bytes, size_t alignment) {
 size_t shared_bytes() { return static_bytes + dynamic_bytes; }
 
 void check_access(const void* p, size_t bytes, Kind kind, const void* code) {
+    const Unchecked scope;
     const auto address = reinterpret_cast<uintptr_t>(p);
     const auto* byte = static_cast<const char*>(p);
     const auto illegal = [&](const std::string& why) {
-        fault("illegal access: " + line_of(code) + " " + verb(kind) + " " + std::to_string(bytes) + " bytes " + why);
+        fault("illegal access: " + line_of(code) + " " + verb(kind) + " " + std::to_string(bytes) + " bytes: " + why);
     };
     const bool aligned = bytes > 16 || (bytes & (bytes - 1)) != 0 || (address & (bytes - 1)) == 0;
     if (const auto offset = size_t(byte - shared_memory); offset < kSharedArena) {
         if (offset + bytes > kSharedArena || !inside[offset] || !inside[offset + bytes - 1])
-            illegal("outside of what is declared in shared memory");
+            illegal("not declared in shared memory");
         if (!kRaces && aligned) return;
         static Word* const words = kRaces ? words_of(kSharedArena) : nullptr;
         if (words) check_races(words, offset, bytes, kind, code, true);
-    } else if ((byte >= &__executable_start && byte < &_end) || (byte >= running->stack && byte < running->stack_end)) {
+    } else if ((byte >= &__executable_start && byte < &_end) || (byte >= now.stack && byte < now.stack_end)) {
         return;  // __constant__, threadIdx; the thread's own variables
-    } else if (const auto offset = size_t(byte - running->arena); offset < kArena) {
+    } else if (const auto offset = size_t(byte - now.arena); offset < kArena) {
         if (!is_live(offset, bytes)) illegal(describe(p));
         static Word* const words = kRaces ? words_of(kArena) : nullptr;
         if (words) check_races(words, offset, bytes, kind, code, false);
     } else {
-        const auto* arguments = static_cast<const char*>(running->launch->arguments.get());
-        const bool argument = byte >= arguments && byte < arguments + running->launch->argument_bytes;
-        if (!argument && place_of(p, bytes) != Place::pinned) illegal("of host memory that is not pinned");
+        const auto* arguments = static_cast<const char*>(now.launch->arguments.get());
+        const bool argument = byte >= arguments && byte < arguments + now.launch->argument_bytes;
+        if (!argument && place_of(p, bytes) != Place::pinned) illegal("memory of the host that is not pinned");
         return;
     }
-    if (!aligned) illegal("at an address that is not a multiple of that, " + describe(p));
+    if (!aligned) illegal("the address is not a multiple of that; " + describe(p));
 }
 
 }  // namespace emulate
 
 // ---- what -fsanitize=thread calls ----
-#define EMULATE_ACCESS(name, bytes, kind)                                                                        \
-    void name(const void* p) {                                                                                   \
-        if (emulate::running) emulate::check_access(p, bytes, emulate::Kind::kind, __builtin_return_address(0)); \
+#define EMULATE_ACCESS(name, bytes, kind)                                                                         \
+    void name(const void* p) {                                                                                    \
+        if (emulate::checking) emulate::check_access(p, bytes, emulate::Kind::kind, __builtin_return_address(0)); \
     }
 #define EMULATE_ACCESSES(bytes)                              \
     EMULATE_ACCESS(__tsan_read##bytes, bytes, read)          \
@@ -224,10 +226,10 @@ EMULATE_ATOMIC(8, uint8_t)
 EMULATE_ATOMIC(32, uint32_t)
 EMULATE_ATOMIC(64, uint64_t)
 void __tsan_read_range(const void* p, size_t bytes) {
-    if (emulate::running) emulate::check_access(p, bytes, emulate::Kind::read, __builtin_return_address(0));
+    if (emulate::checking) emulate::check_access(p, bytes, emulate::Kind::read, __builtin_return_address(0));
 }
 void __tsan_write_range(const void* p, size_t bytes) {
-    if (emulate::running) emulate::check_access(p, bytes, emulate::Kind::write, __builtin_return_address(0));
+    if (emulate::checking) emulate::check_access(p, bytes, emulate::Kind::write, __builtin_return_address(0));
 }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}

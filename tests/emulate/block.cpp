@@ -56,7 +56,8 @@ namespace emulate {
 
 Position at;
 uint64_t block_serial = 0;
-thread_local Running* running = nullptr;
+Running now;
+thread_local bool checking = false;
 
 std::string to_string(const Where& where) {
     return std::string(where.file_name()) + ":" + std::to_string(where.line());
@@ -103,7 +104,6 @@ auto& ready = *new std::vector<int>;  // threads that have not begun or need not
 size_t ready_head = 0;
 int alive = 0, arrived = 0, predicate = 0, released_predicate = 0, current = -1;
 Where barrier_where;
-Running now;
 
 auto& fibers = *new std::vector<Fiber*>;  // that no thread uses
 Fiber launcher{};                         // the stack that called run()
@@ -220,7 +220,9 @@ extern "C" void emulate_fiber_main() {
     __sanitizer_finish_switch_fiber(nullptr, &launcher_stack, &launcher_bytes);
 #endif
     while (true) {
+        checking = true;
         now.launch->call(now.launch->arguments.get());
+        checking = false;
         CudaThread& me = threads[size_t(current)];
         Fiber* mine = me.fiber;
         me.state = CudaThread::done;
@@ -291,7 +293,6 @@ void run(const Launch& launch) {
     now.launch = &launch;
     now.arena = arena();
     now.first_serial = block_serial + 1;
-    running = &now;
     std::vector<int64_t> order(size_t(launch.grid.count()));
     for (size_t i = 0; i < order.size(); ++i) order[i] = int64_t(kOrder == Order::reverse ? order.size() - 1 - i : i);
     if (kOrder == Order::random)
@@ -302,7 +303,7 @@ void run(const Launch& launch) {
         run_block(launch, {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)});
         shared = std::max(shared, shared_bytes());
     }
-    running = nullptr;
+    now = {};
     current = -1;
     if (!kStats) return;
     if (stats.empty()) std::atexit(print_stats);
@@ -313,6 +314,7 @@ void run(const Launch& launch) {
 }
 
 int barrier(int mine, Where where) {
+    const Unchecked scope;
     CudaThread& me = threads[size_t(current)];
     if (arrived == 0)
         barrier_where = where;
@@ -330,6 +332,7 @@ int barrier(int mine, Where where) {
 int lane() { return current % 32; }
 
 const char* warp_exchange(unsigned mask, const void* mine, size_t bytes, const char* operation, Where where) {
+    const Unchecked scope;
     if (mask != ~0u) fault(std::string(operation) + " in " + to_string(where) + ": only full masks are emulated");
     CudaThread& me = threads[size_t(current)];
     Warp& warp = warps[size_t(current / 32)];
@@ -351,6 +354,7 @@ const char* warp_exchange(unsigned mask, const void* mine, size_t bytes, const c
 }
 
 void warp_barrier(unsigned mask, Where where) {
+    const Unchecked scope;
     const int nothing = 0, warp = current / 32;
     if (warps[size_t(warp)].arrived == warps[size_t(warp)].alive - 1) ++warps[size_t(warp)].barriers;  // the last one
     warp_exchange(mask, &nothing, sizeof nothing, "__syncwarp", where);
@@ -358,6 +362,7 @@ void warp_barrier(unsigned mask, Where where) {
 }
 
 void atomic_access(const void* p, size_t bytes) {
+    const Unchecked scope;
     check_access(p, bytes, Kind::atomic, __builtin_return_address(0));
     if (kOrder != Order::random || random() % 4 != 0) return;
     make_ready(current);
@@ -393,6 +398,7 @@ double off(double exact, int most) { return moved<uint64_t>(exact, most); }
 // ---- PTX ----
 
 uint32_t shared_address(const void* p, Where where) {
+    const Unchecked scope;
     const auto offset = static_cast<const char*>(p) - shared_memory;
     if (offset < 0 || size_t(offset) >= kSharedArena) fault("not an address of shared memory: " + to_string(where));
     return uint32_t(offset);
@@ -400,6 +406,7 @@ uint32_t shared_address(const void* p, Where where) {
 
 void ldmatrix_x4(bool transposed, uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, uint32_t address,
                  Where where) {
+    const Unchecked scope;
     if (address % 16 != 0) fault("ldmatrix in " + to_string(where) + ": rows must be aligned to 16 bytes");
     check_access(shared_memory + address, 16, Kind::read, __builtin_return_address(0));
     const char* rows =

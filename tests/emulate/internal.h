@@ -18,15 +18,27 @@ std::string line_of(const void* code);    // "file:line" of an address in the pr
 std::string name_of(const void* kernel);  // a function's
 
 // ---- block.cpp ----
-void run(const Launch& launch);  // all blocks; with the device locked and its memory accessible
-struct Running {                 // the CUDA thread that runs, as access.cpp sees it
-    const Launch* launch = nullptr;
-    uint64_t first_serial = 0;                             // block_serial of the launch's first block
+void run(const Launch& launch);      // all blocks; with the device locked and its memory accessible
+struct Running {                     // the CUDA thread that runs
+    const Launch* launch = nullptr;  // nullptr: none
+    uint64_t first_serial = 0;       // block_serial of the launch's first block
     uint16_t thread = 0, barriers = 0, warp_barriers = 0;  // its number in the block; how many it has passed
     const char *stack = nullptr, *stack_end = nullptr;
     const char* arena = nullptr;  // of its GPU's memory
 };
-extern thread_local Running* running;  // nullptr outside kernels
+extern Running now;
+// Whether accesses are a CUDA thread's. Not those of the emulator on its behalf: of the standard library's templates, the
+// linker may have chosen the copies in the kernels' objects, which report their accesses.
+extern thread_local bool checking;
+class Unchecked {
+  public:
+    Unchecked() : before_(checking) { checking = false; }
+    ~Unchecked() { checking = before_; }
+    Unchecked(const Unchecked&) = delete;
+
+  private:
+    bool before_;
+};
 
 // ---- access.cpp ----
 enum class Kind : uint8_t { read, write, atomic };

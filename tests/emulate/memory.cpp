@@ -38,7 +38,7 @@ constexpr size_t kUnit = 256;                     // allocations are aligned to 
 constexpr size_t kQuarantine = size_t(64) << 20;  // bytes of released memory that are not used again
 
 void on_fault(int signal_number, siginfo_t* info, void*) {
-    std::fprintf(stderr, "emulate: %s touches %p: %s\n", running ? "a kernel" : "the host", info->si_addr,
+    std::fprintf(stderr, "emulate: %s touches %p: %s\n", checking ? "a kernel" : "the host", info->si_addr,
                  describe(info->si_addr).c_str());
     signal(signal_number, SIG_DFL);
     raise(signal_number);

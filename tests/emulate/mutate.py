@@ -26,7 +26,7 @@ from transform import closing, without_comments  # noqa: E402
 
 # file: the tests that are to notice, each (program, ranks, doctest's arguments, environment)
 OPS = [("test_01_cuda", 1, ["-tce=*attention*"], {})]
-ATTENTION = [("test_01_cuda", 1, ["-tc=*attention*"], {"TRAIN70B_TEST_SLICE": str(n)}) for n in range(3)]
+ATTENTION = [("test_01_cuda", 1, ["-tc=*attention*,*merging*"], {"TRAIN70B_TEST_SLICE": str(n)}) for n in range(3)]
 MODEL = [("test_01_cuda", 1, [], {"TRAIN70B_TEST_SLICE": "2", "EMULATE_STREAMS": "lazy"})]
 NCCL = [("test_02_cuda", 2, [], {"EMULATE_STREAMS": s, "EMULATE_SEED": seed, "TRAIN70B_TEST_SLICE": slice})
         for s, seed, slice in (("random", "1", "0"), ("lazy", "2", "2"), ("random", "3", "4"), ("eager", "4", "6"))]
@@ -157,8 +157,9 @@ def try_mutant(build, mutant, timeout):
                     run.communicate()
                     return "caught", f"{program}: does not end"
             if run.returncode:
-                shown = [l for l in output.splitlines() if l.startswith("emulate:")] or \
-                        [l for l in output.splitlines() if "ERROR" in l or "check failed" in l]
+                lines = re.sub(r"\x1b\[[0-9;]*m|/\S*/emulated/", "", output).splitlines()
+                shown = [l for l in lines if re.match("emulate: (race|illegal|deadlock|diverg)", l)] or \
+                        [l for l in lines if re.search("ERROR: |check failed|emulate: ", l)]
                 return "caught", f"{program}: {shown[0][:160] if shown else 'exit code ' + str(run.returncode)}"
         return "survived", ""
 

@@ -337,11 +337,14 @@ ncclResult_t ncclCommInitRank(ncclComm_t* made, int ranks, ncclUniqueId id, int 
     *made = comm.get();
     return ncclSuccess;
 }
-ncclResult_t ncclCommDestroy(ncclComm_t comm) {  // operations that have not ended keep what they need
+ncclResult_t ncclCommDestroy(ncclComm_t handle) {
+    const auto comm = find(handle);
+    if (comm && !comm->aborted && comm->finished != comm->issued)
+        fault("ncclCommDestroy: an operation of this communicator has not ended");
     const std::lock_guard lock(communicators_mutex);
-    return communicators.erase(comm) == 1 ? ncclSuccess : ncclInvalidArgument;
+    return communicators.erase(handle) == 1 ? ncclSuccess : ncclInvalidArgument;
 }
-ncclResult_t ncclCommAbort(ncclComm_t handle) {
+ncclResult_t ncclCommAbort(ncclComm_t handle) {  // operations that have not ended keep what they need
     if (const auto comm = find(handle)) comm->aborted = true;
     return ncclCommDestroy(handle);
 }

@@ -55,8 +55,8 @@ uint64_t random() {
 
 void fault(const std::string& what) {
     std::fprintf(stderr, "emulate: %s\n", what.c_str());
-    if (running)
-        std::fprintf(stderr, "  in %s, block %u %u %u, thread %u %u %u\n", name_of(running->launch->kernel).c_str(),
+    if (now.launch)
+        std::fprintf(stderr, "  in %s, block %u %u %u, thread %u %u %u\n", name_of(now.launch->kernel).c_str(),
                      at.block.x, at.block.y, at.block.z, at.thread.x, at.thread.y, at.thread.z);
     std::fflush(stderr);
     std::abort();
