@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # All tests: installs what is missing, builds, runs CTest; then once more, CPU only, under the address and
-# undefined-behaviour sanitizers. Ends with the seconds of each part.
+# undefined-behaviour sanitizers. Where nvcc builds the CUDA path, its tests run on the emulated GPU (tests/emulate). Ends
+# with the seconds of each part.
 #   bash tests/run.sh           the default: long grids run one eighth of their layouts, picked by the commit's hash
 #   bash tests/run.sh --fast    without the sanitizers
-#   bash tests/run.sh --all     everything at full size, the scripts under the sanitizers too
+#   bash tests/run.sh --all     everything at full size; the scripts, and the kernels on the emulated GPU, under the
+#                               sanitizers too
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-default}
@@ -16,6 +18,7 @@ export TRAIN70B_TEST_SLICE=all
 if [ "$mode" != --all ]; then
     commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
     TRAIN70B_TEST_SLICE=$((0x$commit % 8))
+    export EMULATE_SEED=$((0x$commit % 1000 + 1))
 fi
 
 times=()
@@ -31,7 +34,9 @@ part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
 slice=$([ "$mode" = --all ] && echo all || echo "eighth $TRAIN70B_TEST_SLICE")
 part "tests, $slice of the long grids" ctest --test-dir build --output-on-failure
 if [ "$mode" != --fast ]; then
-    part "build with sanitizers" bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined
+    cuda=$([ "$mode" = --all ] && grep -q "^CMAKE_CUDA_COMPILER:" build/CMakeCache.txt && echo EMULATE || echo OFF)
+    part "build with sanitizers" bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined \
+        -DTRAIN70B_CUDA="$cuda"
     # The scripts start the programs again and again, which takes minutes under the sanitizers; what the programs are
     # made of is in the other tests.
     scripts=(-LE script)
