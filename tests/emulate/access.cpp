@@ -1,7 +1,7 @@
-// What the threads of a kernel touch. The .cu files are compiled with -fsanitize=thread, whose calls before every access
-// are defined here instead of in its library: each access must lie inside shared memory, a live allocation of this GPU,
-// the thread's own stack or the program's constants, and be aligned. With EMULATE_RACES=1, two threads must not touch the
-// same bytes, one of them writing, unless a barrier lies between or both use atomic operations.
+// What the threads of a kernel touch. The .cu files are compiled with -fsanitize=thread, whose calls before every
+// access are defined here instead of in its library: each access must lie inside shared memory, a live allocation of
+// this GPU, the thread's own stack or the program's constants, and be aligned. With EMULATE_RACES=1, two threads must
+// not touch the same bytes, one of them writing, unless a barrier lies between or both use atomic operations.
 #include <unistd.h>
 
 #include <algorithm>

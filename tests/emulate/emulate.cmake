@@ -6,7 +6,7 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 find_path(TRAIN70B_CUDA_HEADERS cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include)
 find_path(TRAIN70B_NCCL_HEADERS nccl.h HINTS ${TRAIN70B_CUDA_HEADERS})
 if(NOT TRAIN70B_CUDA_HEADERS OR NOT TRAIN70B_NCCL_HEADERS)
-    message(FATAL_ERROR "-DTRAIN70B_CUDA=EMULATE: needs the headers of CUDA 12.8 or later and of NCCL (where there is no toolkit: "
+    message(FATAL_ERROR "The emulated GPU needs the headers of CUDA 13 and of NCCL (where there is no toolkit: "
         "tests/emulate/README.md), found with -DTRAIN70B_CUDA_HEADERS=DIR -DTRAIN70B_NCCL_HEADERS=DIR")
 endif()
 if(TRAIN70B_EMULATE)
@@ -14,8 +14,8 @@ if(TRAIN70B_EMULATE)
 endif()
 
 set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
-add_library(emulated_cuda STATIC ${emulate}/access.cpp ${emulate}/block.cpp ${emulate}/cublaslt.cpp ${emulate}/memory.cpp
-    ${emulate}/nccl.cpp ${emulate}/runtime.cpp)
+add_library(emulated_cuda STATIC ${emulate}/access.cpp ${emulate}/block.cpp ${emulate}/cublaslt.cpp
+    ${emulate}/memory.cpp ${emulate}/nccl.cpp ${emulate}/runtime.cpp)
 target_compile_options(emulated_cuda PRIVATE -O2 -Wall -Wextra -Werror -march=x86-64-v3)
 if(TRAIN70B_SANITIZE)
     target_compile_options(emulated_cuda PRIVATE -fsanitize=${TRAIN70B_SANITIZE} -fno-omit-frame-pointer -g1)
@@ -25,9 +25,16 @@ target_include_directories(emulated_cuda SYSTEM PUBLIC ${TRAIN70B_CUDA_HEADERS} 
 target_include_directories(emulated_cuda PRIVATE ${CBLAS_INCLUDE_DIR})
 target_link_libraries(emulated_cuda PUBLIC ${OPENBLAS_LIBRARY})
 
-# emulated_<folder>, as gpu_<folder>: objects of the C++ made of the .cu files up to this chapter, with the emulated GPU. A
-# chapter's .cuh files are made beside them, where they are found before the original ones. Sets gpu_<folder> to it where
-# programs run on the emulated GPU.
+# Of the thread sanitizer only the calls before each access, which access.cpp defines; the address sanitizer excludes
+# them.
+set(TRAIN70B_CHECKED_ACCESSES -fsanitize=thread)
+if(TRAIN70B_SANITIZE)
+    set(TRAIN70B_CHECKED_ACCESSES)
+endif()
+
+# emulated_<folder>, as gpu_<folder>: objects of the C++ made of the .cu files up to this chapter, with the emulated
+# GPU. A chapter's .cuh files are made beside them, where they are found before the original ones. Sets gpu_<folder> to
+# it where programs run on the emulated GPU.
 set(TRAIN70B_EMULATED_HEADERS)
 function(add_emulated_chapter folder below)
     file(GLOB found CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} ${folder}/*.cu ${folder}/*/*.cu ${folder}/*.cuh
@@ -50,15 +57,14 @@ function(add_emulated_chapter folder below)
     add_library(emulated_${folder} INTERFACE)
     target_link_libraries(emulated_${folder} INTERFACE $<IF:$<STREQUAL:${below},>,emulated_cuda,emulated_${below}>)
     if(sources)
-        # Of the thread sanitizer only the calls before each access, which access.cpp defines; the address sanitizer
-        # excludes them.
         add_library(emulated_objects_${folder} OBJECT ${sources} ${TRAIN70B_EMULATED_HEADERS})
-        target_include_directories(emulated_objects_${folder} BEFORE PRIVATE ${CMAKE_BINARY_DIR}/emulated ${emulate}/include)
+        target_include_directories(emulated_objects_${folder} BEFORE PRIVATE
+            ${CMAKE_BINARY_DIR}/emulated ${emulate}/include)
         target_include_directories(emulated_objects_${folder} SYSTEM PRIVATE ${TRAIN70B_CUDA_HEADERS}
             ${TRAIN70B_NCCL_HEADERS})
         target_link_libraries(emulated_objects_${folder} PRIVATE lib_${folder})
         target_compile_options(emulated_objects_${folder} PRIVATE -O2 -g1 -fno-strict-aliasing -Wno-unknown-pragmas
-            -ffile-prefix-map=${CMAKE_BINARY_DIR}=. $<$<NOT:$<BOOL:${TRAIN70B_SANITIZE}>>:-fsanitize=thread>)
+            -ffile-prefix-map=${CMAKE_BINARY_DIR}=. ${TRAIN70B_CHECKED_ACCESSES})
         target_sources(emulated_${folder} INTERFACE $<TARGET_OBJECTS:emulated_objects_${folder}>)
     endif()
     if(TRAIN70B_EMULATE)

@@ -20,8 +20,8 @@ bool refuse(const std::string& what);
 
 // ---- streams ----
 // Appends an operation to a stream. It runs after everything before it in the stream, at a moment that EMULATE_STREAMS
-// chooses, with device memory accessible. `step` returns true when it is done; false: it waits for another process and is
-// called again later.
+// chooses, with device memory accessible. `step` returns true when it is done; false: it waits for another process and
+// is called again later.
 void enqueue(cudaStream_t stream, const std::string& name, std::function<bool()> step);
 
 // ---- memory ----

@@ -1,6 +1,6 @@
 #pragma once
-// What the parts of the emulated GPU need of each other: block.cpp runs a launch, access.cpp checks what its threads touch,
-// memory.cpp owns device memory, runtime.cpp the streams.
+// What the parts of the emulated GPU need of each other: block.cpp runs a launch, access.cpp checks what its threads
+// touch, memory.cpp owns device memory, runtime.cpp the streams.
 #include "cuda_runtime.h"
 #include "emulate.h"
 
@@ -27,8 +27,8 @@ struct Running {                     // the CUDA thread that runs
     const char* arena = nullptr;  // of its GPU's memory
 };
 extern Running now;
-// Whether accesses are a CUDA thread's. Not those of the emulator on its behalf: of the standard library's templates, the
-// linker may have chosen the copies in the kernels' objects, which report their accesses.
+// Whether accesses are a CUDA thread's. Not those of the emulator on its behalf: of the standard library's templates,
+// the linker may have chosen the copies in the kernels' objects, which report their accesses.
 extern thread_local bool checking;
 class Unchecked {
   public:

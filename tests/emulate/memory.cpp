@@ -1,5 +1,6 @@
-// Device memory: one range of addresses for each GPU, which the host may not touch: outside of operations its pages are
-// protected, from the moment the host has waited for the device until the next operation. A released allocation is filled with NaNs and rests before its memory is used again.
+// Device memory: one range of addresses for each GPU, which the host may not touch: its pages are protected from the
+// moment the host has waited for the device until the next operation. A released allocation is filled with NaNs and
+// rests before its memory is used again.
 #include <signal.h>
 #include <sys/mman.h>
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Do the CUDA tests notice a mistake? Removes or inverts, one at a time, each barrier, event, wait and bound check of the .cu
-and .cuh files, and runs the tests of that file on the emulated GPU.
+"""Do the CUDA tests notice a mistake? Removes or inverts, one at a time, each barrier, event, wait and bound check of
+the .cu and .cuh files, and runs the tests of that file on the emulated GPU.
 
     tests/emulate/mutate.py BUILD [--only REGEX] [--list] [--jobs N] [--csv FILE]
 
-BUILD: configured with -DTRAIN70B_CUDA=EMULATE and built. A mutant is caught if a test fails, faults or hangs. The sources stay as
-they are. Exit code 1 if fewer than nine in ten are caught.
+BUILD: configured with -DTRAIN70B_CUDA=EMULATE and built. A mutant is caught if a test fails, faults or hangs. The
+sources stay as they are. Exit code 1 if fewer than nine in ten are caught.
 """
 import argparse
 import concurrent.futures
@@ -28,16 +28,16 @@ from transform import closing, without_comments  # noqa: E402
 OPS = [("test_01_cuda", 1, ["-tce=*attention*"], {})]
 ATTENTION = [("test_01_cuda", 1, ["-tc=*attention*,*merging*"], {"TRAIN70B_TEST_SLICE": str(n)}) for n in range(3)]
 MODEL = [("test_01_cuda", 1, [], {"TRAIN70B_TEST_SLICE": "2", "EMULATE_STREAMS": "lazy"})]
-NCCL = [("test_02_cuda", 2, [], {"EMULATE_STREAMS": s, "EMULATE_SEED": seed, "TRAIN70B_TEST_SLICE": slice})
-        for s, seed, slice in (("random", "1", "0"), ("lazy", "2", "2"), ("random", "3", "4"), ("eager", "4", "6"))]
-OFFLOAD = [("test_03_cuda", 2, [], {"EMULATE_STREAMS": s, "TRAIN70B_TEST_SLICE": slice})
-           for s, slice in (("lazy", "5"), ("random", "6"), ("random", "4"))]
+NCCL = [("test_02_cuda", 2, [], {"EMULATE_STREAMS": s, "EMULATE_SEED": seed, "TRAIN70B_TEST_SLICE": part})
+        for s, seed, part in (("random", "1", "0"), ("lazy", "2", "2"), ("random", "3", "4"), ("eager", "4", "6"))]
+OFFLOAD = [("test_03_cuda", 2, [], {"EMULATE_STREAMS": s, "TRAIN70B_TEST_SLICE": part})
+           for s, part in (("lazy", "5"), ("random", "6"), ("random", "4"))]
 FP8 = [("test_07_cuda", 1, ["-tce=training*"], {})]
 TESTS = {"attention": ATTENTION, "backend_nccl": NCCL, "cuda_device": MODEL + OFFLOAD, "fp8_cuda": FP8,
          "cuda.cuh": OPS + FP8, "": OPS}
 
-HOST_STATEMENTS = r"""\b(?:CUDA_CHECK\((?:cudaEventRecord|cudaStreamWaitEvent|cudaEventSynchronize|cudaStreamSynchronize)\b|
-    cuda_synchronize\(|ready_\.block\(|end_->block\(|after_wait_->synchronize\(|synchronize\(\);)""".replace("\n    ", "")
+HOST_STATEMENTS = (r"\b(?:CUDA_CHECK\((?:cudaEventRecord|cudaStreamWaitEvent|cudaEventSynchronize|cudaStreamSynchronize)\b"
+                   r"|cuda_synchronize\(|ready_\.block\(|end_->block\(|after_wait_->synchronize\(|synchronize\(\);)")
 
 
 def mutants_of(name):
@@ -64,7 +64,8 @@ def mutants_of(name):
     for m in re.finditer(r"\bif (?:constexpr )?\(", text):
         end = closing(text, m.end() - 1)
         condition = text[m.end():end]
-        if "constexpr" in m[0] or not re.search(r"(?<![<>-])(<=?|>=?)(?![<>])", condition) or re.search("<<|exceptions", condition):
+        compares = re.search(r"(?<![<>-])(<=?|>=?)(?![<>])", condition)
+        if "constexpr" in m[0] or not compares or re.search("<<|exceptions", condition):
             continue
         declaration, semicolon, condition = condition.rpartition(";")
         begin = m.end() + len(declaration) + len(semicolon)
@@ -83,26 +84,23 @@ class Build:
         self.folder = folder
         self.commands = {Path(c["output"]).name if "output" in c else c["file"]: c
                          for c in json.loads((folder / "compile_commands.json").read_text())}
-        self.sources = sorted(c["file"] for c in self.commands.values() if "/emulated/" in c["file"] and c["file"].endswith(".cu.cpp"))
+        files = [c["file"] for c in self.commands.values()]
+        self.sources = sorted(f for f in files if re.search(r"/emulated/.*\.cu\.cpp$", f))
 
     def compile_command(self, source):
         return next(c["command"] for c in self.commands.values() if c["file"] == source)
 
     def link_command(self, program):
-        lines = subprocess.run(["ninja", "-C", str(self.folder), "-t", "commands", program], capture_output=True, text=True,
-                               check=True).stdout.splitlines()
-        return lines[-1]
+        lines = subprocess.run(["ninja", "-C", str(self.folder), "-t", "commands", program], capture_output=True,
+                               text=True, check=True)
+        return lines.stdout.splitlines()[-1]
 
     def includers(self, name):
         """The sources that a file is compiled in."""
         if name.endswith(".cu"):
             return [s for s in self.sources if s.endswith("/" + name + ".cpp")]
-        if name.endswith("cublas.cuh"):
-            pattern = "cublas.cuh"
-        else:
-            pattern = name
-        return [s for s in self.sources
-                if pattern in Path(s).read_text() or (name.endswith("cuda.cuh") and "attention_cuda.cuh" not in name)]
+        everywhere = Path(name).name == "cuda.cuh"  # also through the others
+        return [s for s in self.sources if everywhere or name in Path(s).read_text()]
 
 
 def try_mutant(build, mutant, timeout):
@@ -146,10 +144,11 @@ def try_mutant(build, mutant, timeout):
                 command = command.replace(f"-o bin/{program} ", f"-o {scratch / program} ")
                 subprocess.run(command, shell=True, cwd=build.folder, check=True, capture_output=True)
             start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
-            settings = {"OMP_NUM_THREADS": "1", "EMULATE_GPUS": str(ranks), "EMULATE_RACES": "1", "TRAIN70B_TEST_SLICE": "all"}
+            settings = {"OMP_NUM_THREADS": "1", "EMULATE_GPUS": str(ranks), "EMULATE_RACES": "1",
+                        "TRAIN70B_TEST_SLICE": "all"}
             with subprocess.Popen(start + [str(scratch / program), "--abort-after=1", *arguments], cwd=ROOT, text=True,
-                                  env={**os.environ, **settings, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  errors="replace") as run:
+                                  env={**os.environ, **settings, **environment}, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, errors="replace") as run:
                 try:
                     output = run.communicate(timeout=timeout)[0]
                 except subprocess.TimeoutExpired:

@@ -3,8 +3,8 @@
 
     transform.py NAME IN OUT        NAME: the file's name in messages and for debuggers
 
-Lines keep their numbers. What the emulator does not know ends with one line that names it, and exit code 1: a __shared__ that
-stayed as it is would silently be a variable of each thread.
+Lines keep their numbers. What the emulator does not know ends with one line that names it, and exit code 1: a __shared__
+that stayed as it is would silently be a variable of each thread.
 """
 import re
 import sys
@@ -123,7 +123,8 @@ def ptx(text):
         if mnemonic not in PTX:
             raise Unknown(f"PTX instruction {mnemonic}")
         operands = [body[c.end():closing(body, c.end() - 1)] for c in re.finditer(r'"[=+]?[rf]"\s*\(', body)]
-        text = replaced(text, m.start(), closed + 1, PTX[mnemonic] + ", ".join(operands) + ", emulate::Where::current())")
+        new = PTX[mnemonic] + ", ".join(operands) + ", emulate::Where::current())"
+        text = replaced(text, m.start(), closed + 1, new)
     return text
 
 
@@ -136,7 +137,8 @@ def mathematics(text):
 
 def check(text):
     for pattern, what in ((r"<<<|>>>", "a launch"), (r"\b__shared__\b", "__shared__ of another form"),
-                          (r"\basm\b", "asm of another form"), (r"\bcooperative_groups\b|\bcg::", "cooperative groups")):
+                          (r"\basm\b", "asm of another form"),
+                          (r"\bcooperative_groups\b|\bcg::", "cooperative groups")):
         if m := re.search(pattern, text):
             raise Unknown(what, m.start())
     for m in re.finditer(r"\b__\w+", text):

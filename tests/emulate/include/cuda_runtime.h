@@ -1,6 +1,6 @@
 #pragma once
-// CUDA's language on the CPU: what the .cu files see, once transform.py has made C++ of them, instead of nvcc's built-ins.
-// Types and prototypes are those of NVIDIA's headers.
+// CUDA's language on the CPU: what the .cu files see, once transform.py has made C++ of them, instead of nvcc's
+// built-ins. Types and prototypes are those of NVIDIA's headers.
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
 #include <vector_types.h>
@@ -87,8 +87,8 @@ class Shared {
 
 // ---- synchronization and exchange within a block or a warp ----
 int barrier(int predicate, Where where);  // returns whether any thread's predicate is true
-// All lanes of a warp meet; each gives `bytes` <= 64 bytes. Returns the 32 values, 64 bytes apart, valid until this lane's
-// next but one call.
+// All lanes of a warp meet; each gives `bytes` <= 64 bytes. Returns the 32 values, 64 bytes apart, valid until this
+// lane's next but one call.
 const char* warp_exchange(unsigned mask, const void* mine, size_t bytes, const char* operation, Where where);
 void warp_barrier(unsigned mask, Where where);
 int lane();
