@@ -32,6 +32,21 @@ if(TRAIN70B_SANITIZE)
     set(TRAIN70B_CHECKED_ACCESSES)
 endif()
 
+# C++ of one .cu or .cuh file.
+function(translate name made)
+    get_filename_component(made_folder ${made} DIRECTORY)
+    file(MAKE_DIRECTORY ${made_folder})
+    add_custom_command(OUTPUT ${made} DEPENDS ${name} ${emulate}/transform.py
+        COMMAND ${Python3_EXECUTABLE} ${emulate}/transform.py ${name} ${CMAKE_SOURCE_DIR}/${name} ${made})
+endfunction()
+set(TRAIN70B_TRANSLATED_OPTIONS -O2 -g1 -gdwarf-4 -fno-strict-aliasing -Wno-unknown-pragmas
+    -ffile-prefix-map=${CMAKE_BINARY_DIR}=. ${TRAIN70B_CHECKED_ACCESSES})
+
+add_executable(emulated_mistakes ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)  # for mistakes.sh
+translate(tests/emulate/mistakes.cu ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)
+target_compile_options(emulated_mistakes PRIVATE ${TRAIN70B_TRANSLATED_OPTIONS})
+target_link_libraries(emulated_mistakes PRIVATE emulated_cuda)
+
 # emulated_<folder>, as gpu_<folder>: objects of the C++ made of the .cu files up to this chapter, with the emulated
 # GPU. A chapter's .cuh files are made beside them, where they are found before the original ones. Sets gpu_<folder> to
 # it where programs run on the emulated GPU.
@@ -48,10 +63,7 @@ function(add_emulated_chapter folder below)
             set(made ${CMAKE_BINARY_DIR}/emulated/${name}.cpp)
             list(APPEND sources ${made})
         endif()
-        get_filename_component(made_folder ${made} DIRECTORY)
-        file(MAKE_DIRECTORY ${made_folder})
-        add_custom_command(OUTPUT ${made} DEPENDS ${name} ${emulate}/transform.py
-            COMMAND ${Python3_EXECUTABLE} ${emulate}/transform.py ${name} ${CMAKE_SOURCE_DIR}/${name} ${made})
+        translate(${name} ${made})
     endforeach()
     set(TRAIN70B_EMULATED_HEADERS ${TRAIN70B_EMULATED_HEADERS} PARENT_SCOPE)
     add_library(emulated_${folder} INTERFACE)
@@ -63,8 +75,7 @@ function(add_emulated_chapter folder below)
         target_include_directories(emulated_objects_${folder} SYSTEM PRIVATE ${TRAIN70B_CUDA_HEADERS}
             ${TRAIN70B_NCCL_HEADERS})
         target_link_libraries(emulated_objects_${folder} PRIVATE lib_${folder})
-        target_compile_options(emulated_objects_${folder} PRIVATE -O2 -g1 -fno-strict-aliasing -Wno-unknown-pragmas
-            -ffile-prefix-map=${CMAKE_BINARY_DIR}=. ${TRAIN70B_CHECKED_ACCESSES})
+        target_compile_options(emulated_objects_${folder} PRIVATE ${TRAIN70B_TRANSLATED_OPTIONS})
         target_sources(emulated_${folder} INTERFACE $<TARGET_OBJECTS:emulated_objects_${folder}>)
     endif()
     if(TRAIN70B_EMULATE)

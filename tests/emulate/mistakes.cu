@@ -1,0 +1,124 @@
+// Mistakes that the emulated GPU must report, each by its name on the command line (mistakes.sh has what it must say).
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+
+namespace {
+
+constexpr int kThreads = 64;
+
+__global__ void write_kernel(float* x, int at) {
+    if (threadIdx.x == 0) x[at] = 1;
+}
+__global__ void wide_kernel(float* x) { *reinterpret_cast<float4*>(x + 1) = {}; }
+__global__ void race_kernel(float* x) {
+    __shared__ float tile[kThreads];
+    tile[threadIdx.x] = float(threadIdx.x);
+    x[threadIdx.x] = tile[(threadIdx.x + 1) % kThreads];
+}
+__global__ void blocks_race_kernel(float* x) { x[threadIdx.x] = float(blockIdx.x); }
+__global__ void shared_bound_kernel(float* x) {
+    __shared__ float tile[kThreads];
+    tile[threadIdx.x + 1] = 1;
+    __syncthreads();
+    x[threadIdx.x] = tile[threadIdx.x];
+}
+__global__ void divergent_kernel(float* x) {
+    if (threadIdx.x < 32)
+        __syncthreads();
+    else
+        __syncthreads();
+    x[threadIdx.x] = 0;
+}
+__global__ void divergent_warp_kernel(float* x) {
+    if (threadIdx.x % 2 == 0) x[threadIdx.x] = __shfl_xor_sync(~0u, 1.0f, 1);
+    x[threadIdx.x] += __shfl_xor_sync(~0u, 1.0f, 2);
+}
+__global__ void dynamic_kernel(float* x) {
+    extern __shared__ float memory[];
+    x[threadIdx.x] = memory[threadIdx.x];
+}
+__global__ void add_kernel(float* x) { atomicAdd(x, 1.0f); }
+
+cudaStream_t stream() {
+    static const cudaStream_t made = [] {
+        cudaStream_t s = nullptr;
+        cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+        return s;
+    }();
+    return made;
+}
+float* memory(size_t floats = kThreads) {
+    float* x = nullptr;
+    cudaMallocAsync(&x, floats * sizeof(float), stream());
+    return x;
+}
+void finish() { cudaStreamSynchronize(stream()); }
+float on_host[kThreads];
+
+const std::map<std::string, std::function<void()>> kMistakes = {
+    {"none",
+     [] {
+         float *x = memory(), sum = 0;
+         cudaMemsetAsync(x, 0, kThreads * sizeof(float), stream());
+         add_kernel<<<10, kThreads, 0, stream()>>>(x);
+         cudaMemcpyAsync(&sum, x, sizeof sum, cudaMemcpyDeviceToHost, stream());
+         std::printf("%g\n", double(sum));
+     }},
+    {"bound", [] { write_kernel<<<1, kThreads, 0, stream()>>>(memory(), kThreads); }},
+    {"released",
+     [] {
+         float* x = memory();
+         cudaFreeAsync(x, stream());
+         write_kernel<<<1, kThreads, 0, stream()>>>(x, 0);
+     }},
+    {"released twice",
+     [] {
+         float* x = memory();
+         cudaFreeAsync(x, stream());
+         cudaFreeAsync(x, stream());
+     }},
+    {"host pointer",
+     [] {
+         static float* heap = new float[kThreads];
+         write_kernel<<<1, kThreads, 0, stream()>>>(heap, 0);
+     }},
+    {"host touches",
+     [] {
+         float* x = memory();
+         write_kernel<<<1, kThreads, 0, stream()>>>(x, 0);
+         finish();
+         std::printf("%g\n", double(x[0]));
+     }},
+    {"alignment", [] { wide_kernel<<<1, 1, 0, stream()>>>(memory()); }},
+    {"race", [] { race_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"race of blocks", [] { blocks_race_kernel<<<2, kThreads, 0, stream()>>>(memory()); }},
+    {"shared bound", [] { shared_bound_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"divergent barriers", [] { divergent_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"divergent warp", [] { divergent_warp_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"no dynamic memory", [] { dynamic_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"shared without asking", [] { dynamic_kernel<<<1, kThreads, 64 << 10, stream()>>>(memory()); }},
+    {"empty grid", [] { add_kernel<<<0, kThreads, 0, stream()>>>(memory()); }},
+    {"block too large", [] { add_kernel<<<1, 2048, 0, stream()>>>(memory()); }},
+    {"default stream", [] { add_kernel<<<1, kThreads, 0, nullptr>>>(memory()); }},
+    {"other GPU",
+     [] {
+         float* x = memory();
+         cudaSetDevice(1);
+         add_kernel<<<1, kThreads, 0, stream()>>>(x);
+     }},
+    {"copy bound", [] { cudaMemcpyAsync(on_host, memory(8), sizeof on_host, cudaMemcpyDeviceToHost, stream()); }},
+    {"copy direction", [] { cudaMemcpyAsync(on_host, memory(), sizeof on_host, cudaMemcpyHostToDevice, stream()); }},
+};
+
+}  // namespace
+
+int main(int, char** words) {
+    kMistakes.at(words[1])();
+    finish();
+    return cudaGetLastError() == cudaSuccess ? 0 : 3;
+}
