@@ -38,7 +38,7 @@ inline bool in_slice(int64_t layout) {
     return layout % 8 == (slice ? std::atoll(slice) % 8 : 0);
 }
 
-// On the emulated GPU (tests/emulate), which takes some 10^5 times as long as a real one, every grid is long.
+// On the emulated GPU (tests/emulate), which is some 100 times slower than the CPU, every grid is long.
 #ifdef TRAIN70B_EMULATED
 constexpr bool kEmulated = true;
 #else

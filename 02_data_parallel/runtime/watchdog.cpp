@@ -58,11 +58,12 @@ std::optional<CollectiveLog::Record> CollectiveLog::tick(double seconds, double 
 }
 
 std::string CollectiveLog::poll_device() {
-    std::map<uint64_t, RequestPtr> on_device;
+    std::map<uint64_t, RequestPtr> on_device;  // these may be released here; others hold buffers of the main thread
     {
         const std::lock_guard lock(mutex_);
         for (const auto& [id, record] : open_)
-            if (record.state == State::running && record.request) on_device[id] = record.request;
+            if (record.state == State::running && record.request && record.request->on_stream())
+                on_device[id] = record.request;
     }
     for (const auto& [id, request] : on_device) {  // without the lock: the device may be slow to answer
         const bool begun = request->started(), finished = begun && request->finished();

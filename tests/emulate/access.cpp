@@ -81,8 +81,7 @@ bool ordered(const Access& a, const Access& b, bool shared) {
 }
 
 void check_race(Word& word, const Access& mine, bool shared) {
-    Access* place = nullptr;
-    for (Access& before : word.last) {
+    for (const Access& before : word.last) {
         const bool conflict = (before.bytes & mine.bytes) && (before.kind != Kind::read || mine.kind != Kind::read) &&
                               !(before.kind == Kind::atomic && mine.kind == Kind::atomic);
         if (conflict && !ordered(before, mine, shared))
@@ -91,11 +90,19 @@ void check_race(Word& word, const Access& mine, bool shared) {
                   ", thread " + std::to_string(before.thread) +
                   (before.serial == mine.serial ? "" : " of another block") + " " + verb(before.kind) + " in " +
                   line_of(code_at(before.code)));
-        const bool again = before.serial == mine.serial && before.thread == mine.thread && before.kind == mine.kind;
-        if (again || ((!place || place->serial == mine.serial) && ordered(before, mine, shared))) place = &before;
-        if (again) break;
     }
-    *(place ? place : &word.last[mine.thread % 4]) = mine;
+    // Kept in the place of this thread's last access of the kind; of one that cannot conflict any more; or of any.
+    Access* place = &word.last[mine.thread % 4];
+    for (Access& before : word.last)
+        if (before.thread != mine.thread && ordered(before, mine, shared)) place = &before;
+    uint8_t bytes = mine.bytes;
+    for (Access& before : word.last)
+        if (before.serial == mine.serial && before.thread == mine.thread && before.kind == mine.kind) {
+            if (before.barriers == mine.barriers && before.warp_barriers == mine.warp_barriers) bytes |= before.bytes;
+            place = &before;
+        }
+    *place = mine;
+    place->bytes = bytes;
 }
 
 void check_races(Word* words, size_t offset, size_t bytes, Kind kind, const void* code, bool shared) {

@@ -57,7 +57,7 @@ namespace emulate {
 Position at;
 uint64_t block_serial = 0;
 Running now;
-thread_local bool checking = false;
+thread_local bool checking = false, in_launch = false;
 
 std::string to_string(const Where& where) {
     return std::string(where.file_name()) + ":" + std::to_string(where.line());
@@ -90,6 +90,7 @@ struct CudaThread {
     unsigned exchanges = 0;
 };
 
+const char* const kWarpBarrier = "__syncwarp";
 struct Warp {
     int alive = 0, arrived = 0, barriers = 0;
     const char* operation = nullptr;
@@ -160,6 +161,15 @@ void enter(int thread) {  // the bookkeeping of going on with a thread
     now.stack_end = t.fiber->stack + kStack;
 }
 
+#if EMULATE_ASAN
+void arrive(void* fake_stack) {  // on a stack, from another one
+    const void* left = nullptr;
+    size_t bytes = 0;
+    __sanitizer_finish_switch_fiber(fake_stack, &left, &bytes);
+    if (bytes != kStack) launcher_stack = left, launcher_bytes = bytes;  // not a fiber's
+}
+#endif
+
 void switch_stacks(Fiber* from, Fiber* to) {
 #if EMULATE_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to == &launcher ? launcher_stack : to->stack,
@@ -167,10 +177,7 @@ void switch_stacks(Fiber* from, Fiber* to) {
 #endif
     emulate_switch(&from->pointer, to->pointer);
 #if EMULATE_ASAN
-    const void* stack = nullptr;
-    size_t bytes = 0;
-    __sanitizer_finish_switch_fiber(from->fake_stack, &stack, &bytes);
-    if (bytes != kStack) launcher_stack = stack, launcher_bytes = bytes;
+    arrive(from->fake_stack);
 #endif
 }
 
@@ -210,6 +217,7 @@ void release_barrier() {
 }
 
 void release_warp(int warp) {
+    if (warps[size_t(warp)].operation == kWarpBarrier) ++warps[size_t(warp)].barriers;
     warps[size_t(warp)].arrived = 0;
     for (size_t i = 32 * size_t(warp); i < std::min<size_t>(32 * size_t(warp + 1), threads.size()); ++i)
         if (threads[i].state == CudaThread::in_warp) make_ready(int(i));
@@ -217,7 +225,7 @@ void release_warp(int warp) {
 
 extern "C" void emulate_fiber_main() {
 #if EMULATE_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, &launcher_stack, &launcher_bytes);
+    arrive(nullptr);
 #endif
     while (true) {
         checking = true;
@@ -292,6 +300,7 @@ void run(const Launch& launch) {
     now = {};
     now.launch = &launch;
     now.arena = arena();
+    in_launch = true;
     now.first_serial = block_serial + 1;
     std::vector<int64_t> order(size_t(launch.grid.count()));
     for (size_t i = 0; i < order.size(); ++i) order[i] = int64_t(kOrder == Order::reverse ? order.size() - 1 - i : i);
@@ -304,6 +313,7 @@ void run(const Launch& launch) {
         shared = std::max(shared, shared_bytes());
     }
     now = {};
+    in_launch = false;
     current = -1;
     if (!kStats) return;
     if (stats.empty()) std::atexit(print_stats);
@@ -356,8 +366,7 @@ const char* warp_exchange(unsigned mask, const void* mine, size_t bytes, const c
 void warp_barrier(unsigned mask, Where where) {
     const Unchecked scope;
     const int nothing = 0, warp = current / 32;
-    if (warps[size_t(warp)].arrived == warps[size_t(warp)].alive - 1) ++warps[size_t(warp)].barriers;  // the last one
-    warp_exchange(mask, &nothing, sizeof nothing, "__syncwarp", where);
+    warp_exchange(mask, &nothing, sizeof nothing, kWarpBarrier, where);
     now.warp_barriers = uint16_t(warps[size_t(warp)].barriers);
 }
 

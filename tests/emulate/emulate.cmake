@@ -1,6 +1,7 @@
 # The .cu files as C++ on an emulated GPU (README.md).
-if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" OR NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
-    message(FATAL_ERROR "-DTRAIN70B_CUDA=EMULATE: needs Linux on x86-64 (tests/emulate/block.cpp switches stacks)")
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" OR NOT CMAKE_SYSTEM_NAME STREQUAL "Linux"
+        OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    message(FATAL_ERROR "-DTRAIN70B_CUDA=EMULATE: needs Linux on x86-64 (tests/emulate/block.cpp switches stacks) and GCC")
 endif()
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 find_path(TRAIN70B_CUDA_HEADERS cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include)

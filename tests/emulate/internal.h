@@ -30,6 +30,7 @@ extern Running now;
 // Whether accesses are a CUDA thread's. Not those of the emulator on its behalf: of the standard library's templates,
 // the linker may have chosen the copies in the kernels' objects, which report their accesses.
 extern thread_local bool checking;
+extern thread_local bool in_launch;  // whether this thread of the host runs one
 class Unchecked {
   public:
     Unchecked() : before_(checking) { checking = false; }
@@ -52,7 +53,7 @@ size_t shared_bytes();  // static and dynamic, of the block that runs
 char* reserve(size_t bytes);  // address space; its pages appear as they are written
 int gpu_count();
 extern thread_local int current_gpu;
-constexpr size_t kArena = size_t(32) << 30;   // address space of one GPU's memory
+constexpr size_t kArena = size_t(8) << 30;    // one GPU's memory
 const char* arena();                          // of the current GPU, which has memory
 bool is_live(size_t offset, size_t bytes);    // within one allocation
 void* allocate(size_t bytes);                 // on the current GPU, filled with NaNs; nullptr: out of memory
@@ -64,6 +65,7 @@ enum class Place { pageable, pinned, device, invalid };  // invalid: not wholly 
 Place place_of(const void* p, size_t bytes);
 size_t device_bytes();                // allocated on the current GPU
 std::string describe(const void* p);  // for messages
+void handle_faults();                 // of memory, on this thread of the host
 void open_memory();                   // of the current GPU, for operations
 void close_memory();                  // of all GPUs: from here on the host's accesses fail
 

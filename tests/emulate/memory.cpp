@@ -39,22 +39,10 @@ constexpr size_t kUnit = 256;                     // allocations are aligned to 
 constexpr size_t kQuarantine = size_t(64) << 20;  // bytes of released memory that are not used again
 
 void on_fault(int signal_number, siginfo_t* info, void*) {
-    std::fprintf(stderr, "emulate: %s touches %p: %s\n", checking ? "a kernel" : "the host", info->si_addr,
+    std::fprintf(stderr, "emulate: %s touches %p: %s\n", in_launch ? "a kernel" : "the host", info->si_addr,
                  describe(info->si_addr).c_str());
     signal(signal_number, SIG_DFL);
     raise(signal_number);
-}
-void handle_faults() {
-    static char stack[64 << 10];
-    stack_t alternate{};
-    alternate.ss_sp = stack;
-    alternate.ss_size = sizeof stack;
-    sigaltstack(&alternate, nullptr);
-    struct sigaction action {};
-    action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, nullptr);
-    sigaction(SIGBUS, &action, nullptr);
 }
 
 struct Allocation {
@@ -72,9 +60,8 @@ struct Gpu {
     size_t used = 0, resting = 0, allocated = 0;
     bool open = false;
     Gpu() {
-        handle_faults();
         madvise(arena, kArena, MADV_HUGEPAGE);  // fewer pages to protect
-        mprotect(arena, kArena, PROT_NONE);
+        if (mprotect(arena, kArena, PROT_NONE) != 0) fault("cannot protect device memory");
     }
     void protect(bool hide) {
         if (open == !hide) return;
@@ -84,8 +71,9 @@ struct Gpu {
 };
 
 std::recursive_mutex& mutex = *new std::recursive_mutex;
-std::vector<Gpu*>& gpus = *new std::vector<Gpu*>;
+std::vector<Gpu*>& gpus = *new std::vector<Gpu*>;  // as many as were used
 Gpu& gpu() {
+    const std::scoped_lock lock(mutex);
     while (int(gpus.size()) <= current_gpu) gpus.push_back(new Gpu);
     return *gpus[size_t(current_gpu)];
 }
@@ -112,8 +100,22 @@ void poison(Gpu& g, const Allocation& a, bool hide) {
 
 }  // namespace
 
+void handle_faults() {
+    thread_local char stack[64 << 10];
+    stack_t alternate{};
+    alternate.ss_sp = stack;
+    alternate.ss_size = sizeof stack;
+    sigaltstack(&alternate, nullptr);
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, nullptr);
+    sigaction(SIGBUS, &action, nullptr);
+}
+
 void open_memory() { gpu().protect(false); }
 void close_memory() {
+    const std::scoped_lock lock(mutex);
     for (Gpu* g : gpus) g->protect(true);
 }
 
@@ -228,7 +230,7 @@ std::string describe(const void* p) {
         return std::to_string(offset - a->offset) + " bytes into " + std::to_string(a->bytes) + " bytes of " + of +
                (a->state == Allocation::released ? ", already released" : "");
     }
-    return "no device memory";
+    return "no device memory; perhaps the end of a CUDA thread's stack";
 }
 
 }  // namespace emulate

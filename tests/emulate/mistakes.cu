@@ -20,6 +20,19 @@ __global__ void race_kernel(float* x) {
     tile[threadIdx.x] = float(threadIdx.x);
     x[threadIdx.x] = tile[(threadIdx.x + 1) % kThreads];
 }
+__global__ void tiles_race_kernel(float* x) {  // no barrier at the loop's end
+    __shared__ float tile;
+    for (int i = 0; i < 3; ++i) {
+        if (threadIdx.x == 0) tile = float(i);
+        __syncthreads();
+        if (threadIdx.x == 40) x[i] = tile;
+    }
+}
+__global__ void bytes_race_kernel(float* x) {
+    __shared__ uint8_t bytes[4];
+    if (threadIdx.x == 0) bytes[0] = bytes[1] = 1;
+    if (threadIdx.x == 40) x[0] = float(bytes[0]);
+}
 __global__ void blocks_race_kernel(float* x) { x[threadIdx.x] = float(blockIdx.x); }
 __global__ void shared_bound_kernel(float* x) {
     __shared__ float tile[kThreads];
@@ -96,6 +109,8 @@ const std::map<std::string, std::function<void()>> kMistakes = {
      }},
     {"alignment", [] { wide_kernel<<<1, 1, 0, stream()>>>(memory()); }},
     {"race", [] { race_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"race of tiles", [] { tiles_race_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"race of bytes", [] { bytes_race_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
     {"race of blocks", [] { blocks_race_kernel<<<2, kThreads, 0, stream()>>>(memory()); }},
     {"shared bound", [] { shared_bound_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
     {"divergent barriers", [] { divergent_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
@@ -117,7 +132,11 @@ const std::map<std::string, std::function<void()>> kMistakes = {
 
 }  // namespace
 
-int main(int, char** words) {
+int main(int count, char** words) {
+    if (count != 2 || !kMistakes.count(words[1])) {
+        for (const auto& [name, mistake] : kMistakes) std::fprintf(stderr, "%s\n", name.c_str());
+        return 2;
+    }
     kMistakes.at(words[1])();
     finish();
     return cudaGetLastError() == cudaSuccess ? 0 : 3;

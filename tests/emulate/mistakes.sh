@@ -27,6 +27,12 @@ expect "host touches" 139 "the host touches"
 expect "alignment" 134 "the address is not a multiple of that"
 expect "race" 134 "race in shared memory, no barrier between"
 expect "race" 134 "$(line 'tile\[(threadIdx')"
+for order in forward reverse random; do
+    export EMULATE_ORDER=$order
+    expect "race of tiles" 134 "race in shared memory, no barrier between"
+    expect "race of bytes" 134 "race in shared memory, no barrier between"
+done
+unset EMULATE_ORDER
 expect "race of blocks" 134 "race in global memory, no barrier between"
 expect "shared bound" 134 "not declared in shared memory"
 expect "divergent barriers" 134 "divergent barriers"

@@ -48,14 +48,17 @@ std::string setting(const char* name, const char* otherwise) {
 }
 
 uint64_t random() {
-    static uint64_t state = std::strtoull(setting("EMULATE_SEED", "1").c_str(), nullptr, 10) * 0x9e3779b97f4a7c15u + 1;
+    static uint64_t state = [] {  // each rank of mpirun has a sequence of its own
+        const std::string seed = setting("EMULATE_SEED", "1"), rank = setting("OMPI_COMM_WORLD_RANK", "0");
+        return (std::stoull(seed) * 4096 + std::stoull(rank)) * 0x9e3779b97f4a7c15u + 1;
+    }();
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     return state;
 }
 
 void fault(const std::string& what) {
     std::fprintf(stderr, "emulate: %s\n", what.c_str());
-    if (now.launch)
+    if (in_launch)
         std::fprintf(stderr, "  in %s, block %u %u %u, thread %u %u %u\n", name_of(now.launch->kernel).c_str(),
                      at.block.x, at.block.y, at.block.z, at.thread.x, at.thread.y, at.thread.z);
     std::fflush(stderr);
@@ -131,13 +134,16 @@ void wait_until(cudaStream_t stream, Done done) {
         {
             const std::scoped_lock lock(device);
             if (done()) return close_memory();
-            if ((kPace == Pace::lazy && advance_towards(stream)) || advance_any()) continue;
+            const bool moved = (kPace == Pace::lazy && advance_towards(stream)) || advance_any();
+            ++calls;  // go_on_alone may have been waiting for the lock
+            if (moved) continue;
         }
         std::this_thread::sleep_for(std::chrono::microseconds(50));  // for another process
     }
 }
 
 void go_on_alone() {
+    handle_faults();
     constexpr auto kPause = std::chrono::milliseconds(2);
     uint64_t seen = 0;
     while (true) {
@@ -166,6 +172,7 @@ void append(cudaStream_t stream, Operation operation) {
         while (advance_any()) {}
     if (kPace == Pace::random)
         for (uint64_t n = random() % 3; n > 0; --n) advance_any();
+    ++calls;  // go_on_alone may have been waiting for the lock
 }
 
 }  // namespace
@@ -182,6 +189,7 @@ cudaError_t allow_shared(const void* kernel, int bytes) {
 }
 
 void enqueue_launch(cudaStream_t stream, Launch launch) {
+    ++calls;
     const std::scoped_lock lock(device);
     const Extent &grid = launch.grid, &block = launch.block;
     const char* wrong = nullptr;
@@ -233,13 +241,13 @@ cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* id, int length, int gpu) {
 cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     *properties = {};
     std::strcpy(properties->name, "NVIDIA H200 (emulated)");
-    properties->totalGlobalMem = size_t(141) << 30;
+    properties->totalGlobalMem = kArena;
     properties->multiProcessorCount = 132;
     properties->major = 9;
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free, size_t* total) {
-    *total = size_t(141) << 30;
+    *total = kArena;
     *free = *total - device_bytes();
     return cudaSuccess;
 }
@@ -273,6 +281,7 @@ cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest
 
 cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
     const std::scoped_lock lock(device);
+    handle_faults();
     static std::once_flag once;
     std::call_once(once, [] { std::thread(go_on_alone).detach(); });
     *stream = new CUstream_st{current_gpu, {}};
@@ -283,7 +292,10 @@ cudaError_t CUDARTAPI cudaStreamCreateWithPriority(cudaStream_t* stream, unsigne
     return cudaStreamCreateWithFlags(stream, flags);
 }
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t stream) {
-    known(stream, "cudaStreamSynchronize");
+    {
+        const std::scoped_lock lock(device);
+        known(stream, "cudaStreamSynchronize");
+    }
     wait_until(stream, [&] { return stream->operations.empty(); });
     return cudaSuccess;
 }
@@ -351,6 +363,7 @@ cudaError_t CUDARTAPI cudaEventElapsedTime(float* milliseconds, cudaEvent_t begi
 // ---- memory ----
 
 cudaError_t CUDARTAPI cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
+    ++calls;
     const std::scoped_lock lock(device);
     if (known(stream, "cudaMallocAsync")->gpu != current_gpu)
         return error(cudaErrorInvalidValue, "cudaMallocAsync: the stream belongs to another GPU than the current one");
@@ -405,7 +418,7 @@ cudaError_t CUDARTAPI cudaMemcpyAsync(void* to, const void* from, size_t bytes, 
     enqueue(stream, "cudaMemcpyAsync", [=] {
         for (const auto& [p, place] : {std::pair<const void*, Place>(to, target), {from, source}})
             if (place == Place::device && !on_device(p, bytes)) fault("cudaMemcpyAsync: " + describe(p));
-        std::memmove(to, staged ? staged->data() : from, bytes);
+        if (bytes > 0) std::memmove(to, staged ? staged->data() : from, bytes);
         return true;
     });
     return target == Place::pageable ? cudaStreamSynchronize(stream) : cudaSuccess;
