@@ -43,10 +43,12 @@ endfunction()
 set(TRAIN70B_TRANSLATED_OPTIONS -O2 -g1 -gdwarf-4 -fno-strict-aliasing -Wno-unknown-pragmas
     -ffile-prefix-map=${CMAKE_BINARY_DIR}=. ${TRAIN70B_CHECKED_ACCESSES})
 
-add_executable(emulated_mistakes ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)  # for mistakes.sh
-translate(tests/emulate/mistakes.cu ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)
-target_compile_options(emulated_mistakes PRIVATE ${TRAIN70B_TRANSLATED_OPTIONS})
-target_link_libraries(emulated_mistakes PRIVATE emulated_cuda)
+if(NOT TRAIN70B_SANITIZE)
+    add_executable(emulated_mistakes ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)  # for mistakes.sh
+    translate(tests/emulate/mistakes.cu ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)
+    target_compile_options(emulated_mistakes PRIVATE ${TRAIN70B_TRANSLATED_OPTIONS})
+    target_link_libraries(emulated_mistakes PRIVATE emulated_cuda)
+endif()
 
 # emulated_<folder>, as gpu_<folder>: objects of the C++ made of the .cu files up to this chapter, with the emulated
 # GPU. A chapter's .cuh files are made beside them, where they are found before the original ones. Sets gpu_<folder> to
