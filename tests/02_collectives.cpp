@@ -198,6 +198,7 @@ TEST_CASE("an operation that has failed on the device is named, with the reason;
         bool done = false;
         std::string reason;
         void wait() override {}
+        bool on_stream() const override { return true; }
         bool finished() override { return done; }
         std::string failure() override { return reason; }
     };

@@ -32,7 +32,9 @@ void CollectiveLog::set(uint64_t id, State state, const RequestPtr& request) {
     if (record.begin == 0) record.begin = now_seconds();
     record.state = state;
     record.waited = 0;
-    if (request) record.request = request;
+    // Only what the device must be asked about: its last reference may be dropped in the watchdog's thread, and other
+    // requests hold buffers of the main one.
+    if (request && request->on_stream()) record.request = request;
     record.begun = !record.request;
     if (state == State::done) close(found);
 }
@@ -58,12 +60,11 @@ std::optional<CollectiveLog::Record> CollectiveLog::tick(double seconds, double 
 }
 
 std::string CollectiveLog::poll_device() {
-    std::map<uint64_t, RequestPtr> on_device;  // these may be released here; others hold buffers of the main thread
+    std::map<uint64_t, RequestPtr> on_device;
     {
         const std::lock_guard lock(mutex_);
         for (const auto& [id, record] : open_)
-            if (record.state == State::running && record.request && record.request->on_stream())
-                on_device[id] = record.request;
+            if (record.state == State::running && record.request) on_device[id] = record.request;
     }
     for (const auto& [id, request] : on_device) {  // without the lock: the device may be slow to answer
         const bool begun = request->started(), finished = begun && request->finished();
