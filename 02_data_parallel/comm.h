@@ -32,8 +32,8 @@ class Work {
   public:
     Work() = default;  // nothing to wait for
     void wait();       // a second call does nothing
-    // Whether it has completed, without waiting; if so, releases the tensors as wait() does. Messages complete while one
-    // polls; without streams a collective begins only at this rank's next wait().
+    // Whether it has completed, without waiting; if so, releases the tensors as wait() does. Messages complete while
+    // one polls; without streams a collective begins only at this rank's next wait().
     bool done();
     bool pending() const { return state_ != nullptr; }
 

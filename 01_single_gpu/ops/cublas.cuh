@@ -32,8 +32,8 @@ struct CublasPlan {
     }
 };
 
-// c = op(a) op(b) + beta c, all row-major. set_up: further attributes of the operation. A usage error where cuBLASLt has
-// no algorithm; it ends with `advice`: what would work.
+// c = op(a) op(b) + beta c, all row-major. set_up: further attributes of the operation. A usage error where cuBLASLt
+// has no algorithm; it ends with `advice`: what would work.
 CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, const std::string& advice,
                      const std::function<void(CublasPlan&)>& set_up = {});
 void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, float beta);

@@ -66,13 +66,7 @@ std::string to_string(const Where& where) {
 namespace {
 
 enum class Order { random, forward, reverse };
-const Order kOrder = [] {
-    const std::string name = setting("EMULATE_ORDER", "random");
-    if (name == "random") return Order::random;
-    if (name == "forward") return Order::forward;
-    if (name == "reverse") return Order::reverse;
-    fault("EMULATE_ORDER=" + name + ": must be random, forward or reverse");
-}();
+const auto kOrder = Order(choice("EMULATE_ORDER", {"random", "forward", "reverse"}));
 
 constexpr size_t kStack = (EMULATE_ASAN ? 512 : 128) << 10, kGuard = 4096;
 
@@ -383,14 +377,7 @@ void atomic_access(const void* p, size_t bytes) {
 namespace {
 
 enum class Ulp { none, up, down, random };
-const Ulp kUlp = [] {
-    const std::string name = setting("EMULATE_ULP", "none");
-    if (name == "none") return Ulp::none;
-    if (name == "up") return Ulp::up;
-    if (name == "down") return Ulp::down;
-    if (name == "random") return Ulp::random;
-    fault("EMULATE_ULP=" + name + ": must be none, up, down or random");
-}();
+const auto kUlp = Ulp(choice("EMULATE_ULP", {"none", "up", "down", "random"}));
 
 template <class Bits, class Real>
 Real moved(Real exact, int most) {

@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace emulate {
 
 // ---- settings: environment variables, read once (README.md) ----
 std::string setting(const char* name, const char* otherwise);
+// The place among `values` of a variable's value, 0 if it is not set; faults at any other value.
+int choice(const char* name, const std::vector<std::string>& values);
 uint64_t random();  // a sequence that EMULATE_SEED determines; call it with the device locked, as operations do
 
 // ---- errors ----

@@ -47,6 +47,14 @@ std::string setting(const char* name, const char* otherwise) {
     return value ? value : otherwise;
 }
 
+int choice(const char* name, const std::vector<std::string>& values) {
+    const auto found = std::find(values.begin(), values.end(), setting(name, values[0].c_str()));
+    if (found != values.end()) return int(found - values.begin());
+    std::string text = std::string(name) + "=" + setting(name, "") + ": must be ";
+    for (const std::string& value : values) text += (&value == &values[0] ? "" : ", ") + value;
+    fault(text);
+}
+
 uint64_t random() {
     static uint64_t state = [] {  // each rank of mpirun has a sequence of its own
         const std::string seed = setting("EMULATE_SEED", "1"), rank = setting("OMPI_COMM_WORLD_RANK", "0");
@@ -73,13 +81,7 @@ bool refuse(const std::string& what) {
 namespace {
 
 enum class Pace { random, eager, lazy };
-const Pace kPace = [] {
-    const std::string name = setting("EMULATE_STREAMS", "random");
-    if (name == "random") return Pace::random;
-    if (name == "eager") return Pace::eager;
-    if (name == "lazy") return Pace::lazy;
-    fault("EMULATE_STREAMS=" + name + ": must be random, eager or lazy");
-}();
+const auto kPace = Pace(choice("EMULATE_STREAMS", {"random", "eager", "lazy"}));
 
 std::recursive_mutex& device = *new std::recursive_mutex;
 auto& streams = *new std::vector<cudaStream_t>;
