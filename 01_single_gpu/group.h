@@ -15,10 +15,11 @@ class Group {
     virtual int size() const { return 1; }
 
     // Collective over the group. Host numbers, gathered in rank order; every rank passes the same count.
-    virtual double sum(double x) const { return x; }
+    virtual std::vector<double> sum(const std::vector<double>& x) const { return x; }
+    double sum(double x) const { return sum(std::vector<double>{x})[0]; }
     virtual std::vector<double> gather(const std::vector<double>& mine) const { return mine; }
-    // Tensors: `sum` is in place; `full` receives the ranks' parts concatenated in rank order.
-    virtual void sum(Tensor) const {}
+    // Tensors: `sum_tensor` is in place; `full` receives the ranks' parts concatenated in rank order.
+    virtual void sum_tensor(Tensor) const {}
     virtual void all_gather(Tensor full, const Tensor& part) const { copy(full, part); }
     // Between two different ranks of the group, so a group of one never calls them.
     virtual void send(const Tensor&, int to) const { CHECK(false, "rank {} of 1", to); }

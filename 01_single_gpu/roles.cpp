@@ -80,7 +80,7 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
             }
         };
         for_each([](Tensor& in_message, Tensor& grad) { copy(in_message, grad); });
-        group->sum(message);
+        group->sum_tensor(message);
         for_each([](Tensor& in_message, Tensor& grad) { copy(grad, in_message); });
     }
 }

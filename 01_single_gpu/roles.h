@@ -7,6 +7,8 @@
 //   Groups           the ranks along each axis of the layout             one rank (01), Comm (02)
 //   Runtime          statistics and files of all ranks                   one rank (01), CommRuntime (02)
 //   StepState        other state that changes at every step              none (01), delayed scaling (07)
+//   RunControl       where a run starts and stops, and what happens      none (01), checkpoints (08)
+//                    between its steps
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/llama.h"
@@ -70,6 +72,22 @@ class Runtime {
     // Calls `body`, which writes large files on rank 0; the other ranks wait for it without a timeout.
     virtual void write_files(const std::function<void()>& body) { body(); }
     virtual nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const;  // for the summary
+};
+
+// Every default does nothing.
+class RunControl {
+  public:
+    virtual ~RunControl() = default;
+    // Called once, when the optimizer states exist: may restore an earlier run. Returns the number of the first step.
+    virtual int64_t first_step() { return 1; }
+    virtual void before_step(int64_t /*step*/) {}
+    virtual void gradients_ready(int64_t /*step*/) {}  // complete on this rank, before norm and clipping
+    // This rank's numbers, always equally many, which are summed over all ranks in the messages of the step's loss and
+    // gradient norm.
+    virtual std::vector<double> votes(int64_t /*step*/) { return {}; }
+    // After the update. sums: of the votes, equal on all ranks. Returns false if this is the run's last step.
+    virtual bool after_step(const StepReport&, const std::vector<double>& /*sums*/) { return true; }
+    virtual void finish() {}  // after the last step
 };
 
 class StepState {

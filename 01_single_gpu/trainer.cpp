@@ -56,9 +56,26 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
 // ---- one step -------------------------------------------------------------------------------------------------------
 
 // Tensor-parallel ranks all have the full loss of their batch.
-double Trainer::sum_loss(const Tensor& mine) const { return groups.pp->sum(groups.dp_cp->sum(read(mine)[0])); }
+double Trainer::sum_loss(const Tensor& mine, std::vector<double>& votes) const {
+    votes.push_back(read(mine)[0]);
+    votes = groups.pp->sum(groups.dp_cp->sum(votes));
+    const double loss = votes.back();
+    votes.pop_back();
+    return loss;
+}
 
-double Trainer::norm(Which which) const { return std::sqrt(groups.pp->sum(groups.tp->sum(store->squares(which)))); }
+double Trainer::norm(Which which, std::vector<double>& votes) const {
+    votes.push_back(store->squares(which));
+    votes = groups.tp->sum(votes);
+    const double squares = votes.back();
+    votes.pop_back();
+    return std::sqrt(groups.pp->sum(squares));
+}
+
+double Trainer::norm(Which which) const {
+    std::vector<double> none;
+    return norm(which, none);
+}
 
 StepReport Trainer::step(int64_t number) {
     runtime->begin_step();
@@ -68,6 +85,7 @@ StepReport Trainer::step(int64_t number) {
     StepReport report{.step = number, .lr = options_.schedule().at(number)};
     batches.take_seconds();
     ledger().reset_peak();
+    for (RunControl* control : controls) control->before_step(number);
     // tag::step[]
     store->begin_step(micro_batches());
     Tensor loss = loop->forward_backward({micro_batches(), [&](int64_t index) { return micro_batch(number, index); }});
@@ -80,11 +98,13 @@ StepReport Trainer::step(int64_t number) {
         runtime->write_files(
             [&] { reference_->gradients([&](const Param& p, Which which) { return full(p, which); }); });
     if (observer) observer->gradients_ready(number);
+    for (RunControl* control : controls) control->gradients_ready(number);
     ledger().phase("update");
     Span span("update", "phase");
-    report.loss = sum_loss(loss);
+    collect_votes(number);
+    report.loss = sum_loss(loss, votes_);
     loss = Tensor();
-    report.grad_norm = norm(Which::grad);
+    report.grad_norm = norm(Which::grad, votes_);
     check_finite(report);
     const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (report.grad_norm + 1e-6)) : 1.0;
     store->update(number, report.lr, clip);
@@ -104,6 +124,16 @@ StepReport Trainer::step(int64_t number) {
     if (!options_.metrics.empty()) report.param_norm = norm(Which::data);
     if (observer) observer->step_done(report);
     return report;
+}
+
+void Trainer::collect_votes(int64_t step) {
+    votes_.clear();
+    vote_counts_.clear();
+    for (RunControl* control : controls) {
+        const std::vector<double> mine = control->votes(step);
+        votes_.insert(votes_.end(), mine.begin(), mine.end());
+        vote_counts_.push_back(mine.size());
+    }
 }
 
 void Trainer::check_finite(const StepReport& report) {
@@ -126,7 +156,8 @@ double Trainer::evaluate() {
     Tensor total;
     for (int64_t round = 0; round < batches.validation_rounds(*groups.dp); ++round)
         accumulate(total, loop->forward_only(batches.validation_batch(*groups.dp, round)));
-    return sum_loss(total);
+    std::vector<double> none;
+    return sum_loss(total, none);
 }
 
 // ---- the run --------------------------------------------------------------------------------------------------------
@@ -137,9 +168,12 @@ void Trainer::run() {
     start();
     const auto full_of = [this](const Param& param, Which which) { return full(param, which); };
     if (reference_) runtime->write_files([&] { reference_->initial_weights(full_of); });
+    int64_t first = 1;
+    for (RunControl* control : controls) first = std::max(first, control->first_step());
+    int64_t number = first;
     const double start = now_seconds();
     StepReport last;
-    for (int64_t number = 1; number <= options_.steps; ++number) {
+    for (bool goes_on = true; goes_on && number <= options_.steps; ++number) {
         last = step(number);
         progress_.step(last);
         metrics_.write(to_json(last, model_.options.dtype));
@@ -152,11 +186,24 @@ void Trainer::run() {
             metrics_.write(
                 {{"event", "eval"}, {"step", number}, {"loss", significant_digits(loss, model_.options.dtype)}});
         }
+        goes_on = after_step(last);
     }
+    for (RunControl* control : controls) control->finish();
     const double seconds = now_seconds() - start;
     if (reference_) reference_->finish();
     if (hf_) runtime->write_files([&] { hf_->save(saved_config(), model_.options.dtype, full_of); });
-    finish(last, seconds);
+    finish(last, first, number - 1, seconds);
+}
+
+bool Trainer::after_step(const StepReport& report) {
+    bool goes_on = true;
+    auto vote = votes_.begin();
+    for (size_t i = 0; i < controls.size(); ++i) {
+        const auto end = vote + int64_t(vote_counts_[i]);
+        goes_on = controls[i]->after_step(report, {vote, end}) && goes_on;
+        vote = end;
+    }
+    return goes_on;
 }
 
 LlamaConfig Trainer::saved_config() const {
@@ -165,13 +212,18 @@ LlamaConfig Trainer::saved_config() const {
     return config;
 }
 
-void Trainer::finish(const StepReport& last, double seconds) {
-    const double tokens = double(options_.steps) * double(options_.global_batch) * double(options_.seq_len);
+void Trainer::note(const std::string& line, const nlohmann::ordered_json& event) {
+    progress_.line(line);
+    if (!event.is_null()) metrics_.write(event);
+}
+
+void Trainer::finish(const StepReport& last, int64_t first_step, int64_t last_step, double seconds) {
+    const int64_t steps = last_step - first_step + 1;
+    const double tokens = double(steps) * double(options_.global_batch) * double(options_.seq_len);
     metrics_.write(
         {{"event", "summary"},
-         {"steps", options_.steps},
-         {"loss",
-          options_.steps ? nlohmann::ordered_json(significant_digits(last.loss, model_.options.dtype)) : nullptr},
+         {"steps", last_step},
+         {"loss", steps ? nlohmann::ordered_json(significant_digits(last.loss, model_.options.dtype)) : nullptr},
          {"seconds", significant_digits(seconds)},
          {"tokens_per_s", significant_digits(seconds > 0 ? tokens / seconds : 0)},
          {"memory_per_rank", runtime->memory_per_rank(run_peak_)}});

@@ -29,27 +29,34 @@ class Trainer {
     Groups groups;
     Runtime* runtime;
     std::vector<StepState*> step_states;
+    std::vector<RunControl*> controls;
     Observer* observer = nullptr;  // may be null
     Batches batches;               // the tokens of this rank
 
     void allocate() { store->allocate(options_.seed); }
-    void run();  // trains --steps steps from the allocated weights and writes the output files
+    void run();  // trains up to step --steps from the allocated weights and writes the output files
 
     // The parts of run(), for tables and tests.
     int64_t micro_batches() const { return batches.count(*groups.dp); }  // per step, on this rank
     Batch micro_batch(int64_t step, int64_t index) { return batches.micro_batch(*groups.dp, step, index); }
     void start();                     // after the weights are final: creates the optimizer states
-    StepReport step(int64_t number);  // consecutive numbers, from 1
+    StepReport step(int64_t number);  // consecutive numbers
     double evaluate();                // mean loss over the validation split
     double norm(Which which) const;   // of the full model
     Tensor full(const Param& param, Which which) const { return full_param(model_, *store, groups, param, which); }
     const MemoryPeak& peak() const { return run_peak_; }
+    // Prints a line between progress lines and writes an event to the metrics file; null: no event.
+    void note(const std::string& line, const nlohmann::ordered_json& event);
 
   private:
-    double sum_loss(const Tensor& mine) const;
+    // Both sum `votes` in the same messages: sum_loss over dp_cp and pp, norm over tp.
+    double sum_loss(const Tensor& mine, std::vector<double>& votes) const;
+    double norm(Which which, std::vector<double>& votes) const;
     void check_finite(const StepReport& report);
     LlamaConfig saved_config() const;
-    void finish(const StepReport& last, double train_seconds);
+    void collect_votes(int64_t step);
+    bool after_step(const StepReport& report);  // whether the run goes on
+    void finish(const StepReport& last, int64_t first_step, int64_t last_step, double train_seconds);
 
     const TrainOptions options_;
     Llama& model_;
@@ -63,6 +70,8 @@ class Trainer {
     Metrics metrics_;
     Progress progress_;
     MemoryPeak run_peak_;
+    std::vector<double> votes_;  // of all controls, one behind another, summed over all ranks: of the last step
+    std::vector<size_t> vote_counts_;
 };
 
 }  // namespace train70b

@@ -85,6 +85,7 @@ class Comm {
     [[nodiscard]] Work barrier(Where where = Where::current()) const;
 
     // Host numbers; these block.
+    std::vector<double> sum(const std::vector<double>& x, Where where = Where::current()) const;  // of each
     double sum(double x, Where where = Where::current()) const;
     double max(double x, Where where = Where::current()) const;
     std::vector<double> gather(const std::vector<double>& mine, Where where = Where::current()) const;  // rank order

@@ -75,8 +75,8 @@ TEST_CASE("weights and states of step 2 in another run: its steps 3 and 4 are th
 // A group of two ranks, as rank 0 sees it: the other one has twice of everything.
 struct Doubled : Group {
     int size() const override { return 2; }
-    double sum(double x) const override { return 3 * x; }
-    void sum(Tensor x) const override { scale(x, 3); }
+    std::vector<double> sum(const std::vector<double>& x) const override { return {3 * x.at(0)}; }
+    void sum_tensor(Tensor x) const override { scale(x, 3); }
 };
 
 TEST_CASE("the loss is summed over dp_cp and pp, norms over tp and pp, partial gradients over their own group") {

@@ -214,11 +214,15 @@ std::vector<double> Comm::gather(const std::vector<double>& mine, Where where) c
     return numbers(mine, 8 * int64_t(mine.size()) * size() * (size() - 1), where);  // bytes of an all-gather
 }
 
-double Comm::sum(double x, Where where) const {
-    double total = 0;
-    for (const double part : numbers({x}, 2 * 8 * (size() - 1), where)) total += part;  // bytes of an all-reduce
-    return total;
+std::vector<double> Comm::sum(const std::vector<double>& x, Where where) const {
+    const size_t count = x.size();
+    const std::vector<double> all = numbers(x, 2 * 8 * int64_t(count) * (size() - 1), where);  // bytes of an all-reduce
+    std::vector<double> totals(count);
+    for (size_t i = 0; i < all.size(); ++i) totals[i % count] += all[i];
+    return totals;
 }
+
+double Comm::sum(double x, Where where) const { return sum(std::vector<double>{x}, where)[0]; }
 
 double Comm::max(double x, Where where) const {
     double most = x;

@@ -13,9 +13,9 @@ class CommGroup : public Group {
     explicit CommGroup(const Comm& comm) : comm_(comm) {}
     int rank() const override { return comm_.rank(); }
     int size() const override { return comm_.size(); }
-    double sum(double x) const override { return comm_.sum(x); }
+    std::vector<double> sum(const std::vector<double>& x) const override { return comm_.sum(x); }
     std::vector<double> gather(const std::vector<double>& mine) const override { return comm_.gather(mine); }
-    void sum(Tensor x) const override { comm_.all_reduce(x).wait(); }
+    void sum_tensor(Tensor x) const override { comm_.all_reduce(x).wait(); }
     void all_gather(Tensor full, const Tensor& part) const override { comm_.all_gather(full, part).wait(); }
     void send(const Tensor& x, int to) const override { comm_.send(x, to).wait(); }
     void recv(Tensor x, int from) const override { comm_.recv(x, from).wait(); }
