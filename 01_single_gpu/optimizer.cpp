@@ -61,10 +61,15 @@ void AdamW::weights_changed() {
 
 void AdamW::for_each_state(const StateVisitor& visit) {
     for (State& state : states_) {
-        if (state.master) visit(state.segment, "master", state.master);
+        visit(state.segment, "weight", state.master ? state.master : state.segment.data);
         visit(state.segment, "exp_avg", state.exp_avg);
         visit(state.segment, "exp_avg_sq", state.exp_avg_sq);
     }
+}
+
+void AdamW::states_changed() {
+    for (State& state : states_)
+        if (state.master) copy(state.segment.data, state.master);
 }
 
 }  // namespace train70b

@@ -18,7 +18,8 @@ struct Segment {
 };
 std::vector<Segment> full_segments(const std::vector<Param*>& params);
 
-// Called with each optimizer state of a segment: "exp_avg", "exp_avg_sq", "master", ...
+// Called with each state of a segment: first "weight", in the precision in which the optimizer keeps it (the master
+// weights if there are some, otherwise the parameter itself), then "exp_avg", "exp_avg_sq", ...
 using StateVisitor = std::function<void(const Segment& segment, const char* name, Tensor& state)>;
 
 class Optimizer {
@@ -31,6 +32,8 @@ class Optimizer {
     virtual void weights_changed() = 0;
     // Visits every state of every segment in a fixed order, for checkpoints.
     virtual void for_each_state(const StateVisitor& visit) = 0;
+    // Call after a visitor has written the states: copies master weights to the parameters.
+    virtual void states_changed() = 0;
 };
 // Creates an optimizer for these segments. Its states are on the segments' device, booked under `states`.
 using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<Segment>, Memory states)>;
@@ -55,6 +58,7 @@ class AdamW : public Optimizer {
     void update(int64_t step, double lr, double grad_scale) override;
     void weights_changed() override;
     void for_each_state(const StateVisitor& visit) override;
+    void states_changed() override;
 
   private:
     struct State {

@@ -87,26 +87,31 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
 
 namespace {
 
-// Assembles the full parameter from the ranks' rectangles, on rank 0 of tp. local: this rank's rectangle.
+// Assembles the full parameter on rank 0 of tp, from the ranks' rectangles one by one. local: this rank's rectangle.
 Tensor assemble(const Group& tp, const Param& param, const Tensor& local) {
-    Tensor parts({local.size() * tp.size()}, local.dtype(), local.device(), Memory::workspace);
-    tp.all_gather(parts, local);
     const Rect mine = param.real();
     const std::vector<double> rects = tp.gather(
         {double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols), double(param.replica)});
-    if (tp.rank() > 0) return {};
-    Tensor host({parts.size()}, parts.dtype(), Device::cpu, Memory::workspace);
-    copy(host, parts);
-    Tensor full(param.global_shape, parts.dtype(), Device::cpu, Memory::workspace);
-    const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1, width = size_of(host.dtype());
+    const auto replica = [&](int rank) { return rects[5 * size_t(rank) + 4] > 0; };
+    if (tp.rank() > 0) {
+        if (!replica(tp.rank())) tp.send(local, 0);
+        return {};
+    }
+    Tensor full(param.global_shape, local.dtype(), Device::cpu, Memory::workspace);
+    const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1, width = size_of(full.dtype());
     for (int r = 0; r < tp.size(); ++r) {
+        if (replica(r)) continue;
+        Tensor part = local;
+        if (r > 0) tp.recv(part = Tensor(local.shape(), local.dtype(), local.device(), Memory::workspace), r);
+        Tensor host = part;
+        if (part.device() != Device::cpu)
+            copy(host = Tensor(part.shape(), part.dtype(), Device::cpu, Memory::workspace), part);
         const double* rect = &rects[5 * size_t(r)];
-        if (rect[4] > 0) continue;  // a replica
         const int64_t row_begin = int64_t(rect[0]), rows = int64_t(rect[1]), col_begin = int64_t(rect[2]);
         const int64_t part_cols = int64_t(rect[3]);
         for (int64_t row = 0; row < rows; ++row)
             std::memcpy(full.data<char>() + ((row_begin + row) * cols + col_begin) * width,
-                        host.data<char>() + (r * local.size() + row * part_cols) * width, size_t(part_cols * width));
+                        host.data<char>() + row * part_cols * width, size_t(part_cols * width));
     }
     return full;
 }

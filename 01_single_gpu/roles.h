@@ -38,7 +38,11 @@ class ParamStore {
     // A parameter's unsharded local rectangle, data or gradient, on the first data-parallel rank; on the others the
     // same or empty. Collective.
     virtual Tensor full(const Param& param, Which which) const = 0;
-    virtual void for_each_state(const StateVisitor& visit) = 0;  // optimizer states on this rank, in a fixed order
+    // The weights and optimizer states that this rank updates, in a fixed order.
+    virtual void for_each_state(const StateVisitor& visit) = 0;
+    // Call after a visitor has written them: updates all parameters. Collective.
+    virtual void states_changed() = 0;
+    virtual GroupPtr state_replicas() const { return one_rank(); }  // the data-parallel ranks that hold the same states
 };
 
 // The micro-batches of one step, created on request.
@@ -113,6 +117,7 @@ class LocalStore : public ParamStore {
     void update(int64_t step, double lr, double grad_scale) override { optimizer_->update(step, lr, grad_scale); }
     Tensor full(const Param& param, Which which) const override;
     void for_each_state(const StateVisitor& visit) override { optimizer_->for_each_state(visit); }
+    void states_changed() override { optimizer_->states_changed(); }
 
   protected:
     Llama& model_;

@@ -1,5 +1,7 @@
 #include "02_data_parallel/data_parallel.h"
 
+#include "02_data_parallel/runtime/comm_roles.h"
+
 namespace train70b {
 
 void add_data_parallel_flags(Flags& flags, int64_t& dp, DataParallelOptions& o) {
@@ -79,6 +81,8 @@ void DataParallel::reduce_ready_buckets() {
         in_flight_.push_back(ranks_.all_reduce(flat_.element_slice(bucket.begin, {bucket.end - bucket.begin})));
     }
 }
+
+GroupPtr DataParallel::state_replicas() const { return group_of(ranks_); }
 
 void DataParallel::finish_gradients() {
     CHECK(ready_units_ == units_.size(), "{} of {} units are complete: not all {} micro-batches have been computed",

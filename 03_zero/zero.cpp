@@ -183,6 +183,10 @@ void Zero::update(int64_t step, double lr, double grad_scale) {
         update_on_host(flats_, step, lr, grad_scale, model_.options.device);
     else
         for (FlatParam& flat : flats_) flat.optimizer->update(step, lr, grad_scale);
+    publish_weights();
+}
+
+void Zero::publish_weights() {
     if (!keeps_params()) return unsharder_->weights_changed(flats_, shards_);
     if (options_.stage == 0) return;
     std::vector<Work> works;

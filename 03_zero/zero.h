@@ -61,6 +61,8 @@ class Zero : public ParamStore {
     void update(int64_t step, double lr, double grad_scale) override;
     Tensor full(const Param& param, Which which) const override;
     void for_each_state(const StateVisitor& visit) override;
+    void states_changed() override;
+    GroupPtr state_replicas() const override;  // all ranks in stage 0, those of a hybrid shard otherwise
 
     int64_t shard_ranks() const { return shards_.size(); }
     int64_t owned_elements() const;                             // in this rank's shards, without padding
@@ -93,6 +95,7 @@ class Zero : public ParamStore {
     void start_reduction(FlatParam& flat);
     void finish_reduction(Reduction& reduction);
     void reduce_over_replicas();
+    void publish_weights();  // the shards have new weights: parameters, FP8 scales
 
     Llama& model_;
     const Comm ranks_;

@@ -1,4 +1,5 @@
 // Allocation, reading and writing of what Zero holds; the stages themselves are in zero.cpp.
+#include "02_data_parallel/runtime/comm_roles.h"
 #include "03_zero/offload.h"
 #include "03_zero/zero.h"
 
@@ -128,23 +129,30 @@ std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
 Tensor Zero::full(const Param& wanted, Which which) const {
     const bool data = which == Which::data;
     if (options_.stage == 0 || (data && keeps_params())) return data ? wanted.data : wanted.grad;
+    if (replicas_.rank() > 0) return {};
     for (const FlatParam& flat : flats_) {
-        int64_t begin = 0;
-        for (const Param* param : flat.unit->params) {
-            if (param != &wanted) {
-                begin += param->local.size();
-                continue;
+        if (std::find(flat.unit->params.begin(), flat.unit->params.end(), &wanted) == flat.unit->params.end()) continue;
+        // Piece by piece from the shards that have one, so that no rank holds more than this parameter.
+        const bool on_device = bool(data ? flat.param_shard : flat.grad_shard);
+        const Tensor shard = data ? flat.data_shard() : flat.grads_shard();
+        Tensor full;
+        if (shards_.rank() == 0)
+            full = Tensor(wanted.local_shape(), shard.dtype(), on_device ? flat.device : shard.device(),
+                          Memory::workspace);
+        for (int rank = 0; rank < shards_.size(); ++rank)
+            for (const FlatParam::Piece& piece : flat.pieces(rank)) {
+                if (piece.param != &wanted) continue;
+                if (shards_.rank() == 0) {
+                    Tensor to = full.element_slice(piece.in_param, {piece.size});
+                    if (rank == 0)
+                        copy(to, piece.of(shard));
+                    else
+                        shards_.recv(to, rank).wait();
+                } else if (shards_.rank() == rank) {
+                    shards_.send(piece.of(shard), 0).wait();
+                }
             }
-            Tensor shard = data ? flat.param_shard : flat.grad_shard;
-            Tensor unsharded({flat.padded}, data ? model_.options.dtype : model_.options.grad_dtype,
-                             model_.options.device, Memory::workspace);
-            if (!shard) {
-                shard = flat.own_shard_of(unsharded);
-                copy(shard, data ? flat.host_params : flat.host_grads);
-            }
-            shards_.all_gather(unsharded, shard).wait();
-            return ranks_.rank() == 0 ? unsharded.element_slice(begin, param->local_shape()) : Tensor();
-        }
+        return full;
     }
     CHECK(false, "{} is not a parameter of this model", wanted.name);
     return {};
@@ -153,6 +161,16 @@ Tensor Zero::full(const Param& wanted, Which which) const {
 void Zero::for_each_state(const StateVisitor& visit) {
     for (FlatParam& flat : flats_) flat.optimizer->for_each_state(visit);
 }
+
+void Zero::states_changed() {
+    for (FlatParam& flat : flats_) {
+        flat.optimizer->states_changed();
+        if (offloads() && flat.param_shard) copy(flat.param_shard, flat.host_params);
+    }
+    publish_weights();
+}
+
+GroupPtr Zero::state_replicas() const { return group_of(options_.stage == 0 ? ranks_ : replicas_); }
 
 int64_t Zero::owned_elements() const {
     int64_t sum = 0;

@@ -63,11 +63,16 @@ void AdamW8bit::weights_changed() {
 
 void AdamW8bit::for_each_state(const StateVisitor& visit) {
     for (State& state : states_) {
-        if (state.master) visit(state.segment, "master", state.master);
+        visit(state.segment, "weight", state.master ? state.master : state.segment.data);
         visit(state.segment, "exp_avg", state.moments.exp_avg);
         visit(state.segment, "exp_avg_sq", state.moments.exp_avg_sq);
         visit(state.segment, "scale", state.moments.scale);
     }
+}
+
+void AdamW8bit::states_changed() {
+    for (State& state : states_)
+        if (state.master) copy(state.segment.data, state.master);
 }
 
 }  // namespace train70b

@@ -116,7 +116,8 @@ class AdamW8bit : public Optimizer {
 
     void update(int64_t step, double lr, double grad_scale) override;
     void weights_changed() override;
-    void for_each_state(const StateVisitor& visit) override;
+    void for_each_state(const StateVisitor& visit) override;  // besides the codes: "scale", (2, blocks)
+    void states_changed() override;
 
   private:
     struct State {

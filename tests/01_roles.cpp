@@ -19,15 +19,15 @@ TEST_CASE("optimizer states: every one of every parameter once, in a fixed order
         int64_t bytes = 0;
         std::vector<std::string> order;
         session.trainer.store->for_each_state([&](const Segment& segment, const char* name, Tensor& state) {
-            bytes += state.bytes();
+            if (!state.same_memory(segment.data)) bytes += state.bytes();
             order.push_back(segment.param->name + " " + name);
             EXPECT(state.size() == segment.data.size());
         });
         INFO(dtype);
         EXPECT(bytes == ledger().now()[size_t(Memory::optimizer)] - before[size_t(Memory::optimizer)]);
-        const size_t states = dtype == std::string("bf16") ? 3 : 2;
-        EXPECT(order.size() == states * session.model.params().size());
-        EXPECT(order[states - 1] == "model.embed_tokens.weight exp_avg_sq");
+        EXPECT(order.size() == 3 * session.model.params().size());
+        EXPECT(order[0] == "model.embed_tokens.weight weight");
+        EXPECT(order[2] == "model.embed_tokens.weight exp_avg_sq");
         EXPECT(std::set<std::string>(order.begin(), order.end()).size() == order.size());
     }
 }
@@ -43,25 +43,17 @@ TEST_CASE("weights and states of step 2 in another run: its steps 3 and 4 are th
         Session first(o), second(o);
         first.trainer.start();
         for (const int64_t step : {1, 2}) first.trainer.step(step);
-        std::vector<std::vector<double>> weights, states;
-        for (const Param* param : first.model.params()) weights.push_back(values(param->data));
+        std::vector<std::vector<double>> states;
         first.trainer.store->for_each_state(
             [&](const Segment&, const char*, Tensor& state) { states.push_back(values(state)); });
 
         second.trainer.start();
+        for (Param* param : second.model.params()) fill(param->data, 77);  // all of it is written
         size_t i = 0;
-        for (Unit* unit : second.model.units())
-            second.trainer.store->write(*unit, [&] {
-                for (Param* param : unit->params)
-                    copy(param->data, tensor(weights[i++], param->data.shape(), DType::f64));
-            });
-        second.trainer.store->weights_changed();
-        i = 0;
-        second.trainer.store->for_each_state([&](const Segment&, const char* name, Tensor& state) {
-            if (name == std::string("master"))  // follows the weights; the checkpoint's is wider than they are
-                EXPECT(distance(values(state), states[i]) <= 4e-3);
+        second.trainer.store->for_each_state([&](const Segment&, const char*, Tensor& state) {
             copy(state, tensor(states[i++], state.shape(), DType::f64));
         });
+        second.trainer.store->states_changed();
         for (const int64_t step : {3, 4}) second.trainer.step(step);
         INFO(dtype);
         EXPECT(second.weights() == all.weights());
