@@ -5,6 +5,7 @@
 
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/core/version.h"
 
 namespace train70b {
 
@@ -37,6 +38,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     const LlamaConfig& c = model.config;
     const std::string mfu = mfu_text(model.options.device, model.options.dtype);
     metrics_.write({{"event", "config"},
+                    {"version", {{"commit", build_commit()}}},
                     {"flags", flags},
                     {"model",
                      {{"name", c.name},

@@ -6,6 +6,7 @@
 . "$(dirname "$0")/verdict.sh"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 program=$(cd "$1" && pwd)/01_single_gpu
+source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir "$work/run" && cd "$work/run" || exit 1 # every program runs here: what it leaves behind is easily seen
 
 # Runs the program on the tiny shape with the flags given, which replace the shape's own: code, $work/out, $work/err.
@@ -207,7 +208,7 @@ good() {
 # What every good run owes; the check of the case at hand follows it. Parameters of the shape: in the block two norms of
 # 32, q and o 32 x 32, k and v 16 x 32, three of 48 x 32; then a norm of 32, embedding and head of 256 x 32: 24160.
 reader='
-import csv, json
+import csv, json, re
 kinds = ["params", "grads", "optimizer", "activations", "comm", "workspace"]
 def expect(condition, *what):
     if not condition: print("unexpected:", *what)
@@ -217,6 +218,7 @@ steps = [line for line in lines if line["event"] == "step"]
 evals = [line for line in lines if line["event"] == "eval"]
 config, summary = lines[0], lines[-1]
 expect(config["event"] == "config" and config["model"]["parameters"] == 24160, config)
+expect(re.fullmatch(r"[\w./+-]+", config["version"]["commit"]), config["version"])
 expect(config["flags"]["layers"] == "1" and config["flags"]["lr-schedule"] == "cosine", config["flags"])
 expect(summary["event"] == "summary" and summary["steps"] == len(steps), summary)
 expect([step["step"] for step in steps] == list(range(1, len(steps) + 1)), steps)
@@ -274,6 +276,38 @@ verdict "--generate repeats itself" "$([ "$code" = 0 ] || echo "exit code $code"
     diff <(tail -n 5 "$work/first") <(tail -n 5 "$work/out"))$(ls -A)"
 "$program" --steps 0 >"$work/out" 2>"$work/err"
 verdict "the repository's own text from any folder" "$([ $? = 0 ] || echo "exit code")$(cat "$work/err")$(ls -A)"
+
+# ---- the commit of the build ----
+run --steps 0 --metrics m.jsonl
+commit=$(python3 -c 'import json; print(json.loads(open("m.jsonl").readline())["version"]["commit"])')
+rm -f m.jsonl
+run --version
+verdict "--version: the metrics file's commit" "$([ "$code" = 0 ] || echo "exit code $code")$(
+    [ "$(cat "$work/out")" = "01_single_gpu: commit $commit" ] || cat "$work/out")$(cat "$work/err")$(ls -A)"
+"${program%/*}/compare" --version >"$work/out" 2>"$work/err"
+verdict "--version of a program with other flags" "$([ $? = 0 ] || echo "exit code")$(
+    [ "$(cat "$work/out")" = "compare: commit $commit" ] || cat "$work/out" "$work/err")"
+if command -v git >/dev/null && command -v cmake >/dev/null; then
+    mkdir -p "$work/repository/inner" && cd "$work/repository" || exit 1
+    version() { # FOLDER: the commit that a build of it would have
+        cmake -D SOURCE="$1" -D OUTPUT="$work/version.cpp" -P "$source/01_single_gpu/core/version.cmake" 2>&1
+        sed -n 's/.*return "\(.*\)".*/\1/p' "$work/version.cpp"
+    }
+    version "$work/repository" >"$work/out"
+    verdict "a build without git" "$([ "$(cat "$work/out")" = unknown ] || cat "$work/out")"
+    echo 1 >file && git init -q && git add file && git -c user.name=x -c user.email=x commit -qm x
+    version "$work/repository" >"$work/out"
+    verdict "a build of a commit" "$([ "$(cat "$work/out")" = "$(git describe --always --abbrev=12)" ] || cat "$work/out")"
+    touch -d 2001-01-01 "$work/version.cpp"
+    version "$work/repository" >/dev/null
+    verdict "an unchanged commit: nothing to compile" "$([ "$(date -r "$work/version.cpp" +%Y)" = 2001 ] || echo rewritten)"
+    echo 2 >file
+    version "$work/repository" >"$work/out"
+    verdict "a build of changed files" "$(grep -q '^[0-9a-f]*-dirty$' "$work/out" || cat "$work/out")"
+    version "$work/repository/inner" >"$work/out"
+    verdict "a build inside another repository" "$([ "$(cat "$work/out")" = unknown ] || cat "$work/out")"
+    cd "$work/run" || exit 1
+fi
 
 # A CPU that OpenBLAS takes for an older one: it says Prescott until the environment chooses.
 cat >"$work/core.c" <<'C'

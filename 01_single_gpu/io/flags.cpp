@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/version.h"
 
 namespace train70b {
 
@@ -100,6 +101,7 @@ Flags::Flags(const std::string& description)
     : app_(std::make_unique<CLI::App>(description)), values_(std::make_unique<nlohmann::ordered_json>()) {
     app_->formatter(std::make_shared<HelpFormatter>());
     app_->get_help_ptr()->description("print this help and exit");
+    app_->set_version_flag("--version", build_commit(), "print the commit of the build and exit");
 }
 Flags::~Flags() = default;
 
@@ -167,6 +169,9 @@ void Flags::parse(int argc, char** argv) {
     } catch (const CLI::CallForHelp&) {
         if (this_rank == 0) fmt::print("{}", app_->help());
         throw EarlyEnd();
+    } catch (const CLI::CallForVersion&) {
+        if (this_rank == 0) fmt::print("{}: commit {}\n", app_->get_name(), build_commit());
+        throw EarlyEnd();
     } catch (const CLI::ParseError& error) { usage_error("{}", error.what()); }
     if (const auto extras = app_->remaining(); !extras.empty()) {
         if (extras[0].starts_with("-"))
@@ -175,7 +180,7 @@ void Flags::parse(int argc, char** argv) {
         usage_error("{}: unexpected argument; values follow a flag: --flag value (--help lists all flags)", extras[0]);
     }
     for (const CLI::Option* option : app_->get_options()) {
-        if (option->get_name() == "--help") continue;
+        if (option->get_name() == "--help" || option->get_name() == "--version") continue;
         std::string value = option->count() ? option->results().front() : option->get_default_str();
         for (size_t i = 1; i < option->results().size(); ++i) value += "," + option->results()[i];
         (*values_)[option->get_name().substr(option->get_positional() ? 0 : 2)] = value;
