@@ -84,6 +84,7 @@ class RunControl {
     virtual ~RunControl() = default;
     // Called once, when the optimizer states exist: may restore an earlier run. Returns the number of the first step.
     virtual int64_t first_step() { return 1; }
+    virtual int64_t last_step() const { return INT64_MAX; }  // of this run, if before --steps
     virtual void before_step(int64_t /*step*/) {}
     virtual void gradients_ready(int64_t /*step*/) {}  // complete on this rank, before norm and clipping
     // This rank's numbers, always equally many, which are summed over all ranks in the messages of the step's loss and
@@ -98,6 +99,16 @@ class StepState {
   public:
     virtual ~StepState() = default;
     virtual void next_step() = 0;  // before every step but the first
+
+    // What a checkpoint keeps of it: a row of numbers for each name. The numbers of two ranks for one name are merged
+    // by their maximum, where another layout resumes.
+    struct Rows {
+        std::vector<std::string> names;
+        int64_t width = 0;
+        std::vector<float> values;  // (names, width)
+    };
+    virtual Rows rows() const { return {}; }
+    virtual void restore(const Rows&) {}
 };
 
 // ---- one rank -------------------------------------------------------------------------------------------------------

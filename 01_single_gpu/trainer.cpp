@@ -31,7 +31,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     if (this_rank == 0 && !options.trace.empty()) trace_file_.emplace("--trace", options.trace);
     if (!options.save_hf.empty()) hf_.emplace(options.save_hf);
     if (!options.save_reference.empty()) reference_.emplace(options, saved_config(), flags);
-    metrics_.open(options.metrics);
+    metrics_.open(options.metrics, options.continues);
     if (timeline_file_) ledger().start_timeline();
     profile().events_on = trace_file_.has_value();
 
@@ -170,18 +170,21 @@ void Trainer::run() {
     start();
     const auto full_of = [this](const Param& param, Which which) { return full(param, which); };
     if (reference_) runtime->write_files([&] { reference_->initial_weights(full_of); });
-    int64_t first = 1;
-    for (RunControl* control : controls) first = std::max(first, control->first_step());
+    int64_t first = 1, last_number = options_.steps;
+    for (RunControl* control : controls) {
+        first = std::max(first, control->first_step());
+        last_number = std::min(last_number, control->last_step());
+    }
     int64_t number = first;
     const double start = now_seconds();
     StepReport last;
-    for (bool goes_on = true; goes_on && number <= options_.steps; ++number) {
+    for (bool goes_on = true; goes_on && number <= last_number; ++number) {
         last = step(number);
         progress_.step(last);
         metrics_.write(to_json(last, model_.options.dtype));
         if (reference_) reference_->step(last, batches.samples(number));
         if (reference_ && number == 1) runtime->write_files([&] { reference_->after_step_1(full_of); });
-        if (options_.eval_every > 0 && (number % options_.eval_every == 0 || number == options_.steps)) {
+        if (options_.eval_every > 0 && (number % options_.eval_every == 0 || number == last_number)) {
             const double loss = evaluate();
             progress_.line(
                 fmt::format("          validation loss {:.4f} over {} sequences", loss, data_.validation_samples()));

@@ -9,7 +9,8 @@ void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
     flags.group("Precision, memory");
     flags.add("--fp8", o.recipe, "FP8 scaling recipe of the linear layers", one_of(fp8_values()));
     flags.add_switch("--fp8-strict", o.strict, "fail if the shape of a layer does not support FP8");
-    flags.add("--fp8-history", o.history, "length of the amax history in steps, with --fp8 delayed", integer_from(1));
+    flags.add("--fp8-history", o.history, "length of the amax history in steps, with --fp8 delayed",
+              integer_from(1, 65536));
     flags.add("--fp8-margin", o.margin,
               "margin N of scales: leave room for values 2^N times as large, with --fp8 delayed", integer_from(0, 16));
     flags.add("--optimizer", optimizer, "optimizer; moments of 4 bytes or 1 byte", one_of(names_of(optimizers())));

@@ -106,6 +106,8 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
     const std::array<LayerShape, 4> shapes = layer_shapes(model.config, tensor_ranks.size());
     const auto add = [&](Linear& linear, size_t shape, bool column, bool input_stays) {
         const int64_t first = std::exchange(operand, operand + 3);
+        for (const char* role : {" input", " weight", " gradient"})
+            result.recipe_->operand_names.push_back(linear.weights[0]->name + role);
         CHECK(linear.weights[0]->local.cols == shapes[shape].in, "{}: {} inputs", shapes[shape].name,
               linear.weights[0]->local.cols);
         if (const std::string why = why_not_fp8(shapes[shape], rows, divisor); !why.empty()) {

@@ -79,7 +79,7 @@ DelayedScaling::DelayedScaling(const Fp8Options& options, int64_t operands, Devi
     : CurrentScaling(ranks),
       options_(options),
       ranks_(ranks),
-      states_(static_cast<size_t>(operands)),
+      states_(static_cast<size_t>(operands), State{std::deque<float>(size_t(options.history), 0.0f), 0}),
       amax_({operands}, DType::f32, device, Memory::workspace),
       scale_inv_({operands, 4}, DType::f32, device, Memory::workspace) {
     fill(amax_, 0);
@@ -110,11 +110,10 @@ void DelayedScaling::next_step() {
     if (ranks_.size() > 1) ranks_.all_reduce(amax_, Reduce::max).wait();  // one message for all operands
     const std::vector<double> amaxes = read(amax_);
     fill(amax_, 0);
-    std::vector<float> scale_invs(size_t(scale_inv_.size()), 1);
     for (size_t i = 0; i < states_.size(); ++i) {
         State& state = states_[i];
+        state.amax_history.pop_front();
         state.amax_history.push_back(std::isfinite(amaxes[i]) ? float(amaxes[i]) : 0);
-        if (int64_t(state.amax_history.size()) > options_.history) state.amax_history.pop_front();
         const float most = *std::max_element(state.amax_history.begin(), state.amax_history.end());
         // Without a finite amax above 0 the scale stays.
         if (most > 0) {
@@ -122,12 +121,42 @@ void DelayedScaling::next_step() {
             state.scale_inv = std::max(std::ldexp(most, int(options_.margin)) / largest(format(role)),
                                        std::numeric_limits<float>::min());
         }
-        if (state.scale_inv > 0) scale_invs[4 * i] = state.scale_inv;
     }
+    upload_scales();
+}
+
+void DelayedScaling::upload_scales() {
     if (scale_inv_.device() == Device::meta) return;
     Tensor host(scale_inv_.shape(), DType::f32, Device::cpu, Memory::workspace);
-    std::copy(scale_invs.begin(), scale_invs.end(), host.data<float>());
+    fill(host, 1);
+    for (size_t i = 0; i < states_.size(); ++i)
+        if (states_[i].scale_inv > 0) host.data<float>()[4 * i] = states_[i].scale_inv;
     copy(scale_inv_, host);
+}
+
+StepState::Rows DelayedScaling::rows() const {
+    CHECK(operand_names.size() == states_.size(), "{} names of {} operands", operand_names.size(), states_.size());
+    Rows rows{.names = operand_names, .width = 2 + options_.history, .values = {}};
+    const std::vector<double> amaxes = read(amax_);
+    for (size_t i = 0; i < states_.size(); ++i) {
+        rows.values.insert(rows.values.end(), {states_[i].scale_inv, float(amaxes[i])});
+        rows.values.insert(rows.values.end(), states_[i].amax_history.begin(), states_[i].amax_history.end());
+    }
+    return rows;
+}
+
+void DelayedScaling::restore(const Rows& rows) {
+    CHECK(rows.names == operand_names && rows.width == 2 + options_.history, "{} rows of {}", rows.names.size(),
+          rows.width);
+    Tensor amaxes(amax_.shape(), DType::f32, Device::cpu, Memory::workspace);
+    for (size_t i = 0; i < states_.size(); ++i) {
+        const auto row = rows.values.begin() + int64_t(i) * rows.width;
+        states_[i].scale_inv = row[0];
+        amaxes.data<float>()[i] = row[1];
+        states_[i].amax_history.assign(row + 2, row + rows.width);
+    }
+    copy(amax_, amaxes);
+    upload_scales();
 }
 
 }  // namespace train70b

@@ -42,6 +42,9 @@ enum class Usage { rowwise, columnwise, both };
 
 class Recipe : public StepState {
   public:
+    // By index, the same in every layout: "model.layers.0.mlp.down_proj.weight input".
+    std::vector<std::string> operand_names;
+
     // Quantizes x; the columnwise data is booked as `kind`. training: false where the values must not enter the amax
     // history (evaluation, the same tensor again).
     virtual QuantizedPair quantize(const Operand& operand, const Tensor& x, Usage usage, bool training,
@@ -99,14 +102,17 @@ class DelayedScaling : public CurrentScaling {
     DelayedScaling(const Fp8Options& options, int64_t operands, Device device, const Comm& tensor_ranks);
     QuantizedPair quantize(const Operand& operand, const Tensor& x, Usage usage, bool training, Memory kind) override;
     void next_step() override;
+    Rows rows() const override;  // scale_inv, the amax of this step, and the history
+    void restore(const Rows& rows) override;
     float scale_inv(int64_t operand) const { return states_[size_t(operand)].scale_inv; }  // 0: none yet
 
   private:
     struct State {
-        std::deque<float> amax_history;  // of the last steps, the newest last
+        std::deque<float> amax_history;  // of the last `history` steps, the newest last; 0 before the first
         float scale_inv = 0;
     };
     Tensor scale_inv_of(int64_t operand) const;  // (1), a view
+    void upload_scales();
 
     const Fp8Options options_;
     const Comm ranks_;

@@ -5,6 +5,7 @@
 //        build/bin/08_3d_full --model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --seq-len 4096 --dry-run
 // Watch: the loss is chapter 01's, whatever the layout; one rank of it, bit for bit.
 #include "02_data_parallel/runtime/program.h"
+#include "08_3d_full/checkpoint.h"
 #include "08_3d_full/compose.h"
 #include "08_3d_full/dry_run.h"
 #include "08_3d_full/probe.h"
@@ -16,9 +17,11 @@ static void program(int argc, char** argv) {
     TrainOptions& o = p.options;
     ParallelConfig config;
     bool probes = false;
+    CheckpointOptions checkpoint;
     add_parallel_flags(p.flags, config);
     add_dry_run_flag(p.flags, o);
     add_probe_flag(p.flags, probes);
+    add_checkpoint_flags(p.flags, checkpoint);
 
     p.connect(argc, argv);
     check_probe(probes, p.comm);
@@ -26,9 +29,13 @@ static void program(int argc, char** argv) {
     p.dp = config.mesh.dp;
     p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : 0);  // many small micro-batches fill a pipeline
     if (o.dry_run) return print_dry_run(p, config);
-    p.prepare([&] { validate(config, o, p.world.size()); }, [&] { return stage_of(config, o.model, p.world.rank()); });
+    together([&] { validate(config, o, p.world.size()); });
+    const CheckpointFolder folder(checkpoint, o, config, p.flags.values(), p.world);
+    p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
 
     const Composed composed(p.model(), p.trainer(), o, config, p.world);
+    Checkpoints checkpoints(folder, o, config, p.flags.values(), p.data(), p.trainer(), p.world);
+    p.trainer().controls.push_back(&checkpoints);
     p.allocate();
     say_layout(p, composed, config);
     if (probes) say(probe(p.world, config, o.device_kind(), o.llama().dtype));

@@ -43,6 +43,8 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
             usage_error("{}: tensor {} is missing{}", dir, param.name,
                         param.name == "lm_head.weight" ? "; tied embeddings are not supported" : "");
         const auto& [file, tensor] = at->second;
+        if (tensor->dtype == DType::u8)
+            usage_error("{}: tensor {} is U8 (must be F64, F32 or BF16)", files_[file].path(), param.name);
         if (tensor->shape != param.global_shape)
             usage_error("{}: tensor {} is {}, but must be {} according to config.json", files_[file].path(), param.name,
                         to_string(tensor->shape), to_string(param.global_shape));

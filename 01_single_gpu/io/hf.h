@@ -12,7 +12,8 @@ namespace train70b {
 // Reads DIR/config.json. Usage error, naming file and key, if a key is missing or has the wrong type, and for
 // unsupported models: tied embeddings, biases, other activations, other kinds of RoPE.
 LlamaConfig read_hf_config(const std::string& dir);
-nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);  // the content of config.json
+LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& path);  // the same of its content
+nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);            // the content of config.json
 
 // Every parameter of the full model, in order, with name and shape but without data.
 std::vector<Param> all_params(const LlamaConfig& config);

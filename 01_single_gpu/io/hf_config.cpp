@@ -107,11 +107,15 @@ LlamaConfig read_hf_config(const std::string& dir) {
     std::error_code error;
     if (!std::filesystem::is_directory(dir, error))
         usage_error("--load-hf {}: is not a folder (must contain config.json and model.safetensors)", dir);
-    const Keys keys(path, read_json(path, path, "must be next to the weights"));
+    LlamaConfig config = parse_hf_config(read_json(path, path, "must be next to the weights"), path);
+    config.name = std::filesystem::weakly_canonical(dir, error).filename().string();
+    return config;
+}
 
+LlamaConfig parse_hf_config(const json& object, const std::string& path) {
+    const Keys keys(path, object);
     refuse_other_models(keys);
     LlamaConfig config;
-    config.name = std::filesystem::weakly_canonical(dir, error).filename().string();
     config.layers = keys.integer("num_hidden_layers", 10000);
     config.hidden = keys.integer("hidden_size");
     config.heads = keys.integer("num_attention_heads");

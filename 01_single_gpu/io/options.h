@@ -30,6 +30,7 @@ struct TrainOptions {
     std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
     bool dry_run = false;                          // chapter 08: book memory, compute nothing
+    bool continues = false;                        // chapter 08: an earlier run, and its metrics file
 
     LrSchedule schedule() const;
     Llama::Options llama() const;  // dtype, device, recompute, initial values

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/optimizer.h"
@@ -14,10 +16,18 @@ namespace train70b {
 
 using nlohmann::ordered_json;
 
-void Metrics::open(const std::string& path) {
+void Metrics::open(const std::string& path, bool append) {
     if (path.empty() || this_rank != 0) return;
     path_ = path;
-    stream_ = std::fopen(output_target("--metrics", path).c_str(), "w");
+    const std::string target = output_target("--metrics", path);
+    std::error_code error;
+    if (append && std::filesystem::is_regular_file(target, error)) {  // a killed run may have left half a line
+        std::ifstream lines(target, std::ios::binary);
+        int64_t complete = 0;
+        for (std::string line; std::getline(lines, line) && !lines.eof();) complete += int64_t(line.size()) + 1;
+        std::filesystem::resize_file(target, uintmax_t(complete), error);
+    }
+    stream_ = std::fopen(target.c_str(), append ? "a" : "w");
     if (!stream_)
         usage_error("--metrics {}: cannot be written: {} (must be in an existing, writable folder)", path,
                     std::strerror(errno));

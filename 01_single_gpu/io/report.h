@@ -27,7 +27,8 @@ class Metrics {
     Metrics() = default;
     ~Metrics();
     Metrics(const Metrics&) = delete;
-    void open(const std::string& path);  // usage error if it cannot be written
+    // Usage error if it cannot be written. append: after the complete lines that it has.
+    void open(const std::string& path, bool append = false);
     bool is_open() const { return stream_ != nullptr; }
     void write(const nlohmann::ordered_json& line);
 

@@ -57,7 +57,7 @@ struct StoredDType {
     DType dtype;
     const char* name;  // in the file's header
 };
-constexpr StoredDType kDTypes[] = {{DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}};
+constexpr StoredDType kDTypes[] = {{DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::u8, "U8"}};
 
 const char* stored_name(DType dtype) {
     for (const StoredDType& known : kDTypes)
@@ -86,7 +86,7 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
     const auto known =
         std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& d) { return dtype == d.name; });
     if (known == std::end(kDTypes))
-        refuse(fmt::format("dtype {} is not supported (must be F64, F32 or BF16)", dtype.dump()));
+        refuse(fmt::format("dtype {} is not supported (must be F64, F32, BF16 or U8)", dtype.dump()));
     tensor.dtype = known->dtype;
 
     uint64_t bytes = size_of(tensor.dtype);
@@ -173,12 +173,10 @@ void SafetensorsFile::read(const StoredTensor& tensor, Tensor& to) const {
     read(flat, {.rows = tensor.size()}, to);
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& flag, const std::string& path,
-                                     std::vector<StoredTensor> tensors)
-    : file_(flag, path), tensors_(std::move(tensors)) {
+std::string safetensors_header(std::vector<StoredTensor>& tensors) {
     ordered_json header = {{"__metadata__", {{"format", "pt"}}}};  // Hugging Face requires it
     int64_t end = 0;
-    for (StoredTensor& tensor : tensors_) {
+    for (StoredTensor& tensor : tensors) {
         tensor.begin = end;
         tensor.bytes = size_of(tensor.dtype);
         for (int64_t dim : tensor.shape) tensor.bytes *= dim;
@@ -189,8 +187,13 @@ SafetensorsWriter::SafetensorsWriter(const std::string& flag, const std::string&
     std::string text = header.dump();
     text.resize((text.size() + 7) / 8 * 8, ' ');  // so that every tensor is aligned in the file
     const uint64_t length = text.size();
-    file_.write(&length, sizeof(length));
-    file_.write(text);
+    return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& flag, const std::string& path,
+                                     std::vector<StoredTensor> tensors)
+    : file_(flag, path), tensors_(std::move(tensors)) {
+    file_.write(safetensors_header(tensors_));
 }
 
 void SafetensorsWriter::write(const Tensor& values) {

@@ -12,7 +12,7 @@ namespace train70b {
 
 struct StoredTensor {
     std::string name;
-    DType dtype = DType::f32;  // f64, f32 or bf16
+    DType dtype = DType::f32;  // f64, f32, bf16 or u8
     Shape shape;
     int64_t begin = 0, bytes = 0;  // offset from the end of the header
 
@@ -20,7 +20,7 @@ struct StoredTensor {
 };
 
 // A memory-mapped file for reading. Construction validates the header: usage error, naming file and tensor, for
-// inconsistent sizes or offsets, overlaps, gaps, and dtypes other than F64, F32 and BF16.
+// inconsistent sizes or offsets, overlaps, gaps, and dtypes other than F64, F32, BF16 and U8.
 class SafetensorsFile {
   public:
     explicit SafetensorsFile(const std::string& path);
@@ -33,6 +33,8 @@ class SafetensorsFile {
     // which may be on any device. Copies in pieces, so the host does not hold a second copy of a large matrix.
     void read(const StoredTensor& tensor, const Rect& part, Tensor& to) const;
     void read(const StoredTensor& tensor, Tensor& to) const;  // all of it
+    // Its bytes in the file, which may be unaligned.
+    const unsigned char* bytes(const StoredTensor& tensor) const { return data_ + tensor.begin; }
 
   private:
     void check_header(std::string_view header, uint64_t data_bytes);
@@ -42,6 +44,9 @@ class SafetensorsFile {
     const unsigned char* data_ = nullptr;  // start of the tensors' bytes
     std::map<std::string, StoredTensor> tensors_;
 };
+
+// The beginning of a file with these tensors: the length of the header and the header. Computes their begin and bytes.
+std::string safetensors_header(std::vector<StoredTensor>& tensors);
 
 // A file for writing: first the list of tensors, then their values in the same order. Equal input gives equal bytes.
 class SafetensorsWriter {

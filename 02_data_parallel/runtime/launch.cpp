@@ -47,7 +47,7 @@ bool all_arrive() {
 
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body) {
     restart_with_settings(argv);
-    block_sigterm();  // before MPI creates its threads
+    block_signals();  // before MPI creates its threads
     if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) this_rank = std::atoi(rank);
     watchdog = std::make_unique<Watchdog>();
     constexpr double kStart = 4;  // additional seconds: a loaded machine is slow to start processes

@@ -120,10 +120,18 @@ void to_stderr(const std::string& text) {  // in one call, so that the logs of s
 }
 }  // namespace
 
-void block_sigterm() {
+namespace {
+sigset_t handled_signals() {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
+    return set;
+}
+}  // namespace
+
+void block_signals() {
+    const sigset_t set = handled_signals();
     pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
@@ -178,15 +186,20 @@ std::string Watchdog::missed_beat(double seconds) {
 }
 
 void Watchdog::run() {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
+    const sigset_t set = handled_signals();
     double last = now_seconds();
     while (true) {
         const timespec period{.tv_sec = 0, .tv_nsec = 100'000'000};
         const int signal = sigtimedwait(&set, nullptr, &period);
         if (stop_) return;
-        if (signal == SIGTERM) {
+        const bool ends_run = signal == SIGUSR1 || (signal == SIGTERM && !std::getenv("OMPI_COMM_WORLD_SIZE"));
+        if (stops_on_signals_ && ends_run) {
+            if (!stop_requested_.exchange(true) && this_rank == 0)
+                to_stderr(fmt::format("{}: stops after this step\n", signal == SIGUSR1 ? "SIGUSR1" : "SIGTERM"));
+        } else if (signal == SIGUSR1) {
+            to_stderr(fmt::format("rank {}: ended by SIGUSR1\n", this_rank));
+            std::_Exit(128 + SIGUSR1);
+        } else if (signal == SIGTERM) {
             to_stderr(fmt::format("rank {}: terminated by SIGTERM; {}", this_rank, collective_log().text()));
             std::_Exit(128 + SIGTERM);
         }

@@ -58,8 +58,8 @@ class CollectiveLog {
 
 CollectiveLog& collective_log();  // this rank's
 
-// Two threads. From construction on the first handles SIGTERM (print the log, end), which must be blocked in every
-// other thread, and counts the seconds. It never calls the device, which may not answer; the second thread does.
+// Two threads. From construction on the first handles SIGTERM (print the log, end) and SIGUSR1, which must be blocked
+// in every other thread, and counts the seconds. It never calls the device, which may not answer; the second thread does.
 class Watchdog {
   public:
     Watchdog();
@@ -76,6 +76,11 @@ class Watchdog {
     };
     void watch(std::vector<Beat> beats);  // this rank's and the others'
     void unwatch();                       // before that memory is freed
+
+    // From now on SIGUSR1 asks for the end of the run, and so does SIGTERM unless mpirun started this rank: srun sends
+    // it to all ranks, mpirun to those that are left when one has died.
+    void stop_on_signals() { stops_on_signals_ = true; }
+    bool stop_requested() const { return stop_requested_; }
 
     // While one exists no seconds are counted: some rank reads or writes files and the others rightly wait for it,
     // however long it takes. Instead the heartbeats are watched, so a process that hangs is found after the timeout.
@@ -99,12 +104,12 @@ class Watchdog {
     double paused_ = 0;
     std::atomic<int> pauses_{0};
     std::atomic<double> timeout_{0};
-    std::atomic<bool> stop_{false};
+    std::atomic<bool> stop_{false}, stops_on_signals_{false}, stop_requested_{false};
     std::thread thread_, device_thread_;
 };
 
 extern std::unique_ptr<Watchdog> watchdog;  // this rank's, from the start of run_ranks (launch.h) to its end
 
-void block_sigterm();  // in this thread and in all threads it creates
+void block_signals();  // SIGTERM and SIGUSR1, in this thread and in all threads it creates
 
 }  // namespace train70b

@@ -1,0 +1,56 @@
+#pragma once
+// The folder of a run's checkpoints: the flags, and everything that can be refused before a run begins.
+#include "01_single_gpu/io/options.h"
+#include "08_3d_full/checkpoint_format.h"
+#include "08_3d_full/config.h"
+
+namespace train70b {
+
+constexpr int64_t kCheckpointsKept = 2;
+
+struct CheckpointOptions {
+    std::string dir;                       // empty: none
+    int64_t every = 0, weights_every = 0;  // steps; 0: only when the run ends, and never
+    std::optional<int64_t> keep;
+    bool resume = false;
+    std::string resume_from;
+    int64_t stop_after = 0;  // step; 0: --steps
+
+    bool resumes() const { return resume || !resume_from.empty(); }
+};
+void add_checkpoint_flags(CommandLine& flags, CheckpointOptions& options);
+
+// What identifies the training data: number of tokens, and the CRC-32 of the first 64 Ki of them.
+nlohmann::ordered_json fingerprint(const Dataset& data);
+
+// Holds --checkpoint-dir for this run and, if it resumes, the verified checkpoint.
+class CheckpointFolder {
+  public:
+    // Usage error for everything that can be refused: flags that need others, a checkpoint of another model, run or
+    // data, corrupt or missing files (and which checkpoint to try instead), a folder that has another run's
+    // checkpoints, cannot be written, or is not shared by all ranks. Creates the folder if need be, and nothing else.
+    // Sets TrainOptions::continues. flags: of this run. Collective over the world.
+    CheckpointFolder(const CheckpointOptions& options, TrainOptions& training, const ParallelConfig& config,
+                     const nlohmann::ordered_json& flags, const Comm& world);
+    ~CheckpointFolder();
+    CheckpointFolder(const CheckpointFolder&) = delete;
+
+    const CheckpointOptions& options;
+    std::optional<Manifest> start;  // where the run goes on
+
+  private:
+    void check_flags(const TrainOptions& training, const Comm& world) const;
+    void open_start(const TrainOptions& training, const nlohmann::ordered_json& flags, const Comm& world);
+    void check_other_runs() const;
+    void check_shared(const Comm& world) const;
+    void take();
+
+    std::optional<OutputFolder> made_;
+    int lock_ = -1;  // on rank 0
+};
+
+bool same_layout(const Manifest& manifest, const Mesh& mesh);
+// Removes the oldest full checkpoints but `keep`. Throws as durable.h does.
+void remove_old_checkpoints(const std::string& dir, int64_t keep);
+
+}  // namespace train70b

@@ -1,0 +1,55 @@
+#pragma once
+// Files that survive a power failure once these functions have returned, and a thread that writes them. No function
+// here calls MPI or the memory ledger.
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace train70b {
+
+// All of these throw std::runtime_error "PATH: cannot be written (No space left on device)".
+struct WrittenFile {
+    int64_t bytes = 0;
+    uint32_t crc32 = 0;
+    double seconds = 0;
+};
+// Creates or replaces the file with these parts, one after another. Its entry in the folder is not yet durable.
+enum class Durable { no, yes };
+WrittenFile write_file(const std::string& path, const std::vector<std::string_view>& parts,
+                       Durable durable = Durable::yes);
+std::string read_whole_file(const std::string& path);
+void sync_folder(const std::string& path);                            // its entries: created, renamed, removed
+void make_folder(const std::string& path);                            // fine if it exists
+void rename_durably(const std::string& from, const std::string& to);  // both in one folder
+void remove_folder(const std::string& path) noexcept;                 // with its files; whatever can be removed
+
+// One thread that runs tasks in their order.
+class BackgroundWriter {
+  public:
+    BackgroundWriter();
+    ~BackgroundWriter();  // waits for the task that runs; drops the others
+    BackgroundWriter(const BackgroundWriter&) = delete;
+
+    void start(std::function<void()> task);
+    bool busy();
+    void wait();
+    std::string take_error();  // what the first failed task threw since the last call; empty: none failed
+
+  private:
+    void run();
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<std::function<void()>> tasks_;  // the first one runs
+    std::string error_;
+    bool stop_ = false;
+    std::thread thread_;
+};
+
+}  // namespace train70b
