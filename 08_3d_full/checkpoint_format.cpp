@@ -140,7 +140,7 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
     const std::vector<std::string> states = manifest.states();
     for (const CheckpointFile& file : manifest.files)
         for (const std::string& name : file.tensors) {
-            if (name == "fp8" || name.starts_with("scale/")) continue;
+            if (name.starts_with("fp8/") || name.starts_with("scale/")) continue;
             const auto piece = Piece::parse(name);
             if (!piece || std::find(states.begin(), states.end(), piece->state) == states.end())
                 usage_error("{}: {} lists tensor {}, which is not part of a {} checkpoint", path, file.name,
