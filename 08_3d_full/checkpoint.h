@@ -30,6 +30,7 @@ class Checkpoints : public RunControl {
     std::vector<double> votes(int64_t step) override;
     bool after_step(const StepReport& report, const std::vector<double>& sums) override;
     void finish() override;
+    int64_t host_bytes() const { return snapshot_ ? snapshot_->bytes() : 0; }
 
   private:
     struct Written {  // one checkpoint, from its snapshot to its commit

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "02_data_parallel/runtime/launch.h"
+#include "08_3d_full/checkpoint_cost.h"
 #include "08_3d_full/compose.h"
 
 namespace train70b {
@@ -157,12 +158,14 @@ void print_dry_run(Program& p, ParallelConfig config) {
     const auto smaller = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
     say(rank_table(*std::max_element(ranks.begin(), ranks.end(), smaller), options));
     if (!only) say(ranks_table(ranks, config));
+    say(checkpoint_table(checkpoint_cost(options, config)));
 }
 
-void print_memory(Program& p, const ParallelConfig& config) {
+void print_memory(Program& p, const ParallelConfig& config, int64_t snapshot_bytes) {
     if (p.options.steps == 0) return;
     RankMemory memory = rank_formula(p.options, config, p.world.rank());
     memory.peak = p.trainer().peak();
+    memory.host += snapshot_bytes;
     say(rank_table(memory, p.options));
 }
 

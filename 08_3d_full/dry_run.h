@@ -28,6 +28,7 @@ void add_dry_run_flag(Flags& flags, TrainOptions& options);  // --dry-run
 // Books one step of every rank, or of --fake-rank alone, and prints the tables. Files that the options name are that
 // rank's. Usage error without simulated ranks.
 void print_dry_run(Program& program, ParallelConfig config);
-void print_memory(Program& program, const ParallelConfig& config);  // this rank's, after training
+// This rank's, after training. snapshot_bytes: of checkpoints, on the host.
+void print_memory(Program& program, const ParallelConfig& config, int64_t snapshot_bytes);
 
 }  // namespace train70b

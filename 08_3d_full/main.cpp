@@ -40,7 +40,7 @@ static void program(int argc, char** argv) {
     say_layout(p, composed, config);
     if (probes) say(probe(p.world, config, o.device_kind(), o.llama().dtype));
     p.train();
-    print_memory(p, config);
+    print_memory(p, config, checkpoints.host_bytes());
     p.finish();
 }
 
