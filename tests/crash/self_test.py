@@ -128,7 +128,8 @@ run = Run(folder.format(**good))
 expect("a folder that is renamed when complete: there at the end", all("step/manifest" in x for x in run.outcomes()))
 expect("a folder that is renamed when complete: complete or absent at every moment",
        all(complete(x) for x in run.at_any_moment()))
-for name, without in (("a file's fsync", {"file": ", sync=False"}), ("the inner folder's", {"inner": "", "manifest": ""})):
+for name, without in (("a file's fsync", {"file": ", sync=False"}),
+                      ("the inner folder's", {"inner": "", "manifest": ""})):
     run = Run(folder.format(**good | without))
     expect(f"a folder without {name}: incomplete under some seed", any(not complete(x) for x in run.outcomes()))
 run = Run(folder.format(**good | {"outer": ""}))
