@@ -16,15 +16,15 @@ static void program(int argc, char** argv) {
     Program p("Chapter 08: everything together", "");
     TrainOptions& o = p.options;
     ParallelConfig config;
-    bool probes = false;
+    Probing probing = Probing::off;
     CheckpointOptions checkpoint;
     add_parallel_flags(p.flags, config);
     add_dry_run_flag(p.flags, o);
-    add_probe_flag(p.flags, probes);
+    add_probe_flag(p.flags, probing);
     add_checkpoint_flags(p.flags, checkpoint);
 
     p.connect(argc, argv);
-    check_probe(probes, p.comm);
+    check_probe(probing, p.comm);
     config.mesh = mesh_of(config.mesh, p.world.size());
     p.dp = config.mesh.dp;
     p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : 0);  // many small micro-batches fill a pipeline
@@ -38,7 +38,7 @@ static void program(int argc, char** argv) {
     p.trainer().controls.push_back(&checkpoints);
     p.allocate();
     say_layout(p, composed, config);
-    if (probes) say(probe(p.world, config, o.device_kind(), o.llama().dtype));
+    check_machines(p, config, probing);
     p.train();
     print_memory(p, config, checkpoints.host_bytes());
     p.finish();

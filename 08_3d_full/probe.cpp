@@ -1,6 +1,8 @@
 #include "08_3d_full/probe.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "01_single_gpu/io/bench.h"
 #include "02_data_parallel/runtime/measure.h"
@@ -11,7 +13,8 @@ namespace {
 
 constexpr int kCalls = 5;
 
-void add_row(Table& table, const std::string& name, const std::string& unit, const std::vector<double>& of_rank) {
+void add_row(ProbeResult& result, const std::string& name, const std::string& unit,
+             const std::vector<double>& of_rank) {
     constexpr double kOutlier = 0.8;  // of the median
     std::vector<double> rates;
     for (const double rate : of_rank)
@@ -19,17 +22,31 @@ void add_row(Table& table, const std::string& name, const std::string& unit, con
     if (rates.empty()) return;
     const double middle = median(rates);
     const auto [least, most] = std::minmax_element(rates.begin(), rates.end());
-    const auto slowest = std::min_element(of_rank.begin(), of_rank.end());
-    std::string outlier;
-    if (*slowest < kOutlier * middle)
-        outlier =
-            fmt::format("rank {} is slow: {:.0f}% of the median", slowest - of_rank.begin(), 100 * *slowest / middle);
-    table.row({name, fixed(*least, 2), fixed(middle, 2), fixed(*most, 2), unit, outlier});
+    std::optional<SlowRank> slowest;
+    for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+        if (!(of_rank[rank] < kOutlier * middle)) continue;
+        result.slow.push_back({int64_t(rank), name, of_rank[rank] / middle});
+        if (!slowest || result.slow.back().of_median < slowest->of_median) slowest = result.slow.back();
+    }
+    const std::string outlier =
+        slowest ? fmt::format("rank {} is slow: {:.0f}% of the median", slowest->rank, 100 * slowest->of_median) : "";
+    result.table.row({name, fixed(*least, 2), fixed(middle, 2), fixed(*most, 2), unit, outlier});
+}
+
+// "node-0: ranks 0 to 7, node-1: ranks 8 to 15"
+std::string text_of(const std::vector<std::string>& hosts) {
+    std::string text;
+    for (size_t begin = 0, end = 0; begin < hosts.size(); begin = end) {
+        while (end < hosts.size() && hosts[end] == hosts[begin]) ++end;
+        text += fmt::format("{}{}: ", begin ? ", " : "", hosts[begin]);
+        text += end - begin == 1 ? fmt::format("rank {}", begin) : fmt::format("ranks {} to {}", begin, end - 1);
+    }
+    return text;
 }
 
 }  // namespace
 
-Table probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype) {
+ProbeResult probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype) {
     const int64_t side = device == Device::cuda ? 4096 : 384, elements = device == Device::cuda ? 1 << 25 : 1 << 19;
     Tensor a({side, side}, dtype, device, Memory::workspace), b = Tensor::like(a, Memory::workspace);
     Tensor c = Tensor::like(a, Memory::workspace), message({elements}, dtype, device, Memory::comm);
@@ -39,9 +56,9 @@ Table probe(const Comm& world, const ParallelConfig& config, Device device, DTyp
     world.barrier().wait();
     const double product = 2.0 * double(side) * double(side) * double(side) /
                            median_seconds(device, kCalls, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
-    Table table(fmt::format("probe of {} ranks", world.size()),
-                {"", "least", "median", "most", Column("").left(), Column("").left()});
-    add_row(table, fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
+    ProbeResult result{.table = Table(fmt::format("probe of {} ranks", world.size()),
+                                      {"", "least", "median", "most", Column("").left(), Column("").left()})};
+    add_row(result, fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
     for (const auto& [name, comm] :
          {std::pair("tp", ranks.tp), {"cp", ranks.cp}, {"dp", ranks.dp_cp}, {"pp", ranks.pp}}) {
         if (comm.size() == 1) continue;
@@ -54,21 +71,52 @@ Table probe(const Comm& world, const ParallelConfig& config, Device device, DTyp
         });
         fill(message, 1);
         const double factor = to_next ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
-        add_row(table, fmt::format("{}, {} over {}", name, to_next ? "shift" : "all-reduce", comm.size()), "GB/s",
+        add_row(result, fmt::format("{}, {} over {}", name, to_next ? "shift" : "all-reduce", comm.size()), "GB/s",
                 world.gather({factor * double(message.bytes()) / seconds / 1e9}));
     }
     world.take_stats();
-    return table;
+    return result;
 }
 
-void add_probe_flag(Flags& flags, bool& probes) {
+void check_machines(Program& p, const ParallelConfig& config, Probing probing) {
+    const std::vector<std::string> hosts = hosts_of_ranks();
+    p.trainer().note(text_of(hosts), {{"event", "hosts"}, {"hosts", hosts}});
+    if (probing == Probing::off) return;
+    const ProbeResult result = probe(p.world, config, p.options.device_kind(), p.options.llama().dtype);
+    say(result.table);
+    auto slow = nlohmann::ordered_json::array();
+    std::string text;
+    if (this_rank == 0)
+        for (const SlowRank& rank : result.slow) {
+            const std::string& host = hosts[size_t(rank.rank)];
+            slow.push_back({{"rank", rank.rank}, {"host", host}, {"what", rank.what}, {"of_median", rank.of_median}});
+            text += fmt::format("{}rank {} on {} has {:.0f}% of the median {}", text.empty() ? "slow: " : ", ",
+                                rank.rank, host, 100 * rank.of_median, rank.what);
+        }
+    if (text.empty()) text = "no rank is slow";
+    p.trainer().note(text, {{"event", "probe"}, {"slow", slow}});
+    if (probing != Probing::strict || result.slow.empty()) return;
+    say("--probe strict: the run ends with exit code {}\n", kProbeFailed);
+    p.finish();
+    throw EarlyEnd{kProbeFailed};
+}
+
+void add_probe_flag(Flags& flags, Probing& probing) {
     flags.group("Output");
-    flags.add_switch("--probe", probes, "measure all ranks and links before training");
+    flags.add_word(
+        "--probe",
+        [&probing](const std::string& word) {
+            probing = word == "strict" ? Probing::strict : word == "on" ? Probing::on : Probing::off;
+        },
+        "measure all ranks and links before training; strict: exit code 3 if a rank is below 80% of the median",
+        one_of({"off", "on", "strict"}));
+    flags.at("--probe").default_text("off");
 }
 
-void check_probe(bool probes, const CommOptions& comm) {
-    if (probes && comm.backend == "fake")
-        usage_error("--probe on: not supported with --comm fake, which has no links (try --probe off)");
+void check_probe(Probing probing, const CommOptions& comm) {
+    if (probing != Probing::off && comm.backend == "fake")
+        usage_error("--probe {}: not supported with --comm fake, which has no links (try --probe off)",
+                    probing == Probing::on ? "on" : "strict");
 }
 
 }  // namespace train70b

@@ -31,6 +31,7 @@ refused "a dry run of what is there" 2 "--dry-run|--comm fake --fake-world N" --
 refused "fp64 in 8 bits" 1 "--fp8 delayed|--dtype fp64|try --fp8 off" --dtype fp64 --fp8 delayed
 refused "fp64 with 8-bit moments" 2 "--optimizer adamw8bit|--dtype fp64" --dtype fp64 --optimizer adamw8bit
 refused "a probe of what is not there" 1 "--probe on|try --probe off" --probe on --comm fake --fake-world 4
+refused "an unknown way to probe" 1 "--probe|maybe|off|on|strict" --probe maybe
 refused "saving one rank's part" 1 "--save-hf|--comm fake" --save-hf d --comm fake --fake-world 4
 
 shape=(--layers 4 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 8 --init-std 0.1 --lr 0.001)
@@ -73,6 +74,24 @@ done
 run 4 "$bin/$program" "${shape[@]}" --tp 2 --pp 2 --steps 1 --probe on
 verdict "the probe, the picture, the memory" "$(ends 0 30)$(for word in "stage 1" "probe of 4 ranks" "tp, all-reduce over 2" "pp, shift over 2" "formula"; do
     grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)"
+slow_rank() { # of m.jsonl: whether its events name rank 3 and its host
+    python3 -c "
+import json, socket
+events = {e['event']: e for e in map(json.loads, open('m.jsonl'))}
+hosts, slow = events['hosts']['hosts'], events['probe']['slow']
+if hosts != [hosts[0]] * 4 or not hosts[0] or not all(s['host'] == hosts[0] and s['of_median'] < 0.8 for s in slow):
+    print('hosts', hosts, slow)
+if not any(s['rank'] == 3 and s['what'].startswith('product') for s in slow):
+    print('rank 3 is not slow:', slow)"
+}
+# OpenBLAS's oldest kernels make a rank slow.
+mixed() { run 3 "$bin/$program" "$@" : -np 1 env OPENBLAS_CORETYPE=Prescott "$bin/$program" "$@"; }
+mixed "${shape[@]}" --steps 1 --probe strict --metrics m.jsonl
+verdict "--probe strict: exit code 3, and who is slow" "$(ends 3 20)$(slow_rank)$(
+    grep -qF "exit code 3" "$work/out" || echo "no word of it")$(grep -q '"event":"step"' m.jsonl && echo "it trained")"
+mixed "${shape[@]}" --steps 1 --probe on --metrics m.jsonl
+verdict "--probe on: who is slow, and the run goes on" "$(ends 0 20)$(slow_rank)$(
+    grep -q '"event":"step"' m.jsonl || echo "it did not train")"
 run 1 "$bin/$program" --model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --sequence-parallel on --dtype bf16 --recompute full \
     --seq-len 4096 --global-batch 16 --micro-batch 1 --dry-run
 verdict "a dry run of 70B on 64: every rank under 80 GB, params, grads and optimizer the formula's" "$(ends 0 60)$(python3 - "$work/out" <<'P'

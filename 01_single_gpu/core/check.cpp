@@ -38,7 +38,7 @@ int run_program(int argc, char** argv, const std::function<void(int, char**)>& b
     try {
         body(argc, argv);
         return 0;
-    } catch (const EarlyEnd&) { return 0; } catch (const UsageError& error) {
+    } catch (const EarlyEnd& end) { return end.exit_code; } catch (const UsageError& error) {
         std::fflush(stdout);
         if (this_rank == 0) fmt::print(stderr, "{}: {}\n", program, error.what());
         return 2;

@@ -23,7 +23,9 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-struct EarlyEnd {};  // thrown when nothing is left to do, as after --help: exit code 0
+struct EarlyEnd {  // thrown, on all ranks, when nothing is left to do, as after --help
+    int exit_code = 0;
+};
 
 // Returns the text with each {} replaced by the next value.
 std::string fill_in(std::string_view text, std::initializer_list<std::string> values);

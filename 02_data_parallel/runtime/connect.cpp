@@ -53,16 +53,22 @@ void watch_this_node(const Node& node) {
     watchdog->watch(std::move(beats));
 }
 
-// On a mixed cluster, prints which ranks run which BLAS kernels.
-void compare_blas_cores() {
-    constexpr int kWidth = 32;
-    std::string mine = blas_core();
+// A word of every rank, in rank order, on rank 0; elsewhere empty. Collective.
+std::vector<std::string> gather_words(std::string mine) {
+    constexpr int kWidth = MPI_MAX_PROCESSOR_NAME;
     mine.resize(kWidth);
     std::string all(size_t(world_size()) * kWidth, '\0');
     MPI_Gather(mine.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
+    std::vector<std::string> words;
+    if (this_rank != 0) return words;
+    for (size_t begin = 0; begin < all.size(); begin += kWidth) words.push_back(all.substr(begin, kWidth).c_str());
+    return words;
+}
+
+// On a mixed cluster, prints which ranks run which BLAS kernels.
+void compare_blas_cores() {
+    const std::vector<std::string> cores = gather_words(blas_core());
     if (this_rank != 0) return;
-    std::vector<std::string> cores;
-    for (size_t begin = 0; begin < all.size(); begin += kWidth) cores.push_back(all.substr(begin, kWidth).c_str());
     const std::string mixed = mixed_blas_cores(cores);
     if (!mixed.empty()) say("{}\n", mixed);
 }
@@ -162,6 +168,13 @@ Comm connect(const CommOptions& options, const TrainOptions& training) {
 }
 
 int64_t ranks_on_this_node() { return Node().size; }
+
+std::vector<std::string> hosts_of_ranks() {
+    char name[MPI_MAX_PROCESSOR_NAME] = {};
+    int length = 0;
+    MPI_Get_processor_name(name, &length);
+    return gather_words(name);
+}
 
 void select_gpu() { select_gpu(Node()); }
 

@@ -16,6 +16,7 @@ Comm connect(const CommOptions& options, Device device);
 Comm connect(const CommOptions& options, const TrainOptions& training);
 
 int64_t ranks_on_this_node();
+std::vector<std::string> hosts_of_ranks();  // their names, in rank order, on rank 0; elsewhere empty. Collective.
 
 // Selects this rank's GPU: the ranks of a node take them in turn. Collective over all ranks, before the first
 // allocation. connect() calls it where the device is a GPU.

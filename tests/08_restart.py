@@ -1,0 +1,252 @@
+"""The restart loop (08_3d_full/restart.py): its decisions with a stub for mpirun, then with the program.
+
+Run: python3 tests/08_restart.py build/bin
+"""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BIN = pathlib.Path(sys.argv[1]).resolve()
+LOOP = [sys.executable, str(ROOT / "08_3d_full" / "restart.py")]
+# Does what the next entry of plan.json says, and records how it was called.
+STUB = """#!/usr/bin/env python3
+import json, os, pathlib, signal, subprocess, sys, time
+words = sys.argv[1:]
+calls = pathlib.Path("calls.jsonl")
+number = len(calls.read_text().splitlines()) if calls.exists() else 0
+plan = json.loads(pathlib.Path("plan.json").read_text())
+do = plan[min(number, len(plan) - 1)]
+hosts = words[words.index("--hostfile") + 1] if "--hostfile" in words else None
+with calls.open("a") as file:
+    hosts = pathlib.Path(hosts).read_text() if hosts else ""
+    file.write(json.dumps({"words": words, "time": time.time(), "hosts": hosts}) + "\\n")
+with open("m.jsonl", "a" if "--resume" in words else "w") as metrics:
+    for event in do.get("events", []):
+        metrics.write(json.dumps(event) + "\\n")
+    for step in do.get("steps", []):
+        metrics.write(json.dumps({"event": "step", "step": step, "loss": 5.0}) + "\\n")
+for step in do.get("checkpoints", []):
+    folder = pathlib.Path("d", f"step-{step}")
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+for step in do.get("incomplete", []):
+    pathlib.Path("d", f"step-{step}").mkdir(parents=True)
+print(do.get("out", ""))
+print(do.get("err", ""), file=sys.stderr, flush=True)
+if "hang" in do:  # two processes that note the signals they get, and end on SIGTERM if they may
+    child = subprocess.Popen(["sleep", "1000"])
+    pathlib.Path("pids").write_text(f"{os.getpid()} {child.pid}")
+    def got(number, frame):
+        with open("signals", "a") as file:
+            file.write(signal.Signals(number).name + "\\n")
+        if do["hang"] == "ends":
+            sys.exit(do.get("code", 0))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, got)
+    pathlib.Path("ready").write_text("")
+    while True:
+        time.sleep(0.05)
+if do.get("code", 0) < 0:
+    os.kill(os.getpid(), -do["code"])
+sys.exit(do.get("code", 0))
+"""
+failed = []
+
+
+def verdict(name, *problems):
+    problems = [problem for problem in problems if problem]
+    print(f"FAIL {name}: {'; '.join(map(str, problems))}" if problems else f"ok   {name}", flush=True)
+    failed.extend([name] if problems else [])
+
+
+def unlike(what, found, wanted):
+    return "" if found == wanted else f"{what}: {found}, not {wanted}"
+
+
+class Loop:
+    """A run of restart.py over the stub in a folder of its own."""
+
+    def __init__(self, plan, options=(), flags=(), hosts=None, down=(), during=None):
+        self.scratch = tempfile.TemporaryDirectory()
+        self.at = pathlib.Path(self.scratch.name)
+        (self.at / "plan.json").write_text(json.dumps(plan))
+        stub = self.at / "mpirun"
+        stub.write_text(STUB)
+        stub.chmod(0o755)
+        (self.at / "down").write_text("\n".join(down) + "\n")
+        host_flags = []
+        if hosts:
+            (self.at / "hosts").write_text(hosts)
+            host_flags = ["--hostfile", "hosts"]
+        command = [*LOOP, "--backoff", "0.01", "--log", "log.jsonl", "--host-check", "! grep -qx {host} down", *options,
+                   "--", str(stub), "-np", "8", *host_flags, "program", "--checkpoint-dir", "d", "--metrics", "m.jsonl",
+                   *flags]
+        self.process = subprocess.Popen(command, cwd=self.at, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if during:
+            during(self)
+        try:
+            self.out, self.err = self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.out, self.err = self.process.communicate()
+        self.code = self.process.returncode
+        self.calls = self.lines("calls.jsonl")
+        self.events = self.lines("log.jsonl")
+        self.kinds = [event["event"] for event in self.events]
+
+    def lines(self, name):
+        path = self.at / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def value(self, call, flag):
+        words = self.calls[call]["words"]
+        return words[words.index(flag) + 1] if flag in words else None
+
+
+loop = Loop([{"code": 0, "out": "trained", "err": "a warning"}])
+verdict("success at once", unlike("code", loop.code, 0), unlike("events", loop.kinds, ["start", "end"]),
+        "" if "trained" in loop.out and "a warning" in loop.err else "the output is not passed on")
+
+loop = Loop([{"code": 1, "steps": [1, 2], "checkpoints": [2]}, {"code": 1, "steps": [3]}, {"code": 0}])
+verdict("two failures, then success", unlike("code", loop.code, 0), unlike("calls", len(loop.calls), 3),
+        unlike("--resume", ["--resume" in call["words"] for call in loop.calls], [False, True, True]),
+        unlike("events", loop.kinds, ["start", "failed", "wait"] * 2 + ["start", "end"]))
+
+loop = Loop([{"code": 1, "steps": [1, 2, 3], "incomplete": [2, "3.tmp"]}, {"code": 0}])
+verdict("no complete checkpoint: from the start, without --resume", unlike("code", loop.code, 0),
+        unlike("--resume", ["--resume" in call["words"] for call in loop.calls], [False, False]))
+
+loop = Loop([{"code": 1}], ["--max-failures", "4", "--backoff", "0.1", "--backoff-most", "0.3"])
+waits = [event["seconds"] for event in loop.events if event["event"] == "wait"]
+gaps = [b["time"] - a["time"] for a, b in zip(loop.calls, loop.calls[1:])]
+verdict("gives up after M failures, with growing waits", unlike("code", loop.code, 1),
+        unlike("calls", len(loop.calls), 4), unlike("last", loop.kinds[-1], "gave_up"),
+        unlike("waits", waits, [0.1, 0.2, 0.3]),
+        "" if all(gap >= wait for gap, wait in zip(gaps, waits)) else f"waited {gaps}")
+
+progress = [{"code": 1, "steps": list(range(1, n + 1))} for n in range(1, 7)]
+loop = Loop([*progress, {"code": 0}], ["--max-failures", "2"])
+verdict("failures with progress between them do not add up", unlike("code", loop.code, 0),
+        unlike("calls", len(loop.calls), 7))
+loop = Loop([{"code": 1, "steps": [1, 2, 3]}, {"code": 1, "steps": [1, 2]}, {"code": 1, "steps": [1, 2, 3]}])
+verdict("the same steps again are no progress", unlike("code", loop.code, 1), unlike("calls", len(loop.calls), 3))
+loop = Loop([{"code": 1, "steps": [1], "checkpoints": [5]}, {"code": 1}, {"code": 1}, {"code": 1}])
+verdict("a checkpoint is progress", unlike("calls", len(loop.calls), 3), unlike(
+    "failures", [event["failures"] for event in loop.events if event["event"] == "failed"], [1, 2, 3]))
+loop = Loop([{"code": -9}, {"code": 0}])
+verdict("a command that was killed is started again", unlike("code", loop.code, 0), unlike("calls", len(loop.calls), 2))
+
+loop = Loop([{"code": 2, "err": "08_3d_full: --pp 3: there are 2 ranks"}])
+verdict("a usage error is not retried, its line is shown", unlike("code", loop.code, 2),
+        unlike("calls", len(loop.calls), 1), unlike("events", loop.kinds, ["start", "usage"]),
+        unlike("message", loop.events[-1].get("message"), "08_3d_full: --pp 3: there are 2 ranks"))
+for name, words, part in (("no command", ["--max-failures", "2"], "no command"),
+                          ("no failures", ["--max-failures", "0", "--", "true"], "--max-failures"),
+                          ("no host file", ["--", "mpirun", "-np", "2", "--hostfile", "/none", "x"], "/none"),
+                          ("no such program", ["--", "/no/program"], "cannot start")):
+    done = subprocess.run([*LOOP, *words], capture_output=True, text=True)
+    verdict(f"refused: {name}", unlike("code", done.returncode, 2), "" if part in done.stderr else done.stderr)
+
+# ---- hosts ----
+ALL, WITHOUT_B = "a slots=4\nb slots=4\nc slots=4\n", "a slots=4\nc slots=4\n"
+HOSTS = "a slots=4\nb slots=4 # the second\n\nc slots=4\n"
+
+
+loop = Loop([{"code": 1}, {"code": 0}], hosts=HOSTS, down=["b"])
+verdict("a host that does not answer is replaced by the spare one", unlike("code", loop.code, 0),
+        unlike("hosts", loop.calls[-1]["hosts"], WITHOUT_B), unlike("-np", loop.value(1, "-np"), "8"))
+loop = Loop([{"code": 1}, {"code": 0}], flags=["--tp", "2", "--dp", "4", "--global-batch", "16"], hosts=HOSTS[:33],
+            down=["a"])
+verdict("without a spare one: half the data parallelism", unlike("code", loop.code, 0),
+        unlike("hosts", loop.calls[-1]["hosts"], "b slots=4\n"), unlike("-np", loop.value(1, "-np"), "4"),
+        unlike("--dp", loop.value(1, "--dp"), "2"), unlike("before", loop.value(0, "--dp"), "4"))
+loop = Loop([{"code": 1}, {"code": 0}], flags=["--global-batch", "16", "--micro-batch", "2"],
+            hosts="a slots=3\nb slots=3\nc slots=2\n", down=["a"])
+verdict("the largest dp that divides the batch: 4 of 5 slots", unlike("-np", loop.value(1, "-np"), "4"),
+        unlike("--dp", loop.value(1, "--dp"), None))
+loop = Loop([{"code": 1}], flags=["--tp=8"], hosts=HOSTS[:33], down=["a"])
+verdict("no layout fits", unlike("code", loop.code, 1), unlike("calls", len(loop.calls), 1),
+        unlike("last", loop.kinds[-1], "gave_up"))
+loop = Loop([{"code": 1}], hosts=HOSTS, down=["a", "b", "c"])
+verdict("no host is left", unlike("code", loop.code, 1), unlike("calls", len(loop.calls), 1))
+
+died = {"code": 137, "err": "mpirun noticed that process rank 5 with PID 0 on node b exited on signal 9 (Killed)."}
+loop = Loop([died, died, {"code": 0}], hosts=HOSTS)
+verdict("a host whose process dies twice is left out the second time",
+        unlike("hosts", [call["hosts"] for call in loop.calls], [ALL, ALL, WITHOUT_B]))
+timeout = "".join(f"rank {rank}: world.barrier #3 has not ended after 30 s (--comm-timeout): a rank of its group is "
+                  "missing\n" for rank in range(7))
+silent = {"code": 1, "err": timeout, "events": [{"event": "hosts", "hosts": ["a"] * 4 + ["b"] * 4}]}
+loop = Loop([silent, {"code": 0}], ["--strikes", "1"], hosts=HOSTS)
+verdict("the host of the only rank that reports nothing", unlike("hosts", loop.calls[-1]["hosts"], WITHOUT_B),
+        unlike("suspect", [e["host"] for e in loop.events if e["event"] == "suspect"], ["b"]))
+beat = silent | {"err": "rank 0: rank 6 has not responded for 30 s (--comm-timeout) while files are read or written"}
+loop = Loop([beat, {"code": 0}], ["--strikes", "1"], hosts=HOSTS)
+verdict("the host of a rank without a heartbeat", unlike("hosts", loop.calls[-1]["hosts"], WITHOUT_B))
+
+slow = {"code": 3, "events": [{"event": "probe", "slow": [
+    {"rank": 1, "host": "a", "what": "product, 384 x 384", "of_median": 0.5}]}]}
+loop = Loop([{"code": 1}, slow, {"code": 1}, {"code": 0}], ["--probe-every", "1", "--max-failures", "9"], hosts=HOSTS)
+verdict("a slow host is left out", unlike("hosts", loop.calls[-1]["hosts"], "b slots=4\nc slots=4\n"))
+loop = Loop([{"code": 1}, slow, {"code": 0}], ["--probe-every", "1"], flags=["--tp", "8"], hosts=HOSTS[:33])
+verdict("a slow host that nothing replaces stays, and is not probed again", unlike("code", loop.code, 0),
+        unlike("--probe", [loop.value(i, "--probe") for i in range(3)], [None, "strict", None]),
+        unlike("hosts", loop.calls[-1]["hosts"], "a slots=4\nb slots=4\n"))
+loop = Loop([{"code": 1}] * 7, ["--probe-every", "3", "--max-failures", "7"], flags=["--probe", "on"])
+verdict("the probe at every third restart", unlike("--probe", [loop.value(i, "--probe") for i in range(7)],
+                                                   ["on", "on", "on", "strict", "on", "on", "strict"]))
+
+
+# ---- signals ----
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def send(*numbers):
+    def during(loop):
+        for _ in range(200):
+            if (loop.at / "ready").exists():
+                break
+            time.sleep(0.05)
+        for number in numbers:
+            loop.process.send_signal(number)
+            time.sleep(0.2)
+    return during
+
+
+for number, code in ((signal.SIGUSR1, 0), (signal.SIGTERM, 143), (signal.SIGINT, 130)):
+    loop = Loop([{"hang": "ends", "code": code}], during=send(number))
+    pids = (loop.at / "pids").read_text().split()
+    verdict(f"{number.name} is passed on, and ends the loop", unlike("code", loop.code, code),
+            unlike("calls", len(loop.calls), 1),
+            unlike("got", (loop.at / "signals").read_text().split(), [number.name]),
+            unlike("signal", loop.events[-1].get("signal"), number.name),
+            *(f"process {pid} is left" for pid in pids if alive(pid)))
+loop = Loop([{"hang": "never"}], ["--grace", "1"], during=send(signal.SIGUSR1, signal.SIGTERM))
+verdict("a command that ignores SIGTERM is killed after --grace", unlike("code", loop.code, 128 + signal.SIGKILL),
+        unlike("got", (loop.at / "signals").read_text().split(), ["SIGUSR1", "SIGTERM"]),
+        *(f"process {pid} is left" for pid in (loop.at / "pids").read_text().split() if alive(pid)))
+
+
+def while_waiting(loop):
+    for _ in range(200):
+        if (loop.at / "log.jsonl").exists() and '"wait"' in (loop.at / "log.jsonl").read_text():
+            break
+        time.sleep(0.05)
+    loop.process.send_signal(signal.SIGTERM)
+
+
+began = time.monotonic()
+loop = Loop([{"code": 1}], ["--backoff", "1000", "--backoff-most", "1000"], during=while_waiting)
+verdict("SIGTERM between two attempts ends the loop", unlike("code", loop.code, 1), unlike("calls", len(loop.calls), 1),
+        "" if time.monotonic() - began < 20 else "took too long")
+sys.exit(1 if failed else 0)
