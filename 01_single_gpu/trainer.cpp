@@ -140,14 +140,15 @@ void Trainer::collect_votes(int64_t step) {
 
 void Trainer::check_finite(const StepReport& report) {
     if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) return;
-    const std::vector<Param*> params = model_.params();
     std::string culprit;
-    for (Which which : {Which::data, Which::grad}) {
-        const std::vector<double> sums = squares(params, which);
-        for (size_t i = 0; i < sums.size(); ++i)
-            if (!std::isfinite(sums[i]) && culprit.empty())
-                culprit = params[i]->name + (which == Which::grad ? " (its gradient)" : "");
-    }
+    for (Which which : {Which::data, Which::grad})
+        for (const Param* param : model_.params()) {
+            const std::vector<Tensor> parts =
+                which == Which::grad ? store->gradient_parts(*param) : std::vector<Tensor>{param->data};
+            for (const double sum : squares(parts))
+                if (!std::isfinite(sum) && culprit.empty())
+                    culprit = param->name + (which == Which::grad ? " (its gradient)" : "");
+        }
     throw std::runtime_error(
         fmt::format("step {}: loss {}, gradient norm {}; first non-finite parameter: {} (try a lower --lr or more "
                     "--warmup-steps)",

@@ -8,7 +8,9 @@
 #include "08_3d_full/checkpoint.h"
 #include "08_3d_full/compose.h"
 #include "08_3d_full/dry_run.h"
+#include "08_3d_full/inject.h"
 #include "08_3d_full/probe.h"
+#include "08_3d_full/replica_check.h"
 
 using namespace train70b;
 
@@ -22,6 +24,10 @@ static void program(int argc, char** argv) {
     add_dry_run_flag(p.flags, o);
     add_probe_flag(p.flags, probing);
     add_checkpoint_flags(p.flags, checkpoint);
+    std::string faults;
+    int64_t replica_check = 0;
+    add_inject_flag(p.flags, faults);
+    add_replica_check_flag(p.flags, replica_check);
 
     p.connect(argc, argv);
     check_probe(probing, p.comm);
@@ -29,13 +35,20 @@ static void program(int argc, char** argv) {
     p.dp = config.mesh.dp;
     p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : 0);  // many small micro-batches fill a pipeline
     if (o.dry_run) return print_dry_run(p, config);
-    together([&] { validate(config, o, p.world.size()); });
+    std::vector<Fault> planned;
+    together([&] {
+        validate(config, o, p.world.size());
+        planned = parse_faults(faults, p.comm, p.world.size(), o.steps);
+        check_replica_check(replica_check, config, p.comm);
+    });
     const CheckpointFolder folder(checkpoint, o, config, p.flags.values(), p.world);
     p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
 
     const Composed composed(p.model(), p.trainer(), o, config, p.world);
+    Inject inject(planned, p.trainer(), p.model());
+    ReplicaCheck replicas(replica_check, p.trainer(), p.model(), p.world, config);
     Checkpoints checkpoints(folder, o, config, p.flags.values(), p.data(), p.trainer(), p.world);
-    p.trainer().controls.push_back(&checkpoints);
+    p.trainer().controls = {&inject, &replicas, &checkpoints};
     p.allocate();
     say_layout(p, composed, config);
     check_machines(p, config, probing);

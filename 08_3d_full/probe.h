@@ -1,7 +1,7 @@
 #pragma once
 // Finds slow ranks and links before a long run: times a small matrix product on every rank and one message along every
-// axis of the mesh, and names the ranks that are outliers. For restart.py, which leaves their hosts out, the metrics file
-// has the host of every rank ({"event":"hosts"}) and the slow ranks ({"event":"probe"}).
+// axis of the mesh, and names the ranks that are outliers. For restart.py, which leaves their hosts out, the metrics
+// file has the host of every rank ({"event":"hosts"}) and the slow ranks ({"event":"probe"}).
 #include "02_data_parallel/runtime/program.h"
 #include "08_3d_full/config.h"
 

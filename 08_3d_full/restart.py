@@ -11,10 +11,13 @@ What the exit code of the command means:
     else a failure: restarts. With --resume, if --checkpoint-dir has a folder step-N with a manifest.json.
 
 After each failure every host of the host file is checked (--host-check). A host is left out if the check fails, if the
-probe finds it slow, or if --strikes failures in a row name it: mpirun ("process rank 3 ... on node NAME"), or the
-watchdog (a rank that says nothing when all others report a timeout). The ranks move to the hosts that remain: list
-spare hosts last in the host file. With too few slots, data parallelism shrinks to the largest size for which
---global-batch is divisible; a checkpoint can be loaded in any layout.
+probe finds it slow, or if --strikes failures in a row name it: mpirun ("process rank 3 ... on node NAME"), the
+watchdog (a rank that says nothing when all others report a timeout), or --replica-check. The ranks move to the hosts
+that remain: list spare hosts last in the host file. With too few slots, data parallelism shrinks to the largest size
+for which --global-batch is divisible; a checkpoint can be loaded in any layout.
+
+If --replica-check found replicas that differ, the checkpoints since the last check are renamed to step-N.suspect, so
+that the next attempt resumes from an earlier one, and the host of a rank that differs from a majority is named.
 
 Gives up (exit code 1) after --max-failures failures in a row without one step beyond the best so far, according to the
 metrics and the checkpoints. SIGTERM, SIGINT and SIGUSR1 are passed on to the command, and end this loop with its exit
@@ -229,6 +232,10 @@ class Restarter:
         for host in re.findall(r"Remote daemon: \[\[[^\]]*\][^\]]*\] on node (\S+)", text):
             found[host] = "mpirun lost its daemon"
         ranks = [event["hosts"] for event in events if event.get("event") == "hosts"]
+        differs = re.search(r"--replica-check: .* differs on ranks? ([\d, and]+) from ", text)
+        if ranks and differs:
+            for rank in re.findall(r"\d+", differs[1]):
+                found[ranks[-1][int(rank)]] = f"rank {rank} holds other values than its replicas"
         if ranks and not found:
             for rank in re.findall(r"rank (\d+) has not responded for", text):
                 found[ranks[-1][int(rank)]] = f"rank {rank} does not respond"
@@ -256,6 +263,17 @@ class Restarter:
         names = [name for name, _ in self.hosts]
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             return [name for name, up in zip(names, pool.map(answers, names)) if not up]
+
+    def set_aside(self, events):
+        """After a failed --replica-check: the checkpoints since the replicas were last equal are not resumed from."""
+        for event in events[-3:]:
+            if event.get("event") != "replicas_differ" or not self.folder:
+                continue
+            for path in pathlib.Path(self.folder).glob("step-*"):
+                if path.name[5:].isdigit() and int(path.name[5:]) > event["equal"]:
+                    path.rename(path.with_name(path.name + ".suspect"))
+                    self.event("set_aside", f"{path} is set aside: replicas were last equal after step "
+                               f"{event['equal']}", checkpoint=str(path))
 
     def leave_out(self, code, events):
         """Takes the hosts that failed out of self.hosts."""
@@ -316,6 +334,7 @@ class Restarter:
                        f"{self.options.max_failures} without progress", code=code, attempt=attempt, step=step,
                        failures=failures)
             self.best = max(self.best, step)
+            self.set_aside(events)
             self.leave_out(code, events)
             if failures >= self.options.max_failures:
                 self.event("gave_up", f"gave up: {failures} failures in a row without a step beyond {self.best}",

@@ -203,6 +203,19 @@ verdict("the probe at every third restart", unlike("--probe", [loop.value(i, "--
                                                    ["on", "on", "on", "strict", "on", "on", "strict"]))
 
 
+hosts = {"event": "hosts", "hosts": ["a"] * 4 + ["b"] * 4}
+differ = {"code": 1, "checkpoints": [10, 20, 30],
+          "events": [hosts, {"event": "replicas_differ", "step": 31, "equal": 19}],
+          "err": "rank 0: --replica-check: after step 31: the weight of x differs on ranks 5 and 6 from ranks 0 and 1; "
+                 "resume from the newest checkpoint before step 20"}
+loop = Loop([differ, {"code": 0}], ["--strikes", "1"], hosts=HOSTS)
+verdict("replicas that differ: later checkpoints are set aside, the host is named", unlike("code", loop.code, 0),
+        unlike("checkpoints", sorted(path.name for path in (loop.at / "d").iterdir()),
+               ["step-10", "step-20.suspect", "step-30.suspect"]),
+        unlike("hosts", loop.calls[-1]["hosts"], WITHOUT_B),
+        "" if "--resume" in loop.calls[1]["words"] else "no --resume")
+
+
 # ---- signals ----
 def alive(pid):
     try:

@@ -1,0 +1,179 @@
+#include "08_3d_full/inject.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <utility>
+
+namespace train70b {
+
+namespace {
+
+const std::vector<std::string> kKinds = {"kill", "hang", "stop", "slow", "nan", "skip-collective", "bitflip"};
+
+// A group whose next sum returns this rank's own numbers, once, without a word to the others.
+class Forgetful : public Group {
+  public:
+    Forgetful(GroupPtr group, std::shared_ptr<bool> skip) : group_(std::move(group)), skip_(std::move(skip)) {}
+    int rank() const override { return group_->rank(); }
+    int size() const override { return group_->size(); }
+    std::vector<double> sum(const std::vector<double>& x) const override {
+        return std::exchange(*skip_, false) ? x : group_->sum(x);
+    }
+    std::vector<double> gather(const std::vector<double>& mine) const override { return group_->gather(mine); }
+    void sum_tensor(Tensor x) const override { group_->sum_tensor(x); }
+    void all_gather(Tensor full, const Tensor& part) const override { group_->all_gather(full, part); }
+    void send(const Tensor& x, int to) const override { group_->send(x, to); }
+    void recv(Tensor x, int from) const override { group_->recv(x, from); }
+
+  private:
+    GroupPtr group_;
+    std::shared_ptr<bool> skip_;
+};
+
+template <class Bits>
+void flip(Tensor& x, int bit) {
+    Bits bits;
+    std::memcpy(&bits, x.raw(), sizeof bits);
+    bits = Bits(bits ^ Bits(Bits(1) << bit));
+    std::memcpy(x.raw(), &bits, sizeof bits);
+}
+
+}  // namespace
+
+Inject::Inject(std::vector<Fault> faults, Trainer& trainer, Llama& model) : trainer_(trainer), model_(model) {
+    for (Fault& fault : faults) {
+        say("FAULT INJECTION: {} of rank {} at step {}\n", fault.kind, fault.rank, fault.step);
+        if (fault.rank == this_rank) mine_.push_back(std::move(fault));
+    }
+    if (faults.empty()) return;
+    Groups& groups = trainer.groups;
+    for (GroupPtr* group : {&groups.dp_cp, &groups.tp, &groups.pp}) {
+        if ((*group)->size() == 1) continue;
+        *group = std::make_shared<Forgetful>(*group, skip_);
+        break;
+    }
+}
+
+bool Inject::strikes(const char* kind, int64_t step) const {
+    for (const Fault& fault : mine_) {
+        if (fault.kind != kind || fault.step != step) continue;
+        fmt::print(stderr, "FAULT INJECTION: rank {}: {} at step {}\n", this_rank, kind, step);
+        std::fflush(stderr);
+        return true;
+    }
+    return false;
+}
+
+void Inject::before_step(int64_t step) {
+    begin_ = now_seconds();
+    if (strikes("kill", step)) ::kill(getpid(), SIGKILL);
+    if (strikes("stop", step)) ::kill(getpid(), SIGSTOP);
+    if (strikes("hang", step))
+        while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+    slow_ = strikes("slow", step) || slow_;
+    *skip_ = strikes("skip-collective", step);
+}
+
+void Inject::gradients_ready(int64_t step) {
+    if (strikes("nan", step)) put_nan(step);
+    if (slow_) std::this_thread::sleep_for(std::chrono::duration<double>(now_seconds() - begin_));
+}
+
+bool Inject::after_step(const StepReport& report, const std::vector<double>&) {
+    if (strikes("bitflip", report.step)) flip_bit(report.step);
+    return true;
+}
+
+// Into an element that this rank reduces and counts in the norm.
+void Inject::put_nan(int64_t step) {
+    bool done = false;
+    trainer_.store->for_each_state([&](const Segment& segment, const char*, Tensor&) {
+        if (done || !segment.counts() || segment.data.size() == 0) return;
+        const std::vector<Tensor> parts = trainer_.store->gradient_parts(*segment.param);
+        if (parts.empty()) return;
+        const bool full = parts[0].size() == segment.param->local.size();
+        Tensor element = parts[0].element_slice(full ? segment.offset : 0, {1});
+        fill(element, std::numeric_limits<double>::quiet_NaN());
+        fmt::print(stderr, "FAULT INJECTION: rank {}: step {}: the gradient of {} has a NaN\n", this_rank, step,
+                   segment.param->name);
+        done = true;
+    });
+    if (!done) fmt::print(stderr, "FAULT INJECTION: rank {}: no gradient is counted here\n", this_rank);
+}
+
+void Inject::flip_bit(int64_t step) {
+    Tensor weight;
+    const Param* param = nullptr;
+    const std::vector<Param*> params = model_.params();
+    for (size_t i = 0; i < params.size() && !weight;
+         ++i) {  // from a middle layer on: a row of the embedding is seldom used
+        const Param* candidate = params[(params.size() / 2 + i) % params.size()];
+        if (candidate->data && candidate->is_matrix()) weight = (param = candidate)->data;
+    }
+    if (!weight)  // ZeRO-3: a shard
+        trainer_.store->for_each_state([&](const Segment& segment, const char*, Tensor&) {
+            if (!weight && segment.data.size() > 0) weight = segment.data, param = segment.param;
+        });
+    if (!weight) {
+        fmt::print(stderr, "FAULT INJECTION: rank {}: it has no weight\n", this_rank);
+        return;
+    }
+    const int64_t element = weight.size() / 2;
+    Tensor there = weight.element_slice(element, {1}), here({1}, weight.dtype(), Device::cpu, Memory::workspace);
+    copy(here, there);
+    const double before = read(here)[0];
+    switch (weight.dtype()) {
+        case DType::f64: flip<uint64_t>(here, 51); break;
+        case DType::bf16: flip<uint16_t>(here, 6); break;
+        default: flip<uint32_t>(here, 22);
+    }
+    copy(there, here);
+    fmt::print(stderr, "FAULT INJECTION: rank {}: after step {}: {}, element {} of this rank's: {} becomes {}\n",
+               this_rank, step, param->name, element, before, read(here)[0]);
+}
+
+void add_inject_flag(Flags& flags, std::string& text) {
+    flags.group("Faults");
+    std::string kinds;
+    for (const std::string& kind : kKinds) kinds += (kinds.empty() ? "" : ", ") + kind;
+    flags.add("--inject", text, "KIND:RANK:STEP,...: a rank fails at a step, for drills; kinds: " + kinds)
+        .default_text("");
+}
+
+std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm, int64_t ranks, int64_t steps) {
+    std::vector<Fault> faults;
+    if (!text.empty() && comm.backend == "fake")
+        usage_error("--inject {}: not supported with --comm fake, whose other ranks do not exist", text);
+    const auto number = [](const std::string& word) {
+        int64_t value = -1;
+        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+        return error == std::errc() && end == word.data() + word.size() ? value : -1;
+    };
+    for (size_t begin = 0; begin < text.size() + (text.empty() ? 0 : 1);) {
+        const size_t end = std::min(text.find(',', begin), text.size());
+        const std::string item = text.substr(begin, end - begin);
+        begin = end + 1;
+        const size_t first = item.find(':'), second = item.find(':', first + 1);
+        const std::string kind = item.substr(0, first);
+        if (std::find(kKinds.begin(), kKinds.end(), kind) == kKinds.end())
+            usage_error(
+                "--inject {}: unknown kind of fault; kinds: kill, hang, stop, slow, nan, skip-collective, bitflip",
+                item);
+        if (second == std::string::npos || second == first)
+            usage_error("--inject {}: must be KIND:RANK:STEP, as in kill:0:3", item);
+        const Fault fault{kind, number(item.substr(first + 1, second - first - 1)), number(item.substr(second + 1))};
+        if (fault.rank < 0 || fault.rank >= ranks) usage_error("--inject {}: valid ranks are 0 to {}", item, ranks - 1);
+        if (fault.step < 1 || fault.step > steps) usage_error("--inject {}: valid steps are 1 to {}", item, steps);
+        if (kind == "skip-collective" && ranks == 1) usage_error("--inject {}: a single rank has no collectives", item);
+        faults.push_back(fault);
+    }
+    return faults;
+}
+
+}  // namespace train70b
