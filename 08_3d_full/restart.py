@@ -18,6 +18,7 @@ for which --global-batch is divisible; a checkpoint can be loaded in any layout.
 
 If --replica-check found replicas that differ, the checkpoints since the last check are renamed to step-N.suspect, so
 that the next attempt resumes from an earlier one, and the host of a rank that differs from a majority is named.
+An injected fault (--inject) strikes once: restarts leave the flag out.
 
 Gives up (exit code 1) after --max-failures failures in a row without one step beyond the best so far, according to the
 metrics and the checkpoints. SIGTERM, SIGINT and SIGUSR1 are passed on to the command, and end this loop with its exit
@@ -70,6 +71,12 @@ class Command:
                 self.words[i] = f"{word.split('=', 1)[0]}={value}"
                 return
         self.words += [names[0], str(value)]
+
+    def remove(self, name):
+        for i, word in enumerate(self.words):
+            if word == name or word.startswith(name + "="):
+                del self.words[i:i + (2 if word == name else 1)]
+                return
 
 
 def read_hosts(path):
@@ -161,6 +168,8 @@ class Restarter:
             path = pathlib.Path(self.scratch.name, f"hosts-{attempt}")
             path.write_text("".join(f"{name} slots={slots}\n" for name, slots in self.hosts))
             command.set(path, *LAUNCHER_HOSTS)
+        if attempt > 1:
+            command.remove("--inject")
         if attempt > 1 and newest_checkpoint(self.folder) and "--resume" not in command.words and \
                 command.get("--resume-from") is None:
             command.words.append("--resume")
@@ -285,7 +294,7 @@ class Restarter:
         for host, why in suspects.items():
             if code == PROBE_FAILED or self.named[host] >= self.options.strikes:
                 bad.setdefault(host, why)
-        for host, why in bad.items():
+        for host, why in bad.items() if self.hosts else ():
             left = [entry for entry in self.hosts if entry[0] != host]
             # A slow or suspect host is better than none.
             if len(left) == len(self.hosts) or why != "does not answer the check" and (

@@ -262,4 +262,41 @@ began = time.monotonic()
 loop = Loop([{"code": 1}], ["--backoff", "1000", "--backoff-most", "1000"], during=while_waiting)
 verdict("SIGTERM between two attempts ends the loop", unlike("code", loop.code, 1), unlike("calls", len(loop.calls), 1),
         "" if time.monotonic() - began < 20 else "took too long")
+
+# ---- with the program ----
+SHAPE = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 8".split()
+
+
+def losses(path):
+    """{step: the losses that the run, resumed or not, printed for it}."""
+    found = {}
+    for line in path.read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "step":
+            found.setdefault(event["step"], set()).add(event["loss"])
+    return found
+
+
+def program(folder, words, *loop):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    command = [*loop, "mpirun", "--oversubscribe", "-np", "4", str(BIN / "08_3d_full"), *SHAPE, "--steps", "40", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+with tempfile.TemporaryDirectory() as scratch:
+    folder = pathlib.Path(scratch)
+    done = program(folder, ["--metrics", "plain.jsonl"])
+    verdict("a run without a failure", unlike("code", done.returncode, 0), done.stderr[:500])
+    plain = losses(folder / "plain.jsonl")
+    for fault in ("kill:1:31", "hang:2:31", "nan:0:31", "bitflip:3:31"):
+        words = ["--checkpoint-dir", f"d-{fault[:3]}", "--checkpoint-every", "1", "--metrics", "m.jsonl",
+                 "--inject", fault, "--comm-timeout", "3", "--replica-check", "1"]
+        done = program(folder, words, *LOOP, "--backoff", "0.1", "--log", f"{fault[:3]}.jsonl", "--")
+        events = [json.loads(line) for line in (folder / f"{fault[:3]}.jsonl").read_text().splitlines()]
+        resumed = "--resume" in events[-2].get("command", [])
+        verdict(f"the program with {fault}: restarted once, resumed, every loss that of a run without it",
+                unlike("code", done.returncode, 0), "" if losses(folder / "m.jsonl") == plain else "other losses",
+                unlike("events", [event["event"] for event in events if event["event"] in ("start", "failed", "end")],
+                       ["start", "failed", "start", "end"]), "" if resumed else "not resumed",
+                done.stderr[-1500:] if done.returncode else "")
 sys.exit(1 if failed else 0)
