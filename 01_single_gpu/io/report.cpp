@@ -68,19 +68,25 @@ ordered_json to_json(const StepReport& r, DType dtype) {
     memory["peak"] = to_json(r.peak);
     ordered_json comm = ordered_json::object();
     for (const auto& [name, bytes] : r.comm_bytes) comm[name] = bytes;
-    return {{"event", "step"},
-            {"step", r.step},
-            {"loss", significant_digits(r.loss, dtype)},
-            {"grad_norm", significant_digits(r.grad_norm, dtype)},
-            {"lr", r.lr},
-            {"param_norm", significant_digits(r.param_norm, dtype)},
-            {"tokens_per_s", significant_digits(r.tokens_per_s)},
-            {"mfu", r.mfu ? ordered_json(*r.mfu) : ordered_json(nullptr)},
-            {"step_s", significant_digits(r.step_s)},
-            {"comm_s", significant_digits(r.comm_s)},
-            {"data_s", significant_digits(r.data_s)},
-            {"memory", memory},
-            {"comm_bytes", comm}};
+    ordered_json json = {{"event", "step"},
+                         {"step", r.step},
+                         {"loss", significant_digits(r.loss, dtype)},
+                         {"grad_norm", significant_digits(r.grad_norm, dtype)},
+                         {"lr", r.lr},
+                         {"param_norm", significant_digits(r.param_norm, dtype)},
+                         {"tokens_per_s", significant_digits(r.tokens_per_s)},
+                         {"mfu", r.mfu ? ordered_json(*r.mfu) : ordered_json(nullptr)},
+                         {"step_s", significant_digits(r.step_s)},
+                         {"comm_s", significant_digits(r.comm_s)},
+                         {"data_s", significant_digits(r.data_s)},
+                         {"memory", memory},
+                         {"comm_bytes", comm}};
+    if (const auto& s = r.straggler)
+        json["straggler"] = {{"rank", s->rank},
+                             {"busy_s", significant_digits(s->busy_s)},
+                             {"median_busy_s", significant_digits(s->median_busy_s)},
+                             {"waited_s", significant_digits(s->waited_s)}};
+    return json;
 }
 
 std::string human_bytes(double bytes) {

@@ -9,6 +9,13 @@
 
 namespace train70b {
 
+// The rank with the most work of its own in a step: seconds of the step in which it did not wait for communication.
+struct Straggler {
+    int64_t rank = 0;
+    double busy_s = 0, median_busy_s = 0;  // of this rank; the median of all ranks
+    double waited_s = 0;  // how much longer than this rank the others (their median) waited for communication
+};
+
 struct StepReport {
     int64_t step = 0;               // from 1
     double loss = 0;                // mean over the global batch, before the update
@@ -19,6 +26,7 @@ struct StepReport {
     MemoryBytes memory{};       // after the update
     MemoryPeak peak;            // since the step began
     std::map<std::string, int64_t> comm_bytes;
+    std::optional<Straggler> straggler;  // where there are several ranks
 };
 
 // A JSON lines file, flushed after every line so that a run can be followed. Writes nothing until it is opened.

@@ -15,7 +15,10 @@ void write_files(const Comm& world, const std::function<void()>& body);
 // The memory of all ranks, in rank order. Collective.
 std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine);
 
-// Reports each step's communication, and in the summary the memory of all ranks.
+// The ranks' seconds of one step, and those of them in which they waited for communication; several ranks.
+Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s);
+
+// Reports each step's communication and its slowest rank, and in the summary the memory of all ranks.
 class CommRuntime : public Runtime {
   public:
     explicit CommRuntime(const Comm& world) : world_(world) {}
@@ -27,6 +30,8 @@ class CommRuntime : public Runtime {
 
   protected:
     static void add(const CommStats& stats, StepReport& report);
+    // Gathers two numbers of each rank, after the step's statistics were taken: they are in nobody's bytes and seconds.
+    void add_straggler(const CommStats& stats, StepReport& report) const;
     const Comm world_;
 };
 
