@@ -73,6 +73,8 @@ class Runtime {
     virtual int64_t ranks() const { return 1; }  // devices that compute a step, for MFU
     virtual void begin_step() {}
     virtual void end_step(StepReport&) {}  // adds communication bytes and seconds
+    // Of all ranks that compute, in rank order. Collective.
+    virtual std::vector<double> gather(const std::vector<double>& mine) const { return mine; }
     // Calls `body`, which writes large files on rank 0; the other ranks wait for it without a timeout.
     virtual void write_files(const std::function<void()>& body) { body(); }
     virtual nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const;  // for the summary
@@ -92,7 +94,8 @@ class RunControl {
     virtual std::vector<double> votes(int64_t /*step*/) { return {}; }
     // After the update. sums: of the votes, equal on all ranks. Returns false if this is the run's last step.
     virtual bool after_step(const StepReport&, const std::vector<double>& /*sums*/) { return true; }
-    virtual void finish() {}  // after the last step
+    virtual void recorded(const nlohmann::ordered_json& /*event*/) {}  // of Trainer::note(), and alarms
+    virtual void finish() {}                                           // after the last step
 };
 
 class StepState {

@@ -6,6 +6,7 @@
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/version.h"
+#include "01_single_gpu/non_finite.h"
 
 namespace train70b {
 
@@ -79,6 +80,8 @@ double Trainer::norm(Which which) const {
     return norm(which, none);
 }
 
+static bool is_finite(const StepReport& r) { return std::isfinite(r.loss) && std::isfinite(r.grad_norm); }
+
 StepReport Trainer::step(int64_t number) {
     runtime->begin_step();
     if (number > 1)
@@ -105,11 +108,11 @@ StepReport Trainer::step(int64_t number) {
     Span span("update", "phase");
     collect_votes(number);
     report.loss = sum_loss(loss, votes_);
+    const double my_loss = read(loss)[0];
     loss = Tensor();
     report.grad_norm = norm(Which::grad, votes_);
-    check_finite(report);
     const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (report.grad_norm + 1e-6)) : 1.0;
-    store->update(number, report.lr, clip);
+    if (is_finite(report)) store->update(number, report.lr, clip);
     // end::step[]
     synchronize(model_.options.device);
 
@@ -123,6 +126,7 @@ StepReport Trainer::step(int64_t number) {
     report.peak = ledger().peak();
     run_peak_.merge(report.peak);
     runtime->end_step(report);
+    compare_ranks(report, my_loss);
     if (!options_.metrics.empty()) report.param_norm = norm(Which::data);
     if (observer) observer->step_done(report);
     return report;
@@ -138,21 +142,21 @@ void Trainer::collect_votes(int64_t step) {
     }
 }
 
-void Trainer::check_finite(const StepReport& report) {
-    if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) return;
-    std::string culprit;
-    for (Which which : {Which::data, Which::grad})
-        for (const Param* param : model_.params()) {
-            const std::vector<Tensor> parts =
-                which == Which::grad ? store->gradient_parts(*param) : std::vector<Tensor>{param->data};
-            for (const double sum : squares(parts))
-                if (!std::isfinite(sum) && culprit.empty())
-                    culprit = param->name + (which == Which::grad ? " (its gradient)" : "");
-        }
-    throw std::runtime_error(
-        fmt::format("step {}: loss {}, gradient norm {}; first non-finite parameter: {} (try a lower --lr or more "
-                    "--warmup-steps)",
-                    report.step, report.loss, report.grad_norm, culprit.empty() ? "none on this rank" : culprit));
+// The ranks that update together have the same norm. Others may not: a fault in one copy of the model.
+void Trainer::compare_ranks(StepReport& report, double my_loss) {
+    const std::vector<double> all = runtime->gather({report.step_s, report.waited_s, is_finite(report) ? 1.0 : 0.0});
+    std::vector<double> step_s, waited_s;
+    bool finite = true;
+    for (size_t i = 0; i < all.size(); i += 3) {
+        step_s.push_back(all[i]);
+        waited_s.push_back(all[i + 1]);
+        finite = finite && all[i + 2] == 1;
+    }
+    if (step_s.size() > 1) report.straggler = find_straggler(step_s, waited_s);
+    if (finite) return;
+    const NonFinite first = find_non_finite(model_, *store, *runtime, report, my_loss);
+    record(first.alarm(report.step));
+    throw CommonError(fmt::format("step {}: {} (try a lower --lr or more --warmup-steps)", report.step, first.text()));
 }
 
 double Trainer::evaluate() {
@@ -220,7 +224,12 @@ LlamaConfig Trainer::saved_config() const {
 
 void Trainer::note(const std::string& line, const nlohmann::ordered_json& event) {
     progress_.line(line);
-    if (!event.is_null()) metrics_.write(event);
+    if (!event.is_null()) record(event);
+}
+
+void Trainer::record(const nlohmann::ordered_json& event) {
+    metrics_.write(event);
+    for (RunControl* control : controls) control->recorded(event);
 }
 
 void Trainer::finish(const StepReport& last, int64_t first_step, int64_t last_step, double seconds) {

@@ -52,7 +52,10 @@ class Trainer {
     // Both sum `votes` in the same messages: sum_loss over dp_cp and pp, norm over tp.
     double sum_loss(const Tensor& mine, std::vector<double>& votes) const;
     double norm(Which which, std::vector<double>& votes) const;
-    void check_finite(const StepReport& report);
+    // All ranks meet after the step's time was taken: adds the slowest rank. If a loss or norm is not finite, writes an
+    // alarm that names the first parameter and its rank, and throws CommonError on all ranks. my_loss: before the sum.
+    void compare_ranks(StepReport& report, double my_loss);
+    void record(const nlohmann::ordered_json& event);
     LlamaConfig saved_config() const;
     void collect_votes(int64_t step);
     bool after_step(const StepReport& report);  // whether the run goes on

@@ -1,6 +1,6 @@
 #pragma once
 // Everything a run needs, constructed so that usage errors are found before output files are opened.
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/alarms.h"
 
 namespace train70b {
 
@@ -18,6 +18,9 @@ class TrainingRun {
     Dataset data;
     Llama model;
     Trainer trainer;
+
+  private:
+    SpikeAlarm spike_alarm_;
 };
 
 }  // namespace train70b

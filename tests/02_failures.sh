@@ -47,6 +47,14 @@ verdict "a broken invariant" "$(ends 1 5)$(says "rank 1: check failed: !odd_one:
 run 3 "$bin/test_02_faults" throw
 verdict "an error of one rank" "$(ends 1 10)$(says "rank 1: a disk is full")"
 
+run 3 "$bin/02_data_parallel" --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 6 --tables off --steps 9 \
+    --lr 1e30 --warmup-steps 0 --clip 0 --metrics m.jsonl
+verdict "a loss that is not finite: one line, with the parameter and the rank" "$(ends 1 10)$(
+    [ "$(grep -c "^02_data_parallel: step [0-9]*: loss .*first non-finite parameter: model\..* on rank 0 (3 of 3 ranks have one)" "$work/err")" = 1 ] ||
+        head -c 800 "$work/err")$(grep -iE "MPI_ABORT|^rank [0-9]+:" "$work/err")$(
+    tail -n 1 m.jsonl | grep -q '"event":"alarm","kind":"non_finite"' || tail -n 1 m.jsonl)"
+rm -f m.jsonl
+
 # ---- ranks that die or hang in the middle of training ----
 training=("$bin/02_data_parallel" --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 6 --steps 1000000
     --tables off)

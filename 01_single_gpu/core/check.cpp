@@ -42,6 +42,10 @@ int run_program(int argc, char** argv, const std::function<void(int, char**)>& b
         std::fflush(stdout);
         if (this_rank == 0) fmt::print(stderr, "{}: {}\n", program, error.what());
         return 2;
+    } catch (const CommonError& error) {
+        std::fflush(stdout);
+        if (this_rank == 0) fmt::print(stderr, "{}: {}\n", program, error.what());
+        return 1;
     } catch (const std::bad_alloc&) {
         std::fflush(stdout);
         fmt::print(stderr, "{}: rank {}: out of host memory (try a smaller --micro-batch or --recompute full)\n",

@@ -1,6 +1,7 @@
 #pragma once
 // How a run fails.
 //   usage_error  invalid input: rank 0 prints one line that says what would work; exit code 2
+//   CommonError  the run itself failed: rank 0 prints one line; exit code 1
 //   CHECK        a broken invariant: prints rank, expression, values and file:line; all ranks end with exit code 1
 #ifndef __CUDACC__  // nvcc's front end cannot compile fmt; the messages here only use {}
 #include <fmt/core.h>
@@ -20,6 +21,11 @@ inline std::function<void(int exit_code)> end_all_ranks  // chapter 02: MPI_Abor
     = [](int exit_code) { std::_Exit(exit_code); };
 
 struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// An error that all ranks have found together, in the same call: rank 0 prints it, all end with exit code 1.
+struct CommonError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 

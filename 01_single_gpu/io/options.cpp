@@ -83,6 +83,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add_output("--trace", o.trace, "FILE.json: write Chrome trace events");
     add_output("--memory-timeline", o.memory_timeline,
                "FILE.csv: write the memory by kind after every allocation and release");
+    add("--spike-window", o.spike_window, "steps that a loss is compared with, to report a spike; 0: never", count0);
+    add("--spike-z", o.spike_z, "report a loss this many standard deviations above the recent ones", positive);
     add_output("--save-hf", o.save_hf, "DIR: save the trained model in Hugging Face's format", hf_files());
     add_output("--save-reference", o.save_reference, "DIR: save a reference run for build/bin/compare",
                reference_files());

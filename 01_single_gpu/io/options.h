@@ -28,6 +28,8 @@ struct TrainOptions {
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
     std::string metrics, trace, memory_timeline;
+    int64_t spike_window = 64;  // steps; 0: no alarm
+    double spike_z = 6;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
     bool dry_run = false;                          // chapter 08: book memory, compute nothing
     bool continues = false;                        // chapter 08: an earlier run, and its metrics file

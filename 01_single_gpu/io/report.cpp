@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
@@ -87,6 +88,26 @@ ordered_json to_json(const StepReport& r, DType dtype) {
                              {"median_busy_s", significant_digits(s->median_busy_s)},
                              {"waited_s", significant_digits(s->waited_s)}};
     return json;
+}
+
+namespace {
+double middle(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+}  // namespace
+
+Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s) {
+    std::vector<double> busy, others;
+    for (size_t i = 0; i < step_s.size(); ++i) busy.push_back(step_s[i] - waited_s[i]);
+    const auto slowest = size_t(std::max_element(busy.begin(), busy.end()) - busy.begin());
+    for (size_t i = 0; i < waited_s.size(); ++i)
+        if (i != slowest) others.push_back(waited_s[i]);
+    return {.rank = int64_t(slowest),
+            .busy_s = busy[slowest],
+            .median_busy_s = middle(busy),
+            .waited_s = std::max(0.0, middle(others) - waited_s[slowest])};
 }
 
 std::string human_bytes(double bytes) {

@@ -15,6 +15,8 @@ struct Straggler {
     double busy_s = 0, median_busy_s = 0;  // of this rank; the median of all ranks
     double waited_s = 0;  // how much longer than this rank the others (their median) waited for communication
 };
+// Of several ranks' steps, in rank order: the seconds of the step, and those in which its own work waited.
+Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s);
 
 struct StepReport {
     int64_t step = 0;               // from 1
@@ -25,7 +27,9 @@ struct StepReport {
     std::optional<double> mfu;  // model FLOPs / peak FLOPs, if the peak is known
     MemoryBytes memory{};       // after the update
     MemoryPeak peak;            // since the step began
+    double waited_s = 0;        // seconds in which this rank's own work waited for communication
     std::map<std::string, int64_t> comm_bytes;
+    std::map<std::string, double> comm_seconds;
     std::optional<Straggler> straggler;  // where there are several ranks
 };
 

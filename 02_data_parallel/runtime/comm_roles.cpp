@@ -1,9 +1,7 @@
 #include "02_data_parallel/runtime/comm_roles.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "02_data_parallel/runtime/measure.h"
 #include "02_data_parallel/runtime/watchdog.h"
 
 namespace train70b {
@@ -49,38 +47,13 @@ std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine) 
     return peaks;
 }
 
-Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s) {
-    std::vector<double> busy, others;
-    for (size_t i = 0; i < step_s.size(); ++i) busy.push_back(step_s[i] - waited_s[i]);
-    const auto slowest = size_t(std::max_element(busy.begin(), busy.end()) - busy.begin());
-    for (size_t i = 0; i < waited_s.size(); ++i)
-        if (i != slowest) others.push_back(waited_s[i]);
-    return {.rank = int64_t(slowest),
-            .busy_s = busy[slowest],
-            .median_busy_s = median(busy),
-            .waited_s = std::max(0.0, median(others) - waited_s[slowest])};
-}
-
-void CommRuntime::end_step(StepReport& report) {
-    const CommStats stats = world_.take_stats();
-    add(stats, report);
-    add_straggler(stats, report);
-}
-
-void CommRuntime::add_straggler(const CommStats& stats, StepReport& report) const {
-    if (world_.size() == 1 || !world_.has_peers()) return;
-    const std::vector<double> all = world_.gather({report.step_s, stats.waited});
-    std::vector<double> step_s, waited_s;
-    for (size_t i = 0; i < all.size(); i += 2) {
-        step_s.push_back(all[i]);
-        waited_s.push_back(all[i + 1]);
-    }
-    report.straggler = find_straggler(step_s, waited_s);
-}
+void CommRuntime::end_step(StepReport& report) { add(world_.take_stats(), report); }
 
 void CommRuntime::add(const CommStats& stats, StepReport& report) {
+    report.waited_s = stats.waited;
     for (const auto& [name, entry] : stats.operations) {
         report.comm_bytes[name] = entry.bytes;
+        report.comm_seconds[name] = entry.seconds;
         report.comm_s += entry.seconds;
     }
 }

@@ -15,23 +15,21 @@ void write_files(const Comm& world, const std::function<void()>& body);
 // The memory of all ranks, in rank order. Collective.
 std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine);
 
-// The ranks' seconds of one step, and those of them in which they waited for communication; several ranks.
-Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s);
-
-// Reports each step's communication and its slowest rank, and in the summary the memory of all ranks.
+// Reports each step's communication, and in the summary the memory of all ranks.
 class CommRuntime : public Runtime {
   public:
     explicit CommRuntime(const Comm& world) : world_(world) {}
     int64_t ranks() const override { return world_.size(); }
     void begin_step() override { world_.take_stats(); }  // what lies between two steps belongs to neither
     void end_step(StepReport& report) override;
+    std::vector<double> gather(const std::vector<double>& mine) const override {
+        return world_.has_peers() ? world_.gather(mine) : mine;
+    }
     void write_files(const std::function<void()>& body) override { train70b::write_files(world_, body); }
     nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const override;
 
   protected:
     static void add(const CommStats& stats, StepReport& report);
-    // Gathers two numbers of each rank, after the step's statistics were taken: they are in nobody's bytes and seconds.
-    void add_straggler(const CommStats& stats, StepReport& report) const;
     const Comm world_;
 };
 

@@ -1,0 +1,48 @@
+#pragma once
+// Alarms: what a run of weeks must not go on with unnoticed. A loss spike is one line and one metrics event; a loss or
+// gradient that is not finite ends the run (Trainer::check_finite).
+#include <deque>
+
+#include "01_single_gpu/trainer.h"
+
+namespace train70b {
+
+// A z-score of the step's loss against a sliding window, with medians for means, since a mean that contains a spike
+// hides the next one:
+//   r = loss - median of the previous 8 losses             the trend is taken out: a decrease makes r negative
+//   z = (r - max(0, median of r)) / scale                  over the last `window` steps
+//   scale = (upper quartile of r - lower quartile) / 1.349, the standard deviation of normal noise; at least 0.5% of the
+//           loss
+// The fast decrease at the start raises no alarm, because only a loss above the recent ones has z > 0, and what it adds
+// to the scale has left the window after `window` steps. The first steps, until 16 values of r are there, raise none.
+class LossSpikes {
+  public:
+    LossSpikes(int64_t window, double z) : window_(size_t(window)), z_(z) {}  // window 0: never
+
+    struct Spike {
+        double loss, recent, z;  // recent: median of the previous losses
+    };
+    // The loss of the next step. A spike is returned once, at its first step, not at those that follow it.
+    std::optional<Spike> add(double loss);
+
+  private:
+    static constexpr size_t kRecent = 8, kFirst = 16;  // losses
+
+    const size_t window_;
+    const double z_;
+    std::deque<double> recent_, residuals_;
+    bool in_spike_ = false;
+};
+
+class SpikeAlarm : public RunControl {
+  public:
+    SpikeAlarm(Trainer& trainer, const TrainOptions& options)
+        : trainer_(trainer), spikes_(options.spike_window, options.spike_z) {}
+    bool after_step(const StepReport& report, const std::vector<double>&) override;
+
+  private:
+    Trainer& trainer_;
+    LossSpikes spikes_;
+};
+
+}  // namespace train70b
