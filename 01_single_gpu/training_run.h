@@ -1,6 +1,7 @@
 #pragma once
 // Everything a run needs, constructed so that usage errors are found before output files are opened.
 #include "01_single_gpu/alarms.h"
+#include "01_single_gpu/io/prometheus.h"
 
 namespace train70b {
 
@@ -17,6 +18,7 @@ class TrainingRun {
   public:
     Dataset data;
     Llama model;
+    Prometheus prometheus;
     Trainer trainer;
 
   private:

@@ -79,6 +79,7 @@ refused "lr inf" "--lr|inf|must be a number >= 0" --lr inf
 refused "lr no number" "--lr|x|must be a number >= 0" --lr x
 refused "lr with a tail" "--lr|1e-3x|must be a number >= 0" --lr 1e-3x
 refused "min-lr above lr" "--min-lr 0.5 must be at most --lr 0.1" --lr 0.1 --min-lr 0.5
+refused "a spike that is none" "--spike-z|must be a number > 0" --spike-z 0
 refused "beta of one" "--beta2|<= 0.99" --beta2 1
 refused "heads do not divide hidden" "--hidden 32 is not divisible by --heads 7 (try --hidden 35)" --heads 7
 refused "kv-heads do not divide heads" "--heads 8 is not divisible by --kv-heads 3 (try --kv-heads 1)" --heads 8 --kv-heads 3
@@ -161,6 +162,7 @@ for flag in --metrics --trace --memory-timeline; do
     done
     refused "$flag in no folder" "$flag nowhere/file|existing, writable folder" "${others[@]}" $flag nowhere/file
 done
+refused "--prometheus in no folder" "--prometheus nowhere/file|existing, writable folder" --prometheus nowhere/file
 echo kept >m.jsonl
 run --metrics m.jsonl --trace nowhere/t.json
 verdict "a refused run leaves an older file as it was" "$(expect_line 2 --trace)$(grep -v '^kept$' m.jsonl)"

@@ -8,6 +8,7 @@
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/io/files.h"
 #include "01_single_gpu/io/hf.h"
+#include "01_single_gpu/io/prometheus.h"
 #include "01_single_gpu/io/reference.h"
 
 namespace train70b {
@@ -83,6 +84,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add_output("--trace", o.trace, "FILE.json: write Chrome trace events");
     add_output("--memory-timeline", o.memory_timeline,
                "FILE.csv: write the memory by kind after every allocation and release");
+    add_output(Prometheus::kFlag, o.prometheus, "FILE.prom: keep the current metrics for Prometheus' node exporter");
     add("--spike-window", o.spike_window, "steps that a loss is compared with, to report a spike; 0: never", count0);
     add("--spike-z", o.spike_z, "report a loss this many standard deviations above the recent ones", positive);
     add_output("--save-hf", o.save_hf, "DIR: save the trained model in Hugging Face's format", hf_files());
@@ -202,7 +204,7 @@ AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_dec
 
 TrainOptions TrainOptions::without_files() const {
     TrainOptions o = *this;
-    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
+    o.metrics = o.trace = o.memory_timeline = o.prometheus = o.load_hf = o.save_hf = o.save_reference = "";
     o.eval_every = 0;
     return o;
 }

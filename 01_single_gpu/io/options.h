@@ -27,7 +27,7 @@ struct TrainOptions {
     uint64_t seed = 1;
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
-    std::string metrics, trace, memory_timeline;
+    std::string metrics, trace, memory_timeline, prometheus;
     int64_t spike_window = 64;  // steps; 0: no alarm
     double spike_z = 6;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none

@@ -1,0 +1,46 @@
+#pragma once
+// --prometheus FILE.prom: the state of a run in the text format of Prometheus, for node exporter's textfile collector.
+// https://prometheus.io/docs/instrumenting/exposition_formats/, https://github.com/prometheus/node_exporter
+#include <optional>
+
+#include "01_single_gpu/io/report.h"
+#include "01_single_gpu/roles.h"
+
+namespace train70b {
+
+// Writes on rank 0, at most once per second and at the end, always a complete file that replaces the last one. A file
+// that cannot be written is a usage error at the start; later it is one line, and the run goes on without it.
+class Prometheus : public RunControl {
+  public:
+    static constexpr const char* kFlag = "--prometheus";
+
+    // path empty: does nothing. Usage error if it cannot be written.
+    explicit Prometheus(const std::string& path, double every_seconds = 1);
+
+    void checkpointed(int64_t step);  // call when a checkpoint is complete: its step and age are reported from then on
+
+    bool after_step(const StepReport& report, const std::vector<double>&) override;
+    void recorded(const nlohmann::ordered_json& event) override;
+    void finish() override { write(); }
+    std::string text() const;
+
+  private:
+    void write();
+
+    std::string path_;  // empty: nothing is written
+    const double every_seconds_;
+    double written_ = 0;  // now_seconds() of the last write
+    std::optional<StepReport> last_;
+    std::map<std::string, int64_t> bytes_;   // by operation, since the start of the program
+    std::map<std::string, double> seconds_;  // the same
+    std::map<std::string, int64_t> alarms_ = {{"loss_spike", 0}, {"non_finite", 0}};
+    struct Checkpoint {
+        int64_t step;
+        double when;  // now_seconds()
+    };
+    std::optional<Checkpoint> checkpoint_;
+    // How often the run was continued from a checkpoint: one more than the file that is replaced says.
+    int64_t restarts_ = 0;
+};
+
+}  // namespace train70b
