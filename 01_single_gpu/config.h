@@ -36,6 +36,7 @@ struct LlamaConfig {
 
 // tiny 125m 1b 7b 8b 13b 30b 70b 175b 405b; usage error for any other name.
 LlamaConfig preset(const std::string& name);
+constexpr int64_t kMaxLayers = 10'000;
 std::vector<std::string> preset_names();
 
 // The names of the dimensions in error messages: flags by default, keys for a config.json.

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/core/cpu_setup.h"
@@ -10,20 +9,13 @@
 
 namespace train70b {
 
-namespace {
-// Usage error, before anything is allocated, for a model or a batch that cannot fit into this machine's memory under
-// any parallel layout. Lower bounds: the states, stored once over all ranks, and the input of every block.
-void check_memory(const TrainOptions& o, const nlohmann::ordered_json& flags) {
-    const auto flag = [&](const char* name) { return flags.is_object() ? flags.value(name, std::string()) : ""; };
-    if (o.device_kind() != Device::cpu || flag("comm") == "fake") return;  // one simulated rank holds only its part
-    const auto number = [](const char* name) {
-        const char* value = std::getenv(name);
-        return std::max(1.0, value ? std::atof(value) : 1);
-    };
-    if (std::getenv("PMIX_RANK") && !std::getenv("OMPI_COMM_WORLD_SIZE"))
-        return;  // the number of ranks is not known yet
-    const double ranks = number("OMPI_COMM_WORLD_SIZE"), nodes = ranks / number("OMPI_COMM_WORLD_LOCAL_SIZE");
-    const double machine = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
+double machine_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE)); }
+
+// Lower bounds: the states, stored once over all ranks, and the input of every block.
+void check_memory(const TrainOptions& o, const nlohmann::ordered_json& flags, double ranks, double nodes) {
+    if (o.device_kind() != Device::cpu) return;
+    const auto flag = [&](const char* name) { return flags.value(name, std::string()); };
+    const double machine = machine_memory();
     const Llama::Options types = o.llama();
     const double weight = double(size_of(types.dtype)), state = flag("optimizer") == "adamw8bit" ? 2 : 8;
     const double states = double(o.model.parameters()) * (weight + double(size_of(types.grad_dtype)) + state) / nodes;
@@ -45,15 +37,9 @@ void check_memory(const TrainOptions& o, const nlohmann::ordered_json& flags) {
             o.micro_batch, o.seq_len, human_bytes(inputs), human_bytes(machine));
 }
 
-TrainOptions checked(const TrainOptions& options, const nlohmann::ordered_json& flags) {
-    check_memory(options, flags);
-    return options;
-}
-}  // namespace
-
 TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags,
                          const std::optional<Stage>& stage)
-    : options_(checked(options, flags)),
+    : options_(options),
       weights_(options.load_hf.empty() ? std::nullopt : std::make_optional<HfWeights>(options.load_hf, options.model)),
       data(options.data, options.model.vocab, options.seq_len, options.val_fraction),
       model(options.model, options.llama(), stage.value_or(full_model(options.model))),

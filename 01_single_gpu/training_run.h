@@ -5,6 +5,12 @@
 
 namespace train70b {
 
+double machine_memory();  // bytes of RAM
+
+// Usage error, before anything is allocated, for a model or a batch that cannot fit into this machine's memory under
+// any parallel layout of `ranks` ranks on `nodes` machines. flags: as parsed, to name what is too large.
+void check_memory(const TrainOptions& options, const nlohmann::ordered_json& flags, double ranks = 1, double nodes = 1);
+
 class TrainingRun {
   public:
     TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags, const std::optional<Stage>& = {});

@@ -32,11 +32,12 @@ int64_t ranks_per_copy(int64_t given, int64_t dp, const Comm& world) {
     return world.size() / std::max<int64_t>(dp, 1);
 }
 
-int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy) {
+int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy, const std::string& flag) {
     const int64_t ranks = world.size();
     if (ranks % ranks_per_copy != 0)
-        usage_error("{} ranks are not divisible by {} ranks per model copy (try mpirun -np {})", ranks, ranks_per_copy,
-                    (ranks / ranks_per_copy + 1) * ranks_per_copy);
+        usage_error("{} {}: {} ranks are not divisible by {} (try mpirun -np {}, or {} {})", flag, ranks_per_copy,
+                    ranks, ranks_per_copy, (ranks / ranks_per_copy + 1) * ranks_per_copy, flag,
+                    std::gcd(ranks, ranks_per_copy));
     const int64_t copies = ranks / ranks_per_copy;
     if (dp != 0 && dp != copies)
         usage_error("--dp {}: there are {} ranks{} (try mpirun -np {}, or --dp {})", dp, ranks,

@@ -18,7 +18,8 @@ void add_comm_flags(Flags& flags, CommOptions& options);
 // Usage error if the ranks are not divisible by --dp.
 int64_t ranks_per_copy(int64_t given, int64_t dp, const Comm& world);
 
-// The number of model copies, ranks / ranks_per_copy. Usage error if --dp is given (not 0) and differs.
-int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy);
+// The number of model copies, ranks / ranks_per_copy. Usage error if --dp is given (not 0) and differs. flag: --tp,
+// --pp or --cp, which says ranks_per_copy, if there is one.
+int64_t data_parallel_ranks(int64_t dp, const Comm& world, int64_t ranks_per_copy, const std::string& flag);
 
 }  // namespace train70b

@@ -21,7 +21,15 @@ void add_zero_flags(Flags& flags, int64_t& dp, ZeroOptions& o) {
         .add("--hybrid-shard", o.hybrid_shard, "ranks per shard group; groups are replicas [default: all]",
              integer_from(1))
         .default_text("");
-    flags.add("--prefetch", o.prefetch, "units to unshard ahead, with --zero 3", integer_from(0));
+    flags
+        .add_word(
+            "--prefetch",
+            [&o](const std::string& units) {
+                o.prefetch = std::stoll(units);
+                o.prefetch_given = true;
+            },
+            "units to unshard ahead, with --zero 3", integer_from(0))
+        .default_text(std::to_string(o.prefetch));
     flags
         .add_word(
             "--offload",
@@ -47,6 +55,9 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
             "the {} ranks that share parameters (--dp, and --cp) are not divisible by --hybrid-shard {} (try "
             "--hybrid-shard {})",
             data_ranks, o.hybrid_shard, std::gcd(o.hybrid_shard, data_ranks));
+    if (o.prefetch_given && o.stage < 3)
+        usage_error("--prefetch {}: --zero {} keeps all parameters, nothing is unsharded (try --zero 3)", o.prefetch,
+                    o.stage);
     if (o.offload != Offload::none && o.stage == 0)
         usage_error(
             "--offload: with --zero 0 each of {} ranks would keep all states on the host (try --zero 1, 2 or 3)",

@@ -21,7 +21,7 @@ static void program(int argc, char** argv) {
 
     p.connect(argc, argv);
     if (report.toy_deadlock(p)) return;
-    p.divide(pp = ranks_per_copy(pp, p.dp, p.world), 1);  // many small micro-batches
+    p.divide(pp = ranks_per_copy(pp, p.dp, p.world), 1, "--pp");  // many small micro-batches
     p.prepare([&] { report.open(p, pp, options); }, [&] { return stage_of(p, pp, options); });
     const auto [stages, data_ranks] = split_stages(p.world, p.dp);
     {

@@ -134,7 +134,7 @@ void toy_deadlock(const Comm& world, Device device) {
     const int other = 1 - world.rank();
     for (const Step& step : schedule.ranks[size_t(world.rank())]) {
         const bool forward = step.pass == Pass::forward, sends = forward == (world.rank() == 0);
-        fmt::print("rank {}: {}\n", world.rank(), to_string(step));
+        std::fputs(fmt::format("rank {}: {}\n", world.rank(), to_string(step)).c_str(), stdout);
         std::fflush(stdout);
         sends ? world.send(message, other).wait() : world.recv(message, other).wait();
         synchronize(device);

@@ -134,6 +134,11 @@ Schedule make_schedule(const std::string& name, int64_t p, int64_t m, int64_t v)
         usage_error("--pipeline {}: {} micro-batches are not divisible by --pp {} (try {}{})", name, m, p,
                     m > p ? fmt::format("{} or ", m / p * p) : "", (m / p + 1) * p);
     CHECK(v == 1 || generator.virtual_stages, "{} with {} chunks", name, v);
+    constexpr int64_t kMost = 10'000'000;  // passes of all ranks; every rank holds the list
+    if (m > kMost / (p * v))
+        usage_error(
+            "--global-batch: {} micro-batches through {} x {} stages are more than {} (try a larger --micro-batch)", m,
+            p, v, kMost);
     Schedule schedule{name, p, m, v, {}};
     for (int64_t rank = 0; rank < p; ++rank) schedule.ranks.push_back(generator.steps({p, m, v}, rank));
     return schedule;

@@ -23,7 +23,7 @@ static void program(int argc, char** argv) {
     Fp8Report report(p.flags);
 
     p.connect(argc, argv);
-    p.divide(tp);
+    p.divide(tp, 0, "--tp");
     p.prepare([&] { report.open(p, tp, zero, precision); });
     const Layout layout = split(p.world, tp);
     {

@@ -196,6 +196,9 @@ void Fp8Report::open(const Program& p, int64_t tp, const ZeroOptions& zero, cons
         usage_error("--compare-csv: holds the losses of --compare N; add --compare 60, and leave out --tables off");
     if (compare_steps_ > 0 && o.dtype == "fp64")
         usage_error("--compare: trains in FP8, too, which does not go with --dtype fp64; leave one of them out");
+    if (compare_steps_ > 0 && (!p.tables || !p.world.has_peers()))
+        usage_error("--compare {}: belongs to the tables of real ranks; leave out --tables off and --comm fake",
+                    compare_steps_);
     csv_.open();
 }
 

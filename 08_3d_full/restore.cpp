@@ -29,7 +29,6 @@ class Source {
         Rect rect;
         const SafetensorsFile* file;
         const StoredTensor* tensor;
-        const char* bytes() const { return reinterpret_cast<const char*>(file->bytes(*tensor)); }
     };
     const std::vector<Stored>& pieces(const std::string& state, const std::string& param) const {
         return found(pieces_, state + "/" + param);
@@ -52,6 +51,32 @@ class Source {
     std::vector<SafetensorsFile> files_;
     Map pieces_, rows_;
 };
+
+// Reads a stored tensor from its beginning on, in large pieces.
+class Window {
+  public:
+    explicit Window(const Source::Stored& stored) : stored_(stored) {}
+
+    const char* at(int64_t begin, int64_t count) {  // bytes [begin, begin + count)
+        constexpr int64_t kBytes = 8 << 20;
+        if (begin < begin_ || begin + count > begin_ + int64_t(bytes_.size())) {
+            bytes_.resize(size_t(std::min(std::max(kBytes, count), stored_.tensor->bytes - begin)));
+            stored_.file->read_bytes(*stored_.tensor, begin_ = begin, bytes_.data(), int64_t(bytes_.size()));
+        }
+        return bytes_.data() + (begin - begin_);
+    }
+
+  private:
+    const Source::Stored& stored_;
+    std::vector<char> bytes_;
+    int64_t begin_ = 0;
+};
+
+std::vector<float> all_numbers(const Source::Stored& stored) {
+    std::vector<float> numbers(size_t(stored.tensor->size()));
+    stored.file->read_bytes(*stored.tensor, 0, numbers.data(), stored.tensor->bytes);
+    return numbers;
+}
 
 // Calls `copy` for every run of elements that a rectangle and a segment have in common: their begins within the
 // rectangle and within the segment, and the number of elements.
@@ -84,8 +109,10 @@ void read_elements(const Source& source, const Segment& segment, const char* sta
             usage_error("{}: {} is {}, but this run keeps it in {} (try the --dtype and --optimizer of the checkpoint)",
                         stored.file->path(), stored.tensor->name, name_of(stored.tensor->dtype),
                         name_of(values.dtype()));
+        Window window(stored);
         for_each_common_run(stored.rect, segment, values.size(), [&](int64_t in_rect, int64_t in_segment, int64_t n) {
-            std::memcpy(host.data<char>() + in_segment * width, stored.bytes() + in_rect * width, size_t(n * width));
+            std::memcpy(host.data<char>() + in_segment * width, window.at(in_rect * width, n * width),
+                        size_t(n * width));
         });
     }
     if (!on_host) copy(values, host);
@@ -103,15 +130,13 @@ void read_moments(const Source& source, const Segment& segment, bool second, Ten
         if (stored.tensor->dtype != DType::u8 || scale.tensor->dtype != DType::f32 ||
             scale.tensor->size() != 2 * blocks.blocks())
             usage_error("{}: {} and its scales are not 8-bit moments", stored.file->path(), stored.tensor->name);
-        const auto scale_at = [&](int64_t element) {
-            float x = 0;
-            const int64_t block = block_of(blocks, element) + (second ? blocks.blocks() : 0);
-            std::memcpy(&x, scale.bytes() + 4 * block, 4);
-            return x;
-        };
+        const std::vector<float> scale_list = all_numbers(scale);
+        const int64_t first = second ? blocks.blocks() : 0;
+        Window window(stored);
         for_each_common_run(stored.rect, segment, layout.size, [&](int64_t in_rect, int64_t in_segment, int64_t n) {
-            std::memcpy(&values[size_t(in_segment)], stored.bytes() + in_rect, size_t(n));
-            for (int64_t i = 0; i < n; ++i) scale_of[size_t(in_segment + i)] = scale_at(in_rect + i);
+            std::memcpy(&values[size_t(in_segment)], window.at(in_rect, n), size_t(n));
+            for (int64_t i = 0; i < n; ++i)
+                scale_of[size_t(in_segment + i)] = scale_list[size_t(first + block_of(blocks, in_rect + i))];
         });
     }
     join_blocks(values, scale_of, layout, second, scales);
@@ -131,11 +156,8 @@ void restore_rows(const Source& source, StepState& state, const std::string& own
             if (stored.tensor->dtype != DType::f32 || stored.tensor->size() != rows.width)
                 usage_error("{}: {} has {} numbers, but this run needs {} (try the --fp8-history of the checkpoint)",
                             stored.file->path(), stored.tensor->name, stored.tensor->size(), rows.width);
-            for (int64_t k = 0; k < rows.width; ++k) {
-                float x = 0;
-                std::memcpy(&x, stored.bytes() + 4 * k, 4);
-                row[k] = std::max(row[k], x);
-            }
+            const std::vector<float> numbers = all_numbers(stored);
+            for (int64_t k = 0; k < rows.width; ++k) row[k] = std::max(row[k], numbers[size_t(k)]);
         }
     }
     state.restore(rows);

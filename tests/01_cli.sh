@@ -70,7 +70,7 @@ refused "value missing" "--lr|missing" --lr
 refused "next flag taken for a value" "--lr" --lr --clip 1
 refused "stray word" "stray|--flag value" stray
 refused "negative steps" "--steps|-1|integer >= 0" --steps -1
-refused "no layers" "--layers|integer >= 1" --layers 0
+refused "no layers" "--layers|integer from 1 to 10000" --layers 0
 refused "half a step" "--steps|1.5|integer" --steps 1.5
 refused "more than 64 bits" "--steps|integer from 0 to 1000000000" --steps 99999999999999999999
 refused "a leading zero (octal to some)" "--steps|integer" --steps 010
@@ -148,7 +148,7 @@ fi
 refused "a vocabulary of 2^57" "--vocab|to 1000000000" --vocab 144115188075855872
 refused "a model of more than 1e15 parameters" "--hidden 1000000000: the model would have" --hidden 1000000000 --heads 10000000
 refused "a sequence of 2^63-1" "--seq-len|to 1000000000" --seq-len 9223372036854775807
-refused "more layers than memory" "--layers 1000000000|this machine has|--dry-run" --layers 1000000000
+refused "more layers than memory" "--layers 10000|this machine has|--dry-run" --layers 10000 --hidden 4096 --heads 32
 refused "a batch beyond memory" "--micro-batch 1000000000 with --seq-len 16|this machine has" --global-batch 1000000000 --hidden 128
 printf '%200000s' | tr ' ' '[' >"$work/deep/config.json"
 "$program" --load-hf "$work/deep" >"$work/out" 2>"$work/err"

@@ -322,7 +322,8 @@ TEST_CASE("refused: damaged shards") {
     expect_damaged(shard<uint16_t>(counting(0, 40), 20240519), "must be 20240520 for uint16 or 20240801 for uint32");
     expect_damaged(std::string(2000, 'a'), "must be 20240520 for uint16 or 20240801 for uint32");  // a text called .bin
     expect_damaged(shard<uint16_t>(counting(0, 40), kMagic16, 39), "the header says 39 tokens, 1102 bytes in total");
-    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic32), "the header says 40 tokens, 1184 bytes in total");
+    expect_damaged(shard<uint16_t>(counting(0, 40), kMagic32), "version 1 of magic number 20240801 (must be 7)");
+    expect_damaged(shard<uint32_t>(counting(0, 40)).substr(0, 1104), "the header says 40 tokens, 1184 bytes in total");
     expect_damaged(shard<uint16_t>({}, kMagic16, -1), "the header says -1 tokens");  // its size would match no tokens
     expect_damaged(shard<uint16_t>(counting(0, 40), kMagic16, 2147483647),
                    "the header says 2147483647 tokens, 4294968318 bytes");

@@ -268,7 +268,7 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
         EXPECT_USAGE_ERROR(damaged.read(), part);
     }
     write_text(saved / "config.json", "{\"hidden_size\": ");
-    EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a JSON object");
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: truncated or corrupt: byte 17 is not valid JSON");
     write_text(saved / "config.json", "[]");
     EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a JSON object");
     write_text(saved / "config.json", nested_lists(200'000));

@@ -48,7 +48,11 @@ TEST_CASE("JSON: 64 levels of nesting, no more") {
     EXPECT(parse_json(nested_lists(64), "here").is_array());
     EXPECT_USAGE_ERROR(parse_json(nested_lists(65), "here"), "here: nested deeper than 64 levels");
     EXPECT_USAGE_ERROR(parse_json(std::string(200'000, '['), "here"), "here: nested deeper");
-    EXPECT(parse_json("[1, 2", "here").is_discarded());
+    EXPECT_USAGE_ERROR(parse_json("[1, 2", "here"), "here: truncated or corrupt: byte 6 is not valid JSON");
+    EXPECT_USAGE_ERROR(parse_json("{\"a\": NaN}", "here"), "here: truncated or corrupt: byte 7");
+    EXPECT_USAGE_ERROR(parse_json("1e999", "here"), "here: has a number beyond 1e308");
+    EXPECT_USAGE_ERROR(parse_json("{\"a\": {\"b\": 1, \"b\": 2}}", "here"), "here: lists \"b\" twice");
+    EXPECT(parse_json("[{\"b\": 1}, {\"b\": {\"b\": 2}}]", "here").size() == 2);
     EXPECT(parse_json("[[], [], {\"a\": [1]}]", "here")[2]["a"][0] == 1);
 }
 
@@ -85,6 +89,22 @@ TEST_CASE("an output goes to the end of its links, straight to a device, and to 
     EXPECT(folder.files() == 9 + fs::exists(folder / "null"));  // no temporary file
 }
 
+TEST_CASE("a file that becomes shorter is named; a message is one line of limited length") {
+    const Folder folder;
+    write_text(folder / "data", "12345678");
+    const InputFile file("--data data", folder / "data", "must be a file");
+    char bytes[8] = {};
+    file.read(2, bytes, 6);
+    EXPECT(std::string(bytes, 6) == "345678");
+    std::filesystem::resize_file(folder / "data", 4);
+    DOCTEST_CHECK_THROWS_WITH(file.read(2, bytes, 6), "--data data: has become shorter while it was in use");
+    EXPECT_USAGE_ERROR(InputFile("x", folder.path, "must be a file"), "x: is not a regular file (must be a file)");
+    EXPECT(one_line("a\nb\x1b[31m caf\xe9 caf\u00e9 \xed\xa0\x80") ==
+           "a\\x0ab\\x1b[31m caf\\xe9 caf\u00e9 \\xed\\xa0\\x80");
+    const std::string line = one_line("begin" + std::string(100'000, 'x') + "end");
+    EXPECT((line.size() < 1600 && line.starts_with("begin") && line.ends_with("xend")));
+}
+
 TEST_CASE("no output may be an input or another output, by any of its names") {
     const Folder folder;
     const auto output = [&](const char* flag, const std::string& name) { return PathUse{flag, folder / name, true}; };
@@ -97,10 +117,12 @@ TEST_CASE("no output may be an input or another output, by any of its names") {
     check_paths({output("--a", "x"), {"--b", "/dev/null", true}, {"--c", "/dev/null", true}});
     for (const char* name : {"data", "link", "hard", "./data"})
         EXPECT_USAGE_ERROR(check_paths({input("data"), output("--a", "x"), output("--b", name)}), "which --data reads");
-    EXPECT_USAGE_ERROR(check_paths({input("log.tmp"), output("--a", "log")}), "log.tmp, which --data reads");
     EXPECT_USAGE_ERROR(check_paths({output("--a", "x"), output("--b", "./x")}), "--a writes the same file");
+    EXPECT_USAGE_ERROR(check_paths({input("log.tmp"), output("--a", "log")}), "log.tmp, which --data reads");
     EXPECT_USAGE_ERROR(check_paths({output("--a", "x"), output("--b", "x.tmp")}), "is the temporary file of");
     EXPECT_USAGE_ERROR(check_paths({output("--a", "x.tmp"), output("--b", "x")}), "is the temporary file of");
+    EXPECT_USAGE_ERROR(OutputFile("--a", folder / "log"), "log.tmp exists and would be overwritten");
+    EXPECT(read_text(folder / "log.tmp") == "data");
     EXPECT(read_text(folder / "data") == "data");
 }
 
@@ -139,8 +161,8 @@ TEST_CASE("a header that lies is refused by file and tensor") {
         {"{\"a\":7}", 0, "\"a\": \"shape\" is missing"},
         {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "\"a\": dtype null"},
         {"[]", 0, "not a JSON object"},
-        {braced({a}).substr(1), 24, "not JSON"},
-        {"", 24, "not JSON"},
+        {braced({a}).substr(1), 24, "not valid JSON"},
+        {"", 24, "not valid JSON"},
         {"{}", 4, "4 bytes after"},
     };
     for (const auto& [header, data_bytes, part] : bad) {

@@ -10,8 +10,8 @@ refused "key/value heads that neither divide nor can be copied" 4 "--kv-heads 6 
     --heads 12 --kv-heads 6 --hidden 96 --ffn 96 --tp 4
 refused "a sequence that does not divide" 2 "--sequence-parallel on: --seq-len 127 is not divisible by --tp 2 (try --seq-len 128)" \
     --tp 2 --sequence-parallel on --seq-len 127
-refused "more tensor-parallel ranks than there are" 2 "2 ranks are not divisible by 4 ranks per model copy (try mpirun -np 4)" --tp 4
-refused "ranks that tp does not divide" 3 "3 ranks are not divisible by 2 ranks per model copy (try mpirun -np 4)" --tp 2
+refused "more tensor-parallel ranks than there are" 2 "--tp 4: 2 ranks are not divisible by 4 (try mpirun -np 4, or --tp 2)" --tp 4
+refused "ranks that tp does not divide" 3 "--tp 2: 3 ranks are not divisible by 2 (try mpirun -np 4, or --tp 1)" --tp 2
 refused "--tp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per model copy (try mpirun -np 8, or --dp 2)" --tp 2 --dp 4
 refused "--dp alone that does not divide the ranks" 4 "4 ranks are not divisible by --dp 3" --dp 3
 refused "--tp of nothing" 2 "--tp|integer >= 1" --tp 0
@@ -26,7 +26,7 @@ links() { # NAME TEXT PART: a table of links that is none
     verdict "refused: $1" "$(ends 2 10)$(says "--links links.json" "$3")$(ls | grep -v '^\(out\|err\|links.json\)$')"
     rm -f links.json
 }
-links "links that are no JSON" "nonsense" "is no JSON object"
+links "links that are no JSON" "nonsense" "is not valid JSON"
 links "no device" '{"links": [{"name": "x", "bytes_per_s": 1, "seconds": 1}]}' '"flops_per_s" must be a number above 0'
 links "a device that is a list" '{"device": [], "links": []}' '"flops_per_s" must be a number above 0'
 links "a link without bandwidth" '{"device": {"flops_per_s": 1}, "links": [{"name": "x", "seconds": 1}]}' 'links[0]: "bytes_per_s"'

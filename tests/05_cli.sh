@@ -16,7 +16,7 @@ refused "chunks of another schedule" 2 "--virtual-stages 2: --pipeline 1f1b has 
 refused "a schedule that is none" 2 "--pipeline|1f1b|zero-bubble" --pipeline 2f2b
 refused "no micro-batch" 2 "--global-batch 2 is not divisible by --micro-batch 4 x 1 data-parallel ranks (try --global-batch 4)" --global-batch 2 --micro-batch 4
 refused "zero micro-batches" 2 "--global-batch|integer >= 1" --global-batch 0
-refused "more stages than ranks" 2 "2 ranks are not divisible by 4 ranks per model copy (try mpirun -np 4)" --pp 4
+refused "more stages than ranks" 2 "--pp 4: 2 ranks are not divisible by 4 (try mpirun -np 4, or --pp 2)" --pp 4
 refused "--pp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per model copy (try mpirun -np 8, or --dp 2)" --pp 2 --dp 4
 refused "a drawing without tables" 2 "--draw, --pipeline-trace: belong to the tables" --draw x.png
 

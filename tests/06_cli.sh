@@ -12,7 +12,7 @@ refused "a group that does not divide" 4 "--cp 4 is not divisible by --ulysses-s
 refused "a group of another algorithm" 2 "--ulysses-size 2: --cp-algorithm zigzag has no such groups (try --cp-algorithm hybrid)" --ulysses-size 2
 refused "an algorithm that is none" 2 "--cp-algorithm|zigzag|ulysses|gather" --cp-algorithm star
 refused "a sequence that gather cannot divide" 2 "--cp 2 --cp-algorithm gather: --seq-len 130 is not divisible by 2 x 2 (try --seq-len 132)" --cp-algorithm gather --seq-len 130
-refused "more context-parallel ranks than there are" 2 "2 ranks are not divisible by 4 ranks per model copy (try mpirun -np 4)" --cp 4
+refused "more context-parallel ranks than there are" 2 "--cp 4: 2 ranks are not divisible by 4 (try mpirun -np 4, or --cp 2)" --cp 4
 refused "--cp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per model copy (try mpirun -np 8, or --dp 2)" --cp 2 --dp 4
 refused "--cp of nothing" 2 "--cp|integer >= 1" --cp 0
 

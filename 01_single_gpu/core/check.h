@@ -24,6 +24,10 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// The message as one line of at most 1,500 bytes: control characters and bytes that are not UTF-8, as file names may
+// have, are escaped; the middle of a longer text is left out.
+std::string one_line(std::string_view message);
+
 // An error that all ranks have found together, in the same call: rank 0 prints it, all end with exit code 1.
 struct CommonError : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -61,7 +65,11 @@ template <class... Args>
             ::train70b::check_failed(#condition, __FILE__, __LINE__, ::train70b::describe(__VA_ARGS__)); \
     } while (0)
 
-// The frame of every main(): runs the body and maps its exceptions to the exit codes above.
+// Opens /dev/null for each standard stream that the caller closed: the next file opened would take its place.
+void open_standard_streams();
+
+// The frame of every main(): runs the body and maps its exceptions to the exit codes above. Exit code 1 also if
+// standard output could not be written.
 int run_program(int argc, char** argv, const std::function<void(int, char**)>& body);
 
 }  // namespace train70b

@@ -16,8 +16,13 @@ extern "C" char* openblas_get_corename();
 namespace train70b {
 
 void set_cpu_threads(int ranks_on_node) {
-    const char* requested = std::getenv("OPENBLAS_NUM_THREADS");
-    const int threads = std::max(1, requested ? std::atoi(requested) : omp_get_num_procs() / ranks_on_node);
+    constexpr int kMost = 1024;
+    int threads = std::max(1, omp_get_num_procs() / ranks_on_node);
+    if (const char* requested = std::getenv("OPENBLAS_NUM_THREADS"); requested && *requested) {
+        threads = std::atoi(requested);
+        if (threads < 1 || threads > kMost)
+            usage_error("OPENBLAS_NUM_THREADS={}: must be an integer from 1 to {}", requested, kMost);
+    }
     openblas_set_num_threads(threads);
     omp_set_num_threads(threads);
 }

@@ -99,8 +99,22 @@ void Bench::add_flags(CommandLine& flags) {
     flags.add_output(csv_, "FILE.csv: write the table of --bench (implies --bench)");
 }
 
-void Bench::run(const TrainOptions& options, TrainingRun& run) {
+void Bench::open(const TrainOptions& options, const CommandLine& flags) {
+    if (!asked()) {
+        if (side_ > 0) usage_error("--bench-side {}: requires --bench", side_);
+        return;
+    }
+    for (const char* flag :
+         {"--save-hf", "--save-reference", "--metrics", "--trace", "--memory-timeline", "--generate"})
+        if (flags.given(flag)) usage_error("{}: --bench measures and does not train; leave out one of them", flag);
+    const double side = double(side_), bytes = (8 * 4 * 2 + 3 * 4) * side * side;  // measure_ceilings, on a CPU
+    if (const double machine = machine_memory(); options.device_kind() == Device::cpu && bytes > machine)
+        usage_error("--bench-side {}: needs {}, but this machine has {} (try 2048)", side_, human_bytes(bytes),
+                    human_bytes(machine));
     csv_.open();
+}
+
+void Bench::run(const TrainOptions& options, TrainingRun& run) {
     const Device device = run.model.options.device;
     const Ceilings ceilings = measure_ceilings(device, run.model.options.dtype, side_);
     run.trainer.start();

@@ -1,5 +1,6 @@
 #pragma once
 // --bench: the device's measured limits, the time of a training step, and the time of each op against its lower bound.
+#include "01_single_gpu/io/options.h"
 #include "01_single_gpu/training_run.h"
 
 namespace train70b {
@@ -22,6 +23,8 @@ class Bench {
   public:
     void add_flags(CommandLine& flags);  // --bench, --bench-side, --bench-csv
     bool asked() const { return bench_ || csv_.given(); }
+    // Before the run is constructed: opens the file. Usage error for flags that --bench ignores.
+    void open(const TrainOptions& options, const CommandLine& flags);
     void run(const TrainOptions& options, TrainingRun& run);
 
   private:

@@ -17,14 +17,15 @@ int main(int argc, char** argv) {
         Flags flags("Compare two reference runs, which --save-reference wrote");
         std::string a, b;
         double tolerance = -1;  // < 0: depends on the dtypes of the runs
-        flags.add("A", a, "folder of the run to check", {.problem = {}, .name = "DIR"}).required();
-        flags.add("B", b, "folder of the reference run", {.problem = {}, .name = "DIR"}).required();
+        const Check folder = {[](const std::string& path) { return path.empty() ? "must name a folder" : ""; }, "DIR"};
+        flags.add("A", a, "folder of the run to check", folder).required();
+        flags.add("B", b, "folder of the reference run", folder).required();
         flags.add("--tolerance", tolerance, "maximum relative deviation", real_number(0, 1))
             .default_text("by dtype: fp64 1e-10, fp32 5e-6, bf16 2e-2");
         flags.parse(argc, argv);
         const Comparison comparison = compare_references(a, b);
         if (tolerance < 0) tolerance = comparison.default_tolerance();
-        fmt::print("{}", comparison_table(comparison, tolerance));
+        std::fputs(comparison_table(comparison, tolerance).c_str(), stdout);
         exit_code = comparison.within(tolerance) ? 0 : 1;
     });
     return failure ? failure : exit_code;

@@ -215,7 +215,8 @@ Comparison compare_references(const std::string& a, const std::string& b) {
     c.weights = compare_files(initial);
     c.gradients = compare_files(gradients);
     const std::string after = "/after_step_1.safetensors";
-    if (std::filesystem::exists(a + after) && std::filesystem::exists(b + after)) {
+    std::error_code error;
+    if (std::filesystem::exists(a + after, error) && std::filesystem::exists(b + after, error)) {
         c.check_updates = made_by_adamw(of_a) && made_by_adamw(of_b);
         c.updates = compare_updates(of_a, of_b, initial, gradients, pair(after.substr(1)), c.dtype);
     }

@@ -1,12 +1,6 @@
 #include "01_single_gpu/io/data.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 
@@ -17,67 +11,63 @@ namespace train70b {
 
 namespace fs = std::filesystem;
 
-// One memory-mapped file: a contiguous range of the data's tokens.
+// A contiguous range of the data's tokens. Not open: a folder may have more files than a process may open.
 struct Dataset::File {
     std::string path;
-    const unsigned char* map = nullptr;
-    size_t bytes = 0, header = 0;
+    int64_t bytes = 0, header = 0;
     int64_t begin = 0, count = 0;  // index of the first token, number of tokens
     int width = 1;                 // bytes per token
 
     File(const std::string& path, bool shard) : path(path) {
-        struct stat info {};
-        if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
-            usage_error(
-                "--data {}: is not a regular file (must be a text file, a folder of text, or .bin token shards)", path);
-        const int fd = ::open(path.c_str(), O_RDONLY);
-        if (fd < 0 || fstat(fd, &info) != 0) {
-            const std::string why = std::strerror(errno);
-            if (fd >= 0) ::close(fd);
-            usage_error("--data {}: cannot be read: {} (must be a text file, a folder of text, or .bin token shards)",
-                        path, why);
-        }
-        bytes = info.st_size;
-        if (bytes > 0) map = static_cast<const unsigned char*>(mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0));
-        ::close(fd);
-        if (map == MAP_FAILED) {
-            map = nullptr;
-            usage_error("--data {}: cannot be mapped ({})", path, std::strerror(errno));
-        }
-        count = bytes;
-        if (shard) read_header();
-    }
-    File(const File&) = delete;
-    ~File() {
-        if (map) munmap(const_cast<unsigned char*>(map), bytes);
+        const InputFile file = open();
+        count = bytes = file.bytes();
+        if (shard) read_header(file);
     }
 
-    void read_header() {
-        constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;  // llm.c: GPT-2 and Llama-3 token files
+    InputFile open() const {
+        return {"--data " + path, path, "must be a text file, a folder of text, or .bin token shards"};
+    }
+
+    void read_header(const InputFile& file) {
+        struct Format {
+            int32_t magic, version;
+            int width;
+        };
+        constexpr Format kFormats[] = {{20240520, 1, 2}, {20240801, 7, 4}};  // llm.c: GPT-2 and Llama-3 token files
         int32_t fields[256] = {};
         header = sizeof(fields);
         if (bytes < header)
             usage_error("--data {}: truncated: {} bytes, but a .bin shard begins with a header of {} bytes", path,
                         bytes, header);
-        std::memcpy(fields, map, header);
-        if (fields[0] != kMagic16 && fields[0] != kMagic32)
+        file.read(0, fields, header);
+        const auto format = std::find_if(std::begin(kFormats), std::end(kFormats),
+                                         [&](const Format& f) { return f.magic == fields[0]; });
+        if (format == std::end(kFormats))
             usage_error("--data {}: magic number {} (must be {} for uint16 or {} for uint32 tokens)", path, fields[0],
-                        kMagic16, kMagic32);
-        width = fields[0] == kMagic16 ? 2 : 4;
+                        kFormats[0].magic, kFormats[1].magic);
+        if (format->version != fields[1])
+            usage_error("--data {}: version {} of magic number {} (must be {})", path, fields[1], fields[0],
+                        format->version);
+        width = format->width;
         count = fields[2];
-        if (count < 0 || bytes != header + size_t(count) * width)
+        if (count < 0 || bytes != header + count * width)
             usage_error(
                 "--data {}: truncated or corrupt: the header says {} tokens, {} bytes in total, but the file has {} "
                 "bytes",
-                path, count, header + size_t(std::max<int64_t>(count, 0)) * width, bytes);
+                path, count, header + std::max<int64_t>(count, 0) * width, bytes);
     }
 
-    uint32_t token(int64_t i) const {  // i: index in this file
-        if (width == 1) return map[i];
-        uint16_t narrow;
-        uint32_t wide;
-        if (width == 2) return std::memcpy(&narrow, map + header + 2 * i, 2), narrow;
-        return std::memcpy(&wide, map + header + 4 * i, 4), wide;
+    // Appends tokens [from, from + number) of this file.
+    void append(const InputFile& file, int64_t from, int64_t number, std::vector<uint32_t>& tokens) const {
+        std::vector<unsigned char> raw(size_t(number * width));
+        file.read(header + from * width, raw.data(), number * width);
+        for (int64_t i = 0; i < number; ++i) {
+            uint16_t narrow = raw[size_t(i)];
+            uint32_t wide = narrow;
+            if (width == 2) std::memcpy(&narrow, &raw[size_t(2 * i)], 2), wide = narrow;
+            if (width == 4) std::memcpy(&wide, &raw[size_t(4 * i)], 4);
+            tokens.push_back(wide);
+        }
     }
 };
 
@@ -91,12 +81,15 @@ Dataset::Dataset(const std::string& path, int64_t vocab, int64_t seq_len, double
     };
     std::error_code error;
     if (fs::is_directory(path, error)) {
-        for (auto it = fs::recursive_directory_iterator(path, error); it != fs::recursive_directory_iterator(); ++it) {
+        for (auto it = fs::recursive_directory_iterator(path, error);
+             !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+            std::error_code unknown;  // a link that leads nowhere, for one
             if (it->path().filename().string().starts_with("."))
                 it.disable_recursion_pending();
-            else if (it->is_regular_file())
+            else if (it->is_regular_file(unknown))
                 take(it->path());
         }
+        if (error) usage_error("--data {}: cannot be read: {} (must be a folder of text)", path, error.message());
         if (texts.empty() && shards.empty())
             usage_error("--data {}: the folder has no files (must contain text files or .bin token shards)", path);
     } else {
@@ -109,11 +102,16 @@ Dataset::Dataset(const std::string& path, int64_t vocab, int64_t seq_len, double
         File& file = *files_.emplace_back(std::make_unique<File>(name, !is_text_));
         file.begin = total_;
         total_ += file.count;
-        constexpr int64_t kScan = 1 << 28;  // tokens after these are checked when they are read
-        for (int64_t i = 0; i < std::min(file.count, kScan); ++i)
-            if (file.token(i) >= uint64_t(vocab))
+        constexpr int64_t kScan = 1 << 28, kPiece = 1 << 20;  // tokens after kScan are checked when they are read
+        if (file.width == 1 && vocab > 255) continue;
+        const InputFile open = file.open();
+        std::vector<uint32_t> tokens;
+        for (int64_t i = 0; i < std::min(file.count, kScan); ++i) {
+            if (i % kPiece == 0) tokens.clear(), file.append(open, i, std::min(kPiece, file.count - i), tokens);
+            if (const uint32_t token = tokens[size_t(i % kPiece)]; token >= uint64_t(vocab))
                 usage_error("--data {}: token {} at position {} is outside the vocabulary (try --vocab {} or more)",
-                            name, file.token(i), i, uint64_t(file.token(i)) + 1);
+                            name, token, i, uint64_t(token) + 1);
+        }
     }
     const int64_t need = seq_len + 1;
     if (total_ < 2) usage_error("--data {}: {} tokens, but at least --seq-len + 1 = {} are needed", path, total_, need);
@@ -162,17 +160,23 @@ std::vector<int32_t> Dataset::validation_sample(int64_t index) const {
 
 std::vector<int32_t> Dataset::read(int64_t begin, int64_t count) const {
     CHECK(begin >= 0 && begin + count <= total_, "tokens [{}, {}) of {}", begin, begin + count, total_);
-    std::vector<int32_t> tokens(count);
+    std::vector<uint32_t> tokens;
+    tokens.reserve(size_t(count));
     auto file = std::upper_bound(files_.begin(), files_.end(), begin,
                                  [](int64_t at, const std::unique_ptr<File>& f) { return at < f->begin + f->count; });
-    for (int64_t i = 0; i < count; ++i) {
-        while (begin + i >= (*file)->begin + (*file)->count) ++file;
-        const uint32_t token = (*file)->token(begin + i - (*file)->begin);
-        CHECK(token < uint64_t(vocab_), "{}: token {} at {} is outside the vocabulary of {}", (*file)->path, token,
-              begin + i - (*file)->begin, vocab_);
-        tokens[i] = static_cast<int32_t>(token);
+    for (int64_t at = begin; at < begin + count; ++file) {
+        const File& part = **file;
+        const int64_t from = at - part.begin, number = std::min(part.count - from, begin + count - at);
+        if (number == 0) continue;
+        if (open_path_ != part.path) open_.emplace(part.open()), open_path_ = part.path;
+        part.append(*open_, from, number, tokens);
+        for (int64_t i = from; i < from + number; ++i)
+            if (const uint32_t token = tokens[size_t(part.begin + i - begin)]; token >= uint64_t(vocab_))
+                throw std::runtime_error(fmt::format(
+                    "--data {}: token {} at position {} is outside the vocabulary of {}", part.path, token, i, vocab_));
+        at += number;
     }
-    return tokens;
+    return {tokens.begin(), tokens.end()};
 }
 
 }  // namespace train70b

@@ -1,10 +1,13 @@
 #pragma once
 // Training data: a text file or a folder of text (one byte is one token), or token shards in llm.c's .bin format (a
-// header of 256 int32: magic, version, count; then uint16 or uint32 tokens). Files are memory-mapped.
+// header of 256 int32: magic, version, count; then uint16 or uint32 tokens).
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "01_single_gpu/io/files.h"
 
 namespace train70b {
 
@@ -41,6 +44,8 @@ class Dataset {
   private:
     struct File;
     std::vector<std::unique_ptr<File>> files_;
+    mutable std::optional<InputFile> open_;  // the file read last
+    mutable std::string open_path_;
     int64_t vocab_, seq_len_, total_ = 0, train_ = 0, windows_ = 0;
     bool is_text_ = false;
 };

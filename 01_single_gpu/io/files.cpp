@@ -1,12 +1,15 @@
 #include "01_single_gpu/io/files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "01_single_gpu/core/check.h"
 
@@ -35,7 +38,8 @@ struct FileId {
             return;
         }
         std::error_code error;
-        path = fs::weakly_canonical(fs::absolute(name), error).string();
+        path = fs::absolute(name, error).string();
+        if (!error) path = fs::weakly_canonical(path, error).string();
         if (error) path = name;
     }
     bool operator==(const FileId& other) const {
@@ -100,10 +104,62 @@ void check_paths(const std::vector<PathUse>& uses) {
         }
 }
 
+// ---- reading ------------------------------------------------------------------------------------------------------
+
+InputFile::InputFile(const std::string& name, const std::string& path, const std::string& advice) : name_(name) {
+    const auto refuse = [&](const std::string& why) { usage_error("{}: {} ({})", name, why, advice); };
+    // O_NONBLOCK: opening a FIFO must not wait for its other end.
+    file_ = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    struct stat info {};
+    const bool known = file_ >= 0 && ::fstat(file_, &info) == 0, regular = known && S_ISREG(info.st_mode);
+    const std::string why = std::strerror(errno);
+    if (file_ >= 0 && !regular) ::close(file_);
+    if (!known) refuse("cannot be read: " + why);
+    if (!regular) refuse("is not a regular file");
+    bytes_ = info.st_size;
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : name_(std::move(other.name_)), file_(std::exchange(other.file_, -1)), bytes_(other.bytes_) {}
+
+InputFile::~InputFile() {
+    if (file_ >= 0) ::close(file_);
+}
+
+void InputFile::read(int64_t begin, void* to, int64_t count) const {
+    char* at = static_cast<char*>(to);
+    while (count > 0) {
+        const ssize_t got = ::pread(file_, at, size_t(count), begin);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            throw std::runtime_error(fmt::format("{}: {}", name_,
+                                                 got < 0 ? fmt::format("cannot be read ({})", std::strerror(errno))
+                                                         : "has become shorter while it was in use"));
+        at += got, begin += got, count -= got;
+    }
+}
+
+// ---- writing ------------------------------------------------------------------------------------------------------
+
 OutputFile::OutputFile(const std::string& flag, const std::string& path)
-    : flag_(flag), path_(path), target_(output_target(flag, path)), temporary_(target_) {
-    if (!is_character_device(target_)) temporary_ += ".tmp";
-    stream_ = std::fopen(temporary_.c_str(), "wb");
+    : flag_(flag), path_(path), target_(output_target(flag, path)) {
+    constexpr mode_t kMode = 0666;
+    int file = -1;
+    struct stat info {};
+    if (is_character_device(target_)) {
+        file = ::open(target_.c_str(), O_WRONLY | O_CLOEXEC);
+    } else {
+        temporary_ = target_ + ".tmp";
+        const bool taken = ::lstat(temporary_.c_str(), &info) == 0;  // otherwise errno also tells of a name too long
+        if (taken) usage_error("{} {}: {} exists and would be overwritten (remove it)", flag, path, temporary_);
+        if (errno == ENOENT) {
+            const std::string folder = fs::path(target_).parent_path().string();
+            file = ::open(folder.empty() ? "." : folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kMode);
+            unnamed_ = file >= 0;
+            if (!unnamed_) file = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
+        }
+    }
+    stream_ = file >= 0 ? ::fdopen(file, "wb") : nullptr;
     if (!stream_)
         usage_error("{} {}: cannot be written: {} (must be in an existing, writable folder)", flag, path,
                     std::strerror(errno));
@@ -112,7 +168,7 @@ OutputFile::OutputFile(const std::string& flag, const std::string& path)
 OutputFile::~OutputFile() {
     if (!stream_) return;
     std::fclose(stream_);
-    if (temporary_ != target_) std::remove(temporary_.c_str());
+    if (!temporary_.empty() && !unnamed_) std::remove(temporary_.c_str());
 }
 
 void OutputFile::write(const void* bytes, size_t count) {
@@ -121,14 +177,20 @@ void OutputFile::write(const void* bytes, size_t count) {
 }
 
 void OutputFile::commit() {
-    const bool written = std::fflush(stream_) == 0 && !std::ferror(stream_), device = temporary_ == target_;
+    bool written = std::fflush(stream_) == 0 && !std::ferror(stream_);
+    if (written && unnamed_) {
+        const std::string open_file = fmt::format("/proc/self/fd/{}", ::fileno(stream_));
+        written = ::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
+        unnamed_ = !written;
+    }
+    const bool named = !temporary_.empty() && !unnamed_;
+    written = written && (!named || std::rename(temporary_.c_str(), target_.c_str()) == 0);
+    const std::string why = std::strerror(errno);
     std::fclose(stream_);
     stream_ = nullptr;
-    if (!written || (!device && std::rename(temporary_.c_str(), target_.c_str()) != 0)) {
-        const std::string why = std::strerror(errno);
-        if (!device) std::remove(temporary_.c_str());
-        throw std::runtime_error(fmt::format("{} {}: cannot be completed ({})", flag_, path_, why));
-    }
+    if (written) return;
+    if (named) std::remove(temporary_.c_str());
+    throw std::runtime_error(fmt::format("{} {}: cannot be completed ({})", flag_, path_, why));
 }
 
 void OptionalOutput::open() {

@@ -1,5 +1,6 @@
 #pragma once
-// Output files are atomic: written under a temporary name and renamed when they are complete.
+// Input files are read at any position; output files are atomic: they appear when they are complete.
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -20,21 +21,43 @@ void check_paths(const std::vector<PathUse>& uses);
 // socket or block device.
 std::string output_target(const std::string& flag, const std::string& path);
 
+// An open regular file. Not memory-mapped: reading a mapped file that was truncated meanwhile ends in SIGBUS.
+class InputFile {
+  public:
+    // Usage error "NAME: ..." for what cannot be read or is no regular file. name: the path, or a flag and the path.
+    InputFile(const std::string& name, const std::string& path, const std::string& advice);
+    ~InputFile();
+    InputFile(InputFile&& other) noexcept;
+    InputFile& operator=(InputFile&&) = delete;
+
+    int64_t bytes() const { return bytes_; }
+    // Bytes [begin, begin + count). Throws, naming the file, if it cannot be read or is shorter by now.
+    void read(int64_t begin, void* to, int64_t count) const;
+
+  private:
+    std::string name_;
+    int file_ = -1;
+    int64_t bytes_ = 0;
+};
+
 class OutputFile {
   public:
-    // Opens PATH.tmp (a character device such as /dev/null directly). Usage error, naming the flag, if it cannot be
-    // written.
+    // Opens a file without a name in the folder of PATH, so that a process that is killed leaves nothing behind;
+    // PATH.tmp where the file system has no such files; a character device such as /dev/null itself. Usage error,
+    // naming the flag, if it cannot be written or PATH.tmp exists.
     OutputFile(const std::string& flag, const std::string& path);
-    ~OutputFile();  // removes the temporary file if commit() was not called
+    ~OutputFile();  // removes PATH.tmp if commit() was not called
     OutputFile(const OutputFile&) = delete;
 
     FILE* stream() const { return stream_; }
     void write(const void* bytes, size_t count);
     void write(const std::string& text) { write(text.data(), text.size()); }
-    void commit();  // close, rename to PATH
+    void commit();  // close; now it is PATH
 
   private:
-    std::string flag_, path_, target_, temporary_;  // a device: temporary_ == target_
+    std::string flag_, path_, target_;
+    std::string temporary_;  // PATH.tmp; empty: a device
+    bool unnamed_ = false;   // temporary_ does not exist yet
     FILE* stream_ = nullptr;
 };
 

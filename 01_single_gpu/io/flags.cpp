@@ -130,9 +130,26 @@ Flags::Flag Flags::checked(CLI::Option* option, const Check& check) {
 
 template <class T>
 Flags::Flag Flags::add(const std::string& name, T& value, const std::string& text, const Check& check) {
-    CLI::Option* option = app_->add_option(name, value, text);
-    if constexpr (std::is_same_v<T, std::vector<int64_t>>) option->delimiter(',');
-    return checked(option->capture_default_str(), check);
+    if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
+        const auto each = [](const std::string& list, const std::function<void(const std::string&)>& use) {
+            for (size_t begin = 0, end = 0; end != list.npos; begin = end + 1)
+                use(list.substr(begin, (end = list.find(',', begin)) - begin));
+        };
+        const auto problem = [=](const std::string& list) {
+            std::string first;
+            each(list, [&](const std::string& item) {
+                if (first.empty()) first = check.problem(item);
+            });
+            return first;
+        };
+        const auto read = [=, &value](const std::string& list) {
+            value.clear();
+            each(list, [&](const std::string& item) { value.push_back(std::stoll(item)); });
+        };
+        return add_word(name, read, text, {problem, check.name});
+    } else {
+        return checked(app_->add_option(name, value, text)->capture_default_str(), check);
+    }
 }
 template Flags::Flag Flags::add(const std::string&, int&, const std::string&, const Check&);
 template Flags::Flag Flags::add(const std::string&, int64_t&, const std::string&, const Check&);
@@ -163,11 +180,14 @@ bool Flags::given(const std::string& name) const { return app_->count(name) > 0;
 
 void Flags::parse(int argc, char** argv) {
     app_->name(std::filesystem::path(argv[0]).filename().string());
-    app_->allow_extras();  // unknown flags are reported below
+    app_->allow_extras();           // unknown flags are reported below
+    for (int i = 1; i < argc; ++i)  // CLI11 would take the next word for the value
+        if (const std::string word = argv[i]; word.starts_with("--") && word.find('=') == word.size() - 1)
+            usage_error("{}: the value is missing (--flag VALUE or --flag=VALUE)", word);
     try {
         app_->parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
-        if (this_rank == 0) fmt::print("{}", app_->help());
+        if (this_rank == 0) std::fputs(app_->help().c_str(), stdout);
         throw EarlyEnd();
     } catch (const CLI::CallForVersion&) {
         if (this_rank == 0) fmt::print("{}: commit {}\n", app_->get_name(), build_commit());

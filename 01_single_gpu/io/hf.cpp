@@ -15,6 +15,12 @@ namespace {
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
+// Also a link that leads nowhere, which is reported when it is opened.
+bool exists(const std::string& path) {
+    std::error_code error;  // a name too long
+    return fs::exists(fs::symlink_status(path, error));
+}
+
 // Older files contain RoPE's frequencies as a buffer, which follows from config.json.
 bool is_table(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
 }  // namespace
@@ -29,9 +35,9 @@ std::vector<Param> all_params(const LlamaConfig& config) {
 // ---- reading -------------------------------------------------------------------------------------------------------
 
 HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(dir) {
-    if (fs::exists(dir + "/" + kSingle))
+    if (exists(dir + "/" + kSingle))
         add(dir + "/" + kSingle);
-    else if (fs::exists(dir + "/" + kIndex))
+    else if (exists(dir + "/" + kIndex))
         open_shards(dir + "/" + kIndex);
     else
         usage_error("--load-hf {}: has neither {} nor {}", dir, kSingle, kIndex);
@@ -72,14 +78,15 @@ void HfWeights::open_shards(const std::string& index_path) {
     std::map<std::string, std::string> shard_of;  // tensor -> file name
     std::map<std::string, std::string> shards;    // file name -> one of its tensors
     for (const auto& [name, shard] : map.items()) {
-        if (!shard.is_string() || fs::path(shard.get<std::string>()).filename() != shard.get<std::string>())
+        const std::string file = shard.is_string() ? shard.get<std::string>() : "";
+        if (file.empty() || file == "." || file == ".." || file.find_first_of(std::string_view("/\0", 2)) != file.npos)
             usage_error("{}: weight_map maps {} to {}, which is not the name of a file in this folder", index_path,
                         quoted(name), shard.dump());
-        shard_of[name] = shard;
-        shards.try_emplace(shard, name);
+        shard_of[name] = file;
+        shards.try_emplace(file, name);
     }
     for (const auto& [shard, tensor] : shards)
-        if (!fs::exists(dir_ + "/" + shard))
+        if (!exists(dir_ + "/" + shard))
             usage_error("{}/{}: missing; {} maps tensor {} to it", dir_, shard, kIndex, quoted(tensor));
     files_.reserve(shards.size());
     for (const auto& [shard, tensor] : shards) add(dir_ + "/" + shard);
@@ -128,7 +135,8 @@ OutputFolder::OutputFolder(const std::string& flag, const std::string& path) : p
     std::error_code error;
     if (fs::exists(path, error) && !fs::is_directory(path, error)) usage_error("{} {}: is not a folder", flag, path);
     std::vector<fs::path> missing;
-    for (fs::path at = fs::absolute(path); !fs::exists(at, error) && at.has_relative_path(); at = at.parent_path())
+    for (fs::path at = fs::absolute(path, error); !fs::exists(at, error) && at.has_relative_path();
+         at = at.parent_path())
         missing.push_back(at);
     for (auto at = missing.rbegin(); at != missing.rend(); ++at)
         if (fs::create_directory(*at, error)) made_.push_back(at->string());

@@ -116,7 +116,7 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path) {
     const Keys keys(path, object);
     refuse_other_models(keys);
     LlamaConfig config;
-    config.layers = keys.integer("num_hidden_layers", 10000);
+    config.layers = keys.integer("num_hidden_layers", kMaxLayers);
     config.hidden = keys.integer("hidden_size");
     config.heads = keys.integer("num_attention_heads");
     config.kv_heads = keys.has("num_key_value_heads") ? keys.integer("num_key_value_heads") : config.heads;

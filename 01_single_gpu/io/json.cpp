@@ -1,30 +1,40 @@
 #include "01_single_gpu/io/json.h"
 
-#include <filesystem>
-#include <fstream>
+#include <set>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/io/files.h"
 
 namespace train70b {
 
 using nlohmann::json;
 
-json parse_json(std::string_view text, const std::string& where, const json::parser_callback_t& callback) {
+json parse_json(std::string_view text, const std::string& where) {
+    std::vector<std::set<std::string>> keys;  // of the open objects and lists
     const auto on_event = [&](int depth, json::parse_event_t event, json& parsed) {
-        const bool opens = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-        if (opens && depth >= kMaxJsonDepth) usage_error("{}: nested deeper than {} levels", where, kMaxJsonDepth);
-        return callback ? callback(depth, event, parsed) : true;
+        using Event = json::parse_event_t;
+        if (event == Event::object_start || event == Event::array_start) {
+            if (depth >= kMaxJsonDepth) usage_error("{}: nested deeper than {} levels", where, kMaxJsonDepth);
+            keys.emplace_back();
+        } else if (event == Event::object_end || event == Event::array_end) {
+            keys.pop_back();
+        } else if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
+            usage_error("{}: lists {} twice", where, parsed.dump());
+        }
+        return true;
     };
-    return json::parse(text.begin(), text.end(), on_event, /*allow_exceptions=*/false);
+    try {
+        return json::parse(text.begin(), text.end(), on_event);
+    } catch (const json::parse_error& error) {
+        usage_error("{}: truncated or corrupt: byte {} is not valid JSON", where, error.byte);
+    } catch (const json::out_of_range&) { usage_error("{}: has a number beyond 1e308", where); }
 }
 
 json read_json(const std::string& path, const std::string& where, const std::string& advice) {
-    std::error_code error;
-    const bool regular = std::filesystem::is_regular_file(path, error);
-    if (!regular && std::filesystem::exists(path, error)) usage_error("{}: is not a regular file ({})", where, advice);
-    std::ifstream stream(path, std::ios::binary);
-    if (!regular || !stream) usage_error("{}: cannot be read ({})", where, advice);
-    return parse_json(std::string(std::istreambuf_iterator<char>(stream), {}), where);
+    const InputFile file(where, path, advice);
+    std::string text(size_t(file.bytes()), '\0');
+    file.read(0, text.data(), file.bytes());
+    return parse_json(text, where);
 }
 
 }  // namespace train70b

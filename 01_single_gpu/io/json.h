@@ -9,10 +9,8 @@ namespace train70b {
 
 constexpr int kMaxJsonDepth = 64;  // levels of nesting
 
-// Returns a discarded value if the text is not JSON; usage error "WHERE: ..." if it is nested too deeply. `callback` is
-// called with every event.
-nlohmann::json parse_json(std::string_view text, const std::string& where,
-                          const nlohmann::json::parser_callback_t& callback = {});
+// Usage error "WHERE: ..." if the text is not JSON, is nested too deeply, or lists a key twice in one object.
+nlohmann::json parse_json(std::string_view text, const std::string& where);
 
 // Parses a file. Usage error "WHERE: cannot be read (ADVICE)" if it cannot be read or is not a regular file (a FIFO
 // would block).

@@ -36,7 +36,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
 
     group("Model");
     add("--model", model_, "model preset", one_of(preset_names()));
-    add("--layers", layers_, "number of transformer blocks", count);
+    add("--layers", layers_, "number of transformer blocks", integer_from(1, kMaxLayers));
     add("--hidden", hidden_, "hidden size", count);
     add("--heads", heads_, "number of query heads", count);
     add("--kv-heads", kv_heads_, "number of key/value heads; must divide --heads", count);

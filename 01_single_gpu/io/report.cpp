@@ -32,6 +32,7 @@ void Metrics::open(const std::string& path, bool append) {
     if (!stream_)
         usage_error("--metrics {}: cannot be written: {} (must be in an existing, writable folder)", path,
                     std::strerror(errno));
+    std::setvbuf(stream_, nullptr, _IONBF, 0);  // what fails to be written is not kept for a second attempt
 }
 
 Metrics::~Metrics() {
@@ -40,9 +41,12 @@ Metrics::~Metrics() {
 
 void Metrics::write(const ordered_json& line) {
     if (!stream_) return;
-    const std::string text = line.dump() + "\n";
-    if (std::fwrite(text.data(), 1, text.size(), stream_) != text.size() || std::fflush(stream_) != 0)
-        throw std::runtime_error(fmt::format("--metrics {}: write failed ({})", path_, std::strerror(errno)));
+    const std::string text = line.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+    const long whole_lines = std::ftell(stream_);
+    if (std::fwrite(text.data(), 1, text.size(), stream_) == text.size()) return;
+    const std::string why = std::strerror(errno);
+    if (whole_lines >= 0 && ::ftruncate(::fileno(stream_), whole_lines) != 0) {}  // a device has no length
+    throw std::runtime_error(fmt::format("--metrics {}: write failed ({})", path_, why));
 }
 
 double significant_digits(double value, DType dtype) {
@@ -135,9 +139,11 @@ void Progress::step(const StepReport& r) {
     if (milestone) since_print_ = 0;
     const auto left = static_cast<int64_t>(seconds_ / double(r.step) * double(steps_ - r.step) + 0.5);
     std::fputs(live_ ? "\r\x1b[K" : "", stdout);
-    fmt::print("step {:>5}/{}  loss {:.4f}  |g| {:<6.3g}  lr {:.2e}  {:>6} tok/s  {}{}  eta {}:{:02}", r.step, steps_,
-               r.loss, r.grad_norm, r.lr, human_count(r.tokens_per_s), human_bytes(double(r.peak.total)),
-               r.mfu ? fmt::format("  mfu {:.1f}%", 100 * *r.mfu) : "", left / 60, left % 60);
+    const std::string line =
+        fmt::format("step {:>5}/{}  loss {:.4f}  |g| {:<6.3g}  lr {:.2e}  {:>6} tok/s  {}{}  eta {}:{:02}", r.step,
+                    steps_, r.loss, r.grad_norm, r.lr, human_count(r.tokens_per_s), human_bytes(double(r.peak.total)),
+                    r.mfu ? fmt::format("  mfu {:.1f}%", 100 * *r.mfu) : "", left / 60, left % 60);
+    std::fputs(line.c_str(), stdout);
     live_ = !milestone;
     if (milestone) std::fputc('\n', stdout);
     std::fflush(stdout);
@@ -151,7 +157,7 @@ Progress::~Progress() {
 
 void Progress::line(const std::string& text) {
     if (this_rank != 0 || Quiet::on()) return;
-    fmt::print("{}{}\n", live_ ? "\r\x1b[K" : "", text);
+    std::fputs(fmt::format("{}{}\n", live_ ? "\r\x1b[K" : "", text).c_str(), stdout);
     live_ = false;
     std::fflush(stdout);
 }

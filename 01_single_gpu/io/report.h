@@ -85,7 +85,7 @@ class Quiet {
 template <class... Args>
 void say(fmt::format_string<Args...> text, Args&&... args) {
     if (this_rank != 0 || Quiet::on()) return;
-    fmt::print(text, std::forward<Args>(args)...);
+    std::fputs(fmt::format(text, std::forward<Args>(args)...).c_str(), stdout);  // run_program checks stdout at the end
     std::fflush(stdout);
 }
 

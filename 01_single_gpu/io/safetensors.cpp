@@ -1,14 +1,7 @@
 #include "01_single_gpu/io/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
+#include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstring>
-#include <set>
 
 #include "01_single_gpu/io/json.h"
 
@@ -22,36 +15,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors are littl
 std::string quoted(const std::string& name) { return json(name).dump(-1, ' ', false, json::error_handler_t::replace); }
 
 namespace {
-
-std::shared_ptr<const unsigned char> map_file(const std::string& path, uint64_t& bytes) {
-    struct stat info {};
-    if (::stat(path.c_str(), &info) != 0) usage_error("{}: cannot be read ({})", path, std::strerror(errno));
-    if (!S_ISREG(info.st_mode)) usage_error("{}: is not a regular file", path);
-    bytes = info.st_size;
-    if (bytes < 8)
-        usage_error("{}: truncated: {} bytes, but a safetensors file begins with 8 bytes of header length", path,
-                    bytes);
-    const int fd = ::open(path.c_str(), O_RDONLY);
-    if (fd < 0) usage_error("{}: cannot be read ({})", path, std::strerror(errno));
-    void* map = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    ::close(fd);
-    if (map == MAP_FAILED) usage_error("{}: cannot be mapped ({})", path, std::strerror(errno));
-    return {static_cast<const unsigned char*>(map),
-            [bytes](const unsigned char* p) { munmap(const_cast<unsigned char*>(p), bytes); }};
-}
-
-json parse_header(const std::string& path, std::string_view text) {
-    std::set<std::string> names;
-    const auto refuse_twice = [&](int depth, json::parse_event_t event, json& parsed) {
-        if (depth == 1 && event == json::parse_event_t::key && !names.insert(parsed.get<std::string>()).second)
-            usage_error("{}: the header lists {} twice", path, quoted(parsed.get<std::string>()));
-        return true;
-    };
-    const json header = parse_json(text, path, refuse_twice);
-    if (header.is_discarded()) usage_error("{}: truncated or corrupt: the header is not JSON", path);
-    if (!header.is_object()) usage_error("{}: the header is not a JSON object", path);
-    return header;
-}
 
 struct StoredDType {
     DType dtype;
@@ -108,21 +71,28 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-    uint64_t bytes = 0, header_bytes = 0;
-    map_ = map_file(path, bytes);
-    std::memcpy(&header_bytes, map_.get(), 8);
+SafetensorsFile::SafetensorsFile(const std::string& path)
+    : path_(path), file_(path, path, "must be a safetensors file") {
+    const uint64_t bytes = uint64_t(file_.bytes());
+    if (bytes < 8)
+        usage_error("{}: truncated: {} bytes, but a safetensors file begins with 8 bytes of header length", path,
+                    bytes);
+    uint64_t header_bytes = 0;
+    file_.read(0, &header_bytes, 8);
     constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format
     if (header_bytes > bytes - 8 || header_bytes > kMaxHeaderBytes)
         usage_error("{}: truncated, corrupt, or not a safetensors file: a header of {} bytes in a file of {} bytes",
                     path, header_bytes, bytes);
-    data_ = map_.get() + 8 + header_bytes;
-    check_header({reinterpret_cast<const char*>(map_.get()) + 8, header_bytes}, bytes - 8 - header_bytes);
+    std::string header(header_bytes, '\0');
+    file_.read(8, header.data(), int64_t(header_bytes));
+    data_ = int64_t(8 + header_bytes);
+    check_header(header, bytes - 8 - header_bytes);
 }
 
 void SafetensorsFile::check_header(std::string_view text, uint64_t data_bytes) {
     std::vector<const StoredTensor*> order;
-    const json header = parse_header(path_, text);
+    const json header = parse_json(text, path_);
+    if (!header.is_object()) usage_error("{}: the header is not a JSON object", path_);
     for (const auto& [name, entry] : header.items()) {
         if (name == "__metadata__") continue;
         order.push_back(&tensors_.emplace(name, parse_entry(path_, name, entry, data_bytes)).first->second);
@@ -157,10 +127,10 @@ void SafetensorsFile::read(const StoredTensor& tensor, const Rect& part, Tensor&
     for (int64_t row = 0; row < part.rows; row += at_once) {
         const int64_t rows = std::min(at_once, part.rows - row);
         Tensor piece({rows, part.cols}, tensor.dtype, Device::cpu, Memory::workspace);
-        for (int64_t r = 0; r < rows; ++r)  // memcpy: tensors in the file may be unaligned
-            std::memcpy(piece.data<char>() + r * part.cols * width,
-                        data_ + tensor.begin + ((part.row_begin + row + r) * cols + part.col_begin) * width,
-                        part.cols * width);
+        const bool whole_rows = part.cols == cols;  // contiguous in the file
+        for (int64_t r = 0; r < rows; r += whole_rows ? rows : 1)
+            file_.read(data_ + tensor.begin + ((part.row_begin + row + r) * cols + part.col_begin) * width,
+                       piece.data<char>() + r * part.cols * width, (whole_rows ? rows : 1) * part.cols * width);
         Tensor target = to.element_slice(row * part.cols, {rows, part.cols});
         copy(target, piece);
     }

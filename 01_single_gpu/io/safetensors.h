@@ -19,8 +19,8 @@ struct StoredTensor {
     int64_t size() const { return bytes / size_of(dtype); }  // elements
 };
 
-// A memory-mapped file for reading. Construction validates the header: usage error, naming file and tensor, for
-// inconsistent sizes or offsets, overlaps, gaps, and dtypes other than F64, F32, BF16 and U8.
+// A file for reading. Construction validates the header: usage error, naming file and tensor, for inconsistent sizes or
+// offsets, overlaps, gaps, and dtypes other than F64, F32, BF16 and U8.
 class SafetensorsFile {
   public:
     explicit SafetensorsFile(const std::string& path);
@@ -33,15 +33,16 @@ class SafetensorsFile {
     // which may be on any device. Copies in pieces, so the host does not hold a second copy of a large matrix.
     void read(const StoredTensor& tensor, const Rect& part, Tensor& to) const;
     void read(const StoredTensor& tensor, Tensor& to) const;  // all of it
-    // Its bytes in the file, which may be unaligned.
-    const unsigned char* bytes(const StoredTensor& tensor) const { return data_ + tensor.begin; }
+    void read_bytes(const StoredTensor& tensor, int64_t begin, void* to, int64_t count) const {
+        file_.read(data_ + tensor.begin + begin, to, count);
+    }
 
   private:
     void check_header(std::string_view header, uint64_t data_bytes);
 
     std::string path_;
-    std::shared_ptr<const unsigned char> map_;
-    const unsigned char* data_ = nullptr;  // start of the tensors' bytes
+    InputFile file_;
+    int64_t data_ = 0;  // where the tensors' bytes begin
     std::map<std::string, StoredTensor> tensors_;
 };
 

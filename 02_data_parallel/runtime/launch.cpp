@@ -46,6 +46,7 @@ bool all_arrive() {
 }  // namespace
 
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body) {
+    open_standard_streams();
     restart_with_settings(argv);
     block_signals();  // before MPI creates its threads
     if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) this_rank = std::atoi(rank);
@@ -68,7 +69,7 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
             body(count, words);
         } catch (const UsageError& error) {
             if (all_arrive()) throw;  // all ranks failed alike: rank 0 prints it
-            fmt::print(stderr, "rank {}: {}\n", this_rank, error.what());
+            std::fputs(fmt::format("rank {}: {}\n", this_rank, one_line(error.what())).c_str(), stderr);
             end_all_ranks(2);
         }
     });

@@ -15,15 +15,18 @@ void Program::connect(int argc, char** argv) {
     runtime_.emplace(world);
 }
 
-void Program::divide(int64_t ranks_per_copy, int64_t micro_batch) {
+void Program::divide(int64_t ranks_per_copy, int64_t micro_batch, const std::string& flag) {
     if (options.micro_batch == 0) options.micro_batch = micro_batch;
-    dp = data_parallel_ranks(dp, world, ranks_per_copy);
+    dp = data_parallel_ranks(dp, world, ranks_per_copy, flag);
     flags.check_batches(dp);
 }
 
 void Program::prepare(const std::function<void()>& checks, const std::function<Stage()>& stage) {
+    // A simulated rank holds its part only: as if it were alone on its machine.
+    const double ranks = double(world.size()), nodes = world.has_peers() ? ranks / double(ranks_on_this_node()) : ranks;
     together([&] {
         if (checks) checks();
+        check_memory(options, flags.values(), ranks, nodes);
         run_.emplace(options, flags.values(), stage ? std::make_optional(stage()) : std::nullopt);
     });
     run_->trainer.runtime = &*runtime_;

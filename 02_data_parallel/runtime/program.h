@@ -22,8 +22,9 @@ class Program {
 
     void connect(int argc, char** argv);  // parses the flags; then `world` is all ranks
     // Determines dp where a model copy takes so many ranks, and the micro-batches; usage error where they do not
-    // divide. micro_batch: the default of --micro-batch; 0: all sequences of a rank.
-    void divide(int64_t ranks_per_copy, int64_t micro_batch = 0);
+    // divide. micro_batch: the default of --micro-batch; 0: all sequences of a rank. flag: the one that says how many
+    // ranks a copy takes, if there is one.
+    void divide(int64_t ranks_per_copy, int64_t micro_batch = 0, const std::string& flag = "");
     // On all ranks together: the checks, which may end in a usage error on some of them, then data, model (all of it,
     // or a pipeline stage) and trainer.
     void prepare(const std::function<void()>& checks = {}, const std::function<Stage()>& stage = {});

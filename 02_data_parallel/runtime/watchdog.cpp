@@ -79,12 +79,12 @@ std::string CollectiveLog::poll_device() {
     return {};
 }
 
-std::string CollectiveLog::text() {
+std::string CollectiveLog::text(size_t most) {
     const std::lock_guard lock(mutex_);
     std::map<uint64_t, const Record*> all;
     for (const Record& record : ended_) all[record.id] = &record;
     for (const auto& [id, record] : open_) all[id] = &record;
-    while (all.size() > kKept && all.begin()->second->state == State::done) all.erase(all.begin());
+    while (all.size() > most && all.begin()->second->state == State::done) all.erase(all.begin());
     std::string text = fmt::format("its last {} collectives, oldest first\n", all.size());
     const double now = now_seconds();
     for (const auto& [id, record] : all) {
@@ -200,7 +200,8 @@ void Watchdog::run() {
             to_stderr(fmt::format("rank {}: ended by SIGUSR1\n", this_rank));
             std::_Exit(128 + SIGUSR1);
         } else if (signal == SIGTERM) {
-            to_stderr(fmt::format("rank {}: terminated by SIGTERM; {}", this_rank, collective_log().text()));
+            constexpr size_t kShown = 8;  // enough to see where the ranks are; Ctrl-C prints it on all of them
+            to_stderr(fmt::format("rank {}: terminated by SIGTERM; {}", this_rank, collective_log().text(kShown)));
             std::_Exit(128 + SIGTERM);
         }
         // A tick that took much longer: this process was stopped (Ctrl-Z, a suspended machine), which is no timeout.

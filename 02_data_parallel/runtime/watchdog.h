@@ -3,7 +3,7 @@
 //
 // A collective waits for every rank of its group. If one rank dies, hangs or takes another branch, all others just
 // wait. The watchdog ends this: after --comm-timeout seconds the waiting rank prints its own number, the operation, its
-// number in its group and the last 64 collectives, and ends all ranks. The others, terminated by SIGTERM, print theirs:
+// number in its group and the last 64 collectives, and ends all ranks. The others, terminated by SIGTERM, print 8:
 // side by side the logs show which rank is missing where.
 #include <atomic>
 #include <cstdint>
@@ -45,7 +45,8 @@ class CollectiveLog {
     // Closes operations that have completed on the device. Returns which of the others has failed there and why, if one
     // has. Calls the device.
     std::string poll_device();
-    std::string text();  // the last 64 operations, oldest first, and all that have not completed
+    // The last operations, oldest first, and all that have not completed.
+    std::string text(size_t most = kKept);
 
   private:
     std::map<uint64_t, Record>::iterator close(std::map<uint64_t, Record>::iterator entry);
