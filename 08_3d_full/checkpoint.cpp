@@ -64,7 +64,10 @@ bool Checkpoints::after_step(const StepReport& report, const std::vector<double>
     if (options_.dir.empty()) return true;
     const bool stop = sums[0] > 0, busy = sums[1] > 0, failed = sums[2] > 0;
     step_ = report.step;
-    if (pending_ && !busy) end_pending(failed);
+    if (pending_ && !busy)
+        end_pending(failed);
+    else if (failed && !pending_)
+        commit_failed();
     full_is_due_ = full_is_due_ || (options_.every > 0 && step_ % options_.every == 0);
     weights_are_due_ = weights_are_due_ || (options_.weights_every > 0 && step_ % options_.weights_every == 0);
     // While the last one is being written the next one waits; the step never does.
@@ -139,6 +142,13 @@ void Checkpoints::end_pending(bool failed) {
                   {{"event", "checkpoint_failed"}, {"step", done.step}, {"newest", newest_}});
 }
 
+void Checkpoints::commit_failed() {
+    newest_ = last_full_ = 0;  // nothing is known to be complete but what is on the disk
+    if (this_rank == 0)
+        trainer_.note(fmt::format("a checkpoint could not be completed; {}", newest_text()),
+                      {{"event", "checkpoint_failed"}, {"step", step_}});
+}
+
 // In rank 0's writer thread.
 void Checkpoints::commit(const Written& checkpoint) {
     for (const std::string& folder : checkpoint.folders) {
@@ -200,7 +210,7 @@ void Checkpoints::wait_for_pending() {
         if (pending_)
             end_pending(failed);
         else if (failed)
-            newest_ = last_full_ = 0;  // the commit: nothing is known to be complete but what is on the disk
+            commit_failed();
     }
     if (this_rank == 0) report_committed();
 }

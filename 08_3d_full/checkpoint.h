@@ -42,6 +42,7 @@ class Checkpoints : public RunControl {
     void take_snapshot(bool full, bool weights);
     void end_pending(bool failed);
     void commit(const Written& checkpoint);
+    void commit_failed();
     void report_committed();
     void wait_for_pending();
     std::string newest_text() const;

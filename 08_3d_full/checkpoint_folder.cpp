@@ -136,7 +136,6 @@ CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, 
 
 CheckpointFolder::~CheckpointFolder() {
     if (lock_ < 0) return;
-    ::unlink((options.dir + "/.lock").c_str());
     ::close(lock_);
 }
 

@@ -1,5 +1,7 @@
 #include "08_3d_full/restore.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -13,6 +15,7 @@ namespace {
 class Source {
   public:
     explicit Source(const Manifest& manifest) {
+        allow_open_files(manifest.files.size() + 256);
         files_.reserve(manifest.files.size());
         for (const CheckpointFile& file : manifest.files) {
             files_.emplace_back(manifest.folder + "/" + file.name);
@@ -42,6 +45,12 @@ class Source {
     }
 
   private:
+    static void allow_open_files(size_t count) {
+        rlimit limit{};
+        if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= count) return;
+        limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, count);
+        ::setrlimit(RLIMIT_NOFILE, &limit);
+    }
     using Map = std::map<std::string, std::vector<Stored>>;
     static const std::vector<Stored>& found(const Map& map, const std::string& name) {
         static const std::vector<Stored> none;

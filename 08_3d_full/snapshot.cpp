@@ -89,7 +89,7 @@ Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states
         for (const std::string& name : rows.names) wide_tensors_.push_back({"fp8/" + name, DType::f32, {rows.width}});
         wide += int64_t(rows.values.size());
     }
-    wide_ = Tensor({wide}, wide_dtype, host_of(Device::cpu), Memory::host);
+    wide_ = Tensor({wide}, wide_dtype, Device::cpu, Memory::host);
     if (codes > 0) codes_ = Tensor({codes}, DType::u8, Device::cpu, Memory::host);
 }
 

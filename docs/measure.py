@@ -14,9 +14,11 @@ import json
 import math
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace"]
 
@@ -220,11 +222,48 @@ def mesh_memory(runs):
     return [["rank", *KINDS], *([name, *(peak[kind] for kind in KINDS)] for name, peak in peaks.items())]
 
 
+def dd_rate(folder, size):
+    """Bytes per second of dd, which writes as many zeros to the same folder and calls fsync."""
+    count = max(size // (4 << 20), 1)
+    command = ["dd", "if=/dev/zero", f"of={folder}/dd", "bs=4M", f"count={count}", "conv=fsync"]
+    begin = time.monotonic()
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    seconds = time.monotonic() - begin
+    os.remove(f"{folder}/dd")
+    return count * (4 << 20) / seconds
+
+
+def checkpoint_cost(runs):
+    """a checkpoint at every step, three times in turn with none: seconds per step of the whole run, the last checkpoint's
+    wait included; the copy, for which a step waits; bytes per second of the writing, and of dd (bs=4M conv=fsync, the
+    same size and folder, right after); medians"""
+    rows = [["ranks", "run", "checkpoint every", "s per step", "copy s", "bytes", "written B/s", "dd B/s"]]
+    shapes = {2: "--layers 6 --hidden 256 --ffn 768 --zero 1", 1: "--layers 8 --hidden 512 --ffn 1536 --seq-len 64"}
+    for ranks, shape in shapes.items():
+        for number in range(1, 4):
+            for every in (0, 1):
+                folder = runs.folder / f"checkpoints_{ranks}_{number}"
+                flags = [*shape.split(), "--steps", "12"]
+                if every:
+                    flags += ["--checkpoint-dir", str(folder), "--checkpoint-every", "1"]
+                events = runs.metrics(ranks, "08_3d_full", flags, f"checkpoint_{ranks}_{number}_{every}.jsonl")
+                summary = next(line for line in events if line["event"] == "summary")
+                written = [line for line in events if line["event"] == "checkpoint"]
+                row = [ranks, number, every or "none", round(summary["seconds"] / 12, 4)]
+                if written:
+                    rate = statistics.median(line["bytes"] / line["write_s"] for line in written)
+                    size = written[0]["bytes"]
+                    dd = statistics.median(dd_rate(folder, size // ranks) for _ in range(5))
+                    row += [round(statistics.median(line["copy_s"] for line in written), 5), size, round(rate), round(dd)]
+                rows.append(row)
+    return rows
+
+
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "02_all_reduce": all_reduce,
           "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
           "04_efficiency": efficiency, "05_schedules": schedules, "05_measured": measured_pipeline,
           "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss,
-          "08_memory": mesh_memory}
+          "08_memory": mesh_memory, "08_checkpoint": checkpoint_cost}
 
 
 def hardware():

@@ -1,65 +1,13 @@
 // Checkpoints: what is resumed is the uninterrupted run, bit for bit in the same layout and within the course's bounds
 // in another; what is written while training goes on is what was there at that step.
-#include <nlohmann/json.hpp>
-
-#include "08_3d_full/checkpoint.h"
 #include "08_3d_full/checkpoint_cost.h"
 #include "08_3d_full/restore.h"
-#include "tests/composed.h"
-#include "tests/files.h"
+#include "tests/checkpoints.h"
 
 using namespace train70b;
 using namespace train70b::test;
 
 namespace {
-
-// A folder that all ranks share, gone at the end.
-struct SharedFolder {
-    std::optional<Folder> made;
-    std::string path;
-    SharedFolder() {
-        if (this_rank == 0) made.emplace();
-        path = made ? made->text() : std::string();
-        std::vector<double> bytes(256);
-        for (size_t i = 0; i < path.size(); ++i) bytes[i] = path[i];
-        bytes = world().sum(bytes);
-        path.clear();
-        for (const double byte : bytes)
-            if (byte > 0) path += char(byte);
-    }
-    std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
-
-// A run of chapter 08 with checkpoints, from its first step to its last.
-struct CheckpointedRun {
-    TrainOptions options;
-    CheckpointOptions checkpoint;
-    nlohmann::ordered_json flags = nlohmann::ordered_json::object();
-    CheckpointFolder folder;
-    ComposedRun run;
-    Checkpoints control;
-
-    CheckpointedRun(const TrainOptions& o, const ParallelConfig& config, const CheckpointOptions& c)
-        : options(o),
-          checkpoint(c),
-          folder(checkpoint, options, ComposedRun::validated(config, o, world()), flags, world()),
-          run(options, world(), config),
-          control(folder, options, run.config, flags, run.session.data, run.session.trainer, world()) {
-        run.session.trainer.controls.push_back(&control);
-        run.session.trainer.run();
-    }
-    std::vector<double> history() const { return run.session.history(); }
-    std::vector<double> weights() {  // of the whole model, on rank 0
-        std::vector<double> list;
-        for (const Param& param : all_params(options.model)) {
-            const Tensor full = run.session.trainer.full(param, Which::data);
-            if (!full) continue;
-            const std::vector<double> part = values(full);
-            list.insert(list.end(), part.begin(), part.end());
-        }
-        return list;
-    }
-};
 
 TrainOptions shape(const Text& text, const std::string& dtype = "fp32") {
     TrainOptions o = tiny(text);
@@ -103,11 +51,6 @@ std::vector<Case> cases() {
             {"ZeRO-3, tp 2, pp 2, delayed FP8", "bf16", fp8},
             {"interleaved, ZeRO-2, offload, 8-bit moments", "bf16", interleaved},
             {"tp 2, cp 2, sequence parallel, ZeRO-2", "fp64", context}};
-}
-
-// The steps of one run, which has ended when this returns.
-std::vector<double> history_of(const TrainOptions& o, const ParallelConfig& config, const CheckpointOptions& c) {
-    return CheckpointedRun(o, config, c).history();
 }
 
 std::vector<double> first(const std::vector<double>& list, long count) { return {list.begin(), list.begin() + count}; }

@@ -1,6 +1,6 @@
 // Layouts of all techniques on device tensors, on 4 ranks, over every backend that can work here (how to start it:
 // tests/02_cuda.cpp).
-#include "tests/composed.h"
+#include "tests/checkpoints.h"
 #include "tests/device_comms.h"
 
 using namespace train70b;
@@ -61,5 +61,25 @@ TEST_CASE("six layouts on a GPU: one rank's losses, gradient norms and gradients
                  layout.zero.stage, ": ", deviation);
             EXPECT_EVERYWHERE(deviation <= 5e-6);
         }
+    }
+}
+
+TEST_CASE("a checkpoint of device tensors: the resumed steps are the uninterrupted run's, bit for bit") {
+    if (!has_gpu()) return;
+    const Text text;
+    TrainOptions o = tiny_on_gpu(text);
+    o.dtype = "bf16";
+    o.micro_batch = 1;
+    o.steps = 4;
+    ParallelConfig config{.mesh = {.tp = 2, .dp = 2}};
+    config.zero.stage = 1;
+    config.optimizer = "adamw8bit";
+    for (const Comm& comm : device_comms()) {
+        const SharedFolder shared;
+        const std::vector<double> all = history_of(o, config, {}, comm);
+        history_of(o, config, {.dir = shared / "d", .stop_after = 2}, comm);
+        const std::vector<double> resumed = history_of(o, config, {.dir = shared / "d", .resume = true}, comm);
+        INFO(comm.backend());
+        EXPECT_EVERYWHERE(resumed == std::vector<double>(all.begin() + 4, all.end()));
     }
 }
