@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/core/version.h"
@@ -64,10 +65,12 @@ bool Checkpoints::after_step(const StepReport& report, const std::vector<double>
     if (options_.dir.empty()) return true;
     const bool stop = sums[0] > 0, busy = sums[1] > 0, failed = sums[2] > 0;
     step_ = report.step;
-    if (pending_ && !busy)
-        end_pending(failed);
-    else if (failed && !pending_)
+    failed_ = failed_ || failed;  // perhaps while another rank, or the next file, was still being written
+    if (pending_ && !busy) {
+        end_pending(std::exchange(failed_, false));
+    } else if (!pending_ && failed_) {
         commit_failed();
+    }
     full_is_due_ = full_is_due_ || (options_.every > 0 && step_ % options_.every == 0);
     weights_are_due_ = weights_are_due_ || (options_.weights_every > 0 && step_ % options_.weights_every == 0);
     // While the last one is being written the next one waits; the step never does.
@@ -104,7 +107,7 @@ void Checkpoints::take_snapshot(bool full, bool weights) {
     if (full) pending_->folders.push_back(fmt::format("step-{}", step_));
     if (weights) pending_->folders.push_back(fmt::format("weights-{}", step_));
     if (full) last_full_ = step_;
-    full_is_due_ = weights_are_due_ = false;
+    full_is_due_ = weights_are_due_ = failed_ = false;
     for (const std::string& folder : pending_->folders) {
         const auto content = std::make_shared<Snapshot::Content>(snapshot_->content(folder.starts_with("weights")));
         writer_.start([content, path = options_.dir + "/" + folder + ".tmp", name = rank_file(world_.rank())] {
@@ -131,7 +134,15 @@ void Checkpoints::end_pending(bool failed) {
     pending_.reset();
     if (!failed) {
         if (done.folders.front().starts_with("step-")) newest_ = done.step;
-        if (this_rank == 0) writer_.start([this, done] { commit(done); });
+        if (this_rank == 0)
+            writer_.start([this, done] {
+                try {
+                    commit(done);
+                } catch (...) {
+                    for (const std::string& folder : done.folders) remove_folder(options_.dir + "/" + folder + ".tmp");
+                    throw;
+                }
+            });
         return;
     }
     last_full_ = newest_;
@@ -142,11 +153,12 @@ void Checkpoints::end_pending(bool failed) {
                   {{"event", "checkpoint_failed"}, {"step", done.step}, {"newest", newest_}});
 }
 
+// Nothing is known to be complete but what is on the disk.
 void Checkpoints::commit_failed() {
-    newest_ = last_full_ = 0;  // nothing is known to be complete but what is on the disk
+    newest_ = last_full_ = 0;
+    failed_ = false;
     if (this_rank == 0)
-        trainer_.note(fmt::format("a checkpoint could not be completed; {}", newest_text()),
-                      {{"event", "checkpoint_failed"}, {"step", step_}});
+        trainer_.note("checkpoint not completed; " + newest_text(), {{"event", "checkpoint_failed"}, {"step", step_}});
 }
 
 // In rank 0's writer thread.
@@ -173,7 +185,15 @@ void Checkpoints::commit(const Written& checkpoint) {
         write_file(path + "/manifest.json", {text});
         for (int rank = 0; rank < world_.size(); ++rank) fs::remove(path + "/" + rank_file(rank) + ".json");
         sync_folder(path);
-        rename_durably(path, final);
+        // There already: a checkpoint after which something failed, so it is written again; or weights of a step that
+        // the run has done before, until it went on from an older checkpoint.
+        const std::string replaced = final + ".replaced.tmp";
+        if (!full && fs::exists(final)) rename_durably(final, replaced);
+        if (full && fs::exists(final + "/manifest.json"))
+            remove_folder(path);
+        else
+            rename_durably(path, final);
+        remove_folder(replaced);
         if (full) remove_old_checkpoints(options_.dir, options_.keep.value_or(kCheckpointsKept));
         const std::lock_guard lock(mutex_);
         committed_.push_back({{"event", "checkpoint"},
@@ -206,7 +226,7 @@ void Checkpoints::report_committed() {
 void Checkpoints::wait_for_pending() {
     for (int phase = 0; phase < 2; ++phase) {  // the ranks' files; rank 0's commit
         write_files(world_, [&] { writer_.wait(); });
-        const bool failed = world_.sum(take_failure() ? 1.0 : 0.0) > 0;
+        const bool failed = world_.sum(take_failure() ? 1.0 : 0.0) > 0 || std::exchange(failed_, false);
         if (pending_)
             end_pending(failed);
         else if (failed)

@@ -60,6 +60,7 @@ class Checkpoints : public RunControl {
     std::optional<Snapshot> snapshot_;
     std::optional<Written> pending_;
     bool full_is_due_ = false, weights_are_due_ = false;
+    bool failed_ = false;                 // some rank, since the pending checkpoint's snapshot
     int64_t step_ = 0;                    // the last one that has ended
     int64_t newest_ = 0, last_full_ = 0;  // steps of full checkpoints: written by all ranks; or being written
     std::mutex mutex_;

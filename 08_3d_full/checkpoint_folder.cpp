@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -84,8 +85,11 @@ void check_model(const Manifest& manifest, const LlamaConfig& mine) {
     compare("--kv-heads", its.kv_heads, mine.kv_heads);
     compare("--ffn", its.ffn, mine.ffn);
     compare("--vocab", its.vocab, mine.vocab);
-    if (its.norm_eps != mine.norm_eps || its.rope_theta != mine.rope_theta)
-        usage_error("{}: a checkpoint of another model: its rms_norm_eps or rope_theta differs", manifest.folder);
+    const ordered_json there = hf_config(its, DType::f32), here = hf_config(mine, DType::f32);
+    for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
+        if (there[key] != here[key])
+            usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {}", manifest.folder, key,
+                        there[key].dump(), here[key].dump());
 }
 
 void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
@@ -104,6 +108,13 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
     for (const char* name : kNoted)
         if (const std::string there = text(its, name), here = text(flags, name); there != here)
             changed += fmt::format("{} --{} {}, not {}", changed.empty() ? "" : ",", name, here, there);
+    const auto disagrees = [&](const char* name, const std::string& value) {
+        const std::string flag = text(its, name);
+        return !flag.empty() && flag != value;
+    };
+    if (disagrees("dtype", manifest.dtype) || disagrees("optimizer", manifest.optimizer))
+        usage_error("{}/manifest.json: corrupt: \"dtype\" or \"optimizer\" is not that of its \"flags\"",
+                    manifest.folder);
     if (!changed.empty()) say("differs from the checkpoint's run:{}\n", changed);
     const std::string core = manifest.json->value("blas_core", std::string());
     if (core != blas_core())
@@ -188,6 +199,8 @@ void CheckpointFolder::open_start(const TrainOptions& training, const ordered_js
         usage_error("{}: holds the weights only; a run goes on from a full checkpoint, DIR/step-N{}", folder, advice);
     check_model(*start, training.model);
     check_flags_of(*start, flags);
+    if (start->json->value("next_sample", json()) != json(start->step * training.global_batch))
+        usage_error("{}/manifest.json: corrupt: \"next_sample\" is not \"step\" x --global-batch{}", folder, advice);
     if (start->step >= training.steps && options.stop_after == 0 && training.save_hf.empty())
         usage_error("{}: is of step {}, and --steps is {} (try --steps {})", folder, start->step, training.steps,
                     2 * start->step);
@@ -250,13 +263,21 @@ void CheckpointFolder::take() {
     const std::string path = options.dir + "/.lock";
     lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (lock_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", options.dir, std::strerror(errno));
-    for (int tries = 50; ::flock(lock_, LOCK_EX | LOCK_NB) != 0; --tries) {  // a run that is ending needs a moment
-        if (tries == 0) {
-            ::close(std::exchange(lock_, -1));
+    // A run that is ending needs a moment, and removes the file: the lock counts if the file is still this one.
+    const auto taken = [&] {
+        struct stat mine {
+        }, there{};
+        return ::flock(lock_, LOCK_EX | LOCK_NB) == 0 && ::fstat(lock_, &mine) == 0 &&
+               ::stat(path.c_str(), &there) == 0 && mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+    };
+    for (int tries = 50; !taken(); --tries) {
+        ::close(std::exchange(lock_, -1));
+        if (tries == 0)
             usage_error("--checkpoint-dir {}: another run is writing there (use another folder, or end that run)",
                         options.dir);
-        }
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (lock_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", options.dir, std::strerror(errno));
     }
     std::error_code error;
     for (auto it = fs::directory_iterator(options.dir, error); !error && it != fs::directory_iterator();

@@ -3,6 +3,7 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "01_single_gpu/io/hf.h"
 #include "01_single_gpu/io/json.h"
+#include "08_3d_full/snapshot.h"
 
 namespace train70b {
 
@@ -117,7 +119,10 @@ CheckpointFile read_file_entry(const std::string& path, const std::string& folde
                         .bytes = read.number("bytes", 8),
                         .crc32 = uint32_t(read.number("crc32", 0, UINT32_MAX)),
                         .tensors = {}};
-    if (file.name.empty() || fs::path(file.name).filename() != file.name || file.name == "." || file.name == "..")
+    const auto plain = [](char c) {
+        return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
+    };
+    if (file.name.empty() || !std::all_of(file.name.begin(), file.name.end(), plain) || file.name.front() == '.')
         usage_error("{}: {} is not the name of a file in this folder", path, quoted(file.name));
     for (const json& name : read.array("tensors")) {
         if (!name.is_string()) read.refuse("tensors", "must be a list of names");
@@ -201,12 +206,46 @@ Manifest read_manifest(const std::string& folder) {
     manifest.kind = read.text("kind", {"full", "weights"});
     manifest.step = read.number("step", 1);
     manifest.ranks = read.number("ranks", 1);
-    manifest.optimizer = read.text("optimizer");
-    manifest.dtype = read.text("dtype");
+    manifest.optimizer = read.text("optimizer", {"adamw", "adamw8bit"});
+    manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp64"});
     manifest.model = parse_hf_config(read.object("model"), path);
     for (const json& entry : read.array("files")) manifest.files.push_back(read_file_entry(path, folder, entry));
     check_coverage(path, manifest);
     return manifest;
+}
+
+// Dtypes and shapes, so that whoever reads the tensors can rely on them.
+static void check_tensors(const Manifest& manifest, const SafetensorsFile& file) {
+    std::map<std::string, Shape> shapes;
+    for (const Param& param : all_params(manifest.model)) shapes[param.name] = param.global_shape;
+    const DType wide = manifest.dtype == "fp64" ? DType::f64 : DType::f32;
+    const DType moments = manifest.optimizer == "adamw8bit" ? DType::u8 : wide;
+    for (const auto& [name, tensor] : file.tensors()) {
+        const auto expect = [&, &name = name, &tensor = tensor](DType dtype, const Shape& shape) {
+            if (tensor.dtype != dtype || tensor.shape != shape)
+                usage_error("{}: tensor {} is {} of {}, but must be {} of {}", file.path(), quoted(name),
+                            name_of(tensor.dtype), to_string(tensor.shape), name_of(dtype), to_string(shape));
+        };
+        auto piece = Piece::parse(name);
+        const auto global = piece ? shapes.find(piece->param) : shapes.end();
+        if (global == shapes.end()) {
+            expect(DType::f32, {tensor.size()});  // of FP8
+            continue;
+        }
+        const Rect& rect = piece->rect;
+        const bool of_codes = piece->state == "scale";
+        if (!of_codes)
+            expect(piece->state == "weight" ? wide : moments,
+                   piece->matrix ? Shape{rect.rows, rect.cols} : Shape{rect.rows});
+        else if (moments != DType::u8)
+            usage_error("{}: tensor {} is not part of a checkpoint of {}", file.path(), quoted(name),
+                        manifest.optimizer);
+        if (tensor.dtype != DType::u8 && !of_codes) continue;
+        piece->state = of_codes ? "exp_avg" : "scale";  // what must be there too
+        if (!file.tensors().contains(piece->name()))
+            usage_error("{}: tensor {} needs {}, which is missing", file.path(), quoted(name), quoted(piece->name()));
+        if (of_codes) expect(DType::f32, {2, blocks_of(rect, global->second).blocks()});
+    }
 }
 
 void verify_file(const Manifest& manifest, const CheckpointFile& file, const std::string& advice) {
@@ -219,12 +258,14 @@ void verify_file(const Manifest& manifest, const CheckpointFile& file, const std
     for (size_t got; (got = std::fread(buffer.data(), 1, buffer.size(), stream.get())) > 0; bytes += int64_t(got))
         crc = crc32_z(crc, buffer.data(), got);
     if (bytes != file.bytes || crc != file.crc32)
-        usage_error("{}: corrupt: its CRC-32 is {:08x}, but must be {:08x}{}", path, uint32_t(crc), file.crc32, advice);
+        usage_error("{}: corrupt: its CRC-32 is {}, but must be {}{}", path, fmt::format("{:08x}", crc),
+                    fmt::format("{:08x}", file.crc32), advice);
     const SafetensorsFile opened(path);
     std::vector<std::string> names = file.tensors, stored;
     std::sort(names.begin(), names.end());
     for (const auto& [name, tensor] : opened.tensors()) stored.push_back(name);  // sorted
     if (names != stored) usage_error("{}: does not hold the tensors that manifest.json lists{}", path, advice);
+    check_tensors(manifest, opened);
 }
 
 std::vector<int64_t> checkpoint_steps(const std::string& dir, const std::string& prefix) {

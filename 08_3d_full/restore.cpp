@@ -160,8 +160,12 @@ void restore_rows(const Source& source, StepState& state, const std::string& own
     for (size_t i = 0; i < rows.names.size(); ++i) {
         float* row = &rows.values[i * size_t(rows.width)];
         std::fill_n(row, rows.width, 0.0f);
-        for (const Source::Stored& stored : source.rows("fp8/" + rows.names[i])) {
-            if (!own_file.empty() && !stored.file->path().ends_with("/" + own_file)) continue;
+        const std::vector<Source::Stored>& list = source.rows("fp8/" + rows.names[i]);
+        const auto is_own = [&](const Source::Stored& stored) { return stored.file->path().ends_with("/" + own_file); };
+        // Stages may have other layers than they had.
+        const bool only_own = !own_file.empty() && std::any_of(list.begin(), list.end(), is_own);
+        for (const Source::Stored& stored : list) {
+            if (only_own && !is_own(stored)) continue;
             if (stored.tensor->dtype != DType::f32 || stored.tensor->size() != rows.width)
                 usage_error("{}: {} has {} numbers, but this run needs {} (try the --fp8-history of the checkpoint)",
                             stored.file->path(), stored.tensor->name, stored.tensor->size(), rows.width);
