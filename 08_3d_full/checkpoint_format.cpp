@@ -204,7 +204,7 @@ Manifest read_manifest(const std::string& folder) {
         usage_error("{}: format version {}, but this program reads version {} (use the program that wrote it: {})",
                     path, version, kCheckpointVersion, manifest.json->value("commit", json("unknown")).dump());
     manifest.kind = read.text("kind", {"full", "weights"});
-    manifest.step = read.number("step", 1);
+    manifest.step = read.number("step", 1, int64_t(1) << 40);
     manifest.ranks = read.number("ranks", 1);
     manifest.optimizer = read.text("optimizer", {"adamw", "adamw8bit"});
     manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp64"});
@@ -270,13 +270,13 @@ void verify_file(const Manifest& manifest, const CheckpointFile& file, const std
 
 std::vector<int64_t> checkpoint_steps(const std::string& dir, const std::string& prefix) {
     std::vector<int64_t> steps;
-    std::error_code error;
+    std::error_code error, unknown;
     for (auto it = fs::directory_iterator(dir, error); !error && it != fs::directory_iterator(); it.increment(error)) {
         const std::string name = it->path().filename().string();
         if (!name.starts_with(prefix)) continue;
         const std::string digits = name.substr(prefix.size());
         if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != digits.npos) continue;
-        if (fs::exists(it->path() / "manifest.json", error)) steps.push_back(std::stoll(digits));
+        if (fs::exists(it->path() / "manifest.json", unknown)) steps.push_back(std::stoll(digits));
     }
     std::sort(steps.begin(), steps.end());
     return steps;

@@ -220,7 +220,7 @@ def check_again_quantized(a, b):
 
 # ---- the runs --------------------------------------------------------------------------------------------------------
 
-SHAPE = ("--layers 2 --hidden 48 --heads 6 --kv-heads 2 --ffn 80 --vocab 259 --seq-len 24 --global-batch 4 "
+SHAPE = ("--layers 4 --hidden 48 --heads 6 --kv-heads 2 --ffn 80 --vocab 259 --seq-len 24 --global-batch 4 "
          "--init-std 0.1 --lr 0.002 --warmup-steps 2 --steps 4").split()
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
@@ -270,9 +270,16 @@ def check_weights(run):
         require(all(row[1] == 0 or row[1] > 0 for row in rows) and all(x >= 0 for row in rows for x in row), rows)
     kind, weights, none = read(run.work / "bf16" / "weights-2")
     require(kind["kind"] == "weights" and {state for state, _ in weights} == {"weight"} and not none, "weights-2")
-    run(1, "--dtype bf16 --optimizer adamw8bit --fp8 delayed --fp8-history 4 --resume-from bf16/step-3 --stop-after 3 "
-        "--save-hf bf16-again")
+    again = "--dtype bf16 --optimizer adamw8bit --fp8 delayed --fp8-history 4 --stop-after 3 --resume-from"
+    run(1, f"{again} bf16/step-3 --save-hf bf16-again")
     check_hf(states, run.work / "bf16-again", "bf16")
+    # Another layout takes the largest number of all ranks; other stages of the same layout too.
+    largest = {name: [list(map(max, *rows))] for name, rows in fp8.items()}
+    require(any(rows[0] != rows[-1] for rows in fp8.values()), "all ranks have the same FP8 rows")
+    run(2, f"{again} bf16/step-3 --pp 2 --checkpoint-dir bf16-pp")
+    run(2, f"{again} bf16-pp/step-3 --pp 2 --stage-layers 1,3 --checkpoint-dir bf16-stages")
+    for name in ("bf16-pp", "bf16-stages"):
+        require(read(run.work / name / "step-3")[2] == largest, name, "has other FP8 rows")
     return f"{len(states)} states, {len(fp8)} FP8 rows; --resume-from with --save-hf writes the same weights"
 
 
