@@ -137,7 +137,13 @@ CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, 
     if (options.dir.empty()) return;
     together([&] { check_other_runs(); });
     together([&] {
-        if (this_rank == 0) made_.emplace("--checkpoint-dir", options.dir);
+        if (this_rank != 0) return;
+        std::vector<std::string> grown;  // folders that get a new entry
+        std::error_code error;
+        for (fs::path at = fs::absolute(options.dir); !fs::exists(at, error); at = at.parent_path())
+            grown.push_back(at.parent_path().string());
+        made_.emplace("--checkpoint-dir", options.dir);
+        for (const std::string& folder : grown) sync_folder(folder);
     });
     check_shared(world);
     together([&] {

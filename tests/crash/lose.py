@@ -65,6 +65,7 @@ class File:
 
 class Folder:
     def __init__(self):
+        self.gone = False  # removed; its inode may be another's by now
         self.start = {}
         self.now = {}  # as the processes saw it
         self.changes = []  # {"name", "to": File, Folder or None, "operation", "end", "durable"}
@@ -72,7 +73,9 @@ class Folder:
     def change(self, name, to, operation):
         self.changes.append({"name": name, "to": to, "operation": operation["order"], "end": operation["end"],
                              "durable": False})
-        self.now.pop(name, None)
+        old = self.now.pop(name, None)
+        if isinstance(old, Folder) and to is None and operation["op"] == "unlink":
+            old.gone = True
         if to is not None:
             self.now[name] = to
 
@@ -117,11 +120,11 @@ class Logs:
         time = NEVER if moment is None else self.moments[moment]
         kept = []
         for operation in self.operations:
-            if operation["begin"] > time:
+            if operation["begin"] > time or operation["result"] == -1:  # later, or without any effect
                 continue
             operation = dict(operation)
             if operation["end"] > time:
-                operation["end"], operation["result"], operation["made"] = NEVER, None, None
+                operation["end"], operation["result"] = NEVER, None
             kept.append(operation)
         kept.sort(key=lambda o: (o["end"], o["begin"]))
         for order, operation in enumerate(kept):
@@ -143,6 +146,10 @@ class State:
             if path:
                 parent = self.walk(str(pathlib.PurePosixPath(path).parent).removeprefix("."))
                 parent.start[copied.name] = parent.now[copied.name] = thing
+        # In the order of their ends. But what a process did in a folder may have ended before the end of another's
+        # mkdir was noted: then the mkdir is taken first.
+        self.mkdirs = [operation for operation in operations
+                       if operation["op"] == "mkdir" and (operation["result"] is None or operation["result"] >= 0)]
         for operation in operations:
             if operation["result"] is None or operation["result"] >= 0:
                 getattr(self, operation["op"])(operation)
@@ -156,7 +163,15 @@ class State:
     def folder(self, name):
         """Of a name in the logs: [inode, name, path of the folder]."""
         found = self.objects.get(name[0])
-        if not isinstance(found, Folder):  # of a mkdir whose end was not logged
+        if isinstance(found, Folder) and not found.gone:
+            return found
+        for operation in self.mkdirs:
+            path = f"{operation['name'][2]}/{operation['name'][1]}"
+            if operation.get("made") == name[0] or not operation.get("made") and path == name[2]:
+                self.mkdir(operation)
+                break
+        found = self.objects.get(name[0])
+        if not isinstance(found, Folder) or found.gone:  # of a mkdir whose end was not logged
             found = self.objects[name[0]] = self.walk(name[2])
         return found
 
@@ -168,7 +183,8 @@ class State:
     def open(self, operation):
         file = self.folder(operation["name"]).now.get(operation["name"][1])
         known = self.objects.get(operation.get("made"))
-        if not isinstance(file, File) or known is not None and known is not file or known is None and operation["made"]:
+        another = known is not file if known is not None else bool(operation.get("made"))
+        if not isinstance(file, File) or another:
             self.made(operation, File())
         elif operation["truncate"]:
             file.changes.append({"truncate": 0, "end": operation["end"], "durable": False})
@@ -190,9 +206,14 @@ class State:
                 change["durable"] = True
 
     def mkdir(self, operation):
-        self.made(operation, Folder())
+        if operation in self.mkdirs:
+            self.mkdirs.remove(operation)
+            self.made(operation, Folder())
 
     def unlink(self, operation):
+        removed = self.folder(operation["name"]).now.get(operation["name"][1])
+        if isinstance(removed, Folder) and removed.now:
+            return  # not ended: a folder that is not empty stays
         self.folder(operation["name"]).change(operation["name"][1], None, operation)
 
     def rename(self, operation):
@@ -272,14 +293,26 @@ def differences(a, b):
             yield f"{path}: {'other bytes' if a[path] is not None and b[path] is not None else 'a file and a folder'}"
 
 
+def effects(operation):
+    """What an operation that did not end may have done: all of it, nothing, or a write up to the end of a page."""
+    yield operation
+    yield None
+    if operation["op"] == "write":
+        for count in range(4096 - operation["at"] % 4096, len(operation["write"]), 4096):
+            yield operation | {"write": operation["write"][:count]}
+
+
 def check(folder, logs):
     """Differences between the folder and the logs, empty if the logs explain it."""
     operations = logs.until()
     ended = [operation for operation in operations if operation["end"] != NEVER]
     open_ones = [operation for operation in operations if operation["end"] == NEVER]
     there, first = real(folder), None
-    for done in itertools.product((True, False), repeat=min(len(open_ones), 10)):  # whether each had its effect
-        state = logs.state(ended + [operation for operation, yes in zip(open_ones, done) if yes])
+    for done in itertools.islice(itertools.product(*map(effects, open_ones)), 10000):
+        try:
+            state = logs.state(ended + [operation for operation in done if operation])
+        except KeyError:  # what others did in a folder shows that its mkdir took place
+            continue
         found = list(differences(state.left(), there))
         if not found:
             return []
