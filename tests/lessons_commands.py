@@ -112,6 +112,9 @@ class Commands:
             script = self.root / rest[0]
             if not script.is_file():
                 return wrong(f"there is no {rest[0]}")
+            if "--" in rest:  # a script that starts another command
+                self.check(shlex.join(rest[rest.index("--") + 1:]), code, template, wrong)
+                rest = rest[:rest.index("--")]
             for flag in rest[1:]:
                 if flag.startswith("--") and flag.split("=")[0] not in script.read_text():
                     wrong(f"{rest[0]} has no {flag}")

@@ -11,6 +11,7 @@ MINIATURE = {
                         "        g();\n    }\n    // end::inner[]\n    // end::around[]\n}\n",
     "bin/03_zero": "#!/bin/sh\necho '  --zero 0|1|2|3   stage [default: 0]'\necho '  --dry-run   book'\necho\n"
                    "echo 'stage   bytes   time'\necho '1       100     2.50 ms'\n",
+    "loop.py": "'--times'\n",
     "docs/results/a.png": "",
     "docs/results/a.csv": "# a: what it is\n# command: build/bin/03_zero --zero 3\nx,y\n",
     "03_zero/README.md": textwrap.dedent("""\
@@ -20,6 +21,7 @@ MINIATURE = {
             mpirun --oversubscribe -np 2 build/bin/03_zero --zero 1 \\
                 --dry-run                              # a comment: a|b ...
             for stage in 0 3; do build/bin/03_zero --zero $stage; done
+            python3 loop.py --times 3 -- mpirun -np 2 build/bin/03_zero --dry-run
             cmake --build build --target 03_zero test_03_cuda
             ctest --test-dir build -R '^03'
 
@@ -52,7 +54,7 @@ MINIATURE = {
 
 # (what is changed, in which file, from, to, and what has to be said about it)
 MUTATIONS = [
-    ("a changed source", "03_zero/zero.cpp", "gather(unit);", "gather(next);", "README.md:15: differs from"),
+    ("a changed source", "03_zero/zero.cpp", "gather(unit);", "gather(next);", "README.md:16: differs from"),
     ("a changed snippet", "03_zero/README.md", "    g();\n", "    h();\n", "-    h();"),
     ("a region that is gone", "03_zero/zero.cpp", "::around[]", "::body[]", "has no tag::around[]"),
     ("a region without its end", "03_zero/zero.cpp", "    // end::inner[]\n", "", "tag::inner[] has no end"),
@@ -62,11 +64,13 @@ MUTATIONS = [
     ("a wrong value in a loop", "03_zero/README.md", "in 0 3;", "in 0 5;", "--zero 5 is none of"),
     ("a variable without a value", "03_zero/README.md", "for stage", "for level", "$stage is not set"),
     ("alternatives", "03_zero/README.md", "--zero 1 ", "--zero 1|2 ", "\"|\" cannot be pasted"),
-    ("a placeholder", "03_zero/README.md", "-np 2", "-np N", "N is a placeholder"),
+    ("a placeholder", "03_zero/README.md", "oversubscribe -np 2", "oversubscribe -np N", "N is a placeholder"),
     ("a placeholder in the text", "03_zero/README.md", "--zero 2`", "--zero S`", "README.md:2: S is a placeholder"),
     ("dots", "03_zero/README.md", "--zero 1 ", "... ", "\"...\" cannot be pasted"),
     ("a missing program", "03_zero/README.md", "`build/bin/03_zero ", "`build/bin/03_zeros ", "no program 03_zeros"),
     ("a missing script", "03_zero/README.md", "cmake --build build", "bash tests/x.sh", "there is no tests/x.sh"),
+    ("a wrong flag of a script", "03_zero/README.md", "--times 3", "--time-s 3", "loop.py has no --time-s"),
+    ("a wrong flag behind a script", "03_zero/README.md", "03_zero --dry-run\n", "03_zero --dryrun\n", "no --dryrun"),
     ("a missing target", "03_zero/README.md", "test_03_cuda", "test_03_gpu", "no target test_03_gpu"),
     ("a missing test", "03_zero/README.md", "'^03'", "'^04'", "no test is called ^04"),
     ("a missing link", "03_zero/README.md", "[zero](zero.cpp)", "[zero](zeros.cpp)", "link to zeros.cpp"),
