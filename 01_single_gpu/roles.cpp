@@ -6,8 +6,16 @@
 
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/io/report.h"
+#include "01_single_gpu/io/trace.h"
 
 namespace train70b {
+
+void Runtime::write_trace(OutputFile* file, const std::string& title) {
+    file->write(trace_head());
+    TraceText trace(profile().events, this_rank, title, {});
+    for (std::string text = trace.next(); !text.empty(); text = trace.next()) file->write(text);
+    file->write(kTraceTail);
+}
 
 nlohmann::ordered_json Runtime::memory_per_rank(const MemoryPeak& mine) const {
     return nlohmann::ordered_json::array({to_json(mine)});

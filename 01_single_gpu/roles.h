@@ -66,6 +66,7 @@ struct Groups {
 };
 
 struct StepReport;  // io/report.h
+class OutputFile;   // io/files.h
 
 class Runtime {
   public:
@@ -77,6 +78,9 @@ class Runtime {
     virtual std::vector<double> gather(const std::vector<double>& mine) const { return mine; }
     // Calls `body`, which writes large files on rank 0; the other ranks wait for it without a timeout.
     virtual void write_files(const std::function<void()>& body) { body(); }
+    // --trace: before the first step, and after the last one; file: rank 0's, null on the others; title: of this rank.
+    virtual void start_trace() {}
+    virtual void write_trace(OutputFile* file, const std::string& title);
     virtual nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const;  // for the summary
 };
 

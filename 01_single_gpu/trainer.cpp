@@ -34,7 +34,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     if (!options.save_reference.empty()) reference_.emplace(options, saved_config(), flags);
     metrics_.open(options.metrics, options.continues);
     if (timeline_file_) ledger().start_timeline();
-    profile().events_on = trace_file_.has_value();
+    profile().events_on = !options.trace.empty();
 
     const LlamaConfig& c = model.config;
     const std::string mfu = mfu_text(model.options.device, model.options.dtype);
@@ -173,6 +173,7 @@ void Trainer::start() { store->weights_changed(); }
 
 void Trainer::run() {
     start();
+    if (!options_.trace.empty()) runtime->start_trace();
     const auto full_of = [this](const Param& param, Which which) { return full(param, which); };
     if (reference_) runtime->write_files([&] { reference_->initial_weights(full_of); });
     int64_t first = 1, last_number = options_.steps;
@@ -222,6 +223,15 @@ LlamaConfig Trainer::saved_config() const {
     return config;
 }
 
+// "rank 3 (tp 1, dp 0, pp 1)"
+std::string Trainer::rank_title() const {
+    std::string where;
+    for (const auto& [name, group] :
+         {std::pair("tp", groups.tp), {"cp", groups.cp}, {"dp", groups.dp}, {"pp", groups.pp}})
+        if (group->size() > 1) where += fmt::format("{}{} {}", where.empty() ? "" : ", ", name, group->rank());
+    return fmt::format("rank {}{}", this_rank, where.empty() ? "" : " (" + where + ")");
+}
+
 void Trainer::note(const std::string& line, const nlohmann::ordered_json& event) {
     progress_.line(line);
     if (!event.is_null()) record(event);
@@ -246,10 +256,8 @@ void Trainer::finish(const StepReport& last, int64_t first_step, int64_t last_st
         timeline_file_->write(ledger().timeline_csv());
         timeline_file_->commit();
     }
-    if (trace_file_) {
-        trace_file_->write(profile().chrome_trace());
-        trace_file_->commit();
-    }
+    if (!options_.trace.empty()) runtime->write_trace(trace_file_ ? &*trace_file_ : nullptr, rank_title());
+    if (trace_file_) trace_file_->commit();
 }
 
 }  // namespace train70b

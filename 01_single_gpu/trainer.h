@@ -57,6 +57,7 @@ class Trainer {
     void compare_ranks(StepReport& report, double my_loss);
     void record(const nlohmann::ordered_json& event);
     LlamaConfig saved_config() const;
+    std::string rank_title() const;  // in a trace
     void collect_votes(int64_t step);
     bool after_step(const StepReport& report);  // whether the run goes on
     void finish(const StepReport& last, int64_t first_step, int64_t last_step, double train_seconds);

@@ -194,3 +194,69 @@ TEST_CASE("a loss that is not finite on one rank") {
     INFO(text);
     EXPECT_EVERYWHERE(text.find("lm_head.weight (its gradient) on rank 3 (2 of 4 ranks have one)") != text.npos);
 }
+
+// ---- traces of all ranks ----
+
+TEST_CASE("a trace has every rank, and the ranks' spans of one collective overlap although their clocks differ") {
+    const int rank = world().rank(), ranks = world().size();
+    const double drift = 0.05 * rank;  // a thousand times that of a bad clock: 50 ms in this run, and more
+    set_clock_error(1000.0 * rank - 500, drift);
+    std::string path;
+    const double begin = now_seconds();
+    {
+        Run run(1, [&](TrainOptions& options, const Folder& folder) { options.trace = path = folder / "t.json"; });
+        run.session->run();
+        path = read_text(path);
+    }
+    const double seconds = now_seconds() - begin;
+    set_clock_error(0, 0);
+    Failures failures;
+    if (rank == 0) {
+        const auto trace = nlohmann::json::parse(path);
+        struct Calls {
+            int count = 0;
+            double last_begin = -INFINITY, first_end = INFINITY;
+        };
+        std::map<std::string, Calls> calls;
+        std::map<int, std::string> titles;
+        std::map<int, int> phases;
+        double earliest = INFINITY, latest = -INFINITY;
+        for (const auto& event : trace["traceEvents"]) {
+            const int pid = event["pid"];
+            if (event["name"] == "process_name") titles[pid] = event["args"]["name"];
+            if (event["ph"] != "X") continue;
+            const double from = event["ts"].get<double>() / 1e6, to = from + event["dur"].get<double>() / 1e6;
+            earliest = std::min(earliest, from);
+            latest = std::max(latest, to);
+            phases[pid] += event["name"] == "update";
+            if (event["name"] != "world.all_reduce" || event["cat"] != "comm") continue;
+            failures.expect(event["args"]["group"] == "world", event.dump());
+            Calls& call = calls[event["args"]["call"]];
+            ++call.count;
+            call.last_begin = std::max(call.last_begin, from);
+            call.first_end = std::min(call.first_end, to);
+        }
+        for (int i = 0; i < ranks; ++i) {
+            failures.expect(titles[i] == fmt::format("rank {0} (dp {0})", i), fmt::format("title '{}'", titles[i]));
+            failures.expect(phases[i] == 4, fmt::format("{} updates of rank {}", phases[i], i));
+        }
+        failures.expect(calls.size() >= 4, "all-reduces");
+        constexpr double kError = 0.005;  // seconds: half a round trip on a loaded machine
+        for (const auto& [name, call] : calls) {
+            failures.expect(call.count == ranks, fmt::format("{}: {} spans", name, call.count));
+            failures.expect(call.last_begin <= call.first_end + kError,
+                            fmt::format("{}: begins at {}, after an end at {}", name, call.last_begin, call.first_end));
+        }
+        failures.expect(latest - earliest <= seconds, fmt::format("{} s in a run of {} s", latest - earliest, seconds));
+    }
+    EXPECT_NONE(failures);
+}
+
+TEST_CASE("the difference of two clocks: linear between the measurements, constant outside") {
+    const ClockDifference clock{.begin = 100, .end = 200, .at_begin = 90, .at_end = 91};
+    EXPECT(clock.to_rank_0(100) == doctest::Approx(10));
+    EXPECT(clock.to_rank_0(150) == doctest::Approx(59.5));
+    EXPECT(clock.to_rank_0(200) == doctest::Approx(109));
+    EXPECT(clock.to_rank_0(90) == doctest::Approx(0));
+    EXPECT(clock.to_rank_0(210) == doctest::Approx(119));
+}

@@ -114,6 +114,32 @@ verdict "a dry run's files" "$(ends 0 20)$(grep '"event":"summary"' m.jsonl | gr
 run 1 "$bin/$program" "${shape[@]}" --comm fake --fake-world 16 --fake-rank 5 --tp 2 --pp 2 --cp 2 --steps 2 --metrics m.jsonl
 verdict "one rank of 16, really computed" "$(ends 0 30)$(grep -q '"rank":5' m.jsonl || echo "no rank 5: $(tail -n 1 m.jsonl | head -c 300)")"
 
+run 8 "$bin/$program" "${shape[@]}" --tp 2 --pp 2 --dp 2 --micro-batch 1 --steps 2 --trace t.json --prometheus p.prom --metrics m.jsonl
+verdict "a trace of all ranks, with their places; the slowest rank; Prometheus" "$(ends 0 30)$(python3 - <<'P'
+import json
+events = json.load(open("t.json"))["traceEvents"]
+titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+expected = {r: f"rank {r} (tp {r % 2}, dp {r // 2 % 2}, pp {r // 4})" for r in range(8)}
+if titles != expected:
+    print(titles)
+for rank in range(8):
+    spans = [e for e in events if e["pid"] == rank and e["ph"] == "X"]
+    for name, count in ("update", 2), ("tp.all_reduce", 2):
+        if sum(e["name"] == name for e in spans) < count:
+            print(f"rank {rank}: too few of {name}")
+    if not any(e.get("args", {}).get("group") == "tp" for e in spans):
+        print(f"rank {rank}: no span of the group tp")
+steps = [e for e in map(json.loads, open("m.jsonl")) if e["event"] == "step"]
+for step in steps:
+    s = step["straggler"]
+    if not (0 <= s["rank"] < 8 and 0 < s["median_busy_s"] <= s["busy_s"] and s["waited_s"] >= 0):
+        print(s)
+if "train70b_step 2\n" not in open("p.prom").read():
+    print(open("p.prom").read()[:300])
+P
+)"
+rm -f t.json p.prom
+
 # ---- a rank that dies or stands still ----
 training=("$bin/$program" "${shape[@]}" --tp 2 --pp 2 --dp 2 --zero 1 --micro-batch 1 --steps 1000000)
 strike KILL 3 8 "${training[@]}"

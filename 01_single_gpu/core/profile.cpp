@@ -1,7 +1,6 @@
 #include "01_single_gpu/core/profile.h"
 
 #include <ctime>
-#include <nlohmann/json.hpp>
 
 #include "01_single_gpu/ops/ops.h"
 
@@ -20,20 +19,6 @@ Profile& profile() {
     return instance;
 }
 
-std::string Profile::chrome_trace() const {
-    nlohmann::ordered_json trace;
-    trace["traceEvents"] = nlohmann::ordered_json::array();
-    for (const Event& event : events)
-        trace["traceEvents"].push_back({{"name", event.name},
-                                        {"cat", event.category},
-                                        {"ph", "X"},
-                                        {"ts", event.begin * 1e6},
-                                        {"dur", event.seconds * 1e6},
-                                        {"pid", this_rank},
-                                        {"tid", 0}});
-    return trace.dump(1) + "\n";
-}
-
 Span::Span(const char* name, const char* category, double flops, double bytes)
     : name_(name), category_(category), flops_(flops), bytes_(bytes) {
     if (!profile().on()) return;
@@ -46,7 +31,7 @@ Span::~Span() {
     if (begin_ < 0 || !p.on()) return;
     if (p.wait_for == Device::cuda) synchronize(Device::cuda);
     const double seconds = now_seconds() - begin_;
-    if (p.events_on) p.events.push_back({name_, category_, begin_, seconds});
+    if (p.events_on) p.events.push_back({name_, category_, begin_, seconds, std::move(detail_)});
     if (p.sums_on && std::string_view(category_) == "op") {
         Profile::Sum& sum = p.sums[name_];
         ++sum.calls;

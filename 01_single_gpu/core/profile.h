@@ -22,7 +22,8 @@ struct Profile {
     };
     struct Event {
         std::string name, category;
-        double begin, seconds;
+        double begin, seconds;  // begin: now_seconds()
+        std::string detail;     // of a collective: which call
     };
     bool sums_on = false, events_on = false;
     Device wait_for = Device::cpu;    // cuda: a span ends when its kernels have completed
@@ -30,7 +31,6 @@ struct Profile {
     std::vector<Event> events;
 
     bool on() const { return sums_on || events_on; }
-    std::string chrome_trace() const;  // JSON; one process per rank
 };
 
 Profile& profile();
@@ -51,11 +51,15 @@ class Span {
     // flops: floating-point operations; bytes: the minimum that must be read and written.
     explicit Span(const char* name, const char* category = "op", double flops = 0, double bytes = 0);
     ~Span();
+    void detail(const std::string& text) {
+        if (begin_ >= 0) detail_ = text;
+    }
     Span(const Span&) = delete;
 
   private:
     const char *name_, *category_;
     double flops_, bytes_, begin_ = -1, cpu_begin_ = 0;
+    std::string detail_;
 };
 
 // "NVIDIA H200, 8 visible": the name that CUDA reports, and how many devices there are; empty on the CPU.

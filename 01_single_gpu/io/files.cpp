@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -207,8 +208,22 @@ std::string repository_file(const std::string& path) {
     return std::filesystem::exists(path) ? path : std::string(TRAIN70B_SOURCE_DIR) + "/" + path;
 }
 
-double now_seconds() {
+namespace {
+double steady_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+std::atomic<double> clock_offset = 0, clock_drift = 0, clock_since = 0;  // the watchdog's thread reads the clock too
+}  // namespace
+
+double now_seconds() {
+    const double now = steady_seconds();
+    return now + clock_offset + clock_drift * (now - clock_since);
+}
+
+void set_clock_error(double offset, double drift) {
+    clock_since = steady_seconds();
+    clock_offset = offset;
+    clock_drift = drift;
 }
 
 }  // namespace train70b

@@ -82,5 +82,7 @@ class OptionalOutput {
 std::string repository_file(const std::string& path);
 
 double now_seconds();  // steady clock
+// For tests: makes this process's clock wrong from now on, as that of another machine. drift: seconds per second.
+void set_clock_error(double offset, double drift);
 
 }  // namespace train70b

@@ -81,7 +81,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
 
     group("Output");
     add_output("--metrics", o.metrics, "FILE.jsonl: write metrics, one JSON line per step");
-    add_output("--trace", o.trace, "FILE.json: write Chrome trace events");
+    add_output("--trace", o.trace, "FILE.json: write Chrome trace events, of all ranks on one clock");
     add_output("--memory-timeline", o.memory_timeline,
                "FILE.csv: write the memory by kind after every allocation and release");
     add_output(Prometheus::kFlag, o.prometheus, "FILE.prom: keep the current metrics for Prometheus' node exporter");

@@ -58,6 +58,18 @@ void CommRuntime::add(const CommStats& stats, StepReport& report) {
     }
 }
 
+void CommRuntime::start_trace() {
+    if (!world_.has_peers() || world_.size() == 1) return;
+    CHECK(world_.size() == world_size(), "a trace of {} of {} ranks", world_.size(), world_size());
+    trace_.emplace();
+}
+
+void CommRuntime::write_trace(OutputFile* file, const std::string& title) {
+    if (!trace_) return Runtime::write_trace(file, title);
+    write_files([&] { trace_->write(file, title); });
+    trace_.reset();
+}
+
 nlohmann::ordered_json CommRuntime::memory_per_rank(const MemoryPeak& mine) const {
     auto list = nlohmann::ordered_json::array();
     if (!world_.has_peers()) {  // a simulated rank: its own memory is all there is

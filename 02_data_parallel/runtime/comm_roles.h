@@ -3,6 +3,7 @@
 #include "01_single_gpu/io/report.h"
 #include "01_single_gpu/roles.h"
 #include "02_data_parallel/comm.h"
+#include "02_data_parallel/runtime/trace_merge.h"
 
 namespace train70b {
 
@@ -26,11 +27,16 @@ class CommRuntime : public Runtime {
         return world_.has_peers() ? world_.gather(mine) : mine;
     }
     void write_files(const std::function<void()>& body) override { train70b::write_files(world_, body); }
+    void start_trace() override;
+    void write_trace(OutputFile* file, const std::string& title) override;
     nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const override;
 
   protected:
     static void add(const CommStats& stats, StepReport& report);
     const Comm world_;
+
+  private:
+    std::optional<TraceMerge> trace_;
 };
 
 }  // namespace train70b

@@ -41,7 +41,8 @@ void Work::State::launch() {
     collective_log().set(log_id, LogState::running);
     const double begin = now_seconds();
     const std::string span_name = group->name + "." + operation.name;
-    const Span span(span_name.c_str(), "comm");
+    Span span(span_name.c_str(), "comm");
+    span.detail(label);
     if (group->shared->queue.check() && !operation.message) check_agreement();
     request = operation.run(*group->backend);
     operation.run = nullptr;
@@ -63,6 +64,9 @@ void Work::State::complete() {
     } else {
         collective_log().set(log_id, CollectiveLog::State::running);
         const double begin = now_seconds();
+        const std::string span_name = group->name + "." + operation.name;
+        Span span(span_name.c_str(), "comm_wait");
+        span.detail(label);
         waiting->wait();
         collective_log().set(log_id, CollectiveLog::State::done);
         add_seconds(now_seconds() - begin);
