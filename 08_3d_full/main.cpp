@@ -48,7 +48,8 @@ static void program(int argc, char** argv) {
     Inject inject(planned, p.trainer(), p.model());
     ReplicaCheck replicas(replica_check, p.trainer(), p.model(), p.world, config);
     Checkpoints checkpoints(folder, o, config, p.flags.values(), p.data(), p.trainer(), p.world);
-    p.trainer().controls = {&inject, &replicas, &checkpoints};
+    std::vector<RunControl*>& controls = p.trainer().controls;
+    controls.insert(controls.end(), {&inject, &replicas, &checkpoints});
     p.allocate();
     say_layout(p, composed, config);
     check_machines(p, config, probing);

@@ -90,9 +90,12 @@ TEST_CASE("Prometheus: every metric, valid and with its value") {
     prometheus.after_step(report(2), {});
     prometheus.recorded({{"event", "alarm"}, {"kind", "loss_spike"}});
     prometheus.recorded({{"event", "alarm"}, {"kind", "a \"new\"\nkind"}});
-    prometheus.recorded({{"event", "checkpoint"}});
-    prometheus.checkpointed(2);
+    prometheus.recorded({{"event", "replicas_differ"}});
+    prometheus.recorded({{"event", "probe"}});
+    prometheus.recorded({{"event", "checkpoint"}, {"step", 1}, {"folder", "weights-1"}});
+    EXPECT(std::isnan(Parsed(prometheus.text()).at("train70b_checkpoint_step")));
     prometheus.finish();
+    prometheus.recorded({{"event", "checkpoint"}, {"step", 2}, {"folder", "step-2"}});  // the last one comes late
     EXPECT(folder.files() == 1);
     const Parsed parsed(read_text(folder / "a.prom"));
     EXPECT(parsed.problem == "");
@@ -111,6 +114,7 @@ TEST_CASE("Prometheus: every metric, valid and with its value") {
         {"train70b_alarms_total{kind=\"loss_spike\"}", 1},
         {"train70b_alarms_total{kind=\"non_finite\"}", 0},
         {"train70b_alarms_total{kind=\"a \\\"new\\\"\\nkind\"}", 1},
+        {"train70b_alarms_total{kind=\"replicas_differ\"}", 1},
         {"train70b_straggler_rank", 3},
         {"train70b_straggler_waited_seconds", 0.1},
         {"train70b_checkpoint_step", 2},

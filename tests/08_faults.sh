@@ -44,7 +44,8 @@ for zero in "--zero 0" "--zero 1" "--zero 2" "--zero 3" "--zero 3 --offload all"
     train --inject nan:1:3 $zero
     name=$(sed -n 's/.*the gradient of \(.*\) has a NaN$/\1/p' "$work/err")
     verdict "nan with $zero: exit code 1, the parameter is named" "$(ends 1 8)$(announced nan 1 3)$(
-        [ -n "$name" ] || echo "no parameter; ")$(says "rank 1: step 3: loss" "first non-finite parameter: $name (its gradient)")"
+        [ -n "$name" ] || echo "no parameter; ")$(
+        says "$program: step 3: loss" "first non-finite parameter: $name (its gradient) on rank 1 (1 of 4 ranks has one)")"
 done
 for axis in "--dp 4" "--tp 4"; do
     train $axis --inject skip-collective:1:3 --comm-check on

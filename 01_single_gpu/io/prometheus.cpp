@@ -66,8 +66,6 @@ Prometheus::Prometheus(const std::string& path, double every_seconds)
     OutputFile(kFlag, path_);  // whether it can be written; the file of an earlier run stays for now
 }
 
-void Prometheus::checkpointed(int64_t step) { checkpoint_ = {step, now_seconds()}; }
-
 bool Prometheus::after_step(const StepReport& report, const std::vector<double>&) {
     if (!last_ && report.step == 1) restarts_ = 0;
     last_ = report;
@@ -78,10 +76,16 @@ bool Prometheus::after_step(const StepReport& report, const std::vector<double>&
 }
 
 void Prometheus::recorded(const nlohmann::ordered_json& event) {
-    if (event.value("event", "") != "alarm") return;
-    const std::string kind = event.value("kind", "");
-    ++alarms_[kind];
-    if (kind == "non_finite") write();  // the run ends here
+    const std::string name = event.value("event", ""), kind = name == "alarm" ? event.value("kind", "") : name;
+    if (name == "checkpoint" && event.value("folder", "").starts_with("step-"))
+        checkpoint_ = {event.value("step", int64_t(0)), now_seconds()};
+    if (name == "alarm" || alarms_.count(kind)) ++alarms_[kind];
+    if (finished_ || kind == "non_finite" || kind == "replicas_differ") write();  // the run ends here
+}
+
+void Prometheus::finish() {
+    finished_ = true;
+    write();
 }
 
 void Prometheus::write() {

@@ -17,11 +17,10 @@ class Prometheus : public RunControl {
     // path empty: does nothing. Usage error if it cannot be written.
     explicit Prometheus(const std::string& path, double every_seconds = 1);
 
-    void checkpointed(int64_t step);  // call when a checkpoint is complete: its step and age are reported from then on
-
     bool after_step(const StepReport& report, const std::vector<double>&) override;
+    // Counts alarms, by kind; knows the events of chapter 08's checkpoints and of its check of replicas.
     void recorded(const nlohmann::ordered_json& event) override;
-    void finish() override { write(); }
+    void finish() override;
     std::string text() const;
 
   private:
@@ -30,10 +29,12 @@ class Prometheus : public RunControl {
     std::string path_;  // empty: nothing is written
     const double every_seconds_;
     double written_ = 0;  // now_seconds() of the last write
+    bool finished_ = false;
     std::optional<StepReport> last_;
     std::map<std::string, int64_t> bytes_;   // by operation, since the start of the program
     std::map<std::string, double> seconds_;  // the same
-    std::map<std::string, int64_t> alarms_ = {{"loss_spike", 0}, {"non_finite", 0}};
+    std::map<std::string, int64_t> alarms_ = {
+        {"checkpoint_failed", 0}, {"loss_spike", 0}, {"non_finite", 0}, {"replicas_differ", 0}};
     struct Checkpoint {
         int64_t step;
         double when;  // now_seconds()
