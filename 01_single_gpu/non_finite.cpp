@@ -36,7 +36,7 @@ std::pair<double, std::string> first_of_this_rank(Llama& model, ParamStore& stor
 
 }  // namespace
 
-NonFinite find_non_finite(Llama& model, ParamStore& store, const Runtime& runtime, const StepReport& report,
+NonFinite find_non_finite(Llama& model, ParamStore& store, const Groups& peers, const StepReport& report,
                           double my_loss) {
     const std::vector<Param> whole = all_params(model.config);  // a pipeline stage has a part of them
     const auto [what, name] = first_of_this_rank(model, store);
@@ -47,7 +47,7 @@ NonFinite find_non_finite(Llama& model, ParamStore& store, const Runtime& runtim
         double what, loss_is_finite, place, loss, grad_norm;
     };
     const std::vector<double> all =
-        runtime.gather({what, std::isfinite(my_loss) ? 1.0 : 0.0, place, report.loss, report.grad_norm});
+        gather(peers, {what, std::isfinite(my_loss) ? 1.0 : 0.0, place, report.loss, report.grad_norm});
     NonFinite first{.of = int64_t(all.size() / 5)};
     std::tuple earliest{kNone + 1, 0.0, 0.0};
     for (int64_t rank = 0; rank < first.of; ++rank) {

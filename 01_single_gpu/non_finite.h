@@ -24,7 +24,7 @@ struct NonFinite {
 // taken to be a weight before a gradient, a gradient on a rank whose own loss is not finite before others, the earliest
 // in its pass (weights forward, gradients backward), the lowest rank. Gradients have been summed over the data-parallel
 // ranks by then: a NaN that was in one of them before is in all of them.
-NonFinite find_non_finite(Llama& model, ParamStore& store, const Runtime& runtime, const StepReport& report,
+NonFinite find_non_finite(Llama& model, ParamStore& store, const Groups& peers, const StepReport& report,
                           double my_loss);
 
 }  // namespace train70b

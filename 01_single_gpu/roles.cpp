@@ -10,6 +10,10 @@
 
 namespace train70b {
 
+std::vector<double> gather(const Groups& groups, const std::vector<double>& mine) {
+    return groups.pp->gather(groups.dp_cp->gather(groups.tp->gather(mine)));
+}
+
 void Runtime::write_trace(OutputFile* file, const std::string& title) {
     file->write(trace_head());
     TraceText trace(profile().events, this_rank, title, {});

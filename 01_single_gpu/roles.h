@@ -65,6 +65,10 @@ struct Groups {
     GroupPtr dp = one_rank(), cp = one_rank(), dp_cp = one_rank(), tp = one_rank(), pp = one_rank();
 };
 
+// Numbers of all ranks, in rank order. Axis by axis, in the groups of the step's own sums: a rank that has missed one of
+// those meets the others here, where --comm-check sees it. Collective.
+std::vector<double> gather(const Groups& groups, const std::vector<double>& mine);
+
 struct StepReport;  // io/report.h
 class OutputFile;   // io/files.h
 
@@ -73,9 +77,8 @@ class Runtime {
     virtual ~Runtime() = default;
     virtual int64_t ranks() const { return 1; }  // devices that compute a step, for MFU
     virtual void begin_step() {}
-    virtual void end_step(StepReport&) {}  // adds communication bytes and seconds
-    // Of all ranks that compute, in rank order. Collective.
-    virtual std::vector<double> gather(const std::vector<double>& mine) const { return mine; }
+    virtual void end_step(StepReport&) {}             // adds communication bytes and seconds
+    virtual bool has_peers() const { return false; }  // several ranks, and not simulated ones
     // Calls `body`, which writes large files on rank 0; the other ranks wait for it without a timeout.
     virtual void write_files(const std::function<void()>& body) { body(); }
     // --trace: before the first step, and after the last one; file: rank 0's, null on the others; title: of this rank.

@@ -144,7 +144,8 @@ void Trainer::collect_votes(int64_t step) {
 
 // The ranks that update together have the same norm. Others may not: a fault in one copy of the model.
 void Trainer::compare_ranks(StepReport& report, double my_loss) {
-    const std::vector<double> all = runtime->gather({report.step_s, report.waited_s, is_finite(report) ? 1.0 : 0.0});
+    const Groups peers = runtime->has_peers() ? groups : Groups();
+    const std::vector<double> all = gather(peers, {report.step_s, report.waited_s, is_finite(report) ? 1.0 : 0.0});
     std::vector<double> step_s, waited_s;
     bool finite = true;
     for (size_t i = 0; i < all.size(); i += 3) {
@@ -154,7 +155,7 @@ void Trainer::compare_ranks(StepReport& report, double my_loss) {
     }
     if (step_s.size() > 1) report.straggler = find_straggler(step_s, waited_s);
     if (finite) return;
-    const NonFinite first = find_non_finite(model_, *store, *runtime, report, my_loss);
+    const NonFinite first = find_non_finite(model_, *store, peers, report, my_loss);
     record(first.alarm(report.step));
     throw CommonError(fmt::format("step {}: {} (try a lower --lr or more --warmup-steps)", report.step, first.text()));
 }

@@ -59,7 +59,7 @@ void CommRuntime::add(const CommStats& stats, StepReport& report) {
 }
 
 void CommRuntime::start_trace() {
-    if (!world_.has_peers() || world_.size() == 1) return;
+    if (!has_peers()) return;
     CHECK(world_.size() == world_size(), "a trace of {} of {} ranks", world_.size(), world_size());
     trace_.emplace();
 }
