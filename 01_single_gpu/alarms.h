@@ -11,8 +11,8 @@ namespace train70b {
 // hides the next one:
 //   r = loss - median of the previous 8 losses             the trend is taken out: a decrease makes r negative
 //   z = (r - max(0, median of r)) / scale                  over the last `window` steps
-//   scale = (upper quartile of r - lower quartile) / 1.349, the standard deviation of normal noise; at least 0.5% of the
-//           loss
+//   scale = (upper quartile of r - lower quartile) / 1.349, the standard deviation of normal noise; at least 0.5% of
+//           the loss
 // The fast decrease at the start raises no alarm, because only a loss above the recent ones has z > 0, and what it adds
 // to the scale has left the window after `window` steps. The first steps, until 16 values of r are there, raise none.
 class LossSpikes {

@@ -13,13 +13,13 @@ struct NonFinite {
     int64_t rank = -1;
     int64_t ranks = 0, of = 1;  // how many ranks have one, of how many
 
-    // "loss 2.5, gradient norm nan; first non-finite parameter: model.norm.weight (its gradient) on rank 3 (1 of 8 ranks
+    // "loss 2.5, gradient norm nan; first non-finite parameter: lm_head.weight (its gradient) on rank 3 (1 of 8 ranks
     // has one)"
     std::string text() const;
     nlohmann::ordered_json alarm(int64_t step) const;  // for the metrics file
 };
 
-// Collective; the same on all ranks. Call it when some rank's loss or norm is not finite; report: of this rank, my_loss:
+// Collective; the same on all ranks. Call it when a rank's loss or norm is not finite; report: of this rank, my_loss:
 // its share of the loss. What goes wrong in one place goes wrong in all that is computed after it, so the cause is
 // taken to be a weight before a gradient, a gradient on a rank whose own loss is not finite before others, the earliest
 // in its pass (weights forward, gradients backward), the lowest rank. Gradients have been summed over the data-parallel

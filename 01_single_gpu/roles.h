@@ -65,7 +65,7 @@ struct Groups {
     GroupPtr dp = one_rank(), cp = one_rank(), dp_cp = one_rank(), tp = one_rank(), pp = one_rank();
 };
 
-// Numbers of all ranks, in rank order. Axis by axis, in the groups of the step's own sums: a rank that has missed one of
+// Numbers of all ranks, in rank order. Axis by axis, in the groups of the step's sums: a rank that has missed one of
 // those meets the others here, where --comm-check sees it. Collective.
 std::vector<double> gather(const Groups& groups, const std::vector<double>& mine);
 

@@ -58,7 +58,7 @@ class Flags {
     Flag at(const std::string& name);
     bool given(const std::string& name) const;
 
-    // Usage error, suggesting the most similar flag, for an unknown flag; --help and --version print and throw EarlyEnd.
+    // Usage error, suggesting the nearest flag, for an unknown flag; --help and --version print and throw EarlyEnd.
     void parse(int argc, char** argv);
     const nlohmann::ordered_json& values() const;                    // after parse(): every flag with its value as text
     void record(const std::string& name, const std::string& value);  // overrides an entry of values()

@@ -15,7 +15,7 @@ class TraceMerge {
   public:
     TraceMerge();  // collective over all ranks
 
-    // file: rank 0's, null on the others; title: of this rank. Ranks are asked for their events one after another, which
+    // file: rank 0's, null on the others; title: of this rank. Ranks are asked for their events in turn, which
     // rank 0 writes as they arrive, a piece at a time. Collective.
     void write(OutputFile* file, const std::string& title);
 
