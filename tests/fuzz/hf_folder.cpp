@@ -1,0 +1,93 @@
+// A Hugging Face folder: config.json and model.safetensors.index.json, beside a shard that belongs to them.
+// sources: io/hf.cpp io/hf_config.cpp io/safetensors.cpp io/json.cpp io/files.cpp config.cpp llama.cpp layers.cpp
+// sources: param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
+// sources: ops/rope.cpp
+#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/io/hf.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace train70b::fuzz {
+
+namespace {
+constexpr const char* kShard = "a.safetensors";
+
+LlamaConfig small() {
+    LlamaConfig config = preset("tiny");
+    config.layers = 1, config.hidden = 8, config.heads = 2, config.kv_heads = 1, config.ffn = 8, config.vocab = 8;
+    return config;
+}
+
+// The shard's header and zeros for its tensors.
+std::string shard() {
+    nlohmann::ordered_json header = nlohmann::ordered_json::object();
+    int64_t end = 0;
+    for (const Param& param : all_params(small())) {
+        const int64_t begin = end;
+        end += 4 * param.global_size();
+        header[param.name] = {{"dtype", "F32"}, {"shape", param.global_shape}, {"data_offsets", {begin, end}}};
+    }
+    const std::string text = header.dump();
+    const uint64_t length = text.size();
+    return std::string(reinterpret_cast<const char*>(&length), 8) + text + std::string(size_t(end), '\0');
+}
+}  // namespace
+
+// An input is config.json, a zero byte, and the index.
+Target target() {
+    const auto read = [content = shard()](const Folder& folder, std::string_view input) {
+        const size_t cut = input.find('\0');
+        folder.write("config.json", input.substr(0, cut));
+        folder.write("model.safetensors.index.json", cut == input.npos ? "" : input.substr(cut + 1));
+        if (!std::filesystem::exists(folder.path() + "/" + kShard)) folder.write(kShard, content);
+        const LlamaConfig config = read_hf_config(folder.path());
+        const HfWeights weights(folder.path(), config);
+    };
+    const nlohmann::ordered_json good = hf_config(small(), DType::f32);
+    const std::string config = good.dump();
+    nlohmann::ordered_json map = nlohmann::ordered_json::object();
+    for (const Param& param : all_params(small())) map[param.name] = kShard;
+    const std::string index = R"({"weight_map":)" + map.dump() + "}", zero(1, '\0');
+    const auto with = [&](const std::string& from, const std::string& to) {
+        std::string changed = config;
+        changed.replace(changed.find(from), from.size(), to);
+        return changed + zero + index;
+    };
+    std::vector<std::string> words = {kShard,
+                                      "../",
+                                      "null",
+                                      "NaN",
+                                      "1e400",
+                                      "-1",
+                                      "2147483647",
+                                      "18446744073709551615",
+                                      "\"weight_map\"",
+                                      "\"rope_scaling\"",
+                                      "\"rope_parameters\"",
+                                      "\"llama3\"",
+                                      "\"rope_type\"",
+                                      "\"factor\"",
+                                      "\"low_freq_factor\"",
+                                      "\"high_freq_factor\"",
+                                      "\"original_max_position_embeddings\"",
+                                      "\"quantization_config\"",
+                                      "[[[[",
+                                      "{\"a\":"};
+    for (const auto& [key, value] : good.items()) words.push_back('"' + key + '"');
+    for (const auto& [name, file] : map.items()) words.push_back('"' + name + '"');
+    return {read,
+            {config + zero + index, config, config + zero, with("10000.0", "1e400"),
+             with("\"rope_scaling\":null",
+                  "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+                  "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}"),
+             with("\"rope_scaling\":null", "\"rope_scaling\":" + nested(62)),
+             with("\"hidden_size\":8", "\"hidden_size\":2147483647"),
+             with("\"num_hidden_layers\":1", "\"num_hidden_layers\":10000"), with("false", nested_objects(62)),
+             repeat("[", 5000), nested_objects(5000), config + zero + nested_objects(63),
+             config + zero + nested_objects(5000),
+             config + zero + R"({"weight_map":{"lm_head.weight":"../../etc/passwd"}})",
+             config + zero + R"({"weight_map":{"lm_head.weight":")" + repeat("b", 300) + "\"}}"},
+            words};
+}
+
+}  // namespace train70b::fuzz
