@@ -149,6 +149,8 @@ TEST_CASE("a header that lies is refused by file and tensor") {
         {braced({a, entry("b", "F32", "[6]", 0, 24)}), 24, "overlaps"},
         {braced({a, entry("b", "BF16", "[2]", 28, 32)}), 32, "4 bytes before tensor \"b\""},
         {braced({entry("a", "F32", "[2]", 4, 12)}), 12, "4 bytes before tensor \"a\""},
+        {braced({entry("a", "F64", "[0,1152921504606846976]", 0, 0)}), 0,
+         "\"a\": shape (0, 1152921504606846976) is too"},
         {braced({a, a}), 24, "lists \"a\" twice"},
         {braced({entry("a", "F16", "[2]", 0, 4)}), 4, "\"a\": dtype \"F16\" is not supported"},
         {braced({entry("a", "F32", "[-2,-3]", 0, 24)}), 24, "\"a\""},

@@ -170,7 +170,8 @@ def report(case, problem, said):
     where = f" on {case.ranks} ranks" if case.ranks > 1 else ""
     command = " ".join(word if isinstance(word, str) else repr(word) for word in case.arguments)
     print(f"WRONG {case.group}: {case.name}{where}: {problem}\n"
-          f"      {case.program} {ascii(command)[:400]} {case.streams}\n      {ascii(said.decode(errors='replace'))[:600]}")
+          f"      {case.program} {ascii(command)[:400]} {case.streams}\n"
+          f"      {ascii(said.decode(errors='replace'))[:600]}")
 
 
 def run_all(cases, binaries, above):

@@ -57,9 +57,11 @@ def flags_of(binaries, program):
 
 
 # ---- flags ---------------------------------------------------------------------------------------------------------
-INTEGERS = ["x", "1.5", "-1", "-2147483649", "", " ", " 1", "1 ", "010", "0x10", "1e3", "1,2", "nan", "99999999999999999999",
+INTEGERS = ["x", "1.5", "-1", "-2147483649", "", " ", " 1", "1 ", "010", "0x10", "1e3", "1,2", "nan",
+    "99999999999999999999",
             "1000000000000000001", str(2**57), str(2**63 - 1), str(2**64 + 1), "1" * 3000]
-NUMBERS = ["x", "", " ", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "-1", "1,5", "1e-3x", "0x", "1 2", "9" * 3000]
+NUMBERS = ["x", "", " ", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "-1", "1,5", "1e-3x", "0x", "1 2",
+    "9" * 3000]
 PATHS = ["", "nowhere/file", "folder", "fifo", "loop", "text.txt/file", "n" * 300, "a\nb/file", "a\x1b[31m/file"]
 
 
@@ -127,7 +129,8 @@ def flag_cases(add, binaries):
             else:
                 add(group, f"{flag}=x", program, extra + [flag + "=x"], flag, write_text)
         for unknown in ("--stepz", "--", "stray", "-x", "--steps\n", "\x1b[31m", "--" + "x" * 3000, "é"):
-            add("unknown words", f"{shown(unknown)}", program, (["a", "b"] if program == "compare" else []) + [unknown],
+            add("unknown words", f"{shown(unknown)}", program,
+                (["a", "b"] if program == "compare" else []) + [unknown],
                 [], write_text)
 
 
@@ -159,11 +162,16 @@ def size_cases(add):
         for program in (FIRST, "03_zero", "08_3d_full"):
             add("sizes", f"--model {model}", program, ["--model", model, "--data", "text.txt"], f"--model {model}",
                 without=SHAPE)
-    add("sizes", "--bench --save-hf", FIRST, ["--bench", "--save-hf", "d"], "--save-hf", without=("--metrics", "--trace"))
-    add("sizes", "--bench --save-reference", FIRST, ["--bench", "--save-reference", "d"], "--save-reference", without=("--metrics", "--trace"))
-    add("sizes", "--bench --generate", FIRST, ["--bench", "--generate", "1"], "--generate", without=("--metrics", "--trace"))
-    add("sizes", "--bench-side without --bench", FIRST, ["--bench-side", "10"], "--bench-side", without=("--metrics", "--trace"))
-    add("sizes", "--bench-side beyond memory", FIRST, ["--bench", "--bench-side", "1000000"], "--bench-side", without=("--metrics", "--trace"))
+    add("sizes", "--bench --save-hf", FIRST, ["--bench", "--save-hf", "d"], "--save-hf",
+        without=("--metrics", "--trace"))
+    add("sizes", "--bench --save-reference", FIRST, ["--bench", "--save-reference", "d"], "--save-reference",
+        without=("--metrics", "--trace"))
+    add("sizes", "--bench --generate", FIRST, ["--bench", "--generate", "1"], "--generate",
+        without=("--metrics", "--trace"))
+    add("sizes", "--bench-side without --bench", FIRST, ["--bench-side", "10"], "--bench-side",
+        without=("--metrics", "--trace"))
+    add("sizes", "--bench-side beyond memory", FIRST, ["--bench", "--bench-side", "1000000"], "--bench-side",
+        without=("--metrics", "--trace"))
 
 
 def layout_cases(add):
@@ -171,43 +179,58 @@ def layout_cases(add):
     for program, world, flags, expected in (
             ("02_data_parallel", 3, "--dp 2", "--dp 2"), ("02_data_parallel", 3, "", "--global-batch"),
             ("02_data_parallel", 4, "--micro-batch 1", "--global-batch"),
-            ("02_data_parallel", 1000000000, "", "--fake-world"), ("02_data_parallel", 4, "--fake-rank 4", "--fake-rank"),
-            ("02_data_parallel", 4, "--save-hf d", "--save-hf"), ("02_data_parallel", 4, "--save-reference d", "--save-reference"),
+            ("02_data_parallel", 1000000000, "", "--fake-world"),
+            ("02_data_parallel", 4, "--fake-rank 4", "--fake-rank"),
+            ("02_data_parallel", 4, "--save-hf d", "--save-hf"),
+            ("02_data_parallel", 4, "--save-reference d", "--save-reference"),
             ("02_data_parallel", 2, "--all-reduce-csv a.csv", "--all-reduce-csv"),
             ("02_data_parallel", 2, "--modes-csv a.csv", "--modes-csv"),
             ("02_data_parallel", 2, "--all-reduce-csv a.csv --tables on", "--all-reduce-csv"),
-            ("03_zero", 4, "--global-batch 4 --hybrid-shard 3", "--hybrid-shard"), ("03_zero", 2, "--hybrid-shard 4", "--hybrid-shard"),
+            ("03_zero", 4, "--global-batch 4 --hybrid-shard 3", "--hybrid-shard"),
+            ("03_zero", 2, "--hybrid-shard 4", "--hybrid-shard"),
             ("03_zero", 2, "--zero 0 --hybrid-shard 2", "--hybrid-shard"),
-            ("03_zero", 2, "--zero 0 --offload all", "--offload"), ("03_zero", 2, "--zero 1 --offload all", "--offload"),
-            ("03_zero", 2, "--zero 2 --prefetch 2", "--prefetch"), ("03_zero", 2, "--zero 0 --prefetch 0", "--prefetch"),
+            ("03_zero", 2, "--zero 0 --offload all", "--offload"),
+            ("03_zero", 2, "--zero 1 --offload all", "--offload"),
+            ("03_zero", 2, "--zero 2 --prefetch 2", "--prefetch"),
+            ("03_zero", 2, "--zero 0 --prefetch 0", "--prefetch"),
             ("04_tensor_parallel", 4, "--tp 3", "--tp 3"), ("04_tensor_parallel", 3, "", "--tp 3"),
             ("04_tensor_parallel", 8, "--tp 8", "--tp 8"), ("04_tensor_parallel", 4, "--dp 3", "--dp 3"),
             ("04_tensor_parallel", 4, "--tp 2 --dp 4", "--dp 4"),
             ("04_tensor_parallel", 4, "--tp 4 --sequence-parallel on --seq-len 18", "--seq-len"),
-            ("04_tensor_parallel", 2, "--ffn 49", "--ffn"), ("04_tensor_parallel", 6, "--heads 6 --kv-heads 2 --hidden 36 --tp 3", "--kv-heads"),
+            ("04_tensor_parallel", 2, "--ffn 49", "--ffn"), ("04_tensor_parallel", 6,
+                "--heads 6 --kv-heads 2 --hidden 36 --tp 3", "--kv-heads"),
             ("04_tensor_parallel", 2, "--tp 1000000000", "--tp"),
-            ("04_tensor_parallel", 2, "--links l.json", "--links"), ("04_tensor_parallel", 2, "--efficiency-csv e.csv", "--efficiency-csv"),
+            ("04_tensor_parallel", 2, "--links l.json", "--links"),
+            ("04_tensor_parallel", 2, "--efficiency-csv e.csv", "--efficiency-csv"),
             ("05_pipeline", 3, "--pp 3", "--pp 3"), ("05_pipeline", 3, "--layers 4", "--layers"),
             ("05_pipeline", 4, "--pp 3", "--pp 3"), ("05_pipeline", 4, "--dp 3", "--dp 3"),
-            ("05_pipeline", 2, "--stage-layers 1,,1", "--stage-layers"), ("05_pipeline", 2, "--stage-layers 2", "--stage-layers"),
-            ("05_pipeline", 2, "--stage-layers 2,0", "--stage-layers"), ("05_pipeline", 2, "--stage-layers 2,2", "--stage-layers"),
+            ("05_pipeline", 2, "--stage-layers 1,,1", "--stage-layers"),
+            ("05_pipeline", 2, "--stage-layers 2", "--stage-layers"),
+            ("05_pipeline", 2, "--stage-layers 2,0", "--stage-layers"),
+            ("05_pipeline", 2, "--stage-layers 2,2", "--stage-layers"),
             ("05_pipeline", 2, "--virtual-stages 2", "--virtual-stages"),
             ("05_pipeline", 2, "--pipeline interleaved --virtual-stages 1000000000", "--virtual-stages"),
             ("05_pipeline", 2, "--pipeline interleaved --virtual-stages 3", "--virtual-stages"),
             ("05_pipeline", 2, "--pp 1 --pipeline interleaved", "--pipeline"),
             ("05_pipeline", 2, "--pipeline interleaved --layers 4 --global-batch 3", "--pipeline"),
-            ("05_pipeline", 2, "--pp 1000000000", "--pp"), ("05_pipeline", 2, "--global-batch 1000000000", "--global-batch"),
-            ("05_pipeline", 2, "--draw p.png", "--draw"), ("05_pipeline", 2, "--pipeline-trace p.json", "--pipeline-trace"),
-            ("05_pipeline", 2, "--draw p.png --tables on", "--draw"), ("05_pipeline", 4, "--toy-deadlock on", "--toy-deadlock"),
+            ("05_pipeline", 2, "--pp 1000000000", "--pp"), ("05_pipeline", 2, "--global-batch 1000000000",
+                "--global-batch"),
+            ("05_pipeline", 2, "--draw p.png", "--draw"), ("05_pipeline", 2, "--pipeline-trace p.json",
+                "--pipeline-trace"),
+            ("05_pipeline", 2, "--draw p.png --tables on", "--draw"),
+            ("05_pipeline", 4, "--toy-deadlock on", "--toy-deadlock"),
             ("06_context_parallel", 3, "--cp 3", "--cp 3"), ("06_context_parallel", 4, "--cp 3", "--cp 3"),
-            ("06_context_parallel", 4, "--dp 3", "--dp 3"), ("06_context_parallel", 2, "--seq-len 18 --cp 2", "--seq-len"),
+            ("06_context_parallel", 4, "--dp 3", "--dp 3"), ("06_context_parallel", 2, "--seq-len 18 --cp 2",
+                "--seq-len"),
             ("06_context_parallel", 8, "--cp-algorithm ulysses", "--cp"),
             ("06_context_parallel", 4, "--cp-algorithm hybrid --ulysses-size 3", "--ulysses-size"),
             ("06_context_parallel", 4, "--ulysses-size 2", "--ulysses-size"),
             ("06_context_parallel", 4, "--cp-algorithm hybrid --ulysses-size 1000000000", "--ulysses-size"),
             ("06_context_parallel", 2, "--cp 1000000000", "--cp"),
-            ("07_fp8", 2, "--fp8 current --dtype fp64", "--fp8"), ("07_fp8", 2, "--optimizer adamw8bit --dtype fp64 --fp8 off", "--optimizer"),
-            ("07_fp8", 2, "--fp8-strict on --ffn 50", "--fp8-strict"), ("07_fp8", 2, "--compare-csv c.csv", "--compare"),
+            ("07_fp8", 2, "--fp8 current --dtype fp64", "--fp8"),
+            ("07_fp8", 2, "--optimizer adamw8bit --dtype fp64 --fp8 off", "--optimizer"),
+            ("07_fp8", 2, "--fp8-strict on --ffn 50", "--fp8-strict"),
+            ("07_fp8", 2, "--compare-csv c.csv", "--compare"),
             ("07_fp8", 2, "--compare 10 --dtype fp64 --fp8 off", "--compare"), ("07_fp8", 4, "--tp 3", "--tp 3"),
             ("07_fp8", 2, "--compare 10", "--compare"),
             ("07_fp8", 2, "--fp8-margin 010", "--fp8-margin"), ("07_fp8", 2, "--fp8-margin 17", "--fp8-margin"),
@@ -224,7 +247,8 @@ def layout_cases(add):
         add("layouts", f"{program} of {world}: {flags}", program, fake + [str(world)] + flags.split(), expected)
     for program, flags, expected in (
             ("02_data_parallel", "--dp 3", "--dp 3"), ("02_data_parallel", "--global-batch 3", "--global-batch"),
-            ("02_data_parallel", "--comm fake --fake-world 4", "--comm fake"), ("02_data_parallel", "--comm nccl --device cpu", "--comm nccl"),
+            ("02_data_parallel", "--comm fake --fake-world 4", "--comm fake"),
+            ("02_data_parallel", "--comm nccl --device cpu", "--comm nccl"),
             ("03_zero", "--hybrid-shard 3", "--hybrid-shard"), ("03_zero", "--trace nowhere/t.json", "--trace"),
             ("03_zero", "--zero 3 --prefetch 1000000000 --metrics nowhere/m", "--metrics"),
             ("04_tensor_parallel", "--tp 3", "--tp 3"), ("04_tensor_parallel", "--dp 3", "--dp 3"),
@@ -257,7 +281,8 @@ def data_cases(add):
     good = shard()
     for length in (0, 1, 4, 11, 12, 1000, 1023, 1024, 1025, len(good) - 1, len(good) + 1, len(good) + 2):
         file(f"cut_{length}.bin", (good + b"\0\0")[:length])
-    for magic in (0, -1, MAGIC16 + 1, MAGIC32 + 1, 0x20240520, int.from_bytes(struct.pack(">i", MAGIC16), "little", signed=True)):
+    for magic in (0, -1, MAGIC16 + 1, MAGIC32 + 1, 0x20240520,
+            int.from_bytes(struct.pack(">i", MAGIC16), "little", signed=True)):
         file(f"magic_{magic}.bin", shard(magic))
     for version in (0, 2, 7, 99, -1, 2**31 - 1):
         file(f"version_{version}.bin", shard(version=version))
@@ -269,7 +294,8 @@ def data_cases(add):
     for at, token in ((0, 256), (100, 65535), (199, 300)):
         file(f"token_{at}_{token}.bin", shard(tokens=[token if i == at else 1 for i in range(200)]))
     for at, token in ((0, 256), (199, 2**32 - 1), (5, 2**31)):
-        file(f"wide_token_{at}_{token}.bin", shard(MAGIC32, 7, tokens=[token if i == at else 1 for i in range(200)], width=4))
+        file(f"wide_token_{at}_{token}.bin", shard(MAGIC32, 7, tokens=[token if i == at else 1 for i in range(200)],
+            width=4))
     file("empty.txt", b"")
     file("short.txt", b"only")
     file("one.txt", b"1")
@@ -300,12 +326,14 @@ def data_cases(add):
             after(step, lambda f, name=name: (f / name).rename(f / (name + ".bin"))))
         add("data", f"{name} in a folder", FIRST, ["--data", "folder"], ["--data", "folder"],
             after(lambda f: (f / "folder").mkdir(), step, lambda f, name=name: (f / name).rename(f / "folder" / name)))
-    for path in ("/dev/null", "/dev/zero", "/dev/stdin", "/proc/1/task", "/proc/self/mem", "/proc/self/fd", "/sys/kernel/mm",
+    for path in ("/dev/null", "/dev/zero", "/dev/stdin", "/proc/1/task", "/proc/self/mem", "/proc/self/fd",
+            "/sys/kernel/mm",
                  "/", "/proc/self/task"):
         if path != "/":
             add("data", path, FIRST, ["--data", path], ["--data", path])
     add("data", "a Latin-1 name that is not there", FIRST, ["--data", b"caf\xe9.txt"], "--data")
-    add("data", "a sequence as long as a sparse file", FIRST, ["--data", "sparse.txt", "--seq-len", "100000000", "--vocab", "256"],
+    add("data", "a sequence as long as a sparse file", FIRST,
+        ["--data", "sparse.txt", "--seq-len", "100000000", "--vocab", "256"],
         "--seq-len", after(lambda f: os.truncate(f / "text.txt", 0), lambda f: os.mknod(f / "sparse.txt"),
                            lambda f: os.truncate(f / "sparse.txt", 1 << 28)), limit=GENTLE)
     # while the program reads it
@@ -313,12 +341,14 @@ def data_cases(add):
         def shrink(folder, process):
             def wait():
                 for _ in range(500):
-                    if process.poll() is not None or ((folder / "m.jsonl").exists() and b'"step"' in (folder / "m.jsonl").read_bytes()):
+                    metrics = folder / "m.jsonl"
+                    if process.poll() is not None or (metrics.exists() and b'"step"' in metrics.read_bytes()):
                         break
                     time.sleep(0.01)
                 os.truncate(folder / "data.txt", 0)
             threading.Thread(target=wait).start()
-        add("data", "a file that shrinks while training", program, ["--data", "data.txt", "--steps", "1000000"], ["--data", "data.txt"],
+        add("data", "a file that shrinks while training", program, ["--data", "data.txt", "--steps", "1000000"],
+            ["--data", "data.txt"],
             after(lambda f: (f / "data.txt").write_text(TEXT * 100)), ranks=ranks, code=1, meanwhile=shrink,
             left=("m.jsonl", "data.txt"), limit=GENTLE, lines=1 if ranks == 1 else -1)
 
@@ -364,11 +394,14 @@ def hf_cases(add, base):
         copied = {**config, key: value}
         return json.dumps(copied).encode()
 
-    needed = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps"]
+    needed = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+        "rms_norm_eps"]
     for key in needed:
         without = {k: v for k, v in config.items() if k != key}
-        case(f"config.json without {key}", folder_with(config__json=json.dumps(without).encode()), ["config.json", key])
-    integers = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+        case(f"config.json without {key}", folder_with(config__json=json.dumps(without).encode()),
+            ["config.json", key])
+    integers = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "vocab_size",
                 "head_dim", "max_position_embeddings"]
     for key in integers:
         for value in ("32", [1], {"a": 1}, True, 0, -1, 1.5, 2**31, 2**63 - 1, 2**64, 1e30):
@@ -379,26 +412,38 @@ def hf_cases(add, base):
         for value in ("NaN", "Infinity", "1e999"):
             text = json.dumps({**config, key: 7e77}).replace("7e+77", value).encode()
             case(f"config.json {key} {value}", folder_with(config__json=text), ["config.json"])
-    for key, value in (("model_type", "mistral"), ("model_type", 1), ("hidden_act", "gelu"), ("hidden_act", ["silu"]), ("attention_bias", True),
-                       ("attention_bias", "yes"), ("mlp_bias", True), ("tie_word_embeddings", True), ("quantization_config", {"a": 1}),
-                       ("partial_rotary_factor", 0.5), ("rope_scaling", []), ("rope_scaling", {"type": "linear", "factor": 2}),
-                       ("rope_scaling", {"rope_type": "llama3"}), ("rope_scaling", {"rope_type": 3}), ("rope_scaling", "none"),
-                       ("rope_scaling", {"rope_type": "llama3", "factor": "8", "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}),
-                       ("rope_scaling", {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1, "original_max_position_embeddings": 8192}),
-                       ("rope_scaling", {"factor": 2}), ("rope_parameters", {"rope_theta": -1}), ("rope_parameters", 7),
+    for key, value in (("model_type", "mistral"), ("model_type", 1), ("hidden_act", "gelu"), ("hidden_act", ["silu"]),
+            ("attention_bias", True),
+                       ("attention_bias", "yes"), ("mlp_bias", True), ("tie_word_embeddings", True),
+                       ("quantization_config", {"a": 1}),
+                       ("partial_rotary_factor", 0.5), ("rope_scaling", []),
+                       ("rope_scaling", {"type": "linear", "factor": 2}),
+                       ("rope_scaling", {"rope_type": "llama3"}), ("rope_scaling", {"rope_type": 3}),
+                       ("rope_scaling", "none"),
+                       ("rope_scaling", {"rope_type": "llama3", "factor": "8", "low_freq_factor": 1,
+                           "high_freq_factor": 4, "original_max_position_embeddings": 8192}),
+                       ("rope_scaling", {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
+                           "high_freq_factor": 1, "original_max_position_embeddings": 8192}),
+                       ("rope_scaling", {"factor": 2}), ("rope_parameters", {"rope_theta": -1}),
+                       ("rope_parameters", 7),
                        ("hidden_act", "\x1b[31m\n"), ("model_type", "m" * 3000)):
         case(f"config.json {key} {shown(value)}", folder_with(config__json=changed(key, value)), ["config.json", key])
-    for key in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
-        case(f"config.json {key} unlike the weights", folder_with(config__json=changed(key, {"num_attention_heads": 2, "num_key_value_heads": 1}.get(key, 2 * config[key]))), "hf")
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads",
+            "num_key_value_heads"):
+        other = {"num_attention_heads": 2, "num_key_value_heads": 1}.get(key, 2 * config[key])
+        case(f"config.json {key} unlike the weights", folder_with(config__json=changed(key, other)), "hf")
     for name, text, expected in (
-            ("empty", b"", "config.json"), ("a list", b"[]", "config.json"), ("a number", b"7", "config.json"), ("null", b"null", "config.json"),
-            ("cut", json.dumps(config).encode()[:-10], "config.json"), ("more after it", json.dumps(config).encode() + b"{}", "config.json"),
+            ("empty", b"", "config.json"), ("a list", b"[]", "config.json"), ("a number", b"7", "config.json"),
+            ("null", b"null", "config.json"),
+            ("cut", json.dumps(config).encode()[:-10], "config.json"),
+            ("more after it", json.dumps(config).encode() + b"{}", "config.json"),
             ("not UTF-8", b'{"model_type": "\xff\xfe"}', "config.json"), ("of zeros", b"\0" * 100, "config.json"),
             ("a comment", b"// comment\n" + json.dumps(config).encode(), "config.json"),
             ("nested lists", b"[" * 200000, "config.json"), ("nested objects", b'{"a":' * 200000, "config.json"),
             ("nested in a key", b'{"rope_scaling": ' + b"[" * 100 + b"]" * 100 + b"}", "config.json"),
             ("a key twice", b'{"hidden_size": 64, ' + json.dumps(config).encode()[1:], ["config.json", "hidden_size"]),
-            ("UTF-16", json.dumps(config).encode("utf-16"), "config.json"), ("a newline in a string", b'{"model_type": "a\nb"}', "config.json")):
+            ("UTF-16", json.dumps(config).encode("utf-16"), "config.json"),
+            ("a newline in a string", b'{"model_type": "a\nb"}', "config.json")):
         case(f"config.json {name}", folder_with(config__json=text), expected)
     case("no config.json", folder_with(config__json=None), "config.json")
     case("no weights", folder_with(model__safetensors=None), "hf")
@@ -409,10 +454,13 @@ def hf_cases(add, base):
         case(f"model.safetensors cut to {length}", folder_with(model__safetensors=good[:length]), "model.safetensors")
     case("model.safetensors with a byte more", folder_with(model__safetensors=good + b"\0"), "model.safetensors")
     for size in (0, 1, 2**31, 2**62, 2**63, 2**64 - 1, 2**64 - 8, len(good)):
-        case(f"model.safetensors: header of {size} bytes", folder_with(model__safetensors=safetensors(header, data, size)), "model.safetensors")
-    for name, text in (("[]", b"[]"), ("7", b"7"), ("{", b"{"), ("nested lists", b'{"a":{"shape":' + b"[" * 200000 + b"}}"), ("null", b"null"),
+        case(f"model.safetensors: header of {size} bytes", folder_with(model__safetensors=safetensors(header, data,
+            size)), "model.safetensors")
+    for name, text in (("[]", b"[]"), ("7", b"7"), ("{", b"{"),
+            ("nested lists", b'{"a":{"shape":' + b"[" * 200000 + b"}}"), ("null", b"null"),
                        ("nested objects", b'{"a":' * 200000), ("zeros", b"\0" * 64), ("not UTF-8", b'{"\xff": {}}')):
-        case(f"model.safetensors: header {name}", folder_with(model__safetensors=safetensors(header, data, text=text)), "model.safetensors")
+        case(f"model.safetensors: header {name}", folder_with(model__safetensors=safetensors(header, data,
+            text=text)), "model.safetensors")
 
     def entry(**fields):
         copied = copy.deepcopy(header)
@@ -425,17 +473,29 @@ def hf_cases(add, base):
     begin, end = header[first]["data_offsets"]
     shape = header[first]["shape"]
     for name, fields in (
-            ("no dtype", {"dtype": None}), ("dtype I64", {"dtype": "I64"}), ("dtype F16", {"dtype": "F16"}), ("dtype 7", {"dtype": 7}),
-            ("dtype BF16", {"dtype": "BF16"}), ("dtype F64", {"dtype": "F64"}), ("dtype with ESC", {"dtype": "\x1b[31m"}), ("dtype long", {"dtype": "F" * 3000}),
-            ("no shape", {"shape": None}), ("shape 7", {"shape": 7}), ("shape empty", {"shape": []}), ("shape negative", {"shape": [-shape[0], -shape[1]]}),
-            ("shape of strings", {"shape": ["1"]}), ("shape fractional", {"shape": [1.5]}), ("shape transposed", {"shape": [shape[1], shape[0]]}),
-            ("shape flat", {"shape": [shape[0] * shape[1]]}), ("shape of three", {"shape": [1] + shape}), ("shape of 2^62", {"shape": [2**62, 4]}),
-            ("shape of 2^63", {"shape": [2**63, 2]}), ("shape of 2^64", {"shape": [2**64]}), ("shape with zero", {"shape": [0, 2**60]}),
-            ("shape of 300000 ones", {"shape": [1] * 300000}), ("shape of 300000 strings", {"shape": ["1"] * 300000}), ("shape 2^32 x 2^32", {"shape": [2**32, 2**32]}),
-            ("no offsets", {"data_offsets": None}), ("offsets 7", {"data_offsets": 7}), ("offsets of one", {"data_offsets": [0]}), ("offsets of three", {"data_offsets": [0, 1, 2]}),
-            ("offsets negative", {"data_offsets": [-1, end]}), ("offsets reversed", {"data_offsets": [end, begin]}), ("offsets beyond", {"data_offsets": [begin, 2**62]}),
-            ("offsets 2^64", {"data_offsets": [begin, 2**64 - 1]}), ("offsets shifted", {"data_offsets": [begin + 4, end + 4]}), ("offsets shorter", {"data_offsets": [begin, end - 4]})):
-        case(f"model.safetensors: {name}", folder_with(model__safetensors=entry(**fields)), ["model.safetensors", first])
+            ("no dtype", {"dtype": None}), ("dtype I64", {"dtype": "I64"}), ("dtype F16", {"dtype": "F16"}),
+            ("dtype 7", {"dtype": 7}),
+            ("dtype BF16", {"dtype": "BF16"}), ("dtype F64", {"dtype": "F64"}),
+            ("dtype with ESC", {"dtype": "\x1b[31m"}), ("dtype long", {"dtype": "F" * 3000}),
+            ("no shape", {"shape": None}), ("shape 7", {"shape": 7}), ("shape empty", {"shape": []}),
+            ("shape negative", {"shape": [-shape[0], -shape[1]]}),
+            ("shape of strings", {"shape": ["1"]}), ("shape fractional", {"shape": [1.5]}),
+            ("shape transposed", {"shape": [shape[1], shape[0]]}),
+            ("shape flat", {"shape": [shape[0] * shape[1]]}), ("shape of three", {"shape": [1] + shape}),
+            ("shape of 2^62", {"shape": [2**62, 4]}),
+            ("shape of 2^63", {"shape": [2**63, 2]}), ("shape of 2^64", {"shape": [2**64]}),
+            ("shape with zero", {"shape": [0, 2**60]}),
+            ("shape of 300000 ones", {"shape": [1] * 300000}), ("shape of 300000 strings", {"shape": ["1"] * 300000}),
+            ("shape 2^32 x 2^32", {"shape": [2**32, 2**32]}),
+            ("no offsets", {"data_offsets": None}), ("offsets 7", {"data_offsets": 7}),
+            ("offsets of one", {"data_offsets": [0]}), ("offsets of three", {"data_offsets": [0, 1, 2]}),
+            ("offsets negative", {"data_offsets": [-1, end]}), ("offsets reversed", {"data_offsets": [end, begin]}),
+            ("offsets beyond", {"data_offsets": [begin, 2**62]}),
+            ("offsets 2^64", {"data_offsets": [begin, 2**64 - 1]}),
+            ("offsets shifted", {"data_offsets": [begin + 4, end + 4]}),
+            ("offsets shorter", {"data_offsets": [begin, end - 4]})):
+        case(f"model.safetensors: {name}", folder_with(model__safetensors=entry(**fields)),
+            ["model.safetensors", first])
 
     def tensors(change):
         copied = copy.deepcopy(header)
@@ -443,15 +503,24 @@ def hf_cases(add, base):
         return safetensors(copied, data)
     case("a tensor missing", folder_with(model__safetensors=tensors(lambda h: h.pop(first))), "hf")
     case("a tensor renamed", folder_with(model__safetensors=tensors(lambda h: h.update(other=h.pop(first)))), "hf")
-    case("a tensor more", folder_with(model__safetensors=tensors(lambda h: h.update(more={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}))), ["model.safetensors", "more"])
-    case("a tensor more with ESC", folder_with(model__safetensors=tensors(lambda h: h.update({"\x1b[31m\n": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}))), "model.safetensors")
-    case("a tensor more with a long name", folder_with(model__safetensors=tensors(lambda h: h.update({"m" * 5000: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}))), "model.safetensors")
-    case("a tensor's entry is a list", folder_with(model__safetensors=tensors(lambda h: h.update({first: []}))), ["model.safetensors", first])
-    case("a tensor's entry is null", folder_with(model__safetensors=tensors(lambda h: h.update({first: None}))), ["model.safetensors", first])
+    case("a tensor more", folder_with(model__safetensors=tensors(lambda h: h.update(more={"dtype": "F32",
+        "shape": [0], "data_offsets": [0, 0]}))), ["model.safetensors", "more"])
+    case("a tensor more with ESC",
+        folder_with(model__safetensors=tensors(lambda h: h.update({"\x1b[31m\n": {"dtype": "F32", "shape": [0],
+            "data_offsets": [0, 0]}}))), "model.safetensors")
+    case("a tensor more with a long name",
+        folder_with(model__safetensors=tensors(lambda h: h.update({"m" * 5000: {"dtype": "F32", "shape": [0],
+            "data_offsets": [0, 0]}}))), "model.safetensors")
+    case("a tensor's entry is a list", folder_with(model__safetensors=tensors(lambda h: h.update({first: []}))),
+        ["model.safetensors", first])
+    case("a tensor's entry is null", folder_with(model__safetensors=tensors(lambda h: h.update({first: None}))),
+        ["model.safetensors", first])
     twice = json.dumps(header)[:-1] + f', "{first}": {json.dumps(header[first])}' + "}"
-    case("a tensor twice", folder_with(model__safetensors=safetensors(header, data, text=twice.encode())), ["model.safetensors", first])
+    case("a tensor twice", folder_with(model__safetensors=safetensors(header, data, text=twice.encode())),
+        ["model.safetensors", first])
     shape_twice = json.dumps(header).replace('"shape"', '"shape": [7], "shape"', 1)
-    case("a shape twice", folder_with(model__safetensors=safetensors(header, data, text=shape_twice.encode())), ["model.safetensors", "shape"])
+    case("a shape twice", folder_with(model__safetensors=safetensors(header, data, text=shape_twice.encode())),
+        ["model.safetensors", "shape"])
 
     # the index
     names = [name for name in header if name != "__metadata__"]
@@ -459,24 +528,37 @@ def hf_cases(add, base):
         def setup(folder):
             folder_with()(folder)
             (folder / "hf/model.safetensors").rename(folder / "hf/a.safetensors")
-            (folder / "hf/model.safetensors.index.json").write_bytes(json.dumps({"weight_map": weight_map}).encode() if text is None else text)
+            content = json.dumps({"weight_map": weight_map}).encode() if text is None else text
+            (folder / "hf/model.safetensors.index.json").write_bytes(content)
             for step in more:
                 step(folder / "hf")
         return setup
     full = {name: "a.safetensors" for name in names}
     index = "model.safetensors.index.json"
     for name, weight_map, expected in (
-            ("traversal", {**full, first: "../hf/a.safetensors"}, index), ("absolute", {**full, first: "/etc/passwd"}, index), ("empty name", {**full, first: ""}, index),
-            ("dots", {**full, first: ".."}, index), ("a dot", {**full, first: "."}, index), ("a number", {**full, first: 7}, index), ("null", {**full, first: None}, index), ("a list", {**full, first: ["a.safetensors"]}, index),
-            ("a missing file", {**full, first: "b.safetensors"}, "b.safetensors"), ("a name of 300 bytes", {**full, first: "b" * 300}, "hf"), ("a name with ESC", {**full, first: "\x1b[31m"}, "hf"),
-            ("a name with a newline", {**full, first: "a\nb"}, "hf"), ("a name with zero", {**full, first: "a.safetensors\0"}, "hf"), ("config.json as a shard", {**full, first: "config.json"}, "config.json"),
-            ("a tensor more", {**full, "more": "a.safetensors"}, "more"), ("a tensor less", {k: v for k, v in full.items() if k != first}, first), ("empty", {}, index),
-            ("a list of pairs", [[first, "a.safetensors"]], index), ("a long name", {**full, first: "b" * 5000}, "hf"), ("itself", {**full, first: index}, index)):
+            ("traversal", {**full, first: "../hf/a.safetensors"}, index),
+            ("absolute", {**full, first: "/etc/passwd"}, index), ("empty name", {**full, first: ""}, index),
+            ("dots", {**full, first: ".."}, index), ("a dot", {**full, first: "."}, index),
+            ("a number", {**full, first: 7}, index), ("null", {**full, first: None}, index),
+            ("a list", {**full, first: ["a.safetensors"]}, index),
+            ("a missing file", {**full, first: "b.safetensors"}, "b.safetensors"),
+            ("a name of 300 bytes", {**full, first: "b" * 300}, "hf"),
+            ("a name with ESC", {**full, first: "\x1b[31m"}, "hf"),
+            ("a name with a newline", {**full, first: "a\nb"}, "hf"),
+            ("a name with zero", {**full, first: "a.safetensors\0"}, "hf"),
+            ("config.json as a shard", {**full, first: "config.json"}, "config.json"),
+            ("a tensor more", {**full, "more": "a.safetensors"}, "more"),
+            ("a tensor less", {k: v for k, v in full.items() if k != first}, first), ("empty", {}, index),
+            ("a list of pairs", [[first, "a.safetensors"]], index),
+            ("a long name", {**full, first: "b" * 5000}, "hf"), ("itself", {**full, first: index}, index)):
         case(f"index: {name}", indexed(weight_map), expected)
-    for name, text in (("empty", b""), ("a list", b"[]"), ("no map", b"{}"), ("cut", b'{"weight_map": {'), ("null map", b'{"weight_map": null}'), ("nested", b"[" * 200000),
-                       ("nested in the map", b'{"weight_map": {"a": ' + b"[" * 100000 + b"}}"), ("not UTF-8", b'{"weight_map": {"\xff": "a.safetensors"}}')):
+    for name, text in (("empty", b""), ("a list", b"[]"), ("no map", b"{}"), ("cut", b'{"weight_map": {'),
+            ("null map", b'{"weight_map": null}'), ("nested", b"[" * 200000),
+                       ("nested in the map", b'{"weight_map": {"a": ' + b"[" * 100000 + b"}}"),
+                       ("not UTF-8", b'{"weight_map": {"\xff": "a.safetensors"}}')):
         case(f"index: {name}", indexed(None, text), index)
-    case("index: a file with a tensor twice", indexed({**full, first: "b.safetensors"}, None, lambda hf: shutil.copy(hf / "a.safetensors", hf / "b.safetensors")), "b.safetensors")
+    case("index: a file with a tensor twice", indexed({**full, first: "b.safetensors"}, None,
+        lambda hf: shutil.copy(hf / "a.safetensors", hf / "b.safetensors")), "b.safetensors")
 
     # what is no regular file
     for name in ("config.json", "model.safetensors", index):
@@ -491,13 +573,17 @@ def hf_cases(add, base):
         case(f"{name} is a loop", remake(lambda p: p.symlink_to(p.name)), ["hf"])
         case(f"{name} is a device", remake(lambda p: p.symlink_to("/dev/zero")), [name])
         case(f"{name} leads nowhere", remake(lambda p: p.symlink_to("nowhere")), ["hf"])
-    for name, value in (("a file", "text.txt"), ("nothing", "nowhere"), ("a FIFO", "fifo"), ("a loop", "loop"), ("a long name", "n" * 300), ("a Latin-1 name", b"caf\xe9")):
+    for name, value in (("a file", "text.txt"), ("nothing", "nowhere"), ("a FIFO", "fifo"), ("a loop", "loop"),
+            ("a long name", "n" * 300), ("a Latin-1 name", b"caf\xe9")):
         add("Hugging Face folders", f"--load-hf {name}", FIRST, ["--load-hf", value], "--load-hf", after(odd_files))
     for flag in SHAPE:
-        add("Hugging Face folders", f"--load-hf with {flag}", FIRST, ["--load-hf", "hf", flag, "2"], [flag, "--load-hf"], folder_with())
-    add("Hugging Face folders", "--load-hf with --model", FIRST, ["--load-hf", "hf", "--model", "tiny"], ["--model", "--load-hf"], folder_with())
+        add("Hugging Face folders", f"--load-hf with {flag}", FIRST, ["--load-hf", "hf", flag, "2"],
+            [flag, "--load-hf"], folder_with())
+    add("Hugging Face folders", "--load-hf with --model", FIRST, ["--load-hf", "hf", "--model", "tiny"],
+        ["--model", "--load-hf"], folder_with())
     for ranks, program in ((2, "02_data_parallel"), (2, "08_3d_full")):
-        add("Hugging Face folders", "a tensor missing", program, ["--load-hf", "hf"], "hf", folder_with(model__safetensors=tensors(lambda h: h.pop(first))), ranks=ranks)
+        add("Hugging Face folders", "a tensor missing", program, ["--load-hf", "hf"], "hf",
+            folder_with(model__safetensors=tensors(lambda h: h.pop(first))), ranks=ranks)
 
 
 # ---- compare -------------------------------------------------------------------------------------------------------
@@ -514,11 +600,13 @@ def compare_cases(add, base):
 
     def case(name, change, expected, **more):
         for side in ("a", "b"):
-            add("compare", f"{side}: {name}", "compare", ["a", "b"], [f"{side}/"] + ([expected] if isinstance(expected, str) else expected),
+            add("compare", f"{side}: {name}", "compare", ["a", "b"],
+                [f"{side}/"] + ([expected] if isinstance(expected, str) else expected),
                 runs(change, side), **more)
 
     def text(content, name="reference.json"):
-        return lambda run: (run / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+        return lambda run: (run / name).write_bytes(raw)
 
     def step(**fields):
         copied = copy.deepcopy(good)
@@ -529,17 +617,22 @@ def compare_cases(add, base):
                 copied["steps"][0][key] = value
         return text(copied)
     name = "reference.json"
-    for label, content in (("empty", b""), ("a list", b"[]"), ("cut", json.dumps(good).encode()[:-3]), ("nested", b"[" * 200000), ("null", b"null"), ("not UTF-8", b'{"\xff": 1}')):
+    for label, content in (("empty", b""), ("a list", b"[]"), ("cut", json.dumps(good).encode()[:-3]),
+            ("nested", b"[" * 200000), ("null", b"null"), ("not UTF-8", b'{"\xff": 1}')):
         case(f"reference.json {label}", text(content), name)
-    for key, value in (("format", "other"), ("format", 7), ("version", 99), ("version", "2"), ("version", 0), ("dtype", "fp16"), ("dtype", 7), ("flags", []), ("flags", 7), ("steps", {}), ("steps", []),
-                       ("steps", 7), ("steps", None), ("steps", [7]), ("steps", [[]]), ("steps", [{}]), ("steps", ["a"])):
+    for key, value in (("format", "other"), ("format", 7), ("version", 99), ("version", "2"), ("version", 0),
+            ("dtype", "fp16"), ("dtype", 7), ("flags", []), ("flags", 7), ("steps", {}), ("steps", []),
+                       ("steps", 7), ("steps", None), ("steps", [7]), ("steps", [[]]), ("steps", [{}]),
+                       ("steps", ["a"])):
         case(f"{key} {value!r}", text({**good, key: value}), name)
     for key in ("format", "version", "steps"):
         case(f"no {key}", text({k: v for k, v in good.items() if k != key}), name)
     for key in ("loss", "grad_norm", "tokens"):
         case(f"no {key}", step(**{key: Doubled}), [name, key])
-    for key, value in (("loss", "5"), ("loss", []), ("loss", True), ("grad_norm", "2"), ("grad_norm", -1), ("grad_norm", {}), ("lr", "1"), ("tokens", 7), ("tokens", [7]), ("tokens", [[1.5]]), ("tokens", [["1"]]),
-                       ("tokens", [[None]]), ("tokens", {}), ("tokens", [[True]]), ("tokens", [[2**64]]), ("tokens", [[1e30]]), ("tokens", [["1" * 3000]])):
+    for key, value in (("loss", "5"), ("loss", []), ("loss", True), ("grad_norm", "2"), ("grad_norm", -1),
+            ("grad_norm", {}), ("lr", "1"), ("tokens", 7), ("tokens", [7]), ("tokens", [[1.5]]), ("tokens", [["1"]]),
+                       ("tokens", [[None]]), ("tokens", {}), ("tokens", [[True]]), ("tokens", [[2**64]]),
+                       ("tokens", [[1e30]]), ("tokens", [["1" * 3000]])):
         case(f"{key} {shown(value)}", step(**{key: value}), [name, "token" if key == "tokens" else key])
     for file in ("initial.safetensors", "gradients.safetensors", "after_step_1.safetensors"):
         if file != "after_step_1.safetensors":
@@ -553,8 +646,11 @@ def compare_cases(add, base):
     case("reference.json a folder", lambda run: ((run / name).unlink(), (run / name).mkdir()), name)
     case("reference.json a FIFO", lambda run: ((run / name).unlink(), os.mkfifo(run / name)), name)
     case("reference.json a loop", lambda run: ((run / name).unlink(), (run / name).symlink_to(name)), name)
-    for arguments, expected in (([], "A"), (["a"], "B"), (["a", "nowhere"], "nowhere"), (["nowhere", "b"], "nowhere"), (["a", "b", "c"], "c"), (["a", ""], "B"), (["", "b"], "A"), (["a", "b", "--tolerance", "2"], "--tolerance"),
-                                (["a", "a/reference.json"], "a/reference.json"), (["a", "n" * 300], "n"), (["a", b"caf\xe9"], "caf"), (["a", "x\ny"], "x")):
+    for arguments, expected in (([], "A"), (["a"], "B"), (["a", "nowhere"], "nowhere"), (["nowhere", "b"], "nowhere"),
+            (["a", "b", "c"], "c"), (["a", ""], "B"), (["", "b"], "A"),
+            (["a", "b", "--tolerance", "2"], "--tolerance"),
+                                (["a", "a/reference.json"], "a/reference.json"), (["a", "n" * 300], "n"),
+                                (["a", b"caf\xe9"], "caf"), (["a", "x\ny"], "x")):
         add("compare", f"arguments {ascii(arguments)[:40]}", "compare", arguments, expected, runs())
     # a run that is wrong, and no bad input
     negative = copy.deepcopy(good)
@@ -570,66 +666,97 @@ def output_cases(add, base, binaries):
     for flag in files:
         bench = ["--steps", "1"]
         without = ("--metrics", "--trace") if flag == "--bench-csv" else ()
-        for path, expected in (("text.txt", "--data"), ("./text.txt", "--data"), ("hard.txt", "--data"), ("soft.txt", "--data"), ("folder", "folder"), ("folder/", "folder"), ("fifo", "FIFO"), ("loop", "loop"),
-                               ("nowhere/x", "nowhere"), ("text.txt/x", "text.txt"), ("", "empty"), ("x/", "x/"), ("n" * 256, "n")) + \
+        for path, expected in (("text.txt", "--data"), ("./text.txt", "--data"), ("hard.txt", "--data"),
+                ("soft.txt", "--data"), ("folder", "folder"), ("folder/", "folder"), ("fifo", "FIFO"),
+                ("loop", "loop"),
+                               ("nowhere/x", "nowhere"), ("text.txt/x", "text.txt"), ("", "empty"), ("x/", "x/"),
+                               ("n" * 256, "n")) + \
                 ((("n" * 253, "n"),) if flag != "--metrics" else ()):
-            add("output paths", f"{flag} {shown(path)}", FIRST, bench + [flag, path], [flag, expected], without=without, setup=
-                after(odd_files, lambda f: os.link(f / "text.txt", f / "hard.txt"), lambda f: (f / "soft.txt").symlink_to("text.txt")))
-        add("output paths", f"{flag} over weights", FIRST, ["--load-hf", "hf", flag, "hf/model.safetensors"], [flag, "--load-hf"], after(copies))
-        add("output paths", f"{flag} over config.json", FIRST, ["--load-hf", "hf", flag, "hf/config.json"], [flag, "--load-hf"], after(copies))
+            add("output paths", f"{flag} {shown(path)}", FIRST, bench + [flag, path], [flag, expected],
+                without=without,
+                setup=after(odd_files, lambda f: os.link(f / "text.txt", f / "hard.txt"),
+                    lambda f: (f / "soft.txt").symlink_to("text.txt")))
+        add("output paths", f"{flag} over weights", FIRST, ["--load-hf", "hf", flag, "hf/model.safetensors"],
+            [flag, "--load-hf"], after(copies))
+        add("output paths", f"{flag} over config.json", FIRST, ["--load-hf", "hf", flag, "hf/config.json"],
+            [flag, "--load-hf"], after(copies))
         for other in files + ["--save-hf", "--save-reference"]:
             if "--bench-csv" in (flag, other):
                 continue  # alone, as --bench does not train
             if other > flag and not other.startswith("--save"):
                 add("output paths", f"{flag} and {other}, one name", FIRST, [flag, "x", other, "./x"], [flag, other])
             elif other.startswith("--save"):
-                add("output paths", f"{flag} in {other}", FIRST, [flag, "d/config.json", other, "d"], [flag, other], after(lambda f: (f / "d").mkdir()))
-        add("output paths", f"{flag} on a socket", FIRST, [flag, "socket"], [flag, "socket"], after(lambda f: os.mknod(f / "socket", 0o140644)))
+                add("output paths", f"{flag} in {other}", FIRST, [flag, "d/config.json", other, "d"], [flag, other],
+                    after(lambda f: (f / "d").mkdir()))
+        add("output paths", f"{flag} on a socket", FIRST, [flag, "socket"], [flag, "socket"],
+            after(lambda f: os.mknod(f / "socket", 0o140644)))
         add("output paths", f"{flag} in a Latin-1 folder", FIRST, [flag, b"caf\xe9/x"], flag, without=without)
         add("output paths", f"{flag} in a folder with ESC", FIRST, [flag, "\x1b[31m\n/x"], flag, without=without)
         if os.geteuid() == 0:
             add("output paths", f"{flag} on a block device", FIRST, [flag, "block"], [flag, "block"],
                 after(lambda f: os.mknod(f / "block", 0o060644, os.makedev(7, 250))))
     for flag, names in (("--save-hf", ["config.json", "model.safetensors", "model.safetensors.index.json"]),
-                        ("--save-reference", ["config.json", "initial.safetensors", "gradients.safetensors", "after_step_1.safetensors", "reference.json"])):
-        for path, expected in (("text.txt", flag), ("fifo", flag), ("loop", flag), ("", "empty"), ("text.txt/d", flag), ("n" * 256, flag), ("d/" + "n" * 256, flag)):
+                        ("--save-reference", ["config.json", "initial.safetensors", "gradients.safetensors",
+                            "after_step_1.safetensors", "reference.json"])):
+        for path, expected in (("text.txt", flag), ("fifo", flag), ("loop", flag), ("", "empty"),
+                ("text.txt/d", flag), ("n" * 256, flag), ("d/" + "n" * 256, flag)):
             add("output paths", f"{flag} {shown(path)}", FIRST, [flag, path], [flag, expected], after(odd_files))
         for name in names:
-            for what, make in (("folder", lambda p: p.mkdir()), ("FIFO", os.mkfifo), ("loop", lambda p: p.symlink_to(p.name))):
+            for what, make in (("folder", lambda p: p.mkdir()), ("FIFO", os.mkfifo),
+                    ("loop", lambda p: p.symlink_to(p.name))):
                 add("output paths", f"{flag} with a {what} {name}", FIRST, [flag, "d"], [flag, name],
                     after(lambda f: (f / "d").mkdir(), lambda f, name=name, make=make: make(f / "d" / name)))
-        add("output paths", f"{flag} over --load-hf", FIRST, ["--load-hf", "hf", flag, "hf"], [flag, "--load-hf"], after(copies))
+        add("output paths", f"{flag} over --load-hf", FIRST, ["--load-hf", "hf", flag, "hf"], [flag, "--load-hf"],
+            after(copies))
         add("output paths", f"{flag} in a deleted folder", FIRST, [flag, "d"], "--", deleted=True)
         add("output paths", f"{flag} in /proc", FIRST, [flag, "/proc/d"], flag)
-    add("output paths", "--save-hf and --save-reference, one folder", FIRST, ["--save-hf", "d", "--save-reference", "d"], ["--save-hf", "--save-reference"])
-    for program, flag, more in (("02_data_parallel", "--all-reduce-csv", []), ("02_data_parallel", "--modes-csv", []), ("04_tensor_parallel", "--efficiency-csv", []),
-                                ("05_pipeline", "--pipeline-trace", []), ("05_pipeline", "--draw", []), ("07_fp8", "--compare-csv", ["--compare", "1"])):
+    add("output paths", "--save-hf and --save-reference, one folder", FIRST,
+        ["--save-hf", "d", "--save-reference", "d"], ["--save-hf", "--save-reference"])
+    for program, flag, more in (("02_data_parallel", "--all-reduce-csv", []), ("02_data_parallel", "--modes-csv", []),
+            ("04_tensor_parallel", "--efficiency-csv", []),
+                                ("05_pipeline", "--pipeline-trace", []), ("05_pipeline", "--draw", []),
+                                ("07_fp8", "--compare-csv", ["--compare", "1"])):
         for path in ("folder", "fifo", "loop", "nowhere/x", "text.txt"):
-            add("output paths", f"{program} {flag} {path}", program, ["--tables", "on", flag, path] + more, flag, after(odd_files), ranks=2)
-    for content, name in ((b"", "empty"), (b"[]", "a list"), (b"{}", "an object"), (b"[" * 100000, "nested"), (b'{"device": {"flops_per_s": 1}, "links": [{"name": "\x1b"}]}', "ESC"),
-                          (b'{"device": {"flops_per_s": -1}}', "negative"), (b'{"device": {"flops_per_s": 1}, "links": []}', "no links"), (b'{"device": 7}', "device 7"),
-                          (b'{"device": {"flops_per_s": 1}, "links": [7]}', "a link 7"), (b'{"device": {"flops_per_s": 1}, "links": {"a": 1}}', "an object of links"),
-                          (b'{"device": {"flops_per_s": 1}, "links": [{"bytes_per_s": "1", "seconds": 1}]}', "text"), (b'{"device": {"flops_per_s": 1e999}}', "infinite")):
-        add("--links", name, "04_tensor_parallel", ["--tables", "on", "--links", "links.json"], ["--links", "links.json"],
+            add("output paths", f"{program} {flag} {path}", program, ["--tables", "on", flag, path] + more, flag,
+                after(odd_files), ranks=2)
+    for content, name in ((b"", "empty"), (b"[]", "a list"), (b"{}", "an object"), (b"[" * 100000, "nested"),
+            (b'{"device": {"flops_per_s": 1}, "links": [{"name": "\x1b"}]}', "ESC"),
+                          (b'{"device": {"flops_per_s": -1}}', "negative"),
+                          (b'{"device": {"flops_per_s": 1}, "links": []}', "no links"), (b'{"device": 7}', "device 7"),
+                          (b'{"device": {"flops_per_s": 1}, "links": [7]}', "a link 7"),
+                          (b'{"device": {"flops_per_s": 1}, "links": {"a": 1}}', "an object of links"),
+                          (b'{"device": {"flops_per_s": 1}, "links": [{"bytes_per_s": "1", "seconds": 1}]}', "text"),
+                          (b'{"device": {"flops_per_s": 1e999}}', "infinite")):
+        add("--links", name, "04_tensor_parallel", ["--tables", "on", "--links", "links.json"],
+            ["--links", "links.json"],
             after(lambda f, content=content: (f / "links.json").write_bytes(content)))
-    for name, step in (("a folder", lambda f: (f / "links.json").mkdir()), ("a FIFO", lambda f: os.mkfifo(f / "links.json")), ("a loop", lambda f: (f / "links.json").symlink_to("links.json")), ("nothing", lambda f: None)):
-        add("--links", name, "04_tensor_parallel", ["--tables", "on", "--links", "links.json"], ["--links", "links.json"], after(step))
-        add("--links", name, "04_tensor_parallel", ["--tables", "on", "--links", "links.json"], ["--links", "links.json"], after(step), ranks=2)
+    for name, step in (("a folder", lambda f: (f / "links.json").mkdir()),
+            ("a FIFO", lambda f: os.mkfifo(f / "links.json")),
+            ("a loop", lambda f: (f / "links.json").symlink_to("links.json")), ("nothing", lambda f: None)):
+        add("--links", name, "04_tensor_parallel", ["--tables", "on", "--links", "links.json"],
+            ["--links", "links.json"], after(step))
+        add("--links", name, "04_tensor_parallel", ["--tables", "on", "--links", "links.json"],
+            ["--links", "links.json"], after(step), ranks=2)
 
 
 # ---- streams, full disks, read-only folders ------------------------------------------------------------------------
 def stream_cases(add, binaries):
     for program in PROGRAMS + ["compare"]:
         if os.path.exists("/dev/full"):
-            add("streams", f"{program} --help >/dev/full", program, None, "standard output", None, code=1, streams=">/dev/full", words=["--help"])
+            add("streams", f"{program} --help >/dev/full", program, None, "standard output", None, code=1,
+                streams=">/dev/full", words=["--help"])
         add("streams", f"{program}: no stderr", program, None, [], None, lines=0, streams="2>&-", words=["--stepz"])
-        add("streams", f"{program}: neither stream", program, None, [], None, lines=0, streams=">&- 2>&-", words=["--stepz"])
+        add("streams", f"{program}: neither stream", program, None, [], None, lines=0, streams=">&- 2>&-",
+            words=["--stepz"])
         add("streams", f"{program}: no stdin", program, None, ["--stepz"], None, streams="<&-",
             words=(["a", "b"] if program == "compare" else []) + ["--stepz"])
-    add("streams", "a run >/dev/full", FIRST, [], "standard output", code=1, streams=">/dev/full", left=("m.jsonl", "t.json"))
-    add("streams", "a run >&-: progress is not mixed into the metrics", FIRST, [], "--trace", code=2, streams=">&-", words=None, trace="nowhere/t.json")
+    add("streams", "a run >/dev/full", FIRST, [], "standard output", code=1, streams=">/dev/full",
+        left=("m.jsonl", "t.json"))
+    add("streams", "a run >&-: progress is not mixed into the metrics", FIRST, [], "--trace", code=2, streams=">&-",
+        words=None, trace="nowhere/t.json")
     for flag in ("--metrics", "--trace", "--memory-timeline"):
-        add("streams", f"{flag} /dev/full", FIRST, [flag, "/dev/full"], [flag, "/dev/full"], code=1, left=("m.jsonl", "t.json", "t.csv"))
+        add("streams", f"{flag} /dev/full", FIRST, [flag, "/dev/full"], [flag, "/dev/full"], code=1,
+            left=("m.jsonl", "t.json", "t.csv"))
 
 
 def disk_cases(add):
@@ -651,19 +778,27 @@ def disk_cases(add):
         (folder / "disk/old").write_text("old")
     for path in ("disk/x", "disk/old", "disk/new/x"):
         for flag in ("--metrics", "--trace", "--memory-timeline", "--bench-csv"):
-            add("full and read-only disks", f"{flag} {path}, read only", FIRST, [flag, path], [flag, path], after(read_only), mount="ro",
+            add("full and read-only disks", f"{flag} {path}, read only", FIRST, [flag, path], [flag, path],
+                after(read_only), mount="ro",
                 without=("--metrics", "--trace") if flag == "--bench-csv" else ())
     for flag in ("--save-hf", "--save-reference"):
         for path in ("disk", "disk/d", "disk/new", "disk/new/er"):
-            add("full and read-only disks", f"{flag} {path}, read only", FIRST, [flag, path], [flag, path], after(read_only), mount="ro")
-        add("full and read-only disks", f"{flag}, too small a disk", FIRST, [flag, "disk/d"], [flag], after(disk), mount="rw", code=1,
+            add("full and read-only disks", f"{flag} {path}, read only", FIRST, [flag, path], [flag, path],
+                after(read_only), mount="ro")
+        add("full and read-only disks", f"{flag}, too small a disk", FIRST, [flag, "disk/d"], [flag], after(disk),
+            mount="rw", code=1,
             left=("m.jsonl", "t.json"), without=("--hidden",), more=["--hidden", "128"])
-        add("full and read-only disks", f"{flag}, a full disk", FIRST, [flag, "disk/d"], [flag], after(fill), mount="rw", code=1, left=("m.jsonl", "t.json"))
-    add("full and read-only disks", "two ranks, read only", "02_data_parallel", ["--metrics", "disk/m"], ["--metrics", "disk/m"], after(read_only), mount="ro", ranks=2)
-    add("full and read-only disks", "two ranks, --save-hf, read only", "08_3d_full", ["--save-hf", "disk/d"], ["--save-hf"], after(read_only), mount="ro", ranks=2)
+        add("full and read-only disks", f"{flag}, a full disk", FIRST, [flag, "disk/d"], [flag], after(fill),
+            mount="rw", code=1, left=("m.jsonl", "t.json"))
+    add("full and read-only disks", "two ranks, read only", "02_data_parallel", ["--metrics", "disk/m"],
+        ["--metrics", "disk/m"], after(read_only), mount="ro", ranks=2)
+    add("full and read-only disks", "two ranks, --save-hf, read only", "08_3d_full", ["--save-hf", "disk/d"],
+        ["--save-hf"], after(read_only), mount="ro", ranks=2)
     for flag in ("--trace", "--memory-timeline"):
-        add("full and read-only disks", f"{flag}, a full disk", FIRST, [flag, "disk/x"], [flag], after(fill), mount="rw", code=1, left=("m.jsonl", "t.json"))
-    add("full and read-only disks", "--metrics ends with a whole line", FIRST, ["--metrics", "disk/m.jsonl", "--steps", "1000"], ["--metrics"], after(disk), mount="rw", code=1,
+        add("full and read-only disks", f"{flag}, a full disk", FIRST, [flag, "disk/x"], [flag], after(fill),
+            mount="rw", code=1, left=("m.jsonl", "t.json"))
+    add("full and read-only disks", "--metrics ends with a whole line", FIRST,
+        ["--metrics", "disk/m.jsonl", "--steps", "1000"], ["--metrics"], after(disk), mount="rw", code=1,
         left=("disk/m.jsonl",), whole_lines="disk/m.jsonl")
 
 
@@ -691,8 +826,10 @@ def all_cases(binaries, above, Case):
     (above / "text.txt").write_text(TEXT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for flag, steps in (("--save-hf", "0"), ("--save-reference", "2")):
-        subprocess.run([os.path.join(binaries, FIRST), *[w for pair in SHAPE.items() for w in pair], "--data", "text.txt", "--seq-len", "16",
-                        "--global-batch", "2", "--steps", steps, flag, flag[2:]], cwd=above, env=environment, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([os.path.join(binaries, FIRST), *[w for pair in SHAPE.items() for w in pair], "--data",
+            "text.txt", "--seq-len", "16",
+                        "--global-batch", "2", "--steps", steps, flag, flag[2:]], cwd=above, env=environment,
+                        check=True, stdout=subprocess.DEVNULL)
     flag_cases(add, binaries)
     size_cases(add)
     layout_cases(add)
@@ -706,11 +843,15 @@ def all_cases(binaries, above, Case):
     else:
         skipped.append("full and read-only disks: this user cannot mount a tmpfs")
     fake = ["--comm", "fake", "--fake-world", "2"]
-    again = [case for case in cases if case.program not in (FIRST, "compare") and case.ranks == 1 and not case.streams
-             and (case.arguments[-6:-2] == fake or "--comm" not in case.arguments) and "--dry-run" not in case.arguments]
+    again = [case for case in cases
+             if case.program not in (FIRST, "compare") and case.ranks == 1 and not case.streams
+             and (case.arguments[-6:-2] == fake or "--comm" not in case.arguments)
+             and "--dry-run" not in case.arguments]
     for case in again[::12]:
         at = len(case.arguments) - 6
-        arguments = case.arguments[:at] + case.arguments[at + 4:] if case.arguments[at:at + 4] == fake else case.arguments
+        arguments = case.arguments
+        if arguments[at:at + 4] == fake:
+            arguments = arguments[:at] + arguments[at + 4:]
         cases.append(dataclasses.replace(case, group="on two ranks", arguments=arguments, ranks=2))
     for case in cases:
         if case.ranks > 1:

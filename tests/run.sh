@@ -33,6 +33,7 @@ part() { # NAME COMMAND...
 part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
 slice=$([ "$mode" = --all ] && echo all || echo "eighth $TRAIN70B_TEST_SLICE")
 part "tests, $slice of the long grids" ctest --test-dir build --output-on-failure
+part "fuzzing" bash tests/fuzz/run.sh 60
 if [ "$mode" != --fast ]; then
     cuda=$([ "$mode" = --all ] && grep -q "^CMAKE_CUDA_COMPILER:" build/CMakeCache.txt && echo EMULATE || echo OFF)
     part "build with sanitizers" bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined \

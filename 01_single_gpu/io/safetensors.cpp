@@ -53,8 +53,10 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
     tensor.dtype = known->dtype;
 
     uint64_t bytes = size_of(tensor.dtype);
+    int64_t extent = int64_t(bytes);  // as if no dimension were 0: the product of any of them fits
     for (uint64_t dim : shape) {
-        if (dim > uint64_t(INT64_MAX) || __builtin_mul_overflow(bytes, dim, &bytes))
+        bytes *= dim;
+        if (__builtin_mul_overflow(extent, std::max<uint64_t>(dim, 1), &extent))
             refuse(fmt::format("shape {} is too large", to_string(Shape(shape.begin(), shape.end()))));
         tensor.shape.push_back(static_cast<int64_t>(dim));
     }

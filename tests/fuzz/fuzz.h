@@ -4,6 +4,8 @@
 //
 // A usage error is what bad input must end in. Everything else is a finding: a crash, an error of a sanitizer, a failed
 // CHECK, another exception, 5 seconds, 1 GiB.
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
