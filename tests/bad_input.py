@@ -44,7 +44,7 @@ class Case:
     code: int = 2
     streams: str = ""           # a shell's redirections, such as ">&-"
     environment: dict = dataclasses.field(default_factory=dict)
-    limit: float = 10           # seconds
+    limit: float = 20           # seconds
     meanwhile: object = None    # called with the folder and the process while the program runs
     left: tuple = ()            # names of files that a run that began may leave
     lines: int = 1              # on stderr; -1: any number, one of them as expected
