@@ -269,7 +269,7 @@ void CheckpointFolder::take() {
     const std::string path = options.dir + "/.lock";
     lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (lock_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", options.dir, std::strerror(errno));
-    // A run that is ending needs a moment, and removes the file: the lock counts if the file is still this one.
+    // A run that is ending needs a moment. The lock counts if the file is still this one, not removed by hand.
     const auto taken = [&] {
         struct stat mine {
         }, there{};

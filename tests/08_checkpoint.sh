@@ -265,7 +265,7 @@ sed -i '/"step":5,/,$d' m.jsonl && printf '{"event":"ste' >>m.jsonl # four steps
 start 2 "${shape[@]}" --tp 2 --steps 8 --resume --checkpoint-dir ck --metrics m.jsonl
 verdict "resumed: the losses of the whole run, the metrics file continued, half a line and leftovers removed" "$(ends 0 20)$(
     [ "$(losses m.jsonl)" = "$(losses whole.jsonl)" ] || echo "other losses $(losses m.jsonl); ")$(
-    [ "$(ls -A ck | tr '\n' ' ')" = "mine.tmp step-4 step-8 weights-2 weights-4 " ] || ls -A ck)"
+    [ "$(ls ck | tr '\n' ' ')" = "mine.tmp step-4 step-8 weights-2 weights-4 " ] || ls ck)"
 start 1 "${shape[@]}" --steps 12 --resume --checkpoint-dir ck --checkpoint-every 1 --keep 3 --lr-schedule constant --metrics m.jsonl
 verdict "--keep 3; another schedule is said" "$(ends 0 20)$(
     [ "$(ls -d ck/step-* | wc -l)" = 3 ] && [ -e ck/step-12 ] || ls ck)$(
@@ -321,7 +321,7 @@ verdict "SIGTERM to mpirun: ends, the newest complete checkpoint stays and is go
     start 2 "${here[@]}" --tp 2 --steps 1000000 --resume --stop-after $((last + 2)) --metrics m2.jsonl
     ends 0 20
     [ "$(newest ck)" = $((last + 2)) ] || ls -A ck
-    ls -A ck | grep -E "tmp|lock"
+    ls -A ck | grep -E "tmp|probe"
     losses m.jsonl $((last + 1)) $((last + 2)) >a.txt
     losses m2.jsonl | head -n "$(wc -l <a.txt)" | cmp - a.txt 2>&1)"
 
