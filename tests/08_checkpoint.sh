@@ -4,7 +4,8 @@
 # Run: bash tests/08_checkpoint.sh build/bin
 program=08_3d_full
 . "$(dirname "$0")/ranks.sh"
-shape=(--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 8 --init-std 0.1 --lr 0.001)
+shape=(--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 8
+    --init-std 0.1 --lr 0.001)
 
 # start RANKS FLAG...: one rank without mpirun. code, seconds, $work/out, $work/err
 start() {
@@ -49,7 +50,8 @@ end_run() { # waits: code, seconds
 
 start 2 "${shape[@]}" --tp 2 --steps 8 --metrics whole.jsonl
 verdict "a run of 8 steps" "$(ends 0 20)$(cat "$work/err" | head -c 300)"
-start 2 "${shape[@]}" --tp 2 --steps 8 --stop-after 4 --checkpoint-every 2 --weights-every 2 --checkpoint-dir base --metrics m.jsonl
+start 2 "${shape[@]}" --tp 2 --steps 8 --stop-after 4 --checkpoint-every 2 --weights-every 2 --checkpoint-dir base \
+    --metrics m.jsonl
 verdict "--stop-after 4 --checkpoint-every 2 --weights-every 2" "$(ends 0 20)$(
     [ "$(ls base | tr '\n' ' ')" = "step-2 step-4 weights-2 weights-4 " ] || ls base)"
 
@@ -111,14 +113,17 @@ number=0
 resume() { refused "$1" "$2" "$3" "$4" "${shape[@]}" --tp "$2" --resume --checkpoint-dir ck; } # NAME RANKS PARTS COMMAND
 older="(try --resume-from ck/step-2)"
 
-resume "a truncated file" 2 "ck/step-4/rank-00001.safetensors: has |truncated|$older" "truncate -s -100 ck/step-4/rank-00001.safetensors"
+resume "a truncated file" 2 "ck/step-4/rank-00001.safetensors: has |truncated|$older" \
+    "truncate -s -100 ck/step-4/rank-00001.safetensors"
 resume "a flipped bit in a file" 2 "ck/step-4/rank-00001.safetensors: corrupt|$older" \
     "python3 -c \"f = open('ck/step-4/rank-00001.safetensors', 'r+b'); f.seek(9999); b = f.read(1)[0]; f.seek(9999); f.write(bytes([b ^ 4]))\""
 resume "a missing file" 2 "ck/step-4/rank-00000.safetensors: missing|$older" "rm ck/step-4/rank-00000.safetensors"
 resume "a folder in place of a file" 1 "rank-00000.safetensors: missing, or not a regular file" \
     "rm ck/step-4/rank-00000.safetensors; mkdir ck/step-4/rank-00000.safetensors"
-resume "a link to a device" 1 "rank-00000.safetensors: missing, or not a regular file" "ln -sf /dev/zero ck/step-4/rank-00000.safetensors"
-resume "a FIFO in place of the manifest" 1 "ck/step-4/manifest.json: " "rm ck/step-4/manifest.json; mkfifo ck/step-4/manifest.json"
+resume "a link to a device" 1 "rank-00000.safetensors: missing, or not a regular file" \
+    "ln -sf /dev/zero ck/step-4/rank-00000.safetensors"
+resume "a FIFO in place of the manifest" 1 "ck/step-4/manifest.json: " \
+    "rm ck/step-4/manifest.json; mkfifo ck/step-4/manifest.json"
 for name in ../step-2/rank-00000.safetensors /etc/passwd sub/rank-00000.safetensors . .. "" 'x\\u0000y' 'new\\nline' .lock; do
     resume "a file named '$name'" 1 "ck/step-4/manifest.json: |$older" \
         "sed -i 's|\"name\": \"rank-00000.safetensors\"|\"name\": \"$name\"|' ck/step-4/manifest.json; ! grep -q '\"rank-00000' ck/step-4/manifest.json"
@@ -127,10 +132,14 @@ tensors='m["files"][0]["tensors"]'
 resume "overlapping rectangles" 1 "overlap|$older" "edit '$tensors.append(m[\"files\"][1][\"tensors\"][0])'"
 resume "a missing rectangle" 1 "elements are in no file|$older" "edit 'del $tensors[0]'"
 resume "an unknown state" 1 "velocity/" "edit '$tensors[0] = $tensors[0].replace(\"weight/\", \"velocity/\")'"
-resume "an unknown parameter" 1 "is not a parameter of the model" "edit '$tensors[0] = $tensors[0].replace(\"embed_tokens\", \"tokens\")'"
-resume "a rectangle outside the parameter" 1 "but the parameter is" "edit '$tensors[0] = \"weight/model.norm.weight[0:999]\"'"
-resume "a rectangle that is none" 1 "is not part of a full checkpoint" "edit '$tensors[0] = \"weight/model.norm.weight[5:2]\"'"
-resume "a rectangle of huge numbers" 1 "ck/step-4/manifest.json: " "edit '$tensors[0] = \"weight/model.norm.weight[0:999999999999999999]\"'"
+resume "an unknown parameter" 1 "is not a parameter of the model" \
+    "edit '$tensors[0] = $tensors[0].replace(\"embed_tokens\", \"tokens\")'"
+resume "a rectangle outside the parameter" 1 "but the parameter is" \
+    "edit '$tensors[0] = \"weight/model.norm.weight[0:999]\"'"
+resume "a rectangle that is none" 1 "is not part of a full checkpoint" \
+    "edit '$tensors[0] = \"weight/model.norm.weight[5:2]\"'"
+resume "a rectangle of huge numbers" 1 "ck/step-4/manifest.json: " \
+    "edit '$tensors[0] = \"weight/model.norm.weight[0:999999999999999999]\"'"
 resume "a file listed twice" 1 "overlap" "edit 'm[\"files\"].append(m[\"files\"][0])'"
 resume "no files" 1 "elements are in no file" "edit 'm[\"files\"] = []'"
 resume "a newer version" 1 "format version 2, but this program reads version 1" "edit 'm[\"version\"] = 2'"
@@ -140,11 +149,15 @@ resume "weights with moments" 1 "is not part of a weights checkpoint" "edit 'm[\
 resume "not JSON" 1 "ck/step-4/manifest.json: |$older" "raw 'step 4'"
 resume "an empty manifest" 1 "ck/step-4/manifest.json: |$older" "raw ''"
 resume "a list" 1 "not a JSON object" "raw '[]'"
-resume "lists in lists" 1 "ck/step-4/manifest.json: " "python3 -c \"open('ck/step-4/manifest.json', 'w').write('[' * 100000 + ']' * 100000)\""
+resume "lists in lists" 1 "ck/step-4/manifest.json: " \
+    "python3 -c \"open('ck/step-4/manifest.json', 'w').write('[' * 100000 + ']' * 100000)\""
 resume "half a manifest" 1 "ck/step-4/manifest.json: " "truncate -s 3000 ck/step-4/manifest.json"
-for pair in step=0 step=-4 step=4.5 step=5 step=99999999999999999999999 step=1e400 step=null 'step=\"4\"' version=-1 ranks=0 next_sample=31 'dtype=\"bf16\"' \
-    'dtype=\"fp8\"' 'optimizer=\"adamw8bit\"' bytes=-1 bytes=9223372036854775808 crc32=4294967296 crc32=-1 num_hidden_layers=9999999999 hidden_size=0 \
-    num_attention_heads=7 rms_norm_eps=NaN 'rope_theta=2.0' 'rope_scaling={\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 64}' \
+for pair in step=0 step=-4 step=4.5 step=5 step=99999999999999999999999 step=1e400 step=null 'step=\"4\"' version=-1 \
+    ranks=0 next_sample=31 'dtype=\"bf16\"' \
+    'dtype=\"fp8\"' 'optimizer=\"adamw8bit\"' bytes=-1 bytes=9223372036854775808 crc32=4294967296 crc32=-1 \
+    num_hidden_layers=9999999999 hidden_size=0 \
+    num_attention_heads=7 rms_norm_eps=NaN 'rope_theta=2.0' \
+    'rope_scaling={\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 64}' \
     'flags={}' 'data={}' 'files={}' 'model=null' 'tensors=[1]'; do
     resume "$pair in the manifest" 1 "$program: |ck/step-4" "python3 - '${pair%%=*}' \"${pair#*=}\" <<'P'
 import re, sys
@@ -177,24 +190,33 @@ for pair in "--layers 4" "--hidden 64" "--heads 2" "--kv-heads 4" "--ffn 64" "--
     changed $pair "a checkpoint of another model: its ${pair% *} is"
 done
 echo "Another text, which is long enough for some samples: $(seq 999)" >text.txt
-for pair in "--dtype bf16" "--dtype fp64 --grad-dtype fp64" "--optimizer adamw8bit" "--seed 2" "--seq-len 16" "--global-batch 4" "--val-fraction 0.2" "--fp8 current"; do
+for pair in "--dtype bf16" "--dtype fp64 --grad-dtype fp64" "--optimizer adamw8bit" "--seed 2" "--seq-len 16" \
+    "--global-batch 4" "--val-fraction 0.2" "--fp8 current"; do
     changed ${pair%% *} "${pair#* }" "${pair%% *} "
 done
 changed --data ../text.txt "--data ../text.txt: is not the data of the checkpoint ck/step-4"
 
 here=("${shape[@]}" --checkpoint-dir ck)
-refused "the folder of checkpoints" 2 "ck: is not a checkpoint: it has no manifest.json (must be DIR/step-N)" : "${shape[@]}" --resume-from ck
-refused "a checkpoint that is being written" 1 "is not a checkpoint" "mkdir ck/step-9.tmp" "${shape[@]}" --resume-from ck/step-9.tmp
+refused "the folder of checkpoints" 2 "ck: is not a checkpoint: it has no manifest.json (must be DIR/step-N)" : \
+    "${shape[@]}" --resume-from ck
+refused "a checkpoint that is being written" 1 "is not a checkpoint" "mkdir ck/step-9.tmp" "${shape[@]}" \
+    --resume-from ck/step-9.tmp
 refused "a folder that is none" 1 "nothing: is not a folder" : "${shape[@]}" --resume-from nothing
 refused "a file" 1 "text.txt: is not a folder" : "${shape[@]}" --resume-from ../text.txt
-refused "weights only" 2 "ck/weights-4: holds the weights only; a run goes on from a full checkpoint" : "${shape[@]}" --resume-from ck/weights-4
-refused "--resume in an empty folder" 2 "--resume: ck has no complete checkpoint" "rm -r ck; mkdir ck" "${here[@]}" --resume
+refused "weights only" 2 "ck/weights-4: holds the weights only; a run goes on from a full checkpoint" : "${shape[@]}" \
+    --resume-from ck/weights-4
+refused "--resume in an empty folder" 2 "--resume: ck has no complete checkpoint" "rm -r ck; mkdir ck" "${here[@]}" \
+    --resume
 refused "--resume where there is no folder" 1 "--resume: ck has no complete checkpoint" "rm -r ck" "${here[@]}" --resume
-refused "--resume with what a crash has left" 1 "--resume: ck has no complete checkpoint" "rm -r ck/step-2 ck/weights-*; mv ck/step-4 ck/step-4.tmp" "${here[@]}" --resume
-refused "another run's folder" 2 "--checkpoint-dir ck: has the checkpoints of another run, up to step-4 (try --resume, or another folder)" : "${here[@]}"
-refused "an older checkpoint beside newer ones" 2 "--checkpoint-dir ck: has checkpoints up to step-4, which a run from ck/step-2 would overwrite" : \
+refused "--resume with what a crash has left" 1 "--resume: ck has no complete checkpoint" \
+    "rm -r ck/step-2 ck/weights-*; mv ck/step-4 ck/step-4.tmp" "${here[@]}" --resume
+refused "another run's folder" 2 \
+    "--checkpoint-dir ck: has the checkpoints of another run, up to step-4 (try --resume, or another folder)" : "${here[@]}"
+refused "an older checkpoint beside newer ones" 2 \
+    "--checkpoint-dir ck: has checkpoints up to step-4, which a run from ck/step-2 would overwrite" : \
     "${here[@]}" --resume-from ck/step-2
-refused "two ways to resume" 1 "--resume: goes on from the newest checkpoint, --resume-from from ck/step-2 (use one of the two)" : \
+refused "two ways to resume" 1 \
+    "--resume: goes on from the newest checkpoint, --resume-from from ck/step-2 (use one of the two)" : \
     "${here[@]}" --resume --resume-from ck/step-2
 refused "no step left" 1 "ck/step-8: is of step 8, and --steps is 8 (try --steps 16)" \
     "mv ck/step-4 ck/step-8; sed -i 's/\"step\": 4/\"step\": 8/; s/\"next_sample\": 32/\"next_sample\": 64/' ck/step-8/manifest.json" "${here[@]}" --resume
@@ -205,9 +227,11 @@ refused "--keep 0" 1 "--keep" : "${here[@]}" --keep 0
 refused "a stop after the end" 1 "--stop-after 9: must be at most --steps 8" : "${here[@]}" --resume --stop-after 9
 refused "an empty name" 1 "--checkpoint-dir|empty path" : "${shape[@]}" --checkpoint-dir ""
 refused "a simulated group" 1 "--checkpoint-dir ck: with --comm fake" : "${here[@]}" --comm fake --fake-world 4
-refused "a reference run that begins later" 1 "--save-reference r: a reference run begins at step 1" : "${here[@]}" --resume --save-reference r
+refused "a reference run that begins later" 1 "--save-reference r: a reference run begins at step 1" : "${here[@]}" \
+    --resume --save-reference r
 refused "a file in place of the folder" 2 "--checkpoint-dir ../text.txt" : "${shape[@]}" --checkpoint-dir ../text.txt
-refused "a folder that cannot be made" 2 "--checkpoint-dir /proc/checkpoints" : "${shape[@]}" --checkpoint-dir /proc/checkpoints
+refused "a folder that cannot be made" 2 "--checkpoint-dir /proc/checkpoints" : "${shape[@]}" --checkpoint-dir \
+    /proc/checkpoints
 refused "a folder that cannot be written" 2 "--checkpoint-dir /proc/self" : "${shape[@]}" --checkpoint-dir /proc/self
 all_refused
 
@@ -266,7 +290,8 @@ start 2 "${shape[@]}" --tp 2 --steps 8 --resume --checkpoint-dir ck --metrics m.
 verdict "resumed: the losses of the whole run, the metrics file continued, half a line and leftovers removed" "$(ends 0 20)$(
     [ "$(losses m.jsonl)" = "$(losses whole.jsonl)" ] || echo "other losses $(losses m.jsonl); ")$(
     [ "$(ls ck | tr '\n' ' ')" = "mine.tmp step-4 step-8 weights-2 weights-4 " ] || ls ck)"
-start 1 "${shape[@]}" --steps 12 --resume --checkpoint-dir ck --checkpoint-every 1 --keep 3 --lr-schedule constant --metrics m.jsonl
+start 1 "${shape[@]}" --steps 12 --resume --checkpoint-dir ck --checkpoint-every 1 --keep 3 --lr-schedule constant \
+    --metrics m.jsonl
 verdict "--keep 3; another schedule is said" "$(ends 0 20)$(
     [ "$(ls -d ck/step-* | wc -l)" = 3 ] && [ -e ck/step-12 ] || ls ck)$(
     grep -q "differs from the checkpoint's run: --steps 12, not 8, --lr-schedule constant, not cosine" "$work/out" || cat "$work/out")"
@@ -290,7 +315,8 @@ stopped() { # RANKS: the run in ck has ended as asked. Resumes for 3 steps; a ru
     last=$(losses m.jsonl | tail -n 1 | cut -d ' ' -f 1)
     [ "$(newest ck)" = "$last" ] || echo "the newest is of step $(newest ck), not $last; "
     ls ck | grep tmp
-    start "$1" "${shape[@]}" --tp "$1" --steps 1000000 --resume --checkpoint-dir ck --stop-after $((last + 3)) --metrics m.jsonl
+    start "$1" "${shape[@]}" --tp "$1" --steps 1000000 --resume --checkpoint-dir ck --stop-after $((last + 3)) \
+    --metrics m.jsonl
     ends 0 20
     start "$1" "${shape[@]}" --tp "$1" --steps 1000000 --stop-after $((last + 3)) --metrics w.jsonl
     [ "$(losses m.jsonl)" = "$(losses w.jsonl)" ] || echo "other losses than without a signal; "
@@ -350,7 +376,8 @@ verdict "the folder is removed during the run: training goes on, exit code 1 at 
 mkdir -p full
 if mount -t tmpfs -o size=3M none full 2>/dev/null; then
     trap 'umount "$work/full" 2>/dev/null; rm -rf "$work"' EXIT
-    begin_run mpirun --oversubscribe -np 2 "$bin/$program" "${shape[@]}" --checkpoint-dir full/ck --tp 2 --checkpoint-every 2 --keep 1
+    begin_run mpirun --oversubscribe -np 2 "$bin/$program" "${shape[@]}" --checkpoint-dir full/ck --tp 2 \
+    --checkpoint-every 2 --keep 1
     cat /dev/zero >full/ballast 2>/dev/null
     problem+=$(wait_for_line "$work/out" "not written; the newest is step-")$(goes_on)
     kill -USR1 $pid
@@ -359,7 +386,8 @@ if mount -t tmpfs -o size=3M none full 2>/dev/null; then
         says "No space left on device" "could not be written; the newest is step-$(newest full/ck)")$(ls -A full/ck | grep -E "tmp")"
     rm full/ballast
     last=$(newest full/ck)
-    start 1 "${shape[@]}" --checkpoint-dir full/ck --resume --steps 1000000 --stop-after $((last + 2)) --metrics m2.jsonl
+    start 1 "${shape[@]}" --checkpoint-dir full/ck --resume --steps 1000000 --stop-after $((last + 2)) --metrics \
+    m2.jsonl
     verdict "the checkpoint before it is complete" "$(ends 0 20)$([ "$(newest full/ck)" = $((last + 2)) ] || ls full/ck)"
     umount full
 else
