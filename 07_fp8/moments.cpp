@@ -5,6 +5,11 @@
 
 namespace train70b {
 
+BlockLayout blocks_of(const Rect& rect, const Shape& global_shape) {
+    const int64_t global_cols = global_shape.size() == 2 ? global_shape[1] : 1;
+    return {{rect.row_begin, rect.col_begin, rect.cols, global_cols, 0}, rect.size()};
+}
+
 int64_t block_of(const BlockLayout& layout, int64_t element) {
     const int64_t run = layout.one_run() ? 0 : (layout.index.offset + element) / layout.index.cols - layout.first_row();
     const BlockLayout::Range range = layout.run(run);

@@ -4,6 +4,9 @@
 
 namespace train70b {
 
+// The blocks of a rectangle of a parameter that is stored by itself.
+BlockLayout blocks_of(const Rect& rect, const Shape& global_shape);
+
 // The block in which element i of the piece lies.
 int64_t block_of(const BlockLayout& layout, int64_t element);
 

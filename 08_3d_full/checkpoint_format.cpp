@@ -12,7 +12,7 @@
 
 #include "01_single_gpu/io/hf.h"
 #include "01_single_gpu/io/json.h"
-#include "08_3d_full/snapshot.h"
+#include "07_fp8/moments.h"
 
 namespace train70b {
 

@@ -7,11 +7,6 @@
 
 namespace train70b {
 
-BlockLayout blocks_of(const Rect& rect, const Shape& global_shape) {
-    const int64_t global_cols = global_shape.size() == 2 ? global_shape[1] : 1;
-    return {{rect.row_begin, rect.col_begin, rect.cols, global_cols, 0}, rect.size()};
-}
-
 Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states)
     : store_(store), step_states_(step_states) {
     // What this rank writes of each segment: all of its elements that count are divided over the replicas.

@@ -51,7 +51,4 @@ class Snapshot {
     Tensor wide_, codes_;  // fp32 (fp64 in an fp64 run), u8
 };
 
-// The blocks of a rectangle of a parameter that is stored by itself.
-BlockLayout blocks_of(const Rect& rect, const Shape& global_shape);
-
 }  // namespace train70b

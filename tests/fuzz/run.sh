@@ -44,7 +44,7 @@ for name; do
         objects+=("$build/${source//\//-}.o")
     done
     # What the readers do not call need not be there.
-    clang++ "${flags[@]}" -fsanitize=fuzzer "${objects[@]}" -lfmt -no-pie -Wl,--unresolved-symbols=ignore-all -o "$build/$name"
+    clang++ "${flags[@]}" -fsanitize=fuzzer "${objects[@]}" -lfmt -lz -no-pie -Wl,--unresolved-symbols=ignore-all -o "$build/$name"
     corpus=$build/$name.corpus
     FUZZ_SEEDS=$corpus "$build/$name"
     log=$build/$name.log
