@@ -8,8 +8,8 @@
 //   slow             from that step on, each step takes twice as long: a throttled GPU
 //   nan              one element of its gradient becomes NaN, before the norm
 //   skip-collective  leaves out one collective, the sum of the loss: a branch that not all ranks take. --comm-check on
-//                    finds it at once if this rank's next collective is in the same group (the norm's, from ZeRO 1 on);
-//                    where ranks wait in different groups, the timeout does
+//                    finds it at once if this rank's next collective is in the same group; otherwise a message of
+//                    another length does, or the timeout
 //   bitflip          flips one bit of a weight after the update (the highest of the mantissa, so it stays finite): a
 //                    memory error, which nothing shows but --replica-check
 #include "01_single_gpu/trainer.h"
