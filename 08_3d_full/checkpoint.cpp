@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 
 #include "01_single_gpu/core/cpu_setup.h"
@@ -47,7 +48,8 @@ int64_t Checkpoints::first_step() {
         });
         step_ = start_->step;
         // A checkpoint elsewhere is not this folder's newest one.
-        if (!options_.dir.empty() && !checkpoint_steps(options_.dir).empty()) newest_ = last_full_ = step_;
+        const bool is_newest = this_rank == 0 && !options_.dir.empty() && !checkpoint_steps(options_.dir).empty();
+        if (world_.sum(is_newest ? 1.0 : 0.0) > 0) newest_ = last_full_ = step_;
     }
     if (!options_.dir.empty()) snapshot_.emplace(*trainer_.store, trainer_.step_states);
     return step_ + 1;
@@ -161,6 +163,21 @@ void Checkpoints::commit_failed() {
         trainer_.note("checkpoint not completed; " + newest_text(), {{"event", "checkpoint_failed"}, {"step", step_}});
 }
 
+// What a rank says about its file, once the file is here: network file systems show other nodes' files with a delay.
+static ordered_json entry_of_rank(const std::string& path, int rank) {
+    const std::string name = path + "/" + rank_file(rank);
+    for (int tries = 50; tries > 0; --tries) {
+        std::error_code error;
+        const auto bytes = fs::file_size(name + ".safetensors", error);
+        ordered_json entry;
+        if (!error && fs::exists(name + ".json", error))
+            entry = ordered_json::parse(read_whole_file(name + ".json"), nullptr, false);
+        if (entry.is_object() && bytes == entry.value("bytes", uintmax_t(0))) return entry;
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    throw std::runtime_error(name + ".safetensors: rank 0 does not see what the rank has written");
+}
+
 // In rank 0's writer thread.
 void Checkpoints::commit(const Written& checkpoint) {
     for (const std::string& folder : checkpoint.folders) {
@@ -170,12 +187,7 @@ void Checkpoints::commit(const Written& checkpoint) {
         double write_s = 0;
         int64_t bytes = 0;
         for (int rank = 0; rank < world_.size(); ++rank) {
-            const std::string name = path + "/" + rank_file(rank) + ".json";
-            std::error_code error;
-            auto entry = ordered_json::parse(read_whole_file(name), nullptr, false);
-            if (!entry.is_object() || fs::file_size(path + "/" + rank_file(rank) + ".safetensors", error) !=
-                                          entry.value("bytes", uintmax_t(0)))
-                throw std::runtime_error(name + ": rank 0 does not see what rank " + std::to_string(rank) + " wrote");
+            ordered_json entry = entry_of_rank(path, rank);
             write_s = std::max(write_s, entry.value("seconds", 0.0));
             bytes += entry.value("bytes", int64_t(0));
             entry.erase("seconds");

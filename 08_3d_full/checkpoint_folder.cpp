@@ -143,7 +143,9 @@ CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, 
         for (fs::path at = fs::absolute(options.dir); !fs::exists(at, error); at = at.parent_path())
             grown.push_back(at.parent_path().string());
         made_.emplace("--checkpoint-dir", options.dir);
-        for (const std::string& folder : grown) sync_folder(folder);
+        try {
+            for (const std::string& folder : grown) sync_folder(folder);
+        } catch (const std::runtime_error& error) { usage_error("--checkpoint-dir {}: {}", options.dir, error.what()); }
     });
     check_shared(world);
     together([&] {

@@ -139,6 +139,11 @@ CheckpointFile read_file_entry(const std::string& path, const std::string& folde
 
 // Every element of every parameter once per state.
 void check_coverage(const std::string& path, const Manifest& manifest) {
+    int64_t tensors = 0;  // fewer than layers: what a corrupt config may ask for is not built
+    for (const CheckpointFile& file : manifest.files) tensors += int64_t(file.tensors.size());
+    if (tensors < manifest.model.layers)
+        usage_error("{}: lists {} tensors of a model of {} layers: elements are in no file", path, tensors,
+                    manifest.model.layers);
     std::map<std::string, std::vector<Rect>> found;  // "state/param"
     std::map<std::string, Shape> shapes;
     for (const Param& param : all_params(manifest.model)) shapes[param.name] = param.global_shape;
