@@ -1,15 +1,15 @@
 #pragma once
 // Checkpoints: a run that is killed at any moment goes on from its newest complete checkpoint, in any layout.
 //
-//   step         all ranks: forward, backward, update         rank 0's writer thread          the others' writer threads
-//   12           vote: all idle; copy the states (snapshot)   write step-12.tmp/rank-00000    write step-12.tmp/rank-0000r
+//   step         all ranks: forward, backward, update         rank 0's writer thread        the others' writer threads
+//   12           vote: all idle; copy the states (snapshot)   step-12.tmp/rank-00000...     step-12.tmp/rank-0000r...
 //   13           vote: some are busy                          ... fsync                       ... fsync
 //   14           vote: all idle, none failed: commit          manifest.json, fsync,
 //   15                                                        rename to step-12, fsync
 //
 // A step waits for the copy only. The votes travel in the messages of the step's loss and norm, so checkpoints add no
-// message. A rank that fails to write votes for it, and the checkpoint is dropped: the one before it stays, and training
-// goes on. Two-phase commit, with the manifest as the decision: a folder without .tmp has everything in it.
+// message. If a rank fails to write, its vote says so, and the checkpoint is dropped: the one before it stays, and
+// training goes on. This is a two-phase commit, decided by the rename: a folder without .tmp is complete.
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/trainer.h"

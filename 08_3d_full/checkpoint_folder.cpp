@@ -127,7 +127,6 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
 CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, TrainOptions& training,
                                    const ParallelConfig& config, const ordered_json& flags, const Comm& world)
     : options(checkpoint_options) {
-    check_flags(training, world);
     if (options.resumes()) {
         together([&] { open_start(training, flags, world); });
         training.continues = true;
@@ -158,7 +157,7 @@ CheckpointFolder::~CheckpointFolder() {
     ::close(lock_);
 }
 
-void CheckpointFolder::check_flags(const TrainOptions& training, const Comm& world) const {
+void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions& training, const Comm& world) {
     if (options.dir.empty()) {
         const auto needs_dir = [](bool given, const char* flag) {
             if (given) usage_error("{}: needs --checkpoint-dir DIR", flag);

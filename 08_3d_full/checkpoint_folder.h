@@ -19,6 +19,8 @@ struct CheckpointOptions {
     bool resumes() const { return resume || !resume_from.empty(); }
 };
 void add_checkpoint_flags(CommandLine& flags, CheckpointOptions& options);
+// Usage error for flags that need others, or cannot be combined.
+void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions& training, const Comm& world);
 
 // What identifies the training data: number of tokens, and the CRC-32 of the first 64 Ki of them.
 nlohmann::ordered_json fingerprint(const Dataset& data);
@@ -26,8 +28,7 @@ nlohmann::ordered_json fingerprint(const Dataset& data);
 // Holds --checkpoint-dir for this run and, if it resumes, the verified checkpoint.
 class CheckpointFolder {
   public:
-    // Usage error for everything that can be refused: flags that need others, a checkpoint of another model, run or
-    // data, corrupt or missing files (and which checkpoint to try instead), a folder that has another run's
+    // Usage error for everything else that can be refused: a checkpoint of another model, run or data, corrupt or missing files (and which checkpoint to try instead), a folder that has another run's
     // checkpoints, cannot be written, or is not shared by all ranks. Creates the folder if need be, and nothing else.
     // Sets TrainOptions::continues. flags: of this run. Collective over the world.
     CheckpointFolder(const CheckpointOptions& options, TrainOptions& training, const ParallelConfig& config,
@@ -39,7 +40,6 @@ class CheckpointFolder {
     std::optional<Manifest> start;  // where the run goes on
 
   private:
-    void check_flags(const TrainOptions& training, const Comm& world) const;
     void open_start(const TrainOptions& training, const nlohmann::ordered_json& flags, const Comm& world);
     void check_other_runs() const;
     void check_shared(const Comm& world) const;

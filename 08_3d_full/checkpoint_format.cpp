@@ -19,7 +19,7 @@ namespace train70b {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// ---- names of rectangles ---------------------------------------------------------------------------------------------
+// ---- names of rectangles -------------------------------------------------------------------------------------------
 
 std::string Piece::name() const {
     const std::string rows = fmt::format("{}:{}", rect.row_begin, rect.row_begin + rect.rows);
@@ -54,7 +54,7 @@ std::vector<Rect> rectangles(const Rect& local, int64_t offset, int64_t size) {
     return list;
 }
 
-// ---- the manifest ----------------------------------------------------------------------------------------------------
+// ---- the manifest --------------------------------------------------------------------------------------------------
 
 int64_t Manifest::bytes() const {
     int64_t sum = 0;

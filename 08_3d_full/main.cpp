@@ -34,13 +34,14 @@ static void program(int argc, char** argv) {
     config.mesh = mesh_of(config.mesh, p.world.size());
     p.dp = config.mesh.dp;
     p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : 0);  // many small micro-batches fill a pipeline
-    if (o.dry_run) return print_dry_run(p, config);
     std::vector<Fault> planned;
     together([&] {
         validate(config, o, p.world.size());
         planned = parse_faults(faults, p.comm, p.world.size(), o.steps);
         check_replica_check(replica_check, config, p.comm);
+        check_checkpoint_flags(checkpoint, o, p.world);
     });
+    if (o.dry_run) return print_dry_run(p, config);
     const CheckpointFolder folder(checkpoint, o, config, p.flags.values(), p.world);
     p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
 

@@ -234,9 +234,9 @@ def dd_rate(folder, size):
 
 
 def checkpoint_cost(runs):
-    """a checkpoint at every step, three times in turn with none: seconds per step of the whole run, the last checkpoint's
-    wait included; the copy, for which a step waits; bytes per second of the writing, and of dd (bs=4M conv=fsync, the
-    same size and folder, right after); medians"""
+    """a checkpoint at every step, three times in turn with none: seconds per step of the whole run, the wait for the
+    last checkpoint included; the copy, for which a step waits; bytes per second of the writing, and of dd (bs=4M
+    conv=fsync, the same size and folder, right after); medians"""
     rows = [["ranks", "run", "checkpoint every", "s per step", "copy s", "bytes", "written B/s", "dd B/s"]]
     shapes = {2: "--layers 6 --hidden 256 --ffn 768 --zero 1", 1: "--layers 8 --hidden 512 --ffn 1536 --seq-len 64"}
     for ranks, shape in shapes.items():
@@ -253,8 +253,9 @@ def checkpoint_cost(runs):
                 if written:
                     rate = statistics.median(line["bytes"] / line["write_s"] for line in written)
                     size = written[0]["bytes"]
-                    dd = statistics.median(dd_rate(folder, size // ranks) for _ in range(5))
-                    row += [round(statistics.median(line["copy_s"] for line in written), 5), size, round(rate), round(dd)]
+                    dd = statistics.median(dd_rate(folder, size) for _ in range(5))
+                    copy = statistics.median(line["copy_s"] for line in written)
+                    row += [round(copy, 5), size, round(rate), round(dd)]
                 rows.append(row)
     return rows
 
