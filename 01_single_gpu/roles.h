@@ -7,7 +7,7 @@
 //   Groups           the ranks along each axis of the layout             one rank (01), Comm (02)
 //   Runtime          statistics and files of all ranks                   one rank (01), CommRuntime (02)
 //   StepState        other state that changes at every step              none (01), delayed scaling (07)
-//   RunControl       where a run starts and stops, and what happens      none (01), checkpoints (08)
+//   RunControl       where a run starts and stops, and what happens      alarms (01), checkpoints, faults (08)
 //                    between its steps
 #include <nlohmann/json_fwd.hpp>
 
@@ -101,8 +101,9 @@ class RunControl {
     virtual std::vector<double> votes(int64_t /*step*/) { return {}; }
     // After the update. sums: of the votes, equal on all ranks. Returns false if this is the run's last step.
     virtual bool after_step(const StepReport&, const std::vector<double>& /*sums*/) { return true; }
-    virtual void recorded(const nlohmann::ordered_json& /*event*/) {}  // of Trainer::note(), and alarms
-    virtual void finish() {}                                           // after the last step
+    virtual void recorded(const nlohmann::ordered_json& /*event*/) {
+    }                         // every event that Trainer::note() or an alarm writes
+    virtual void finish() {}  // after the last step
 };
 
 class StepState {

@@ -23,6 +23,11 @@ using nlohmann::ordered_json;
 
 namespace {
 std::string rank_file(int64_t rank) { return fmt::format("rank-{:05}", rank); }
+
+std::string newest_text(const std::string& dir) {
+    const std::vector<int64_t> steps = checkpoint_steps(dir);
+    return steps.empty() ? "there is no complete checkpoint" : fmt::format("the newest is step-{}", steps.back());
+}
 }  // namespace
 
 Checkpoints::Checkpoints(const CheckpointFolder& folder, const TrainOptions& training, const ParallelConfig& config,
@@ -93,7 +98,7 @@ void Checkpoints::finish() {
             throw std::runtime_error(
                 fmt::format("--checkpoint-dir {}: the checkpoint of the last step, {}, could not "
                             "be written; {}",
-                            options_.dir, step_, newest_text()));
+                            options_.dir, step_, newest_text(options_.dir)));
         if (newest_ != step_) world_.barrier().wait();  // until rank 0 ends all
     }
     if (watchdog->stop_requested()) say("stopped by a signal after step {}; --resume goes on\n", step_);
@@ -137,6 +142,7 @@ void Checkpoints::end_pending(bool failed) {
     pending_.reset();
     if (!failed) {
         if (done.folders.front().starts_with("step-")) newest_ = done.step;
+        committing_ = done.step;
         if (this_rank == 0)
             writer_.start([this, done] {
                 try {
@@ -152,16 +158,14 @@ void Checkpoints::end_pending(bool failed) {
     if (this_rank != 0) return;
     for (const std::string& folder : done.folders)
         writer_.start([path = options_.dir + "/" + folder + ".tmp"] { remove_folder(path); });
-    trainer_.note(fmt::format("checkpoint of step {}: not written; {}", done.step, newest_text()),
-                  {{"event", "checkpoint_failed"}, {"step", done.step}, {"newest", newest_}});
+    note_failure(done.step);
 }
 
 // Nothing is known to be complete but what is on the disk.
 void Checkpoints::commit_failed() {
     newest_ = last_full_ = 0;
     failed_ = false;
-    if (this_rank == 0)
-        trainer_.note("checkpoint not completed; " + newest_text(), {{"event", "checkpoint_failed"}, {"step", step_}});
+    if (this_rank == 0) note_failure(committing_);
 }
 
 // What a rank says about its file, once the file is here: network file systems show other nodes' files with a delay.
@@ -198,8 +202,8 @@ void Checkpoints::commit(const Written& checkpoint) {
         write_file(path + "/manifest.json", {text});
         for (int rank = 0; rank < world_.size(); ++rank) fs::remove(path + "/" + rank_file(rank) + ".json");
         sync_folder(path);
-        // There already: a checkpoint after which something failed, so it is written again; or weights of a step that
-        // the run has done before, until it went on from an older checkpoint.
+        // The target may exist: a full checkpoint whose commit failed after the rename, or weights written before the
+        // run went back to an older checkpoint.
         const std::string replaced = final + ".replaced.tmp";
         if (!full && fs::exists(final)) rename_durably(final, replaced);
         if (full && fs::exists(final + "/manifest.json"))
@@ -248,9 +252,11 @@ void Checkpoints::wait_for_pending() {
     if (this_rank == 0) report_committed();
 }
 
-std::string Checkpoints::newest_text() const {
+// On rank 0. What is complete now is what the disk has.
+void Checkpoints::note_failure(int64_t step) {
     const std::vector<int64_t> steps = checkpoint_steps(options_.dir);
-    return steps.empty() ? "there is no complete checkpoint" : fmt::format("the newest is step-{}", steps.back());
+    trainer_.note(fmt::format("checkpoint of step {}: not written; {}", step, newest_text(options_.dir)),
+                  {{"event", "checkpoint_failed"}, {"step", step}, {"newest", steps.empty() ? 0 : steps.back()}});
 }
 
 ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) const {

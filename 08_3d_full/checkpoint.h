@@ -45,7 +45,7 @@ class Checkpoints : public RunControl {
     void commit_failed();
     void report_committed();
     void wait_for_pending();
-    std::string newest_text() const;
+    void note_failure(int64_t step);
     nlohmann::ordered_json manifest_of(int64_t step, const std::string& kind) const;
 
     const CheckpointOptions& options_;
@@ -62,7 +62,8 @@ class Checkpoints : public RunControl {
     bool full_is_due_ = false, weights_are_due_ = false;
     bool failed_ = false;                 // some rank, since the pending checkpoint's snapshot
     int64_t step_ = 0;                    // the last one that has ended
-    int64_t newest_ = 0, last_full_ = 0;  // steps of full checkpoints: written by all ranks; or being written
+    int64_t newest_ = 0, last_full_ = 0;  // steps of full checkpoints: the last that all ranks wrote; or are writing
+    int64_t committing_ = 0;              // step of the last commit that has begun
     std::mutex mutex_;
     std::vector<nlohmann::ordered_json> committed_;  // events, from rank 0's writer thread
     BackgroundWriter writer_;                        // last: its thread uses the above

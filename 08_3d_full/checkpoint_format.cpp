@@ -99,7 +99,6 @@ class Reader {
     }
     [[noreturn]] void refuse(const char* key, const std::string& why) const {
         usage_error("{}: \"{}\" {}", path_, key, why);
-        std::abort();
     }
 
   private:

@@ -57,7 +57,7 @@ struct Manifest {
     std::vector<std::string> states() const;
 };
 
-// Usage error, naming the manifest and the entry, for a folder that is no checkpoint, a newer version, files that are
+// Usage error, naming the manifest and the entry, for a folder that is no checkpoint, another format version, files that are
 // missing, of another size, or outside the folder, and rectangles that overlap or do not cover a parameter. Does not
 // read the files.
 Manifest read_manifest(const std::string& folder);

@@ -1,6 +1,6 @@
 #pragma once
-// Files that survive a power failure once these functions have returned, and a thread that writes them. No function
-// here calls MPI or the memory ledger.
+// Files that survive a power failure once they and their folders are synchronized, and a thread that writes them. No
+// function here calls MPI or the memory ledger.
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -13,14 +13,15 @@
 
 namespace train70b {
 
-// All of these throw std::runtime_error "PATH: cannot be written (No space left on device)".
 struct WrittenFile {
     int64_t bytes = 0;
     uint32_t crc32 = 0;
     double seconds = 0;
 };
-// Creates or replaces the file with these parts, one after another. Its entry in the folder is not yet durable.
 enum class Durable { no, yes };
+
+// Unless noexcept, these throw std::runtime_error "PATH: cannot be written (No space left on device)".
+// Creates or replaces the file with these parts, one after another. Its entry in the folder is not yet durable.
 WrittenFile write_file(const std::string& path, const std::vector<std::string_view>& parts,
                        Durable durable = Durable::yes);
 std::string read_whole_file(const std::string& path);

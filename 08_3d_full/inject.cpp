@@ -16,6 +16,12 @@ namespace {
 
 const std::vector<std::string> kKinds = {"kill", "hang", "stop", "slow", "nan", "skip-collective", "bitflip"};
 
+std::string all_kinds() {
+    std::string kinds;
+    for (const std::string& kind : kKinds) kinds += (kinds.empty() ? "" : ", ") + kind;
+    return kinds;
+}
+
 // A group whose next sum returns this rank's own numbers, once, without a word to the others.
 class Forgetful : public Group {
   public:
@@ -111,8 +117,8 @@ void Inject::flip_bit(int64_t step) {
     Tensor weight;
     const Param* param = nullptr;
     const std::vector<Param*> params = model_.params();
-    for (size_t i = 0; i < params.size() && !weight;
-         ++i) {  // from a middle layer on: a row of the embedding is seldom used
+    // From a middle layer on: a row of the embedding is seldom used.
+    for (size_t i = 0; i < params.size() && !weight; ++i) {
         const Param* candidate = params[(params.size() / 2 + i) % params.size()];
         if (candidate->data && candidate->is_matrix()) weight = (param = candidate)->data;
     }
@@ -140,9 +146,7 @@ void Inject::flip_bit(int64_t step) {
 
 void add_inject_flag(Flags& flags, std::string& text) {
     flags.group("Faults");
-    std::string kinds;
-    for (const std::string& kind : kKinds) kinds += (kinds.empty() ? "" : ", ") + kind;
-    flags.add("--inject", text, "KIND:RANK:STEP,...: a rank fails at a step, for drills; kinds: " + kinds)
+    flags.add("--inject", text, "KIND:RANK:STEP,...: a rank fails at a step, for drills; kinds: " + all_kinds())
         .default_text("");
 }
 
@@ -162,9 +166,7 @@ std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm
         const size_t first = item.find(':'), second = item.find(':', first + 1);
         const std::string kind = item.substr(0, first);
         if (std::find(kKinds.begin(), kKinds.end(), kind) == kKinds.end())
-            usage_error(
-                "--inject {}: unknown kind of fault; kinds: kill, hang, stop, slow, nan, skip-collective, bitflip",
-                item);
+            usage_error("--inject {}: unknown kind of fault; kinds: {}", item, all_kinds());
         if (second == std::string::npos || second == first)
             usage_error("--inject {}: must be KIND:RANK:STEP, as in kill:0:3", item);
         const Fault fault{kind, number(item.substr(first + 1, second - first - 1)), number(item.substr(second + 1))};

@@ -34,8 +34,8 @@ struct Compared {
 Compared compared(const ParallelConfig& config) {
     const int64_t ranks = config.mesh.dp * config.mesh.cp, shard = config.zero.hybrid_shard;
     const int stage = config.zero.stage;
-    return {.weights = ranks > 1 && stage<3, .states = ranks> 1 && (stage == 0 || (shard > 0 && shard < ranks)),
-            .tp = config.mesh.tp > 1};
+    const bool several = ranks > 1, hybrid = shard > 0 && shard < ranks;
+    return {.weights = several && (stage < 3), .states = several && (stage == 0 || hybrid), .tp = config.mesh.tp > 1};
 }
 
 }  // namespace

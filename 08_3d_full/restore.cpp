@@ -41,7 +41,6 @@ class Source {
         for (const Stored& stored : pieces("scale", param))
             if (stored.rect.row_begin == rect.row_begin && stored.rect.col_begin == rect.col_begin) return stored;
         usage_error("{}: scale/{} of rows {}+{} is missing", files_.front().path(), param, rect.row_begin, rect.rows);
-        std::abort();
     }
 
   private:
@@ -127,7 +126,7 @@ void read_elements(const Source& source, const Segment& segment, const char* sta
     if (!on_host) copy(values, host);
 }
 
-// 8-bit moments: the codes of a state, and the scales of its blocks, (blocks) for each of the two states.
+// Reads one 8-bit moment (the second if `second`): its codes, and one scale per block.
 void read_moments(const Source& source, const Segment& segment, bool second, Tensor& codes, float* scales) {
     const BlockLayout layout{segment.global_index(), segment.data.size()};
     std::vector<uint8_t> values(size_t(layout.size), 0);
@@ -182,8 +181,8 @@ void restore(const Manifest& manifest, ParamStore& store, const std::vector<Step
              const std::string& own_file) {
     const Source source(manifest);
     Tensor first, second;  // codes, until their scales are visited
-    store.for_each_state([&](const Segment& segment, const char* name, Tensor& values) {
-        const std::string state = name;
+    store.for_each_state([&](const Segment& segment, const char* state_name, Tensor& values) {
+        const std::string state = state_name;
         if (state == "scale") {
             Tensor host(values.shape(), DType::f32, Device::cpu, Memory::workspace);
             read_moments(source, segment, false, first, host.data<float>());
@@ -192,7 +191,7 @@ void restore(const Manifest& manifest, ParamStore& store, const std::vector<Step
         } else if (values.dtype() == DType::u8) {
             (state == "exp_avg" ? first : second) = values;
         } else {
-            read_elements(source, segment, name, values);
+            read_elements(source, segment, state_name, values);
         }
     });
     for (StepState* state : step_states) restore_rows(source, *state, own_file);

@@ -1,5 +1,6 @@
 #include "08_3d_full/snapshot.h"
 
+#include <algorithm>
 #include <deque>
 
 #include "01_single_gpu/io/files.h"
@@ -78,6 +79,8 @@ Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states
             weight_elements_ = wide;
         }
     }
+    // copy() meets them in the order of the visits.
+    std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.visit < b.visit; });
     step_states_begin_ = wide;
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
@@ -93,12 +96,9 @@ double Snapshot::copy() {
     std::deque<HostCopy> copies;
     auto part = parts_.begin();
     auto scales = scales_.begin();
-    std::vector<Part> by_visit = parts_;  // weights come first there, but not in the order of the visits
-    std::sort(by_visit.begin(), by_visit.end(), [](const Part& a, const Part& b) { return a.visit < b.visit; });
-    part = by_visit.begin();
     int64_t visit = 0;
     store_.for_each_state([&](const Segment& segment, const char*, Tensor& values) {
-        if (part != by_visit.end() && part->visit == visit) {
+        if (part != parts_.end() && part->visit == visit) {
             Tensor& to = part->is_code ? codes_ : wide_;
             copies.emplace_back(to.element_slice(part->begin, {part->size}),
                                 values.element_slice(part->from, {part->size}));

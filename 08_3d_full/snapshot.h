@@ -1,8 +1,8 @@
 #pragma once
 // What a rank writes of a checkpoint, and its copy in host memory: training goes on while the copy is written.
 //
-// Ranks that hold the same states (data-parallel replicas) write equal parts of them. The file holds the rectangles in
-// the order of this list: all weights, then the moments and their scales, FP8 histories, and 8-bit codes.
+// Ranks that hold the same states (data-parallel replicas) write equal parts of them. A file holds, in this order: all
+// weights; moments and scales; FP8 histories; 8-bit codes.
 #include <string_view>
 
 #include "01_single_gpu/roles.h"
