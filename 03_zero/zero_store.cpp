@@ -133,12 +133,15 @@ Tensor Zero::full(const Param& wanted, Which which) const {
     for (const FlatParam& flat : flats_) {
         if (std::find(flat.unit->params.begin(), flat.unit->params.end(), &wanted) == flat.unit->params.end()) continue;
         // Piece by piece from the shards that have one, so that no rank holds more than this parameter.
-        const bool on_device = bool(data ? flat.param_shard : flat.grad_shard);
         const Tensor shard = data ? flat.data_shard() : flat.grads_shard();
+        const auto on_device = [&](const Tensor& part) {  // offloaded shards are on the host
+            if (part.device() == flat.device) return part;
+            Tensor x(part.shape(), part.dtype(), flat.device, Memory::workspace);
+            copy(x, part);
+            return x;
+        };
         Tensor full;
-        if (shards_.rank() == 0)
-            full = Tensor(wanted.local_shape(), shard.dtype(), on_device ? flat.device : shard.device(),
-                          Memory::workspace);
+        if (shards_.rank() == 0) full = Tensor(wanted.local_shape(), shard.dtype(), flat.device, Memory::workspace);
         for (int rank = 0; rank < shards_.size(); ++rank)
             for (const FlatParam::Piece& piece : flat.pieces(rank)) {
                 if (piece.param != &wanted) continue;
@@ -149,7 +152,7 @@ Tensor Zero::full(const Param& wanted, Which which) const {
                     else
                         shards_.recv(to, rank).wait();
                 } else if (shards_.rank() == rank) {
-                    shards_.send(piece.of(shard), 0).wait();
+                    shards_.send(on_device(piece.of(shard)), 0).wait();
                 }
             }
         return full;

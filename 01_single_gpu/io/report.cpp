@@ -83,14 +83,14 @@ ordered_json to_json(const StepReport& r, DType dtype) {
                          {"mfu", r.mfu ? ordered_json(*r.mfu) : ordered_json(nullptr)},
                          {"step_s", significant_digits(r.step_s)},
                          {"comm_s", significant_digits(r.comm_s)},
-                         {"data_s", significant_digits(r.data_s)},
-                         {"memory", memory},
-                         {"comm_bytes", comm}};
+                         {"data_s", significant_digits(r.data_s)}};
     if (const auto& s = r.straggler)
         json["straggler"] = {{"rank", s->rank},
                              {"busy_s", significant_digits(s->busy_s)},
                              {"median_busy_s", significant_digits(s->median_busy_s)},
                              {"waited_s", significant_digits(s->waited_s)}};
+    json["memory"] = memory;
+    json["comm_bytes"] = comm;
     return json;
 }
 
