@@ -8,7 +8,13 @@ What the exit code of the command means:
     0    finished (or stopped as SIGUSR1 asked): ends
     2    a usage error, which another try would repeat: ends
     3    --probe strict found slow ranks: restarts without their hosts
-    else a failure: restarts. With --resume, if --checkpoint-dir has a folder step-N with a manifest.json.
+    else a failure: restarts
+
+Every attempt, the first too, continues what is in --checkpoint-dir: if that has a folder step-N with a manifest.json,
+--resume is added, and --resume-from, which says where the run began, is left out. So this loop can be started again
+with the same words, after a reboot or at a job's time limit, whether the file of --metrics is still there or not; the
+event "continues" says from which step. A run from the beginning, or from an earlier step, needs another or an emptied
+folder. Steps after that checkpoint are repeated, and appear twice in the metrics: the later line counts.
 
 After each failure every host of the host file is checked (--host-check). A host is left out if the check fails, if the
 probe finds it slow, or if --strikes failures in a row name it: mpirun ("process rank 3 ... on node NAME"), the
@@ -16,8 +22,10 @@ watchdog (a rank that says nothing when all others report a timeout), or --repli
 that remain: list spare hosts last in the host file. With too few slots, data parallelism shrinks to the largest size
 for which --global-batch is divisible; a checkpoint can be loaded in any layout.
 
-If --replica-check found replicas that differ, the checkpoints since the last check are renamed to step-N.suspect, so
-that the next attempt resumes from an earlier one, and the host of a rank that differs from a majority is named.
+If --replica-check found replicas that differ, the checkpoints since the last check are renamed to step-N.suspect (or
+.suspect-2, ... if that exists), so that the next attempt resumes from an earlier one, and the host of a rank that
+differs from a majority is named. This, like slow ranks, is read from the metrics or, without --metrics, from what the
+program prints; only checkpoints count as progress then.
 An injected fault (--inject) strikes once: restarts leave the flag out.
 
 Gives up (exit code 1) after --max-failures failures in a row without one step beyond the best so far, according to the
@@ -129,6 +137,28 @@ def read_metrics(path):
     return [event for event in events if isinstance(event, dict)]
 
 
+def free_name(path):
+    """path, or path-2, path-3, ..., whichever does not exist."""
+    number, free = 1, path
+    while os.path.lexists(free):
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def hosts_in(line):
+    """The host of each rank in "node-0: ranks 0 to 7, node-1: rank 8", or None if the line is another."""
+    entry = r"([^\s,]+): ranks? (\d+)(?: to (\d+))?"
+    if ": rank" not in line or not re.fullmatch(f"{entry}(?:, {entry})*", line.strip()):
+        return None
+    hosts = []
+    for host, first, last in re.findall(entry, line):
+        if int(first) != len(hosts):
+            return None
+        hosts += [host] * (int(last or first) + 1 - int(first))
+    return hosts
+
+
 class Restarter:
     def __init__(self, options, words):
         self.options, self.original = options, Command(words)
@@ -139,6 +169,7 @@ class Restarter:
         self.log = open(options.log, "a") if options.log else None
         self.child, self.stopping = None, None
         self.lines, self.named, self.probe_pointless, self.layout = [], {}, False, None
+        self.printed_hosts = None
         self.best = newest_checkpoint(self.folder)
 
     def event(self, kind, text, **values):
@@ -170,9 +201,14 @@ class Restarter:
             command.set(path, *LAUNCHER_HOSTS)
         if attempt > 1:
             command.remove("--inject")
-        if attempt > 1 and newest_checkpoint(self.folder) and "--resume" not in command.words and \
-                command.get("--resume-from") is None:
+        newest, start = newest_checkpoint(self.folder), command.get("--resume-from")
+        if newest and "--resume" not in command.words:
+            command.remove("--resume-from")
             command.words.append("--resume")
+            if attempt == 1:
+                self.event("continues", f"continues from {self.folder}/step-{newest}" +
+                           (f", not --resume-from {start}" if start else "") +
+                           "; another run needs another or an emptied folder", step=newest)
         if attempt > 1 and self.options.probe_every and (attempt - 1) % self.options.probe_every == 0 and \
                 not self.probe_pointless:
             command.set("strict", "--probe")
@@ -183,11 +219,12 @@ class Restarter:
             to.write(line)
             to.flush()
             self.lines.append(line)
+            self.printed_hosts = hosts_in(line) or self.printed_hosts
             del self.lines[:-KEPT_LINES]
 
     def run(self, words):
         """The exit code; negative if a signal ended the command."""
-        self.lines = []
+        self.lines, self.printed_hosts = [], None
         # A session of its own: Ctrl-C reaches the command through this program only.
         self.child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                       errors="replace", start_new_session=True)
@@ -233,14 +270,17 @@ class Restarter:
         if code == PROBE_FAILED:
             probes = [event for event in events if event.get("event") == "probe"]
             return {slow["host"]: f"slow: rank {slow['rank']}, {slow['what']}, {slow['of_median']:.0%} of the median"
-                    for slow in (probes[-1]["slow"] if probes else [])}
+                    for slow in (probes[-1]["slow"] if probes else [])} or \
+                   {host: f"slow: rank {rank}, {what}, {percent}% of the median" for rank, host, percent, what in
+                    re.findall(r"rank (\d+) on (\S+) has (\d+)% of the median (.+?)(?=, rank \d+ on |$)", text, re.M)}
         found = {}
         died = r"process rank (\d+) with PID \d+ on node (\S+) (exited on signal \d+[^.\n]*)"
         for rank, host, how in re.findall(died, text):
             found[host] = f"rank {rank} {how}"
         for host in re.findall(r"Remote daemon: \[\[[^\]]*\][^\]]*\] on node (\S+)", text):
             found[host] = "mpirun lost its daemon"
-        ranks = [event["hosts"] for event in events if event.get("event") == "hosts"]
+        ranks = [hosts for hosts in (self.printed_hosts,) if hosts] + \
+                [event["hosts"] for event in events if event.get("event") == "hosts"]
         differs = re.search(r"--replica-check: .* differs on ranks? ([\d, and]+) from ", text)
         if ranks and differs:
             for rank in re.findall(r"\d+", differs[1]):
@@ -275,14 +315,18 @@ class Restarter:
 
     def set_aside(self, events):
         """After a failed --replica-check: the checkpoints since the replicas were last equal are not resumed from."""
-        for event in events[-3:]:
-            if event.get("event") != "replicas_differ" or not self.folder:
-                continue
-            for path in pathlib.Path(self.folder).glob("step-*"):
-                if path.name[5:].isdigit() and int(path.name[5:]) > event["equal"]:
-                    path.rename(path.with_name(path.name + ".suspect"))
-                    self.event("set_aside", f"{path} is set aside: replicas were last equal after step "
-                               f"{event['equal']}", checkpoint=str(path))
+        equal = [event["equal"] for event in events[-3:] if event.get("event") == "replicas_differ"]
+        if not equal:  # no metrics
+            printed = r"replicas differ after step \d+; after step (\d+) they were equal"
+            equal = [int(step) for step in re.findall(printed, "".join(self.lines))]
+        if not equal or not self.folder:
+            return
+        for path in sorted(pathlib.Path(self.folder).glob("step-*")):
+            if path.name[5:].isdigit() and int(path.name[5:]) > equal[-1]:
+                aside = free_name(path.with_name(path.name + ".suspect"))
+                path.rename(aside)
+                self.event("set_aside", f"{path} is set aside as {aside.name}: replicas were last equal after step "
+                           f"{equal[-1]}", checkpoint=str(path), aside=str(aside))
 
     def leave_out(self, code, events):
         """Takes the hosts that failed out of self.hosts."""
@@ -339,9 +383,9 @@ class Restarter:
                        [newest_checkpoint(self.folder)])
             failures, wait = (0, self.options.backoff) if step > self.best else (failures, wait)
             failures += 1
-            self.event("failed", f"attempt {attempt}: exit code {code} after step {step}; failure {failures} of "
-                       f"{self.options.max_failures} without progress", code=code, attempt=attempt, step=step,
-                       failures=failures)
+            self.event("failed", f"attempt {attempt}: exit code {code} after step {step} (failure {failures}; "
+                       f"gives up at {self.options.max_failures} in a row without a new step)", code=code,
+                       attempt=attempt, step=step, failures=failures)
             self.best = max(self.best, step)
             self.set_aside(events)
             self.leave_out(code, events)

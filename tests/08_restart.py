@@ -5,7 +5,9 @@ Run: python3 tests/08_restart.py build/bin
 import json
 import os
 import pathlib
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +28,7 @@ hosts = words[words.index("--hostfile") + 1] if "--hostfile" in words else None
 with calls.open("a") as file:
     hosts = pathlib.Path(hosts).read_text() if hosts else ""
     file.write(json.dumps({"words": words, "time": time.time(), "hosts": hosts}) + "\\n")
-with open("m.jsonl", "a" if "--resume" in words else "w") as metrics:
+with open("m.jsonl" if "--metrics" in words else os.devnull, "a" if "--resume" in words else "w") as metrics:
     for event in do.get("events", []):
         metrics.write(json.dumps(event) + "\\n")
     for step in do.get("steps", []):
@@ -72,10 +74,13 @@ def unlike(what, found, wanted):
 class Loop:
     """A run of restart.py over the stub in a folder of its own."""
 
-    def __init__(self, plan, options=(), flags=(), hosts=None, down=(), during=None):
+    def __init__(self, plan, options=(), flags=(), hosts=None, down=(), during=None, metrics=True, folders=()):
         self.scratch = tempfile.TemporaryDirectory()
         self.at = pathlib.Path(self.scratch.name)
         (self.at / "plan.json").write_text(json.dumps(plan))
+        for name in folders:
+            (self.at / name).mkdir(parents=True)
+            (self.at / name / "manifest.json").write_text("{}")
         stub = self.at / "mpirun"
         stub.write_text(STUB)
         stub.chmod(0o755)
@@ -85,8 +90,8 @@ class Loop:
             (self.at / "hosts").write_text(hosts)
             host_flags = ["--hostfile", "hosts"]
         command = [*LOOP, "--backoff", "0.01", "--log", "log.jsonl", "--host-check", "! grep -qx {host} down", *options,
-                   "--", str(stub), "-np", "8", *host_flags, "program", "--checkpoint-dir", "d", "--metrics", "m.jsonl",
-                   *flags]
+                   "--", str(stub), "-np", "8", *host_flags, "program", "--checkpoint-dir", "d",
+                   *(["--metrics", "m.jsonl"] if metrics else []), *flags]
         self.process = subprocess.Popen(command, cwd=self.at, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         if during:
             during(self)
@@ -118,6 +123,26 @@ verdict("two failures, then success", unlike("code", loop.code, 0), unlike("call
         unlike("--resume", ["--resume" in call["words"] for call in loop.calls], [False, True, True]),
         unlike("events", loop.kinds, ["start", "failed", "wait"] * 2 + ["start", "end"]))
 
+loop = Loop([{"code": 1, "steps": [31]}, {"code": 0}], folders=["d/step-20", "d/step-30", "d/step-40.suspect"])
+verdict("started again: continues from the first attempt on, and says so", unlike("code", loop.code, 0),
+        unlike("--resume", [call["words"].count("--resume") for call in loop.calls], [1, 1]),
+        unlike("events", loop.kinds, ["continues", "start", "failed", "wait", "start", "end"]),
+        unlike("step", loop.events[0].get("step"), 30),
+        "" if "continues from d/step-30;" in loop.err else loop.err)
+for given in (["--resume-from", "e/step-40"], ["--resume-from=e/step-40"]):
+    loop = Loop([{"code": 1, "steps": [41]}, {"code": 1, "steps": [42], "checkpoints": [42]}, {"code": 0}], flags=given,
+                folders=["e/step-40"])
+    words = [call["words"] for call in loop.calls]
+    verdict(f"{given[0]}: until there is a checkpoint, then --resume", unlike("code", loop.code, 0),
+            unlike("--resume", ["--resume" in call for call in words], [False, False, True]),
+            unlike("--resume-from", [any("e/step-40" in word for word in call) for call in words], [True, True, False]),
+            unlike("end", words[-1][-2:], ["m.jsonl", "--resume"]))
+loop = Loop([{"code": 0}], flags=["--resume-from", "d/step-40"], folders=["d/step-40", "d/step-60"])
+verdict("started again with --resume-from: continues from the newest", unlike("code", loop.code, 0),
+        unlike("--resume-from", loop.value(0, "--resume-from"), None),
+        unlike("end", loop.calls[0]["words"][-1], "--resume"),
+        "" if "continues from d/step-60, not --resume-from d/step-40" in loop.err else loop.err)
+
 loop = Loop([{"code": 1, "steps": [1, 2, 3], "incomplete": [2, "3.tmp"]}, {"code": 0}])
 verdict("no complete checkpoint: from the start, without --resume", unlike("code", loop.code, 0),
         unlike("--resume", ["--resume" in call["words"] for call in loop.calls], [False, False]))
@@ -134,6 +159,9 @@ progress = [{"code": 1, "steps": list(range(1, n + 1))} for n in range(1, 7)]
 loop = Loop([*progress, {"code": 0}], ["--max-failures", "2"])
 verdict("failures with progress between them do not add up", unlike("code", loop.code, 0),
         unlike("calls", len(loop.calls), 7))
+loop = Loop([{"code": 1, "steps": [*range(1, 31)]}, {"code": 137, "steps": [*range(1, 61)]}, {"code": 0}])
+text = "exit code 137 after step 60 (failure 1; gives up at 3 in a row without a new step)"
+verdict("what a failure with new steps says", "" if text in loop.err else loop.err)
 loop = Loop([{"code": 1, "steps": [1, 2, 3]}, {"code": 1, "steps": [1, 2]}, {"code": 1, "steps": [1, 2, 3]}])
 verdict("the same steps again are no progress", unlike("code", loop.code, 1), unlike("calls", len(loop.calls), 3))
 loop = Loop([{"code": 1, "steps": [1], "checkpoints": [5]}, {"code": 1}, {"code": 1}, {"code": 1}])
@@ -194,6 +222,12 @@ slow = {"code": 3, "events": [{"event": "probe", "slow": [
     {"rank": 1, "host": "a", "what": "product, 384 x 384", "of_median": 0.5}]}]}
 loop = Loop([{"code": 1}, slow, {"code": 1}, {"code": 0}], ["--probe-every", "1", "--max-failures", "9"], hosts=HOSTS)
 verdict("a slow host is left out", unlike("hosts", loop.calls[-1]["hosts"], "b slots=4\nc slots=4\n"))
+printed = {"code": 3, "out": "slow: rank 1 on a has 50% of the median product, 384 x 384, rank 5 on b has 60% of the "
+           "median tp, shift over 2"}
+loop = Loop([printed, {"code": 0}], hosts=HOSTS + "e slots=4\n", metrics=False)
+verdict("slow hosts without --metrics", unlike("hosts", loop.calls[-1]["hosts"], "c slots=4\ne slots=4\n"), unlike(
+    "why", [e["why"] for e in loop.events if e["event"] == "suspect"],
+    ["slow: rank 1, product, 384 x 384, 50% of the median", "slow: rank 5, tp, shift over 2, 60% of the median"]))
 loop = Loop([{"code": 1}, slow, {"code": 0}], ["--probe-every", "1"], flags=["--tp", "8"], hosts=HOSTS[:33])
 verdict("a slow host that nothing replaces stays, and is not probed again", unlike("code", loop.code, 0),
         unlike("--probe", [loop.value(i, "--probe") for i in range(3)], [None, "strict", None]),
@@ -208,12 +242,28 @@ differ = {"code": 1, "checkpoints": [10, 20, 30],
           "events": [hosts, {"event": "replicas_differ", "step": 31, "equal": 19}],
           "err": "rank 0: --replica-check: after step 31: the weight of x differs on ranks 5 and 6 from ranks 0 and 1; "
                  "resume from the newest checkpoint before step 20"}
-loop = Loop([differ, {"code": 0}], ["--strikes", "1"], hosts=HOSTS)
-verdict("replicas that differ: later checkpoints are set aside, the host is named", unlike("code", loop.code, 0),
+printed = {key: differ[key] for key in ("code", "checkpoints", "err")} | {
+    "out": "vm: ranks\na: ranks 0 to 3, b: ranks 4 to 7\n" + "step\n" * 30000 +
+           "replicas differ after step 31; after step 19 they were equal"}
+for name, plan, metrics in (("--metrics", differ, True), ("no --metrics", printed, False)):
+    loop = Loop([plan, {"code": 0}], ["--strikes", "1"], hosts=HOSTS, metrics=metrics)
+    verdict(f"replicas that differ, {name}: later checkpoints are set aside, the host is named",
+            unlike("code", loop.code, 0), unlike("checkpoints", sorted(path.name for path in (loop.at / "d").iterdir()),
+                                                 ["step-10", "step-20.suspect", "step-30.suspect"]),
+            unlike("hosts", loop.calls[-1]["hosts"], WITHOUT_B),
+            "" if "--resume" in loop.calls[1]["words"] else "no --resume")
+again = {key: printed[key] for key in ("code", "err", "out")} | {"checkpoints": [20, 30]}
+loop = Loop([printed, again, again, {"code": 0}], ["--max-failures", "9"], hosts=HOSTS, metrics=False)
+verdict("a checkpoint is set aside again: under a free name", unlike("code", loop.code, 0), unlike(
+    "checkpoints", sorted(path.name for path in (loop.at / "d").iterdir()),
+    ["step-10", *(f"step-{step}.suspect{end}" for step in (20, 30) for end in ("", "-2", "-3"))]),
+    unlike("steps", [event["step"] for event in loop.events if event["event"] == "failed"], [30, 30, 30]))
+only = {key: printed[key] for key in ("code", "err", "out")} | {"checkpoints": [20]}
+loop = Loop([only, {"code": 1}, {"code": 0}], metrics=False, folders=["d/step-20.suspect"])
+verdict("nothing but suspect checkpoints: from the start", unlike("code", loop.code, 0),
+        unlike("--resume", ["--resume" in call["words"] for call in loop.calls], [False, False, False]),
         unlike("checkpoints", sorted(path.name for path in (loop.at / "d").iterdir()),
-               ["step-10", "step-20.suspect", "step-30.suspect"]),
-        unlike("hosts", loop.calls[-1]["hosts"], WITHOUT_B),
-        "" if "--resume" in loop.calls[1]["words"] else "no --resume")
+               ["step-20.suspect", "step-20.suspect-2"]))
 
 
 # ---- signals ----
@@ -299,4 +349,31 @@ with tempfile.TemporaryDirectory() as scratch:
                 unlike("events", [event["event"] for event in events if event["event"] in ("start", "failed", "end")],
                        ["start", "failed", "start", "end"]), "" if resumed else "not resumed",
                 done.stderr[-1500:] if done.returncode else "")
+    # How many of the checkpoints are complete by then depends on the disk.
+    words = "--checkpoint-dir d --checkpoint-every 1 --keep 40 --inject bitflip:3:31 --replica-check 10"
+    done = program(folder, words.split(), *LOOP, "--backoff", "0.1", "--log", "out.jsonl", "--")
+    events = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    aside = [int(event["checkpoint"].rsplit("-", 1)[1]) for event in events if event["event"] == "set_aside"]
+    resumed = [int(step) for step in re.findall(r"^resumes d/step-(\d+):", done.stdout, re.M)]
+    loss = re.findall(r"^step +40/40 +loss (\S+)", done.stdout, re.M)
+    host = [event["host"] for event in events if event["event"] == "suspect"]
+    verdict("the program with a flipped bit, without --metrics: resumed from before it",
+            unlike("code", done.returncode, 0), "" if min(aside, default=30) > 29 else f"set aside: {aside}",
+            unlike("attempts", [event["event"] for event in events].count("start"), 2),
+            "" if max(resumed, default=0) <= 29 else f"resumed: {resumed}",
+            unlike("suspect", host, [socket.gethostname()]),
+            unlike("last loss", loss[-1:], [f"{min(plain[40]):.4f}"]), done.stderr[-1500:] if done.returncode else "")
+
+# ---- the job script of docs/cluster.md ----
+finds = re.findall(r"^latest=.*$", (ROOT / "docs" / "cluster.md").read_text(), re.M)
+for found, folders in (("", ["step-16.suspect", "step-16.suspect-2", "step-20.tmp", "weights-8"]),
+                       ("--resume", ["step-16.suspect", "step-12"])):
+    with tempfile.TemporaryDirectory(suffix=".tmp") as scratch:  # whatever the folder's own name is
+        for name in folders:
+            pathlib.Path(scratch, "d", name).mkdir(parents=True)
+            pathlib.Path(scratch, "d", name, "manifest.json").write_text("{}")
+        done = subprocess.run(["bash", "-c", f"{''.join(finds)}\necho ${{latest:+--resume}}"], capture_output=True,
+                              text=True, env=dict(os.environ, RUN=f"{scratch}/d"))
+        verdict(f"the job script with {' '.join(folders)}: {found or 'from the start'}",
+                unlike("flag", done.stdout.strip(), found), done.stderr)
 sys.exit(1 if failed else 0)
