@@ -151,6 +151,23 @@ TEST_CASE("8-bit moments and FP8 histories in another layout: within rounding of
     EXPECT_EVERYWHERE(apart <= bound);
 }
 
+TEST_CASE("FP8 histories of layers that have moved to another stage of the same mesh") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.model.hidden = o.model.ffn = 64;
+    const SharedFolder shared;
+    ParallelConfig config{.mesh = {.tp = 2, .dp = 2, .pp = 2}};
+    config.fp8.recipe = "delayed";
+    config.pipeline.stage_layers = {3, 1};
+    history_of(o, config, {.dir = shared / "d", .stop_after = 3});
+    config.pipeline.stage_layers = {1, 3};
+    CheckpointedRun moved(o, config, {.dir = shared / "d", .resume = true, .stop_after = 3});
+    const StepState::Rows rows = moved.run.composed->fp8.step_state()->rows();
+    bool all = !rows.names.empty();
+    for (size_t i = 0; i < rows.names.size(); ++i) all = all && rows.values[i * size_t(rows.width)] > 0;  // scale_inv
+    EXPECT_EVERYWHERE(all);
+}
+
 TEST_CASE("written while training goes on: byte for byte what a run that stops at that step writes") {
     const Text text;
     const SharedFolder shared;
