@@ -17,7 +17,7 @@ refused "a CSV of no comparison" 1 "--compare-csv|--compare 60" --compare-csv c.
 refused "fp64 in 8 bits" 1 "--fp8 current|--dtype fp64|try --fp8 off" --dtype fp64
 refused "fp64 with 8-bit moments" 2 "--optimizer adamw8bit|--dtype fp64|try --optimizer adamw" --dtype fp64 --fp8 off --optimizer adamw8bit
 refused "a comparison of recipes in fp64" 1 "--compare|--dtype fp64" --dtype fp64 --fp8 off --compare 2
-refused "a history of no steps" 1 "--fp8-history|integer from 1 to 1000000" --fp8-history 0
+refused "a history of no steps" 1 "--fp8-history|integer from 1 to 65536" --fp8-history 0
 refused "a margin beyond the range" 1 "--fp8-margin" --fp8-margin 99
 
 small=(--hidden 128 --heads 4 --kv-heads 2 --vocab 256 --seq-len 32 --global-batch 8)
