@@ -31,7 +31,8 @@ class Runs:
         """Runs the program on so many ranks and returns the file that output_flag made it write."""
         path = self.folder / name
         start = [] if ranks == 1 else ["mpirun", "--oversubscribe", "-np", str(ranks)]
-        self.commands.append(" ".join([*start, f"build/bin/{program}", *flags, output_flag, name]))
+        command = " ".join([*start, f"build/bin/{program}", *flags, output_flag, name])
+        self.commands.append(command.replace(f"{self.folder}/", ""))
         if not path.exists():
             print("  " + self.commands[-1], file=sys.stderr, flush=True)
             environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -235,28 +236,32 @@ def dd_rate(folder, size):
 
 def checkpoint_cost(runs):
     """a checkpoint at every step, three times in turn with none: seconds per step of the whole run, the wait for the
-    last checkpoint included; the copy, for which a step waits; bytes per second of the writing, and of dd (bs=4M
-    conv=fsync, the same size and folder, right after); medians"""
-    rows = [["ranks", "run", "checkpoint every", "s per step", "copy s", "bytes", "written B/s", "dd B/s"]]
-    shapes = {2: "--layers 6 --hidden 256 --ffn 768 --zero 1", 1: "--layers 8 --hidden 512 --ffn 1536 --seq-len 64"}
-    for ranks, shape in shapes.items():
+    last checkpoint included, and the copy, for which a step waits, median; then the writing while nothing else runs,
+    in turn with dd (bs=4M conv=fsync, the same size and folder), best of five, because others use the disk"""
+    rows = [["what", "ranks", "checkpoint every", "s per step", "copy s", "bytes", "written B/s", "dd B/s"]]
+    large = "--layers 8 --hidden 512 --ffn 1536 --seq-len 64"
+
+    def run(ranks, flags, name, every):
+        folder = runs.folder / name
+        saving = ["--checkpoint-dir", str(folder), "--checkpoint-every", str(every)] if every else []
+        events = runs.metrics(ranks, "08_3d_full", [*flags.split(), *saving], f"{name}.jsonl")
+        summary = next(line for line in events if line["event"] == "summary")
+        return summary, [line for line in events if line["event"] == "checkpoint"], folder
+
+    for ranks, shape in {2: "--layers 6 --hidden 256 --ffn 768 --zero 1", 1: large}.items():
         for number in range(1, 4):
             for every in (0, 1):
-                folder = runs.folder / f"checkpoints_{ranks}_{number}"
-                flags = [*shape.split(), "--steps", "12"]
-                if every:
-                    flags += ["--checkpoint-dir", str(folder), "--checkpoint-every", "1"]
-                events = runs.metrics(ranks, "08_3d_full", flags, f"checkpoint_{ranks}_{number}_{every}.jsonl")
-                summary = next(line for line in events if line["event"] == "summary")
-                written = [line for line in events if line["event"] == "checkpoint"]
-                row = [ranks, number, every or "none", round(summary["seconds"] / 12, 4)]
-                if written:
-                    rate = statistics.median(line["bytes"] / line["write_s"] for line in written)
-                    size = written[0]["bytes"]
-                    dd = statistics.median(dd_rate(folder, size) for _ in range(5))
-                    copy = statistics.median(line["copy_s"] for line in written)
-                    row += [round(copy, 5), size, round(rate), round(dd)]
-                rows.append(row)
+                summary, written, _ = run(ranks, shape + " --steps 12", f"step_{ranks}_{number}_{every}", every)
+                copy = round(statistics.median(line["copy_s"] for line in written), 5) if every else ""
+                size = written[0]["bytes"] if every else ""
+                rows.append([f"run {number}", ranks, every or "none", round(summary["seconds"] / 12, 4), copy, size])
+    rates, dd = [], []
+    for number in range(1, 6):
+        _, written, folder = run(1, large + " --steps 1", f"write_{number}", 1)
+        size = written[-1]["bytes"]
+        rates.append(size / written[-1]["write_s"])
+        dd.append(dd_rate(folder, size))
+    rows.append(["writing", 1, 1, "", "", size, round(max(rates)), round(max(dd))])
     return rows
 
 
