@@ -240,10 +240,12 @@ def self_test():
 
 
 def chosen_slice(text):
-    """(i, n) of "i/n", or "-": tests/support.h's TRAIN70B_TEST_SLICE, "all" or which eighth."""
+    """(i, n) of "i/n", or "-": tests/support.h's TRAIN70B_TEST_SLICE, "all" or which eighth, of which a third is taken;
+    which one follows the commit, as EMULATE_SEED does."""
     if text == "-":
         eighth = os.environ.get("TRAIN70B_TEST_SLICE", "0")
-        return (0, 1) if eighth == "all" else (int(eighth) % 8, 8)
+        third = int(os.environ.get("EMULATE_SEED", "0")) % 3
+        return (0, 1) if eighth == "all" else (int(eighth) % 8 + 8 * third, 24)
     i, n = (int(part) for part in text.split("/"))
     return i % n, n
 
