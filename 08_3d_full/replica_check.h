@@ -7,8 +7,8 @@
 //   replicas over tp   norm weights, and key/value heads on more ranks than heads, with their optimizer states
 //
 // Sharded states have one copy: nothing can be compared. In ZeRO 1 and 2, and in bf16, each update overwrites the
-// weights, from shards or master weights, so a flipped bit of a weight is found only by a check before the next update; what
-// it did to the gradients is then in all ranks alike.
+// weights, from shards or master weights, so a flipped bit of a weight is found only by a check before the next update;
+// what it did to the gradients is then in all ranks alike.
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/flags.h"
 #include "08_3d_full/config.h"

@@ -60,7 +60,8 @@ class CollectiveLog {
 CollectiveLog& collective_log();  // this rank's
 
 // Two threads. From construction on the first handles SIGTERM (print the log, end) and SIGUSR1, which must be blocked
-// in every other thread, and counts the seconds. It never calls the device, which may not answer; the second thread does.
+// in every other thread, and counts the seconds. It never calls the device, which may not answer; the second thread
+// does.
 class Watchdog {
   public:
     Watchdog();
