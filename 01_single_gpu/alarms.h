@@ -1,6 +1,6 @@
 #pragma once
 // Alarms: what a run of weeks must not go on with unnoticed. A loss spike is one line and one metrics event; a loss or
-// gradient that is not finite ends the run (Trainer::check_finite).
+// gradient that is not finite ends the run (Trainer::compare_ranks).
 #include <deque>
 
 #include "01_single_gpu/trainer.h"

@@ -117,17 +117,18 @@ void Checkpoints::take_snapshot(bool full, bool weights) {
     if (full) last_full_ = step_;
     full_is_due_ = weights_are_due_ = failed_ = false;
     for (const std::string& folder : pending_->folders) {
-        const auto content = std::make_shared<Snapshot::Content>(snapshot_->content(folder.starts_with("weights")));
-        writer_.start([content, path = options_.dir + "/" + folder + ".tmp", name = rank_file(world_.rank())] {
+        writer_.start([this, weights_only = folder.starts_with("weights"), path = options_.dir + "/" + folder + ".tmp",
+                       name = rank_file(world_.rank())] {
+            const Snapshot::Content content = snapshot_->content(weights_only);
             make_folder(path);
-            std::vector<std::string_view> parts = {content->header};
-            parts.insert(parts.end(), content->data.begin(), content->data.end());
+            std::vector<std::string_view> parts = {content.header};
+            parts.insert(parts.end(), content.data.begin(), content.data.end());
             const std::string file = name + ".safetensors";
             const WrittenFile written = write_file(path + "/" + file, parts);
             const ordered_json entry = {{"name", file},
                                         {"bytes", written.bytes},
                                         {"crc32", written.crc32},
-                                        {"tensors", content->names},
+                                        {"tensors", content.names},
                                         {"seconds", written.seconds}};
             const std::string text = entry.dump();
             write_file(path + "/" + name + ".json", {text}, Durable::no);  // for the commit on rank 0

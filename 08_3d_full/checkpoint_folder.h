@@ -30,8 +30,8 @@ class CheckpointFolder {
   public:
     // Usage error for everything else that can be refused: a checkpoint of another model, run or data, corrupt or
     // missing files (and which checkpoint to try instead), a folder that has another run's checkpoints, cannot be
-    // written, or is not shared by all ranks. Creates the folder if need be, locks it, and removes what a crash has left
-    // in it. Sets TrainOptions::continues. flags: of this run. Collective over the world.
+    // written, or is not shared by all ranks. Creates the folder if need be, locks it, and removes what a crash has
+    // left in it. Sets TrainOptions::continues. flags: of this run. Collective over the world.
     CheckpointFolder(const CheckpointOptions& options, TrainOptions& training, const ParallelConfig& config,
                      const nlohmann::ordered_json& flags, const Comm& world);
     ~CheckpointFolder();

@@ -55,11 +55,11 @@ Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states
                 return Piece{visit.state, param.name, rect, param.is_matrix()}.name();
             };
             if (visit.state == "scale") {
-                Scales scales{.visit = int64_t(i), .from = from, .begin = wide, .rects = rects, .blocks = {}};
+                Scales scales{.visit = int64_t(i), .from = from, .begin = wide, .rects = rects};
                 for (const Rect& rect : rects) {
-                    scales.blocks.push_back(blocks_of(rect, param.global_shape).blocks());
-                    wide_tensors_.push_back({piece(rect), DType::f32, {2, scales.blocks.back()}});
-                    wide += 2 * scales.blocks.back();
+                    const int64_t blocks = blocks_of(rect, param.global_shape).blocks();
+                    wide_tensors_.push_back({piece(rect), DType::f32, {2, blocks}});
+                    wide += 2 * blocks;
                 }
                 scales_.push_back(std::move(scales));
                 continue;
@@ -67,7 +67,7 @@ Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states
             const bool is_code = visit.dtype == DType::u8;
             if (!is_code) wide_dtype = visit.dtype;
             int64_t& at = is_code ? codes : wide;
-            parts_.push_back({int64_t(i), from, size, rects, at, is_code});
+            parts_.push_back({int64_t(i), from, size, at, is_code});
             at += size;
             for (const Rect& rect : rects)
                 (is_code ? code_tensors_ : wide_tensors_)

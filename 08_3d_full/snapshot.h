@@ -19,7 +19,7 @@ class Snapshot {
     double copy();  // returns the seconds that it took
     int64_t bytes() const;
 
-    // The tensors of the file, and its content as of the last copy(): header and data.
+    // The tensors of the file, and its content as of the last copy(): header and data. For the writer thread.
     struct Content {
         std::vector<std::string> names;
         std::string header;
@@ -30,14 +30,12 @@ class Snapshot {
   private:
     struct Part {  // of a state of a segment: elements [from, from + size)
         int64_t visit, from, size;
-        std::vector<Rect> rects;
-        int64_t begin = 0;  // in wide_ or codes_
-        bool is_code = false;
+        int64_t begin;  // in wide_ or codes_
+        bool is_code;
     };
     struct Scales {  // of the blocks of such rectangles
         int64_t visit, from, begin;
         std::vector<Rect> rects;
-        std::vector<int64_t> blocks;  // of each rectangle
     };
     void add_step_states();
 

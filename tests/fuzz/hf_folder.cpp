@@ -6,17 +6,12 @@
 
 #include "01_single_gpu/io/hf.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/llama.h"
 
 namespace train70b::fuzz {
 
 namespace {
 constexpr const char* kShard = "a.safetensors";
-
-LlamaConfig small() {
-    LlamaConfig config = preset("tiny");
-    config.layers = 1, config.hidden = 8, config.heads = 2, config.kv_heads = 1, config.ffn = 8, config.vocab = 8;
-    return config;
-}
 
 // The shard's header and zeros for its tensors.
 std::string shard() {

@@ -10,17 +10,12 @@
 #include "01_single_gpu/io/hf.h"
 #include "08_3d_full/checkpoint_format.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/llama.h"
 
 namespace train70b::fuzz {
 
 namespace {
 constexpr const char* kFile = "rank-00000.safetensors";
-
-LlamaConfig small() {
-    LlamaConfig config = preset("tiny");
-    config.layers = 1, config.hidden = 8, config.heads = 2, config.kv_heads = 1, config.ffn = 8, config.vocab = 8;
-    return config;
-}
 
 // All parameters in the states of a checkpoint, zeros.
 std::vector<StoredTensor> tensors(const std::vector<std::string>& states) {
