@@ -8,6 +8,7 @@ namespace {
 double cross_entropy_double(const Doubles& logits, const std::vector<int32_t>& targets, int64_t cols, double scale) {
     double loss = 0;
     for (size_t r = 0; r < targets.size(); ++r) {
+        if (targets[r] == kIgnored) continue;
         double sum = 0;
         for (int64_t c = 0; c < cols; ++c) sum += std::exp(logits[r * cols + c]);
         loss += std::log(sum) - logits[r * cols + targets[r]];
@@ -138,6 +139,108 @@ TEST_CASE("sums of two parts of the vocabulary on the scale of the whole row's m
         for (int i = 0; i < 2; ++i) rescale_sums(sum[i], max[i], whole_max);
         add(sum[0], sum[0], sum[1]);
         EXPECT(distance(sum[0], expected) <= forward);
+    }
+}
+
+TEST_CASE("ignored targets add no loss and no gradient, and the other rows are those of a batch without them") {
+    for (const auto& [dtype, forward, gradient] : kAccuracies) {
+        const int64_t R = 6, V = 11, cut = 4;
+        INFO("cross_entropy with ignored targets " << name_of(dtype) << ", R " << R << " V " << V);
+        const double factor = 1.0 / 4;
+        Doubles logits = randoms(R * V, 1, dtype);
+        for (double& v : logits) v *= 20;
+        const std::vector<int32_t> ids = {kIgnored, 10, 3, kIgnored, 7, 0};
+        const Doubles expected = differentiate(
+            [&](const Doubles& v) { return cross_entropy_double(v, ids, V, factor); }, logits);  // 0 in ignored rows
+        Doubles kept;
+        std::vector<int32_t> kept_ids;
+        for (int64_t r = 0; r < R; ++r)
+            if (ids[r] != kIgnored) {
+                kept.insert(kept.end(), &logits[r * V], &logits[r * V] + V);
+                kept_ids.push_back(ids[r]);
+            }
+        struct Run {
+            Doubles loss, gradient;
+        };
+        // In one piece, or in two parts of the vocabulary that are joined as ranks join theirs.
+        const auto run = [&](const Doubles& x, const std::vector<int32_t>& of, bool split) {
+            const int64_t rows = int64_t(of.size());
+            const Tensor targets = upload(of, {rows}, Device::cpu);
+            Tensor max = tensor(Doubles(rows, -INFINITY), {rows}, stats_dtype(dtype));
+            Tensor sum = zeros({rows}, stats_dtype(dtype)), at = zeros({rows}, stats_dtype(dtype));
+            Tensor lse = empty({rows}, stats_dtype(dtype)), loss = empty({1}, stats_dtype(dtype));
+            struct Part {
+                int64_t begin, end;
+                Tensor x, max, sum;
+            };
+            std::vector<Part> parts;
+            for (auto [begin, end] : split ? std::vector<std::array<int64_t, 2>>{{0, cut}, {cut, V}}
+                                           : std::vector<std::array<int64_t, 2>>{{0, V}}) {
+                Doubles columns;
+                for (int64_t r = 0; r < rows; ++r) columns.insert(columns.end(), &x[r * V + begin], &x[r * V] + end);
+                parts.push_back(
+                    {begin, end, tensor(columns, {rows, end - begin}, dtype), Tensor::like(max), Tensor::like(sum)});
+                Tensor part_at = Tensor::like(at);
+                softmax_stats(parts.back().max, parts.back().sum, part_at, parts.back().x, targets, begin);
+                add(at, at, part_at);
+                Doubles highest = read(max), other = read(parts.back().max);
+                for (int64_t r = 0; r < rows; ++r) highest[r] = std::max(highest[r], other[r]);
+                copy(max, tensor(highest, {rows}, max.dtype()));
+            }
+            for (Part& part : parts) {
+                if (split) rescale_sums(part.sum, part.max, max);
+                add(sum, sum, part.sum);
+            }
+            cross_entropy(loss, lse, max, sum, at, factor);
+            Run result{read(loss), Doubles(rows * V)};
+            for (Part& part : parts) {
+                cross_entropy_backward(part.x, targets, lse, factor, part.begin);
+                const Doubles got = values(part.x);
+                const int64_t width = part.end - part.begin;
+                for (int64_t i = 0; i < rows * width; ++i)
+                    result.gradient[i / width * V + part.begin + i % width] = got[i];
+            }
+            return result;
+        };
+        for (const bool split : {false, true}) {
+            INFO("in " << (split ? "two parts" : "one"));
+            const Run all = run(logits, ids, split), without = run(kept, kept_ids, split);
+            EXPECT(std::abs(all.loss[0] / cross_entropy_double(logits, ids, V, factor) - 1) <= forward);
+            EXPECT(distance(tensor(all.gradient, {R, V}, DType::f64), expected) <= gradient);
+            EXPECT(all.loss == without.loss);
+            Doubles rest;
+            for (int64_t r = 0; r < R; ++r)
+                for (int64_t v = 0; v < V; ++v) {
+                    if (ids[r] != kIgnored) rest.push_back(all.gradient[r * V + v]);
+                    if (ids[r] == kIgnored) EXPECT(all.gradient[r * V + v] == 0);
+                }
+            EXPECT(rest == without.gradient);
+
+            Doubles poisoned = logits;  // what an ignored row holds reaches nothing
+            for (int64_t v = 0; v < V; ++v) poisoned[v] = v % 2 ? NAN : INFINITY;
+            const Run same = run(poisoned, ids, split);
+            EXPECT(same.loss == all.loss);
+            EXPECT(same.gradient == all.gradient);
+        }
+        const Run nothing = run(logits, std::vector<int32_t>(size_t(R), kIgnored), false);
+        EXPECT(nothing.loss[0] == 0);
+        EXPECT(nothing.gradient == Doubles(R * V));
+    }
+}
+
+TEST_CASE("only -1 is ignored: another target outside the vocabulary counts its row's lse") {
+    const int64_t V = 3;
+    for (const int32_t id : {-2, 3, INT32_MAX, INT32_MIN}) {
+        INFO("target " << id);
+        Tensor x = tensor({1, 2, 3}, {1, V}, DType::f64), max = empty({1}, DType::f64), sum = empty({1}, DType::f64);
+        Tensor at = empty({1}, DType::f64), lse = empty({1}, DType::f64), loss = empty({1}, DType::f64);
+        const Tensor targets = upload(std::vector<int32_t>{id}, {1}, Device::cpu);
+        softmax_stats(max, sum, at, x, targets);
+        cross_entropy(loss, lse, max, sum, at, 1);
+        const double whole = std::log(std::exp(1) + std::exp(2) + std::exp(3));
+        EXPECT(std::abs(read(loss)[0] - whole) <= 1e-12);
+        cross_entropy_backward(x, targets, lse, 1);
+        for (int64_t v = 0; v < V; ++v) EXPECT(std::abs(values(x)[v] - std::exp(double(v + 1) - whole)) <= 1e-12);
     }
 }
 

@@ -279,6 +279,27 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
                     cross_entropy_backward(logits, targets, lse, 0.25f, first);
                     return Results{max, sum, at, lse, loss, logits};
                 });
+            for (int64_t first : {0, 3})
+                compare(ops("cross_entropy, ignored targets", {rows, cols}), dtype, [&](Device device) {
+                    const Maker make{device, dtype};
+                    std::vector<double> numbers = randoms(rows * cols, 1, dtype);
+                    std::vector<int32_t> ids;
+                    for (int64_t r = 0; r < rows; ++r) {
+                        ids.push_back(r % 2 ? kIgnored : int32_t(random_bits(9, r) % uint64_t(cols + first)));
+                        if (r % 2) numbers[r * cols] = NAN;
+                    }
+                    Tensor logits = tensor(numbers, {rows, cols}, dtype, device);
+                    const Tensor targets = upload(ids, {rows}, device);
+                    Tensor max = make.floats({rows}), sum = make.floats({rows}), at = make.floats({rows});
+                    Tensor lse = make.floats({rows}), loss = make.floats({1});
+                    softmax_stats(max, sum, at, logits, targets, first);
+                    Tensor sums = make.floats({rows});
+                    copy(sums, sum);
+                    if (first > 0) fill(sum, 1);  // as of all parts: those of ignored rows add up to 1
+                    cross_entropy(loss, lse, max, sum, at, 0.25f);
+                    cross_entropy_backward(logits, targets, lse, 0.25f, first);
+                    return Results{max, sums, at, lse, loss, logits};
+                });
             for (int64_t vocab : {cols - 1, cols / 2, int64_t(0)})  // the rest is padding
                 compare(ops("rescale_sums", {rows, cols, vocab}), dtype, [&](Device device) {
                     const Maker make{device, dtype};

@@ -86,18 +86,21 @@ TEST_CASE("products in chunks equal products after, and before, a collective, on
     EXPECT_NONE(failures);
 }
 
-TEST_CASE("the loss of a sharded vocabulary: logits far below and far above the padding's, targets on every rank") {
+TEST_CASE(
+    "the loss of a sharded vocabulary: logits far below and far above the padding's, targets on every rank, some "
+    "ignored") {
     Failures failures;
     for (const int n : {2, 4, 8})
         for (const int64_t V : {64, 61, 9, 5})  // 9 and 5 on 8 ranks: some hold nothing but padding
             on_first_ranks(n, [&](const Comm& ranks) {
                 const int64_t R = 24, N = ranks.size(), each = (V + N - 1) / N, first = each * ranks.rank();
                 std::vector<int32_t> ids;
-                for (int64_t i = 0; i < R; ++i) ids.push_back(int32_t(random_bits(3, i) % V));
+                for (int64_t i = 0; i < R; ++i) ids.push_back(i % 5 == 2 ? kIgnored : int32_t(random_bits(3, i) % V));
                 Batch batch{.targets = upload(ids, {R}, Device::cpu), .loss_scale = 0.125};
                 for (const double level : {-80.0, 0.0, 80.0}) {
                     std::vector<double> logits = randoms(R * V, 4), mine;
                     for (double& x : logits) x = level + 4 * x;
+                    for (int64_t v = 0; v < V; ++v) logits[2 * V + v] = v % 2 ? NAN : INFINITY;  // an ignored row
                     for (int64_t row = 0; row < R; ++row)
                         for (int64_t v = first; v < first + each; ++v) mine.push_back(v < V ? logits[row * V + v] : 0);
                     Tape whole_tape, tape;

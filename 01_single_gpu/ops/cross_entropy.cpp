@@ -17,13 +17,19 @@ void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const
         using C = Wide<T>;
         const int64_t cols = logits.cols(), real = std::clamp<int64_t>(vocab - first_vocab, 0, cols);
         parallel_rows(logits.rows(), cols, [&](int64_t r) {
+            const int32_t id = targets.data<int32_t>()[r];
+            if (id == kIgnored) {
+                row_max.data<C>()[r] = target_logit.data<C>()[r] = 0;
+                row_sum.data<C>()[r] = first_vocab == 0 ? 1 : 0;
+                return;
+            }
             const T* x = logits.data<T>() + r * cols;
             C max = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : max)
             for (int64_t c = 0; c < real; ++c) max = std::max(max, C(x[c]));
 #pragma omp simd reduction(+ : sum)
             for (int64_t c = 0; c < real; ++c) sum += exp_simd(C(x[c]) - max);
-            const int64_t target = targets.data<int32_t>()[r] - first_vocab;
+            const int64_t target = id - first_vocab;
             row_max.data<C>()[r] = max;
             row_sum.data<C>()[r] = sum;
             target_logit.data<C>()[r] = target >= 0 && target < real ? C(x[target]) : C(0);
@@ -62,7 +68,12 @@ void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor&
         const C factor(scale);
         parallel_rows(logits.rows(), cols, [&](int64_t r) {
             T* x = logits.data<T>() + r * cols;
-            const int64_t target = targets.data<int32_t>()[r] - first_vocab;
+            const int32_t id = targets.data<int32_t>()[r];
+            if (id == kIgnored) {
+                std::fill(x, x + cols, T(0.0f));
+                return;
+            }
+            const int64_t target = id - first_vocab;
             const C row_lse = lse.data<C>()[r];
             const C at_target = target >= 0 && target < real ? C(x[target]) : C(0);
 #pragma omp simd

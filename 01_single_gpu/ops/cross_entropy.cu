@@ -8,6 +8,13 @@ namespace {
 template <class T>
 __global__ void softmax_stats_kernel(float* row_max, float* row_sum, float* target_logit, const T* logits,
                                      const int32_t* targets, int64_t cols, int64_t real, int64_t first_vocab) {
+    if (targets[blockIdx.x] == kIgnored) {
+        if (threadIdx.x == 0) {
+            row_max[blockIdx.x] = target_logit[blockIdx.x] = 0;
+            row_sum[blockIdx.x] = first_vocab == 0 ? 1.0f : 0.0f;
+        }
+        return;
+    }
     const T* x = logits + blockIdx.x * cols;
     float max = -INFINITY, sum = 0;  // of this thread's columns, one pass
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < real; c += int64_t(blockDim.x) * kPack) {
@@ -52,12 +59,13 @@ __global__ void cross_entropy_backward_kernel(T* logits, const int32_t* targets,
                                               int64_t real, float scale, int64_t first_vocab) {
     T* x = logits + blockIdx.x * cols;
     const int64_t target = targets[blockIdx.x] - first_vocab;
+    const bool ignored = targets[blockIdx.x] == kIgnored;
     const float row_lse = lse[blockIdx.x];
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
         float v[kPack];
         load(v, x, c, cols);
         for (int j = 0; j < kPack; ++j)
-            v[j] = c + j < real ? (expf(v[j] - row_lse) - (c + j == target ? 1.0f : 0.0f)) * scale : 0.0f;
+            v[j] = c + j < real && !ignored ? (expf(v[j] - row_lse) - (c + j == target ? 1.0f : 0.0f)) * scale : 0.0f;
         store(x, c, cols, v);
     }
 }

@@ -4,13 +4,19 @@
 //
 // logits (R, V_l): this rank's part of the vocabulary, from first_vocab on; targets (R) i32: token ids of the whole
 // vocabulary. Columns of tokens >= vocab are padding: they take no part in the softmax and get no gradient.
+//
+// A row whose target is kIgnored adds nothing to the loss, and its gradient is exactly 0. Its logits are never read, so
+// that a NaN among them reaches neither.
 // row_max, row_sum, target_logit, lse (R) have the stats_dtype of logits.
 #include "01_single_gpu/core/tensor.h"
 
 namespace train70b {
 
+constexpr int32_t kIgnored = -1;
+
 // 1. row_max = max_v logits,  row_sum = sum_v e^(logits - row_max),
 //    target_logit = logits[target - first_vocab], 0 where the target is not in this part
+//    An ignored row: 0, 1, 0 in the part that begins the vocabulary, 0, 0, 0 in the others; so its lse and loss are 0.
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
                    int64_t first_vocab = 0, int64_t vocab = INT64_MAX);
 
