@@ -9,7 +9,9 @@
 namespace train70b {
 
 namespace {
-// name, layers, hidden, heads, kv_heads, ffn, vocab, rope_theta, norm_eps
+// name, layers, hidden, heads, kv_heads, ffn, vocab, rope_theta, norm_eps; then rope_scaling, context (0: unknown),
+// head_size (0: hidden / heads), qkv_bias, qk_norm, tied
+constexpr RopeScaling kLlama32 = {.factor = 32};
 const std::vector<LlamaConfig> kPresets = {
     {"tiny", 4, 128, 8, 4, 384, 256, 1e4, 1e-5},             // bytes; learns in minutes on a laptop
     {"125m", 12, 768, 12, 12, 2048, 32000, 1e4, 1e-5},       // GPT-3 small's shape with SwiGLU
@@ -21,6 +23,24 @@ const std::vector<LlamaConfig> kPresets = {
     {"70b", 80, 8192, 64, 8, 28672, 128256, 5e5, 1e-5},      // Llama-3
     {"175b", 96, 12288, 96, 96, 32768, 50304, 1e4, 1e-5},    // GPT-3's shape with SwiGLU
     {"405b", 126, 16384, 128, 8, 53248, 128256, 5e5, 1e-5},  // Llama-3
+
+    {"llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, 5e5, 1e-5, kLlama32, 131072, 0, false, false, true},
+    {"llama3.2-3b", 28, 3072, 24, 8, 8192, 128256, 5e5, 1e-5, kLlama32, 131072, 0, false, false, true},
+
+    {"smollm2-135m", 30, 576, 9, 3, 1536, 49152, 1e5, 1e-5, {}, 8192, 0, false, false, true},
+    {"smollm2-360m", 32, 960, 15, 5, 2560, 49152, 1e5, 1e-5, {}, 8192, 0, false, false, true},
+    {"smollm2-1.7b", 24, 2048, 32, 32, 8192, 49152, 1.3e5, 1e-5, {}, 8192, 0, false, false, true},
+
+    {"qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, 1e6, 1e-6, {}, 32768, 0, true, false, true},
+    {"qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, 1e6, 1e-6, {}, 131072, 0, true, false, true},
+    {"qwen2.5-3b", 36, 2048, 16, 2, 11008, 151936, 1e6, 1e-6, {}, 32768, 0, true, false, true},
+    {"qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 1e6, 1e-6, {}, 131072, 0, true, false, false},
+
+    {"qwen3-0.6b", 28, 1024, 16, 8, 3072, 151936, 1e6, 1e-6, {}, 40960, 128, false, true, true},
+    {"qwen3-1.7b", 28, 2048, 16, 8, 6144, 151936, 1e6, 1e-6, {}, 40960, 0, false, true, true},
+    {"qwen3-4b", 36, 2560, 32, 8, 9728, 151936, 1e6, 1e-6, {}, 40960, 128, false, true, true},
+    {"qwen3-8b", 36, 4096, 32, 8, 12288, 151936, 1e6, 1e-6, {}, 40960, 0, false, true, false},
+    {"qwen3-32b", 64, 5120, 64, 8, 25600, 151936, 1e6, 1e-6, {}, 40960, 128, false, true, false},
 };
 }  // namespace
 
@@ -32,8 +52,9 @@ namespace {
 constexpr double kMaxParameters = 1e15;  // more than any machine holds; their bytes still fit into 64 bits
 
 double approximate_parameters(const LlamaConfig& c) {  // in double: products of these dimensions may overflow
-    const double E = double(c.hidden), kv = E / double(c.heads) * double(c.kv_heads);
-    return double(c.layers) * (2 * E + 2 * E * E + 2 * kv * E + 3 * double(c.ffn) * E) + E + 2 * double(c.vocab) * E;
+    const double E = double(c.hidden), D = c.head_size > 0 ? double(c.head_size) : E / double(c.heads);
+    const double q = double(c.heads) * D, kv = double(c.kv_heads) * D;
+    return double(c.layers) * (2 * E + 2 * q * E + 2 * kv * E + 3 * double(c.ffn) * E) + E + 2 * double(c.vocab) * E;
 }
 
 // Usage error, naming the dimension that exceeds the largest preset's by the largest factor.
@@ -43,11 +64,12 @@ void check_size(const LlamaConfig& c, const DimensionNames& n) {
         const char* name;
         int64_t LlamaConfig::*value;
     };
-    const LlamaConfig& largest = kPresets.back();
+    const LlamaConfig largest = preset("405b");
     Dimension worst{};
     double excess = 0;
     for (const Dimension& d : {Dimension{n.layers, &LlamaConfig::layers},
                                {n.hidden, &LlamaConfig::hidden},
+                               {n.heads, &LlamaConfig::heads},
                                {n.ffn, &LlamaConfig::ffn},
                                {n.vocab, &LlamaConfig::vocab}})
         if (const double ratio = double(c.*d.value) / double(largest.*d.value); ratio > excess)
@@ -63,22 +85,26 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
     for (const auto& [name, value] : dims)
         if (value < 1) usage_error("{}{} {}: must be an integer >= 1", n.where, name, value);
     check_size(c, n);
-    if (c.hidden % c.heads != 0)
+    if (c.head_size == 0 && c.hidden % c.heads != 0)
         usage_error("{}{} {} is not divisible by {} {} (try {} {})", n.where, n.hidden, c.hidden, n.heads, c.heads,
                     n.hidden, (c.hidden / c.heads + 1) * c.heads);
     if (c.heads % c.kv_heads != 0)
         usage_error("{}{} {} is not divisible by {} {} (try {} {})", n.where, n.heads, c.heads, n.kv_heads, c.kv_heads,
                     n.kv_heads, std::gcd(c.heads, c.kv_heads));
+    const std::string head_dim =
+        c.head_size > 0 ? fmt::format("{} {}", n.head_dim, c.head_size)
+                        : fmt::format("{} {} / {} {} = {}", n.hidden, c.hidden, n.heads, c.heads, c.head_dim());
     if (c.head_dim() % 2 != 0)
-        usage_error("{}{} {} / {} {} = {}: the head size must be even, because RoPE rotates pairs", n.where, n.hidden,
-                    c.hidden, n.heads, c.heads, c.head_dim());
+        usage_error("{}{}: the head size must be even, because RoPE rotates pairs", n.where, head_dim);
     if (c.head_dim() > kMaxHeadDim)
-        usage_error("{}{} {} / {} {} = {}: the head size must be at most {} (try a larger {})", n.where, n.hidden,
-                    c.hidden, n.heads, c.heads, c.head_dim(), kMaxHeadDim, n.heads);
+        usage_error("{}{}: the head size must be at most {}{}", n.where, head_dim, kMaxHeadDim,
+                    c.head_size > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
+    if (c.tied) usage_error("{}tied embeddings are not supported yet", n.where);
 }
 
 namespace {
 double scaled(double inv_freq, const RopeScaling& s) {
+    if (s.linear) return inv_freq / s.factor;
     const double turns = double(s.original_context) * inv_freq / (2 * std::numbers::pi);  // within the original context
     const double kept = std::clamp((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
     return kept * inv_freq + (1 - kept) * inv_freq / s.factor;
@@ -95,17 +121,25 @@ Rope LlamaConfig::rope() const {
     return rope;
 }
 
-int64_t LlamaConfig::block_parameters() const {
-    return 2 * hidden                            // two norms
-           + (hidden + 2 * kv_width()) * hidden  // q, k, v
-           + hidden * hidden                     // o
-           + 3 * ffn * hidden;                   // gate, up, down
+int64_t LlamaConfig::block_matrices() const {
+    return (q_width() + 2 * kv_width()) * hidden  // q, k, v
+           + q_width() * hidden                   // o
+           + 3 * ffn * hidden;                    // gate, up, down
 }
 
-int64_t LlamaConfig::parameters() const { return layers * block_parameters() + hidden + 2 * vocab * hidden; }
+int64_t LlamaConfig::block_vectors() const {
+    return 2 * hidden                                     // two norms
+           + (qkv_bias ? q_width() + 2 * kv_width() : 0)  // biases of q, k, v
+           + (qk_norm ? 2 * head_dim() : 0);              // norms of q and k, shared by the heads
+}
+
+int64_t LlamaConfig::parameters() const {
+    return layers * block_parameters() + hidden + (tied ? 1 : 2) * vocab * hidden;
+}
 
 double flops_per_token(const LlamaConfig& c, int64_t seq_len) {
-    return 6.0 * (c.parameters() - c.vocab * c.hidden) + 6.0 * c.layers * c.hidden * seq_len;
+    return 6.0 * (c.layers * c.block_parameters() + c.hidden + c.vocab * c.hidden) +
+           6.0 * c.layers * c.q_width() * seq_len;
 }
 
 namespace {
@@ -126,12 +160,13 @@ Recompute recompute_of(const std::string& name) { return find_entry(kRecomputeLe
 ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_t seq_len, DType dtype,
                                      Recompute recompute, const Division& divided) {
     // Bytes per token. a: one element; s: one statistic (1/rms of two norms, lse of H heads). The rest are this rank's
-    // widths. E: norms and residuals; q: queries and attention's output (E wide without tensor parallelism); kv: keys.
+    // widths. E: norms and residuals; q: queries and attention's output; kv: keys.
     const int64_t N = divided.tensor, a = size_of(dtype), s = size_of(stats_dtype(dtype));
     const int64_t kv = std::max<int64_t>(c.kv_heads / N, 1) * c.head_dim();
-    const int64_t q = c.hidden / N, F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
+    const int64_t q = c.q_width() / N, F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
     const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = double(s) / S;
-    const double everything = a * (4 * E + 2 * q + 2 * kv + 3 * F) + 2 * norm + s * H;
+    const double normed_heads = c.qk_norm ? a * (q + 2 * kv) : 0;  // q, k, v before the norms of q and k
+    const double everything = a * (4 * E + 2 * q + 2 * kv + 3 * F) + normed_heads + 2 * norm + s * H;
     const double products = a * (2 * E + q + 2 * kv + 2 * F) + 2 * norm;  // residuals, qkv, gate_up
     const double block = recompute == Recompute::none        ? everything
                          : recompute == Recompute::pointwise ? products + a * q + s * H  // attention's output and lse

@@ -8,12 +8,13 @@
 
 namespace train70b {
 
-// Llama-3.1's long-context RoPE: pairs that rotate fewer than low_freq_factor times within the original context are
+// Long-context RoPE. Llama-3.1's: pairs that rotate fewer than low_freq_factor times within the original context are
 // slowed down by `factor`, pairs that rotate more than high_freq_factor times are unchanged, and those in between are
-// interpolated.
+// interpolated. Linear (Chen et al. 2023): all pairs are slowed down, which divides every position by `factor`.
 struct RopeScaling {
     double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
     int64_t original_context = 8192;  // tokens
+    bool linear = false;              // only `factor` is used
 };
 
 struct LlamaConfig {
@@ -23,18 +24,26 @@ struct LlamaConfig {
     double norm_eps = 1e-5;
     std::optional<RopeScaling> rope_scaling;
     int64_t context = 0;  // max_position_embeddings of a loaded model, tokens; 0: unknown
+    // What distinguishes the families of dense models (the table in README.md).
+    int64_t head_size = 0;  // D; 0: hidden / heads
+    bool qkv_bias = false;  // q_proj, k_proj and v_proj have biases (Qwen2)
+    bool qk_norm = false;   // each head of q and k passes an RMSNorm before RoPE (Qwen3)
+    bool tied = false;      // one matrix is both the embedding and the head
 
-    int64_t head_dim() const { return hidden / heads; }
+    int64_t head_dim() const { return head_size > 0 ? head_size : hidden / heads; }
+    int64_t q_width() const { return heads * head_dim(); }      // H*D: columns of q, and of attention's output
     int64_t kv_width() const { return kv_heads * head_dim(); }  // K*D: columns of k, and of v
     // Whether the heads can be divided over n ranks; key/value heads are replicated if there are fewer than ranks.
     bool heads_divide_by(int64_t n) const { return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0); }
     Rope rope() const;
 
-    int64_t block_parameters() const;
+    int64_t block_matrices() const;  // elements of the seven weight matrices of a block
+    int64_t block_vectors() const;   // elements of its norm weights and biases
+    int64_t block_parameters() const { return block_matrices() + block_vectors(); }
     int64_t parameters() const;
 };
 
-// tiny 125m 1b 7b 8b 13b 30b 70b 175b 405b; usage error for any other name.
+// One of preset_names(): tiny, 125m, 1b ... 405b, llama3.2-1b, qwen3-8b ...; usage error for any other name.
 LlamaConfig preset(const std::string& name);
 constexpr int64_t kMaxLayers = 10'000;
 std::vector<std::string> preset_names();
@@ -43,13 +52,13 @@ std::vector<std::string> preset_names();
 struct DimensionNames {
     std::string where;  // prefix of the message
     const char *layers = "--layers", *hidden = "--hidden", *heads = "--heads", *kv_heads = "--kv-heads", *ffn = "--ffn",
-               *vocab = "--vocab";
+               *vocab = "--vocab", *head_dim = "--head-dim";
 };
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 
 // Model FLOPs per token, forward and backward: 6 per parameter without the input embedding (a multiply and an add, once
-// forward and twice backward), plus 6*L*E*T for causal attention (scores and values over T/2 keys on average).
+// forward and twice backward), plus 6*L*H*D*T for causal attention (scores and values over T/2 keys on average).
 // Recomputation is not counted.
 double flops_per_token(const LlamaConfig& config, int64_t seq_len);
 
