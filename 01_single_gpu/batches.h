@@ -16,6 +16,9 @@ class Batches {
     // The tokens of each sequence that this rank computes; empty: all. The rows of a batch are ordered by range, then
     // by sequence.
     std::vector<TokenRange> tokens;
+    // The queries of this rank's attention, in the order of its rows; empty: `tokens`. Ulysses' ranks (chapter 06)
+    // compute all tokens of their group in attention, for some of the heads.
+    std::vector<TokenRange> queries;
 
     // Micro-batches per step and rank.
     int64_t count(const Group& dp) const { return options_.accumulation(dp.size()); }
@@ -34,6 +37,9 @@ class Batches {
 
   private:
     Batch make(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const;
+    // starts: of each sample's tokens; ranges: attention's queries.
+    void add_documents(Batch& batch, const std::vector<std::vector<int32_t>>& starts,
+                       const std::vector<TokenRange>& ranges) const;
 
     const TrainOptions options_;
     const Dataset& data_;

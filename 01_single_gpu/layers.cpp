@@ -158,15 +158,15 @@ Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t
                                .head_dim = head_dim};
     return attention(
         tape, qkv,
-        [shape](const Tensor& q, const Tensor& k, const Tensor& v) {
+        [shape, documents = batch.document_starts](const Tensor& q, const Tensor& k, const Tensor& v) {
             OutLse result{Tensor::like(q), Tensor({q.rows(), shape.heads}, stats_dtype(q.dtype()), q.device())};
-            attention(result.out, result.lse, q, k, v, shape);
+            attention(result.out, result.lse, q, k, v, shape, documents);
             return result;
         },
-        [shape](const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+        [shape, documents = batch.document_starts](const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                 const Tensor& lse) {
             QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
-            attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, shape);
+            attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, shape, documents);
             return grads;
         });
 }

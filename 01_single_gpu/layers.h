@@ -13,6 +13,10 @@ struct Batch {
     int64_t sequences = 0, seq_len = 0;  // B, T
     Tensor tokens, targets, positions;   // (B*T) i32
     double loss_scale = 0;               // 1 / target tokens in the GLOBAL batch; gradients are scaled nowhere else
+    // Of attention's queries on this rank, in the order of attention's rows; positions restart at them. Empty: every
+    // sequence is one document.
+    DocumentStarts document_starts;
+    double document_pairs = 0;  // (query, key) of the whole sequences, all ranks together; 0 without document_starts
 };
 
 // y = x W^T: x (R, in), W (out, in), y (R, out). Adjacent weights in memory (q, k, v) form one product.

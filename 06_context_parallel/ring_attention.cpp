@@ -14,6 +14,11 @@ std::vector<TokenRange> ContextLayout::tokens_of(int64_t rank, int64_t seq_len) 
     return list;
 }
 
+std::vector<TokenRange> ContextLayout::queries_of(int64_t rank, int64_t seq_len) const {
+    const ContextLayout across{.ranks = groups(), .chunks = chunks};
+    return across.tokens_of(rank / ulysses, seq_len);
+}
+
 // ---- the ring -------------------------------------------------------------------------------------------------------
 
 namespace {

@@ -37,6 +37,8 @@ struct ContextLayout {
     }
     // The tokens of a rank, in the order of its rows. seq_len must be a multiple of granularity().
     std::vector<TokenRange> tokens_of(int64_t rank, int64_t seq_len) const;
+    // The queries of a rank's attention, in the order of its rows: the tokens of its group.
+    std::vector<TokenRange> queries_of(int64_t rank, int64_t seq_len) const;
     int64_t granularity() const { return ranks * chunks; }
 };
 

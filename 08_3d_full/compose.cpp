@@ -24,6 +24,7 @@ Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const 
                       .tp = group_of(ranks.tp),
                       .pp = group_of(ranks.pp)};
     trainer.batches.tokens = context.tokens_of(ranks.cp.rank(), o.seq_len);
+    trainer.batches.queries = context.queries_of(ranks.cp.rank(), o.seq_len);
     if (fp8.step_state()) trainer.step_states.push_back(fp8.step_state());
 }
 // end::compose[]

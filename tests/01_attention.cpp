@@ -244,7 +244,7 @@ namespace {
 
 // out, lse, dq, dk and dv, tiled or naive, with gradients of their own dtype.
 std::array<Tensor, 5> run(bool naive, const AttentionShape& s, DType dtype, DType gradients, double size,
-                          double poison = 0) {
+                          double poison = 0, const DocumentStarts& documents = {}) {
     const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, E = s.heads * s.head_dim,
                   K = s.kv_heads * s.head_dim;
     const auto make = [&](int64_t r, int64_t c, uint64_t key) {
@@ -259,8 +259,8 @@ std::array<Tensor, 5> run(bool naive, const AttentionShape& s, DType dtype, DTyp
     Tensor out = Tensor::like(q), lse({rows, s.heads}, stats_dtype(dtype), Device::cpu);
     Tensor dq(q.shape(), gradients, Device::cpu), dk(k.shape(), gradients, Device::cpu),
         dv(v.shape(), gradients, Device::cpu);
-    (naive ? naive_attention : attention)(out, lse, q, k, v, s);
-    (naive ? naive_attention_backward : attention_backward)(dq, dk, dv, dout, q, k, v, out, lse, s);
+    (naive ? naive_attention : attention)(out, lse, q, k, v, s, documents);
+    (naive ? naive_attention_backward : attention_backward)(dq, dk, dv, dout, q, k, v, out, lse, s, documents);
     return {out, lse, dq, dk, dv};
 }
 
@@ -307,6 +307,127 @@ TEST_CASE("attention: every set of kernels equals the definition, in fp32, bf16 
         }
     }
     cpu::chosen_attention() = best;
+}
+
+namespace {
+
+// Starts of the documents of s.batch sequences of queries, the first of which is at `query_offset` in the sequence.
+// mean: tokens of a document. ordered: as a batch has them, no document begins behind its own tokens; otherwise any
+// ascending numbers around the keys, so that some queries see nothing.
+std::vector<int32_t> random_starts(const AttentionShape& s, int64_t query_offset, int64_t mean, bool ordered,
+                                   uint64_t seed) {
+    std::vector<int32_t> all;
+    for (int64_t b = 0; b < s.batch; ++b) {
+        std::vector<int32_t> starts;
+        int64_t start = 0;
+        for (int64_t t = 0; t < query_offset + s.query_len; ++t) {
+            const uint64_t bits = random_bits(seed, uint64_t(b * 10000 + t));
+            if (bits % uint64_t(mean) == 0) start = t;
+            const int64_t any = s.key_offset - 3 + int64_t(bits >> 32) % (s.key_len + 6);
+            if (t >= query_offset) starts.push_back(int32_t(ordered ? start : std::max<int64_t>(any, 0)));
+        }
+        std::sort(starts.begin(), starts.end());
+        all.insert(all.end(), starts.begin(), starts.end());
+    }
+    return all;
+}
+
+// Both numbers of a query that sees no key are -inf: they become 0.
+double masked_distance(const Tensor& got, const Tensor& expected) {
+    Doubles a = numbers(got), b = numbers(expected);
+    for (size_t x = 0; x < a.size(); ++x)
+        if (std::isinf(b[x]) && a[x] == b[x]) a[x] = b[x] = 0;
+    return distance(a, b);
+}
+
+}  // namespace
+
+TEST_CASE("documents: every set of kernels equals the definition at random boundaries, on and off the diagonal") {
+    struct Blocks {
+        AttentionShape shape;  // with the index of the first key
+        int64_t query_offset;  // of the first query
+    };
+    const cpu::AttentionKernels* best = cpu::chosen_attention();
+    int64_t blind = 0;
+    for (const cpu::AttentionKernels* kernels : {&cpu::kPortableAttention, cpu::avx512_attention()}) {
+        if (!kernels) continue;
+        cpu::chosen_attention() = kernels;
+        for (const auto& [s, query_offset] : {Blocks{{2, 5, 5, 4, 2, 6, true}, 0},
+                                              {{2, 150, 150, 2, 1, 16, true}, 0},
+                                              {{3, 72, 72, 3, 3, 10, true}, 0},
+                                              {{1, 64, 64, 2, 1, 64, true, 128}, 128},  // a ring step on the diagonal
+                                              {{2, 70, 70, 4, 2, 8, false, 70}, 140},   // and off it
+                                              {{2, 75, 75, 2, 1, 8, false, 0}, 150},    // keys farther back
+                                              {{1, 40, 190, 2, 2, 12, true, 0}, 150}})  // an all-gather's keys
+            for (const int64_t mean : {1, 3, 20, 90, 1000})
+                for (const bool ordered : {true, false})
+                    for (const DType dtype : {DType::f64, DType::f32}) {
+                        if (dtype == DType::f32 && mean != 20) continue;
+                        const auto starts = random_starts(s, query_offset, mean, ordered, uint64_t(mean));
+                        const DocumentStarts documents(starts, Device::cpu);
+                        const auto got = run(false, s, dtype, dtype, 1, 0, documents);
+                        const auto expected = run(true, s, dtype, dtype, 1, 0, documents);
+                        INFO((kernels == &cpu::kPortableAttention ? "portable " : "AVX-512 ")
+                             << name_of(dtype) << " Tq " << s.query_len << " Tk " << s.key_len << " offset "
+                             << s.key_offset << " mean " << mean << " ordered " << ordered);
+                        for (int i = 0; i < 5; ++i)
+                            EXPECT(masked_distance(got[i], expected[i]) <= (dtype == DType::f64 ? 1e-13 : 4e-6));
+                        double pairs = 0;
+                        for (int64_t b = 0; b < s.batch; ++b)
+                            for (int64_t i = 0; i < s.query_len; ++i) {
+                                int64_t seen = 0;
+                                for (int64_t j = 0; j < s.key_len; ++j)
+                                    seen += (!s.causal || j <= i + s.key_len - s.query_len) &&
+                                            j + s.key_offset >= starts[size_t(b * s.query_len + i)];
+                                pairs += double(seen * s.heads);
+                                blind += seen == 0;
+                                EXPECT((seen == 0) ==
+                                       std::isinf(numbers(got[1])[size_t((b * s.query_len + i) * s.heads)]));
+                            }
+                        EXPECT(visible_pairs(s, documents) == pairs);
+                    }
+    }
+    EXPECT(blind > 1000);
+    cpu::chosen_attention() = best;
+}
+
+TEST_CASE("documents: one per sequence changes no bit; those of one token give v; a query sees nothing of the others") {
+    const AttentionShape s{2, 100, 100, 4, 2, 16, true};
+    const std::vector<int32_t> zeros(200, 0);
+    const auto plain = run(false, s, DType::f32, DType::f32, 1);
+    const auto one = run(false, s, DType::f32, DType::f32, 1, 0, DocumentStarts(zeros, Device::cpu));
+    for (int i = 0; i < 5; ++i) EXPECT(numbers(one[i]) == numbers(plain[i]));
+    EXPECT(visible_pairs(s) == visible_pairs(s, DocumentStarts(zeros, Device::cpu)));
+    EXPECT(visible_pairs(s) == 2 * 4 * 100 * 101 / 2);
+
+    std::vector<int32_t> self;
+    for (int32_t i = 0; i < 200; ++i) self.push_back(i % 100);
+    const auto alone = run(false, s, DType::f64, DType::f64, 1, 0, DocumentStarts(self, Device::cpu));
+    const Doubles v = randoms(200 * 2 * 16, 3), out = numbers(alone[0]);
+    for (size_t row = 0; row < 200; ++row)
+        for (size_t h = 0; h < 4; ++h)
+            for (size_t d = 0; d < 16; ++d) REQUIRE(out[row * 64 + h * 16 + d] == v[row * 32 + h / 2 * 16 + d]);
+    for (const double x : numbers(alone[2])) EXPECT(std::abs(x) <= 1e-14);
+
+    CatchChecks catching;
+    std::vector<int32_t> descending = zeros;
+    descending[3] = 2;
+    EXPECT_THROWS_AS(run(false, s, DType::f32, DType::f32, 1, 0, DocumentStarts(descending, Device::cpu)), CheckFailed);
+}
+
+TEST_CASE("documents: what they hide is not computed: a NaN among other documents' keys and queries stays there") {
+    const AttentionShape s{1, 256, 256, 2, 1, 16, true};
+    std::vector<int32_t> starts(256, 0);
+    std::fill(starts.begin() + 64, starts.end(), 64);
+    std::fill(starts.begin() + 192, starts.end(), 192);
+    // The last query of the first head is not a number, so the third document's gradients are not.
+    const auto got = run(false, s, DType::f32, DType::f32, 1, std::nan(""), DocumentStarts(starts, Device::cpu));
+    for (int i = 2; i < 5; ++i) {
+        const Doubles gradient = numbers(got[i]);
+        const size_t width = gradient.size() / 256;
+        for (size_t row = 0; row < 192; ++row) EXPECT(std::isfinite(gradient[row * width]));
+        EXPECT(std::isnan(gradient[(i == 2 ? 255 : 192) * width]));
+    }
 }
 
 TEST_CASE("attention: the same bits from any number of threads") {

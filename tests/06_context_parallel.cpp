@@ -34,6 +34,7 @@ struct Context {
               use_store(s.trainer, *data_parallel, copies);
               s.trainer.groups.dp = std::make_shared<Coordinate>(all.rank() / cp, all.size() / cp);
               s.trainer.batches.tokens = layout.tokens_of(context.rank(), o.seq_len);
+              s.trainer.batches.queries = layout.queries_of(context.rank(), o.seq_len);
           }) {}
     static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks) {
         o.micro_batch = o.global_batch / data_ranks;
@@ -309,6 +310,7 @@ TEST_CASE("with tensor parallelism inside, and in bf16: one rank's run") {
                     s.trainer.groups.tp = group_of(tensor);
                     s.trainer.groups.dp = one_rank();
                     s.trainer.batches.tokens = layout.tokens_of(context.rank(), o.seq_len);
+                    s.trainer.batches.queries = layout.queries_of(context.rank(), o.seq_len);
                 });
                 session.run();
                 Farthest worst;

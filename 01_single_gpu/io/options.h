@@ -19,6 +19,7 @@ struct TrainOptions {
     int64_t seq_len = 128, micro_batch = 0, global_batch = 16;  // sequences; micro_batch 0: global / ranks
     double val_fraction = -1;                                   // < 0: depends on the kind of data
     int64_t eval_every = 0;
+    std::optional<int64_t> document_token;  // ends a document (documents.h); empty: every sequence is one document
 
     int64_t steps = 200, warmup_steps = 20;
     double lr = 3e-3, min_lr = -1;  // min_lr < 0: a tenth of lr

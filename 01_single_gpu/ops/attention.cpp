@@ -6,8 +6,30 @@
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/elementwise.h"
+#include "01_single_gpu/ops/transfer.h"
 
 namespace train70b {
+
+// ---- documents -----------------------------------------------------------------------------------------------------
+
+DocumentStarts::DocumentStarts(const std::vector<int32_t>& starts, Device device)
+    : on_device(upload(starts, {int64_t(starts.size())}, device)) {
+    if (device == Device::cpu) {
+        const auto same = std::make_shared<const Tensor>(on_device);
+        on_host = {same, same->data<int32_t>()};
+    } else {
+        const auto copied = std::make_shared<const std::vector<int32_t>>(starts);
+        on_host = {copied, copied->data()};
+    }
+}
+
+DocumentStarts DocumentStarts::rows(int64_t begin, int64_t end) const {
+    DocumentStarts part;
+    if (!*this) return part;
+    part.on_device = on_device.row_slice(begin, end);
+    part.on_host = {on_host, on_host.get() + begin};
+    return part;
+}
 
 // ---- the definition ------------------------------------------------------------------------------------------------
 namespace {
@@ -37,15 +59,19 @@ void for_each_head(const AttentionShape& s, const Body& body) {
 }
 
 // The T x T matrix of one head: (Tq, Tk).
-Doubles scores(const Doubles& q, const Doubles& k, const AttentionShape& s, int64_t b, int64_t h, int64_t kv) {
+Doubles scores(const Doubles& q, const Doubles& k, const AttentionShape& s, const DocumentStarts& documents, int64_t b,
+               int64_t h, int64_t kv) {
     Doubles S({s.query_len, s.key_len}, 1);
-    for (int64_t i = 0; i < s.query_len; ++i)
+    for (int64_t i = 0; i < s.query_len; ++i) {
+        const int64_t start = documents ? documents.on_host.get()[b * s.query_len + i] : 0;
         for (int64_t j = 0; j < s.key_len; ++j) {
             for (int64_t d = 0; d < s.head_dim; ++d)
                 S(i, j) += q(b * s.query_len + i, h, d) * k(b * s.key_len + j, kv, d);
             S(i, j) /= std::sqrt(double(s.head_dim));
             if (s.causal && j > i + s.key_len - s.query_len) S(i, j) = -INFINITY;
+            if (documents && j + s.key_offset < start) S(i, j) = -INFINITY;
         }
+    }
     return S;
 }
 
@@ -55,11 +81,11 @@ double probability(double score, double lse) { return score == -INFINITY ? 0 : s
 }  // namespace
 
 void naive_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const AttentionShape& s) {
+                     const AttentionShape& s, const DocumentStarts& documents) {
     const Doubles Q(q, s.head_dim), K(k, s.head_dim), V(v, s.head_dim);
     const Doubles O(out.shape(), s.head_dim), L(lse.shape(), 1);
     for_each_head(s, [&](int64_t b, int64_t h, int64_t kv) {
-        const Doubles S = scores(Q, K, s, b, h, kv);
+        const Doubles S = scores(Q, K, s, documents, b, h, kv);
         for (int64_t i = 0; i < s.query_len; ++i) {
             const int64_t row = b * s.query_len + i;
             double max = -INFINITY, sum = 0;
@@ -76,12 +102,13 @@ void naive_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k,
 }
 
 void naive_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                              const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s) {
+                              const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s,
+                              const DocumentStarts& documents) {
     const int64_t D = s.head_dim;
     const Doubles Q(q, D), K(k, D), V(v, D), O(out, D), L(lse, 1), dO(dout, D);
     const Doubles dQ(q.shape(), D), dK(k.shape(), D), dV(v.shape(), D);
     for_each_head(s, [&](int64_t b, int64_t h, int64_t kv) {
-        const Doubles S = scores(Q, K, s, b, h, kv);
+        const Doubles S = scores(Q, K, s, documents, b, h, kv);
         for (int64_t i = 0; i < s.query_len; ++i) {
             const int64_t row = b * s.query_len + i;
             double delta = 0;
@@ -143,7 +170,7 @@ decltype(train70b::merge_attention) merge_attention;
 namespace {
 
 void check_attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const AttentionShape& s) {
+                     const AttentionShape& s, const DocumentStarts& documents) {
     CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "{} query heads, {} key/value heads", s.heads, s.kv_heads);
     CHECK(s.head_dim > 0 && s.head_dim <= kMaxHeadDim, "head_dim {}", s.head_dim);
     for (const Tensor& part : List{q, out})
@@ -151,39 +178,47 @@ void check_attention(const Tensor& out, const Tensor& lse, const Tensor& q, cons
     for (const Tensor& part : List{k, v})
         expect_rows("k or v", part, s.batch * s.key_len, s.kv_heads * s.head_dim, q.dtype());
     expect("lse", lse, {s.batch * s.query_len, s.heads}, stats_dtype(q.dtype()));
-}
-
-// Pairs (query, key) that the mask leaves, times heads and batch.
-double visible_pairs(const AttentionShape& s) {
-    double pairs = double(s.query_len) * s.key_len;
-    if (s.causal) {
-        pairs = 0;
-        for (int64_t i = 0; i < s.query_len; ++i)
-            pairs += std::clamp<int64_t>(i + 1 + s.key_len - s.query_len, 0, s.key_len);
+    if (!documents) return;
+    expect("document starts", documents.on_device, {s.batch * s.query_len}, DType::i32);
+    device_of({q, documents.on_device});
+    for (int64_t b = 0; b < s.batch; ++b) {
+        const int32_t* starts = documents.on_host.get() + b * s.query_len;
+        CHECK(std::is_sorted(starts, starts + s.query_len), "the document starts of sequence {} are not ascending", b);
     }
-    return pairs * s.heads * s.batch;
 }
 
 }  // namespace
 
-void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-               const AttentionShape& shape) {
-    check_attention(out, lse, q, k, v, shape);
-    Span span("attention", "op", 4 * visible_pairs(shape) * shape.head_dim, bytes_of({out, q, k, v}));
-    DISPATCH(device_of({out, lse, q, k, v}), attention(out, lse, q, k, v, shape));
+double visible_pairs(const AttentionShape& s, const DocumentStarts& documents) {
+    if (!s.causal && !documents) return double(s.query_len) * s.key_len * s.heads * s.batch;
+    double pairs = 0;
+    for (int64_t row = 0; row < (documents ? s.batch : 1) * s.query_len; ++row) {
+        const int64_t limit = s.causal ? row % s.query_len + 1 + s.key_len - s.query_len : s.key_len;
+        const int64_t first = documents ? documents.on_host.get()[row] - s.key_offset : 0;
+        pairs += std::max<int64_t>(std::min(limit, s.key_len) - std::max<int64_t>(first, 0), 0);
+    }
+    return pairs * s.heads * (documents ? 1 : s.batch);
+}
+
+void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
+               const DocumentStarts& documents) {
+    check_attention(out, lse, q, k, v, shape, documents);
+    Span span("attention", "op", 4 * visible_pairs(shape, documents) * shape.head_dim, bytes_of({out, q, k, v}));
+    DISPATCH(device_of({out, lse, q, k, v}), attention(out, lse, q, k, v, shape, documents));
 }
 
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape) {
-    check_attention(out, lse, q, k, v, shape);
+                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape,
+                        const DocumentStarts& documents) {
+    check_attention(out, lse, q, k, v, shape, documents);
     expect_rows("dout", dout, q.rows(), q.cols(), q.dtype());
     CHECK(dq.size() == q.size() && dk.size() == k.size() && dv.size() == v.size());
     for (const Tensor& part : List{dq, dk, dv})
         CHECK(part.dtype() == q.dtype() || part.dtype() == stats_dtype(q.dtype()), "{}", name_of(part.dtype()));
-    Span span("attention_backward", "op", 10 * visible_pairs(shape) * shape.head_dim,
+    Span span("attention_backward", "op", 10 * visible_pairs(shape, documents) * shape.head_dim,
               bytes_of({dq, dk, dv, dout, q, k, v, out}));
     DISPATCH(device_of({dq, dk, dv, dout, q, k, v, out, lse}),
-             attention_backward(dq, dk, dv, dout, q, k, v, out, lse, shape));
+             attention_backward(dq, dk, dv, dout, q, k, v, out, lse, shape, documents));
 }
 
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {

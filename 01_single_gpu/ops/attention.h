@@ -4,7 +4,8 @@
 //   forward    S = q k^T / sqrt(D), -inf where the mask hides a key;  lse = log sum_j e^S;  P = e^(S - lse);  out = P v
 //   backward   dP = dout v^T;  dS = P (dP - sum(dout * out))
 //              dq = dS k / sqrt(D);  dk = dS^T q / sqrt(D);  dv = P^T dout
-// With `causal`, query i of Tq sees the keys j <= i + Tk - Tq. A query that sees no key gets out = 0 and lse = -inf.
+// With `causal`, query i of Tq sees the keys j <= i + Tk - Tq; with documents, the keys j >= starts[i] - key_offset (j and
+// i count from the first key and query of the call). A query that sees no key gets out = 0 and lse = -inf.
 //
 // q, out, dq, dout (B*Tq, H*D);  k, v, dk, dv (B*Tk, K*D);  lse (B*Tq, H) stats_dtype: the log of the sum of the
 // exponentials of each row of scores.
@@ -15,18 +16,38 @@
 //   attention_tiled_avx512.cpp   the same compiled for AVX-512
 //   attention_cuda.cu            the GPU in plain CUDA, fp32 arithmetic, any head size
 //   attention_mma.cu             the GPU's tensor cores, bf16, head sizes 64 and 128
+#include <memory>
+
 #include "01_single_gpu/core/tensor.h"
 #include "01_single_gpu/ops/attention_shape.h"
 
 namespace train70b {
 
-void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-               const AttentionShape& shape);
+// Where the documents of packed sequences begin: for each query, the index in its sequence of the first token of its
+// document, which is the first key that it may see. Ascending within the queries of a sequence. Empty: every sequence
+// is one document.
+struct DocumentStarts {
+    Tensor on_device;                        // (B*Tq) i32
+    std::shared_ptr<const int32_t> on_host;  // the same numbers: what is computed at all is decided on the host
+
+    DocumentStarts() = default;
+    DocumentStarts(const std::vector<int32_t>& starts, Device device);
+    explicit operator bool() const { return bool(on_device); }
+    DocumentStarts rows(int64_t begin, int64_t end) const;  // of queries [begin, end)
+};
+
+void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
+               const DocumentStarts& documents = {});
 
 // out and lse are arguments: ring attention passes the merged values of all its steps, and gets this step's share of
 // the gradients (chapter 06). dq, dk, dv may be fp32 while the rest is bf16.
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape);
+                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape,
+                        const DocumentStarts& documents = {});
+
+// Pairs (query, key) that the mask leaves in all sequences and heads: attention computes 4 D operations for each,
+// attention_backward 10 D.
+double visible_pairs(const AttentionShape& shape, const DocumentStarts& documents = {});
 
 // Merges the results for two sets of keys (chapter 06): out (R, H*D) and lse (R, H), in the stats_dtype of part_out
 // (R, H*D), become those of both sets. An lse of -inf stands for a set without keys.
@@ -36,8 +57,9 @@ void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Ten
 // The definition, with every score in memory: what the implementations above are tested against. The same arguments;
 // CPU tensors of any float dtype, arithmetic in double.
 void naive_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const AttentionShape& shape);
+                     const AttentionShape& shape, const DocumentStarts& documents = {});
 void naive_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                              const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape);
+                              const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape,
+                              const DocumentStarts& documents = {});
 
 }  // namespace train70b

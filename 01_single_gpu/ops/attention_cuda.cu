@@ -220,7 +220,9 @@ Grid grid_over(int64_t rows, int64_t heads, int64_t batch, int copies_of_own, in
 
 }  // namespace
 
-void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s) {
+void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
+               const DocumentStarts& documents) {
+    CHECK(!documents);
     if (mma_can(q.dtype(), s)) return mma_attention(out, lse, q, k, v, s);
     with_float(q.dtype(), [&](auto zero) {
         using T = decltype(zero);
@@ -230,7 +232,9 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
 }
 
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s) {
+                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s,
+                        const DocumentStarts& documents) {
+    CHECK(!documents);
     CHECK(dq.dtype() == dk.dtype() && dk.dtype() == dv.dtype(), "dq {}, dk {}, dv {}", name_of(dq.dtype()),
           name_of(dk.dtype()), name_of(dv.dtype()));
     const int64_t rows = q.rows();

@@ -9,6 +9,7 @@ constexpr int kMaxHeadDim = 256;
 struct AttentionShape {
     int64_t batch, query_len, key_len, heads, kv_heads, head_dim;  // B, Tq, Tk, H, K, D
     bool causal = true;
+    int64_t key_offset = 0;  // index in the sequence of the first key; used with documents only
 };
 
 }  // namespace train70b

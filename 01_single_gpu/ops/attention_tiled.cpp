@@ -38,8 +38,10 @@ Tensor scratch_for(const AttentionShape& s, Pass pass, int64_t units, DType dtyp
 
 }  // namespace
 
-void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s) {
-    const AttentionArgs args{s, heads_of(q), heads_of(k), heads_of(v), heads_of(out), heads_of(lse)};
+void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
+               const DocumentStarts& documents) {
+    AttentionArgs args{s, heads_of(q), heads_of(k), heads_of(v), heads_of(out), heads_of(lse)};
+    args.starts = documents.on_host.get();
     const int64_t units = s.batch * s.heads;
     Tensor scratch = scratch_for(s, Pass::forward, units, q.dtype());
 #pragma omp parallel num_threads(scratch.rows())
@@ -52,7 +54,8 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
 }
 
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s) {
+                        const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s,
+                        const DocumentStarts& documents) {
     const AttentionArgs args{s,
                              heads_of(q),
                              heads_of(k),
@@ -62,7 +65,8 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
                              heads_of(dout),
                              heads_of(dq),
                              heads_of(dk),
-                             heads_of(dv)};
+                             heads_of(dv),
+                             documents.on_host.get()};
     const int64_t units = s.batch * s.kv_heads;
     Tensor scratch = scratch_for(s, Pass::backward, units, q.dtype());
 #pragma omp parallel num_threads(scratch.rows())

@@ -17,7 +17,8 @@ struct Heads {
 struct AttentionArgs {
     AttentionShape shape;
     Heads q, k, v, out, lse;
-    Heads dout, dq, dk, dv;  // of the backward pass
+    Heads dout, dq, dk, dv;           // of the backward pass
+    const int32_t* starts = nullptr;  // DocumentStarts; null: every sequence is one document
 };
 
 enum class Pass { forward, backward };

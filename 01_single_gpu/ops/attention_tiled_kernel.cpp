@@ -4,6 +4,7 @@
 //              dq = dS k / sqrt(D),  dk = dS^T q / sqrt(D),  dv = P^T dout
 // A tile is kQueryTile queries by kKeyTile keys; the products take kBlockRows of its rows at a time (micro_kernel.h),
 // and each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal.
+// With documents it begins at the first key that its first row sees.
 // The definition is naive_attention() in attention.cpp.
 //
 // This file is compiled twice: by itself for the instruction set of the build (x86-64-v3: AVX2), and inside
@@ -31,6 +32,14 @@ int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit * unit;
 int64_t visible(const AttentionShape& s, int64_t row, int64_t key, int64_t keys) {
     const int64_t limit = s.causal ? row + 1 + s.key_len - s.query_len - key : keys;
     return limit < 0 ? 0 : smaller(limit, keys);
+}
+
+// How many of the keys [key, key + keys) come before the document of query `row` of all sequences.
+template <bool kDocuments>
+int64_t hidden(const AttentionArgs& t, int64_t row, int64_t key, int64_t keys) {
+    if constexpr (!kDocuments) return 0;
+    const int64_t before = t.starts[row] - t.shape.key_offset - key;
+    return before < 0 ? 0 : smaller(before, keys);
 }
 
 // Where each tile lies in a thread's scratch. D: head_dim, W: the same padded to whole vectors, T: keys padded to
@@ -143,18 +152,27 @@ Vector<C> columns(int64_t c) {
     return number + C(c);
 }
 
-// A block of scores (kBlockRows, width) into probabilities, unnormalised; row r counts its first seen[r] columns. max
-// and sum are the rows' so far, and out (kBlockRows, W) what they have collected. The three passes go over all rows,
-// because one row is a long chain of dependent steps.
-template <class C>
-void online_softmax(C* p, const int64_t* seen, int64_t width, C* max, C* sum, C* out, int64_t W) {
+// Which columns of a vector that begins at column c a row sees: those before `seen` and, with documents, from `hidden` on.
+template <bool kDocuments, class C>
+auto in_sight(int64_t c, C hidden, C seen) {
+    if constexpr (kDocuments)
+        return (columns<C>(c) < seen) & (columns<C>(c) >= hidden);
+    else
+        return columns<C>(c) < seen;
+}
+
+// A block of scores (kBlockRows, width) into probabilities, unnormalised; row r counts its columns from unseen[r] to
+// seen[r]. max and sum are the rows' so far, and out (kBlockRows, W) what they have collected. The three passes go over
+// all rows, because one row is a long chain of dependent steps.
+template <bool kDocuments, class C>
+void online_softmax(C* p, const C* unseen, const C* seen, int64_t width, C* max, C* sum, C* out, int64_t W) {
     constexpr int lanes = Simd<C>::lanes;
     C shift[kBlockRows], shrink[kPad] = {};
     for (int r = 0; r < kBlockRows; ++r) {
         Vector<C> most = Simd<C>::all(max[r]);
         for (int64_t c = 0; c < width; c += lanes) {  // a NaN is passed over here, and comes back from the exponential
             const Vector<C> x = Simd<C>::load(p + r * kKeyTile + c);
-            most = Simd<C>::larger(columns<C>(c) < C(seen[r]) ? x : most, most);
+            most = Simd<C>::larger(in_sight<kDocuments>(c, unseen[r], seen[r]) ? x : most, most);
         }
         const C next = Simd<C>::max(most);
         shift[r] = next == C(-kInf) ? 0 : next;
@@ -166,7 +184,8 @@ void online_softmax(C* p, const int64_t* seen, int64_t width, C* max, C* sum, C*
         Vector<C> e_sum = {};
         for (int64_t c = 0; c < width; c += lanes) {
             C* x = p + r * kKeyTile + c;
-            const Vector<C> e = columns<C>(c) < C(seen[r]) ? exp_of(Simd<C>::load(x) - shift[r]) : Vector<C>{};
+            const Vector<C> e =
+                in_sight<kDocuments>(c, unseen[r], seen[r]) ? exp_of(Simd<C>::load(x) - shift[r]) : Vector<C>{};
             Simd<C>::store(x, e);
             e_sum += e;
         }
@@ -176,7 +195,7 @@ void online_softmax(C* p, const int64_t* seen, int64_t width, C* max, C* sum, C*
     }
 }
 
-template <class C>
+template <bool kDocuments, class C>
 void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& packed) {
     const AttentionShape& s = t.shape;
     const Scratch<C> m(s, Pass::forward, scratch);
@@ -193,21 +212,28 @@ void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& pac
         for (int64_t x = 0; x < kQueryTile * W; ++x) m.out[x] = 0;  // unnormalised
         C max[kQueryTile], sum[kQueryTile];
         for (int64_t r = 0; r < kQueryTile; ++r) max[r] = C(-kInf), sum[r] = 0;
-        for (int64_t j = 0; j < s.key_len; j += kKeyTile) {
+        const int64_t first_tile = hidden<kDocuments>(t, row0, 0, s.key_len) / kKeyTile * kKeyTile;
+        for (int64_t j = first_tile; j < s.key_len; j += kKeyTile) {
             const int64_t keys = smaller(kKeyTile, s.key_len - j);
             for (int64_t r0 = 0; r0 < queries; r0 += kBlockRows) {
                 const int64_t last = smaller(r0 + kBlockRows, queries) - 1, seen = visible(s, i + last, j, keys);
-                if (seen == 0) continue;
-                const int64_t width = round_up(seen, kPad);
-                multiply_rows<C>({m.p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D, kKeyTile}, width, D, Into::set);
-                int64_t row_seen[kBlockRows];
-                for (int r = 0; r < kBlockRows; ++r) row_seen[r] = visible(s, i + r0 + r, j, keys);
-                online_softmax(m.p, row_seen, width, max + r0, sum + r0, m.out + r0 * W, W);
-                multiply_rows<C>({m.out + r0 * W, W}, {m.p, kKeyTile}, {m.v + j * W, W}, W, seen, Into::add);
+                const int64_t unseen = hidden<kDocuments>(t, row0 + r0, j, keys);
+                if (seen <= unseen) continue;
+                const int64_t begin = unseen / kPad * kPad, width = round_up(seen, kPad) - begin;
+                multiply_rows<C>({m.p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D + begin, kKeyTile}, width, D,
+                                 Into::set);
+                C row_unseen[kBlockRows], row_seen[kBlockRows];
+                for (int r = 0; r < kBlockRows; ++r) {
+                    row_unseen[r] = C(hidden<kDocuments>(t, row0 + smaller(r0 + r, last), j, keys) - begin);
+                    row_seen[r] = C(visible(s, i + r0 + r, j, keys) - begin);
+                }
+                online_softmax<kDocuments>(m.p, row_unseen, row_seen, width, max + r0, sum + r0, m.out + r0 * W, W);
+                multiply_rows<C>({m.out + r0 * W, W}, {m.p, kKeyTile}, {m.v + (j + begin) * W, W}, W, seen - begin,
+                                 Into::add);
             }
         }
         for (int64_t r = 0; r < queries; ++r) {
-            const bool blind = visible(s, i + r, 0, s.key_len) == 0;
+            const bool blind = visible(s, i + r, 0, s.key_len) <= hidden<kDocuments>(t, row0 + r, 0, s.key_len);
             const C normalise = blind ? 0 : 1 / sum[r];
             for (int64_t d = 0; d < D; ++d) m.out[r * W + d] *= normalise;
             static_cast<C*>(t.lse.data)[(row0 + r) * s.heads + head] =
@@ -217,7 +243,7 @@ void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& pac
     }
 }
 
-template <class C>
+template <bool kDocuments, class C>
 void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
     constexpr int lanes = Simd<C>::lanes;
     const AttentionShape& s = t.shape;
@@ -245,38 +271,55 @@ void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
                 lse[r] = static_cast<const C*>(t.lse.data)[(row0 + r) * s.heads + head];
             }
             for (int64_t x = 0; x < kQueryTile * W; ++x) m.dq[x] = 0;
-            for (int64_t j = 0; j < s.key_len; j += kKeyTile) {
+            const int64_t first_tile = hidden<kDocuments>(t, row0, 0, s.key_len) / kKeyTile * kKeyTile;
+            for (int64_t j = first_tile; j < s.key_len; j += kKeyTile) {
                 const int64_t keys = smaller(kKeyTile, s.key_len - j);
                 for (int64_t r0 = 0; r0 < queries; r0 += kBlockRows) {
                     const int64_t last = smaller(r0 + kBlockRows, queries) - 1;
-                    const int64_t seen = visible(s, i + last, j, keys), width = round_up(seen, kPad);
-                    if (seen == 0) continue;
-                    C *p = m.p + r0 * kKeyTile, *ds = m.ds + r0 * kKeyTile;
-                    multiply_rows<C>({p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D, kKeyTile}, width, D, Into::set);
-                    multiply_rows<C>({ds, kKeyTile}, {m.dout + r0 * W, W}, {m.v_t + j * D, kKeyTile}, width, D,
+                    const int64_t seen = visible(s, i + last, j, keys);
+                    const int64_t unseen = hidden<kDocuments>(t, row0 + r0, j, keys);
+                    if (seen <= unseen) {
+                        // Documents that begin behind the last visible key: the sums below read these rows.
+                        if (unseen > 0 && unseen < keys)
+                            for (int64_t x = r0 * kKeyTile; x < (r0 + kBlockRows) * kKeyTile; ++x) m.p[x] = m.ds[x] = 0;
+                        continue;
+                    }
+                    const int64_t begin = unseen / kPad * kPad, width = round_up(seen, kPad) - begin;
+                    C *p = m.p + r0 * kKeyTile + begin, *ds = m.ds + r0 * kKeyTile + begin;
+                    multiply_rows<C>({p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D + begin, kKeyTile}, width, D,
                                      Into::set);
-                    C row_seen[kBlockRows];
-                    for (int r = 0; r < kBlockRows; ++r) row_seen[r] = C(visible(s, i + r0 + r, j, keys));
+                    multiply_rows<C>({ds, kKeyTile}, {m.dout + r0 * W, W}, {m.v_t + j * D + begin, kKeyTile}, width, D,
+                                     Into::set);
+                    C row_unseen[kBlockRows], row_seen[kBlockRows];
+                    for (int r = 0; r < kBlockRows; ++r) {
+                        row_unseen[r] = C(hidden<kDocuments>(t, row0 + smaller(r0 + r, last), j, keys) - begin);
+                        row_seen[r] = C(visible(s, i + r0 + r, j, keys) - begin);
+                    }
                     for (int64_t c = 0; c < width; c += lanes)
                         for (int r = 0; r < kBlockRows; ++r) {
                             C *p_at = p + r * kKeyTile + c, *ds_at = ds + r * kKeyTile + c;
                             const Vector<C> e = exp_of(Simd<C>::load(p_at) - lse[r0 + r]);
-                            const Vector<C> seen_e = columns<C>(c) < row_seen[r] ? e : Vector<C>{};
+                            const Vector<C> seen_e =
+                                in_sight<kDocuments>(c, row_unseen[r], row_seen[r]) ? e : Vector<C>{};
                             Simd<C>::store(p_at, seen_e);
                             Simd<C>::store(ds_at, seen_e * (Simd<C>::load(ds_at) - delta[r0 + r]));
                         }
-                    multiply_rows<C>({m.dq + r0 * W, W}, {m.ds + r0 * kKeyTile, kKeyTile}, {m.k + j * W, W}, W, seen,
+                    multiply_rows<C>({m.dq + r0 * W, W}, {ds, kKeyTile}, {m.k + (j + begin) * W, W}, W, seen - begin,
                                      Into::add);
                 }
+                int64_t end = kDocuments ? 0 : queries;  // of the queries whose document begins before the block's end
                 for (int64_t c = 0; c < keys; c += kBlockRows) {
+                    const int64_t block_end = smaller(c + kBlockRows, keys);
+                    while (end < queries && hidden<kDocuments>(t, row0 + end, j, keys) < block_end) ++end;
                     // From the block of the first query that sees key j + c.
                     int64_t r0 = s.causal ? j + c - i - (s.key_len - s.query_len) : 0;
                     r0 = r0 < 0 ? 0 : r0 / kBlockRows * kBlockRows;
                     if (r0 >= queries) break;
+                    if (r0 >= end) continue;
                     const int64_t from = r0 * kKeyTile + c, to = (j + c) * W;
-                    multiply_rows<C>({m.dk + to, W}, {m.ds + from, 1, kKeyTile}, {m.q + r0 * W, W}, W, queries - r0,
+                    multiply_rows<C>({m.dk + to, W}, {m.ds + from, 1, kKeyTile}, {m.q + r0 * W, W}, W, end - r0,
                                      Into::add);
-                    multiply_rows<C>({m.dv + to, W}, {m.p + from, 1, kKeyTile}, {m.dout + r0 * W, W}, W, queries - r0,
+                    multiply_rows<C>({m.dv + to, W}, {m.p + from, 1, kKeyTile}, {m.dout + r0 * W, W}, W, end - r0,
                                      Into::add);
                 }
             }
@@ -288,18 +331,25 @@ void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
 
 int64_t scratch_elements(const AttentionShape& s, Pass pass) { return Scratch<float>(s, pass, nullptr).elements; }
 
+// body(kDocuments, a number of the type to compute in)
+template <class Body>
+void with_kernel(const AttentionArgs& args, const Body& body) {
+    const auto with_documents = [&](auto zero) {
+        args.starts ? body(std::true_type(), zero) : body(std::false_type(), zero);
+    };
+    args.q.element == Element::f64 ? with_documents(double()) : with_documents(float());
+}
+
 void forward(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed) {
-    if (args.q.element == Element::f64)
-        forward_head(args, head, static_cast<double*>(scratch), packed);
-    else
-        forward_head(args, head, static_cast<float*>(scratch), packed);
+    with_kernel(args, [&](auto documents, auto zero) {
+        forward_head<documents.value>(args, head, static_cast<decltype(zero)*>(scratch), packed);
+    });
 }
 
 void backward(const AttentionArgs& args, int64_t kv_head, void* scratch) {
-    if (args.q.element == Element::f64)
-        backward_kv_head(args, kv_head, static_cast<double*>(scratch));
-    else
-        backward_kv_head(args, kv_head, static_cast<float*>(scratch));
+    with_kernel(args, [&](auto documents, auto zero) {
+        backward_kv_head<documents.value>(args, kv_head, static_cast<decltype(zero)*>(scratch));
+    });
 }
 
 }  // namespace
