@@ -8,16 +8,36 @@
 
 namespace train70b {
 
-Batches::Batches(const TrainOptions& options, const Dataset& data) : options_(options), data_(data) {}
+Batches::Batches(const TrainOptions& options, const Dataset& data)
+    : sizes(options.sizes()), options_(options), data_(data) {}
+
+int64_t Batches::count(const Group& dp, int64_t step) const {
+    return sizes.samples(step) / (options_.micro_batch * dp.size());
+}
+
+RankTokens Batches::tokens(int64_t seq_len) const {
+    return of_rank ? of_rank(seq_len) : RankTokens{{{0, seq_len}}, {{0, seq_len}}};
+}
+
+namespace {
+// Pieces of equal length; the last token of one is the first of the next.
+std::vector<std::vector<int32_t>> cut(const std::vector<std::vector<int32_t>>& samples, int64_t seq_len) {
+    std::vector<std::vector<int32_t>> list;
+    for (const std::vector<int32_t>& sample : samples)
+        for (auto at = sample.begin(); at + 1 != sample.end(); at += seq_len) list.emplace_back(at, at + seq_len + 1);
+    return list;
+}
+}  // namespace
 
 Batch Batches::make(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const {
-    const std::vector<TokenRange> ranges = tokens.empty() ? std::vector<TokenRange>{{0, options_.seq_len}} : tokens;
+    const int64_t seq_len = int64_t(samples[0].size()) - 1;
+    const RankTokens mine = tokens(seq_len);
     std::vector<std::vector<int32_t>> starts;  // of the documents of each sample; empty: none are marked
     if (options_.document_token)
         for (const std::vector<int32_t>& sample : samples)
-            starts.push_back(document_starts(sample, options_.seq_len, *options_.document_token));
+            starts.push_back(document_starts(sample, seq_len, *options_.document_token));
     std::vector<int32_t> inputs, targets, positions;
-    for (const auto [begin, count] : ranges)
+    for (const auto [begin, count] : mine.computed)
         for (size_t i = 0; i < samples.size(); ++i)
             for (int64_t t = begin; t < begin + count; ++t) {
                 inputs.push_back(samples[i][size_t(t)]);
@@ -30,7 +50,7 @@ Batch Batches::make(const std::vector<std::vector<int32_t>>& samples, double tar
     };
     Batch batch{sequences,          rows / sequences,     on_device(inputs),
                 on_device(targets), on_device(positions), 1.0 / target_tokens};
-    if (!starts.empty()) add_documents(batch, starts, queries.empty() ? ranges : queries);
+    if (!starts.empty()) add_documents(batch, starts, mine.queries);
     return batch;
 }
 
@@ -47,9 +67,10 @@ void Batches::add_documents(Batch& batch, const std::vector<std::vector<int32_t>
 Batch Batches::micro_batch(const Group& dp, int64_t step, int64_t index) {
     const double begin = now_seconds();
     std::vector<std::vector<int32_t>> samples;
-    const int64_t first = (step - 1) * options_.global_batch + (index * dp.size() + dp.rank()) * options_.micro_batch;
+    const int64_t first = sizes.first_sample(step) + (index * dp.size() + dp.rank()) * options_.micro_batch;
     for (int64_t i = 0; i < options_.micro_batch; ++i) samples.push_back(data_.sample(options_.seed, first + i));
-    Batch batch = make(samples, double(options_.global_batch) * double(options_.seq_len));
+    if (sizes.pieces(step) > 1) samples = cut(samples, sizes.seq_len(step));
+    Batch batch = make(samples, double(sizes.tokens(step)));
     seconds_ += now_seconds() - begin;
     return batch;
 }
@@ -71,10 +92,16 @@ Batch Batches::validation_batch(const Group& dp, int64_t round) const {
     return batch;
 }
 
+Batch Batches::of_one(const std::vector<int32_t>& tokens) const {
+    Batch batch = make({tokens}, 1);
+    batch.loss_scale = 0;
+    return batch;
+}
+
 std::vector<std::vector<int32_t>> Batches::samples(int64_t step) const {
     std::vector<std::vector<int32_t>> list;
-    for (int64_t i = 0; i < options_.global_batch; ++i)
-        list.push_back(data_.sample(options_.seed, (step - 1) * options_.global_batch + i));
+    for (int64_t i = 0; i < sizes.samples(step); ++i)
+        list.push_back(data_.sample(options_.seed, sizes.first_sample(step) + i));
     return list;
 }
 

@@ -158,6 +158,7 @@ Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chun
     if (!stage.head || chunk + 1 < stage.chunks.size()) return x;
     return head_unit.run(tape, x, [this, batch](Tape& t, const Var& in) {
         Var scores = head_logits(t, in);
+        if (on_logits) on_logits(scores.data);
         return tensor_parallel->loss(t, scores, batch, lm_head);
     });
 }

@@ -97,7 +97,8 @@ class Llama {
     Linear head;
     Unit embedding_unit, head_unit;
     std::deque<Block> blocks;
-    const TensorParallelOps* tensor_parallel;  // not owned; never null
+    const TensorParallelOps* tensor_parallel;             // not owned; never null
+    std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R, V_l) before each loss
 
     std::vector<Unit*> units();    // those that exist, in forward order
     std::vector<Param*> params();  // of all units

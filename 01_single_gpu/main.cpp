@@ -5,8 +5,8 @@
 // Watch: the loss falls from ln 256 = 5.5; the closing table compares each kind of memory with its formula; --recompute
 //        changes the activation memory only, not one bit of the loss.
 #include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/generate.h"
 #include "01_single_gpu/io/bench.h"
-#include "01_single_gpu/io/generate.h"
 
 using namespace train70b;
 
@@ -32,11 +32,7 @@ static void program(int argc, char** argv) {
     run.trainer.run();
     if (options.steps > 0)
         say(memory_table(options.model, run.model.options, options.micro_batch, options.seq_len, run.trainer.peak()));
-    if (tokens_to_generate > 0) {
-        const std::vector<int32_t> prompt = run.data.read(0, std::min<int64_t>(run.data.tokens(), 16));
-        const auto text = generate(run.model, prompt, tokens_to_generate, options.seq_len, options.seed);
-        say("\n{}\n", printable(text, run.data.is_text()));
-    }
+    if (tokens_to_generate > 0) say("\n{}\n", printable(run.trainer.generate(tokens_to_generate), run.data.is_text()));
 }
 
 int main(int argc, char** argv) { return run_program(argc, argv, program); }

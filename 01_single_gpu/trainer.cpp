@@ -6,6 +6,7 @@
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/version.h"
+#include "01_single_gpu/generate.h"
 #include "01_single_gpu/non_finite.h"
 
 namespace train70b {
@@ -27,6 +28,11 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     if (options.eval_every > 0 && data.validation_samples() == 0)
         usage_error("--eval-every {}: --data {} has no validation split; set --val-fraction, or use at least {} tokens",
                     options.eval_every, options.data, 20 * (options.seq_len + 1));
+    if (!options.prompt.empty() && !data.is_text())
+        usage_error(
+            "--prompt: the tokens of --data {} are not bytes of text (leave it out, and the prompt is the "
+            "beginning of the held-out data)",
+            options.data);
     if (this_rank == 0 && !options.memory_timeline.empty())
         timeline_file_.emplace("--memory-timeline", options.memory_timeline);
     if (this_rank == 0 && !options.trace.empty()) trace_file_.emplace("--trace", options.trace);
@@ -92,8 +98,9 @@ StepReport Trainer::step(int64_t number) {
     ledger().reset_peak();
     for (RunControl* control : controls) control->before_step(number);
     // tag::step[]
-    store->begin_step(micro_batches());
-    Tensor loss = loop->forward_backward({micro_batches(), [&](int64_t index) { return micro_batch(number, index); }});
+    store->begin_step(micro_batches(number));
+    Tensor loss =
+        loop->forward_backward({micro_batches(number), [&](int64_t index) { return micro_batch(number, index); }});
     {
         Span span("reduce_gradients", "phase");
         store->finish_gradients();
@@ -118,10 +125,12 @@ StepReport Trainer::step(int64_t number) {
 
     report.step_s = now_seconds() - begin;
     report.data_s = batches.take_seconds();
-    report.tokens_per_s = double(options_.global_batch) * double(options_.seq_len) / report.step_s;
+    const StepSizes& sizes = batches.sizes;
+    report.tokens_per_s = double(sizes.tokens(number)) / report.step_s;
+    if (sizes.vary()) report.size = {{sizes.sequences(number), sizes.seq_len(number)}};
     if (const auto peak = peak_flops(model_.options.device, model_.options.dtype))
-        report.mfu =
-            report.tokens_per_s * flops_per_token(model_.config, options_.seq_len) / (*peak * double(runtime->ranks()));
+        report.mfu = report.tokens_per_s * flops_per_token(model_.config, sizes.seq_len(number)) /
+                     (*peak * double(runtime->ranks()));
     report.memory = ledger().now();
     report.peak = ledger().peak();
     run_peak_.merge(report.peak);
@@ -168,6 +177,21 @@ double Trainer::evaluate() {
     return sum_loss(total, none);
 }
 
+std::vector<int32_t> Trainer::generate(int64_t count) {
+    std::vector<int32_t> prompt;
+    for (const char c : options_.prompt) prompt.push_back(static_cast<unsigned char>(c));
+    if (prompt.empty()) prompt = data_.opening(16);
+    const Generator generator{model_, *loop, groups, batches, options_.seq_len};
+    return generator.generate(std::move(prompt), count, options_.seed);
+}
+
+void Trainer::print_sample(int64_t step) {
+    constexpr int64_t kTokens = 64;
+    const std::vector<int32_t> tokens = generate(kTokens);
+    progress_.line("          sample: " + one_line(printable(tokens, data_.is_text())));
+    metrics_.write({{"event", "sample"}, {"step", step}, {"tokens", tokens}});
+}
+
 // ---- the run --------------------------------------------------------------------------------------------------------
 
 void Trainer::start() { store->weights_changed(); }
@@ -198,6 +222,8 @@ void Trainer::run() {
             metrics_.write(
                 {{"event", "eval"}, {"step", number}, {"loss", significant_digits(loss, model_.options.dtype)}});
         }
+        if (options_.sample_every > 0 && (number % options_.sample_every == 0 || number == last_number))
+            print_sample(number);
         goes_on = after_step(last);
     }
     for (RunControl* control : controls) control->finish();
@@ -245,7 +271,7 @@ void Trainer::record(const nlohmann::ordered_json& event) {
 
 void Trainer::finish(const StepReport& last, int64_t first_step, int64_t last_step, double seconds) {
     const int64_t steps = last_step - first_step + 1;
-    const double tokens = double(steps) * double(options_.global_batch) * double(options_.seq_len);
+    const double tokens = double(batches.sizes.tokens_until(last_step + 1) - batches.sizes.tokens_until(first_step));
     metrics_.write(
         {{"event", "summary"},
          {"steps", last_step},

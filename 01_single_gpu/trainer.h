@@ -37,12 +37,14 @@ class Trainer {
     void run();  // trains up to step --steps from the allocated weights and writes the output files
 
     // The parts of run(), for tables and tests.
-    int64_t micro_batches() const { return batches.count(*groups.dp); }  // per step, on this rank
+    int64_t micro_batches(int64_t step) const { return batches.count(*groups.dp, step); }  // on this rank
     Batch micro_batch(int64_t step, int64_t index) { return batches.micro_batch(*groups.dp, step, index); }
     void start();                     // after the weights are final: creates the optimizer states
     StepReport step(int64_t number);  // consecutive numbers
     double evaluate();                // mean loss over the validation split
-    double norm(Which which) const;   // of the full model
+    // Continues the prompt (options) by `count` tokens, which are returned behind it. Collective; equal on all ranks.
+    std::vector<int32_t> generate(int64_t count);
+    double norm(Which which) const;  // of the full model
     Tensor full(const Param& param, Which which) const { return full_param(model_, *store, groups, param, which); }
     const MemoryPeak& peak() const { return run_peak_; }
     // Prints a line between progress lines and writes an event to the metrics file; null: no event.
@@ -56,6 +58,7 @@ class Trainer {
     // alarm that names the first parameter and its rank, and throws CommonError on all ranks. my_loss: before the sum.
     void compare_ranks(StepReport& report, double my_loss);
     void record(const nlohmann::ordered_json& event);
+    void print_sample(int64_t step);
     LlamaConfig saved_config() const;
     std::string rank_title() const;  // in a trace
     void collect_votes(int64_t step);

@@ -11,18 +11,10 @@ int64_t PipelineOptions::chunks() const {
 }
 
 Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts)
-    : model_(model), ranks_(ranks), schedule_(std::move(schedule)), row_parts_(row_parts) {
-    const int p = ranks.size(), rank = ranks.rank();
-    CHECK(schedule_.stages == p && int64_t(model.stage.chunks.size()) == schedule_.chunks, "{} stages of {} chunks", p,
-          model.stage.chunks.size());
-    const std::string wrong = incomplete(schedule_) + deadlock(schedule_, Sends::posted);
-    CHECK(wrong.empty(), "{}", wrong);
-    for (const Step& step : schedule_.ranks[size_t(rank)]) splits_ = splits_ || step.pass == Pass::backward_weight;
-    if (p == 1) return;
-
+    : model_(model), ranks_(ranks), row_parts_(row_parts) {
     // One channel up and one down between any two neighbours; with virtual stages also between the last rank and the
     // first.
-    const int channels = schedule_.chunks > 1 ? p : p - 1;
+    const int p = ranks.size(), rank = ranks.rank(), channels = p == 1 ? 0 : schedule.chunks > 1 ? p : p - 1;
     for (int below = 0; below < channels; ++below) {
         const int above = (below + 1) % p;
         const Comm up = ranks.p2p_channel(below, above), down = ranks.p2p_channel(above, below);
@@ -31,7 +23,20 @@ Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t r
         if (rank == below) send_activations_ = {up, above_in_pair}, recv_gradients_ = {down, above_in_pair};
         if (rank == above) recv_activations_ = {up, 1 - above_in_pair}, send_gradients_ = {down, 1 - above_in_pair};
     }
+    use(std::move(schedule));
+}
+
+void Pipeline::use(Schedule schedule) {
+    schedule_ = std::move(schedule);
+    const int p = ranks_.size(), rank = ranks_.rank();
+    CHECK(schedule_.stages == p && int64_t(model_.stage.chunks.size()) == schedule_.chunks, "{} stages of {} chunks", p,
+          model_.stage.chunks.size());
+    const std::string wrong = incomplete(schedule_) + deadlock(schedule_, Sends::posted);
+    CHECK(wrong.empty(), "{}", wrong);
+    splits_ = false;
+    for (const Step& step : schedule_.ranks[size_t(rank)]) splits_ = splits_ || step.pass == Pass::backward_weight;
     // The receives to post, in the order of the neighbours' steps.
+    for (Channel* channel : {&recv_activations_, &recv_gradients_}) channel->expected.clear();
     for (const Step& step : schedule_.ranks[size_t((rank + p - 1) % p)]) {
         const int64_t stage = schedule_.stage_index((rank + p - 1) % p, step.chunk);
         if (step.pass == Pass::forward && has_above(stage))
@@ -140,8 +145,9 @@ void Pipeline::backward(const Step& step) {
 }
 
 Tensor Pipeline::forward_backward(const MicroBatches& micro_batches) {
-    CHECK(micro_batches.count == schedule_.micro_batches, "{} micro-batches", micro_batches.count);
     CHECK(in_flight_.empty() && sends_.empty() && !loss_, "the previous step has not finished");
+    if (micro_batches.count != schedule_.micro_batches)
+        use(make_schedule(schedule_.name, schedule_.stages, micro_batches.count, schedule_.chunks));
     spans_.clear();
     most_in_flight_ = 0;
     for (Channel* channel : {&recv_activations_, &recv_gradients_}) channel->next = 0;

@@ -31,7 +31,8 @@ class Pipeline : public MicroBatchLoop {
     Pipeline(const Pipeline&) = delete;
     ~Pipeline() override;
 
-    // batches.count: that of the schedule. Returns the loss on the last rank, 0 on the others.
+    // If batches.count is not that of the schedule (--batch-ramp), the schedule of this name is made anew for it.
+    // Returns the loss on the last rank, 0 on the others.
     Tensor forward_backward(const MicroBatches& batches) override;
     Tensor forward_only(const Batch& batch) override;
 
@@ -64,6 +65,7 @@ class Pipeline : public MicroBatchLoop {
         Tape::Steps wgrads;  // deferred weight gradients, between I and W
     };
 
+    void use(Schedule schedule);  // CHECKs it, and lists the messages to receive
     bool has_below(int64_t stage) const { return stage > 0; }
     bool has_above(int64_t stage) const { return stage + 1 < schedule_.stage_count(); }
     void send(Channel& channel, const Tensor& x);
@@ -77,7 +79,7 @@ class Pipeline : public MicroBatchLoop {
 
     Llama& model_;
     const Comm ranks_;
-    const Schedule schedule_;
+    Schedule schedule_;
     const int64_t row_parts_;
     bool splits_ = false;  // the schedule computes weight gradients in steps of their own
     bool measures_ = false;

@@ -28,8 +28,7 @@ static void program(int argc, char** argv) {
         apply_context_parallel(p.model(), ranks, layout);
         DataParallel store(p.model(), copies, dp_options, AdamW::maker(p.options.adamw()));
         p.use(store, copies, ranks);
-        p.trainer().batches.tokens = layout.tokens_of(ranks.rank(), p.options.seq_len);
-        p.trainer().batches.queries = layout.queries_of(ranks.rank(), p.options.seq_len);
+        p.trainer().batches.of_rank = layout.of_rank(ranks.rank());
         p.allocate();
         say_layout(p, options.algorithm, layout);
         p.train();

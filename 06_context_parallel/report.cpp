@@ -28,8 +28,7 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     apply_context_parallel(fresh.model, ranks, layout);
     // For the loss; gradients are not summed: attention is what is measured here.
     fresh.trainer.groups.dp_cp = group_of(ranks);
-    fresh.trainer.batches.tokens = layout.tokens_of(ranks.rank(), o.seq_len);
-    fresh.trainer.batches.queries = layout.queries_of(ranks.rank(), o.seq_len);
+    fresh.trainer.batches.of_rank = layout.of_rank(ranks.rank());
     fresh.measure(ranks);
     const ProfileScope scope({.sums_on = true, .wait_for = o.device_kind()});
     const MeasuredStep step = fresh.measure(ranks).front();

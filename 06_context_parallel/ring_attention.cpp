@@ -19,6 +19,12 @@ std::vector<TokenRange> ContextLayout::queries_of(int64_t rank, int64_t seq_len)
     return across.tokens_of(rank / ulysses, seq_len);
 }
 
+std::function<RankTokens(int64_t seq_len)> ContextLayout::of_rank(int64_t rank) const {
+    return [layout = *this, rank](int64_t seq_len) {
+        return RankTokens{layout.tokens_of(rank, seq_len), layout.queries_of(rank, seq_len)};
+    };
+}
+
 // ---- the ring -------------------------------------------------------------------------------------------------------
 
 namespace {

@@ -18,7 +18,7 @@
 // groups.
 //
 // R_l = B*T/N rows of this rank
-#include "01_single_gpu/io/data.h"
+#include "01_single_gpu/batches.h"
 #include "01_single_gpu/layers.h"
 #include "02_data_parallel/comm.h"
 
@@ -39,6 +39,8 @@ struct ContextLayout {
     std::vector<TokenRange> tokens_of(int64_t rank, int64_t seq_len) const;
     // The queries of a rank's attention, in the order of its rows: the tokens of its group.
     std::vector<TokenRange> queries_of(int64_t rank, int64_t seq_len) const;
+    // Both as a function of seq_len, for Batches.
+    std::function<RankTokens(int64_t seq_len)> of_rank(int64_t rank) const;
     int64_t granularity() const { return ranks * chunks; }
 };
 

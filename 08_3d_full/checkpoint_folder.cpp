@@ -67,8 +67,8 @@ void remove_old_checkpoints(const std::string& dir, int64_t keep) {
 namespace {
 
 // What must be the same for the losses to go on as if nothing had happened, and what may change, which is said.
-constexpr const char* kFixed[] = {"seed",       "seq-len",   "global-batch", "val-fraction", "dtype",
-                                  "grad-dtype", "optimizer", "fp8",          "fp8-history"};
+constexpr const char* kFixed[] = {"seed",      "seq-len", "global-batch", "val-fraction", "dtype",   "grad-dtype",
+                                  "optimizer", "fp8",     "fp8-history",  "batch-ramp",   "seq-ramp"};
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin"};
 
@@ -206,8 +206,12 @@ void CheckpointFolder::open_start(const TrainOptions& training, const ordered_js
         usage_error("{}: holds the weights only; a run goes on from a full checkpoint, DIR/step-N{}", folder, advice);
     check_model(*start, training.model);
     check_flags_of(*start, flags);
-    if (start->json->value("next_sample", json()) != json(start->step * training.global_batch))
-        usage_error("{}/manifest.json: corrupt: \"next_sample\" is not \"step\" x --global-batch{}", folder, advice);
+    if (start->json->value("next_sample", json()) != json(training.sizes().first_sample(start->step + 1)))
+        usage_error(
+            "{}/manifest.json: corrupt: \"next_sample\" is not \"step\" x --global-batch, or what --batch-ramp makes "
+            "of "
+            "it{}",
+            folder, advice);
     if (start->step >= training.steps && options.stop_after == 0 && training.save_hf.empty())
         usage_error("{}: is of step {}, and --steps is {} (try --steps {})", folder, start->step, training.steps,
                     2 * start->step);

@@ -23,8 +23,7 @@ Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const 
                       .dp_cp = group_of(ranks.dp_cp),
                       .tp = group_of(ranks.tp),
                       .pp = group_of(ranks.pp)};
-    trainer.batches.tokens = context.tokens_of(ranks.cp.rank(), o.seq_len);
-    trainer.batches.queries = context.queries_of(ranks.cp.rank(), o.seq_len);
+    trainer.batches.of_rank = context.of_rank(ranks.cp.rank());
     if (fp8.step_state()) trainer.step_states.push_back(fp8.step_state());
 }
 // end::compose[]

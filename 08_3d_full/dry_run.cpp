@@ -52,7 +52,8 @@ RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& confi
 RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
                      const ParallelConfig& config, int64_t rank) {
     TrainOptions o = options;
-    o.eval_every = 0;
+    o.eval_every = o.sample_every = 0;
+    o.batch_ramp = o.seq_ramp = {};  // the largest step
     o.dry_run = true;
     o.steps = 1;
     for (const int64_t bytes : ledger().now()) CHECK(bytes == 0, "{} bytes are still booked", bytes);

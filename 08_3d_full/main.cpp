@@ -10,6 +10,7 @@
 #include "08_3d_full/dry_run.h"
 #include "08_3d_full/inject.h"
 #include "08_3d_full/probe.h"
+#include "08_3d_full/ramps.h"
 #include "08_3d_full/replica_check.h"
 
 using namespace train70b;
@@ -21,6 +22,7 @@ static void program(int argc, char** argv) {
     Probing probing = Probing::off;
     CheckpointOptions checkpoint;
     add_parallel_flags(p.flags, config);
+    add_ramp_flags(p.flags, o);
     add_dry_run_flag(p.flags, o);
     add_probe_flag(p.flags, probing);
     add_checkpoint_flags(p.flags, checkpoint);
@@ -33,10 +35,12 @@ static void program(int argc, char** argv) {
     check_probe(probing, p.comm);
     config.mesh = mesh_of(config.mesh, p.world.size());
     p.dp = config.mesh.dp;
-    p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : 0);  // many small micro-batches fill a pipeline
+    // Many small micro-batches fill a pipeline.
+    p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : ramp_micro_batch(o, p.dp));
     std::vector<Fault> planned;
     together([&] {
         validate(config, o, p.world.size());
+        check_ramps(o, config);
         planned = parse_faults(faults, p.comm, p.world.size(), o.steps);
         check_replica_check(replica_check, config, p.comm);
         check_checkpoint_flags(checkpoint, o, p.world);

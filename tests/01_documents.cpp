@@ -43,11 +43,10 @@ TEST_CASE("a batch's positions and document starts are those of the whole sample
     for (const int64_t token : {int64_t(' '), int64_t('e'), int64_t('\n'), int64_t(200)}) {  // 200: in no sample
         o.document_token = token;
         int64_t inner_starts = 0;
-        for (const auto& [tokens, queries] : {std::pair{whole, whole}, {{}, {}}, {zigzag, {}}, {one, zigzag}})
+        for (const auto& [tokens, queries] : {std::pair{whole, whole}, {{}, {}}, {zigzag, zigzag}, {one, zigzag}})
             for (const int64_t step : {1, 2, 0}) {  // 0: validation
                 Batches batches(o, data);
-                batches.tokens = tokens;
-                batches.queries = queries;
+                if (!tokens.empty()) batches.of_rank = [&](int64_t) { return RankTokens{tokens, queries}; };
                 const Coordinate dp(1, 4);
                 const Batch batch = step > 0 ? batches.micro_batch(dp, step, 0) : batches.validation_batch(dp, 0);
                 std::vector<Ints> samples;
@@ -59,7 +58,7 @@ TEST_CASE("a batch's positions and document starts are those of the whole sample
                     for (const Ints& sample : samples)
                         for (int64_t t = begin; t < begin + count; ++t)
                             positions.push_back(int32_t(t) - start_of(sample, t, token));
-                for (const auto [begin, count] : !queries.empty() ? queries : tokens.empty() ? whole : tokens)
+                for (const auto [begin, count] : queries.empty() ? whole : queries)
                     for (const Ints& sample : samples)
                         for (int64_t t = begin; t < begin + count; ++t) starts.push_back(start_of(sample, t, token));
                 for (const Ints& sample : samples)

@@ -1,5 +1,5 @@
 // Training as a whole: what one run owes another - the same loss to the last bit, or to the stated tolerance.
-#include "01_single_gpu/io/generate.h"
+#include "01_single_gpu/generate.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -25,7 +25,7 @@ TEST_CASE("a step's tokens are the stream's, whichever micro-batch and rank they
     Session session(options);
     for (int64_t part = 0; part < 4; ++part) {
         session.trainer.groups.dp = std::make_shared<Coordinate>(part % 2, 2);
-        REQUIRE(session.trainer.micro_batches() == 2);
+        REQUIRE(session.trainer.micro_batches(1) == 2);
         const Batch batch = session.trainer.micro_batch(3, part / 2);
         std::vector<int32_t> tokens, targets;
         for (int64_t i = 0; i < 2; ++i) {  // two steps of 8 samples came before
@@ -59,7 +59,7 @@ TEST_CASE("fp64: four steps of the trainer are those of the loop and of AdamW wr
         INFO("step " << step);
         other.model.zero_grads();
         double loss = 0;  // the mean over all tokens of -log softmax(logits)[target]
-        for (int64_t i = 0; i < other.trainer.micro_batches(); ++i) {
+        for (int64_t i = 0; i < other.trainer.micro_batches(1); ++i) {
             const Batch batch = other.trainer.micro_batch(step, i);
             Tape silent{.recording = false}, tape;
             const std::vector<double> logits = values(other.model.logits(silent, batch).data);
@@ -112,9 +112,9 @@ TEST_CASE("fp64 begins with fp32's weights and agrees with it to fp32's precisio
 namespace {
 // One step's forward and backward pass, without an update.
 double loss_and_gradients(Session& session, int64_t step) {
-    session.trainer.store->begin_step(session.trainer.micro_batches());
+    session.trainer.store->begin_step(session.trainer.micro_batches(1));
     const auto batch = [&](int64_t i) { return session.trainer.micro_batch(step, i); };
-    return read(session.trainer.loop->forward_backward({session.trainer.micro_batches(), batch}))[0];
+    return read(session.trainer.loop->forward_backward({session.trainer.micro_batches(1), batch}))[0];
 }
 }  // namespace
 
@@ -278,20 +278,30 @@ TEST_CASE("generate continues the prompt by the count asked for; equal for equal
     const Text text;
     Session session(tiny(text));
     const std::vector<int32_t> prompt = {116, 104, 101, 32};
-    const auto tokens = generate(session.model, prompt, 40, 16, 3);  // far beyond the context
+    const auto generate = [&](const std::vector<int32_t>& from, int64_t count, int64_t context, uint64_t seed) {
+        const Trainer& t = session.trainer;
+        return Generator{session.model, *t.loop, t.groups, t.batches, context}.generate(from, count, seed);
+    };
+    const auto tokens = generate(prompt, 40, 16, 3);  // far beyond the context
     REQUIRE(tokens.size() == 44);
     EXPECT(std::equal(prompt.begin(), prompt.end(), tokens.begin()));
-    EXPECT(generate(session.model, prompt, 40, 16, 3) == tokens);
-    EXPECT(generate(session.model, prompt, 40, 16, 4) != tokens);
-    EXPECT(generate(session.model, prompt, 0, 16, 3) == prompt);
-    const auto last = generate(session.model, {prompt.begin() + 1, prompt.end()}, 9, 3, 3);  // the context is 3 tokens:
-    const auto all = generate(session.model, prompt, 9, 3, 3);  // the first one is not seen
+    EXPECT(generate(prompt, 40, 16, 3) == tokens);
+    EXPECT(generate(prompt, 40, 16, 4) != tokens);
+    EXPECT(generate(prompt, 0, 16, 3) == prompt);
+    const auto last = generate({prompt.begin() + 1, prompt.end()}, 9, 3, 3);  // the context is 3 tokens:
+    const auto all = generate(prompt, 9, 3, 3);                               // the first one is not seen
     EXPECT(std::equal(last.begin(), last.end(), all.begin() + 1));
 }
 
 TEST_CASE("generate draws from softmax(logits / 0.8)") {
-    Llama model({.layers = 1, .hidden = 8, .heads = 2, .kv_heads = 1, .ffn = 8, .vocab = 5}, {.init_std = 1});
-    model.materialize(1);
+    const Text text;
+    TrainOptions o = tiny(text);
+    o.model = {.name = "test", .layers = 1, .hidden = 8, .heads = 2, .kv_heads = 1, .ffn = 8, .vocab = 5};
+    o.init_std = 1;
+    std::ofstream(text.folder / "five.txt") << std::string(400, 1);
+    o.data = text.folder / "five.txt";
+    Session session(o);
+    Llama& model = session.model;
     Batch batch{.sequences = 1, .seq_len = 1};
     batch.tokens = upload({2}, {1}, Device::cpu);
     batch.positions = upload({0}, {1}, Device::cpu);
@@ -300,7 +310,8 @@ TEST_CASE("generate draws from softmax(logits / 0.8)") {
     double sum = 0;
     for (double& value : p) sum += value = std::exp(value / 0.8);
     constexpr int kDraws = 2000;
-    for (int seed = 0; seed < kDraws; ++seed) ++seen[generate(model, {2}, 1, 16, seed)[1]];
+    const Generator generator{model, *session.trainer.loop, session.trainer.groups, session.trainer.batches, 16};
+    for (int seed = 0; seed < kDraws; ++seed) ++seen[generator.generate({2}, 1, seed)[1]];
     for (int i = 0; i < 5; ++i)  // four standard deviations
         EXPECT(std::abs(seen[i] / kDraws - p[i] / sum) <= 4 * std::sqrt(p[i] / sum * (1 - p[i] / sum) / kDraws));
 }

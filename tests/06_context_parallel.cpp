@@ -33,8 +33,7 @@ struct Context {
                   std::make_unique<DataParallel>(s.model, copies, DataParallelOptions{}, AdamW::maker(o.adamw()));
               use_store(s.trainer, *data_parallel, copies);
               s.trainer.groups.dp = std::make_shared<Coordinate>(all.rank() / cp, all.size() / cp);
-              s.trainer.batches.tokens = layout.tokens_of(context.rank(), o.seq_len);
-              s.trainer.batches.queries = layout.queries_of(context.rank(), o.seq_len);
+              s.trainer.batches.of_rank = layout.of_rank(context.rank());
           }) {}
     static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks) {
         o.micro_batch = o.global_batch / data_ranks;
@@ -309,8 +308,7 @@ TEST_CASE("with tensor parallelism inside, and in bf16: one rank's run") {
                     use_store(s.trainer, *data_parallel, context);
                     s.trainer.groups.tp = group_of(tensor);
                     s.trainer.groups.dp = one_rank();
-                    s.trainer.batches.tokens = layout.tokens_of(context.rank(), o.seq_len);
-                    s.trainer.batches.queries = layout.queries_of(context.rank(), o.seq_len);
+                    s.trainer.batches.of_rank = layout.of_rank(context.rank());
                 });
                 session.run();
                 Farthest worst;

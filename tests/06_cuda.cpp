@@ -32,8 +32,7 @@ TEST_CASE("ring, zigzag, Ulysses, hybrid, gather on a GPU, recomputed or not: on
                                                                        AdamW::maker(o.adamw()));
                         use_store(s.trainer, *data_parallel, ranks);
                         s.trainer.groups.dp = one_rank();
-                        s.trainer.batches.tokens = layout.tokens_of(ranks.rank(), o.seq_len);
-                        s.trainer.batches.queries = layout.queries_of(ranks.rank(), o.seq_len);
+                        s.trainer.batches.of_rank = layout.of_rank(ranks.rank());
                     });
                     session.run();
                     const Farthest deviation = deviation_on_rank_0(session, one);

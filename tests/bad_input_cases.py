@@ -162,6 +162,16 @@ def size_cases(add):
         for program in (FIRST, "03_zero", "08_3d_full"):
             add("sizes", f"--model {model}", program, ["--model", model, "--data", "text.txt"], f"--model {model}",
                 without=SHAPE)
+    for flag, size in (("--batch-ramp", "--global-batch 16"), ("--seq-ramp", "--seq-len 16")):
+        for value in ("", "x", "4", "4:16", "4:16:", ":16:4", "4:16:0", "4:16:5:1", "4:16:1.5", "-4:16:5", "0:16:5", "16:4:5",
+                "4:16:1000001", "4:16:99999999999999999999", "4:8:5", "4:32:5", "4 :16:5", "04:16:5", "nan:16:5"):
+            add("sizes", f"{flag} {shown(value)}", "08_3d_full", [flag, value] + size.split(), flag)
+    for flags, expected in (
+            ("--seq-ramp 3:16:5", "--seq-ramp"), ("--batch-ramp 3:16:5 --global-batch 16 --micro-batch 2", "--batch-ramp"),
+            ("--batch-ramp 4:16:5 --global-batch 16 --save-reference d", "--save-reference"),
+            ("--prompt text --data shard.bin", "--prompt"), ("--comm fake --fake-world 2 --sample-every 1", "--sample-every")):
+        add("sizes", flags, "08_3d_full", flags.split(), expected,
+            after(lambda folder: (folder / "shard.bin").write_bytes(shard())))
     add("sizes", "--bench --save-hf", FIRST, ["--bench", "--save-hf", "d"], "--save-hf",
         without=("--metrics", "--trace"))
     add("sizes", "--bench --save-reference", FIRST, ["--bench", "--save-reference", "d"], "--save-reference",

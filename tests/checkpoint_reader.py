@@ -104,7 +104,8 @@ def read(folder):
     folder = pathlib.Path(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     require(manifest["format"] == "train70b checkpoint" and manifest["version"] == 1, "format", manifest["format"])
-    require(manifest["next_sample"] == manifest["step"] * int(manifest["flags"]["global-batch"]), "next_sample")
+    if not manifest["flags"]["batch-ramp"]:
+        require(manifest["next_sample"] == manifest["step"] * int(manifest["flags"]["global-batch"]), "next_sample")
     require(manifest["ranks"] == math.prod(manifest["layout"].values()) == len(manifest["files"]), "ranks")
     listed = {"manifest.json", *(entry["name"] for entry in manifest["files"])}
     require({path.name for path in folder.iterdir()} == listed, "files", sorted(folder.iterdir()))

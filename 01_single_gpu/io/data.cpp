@@ -158,6 +158,11 @@ std::vector<int32_t> Dataset::validation_sample(int64_t index) const {
     return read(train_ + index * seq_len_, seq_len_ + 1);
 }
 
+std::vector<int32_t> Dataset::opening(int64_t count) const {
+    const int64_t begin = total_ == train_ ? 0 : train_;
+    return read(begin, std::min(count, total_ - begin));
+}
+
 std::vector<int32_t> Dataset::read(int64_t begin, int64_t count) const {
     CHECK(begin >= 0 && begin + count <= total_, "tokens [{}, {}) of {}", begin, begin + count, total_);
     std::vector<uint32_t> tokens;

@@ -40,6 +40,7 @@ class Dataset {
     std::vector<int32_t> validation_sample(int64_t index) const;
 
     std::vector<int32_t> read(int64_t begin, int64_t count) const;  // tokens [begin, begin + count) of the data
+    std::vector<int32_t> opening(int64_t count) const;  // at most count, of the validation split, or of the data
 
   private:
     struct File;

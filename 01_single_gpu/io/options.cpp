@@ -59,6 +59,11 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
         .default_text("0.1 of a text, 0 of shards");
     add("--eval-every", o.eval_every, "steps between evaluations of the validation loss; 0: never", count0);
 
+    add("--sample-every", o.sample_every, "steps between printed continuations of the prompt; 0: never", count0);
+    add("--prompt", o.prompt, "text to continue [default: the first tokens of the held-out data]",
+        {.problem = {}, .name = "TEXT"})
+        .default_text("");
+
     group("Training");
     add("--steps", o.steps, "number of optimizer steps", count0);
     add("--lr", o.lr, "peak learning rate", positive0);
@@ -194,6 +199,8 @@ void CommandLine::check_batches(int64_t data_ranks) {
 
 LrSchedule TrainOptions::schedule() const { return {lr, min_lr, warmup_steps, steps, lr_schedule}; }
 
+StepSizes TrainOptions::sizes() const { return {global_batch, seq_len, batch_ramp, seq_ramp}; }
+
 Llama::Options TrainOptions::llama() const {
     const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).dtype;
     const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).dtype;
@@ -205,7 +212,7 @@ AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_dec
 TrainOptions TrainOptions::without_files() const {
     TrainOptions o = *this;
     o.metrics = o.trace = o.memory_timeline = o.prometheus = o.load_hf = o.save_hf = o.save_reference = "";
-    o.eval_every = 0;
+    o.eval_every = o.sample_every = 0;
     return o;
 }
 

@@ -9,6 +9,7 @@
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/lr_schedule.h"
 #include "01_single_gpu/optimizer.h"
+#include "01_single_gpu/ramp.h"
 
 namespace train70b {
 
@@ -20,6 +21,9 @@ struct TrainOptions {
     double val_fraction = -1;                                   // < 0: depends on the kind of data
     int64_t eval_every = 0;
     std::optional<int64_t> document_token;  // ends a document (documents.h); empty: every sequence is one document
+    int64_t sample_every = 0;               // steps between continuations of the prompt; 0: none
+    std::string prompt;                     // text; empty: the beginning of the held-out data
+    Ramp batch_ramp, seq_ramp;              // chapter 08
 
     int64_t steps = 200, warmup_steps = 20;
     double lr = 3e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
@@ -36,6 +40,7 @@ struct TrainOptions {
     bool continues = false;                        // chapter 08: an earlier run, and its metrics file
 
     LrSchedule schedule() const;
+    StepSizes sizes() const;
     Llama::Options llama() const;  // dtype, device, recompute, initial values
     AdamW::Hyper adamw() const;
     Device device_kind() const;          // auto: cuda if there is one and it has kernels for dtype

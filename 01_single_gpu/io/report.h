@@ -24,6 +24,10 @@ struct StepReport {
     double grad_norm = 0;           // before clipping
     double lr = 0, param_norm = 0;  // param_norm: after the update
     double tokens_per_s = 0, step_s = 0, comm_s = 0, data_s = 0;
+    struct Size {
+        int64_t sequences, seq_len;
+    };
+    std::optional<Size> size;   // of the global batch, where it varies from step to step
     std::optional<double> mfu;  // model FLOPs / peak FLOPs, if the peak is known
     MemoryBytes memory{};       // after the update
     MemoryPeak peak;            // since the step began

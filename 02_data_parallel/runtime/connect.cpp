@@ -164,6 +164,9 @@ Comm connect(const CommOptions& options, const TrainOptions& training) {
             if (!path.empty())
                 usage_error("{} {}: with --comm fake there is only one rank's part of the model; leave it out", flag,
                             path);
+    if (options.backend == "fake" && training.sample_every > 0)
+        usage_error("--sample-every {}: with --comm fake there is only one rank's part of the model; leave it out",
+                    training.sample_every);
     return connect(options, training.device_kind());
 }
 

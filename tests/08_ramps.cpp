@@ -1,0 +1,135 @@
+// --batch-ramp and --seq-ramp in every layout: one rank's run, also where it is resumed in the middle of a ramp; and
+// continuations of a prompt, which are the same in every layout.
+#include "08_3d_full/ramps.h"
+#include "tests/checkpoints.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+TrainOptions shape(const Text& text) {
+    TrainOptions o = tiny(text);
+    o.model = {.name = "test", .layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 131};
+    o.dtype = o.grad_dtype = "fp64";
+    o.seq_len = 32;
+    o.global_batch = 16;
+    o.micro_batch = 1;
+    o.steps = 5;
+    o.lr = o.min_lr = 1e-3;
+    o.batch_ramp = {4, 16, 3};  // 4, 8, 12, 16, 16 sequences
+    o.seq_ramp = {8, 32, 4};    // of 8, 8, 16, 16, 32 tokens; cut from samples of 32
+    return o;
+}
+
+struct Case {
+    std::string name;
+    ParallelConfig config;
+};
+std::vector<Case> cases() {
+    ParallelConfig data{.mesh = {.dp = 4, .pp = 2}}, context{.mesh = {.tp = 2, .cp = 4}},
+        all{.mesh = {.tp = 2, .cp = 2, .pp = 2}}, split{.mesh = {.dp = 2, .pp = 4}},
+        virtual_stages{.mesh = {.tp = 2, .dp = 2, .pp = 2}};
+    data.zero.stage = 2;
+    context.context.algorithm = "zigzag";
+    context.tensor.sequence_parallel = true;
+    all.zero.stage = 3;
+    all.context.algorithm = "ulysses";
+    split.pipeline.schedule = "zero-bubble";
+    virtual_stages.pipeline.schedule = "interleaved";
+    virtual_stages.tensor.sequence_parallel = true;
+    return {{"dp 4, pp 2, ZeRO-2", data},
+            {"tp 2, cp 4, sequence parallel", context},
+            {"tp 2, cp 2, pp 2, ulysses, ZeRO-3", all},
+            {"dp 2, pp 4, zero-bubble", split},
+            {"tp 2, dp 2, pp 2, interleaved", virtual_stages}};
+}
+
+}  // namespace
+
+TEST_CASE("every layout is one rank's run through both ramps") {
+    const Text text;
+    const TrainOptions o = shape(text);
+    std::unique_ptr<Session> one;
+    only_on_rank_0([&] {
+        TrainOptions alone = o;
+        alone.micro_batch = 4;
+        one = std::make_unique<Session>(alone);
+        one->run();
+    });
+    for (const Case& c : cases()) {
+        ComposedRun run(o, world(), c.config);
+        check_ramps(o, run.config);
+        run.session.run();
+        const Farthest deviation = one ? worst_deviation(run.session, *one) : Farthest();
+        INFO(c.name, ": ", deviation);
+        EXPECT_EVERYWHERE(deviation <= 1e-10);
+        EXPECT_EVERYWHERE(run.session.reports[1].size->sequences == 8 * 4);
+        EXPECT_EVERYWHERE(run.session.reports[1].size->seq_len == 8);
+        EXPECT_EVERYWHERE(run.session.reports[4].size->sequences == 16);
+    }
+}
+
+TEST_CASE("a run resumed in the middle of the ramps is the uninterrupted one, in its own layout bit for bit") {
+    const Text text;
+    const TrainOptions o = shape(text);
+    const std::vector<Case> list = cases();
+    const SharedFolder shared;
+    const std::vector<double> all = history_of(o, list[4].config, {});
+    history_of(o, list[4].config, {.dir = shared / "d", .stop_after = 2});
+    const std::vector<double> rest(all.begin() + 4, all.end());
+    const std::string start = shared / "d/step-2";
+    EXPECT_EVERYWHERE(history_of(o, list[4].config, {.resume_from = start}) == rest);
+    const std::vector<double> other = history_of(o, list[1].config, {.resume_from = start});
+    REQUIRE(other.size() == rest.size());
+    for (size_t i = 0; i < rest.size(); ++i) EXPECT_EVERYWHERE(std::abs(other[i] / rest[i] - 1) <= 1e-10);
+}
+
+TEST_CASE("a continuation of a prompt is the same in every layout, and on one rank") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.batch_ramp = o.seq_ramp = {};
+    o.steps = 2;
+    const auto one = run_on_one_rank(o);
+    std::vector<double> expected(64);
+    only_on_rank_0([&] {
+        const std::vector<int32_t> tokens = one->trainer.generate(48);  // beyond the context of 32
+        expected.assign(tokens.begin(), tokens.end());
+    });
+    expected.resize(64);
+    expected = world().sum(expected);
+    for (const Case& c : cases()) {
+        ComposedRun run(o, world(), c.config);
+        run.session.run();
+        const std::vector<int32_t> tokens = run.session.trainer.generate(48);
+        INFO(c.name);
+        EXPECT_EVERYWHERE(std::vector<double>(tokens.begin(), tokens.end()) == expected);
+    }
+}
+
+TEST_CASE("ramps that do not divide are refused with what would work") {
+    const Text text;
+    const auto check = [&](TrainOptions o, ParallelConfig config) {
+        validate(config, o, world().size());
+        check_ramps(o, config);
+    };
+    const ParallelConfig data{.mesh = {.dp = 8}}, context{.mesh = {.cp = 8}};
+    TrainOptions o = shape(text);
+    EXPECT_USAGE_ERROR(
+        check(o, data),
+        "--batch-ramp 4:16:3: the batch grows in multiples of 4, which is not divisible by --micro-batch "
+        "1 x 8 data-parallel ranks (try FROM and TO that are multiples of 8)");
+    EXPECT_USAGE_ERROR(check(o, context), "--seq-ramp 8:32:4: pieces of 8 tokens are not divisible by 16 (--cp 8");
+    o.seq_ramp.to = 64;
+    EXPECT_USAGE_ERROR(check(o, {.mesh = {.dp = 2, .pp = 4}}),
+                       "--seq-ramp 8:64:4: must end at --seq-len 32 (try --seq-ramp 8:32:4, or --seq-len 64)");
+    o.seq_ramp = {12, 32, 4};
+    EXPECT_USAGE_ERROR(check(o, {.mesh = {.dp = 2, .pp = 4}}), "TO is not divisible by FROM (try 4:32:4)");
+    o.seq_ramp = {};
+    o.batch_ramp = {4, 16, 3};
+    ParallelConfig interleaved{.mesh = {.dp = 4, .pp = 2}};
+    interleaved.pipeline.schedule = "interleaved";
+    EXPECT_USAGE_ERROR(check(o, interleaved), "a batch of 4 sequences is 1 micro-batches, and --pipeline interleaved");
+    o.save_reference = "ref";
+    EXPECT_USAGE_ERROR(check(o, {.mesh = {.dp = 4, .pp = 2}}), "leave out --batch-ramp");
+}
