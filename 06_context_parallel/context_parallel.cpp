@@ -40,13 +40,16 @@ void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout
                                   .heads = x.q.data.cols() / head_dim,
                                   .kv_heads = x.k.data.cols() / head_dim,
                                   .head_dim = head_dim};
+            const DocumentStarts documents = batch.document_starts;
             const auto forward = layout.gather ? gather_attention : ring_attention;
             const auto backward = layout.gather ? gather_attention_backward : ring_attention_backward;
             Var out = attention(
                 tape, x,
-                [=](const Tensor& q, const Tensor& k, const Tensor& v) { return forward(across, shape, q, k, v); },
+                [=](const Tensor& q, const Tensor& k, const Tensor& v) {
+                    return forward(across, shape, documents, q, k, v);
+                },
                 [=](const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                    const Tensor& lse) { return backward(across, shape, dout, q, k, v, o, lse); });
+                    const Tensor& lse) { return backward(across, shape, documents, dout, q, k, v, o, lse); });
             return U > 1 ? to_sequence(tape, out, heads, heads_shape) : out;
         };
 }

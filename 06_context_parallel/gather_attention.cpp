@@ -62,8 +62,9 @@ Keys in_order(const Comm& ranks, const RingShape& s, const Tensor& all, int64_t 
 struct Queries {
     int64_t begin, seen;  // first of the rank's rows; number of visible keys, from the beginning of the sequence
     AttentionShape shape;
+    DocumentStarts documents;
 
-    Queries(const Comm& ranks, const RingShape& s, int64_t chunk, int64_t sequence)
+    Queries(const Comm& ranks, const RingShape& s, const DocumentStarts& all, int64_t chunk, int64_t sequence)
         : begin((chunk * s.batch + sequence) * s.chunk_len),
           seen((chunk_index(s, ranks.size(), ranks.rank(), chunk) + 1) * s.chunk_len),
           shape{.batch = 1,
@@ -71,29 +72,33 @@ struct Queries {
                 .key_len = seen,
                 .heads = s.heads,
                 .kv_heads = s.kv_heads,
-                .head_dim = s.head_dim} {}
+                .head_dim = s.head_dim},
+          documents(all.rows(begin, begin + s.chunk_len)) {}
     Tensor of(const Tensor& x) const { return x.row_slice(begin, begin + shape.query_len); }
     Tensor visible(const Tensor& keys) const { return keys.row_slice(0, seen); }
 };
 
 }  // namespace
 
-OutLse gather_attention(const Comm& ranks, const RingShape& s, const Tensor& q, const Tensor& k, const Tensor& v) {
+OutLse gather_attention(const Comm& ranks, const RingShape& s, const DocumentStarts& documents, const Tensor& q,
+                        const Tensor& k, const Tensor& v) {
     OutLse result{Tensor::like(q), Tensor({q.rows(), s.heads}, stats_dtype(q.dtype()), q.device())};
     const Tensor all = gathered(ranks, k, v);
     for (int64_t sequence = 0; sequence < s.batch; ++sequence) {
         const Keys keys = in_order(ranks, s, all, sequence);
         for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
-            const Queries queries(ranks, s, chunk, sequence);
+            const Queries queries(ranks, s, documents, chunk, sequence);
             Tensor out = queries.of(result.out), lse = queries.of(result.lse);
-            attention(out, lse, queries.of(q), queries.visible(keys.k), queries.visible(keys.v), queries.shape);
+            attention(out, lse, queries.of(q), queries.visible(keys.k), queries.visible(keys.v), queries.shape,
+                      queries.documents);
         }
     }
     return result;
 }
 
-QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const Tensor& dout, const Tensor& q,
-                                   const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
+QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const DocumentStarts& documents,
+                                   const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const Tensor& out, const Tensor& lse) {
     QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
     Tensor all = gathered(ranks, k, v);
     // This rank's contribution to the gradients of all keys and values, in the order of `all`.
@@ -102,13 +107,13 @@ QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const 
     for (int64_t sequence = 0; sequence < s.batch; ++sequence) {
         const Keys keys = in_order(ranks, s, all, sequence);
         for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
-            const Queries queries(ranks, s, chunk, sequence);
+            const Queries queries(ranks, s, documents, chunk, sequence);
             const Tensor seen_k = queries.visible(keys.k), seen_v = queries.visible(keys.v);
             Tensor dq(queries.of(q).shape(), dkv.dtype(), q.device(), Memory::workspace);
             Tensor dk(seen_k.shape(), dkv.dtype(), q.device(), Memory::workspace);
             Tensor dv = Tensor::like(dk, Memory::workspace);
             attention_backward(dq, dk, dv, queries.of(dout), queries.of(q), seen_k, seen_v, queries.of(out),
-                               queries.of(lse), queries.shape);
+                               queries.of(lse), queries.shape, queries.documents);
             Tensor dq_rows = queries.of(grads.dq);
             copy(dq_rows, dq);
             for (int64_t rank = 0; rank < ranks.size(); ++rank)

@@ -15,10 +15,12 @@ namespace train70b {
 
 // Plain functions of tensors, as attention() of layers.h takes them; shape.chunks: those of the layout.
 // Sends (N-1)/N of n elements, n = N * 2 R_l*K*D: as many as the ring.
-OutLse gather_attention(const Comm& ranks, const RingShape& shape, const Tensor& q, const Tensor& k, const Tensor& v);
+OutLse gather_attention(const Comm& ranks, const RingShape& shape, const DocumentStarts& documents, const Tensor& q,
+                        const Tensor& k, const Tensor& v);
 // Sends the same once more, and (N-1)/N of n elements of fp32.
-QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& shape, const Tensor& dout, const Tensor& q,
-                                   const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse);
+QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& shape, const DocumentStarts& documents,
+                                   const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const Tensor& out, const Tensor& lse);
 
 // What a rank holds besides activations at the peak of the backward pass, elements of a bytes: as comm all keys and
 // values and their gradients in fp32, n (a + 4) bytes; as workspace the keys and values of one sequence in order, and

@@ -45,31 +45,38 @@ Tensor zeros_for(const Tensor& like, const Shape& shape, Memory kind) {
     return x;
 }
 
-// The pairs of chunks (of this rank's queries, of the source's keys) that causal attention does not mask entirely;
-// causal: on the diagonal.
-struct ChunkPair {
-    int64_t query, key;
-    bool causal;
-};
-std::vector<ChunkPair> visible_pairs(const Comm& ranks, int64_t chunks, int64_t source) {
-    const ContextLayout ring{.ranks = ranks.size(), .ulysses = 1, .chunks = chunks};
-    std::vector<ChunkPair> list;
-    for (int64_t query = 0; query < chunks; ++query)
-        for (int64_t key = 0; key < chunks; ++key) {
-            const int64_t from = ring.chunk_index(ranks.rank(), query), to = ring.chunk_index(source, key);
-            if (to <= from) list.push_back({query, key, to == from});
-        }
-    return list;
-}
-
-AttentionShape block(const RingShape& s, bool causal) {
+AttentionShape block(const RingShape& s, bool causal, int64_t key_offset) {
     return {.batch = s.batch,
             .query_len = s.chunk_len,
             .key_len = s.chunk_len,
             .heads = s.heads,
             .kv_heads = s.kv_heads,
             .head_dim = s.head_dim,
-            .causal = causal};
+            .causal = causal,
+            .key_offset = key_offset};
+}
+
+// A chunk of this rank's queries and one of the source's keys.
+struct ChunkPair {
+    int64_t query, key;
+    AttentionShape shape;      // causal: on the diagonal
+    DocumentStarts documents;  // of the queries
+};
+// The pairs of chunks that neither causal attention nor documents mask entirely.
+std::vector<ChunkPair> visible_chunks(const Comm& ranks, const RingShape& s, const DocumentStarts& documents,
+                                      int64_t source) {
+    const ContextLayout ring{.ranks = ranks.size(), .ulysses = 1, .chunks = s.chunks};
+    const int64_t rows = s.batch * s.chunk_len;
+    std::vector<ChunkPair> list;
+    for (int64_t query = 0; query < s.chunks; ++query)
+        for (int64_t key = 0; key < s.chunks; ++key) {
+            const int64_t from = ring.chunk_index(ranks.rank(), query), to = ring.chunk_index(source, key);
+            if (to > from) continue;
+            const ChunkPair pair{query, key, block(s, to == from, to * s.chunk_len),
+                                 documents.rows(query * rows, (query + 1) * rows)};
+            if (visible_pairs(pair.shape, pair.documents) > 0) list.push_back(pair);
+        }
+    return list;
 }
 
 Tensor chunk_of(const Tensor& x, const RingShape& s, int64_t chunk) {
@@ -81,13 +88,14 @@ int source_of(const Comm& ranks, int step) { return (ranks.rank() - step + ranks
 
 }  // namespace
 
-OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q, const Tensor& k, const Tensor& v) {
+OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentStarts& documents, const Tensor& q,
+                      const Tensor& k, const Tensor& v) {
     const int64_t rows = q.rows();
     const int N = ranks.size();
     const DType wide = stats_dtype(q.dtype());
     OutLse result{Tensor::like(q), Tensor({rows, shape.heads}, wide, q.device())};
     if (N == 1 && shape.chunks == 1) {
-        attention(result.out, result.lse, q, k, v, block(shape, true));
+        attention(result.out, result.lse, q, k, v, block(shape, true, 0), documents);
         return result;
     }
     Tensor sum = zeros_for(q, q.shape(), Memory::workspace);
@@ -101,12 +109,12 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q
             arriving = ranks.ring_shift(kv, next_kv);
         }
         const Tensor keys = kv.row_slice(0, rows), values = kv.row_slice(rows, 2 * rows);
-        for (const ChunkPair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
+        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, step))) {
             const Tensor queries = chunk_of(q, shape, pair.query);
             Tensor out = Tensor::like(queries, Memory::workspace);
             Tensor lse({queries.rows(), shape.heads}, wide, q.device(), Memory::workspace);
-            attention(out, lse, queries, chunk_of(keys, shape, pair.key), chunk_of(values, shape, pair.key),
-                      block(shape, pair.causal));
+            attention(out, lse, queries, chunk_of(keys, shape, pair.key), chunk_of(values, shape, pair.key), pair.shape,
+                      pair.documents);
             Tensor sum_part = chunk_of(sum, shape, pair.query), lse_part = chunk_of(result.lse, shape, pair.query);
             merge_attention(sum_part, lse_part, out, lse);
         }
@@ -118,13 +126,14 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const Tensor& q
     return result;
 }
 
-QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, const Tensor& dout, const Tensor& q,
-                                 const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
+QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, const DocumentStarts& documents,
+                                 const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const Tensor& out, const Tensor& lse) {
     const int64_t rows = q.rows();
     const int N = ranks.size();
     QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
     if (N == 1 && shape.chunks == 1) {
-        attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, block(shape, true));
+        attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, block(shape, true, 0), documents);
         return grads;
     }
     Tensor dq = zeros_for(q, q.shape(), Memory::workspace);
@@ -140,7 +149,7 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
         // This rank's contribution to the gradient of the block that it has now.
         Tensor dkv = zeros_for(q, kv.shape(), Memory::comm);
         const Tensor dkeys = dkv.row_slice(0, rows), dvalues = dkv.row_slice(rows, 2 * rows);
-        for (const ChunkPair& pair : visible_pairs(ranks, shape.chunks, source_of(ranks, step))) {
+        for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, step))) {
             const auto of_query = [&](const Tensor& x) { return chunk_of(x, shape, pair.query); };
             const auto of_key = [&](const Tensor& x) { return chunk_of(x, shape, pair.key); };
             const auto add_to = [](Tensor to, const Tensor& part) { add(to, to, part); };
@@ -148,7 +157,7 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
             Tensor dk_part(of_key(keys).shape(), dq.dtype(), q.device(), Memory::workspace);
             Tensor dv_part = Tensor::like(dk_part, Memory::workspace);
             attention_backward(dq_part, dk_part, dv_part, of_query(dout), of_query(q), of_key(keys), of_key(values),
-                               of_query(out), of_query(lse), block(shape, pair.causal));
+                               of_query(out), of_query(lse), pair.shape, pair.documents);
             add_to(of_query(dq), dq_part);
             add_to(of_key(dkeys), dk_part);
             add_to(of_key(dvalues), dv_part);

@@ -8,6 +8,13 @@ double attention_pairs(const ContextLayout& layout, int64_t rank, int64_t seq_le
     return c * (c + 1) / 2 + double(rank / layout.ulysses) * c * c;
 }
 
+double attention_pairs(const ContextLayout& layout, int64_t rank, const std::vector<int32_t>& document_starts) {
+    double pairs = 0;
+    for (const auto [begin, count] : layout.queries_of(rank, int64_t(document_starts.size())))
+        for (int64_t t = begin; t < begin + count; ++t) pairs += double(t - document_starts[size_t(t)] + 1);
+    return pairs;
+}
+
 ContextTraffic context_traffic(const LlamaConfig& c, const ContextLayout& layout, int64_t batch, int64_t seq_len,
                                DType dtype, Recompute recompute) {
     const int64_t U = layout.ulysses, G = layout.groups(), a = size_of(dtype), D = c.head_dim();

@@ -9,6 +9,8 @@ namespace train70b {
 //   zigzag   c (c+1) + c^2 + 2 (N-1) c^2,  c = T/2N, on every rank; gather the same
 //   ulysses  T (T+1) / 2 for 1/N of the heads
 double attention_pairs(const ContextLayout& layout, int64_t rank, int64_t seq_len);  // times heads / U
+// The same with documents (documents.h), counted: no layout divides them evenly.
+double attention_pairs(const ContextLayout& layout, int64_t rank, const std::vector<int32_t>& document_starts);
 // Bytes that a rank sends for one block and micro-batch, forward and backward: in the ring, inside Ulysses' groups, and
 // in collectives of keys and values.
 //   ring      (G-1) 2 n forward, the same backward, and G 2 n of fp32: n = rows K D of what a group holds, of its heads

@@ -70,8 +70,9 @@ __device__ float warp_sum(float x) {
 }
 
 // grid: (query tiles, heads, batch)
-template <class T>
-__global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const T* v, AttentionShape s) {
+template <class Documents, class T>
+__global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const T* v, AttentionShape s,
+                               Documents documents) {
     extern __shared__ float memory[];
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own = memory + warp * kOwn * D, *k_tile = memory + kOwnPerBlock * D, *v_tile = k_tile + kTile * (D + 1);
@@ -84,13 +85,14 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
     for (float& m : row_max) m = -INFINITY;
     const int64_t last = min(block_first + kOwnPerBlock, s.query_len) - 1;
     const int64_t seen_by_block = visible_keys(s, last);
-    for (int64_t j = 0; j < seen_by_block; j += kTile) {
+    for (int64_t j = documents.first_key(s, q_row, block_first) / kTile * kTile; j < seen_by_block; j += kTile) {
         __syncthreads();
         load_tile(k_tile, k, k_row + j, s.key_len - j, K, kv_head * D, D);
         load_tile(v_tile, v, k_row + j, s.key_len - j, K, kv_head * D, D);
         __syncthreads();
         for (int r = 0; r < kOwn; ++r) {
-            const bool visible = j + lane < visible_keys(s, first + r);
+            const int64_t key = j + lane;
+            const bool visible = key < visible_keys(s, first + r) && key >= documents.first_key(s, q_row, first + r);
             const float score = visible ? dot(own + r * D, k_tile + lane * (D + 1), D) * factor : -INFINITY;
             const float max = fmaxf(row_max[r], warp_max(score));
             const float shift = max == -INFINITY ? 0.0f : max;  // nothing visible yet: exp(-inf - 0) = 0
@@ -103,16 +105,16 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
     }
     for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
         const int64_t row = q_row + first + r;
-        const bool blind = visible_keys(s, first + r) == 0;
+        const bool blind = visible_keys(s, first + r) <= documents.first_key(s, q_row, first + r);
         store_own(out, row, E, head * D, D, sum[r], blind ? 0.0f : 1.0f / row_sum[r]);
         if (lane == 0) lse[row * s.heads + head] = blind ? -INFINITY : row_max[r] + logf(row_sum[r]);
     }
 }
 
 // dq = sum over keys of dS k. grid as above.
-template <class T, class G>
+template <class Documents, class T, class G>
 __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, const T* v, const float* lse,
-                                  const float* delta, AttentionShape s) {
+                                  const float* delta, AttentionShape s, Documents documents) {
     extern __shared__ float memory[];
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own_q = memory + warp * 2 * kOwn * D, *own_do = own_q + kOwn * D;
@@ -126,7 +128,7 @@ __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, 
     float sum[kOwn][kColumns] = {};
     const int64_t last = min(block_first + kOwnPerBlock, s.query_len) - 1;
     const int64_t seen_by_block = visible_keys(s, last);
-    for (int64_t j = 0; j < seen_by_block; j += kTile) {
+    for (int64_t j = documents.first_key(s, q_row, block_first) / kTile * kTile; j < seen_by_block; j += kTile) {
         __syncthreads();
         load_tile(k_tile, k, k_row + j, s.key_len - j, K, kv_head * D, D);
         load_tile(v_tile, v, k_row + j, s.key_len - j, K, kv_head * D, D);
@@ -134,7 +136,8 @@ __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, 
         for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
             const int64_t at = (q_row + first + r) * s.heads + head;
             float ds = 0;
-            if (j + lane < visible_keys(s, first + r)) {
+            const int64_t key = j + lane;
+            if (key < visible_keys(s, first + r) && key >= documents.first_key(s, q_row, first + r)) {
                 const float p = expf(dot(own_q + r * D, k_tile + lane * (D + 1), D) * factor - lse[at]);
                 ds = p * (dot(own_do + r * D, v_tile + lane * (D + 1), D) - delta[at]);
             }
@@ -147,9 +150,9 @@ __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, 
 
 // dk = sum over queries of dS^T q, dv = sum of P^T dout, over all query heads of the group, one after the other.
 // grid: (key tiles, kv heads, batch)
-template <class T, class G>
+template <class Documents, class T, class G>
 __global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, const T* k, const T* v, const float* lse,
-                                   const float* delta, AttentionShape s) {
+                                   const float* delta, AttentionShape s, Documents documents) {
     extern __shared__ float memory[];
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own_k = memory + warp * 2 * kOwn * D, *own_v = own_k + kOwn * D;
@@ -162,9 +165,11 @@ __global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, cons
     load_own(own_v, v, k_row + first, s.key_len - first, K, kv_head * D, D);
 
     float sum_k[kOwn][kColumns] = {}, sum_v[kOwn][kColumns] = {};
-    const int64_t begin = first_query(s, block_first) / kTile * kTile;  // queries before that see none of these keys
+    // Queries before and after these see none of the block's keys.
+    const int64_t begin = first_query(s, block_first) / kTile * kTile;
+    const int64_t end = documents.end_query(s, q_row, min(block_first + kOwnPerBlock, s.key_len) - 1);
     for (int64_t head = first_head; head < first_head + group; ++head) {
-        for (int64_t i = begin; i < s.query_len; i += kTile) {
+        for (int64_t i = begin; i < end; i += kTile) {
             __syncthreads();
             load_tile(q_tile, q, q_row + i, s.query_len - i, E, head * D, D);
             load_tile(do_tile, dout, q_row + i, s.query_len - i, E, head * D, D);
@@ -172,7 +177,9 @@ __global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, cons
             const int64_t query = i + lane, at = (q_row + query) * s.heads + head;
             for (int r = 0; r < kOwn; ++r) {
                 float p = 0, ds = 0;
-                if (query < s.query_len && first + r < visible_keys(s, query)) {
+                const int64_t key = first + r;
+                if (query < s.query_len && key < visible_keys(s, query) &&
+                    key >= documents.first_key(s, q_row, query)) {
                     p = expf(dot(own_k + r * D, q_tile + lane * (D + 1), D) * factor - lse[at]);
                     ds = p * (dot(own_v + r * D, do_tile + lane * (D + 1), D) - delta[at]);
                 }
@@ -222,19 +229,19 @@ Grid grid_over(int64_t rows, int64_t heads, int64_t batch, int copies_of_own, in
 
 void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                const DocumentStarts& documents) {
-    CHECK(!documents);
-    if (mma_can(q.dtype(), s)) return mma_attention(out, lse, q, k, v, s);
+    if (mma_can(q.dtype(), s)) return mma_attention(out, lse, q, k, v, s, documents);
     with_float(q.dtype(), [&](auto zero) {
-        using T = decltype(zero);
-        launch(forward_kernel<T>, grid_over(s.query_len, s.heads, s.batch, 1, s.head_dim), out.data<T>(),
-               lse.data<float>(), q.data<T>(), k.data<T>(), v.data<T>(), s);
+        with_documents(documents, [&](auto mask) {
+            using T = decltype(zero);
+            launch(forward_kernel<decltype(mask), T>, grid_over(s.query_len, s.heads, s.batch, 1, s.head_dim),
+                   out.data<T>(), lse.data<float>(), q.data<T>(), k.data<T>(), v.data<T>(), s, mask);
+        });
     });
 }
 
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s,
                         const DocumentStarts& documents) {
-    CHECK(!documents);
     CHECK(dq.dtype() == dk.dtype() && dk.dtype() == dv.dtype(), "dq {}, dk {}, dv {}", name_of(dq.dtype()),
           name_of(dk.dtype()), name_of(dv.dtype()));
     const int64_t rows = q.rows();
@@ -244,17 +251,21 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
         launch(delta_kernel<T>, {blocks_for(rows * s.heads * 32, kThreads)}, delta.data<float>(), dout.data<T>(),
                out.data<T>(), rows, s.heads, int(s.head_dim));
     });
-    if (mma_can(q.dtype(), s)) return mma_attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, s);
+    if (mma_can(q.dtype(), s)) return mma_attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, s, documents);
+    const auto run = [&](auto zero, auto grad_zero, auto mask) {
+        using T = decltype(zero);
+        using G = decltype(grad_zero);
+        using Documents = decltype(mask);
+        launch(backward_q_kernel<Documents, T, G>, grid_over(s.query_len, s.heads, s.batch, 2, s.head_dim),
+               dq.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
+               delta.data<float>(), s, mask);
+        launch(backward_kv_kernel<Documents, T, G>, grid_over(s.key_len, s.kv_heads, s.batch, 2, s.head_dim),
+               dk.data<G>(), dv.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
+               delta.data<float>(), s, mask);
+    };
     with_float(q.dtype(), [&](auto zero) {
-        with_float(dq.dtype(), [&](auto grad_zero) {
-            using T = decltype(zero);
-            using G = decltype(grad_zero);
-            launch(backward_q_kernel<T, G>, grid_over(s.query_len, s.heads, s.batch, 2, s.head_dim), dq.data<G>(),
-                   dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(), delta.data<float>(), s);
-            launch(backward_kv_kernel<T, G>, grid_over(s.key_len, s.kv_heads, s.batch, 2, s.head_dim), dk.data<G>(),
-                   dv.data<G>(), dout.data<T>(), q.data<T>(), k.data<T>(), v.data<T>(), lse.data<float>(),
-                   delta.data<float>(), s);
-        });
+        with_float(dq.dtype(),
+                   [&](auto grad_zero) { with_documents(documents, [&](auto mask) { run(zero, grad_zero, mask); }); });
     });
 }
 

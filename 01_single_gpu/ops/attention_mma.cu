@@ -131,9 +131,10 @@ __device__ float quad_sum(float x) {
 // ---- forward: a block has 16 queries per warp and walks over the keys -----------------------------------------------
 constexpr int kForwardWarps = 8, kForwardKeys = 64;
 
-template <int D>
+template <int D, class Documents>
 __global__ void __launch_bounds__(32 * kForwardWarps)
-    forward_kernel(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, AttentionShape s) {
+    forward_kernel(bf16* out, float* lse, const bf16* q, const bf16* k, const bf16* v, AttentionShape s,
+                   Documents documents) {
     constexpr int kQueries = 16 * kForwardWarps, kKeys = kForwardKeys;
     extern __shared__ uint4 memory[];
     bf16 *q_tile = reinterpret_cast<bf16*>(memory), *k_tile = q_tile + kQueries * kStride<D>,
@@ -147,13 +148,16 @@ __global__ void __launch_bounds__(32 * kForwardWarps)
     load_rows<D, kQueries>(q_tile, q, q_row + block_first, q_end, E, head * D);
     float sum[D / 8][4] = {};                                    // (16, D)
     float row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};  // of rows g and g + 8; row_sum: this thread's columns
+    const int64_t hidden[2] = {documents.first_key(s, q_row, first + g), documents.first_key(s, q_row, first + g + 8)};
     const int64_t visible[2] = {visible_keys(s, first + g), visible_keys(s, first + g + 8)};
     const int64_t seen_by_block = visible_keys(s, min(block_first + kQueries, s.query_len) - 1);
-    for (int64_t j = 0; j < seen_by_block; j += kKeys) {
+    const int64_t warp_hidden = documents.first_key(s, q_row, first), seen_by_warp = visible_keys(s, first + 15);
+    for (int64_t j = documents.first_key(s, q_row, block_first) / kKeys * kKeys; j < seen_by_block; j += kKeys) {
         __syncthreads();
         load_rows<D, kKeys>(k_tile, k, k_row + j, k_end, K, kv_head * D);
         load_rows<D, kKeys>(v_tile, v, k_row + j, k_end, K, kv_head * D);
         __syncthreads();
+        if (Documents::kPacked && (j + kKeys <= warp_hidden || j >= seen_by_warp)) continue;
         float p[kKeys / 8][4];
         product_nt<D, kKeys>(p, q_tile + warp * 16 * kStride<D>, k_tile);
 #pragma unroll
@@ -164,7 +168,8 @@ __global__ void __launch_bounds__(32 * kForwardWarps)
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     float& score = p[n][2 * half + c];
-                    score = j + 8 * n + 2 * t + c < visible[half] ? score * factor : -INFINITY;
+                    const int64_t key = j + 8 * n + 2 * t + c;
+                    score = key < visible[half] && key >= hidden[half] ? score * factor : -INFINITY;
                     max = fmaxf(max, score);
                 }
             max = quad_max(max);
@@ -188,10 +193,10 @@ __global__ void __launch_bounds__(32 * kForwardWarps)
     for (int half = 0; half < 2; ++half) {
         const float total = quad_sum(row_sum[half]);
         const int64_t query = first + g + 8 * half;
-        normalise[half] = visible[half] == 0 ? 0.0f : 1.0f / total;
+        const bool blind = visible[half] <= hidden[half];
+        normalise[half] = blind ? 0.0f : 1.0f / total;
         if (t == 0 && query < s.query_len)
-            lse[(q_row + query) * s.heads + head] =
-                visible[half] == 0 ? -INFINITY : row_max[half] / kLog2E + logf(total);
+            lse[(q_row + query) * s.heads + head] = blind ? -INFINITY : row_max[half] / kLog2E + logf(total);
     }
     store_rows<D>(out, q_row + first, q_end, E, head * D, sum, normalise[0], normalise[1]);
 }
@@ -199,10 +204,10 @@ __global__ void __launch_bounds__(32 * kForwardWarps)
 // ---- backward, dq: a block has 16 queries per warp and walks over the keys ------------------------------------------
 constexpr int kBackwardWarps = 4, kBackwardTile = 32;
 
-template <int D, class G>
+template <int D, class Documents, class G>
 __global__ void __launch_bounds__(32 * kBackwardWarps)
     backward_q_kernel(G* dq, const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const float* lse,
-                      const float* delta, AttentionShape s) {
+                      const float* delta, AttentionShape s, Documents documents) {
     constexpr int kQueries = 16 * kBackwardWarps, kKeys = kBackwardTile;
     extern __shared__ uint4 memory[];
     bf16 *q_tile = reinterpret_cast<bf16*>(memory), *do_tile = q_tile + kQueries * kStride<D>,
@@ -215,20 +220,23 @@ __global__ void __launch_bounds__(32 * kBackwardWarps)
     load_rows<D, kQueries>(q_tile, q, q_row + block_first, q_end, E, head * D);
     load_rows<D, kQueries>(do_tile, dout, q_row + block_first, q_end, E, head * D);
     float row_lse[2] = {}, row_delta[2] = {};
-    int64_t visible[2] = {};
+    int64_t hidden[2] = {}, visible[2] = {};
     for (int half = 0; half < 2; ++half)
         if (const int64_t query = first + g + 8 * half; query < s.query_len) {
             row_lse[half] = lse[(q_row + query) * s.heads + head] * kLog2E;
             row_delta[half] = delta[(q_row + query) * s.heads + head];
+            hidden[half] = documents.first_key(s, q_row, query);
             visible[half] = visible_keys(s, query);
         }
     float sum[D / 8][4] = {};
     const int64_t seen_by_block = visible_keys(s, min(block_first + kQueries, s.query_len) - 1);
-    for (int64_t j = 0; j < seen_by_block; j += kKeys) {
+    const int64_t warp_hidden = documents.first_key(s, q_row, first), seen_by_warp = visible_keys(s, first + 15);
+    for (int64_t j = documents.first_key(s, q_row, block_first) / kKeys * kKeys; j < seen_by_block; j += kKeys) {
         __syncthreads();
         load_rows<D, kKeys>(k_tile, k, k_row + j, k_end, K, kv_head * D);
         load_rows<D, kKeys>(v_tile, v, k_row + j, k_end, K, kv_head * D);
         __syncthreads();
+        if (Documents::kPacked && (j + kKeys <= warp_hidden || j >= seen_by_warp)) continue;
         float p[kKeys / 8][4], dp[kKeys / 8][4];
         product_nt<D, kKeys>(p, q_tile + warp * 16 * kStride<D>, k_tile);
         product_nt<D, kKeys>(dp, do_tile + warp * 16 * kStride<D>, v_tile);
@@ -236,7 +244,8 @@ __global__ void __launch_bounds__(32 * kBackwardWarps)
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                const bool seen = j + 8 * n + 2 * t + c % 2 < visible[c / 2];
+                const int64_t key = j + 8 * n + 2 * t + c % 2;
+                const bool seen = key < visible[c / 2] && key >= hidden[c / 2];
                 const float weight = seen ? exp2f(p[n][c] * factor * kLog2E - row_lse[c / 2]) : 0.0f;
                 dp[n][c] = weight * (dp[n][c] - row_delta[c / 2]);  // dS
             }
@@ -246,15 +255,16 @@ __global__ void __launch_bounds__(32 * kBackwardWarps)
 }
 
 // ---- backward, dk and dv: a block has 16 keys per warp and walks over the queries of every head of the group --------
-template <int D, class G>
+template <int D, class Documents, class G>
 __global__ void __launch_bounds__(32 * kBackwardWarps)
     backward_kv_kernel(G* dk, G* dv, const bf16* dout, const bf16* q, const bf16* k, const bf16* v, const float* lse,
-                       const float* delta, AttentionShape s) {
+                       const float* delta, AttentionShape s, Documents documents) {
     constexpr int kKeys = 16 * kBackwardWarps, kQueries = kBackwardTile;
     extern __shared__ uint4 memory[];
     bf16 *k_tile = reinterpret_cast<bf16*>(memory), *v_tile = k_tile + kKeys * kStride<D>,
          *q_tile = v_tile + kKeys * kStride<D>, *do_tile = q_tile + kQueries * kStride<D>;
     __shared__ float tile_lse[kQueries], tile_delta[kQueries];
+    __shared__ int64_t tile_hidden[kQueries];  // with documents
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int64_t block_first = int64_t(blockIdx.x) * kKeys, first = block_first + warp * 16;
     const int64_t group = s.heads / s.kv_heads;  // query heads of this key/value head
@@ -265,16 +275,21 @@ __global__ void __launch_bounds__(32 * kBackwardWarps)
     load_rows<D, kKeys>(v_tile, v, k_row + block_first, k_end, K, kv_head * D);
     float sum_k[D / 8][4] = {}, sum_v[D / 8][4] = {};
     const int64_t begin = first_query(s, block_first) / kQueries * kQueries;
+    const int64_t end = documents.end_query(s, q_row, min(block_first + kKeys, s.key_len) - 1);
+    const int64_t warp_begin = first_query(s, first), warp_end = documents.end_query(s, q_row, first + 15);
     for (int64_t head = first_head; head < first_head + group; ++head) {
-        for (int64_t i = begin; i < s.query_len; i += kQueries) {
+        for (int64_t i = begin; i < end; i += kQueries) {
             __syncthreads();
             load_rows<D, kQueries>(q_tile, q, q_row + i, q_end, E, head * D);
             load_rows<D, kQueries>(do_tile, dout, q_row + i, q_end, E, head * D);
             if (threadIdx.x < kQueries && i + threadIdx.x < s.query_len) {
                 tile_lse[threadIdx.x] = lse[(q_row + i + threadIdx.x) * s.heads + head] * kLog2E;
                 tile_delta[threadIdx.x] = delta[(q_row + i + threadIdx.x) * s.heads + head];
+                if constexpr (Documents::kPacked)
+                    tile_hidden[threadIdx.x] = documents.first_key(s, q_row, i + threadIdx.x);
             }
             __syncthreads();
+            if (Documents::kPacked && (i + kQueries <= warp_begin || i >= warp_end)) continue;
             float p[kQueries / 8][4], dp[kQueries / 8][4];  // transposed: (keys, queries)
             product_nt<D, kQueries>(p, k_tile + warp * 16 * kStride<D>, q_tile);
             product_nt<D, kQueries>(dp, v_tile + warp * 16 * kStride<D>, do_tile);
@@ -284,7 +299,8 @@ __global__ void __launch_bounds__(32 * kBackwardWarps)
                 for (int c = 0; c < 4; ++c) {
                     const int column = 8 * n + 2 * t + c % 2;
                     const int64_t query = i + column, key = first + g + 8 * (c / 2);
-                    const bool seen = query < s.query_len && key < visible_keys(s, query);
+                    const bool seen = query < s.query_len && key < visible_keys(s, query) &&
+                                      (!Documents::kPacked || key >= tile_hidden[column]);
                     p[n][c] = seen ? exp2f(p[n][c] * factor * kLog2E - tile_lse[column]) : 0.0f;
                     dp[n][c] = seen ? p[n][c] * (dp[n][c] - tile_delta[column]) : 0.0f;
                 }
@@ -315,34 +331,41 @@ bool mma_can(DType dtype, const AttentionShape& s) {
     return dtype == DType::bf16 && (s.head_dim == 64 || s.head_dim == 128);
 }
 
-void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                   const AttentionShape& s) {
+void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
+                   const DocumentStarts& documents) {
     check_aligned({q, k, v});
     with_head_dim(s.head_dim, [&](auto dim) {
-        constexpr int D = decltype(dim)::value, kQueries = 16 * kForwardWarps;
-        const size_t bytes = (kQueries + 2 * kForwardKeys) * kStride<D> * sizeof(bf16);
-        const dim3 blocks(blocks_for(s.query_len, kQueries), unsigned(s.heads), unsigned(s.batch));
-        launch(forward_kernel<D>, {blocks, 32 * kForwardWarps, bytes}, out.data<bf16>(), lse.data<float>(),
-               q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), s);
+        with_documents(documents, [&](auto mask) {
+            constexpr int D = decltype(dim)::value, kQueries = 16 * kForwardWarps;
+            const size_t bytes = (kQueries + 2 * kForwardKeys) * kStride<D> * sizeof(bf16);
+            const dim3 blocks(blocks_for(s.query_len, kQueries), unsigned(s.heads), unsigned(s.batch));
+            launch(forward_kernel<D, decltype(mask)>, {blocks, 32 * kForwardWarps, bytes}, out.data<bf16>(),
+                   lse.data<float>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), s, mask);
+        });
     });
 }
 
 void mma_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
-                            const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionShape& s) {
+                            const Tensor& v, const Tensor& lse, const Tensor& delta, const AttentionShape& s,
+                            const DocumentStarts& documents) {
     check_aligned({dout, q, k, v});
+    const auto run = [&](auto dim, auto grad_zero, auto mask) {
+        using G = decltype(grad_zero);
+        using Documents = decltype(mask);
+        constexpr int D = decltype(dim)::value, kOwnRows = 16 * kBackwardWarps;
+        const size_t bytes = 2 * (kOwnRows + kBackwardTile) * kStride<D> * sizeof(bf16);
+        const dim3 query_blocks(blocks_for(s.query_len, kOwnRows), unsigned(s.heads), unsigned(s.batch));
+        const dim3 key_blocks(blocks_for(s.key_len, kOwnRows), unsigned(s.kv_heads), unsigned(s.batch));
+        launch(backward_q_kernel<D, Documents, G>, {query_blocks, 32 * kBackwardWarps, bytes}, dq.data<G>(),
+               dout.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(),
+               delta.data<float>(), s, mask);
+        launch(backward_kv_kernel<D, Documents, G>, {key_blocks, 32 * kBackwardWarps, bytes}, dk.data<G>(),
+               dv.data<G>(), dout.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(),
+               delta.data<float>(), s, mask);
+    };
     with_head_dim(s.head_dim, [&](auto dim) {
-        with_float(dq.dtype(), [&](auto grad_zero) {
-            using G = decltype(grad_zero);
-            constexpr int D = decltype(dim)::value, kOwnRows = 16 * kBackwardWarps;
-            const size_t bytes = 2 * (kOwnRows + kBackwardTile) * kStride<D> * sizeof(bf16);
-            const dim3 query_blocks(blocks_for(s.query_len, kOwnRows), unsigned(s.heads), unsigned(s.batch));
-            const dim3 key_blocks(blocks_for(s.key_len, kOwnRows), unsigned(s.kv_heads), unsigned(s.batch));
-            launch(backward_q_kernel<D, G>, {query_blocks, 32 * kBackwardWarps, bytes}, dq.data<G>(), dout.data<bf16>(),
-                   q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(), delta.data<float>(), s);
-            launch(backward_kv_kernel<D, G>, {key_blocks, 32 * kBackwardWarps, bytes}, dk.data<G>(), dv.data<G>(),
-                   dout.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(),
-                   delta.data<float>(), s);
-        });
+        with_float(dq.dtype(),
+                   [&](auto grad_zero) { with_documents(documents, [&](auto mask) { run(dim, grad_zero, mask); }); });
     });
 }
 
