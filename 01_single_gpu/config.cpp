@@ -137,7 +137,7 @@ int64_t LlamaConfig::parameters() const {
     return layers * block_parameters() + hidden + (tied ? 1 : 2) * vocab * hidden;
 }
 
-double flops_per_token(const LlamaConfig& c, int64_t seq_len) {
+double flops_per_token(const LlamaConfig& c, double seq_len) {
     return 6.0 * (c.layers * c.block_parameters() + c.hidden + c.vocab * c.hidden) +
            6.0 * c.layers * c.q_width() * seq_len;
 }

@@ -59,8 +59,9 @@ void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 
 // Model FLOPs per token, forward and backward: 6 per parameter without the input embedding (a multiply and an add, once
 // forward and twice backward), plus 6*L*H*D*T for causal attention (scores and values over T/2 keys on average).
-// Recomputation is not counted.
-double flops_per_token(const LlamaConfig& config, int64_t seq_len);
+// Recomputation is not counted. With documents a token sees fewer keys: seq_len is then twice the mean number of visible
+// keys.
+double flops_per_token(const LlamaConfig& config, double seq_len);
 
 // What a block recomputes in its backward pass: nothing; norms, RoPE and SwiGLU (pointwise); attention as well
 // (selective); the full block from its input (full). Each level stores fewer activations than the one before it.

@@ -163,8 +163,8 @@ Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t
             attention(result.out, result.lse, q, k, v, shape, documents);
             return result;
         },
-        [shape, documents = batch.document_starts](const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                const Tensor& lse) {
+        [shape, documents = batch.document_starts](const Tensor& dout, const Tensor& q, const Tensor& k,
+                                                   const Tensor& v, const Tensor& out, const Tensor& lse) {
             QKVGrads grads{Tensor::like(q), Tensor::like(k), Tensor::like(v)};
             attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, out, lse, shape, documents);
             return grads;

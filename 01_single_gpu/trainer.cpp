@@ -43,7 +43,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
     profile().events_on = !options.trace.empty();
 
     const LlamaConfig& c = model.config;
-    const std::string mfu = mfu_text(model.options.device, model.options.dtype);
+    const std::string mfu = mfu_text(model.options.device, model.options.dtype, options.document_token.has_value());
     metrics_.write({{"event", "config"},
                     {"version", {{"commit", build_commit()}}},
                     {"flags", flags},
@@ -86,6 +86,12 @@ double Trainer::norm(Which which) const {
     return norm(which, none);
 }
 
+Batch Trainer::micro_batch(int64_t step, int64_t index) {
+    Batch batch = batches.micro_batch(*groups.dp, step, index);
+    document_pairs_[index] = batch.document_pairs;
+    return batch;
+}
+
 static bool is_finite(const StepReport& r) { return std::isfinite(r.loss) && std::isfinite(r.grad_norm); }
 
 StepReport Trainer::step(int64_t number) {
@@ -95,6 +101,7 @@ StepReport Trainer::step(int64_t number) {
     const double begin = now_seconds();
     StepReport report{.step = number, .lr = options_.schedule().at(number)};
     batches.take_seconds();
+    document_pairs_.clear();
     ledger().reset_peak();
     for (RunControl* control : controls) control->before_step(number);
     // tag::step[]
@@ -126,16 +133,18 @@ StepReport Trainer::step(int64_t number) {
     report.step_s = now_seconds() - begin;
     report.data_s = batches.take_seconds();
     const StepSizes& sizes = batches.sizes;
-    report.tokens_per_s = double(sizes.tokens(number)) / report.step_s;
+    const double tokens = double(sizes.tokens(number));
+    report.tokens_per_s = tokens / report.step_s;
     if (sizes.vary()) report.size = {{sizes.sequences(number), sizes.seq_len(number)}};
-    if (const auto peak = peak_flops(model_.options.device, model_.options.dtype))
-        report.mfu = report.tokens_per_s * flops_per_token(model_.config, sizes.seq_len(number)) /
-                     (*peak * double(runtime->ranks()));
     report.memory = ledger().now();
     report.peak = ledger().peak();
     run_peak_.merge(report.peak);
     runtime->end_step(report);
     compare_ranks(report, my_loss);
+    const double keys = report.attention_pairs ? *report.attention_pairs / tokens : double(sizes.seq_len(number)) / 2;
+    report.flops = flops_per_token(model_.config, 2 * keys) * tokens;
+    if (const auto peak = peak_flops(model_.options.device, model_.options.dtype))
+        report.mfu = report.flops / (report.step_s * *peak * double(runtime->ranks()));
     if (!options_.metrics.empty()) report.param_norm = norm(Which::data);
     if (observer) observer->step_done(report);
     return report;
@@ -154,14 +163,23 @@ void Trainer::collect_votes(int64_t step) {
 // The ranks that update together have the same norm. Others may not: a fault in one copy of the model.
 void Trainer::compare_ranks(StepReport& report, double my_loss) {
     const Groups peers = runtime->has_peers() ? groups : Groups();
-    const std::vector<double> all = gather(peers, {report.step_s, report.waited_s, is_finite(report) ? 1.0 : 0.0});
+    std::vector<double> mine = {report.step_s, report.waited_s, is_finite(report) ? 1.0 : 0.0};
+    if (options_.document_token) {
+        mine.push_back(0);
+        for (const auto& [index, pairs] : document_pairs_) mine.back() += pairs;
+    }
+    const std::vector<double> all = gather(peers, mine);
     std::vector<double> step_s, waited_s;
+    double pairs = 0;
     bool finite = true;
-    for (size_t i = 0; i < all.size(); i += 3) {
+    for (size_t i = 0; i < all.size(); i += mine.size()) {
         step_s.push_back(all[i]);
         waited_s.push_back(all[i + 1]);
         finite = finite && all[i + 2] == 1;
+        if (options_.document_token) pairs += all[i + 3];
     }
+    // Every rank counts its sequences whole: those of one data-parallel rank are counted once by each of its ranks.
+    if (options_.document_token) report.attention_pairs = pairs * double(groups.dp->size()) / double(step_s.size());
     if (step_s.size() > 1) report.straggler = find_straggler(step_s, waited_s);
     if (finite) return;
     const NonFinite first = find_non_finite(model_, *store, peers, report, my_loss);

@@ -38,7 +38,7 @@ class Trainer {
 
     // The parts of run(), for tables and tests.
     int64_t micro_batches(int64_t step) const { return batches.count(*groups.dp, step); }  // on this rank
-    Batch micro_batch(int64_t step, int64_t index) { return batches.micro_batch(*groups.dp, step, index); }
+    Batch micro_batch(int64_t step, int64_t index);
     void start();                     // after the weights are final: creates the optimizer states
     StepReport step(int64_t number);  // consecutive numbers
     double evaluate();                // mean loss over the validation split
@@ -56,6 +56,7 @@ class Trainer {
     double norm(Which which, std::vector<double>& votes) const;
     // All ranks meet after the step's time was taken: adds the slowest rank. If a loss or norm is not finite, writes an
     // alarm that names the first parameter and its rank, and throws CommonError on all ranks. my_loss: before the sum.
+    // With documents, also sums the pairs that attention computes.
     void compare_ranks(StepReport& report, double my_loss);
     void record(const nlohmann::ordered_json& event);
     void print_sample(int64_t step);
@@ -77,6 +78,7 @@ class Trainer {
     Metrics metrics_;
     Progress progress_;
     MemoryPeak run_peak_;
+    std::map<int64_t, double> document_pairs_;  // of the step's micro-batches on this rank
     std::vector<double> votes_;  // of all controls, one behind another, summed over all ranks: of the last step
     std::vector<size_t> vote_counts_;
 };

@@ -63,7 +63,9 @@ void TrainingRun::allocate() {
     say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
         data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
         options_.micro_batch);
-    if (const std::string mfu = mfu_text(device, model.options.dtype); !mfu.empty()) say("{}\n", mfu);
+    if (const std::string mfu = mfu_text(device, model.options.dtype, options_.document_token.has_value());
+        !mfu.empty())
+        say("{}\n", mfu);
     trainer.allocate();
     if (weights_)
         for (Unit* unit : model.units()) trainer.store->write(*unit, [&] { weights_->load(unit->params); });

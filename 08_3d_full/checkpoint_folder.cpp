@@ -67,8 +67,8 @@ void remove_old_checkpoints(const std::string& dir, int64_t keep) {
 namespace {
 
 // What must be the same for the losses to go on as if nothing had happened, and what may change, which is said.
-constexpr const char* kFixed[] = {"seed",      "seq-len", "global-batch", "val-fraction", "dtype",   "grad-dtype",
-                                  "optimizer", "fp8",     "fp8-history",  "batch-ramp",   "seq-ramp"};
+constexpr const char* kFixed[] = {"seed",      "seq-len", "global-batch", "val-fraction", "dtype",    "grad-dtype",
+                                  "optimizer", "fp8",     "fp8-history",  "batch-ramp",   "seq-ramp", "document-token"};
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin"};
 
@@ -100,9 +100,12 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
     };
     for (const char* name : kFixed) {
         const std::string there = text(its, name), here = text(flags, name);
+        const auto shown = [name](const std::string& value) {
+            return value.empty() ? fmt::format("no --{}", name) : fmt::format("--{} {}", name, value);
+        };
         if (there != here)
-            usage_error("--{} {}: the checkpoint {} is of a run with --{} {} (try that)", name, here, manifest.folder,
-                        name, there);
+            usage_error("{}: the checkpoint {} is of a run with {} (try that)", shown(here), manifest.folder,
+                        shown(there));
     }
     std::string changed;
     for (const char* name : kNoted)

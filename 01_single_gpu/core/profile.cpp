@@ -92,14 +92,17 @@ std::optional<double> peak_flops_of(std::string_view device_name, DType dtype) {
     return {};
 }
 
-std::string mfu_text_of(std::string_view device_name, DType dtype) {
+std::string mfu_text_of(std::string_view device_name, DType dtype, bool documents) {
     const auto peak = peak_flops_of(device_name, dtype);
     if (!peak) return "";
-    return fmt::format("mfu: model FLOPs per second ({}) of {:.4g} TFLOP/s, the dense {} peak in the data sheet of {}",
-                       kModelFlops, *peak / 1e12, name_of(dtype), device_name);
+    return fmt::format(
+        "mfu: model FLOPs per second ({}{}) of {:.4g} TFLOP/s, the dense {} peak in the data sheet of {}", kModelFlops,
+        documents ? fmt::format("; {}", kDocumentFlops) : "", *peak / 1e12, name_of(dtype), device_name);
 }
 
 std::optional<double> peak_flops(Device device, DType dtype) { return peak_flops_of(name_of_device(device), dtype); }
-std::string mfu_text(Device device, DType dtype) { return mfu_text_of(name_of_device(device), dtype); }
+std::string mfu_text(Device device, DType dtype, bool documents) {
+    return mfu_text_of(name_of_device(device), dtype, documents);
+}
 
 }  // namespace train70b

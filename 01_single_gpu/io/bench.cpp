@@ -1,5 +1,7 @@
 #include "01_single_gpu/io/bench.h"
 
+#include <numeric>
+
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/core/profile.h"
 
@@ -50,7 +52,8 @@ Ceilings measure_ceilings(Device device, DType dtype, int64_t side) {
 
 namespace {
 
-void print_rates(const Llama& model, const Ceilings& ceilings, double tokens, double step_flops, double step_s) {
+void print_rates(const Llama& model, const Ceilings& ceilings, double tokens, double step_flops, double step_s,
+                 bool documents) {
     const Device device = model.options.device;
     const double flops = step_flops / step_s;
     const std::string cpu =
@@ -59,10 +62,10 @@ void print_rates(const Llama& model, const Ceilings& ceilings, double tokens, do
         name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12, device == Device::cpu ? cpu : "");
     say("a step of {} tokens: {:.2f} ms (median of {}), {} tokens/s\n", tokens, 1e3 * step_s, kSteps,
         human_count(tokens / step_s));
-    say("model FLOPs ({}): {:.3f} TFLOP/s, {:.1f}% of the measured product rate\n", kModelFlops, flops / 1e12,
-        100 * flops / ceilings.product_flops_per_s);
+    say("model FLOPs ({}{}): {:.3f} TFLOP/s, {:.1f}% of the measured product rate\n", kModelFlops,
+        documents ? fmt::format("; {}", kDocumentFlops) : "", flops / 1e12, 100 * flops / ceilings.product_flops_per_s);
     if (const auto peak = peak_flops(device, model.options.dtype))
-        say("MFU {:.1f}%. {}\n", 100 * flops / *peak, mfu_text(device, model.options.dtype));
+        say("MFU {:.1f}%. {}\n", 100 * flops / *peak, mfu_text(device, model.options.dtype, documents));
 }
 
 // Of kSteps steps that took `seconds`: each op, the slowest first. step_s: of a step in which no op is waited for.
@@ -119,12 +122,15 @@ void Bench::run(const TrainOptions& options, TrainingRun& run) {
     const Ceilings ceilings = measure_ceilings(device, run.model.options.dtype, side_);
     run.trainer.start();
     int64_t step = 0;
-    const auto run_step = [&] { run.trainer.step(++step); };
+    std::vector<double> step_flops;
+    const auto run_step = [&] { step_flops.push_back(run.trainer.step(++step).flops); };
     run_step();
+    step_flops.clear();
     const double seconds = median_seconds(device, kSteps, run_step);
     const double tokens = double(options.global_batch) * double(options.seq_len);
-    const double flops = flops_per_token(run.model.config, options.seq_len) * tokens;
-    print_rates(run.model, ceilings, tokens, flops, seconds);
+    const double flops = std::accumulate(step_flops.begin(), step_flops.end(), 0.0) /
+                         double(step_flops.size());  // with documents they differ
+    print_rates(run.model, ceilings, tokens, flops, seconds, options.document_token.has_value());
 
     const ProfileScope scope({.sums_on = true, .wait_for = device});
     const double begin = now_seconds();

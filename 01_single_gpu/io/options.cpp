@@ -57,6 +57,9 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--val-fraction", o.val_fraction,
         "fraction of the data held out for validation [default: 0.1 for text, 0 for shards]", real_number(0, 0.9))
         .default_text("0.1 of a text, 0 of shards");
+    add("--document-token", o.document_token,
+        "token that ends a document: positions restart behind it, and attention stops [default: none]", integer_from(0))
+        .default_text("");
     add("--eval-every", o.eval_every, "steps between evaluations of the validation loss; 0: never", count0);
 
     add("--sample-every", o.sample_every, "steps between printed continuations of the prompt; 0: never", count0);
@@ -101,6 +104,9 @@ void CommandLine::parse(int argc, char** argv) {
     Flags::parse(argc, argv);
     TrainOptions& o = options_;
     o.model = model_shape();
+    if (o.document_token && *o.document_token >= o.model.vocab)
+        usage_error("--document-token {} is outside the vocabulary (must be at most {}; newline in text: 10)",
+                    *o.document_token, o.model.vocab - 1);
     if (o.min_lr < 0) record("--min-lr", fmt::format("{}", o.min_lr = o.lr / 10));
     if (o.min_lr > o.lr) usage_error("--min-lr {} must be at most --lr {}", o.min_lr, o.lr);
     if (o.dtype == "fp64") {

@@ -36,9 +36,10 @@ ReferenceWriter::ReferenceWriter(const TrainOptions& o, const LlamaConfig& confi
 
     const ordered_json model = hf_config(config, dtype_);
     config_file_->write(model.dump(2) + "\n");
-    const ordered_json head = {
+    ordered_json head = {
         {"format", kReferenceFormat}, {"version", 2},   {"flags", flags},       {"model", model},
         {"dtype", o.dtype},           {"seed", o.seed}, {"seq_len", o.seq_len}, {"global_batch", o.global_batch}};
+    if (o.document_token) head["document_token"] = *o.document_token;
     json_file_->write("{\n");
     for (const auto& [key, value] : head.items()) json_file_->write(fmt::format("  \"{}\": {},\n", key, value.dump()));
     json_file_->write("  \"steps\": [");

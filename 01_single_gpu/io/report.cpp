@@ -85,6 +85,7 @@ ordered_json to_json(const StepReport& r, DType dtype) {
                          {"comm_s", significant_digits(r.comm_s)},
                          {"data_s", significant_digits(r.data_s)}};
     if (r.size) json["global_batch"] = r.size->sequences, json["seq_len"] = r.size->seq_len;
+    if (r.attention_pairs) json["attention_pairs"] = *r.attention_pairs;
     if (const auto& s = r.straggler)
         json["straggler"] = {{"rank", s->rank},
                              {"busy_s", significant_digits(s->busy_s)},
