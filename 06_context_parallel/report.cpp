@@ -154,6 +154,33 @@ Table work_table(const std::vector<ContextRun>& runs) {
     return table;
 }
 
+Table document_table(const std::vector<ContextRun>& runs, const TrainOptions& options) {
+    const int64_t ranks = int64_t(runs[0].flops.size());
+    std::vector<Column> columns = {""};
+    for (int64_t rank = 0; rank < ranks; ++rank) columns.push_back(fmt::format("rank {}", rank));
+    columns.insert(columns.end(), {"slowest / mean", "without documents"});
+    Table table("pairs of query and key inside documents, of one step and block, per head", columns);
+    const auto imbalance = [&](const std::vector<double>& work) {
+        const double sum = std::accumulate(work.begin(), work.end(), 0.0);
+        return fixed(*std::max_element(work.begin(), work.end()) * double(ranks) / sum, 2);
+    };
+    // Each pair and element of a head: 4 operations forward, 10 backward, and 4 more if attention is recomputed.
+    const Recompute recompute = options.llama().recompute;
+    const double operations = recompute == Recompute::none || recompute == Recompute::pointwise ? 14 : 18;
+    for (const ContextRun& run : runs) {
+        std::vector<Cell> cells = {name_of(run)};
+        std::vector<double> without;
+        for (int64_t rank = 0; rank < ranks; ++rank) {
+            const double elements = double(options.model.layers * options.model.q_width());
+            cells.push_back(fixed(run.flops[size_t(rank)] / (operations * elements), 0));
+            without.push_back(attention_pairs(run.layout, rank, run.seq_len));
+        }
+        cells.insert(cells.end(), {imbalance(run.flops), imbalance(without)});
+        table.row(cells);
+    }
+    return table;
+}
+
 Table traffic_table(const std::vector<ContextRun>& runs) {
     Table table("bytes that a rank sends for one block",
                 {"", "ring", "formula", "all-to-all", "formula", "gather", "formula", "step", "waiting"});
@@ -256,6 +283,7 @@ void print_measured(Program& p, const Comm& ranks, const ContextParallelOptions&
             algorithms.push_back(run_context(options, p.data(), ranks, each));
     }
     say(work_table(algorithms));
+    if (options.document_token) say(document_table(algorithms, options));
     say(traffic_table(algorithms));
     TrainOptions longer = options;
     longer.micro_batch = 1;

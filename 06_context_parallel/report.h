@@ -28,6 +28,8 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
 double attention_error(const Comm& ranks, const ContextParallelOptions& options, DType dtype, uint64_t seed);
 
 Table work_table(const std::vector<ContextRun>& runs);
+// With documents: the pairs of query and key that each rank counted, and what the layouts would do without documents.
+Table document_table(const std::vector<ContextRun>& runs, const TrainOptions& options);
 Table traffic_table(const std::vector<ContextRun>& runs);
 Table memory_table(const std::vector<ContextRun>& runs);
 Table error_table(const Comm& world);  // collective

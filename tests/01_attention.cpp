@@ -311,27 +311,6 @@ TEST_CASE("attention: every set of kernels equals the definition, in fp32, bf16 
 
 namespace {
 
-// Starts of the documents of s.batch sequences of queries, the first of which is at `query_offset` in the sequence.
-// mean: tokens of a document. ordered: as a batch has them, no document begins behind its own tokens; otherwise any
-// ascending numbers around the keys, so that some queries see nothing.
-std::vector<int32_t> random_starts(const AttentionShape& s, int64_t query_offset, int64_t mean, bool ordered,
-                                   uint64_t seed) {
-    std::vector<int32_t> all;
-    for (int64_t b = 0; b < s.batch; ++b) {
-        std::vector<int32_t> starts;
-        int64_t start = 0;
-        for (int64_t t = 0; t < query_offset + s.query_len; ++t) {
-            const uint64_t bits = random_bits(seed, uint64_t(b * 10000 + t));
-            if (bits % uint64_t(mean) == 0) start = t;
-            const int64_t any = s.key_offset - 3 + int64_t(bits >> 32) % (s.key_len + 6);
-            if (t >= query_offset) starts.push_back(int32_t(ordered ? start : std::max<int64_t>(any, 0)));
-        }
-        std::sort(starts.begin(), starts.end());
-        all.insert(all.end(), starts.begin(), starts.end());
-    }
-    return all;
-}
-
 // Both numbers of a query that sees no key are -inf: they become 0.
 double masked_distance(const Tensor& got, const Tensor& expected) {
     Doubles a = numbers(got), b = numbers(expected);

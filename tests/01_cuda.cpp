@@ -5,7 +5,7 @@
 
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/optimizer.h"
-#include "tests/support.h"
+#include "tests/ops.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -253,6 +253,75 @@ TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
                         },
                         1e-5);
                 }
+}
+
+TEST_CASE("cuda: attention inside documents and its gradient, plain and on tensor cores") {
+    if (!have_gpu()) return;
+    struct Blocks {
+        AttentionShape shape;  // with the index of the first key
+        int64_t query_offset;  // of the first query
+    };
+    int64_t number = 0;
+    for (DType dtype : kTypes)
+        for (int64_t D : {6, 64, 128})
+            for (const auto& [s, query_offset] :
+                 {Blocks{{2, 150, 150, 4, 2, D, true}, 0},
+                  {{1, 300, 300, 2, 1, D, true, 300}, 300},  // a ring step on the diagonal
+                  {{2, 70, 70, 2, 1, D, false, 70}, 140},    // and off it
+                  {{1, 40, 190, 2, 2, D, true, 0}, 150},     // an all-gather's keys
+                  {{1, 130, 130, 2, 1, D, false, 0}, 260}})  // keys farther back
+                for (const int64_t mean : {1, 10, 100})
+                    for (const bool ordered : {true, false}) {
+                        if (!in_gpu_slice(number++)) continue;
+                        const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, H = s.heads,
+                                      K = s.kv_heads;
+                        const auto starts = random_starts(s, query_offset, mean, ordered, uint64_t(number));
+                        struct Inputs {
+                            Tensor q, k, v;
+                        };
+                        const auto inputs = [&](Device device) {
+                            const Maker make{device, dtype};
+                            return Inputs{make.random({rows, H * D}, 1, 2), make.random({keys, K * D}, 2, 2),
+                                          make.random({keys, K * D}, 3)};
+                        };
+                        compare_with_gradient(
+                            fmt::format("attention inside documents, Tq {} Tk {} D {}, offset {}, mean {}, ordered {}",
+                                        s.query_len, s.key_len, D, s.key_offset, mean, ordered),
+                            dtype, dtype,
+                            [&](Device device) {
+                                const Maker make{device, dtype};
+                                const auto [q, k, v] = inputs(device);
+                                Tensor out = make.empty({rows, H * D}), lse = make.floats({rows, H});
+                                attention(out, lse, q, k, v, s, DocumentStarts(starts, device));
+                                return Results{out, lse};
+                            },
+                            [&](Device device, const Results& forward) {
+                                const Maker make{device, dtype};
+                                const auto [q, k, v] = inputs(device);
+                                Tensor dq(q.shape(), DType::f32, device), dk(k.shape(), DType::f32, device),
+                                    dv(v.shape(), DType::f32, device);
+                                attention_backward(dq, dk, dv, make.random({rows, H * D}, 4), q, k, v, forward[0],
+                                                   forward[1], s, DocumentStarts(starts, device));
+                                return Results{dq, dk, dv};
+                            },
+                            1e-5);
+                    }
+    // One document for each sequence: the kernels without documents, to the last bit.
+    for (DType dtype : kTypes) {
+        const Maker make{Device::cuda, dtype};
+        const AttentionShape s{1, 70, 70, 2, 1, 64, true};
+        const Tensor q = make.random({70, 128}, 1), k = make.random({70, 64}, 2), dout = make.random({70, 128}, 3);
+        const auto run = [&](const DocumentStarts& documents) {
+            Tensor out = make.empty({70, 128}), lse = make.floats({70, 2});
+            attention(out, lse, q, k, k, s, documents);
+            Tensor dq = Tensor::like(q), dk = Tensor::like(k), dv = Tensor::like(k);
+            attention_backward(dq, dk, dv, dout, q, k, k, out, lse, s, documents);
+            std::vector<std::vector<double>> all;
+            for (const Tensor* x : {&out, &lse, &dq, &dk, &dv}) all.push_back(values(*x));
+            return all;
+        };
+        EXPECT(run(DocumentStarts(std::vector<int32_t>(70, 0), Device::cuda)) == run({}));
+    }
 }
 
 TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {

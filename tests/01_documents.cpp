@@ -1,6 +1,6 @@
 // Documents in packed sequences: where they begin, and what a batch says about them on every rank.
-#include "01_single_gpu/documents.h"
-#include "tests/training.h"
+#include "01_single_gpu/io/generate.h"
+#include "tests/documents.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -8,13 +8,6 @@ using namespace train70b::test;
 namespace {
 
 using Ints = std::vector<int32_t>;
-
-// The definition: the token behind the last end before t.
-int32_t start_of(const Ints& sample, int64_t t, int64_t document_token) {
-    for (int64_t i = t; i > 0; --i)
-        if (sample[size_t(i - 1)] == document_token) return int32_t(i);
-    return 0;
-}
 
 Ints ints(const Tensor& x) { return Ints(x.data<int32_t>(), x.data<int32_t>() + x.size()); }
 
@@ -88,4 +81,90 @@ TEST_CASE("without a document token a batch has no documents, and positions coun
     EXPECT(!batch.document_starts);
     EXPECT(batch.document_pairs == 0);
     for (int64_t row = 0; row < 8 * 16; ++row) EXPECT(ints(batch.positions)[size_t(row)] == row % 16);
+}
+
+TEST_CASE(
+    "packing: a sample's loss and every gradient are the sums over its documents, each computed alone, to 1e-10") {
+    const DocumentText text;
+    TrainOptions o = tiny(Text());
+    o.data = text.path;
+    o.dtype = "fp64";
+    o.steps = 1;
+    o.document_token = kEnd;
+    int64_t documents = 0;
+    for (const int64_t seq_len : {1, 7, 16, 50, 130})
+        for (const uint64_t seed : {1, 2, 3})
+            for (const char* recompute : {"none", "pointwise", "selective", "full"}) {
+                if (recompute != std::string("none") && seq_len != 50) continue;
+                o.seq_len = seq_len;
+                o.seed = seed;
+                o.recompute = recompute;
+                o.model.kv_heads = seed == 3 ? 4 : int64_t(seed);
+                o.global_batch = 6;
+                o.micro_batch = seed == 2 ? 3 : 6;
+                const Alone alone(o);
+                documents += alone.counted;
+                Session packed(o);
+                const Farthest deviation = alone.deviation(packed.run());
+                INFO(seq_len, " tokens, seed ", seed, ", recompute ", std::string(recompute), ", ", alone.counted,
+                     " documents: ", deviation);
+                EXPECT(deviation <= 1e-10);
+                double pairs = 0;
+                for (const Ints& sample : packed.trainer.batches.samples(1))
+                    pairs += document_pairs(document_starts(sample, seq_len, kEnd));
+                EXPECT(packed.reports[0].attention_pairs == pairs);
+                const LlamaConfig& c = o.model;
+                const double rest = 6.0 * double(c.parameters() - c.vocab * c.hidden) * 6 * double(seq_len);
+                EXPECT(std::abs(packed.reports[0].flops / (rest + 12.0 * double(c.layers * c.hidden) * pairs) - 1) <=
+                       1e-12);
+            }
+    EXPECT(documents > 500);
+    // Without the token the same samples are other sequences, and the FLOPs are those of whole ones.
+    Session packed(o);
+    packed.run();
+    o.document_token.reset();
+    Session whole(o);
+    EXPECT(std::abs(whole.run().reports[0].loss / packed.reports[0].loss - 1) > 1e-4);
+    EXPECT(!whole.reports[0].attention_pairs);
+    EXPECT(whole.reports[0].flops == flops_per_token(o.model, double(o.seq_len)) * 6 * double(o.seq_len));
+}
+
+TEST_CASE("a document token that is in no sample changes no bit of losses, norms and weights") {
+    const Text text;
+    TrainOptions o = tiny(text);
+    Session without(o);
+    o.document_token = 200;
+    Session with(o);
+    EXPECT(with.run().history() == without.run().history());
+    EXPECT(with.weights() == without.weights());
+    EXPECT(with.reports[0].attention_pairs == 8.0 * 16 * 17 / 2);
+    // A document start for each token of a micro-batch is what it costs.
+    const auto bytes = [](const Session& s) { return s.reports[1].peak.kind[int(Memory::activations)]; };
+    EXPECT(bytes(with) - bytes(without) == 4 * 8 * 16);
+}
+
+TEST_CASE("evaluation and generation see documents") {
+    const DocumentText text;
+    TrainOptions o = tiny(Text());
+    o.data = text.path;
+    o.steps = 2;
+    o.val_fraction = 0.2;
+    Session plain(o);
+    plain.run();
+    o.document_token = kEnd;
+    Session packed(o);
+    packed.run();
+    EXPECT(std::abs(packed.trainer.evaluate() / plain.trainer.evaluate() - 1) > 1e-4);
+
+    // What stands before the prompt's last end does not matter; without documents it does.
+    Llama model(o.model, {.init_std = 0.5});
+    model.materialize(1);
+    const auto behind = [&](Ints prompt, std::optional<int64_t> end) {
+        const size_t length = prompt.size();
+        const Ints all = generate(model, std::move(prompt), 12, 16, 1, end);
+        return Ints(all.begin() + int64_t(length), all.end());
+    };
+    const Ints a = {'a', 'b', 'c', kEnd, 'x', 'y'}, b = {'q', 'r', 's', kEnd, 'x', 'y'};
+    EXPECT(behind(a, kEnd) == behind(b, kEnd));
+    EXPECT(behind(a, {}) != behind(b, {}));
 }

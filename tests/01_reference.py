@@ -66,6 +66,7 @@ class Llama:
         self.layers, self.eps = config["num_hidden_layers"], config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.frequencies = rope_frequencies(config)
+        self.document_token = None
 
     def linear(self, name, x):  # (T, in) -> (T, out)
         w = self.w[name]
@@ -86,7 +87,7 @@ class Llama:
         return x * r * w, backward
 
     def rotate(self, x, sign):  # (T, heads, D); sign -1: back, which is also the gradient
-        angles = np.arange(len(x))[:, None, None] * self.frequencies
+        angles = (np.arange(len(x)) - self.starts)[:, None, None] * self.frequencies
         cos, sin = np.cos(angles), sign * np.sin(angles)
         first, second = np.split(x, 2, axis=2)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=2)
@@ -96,7 +97,8 @@ class Llama:
         group = self.heads // self.kv_heads
         k_all, v_all = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("ihd,jhd->hij", q, k_all) / math.sqrt(dim)
-        scores = np.where(np.tril(np.ones((length, length), bool)), scores, -np.inf)
+        seen = np.tril(np.ones((length, length), bool)) & (np.arange(length) >= self.starts[:, None])
+        scores = np.where(seen, scores, -np.inf)
         p = np.exp(scores - scores.max(axis=2, keepdims=True))
         p /= p.sum(axis=2, keepdims=True)
 
@@ -137,6 +139,8 @@ class Llama:
 
     def loss_and_gradients(self, tokens, targets):
         length = len(tokens)
+        ends = np.flatnonzero(tokens == self.document_token)  # behind each begins another document
+        self.starts = np.array([max((end + 1 for end in ends if end < t), default=0) for t in range(length)])
         x = self.w["model.embed_tokens.weight"][tokens]
         halves = []
         for layer in range(self.layers):
@@ -197,6 +201,7 @@ def main():
     flags = {key: value if key == "lr-schedule" else float(value) for key, value in flags.items()}
     with open(os.path.join(folder, "config.json")) as file:
         model = Llama(json.load(file), load_weights(folder))
+    model.document_token = flags.pop("document-token", None)
     with open(token_file, "rb") as file:
         sample = np.frombuffer(file.read(), np.uint8).astype(int)
     with open(metrics) as file:

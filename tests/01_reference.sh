@@ -44,6 +44,8 @@ parity "clipped, warm-up and cosine" model
 parity "no clipping, linear" model clip=100 lr-schedule=linear lr=0.0003
 parity "constant, other betas, strong decay" model lr-schedule=constant beta1=0.8 beta2=0.99 weight-decay=2
 parity "large eps, large steps" model eps=0.001 lr=0.02 clip=2
+parity "documents that end with a space" model document-token=32 lr=0.0003
+parity "documents: several ends in a row, one at the last place" model document-token=33
 
 mkdir llama3 && cp model/model.safetensors llama3/
 llama3='{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,'

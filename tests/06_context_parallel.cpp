@@ -1,9 +1,11 @@
 // Every algorithm against one rank: losses, norms, gradients, in fp32 and bf16; who does how much; what is sent.
+#include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/data_parallel.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "06_context_parallel/flags.h"
 #include "06_context_parallel/report.h"
+#include "tests/documents.h"
 #include "tests/parallel.h"
 
 using namespace train70b;
@@ -20,18 +22,21 @@ TrainOptions shape(const Text& text, int64_t kv_heads, int64_t global_batch) {
 struct Context {
     ContextLayout layout;
     Comm context;
+    CommRuntime runtime;
     std::unique_ptr<DataParallel> data_parallel;
     Session session;
 
     Context(TrainOptions o, const Comm& all, int64_t cp, const ContextParallelOptions& options)
         : layout(context_layout(o.model, o.seq_len, cp, options)),
           context(all.split([cp](int rank) { return int(rank / cp); }, "cp")),
+          runtime(all),
           session(with_micro_batch(o, all.size() / cp), [&](Session& s) {
               apply_context_parallel(s.model, context, layout);
               const Comm copies = all.split([](int) { return 0; }, "dp_cp");
               data_parallel =
                   std::make_unique<DataParallel>(s.model, copies, DataParallelOptions{}, AdamW::maker(o.adamw()));
               use_store(s.trainer, *data_parallel, copies);
+              s.trainer.runtime = &runtime;
               s.trainer.groups.dp = std::make_shared<Coordinate>(all.rank() / cp, all.size() / cp);
               s.trainer.batches.of_rank = layout.of_rank(context.rank());
           }) {}
@@ -84,6 +89,94 @@ TEST_CASE("every algorithm on 2, 4, 8 ranks, grouped queries, recomputation, dat
                 }
 }
 
+TEST_CASE("documents: every algorithm's loss and gradients are the sums over the documents, each alone on one device") {
+    const DocumentText text;
+    int64_t number = 0;
+    for (const uint64_t seed : {1, 2, 3, 4}) {  // other samples each time
+        TrainOptions o = shape(Text(), seed % 2 ? 2 : 8, 8);
+        o.data = text.path;
+        o.dtype = "fp64";
+        o.steps = 1;
+        o.seed = seed;
+        o.document_token = kEnd;
+        const Alone alone(o);
+        for (const int64_t cp : {1, 2, 4, 8})
+            for (const ContextParallelOptions& options : algorithms(cp)) {
+                const std::vector<std::string> levels = recompute_names();
+                o.recompute = levels[size_t(number++) % levels.size()];
+                Context run(o, world(), cp, options);
+                run.session.run();
+                const Farthest deviation = world().rank() == 0 ? alone.deviation(run.session) : Farthest();
+                INFO(options_text(options), ", cp ", cp, ", seed ", seed, ", recompute ", o.recompute, ": ", deviation);
+                EXPECT_EVERYWHERE(deviation <= 1e-10);
+                double pairs = 0;
+                for (const std::vector<int32_t>& sample : run.session.trainer.batches.samples(1))
+                    pairs += document_pairs(document_starts(sample, o.seq_len, kEnd));
+                EXPECT_EVERYWHERE(run.session.reports[0].attention_pairs == pairs);
+            }
+    }
+}
+
+TEST_CASE("documents: FLOPs are those of the pairs that are left, rank by rank; bytes are those without documents") {
+    const DocumentText text;
+    Failures failures;
+    for (const uint64_t seed : {1, 2}) {
+        TrainOptions o = shape(Text(), 2, 2);
+        o.data = text.path;
+        o.steps = 1;
+        o.seed = seed;
+        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+        TrainOptions packed = o;
+        packed.document_token = kEnd;
+        for (const int n : {2, 4, 8})
+            on_first_ranks(n, [&](const Comm& ranks) {
+                for (const ContextParallelOptions& options : algorithms(n)) {
+                    const ContextRun run = run_context(packed, data, ranks, options);
+                    const auto expect = [&](bool good, const std::string& what) {
+                        failures.expect(good, fmt::format("cp {}, {}: {}", n, options_text(options), what));
+                    };
+                    for (int64_t rank = 0; rank < n; ++rank) {
+                        // Query by query and key by key: those of the rank's group, for its share of the heads.
+                        double pairs = 0, formula = 0;
+                        for (const std::vector<int32_t>& sample : Batches(o, data).samples(2)) {
+                            for (int64_t other = 0; other < n; ++other)
+                                if (other / run.layout.ulysses == rank / run.layout.ulysses)
+                                    for (const auto [begin, count] : run.layout.tokens_of(other, o.seq_len))
+                                        for (int64_t t = begin; t < begin + count; ++t)
+                                            for (int64_t key = 0; key <= t; ++key)
+                                                pairs += key >= start_of(sample, t, kEnd);
+                            formula += attention_pairs(run.layout, rank, document_starts(sample, o.seq_len, kEnd));
+                        }
+                        expect(formula == pairs, fmt::format("pairs of rank {}", rank));
+                        expect(run.flops[size_t(rank)] == 14 * 8 * 2 * pairs * 8 / double(run.layout.ulysses),
+                               fmt::format("FLOPs of rank {}", rank));
+                    }
+                    expect(run.sent == run.formula && run.sent == run_context(o, data, ranks, options).sent, "bytes");
+                }
+            });
+    }
+    EXPECT_NONE(failures);
+}
+
+TEST_CASE("documents: the ring computes no step that they mask, and goes round all the same") {
+    Folder folder;
+    const std::string path = folder / "ends.txt";
+    std::ofstream(path) << std::string(2000, char(kEnd));
+    TrainOptions o = shape(Text(), 2, 8);
+    o.data = path;
+    o.steps = 1;
+    o.document_token = kEnd;  // every token is a document: only the chunks on the diagonal are left
+    for (const char* algorithm : {"ring", "zigzag"}) {
+        const ProfileScope scope({.sums_on = true});
+        Context run(o, world(), 8, {algorithm});
+        run.session.run();
+        const int64_t calls = o.model.layers * run.layout.chunks;
+        EXPECT_EVERYWHERE(profile().sums["attention"].calls == calls);
+        EXPECT_EVERYWHERE(profile().sums["attention_backward"].calls == calls);
+        EXPECT_EVERYWHERE(profile().sums["attention"].flops == 4 * 8 * 8 * 2 * 8 * 48 / 8);
+    }
+}
+
 TEST_CASE("batches of one sequence, three ranks, evaluation") {
     const Text text;
     for (const Parity& parity : kParity)
@@ -129,6 +222,10 @@ TEST_CASE("who holds what: every token once, zigzag's two chunks, Ulysses' neigh
                 INFO("cp ", N, ", ulysses ", U, ", chunks ", chunks);
                 EXPECT(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
             }
+    EXPECT((ContextLayout{4, 4, 1}.queries_of(3, 16) == std::vector<TokenRange>{{0, 16}}));
+    EXPECT((ContextLayout{4, 2, 2}.queries_of(1, 16) == std::vector<TokenRange>{{0, 4}, {12, 4}}));
+    EXPECT((ContextLayout{4, 2, 2}.queries_of(2, 16) == std::vector<TokenRange>{{4, 4}, {8, 4}}));
+    EXPECT((ContextLayout{4, 1, 2}.queries_of(1, 16) == ContextLayout{4, 1, 2}.tokens_of(1, 16)));
     EXPECT((ContextLayout{4, 1, 1}.tokens_of(2, 16) == std::vector<TokenRange>{{8, 4}}));
     EXPECT((ContextLayout{4, 1, 2}.tokens_of(1, 16) == std::vector<TokenRange>{{2, 2}, {12, 2}}));
     EXPECT((ContextLayout{4, 4, 1}.tokens_of(3, 16) == std::vector<TokenRange>{{12, 4}}));

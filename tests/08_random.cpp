@@ -35,11 +35,12 @@ struct Drawn {
         const LlamaConfig& m = options.model;
         return fmt::format(
             "{} x {}, {}/{} heads, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} hybrid {} "
-            "offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}",
+            "offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}, document token {}",
             m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab, options.seq_len, options.global_batch,
             options.micro_batch, config.mesh.text(), config.pipeline.schedule, config.zero.stage,
             config.zero.hybrid_shard, int(config.zero.offload), config.zero.prefetch, config.tensor.sequence_parallel,
-            config.tensor.overlap, config.context.algorithm, options.recompute, options.lr, options.init_std);
+            config.tensor.overlap, config.context.algorithm, options.recompute, options.lr, options.init_std,
+            options.document_token.value_or(-1));
     }
 };
 
@@ -87,6 +88,8 @@ Drawn draw(const Text& text, uint64_t layout, uint64_t attempt) {
     drawn.config.tensor = {dice.below(2) == 0, dice.below(3) == 0};
     drawn.config.pipeline.schedule = dice.name_from(schedule_generators());
     drawn.config.context.algorithm = dice.name_from(context_algorithms());
+    // Of the corpus of the tests: newline, space, a letter; drawn last, so that everything else stays as it was.
+    if (dice.below(2) == 0) o.document_token = dice.one_of({int64_t('\n'), int64_t(' '), int64_t('e')});
     return drawn;
 }
 

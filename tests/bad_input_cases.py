@@ -152,6 +152,8 @@ def size_cases(add):
             ("--micro-batch 3", "--micro-batch"), ("--micro-batch 1000000000", "--micro-batch"),
             ("--vocab 64", "--vocab"), ("--vocab 1", "--vocab"),
             ("--min-lr 1 --lr 0.5", "--min-lr"), ("--lr 0 --min-lr 1e-300", "--min-lr"),
+            ("--document-token 256", "--document-token"), ("--vocab 128 --document-token 128", "--document-token"),
+            ("--document-token 1000000000", "--document-token"),
             ("--eval-every 1", "--eval-every"), ("--eval-every 1 --val-fraction 0.000001", "--eval-every"),
             ("--dtype fp64 --grad-dtype bf16", "--grad-dtype"), ("--grad-dtype bf16", "--grad-dtype"),
             ("--grad-dtype fp64", "--grad-dtype"), ("--dtype fp64 --device cuda", "--dtype"),
