@@ -99,6 +99,8 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
     if (c.head_dim() > kMaxHeadDim)
         usage_error("{}{}: the head size must be at most {}{}", n.where, head_dim, kMaxHeadDim,
                     c.head_size > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
+    if (c.qkv_bias && c.qk_norm)
+        usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
     if (c.tied) usage_error("{}tied embeddings are not supported yet", n.where);
 }
 
@@ -121,16 +123,16 @@ Rope LlamaConfig::rope() const {
     return rope;
 }
 
-int64_t LlamaConfig::block_matrices() const {
-    return (q_width() + 2 * kv_width()) * hidden  // q, k, v
-           + q_width() * hidden                   // o
-           + 3 * ffn * hidden;                    // gate, up, down
+int64_t LlamaConfig::block_matrices(int64_t tp) const {
+    return (q_width(tp) + 2 * kv_width(tp)) * hidden  // q, k, v
+           + q_width(tp) * hidden                     // o
+           + 3 * ffn / tp * hidden;                   // gate, up, down
 }
 
-int64_t LlamaConfig::block_vectors() const {
-    return 2 * hidden                                     // two norms
-           + (qkv_bias ? q_width() + 2 * kv_width() : 0)  // biases of q, k, v
-           + (qk_norm ? 2 * head_dim() : 0);              // norms of q and k, shared by the heads
+int64_t LlamaConfig::block_vectors(int64_t tp) const {
+    return 2 * hidden                                         // two norms
+           + (qkv_bias ? q_width(tp) + 2 * kv_width(tp) : 0)  // biases of q, k, v
+           + (qk_norm ? 2 * head_dim() : 0);                  // norms of q and k, shared by the heads
 }
 
 int64_t LlamaConfig::parameters() const {
@@ -162,8 +164,7 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     // Bytes per token. a: one element; s: one statistic (1/rms of two norms, lse of H heads). The rest are this rank's
     // widths. E: norms and residuals; q: queries and attention's output; kv: keys.
     const int64_t N = divided.tensor, a = size_of(dtype), s = size_of(stats_dtype(dtype));
-    const int64_t kv = std::max<int64_t>(c.kv_heads / N, 1) * c.head_dim();
-    const int64_t q = c.q_width() / N, F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
+    const int64_t kv = c.kv_width(N), q = c.q_width(N), F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
     const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = double(s) / S;
     const double normed_heads = c.qk_norm ? a * (q + 2 * kv) : 0;  // q, k, v before the norms of q and k
     const double everything = a * (4 * E + 2 * q + 2 * kv + 3 * F) + normed_heads + 2 * norm + s * H;

@@ -1,5 +1,6 @@
 #pragma once
 // The shape of a Llama, and what follows from it: parameter count, activation bytes, FLOPs.
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,13 +34,17 @@ struct LlamaConfig {
     int64_t head_dim() const { return head_size > 0 ? head_size : hidden / heads; }
     int64_t q_width() const { return heads * head_dim(); }      // H*D: columns of q, and of attention's output
     int64_t kv_width() const { return kv_heads * head_dim(); }  // K*D: columns of k, and of v
+    // Those of each of tp tensor-parallel ranks, which hold at least one key/value head.
+    int64_t q_width(int64_t tp) const { return q_width() / tp; }
+    int64_t kv_width(int64_t tp) const { return std::max<int64_t>(kv_heads / tp, 1) * head_dim(); }
     // Whether the heads can be divided over n ranks; key/value heads are replicated if there are fewer than ranks.
     bool heads_divide_by(int64_t n) const { return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0); }
     Rope rope() const;
 
-    int64_t block_matrices() const;  // elements of the seven weight matrices of a block
-    int64_t block_vectors() const;   // elements of its norm weights and biases
-    int64_t block_parameters() const { return block_matrices() + block_vectors(); }
+    // Elements of a block on each of tp tensor-parallel ranks: of its seven weight matrices; of norm weights and biases.
+    int64_t block_matrices(int64_t tp = 1) const;
+    int64_t block_vectors(int64_t tp = 1) const;
+    int64_t block_parameters(int64_t tp = 1) const { return block_matrices(tp) + block_vectors(tp); }
     int64_t parameters() const;
 };
 

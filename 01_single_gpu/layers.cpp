@@ -16,8 +16,27 @@ Tensor row_stats(const Tensor& x) { return Tensor({x.rows()}, stats_dtype(x.dtyp
 Tensor Linear::weight() const { return Tensor::stack_neighbors(all(weights, &Param::data)); }
 Tensor Linear::grad() const { return Tensor::stack_neighbors(all(weights, &Param::grad)); }
 
+namespace {
+// The tensors, adjacent in memory, as one vector.
+Tensor joined(std::vector<Tensor> vectors) {
+    for (Tensor& each : vectors) each = each.view({each.size(), 1});
+    const Tensor all = Tensor::stack_neighbors(vectors);
+    return all.view({all.size()});
+}
+}  // namespace
+
+Tensor Linear::bias() const { return joined(all(biases, &Param::data)); }
+Tensor Linear::bias_grad() const { return joined(all(biases, &Param::grad)); }
+
 Var Linear::operator()(Tape& tape, const Var& x) {
-    return multiply ? multiply(tape, x, *this) : train70b::multiply(tape, x, *this);
+    Var y = multiply ? multiply(tape, x, *this) : train70b::multiply(tape, x, *this);
+    if (biases.empty()) return y;
+    add_bias(y.data, bias());
+    tape.record_wgrad([dy = y.grad, this] {
+        Tensor db = bias_grad();
+        add_bias_backward(db, *dy);  // db += sum of the rows of dY
+    });
+    return y;
 }
 
 Var multiply(Tape& tape, const Var& x, Linear& linear) {
@@ -106,12 +125,18 @@ Var swiglu(Tape& tape, const Var& gate_up) {
     return h;
 }
 
-QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width) {
+QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width,
+               const std::optional<HeadNorms>& norms) {
     const int64_t rows = qkv.data.rows(), q_width = qkv.data.cols() - 2 * kv_width;
     const auto run = [=, qkv = qkv.data] {
         const auto empty = [&](int64_t cols) { return Tensor({rows, cols}, qkv.dtype(), qkv.device()); };
         std::array<Tensor, 3> parts = {empty(q_width), empty(kv_width), empty(kv_width)};
-        split_rope(parts[0], parts[1], parts[2], qkv, positions, rope);
+        Tensor normed = qkv;
+        if (norms) {
+            normed = Tensor::like(qkv);
+            head_norm(normed, qkv, norms->q->data, norms->k->data, kv_width, norms->eps);
+        }
+        split_rope(parts[0], parts[1], parts[2], normed, positions, rope);
         return parts;
     };
     auto [q, k, v] = run();
@@ -122,9 +147,13 @@ QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& 
         result.k.recomputed = Lazy<Tensor>([parts] { return parts.get()[1]; });
         result.v.recomputed = Lazy<Tensor>([parts] { return parts.get()[2]; });
     }
-    tape.record([=, dqkv = qkv.grad, dq = result.q.grad, dk = result.k.grad, dv = result.v.grad] {
+    tape.record([=, before_norms = norms ? qkv.data : Tensor(), dqkv = qkv.grad, dq = result.q.grad, dk = result.k.grad,
+                 dv = result.v.grad] {
         Tensor part({rows, q_width + 2 * kv_width}, dq->dtype(), dq->device());
         split_rope_backward(part, *dq, *dk, *dv, positions, rope);
+        if (norms)
+            head_norm_backward(part, norms->q->grad, norms->k->grad, before_norms, norms->q->data, norms->k->data,
+                               kv_width, norms->eps);
         accumulate(*dqkv, part);
     });
     return result;

@@ -19,9 +19,11 @@ struct Batch {
     double document_pairs = 0;  // (query, key) of the whole sequences, all ranks together; 0 without document_starts
 };
 
-// y = x W^T: x (R, in), W (out, in), y (R, out). Adjacent weights in memory (q, k, v) form one product.
+// y = x W^T + b: x (R, in), W (out, in), y (R, out). Adjacent weights in memory (q, k, v) form one product, and adjacent
+// biases one vector.
 struct Linear {
     std::vector<Param*> weights;
+    std::vector<Param*> biases;  // empty: none
     // The memory kinds of y and of the gradient of x: comm if they are partial sums that will be communicated.
     Memory y_kind = Memory::activations, dx_kind = Memory::activations;
     std::function<Var(Tape&, const Var& x, Linear&)> multiply;  // replaceable; empty: ::multiply()
@@ -29,6 +31,8 @@ struct Linear {
     Var operator()(Tape& tape, const Var& x);
     Tensor weight() const;  // (out, in), a view of all weights
     Tensor grad() const;
+    Tensor bias() const;  // (out)
+    Tensor bias_grad() const;
 };
 Var multiply(Tape& tape, const Var& x, Linear& linear);  // in the parameters' dtype
 
@@ -44,7 +48,13 @@ Var swiglu(Tape& tape, const Var& gate_up);  // (R, 2F) -> (R, F)
 struct QKV {
     Var q, k, v;  // (R, H*D), (R, K*D), (R, K*D)
 };
-QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width);
+// Norms of each head of q and k before RoPE (Qwen3).
+struct HeadNorms {
+    Param *q, *k;  // (D)
+    double eps;
+};
+QKV split_rope(Tape& tape, const Var& qkv, const Tensor& positions, const Rope& rope, int64_t kv_width,
+               const std::optional<HeadNorms>& norms = {});
 
 // Attention as two functions of tensors, forward and backward: one device's by default, and one pair per
 // context-parallel algorithm (chapter 06).

@@ -16,10 +16,10 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rop
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
     input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
-    q_proj = make_param(prefix + "self_attn.q_proj.weight", {c.hidden, c.hidden}, init_std);
+    q_proj = make_param(prefix + "self_attn.q_proj.weight", {c.q_width(), c.hidden}, init_std);
     k_proj = make_param(prefix + "self_attn.k_proj.weight", {c.kv_width(), c.hidden}, init_std);
     v_proj = make_param(prefix + "self_attn.v_proj.weight", {c.kv_width(), c.hidden}, init_std);
-    o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.hidden}, out_std);
+    o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.q_width()}, out_std);
     post_attention_norm = make_param(prefix + "post_attention_layernorm.weight", {c.hidden}, 0);
     gate_proj = make_param(prefix + "mlp.gate_proj.weight", {c.ffn, c.hidden}, init_std);
     up_proj = make_param(prefix + "mlp.up_proj.weight", {c.ffn, c.hidden}, init_std);
@@ -29,8 +29,21 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rop
     gate_up.weights = {&gate_proj, &up_proj};
     down.weights = {&down_proj};
     unit.name = fmt::format("block {}", layer);
-    unit.params = {&input_norm,          &q_proj,    &k_proj,  &v_proj,   &o_proj,
-                   &post_attention_norm, &gate_proj, &up_proj, &down_proj};
+    unit.params = {&input_norm, &q_proj, &k_proj, &v_proj};
+    if (c.qkv_bias) {
+        q_bias = make_bias(prefix + "self_attn.q_proj.bias", c.q_width());
+        k_bias = make_bias(prefix + "self_attn.k_proj.bias", c.kv_width());
+        v_bias = make_bias(prefix + "self_attn.v_proj.bias", c.kv_width());
+        qkv.biases = {&q_bias, &k_bias, &v_bias};
+        unit.params.insert(unit.params.end(), qkv.biases.begin(), qkv.biases.end());
+    }
+    if (c.qk_norm) {
+        q_norm = make_param(prefix + "self_attn.q_norm.weight", {c.head_dim()}, 0);
+        k_norm = make_param(prefix + "self_attn.k_norm.weight", {c.head_dim()}, 0);
+        head_norms_ = {&q_norm, &k_norm, c.norm_eps};
+        unit.params.insert(unit.params.end(), {&q_norm, &k_norm});
+    }
+    unit.params.insert(unit.params.end(), {&o_proj, &post_attention_norm, &gate_proj, &up_proj, &down_proj});
 }
 
 Var TensorParallelOps::embedding(Tape& tape, const Batch& batch, Param& table) const {
@@ -43,7 +56,7 @@ Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, c
 // Two functions rather than one: what the tape does not save is freed when each returns.
 Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
     Var normed = tensor_parallel.f(tape, rmsnorm(tape, x, input_norm, eps_), qkv);  // (R, E)
-    QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows);
+    QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows, head_norms_);
     Var mixed = attention ? attention(tape, heads, batch) : one_device_attention(tape, heads, batch, rope_.head_dim);
     return tensor_parallel.g(tape, o(tape, mixed), o);  // (R_l, E)
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU, untied head.
+// Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU, untied head. And its relatives: with
+// biases of q, k, v (Qwen2), with norms of the heads of q and k (Qwen3).
 //
 //   x = embedding(tokens)                                     unit "embedding"
 //   x = x + g(o(attention(rope(qkv(f(norm(x)))))))
@@ -47,6 +48,8 @@ class TensorParallelOps {
 
 struct Block {
     Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm, gate_proj, up_proj, down_proj;
+    Param q_bias, k_bias, v_bias;  // with LlamaConfig::qkv_bias
+    Param q_norm, k_norm;          // with LlamaConfig::qk_norm
     Linear qkv, o, gate_up, down;
     Unit unit;
     std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // empty: one_device_attention
@@ -62,6 +65,7 @@ struct Block {
 
     Rope rope_;
     double eps_;
+    std::optional<HeadNorms> head_norms_;
     Recompute recompute_ = Recompute::none;
     friend class Llama;
 };

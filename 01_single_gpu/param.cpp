@@ -28,6 +28,12 @@ Param make_param(std::string name, Shape global_shape, double init_std) {
     return param;
 }
 
+Param make_bias(std::string name, int64_t size) {
+    Param param = make_param(std::move(name), {size}, 0);
+    param.init_value = 0;
+    return param;
+}
+
 GlobalIndex Param::global_index(int64_t offset) const {
     return {local.row_begin, local.col_begin, local.cols, is_matrix() ? global_shape[1] : 1, offset};
 }
@@ -43,7 +49,7 @@ uint64_t Param::key(uint64_t seed) const {  // FNV-1a over the seed's bytes and 
 void initialize(const Param& param, uint64_t seed, int64_t offset, Tensor& to) {
     CHECK(offset + to.size() <= param.local.size(), "{}: [{}, {}) of {}", param.name, offset, offset + to.size(),
           param.local.size());
-    if (param.init_std == 0) return fill(to, 1);
+    if (param.init_std == 0) return fill(to, param.init_value);
     const int64_t real = std::clamp<int64_t>(param.real().size() - offset, 0, to.size());
     if (real > 0) {
         Tensor part = to.element_slice(0, {real});

@@ -23,7 +23,8 @@ struct Param {
     // The replicas whose gradients must be summed because each is computed from a part of the activations; null: every
     // replica computes the full gradient by itself.
     GroupPtr partial_grad_group;
-    double init_std = 0;  // 0: all ones (norm weights)
+    double init_std = 0;    // 0: all elements are init_value
+    double init_value = 1;  // 1: norm weights; 0: biases
 
     Tensor data, grad;  // views into flat buffers; the ParamStore that owns those may replace them between uses
 
@@ -37,6 +38,7 @@ struct Param {
 };
 
 Param make_param(std::string name, Shape global_shape, double init_std);
+Param make_bias(std::string name, int64_t size);
 
 // Writes the initial values of elements [offset, offset + to.size()) of the parameter's local rectangle. They depend
 // only on (seed, name, global index), so every layout starts from the same weights.

@@ -21,7 +21,7 @@ void check_memory(const TrainOptions& o, const nlohmann::ordered_json& flags, do
     const double states = double(o.model.parameters()) * (weight + double(size_of(types.grad_dtype)) + state) / nodes;
     if (states > machine) {
         std::string what = o.load_hf.empty() ? "--model " + o.model.name : "--load-hf " + o.load_hf;
-        for (const char* name : {"layers", "hidden", "heads", "kv-heads", "ffn", "vocab"})
+        for (const char* name : {"layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "vocab"})
             if (!flag(name).empty()) what += fmt::format(" --{} {}", name, flag(name));
         usage_error(
             "{}: weights, gradients and optimizer states need at least {}, but this machine has {} (try a smaller "

@@ -34,8 +34,7 @@ Links read_links(const std::string& path) {
 }
 
 double efficiency(const LlamaConfig& c, int64_t seq_len, int64_t tp, const Links& links, const Links::Link& link) {
-    const double products = 6.0 * double(c.block_parameters() - 2 * c.hidden),
-                 attention = 6.0 * double(c.hidden * seq_len);
+    const double products = 6.0 * double(c.block_matrices()), attention = 6.0 * double(c.q_width() * seq_len);
     const double compute = (products + attention) * double(seq_len) / (double(tp) * links.flops_per_s);
     const Traffic traffic =
         layer_traffic(c, {.rows = seq_len, .tp = tp, .dtype = DType::bf16, .grad_dtype = DType::f32});

@@ -102,7 +102,8 @@ void replicate(Param& param, int replica, int replicas) {
 TensorParallel::TensorParallel(Llama& model, const Comm& ranks, const TensorParallelOptions& options)
     : ranks_(ranks), options_(options), init_std_(model.options.init_std) {
     if (ranks.size() == 1) return;
-    if (options.sequence_parallel) norm_grads_ = group_of(ranks);
+    all_grads_ = group_of(ranks);
+    if (options.sequence_parallel) norm_grads_ = all_grads_;
     if (model.stage.embedding) shard_embedding(model);
     shard_blocks(model);
     if (model.stage.head) shard_head(model);
@@ -118,14 +119,24 @@ void TensorParallel::shard_blocks(Llama& model) const {
     const int kv_shards = int(std::gcd(model.config.kv_heads, int64_t(N))), copies = N / kv_shards;
     GroupPtr kv_grads;
     if (copies > 1) kv_grads = group_of(ranks_.split([=](int r) { return r / copies; }, ranks_.name() + "_kv"));
+    const auto shard_kv = [&](Param& param) {
+        narrow_rows(param, rank / copies, kv_shards);
+        replicate(param, rank % copies, copies);
+        param.partial_grad_group = kv_grads;
+    };
     for (Block& block : model.blocks) {
         replicate_norm(block.input_norm);
         narrow_rows(block.q_proj, rank, N);
-        for (Param* param : {&block.k_proj, &block.v_proj}) {
-            narrow_rows(*param, rank / copies, kv_shards);
-            replicate(*param, rank % copies, copies);
-            param->partial_grad_group = kv_grads;
+        for (Param* param : {&block.k_proj, &block.v_proj}) shard_kv(*param);
+        if (model.config.qkv_bias) {
+            narrow_rows(block.q_bias, rank, N);
+            for (Param* param : {&block.k_bias, &block.v_bias}) shard_kv(*param);
         }
+        if (model.config.qk_norm)  // of all heads: each rank has the part of its own
+            for (Param* param : {&block.q_norm, &block.k_norm}) {
+                replicate(*param, rank, N);
+                param->partial_grad_group = all_grads_;
+            }
         narrow_cols(block.o_proj, rank, N);
         replicate_norm(block.post_attention_norm);
         narrow_rows(block.gate_proj, rank, N);

@@ -39,11 +39,12 @@ Tensor gather_rows(const Comm& ranks, const Tensor& shard);
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
-// Shards a model over the tensor-parallel ranks: q, k, v, gate, up are column parallel (rows of the weights), o and
-// down row parallel, embedding and head are sharded by the vocabulary. Where several ranks hold a replica of a
+// Shards a model over the tensor-parallel ranks: q, k, v, gate, up are column parallel (rows of the weights, elements of
+// the biases), o and down row parallel, embedding and head are sharded by the vocabulary. Where several ranks hold a replica of a
 // parameter and each computes only a partial gradient, the parameter gets a partial_grad_group:
 //   norm weights, under sequence parallelism      each rank has the gradient of its rows
-//   k_proj, v_proj where tp > kv-heads            each rank has the gradient of its query heads
+//   k_proj, v_proj where tp > kv-heads            each rank has the gradient of its query heads; so their biases
+//   q_norm, k_norm                                each rank has the gradient of its heads
 class TensorParallel : public TensorParallelOps {
   public:
     // Construct it before the parameters are allocated. The model outlives this, and refers to it: neither may move.
@@ -67,7 +68,8 @@ class TensorParallel : public TensorParallelOps {
     const Comm ranks_;
     const TensorParallelOptions options_;
     const double init_std_;
-    GroupPtr norm_grads_;  // sums the gradients of norm weights; null: they are complete on each rank
+    GroupPtr all_grads_;   // sums gradients of which each rank has a part
+    GroupPtr norm_grads_;  // the same, of norm weights; null: they are complete on each rank
 };
 
 }  // namespace train70b

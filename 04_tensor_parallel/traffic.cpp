@@ -6,13 +6,12 @@ namespace train70b {
 
 namespace {
 int64_t kv_ranks(const LlamaConfig& c, int64_t tp) { return std::gcd(c.kv_heads, tp); }  // that hold different heads
-int64_t kv_elements(const LlamaConfig& c, int64_t tp) { return c.kv_width() / kv_ranks(c, tp) * c.hidden; }
+// Of k_proj and v_proj on a rank, with their biases.
+int64_t kv_elements(const LlamaConfig& c, int64_t tp) { return 2 * c.kv_width(tp) * (c.hidden + (c.qkv_bias ? 1 : 0)); }
 }  // namespace
 
 int64_t tensor_parallel_elements(const LlamaConfig& c, int64_t tp) {
-    const int64_t block =
-        2 * c.hidden + 2 * c.hidden * c.hidden / tp + 2 * kv_elements(c, tp) + 3 * c.ffn * c.hidden / tp;
-    return c.layers * block + c.hidden + 2 * ((c.vocab + tp - 1) / tp) * c.hidden;
+    return c.layers * c.block_parameters(tp) + c.hidden + 2 * ((c.vocab + tp - 1) / tp) * c.hidden;
 }
 
 void Traffic::add(const CommStats& stats) {
@@ -107,10 +106,13 @@ Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_
         counter.all_reduce(1, wide * s.rows);      // the loss: maxima
         counter.all_reduce(1, 2 * wide * s.rows);  // sums of exponentials and the targets' logits
     }
-    if (sequence) counter.all_reduce(1, (2 * c.layers + 1) * c.hidden * size_of(s.grad_dtype));
+    // Gradients of norm weights: with sequence parallelism all of them, else those of the norms of q and k.
+    const int64_t partial =
+        (sequence ? (2 * c.layers + 1) * c.hidden : 0) + (c.qk_norm ? 2 * c.layers * c.head_dim() : 0);
+    if (partial > 0) counter.all_reduce(1, partial * size_of(s.grad_dtype));
     Traffic traffic = counter.traffic();
     if (copies > 1) {
-        const int64_t bytes = 2 * c.layers * kv_elements(c, s.tp) * size_of(s.grad_dtype);
+        const int64_t bytes = c.layers * kv_elements(c, s.tp) * size_of(s.grad_dtype);
         traffic.operations["tp_kv.all_reduce"] = {1, 2 * bytes * (copies - 1) / copies};
     }
     return traffic;

@@ -6,9 +6,11 @@
 namespace train70b {
 
 std::array<LayerShape, 4> layer_shapes(const LlamaConfig& c, int64_t tp) {
-    const int64_t E = c.hidden, q = E / tp, kv = std::max<int64_t>(c.kv_heads / tp, 1) * c.head_dim(), F = c.ffn / tp;
-    return {{{"q, k, v", E, q + 2 * kv, "--hidden", "--hidden, --heads, --kv-heads"},
-             {"o", q, E, "--hidden", "--hidden"},
+    const int64_t E = c.hidden, q = c.q_width(tp), kv = c.kv_width(tp), F = c.ffn / tp;
+    const bool own = c.head_size > 0;  // the head size does not follow from the hidden size
+    return {{{"q, k, v", E, q + 2 * kv, "--hidden",
+              own ? "--head-dim, --heads, --kv-heads" : "--hidden, --heads, --kv-heads"},
+             {"o", q, E, own ? "--head-dim, --heads" : "--hidden", "--hidden"},
              {"gate, up", E, 2 * F, "--hidden", "--ffn"},
              {"down", F, E, "--ffn", "--hidden"}}};
 }

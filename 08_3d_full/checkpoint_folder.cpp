@@ -83,8 +83,17 @@ void check_model(const Manifest& manifest, const LlamaConfig& mine) {
     compare("--hidden", its.hidden, mine.hidden);
     compare("--heads", its.heads, mine.heads);
     compare("--kv-heads", its.kv_heads, mine.kv_heads);
+    compare("--head-dim", its.head_dim(), mine.head_dim());
     compare("--ffn", its.ffn, mine.ffn);
     compare("--vocab", its.vocab, mine.vocab);
+    const auto compare_switch = [&](const char* flag, bool there, bool here) {
+        const auto word = [](bool value) { return value ? "on" : "off"; };
+        if (there != here)
+            usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {} (try {} {})",
+                        manifest.folder, flag, word(there), word(here), flag, word(there));
+    };
+    compare_switch("--qkv-bias", its.qkv_bias, mine.qkv_bias);
+    compare_switch("--qk-norm", its.qk_norm, mine.qk_norm);
     const ordered_json there = hf_config(its, DType::f32), here = hf_config(mine, DType::f32);
     for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
         if (there[key] != here[key])

@@ -16,12 +16,9 @@ RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& confi
     const int64_t shard = (at.dp * config.mesh.cp + at.cp) % shards;
     const Llama::Options types = options.llama();
     const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), stage = config.zero.stage;
-    const int64_t D = c.head_dim();
-
     // Elements of a rank's units: full norms; products divided by tp, with at least one key/value head; vocabulary
     // rounded up.
-    const int64_t kv = std::max<int64_t>(c.kv_heads / tp, 1) * D, rows = (c.vocab + tp - 1) / tp;
-    const int64_t block = 2 * c.hidden + (2 * c.hidden / tp + 2 * kv + 3 * c.ffn / tp) * c.hidden;
+    const int64_t rows = (c.vocab + tp - 1) / tp, block = c.block_parameters(tp);
     const Stage here = stage_of(config, c, rank);
     std::vector<int64_t> units;
     if (here.embedding) units.push_back(rows * c.hidden);

@@ -210,6 +210,39 @@ TEST_CASE("cuda: RoPE and its gradient, positions anywhere") {
             });
 }
 
+TEST_CASE("cuda: the norms of each head of q and k, and their gradients") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (DType grad : {dtype, DType::f32})
+            for (auto [rows, D] : {std::array<int64_t, 2>{3, 2}, {37, 6}, {5, 64}, {300, 40}, {2, 128}, {4, 256}})
+                compare(ops("head_norm", {rows, D}), dtype, [&](Device device) {
+                    const Maker make{device, dtype};
+                    const int64_t H = 10, K = 5, width = (H + 2 * K) * D;
+                    const Tensor qkv = make.random({rows, width}, 1), wq = make.random({D}, 2),
+                                 wk = make.random({D}, 3);
+                    Tensor y = make.empty({rows, width}), dqkv = make.random({rows, width}, 4);
+                    Tensor dwq = tensor(randoms(D, 5), {D}, grad, device),
+                           dwk = tensor(randoms(D, 6), {D}, grad, device);
+                    head_norm(y, qkv, wq, wk, K * D, 1e-5);
+                    head_norm_backward(dqkv, dwq, dwk, qkv, wq, wk, K * D, 1e-5);
+                    return Results{y, dqkv, dwq, dwk};
+                });
+}
+
+TEST_CASE("cuda: the bias of a linear layer and its gradient") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (DType grad : {dtype, DType::f32})
+            for (auto [rows, cols] : kSizes)
+                compare(ops("add_bias", {rows, cols}), dtype, [&](Device device) {
+                    const Maker make{device, dtype};
+                    Tensor y = make.random({rows, cols}, 1), dbias = tensor(randoms(cols, 2), {cols}, grad, device);
+                    add_bias(y, make.random({cols}, 3));
+                    add_bias_backward(dbias, make.random({rows, cols}, 4));
+                    return Results{y, dbias};
+                });
+}
+
 TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
     if (!have_gpu()) return;
     int64_t number = 0;
@@ -501,6 +534,15 @@ TEST_CASE("every op takes tensors without rows, on both devices: nothing is writ
             Tensor q = make.empty({0, D}), k = make.empty({0, D}), v = make.empty({0, D});
             split_rope(q, k, v, none, no_ids, rope);
             split_rope_backward(x, q, k, v, no_ids, rope);
+
+            Tensor dq_weight = make.zeros({D}), dk_weight = make.zeros({D}), dbias = make.zeros({E});
+            const Tensor qk_weight = make.random({D}, 4);
+            Tensor qkv = make.empty({0, 3 * D}), normed = make.empty({0, 3 * D});
+            head_norm(normed, qkv, qk_weight, qk_weight, D, 1e-5);
+            head_norm_backward(normed, dq_weight, dk_weight, qkv, qk_weight, qk_weight, D, 1e-5);
+            add_bias(x, weight);
+            add_bias_backward(dbias, none);
+            for (const Tensor& gradient : {dq_weight, dk_weight, dbias}) EXPECT(holds(gradient, 0));
 
             const Tensor gate_up = make.empty({0, 2 * E});
             Tensor dgate_up = make.empty({0, 2 * E});

@@ -19,6 +19,17 @@ std::vector<TrainOptions> variants(const Text& text) {
                 o.dtype = dtype;
                 o.recompute = recompute;
             }
+    const auto add = [&](const char* dtype, const char* recompute, int64_t kv_heads) -> LlamaConfig& {
+        TrainOptions& o = list.emplace_back(shape(text, kv_heads));
+        o.dtype = dtype;
+        o.recompute = recompute;
+        return o.model;
+    };
+    add("fp32", "none", 2).qkv_bias = true;
+    add("bf16", "selective", 8).qk_norm = true;
+    LlamaConfig& wide = add("fp32", "none", 2);  // norms of q and k; heads of 12 instead of 8
+    wide.qk_norm = true, wide.head_size = 12;
+    add("fp32", "pointwise", 8).head_size = 4;
     return list;
 }
 
@@ -80,7 +91,8 @@ TEST_CASE(
             const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
             const auto& kinds = run.peak.kind;
             // Every rank holds full norm weights and at least one key/value head; the rest is sharded.
-            const int64_t kv = 2 * 2 * 64 * o.model.kv_width(), norms = 5 * 64;
+            const int64_t kv = 2 * 2 * (o.model.qkv_bias ? 65 : 64) * o.model.kv_width(),
+                          norms = 5 * 64 + (o.model.qk_norm ? 2 * 2 * o.model.head_dim() : 0);
             const int64_t elements =
                 (o.model.parameters() - norms - kv) / layout.tp + norms + kv / std::min(layout.tp, o.model.kv_heads);
             INFO(layout.text(), " ", o.dtype, " recompute ", o.recompute, " kv heads ", o.model.kv_heads, ": ",

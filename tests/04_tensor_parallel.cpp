@@ -41,6 +41,44 @@ TEST_CASE("tp 2, 4, 8, sequence parallel or not, overlapped or not, with data pa
             }
 }
 
+TEST_CASE("other families: biases of q, k, v; norms of q and k, of heads that are wider or narrower: one rank's run") {
+    const Text text;
+    struct Family {
+        const char* name;
+        bool qkv_bias, qk_norm;
+        int64_t head_size;
+    };
+    int64_t pair = 0, drawn = 0;
+    for (const Parity& parity : kParity)
+        for (const Family& family : {Family{"biases", true, false, 0},
+                                     {"norms of q and k", false, true, 0},
+                                     {"norms, wide heads", false, true, 12},
+                                     {"narrow heads", false, false, 4}})
+            for (const int64_t kv_heads : {2, 1}) {
+                TrainOptions o = shape(text, kv_heads);
+                o.dtype = parity.dtype;
+                o.model.qkv_bias = family.qkv_bias;
+                o.model.qk_norm = family.qk_norm;
+                o.model.head_size = family.head_size;
+                o.recompute = std::array{"none", "pointwise", "selective", "full"}[size_t(pair++ % 4)];
+                std::unique_ptr<Session> one;
+                int64_t number = 0;
+                for (const TensorLayout& layout : layouts()) {
+                    if (parity.skips(number++) || !in_slice(drawn++)) continue;
+                    if (!one) {
+                        one = std::make_unique<Session>(o);
+                        one->run();
+                    }
+                    Sharded run(o, world(), layout);
+                    run.session.run();
+                    const Farthest deviation = deviation_on_rank_0(run.session, *one);
+                    INFO(o.dtype, ", ", std::string(family.name), ", ", layout.text(), ", kv heads ", kv_heads,
+                         ", recompute ", o.recompute, ": ", deviation);
+                    EXPECT_EVERYWHERE(on_rank_0(deviation <= parity.bound));
+                }
+            }
+}
+
 TEST_CASE("with ZeRO in the place of data parallelism, every stage, parameters copied or not: one rank's run") {
     const Text text;
     for (const Parity& parity : kParity)

@@ -27,6 +27,13 @@ struct Layout {
     Offload offload = Offload::none;
     int64_t kv_heads = 4;
 
+    // The family goes round the grid: 0 Llama, 1 biases of q, k, v, 2 norms of q and k with wide heads.
+    void use_family(LlamaConfig& model, int64_t family) const {
+        model.kv_heads = kv_heads;
+        model.qkv_bias = family == 1;
+        model.qk_norm = family == 2;
+        if (family == 2) model.head_size = 6;
+    }
     std::string text() const {
         return fmt::format("{}, {}, ZeRO {}{}{}, sequence {}, overlap {}, {}, recompute {}, kv heads {}", mesh.text(),
                            pipeline, zero, hybrid_shard ? fmt::format(" hybrid {}", hybrid_shard) : "",
@@ -151,7 +158,7 @@ TEST_CASE("the parity grid: every layout is one rank's run, to 1e-10 in fp64; ev
     const Text text;
     REQUIRE(world().size() == 16);
     for (const Parity& parity : kParityOfMixes) {
-        std::map<std::pair<int64_t, std::string>, std::unique_ptr<Session>> ones;
+        std::map<std::tuple<int64_t, std::string, int64_t>, std::unique_ptr<Session>> ones;
         int64_t count = 0, number = 0;
         double worst = 0;
         for (const Layout& layout : layouts()) {
@@ -159,14 +166,15 @@ TEST_CASE("the parity grid: every layout is one rank's run, to 1e-10 in fp64; ev
             if (parity.skips(at) || (!kThorough && at / parity.each % 4 != 3)) continue;
             TrainOptions o = shape(text);
             o.dtype = parity.dtype;
-            o.model.kv_heads = layout.kv_heads;
+            const int64_t family = at / 4 % 3;
+            layout.use_family(o.model, family);
             o.recompute = layout.recompute;
-            const auto key = std::pair(layout.kv_heads, std::string(layout.recompute));
+            const auto key = std::tuple(layout.kv_heads, std::string(layout.recompute), family);
             if (!ones.contains(key)) ones[key] = run_on_one_rank(o);
             ComposedRun run(o, world(), layout.config());
             run.session.run();
             const Farthest deviation = ones[key] ? worst_deviation(run.session, *ones[key]) : Farthest();
-            INFO(o.dtype, ", ", layout.text(), ": ", deviation);
+            INFO(o.dtype, ", ", layout.text(), ", family ", family, ": ", deviation);
             EXPECT_EVERYWHERE(deviation <= parity.bound);
             worst = std::max(worst, double(deviation));
             ++count;

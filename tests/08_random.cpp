@@ -34,13 +34,15 @@ struct Drawn {
     std::string text() const {
         const LlamaConfig& m = options.model;
         return fmt::format(
-            "{} x {}, {}/{} heads, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} hybrid {} "
-            "offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}, document token {}",
-            m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab, options.seq_len, options.global_batch,
-            options.micro_batch, config.mesh.text(), config.pipeline.schedule, config.zero.stage,
-            config.zero.hybrid_shard, int(config.zero.offload), config.zero.prefetch, config.tensor.sequence_parallel,
-            config.tensor.overlap, config.context.algorithm, options.recompute, options.lr, options.init_std,
-            options.document_token.value_or(-1));
+            "{} x {}, {}/{} heads of {}{}{}{}, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} "
+            "hybrid {} offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}, document "
+            "token {}",
+            m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim(), m.qkv_bias ? ", biases" : "",
+            m.qk_norm ? ", norms of q and k" : "", m.rope_scaling ? ", scaled RoPE" : "", m.ffn, m.vocab,
+            options.seq_len, options.global_batch, options.micro_batch, config.mesh.text(), config.pipeline.schedule,
+            config.zero.stage, config.zero.hybrid_shard, int(config.zero.offload), config.zero.prefetch,
+            config.tensor.sequence_parallel, config.tensor.overlap, config.context.algorithm, options.recompute,
+            options.lr, options.init_std, options.document_token.value_or(-1));
     }
 };
 
@@ -90,6 +92,13 @@ Drawn draw(const Text& text, uint64_t layout, uint64_t attempt) {
     drawn.config.context.algorithm = dice.name_from(context_algorithms());
     // Of the corpus of the tests: newline, space, a letter; drawn last, so that everything else stays as it was.
     if (dice.below(2) == 0) o.document_token = dice.one_of({int64_t('\n'), int64_t(' '), int64_t('e')});
+
+    switch (dice.below(4)) {  // the family; Llama in one of four
+        case 1: o.model.qkv_bias = true; break;
+        case 2: o.model.qk_norm = true; break;
+        case 3: o.model.rope_scaling = RopeScaling{.factor = 4, .linear = true}; break;
+    }
+    if (dice.below(2) == 0) o.model.head_size = dice.one_of({2, 4, 8, 16});
     return drawn;
 }
 

@@ -40,9 +40,18 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--hidden", hidden_, "hidden size", count);
     add("--heads", heads_, "number of query heads", count);
     add("--kv-heads", kv_heads_, "number of key/value heads; must divide --heads", count);
+    add("--head-dim", head_dim_, "size of a head [default: --hidden / --heads]", count).default_text("");
+    const auto add_choice = [this](const std::string& flag, std::optional<bool>& value, const std::string& text) {
+        add_word(
+            flag, [&value](const std::string& word) { value = word == "on"; }, text + " [default: the model's]",
+            one_of({"on", "off"}))
+            .default_text("");
+    };
+    add_choice("--qkv-bias", qkv_bias_, "biases of q, k and v, as in Qwen2");
+    add_choice("--qk-norm", qk_norm_, "RMSNorm of each head of q and k, as in Qwen3");
     add("--ffn", ffn_, "inner size of the MLP", count);
     add("--vocab", vocab_, "vocabulary size (256 for text, whose tokens are bytes)", count);
-    add_input("--load-hf", o.load_hf, "DIR: load shape and weights of a Hugging Face Llama");
+    add_input("--load-hf", o.load_hf, "DIR: load shape and weights of a Hugging Face Llama, Mistral, Qwen2 or Qwen3");
     add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
     add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
 
@@ -171,7 +180,8 @@ void CommandLine::check_path_flags() const {
 LlamaConfig CommandLine::model_shape() const {
     const TrainOptions& o = options_;
     if (!o.load_hf.empty()) {
-        for (const char* flag : {"--model", "--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--vocab"})
+        for (const char* flag : {"--model", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--qkv-bias",
+                                 "--qk-norm", "--ffn", "--vocab"})
             if (given(flag))
                 usage_error("{}: not allowed with --load-hf, because {}/config.json has the shape", flag, o.load_hf);
         return read_hf_config(o.load_hf);
@@ -182,6 +192,9 @@ LlamaConfig CommandLine::model_shape() const {
     if (heads_) model.heads = *heads_;
     if (heads_ && !kv_heads_) model.kv_heads = std::gcd(model.heads, model.kv_heads);
     if (kv_heads_) model.kv_heads = *kv_heads_;
+    if (head_dim_) model.head_size = *head_dim_;
+    if (qkv_bias_) model.qkv_bias = *qkv_bias_;
+    if (qk_norm_) model.qk_norm = *qk_norm_;
     if (ffn_) model.ffn = *ffn_;
     if (vocab_) model.vocab = *vocab_;
     check_config(model);

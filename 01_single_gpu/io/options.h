@@ -78,7 +78,8 @@ class CommandLine : public Flags {
     std::vector<PathFlag> path_flags_;
     TrainOptions& options_;
     std::string model_ = "tiny";
-    std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_;
+    std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
+    std::optional<bool> qkv_bias_, qk_norm_;
 };
 
 }  // namespace train70b

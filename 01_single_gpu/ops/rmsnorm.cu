@@ -1,5 +1,5 @@
 // rmsnorm.h on a GPU: one block per row. The second pass over a row finds it in the cache.
-#include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/ops/column_sums.cuh"
 #include "01_single_gpu/ops/rmsnorm.h"
 
 namespace train70b::cuda {
@@ -86,15 +86,6 @@ __global__ void rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, cons
     }
 }
 
-template <class W>
-__global__ void add_columns_kernel(W* out, const float* partial, int64_t blocks, int64_t cols) {
-    const int64_t c = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (c >= cols) return;
-    float sum = 0;
-    for (int64_t b = 0; b < blocks; ++b) sum += partial[b * cols + c];
-    out[c] = from_float<W>(to_float(out[c]) + sum);
-}
-
 }  // namespace
 
 void rmsnorm(Tensor& y, Tensor& inv_rms, const Tensor& x, const Tensor& weight, double eps) {
@@ -132,11 +123,7 @@ void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tenso
         launch(rmsnorm_backward_kernel<T>, {unsigned(blocks), kThreads, cols * sizeof(float)}, dx.data<T>(),
                partial.data<float>(), dy.data<T>(), x.data<T>(), inv_rms.data<float>(), weight.data<T>(), rows, cols);
     });
-    with_float(dweight.dtype(), [&](auto zero) {
-        using W = decltype(zero);
-        launch(add_columns_kernel<W>, {blocks_for(cols, kThreads)}, dweight.data<W>(), partial.data<float>(), blocks,
-               cols);
-    });
+    add_columns(dweight, partial);
 }
 
 }  // namespace train70b::cuda

@@ -1,0 +1,26 @@
+#pragma once
+// The second half of a sum over rows: each block of a kernel has written the sums of its rows to one row of `partial`.
+#include "01_single_gpu/core/cuda.cuh"
+
+namespace train70b::cuda {
+
+// out_c += the sum over the blocks of partial (blocks, stride), columns [0, cols).
+template <class W>
+__global__ void add_columns_kernel(W* out, const float* partial, int64_t blocks, int64_t stride, int64_t cols) {
+    const int64_t c = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (c >= cols) return;
+    float sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += partial[b * stride + c];
+    out[c] = from_float<W>(to_float(out[c]) + sum);
+}
+
+// The same for columns [begin, begin + out.size()) of partial (blocks, stride) fp32.
+inline void add_columns(Tensor& out, const Tensor& partial, int64_t begin = 0) {
+    with_float(out.dtype(), [&](auto zero) {
+        using W = decltype(zero);
+        launch(add_columns_kernel<W>, {blocks_for(out.size(), kThreads)}, out.data<W>(), partial.data<float>() + begin,
+               partial.rows(), partial.cols(), out.size());
+    });
+}
+
+}  // namespace train70b::cuda

@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Families of models against Hugging Face's own classes, in fp64: gradients, losses, norms, trained weights, logits.
+
+Run:   hf_families.py [--bin build/bin] [--seed N] [--cases N] [--tied on|off|both] [--family NAME,...] [--ranks 1|8|both]
+Needs transformers and torch from PyPI, so tests/run.sh leaves it out.
+
+Each case draws a small model of a family and lets its class in transformers create it and save it. The program trains
+four steps from that folder, on one rank and on dp 2 x tp 2 x pp 2; the class trains the same batches with torch's AdamW.
+Every gradient of step 1, every loss and norm, every weight after step 4 must agree to 1e-9 (of tensors: relative norm).
+Then transformers loads what --save-hf wrote, with every key in its place, and must compute the same logits.
+
+transformers computes norms, RoPE and softmax in fp32 whatever the model's dtype; here its code runs with fp64 in the
+place of fp32 (in_double), or nothing could agree to more than seven digits.
+"""
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+import transformers
+from safetensors.torch import load_file
+
+TOLERANCE = 1e-9
+STEPS = 4
+FAMILIES = ("llama", "llama-linear", "llama-llama3", "mistral", "qwen2", "qwen3", "smollm2")
+LAYOUTS = {1: [], 8: ["--dp", "2", "--tp", "2", "--pp", "2"]}
+
+
+@contextlib.contextmanager
+def in_double():
+    """Casts to fp32 become casts to fp64."""
+    to, to_float = torch.Tensor.to, torch.Tensor.float
+
+    def swapped(value):
+        return torch.float64 if value is torch.float32 else value
+
+    def double_to(self, *args, **kwargs):
+        return to(self, *map(swapped, args), **{key: swapped(value) for key, value in kwargs.items()})
+    torch.Tensor.to, torch.Tensor.float = double_to, torch.Tensor.double
+    softmax = torch.nn.functional.softmax
+    torch.nn.functional.softmax = lambda x, *args, **kwargs: softmax(
+        x, *args, **{key: swapped(value) for key, value in kwargs.items()})
+    try:
+        yield
+    finally:
+        torch.Tensor.to, torch.Tensor.float, torch.nn.functional.softmax = to, to_float, softmax
+
+
+def draw_config(family, tied, dice):
+    heads = dice.choice((2, 4, 6, 8))
+    kv_heads = dice.choice([k for k in range(1, heads + 1) if heads % k == 0 and (k % 2 == 0 or k == 1)])
+    head_dim = dice.choice((4, 6, 8))
+    shape = dict(
+        vocab_size=dice.choice((256, 259, 300)), hidden_size=heads * head_dim, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, num_hidden_layers=dice.choice((2, 3, 4)), max_position_embeddings=64,
+        intermediate_size=dice.choice((24, 40, 66)), rms_norm_eps=dice.choice((1e-6, 1e-5, 1e-3)),
+        tie_word_embeddings=tied, attention_dropout=0.0, bos_token_id=None, eos_token_id=None)
+    rope = {"rope_type": "default", "rope_theta": dice.choice((1e4, 1e5, 1e6))}
+    if family == "llama-linear":
+        rope.update(rope_type="linear", factor=dice.choice((2.0, 3.5)))
+    if family == "llama-llama3":
+        rope.update(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                    original_max_position_embeddings=dice.choice((16, 256)))
+    if family == "smollm2":
+        shape.update(num_attention_heads=6, num_key_value_heads=2, hidden_size=6 * head_dim, rms_norm_eps=1e-5)
+        rope["rope_theta"] = 1e5
+    other_head = dice.choice((2, 10, 12))
+    config_of = {"mistral": transformers.MistralConfig, "qwen2": transformers.Qwen2Config,
+                 "qwen3": transformers.Qwen3Config}.get(family, transformers.LlamaConfig)
+    if family == "qwen3" or family.startswith("llama") and dice.random() < 0.5:
+        shape["head_dim"] = other_head
+    if family == "mistral":
+        shape["sliding_window"] = None
+        if dice.random() < 0.5:
+            shape["head_dim"] = other_head
+    return config_of(**shape, rope_parameters=rope)
+
+
+def make_model(config, key):
+    """The family's own class, in fp64, all of its parameters drawn: none starts as 0 or 1."""
+    torch.manual_seed(key)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float64)
+    model = model.double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.1)
+    return model.train()
+
+
+def write_old_keys(folder):
+    """config.json as transformers 4 wrote it: rope_theta and rope_scaling."""
+    path = os.path.join(folder, "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype", "float64")
+    with open(path, "w") as file:
+        json.dump(config, file)
+
+
+def run_program(args, ranks, folder, model, flags):
+    program = os.path.join(args.bin, "01_single_gpu" if ranks == 1 else "08_3d_full")
+    command = [program, "--load-hf", model, "--data", os.path.join(folder, "data.txt"), "--dtype", "fp64",
+               "--device", "cpu", "--steps", str(STEPS), "--save-reference", os.path.join(folder, f"reference{ranks}"),
+               "--save-hf", os.path.join(folder, f"saved{ranks}"), "--val-fraction", "0"] + flags
+    if ranks > 1:
+        command = ["mpirun", "--oversubscribe", "-np", str(ranks)] + command + LAYOUTS[ranks]
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-3000:]}")
+    with open(os.path.join(folder, f"reference{ranks}", "reference.json")) as file:
+        return json.load(file)
+
+
+def train(model, run):
+    """What the class computes from the run's batches: gradients of step 1, losses, norms."""
+    flag = {key: run["flags"][key] for key in ("beta1", "beta2", "eps", "weight-decay", "clip")}
+    beta1, beta2, eps, decay, clip = map(float, flag.values())
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    adamw = torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
+                              betas=(beta1, beta2), eps=eps)
+    gradients, losses, norms = {}, [], []
+    for step in run["steps"]:
+        tokens = torch.tensor(step["tokens"])
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        assert logits.dtype == torch.float64
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1))
+        adamw.zero_grad()
+        loss.backward()
+        norm = torch.sqrt(sum((p.grad ** 2).sum() for p in model.parameters()))
+        if not gradients:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        if clip > 0:
+            for p in model.parameters():
+                p.grad.mul_(min(1.0, clip / (float(norm) + 1e-6)))
+        for group in adamw.param_groups:
+            group["lr"] = step["lr"]
+        adamw.step()
+        losses.append(float(loss))
+        norms.append(float(norm))
+    return gradients, losses, norms
+
+
+class Worst(dict):
+    """The largest deviation of each kind."""
+
+    def add(self, kind, deviation):
+        deviation = float(deviation)
+        self[kind] = max(self.get(kind, 0.0), deviation if deviation == deviation else float("inf"))
+
+
+def tensors_differ(worst, kind, ours, theirs, tied):
+    expected = {name: value for name, value in theirs.items() if not (tied and name == "lm_head.weight")}
+    missing = set(expected) ^ (set(ours) - ({"lm_head.weight"} if tied else set()))
+    if missing:
+        sys.exit(f"{kind}: only on one side: {sorted(missing)[:5]}")
+    for name, value in expected.items():
+        worst.add(kind, torch.linalg.norm(ours[name].double() - value) / torch.linalg.norm(value))
+
+
+def check_saved(worst, folder, model, tokens, tied):
+    """transformers loads the folder of --save-hf, every key in its place, and computes the trained model's logits."""
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float64, output_loading_info=True)
+    wrong = {kind: keys for kind, keys in info.items() if keys}
+    if wrong:
+        sys.exit(f"{folder}: {wrong}")
+    state = load_file(os.path.join(folder, "model.safetensors"))
+    result = loaded.load_state_dict(state, strict=not tied)
+    if tied and (result.unexpected_keys or set(result.missing_keys) - {"lm_head.weight"}):
+        sys.exit(f"{folder}: {result}")
+    if type(loaded) is not type(model):
+        sys.exit(f"{folder}: a {type(loaded).__name__}, not a {type(model).__name__}")
+    with torch.no_grad():
+        expected, got = (each(input_ids=tokens, use_cache=False).logits for each in (model.eval(), loaded.eval()))
+    worst.add("logits", torch.linalg.norm(got - expected) / torch.linalg.norm(expected))
+
+
+def run_case(args, family, tied, number, worst):
+    dice = random.Random(f"{args.seed} {family} {tied} {number}")
+    config = draw_config(family, tied, dice)
+    global_batch = dice.choice((4, 8))
+    flags = ["--seq-len", str(dice.choice((8, 13, 24))), "--global-batch", str(global_batch),
+             "--lr", dice.choice(("1e-3", "1e-2")), "--clip", dice.choice(("0", "0.3", "1")), "--eps", "1e-6",
+             "--warmup-steps", "2", "--weight-decay", dice.choice(("0", "0.1")),
+             "--recompute", dice.choice(("none", "pointwise", "selective", "full")), "--seed", str(number)]
+    parallel = ["--micro-batch", "1", "--zero", dice.choice(("0", "1", "2", "3"))]
+    if "24" in flags or "8" in flags[1:2]:
+        parallel += ["--sequence-parallel", dice.choice(("on", "off"))]
+    old_keys = dice.random() < 0.5
+    key = dice.randrange(2 ** 31)
+    text = bytes(dice.randrange(256) for _ in range(4000))
+    folder = tempfile.mkdtemp(prefix="hf_families_")
+    try:
+        with open(os.path.join(folder, "data.txt"), "wb") as file:
+            file.write(text)
+        model_folder = os.path.join(folder, "model")
+        with in_double():
+            make_model(config, key).save_pretrained(model_folder)
+            if old_keys:
+                write_old_keys(model_folder)
+            for ranks in args.ranks:  # one rank first
+                run = run_program(args, ranks, folder, model_folder, flags + (parallel if ranks > 1 else []))
+                model = make_model(config, key)
+                gradients, losses, norms = train(model, run)
+                reference, saved = (os.path.join(folder, f"{kind}{ranks}") for kind in ("reference", "saved"))
+                tensors_differ(worst, "gradients", load_file(os.path.join(reference, "gradients.safetensors")), gradients,
+                               tied)
+                for step, loss, norm in zip(run["steps"], losses, norms):
+                    worst.add("losses", abs(step["loss"] / loss - 1))
+                    worst.add("norms", abs(step["grad_norm"] / norm - 1))
+                tensors_differ(worst, "weights", load_file(os.path.join(saved, "model.safetensors")),
+                               {name: p.detach() for name, p in model.named_parameters()}, tied)
+                check_saved(worst, saved, model, torch.tensor(run["steps"][0]["tokens"])[:, :-1], tied)
+    finally:
+        shutil.rmtree(folder)
+    if not max(worst.values()) <= TOLERANCE:
+        print(f"{family}, tied {tied}, case {number}: {json.dumps(worst)}\n{config.to_json_string()}{flags} {parallel}",
+              flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--bin", default="build/bin")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=2, help="of each family")
+    parser.add_argument("--tied", choices=("on", "off", "both"), default="both")
+    parser.add_argument("--family", default=",".join(FAMILIES))
+    parser.add_argument("--ranks", choices=("1", "8", "both"), default="both")
+    args = parser.parse_args()
+    args.ranks = [1, 8] if args.ranks == "both" else [int(args.ranks)]
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    failed = False
+    kinds = ("gradients", "losses", "norms", "weights", "logits")
+    print(f"{'family':<16} {'tied':<5} {'cases':>5} " + " ".join(f"{kind:>10}" for kind in kinds))
+    for family in args.family.split(","):
+        if family not in FAMILIES:
+            sys.exit(f"--family {family}: unknown (try {', '.join(FAMILIES)})")
+        for tied in {"on": (True,), "off": (False,), "both": (False, True)}[args.tied]:
+            worst = Worst()
+            for number in range(1, args.cases + 1):
+                run_case(args, family, tied, number, worst)
+            failed |= not max(worst.values()) <= TOLERANCE
+            print(f"{family:<16} {'on' if tied else 'off':<5} {args.cases:>5} " +
+                  " ".join(f"{worst[kind]:>10.1e}" for kind in kinds), flush=True)
+    print(f"{'FAILED' if failed else 'passed'}: transformers {transformers.__version__}, torch {torch.__version__}, "
+          f"at most {TOLERANCE}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
