@@ -71,9 +71,11 @@ void check_size(const LlamaConfig& c, const DimensionNames& n) {
                                {n.hidden, &LlamaConfig::hidden},
                                {n.heads, &LlamaConfig::heads},
                                {n.ffn, &LlamaConfig::ffn},
-                               {n.vocab, &LlamaConfig::vocab}})
+                               {n.vocab, &LlamaConfig::vocab}}) {
+        if (d.value == &LlamaConfig::heads && c.head_size == 0) continue;  // they divide the hidden size
         if (const double ratio = double(c.*d.value) / double(largest.*d.value); ratio > excess)
             excess = ratio, worst = d;
+    }
     usage_error("{}{} {}: the model would have more than 1e15 parameters (--model {} has {} {})", n.where, worst.name,
                 c.*worst.value, largest.name, worst.name, largest.*worst.value);
 }

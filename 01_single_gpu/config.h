@@ -25,11 +25,12 @@ struct LlamaConfig {
     double norm_eps = 1e-5;
     std::optional<RopeScaling> rope_scaling;
     int64_t context = 0;  // max_position_embeddings of a loaded model, tokens; 0: unknown
-    // What distinguishes the families of dense models (the table in README.md).
+    // What distinguishes the families of dense models (a table in README.md).
     int64_t head_size = 0;  // D; 0: hidden / heads
     bool qkv_bias = false;  // q_proj, k_proj and v_proj have biases (Qwen2)
     bool qk_norm = false;   // each head of q and k passes an RMSNorm before RoPE (Qwen3)
     bool tied = false;      // one matrix is both the embedding and the head
+    std::string family;     // model_type of a loaded model, which --save-hf writes again; empty: the first that fits
 
     int64_t head_dim() const { return head_size > 0 ? head_size : hidden / heads; }
     int64_t q_width() const { return heads * head_dim(); }      // H*D: columns of q, and of attention's output

@@ -314,6 +314,9 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
     cases[3].config.qkv_bias = true;
     cases[4].config.qk_norm = true, cases[4].config.head_size = 10;
     for (const auto& [type, architecture, config] : cases) {
+        LlamaConfig expected = config;
+        expected.family = type;
+        EXPECT(hf_config(expected, DType::f32) == hf_config(config, DType::f32));  // what it is written as by itself
         INFO(std::string(type) << ", hidden " << config.hidden << ", heads of " << config.head_dim());
         const ordered_json json = hf_config(config, DType::f32);
         EXPECT(json["model_type"] == type);
@@ -332,6 +335,13 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         loaded.materialize(4);
         HfWeights(folder.text(), again).load(loaded.params());
         EXPECT(bits(model) == bits(loaded));
+    }
+    {
+        LlamaConfig config = make_config();  // that of a Llama, but loaded as Mistral
+        config.family = "mistral";
+        EXPECT(hf_config(config, DType::f32)["architectures"] == ordered_json({"MistralForCausalLM"}));
+        EXPECT(hf_config(parse_hf_config(nlohmann::json::parse(hf_config(config, DType::f32).dump()), "config.json"),
+                         DType::f32) == hf_config(config, DType::f32));
     }
     EXPECT(cases[1].config.rope().inv_freq[1] == std::pow(10000.0, -2.0 / 6) / 3);
     const std::map<std::string, Shape> added = {{"model.layers.1.self_attn.q_proj.bias", {16}},

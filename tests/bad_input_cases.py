@@ -146,6 +146,9 @@ def size_cases(add):
             ("--heads 1000000000", "--heads"), ("--kv-heads 1000000000", "--kv-heads"),
             ("--hidden 33", "--hidden"), ("--hidden 36 --heads 4", "--heads"), ("--hidden 2048", "--heads"),
             ("--heads 5", "--heads"), ("--heads 4 --kv-heads 3", "--kv-heads"),
+            ("--head-dim 5", "--head-dim"), ("--head-dim 258", "--head-dim"), ("--head-dim 1000000000", "--head-dim"),
+            ("--heads 1000000000 --head-dim 256", "--heads"), ("--qkv-bias on --qk-norm on", "--qkv-bias"),
+            ("--model qwen2.5-7b --qk-norm on", "--qk-norm"), ("--model qwen3-8b --head-dim 7", "--head-dim"),
             ("--seq-len 1000000000", "--seq-len"), ("--seq-len 1900", "--seq-len"),
             ("--global-batch 1000000000 --hidden 128", "--micro-batch"),
             ("--micro-batch 1000000000 --global-batch 1000000000 --hidden 128", "--micro-batch"),
@@ -424,12 +427,18 @@ def hf_cases(add, base):
         for value in ("NaN", "Infinity", "1e999"):
             text = json.dumps({**config, key: 7e77}).replace("7e+77", value).encode()
             case(f"config.json {key} {value}", folder_with(config__json=text), ["config.json"])
-    for key, value in (("model_type", "mistral"), ("model_type", 1), ("hidden_act", "gelu"), ("hidden_act", ["silu"]),
+    for key, value in (("model_type", "gemma2"), ("model_type", "qwen3_moe"), ("model_type", 1), ("hidden_act", "gelu"), ("hidden_act", ["silu"]),
             ("attention_bias", True),
                        ("attention_bias", "yes"), ("mlp_bias", True), ("tie_word_embeddings", True),
                        ("quantization_config", {"a": 1}),
                        ("partial_rotary_factor", 0.5), ("rope_scaling", []),
-                       ("rope_scaling", {"type": "linear", "factor": 2}),
+                       ("rope_scaling", {"type": "dynamic", "factor": 2}), ("rope_scaling", {"type": "linear"}),
+                       ("rope_scaling", {"rope_type": "linear", "factor": "2"}),
+                       ("rope_scaling", {"rope_type": "linear", "factor": 0}),
+                       ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+                       ("rope_scaling", {"rope_type": "longrope", "factor": 4.0}),
+                       ("layer_types", ["full_attention", "sliding_attention"]), ("layer_types", "full_attention"),
+                       ("head_dim", 7), ("head_dim", 258), ("num_experts", 8), ("num_local_experts", 8),
                        ("rope_scaling", {"rope_type": "llama3"}), ("rope_scaling", {"rope_type": 3}),
                        ("rope_scaling", "none"),
                        ("rope_scaling", {"rope_type": "llama3", "factor": "8", "low_freq_factor": 1,
@@ -440,6 +449,25 @@ def hf_cases(add, base):
                        ("rope_parameters", 7),
                        ("hidden_act", "\x1b[31m\n"), ("model_type", "m" * 3000)):
         case(f"config.json {key} {shown(value)}", folder_with(config__json=changed(key, value)), ["config.json", key])
+    for name, changes, key in (
+            ("a mistral without sliding_window", {"model_type": "mistral"}, "sliding_window"),
+            ("a mistral with a window", {"model_type": "mistral", "sliding_window": 4096}, "sliding_window"),
+            ("a qwen2 with windows", {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+             "use_sliding_window"),
+            ("a qwen3 with windows", {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 0},
+             "use_sliding_window"),
+            ("a qwen2 whose use_sliding_window is 1", {"model_type": "qwen2", "use_sliding_window": 1},
+             "use_sliding_window"),
+            ("a qwen2 whose max_window_layers is text",
+             {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers"),
+            ("a qwen3 with biases", {"model_type": "qwen3", "attention_bias": True}, "attention_bias")):
+        case(f"config.json of {name}", folder_with(config__json=json.dumps({**config, **changes}).encode()),
+            ["config.json", key])
+    for name, changes, tensor in (("qwen2", {"model_type": "qwen2"}, "self_attn.q_proj.bias is missing"),
+                                  ("qwen3", {"model_type": "qwen3"}, "self_attn.q_norm.weight is missing"),
+                                  ("wider heads", {"head_dim": 10}, "self_attn.q_proj.weight")):
+        case(f"config.json of {name}, unlike the weights",
+            folder_with(config__json=json.dumps({**config, **changes}).encode()), tensor)
     for key in ("hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size", "num_attention_heads",
             "num_key_value_heads"):
         other = {"num_attention_heads": 2, "num_key_value_heads": 1}.get(key, 2 * config[key])
@@ -588,8 +616,9 @@ def hf_cases(add, base):
     for name, value in (("a file", "text.txt"), ("nothing", "nowhere"), ("a FIFO", "fifo"), ("a loop", "loop"),
             ("a long name", "n" * 300), ("a Latin-1 name", b"caf\xe9")):
         add("Hugging Face folders", f"--load-hf {name}", FIRST, ["--load-hf", value], "--load-hf", after(odd_files))
-    for flag in SHAPE:
-        add("Hugging Face folders", f"--load-hf with {flag}", FIRST, ["--load-hf", "hf", flag, "2"],
+    for flag in [*SHAPE, "--head-dim", "--qkv-bias", "--qk-norm"]:
+        value = "on" if flag.startswith("--q") else "2"
+        add("Hugging Face folders", f"--load-hf with {flag}", FIRST, ["--load-hf", "hf", flag, value],
             [flag, "--load-hf"], folder_with())
     add("Hugging Face folders", "--load-hf with --model", FIRST, ["--load-hf", "hf", "--model", "tiny"],
         ["--model", "--load-hf"], folder_with())

@@ -85,17 +85,22 @@ def block_numbers(rows, cols, width):
 
 def shapes_of(model):
     hidden, ffn, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
-    kv = model["head_dim"] * model["num_key_value_heads"]
+    head = model["head_dim"]
+    q, kv = head * model["num_attention_heads"], head * model["num_key_value_heads"]
     shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,),
               "lm_head.weight": (vocab, hidden)}
     for layer in range(model["num_hidden_layers"]):
         for name, shape in {
             "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+            "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
             "mlp.down_proj": (hidden, ffn),
         }.items():
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
+        of_family = {"qwen2": {"q_proj.bias": q, "k_proj.bias": kv, "v_proj.bias": kv},
+                     "qwen3": {"q_norm.weight": head, "k_norm.weight": head}}.get(model["model_type"], {})
+        for name, size in of_family.items():
+            shapes[f"model.layers.{layer}.self_attn.{name}"] = (size,)
     return shapes
 
 

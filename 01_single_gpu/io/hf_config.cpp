@@ -127,12 +127,17 @@ const Family& family_of(const Keys& keys) {
     keys.refuse("model_type", "only \"llama\", \"mistral\", \"qwen2\" and \"qwen3\" are supported");
 }
 
-// The family that a model is written as. Mistral without a window is Llama, whose class insists on a hidden size that is
-// divisible by the heads.
+// The family that a model is written as. Mistral without a window is the same model as Llama, whose class insists on a
+// hidden size that is divisible by the heads.
 const Family& family_of(const LlamaConfig& c) {
-    const char* name = c.qk_norm ? "qwen3" : c.qkv_bias ? "qwen2" : c.hidden % c.heads != 0 ? "mistral" : "llama";
-    return *std::find_if(kFamilies.begin(), kFamilies.end(),
-                         [name](const Family& family) { return family.name == std::string(name); });
+    const auto fits = [&c](const Family& family) {
+        return family.qkv_bias == c.qkv_bias && family.qk_norm == c.qk_norm &&
+               (c.family.empty() ? family.name != std::string("llama") || c.hidden % c.heads == 0
+                                 : family.name == c.family);
+    };
+    const auto found = std::find_if(kFamilies.begin(), kFamilies.end(), fits);
+    CHECK(found != kFamilies.end(), "{} with biases {} and norms of q and k {}", c.family, c.qkv_bias, c.qk_norm);
+    return *found;
 }
 
 // Usage error, naming the key, if some layer's attention sees a window only.
@@ -182,6 +187,7 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path) {
     const Family& family = family_of(keys);
     refuse_other_models(keys, family);
     LlamaConfig config;
+    config.family = family.name;
     config.qkv_bias = family.qkv_bias;
     config.qk_norm = family.qk_norm;
     config.layers = keys.integer("num_hidden_layers", kMaxLayers);
