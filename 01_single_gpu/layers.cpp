@@ -200,15 +200,15 @@ Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t
         });
 }
 
-Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch) {
+Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch, const LossOptions& o) {
     Tensor row_max = row_stats(logits.data), row_sum = row_stats(logits.data), target_logit = row_stats(logits.data);
     Tensor lse = row_stats(logits.data);
-    Var loss{.data = Tensor({1}, stats_dtype(logits.data.dtype()), logits.data.device())};
-    softmax_stats(row_max, row_sum, target_logit, logits.data, batch.targets);
-    cross_entropy(loss.data, lse, row_max, row_sum, target_logit, batch.loss_scale);
+    Var loss{.data = Tensor({o.numbers()}, stats_dtype(logits.data.dtype()), logits.data.device())};
+    softmax_stats(row_max, row_sum, target_logit, logits.data, batch.targets, 0, INT64_MAX, o.logit_scale);
+    cross_entropy(loss.data, lse, row_max, row_sum, target_logit, batch.loss_scale, o.z_loss);
     if (tape.recording) {
         Tensor dlogits = logits.data;  // the gradient overwrites the logits, so only one copy is stored
-        cross_entropy_backward(dlogits, batch.targets, lse, batch.loss_scale);
+        cross_entropy_backward(dlogits, batch.targets, lse, batch.loss_scale, 0, INT64_MAX, o.logit_scale, o.z_loss);
         tape.record([dlogits, grad = logits.grad] { *grad = dlogits; });
     }
     return loss;

@@ -70,7 +70,13 @@ using AttentionBackward = std::function<QKVGrads(const Tensor& dout, const Tenso
 Var attention(Tape& tape, const QKV& qkv, AttentionForward forward, AttentionBackward backward);
 Var one_device_attention(Tape& tape, const QKV& qkv, const Batch& batch, int64_t head_dim);  // causal
 
-// The scaled loss of the batch, (1) stats_dtype. It initializes its own gradient, so backward() needs no seed.
-Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch);
+struct LossOptions {
+    double z_loss = 0;       // coefficient of the z-loss; 0: none
+    double logit_scale = 1;  // muP: the loss is that of the logits times this
+    int64_t numbers() const { return z_loss > 0 ? 2 : 1; }
+};
+// The scaled loss of the batch, stats_dtype: (1), or with a z-loss (2): the cross-entropy, and what the z-loss adds to
+// it. It initializes its own gradient, so backward() needs no seed.
+Var next_token_loss(Tape& tape, const Var& logits, const Batch& batch, const LossOptions& options = {});
 
 }  // namespace train70b

@@ -49,8 +49,9 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rop
 Var TensorParallelOps::embedding(Tape& tape, const Batch& batch, Param& table) const {
     return train70b::embedding(tape, batch, table);
 }
-Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, const Param&) const {
-    return next_token_loss(tape, logits, batch);
+Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, const Param&,
+                            const LossOptions& options) const {
+    return next_token_loss(tape, logits, batch, options);
 }
 
 // Two functions rather than one: what the tape does not save is freed when each returns.
@@ -84,7 +85,7 @@ const TensorParallelOps kOneRank;
 }
 
 Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
-    : config(c), options(o), stage(s), tensor_parallel(&kOneRank) {
+    : config(c), options(o), stage(s), loss_options{o.z_loss}, tensor_parallel(&kOneRank) {
     check_config(c);
     int64_t end = 0;
     for (const Chunk& chunk : s.chunks) {
@@ -172,7 +173,7 @@ Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chun
     return head_unit.run(tape, x, [this, batch](Tape& t, const Var& in) {
         Var scores = head_logits(t, in);
         if (on_logits) on_logits(scores.data);
-        return tensor_parallel->loss(t, scores, batch, lm_head);
+        return tensor_parallel->loss(t, scores, batch, lm_head, loss_options);
     });
 }
 

@@ -42,8 +42,9 @@ class TensorParallelOps {
     // (o, down): (R, E) -> (R_l, E). R_l < R under sequence parallelism.
     virtual Var f(Tape&, const Var& x, const Linear&) const { return x; }
     virtual Var g(Tape&, const Var& y, const Linear&) const { return y; }
-    virtual Var embedding(Tape& tape, const Batch& batch, Param& table) const;                        // (R_l, E)
-    virtual Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head) const;  // (1)
+    virtual Var embedding(Tape& tape, const Batch& batch, Param& table) const;  // (R_l, E)
+    virtual Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head,
+                     const LossOptions& options) const;  // as next_token_loss
 };
 
 struct Block {
@@ -88,6 +89,7 @@ class Llama {
         Device device = Device::cpu;
         Recompute recompute = Recompute::none;
         double init_std = 0.02;  // o_proj and down_proj: divided by sqrt(2 * layers)
+        double z_loss = 0;       // coefficient of the z-loss
     };
     Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
     Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, full_model(config)) {}
@@ -96,6 +98,7 @@ class Llama {
     const LlamaConfig config;
     const Options options;
     const Stage stage;
+    const LossOptions loss_options;
 
     Param embed_tokens, final_norm, lm_head;
     Linear head;
@@ -113,7 +116,7 @@ class Llama {
     void materialize(uint64_t seed);
     void zero_grads();
 
-    // Runs one chunk. Returns the loss (1) if it ends with the head, else the hidden states (R_l, E). x: the output of
+    // Runs one chunk. Returns the loss if it ends with the head, else the hidden states (R_l, E). x: the output of
     // the previous layers; empty if the chunk begins with the embedding.
     Var forward(Tape& tape, const Batch& batch, const Var& x = {}, size_t chunk = 0);
     Var logits(Tape& tape, const Batch& batch);  // (R, V)

@@ -68,11 +68,13 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
 // ---- one step -------------------------------------------------------------------------------------------------------
 
 // Tensor-parallel ranks all have the full loss of their batch.
-double Trainer::sum_loss(const Tensor& mine, std::vector<double>& votes) const {
-    votes.push_back(read(mine)[0]);
+std::vector<double> Trainer::sum_loss(const Tensor& mine, std::vector<double>& votes) const {
+    const std::vector<double> numbers = read(mine);
+    votes.insert(votes.end(), numbers.begin(), numbers.end());
     votes = groups.pp->sum(groups.dp_cp->sum(votes));
-    const double loss = votes.back();
-    votes.pop_back();
+    const auto first = votes.end() - int64_t(numbers.size());
+    const std::vector<double> loss(first, votes.end());
+    votes.erase(first, votes.end());
     return loss;
 }
 
@@ -124,7 +126,9 @@ StepReport Trainer::step(int64_t number) {
     ledger().phase("update");
     Span span("update", "phase");
     collect_votes(number);
-    report.loss = sum_loss(loss, votes_);
+    const std::vector<double> losses = sum_loss(loss, votes_);
+    report.loss = losses[0];
+    if (losses.size() > 1) report.z_loss = losses[1];
     const double my_loss = read(loss)[0];
     loss = Tensor();
     report.grad_norm = norm(Which::grad, votes_);
@@ -195,7 +199,7 @@ double Trainer::evaluate() {
     for (int64_t round = 0; round < batches.validation_rounds(*groups.dp); ++round)
         accumulate(total, loop->forward_only(batches.validation_batch(*groups.dp, round)));
     std::vector<double> none;
-    return sum_loss(total, none);
+    return sum_loss(total, none)[0];
 }
 
 std::vector<int32_t> Trainer::generate(int64_t count) {

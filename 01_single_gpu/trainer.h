@@ -52,7 +52,7 @@ class Trainer {
 
   private:
     // Both sum `votes` in the same messages: sum_loss over dp_cp and pp, norm over tp.
-    double sum_loss(const Tensor& mine, std::vector<double>& votes) const;
+    std::vector<double> sum_loss(const Tensor& mine, std::vector<double>& votes) const;  // as many as `mine` has
     double norm(Which which, std::vector<double>& votes) const;
     // All ranks meet after the step's time was taken: adds the slowest rank. If a loss or norm is not finite, writes an
     // alarm that names the first parameter and its rank, and throws CommonError on all ranks. my_loss: before the sum.

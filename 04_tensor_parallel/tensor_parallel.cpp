@@ -199,8 +199,10 @@ Var TensorParallel::embedding(Tape& tape, const Batch& batch, Param& table) cons
     return finish_half_block(tape, y);
 }
 
-Var TensorParallel::loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head) const {
-    return vocabulary_parallel_loss(tape, logits, batch, ranks_, lm_head.local.row_begin, lm_head.global_shape[0]);
+Var TensorParallel::loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head,
+                         const LossOptions& options) const {
+    return vocabulary_parallel_loss(tape, logits, batch, ranks_, lm_head.local.row_begin, lm_head.global_shape[0],
+                                    options);
 }
 
 }  // namespace train70b

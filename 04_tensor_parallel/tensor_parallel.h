@@ -54,7 +54,8 @@ class TensorParallel : public TensorParallelOps {
     Var f(Tape& tape, const Var& x, const Linear&) const override;
     Var g(Tape& tape, const Var& y, const Linear&) const override;
     Var embedding(Tape& tape, const Batch& batch, Param& table) const override;
-    Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head) const override;
+    Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head,
+             const LossOptions& options) const override;
 
   private:
     void shard_embedding(Llama& model) const;

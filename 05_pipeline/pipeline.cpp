@@ -100,7 +100,7 @@ void Pipeline::time(const Step& step, const std::function<void()>& work) {
 }
 
 Tensor Pipeline::no_loss() const {
-    Tensor zero({1}, stats_dtype(model_.options.dtype), model_.options.device);
+    Tensor zero({model_.loss_options.numbers()}, stats_dtype(model_.options.dtype), model_.options.device);
     fill(zero, 0);
     return zero;
 }

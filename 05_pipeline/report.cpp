@@ -74,9 +74,9 @@ PipelineRun run_pipeline(const TrainOptions& options, const Dataset& data, const
     pipeline.measure(true);
     fresh.trainer.loop = &pipeline;
     fresh.trainer.groups.pp = group_of(stages);
-    const auto& [dtype, grad_dtype, device, recompute, init_std] = fresh.model.options;
-    run.hop =
-        hop_seconds(stages, Tensor({o.micro_batch * o.seq_len, o.model.hidden}, dtype, device, Memory::workspace));
+    const Llama::Options& of = fresh.model.options;
+    run.hop = hop_seconds(stages,
+                          Tensor({o.micro_batch * o.seq_len, o.model.hidden}, of.dtype, of.device, Memory::workspace));
     MeasuredStep last;
     for (int step = 1; step <= 5; ++step) {
         last = fresh.measure(stages).front();

@@ -70,7 +70,7 @@ namespace {
 constexpr const char* kFixed[] = {"seed",      "seq-len", "global-batch", "val-fraction", "dtype",    "grad-dtype",
                                   "optimizer", "fp8",     "fp8-history",  "batch-ramp",   "seq-ramp", "document-token"};
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
-                                  "beta1", "beta2", "eps",    "clip",         "fp8-margin"};
+                                  "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
 
 void check_model(const Manifest& manifest, const LlamaConfig& mine) {
     const LlamaConfig& its = manifest.model;
@@ -118,7 +118,7 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
     }
     std::string changed;
     for (const char* name : kNoted)
-        if (const std::string there = text(its, name), here = text(flags, name); there != here)
+        if (const std::string there = text(its, name), here = text(flags, name); its.contains(name) && there != here)
             changed += fmt::format("{} --{} {}, not {}", changed.empty() ? "" : ",", name, here, there);
     const auto disagrees = [&](const char* name, const std::string& value) {
         const std::string flag = text(its, name);

@@ -5,15 +5,27 @@ using namespace train70b::test;
 
 namespace {
 
-double cross_entropy_double(const Doubles& logits, const std::vector<int32_t>& targets, int64_t cols, double scale) {
-    double loss = 0;
+// What the ops compute of a loss besides its cross-entropy: the z-loss, and muP's multiplier of the logits.
+struct Extra {
+    double z_loss = 0, logit_scale = 1;
+};
+
+// The cross-entropy and what the z-loss adds to it.
+std::array<double, 2> losses_double(const Doubles& logits, const std::vector<int32_t>& targets, int64_t cols,
+                                    double scale, const Extra& extra) {
+    double loss = 0, squares = 0;
     for (size_t r = 0; r < targets.size(); ++r) {
         if (targets[r] == kIgnored) continue;
         double sum = 0;
-        for (int64_t c = 0; c < cols; ++c) sum += std::exp(logits[r * cols + c]);
-        loss += std::log(sum) - logits[r * cols + targets[r]];
+        for (int64_t c = 0; c < cols; ++c) sum += std::exp(extra.logit_scale * logits[r * cols + c]);
+        loss += std::log(sum) - extra.logit_scale * logits[r * cols + targets[r]];
+        squares += std::log(sum) * std::log(sum);
     }
-    return loss * scale;
+    return {loss * scale, extra.z_loss * squares * scale};
+}
+
+double cross_entropy_double(const Doubles& logits, const std::vector<int32_t>& targets, int64_t cols, double scale) {
+    return losses_double(logits, targets, cols, scale, {})[0];
 }
 
 }  // namespace
@@ -226,6 +238,54 @@ TEST_CASE("ignored targets add no loss and no gradient, and the other rows are t
         EXPECT(nothing.loss[0] == 0);
         EXPECT(nothing.gradient == Doubles(R * V));
     }
+}
+
+TEST_CASE("z-loss and multiplier of the logits: both losses and their common gradient, whole and in two parts") {
+    for (const auto& [dtype, forward, gradient] : kAccuracies)
+        for (const Extra& extra : {Extra{.z_loss = 1e-2}, Extra{.logit_scale = 0.25}, Extra{1.5, 0.125}, Extra{3, 2}}) {
+            const int64_t R = 6, V = 11, cut = 4;
+            INFO("cross_entropy with z_loss " << extra.z_loss << " and logit_scale " << extra.logit_scale << " "
+                                              << name_of(dtype) << ", R " << R << " V " << V);
+            const double factor = 1.0 / 5;
+            Doubles logits = randoms(R * V, 1, dtype);
+            for (double& v : logits) v *= 8;
+            const std::vector<int32_t> ids = {0, 10, kIgnored, 3, 4, 7};
+            const Tensor targets = upload(ids, {R}, Device::cpu);
+            Tensor x = tensor(logits, {R, V}, dtype), max = empty({R}, dtype), sum = empty({R}, dtype),
+                   at = empty({R}, dtype), lse = empty({R}, dtype);
+            Tensor loss = empty({extra.z_loss > 0 ? 2 : 1}, dtype);
+            softmax_stats(max, sum, at, x, targets, 0, V, extra.logit_scale);
+            cross_entropy(loss, lse, max, sum, at, factor, extra.z_loss);
+            const auto expected = losses_double(logits, ids, V, factor, extra);
+            const Doubles got = read(loss);
+            for (size_t i = 0; i < got.size(); ++i) EXPECT(std::abs(got[i] / expected[i] - 1) <= forward);
+            cross_entropy_backward(x, targets, lse, factor, 0, V, extra.logit_scale, extra.z_loss);
+            const auto total = [&](const Doubles& v) {
+                const auto both = losses_double(v, ids, V, factor, extra);
+                return both[0] + both[1];
+            };
+            EXPECT(distance(x, differentiate(total, logits)) <= gradient);
+            const Doubles whole = values(x);
+            for (int64_t v = 0; v < V; ++v) EXPECT(whole[2 * V + v] == 0);  // the ignored row
+
+            for (auto [begin, end] : {std::array<int64_t, 2>{0, cut}, {cut, V}}) {
+                INFO("columns " << begin << " to " << end);
+                Doubles part;
+                for (int64_t r = 0; r < R; ++r) part.insert(part.end(), &logits[r * V + begin], &logits[r * V] + end);
+                Tensor y = tensor(part, {R, end - begin}, dtype);
+                softmax_stats(max, sum, at, y, targets, begin, V, extra.logit_scale);
+                for (int64_t r = 0; r < R; ++r) {
+                    const bool here = ids[r] >= begin && ids[r] < end;
+                    const double stored = here ? values(y)[r * (end - begin) + ids[r] - begin] : 0;
+                    EXPECT(std::abs(values(at)[r] - extra.logit_scale * stored) <= forward);
+                }
+                cross_entropy_backward(y, targets, lse, factor, begin, V, extra.logit_scale, extra.z_loss);
+                const Doubles columns = values(y);
+                for (int64_t r = 0; r < R; ++r)
+                    for (int64_t c = begin; c < end; ++c)
+                        EXPECT(columns[r * (end - begin) + c - begin] == whole[r * V + c]);
+            }
+        }
 }
 
 TEST_CASE("only -1 is ignored: another target outside the vocabulary counts its row's lse") {

@@ -402,6 +402,18 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
                     cross_entropy_backward(logits, targets, lse, 0.25f, first);
                     return Results{max, sums, at, lse, loss, logits};
                 });
+            for (const double logit_scale : {1.0, 0.25})
+                compare(ops("cross_entropy, z-loss, logit scale", {rows, cols}), dtype, [&](Device device) {
+                    const Maker make{device, dtype};
+                    Tensor logits = make.random({rows, cols}, 1, 20);
+                    const Tensor targets = make.ids(rows, cols, 9);
+                    Tensor max = make.floats({rows}), sum = make.floats({rows}), at = make.floats({rows});
+                    Tensor lse = make.floats({rows}), loss = make.floats({2});
+                    softmax_stats(max, sum, at, logits, targets, 0, cols, logit_scale);
+                    cross_entropy(loss, lse, max, sum, at, 0.25, 0.01);
+                    cross_entropy_backward(logits, targets, lse, 0.25, 0, cols, logit_scale, 0.01);
+                    return Results{max, sum, at, lse, loss, logits};
+                });
             for (int64_t vocab : {cols - 1, cols / 2, int64_t(0)})  // the rest is padding
                 compare(ops("rescale_sums", {rows, cols, vocab}), dtype, [&](Device device) {
                     const Maker make{device, dtype};

@@ -89,6 +89,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--beta2", o.beta2, "AdamW: decay rate of exp_avg_sq", real_number(0, 0.999999));
     add("--eps", o.eps, "AdamW: added to the denominator", positive);
     add("--clip", o.clip, "maximum gradient norm; 0: no clipping", positive0);
+    add("--z-loss", o.z_loss, "add this times the mean squared log of the softmax's denominator to the loss",
+        positive0);
 
     group("Precision, memory");
     add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(names_of(kTrainDTypes)));
@@ -223,7 +225,9 @@ StepSizes TrainOptions::sizes() const { return {global_batch, seq_len, batch_ram
 Llama::Options TrainOptions::llama() const {
     const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).dtype;
     const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).dtype;
-    return {weights, weights == DType::f64 ? weights : grads, device_kind(), recompute_of(recompute), init_std};
+    return {weights,        weights == DType::f64 ? weights : grads,
+            device_kind(),  recompute_of(recompute),
+            init_std,       z_loss};
 }
 
 AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }

@@ -73,17 +73,16 @@ ordered_json to_json(const StepReport& r, DType dtype) {
     memory["peak"] = to_json(r.peak);
     ordered_json comm = ordered_json::object();
     for (const auto& [name, bytes] : r.comm_bytes) comm[name] = bytes;
-    ordered_json json = {{"event", "step"},
-                         {"step", r.step},
-                         {"loss", significant_digits(r.loss, dtype)},
-                         {"grad_norm", significant_digits(r.grad_norm, dtype)},
-                         {"lr", r.lr},
-                         {"param_norm", significant_digits(r.param_norm, dtype)},
-                         {"tokens_per_s", significant_digits(r.tokens_per_s)},
-                         {"mfu", r.mfu ? ordered_json(*r.mfu) : ordered_json(nullptr)},
-                         {"step_s", significant_digits(r.step_s)},
-                         {"comm_s", significant_digits(r.comm_s)},
-                         {"data_s", significant_digits(r.data_s)}};
+    ordered_json json = {{"event", "step"}, {"step", r.step}, {"loss", significant_digits(r.loss, dtype)}};
+    if (r.z_loss) json["z_loss"] = significant_digits(*r.z_loss, dtype);
+    json.update({{"grad_norm", significant_digits(r.grad_norm, dtype)},
+                 {"lr", r.lr},
+                 {"param_norm", significant_digits(r.param_norm, dtype)},
+                 {"tokens_per_s", significant_digits(r.tokens_per_s)},
+                 {"mfu", r.mfu ? ordered_json(*r.mfu) : ordered_json(nullptr)},
+                 {"step_s", significant_digits(r.step_s)},
+                 {"comm_s", significant_digits(r.comm_s)},
+                 {"data_s", significant_digits(r.data_s)}});
     if (r.size) json["global_batch"] = r.size->sequences, json["seq_len"] = r.size->seq_len;
     if (r.attention_pairs) json["attention_pairs"] = *r.attention_pairs;
     if (const auto& s = r.straggler)

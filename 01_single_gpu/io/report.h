@@ -20,7 +20,7 @@ Straggler find_straggler(const std::vector<double>& step_s, const std::vector<do
 
 struct StepReport {
     int64_t step = 0;               // from 1
-    double loss = 0;                // mean over the global batch, before the update
+    double loss = 0;                // mean over the global batch, before the update; the cross-entropy alone
     double grad_norm = 0;           // before clipping
     double lr = 0, param_norm = 0;  // param_norm: after the update
     double tokens_per_s = 0, step_s = 0, comm_s = 0, data_s = 0;
@@ -28,6 +28,7 @@ struct StepReport {
         int64_t sequences, seq_len;
     };
     std::optional<Size> size;               // of the global batch, where it varies from step to step
+    std::optional<double> z_loss;           // what it adds to the loss, where there is one
     double flops = 0;                       // model FLOPs of all ranks
     std::optional<double> mfu;              // model FLOPs / peak FLOPs, if the peak is known
     std::optional<double> attention_pairs;  // (query, key) of the global batch, with --document-token

@@ -7,7 +7,8 @@ namespace {
 
 template <class T>
 __global__ void softmax_stats_kernel(float* row_max, float* row_sum, float* target_logit, const T* logits,
-                                     const int32_t* targets, int64_t cols, int64_t real, int64_t first_vocab) {
+                                     const int32_t* targets, int64_t cols, int64_t real, int64_t first_vocab,
+                                     float logit_scale) {
     if (targets[blockIdx.x] == kIgnored) {
         if (threadIdx.x == 0) {
             row_max[blockIdx.x] = target_logit[blockIdx.x] = 0;
@@ -20,6 +21,7 @@ __global__ void softmax_stats_kernel(float* row_max, float* row_sum, float* targ
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < real; c += int64_t(blockDim.x) * kPack) {
         float v[kPack];
         load(v, x, c, cols);
+        for (int j = 0; j < kPack; ++j) v[j] *= logit_scale;
         float above = max;
         for (int j = 0; j < kPack && c + j < real; ++j) above = fmaxf(above, v[j]);
         if (above > max) sum *= expf(max - above);
@@ -33,7 +35,7 @@ __global__ void softmax_stats_kernel(float* row_max, float* row_sum, float* targ
         const int64_t target = targets[blockIdx.x] - first_vocab;
         row_max[blockIdx.x] = whole;
         row_sum[blockIdx.x] = sum;
-        target_logit[blockIdx.x] = target >= 0 && target < real ? to_float(x[target]) : 0.0f;
+        target_logit[blockIdx.x] = target >= 0 && target < real ? to_float(x[target]) * logit_scale : 0.0f;
     }
 }
 
@@ -43,29 +45,38 @@ __global__ void rescale_sums_kernel(float* row_sum, const float* row_max, const 
 }
 
 __global__ void cross_entropy_kernel(float* loss, float* lse, const float* row_max, const float* row_sum,
-                                     const float* target_logit, int64_t rows, float scale) {
-    double sum = 0;
+                                     const float* target_logit, int64_t rows, float scale, float z_loss,
+                                     bool has_z_loss) {
+    double sum = 0, squares = 0;
     for (int64_t r = threadIdx.x; r < rows; r += blockDim.x) {
         const double log_sum = double(row_max[r]) + log(double(row_sum[r]));
         lse[r] = float(log_sum);
         sum += log_sum - double(target_logit[r]);
+        squares += log_sum * log_sum;
     }
     sum = block_reduce(sum, Sum());
     if (threadIdx.x == 0) *loss = float(sum * double(scale));
+    if (!has_z_loss) return;
+    squares = block_reduce(squares, Sum());
+    if (threadIdx.x == 0) loss[1] = float(squares * double(scale) * double(z_loss));
 }
 
 template <class T>
 __global__ void cross_entropy_backward_kernel(T* logits, const int32_t* targets, const float* lse, int64_t cols,
-                                              int64_t real, float scale, int64_t first_vocab) {
+                                              int64_t real, float scale, int64_t first_vocab, float logit_scale,
+                                              float z_loss) {
     T* x = logits + blockIdx.x * cols;
     const int64_t target = targets[blockIdx.x] - first_vocab;
     const bool ignored = targets[blockIdx.x] == kIgnored;
-    const float row_lse = lse[blockIdx.x];
+    const float row_lse = lse[blockIdx.x], factor = scale * logit_scale;
+    const float weight = z_loss == 0 ? 1.0f : 1.0f + 2 * z_loss * row_lse;  // of the softmax
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
         float v[kPack];
         load(v, x, c, cols);
         for (int j = 0; j < kPack; ++j)
-            v[j] = c + j < real && !ignored ? (expf(v[j] - row_lse) - (c + j == target ? 1.0f : 0.0f)) * scale : 0.0f;
+            v[j] = c + j < real && !ignored
+                       ? (expf(v[j] * logit_scale - row_lse) * weight - (c + j == target ? 1.0f : 0.0f)) * factor
+                       : 0.0f;
         store(x, c, cols, v);
     }
 }
@@ -73,12 +84,13 @@ __global__ void cross_entropy_backward_kernel(T* logits, const int32_t* targets,
 }  // namespace
 
 void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const Tensor& logits, const Tensor& targets,
-                   int64_t first_vocab, int64_t vocab) {
+                   int64_t first_vocab, int64_t vocab, double logit_scale) {
     const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
     with_float(logits.dtype(), [&](auto zero) {
         using T = decltype(zero);
         launch(softmax_stats_kernel<T>, {blocks_for(logits.rows(), 1)}, row_max.data<float>(), row_sum.data<float>(),
-               target_logit.data<float>(), logits.data<T>(), targets.data<int32_t>(), logits.cols(), real, first_vocab);
+               target_logit.data<float>(), logits.data<T>(), targets.data<int32_t>(), logits.cols(), real, first_vocab,
+               float(logit_scale));
     });
 }
 
@@ -88,18 +100,19 @@ void rescale_sums(Tensor& row_sum, const Tensor& row_max, const Tensor& whole_ma
 }
 
 void cross_entropy(Tensor& loss, Tensor& lse, const Tensor& row_max, const Tensor& row_sum, const Tensor& target_logit,
-                   double scale) {
+                   double scale, double z_loss) {
     launch(cross_entropy_kernel, {1, 1024}, loss.data<float>(), lse.data<float>(), row_max.data<float>(),
-           row_sum.data<float>(), target_logit.data<float>(), lse.size(), float(scale));
+           row_sum.data<float>(), target_logit.data<float>(), lse.size(), float(scale), float(z_loss), loss.size() > 1);
 }
 
 void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor& lse, double scale, int64_t first_vocab,
-                            int64_t vocab) {
+                            int64_t vocab, double logit_scale, double z_loss) {
     const int64_t real = std::clamp<int64_t>(vocab - first_vocab, 0, logits.cols());
     with_float(logits.dtype(), [&](auto zero) {
         using T = decltype(zero);
         launch(cross_entropy_backward_kernel<T>, {blocks_for(logits.rows(), 1)}, logits.data<T>(),
-               targets.data<int32_t>(), lse.data<float>(), logits.cols(), real, float(scale), first_vocab);
+               targets.data<int32_t>(), lse.data<float>(), logits.cols(), real, float(scale), first_vocab,
+               float(logit_scale), float(z_loss));
     });
 }
 
