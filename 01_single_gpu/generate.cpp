@@ -39,6 +39,7 @@ int32_t Generator::next(const std::vector<int32_t>& context, double u) const {
         if (row < 0) return;
         std::vector<double> all = groups.tp->gather(read(logits.row_slice(row, row + 1)));
         all.resize(size_t(model.config.vocab));  // without the padding of the last ranks
+        for (double& logit : all) logit *= model.loss_options.logit_scale;
         token = sample(all, kTemperature, u);
     };
     loop.forward_only(batches.of_one(padded));

@@ -82,10 +82,14 @@ Var Block::body(Tape& tape, const Var& x, const Batch& batch, const TensorParall
 
 namespace {
 const TensorParallelOps kOneRank;
+
+double mup_ratio(const LlamaConfig& c, const Llama::Options& o) {  // base width / width
+    return o.mup_base > 0 ? double(o.mup_base) / double(c.hidden) : 1;
 }
+}  // namespace
 
 Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
-    : config(c), options(o), stage(s), loss_options{o.z_loss}, tensor_parallel(&kOneRank) {
+    : config(c), options(o), stage(s), loss_options{o.z_loss, mup_ratio(c, o)}, tensor_parallel(&kOneRank) {
     check_config(c);
     int64_t end = 0;
     for (const Chunk& chunk : s.chunks) {
@@ -109,7 +113,23 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
         head.weights = {&lm_head};
         head_unit = {"head", {&final_norm, &lm_head}, {}};
     }
+    if (o.mup_base > 0) apply_mup();
 }
+
+// Yang & Hu et al. 2022, table 8, for Adam. Only the matrices of the blocks are hidden weights, with an input and an
+// output that grow with the width; embedding, head and vectors stay as they are, and the logits are multiplied by the
+// ratio in the loss. Standard deviations are those of --init-std at the base width.
+// tag::mup[]
+void Llama::apply_mup() {
+    const double ratio = mup_ratio(config, options);
+    for (Block& block : blocks)
+        for (Param* param : block.unit.params) {
+            if (!param->is_matrix()) continue;
+            param->init_std *= std::sqrt(ratio);
+            param->lr_scale = ratio;
+        }
+}
+// end::mup[]
 
 std::vector<Unit*> Llama::units() {
     std::vector<Unit*> list;

@@ -90,6 +90,8 @@ class Llama {
         Recompute recompute = Recompute::none;
         double init_std = 0.02;  // o_proj and down_proj: divided by sqrt(2 * layers)
         double z_loss = 0;       // coefficient of the z-loss
+        // muP: the hidden size at which initial values, learning rates and logits are as without it; 0: no muP
+        int64_t mup_base = 0;
     };
     Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
     Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, full_model(config)) {}
@@ -119,9 +121,10 @@ class Llama {
     // Runs one chunk. Returns the loss if it ends with the head, else the hidden states (R_l, E). x: the output of
     // the previous layers; empty if the chunk begins with the embedding.
     Var forward(Tape& tape, const Batch& batch, const Var& x = {}, size_t chunk = 0);
-    Var logits(Tape& tape, const Batch& batch);  // (R, V)
+    Var logits(Tape& tape, const Batch& batch);  // (R, V), before muP's loss_options.logit_scale
 
   private:
+    void apply_mup();
     Var hidden(Tape& tape, const Batch& batch, const Var& x, size_t chunk);
     Var head_logits(Tape& tape, const Var& x);
 };

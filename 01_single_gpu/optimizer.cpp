@@ -32,12 +32,14 @@ AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) :
 
 int64_t AdamW::state_bytes(DType param) { return 2 * size_of(stats_dtype(param)) + master_bytes(param); }
 
-AdamWStep AdamW::Hyper::at(int64_t step, double lr, double grad_scale, bool decay) const {
-    return {.lr = lr,
+// Per step a weight loses lr * weight_decay of itself, whatever its lr_scale.
+AdamWStep AdamW::Hyper::at(int64_t step, double lr, double grad_scale, const Segment& segment) const {
+    const double lr_scale = segment.param->lr_scale;
+    return {.lr = lr * lr_scale,
             .beta1 = beta1,
             .beta2 = beta2,
             .eps = eps,
-            .weight_decay = decay ? weight_decay : 0,
+            .weight_decay = segment.decays() ? weight_decay / lr_scale : 0,
             .grad_scale = grad_scale,
             .step = step};
 }
@@ -51,7 +53,7 @@ MakeOptimizer AdamW::maker(const Hyper& hyper) {
 void AdamW::update(int64_t step, double lr, double grad_scale) {
     for (State& state : states_)
         adamw(state.segment.data, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,
-              hyper_.at(step, lr, grad_scale, state.segment.decays()));
+              hyper_.at(step, lr, grad_scale, state.segment));
 }
 
 void AdamW::weights_changed() {

@@ -48,7 +48,7 @@ class AdamW : public Optimizer {
   public:
     struct Hyper {
         double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
-        AdamWStep at(int64_t step, double lr, double grad_scale, bool decay) const;  // step from 1
+        AdamWStep at(int64_t step, double lr, double grad_scale, const Segment& segment) const;  // step from 1
     };
     // Master weights are initialized from the parameters. States are on the segments' device, booked under `states`.
     AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states = Memory::optimizer);

@@ -25,6 +25,7 @@ struct Param {
     GroupPtr partial_grad_group;
     double init_std = 0;    // 0: all elements are init_value
     double init_value = 1;  // 1: norm weights; 0: biases
+    double lr_scale = 1;    // the learning rate is multiplied by it (muP); weight decay is not
 
     Tensor data, grad;  // views into flat buffers; the ParamStore that owns those may replace them between uses
 

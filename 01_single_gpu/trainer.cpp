@@ -254,7 +254,11 @@ void Trainer::run() {
     for (RunControl* control : controls) control->finish();
     const double seconds = now_seconds() - start;
     if (reference_) reference_->finish();
-    if (hf_) runtime->write_files([&] { hf_->save(saved_config(), model_.options.dtype, full_of); });
+    if (hf_)
+        runtime->write_files([&] {
+            hf_->save(saved_config(), model_.options.dtype,
+                      [this](const Param& param, Which which) { return saved(param, full(param, which)); });
+        });
     finish(last, first, number - 1, seconds);
 }
 
@@ -273,6 +277,15 @@ LlamaConfig Trainer::saved_config() const {
     LlamaConfig config = model_.config;
     if (config.context == 0) config.context = options_.seq_len;
     return config;
+}
+
+// Hugging Face's Llama has no multiplier of the logits: in its files the final norm's weight has muP's.
+Tensor Trainer::saved(const Param& param, const Tensor& full) const {
+    if (!full || param.name != "model.norm.weight" || model_.loss_options.logit_scale == 1) return full;
+    Tensor scaled = Tensor::like(full, Memory::workspace);
+    copy(scaled, full);
+    scale(scaled, model_.loss_options.logit_scale);
+    return scaled;
 }
 
 // "rank 3 (tp 1, dp 0, pp 1)"

@@ -61,7 +61,8 @@ class Trainer {
     void record(const nlohmann::ordered_json& event);
     void print_sample(int64_t step);
     LlamaConfig saved_config() const;
-    std::string rank_title() const;  // in a trace
+    Tensor saved(const Param& param, const Tensor& full) const;  // what --save-hf writes of it
+    std::string rank_title() const;                              // in a trace
     void collect_votes(int64_t step);
     bool after_step(const StepReport& report);  // whether the run goes on
     void finish(const StepReport& last, int64_t first_step, int64_t last_step, double train_seconds);

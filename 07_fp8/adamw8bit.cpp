@@ -52,7 +52,7 @@ MakeOptimizer AdamW8bit::maker(const AdamW::Hyper& hyper) {
 void AdamW8bit::update(int64_t step, double lr, double grad_scale) {
     for (State& state : states_)
         adamw8bit(state.segment.data, state.master, state.moments, state.segment.grad, state.blocks,
-                  hyper_.at(step, lr, grad_scale, state.segment.decays()),
+                  hyper_.at(step, lr, grad_scale, state.segment),
                   random_bits(state.segment.param->key(0), uint64_t(step)));
 }
 

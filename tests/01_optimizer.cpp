@@ -83,6 +83,28 @@ TEST_CASE("AdamW: states of 8 bytes per fp32 element, 12 per bf16, 16 per fp64; 
     }
 }
 
+TEST_CASE("AdamW: a parameter's lr_scale multiplies the update, not the weight decay; at 1 it is not there") {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+        const auto run = [&](double lr_scale, double lr, double weight_decay, double gradient) {
+            Param matrix = make_param("matrix", {5, 7}, 1);
+            matrix.lr_scale = lr_scale;
+            bind_data({&matrix}, tensor(randoms(35, 1), {35}, dtype));
+            std::vector<double> grad = randoms(35, 2);
+            for (double& g : grad) g *= gradient;
+            bind_grads({&matrix}, tensor(grad, {35}, stats_dtype(dtype)));
+            AdamW adamw(full_segments({&matrix}), {.weight_decay = weight_decay});
+            for (int step = 1; step <= 3; ++step) adamw.update(step, lr, 1);
+            return values(matrix.data);
+        };
+        const double bound = dtype == DType::f32 ? 1e-6 : dtype == DType::bf16 ? 4e-3 : 1e-14;
+        EXPECT(run(0.125, 0.5, 0, 1) == run(1, 0.0625, 0, 1));  // powers of two: not a bit is lost
+        EXPECT(distance(run(0.3, 0.5, 0, 1), run(1, 0.15, 0, 1)) <= bound);
+        EXPECT(run(0.125, 0.5, 0.25, 0) == run(1, 0.5, 0.25, 0));  // a gradient of 0: only the decay is left
+        EXPECT(distance(run(0.3, 0.5, 0.25, 0), run(1, 0.5, 0.25, 0)) <= bound);
+        EXPECT(distance(run(0.125, 0.5, 0.25, 1), run(1, 0.5, 0.25, 1)) > 0.01);
+    }
+}
+
 TEST_CASE("initial values: a shard of any place holds its slice of the whole, to the last bit") {
     Param whole = make_param("model.layers.3.mlp.up_proj.weight", {37, 23}, 0.5);
     const auto initial = [](const Param& param, uint64_t seed, int64_t offset, Shape shape, DType dtype = DType::f32) {

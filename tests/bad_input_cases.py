@@ -616,7 +616,7 @@ def hf_cases(add, base):
     for name, value in (("a file", "text.txt"), ("nothing", "nowhere"), ("a FIFO", "fifo"), ("a loop", "loop"),
             ("a long name", "n" * 300), ("a Latin-1 name", b"caf\xe9")):
         add("Hugging Face folders", f"--load-hf {name}", FIRST, ["--load-hf", value], "--load-hf", after(odd_files))
-    for flag in [*SHAPE, "--head-dim", "--qkv-bias", "--qk-norm"]:
+    for flag in [*SHAPE, "--head-dim", "--qkv-bias", "--qk-norm", "--mup"]:
         value = "on" if flag.startswith("--q") else "2"
         add("Hugging Face folders", f"--load-hf with {flag}", FIRST, ["--load-hf", "hf", flag, value],
             [flag, "--load-hf"], folder_with())

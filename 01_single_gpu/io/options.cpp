@@ -91,6 +91,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--clip", o.clip, "maximum gradient norm; 0: no clipping", positive0);
     add("--z-loss", o.z_loss, "add this times the mean squared log of the softmax's denominator to the loss",
         positive0);
+    add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for", count);
 
     group("Precision, memory");
     add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(names_of(kTrainDTypes)));
@@ -135,6 +136,9 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.device == "cuda" && !why_no_cuda().empty())
         usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
     if (o.data.empty() && !given("--data")) o.data = repository_file(kDefaultData);
+    if (o.mup && !o.load_hf.empty())
+        usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
+                    o.load_hf);
     check_path_flags();
 }
 
@@ -227,7 +231,8 @@ Llama::Options TrainOptions::llama() const {
     const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).dtype;
     return {weights,        weights == DType::f64 ? weights : grads,
             device_kind(),  recompute_of(recompute),
-            init_std,       z_loss};
+            init_std,       z_loss,
+            mup.value_or(0)};
 }
 
 AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }
