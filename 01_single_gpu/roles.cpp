@@ -40,6 +40,14 @@ double LocalStore::squares(Which which) const {
     return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
+double LocalStore::matrix_squares() const {
+    std::vector<Param*> matrices;
+    for (Param* param : model_.params())
+        if (param->is_matrix()) matrices.push_back(param);
+    const std::vector<double> sums = train70b::squares(matrices, Which::grad);
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
 Tensor LocalStore::full(const Param& param, Which which) const {
     return which == Which::data ? param.data : param.grad;
 }

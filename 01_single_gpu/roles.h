@@ -33,6 +33,8 @@ class ParamStore {
     virtual std::vector<Tensor> gradient_parts(const Param& param) const = 0;
     // Sum of squares of all parameters or gradients, each counted once over the data-parallel ranks. Collective.
     virtual double squares(Which which) const = 0;
+    // Of the elements of matrices' gradients that this rank owns: over the data-parallel ranks, each counts once.
+    virtual double matrix_squares() const = 0;
     virtual void update(int64_t step, double lr, double grad_scale) = 0;  // step from 1
 
     // A parameter's unsharded local rectangle, data or gradient, on the first data-parallel rank; on the others the
@@ -99,7 +101,9 @@ class RunControl {
     // This rank's numbers, always equally many, which are summed over all ranks in the messages of the step's loss and
     // gradient norm.
     virtual std::vector<double> votes(int64_t /*step*/) { return {}; }
-    // After the update. sums: of the votes, equal on all ranks. Returns false if this is the run's last step.
+    // After the update, with the sums of the votes, equal on all ranks: may add to the report.
+    virtual void complete(StepReport&, const std::vector<double>& /*sums*/) {}
+    // When the step has been reported. Returns false if this is the run's last step.
     virtual bool after_step(const StepReport&, const std::vector<double>& /*sums*/) { return true; }
     virtual void recorded(const nlohmann::ordered_json& /*event*/) {
     }                         // every event that Trainer::note() or an alarm writes
@@ -136,6 +140,7 @@ class LocalStore : public ParamStore {
     void finish_gradients() override {}
     std::vector<Tensor> gradient_parts(const Param& param) const override { return {param.grad}; }
     double squares(Which which) const override;
+    double matrix_squares() const override;
     void update(int64_t step, double lr, double grad_scale) override { optimizer_->update(step, lr, grad_scale); }
     Tensor full(const Param& param, Which which) const override;
     void for_each_state(const StateVisitor& visit) override { optimizer_->for_each_state(visit); }

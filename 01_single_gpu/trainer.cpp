@@ -153,6 +153,7 @@ StepReport Trainer::step(int64_t number) {
     if (const auto peak = peak_flops(model_.options.device, model_.options.dtype))
         report.mfu = report.flops / (report.step_s * *peak * double(runtime->ranks()));
     if (!options_.metrics.empty()) report.param_norm = norm(Which::data);
+    each_with_votes([&](RunControl& control, const std::vector<double>& sums) { control.complete(report, sums); });
     if (observer) observer->step_done(report);
     return report;
 }
@@ -262,14 +263,21 @@ void Trainer::run() {
     finish(last, first, number - 1, seconds);
 }
 
-bool Trainer::after_step(const StepReport& report) {
-    bool goes_on = true;
+void Trainer::each_with_votes(
+    const std::function<void(RunControl& control, const std::vector<double>& sums)>& body) const {
     auto vote = votes_.begin();
     for (size_t i = 0; i < controls.size(); ++i) {
         const auto end = vote + int64_t(vote_counts_[i]);
-        goes_on = controls[i]->after_step(report, {vote, end}) && goes_on;
+        body(*controls[i], {vote, end});
         vote = end;
     }
+}
+
+bool Trainer::after_step(const StepReport& report) {
+    bool goes_on = true;
+    each_with_votes([&](RunControl& control, const std::vector<double>& sums) {
+        goes_on = control.after_step(report, sums) && goes_on;
+    });
     return goes_on;
 }
 
@@ -310,13 +318,15 @@ void Trainer::record(const nlohmann::ordered_json& event) {
 void Trainer::finish(const StepReport& last, int64_t first_step, int64_t last_step, double seconds) {
     const int64_t steps = last_step - first_step + 1;
     const double tokens = double(batches.sizes.tokens_until(last_step + 1) - batches.sizes.tokens_until(first_step));
-    metrics_.write(
-        {{"event", "summary"},
-         {"steps", last_step},
-         {"loss", steps ? nlohmann::ordered_json(significant_digits(last.loss, model_.options.dtype)) : nullptr},
-         {"seconds", significant_digits(seconds)},
-         {"tokens_per_s", significant_digits(seconds > 0 ? tokens / seconds : 0)},
-         {"memory_per_rank", runtime->memory_per_rank(run_peak_)}});
+    nlohmann::ordered_json summary = {
+        {"event", "summary"},
+        {"steps", last_step},
+        {"loss", steps ? nlohmann::ordered_json(significant_digits(last.loss, model_.options.dtype)) : nullptr},
+        {"seconds", significant_digits(seconds)},
+        {"tokens_per_s", significant_digits(seconds > 0 ? tokens / seconds : 0)}};
+    if (last.noise_scale) summary["noise_scale"] = number_or_null(*last.noise_scale);
+    summary["memory_per_rank"] = runtime->memory_per_rank(run_peak_);
+    metrics_.write(summary);
     if (timeline_file_) {
         timeline_file_->write(ledger().timeline_csv());
         timeline_file_->commit();

@@ -64,6 +64,7 @@ class Trainer {
     Tensor saved(const Param& param, const Tensor& full) const;  // what --save-hf writes of it
     std::string rank_title() const;                              // in a trace
     void collect_votes(int64_t step);
+    void each_with_votes(const std::function<void(RunControl&, const std::vector<double>& sums)>& body) const;
     bool after_step(const StepReport& report);  // whether the run goes on
     void finish(const StepReport& last, int64_t first_step, int64_t last_step, double train_seconds);
 

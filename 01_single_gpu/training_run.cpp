@@ -47,6 +47,7 @@ TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_js
       trainer(options, model, data, flags),
       spike_alarm_(trainer, options) {
     trainer.controls = {&spike_alarm_, &prometheus};
+    if (options.noise_scale) trainer.controls.push_back(&noise_scale_.emplace(trainer, model, options));
 }
 
 void TrainingRun::allocate() {

@@ -2,6 +2,7 @@
 // Everything a run needs, constructed so that usage errors are found before output files are opened.
 #include "01_single_gpu/alarms.h"
 #include "01_single_gpu/io/prometheus.h"
+#include "01_single_gpu/noise_scale.h"
 
 namespace train70b {
 
@@ -29,6 +30,7 @@ class TrainingRun {
 
   private:
     SpikeAlarm spike_alarm_;
+    std::optional<NoiseScale> noise_scale_;
 };
 
 }  // namespace train70b

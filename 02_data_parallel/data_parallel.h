@@ -39,6 +39,7 @@ class DataParallel : public LocalStore {
     void allocate(uint64_t seed) override;  // gradients: one flat buffer for the model
     void begin_step(int64_t micro_batches) override;
     void finish_gradients() override;  // reduces what is left, and waits
+    double matrix_squares() const override;
     GroupPtr state_replicas() const override;
 
     int64_t gradient_bytes() const { return flat_.bytes(); }

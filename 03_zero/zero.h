@@ -58,6 +58,7 @@ class Zero : public ParamStore {
     void begin_step(int64_t micro_batches) override;
     void finish_gradients() override;
     std::vector<Tensor> gradient_parts(const Param& param) const override;
+    double matrix_squares() const override;
     double squares(Which which) const override;  // the shards' squares are added in the order of ranks
     void update(int64_t step, double lr, double grad_scale) override;
     Tensor full(const Param& param, Which which) const override;

@@ -117,6 +117,21 @@ double Zero::squares(Which which) const {
     return sum;
 }
 
+double Zero::matrix_squares() const {
+    if (replicas_.rank() > 0 || (options_.stage == 0 && shards_.rank() > 0)) return 0;
+    std::vector<Tensor> parts;
+    for (const FlatParam& flat : flats_)
+        for (int64_t shard = 0; shard < shards_.size(); ++shard) {
+            if (options_.stage > 0 && shard != shards_.rank()) continue;
+            const Tensor x = options_.stage > 0 ? flat.grads_shard() : flat.shard_of(flat.grads, shard);
+            for (const Segment& segment : flat.segments(shard, {}, x))
+                if (segment.counts() && segment.param->is_matrix()) parts.push_back(segment.grad);
+        }
+    double sum = 0;
+    for (const double part : train70b::squares(parts)) sum += part;
+    return sum;
+}
+
 std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
     if (keeps_grads()) return {wanted.grad};
     std::vector<Tensor> parts;

@@ -92,6 +92,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--z-loss", o.z_loss, "add this times the mean squared log of the softmax's denominator to the loss",
         positive0);
     add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for", count);
+    add_switch("--noise-scale", o.noise_scale, "measure the gradient noise scale: the critical batch size");
 
     group("Precision, memory");
     add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(names_of(kTrainDTypes)));
@@ -241,6 +242,7 @@ TrainOptions TrainOptions::without_files() const {
     TrainOptions o = *this;
     o.metrics = o.trace = o.memory_timeline = o.prometheus = o.load_hf = o.save_hf = o.save_reference = "";
     o.eval_every = o.sample_every = 0;
+    o.noise_scale = false;
     return o;
 }
 

@@ -31,6 +31,7 @@ struct TrainOptions {
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
     double z_loss = 0;
     std::optional<int64_t> mup;  // base hidden size
+    bool noise_scale = false;
     uint64_t seed = 1;
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";

@@ -53,6 +53,10 @@ double significant_digits(double value, DType dtype) {
     return dtype == DType::f64 ? value : std::stod(fmt::format("{:.9g}", value));
 }
 
+ordered_json number_or_null(double value) {
+    return std::isfinite(value) ? ordered_json(significant_digits(value)) : ordered_json(nullptr);
+}
+
 namespace {
 ordered_json kinds_to_json(const MemoryBytes& bytes) {
     ordered_json json;
@@ -85,6 +89,7 @@ ordered_json to_json(const StepReport& r, DType dtype) {
                  {"data_s", significant_digits(r.data_s)}});
     if (r.size) json["global_batch"] = r.size->sequences, json["seq_len"] = r.size->seq_len;
     if (r.attention_pairs) json["attention_pairs"] = *r.attention_pairs;
+    if (r.noise_scale) json["noise_scale"] = number_or_null(*r.noise_scale);
     if (const auto& s = r.straggler)
         json["straggler"] = {{"rank", s->rank},
                              {"busy_s", significant_digits(s->busy_s)},

@@ -29,6 +29,7 @@ struct StepReport {
     };
     std::optional<Size> size;               // of the global batch, where it varies from step to step
     std::optional<double> z_loss;           // what it adds to the loss, where there is one
+    std::optional<double> noise_scale;      // tokens; NaN: not known yet
     double flops = 0;                       // model FLOPs of all ranks
     std::optional<double> mfu;              // model FLOPs / peak FLOPs, if the peak is known
     std::optional<double> attention_pairs;  // (query, key) of the global batch, with --document-token
@@ -60,6 +61,7 @@ nlohmann::ordered_json to_json(const StepReport& report, DType dtype);  // dtype
 nlohmann::ordered_json to_json(const MemoryPeak& peak);
 // Rounds a loss or norm for output: 17 significant digits in an fp64 run, else 9.
 double significant_digits(double value, DType dtype = DType::f32);
+nlohmann::ordered_json number_or_null(double value);  // 9 significant digits; null: not finite
 
 // "step   20/200  loss 3.1415  |g| 0.92  lr 3.0e-03  28.1k tok/s  36.2 MiB  eta 0:07"
 class Progress {

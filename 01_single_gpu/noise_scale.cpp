@@ -1,0 +1,110 @@
+#include "01_single_gpu/noise_scale.h"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+namespace train70b {
+
+// tag::moments[]
+void NoiseMoments::add(double small, double big, double b_small, double b_big) {
+    gradient = kDecay * gradient + (1 - kDecay) * (b_big * big - b_small * small) / (b_big - b_small);
+    noise = kDecay * noise + (1 - kDecay) * (small - big) / (1 / b_small - 1 / b_big);
+    weight = kDecay * weight + (1 - kDecay);
+}
+
+double NoiseMoments::scale() const {
+    return gradient > 0 && noise > 0 ? noise / gradient : std::numeric_limits<double>::quiet_NaN();
+}
+// end::moments[]
+
+NoiseScale::NoiseScale(Trainer& trainer, Llama& model, const TrainOptions& options)
+    : trainer_(trainer),
+      model_(model),
+      micro_batch_(options.micro_batch),
+      global_batch_(options.global_batch),
+      seq_len_(options.seq_len) {
+    int64_t count = 0;
+    for (Unit* unit : model.units()) {
+        const size_t i = matrices_.size();
+        first_sum_.push_back(count);
+        auto& matrices = matrices_.emplace_back();
+        for (Param* param : unit->params)
+            if (param->is_matrix()) matrices.push_back(param);
+        count += int64_t(matrices.size());
+        // Recorded before the forward pass: runs after the backward pass. A zero-bubble schedule defers the weight
+        // gradients of linear layers, but not the embedding's.
+        const bool deferred = unit != &model.embedding_unit;
+        unit->wrappers.insert(unit->wrappers.begin(),
+                              [this, i, deferred](Tape& tape, const Var& x, const Unit::Body& body) {
+                                  const auto ended = [this, i] { backward_ended(i); };
+                                  deferred ? tape.record_wgrad(ended) : tape.record(ended);
+                                  return body(tape, x);
+                              });
+    }
+    measured_.resize(matrices_.size());
+    sums_ = Tensor({std::max<int64_t>(count, 1)}, DType::f64, model.options.device, Memory::workspace);
+}
+
+std::string NoiseScale::why_not() const {
+    const Groups& groups = trainer_.groups;
+    if (groups.cp->size() > 1)
+        return fmt::format("with --cp {} a rank's gradient is of parts of sequences", groups.cp->size());
+    if (groups.tp->size() > model_.config.kv_heads)
+        return fmt::format("with --tp {} and --kv-heads {} a rank's gradients of k_proj and v_proj are partial",
+                           groups.tp->size(), model_.config.kv_heads);
+    if (global_batch_ == micro_batch_)
+        return "the global batch is one micro-batch of one rank (try a smaller --micro-batch)";
+    return "";
+}
+
+void NoiseScale::before_step(int64_t) {
+    if (!begun_) {
+        const std::string why = why_not();
+        if (!why.empty()) trainer_.note("noise scale: not measured: " + why, nullptr);
+        measures_ = why.empty();
+        begun_ = true;
+    }
+    std::fill(measured_.begin(), measured_.end(), false);
+    fill(sums_, 0);
+}
+
+void NoiseScale::backward_ended(size_t unit) {
+    if (!measures_ || measured_[unit]) return;
+    measured_[unit] = true;
+    int64_t number = first_sum_[unit];
+    for (const Param* param : matrices_[unit]) {
+        Tensor sum = sums_.row_slice(number, number + 1);
+        if (param->replica == 0) sum_squares(sum, param->grad);
+        ++number;
+    }
+}
+
+std::vector<double> NoiseScale::votes(int64_t) {
+    if (!measures_) return {};
+    const std::vector<double> small = read(sums_);
+    return {std::accumulate(small.begin(), small.end(), 0.0), trainer_.store->matrix_squares()};
+}
+
+void NoiseScale::complete(StepReport& report, const std::vector<double>& sums) {
+    if (!measures_) return;
+    const double ranks = double(trainer_.groups.dp->size());
+    const double parts = double(trainer_.micro_batches(report.step)) * ranks, b_small = double(micro_batch_);
+    // The loss is scaled by the tokens of the global batch, so a micro-batch's gradient is 1 / parts of its mean.
+    if (parts > 1) moments_.add(sums[0] / ranks * parts * parts, sums[1], b_small, b_small * parts);
+    report.noise_scale = moments_.scale() * double(seq_len_);
+}
+
+void NoiseScale::finish() {
+    if (!measures_ || moments_.weight == 0) return;
+    const double sequences = moments_.scale();
+    trainer_.note(
+        std::isfinite(sequences)
+            ? fmt::format("noise scale {} tokens: the critical batch is about {:.{}f} sequences of {}",
+                          human_count(sequences * double(seq_len_)), sequences, sequences < 10 ? 1 : 0, seq_len_)
+            : "noise scale: not known yet: an average of its two estimates is not positive (try more --steps)",
+        nullptr);
+}
+
+}  // namespace train70b

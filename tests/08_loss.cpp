@@ -1,0 +1,186 @@
+// What is added to the loss and measured of the gradients, in layouts that mix the techniques: z-loss and muP as on one
+// rank, the gradient noise scale as in every other layout with the same micro-batches.
+#include "01_single_gpu/noise_scale.h"
+#include "tests/composed.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+TrainOptions shape(const Text& text) {
+    TrainOptions o =
+        of_model(tiny(text), {.layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 131}, 16, 8);
+    o.dtype = "fp64";
+    o.micro_batch = 1;
+    return o;
+}
+
+struct Layout {
+    Mesh mesh;
+    const char* pipeline = "1f1b";
+    int zero = 0;
+    bool sequence = false, overlap = false;
+    const char* recompute = "none";
+    int64_t hybrid_shard = 0;
+    Offload offload = Offload::none;
+
+    std::string text() const {
+        return fmt::format("{}, {}, ZeRO {}, sequence {}, recompute {}", mesh.text(), pipeline, zero, sequence,
+                           recompute);
+    }
+    ParallelConfig config() const {
+        ParallelConfig config;
+        config.mesh = mesh;
+        config.zero.stage = zero;
+        config.zero.hybrid_shard = hybrid_shard;
+        config.zero.offload = offload;
+        config.tensor = {sequence, overlap};
+        config.pipeline.schedule = pipeline;
+        return config;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank's to 1e-10") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.z_loss = 0.03;
+    o.mup = 8;
+    std::map<std::string, std::unique_ptr<Session>> ones;
+    for (const Layout& layout : std::vector<Layout>{
+             {.mesh = {.dp = 8}},
+             {.mesh = {.tp = 4, .dp = 2}, .zero = 1, .sequence = true, .recompute = "full"},
+             {.mesh = {.tp = 2, .dp = 2, .pp = 2},
+             .pipeline = "zero-bubble",
+             .zero = 3,
+             .sequence = true,
+             .overlap = true},
+             {.mesh = {.tp = 2, .cp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 2},
+             {.mesh = {.cp = 4, .dp = 2}, .zero = 3, .offload = Offload::all},
+             {.mesh = {.dp = 2, .pp = 4}, .pipeline = "gpipe", .zero = 1, .offload = Offload::optimizer}}) {
+        o.recompute = layout.recompute;
+        if (!ones.contains(layout.recompute)) ones[layout.recompute] = run_on_one_rank(o);
+        ComposedRun run(o, world(), layout.config());
+        run.session.run();
+        Farthest deviation;
+        if (const Session* one = ones[layout.recompute].get()) {
+            deviation = worst_deviation(run.session, *one);
+            for (size_t i = 0; i < one->reports.size(); ++i) {
+                const std::optional<double> mine = run.session.reports[i].z_loss, its = one->reports[i].z_loss;
+                deviation.add(mine && its && *its > 0 ? std::abs(*mine / *its - 1) : NAN,
+                              fmt::format("step {}, z-loss", i + 1));
+            }
+        }
+        INFO(layout.text(), ": ", deviation);
+        EXPECT_EVERYWHERE(deviation <= 1e-10);
+    }
+    // They do something: the loss of step 1 is that of other logits, the gradient that of another loss.
+    TrainOptions plain = shape(text);
+    const auto without = run_on_one_rank(plain);
+    plain.z_loss = 0.03;
+    const auto with_z = run_on_one_rank(plain);
+    if (without) {
+        const StepReport &a = without->reports.front(), &b = with_z->reports.front();
+        const StepReport& c = ones["none"]->reports.front();
+        EXPECT(b.loss == a.loss);  // the cross-entropy alone
+        EXPECT(std::abs(b.grad_norm / a.grad_norm - 1) > 1e-3);
+        EXPECT(std::abs(c.loss / a.loss - 1) > 1e-3);
+        EXPECT(!a.z_loss);
+    }
+}
+
+TEST_CASE("the noise scale is the same in all layouts with the same micro-batches, and changes no other number") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.micro_batch = 2;
+    struct Run {
+        std::optional<NoiseScale> noise;
+        ParallelConfig config;
+        std::unique_ptr<Composed> composed;
+        Session session;
+        Run(const TrainOptions& o, const Comm& ranks, const Layout& layout, bool measure)
+            : config(ComposedRun::validated(layout.config(), o, ranks)),
+              session(
+                  o,
+                  [&](Session& s) {
+                      if (measure) s.trainer.controls.push_back(&noise.emplace(s.trainer, s.model, o));
+                      composed = std::make_unique<Composed>(s.model, s.trainer, o, config, ranks);
+                      s.trainer.runtime = &stats.emplace(ranks);
+                  },
+                  stage_of(config, o.model, ranks.rank())) {
+            session.run();
+        }
+        std::optional<StepStats> stats;
+    };
+    Failures failures;
+    for (const auto& [data_ranks, layouts] : std::map<int, std::vector<Layout>>{
+             {2,
+              {{.mesh = {.dp = 2}},
+               {.mesh = {.dp = 2}, .zero = 1},
+               {.mesh = {.dp = 2}, .zero = 2, .recompute = "full"},
+               {.mesh = {.dp = 2}, .zero = 3, .offload = Offload::all},
+               {.mesh = {.tp = 2, .dp = 2}, .zero = 1, .sequence = true},
+               {.mesh = {.tp = 2, .dp = 2}, .zero = 3, .sequence = true, .overlap = true},
+               {.mesh = {.dp = 2, .pp = 2}, .pipeline = "gpipe", .zero = 1},
+               {.mesh = {.dp = 2, .pp = 4}, .pipeline = "zero-bubble", .zero = 2},
+               {.mesh = {.tp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3, .sequence = true}}},
+             {4,
+              {{.mesh = {.dp = 4}},
+               {.mesh = {.tp = 2, .dp = 4}, .zero = 3, .hybrid_shard = 2},
+               {.mesh = {.dp = 4, .pp = 2}, .pipeline = "zero-bubble", .zero = 3, .recompute = "full"}}}}) {
+        std::vector<double> expected;
+        for (const Layout& layout : layouts) {
+            o.recompute = layout.recompute;
+            on_first_ranks(int(layout.mesh.size()), [&](const Comm& ranks) {
+                Run plain(o, ranks, layout, false), run(o, ranks, layout, true);
+                const auto expect = [&](bool good, const std::string& what) {
+                    failures.expect(good, layout.text() + ": " + what);
+                };
+                expect(run.session.history() == plain.session.history(), "other losses or norms");
+                std::vector<double> scales;
+                for (const StepReport& report : run.session.reports) scales.push_back(report.noise_scale.value_or(NAN));
+                if (expected.empty()) expected = scales;
+                // rank 0 is in all layouts, the others compare with it through the sums, which are equal on all ranks
+                for (size_t i = 0; i < scales.size(); ++i)
+                    expect(std::abs(scales[i] / expected[i] - 1) <= 1e-6,
+                           fmt::format("step {}: {} tokens, not {}", i + 1, scales[i], expected[i]));
+                for (const auto& [name, entry] : plain.stats->sent)
+                    if (!name.ends_with(".scalar"))
+                        expect(run.stats->sent.at(name).bytes == entry.bytes, "other bytes of " + name);
+                expect(run.stats->sent.size() == plain.stats->sent.size(), "another operation");
+                const auto messages = [](const Run& r) {
+                    int64_t calls = 0;
+                    for (const auto& [name, entry] : r.stats->sent) calls += entry.calls;
+                    return calls;
+                };
+                expect(messages(run) == messages(plain), "another message");
+            });
+        }
+    }
+    EXPECT_NONE(failures);
+}
+
+TEST_CASE("where a layout has no gradient of a small batch, there is no noise scale") {
+    const Text text;
+    TrainOptions o = shape(text);
+    Failures failures;
+    for (const Layout& layout :
+         std::vector<Layout>{{.mesh = {.cp = 2, .dp = 2}}, {.mesh = {.tp = 4, .dp = 2}}, {.mesh = {.tp = 2}}}) {
+        o.micro_batch = layout.mesh.dp == 1 ? o.global_batch : 1;
+        on_first_ranks(int(layout.mesh.size()), [&](const Comm& ranks) {
+            std::optional<NoiseScale> noise;
+            std::unique_ptr<Composed> composed;
+            const ParallelConfig config = ComposedRun::validated(layout.config(), o, ranks);
+            Session session(o, [&](Session& s) {
+                s.trainer.controls.push_back(&noise.emplace(s.trainer, s.model, o));
+                composed = std::make_unique<Composed>(s.model, s.trainer, o, config, ranks);
+            });
+            session.run();
+            for (const StepReport& report : session.reports)
+                failures.expect(!report.noise_scale, layout.text() + ": a noise scale");
+        });
+    }
+    EXPECT_NONE(failures);
+}
