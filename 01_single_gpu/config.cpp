@@ -103,7 +103,6 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
                     c.head_size > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
     if (c.qkv_bias && c.qk_norm)
         usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
-    if (c.tied) usage_error("{}tied embeddings are not supported yet", n.where);
 }
 
 namespace {

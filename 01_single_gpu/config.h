@@ -29,7 +29,7 @@ struct LlamaConfig {
     int64_t head_size = 0;  // D; 0: hidden / heads
     bool qkv_bias = false;  // q_proj, k_proj and v_proj have biases (Qwen2)
     bool qk_norm = false;   // each head of q and k passes an RMSNorm before RoPE (Qwen3)
-    bool tied = false;      // one matrix is both the embedding and the head
+    bool tied = false;      // one matrix is both the embedding and the head: there is no lm_head.weight
     std::string family;     // model_type of a loaded model, which --save-hf writes again; empty: the first that fits
 
     int64_t head_dim() const { return head_size > 0 ? head_size : hidden / heads; }
@@ -65,8 +65,8 @@ void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 
 // Model FLOPs per token, forward and backward: 6 per parameter without the input embedding (a multiply and an add, once
 // forward and twice backward), plus 6*L*H*D*T for causal attention (scores and values over T/2 keys on average).
-// Recomputation is not counted. With documents a token sees fewer keys: seq_len is then twice the mean number of visible
-// keys.
+// Recomputation is not counted. A tied matrix counts once, for the head's product. With documents a token sees fewer
+// keys: seq_len is then twice the mean number of visible keys.
 double flops_per_token(const LlamaConfig& config, double seq_len);
 
 // What a block recomputes in its backward pass: nothing; norms, RoPE and SwiGLU (pointwise); attention as well

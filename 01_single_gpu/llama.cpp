@@ -97,9 +97,9 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
               "layers [{}, {}) of {}", chunk.first_layer, chunk.end_layer, c.layers);
         end = chunk.end_layer;
     }
-    if (s.embedding) {
+    if (has_embedding_matrix()) {
         embed_tokens = make_param("model.embed_tokens.weight", {c.vocab, c.hidden}, o.init_std);
-        embedding_unit = {"embedding", {&embed_tokens}, {}};
+        embedding_unit = {"embedding", {&embed_tokens}, {}, nullptr};
     }
     for (const Chunk& chunk : s.chunks)
         for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
@@ -109,9 +109,15 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
         }
     if (s.head) {
         final_norm = make_param("model.norm.weight", {c.hidden}, 0);
-        lm_head = make_param("lm_head.weight", {c.vocab, c.hidden}, o.init_std);
-        head.weights = {&lm_head};
-        head_unit = {"head", {&final_norm, &lm_head}, {}};
+        if (c.tied) {
+            head.weights = {&embed_tokens};
+            head_unit = {"head", {&final_norm}, {}, nullptr};
+            tied_unit = {"tied head", {}, {}, &embedding_unit};
+        } else {
+            lm_head = make_param("lm_head.weight", {c.vocab, c.hidden}, o.init_std);
+            head.weights = {&lm_head};
+            head_unit = {"head", {&final_norm, &lm_head}, {}, nullptr};
+        }
     }
     if (o.mup_base > 0) apply_mup();
 }
@@ -136,6 +142,16 @@ std::vector<Unit*> Llama::units() {
     if (stage.embedding) list.push_back(&embedding_unit);
     for (Block& block : blocks) list.push_back(&block.unit);
     if (stage.head) list.push_back(&head_unit);
+    if (!stage.embedding && has_embedding_matrix()) list.push_back(&embedding_unit);
+    return list;
+}
+
+std::vector<Unit*> Llama::passes() {
+    std::vector<Unit*> list;
+    if (stage.embedding) list.push_back(&embedding_unit);
+    for (Block& block : blocks) list.push_back(&block.unit);
+    if (stage.head) list.push_back(&head_unit);
+    if (stage.head && config.tied) list.push_back(&tied_unit);
     return list;
 }
 
@@ -183,23 +199,31 @@ Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk
     return x;
 }
 
-Var Llama::head_logits(Tape& tape, const Var& x) {  // (R, V)
-    return head(tape, tensor_parallel->f(tape, rmsnorm(tape, x, final_norm, config.norm_eps), head));
+// finish: of the logits, (R, V).
+Var Llama::run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& logits)>& finish) {
+    const auto norm = [this](Tape& t, const Var& in) { return rmsnorm(t, in, final_norm, config.norm_eps); };
+    if (config.tied)
+        return tied_unit.run(tape, head_unit.run(tape, x, norm), [this, finish](Tape& t, const Var& normed) {
+            Var scores = head(t, tensor_parallel->f(t, normed, head));
+            return finish(t, scores);
+        });
+    return head_unit.run(tape, x, [this, norm, finish](Tape& t, const Var& in) {
+        Var scores = head(t, tensor_parallel->f(t, norm(t, in), head));
+        return finish(t, scores);
+    });
 }
 
 Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
     Var x = hidden(tape, batch, input, chunk);
     if (!stage.head || chunk + 1 < stage.chunks.size()) return x;
-    return head_unit.run(tape, x, [this, batch](Tape& t, const Var& in) {
-        Var scores = head_logits(t, in);
+    return run_head(tape, x, [this, batch](Tape& t, const Var& scores) {
         if (on_logits) on_logits(scores.data);
-        return tensor_parallel->loss(t, scores, batch, lm_head, loss_options);
+        return tensor_parallel->loss(t, scores, batch, *head.weights[0], loss_options);
     });
 }
 
 Var Llama::logits(Tape& tape, const Batch& batch) {
-    return head_unit.run(tape, hidden(tape, batch, {}, 0),
-                         [this](Tape& t, const Var& in) { return head_logits(t, in); });
+    return run_head(tape, hidden(tape, batch, {}, 0), [](Tape&, const Var& scores) { return scores; });
 }
 
 }  // namespace train70b

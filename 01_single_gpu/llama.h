@@ -1,11 +1,14 @@
 #pragma once
-// Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU, untied head. And its relatives: with
-// biases of q, k, v (Qwen2), with norms of the heads of q and k (Qwen3).
+// Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU. And its relatives: with biases of q, k, v
+// (Qwen2), with norms of the heads of q and k (Qwen3), with one matrix as embedding and head.
 //
 //   x = embedding(tokens)                                     unit "embedding"
 //   x = x + g(o(attention(rope(qkv(f(norm(x)))))))
 //   x = x + g(down(swiglu(gate_up(f(norm(x))))))              units "block 0", "block 1", ...
 //   loss = cross_entropy(head(f(norm(x))), targets)           unit "head"
+//
+// With tied embeddings the head's matrix is that of the embedding: unit "head" has the norm, and unit "tied head" runs
+// the rest with the parameters of unit "embedding".
 //
 // A technique can replace TensorParallelOps (f, g, the embedding, the loss: chapter 04), the product of a linear layer
 // (Linear::multiply: 04, 07) and attention (Block::attention: 06), or wrap units (recomputation: 01; 02, 03). A model
@@ -27,6 +30,7 @@ struct Unit {
     std::string name;
     std::vector<Param*> params;     // in the order of the unit's flat buffer
     std::vector<Wrapper> wrappers;  // nested; the first is the outermost
+    Unit* owner = nullptr;          // of the parameters, if that is another unit: then `params` is empty
 
     Var run(Tape& tape, const Var& x, const Body& body) const { return run_from(0, tape, x, body); }
 
@@ -43,7 +47,7 @@ class TensorParallelOps {
     virtual Var f(Tape&, const Var& x, const Linear&) const { return x; }
     virtual Var g(Tape&, const Var& y, const Linear&) const { return y; }
     virtual Var embedding(Tape& tape, const Batch& batch, Param& table) const;  // (R_l, E)
-    virtual Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head,
+    virtual Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& head,
                      const LossOptions& options) const;  // as next_token_loss
 };
 
@@ -77,7 +81,7 @@ struct Chunk {
 };
 struct Stage {
     std::vector<Chunk> chunks;           // ascending; more than one under virtual stages
-    bool embedding = true, head = true;  // holds the embedding, the head
+    bool embedding = true, head = true;  // runs the embedding, the head
 };
 
 inline Stage full_model(const LlamaConfig& config) { return {{{0, config.layers}}, true, true}; }
@@ -105,12 +109,16 @@ class Llama {
     Param embed_tokens, final_norm, lm_head;
     Linear head;
     Unit embedding_unit, head_unit;
+    Unit tied_unit;  // tied embeddings, where the head is
     std::deque<Block> blocks;
     const TensorParallelOps* tensor_parallel;             // not owned; never null
     std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R, V_l) before each loss
 
-    std::vector<Unit*> units();    // those that exist, in forward order
+    std::vector<Unit*> units();    // those that hold parameters, in the order of their first forward pass
+    std::vector<Unit*> passes();   // those that a micro-batch runs, in forward order
     std::vector<Param*> params();  // of all units
+    // Tied embeddings: the head's stage has the matrix as well.
+    bool has_embedding_matrix() const { return stage.embedding || (config.tied && stage.head); }
 
     // Allocate one flat buffer per unit: initialized parameters, and gradients of 0. materialize() does both.
     void allocate_params(uint64_t seed);
@@ -126,7 +134,7 @@ class Llama {
   private:
     void apply_mup();
     Var hidden(Tape& tape, const Batch& batch, const Var& x, size_t chunk);
-    Var head_logits(Tape& tape, const Var& x);
+    Var run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& logits)>& finish);
 };
 
 }  // namespace train70b

@@ -86,6 +86,8 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
         for (const Tensor& part : store.gradient_parts(*param)) grads[group].push_back(part);
         grads.try_emplace(group);
     }
+    // Ranks with several groups do not wait in a cycle: all ranks of a stage meet theirs in one order, and the one group
+    // that is of two stages (tied embeddings) comes first on the first stage and last on the last.
     for (const Group* group : groups) {
         int64_t size = 0;
         for (const Tensor& grad : grads[group]) size += grad.size();
@@ -156,8 +158,10 @@ Tensor send_to_first_stage(const Group& pp, const Tensor& local, const Shape& sh
 
 Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, const Param& wanted, Which which) {
     const std::vector<Param*> params = model.params();
-    const auto found =
-        std::find_if(params.begin(), params.end(), [&](const Param* param) { return param->name == wanted.name; });
+    const auto found = std::find_if(params.begin(), params.end(), [&](const Param* param) {
+        const bool copy = param == &model.embed_tokens && !model.stage.embedding;  // tied, on the last stage
+        return param->name == wanted.name && !copy;
+    });
     Tensor x;
     if (found != params.end()) {  // on this pipeline stage
         x = store.full(**found, which);

@@ -18,12 +18,16 @@ DataParallel::DataParallel(Llama& model, const Comm& ranks, const DataParallelOp
     : LocalStore(model, std::move(make_optimizer)), ranks_(ranks), options_(options) {
     units_ = model.units();
     std::reverse(units_.begin(), units_.end());
+    runs_.resize(units_.size());
     passes_.resize(units_.size());
-    for (size_t i = 0; i < units_.size(); ++i) {
+    for (size_t i = 0; i < units_.size(); ++i)
         unit_end_.push_back((i ? unit_end_[i - 1] : 0) + total_size(units_[i]->params));
+    for (Unit* unit : model.passes()) {
+        Unit* const owner = unit->owner ? unit->owner : unit;
+        const size_t i = size_t(std::find(units_.begin(), units_.end(), owner) - units_.begin());
+        ++runs_[i];
         // Recorded before the unit's forward pass: runs after its backward pass.
-        auto& wrappers = units_[i]->wrappers;
-        wrappers.insert(wrappers.begin(), [this, i](Tape& tape, const Var& x, const Unit::Body& body) {
+        unit->wrappers.insert(unit->wrappers.begin(), [this, i](Tape& tape, const Var& x, const Unit::Body& body) {
             tape.record_wgrad([this, i] { unit_ready(i); });
             return body(tape, x);
         });
@@ -68,7 +72,7 @@ void DataParallel::begin_step(int64_t micro_batches) {
 }
 
 void DataParallel::unit_ready(size_t number) {
-    if (++passes_[number] < micro_batches_) return;
+    if (++passes_[number] < micro_batches_ * runs_[number]) return;
     CHECK(number == ready_units_, "{} was expected before {}", units_[ready_units_]->name, units_[number]->name);
     ++ready_units_;
     if (options_.overlap) reduce_ready_buckets();

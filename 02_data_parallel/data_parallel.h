@@ -60,6 +60,7 @@ class DataParallel : public LocalStore {
     Tensor flat_;                           // all gradients
     std::vector<Unit*> units_;              // in the order of the backward pass
     std::vector<int64_t> unit_end_;         // where each one's gradients end
+    std::vector<int64_t> runs_;             // of each per micro-batch: 2 for the embedding if the head is tied to it
     std::vector<int64_t> passes_;           // backward passes of each in this step
     int64_t micro_batches_ = 1;             // of this step
     std::vector<Bucket> buckets_;           // in the order of the buffer

@@ -17,6 +17,8 @@ struct FlatParam {
     Tensor host_params, host_grads;  // offload: the shard that the optimizer updates
     std::unique_ptr<Optimizer> optimizer;
 
+    int64_t runs = 0;  // per micro-batch: 2 for the embedding if the head is tied to it
+
     // The state of a step.
     Work all_gather;
     int64_t users = 0;         // passes that use the unsharded parameters now (stage 3)

@@ -20,11 +20,12 @@ ZeroMemory zero_memory(int64_t elements, int64_t padded, int64_t owned, const Ll
     return bytes;
 }
 
-int64_t zero_wire_bytes(int64_t params, int64_t grads, int stage, int64_t m, int64_t N) {
-    const int64_t all = stage == 0   ? 2 * grads
-                        : stage == 1 ? grads + params
-                        : stage == 2 ? m * grads + params
-                                     : 2 * m * params + m * grads;
+int64_t zero_wire_bytes(int64_t padded, int64_t passed, const Llama::Options& types, int stage, int64_t m, int64_t N) {
+    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype);
+    const int64_t all = stage == 0   ? 2 * padded * g
+                        : stage == 1 ? padded * g + padded * a
+                        : stage == 2 ? m * passed * g + padded * a
+                                     : 2 * m * passed * a + m * passed * g;
     return all * (N - 1) / N;
 }
 
@@ -51,8 +52,7 @@ ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& r
             .formula = zero_memory(o.model.parameters(), padded, zero.owned_elements(), types, int(stage),
                                    zero_options.offload, N),
             .wire_bytes = last.wire_bytes(),
-            .wire_formula = zero_wire_bytes(padded * size_of(types.dtype), padded * size_of(types.grad_dtype),
-                                            int(stage), micro_batches, N),
+            .wire_formula = zero_wire_bytes(padded, zero.passed_elements(), types, int(stage), micro_batches, N),
             .most_unsharded = zero.most_unsharded(),
             .step_s = last.report.step_s,
             .waiting_s = last.comm.waited};

@@ -15,7 +15,9 @@ ZeroMemory zero_memory(int64_t elements, int64_t padded, int64_t owned, const Ll
 // Bytes that a rank sends per step of m micro-batches, for P bytes of parameters and G of gradients (all units,
 // padded):
 //   stage 0: 2 G   1: G + P   2: m G + P   3: 2 m P + m G,   each times (N-1)/N
-int64_t zero_wire_bytes(int64_t params, int64_t grads, int stage, int64_t m, int64_t N);
+// padded: their elements; passed: those of the units that a micro-batch runs, which m multiplies: with tied embeddings
+// it runs the embedding's unit twice.
+int64_t zero_wire_bytes(int64_t padded, int64_t passed, const Llama::Options& types, int stage, int64_t m, int64_t N);
 
 void say_layout(const Program& program, const Zero& store, const ZeroOptions& options);
 

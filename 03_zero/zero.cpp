@@ -20,25 +20,31 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
         replicas_ = ranks.split([group](int rank) { return int(rank % group); }, "dp_replica");
     }
     flats_ = flat_params(model, shards_);
-    for (size_t i = 0; i < flats_.size(); ++i) {
-        auto& wrappers = flats_[i].unit->wrappers;
-        wrappers.insert(wrappers.begin(),
-                        [this, i](Tape& tape, const Var& x, const Unit::Body& body) { return wrap(i, tape, x, body); });
+    for (Unit* unit : model.passes()) {
+        const auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const FlatParam& each) {
+            return each.unit == (unit->owner ? unit->owner : unit);
+        });
+        ++flat->runs;
+        unit->wrappers.insert(unit->wrappers.begin(),
+                              [this, pass = passes_.size()](Tape& tape, const Var& x, const Unit::Body& body) {
+                                  return wrap(pass, tape, x, body);
+                              });
+        passes_.push_back(&*flat);
     }
 }
 
 // ---- the wrapper of a unit's forward and backward pass --------------------------------------------------------------
 
 // tag::wrap[]
-Var Zero::wrap(size_t i, Tape& tape, const Var& x, const Unit::Body& body) {
-    FlatParam& flat = flats_[i];
-    if (!keeps_params()) unshard(i, +1);
-    tape.record_wgrad([this, i] { unit_ready(i); });
+Var Zero::wrap(size_t pass, Tape& tape, const Var& x, const Unit::Body& body) {
+    FlatParam& flat = *passes_[pass];
+    if (!keeps_params()) unshard(pass, +1);
+    tape.record_wgrad([this, pass] { unit_ready(pass); });
     Var y = body(tape, x);
     if (!keeps_params()) reshard(flat);
     if (!keeps_grads())
-        tape.record([this, i, &flat] {
-            if (!keeps_params()) unshard(i, -1);
+        tape.record([this, pass, &flat] {
+            if (!keeps_params()) unshard(pass, -1);
             allocate_unsharded_grads(flat);
         });
     return y;
@@ -51,14 +57,15 @@ void Zero::start_unshard(FlatParam& flat) {
     most_unsharded_ = std::max(most_unsharded_, ++unsharded_);
 }
 
-void Zero::unshard(size_t i, int direction) {
-    start_unshard(flats_[i]);
-    const int64_t units = int64_t(flats_.size());
-    for (int64_t ahead = 1; ahead <= std::min(options_.prefetch, units); ++ahead) {
-        const int64_t next = int64_t(i) + direction * ahead;
-        if (next >= 0 && next < units) start_unshard(flats_[size_t(next)]);
+void Zero::unshard(size_t pass, int direction) {
+    FlatParam& flat = *passes_[pass];
+    start_unshard(flat);
+    const int64_t passes = int64_t(passes_.size());
+    for (int64_t ahead = 1; ahead <= std::min(options_.prefetch, passes); ++ahead) {
+        const int64_t next = int64_t(pass) + direction * ahead;
+        if (next >= 0 && next < passes) start_unshard(*passes_[size_t(next)]);
     }
-    if (flats_[i].users++ == 0) unsharder_->finish(flats_[i]);
+    if (flat.users++ == 0) unsharder_->finish(flat);
 }
 
 // A pipeline may run another forward pass between a backward pass and its weight gradients, which may need norm weights
@@ -91,9 +98,9 @@ void Zero::begin_step(int64_t micro_batches) {
     model_.zero_grads();
 }
 
-void Zero::unit_ready(size_t i) {
-    FlatParam& flat = flats_[i];
-    const bool last_pass = ++flat.passes == micro_batches_;
+void Zero::unit_ready(size_t pass) {
+    FlatParam& flat = *passes_[pass];
+    const bool last_pass = ++flat.passes == micro_batches_ * flat.runs;
     if (!keeps_params()) reshard(flat);
     if (keeps_grads() && !last_pass) return;  // gradients accumulate in place
     if (!keeps_grads() && --flat.open_passes > 0) return;
@@ -101,7 +108,7 @@ void Zero::unit_ready(size_t i) {
     if (keeps_grads() && !options_.overlap) return;  // until finish_gradients()
     int64_t bytes = 0;
     for (const FlatParam* waiting : ready_) bytes += waiting->grads.bytes();
-    if (double(bytes) >= options_.bucket_mb * (1 << 20) || i == 0) reduce_ready_units();
+    if (double(bytes) >= options_.bucket_mb * (1 << 20) || pass == 0) reduce_ready_units();
 }
 
 void Zero::reduce_ready_units() {
@@ -148,8 +155,8 @@ void Zero::finish_reduction(Reduction& reduction) {
 
 void Zero::finish_gradients() {
     for (const FlatParam& flat : flats_)
-        CHECK(flat.passes == micro_batches_, "{}: {} of {} backward passes", flat.unit->name, flat.passes,
-              micro_batches_);
+        CHECK(flat.passes == micro_batches_ * flat.runs, "{}: {} of {} backward passes", flat.unit->name, flat.passes,
+              micro_batches_ * flat.runs);
     reduce_ready_units();
     for (; !in_flight_.empty(); in_flight_.pop_front()) finish_reduction(in_flight_.front());
     for (FlatParam& flat : flats_) {

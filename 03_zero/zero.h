@@ -69,6 +69,7 @@ class Zero : public ParamStore {
     int64_t shard_ranks() const { return shards_.size(); }
     int64_t owned_elements() const;                             // in this rank's shards, without padding
     int64_t padded_elements() const;                            // of all units, with padding
+    int64_t passed_elements() const;                            // the same of the units that a micro-batch runs
     int64_t most_unsharded() const { return most_unsharded_; }  // units at the same time, so far (stage 3)
 
   private:
@@ -85,14 +86,14 @@ class Zero : public ParamStore {
 
     void allocate_params(FlatParam& flat, uint64_t seed);
     void allocate_grads(FlatParam& flat);
-    Var wrap(size_t i, Tape& tape, const Var& x, const Unit::Body& body);
+    Var wrap(size_t pass, Tape& tape, const Var& x, const Unit::Body& body);
 
     void start_unshard(FlatParam& flat);
-    void unshard(size_t i, int direction);  // and prefetch the next ones in that direction
-    void reshard(FlatParam& flat);          // when its last user has finished
+    void unshard(size_t pass, int direction);  // and prefetch the next ones in that direction
+    void reshard(FlatParam& flat);             // when its last user has finished
     void free_params(FlatParam& flat);
     void allocate_unsharded_grads(FlatParam& flat);
-    void unit_ready(size_t i);
+    void unit_ready(size_t pass);
     void reduce_ready_units();
     void start_reduction(FlatParam& flat);
     void finish_reduction(Reduction& reduction);
@@ -105,8 +106,9 @@ class Zero : public ParamStore {
     ZeroOptions options_;
     MakeOptimizer make_optimizer_;
     std::unique_ptr<Unsharder> unsharder_;
-    std::vector<FlatParam> flats_;  // in forward order
-    std::deque<FlatParam*> ready_;  // gradients complete, reduction not started
+    std::vector<FlatParam> flats_;    // in forward order
+    std::vector<FlatParam*> passes_;  // of a micro-batch, in forward order: tied embeddings are used twice
+    std::deque<FlatParam*> ready_;    // gradients complete, reduction not started
     std::deque<Reduction> in_flight_;
     int64_t micro_batches_ = 1;  // of this step
     int64_t unsharded_ = 0, most_unsharded_ = 0;

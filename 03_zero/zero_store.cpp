@@ -203,4 +203,10 @@ int64_t Zero::padded_elements() const {
     return sum;
 }
 
+int64_t Zero::passed_elements() const {
+    int64_t sum = 0;
+    for (const FlatParam* flat : passes_) sum += flat->padded;
+    return sum;
+}
+
 }  // namespace train70b

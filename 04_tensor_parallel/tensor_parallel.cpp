@@ -104,7 +104,7 @@ TensorParallel::TensorParallel(Llama& model, const Comm& ranks, const TensorPara
     if (ranks.size() == 1) return;
     all_grads_ = group_of(ranks);
     if (options.sequence_parallel) norm_grads_ = all_grads_;
-    if (model.stage.embedding) shard_embedding(model);
+    if (model.has_embedding_matrix()) shard_embedding(model);
     shard_blocks(model);
     if (model.stage.head) shard_head(model);
     model.tensor_parallel = this;
@@ -151,7 +151,7 @@ void TensorParallel::shard_blocks(Llama& model) const {
 
 void TensorParallel::shard_head(Llama& model) const {
     replicate_norm(model.final_norm);
-    narrow_vocabulary(model.lm_head, ranks_.rank(), ranks_.size());
+    if (!model.config.tied) narrow_vocabulary(model.lm_head, ranks_.rank(), ranks_.size());
     use_column_parallel(model.head);
 }
 
@@ -199,10 +199,9 @@ Var TensorParallel::embedding(Tape& tape, const Batch& batch, Param& table) cons
     return finish_half_block(tape, y);
 }
 
-Var TensorParallel::loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head,
+Var TensorParallel::loss(Tape& tape, const Var& logits, const Batch& batch, const Param& head,
                          const LossOptions& options) const {
-    return vocabulary_parallel_loss(tape, logits, batch, ranks_, lm_head.local.row_begin, lm_head.global_shape[0],
-                                    options);
+    return vocabulary_parallel_loss(tape, logits, batch, ranks_, head.local.row_begin, head.global_shape[0], options);
 }
 
 }  // namespace train70b

@@ -54,7 +54,7 @@ class TensorParallel : public TensorParallelOps {
     Var f(Tape& tape, const Var& x, const Linear&) const override;
     Var g(Tape& tape, const Var& y, const Linear&) const override;
     Var embedding(Tape& tape, const Batch& batch, Param& table) const override;
-    Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& lm_head,
+    Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& head,
              const LossOptions& options) const override;
 
   private:

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/profile.h"
+#include "02_data_parallel/runtime/comm_roles.h"
 
 namespace train70b {
 
@@ -24,6 +25,7 @@ Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t r
         if (rank == above) recv_activations_ = {up, 1 - above_in_pair}, send_gradients_ = {down, 1 - above_in_pair};
     }
     use(std::move(schedule));
+    tie_embeddings();
 }
 
 void Pipeline::use(Schedule schedule) {
@@ -58,6 +60,21 @@ Pipeline::~Pipeline() {
         if (rank == (below + 1) % p) recv_activations_ = {}, send_gradients_ = {};
     }
 }
+
+// tag::tied[]
+// Tied embeddings: the last stage's matrix is a copy of the first stage's. Each has the gradient of its own use, lookup
+// or product; the trainer sums the two once per step (sum_partial_gradients), so that both make the same update.
+void Pipeline::tie_embeddings() {
+    const int64_t first = schedule_.rank_of(0), last = schedule_.rank_of(schedule_.stage_count() - 1);
+    if (!model_.config.tied || first == last) return;
+    const Comm ends = ranks_.split([=](int rank) { return rank == first || rank == last ? 0 : -1; }, "tied");
+    if (!model_.has_embedding_matrix()) return;
+    Param& matrix = model_.embed_tokens;
+    matrix.replicas = 2;
+    matrix.replica = model_.stage.embedding ? 0 : 1;  // norms and checkpoints count replica 0
+    matrix.partial_grad_group = group_of(ends);
+}
+// end::tied[]
 
 // ---- messages -------------------------------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ struct PipelineOptions {
 
 class Pipeline : public MicroBatchLoop {
   public:
-    // model: this rank's stages; it outlives this. row_parts: the number of ranks over which sequence parallelism
-    // shards the rows of a micro-batch.
+    // model: this rank's stages; it outlives this. Tied embeddings get a partial_grad_group. row_parts: the number of
+    // ranks over which sequence parallelism shards the rows of a micro-batch.
     Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts = 1);
     Pipeline(const Pipeline&) = delete;
     ~Pipeline() override;
@@ -66,6 +66,7 @@ class Pipeline : public MicroBatchLoop {
     };
 
     void use(Schedule schedule);  // CHECKs it, and lists the messages to receive
+    void tie_embeddings();
     bool has_below(int64_t stage) const { return stage > 0; }
     bool has_above(int64_t stage) const { return stage + 1 < schedule_.stage_count(); }
     void send(Channel& channel, const Tensor& x);

@@ -21,10 +21,10 @@ RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& confi
     const int64_t rows = (c.vocab + tp - 1) / tp, block = c.block_parameters(tp);
     const Stage here = stage_of(config, c, rank);
     std::vector<int64_t> units;
-    if (here.embedding) units.push_back(rows * c.hidden);
+    if (here.embedding || (c.tied && here.head)) units.push_back(rows * c.hidden);
     for (const Chunk& chunk : here.chunks)
         units.insert(units.end(), size_t(chunk.end_layer - chunk.first_layer), block);
-    if (here.head) units.push_back(c.hidden + rows * c.hidden);
+    if (here.head) units.push_back(c.hidden + (c.tied ? 0 : rows * c.hidden));
 
     RankMemory memory{.rank = rank};
     int64_t owned = 0, padded_shards = 0;

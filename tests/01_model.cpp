@@ -127,7 +127,8 @@ double reference_loss(const LlamaConfig& c, const Weights& w, const Tokens& data
             }
         }
         for (int64_t t = 0; t < data.seq_len; ++t) {
-            const Doubles logits = times(w.at("lm_head.weight"), normed(x[t], w.at("model.norm.weight"), c.norm_eps));
+            const Doubles& head = w.at(c.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+            const Doubles logits = times(head, normed(x[t], w.at("model.norm.weight"), c.norm_eps));
             double sum = 0;
             for (double logit : logits) sum += std::exp(logit);
             loss += std::log(sum) - logits[data.targets[first + t]];
@@ -168,6 +169,7 @@ std::vector<Family> families() {
         list.push_back({name, make_config()});
         return list.back().config;
     };
+    add("tied embeddings").tied = true;
     add("biases of q, k, v").qkv_bias = true;
     LlamaConfig& normed = add("norms of q and k, heads wider than the hidden size");
     normed.qk_norm = true, normed.head_size = 6;
@@ -223,7 +225,7 @@ TEST_CASE("every parameter's gradient, the loss and the norm of four AdamW steps
         }
 
         Weights w = weights_of(*runs[1].model), m, v;
-        for (int step = 1; step <= (family == std::string("llama") ? 4 : 1); ++step) {
+        for (int step = 1; step <= (config.qkv_bias || config.head_size > 0 ? 1 : 4); ++step) {
             INFO("step " << step);
             const double expected_loss = reference_loss(config, w, data);
             const Weights expected = reference_gradient(config, w, data);
@@ -387,6 +389,41 @@ TEST_CASE("tensor-parallel operators and wrappers are called at their places in 
             });
     run_model(model, Tokens());
     EXPECT(order == "([])([abcd])([])([])");
+}
+
+TEST_CASE("tied embeddings: no head of its own in parameters, units, memory and FLOPs; two uses of one unit") {
+    LlamaConfig untied = make_config(), tied = untied;
+    tied.tied = true;
+    const int64_t matrix = tied.vocab * tied.hidden;
+    EXPECT(tied.parameters() == untied.parameters() - matrix);
+    EXPECT(flops_per_token(tied, 100) == flops_per_token(untied, 100));  // the head's product is still there
+    Llama model(tied, {.init_std = 0.3});
+    const MemoryBytes before = ledger().now();
+    model.materialize(3);
+    const MemoryBytes after = ledger().now();
+    for (const Memory kind : {Memory::params, Memory::grads})
+        EXPECT(after[size_t(kind)] - before[size_t(kind)] == 4 * tied.parameters());
+    int64_t elements = 0;
+    for (const Param* param : model.params()) {
+        EXPECT(param->name != "lm_head.weight");
+        elements += param->global_size();
+    }
+    EXPECT(elements == tied.parameters());
+    const auto names = [](const std::vector<Unit*>& units) {
+        std::string text;
+        for (const Unit* unit : units) text += unit->name + ", ";
+        return text;
+    };
+    EXPECT(names(model.units()) == "embedding, block 0, block 1, head, ");
+    EXPECT(names(model.passes()) == "embedding, block 0, block 1, head, tied head, ");
+    EXPECT(model.passes().back()->owner == model.passes().front());
+    Llama last(tied, {.init_std = 0.3}, {{{1, 2}}, false, true});  // a copy of the matrix, which it does not look up
+    EXPECT(names(last.units()) == "block 1, head, embedding, ");
+    EXPECT(names(last.passes()) == "block 1, head, tied head, ");
+    Llama first(tied, {}, {{{0, 1}}, true, false});
+    EXPECT(names(first.passes()) == "embedding, block 0, ");
+    last.materialize(3);
+    EXPECT(values(last.embed_tokens.data) == values(model.embed_tokens.data));
 }
 
 TEST_CASE("layers out of range and impossible shapes are refused") {

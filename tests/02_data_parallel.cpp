@@ -197,3 +197,25 @@ TEST_CASE("memory: a replica costs the same on every number of ranks; evaluation
         EXPECT_EVERYWHERE(run.session.reports[3].memory[size_t(kind)] ==
                           2 * one.session.reports[3].memory[size_t(kind)]);
 }
+
+TEST_CASE("tied embeddings: the matrix is reduced once, after its second use; one rank's run") {
+    const Text text;
+    for (const Parity& parity : kParity) {
+        TrainOptions o = odd(text, 16);
+        o.dtype = parity.dtype;
+        o.model.tied = true;
+        Session one(o);
+        one.run();
+        for (const int64_t accumulation : {1, 2})
+            for (const double bucket_mb : {0.0, 0.1, 25.0}) {
+                Parallel run(o, world().split([](int) { return 0; }, "dp"), bucket_mb, true, accumulation);
+                const Farthest deviation = worst_deviation(run.session, one);
+                INFO(o.dtype, ", buckets of ", bucket_mb, ", accumulation ", accumulation, ": ", deviation);
+                EXPECT_EVERYWHERE(deviation <= parity.bound);
+                EXPECT_EVERYWHERE(same_weights(world(), run.session));
+                const int64_t G = run.data_parallel->gradient_bytes(), N = world().size();
+                EXPECT_EVERYWHERE(G == size_of(o.llama().grad_dtype) * o.model.parameters());
+                EXPECT_EVERYWHERE(run.first_step["dp.all_reduce"].bytes == 2 * G * (N - 1) / N);
+            }
+    }
+}

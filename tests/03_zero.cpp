@@ -199,6 +199,69 @@ TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gath
     }
 }
 
+TEST_CASE(
+    "tied embeddings: every stage is one rank's run, keeps what its formula says and sends what its formula says") {
+    const Text text;
+    for (const Parity& parity : kParity) {
+        TrainOptions o = padded(text, 16);
+        o.dtype = parity.dtype;
+        o.model.tied = true;
+        Session one(o);
+        one.run();
+        int64_t number = 0;
+        for (int stage = 0; stage <= 3; ++stage)
+            for (const int64_t m : {1, 2}) {
+                ZeroOptions base{.stage = stage};
+                std::vector<ZeroOptions> list = {base};
+                const auto add = [&](auto ZeroOptions::*member, auto value) {
+                    list.push_back(base);
+                    list.back().*member = value;
+                };
+                add(&ZeroOptions::overlap, false);
+                add(&ZeroOptions::bucket_mb, 0.1);  // the matrix's two reductions may become one
+                if (stage > 0) add(&ZeroOptions::offload, Offload::optimizer);
+                if (stage > 0) add(&ZeroOptions::hybrid_shard, 2);
+                if (stage == 3) add(&ZeroOptions::offload, Offload::all);
+                for (const int64_t prefetch : {0, 2, 9})
+                    if (stage == 3) add(&ZeroOptions::prefetch, prefetch);
+                for (const ZeroOptions& options : list) {
+                    if (parity.skips(number++)) continue;
+                    Sharded run(o, world(), options, m);
+                    const Farthest deviation = deviation_on_rank_0(run.session, one);
+                    INFO(o.dtype, ", ", describe_options(options, m), ": ", deviation);
+                    EXPECT_EVERYWHERE(deviation <= parity.bound);
+                    const double squares = run.zero->squares(Which::data);
+                    EXPECT_EVERYWHERE(world().max(squares) == squares);
+                }
+            }
+    }
+    TrainOptions o = padded(text, 16);
+    o.model.tied = true;
+    for (int stage = 0; stage <= 3; ++stage)
+        for (const Offload offload : {Offload::none, Offload::all})
+            for (const int64_t m : {1, 2}) {
+                if (offload == Offload::all && stage < 3) continue;
+                const MemoryBytes before = ledger().now();
+                const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+                const ZeroRun run = run_zero(o, data, world(), {.stage = stage, .offload = offload}, m, "run");
+                INFO("stage ", stage, ", m ", m);
+                const auto peak = [&](Memory kind) { return run.peak.kind[int(kind)] - before[int(kind)]; };
+                EXPECT_EVERYWHERE(peak(Memory::params) == run.formula.params);
+                EXPECT_EVERYWHERE(peak(Memory::grads) == run.formula.grads);
+                EXPECT_EVERYWHERE(peak(Memory::optimizer) == run.formula.optimizer);
+                EXPECT_EVERYWHERE(peak(Memory::host) == run.formula.host);
+                EXPECT_EVERYWHERE(run.wire_bytes == run.wire_formula);
+                EXPECT_EVERYWHERE(run.most_unsharded == (stage == 3 ? 2 : 0));
+                // As without: the matrix passes twice as often, and there is none of the head's.
+                if (stage < 2) continue;
+                TrainOptions other = o;
+                other.model.tied = false;
+                const ZeroRun untied = run_zero(other, data, world(), {.stage = stage, .offload = offload}, m, "run");
+                const int64_t matrix = 4 * o.model.vocab * o.model.hidden, saved = stage == 2 ? matrix * 3 / 4 : 0;
+                EXPECT_EVERYWHERE(std::abs(untied.wire_bytes - run.wire_bytes - saved) <= 3 * m * 4 * 4);  // padding
+            }
+}
+
 TEST_CASE("hybrid shard: reduce-scatter inside the group, all-reduce of the shard across; memory of the group's size") {
     const Text text;
     TrainOptions o = padded(text, 16);

@@ -79,42 +79,43 @@ TEST_CASE("other families: biases of q, k, v; norms of q and k, of heads that ar
             }
 }
 
-TEST_CASE("with ZeRO in the place of data parallelism, every stage, parameters copied or not: one rank's run") {
+TEST_CASE("tied embeddings, a vocabulary that nothing divides: one rank's run, the formula's bytes and elements") {
     const Text text;
-    for (const Parity& parity : kParity)
-        for (const int64_t kv_heads : {2, 1}) {
-            TrainOptions o = shape(text, kv_heads);
-            o.dtype = parity.dtype;
-            int64_t number = 0;
-            Session one(o);
-            one.run();
-            o.micro_batch = o.global_batch / 2;
-            const Comm tensor = world().split([](int rank) { return rank / 4; }, "tp");
-            const Comm data = world().split([](int rank) { return rank % 4; }, "dp");
-            for (const bool sequence : {false, true})
-                for (const ZeroOptions& options : std::vector<ZeroOptions>{{.stage = 0},
-                                                                           {.stage = 1},
-                                                                           {.stage = 2},
-                                                                           {.stage = 3},
-                                                                           {.stage = 3, .offload = Offload::optimizer},
-                                                                           {.stage = 3, .offload = Offload::all}}) {
-                    if (parity.skips(number++)) continue;
-                    std::unique_ptr<TensorParallel> tensor_parallel;
-                    std::unique_ptr<Zero> zero;
-                    Session session(o, [&](Session& s) {
-                        tensor_parallel =
-                            std::make_unique<TensorParallel>(s.model, tensor, TensorParallelOptions{sequence, false});
-                        zero = std::make_unique<Zero>(s.model, data, options, AdamW::maker(s.options.adamw()));
-                        use_store(s.trainer, *zero, data);
-                        s.trainer.groups.tp = group_of(tensor);
-                    });
-                    session.run();
-                    const Farthest deviation = deviation_on_rank_0(session, one);
-                    INFO(o.dtype, ", kv heads ", kv_heads, ", sequence ", sequence, ", stage ", options.stage,
-                         ", offload ", int(options.offload), ": ", deviation);
-                    EXPECT_EVERYWHERE(deviation <= parity.bound);
-                }
-        }
+    for (const Parity& parity : kParity) {
+        TrainOptions o = shape(text, 2);
+        o.dtype = parity.dtype;
+        o.model.tied = true;
+        Session one(o);
+        one.run();
+        int64_t number = 0;
+        for (TensorLayout layout : layouts())
+            for (const int64_t m : {1, 2}) {
+                layout.micro_batches = m;
+                if (parity.skips(number++)) continue;
+                Sharded run(o, world(), layout);
+                run.session.run();
+                const Farthest deviation = deviation_on_rank_0(run.session, one);
+                INFO(o.dtype, ", ", layout.text(), ": ", deviation);
+                EXPECT_EVERYWHERE(on_rank_0(deviation <= parity.bound));
+                const Param& matrix = run.session.model.embed_tokens;
+                EXPECT_EVERYWHERE(run.session.model.head.weights[0] == &matrix);
+                const std::vector<double> rows = read(matrix.data);
+                const auto padding = rows.begin() + matrix.real().size();
+                EXPECT_EVERYWHERE(matrix.local.rows == (131 + layout.tp - 1) / layout.tp);
+                EXPECT_EVERYWHERE(std::all_of(padding, rows.end(), [](double x) { return x == 0; }));
+                EXPECT_EVERYWHERE(total_size(run.session.model.params()) ==
+                                  tensor_parallel_elements(o.model, layout.tp));
+                const int64_t width = size_of(o.llama().dtype), micro = run.session.options.micro_batch;
+                CommStats sent{.operations = run.stats.sent};
+                std::erase_if(sent.operations, [](const auto& entry) { return entry.first.starts_with("dp."); });
+                Traffic traffic;
+                traffic.add(sent);
+                const DType dtype = width == 8 ? DType::f64 : DType::f32;
+                EXPECT_EVERYWHERE(
+                    traffic.operations ==
+                    step_traffic(o.model, {micro * o.seq_len, layout.tp, dtype, dtype, layout.options}, m).operations);
+            }
+    }
 }
 
 TEST_CASE("bf16: one rank's run up to its rounding, and no farther from it than a rounding of other sums is") {

@@ -267,6 +267,79 @@ TEST_CASE("with tensor parallelism inside the stages, overlapped or not: one ran
     }
 }
 
+TEST_CASE(
+    "tied embeddings: every schedule is one rank's run; first and last stage hold the matrix, and sum its gradients in "
+    "one message a step") {
+    const Text text;
+    for (const Parity& parity : kParity)
+        for (const char* recompute : {"none", "full"}) {
+            TrainOptions o = shape(text);
+            o.dtype = parity.dtype;
+            o.recompute = recompute;
+            o.model.tied = true;
+            o.seq_len = 7;
+            Session one(o);
+            one.run();
+            int64_t number = 0;
+            for (const std::string& schedule : kSchedules)
+                for (const int64_t pp : {1, 2, 4, 8})
+                    for (const int64_t virtual_stages : {0, 1, 4}) {
+                        if (virtual_stages > 0 && (!has_chunks(schedule) || (virtual_stages == 4 && pp != 2))) continue;
+                        if (has_chunks(schedule) && (pp == 1 || (pp == 8 && virtual_stages != 1))) continue;
+                        if (parity.skips(number++) || (recompute != std::string("none") && pp != 4)) continue;
+                        const PipelineOptions options{.schedule = schedule, .virtual_stages = virtual_stages};
+                        const int64_t m = pp == 8 ? 8 : pp == 1 ? 2 : 4;  // on 8 / pp data-parallel ranks, of 16
+                        const Comm all = world();
+                        all.take_stats();
+                        std::map<std::string, CommStats::Entry> sent;
+                        Staged run(o, all, pp, options, m);
+                        run.session.on_step = [&](const StepReport&) { sent = all.take_stats().operations; };
+                        run.session.run();
+                        const Farthest deviation = deviation_on_rank_0(run.session, one);
+                        INFO(o.dtype, ", ", schedule, ", pp ", pp, ", v ", virtual_stages, ", recompute ",
+                             std::string(recompute), ": ", deviation);
+                        EXPECT_EVERYWHERE(deviation <= parity.bound);
+                        const bool end = pp > 1 && (run.stages.rank() == 0 || run.stages.rank() == pp - 1);
+                        const Param& matrix = run.session.model.embed_tokens;
+                        const int64_t bytes = size_of(o.llama().grad_dtype) * o.model.vocab * o.model.hidden;
+                        // 2 n (N-1)/N of n bytes, N = 2
+                        EXPECT_EVERYWHERE(sent["tied.all_reduce"].bytes == (end ? bytes : 0));
+                        EXPECT_EVERYWHERE(sent["tied.all_reduce"].calls == (end ? 1 : 0));
+                        // Both copies are the same after four updates; one is in the sum that the norm of the weights
+                        // is made of.
+                        const std::vector<double> mine = end ? read(matrix.data) : std::vector<double>();
+                        double squares = 0;
+                        for (const double x : mine) squares += x * x;
+                        const std::vector<double> copies = run.stages.gather({squares});
+                        EXPECT_EVERYWHERE(pp == 1 || (copies.front() == copies.back() && copies.front() > 0));
+                        const double weights = run.stages.sum(run.data_parallel->squares(Which::data));
+                        EXPECT_EVERYWHERE(std::abs(weights / one.trainer.store->squares(Which::data) - 1) <=
+                                          parity.bound);
+                    }
+        }
+}
+
+TEST_CASE("tied embeddings: the ledger of the stages is the formula's, the last stage's copy with it") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.micro_batch = 1;
+    o.model.tied = true;
+    on_first_ranks(4, [&](const Comm& ranks) {
+        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+        const PipelineRun run = run_pipeline(o, data, ranks, {}, 4);
+        const int64_t block = o.model.block_parameters(), matrix = o.model.vocab * o.model.hidden;
+        for (int64_t rank = 0; rank < 4; ++rank) {
+            const int64_t elements =
+                2 * block + (rank == 0 || rank == 3 ? matrix : 0) + (rank == 3 ? o.model.hidden : 0);
+            const auto& kinds = run.memory[size_t(rank)].kind;
+            INFO("rank ", rank);
+            EXPECT(kinds[int(Memory::params)] == 4 * elements);
+            EXPECT(kinds[int(Memory::grads)] == 4 * elements);
+            EXPECT(kinds[int(Memory::optimizer)] == 8 * elements);
+        }
+    });
+}
+
 TEST_CASE("layers that are not divisible over the stages are refused with a line that says what works") {
     LlamaConfig c = preset("tiny");
     const auto stage = [&](int64_t pp, const PipelineOptions& options) { return pipeline_stage(c, pp, 0, options); };

@@ -26,6 +26,7 @@ struct Layout {
     int64_t hybrid_shard = 0;
     Offload offload = Offload::none;
     int64_t kv_heads = 4;
+    bool tied = false;
 
     // The family goes round the grid: 0 Llama, 1 biases of q, k, v, 2 norms of q and k with wide heads.
     void use_family(LlamaConfig& model, int64_t family) const {
@@ -35,12 +36,12 @@ struct Layout {
         if (family == 2) model.head_size = 6;
     }
     std::string text() const {
-        return fmt::format("{}, {}, ZeRO {}{}{}, sequence {}, overlap {}, {}, recompute {}, kv heads {}", mesh.text(),
+        return fmt::format("{}, {}, ZeRO {}{}{}, sequence {}, overlap {}, {}, recompute {}, kv heads {}{}", mesh.text(),
                            pipeline, zero, hybrid_shard ? fmt::format(" hybrid {}", hybrid_shard) : "",
                            offload == Offload::none  ? ""
                            : offload == Offload::all ? " offload all"
                                                      : " offload optimizer",
-                           sequence, overlap, context, recompute, kv_heads);
+                           sequence, overlap, context, recompute, kv_heads, tied ? ", tied" : "");
     }
     ParallelConfig config() const {
         ParallelConfig config;
@@ -204,14 +205,46 @@ TEST_CASE(
     EXPECT_EVERYWHERE(deviation <= 1e-10);
 }
 
-TEST_CASE("fp64: the formulas of a rank's memory are what it books") {
+// Several partial_grad_groups on a rank: with sequence parallelism the norms', with one key/value head its copies'.
+TEST_CASE("tied embeddings in composed layouts: one rank's run, to 1e-10 in fp64") {
     const Text text;
     TrainOptions o = shape(text);
     o.dtype = "fp64";
+    o.model.tied = true;
+    o.model.kv_heads = 1;
+    const auto one = run_on_one_rank(o);
+    int64_t number = 0;
+    for (const Layout& layout : std::vector<Layout>{
+             {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3, .sequence = true},
+             {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "zero-bubble", .zero = 2, .overlap = true},
+             {.mesh = {.tp = 4, .cp = 2, .pp = 2}, .pipeline = "gpipe", .zero = 1, .sequence = true},
+             {.mesh = {.dp = 4, .pp = 4}, .pipeline = "zero-bubble", .zero = 3, .hybrid_shard = 2},
+             {.mesh = {.dp = 4, .pp = 4}, .zero = 3, .offload = Offload::all},
+             {.mesh = {.dp = 4, .pp = 4}, .zero = 2, .offload = Offload::optimizer},
+             {.mesh = {.tp = 4, .dp = 4}, .zero = 3, .sequence = true, .overlap = true},
+             {.mesh = {.cp = 4, .dp = 4}, .zero = 2},
+             {.mesh = {.tp = 4, .pp = 4}, .sequence = true}}) {
+        if (number++ >= 4 && !kThorough) continue;
+        ComposedRun run(o, world(), layout.config());
+        run.session.run();
+        const Farthest deviation = one ? worst_deviation(run.session, *one) : Farthest();
+        INFO(layout.text(), ": ", deviation);
+        EXPECT_EVERYWHERE(deviation <= 1e-10);
+    }
+}
+
+TEST_CASE("fp64: the formulas of a rank's memory are what it books") {
+    const Text text;
     for (const Layout& layout :
          std::vector<Layout>{{.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 3, .sequence = true},
                              {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1},
-                             {.mesh = {.dp = 16}, .zero = 2, .offload = Offload::optimizer}}) {
+                             {.mesh = {.dp = 16}, .zero = 2, .offload = Offload::optimizer},
+                             {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 3, .sequence = true, .tied = true},
+                             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1, .tied = true},
+                             {.mesh = {.dp = 4, .pp = 4}, .zero = 3, .offload = Offload::all, .tied = true}}) {
+        TrainOptions o = shape(text);
+        o.dtype = "fp64";
+        o.model.tied = layout.tied;
         const MemoryBytes before = ledger().now();
         ComposedRun run(o, world(), layout.config());
         run.session.run();

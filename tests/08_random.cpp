@@ -34,15 +34,15 @@ struct Drawn {
     std::string text() const {
         const LlamaConfig& m = options.model;
         return fmt::format(
-            "{} x {}, {}/{} heads of {}{}{}{}, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} "
+            "{} x {}, {}/{} heads of {}{}{}{}{}, ffn {}, vocabulary {}, {} tokens, {} sequences by {}; {}, {}, ZeRO {} "
             "hybrid {} offload {} prefetch {}, sequence {}, overlap {}, {}, recompute {}, lr {}, init std {}, document "
             "token {}",
             m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim(), m.qkv_bias ? ", biases" : "",
-            m.qk_norm ? ", norms of q and k" : "", m.rope_scaling ? ", scaled RoPE" : "", m.ffn, m.vocab,
-            options.seq_len, options.global_batch, options.micro_batch, config.mesh.text(), config.pipeline.schedule,
-            config.zero.stage, config.zero.hybrid_shard, int(config.zero.offload), config.zero.prefetch,
-            config.tensor.sequence_parallel, config.tensor.overlap, config.context.algorithm, options.recompute,
-            options.lr, options.init_std, options.document_token.value_or(-1));
+            m.qk_norm ? ", norms of q and k" : "", m.rope_scaling ? ", scaled RoPE" : "", m.tied ? ", tied" : "", m.ffn,
+            m.vocab, options.seq_len, options.global_batch, options.micro_batch, config.mesh.text(),
+            config.pipeline.schedule, config.zero.stage, config.zero.hybrid_shard, int(config.zero.offload),
+            config.zero.prefetch, config.tensor.sequence_parallel, config.tensor.overlap, config.context.algorithm,
+            options.recompute, options.lr, options.init_std, options.document_token.value_or(-1));
     }
 };
 
@@ -99,6 +99,7 @@ Drawn draw(const Text& text, uint64_t layout, uint64_t attempt) {
         case 3: o.model.rope_scaling = RopeScaling{.factor = 4, .linear = true}; break;
     }
     if (dice.below(2) == 0) o.model.head_size = dice.one_of({2, 4, 8, 16});
+    o.model.tied = dice.below(2) == 0;
     return drawn;
 }
 

@@ -164,8 +164,6 @@ void refuse_other_models(const Keys& keys, const Family& family) {
     keys.only("mlp_bias", false, "biases of the MLP are not supported");
     for (const char* key : {"num_experts", "num_local_experts"})
         if (keys.has(key)) keys.refuse(key, "mixtures of experts are not supported");
-    keys.only("tie_word_embeddings", false,
-              "tied embeddings are not supported (save the model with a separate lm_head.weight)");
     keys.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
     if (keys.has("quantization_config")) keys.refuse("quantization_config", "quantized weights are not supported");
 }
@@ -201,6 +199,7 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path) {
     config.ffn = keys.integer("intermediate_size");
     config.vocab = keys.integer("vocab_size");
     config.norm_eps = keys.real("rms_norm_eps");
+    config.tied = keys.flag("tie_word_embeddings", false);
     if (keys.has("max_position_embeddings")) config.context = keys.integer("max_position_embeddings");
     read_rope(keys, config);
     refuse_windows(keys, family, config.layers);
@@ -232,7 +231,7 @@ ordered_json hf_config(const LlamaConfig& c, DType dtype) {
                          {"rope_scaling", nullptr},
                          {"attention_bias", false},
                          {"mlp_bias", false},
-                         {"tie_word_embeddings", false},
+                         {"tie_word_embeddings", c.tied},
                          {"torch_dtype", dtype == DType::bf16  ? "bfloat16"
                                          : dtype == DType::f64 ? "float64"
                                                                : "float32"}};

@@ -51,6 +51,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add_choice("--qk-norm", qk_norm_, "RMSNorm of each head of q and k, as in Qwen3");
     add("--ffn", ffn_, "inner size of the MLP", count);
     add("--vocab", vocab_, "vocabulary size (256 for text, whose tokens are bytes)", count);
+    add_switch("--tied-embeddings", tied_, "use the embedding's matrix for the head as well")
+        .default_text("the model's");
     add_input("--load-hf", o.load_hf, "DIR: load shape and weights of a Hugging Face Llama, Mistral, Qwen2 or Qwen3");
     add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
     add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
@@ -120,6 +122,7 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.document_token && *o.document_token >= o.model.vocab)
         usage_error("--document-token {} is outside the vocabulary (must be at most {}; newline in text: 10)",
                     *o.document_token, o.model.vocab - 1);
+    record("--tied-embeddings", o.model.tied ? "on" : "off");
     if (o.min_lr < 0) record("--min-lr", fmt::format("{}", o.min_lr = o.lr / 10));
     if (o.min_lr > o.lr) usage_error("--min-lr {} must be at most --lr {}", o.min_lr, o.lr);
     if (o.dtype == "fp64") {
@@ -188,7 +191,7 @@ LlamaConfig CommandLine::model_shape() const {
     const TrainOptions& o = options_;
     if (!o.load_hf.empty()) {
         for (const char* flag : {"--model", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--qkv-bias",
-                                 "--qk-norm", "--ffn", "--vocab"})
+                                 "--qk-norm", "--ffn", "--vocab", "--tied-embeddings"})
             if (given(flag))
                 usage_error("{}: not allowed with --load-hf, because {}/config.json has the shape", flag, o.load_hf);
         return read_hf_config(o.load_hf);
@@ -204,6 +207,7 @@ LlamaConfig CommandLine::model_shape() const {
     if (qk_norm_) model.qk_norm = *qk_norm_;
     if (ffn_) model.ffn = *ffn_;
     if (vocab_) model.vocab = *vocab_;
+    if (given("--tied-embeddings")) model.tied = tied_;
     check_config(model);
     return model;
 }

@@ -83,6 +83,7 @@ class CommandLine : public Flags {
     std::string model_ = "tiny";
     std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
     std::optional<bool> qkv_bias_, qk_norm_;
+    bool tied_ = false;
 };
 
 }  // namespace train70b
