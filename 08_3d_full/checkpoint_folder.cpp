@@ -95,6 +95,7 @@ void check_model(const Manifest& manifest, const LlamaConfig& mine) {
     };
     compare_switch("--qkv-bias", its.qkv_bias, mine.qkv_bias);
     compare_switch("--qk-norm", its.qk_norm, mine.qk_norm);
+    compare_switch("--tied-embeddings", its.tied, mine.tied);
     const ordered_json there = hf_config(its, DType::f32), here = hf_config(mine, DType::f32);
     for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
         if (there[key] != here[key])

@@ -244,7 +244,7 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
         {"num_key_value_heads", 3,
          "num_attention_heads 4 is not divisible by num_key_value_heads 3 (try num_key_value_heads 1)"},
         {"num_hidden_layers", 2000000000, "num_hidden_layers"},
-        {"tie_word_embeddings", true, "tied embeddings are not supported"},
+        {"tie_word_embeddings", 1, "tie_word_embeddings 1: must be true or false"},
         {"attention_bias", true, "attention_bias true: a bias of o_proj is not supported"},
         {"mlp_bias", true, "mlp_bias"},
         {"hidden_act", "gelu", "hidden_act \"gelu\""},
@@ -410,6 +410,54 @@ TEST_CASE("weights that are not this model's are refused before anything is load
                        "model.safetensors: tensor model.layers.0.mlp.gate_proj.weight is (24, 16)");
     fs::remove(saved / "model.safetensors");
     EXPECT_USAGE_ERROR(saved.weights(), "has neither model.safetensors nor model.safetensors.index.json");
+}
+
+TEST_CASE("tied embeddings: saved without a head; a head that is in the file must be the embedding, bit for bit") {
+    LlamaConfig config = make_config();
+    config.tied = true;
+    Llama model(config, {.init_std = 0.3});
+    model.materialize(3);
+    Folder folder;
+    const auto written = [&](DType head_dtype, const Tensor& head, const std::string& file) {
+        std::vector<StoredTensor> entries;
+        for (const Param* param : model.params()) entries.push_back({param->name, DType::f32, param->global_shape});
+        if (head) entries.push_back({"lm_head.weight", head_dtype, head.shape()});
+        SafetensorsWriter writer("--save-hf", folder / file, entries);
+        for (const Param* param : model.params()) writer.write(param->data);
+        if (head) writer.write(head);
+        writer.commit();
+    };
+    const auto loads = [&] {
+        EXPECT(read_hf_config(folder.text()).tied);
+        Llama loaded(read_hf_config(folder.text()), {});
+        loaded.materialize(9);
+        HfWeights(folder.text(), loaded.config).load(loaded.params());
+        EXPECT(bits(loaded) == bits(model));
+    };
+    for (const int64_t shard_bytes : {int64_t(5'000'000'000), int64_t(3000)}) {
+        save(folder.text(), model, shard_bytes);
+        EXPECT(ordered_json::parse(read_text(folder / "config.json"))["tie_word_embeddings"] == true);
+        if (shard_bytes > 3000)
+            EXPECT(!SafetensorsFile(folder / "model.safetensors").tensors().contains("lm_head.weight"));
+        loads();
+    }
+    written(DType::f32, model.embed_tokens.data, "model.safetensors");
+    loads();
+    Tensor other = Tensor::like(model.embed_tokens.data);
+    copy(other, model.embed_tokens.data);
+    other.data<float>()[other.size() - 1] += 1e-6f;
+    written(DType::f32, other, "model.safetensors");
+    EXPECT_USAGE_ERROR(HfWeights(folder.text(), config),
+                       "model.safetensors: tensor lm_head.weight is not equal to model.embed_tokens.weight, but "
+                       "config.json has tie_word_embeddings true");
+    written(DType::bf16, model.embed_tokens.data, "model.safetensors");
+    EXPECT_USAGE_ERROR(HfWeights(folder.text(), config), "tensor lm_head.weight is bf16 (20, 16) and model.embed");
+    written(DType::f32, Tensor({19, 16}, DType::f32, Device::cpu), "model.safetensors");
+    EXPECT_USAGE_ERROR(HfWeights(folder.text(), config), "tensor lm_head.weight is fp32 (19, 16) and model.embed");
+    written(DType::f32, {}, "model.safetensors");
+    config.tied = false;
+    EXPECT_USAGE_ERROR(HfWeights(folder.text(), config),
+                       "tensor lm_head.weight is missing, but config.json does not have tie_word_embeddings true");
 }
 
 TEST_CASE("dimensions whose product overflows are refused by the name of the worst") {

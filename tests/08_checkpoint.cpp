@@ -124,6 +124,74 @@ TEST_CASE("other layouts: dp 2, tp 2, pp 2 -> dp 2, cp 2, ZeRO-3, tp 2 -> one ra
     }
 }
 
+TEST_CASE("tied embeddings: dp 2, tp 2, pp 2 -> tp 4, dp 2 -> one rank; a matrix is written once") {
+    const Text text;
+    const SharedFolder shared;
+    TrainOptions o = shape(text, "fp64");
+    o.model.tied = true;
+    const auto one = run_on_one_rank(o);
+    ParallelConfig mixed{.mesh = {.tp = 2, .dp = 2, .pp = 2}}, tensor{.mesh = {.tp = 4, .dp = 2}};
+    mixed.zero.stage = 1;
+    tensor.zero.stage = 3;
+    std::vector<double> found = history_of(o, mixed, {.dir = shared / "d", .stop_after = 2});
+    for (const double x : history_of(o, tensor, {.dir = shared / "d", .resume = true, .stop_after = 4}))
+        found.push_back(x);
+    Failures failures;
+    only_on_rank_0([&] {
+        for (const char* name : {"d/step-2", "d/step-4"}) {
+            const Manifest manifest = read_manifest(shared / name);
+            failures.expect(manifest.model.tied, "the manifest's model");
+            int64_t bytes = 0, elements = 0;
+            for (const CheckpointFile& file : manifest.files) {
+                const SafetensorsFile opened(manifest.folder + "/" + file.name);
+                for (const auto& [tensor_name, stored] : opened.tensors()) {
+                    bytes += stored.bytes;
+                    failures.expect(tensor_name.find("lm_head") == tensor_name.npos, tensor_name);
+                    if (tensor_name.starts_with("weight/model.embed_tokens.weight")) elements += stored.size();
+                }
+            }
+            failures.expect(elements == o.model.vocab * o.model.hidden,
+                            fmt::format("{}: {} elements of the embedding", name, elements));
+            failures.expect(bytes == checkpoint_cost(o, mixed).bytes, fmt::format("{}: {} bytes", name, bytes));
+        }
+        TrainOptions local = o;
+        local.micro_batch = o.global_batch;
+        Session third(local);
+        RestoreOnly control;
+        control.folder = shared / "d/step-4";
+        control.trainer = &third.trainer;
+        third.trainer.controls.push_back(&control);
+        third.trainer.run();
+        for (const double x : third.history()) found.push_back(x);
+        const std::vector<double> expected = one->history();
+        failures.expect(found.size() == expected.size(), "steps");
+        for (size_t i = 0; i < std::min(found.size(), expected.size()); ++i) {
+            const double apart = std::abs(found[i] / expected[i] - 1);
+            failures.expect(apart <= 1e-10, fmt::format("step {}: {} is {} apart", i / 2 + 1, found[i], apart));
+        }
+    });
+    EXPECT_NONE(failures);
+}
+
+TEST_CASE("tied embeddings with 8-bit moments, from two stages to four: within rounding of the uninterrupted run") {
+    const Text text;
+    const SharedFolder shared;
+    TrainOptions o = shape(text);
+    o.model.tied = true;
+    ParallelConfig from{.mesh = {.tp = 2, .dp = 2, .pp = 2}}, to{.mesh = {.dp = 2, .pp = 4}};
+    from.optimizer = to.optimizer = "adamw8bit";
+    from.zero.stage = 3;
+    to.zero.stage = 2;
+    const std::vector<double> a = last(history_of(o, from, {}), 6);
+    history_of(o, from, {.dir = shared / "d", .stop_after = 3});
+    const std::vector<double> b = history_of(o, to, {.dir = shared / "d", .resume = true});
+    REQUIRE(a.size() == b.size());
+    double apart = 0;
+    for (size_t i = 0; i < a.size(); i += 2) apart = std::max(apart, std::abs(b[i] / a[i] - 1));  // the losses
+    INFO("largest difference of a loss: " << apart);
+    EXPECT_EVERYWHERE(apart <= 2e-5);
+}
+
 TEST_CASE("8-bit moments and FP8 histories in another layout: within rounding of the uninterrupted run") {
     const Text text;
     TrainOptions o = shape(text);

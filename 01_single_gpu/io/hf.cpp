@@ -1,5 +1,6 @@
 #include "01_single_gpu/io/hf.h"
 
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 
@@ -14,6 +15,7 @@ using nlohmann::ordered_json;
 namespace {
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char *kHead = "lm_head.weight", *kTable = "model.embed_tokens.weight";
 
 // Also a link that leads nowhere, which is reported when it is opened.
 bool exists(const std::string& path) {
@@ -47,7 +49,7 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
         const auto at = where_.find(param.name);
         if (at == where_.end())
             usage_error("{}: tensor {} is missing{}", dir, param.name,
-                        param.name == "lm_head.weight" ? "; tied embeddings are not supported" : "");
+                        param.name == kHead ? ", but config.json does not have tie_word_embeddings true" : "");
         const auto& [file, tensor] = at->second;
         if (tensor->dtype == DType::u8)
             usage_error("{}: tensor {} is U8 (must be F64, F32 or BF16)", files_[file].path(), param.name);
@@ -55,6 +57,10 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
             usage_error("{}: tensor {} is {}, but must be {} according to config.json", files_[file].path(), param.name,
                         to_string(tensor->shape), to_string(param.global_shape));
         ++found;
+    }
+    if (config.tied && where_.contains(kHead)) {
+        check_tied_head();
+        where_.erase(kHead);
     }
     if (found == where_.size()) return;
     for (const Param& param : all_params(config)) where_.erase(param.name);
@@ -68,6 +74,27 @@ void HfWeights::add(const std::string& path) {
         if (is_table(name)) continue;
         const auto [at, is_new] = where_.try_emplace(name, files_.size() - 1, &tensor);
         if (!is_new) usage_error("{}: tensor {} is also in {}", path, quoted(name), files_[at->second.first].path());
+    }
+}
+
+void HfWeights::check_tied_head() const {
+    const auto [head_file, head] = where_.at(kHead);
+    const auto [table_file, table] = where_.at(kTable);
+    const auto refuse = [&](const std::string& why) {
+        usage_error("{}: tensor {} {}, but config.json has tie_word_embeddings true",
+                    files_[where_.at(kHead).first].path(), kHead, why);
+    };
+    if (head->dtype != table->dtype || head->shape != table->shape)
+        refuse(fmt::format("is {} {} and {} is {} {}", name_of(head->dtype), to_string(head->shape), kTable,
+                           name_of(table->dtype), to_string(table->shape)));
+    constexpr int64_t kPiece = 8 << 20;
+    std::vector<char> a, b;
+    for (int64_t begin = 0; begin < head->bytes; begin += kPiece) {
+        const int64_t size = std::min(kPiece, head->bytes - begin);
+        a.resize(size_t(size)), b.resize(size_t(size));
+        files_[head_file].read_bytes(*head, begin, a.data(), size);
+        files_[table_file].read_bytes(*table, begin, b.data(), size);
+        if (a != b) refuse(fmt::format("is not equal to {}", kTable));
     }
 }
 

@@ -10,7 +10,7 @@
 namespace train70b {
 
 // Reads DIR/config.json. Usage error, naming file and key, if a key is missing or has the wrong type, and for
-// unsupported models: tied embeddings, biases, other activations, other kinds of RoPE.
+// unsupported models: biases, other activations, other kinds of RoPE.
 LlamaConfig read_hf_config(const std::string& dir);
 LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& path);  // the same of its content
 nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);            // the content of config.json
@@ -19,7 +19,8 @@ nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);       
 std::vector<Param> all_params(const LlamaConfig& config);
 
 // The weights in DIR. Construction checks all of them and loads none: usage error, naming file and tensor, if a shard
-// or a tensor is missing, unexpected, or of another shape than `config` says.
+// or a tensor is missing, unexpected, or of another shape than `config` says. With tied embeddings an lm_head.weight
+// may be there, if it is bitwise the embedding's matrix.
 class HfWeights {
   public:
     HfWeights(const std::string& dir, const LlamaConfig& config);
@@ -29,6 +30,7 @@ class HfWeights {
   private:
     void open_shards(const std::string& index_path);
     void add(const std::string& path);
+    void check_tied_head() const;
 
     std::string dir_;
     std::vector<SafetensorsFile> files_;
