@@ -42,7 +42,7 @@ static void program(int argc, char** argv) {
         validate(config, o, p.world.size());
         check_ramps(o, config);
         planned = parse_faults(faults, p.comm, p.world.size(), o.steps);
-        check_replica_check(replica_check, config, p.comm);
+        check_replica_check(replica_check, p.options.model, config, p.comm);
         check_checkpoint_flags(checkpoint, o, p.world);
     });
     if (o.dry_run) return print_dry_run(p, config);

@@ -29,13 +29,16 @@ std::string list_of(const std::vector<int>& ranks) {
 }
 
 struct Compared {
-    bool weights, states, tp;
+    bool weights, states, tp, stages;
 };
-Compared compared(const ParallelConfig& config) {
+Compared compared(const LlamaConfig& model, const ParallelConfig& config) {
     const int64_t ranks = config.mesh.dp * config.mesh.cp, shard = config.zero.hybrid_shard;
     const int stage = config.zero.stage;
     const bool several = ranks > 1, hybrid = shard > 0 && shard < ranks;
-    return {.weights = several && (stage < 3), .states = several && (stage == 0 || hybrid), .tp = config.mesh.tp > 1};
+    return {.weights = several && (stage < 3),
+            .states = several && (stage == 0 || hybrid),
+            .tp = config.mesh.tp > 1,
+            .stages = model.tied && config.mesh.pp > 1};
 }
 
 }  // namespace
@@ -44,13 +47,14 @@ ReplicaCheck::ReplicaCheck(int64_t every, Trainer& trainer, Llama& model, const 
                            const ParallelConfig& config)
     : every_(every), trainer_(trainer), model_(model), world_(world) {
     if (every == 0) return;
-    const Compared what = compared(config);
+    const Compared what = compared(model.config, config);
     const char* over = config.zero.stage == 0 ? "over the data-parallel ranks" : "over the replicas of a shard";
     std::string yes, no;
     const auto add = [](std::string& text, const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
     if (what.weights) add(yes, "weights over the data-parallel ranks");
     if (what.states) add(yes, fmt::format("{}optimizer states {}", what.weights ? "" : "weights and ", over));
     if (what.tp) add(yes, "parameters that tensor-parallel ranks replicate, with their states");
+    if (what.stages) add(yes, "the tied matrix of first and last stage, with its states");
     if (!what.weights && !what.states) add(no, "all other weights and states, which have one copy");
     if (what.weights && !what.states) add(no, "the shards of the optimizer states, which have one copy");
     say("replica check every {}: {}{}\n", every == 1 ? "step" : fmt::format("{} steps", every), yes,
@@ -174,6 +178,13 @@ std::string ReplicaCheck::difference() {
         for (const Copy& copy : *copies)
             if (copy.param->replicas > 1) over_tp.push_back(copy);
     add(*groups.tp, over_tp);
+    const Param& tied = model_.embed_tokens;
+    if (!model_.config.tied || !tied.partial_grad_group) return text;
+    std::vector<Copy> over_stages;
+    for (const std::vector<Copy>* copies : {&kept, &updated})
+        for (const Copy& copy : *copies)
+            if (copy.param == &tied) over_stages.push_back(copy);
+    add(*tied.partial_grad_group, over_stages);
     return text;
 }
 
@@ -183,12 +194,13 @@ void add_replica_check_flag(Flags& flags, int64_t& every) {
               integer_from(0));
 }
 
-void check_replica_check(int64_t every, const ParallelConfig& config, const CommOptions& comm) {
+void check_replica_check(int64_t every, const LlamaConfig& model, const ParallelConfig& config,
+                         const CommOptions& comm) {
     if (every == 0) return;
     if (comm.backend == "fake")
         usage_error("--replica-check {}: not supported with --comm fake, whose ranks do not exist", every);
-    const Compared what = compared(config);
-    if (what.weights || what.states || what.tp) return;
+    const Compared what = compared(model, config);
+    if (what.weights || what.states || what.tp || what.stages) return;
     if (config.mesh.dp * config.mesh.cp == 1)
         usage_error("--replica-check {}: no two ranks hold the same parameters; needs --dp, --cp or --tp above 1",
                     every);

@@ -5,6 +5,7 @@
 //   weights            over dp x cp, in ZeRO 0, 1 and 2
 //   optimizer states   over dp x cp in ZeRO 0; with their weights over the replicas of a hybrid shard
 //   replicas over tp   norm weights, and key/value heads on more ranks than heads, with their optimizer states
+//   ... over stages    tied embeddings in a pipeline: the first and the last stage's matrix, with its optimizer states
 //
 // Sharded states have one copy: nothing can be compared. In ZeRO 1 and 2, and in bf16, each update overwrites the
 // weights, from shards or master weights, so a flipped bit of a weight is found only by a check before the next update;
@@ -48,6 +49,7 @@ class ReplicaCheck : public RunControl {
 
 void add_replica_check_flag(Flags& flags, int64_t& every);  // --replica-check N
 // Usage error if there is nothing to compare.
-void check_replica_check(int64_t every, const ParallelConfig& config, const CommOptions& comm);
+void check_replica_check(int64_t every, const LlamaConfig& model, const ParallelConfig& config,
+                         const CommOptions& comm);
 
 }  // namespace train70b
