@@ -55,6 +55,24 @@ start 2 "${shape[@]}" --tp 2 --steps 8 --stop-after 4 --checkpoint-every 2 --wei
 verdict "--stop-after 4 --checkpoint-every 2 --weights-every 2" "$(ends 0 20)$(
     [ "$(ls base | tr '\n' ' ')" = "step-2 step-4 weights-2 weights-4 " ] || ls base)"
 
+# ---- tied embeddings: 8 ranks -> one -> 4 --------------------------------------------------------------------------
+
+tied=("${shape[@]}" --tied-embeddings on --dtype fp64 --steps 6)
+start 1 "${tied[@]}" --metrics tied.jsonl
+start 8 "${tied[@]}" --tp 2 --dp 2 --pp 2 --checkpoint-dir tied --stop-after 2 --metrics tied-8.jsonl
+start 1 "${tied[@]}" --checkpoint-dir tied --resume --stop-after 4 --metrics tied-1.jsonl
+start 4 "${tied[@]}" --tp 4 --checkpoint-dir tied --resume --metrics tied-4.jsonl
+verdict "tied embeddings: dp 2, tp 2, pp 2, then one rank, then tp 4" "$(ends 0 20)$(python3 - <<'P'
+import json
+steps = lambda *names: [(e["loss"], e["grad_norm"]) for name in names for e in map(json.loads, open(name))
+                        if e["event"] == "step"]
+one, parts = steps("tied.jsonl"), steps("tied-8.jsonl", "tied-1.jsonl", "tied-4.jsonl")
+if not (len(one) == len(parts) == 6 and all(abs(x / y - 1) <= 1e-10 for a, b in zip(one, parts) for x, y in zip(a, b))):
+    print(one, "not", parts)
+P
+)"
+rm -rf tied tied*.jsonl
+
 # ---- refused ---------------------------------------------------------------------------------------------------------
 
 edit() { # PYTHON: changes m, the manifest of ck/step-4; t[file][tensor] = [dtype, shape, bytes] if it says so
@@ -189,6 +207,7 @@ changed() { # FLAG VALUE [PART]: resumes with another value
 for pair in "--layers 4" "--hidden 64" "--heads 2" "--kv-heads 4" "--ffn 64" "--vocab 260"; do
     changed $pair "a checkpoint of another model: its ${pair% *} is"
 done
+changed --tied-embeddings on "a checkpoint of another model: its --tied-embeddings is off, but this run's is on (try --tied-embeddings off)"
 echo "Another text, which is long enough for some samples: $(seq 999)" >text.txt
 for pair in "--dtype bf16" "--dtype fp64 --grad-dtype fp64" "--optimizer adamw8bit" "--seed 2" "--seq-len 16" \
     "--global-batch 4" "--val-fraction 0.2" "--fp8 current"; do

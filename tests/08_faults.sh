@@ -105,6 +105,8 @@ drill "--zero 3 --hybrid-shard 1" 2 3 1 "on rank 3 from ranks 0, 1 and 2"
 drill "--zero 1 --hybrid-shard 2" 1 2 1 "on rank 3 from ranks 0, 1 and 2"
 drill "--cp 2 --dp 2 --zero 0" 2 3 1 "on rank 3 from ranks 0, 1 and 2"
 drill "--tp 2 --dp 2 --zero 0" 2 3 1 "between ranks 1 and 3"
+train --pp 2 --zero 3 --tied-embeddings on --inject bitflip:0:2 --replica-check 1 --metrics m.jsonl
+verdict "a flipped bit in the tied matrix" "$(found 2 1 "weight of model.embed_tokens.weight differs" "between ranks 0 and 2")"
 shape[5]=2 # heads; with one key/value head, two tensor-parallel ranks hold it
 shape[7]=1
 
@@ -127,5 +129,7 @@ quiet 4 --tp 4 --sequence-parallel on --zero 0
 quiet 4 --tp 2 --dp 2 --sequence-parallel on --zero 3 --dtype bf16
 quiet 8 --tp 2 --pp 2 --dp 2 --zero 1 --tp-overlap on --sequence-parallel on
 quiet 8 --cp 2 --pp 2 --dp 2 --zero 0 --pipeline zero-bubble
+quiet 4 --pp 2 --zero 3 --tied-embeddings on
+quiet 8 --tp 2 --pp 2 --zero 1 --tied-embeddings on --sequence-parallel on --dtype bf16 --optimizer adamw8bit
 quiet 8 --tp 2 --cp 2 --dp 2 --zero 2 --sequence-parallel on --fp8 delayed --dtype bf16
 exit $failed

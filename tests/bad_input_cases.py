@@ -430,6 +430,7 @@ def hf_cases(add, base):
     for key, value in (("model_type", "gemma2"), ("model_type", "qwen3_moe"), ("model_type", 1), ("hidden_act", "gelu"), ("hidden_act", ["silu"]),
             ("attention_bias", True),
                        ("attention_bias", "yes"), ("mlp_bias", True), ("tie_word_embeddings", True),
+                       ("tie_word_embeddings", 1), ("tie_word_embeddings", "yes"), ("tie_word_embeddings", [True]),
                        ("quantization_config", {"a": 1}),
                        ("partial_rotary_factor", 0.5), ("rope_scaling", []),
                        ("rope_scaling", {"type": "dynamic", "factor": 2}), ("rope_scaling", {"type": "linear"}),
@@ -620,8 +621,12 @@ def hf_cases(add, base):
         value = "on" if flag.startswith("--q") else "2"
         add("Hugging Face folders", f"--load-hf with {flag}", FIRST, ["--load-hf", "hf", flag, value],
             [flag, "--load-hf"], folder_with())
+    add("Hugging Face folders", "--load-hf with --tied-embeddings", FIRST,
+        ["--load-hf", "hf", "--tied-embeddings", "on"], ["--tied-embeddings", "--load-hf"], folder_with())
     add("Hugging Face folders", "--load-hf with --model", FIRST, ["--load-hf", "hf", "--model", "tiny"],
         ["--model", "--load-hf"], folder_with())
+    case("the head missing", folder_with(model__safetensors=tensors(lambda h: h.pop("lm_head.weight"))),
+        ["lm_head.weight", "tie_word_embeddings"])
     for ranks, program in ((2, "02_data_parallel"), (2, "08_3d_full")):
         add("Hugging Face folders", "a tensor missing", program, ["--load-hf", "hf"], "hf",
             folder_with(model__safetensors=tensors(lambda h: h.pop(first))), ranks=ranks)

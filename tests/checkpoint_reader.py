@@ -87,8 +87,9 @@ def shapes_of(model):
     hidden, ffn, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
     head = model["head_dim"]
     q, kv = head * model["num_attention_heads"], head * model["num_key_value_heads"]
-    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,),
-              "lm_head.weight": (vocab, hidden)}
+    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    if not model["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
     for layer in range(model["num_hidden_layers"]):
         for name, shape in {
             "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
@@ -262,7 +263,14 @@ def check_layouts(run):
         difference = relative_difference(states, one)
         require(difference <= 1e-10, name, difference)
         worst = max(worst, difference)
-    return f"3 layouts, the largest relative difference {worst:.1e}"
+    tied = "--dtype fp64 --tied-embeddings on"
+    _, one, _ = run.checkpoint("tied-one", 1, tied)
+    check_hf(one, run.work / "tied-one-hf", "fp64")
+    _, states, _ = run.checkpoint("tied", 4, f"{tied} --tp 2 --pp 2")
+    require(("weight", "lm_head.weight") not in states, "a tied model's head")
+    difference = relative_difference(states, one)
+    require(difference <= 1e-10, "tied", difference)
+    return f"4 layouts, the largest relative difference {max(worst, difference):.1e}"
 
 
 def check_weights(run):
