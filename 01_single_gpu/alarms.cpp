@@ -42,6 +42,7 @@ std::optional<LossSpikes::Spike> LossSpikes::add(double loss) {
 }
 
 bool SpikeAlarm::after_step(const StepReport& report, const std::vector<double>&) {
+    if (report.targets == 0) return true;  // no loss at all
     if (const auto spike = spikes_.add(report.loss))
         trainer_.note(
             fmt::format("alarm: step {}: loss {:.4f} is {:.1f} standard deviations above {:.4f}, the median of "

@@ -10,99 +10,162 @@ namespace train70b {
 
 Batches::Batches(const TrainOptions& options, const Dataset& data)
     : sizes(options.sizes()), options_(options), data_(data) {}
-
-int64_t Batches::count(const Group& dp, int64_t step) const {
-    return sizes.samples(step) / (options_.micro_batch * dp.size());
-}
+Batches::~Batches() = default;
 
 RankTokens Batches::tokens(int64_t seq_len) const {
     return of_rank ? of_rank(seq_len) : RankTokens{{{0, seq_len}}, {{0, seq_len}}};
 }
 
+// ---- on the host ----------------------------------------------------------------------------------------------------
+
+Sample Batches::sample(std::vector<int32_t> tokens, const std::vector<uint8_t>& mask) const {
+    Sample s{std::move(tokens), {}};
+    s.targets.assign(s.tokens.begin() + 1, s.tokens.end());
+    for (size_t t = 0; t < s.targets.size(); ++t) {
+        const bool masked = !mask.empty() && mask[t + 1] == 0;
+        const bool ends_document = options_.mask_document_ends && s.tokens[t] == *options_.document_token;
+        if (masked || ends_document) s.targets[t] = -1;
+    }
+    return s;
+}
+
+Sample Batches::train_sample(int64_t index) const {
+    return sample(data_.sample(options_.seed, index), data_.sample_mask(options_.seed, index));
+}
+
+Batches::HostBatch Batches::prepare(const std::vector<Sample>& samples) const {
+    const int64_t seq_len = int64_t(samples[0].targets.size());
+    const RankTokens mine = tokens(seq_len);
+    std::vector<std::vector<int32_t>> starts;  // of the documents of each sample; empty: none are marked
+    if (options_.document_token)
+        for (const Sample& sample : samples)
+            starts.push_back(document_starts(sample.tokens, seq_len, *options_.document_token));
+    HostBatch host{.sequences = int64_t(samples.size())};
+    for (const auto [begin, count] : mine.computed)
+        for (size_t i = 0; i < samples.size(); ++i)
+            for (int64_t t = begin; t < begin + count; ++t) {
+                host.tokens.push_back(samples[i].tokens[size_t(t)]);
+                host.targets.push_back(samples[i].targets[size_t(t)]);
+                host.positions.push_back(static_cast<int32_t>(starts.empty() ? t : t - starts[i][size_t(t)]));
+                host.target_count += host.targets.back() >= 0;
+            }
+    if (starts.empty()) return host;
+    for (const auto [begin, count] : mine.queries)
+        for (const std::vector<int32_t>& sequence : starts)
+            host.document_starts.insert(host.document_starts.end(), sequence.begin() + begin,
+                                        sequence.begin() + begin + count);
+    for (const std::vector<int32_t>& sequence : starts) host.document_pairs += document_pairs(sequence);
+    return host;
+}
+
 namespace {
 // Pieces of equal length; the last token of one is the first of the next.
-std::vector<std::vector<int32_t>> cut(const std::vector<std::vector<int32_t>>& samples, int64_t seq_len) {
-    std::vector<std::vector<int32_t>> list;
-    for (const std::vector<int32_t>& sample : samples)
-        for (auto at = sample.begin(); at + 1 != sample.end(); at += seq_len) list.emplace_back(at, at + seq_len + 1);
+std::vector<Sample> cut(const std::vector<Sample>& samples, int64_t seq_len) {
+    std::vector<Sample> list;
+    for (const Sample& sample : samples)
+        for (int64_t at = 0; at < int64_t(sample.targets.size()); at += seq_len)
+            list.push_back({{sample.tokens.begin() + at, sample.tokens.begin() + at + seq_len + 1},
+                            {sample.targets.begin() + at, sample.targets.begin() + at + seq_len}});
     return list;
 }
 }  // namespace
 
-Batch Batches::make(const std::vector<std::vector<int32_t>>& samples, double target_tokens) const {
-    const int64_t seq_len = int64_t(samples[0].size()) - 1;
-    const RankTokens mine = tokens(seq_len);
-    std::vector<std::vector<int32_t>> starts;  // of the documents of each sample; empty: none are marked
-    if (options_.document_token)
-        for (const std::vector<int32_t>& sample : samples)
-            starts.push_back(document_starts(sample, seq_len, *options_.document_token));
-    std::vector<int32_t> inputs, targets, positions;
-    for (const auto [begin, count] : mine.computed)
-        for (size_t i = 0; i < samples.size(); ++i)
-            for (int64_t t = begin; t < begin + count; ++t) {
-                inputs.push_back(samples[i][size_t(t)]);
-                targets.push_back(samples[i][size_t(t) + 1]);
-                positions.push_back(static_cast<int32_t>(starts.empty() ? t : t - starts[i][size_t(t)]));
-            }
-    const int64_t sequences = int64_t(samples.size()), rows = int64_t(inputs.size());
-    const auto on_device = [&, device = options_.llama().device](const std::vector<int32_t>& values) {
-        return upload(values, {rows}, device);
-    };
-    Batch batch{sequences,          rows / sequences,     on_device(inputs),
-                on_device(targets), on_device(positions), 1.0 / target_tokens};
-    if (!starts.empty()) add_documents(batch, starts, mine.queries);
+Batches::HostBatch Batches::prepare(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const {
+    std::vector<Sample> samples;
+    const int64_t first = sizes.first_sample(step) + (index * dp_size + dp_rank) * options_.micro_batch;
+    for (int64_t i = 0; i < options_.micro_batch; ++i) samples.push_back(train_sample(first + i));
+    return prepare(sizes.pieces(step) > 1 ? cut(samples, sizes.seq_len(step)) : samples);
+}
+
+Batches::HostStep Batches::prepare_step(int64_t dp_rank, int64_t dp_size, int64_t step) const {
+    HostStep micro_batches;
+    for (int64_t index = 0; index < count(dp_size, step); ++index)
+        micro_batches.push_back(prepare(dp_rank, dp_size, step, index));
+    return micro_batches;
+}
+
+// The thread reads files and fills vectors: it makes no MPI call, computes no op, and books no memory.
+void Batches::start_reading(const Group& dp, int64_t first, int64_t last) {
+    reader_.reset();
+    if (first > last) return;
+    reader_ = std::make_unique<Prefetch<HostStep>>(
+        first, last, kAhead,
+        [this, rank = dp.rank(), size = dp.size()](int64_t step) { return prepare_step(rank, size, step); });
+}
+
+void Batches::stop_reading() { reader_.reset(); }
+
+std::vector<Sample> Batches::samples(int64_t step) const {
+    std::vector<Sample> list;
+    for (int64_t i = 0; i < sizes.samples(step); ++i) list.push_back(train_sample(sizes.first_sample(step) + i));
+    return list;
+}
+
+// ---- on the device --------------------------------------------------------------------------------------------------
+
+Batch Batches::upload(const HostBatch& host, double loss_scale) const {
+    const int64_t rows = int64_t(host.tokens.size());
+    const Device device = options_.llama().device;
+    const auto on_device = [&](const std::vector<int32_t>& values) { return train70b::upload(values, {rows}, device); };
+    Batch batch{host.sequences,          rows / host.sequences,     on_device(host.tokens),
+                on_device(host.targets), on_device(host.positions), loss_scale};
+    if (host.document_starts.empty()) return batch;
+    batch.document_starts = DocumentStarts(host.document_starts, device);
+    batch.document_pairs = host.document_pairs;
     return batch;
 }
 
-void Batches::add_documents(Batch& batch, const std::vector<std::vector<int32_t>>& starts,
-                            const std::vector<TokenRange>& ranges) const {
-    std::vector<int32_t> rows;
-    for (const auto [begin, count] : ranges)
-        for (const std::vector<int32_t>& sequence : starts)
-            rows.insert(rows.end(), sequence.begin() + begin, sequence.begin() + begin + count);
-    batch.document_starts = DocumentStarts(rows, batch.tokens.device());
-    for (const std::vector<int32_t>& sequence : starts) batch.document_pairs += document_pairs(sequence);
+// tag::counts[]
+double Batches::begin_step(const Group& dp, const Group& dp_cp, int64_t step) {
+    counted_step_ = step;
+    step_targets_ = double(sizes.tokens(step));
+    if (!ignores_targets()) return step_targets_;
+    const double begin = now_seconds();
+    const bool prepared = reader_ && reader_->has(step);
+    const HostStep mine = prepared ? HostStep() : prepare_step(dp.rank(), dp.size(), step);
+    double targets = 0;
+    for (const HostBatch& host : prepared ? reader_->get(step) : mine) targets += double(host.target_count);
+    seconds_ += now_seconds() - begin;
+    return step_targets_ = dp_cp.sum(targets);
 }
+// end::counts[]
 
 Batch Batches::micro_batch(const Group& dp, int64_t step, int64_t index) {
+    CHECK(counted_step_ == step || !ignores_targets(), "step {}: its targets have not been counted", step);
     const double begin = now_seconds();
-    std::vector<std::vector<int32_t>> samples;
-    const int64_t first = sizes.first_sample(step) + (index * dp.size() + dp.rank()) * options_.micro_batch;
-    for (int64_t i = 0; i < options_.micro_batch; ++i) samples.push_back(data_.sample(options_.seed, first + i));
-    if (sizes.pieces(step) > 1) samples = cut(samples, sizes.seq_len(step));
-    Batch batch = make(samples, double(sizes.tokens(step)));
+    const double targets = counted_step_ == step ? step_targets_ : double(sizes.tokens(step));
+    const double loss_scale = targets > 0 ? 1.0 / targets : 0.0;
+    Batch batch = reader_ && reader_->has(step) ? upload(reader_->get(step)[size_t(index)], loss_scale)
+                                                : upload(prepare(dp.rank(), dp.size(), step, index), loss_scale);
     seconds_ += now_seconds() - begin;
     return batch;
 }
 
-int64_t Batches::validation_rounds(const Group& dp) const {
+// ---- evaluation -----------------------------------------------------------------------------------------------------
+
+int64_t Batches::validation_rounds(const Group& dp, size_t part) const {
     const int64_t round = options_.micro_batch * dp.size();
-    return (data_.validation_samples() + round - 1) / round;
+    return (data_.parts()[part].source->validation_samples() + round - 1) / round;
 }
 
-Batch Batches::validation_batch(const Group& dp, int64_t round) const {
-    const int64_t samples = data_.validation_samples();
+double Batches::validation_tokens(size_t part) const {
+    return double(data_.parts()[part].source->validation_samples()) * double(options_.seq_len);
+}
+
+Batch Batches::validation_batch(const Group& dp, size_t part, int64_t round, int64_t& targets) const {
+    const int64_t samples = data_.parts()[part].source->validation_samples();
     const int64_t begin = (round * dp.size() + dp.rank()) * options_.micro_batch;
     const int64_t count = std::clamp<int64_t>(samples - begin, 0, options_.micro_batch);
-    std::vector<std::vector<int32_t>> part;
-    for (int64_t i = 0; i < count; ++i) part.push_back(data_.validation_sample(begin + i));
-    if (part.empty()) part.push_back(data_.validation_sample(0));
-    Batch batch = make(part, double(samples) * double(options_.seq_len));
-    if (count == 0) batch.loss_scale = 0;
-    return batch;
+    std::vector<Sample> mine;
+    for (int64_t i = 0; i < std::max<int64_t>(count, 1); ++i) {
+        const int64_t index = count > 0 ? begin + i : 0;
+        mine.push_back(sample(data_.validation_sample(part, index), data_.validation_mask(part, index)));
+    }
+    const HostBatch host = prepare(mine);
+    if (count > 0) targets += host.target_count;
+    return upload(host, count > 0 ? 1.0 / validation_tokens(part) : 0.0);
 }
 
-Batch Batches::of_one(const std::vector<int32_t>& tokens) const {
-    Batch batch = make({tokens}, 1);
-    batch.loss_scale = 0;
-    return batch;
-}
-
-std::vector<std::vector<int32_t>> Batches::samples(int64_t step) const {
-    std::vector<std::vector<int32_t>> list;
-    for (int64_t i = 0; i < sizes.samples(step); ++i)
-        list.push_back(data_.sample(options_.seed, sizes.first_sample(step) + i));
-    return list;
-}
+Batch Batches::of_one(const std::vector<int32_t>& tokens) const { return upload(prepare({sample(tokens, {})}), 0); }
 
 }  // namespace train70b

@@ -110,6 +110,7 @@ StepReport Trainer::step(int64_t number) {
     ledger().reset_peak();
     for (RunControl* control : controls) control->before_step(number);
     // tag::step[]
+    const double targets = batches.begin_step(*groups.dp, *groups.dp_cp, number);
     store->begin_step(micro_batches(number));
     Tensor loss =
         loop->forward_backward({micro_batches(number), [&](int64_t index) { return micro_batch(number, index); }});
@@ -133,12 +134,13 @@ StepReport Trainer::step(int64_t number) {
     loss = Tensor();
     report.grad_norm = norm(Which::grad, votes_);
     const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (report.grad_norm + 1e-6)) : 1.0;
-    if (is_finite(report)) store->update(number, report.lr, clip);
+    if (is_finite(report) && targets > 0) store->update(number, report.lr, clip);
     // end::step[]
     synchronize(model_.options.device);
 
     report.step_s = now_seconds() - begin;
     report.data_s = batches.take_seconds();
+    if (batches.ignores_targets()) report.targets = int64_t(targets);
     const StepSizes& sizes = batches.sizes;
     const double tokens = double(sizes.tokens(number));
     report.tokens_per_s = tokens / report.step_s;
@@ -195,12 +197,55 @@ void Trainer::compare_ranks(StepReport& report, double my_loss) {
     throw CommonError(fmt::format("step {}: {} (try a lower --lr or more --warmup-steps)", report.step, first.text()));
 }
 
-double Trainer::evaluate() {
-    Tensor total;
-    for (int64_t round = 0; round < batches.validation_rounds(*groups.dp); ++round)
-        accumulate(total, loop->forward_only(batches.validation_batch(*groups.dp, round)));
-    std::vector<double> none;
-    return sum_loss(total, none)[0];
+std::vector<std::optional<double>> Trainer::evaluate_sources() {
+    std::vector<std::optional<double>> losses(data_.parts().size());
+    for (size_t part = 0; part < losses.size(); ++part) {
+        Tensor total;
+        int64_t targets = 0;
+        for (int64_t round = 0; round < batches.validation_rounds(*groups.dp, part); ++round)
+            accumulate(total, loop->forward_only(batches.validation_batch(*groups.dp, part, round, targets)));
+        if (!total) continue;
+        std::vector<double> counted;  // of all ranks: a stage of a pipeline counts the same as any other
+        if (batches.ignores_targets()) counted = {double(targets)};
+        const double loss = sum_loss(total, counted)[0];
+        const double tokens = batches.validation_tokens(part);
+        const double all = counted.empty() ? tokens : counted[0] / double(groups.pp->size());
+        if (all > 0) losses[part] = loss * (tokens / all);
+    }
+    return losses;
+}
+
+double Trainer::mean_of_sources(const std::vector<std::optional<double>>& losses) const {
+    if (losses.size() == 1 && losses[0]) return *losses[0];
+    double sum = 0, weights = 0, by_samples = 0, samples = 0;
+    for (size_t i = 0; i < losses.size(); ++i) {
+        if (!losses[i]) continue;
+        const Dataset::Part& part = data_.parts()[i];
+        sum += part.weight * *losses[i];
+        weights += part.weight;
+        by_samples += double(part.source->validation_samples()) * *losses[i];
+        samples += double(part.source->validation_samples());
+    }
+    return weights > 0 ? sum / weights : by_samples / samples;
+}
+
+double Trainer::evaluate() { return mean_of_sources(evaluate_sources()); }
+
+void Trainer::write_evaluation(int64_t step) {
+    const std::vector<std::optional<double>> losses = evaluate_sources();
+    const double loss = mean_of_sources(losses);
+    const DType dtype = model_.options.dtype;
+    nlohmann::ordered_json event = {{"event", "eval"}, {"step", step}, {"loss", significant_digits(loss, dtype)}};
+    std::string text;
+    for (size_t i = 0; data_.is_mixture() && i < losses.size(); ++i) {
+        if (!losses[i]) continue;
+        const std::string& name = data_.parts()[i].name;
+        text += fmt::format("{} {} {:.4f}", text.empty() ? ":" : ",", name, *losses[i]);
+        event["sources"][name] = significant_digits(*losses[i], dtype);
+    }
+    progress_.line(
+        fmt::format("          validation loss {:.4f} over {} sequences{}", loss, data_.validation_samples(), text));
+    metrics_.write(event);
 }
 
 std::vector<int32_t> Trainer::generate(int64_t count) {
@@ -233,25 +278,24 @@ void Trainer::run() {
         last_number = std::min(last_number, control->last_step());
     }
     int64_t number = first;
+    if (!options_.dry_run) batches.start_reading(*groups.dp, first, last_number);
     const double start = now_seconds();
     StepReport last;
     for (bool goes_on = true; goes_on && number <= last_number; ++number) {
         last = step(number);
         progress_.step(last);
         metrics_.write(to_json(last, model_.options.dtype));
-        if (reference_) reference_->step(last, batches.samples(number));
+        if (last.targets == 0)
+            note(fmt::format("          step {}: all targets of the global batch are ignored: no update", number), {});
+        if (reference_) reference_->step(last, batches.samples(number), batches.ignores_targets());
         if (reference_ && number == 1) runtime->write_files([&] { reference_->after_step_1(full_of); });
-        if (options_.eval_every > 0 && (number % options_.eval_every == 0 || number == last_number)) {
-            const double loss = evaluate();
-            progress_.line(
-                fmt::format("          validation loss {:.4f} over {} sequences", loss, data_.validation_samples()));
-            metrics_.write(
-                {{"event", "eval"}, {"step", number}, {"loss", significant_digits(loss, model_.options.dtype)}});
-        }
+        if (options_.eval_every > 0 && (number % options_.eval_every == 0 || number == last_number))
+            write_evaluation(number);
         if (options_.sample_every > 0 && (number % options_.sample_every == 0 || number == last_number))
             print_sample(number);
         goes_on = after_step(last);
     }
+    batches.stop_reading();
     for (RunControl* control : controls) control->finish();
     const double seconds = now_seconds() - start;
     if (reference_) reference_->finish();

@@ -41,7 +41,9 @@ class Trainer {
     Batch micro_batch(int64_t step, int64_t index);
     void start();                     // after the weights are final: creates the optimizer states
     StepReport step(int64_t number);  // consecutive numbers
-    double evaluate();                // mean loss over the validation split
+    // Mean loss over the validation split of each source, in their order; empty where a source has none.
+    std::vector<std::optional<double>> evaluate_sources();
+    double evaluate();  // their mean by weight; if all of these weights are 0, by number of sequences
     // Continues the prompt (options) by `count` tokens, which are returned behind it. Collective; equal on all ranks.
     std::vector<int32_t> generate(int64_t count);
     double norm(Which which) const;  // of the full model
@@ -51,6 +53,8 @@ class Trainer {
     void note(const std::string& line, const nlohmann::ordered_json& event);
 
   private:
+    double mean_of_sources(const std::vector<std::optional<double>>& losses) const;
+    void write_evaluation(int64_t step);
     // Both sum `votes` in the same messages: sum_loss over dp_cp and pp, norm over tp.
     std::vector<double> sum_loss(const Tensor& mine, std::vector<double>& votes) const;  // as many as `mine` has
     double norm(Which which, std::vector<double>& votes) const;

@@ -64,6 +64,11 @@ void TrainingRun::allocate() {
     say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
         data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
         options_.micro_batch);
+    if (data.has_masks()) say("      with masks: the loss is the mean over the targets that they leave\n");
+    for (const Dataset::Part& part : data.parts())
+        if (data.is_mixture())
+            say("      {}: weight {:g}, {} training tokens, {} sequences for validation\n", part.name, part.weight,
+                part.source->train_tokens(), part.source->validation_samples());
     if (const std::string mfu = mfu_text(device, model.options.dtype, options_.document_token.has_value());
         !mfu.empty())
         say("{}\n", mfu);

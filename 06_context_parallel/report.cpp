@@ -289,7 +289,7 @@ void print_measured(Program& p, const Comm& ranks, const ContextParallelOptions&
     longer.micro_batch = 1;
     for (const char* name : {"zigzag", "gather"})
         for (longer.seq_len = 512; longer.seq_len <= 4096; longer.seq_len *= 2)
-            if (longer.seq_len % (2 * ranks.size()) == 0 && p.data().train_tokens() > longer.seq_len)
+            if (longer.seq_len % (2 * ranks.size()) == 0 && p.data().longest_sequence() >= longer.seq_len)
                 lengths.push_back(run_context(
                     longer, Dataset(options.data, options.model.vocab, longer.seq_len, options.val_fraction), ranks,
                     {.algorithm = name}));

@@ -45,9 +45,20 @@ void add_checkpoint_flags(CommandLine& flags, CheckpointOptions& o) {
 }
 
 ordered_json fingerprint(const Dataset& data) {
-    const std::vector<int32_t> tokens = data.read(0, std::min<int64_t>(data.tokens(), 1 << 16));
-    const uLong crc = crc32_z(0, reinterpret_cast<const Bytef*>(tokens.data()), tokens.size() * sizeof(int32_t));
-    return {{"tokens", data.tokens()}, {"crc32", uint32_t(crc)}};
+    const auto crc = [](const auto& values) {
+        const auto* bytes = reinterpret_cast<const Bytef*>(values.data());
+        return uint32_t(crc32_z(0, bytes, values.size() * sizeof(values[0])));
+    };
+    ordered_json sources = ordered_json::array();
+    for (const Dataset::Part& part : data.parts()) {
+        const Source& source = *part.source;
+        const int64_t first = std::min<int64_t>(source.tokens(), 1 << 16);
+        ordered_json entry = {{"tokens", source.tokens()}, {"crc32", crc(source.read(0, first))}};
+        if (source.has_masks()) entry["mask_crc32"] = crc(source.read_mask(0, first));
+        if (data.is_mixture()) entry["weight"] = part.weight;
+        sources.push_back(std::move(entry));
+    }
+    return data.is_mixture() ? ordered_json{{"sources", std::move(sources)}} : sources[0];
 }
 
 bool same_layout(const Manifest& manifest, const Mesh& mesh) {

@@ -1,13 +1,16 @@
-// The data source: what is read from every kind of file, which samples it is cut into, and what is refused. Shards here
+// One source of data: what is read from every kind of file, which samples it is cut into, and what is refused. Shards here
 // hold the token i at place i, so that a sample tells where it was cut.
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <set>
+#include <thread>
 
-#include "01_single_gpu/io/data.h"
+#include "01_single_gpu/io/source.h"
 #include "tests/support.h"
 
 using namespace train70b;
@@ -48,6 +51,13 @@ std::string shard(const std::vector<int32_t>& tokens, int32_t magic = sizeof(T) 
            std::string(reinterpret_cast<const char*>(body.data()), body.size() * sizeof(T));
 }
 
+// The mask of a shard: a header like the shard's, then one byte per token.
+std::string mask(const std::vector<int32_t>& bytes, int32_t magic = 20261122, int32_t version = 1) {
+    std::vector<int32_t> header = {magic, version, int32_t(bytes.size())};
+    header.resize(256);
+    return std::string(reinterpret_cast<const char*>(header.data()), 1024) + std::string(bytes.begin(), bytes.end());
+}
+
 std::vector<int32_t> counting(int64_t begin, int64_t count) {
     std::vector<int32_t> numbers(count);
     std::iota(numbers.begin(), numbers.end(), int32_t(begin));
@@ -61,7 +71,7 @@ std::vector<int32_t> bytes_of(const std::string& text) {
 }
 
 // Where the samples of one epoch begin, in their order.
-std::vector<int64_t> begins(const Dataset& data, uint64_t seed, int64_t epoch) {
+std::vector<int64_t> begins(const Source& data, uint64_t seed, int64_t epoch) {
     std::vector<int64_t> list;
     for (int64_t i = 0; i < data.samples_per_epoch(); ++i)
         list.push_back(data.sample(seed, epoch * data.samples_per_epoch() + i)[0]);
@@ -71,7 +81,7 @@ std::vector<int64_t> begins(const Dataset& data, uint64_t seed, int64_t epoch) {
 // The line with which a source is refused; empty if it is not.
 std::string refusal(const std::string& path, int64_t vocab = 256, int64_t seq_len = kSeq) {
     try {
-        Dataset data(path, vocab, seq_len, -1);
+        Source data(path, vocab, seq_len, -1);
     } catch (const UsageError& error) { return error.what(); }
     return "";
 }
@@ -90,7 +100,7 @@ TEST_CASE("a text file: one byte, one token, every byte as it is") {
     const Folder folder;
     std::string text;
     for (int byte = 255; byte >= 0; --byte) text += static_cast<char>(byte);  // newlines, zeros and the upper half too
-    const Dataset data(folder.write("text.txt", text), 256, kSeq, 0);
+    const Source data(folder.write("text.txt", text), 256, kSeq, 0);
     EXPECT(data.is_text());
     EXPECT(data.tokens() == 256);
     EXPECT(data.read(0, 256) == bytes_of(text));
@@ -108,7 +118,7 @@ TEST_CASE("a folder of text: recursive, in the order of the names, without hidde
     folder.write("text/.hidden.txt", "HIDDEN");
     folder.write("text/.git/config.txt", "HIDDEN");
     folder.write("text/sub/.swap", "HIDDEN");
-    const Dataset data((folder.path / "text").string(), 256, kSeq, 0);
+    const Source data((folder.path / "text").string(), 256, kSeq, 0);
     EXPECT(data.is_text());
     EXPECT(data.tokens() == 29);
     EXPECT(data.read(0, 29) == bytes_of("the first the second the last"));
@@ -119,7 +129,7 @@ TEST_CASE("token shards of uint16 and of uint32") {
     const Folder folder;
     std::vector<int32_t> tokens = {0, 1, 255, 256, 32767, 32768, 65535};
     tokens.resize(20, 7);
-    const Dataset narrow(folder.write("narrow.bin", shard<uint16_t>(tokens)), 65536, kSeq, -1);
+    const Source narrow(folder.write("narrow.bin", shard<uint16_t>(tokens)), 65536, kSeq, -1);
     EXPECT(!narrow.is_text());
     EXPECT(narrow.tokens() == 20);
     EXPECT(narrow.read(0, 20) == tokens);
@@ -127,7 +137,7 @@ TEST_CASE("token shards of uint16 and of uint32") {
     tokens[3] = 65536;
     tokens[4] = 128255;
     tokens[19] = 2147483647;
-    const Dataset wide(folder.write("wide.bin", shard<uint32_t>(tokens)), int64_t(1) << 32, kSeq, -1);
+    const Source wide(folder.write("wide.bin", shard<uint32_t>(tokens)), int64_t(1) << 32, kSeq, -1);
     EXPECT(wide.tokens() == 20);
     EXPECT(wide.read(0, 20) == tokens);
 }
@@ -139,7 +149,7 @@ TEST_CASE("a folder of shards is one stream; samples cross the borders of files"
     folder.write("shards/train_1.bin", shard<uint16_t>(counting(20, 5)));  // shorter than a sample
     folder.write("shards/train_1b.bin", shard<uint16_t>({}));
     folder.write("shards/README.md", "not tokens");
-    const Dataset data((folder.path / "shards").string(), 100, kSeq, -1);
+    const Source data((folder.path / "shards").string(), 100, kSeq, -1);
     EXPECT(!data.is_text());
     REQUIRE(data.tokens() == 100);
     EXPECT(data.read(0, 100) == counting(0, 100));
@@ -154,7 +164,7 @@ TEST_CASE("a folder of shards is one stream; samples cross the borders of files"
 
 TEST_CASE("an epoch visits every window of the training part once and nothing else") {
     const Folder folder;
-    const Dataset data(folder.write("count.bin", shard<uint16_t>(counting(0, 1000))), 1000, kSeq, 0.1);
+    const Source data(folder.write("count.bin", shard<uint16_t>(counting(0, 1000))), 1000, kSeq, 0.1);
     REQUIRE(data.train_tokens() == 900);
     REQUIRE(data.samples_per_epoch() == 55);  // 899 targets hold 56 windows; one is left for the alignment
     std::set<int64_t> alignments, covered;
@@ -182,7 +192,7 @@ TEST_CASE("samples stay inside the training part at every size of the source") {
     for (int64_t total = kSeq + 1; total < 200; ++total) {
         const std::string path = folder.write("count.bin", shard<uint16_t>(counting(0, total)));
         for (double fraction : {0.0, 0.1, 0.5}) {
-            const Dataset data(path, total, kSeq, fraction);
+            const Source data(path, total, kSeq, fraction);
             REQUIRE(data.train_tokens() >= kSeq + 1);
             REQUIRE(data.samples_per_epoch() == std::max<int64_t>(1, (data.train_tokens() - 1) / kSeq - 1));
             for (int64_t epoch = 0; epoch < 8; ++epoch) {
@@ -196,7 +206,7 @@ TEST_CASE("samples stay inside the training part at every size of the source") {
 
 TEST_CASE("seeds and epochs have orders of their own") {
     const Folder folder;
-    const Dataset data(folder.write("count.bin", shard<uint16_t>(counting(0, 1000))), 1000, kSeq, 0);
+    const Source data(folder.write("count.bin", shard<uint16_t>(counting(0, 1000))), 1000, kSeq, 0);
     std::set<std::vector<int64_t>> orders;
     for (uint64_t seed : {0, 1, 2, 3})
         for (int64_t epoch : {0, 1, 2, 1000000}) {
@@ -212,7 +222,7 @@ TEST_CASE("seeds and epochs have orders of their own") {
 TEST_CASE("a sample depends on seed and index alone, not on the object or on earlier calls") {
     const Folder folder;
     const std::string path = folder.write("count.bin", shard<uint16_t>(counting(0, 1000)));
-    const Dataset data(path, 1000, kSeq, 0.1), other(path, 1000, kSeq, 0.1);
+    const Source data(path, 1000, kSeq, 0.1), other(path, 1000, kSeq, 0.1);
     std::vector<std::vector<int32_t>> forwards, backwards;
     for (int64_t i = 0; i < 150; ++i) forwards.push_back(data.sample(7, i));
     for (int64_t i = 149; i >= 0; --i) {
@@ -228,7 +238,7 @@ TEST_CASE("seq_len + 1 tokens are one valid sample, also where a tenth would be 
     for (bool text : {true, false}) {
         const std::string path = text ? folder.write("short.txt", "seventeen bytes..")
                                       : folder.write("short.bin", shard<uint16_t>(bytes_of("seventeen bytes..")));
-        const Dataset data(path, 256, kSeq, -1);
+        const Source data(path, 256, kSeq, -1);
         EXPECT(data.train_tokens() == 17);
         EXPECT(data.samples_per_epoch() == 1);
         EXPECT(data.validation_samples() == 0);
@@ -243,28 +253,28 @@ TEST_CASE("validation lies behind the training part: a tenth of a text, nothing 
     const std::string text = folder.write("text.txt", content);
     const std::string tokens = folder.write("count.bin", shard<uint16_t>(counting(0, 1000)));
 
-    const Dataset by_default(text, 256, kSeq, -1);
+    const Source by_default(text, 256, kSeq, -1);
     EXPECT(by_default.train_tokens() == 900);
     REQUIRE(by_default.validation_samples() == 6);  // 99 targets
     for (int64_t i = 0; i < 6; ++i)
         EXPECT(by_default.validation_sample(i) == bytes_of(content.substr(900 + i * kSeq, kSeq + 1)));
 
-    const Dataset shards(tokens, 1000, kSeq, -1), quarter(tokens, 1000, kSeq, 0.25), none(text, 256, kSeq, 0);
+    const Source shards(tokens, 1000, kSeq, -1), quarter(tokens, 1000, kSeq, 0.25), none(text, 256, kSeq, 0);
     EXPECT(shards.train_tokens() == 1000);
     EXPECT(shards.validation_samples() == 0);
     EXPECT(quarter.train_tokens() == 750);
     REQUIRE(quarter.validation_samples() == 15);
     EXPECT(quarter.validation_sample(0) == counting(750, kSeq + 1));
     EXPECT(quarter.validation_sample(14) == counting(974, kSeq + 1));
-    const Dataset even(folder.write("256.bin", shard<uint16_t>(counting(0, 256))), 256, kSeq, 0.25);
+    const Source even(folder.write("256.bin", shard<uint16_t>(counting(0, 256))), 256, kSeq, 0.25);
     EXPECT(even.validation_samples() == 3);  // 64 tokens: the last one is only a target
     EXPECT(none.train_tokens() == 1000);
     EXPECT(none.validation_samples() == 0);
 
     // A part that has no room for one sample is not made: 17 tokens are one, 16 are none.
-    const Dataset just(folder.write("170.txt", std::string(170, 'a')), 256, kSeq, -1);
-    const Dataset under(folder.write("169.txt", std::string(169, 'a')), 256, kSeq, -1);
-    const Dataset greedy(folder.write("100.txt", std::string(100, 'a')), 256, kSeq, 0.9);
+    const Source just(folder.write("170.txt", std::string(170, 'a')), 256, kSeq, -1);
+    const Source under(folder.write("169.txt", std::string(169, 'a')), 256, kSeq, -1);
+    const Source greedy(folder.write("100.txt", std::string(100, 'a')), 256, kSeq, 0.9);
     EXPECT(just.train_tokens() == 153);
     EXPECT(just.validation_samples() == 1);
     EXPECT(under.train_tokens() == 169);
@@ -327,4 +337,119 @@ TEST_CASE("refused: damaged shards") {
     expect_damaged(shard<uint16_t>({}, kMagic16, -1), "the header says -1 tokens");  // its size would match no tokens
     expect_damaged(shard<uint16_t>(counting(0, 40), kMagic16, 2147483647),
                    "the header says 2147483647 tokens, 4294968318 bytes");
+}
+
+TEST_CASE("masks: one byte per token, across the borders of shards") {
+    const Folder folder;
+    std::vector<int32_t> bytes;
+    for (int i = 0; i < 100; ++i) bytes.push_back(i % 3 == 0 || i == 50);
+    const auto part = [&](int64_t begin, int64_t end) {
+        return mask(std::vector<int32_t>(bytes.begin() + begin, bytes.begin() + end));
+    };
+    folder.write("shards/0.bin", shard<uint16_t>(counting(0, 20)));
+    folder.write("shards/1.bin", shard<uint16_t>(counting(20, 5)));
+    folder.write("shards/2.bin", shard<uint32_t>(counting(25, 75)));
+    const Source plain((folder.path / "shards").string(), 100, kSeq, 0.2);
+    EXPECT(!plain.has_masks());
+    folder.write("shards/0.mask.bin", part(0, 20));
+    folder.write("shards/1.mask.bin", part(20, 25));
+    folder.write("shards/2.mask.bin", part(25, 100));
+    const Source data((folder.path / "shards").string(), 100, kSeq, 0.2);
+    REQUIRE(data.has_masks());
+    EXPECT(data.tokens() == 100);
+    EXPECT(data.read(0, 100) == counting(0, 100));
+    EXPECT(data.read_mask(0, 100) == std::vector<uint8_t>(bytes.begin(), bytes.end()));
+    EXPECT(data.read_mask(18, 9) == std::vector<uint8_t>(bytes.begin() + 18, bytes.begin() + 27));
+    for (int64_t i = 0; i < 20; ++i) EXPECT(data.sample(1, i) == plain.sample(1, i));
+    EXPECT_CHECK_FAILS(data.read_mask(95, 6));
+    EXPECT_CHECK_FAILS(plain.read_mask(0, 1));
+    const Source one((folder.path / "shards/2.bin").string(), 100, kSeq, 0);  // a single file's mask lies beside it
+    REQUIRE(one.has_masks());
+    EXPECT(one.read_mask(0, 3) == std::vector<uint8_t>{0, 0, 1});
+}
+
+TEST_CASE("refused: masks that do not fit") {
+    const Folder folder;
+    const std::vector<int32_t> ones(40, 1);
+    const std::string path = folder.write("a.bin", shard<uint16_t>(counting(0, 40)));
+    const auto expect_mask_refused = [&](const std::string& content, const std::string& hint) {
+        const std::string name = folder.write("a.mask.bin", content);
+        expect_refusal(refusal(path), name, hint);
+    };
+    folder.write("a.mask.bin", mask(ones));
+    EXPECT(refusal(path).empty());
+    expect_mask_refused(mask(std::vector<int32_t>(39, 1)), "a mask of 39 tokens, but " + path + " has 40");
+    expect_mask_refused(mask(ones, kMagic16), "must be 20261122 for a mask");
+    expect_mask_refused(mask(ones, 20261122, 2), "version 2");
+    expect_mask_refused(mask(ones).substr(0, 1063), "truncated or corrupt");
+    expect_mask_refused(mask(ones).substr(0, 1000), "truncated");
+    std::vector<int32_t> other = ones;
+    other[17] = 2;
+    expect_mask_refused(mask(other), "2 at position 17 (must be 0 or 1)");
+
+    const std::string alone = folder.write("alone/a.mask.bin", mask(ones));
+    expect_refusal(refusal(alone), alone, "is a mask, but " + (folder.path / "alone/a.bin").string() + " is not there");
+    expect_refusal(refusal((folder.path / "alone").string()), alone, "is a mask");
+    folder.write("some/a.bin", shard<uint16_t>(counting(0, 40)));
+    const std::string bare = folder.write("some/b.bin", shard<uint16_t>(counting(0, 40)));
+    folder.write("some/a.mask.bin", mask(ones));
+    expect_refusal(refusal((folder.path / "some").string()), bare, "must be all or none");
+}
+
+TEST_CASE("data that changes under the run: one line that names the file") {
+    const Folder folder;
+    const auto error_of = [](const Source& data, int64_t begin) {
+        try {
+            data.read(begin, 10);
+        } catch (const UsageError& error) {  // not at this time
+            return std::string("usage error");
+        } catch (const std::runtime_error& error) { return std::string(error.what()); }
+        return std::string();
+    };
+    const std::string path = folder.write("count.bin", shard<uint16_t>(counting(0, 1000)));
+    const Source open(path, 1000, kSeq, 0), all_fit(path, 1 << 16, kSeq, 0), late(path, 1 << 16, kSeq, 0),
+        longer(path, 1 << 16, kSeq, 0), gone(path, 1 << 16, kSeq, 0);
+    EXPECT(open.read(500, 3) == counting(500, 3));
+    fs::resize_file(path, 1024 + 2 * 600);
+    EXPECT(error_of(open, 100).empty());
+    EXPECT(error_of(open, 595) == "--data " + path + ": has become shorter while it was in use");
+    EXPECT(error_of(late, 0) == "--data " + path + ": has become shorter while it was in use");  // opened only now
+    fs::resize_file(path, 1024 + 2 * 1001);
+    EXPECT(error_of(longer, 0) == "--data " + path + ": has become longer while it was in use");
+    fs::remove(path);
+    EXPECT(error_of(open, 100).empty());  // still open
+    EXPECT(error_of(gone, 0) == "--data " + path + ": has vanished while it was in use");
+}
+
+TEST_CASE("more shards than files may be open, read by two threads") {
+    const Folder folder;
+    constexpr int64_t kShards = 1000;
+    for (int64_t i = 0; i < kShards; ++i)
+        folder.write(fmt::format("shards/{:04}.bin", i), shard<uint16_t>(counting(20 * i, 20)));
+    struct Limit {  // of open files, for this test
+        rlimit before{};
+        Limit() {
+            REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+            const rlimit low = {200, before.rlim_max};
+            REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
+        }
+        ~Limit() { ::setrlimit(RLIMIT_NOFILE, &before); }
+    } const limit;
+    const Source data((folder.path / "shards").string(), 65536, kSeq, 0);
+    REQUIRE(data.tokens() == 20 * kShards);
+    const auto open_files = [] {
+        return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+    };
+    std::atomic<int64_t> wrong = 0;
+    const auto read = [&](int64_t first) {
+        for (int64_t i = first; i < 2 * data.samples_per_epoch(); i += 2) {
+            const std::vector<int32_t> sample = data.sample(1, i);
+            wrong += sample != counting(sample[0], kSeq + 1);
+        }
+    };
+    std::thread other([&] { read(1); });
+    read(0);
+    other.join();
+    EXPECT(wrong == 0);
+    EXPECT(open_files() <= 50 + 10);
 }

@@ -41,10 +41,13 @@ TEST_CASE("a batch's positions and document starts are those of the whole sample
                 Batches batches(o, data);
                 if (!tokens.empty()) batches.of_rank = [&](int64_t) { return RankTokens{tokens, queries}; };
                 const Coordinate dp(1, 4);
-                const Batch batch = step > 0 ? batches.micro_batch(dp, step, 0) : batches.validation_batch(dp, 0);
+                int64_t targets = 0;
+                const Batch batch =
+                    step > 0 ? batches.micro_batch(dp, step, 0) : batches.validation_batch(dp, 0, 0, targets);
                 std::vector<Ints> samples;
                 for (int64_t i = 2; i < 4; ++i)
-                    samples.push_back(step > 0 ? batches.samples(step)[size_t(i)] : data.validation_sample(i));
+                    samples.push_back(step > 0 ? batches.samples(step)[size_t(i)].tokens
+                                               : data.validation_sample(0, i));
                 Ints positions, starts;
                 double pairs = 0;
                 for (const auto [begin, count] : tokens.empty() ? whole : tokens)

@@ -261,7 +261,7 @@ TEST_CASE("evaluate is the mean over the validation samples and leaves the model
     const std::vector<double> before = session.weights();
     double sum = 0;
     for (int64_t i = 0; i < samples; ++i) {
-        const std::vector<int32_t> sample = session.data.validation_sample(i);
+        const std::vector<int32_t> sample = session.data.validation_sample(0, i);
         Batch batch{.sequences = 1, .seq_len = 16, .loss_scale = 1.0 / 16};
         batch.tokens = upload({sample.begin(), sample.end() - 1}, {16}, Device::cpu);
         batch.targets = upload({sample.begin() + 1, sample.end()}, {16}, Device::cpu);

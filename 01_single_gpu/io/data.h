@@ -1,13 +1,8 @@
 #pragma once
-// Training data: a text file or a folder of text (one byte is one token), or token shards in llm.c's .bin format (a
-// header of 256 int32: magic, version, count; then uint16 or uint32 tokens).
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "01_single_gpu/io/files.h"
+// The training data of a run: one source, or several with weights. docs/data-format.md describes the files, and how
+// samples are drawn.
+#include "01_single_gpu/io/mixture.h"
+#include "01_single_gpu/io/source.h"
 
 namespace train70b {
 
@@ -17,38 +12,55 @@ struct TokenRange {
     bool operator==(const TokenRange&) const = default;
 };
 
+// Tokens (seq_len + 1), and the target of each but the last: the next token, or -1 if it is ignored.
+struct Sample {
+    std::vector<int32_t> tokens, targets;
+};
+
 class Dataset {
   public:
-    // val_fraction < 0: 0.1 for text, 0 for token shards. The validation split is the end of the data; it is empty if
-    // the data is too short for one sample in each split. Usage error if the data cannot be read, is too short for one
-    // sample of seq_len + 1 tokens, or has a token outside the vocabulary.
-    Dataset(const std::string& path, int64_t vocab, int64_t seq_len, double val_fraction);
-    ~Dataset();
-    Dataset(const Dataset&) = delete;
+    // data: a path, or PATH:WEIGHT,PATH:WEIGHT,... A source of weight 0 is held out wholly, for evaluation. Usage error
+    // of parse_mixture and Source, and for a file that two sources have.
+    Dataset(const std::string& data, int64_t vocab, int64_t seq_len, double val_fraction);
 
-    int64_t tokens() const { return total_; }
-    int64_t train_tokens() const { return train_; }
-    bool is_text() const { return is_text_; }
+    struct Part {
+        std::string name;  // the shortest end of its path that no other source has
+        double weight = 1;
+        std::unique_ptr<const Source> source;
+    };
+    const std::vector<Part>& parts() const { return parts_; }
+    bool is_text() const;  // all sources
+    bool is_mixture() const { return parts_.size() > 1; }
+    bool has_masks() const;            // any source
+    int64_t train_tokens() const;      // of all sources
+    int64_t longest_sequence() const;  // the largest --seq-len for which every source has a sample
+    int64_t validation_samples() const;
 
-    // Sample `index` (from 0) of an infinite stream of samples of seq_len + 1 tokens. A pure function of (seed, index),
-    // so a run can resume at any sample and a rank can read its samples independently. An epoch visits every window of
-    // the training split once; order and alignment of the windows differ between epochs.
+    // Sample `index` (from 0) of the run's stream, seq_len + 1 tokens. A pure function of (seed, index).
     std::vector<int32_t> sample(uint64_t seed, int64_t index) const;
-    int64_t samples_per_epoch() const { return windows_; }
+    // Of each token of that sample 1, or 0 where it is no target; empty if the source has no masks.
+    std::vector<uint8_t> sample_mask(uint64_t seed, int64_t index) const;
+    // The same of sample `index` of the validation split of a source.
+    std::vector<int32_t> validation_sample(size_t part, int64_t index) const;
+    std::vector<uint8_t> validation_mask(size_t part, int64_t index) const;
 
-    int64_t validation_samples() const;  // consecutive windows of the validation split
-    std::vector<int32_t> validation_sample(int64_t index) const;
-
-    std::vector<int32_t> read(int64_t begin, int64_t count) const;  // tokens [begin, begin + count) of the data
-    std::vector<int32_t> opening(int64_t count) const;  // at most count, of the validation split, or of the data
+    // At most count tokens: the beginning of the first source's validation split, or of its data.
+    std::vector<int32_t> opening(int64_t count) const;
 
   private:
-    struct File;
-    std::vector<std::unique_ptr<File>> files_;
-    mutable std::optional<InputFile> open_;  // the file read last
-    mutable std::string open_path_;
-    int64_t vocab_, seq_len_, total_ = 0, train_ = 0, windows_ = 0;
-    bool is_text_ = false;
+    struct Place {
+        const Source* source;
+        int64_t begin;
+    };
+    Place place(uint64_t seed, int64_t index) const;
+    std::vector<uint8_t> mask(const Place& place) const;
+
+    std::vector<Part> parts_;
+    std::unique_ptr<const Mixture> mixture_;
+    int64_t seq_len_;
 };
+
+// Every path that --data names: files and folders of all sources, and the masks of single shards.
+std::vector<std::string> data_paths(const std::string& data);
 
 }  // namespace train70b

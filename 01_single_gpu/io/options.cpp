@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "01_single_gpu/core/registry.h"
+#include "01_single_gpu/io/data.h"
 #include "01_single_gpu/io/files.h"
 #include "01_single_gpu/io/hf.h"
 #include "01_single_gpu/io/prometheus.h"
@@ -59,7 +60,9 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
 
     group("Data");
     add_input("--data", o.data,
-              fmt::format("PATH: text file, folder of text, or .bin token shards [default: {}]", kDefaultData));
+              fmt::format("PATH: text file, folder of text, or .bin token shards; several, with weights that sum to 1: "
+                          "PATH:WEIGHT,PATH:WEIGHT,... [default: {}]",
+                          kDefaultData));
     add("--seq-len", o.seq_len, "tokens per sequence", count);
     add("--micro-batch", o.micro_batch, "sequences per micro-batch [default: --global-batch / data-parallel ranks]",
         count)
@@ -71,6 +74,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--document-token", o.document_token,
         "token that ends a document: positions restart behind it, and attention stops [default: none]", integer_from(0))
         .default_text("");
+    add_switch("--mask-document-ends", o.mask_document_ends, "ignore the target of the token that ends a document");
     add("--eval-every", o.eval_every, "steps between evaluations of the validation loss; 0: never", count0);
 
     add("--sample-every", o.sample_every, "steps between printed continuations of the prompt; 0: never", count0);
@@ -139,6 +143,8 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--grad-dtype bf16: gradients must not be less precise than weights (try --dtype bf16)");
     if (o.device == "cuda" && !why_no_cuda().empty())
         usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
+    if (o.mask_document_ends && !o.document_token)
+        usage_error("--mask-document-ends on: needs --document-token N, the token that ends a document");
     if (o.data.empty() && !given("--data")) o.data = repository_file(kDefaultData);
     if (o.mup && !o.load_hf.empty())
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
@@ -178,11 +184,13 @@ void CommandLine::check_path_flags() const {
             if (files.empty()) uses.push_back({flag, *path, true});
             continue;
         }
-        std::error_code error;
-        if (!fs::is_directory(*path, error)) uses.push_back({flag, *path, false});
-        for (auto it = fs::recursive_directory_iterator(*path, error); it != fs::recursive_directory_iterator();
-             it.increment(error))
-            if (it->is_regular_file(error)) uses.push_back({flag, it->path().string(), false});
+        for (const std::string& input : flag == "--data" ? data_paths(*path) : std::vector{*path}) {
+            std::error_code error;
+            if (!fs::is_directory(input, error)) uses.push_back({flag, input, false});
+            for (auto it = fs::recursive_directory_iterator(input, error); it != fs::recursive_directory_iterator();
+                 it.increment(error))
+                if (it->is_regular_file(error)) uses.push_back({flag, it->path().string(), false});
+        }
     }
     check_paths(uses);
 }

@@ -20,6 +20,7 @@ struct TrainOptions {
     int64_t seq_len = 128, micro_batch = 0, global_batch = 16;  // sequences; micro_batch 0: global / ranks
     double val_fraction = -1;                                   // < 0: depends on the kind of data
     int64_t eval_every = 0;
+    bool mask_document_ends = false;        // the token after a document's end is no target
     std::optional<int64_t> document_token;  // ends a document (documents.h); empty: every sequence is one document
     int64_t sample_every = 0;               // steps between continuations of the prompt; 0: none
     std::string prompt;                     // text; empty: the beginning of the held-out data

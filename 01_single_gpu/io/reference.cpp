@@ -57,13 +57,15 @@ void ReferenceWriter::after_step_1(const GetFullParam& get_full) {
     write_full_params(after_step_1_ ? &*after_step_1_ : nullptr, params_, get_full, Which::data);
 }
 
-void ReferenceWriter::step(const StepReport& report, const std::vector<std::vector<int32_t>>& samples) {
+void ReferenceWriter::step(const StepReport& report, const std::vector<Sample>& samples, bool with_targets) {
     if (!json_file_) return;
-    const ordered_json line = {{"step", report.step},
-                               {"loss", significant_digits(report.loss, dtype_)},
-                               {"grad_norm", significant_digits(report.grad_norm, dtype_)},
-                               {"lr", report.lr},
-                               {"tokens", samples}};
+    ordered_json line = {{"step", report.step},
+                         {"loss", significant_digits(report.loss, dtype_)},
+                         {"grad_norm", significant_digits(report.grad_norm, dtype_)},
+                         {"lr", report.lr}};
+    for (const Sample& sample : samples) line["tokens"].push_back(sample.tokens);
+    for (const Sample& sample : samples)
+        if (with_targets) line["targets"].push_back(sample.targets);
     json_file_->write((steps_++ ? ",\n    " : "\n    ") + line.dump());
 }
 

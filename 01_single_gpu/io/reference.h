@@ -1,6 +1,7 @@
 #pragma once
 // Reference runs: everything another implementation needs to train on the same tokens from the same weights, and to
 // find its first deviation. docs/reference-format.md describes the files.
+#include "01_single_gpu/io/data.h"
 #include "01_single_gpu/io/hf.h"
 #include "01_single_gpu/io/options.h"
 #include "01_single_gpu/io/report.h"
@@ -17,7 +18,8 @@ class ReferenceWriter {
     ReferenceWriter(const TrainOptions& options, const LlamaConfig& config, const nlohmann::ordered_json& flags);
     void initial_weights(const GetFullParam& get_full);  // before step 1
     void gradients(const GetFullParam& get_full);        // at step 1, reduced over all ranks, before clipping
-    void step(const StepReport& report, const std::vector<std::vector<int32_t>>& samples);
+    // with_targets: some are ignored.
+    void step(const StepReport& report, const std::vector<Sample>& samples, bool with_targets);
     void after_step_1(const GetFullParam& get_full);  // the weights after step 1
     void finish();
 

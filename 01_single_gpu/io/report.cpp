@@ -90,6 +90,7 @@ ordered_json to_json(const StepReport& r, DType dtype) {
     if (r.size) json["global_batch"] = r.size->sequences, json["seq_len"] = r.size->seq_len;
     if (r.attention_pairs) json["attention_pairs"] = *r.attention_pairs;
     if (r.noise_scale) json["noise_scale"] = number_or_null(*r.noise_scale);
+    if (r.targets) json["targets"] = *r.targets;
     if (const auto& s = r.straggler)
         json["straggler"] = {{"rank", s->rank},
                              {"busy_s", significant_digits(s->busy_s)},

@@ -1,8 +1,8 @@
 // Token shards in llm.c's .bin format.
-// sources: io/data.cpp io/files.cpp
+// sources: io/source.cpp io/files.cpp
 #include <cstring>
 
-#include "01_single_gpu/io/data.h"
+#include "01_single_gpu/io/source.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace train70b::fuzz {
@@ -36,7 +36,7 @@ Target target() {
         const size_t cut = two ? input.size() / 2 : input.size();
         folder.write(text ? "data/a.txt" : "data/a.bin", input.substr(0, cut));
         if (two) folder.write("data/b.bin", input.substr(cut));
-        const Dataset data(folder.path() + "/data", choice & 4 ? 300 : 60000, 1 + (choice >> 4), choice & 8 ? 0.3 : -1);
+        const Source data(folder.path() + "/data", choice & 4 ? 300 : 60000, 1 + (choice >> 4), choice & 8 ? 0.3 : -1);
         for (int64_t i = 0; i < 2 * data.samples_per_epoch() && i < 50; ++i) data.sample(1, i);
         for (int64_t i = 0; i < data.validation_samples() && i < 50; ++i) data.validation_sample(i);
         data.read(0, data.tokens());
