@@ -11,8 +11,7 @@ int64_t kv_elements(const LlamaConfig& c, int64_t tp) { return 2 * c.kv_width(tp
 }  // namespace
 
 int64_t tensor_parallel_elements(const LlamaConfig& c, int64_t tp) {
-    return c.layers * c.block_parameters(tp) + c.hidden +
-           (c.tied ? 1 : 2) * ((c.vocab + tp - 1) / tp) * c.hidden;
+    return c.layers * c.block_parameters(tp) + c.hidden + (c.tied ? 1 : 2) * ((c.vocab + tp - 1) / tp) * c.hidden;
 }
 
 void Traffic::add(const CommStats& stats) {

@@ -78,9 +78,9 @@ void remove_old_checkpoints(const std::string& dir, int64_t keep) {
 namespace {
 
 // What must be the same for the losses to go on as if nothing had happened, and what may change, which is said.
-constexpr const char* kFixed[] = {"seed",      "seq-len", "global-batch", "val-fraction", "dtype",    "grad-dtype",
-                                  "optimizer", "fp8",     "fp8-history",  "batch-ramp",   "seq-ramp", "document-token",
-                                  "mup"};
+constexpr const char* kFixed[] = {"seed",       "seq-len",        "global-batch", "val-fraction", "dtype",
+                                  "grad-dtype", "optimizer",      "fp8",          "fp8-history",  "batch-ramp",
+                                  "seq-ramp",   "document-token", "mup"};
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
 
