@@ -49,8 +49,8 @@ NoiseScale::NoiseScale(Trainer& trainer, Llama& model, const TrainOptions& optio
 
 std::string NoiseScale::why_not() const {
     const Groups& groups = trainer_.groups;
-    if (groups.cp->size() > 1)
-        return fmt::format("with --cp {} a rank's gradient is of parts of sequences", groups.cp->size());
+    if (const int cp = groups.dp_cp->size() / groups.dp->size(); cp > 1)
+        return fmt::format("with --cp {} a rank's gradient is of parts of sequences", cp);
     if (groups.tp->size() > model_.config.kv_heads)
         return fmt::format("with --tp {} and --kv-heads {} a rank's gradients of k_proj and v_proj are partial",
                            groups.tp->size(), model_.config.kv_heads);

@@ -12,8 +12,8 @@
 namespace train70b {
 
 // logits (R, V_l): of the tokens from first_vocab on; those >= vocab are padding and do not count. Returns the loss
-// as next_token_loss does, the same on all ranks; it starts its own gradient, which overwrites the logits. A z-loss sends
-// nothing more: lse is of the whole row on every rank.
+// as next_token_loss does, the same on all ranks; it starts its own gradient, which overwrites the logits. A z-loss
+// sends nothing more: lse is of the whole row on every rank.
 Var vocabulary_parallel_loss(Tape& tape, const Var& logits, const Batch& batch, const Comm& ranks, int64_t first_vocab,
                              int64_t vocab, const LossOptions& options = {});
 

@@ -41,7 +41,8 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     const auto sent = [&](const std::string& operation) {
         return step.wire_bytes(ranks.name() + operation) / o.model.layers;
     };
-    const auto& [dtype, grad_dtype, device, recompute, init_std] = fresh.model.options;
+    const DType dtype = fresh.model.options.dtype;
+    const Recompute recompute = fresh.model.options.recompute;
     ContextRun run{.algorithm = context_options.algorithm, .layout = layout, .seq_len = o.seq_len};
     run.peak = step.report.peak;
     run.activations_formula =

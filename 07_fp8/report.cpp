@@ -43,7 +43,8 @@ PrecisionRun run_precision(const TrainOptions& o, const Dataset& data, const Lay
         .reduced = step.wire_bytes(".reduce_scatter") + step.wire_bytes(layout.data_ranks.name() + ".all_reduce"),
         .step_s = step.report.step_s};
     const int64_t tp = layout.tensor_ranks.size(), rows = o.micro_batch * o.seq_len;
-    const auto& [dtype, grad_dtype, device, recompute, init_std] = fresh.model.options;
+    const DType dtype = fresh.model.options.dtype;
+    const Recompute recompute = fresh.model.options.recompute;
     run.activations_formula =
         precision.fp8.recipe == "off"
             ? activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute, {tp, false}).total

@@ -196,6 +196,8 @@ def run_case(args, family, tied, number, worst):
              "--warmup-steps", "2", "--weight-decay", dice.choice(("0", "0.1")),
              "--recompute", dice.choice(("none", "pointwise", "selective", "full")), "--seed", str(number)]
     parallel = ["--micro-batch", "1", "--zero", dice.choice(("0", "1", "2", "3"))]
+    if config.num_hidden_layers % 2 == 1:
+        parallel += ["--stage-layers", "2,1"]
     if int(flags[1]) % 2 == 0:
         parallel += ["--sequence-parallel", dice.choice(("on", "off"))]
     old_keys = dice.random() < 0.5
