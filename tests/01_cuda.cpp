@@ -613,8 +613,21 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
     LlamaConfig config;
     config.layers = 2, config.hidden = 256, config.heads = 4, config.kv_heads = 2, config.ffn = 320, config.vocab = 300;
     const int64_t sequences = 2, seq_len = 72, rows = sequences * seq_len;
+    struct Case {
+        Recompute level;
+        bool qkv_bias = false, qk_norm = false;
+        int64_t head_size = 0;
+    };
     for (DType dtype : kTypes)
-        for (Recompute level : {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full}) {
+        for (const Case& c : {Case{Recompute::none},
+                              {Recompute::pointwise},
+                              {Recompute::selective},
+                              {Recompute::full},
+                              {Recompute::none, true},
+                              {Recompute::none, false, true},
+                              {Recompute::pointwise, false, true, 96}}) {
+            const Recompute level = c.level;
+            config.qkv_bias = c.qkv_bias, config.qk_norm = c.qk_norm, config.head_size = c.head_size;
             const auto run = [&](Device device) {
                 Llama model(config, {.dtype = dtype, .device = device, .recompute = level, .init_std = 0.1});
                 model.materialize(1);
@@ -636,7 +649,8 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
             };
             const auto cpu = run(Device::cpu), cuda = run(Device::cuda), again = run(Device::cuda);
             for (const auto& [name, expected] : cpu) {
-                INFO(name << ", " << name_of(dtype) << ", recompute " << int(level));
+                INFO(name << ", " << name_of(dtype) << ", recompute " << int(level) << ", biases " << c.qkv_bias
+                          << ", norms of q and k " << c.qk_norm);
                 EXPECT(distance(cuda.at(name), expected) <= (dtype == DType::f32 ? 5e-6 : 3e-2));
             }
             EXPECT(cuda == again);

@@ -18,6 +18,10 @@ TrainOptions shape(const Text& text, const std::string& dtype = "fp32") {
     o.lr = o.min_lr = 1e-3;
     o.dtype = dtype;
     if (dtype == "fp64") o.grad_dtype = dtype;
+    // Other families too: a model of bf16 has biases of q, k, v, one of fp64 norms of q and k, of wide heads.
+    o.model.qkv_bias = dtype == "bf16";
+    o.model.qk_norm = dtype == "fp64";
+    if (dtype == "fp64") o.model.head_size = 12;
     return o;
 }
 
