@@ -42,7 +42,7 @@ struct LlamaConfig {
     bool heads_divide_by(int64_t n) const { return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0); }
     Rope rope() const;
 
-    // Elements of a block on each of tp tensor-parallel ranks: of its seven weight matrices; of norm weights and biases.
+    // Elements of a block on each of tp tensor-parallel ranks: of its seven weight matrices; of norms and biases.
     int64_t block_matrices(int64_t tp = 1) const;
     int64_t block_vectors(int64_t tp = 1) const;
     int64_t block_parameters(int64_t tp = 1) const { return block_matrices(tp) + block_vectors(tp); }

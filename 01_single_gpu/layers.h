@@ -19,7 +19,7 @@ struct Batch {
     double document_pairs = 0;  // (query, key) of the whole sequences, all ranks together; 0 without document_starts
 };
 
-// y = x W^T + b: x (R, in), W (out, in), y (R, out). Adjacent weights in memory (q, k, v) form one product, and adjacent
+// y = x W^T + b: x (R, in), W (out, in), y (R, out). Adjacent weights in memory (q, k, v) form one product, and their
 // biases one vector.
 struct Linear {
     std::vector<Param*> weights;

@@ -427,7 +427,8 @@ def hf_cases(add, base):
         for value in ("NaN", "Infinity", "1e999"):
             text = json.dumps({**config, key: 7e77}).replace("7e+77", value).encode()
             case(f"config.json {key} {value}", folder_with(config__json=text), ["config.json"])
-    for key, value in (("model_type", "gemma2"), ("model_type", "qwen3_moe"), ("model_type", 1), ("hidden_act", "gelu"), ("hidden_act", ["silu"]),
+    for key, value in (("model_type", "gemma2"), ("model_type", "qwen3_moe"), ("model_type", 1),
+                       ("hidden_act", "gelu"), ("hidden_act", ["silu"]),
             ("attention_bias", True),
                        ("attention_bias", "yes"), ("mlp_bias", True), ("tie_word_embeddings", True),
                        ("tie_word_embeddings", 1), ("tie_word_embeddings", "yes"), ("tie_word_embeddings", [True]),

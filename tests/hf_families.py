@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Families of models against Hugging Face's own classes, in fp64: gradients, losses, norms, trained weights, logits.
 
-Run:   hf_families.py [--bin build/bin] [--seed N] [--cases N] [--tied on|off|both] [--family NAME,...] [--ranks 1|8|both]
+Run:   hf_families.py [--bin build/bin] [--seed N] [--cases N] [--tied on|off|both] [--family NAME,...] [--ranks 1|8]
 Needs transformers and torch from PyPI, so tests/run.sh leaves it out.
 
 Each case draws a small model of a family and lets its class in transformers create it and save it. The program trains
-four steps from that folder, on one rank and on dp 2 x tp 2 x pp 2; the class trains the same batches with torch's AdamW.
-Every gradient of step 1, every loss and norm, every weight after step 4 must agree to 1e-9 (of tensors: relative norm).
+four steps from that folder, on one rank and on dp 2 x tp 2 x pp 2; the class trains on the same batches with torch's
+AdamW. Every gradient of step 1, every loss and norm, every weight after step 4 must agree to 1e-9 (of tensors: relative norm).
 Then transformers loads what --save-hf wrote, with every key in its place, and must compute the same logits.
 
 transformers computes norms, RoPE and softmax in fp32 whatever the model's dtype; here its code runs with fp64 in the
@@ -217,8 +217,8 @@ def run_case(args, family, tied, number, worst):
                 model = make_model(config, key)
                 gradients, losses, norms = train(model, run)
                 reference, saved = (os.path.join(folder, f"{kind}{ranks}") for kind in ("reference", "saved"))
-                tensors_differ(worst, "gradients", load_file(os.path.join(reference, "gradients.safetensors")), gradients,
-                               tied)
+                tensors_differ(worst, "gradients", load_file(os.path.join(reference, "gradients.safetensors")),
+                               gradients, tied)
                 for step, loss, norm in zip(run["steps"], losses, norms):
                     worst.add("losses", abs(step["loss"] / loss - 1))
                     worst.add("norms", abs(step["grad_norm"] / norm - 1))

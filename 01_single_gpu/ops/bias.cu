@@ -1,4 +1,4 @@
-// bias.h on a GPU. The gradient: each block sums a part of the rows of 256 columns, then a second kernel sums the parts.
+// bias.h on a GPU. The gradient: each block sums a part of the rows of 256 columns; a second kernel sums the parts.
 #include "01_single_gpu/ops/bias.h"
 #include "01_single_gpu/ops/column_sums.cuh"
 
