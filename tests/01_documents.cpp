@@ -1,5 +1,5 @@
 // Documents in packed sequences: where they begin, and what a batch says about them on every rank.
-#include "01_single_gpu/io/generate.h"
+#include "01_single_gpu/generate.h"
 #include "tests/documents.h"
 
 using namespace train70b;
@@ -160,14 +160,12 @@ TEST_CASE("evaluation and generation see documents") {
     EXPECT(std::abs(packed.trainer.evaluate() / plain.trainer.evaluate() - 1) > 1e-4);
 
     // What stands before the prompt's last end does not matter; without documents it does.
-    Llama model(o.model, {.init_std = 0.5});
-    model.materialize(1);
-    const auto behind = [&](Ints prompt, std::optional<int64_t> end) {
-        const size_t length = prompt.size();
-        const Ints all = generate(model, std::move(prompt), 12, 16, 1, end);
-        return Ints(all.begin() + int64_t(length), all.end());
+    const auto behind = [&](const Session& s, const Ints& prompt) {
+        const Trainer& t = s.trainer;
+        const Ints all = Generator{packed.model, *packed.trainer.loop, t.groups, t.batches, 16}.generate(prompt, 12, 1);
+        return Ints(all.begin() + int64_t(prompt.size()), all.end());
     };
     const Ints a = {'a', 'b', 'c', kEnd, 'x', 'y'}, b = {'q', 'r', 's', kEnd, 'x', 'y'};
-    EXPECT(behind(a, kEnd) == behind(b, kEnd));
-    EXPECT(behind(a, {}) != behind(b, {}));
+    EXPECT(behind(packed, a) == behind(packed, b));
+    EXPECT(behind(plain, a) != behind(plain, b));
 }
