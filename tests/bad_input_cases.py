@@ -279,13 +279,17 @@ def layout_cases(add):
 
 
 # ---- data and token shards -----------------------------------------------------------------------------------------
-MAGIC16, MAGIC32 = 20240520, 20240801
+MAGIC16, MAGIC32, MASK = 20240520, 20240801, 20261122
 
 
 def shard(magic=MAGIC16, version=1, count=200, tokens=None, width=2, header=1024):
     tokens = [i % 256 for i in range(200)] if tokens is None else tokens
     head = struct.pack("<3i", magic, version, count).ljust(header, b"\0")[:header]
     return head + b"".join(struct.pack("<H" if width == 2 else "<I", token) for token in tokens)
+
+
+def mask(bytes_, magic=MASK, version=1):
+    return struct.pack("<3i", magic, version, len(bytes_)).ljust(1024, b"\0") + bytes(bytes_)
 
 
 def data_cases(add):
@@ -351,6 +355,49 @@ def data_cases(add):
         ["--data", "sparse.txt", "--seq-len", "100000000", "--vocab", "256"],
         "--seq-len", after(lambda f: os.truncate(f / "text.txt", 0), lambda f: os.mknod(f / "sparse.txt"),
                            lambda f: os.truncate(f / "sparse.txt", 1 << 28)), limit=GENTLE)
+    def masked(name, content):
+        add("masks", name, FIRST, ["--data", "a.bin"], ["--data a.mask.bin"],
+            after(lambda folder: (folder / "a.bin").write_bytes(good),
+                  lambda folder: (folder / "a.mask.bin").write_bytes(content)))
+
+    ones = mask([1] * 200)
+    for length in (0, 1000, 1024, len(ones) - 1, len(ones) + 1):
+        masked(f"cut to {length}", (ones + b"\1")[:length])
+    for count in (199, 201, 0):
+        masked(f"of {count} tokens", mask([1] * count))
+    for magic, version in ((MAGIC16, 1), (MAGIC32, 7), (MASK, 2), (0, 1)):
+        masked(f"magic number {magic}, version {version}", mask([1] * 200, magic, version))
+    for at, byte in ((0, 2), (199, 255)):
+        masked(f"{byte} at {at}", mask([byte if i == at else 1 for i in range(200)]))
+    add("masks", "a mask without its shard", FIRST, ["--data", "a.mask.bin"], ["--data a.mask.bin", "is a mask"],
+        after(lambda folder: (folder / "a.mask.bin").write_bytes(ones)))
+    for name, files, expected in (
+            ("a mask without its shard in a folder", [("b.bin", good), ("a.mask.bin", ones)], "folder/a.mask.bin"),
+            ("a folder of masks", [("a.mask.bin", ones)], "folder/a.mask.bin"),
+            ("a shard without a mask", [("a.bin", good), ("a.mask.bin", ones), ("b.bin", good)], "folder/b.bin")):
+        add("masks", name, FIRST, ["--data", "folder"], expected, after(folder_of("folder", *files)))
+    add("masks", "--mask-document-ends without a document token", FIRST, ["--mask-document-ends", "on"],
+        ["--mask-document-ends", "--document-token"])
+
+    two = after(lambda folder: (folder / "other.txt").write_text(TEXT))
+    for data, expected in (
+            ("text.txt:0.7,other.txt:0.2", "sum to 0.9"), ("text.txt:0.9", "sum to 0.9"),
+            ("text.txt:0.5,other.txt:0.500002", "sum to 1"), ("text.txt:0,other.txt:0", "sum to 0"),
+            ("text.txt:-0.5,other.txt:1.5", "at least 0"), ("text.txt:nan,other.txt:1", "at least 0"),
+            ("text.txt:inf,other.txt:0", "at least 0"), ("text.txt:1e400,other.txt:1", "no weight"),
+            ("text.txt:0.5,other.txt", "no weight"), ("text.txt:0.5,", "no weight"), (":0.5,text.txt:0.5", "no path"),
+            ("text.txt:0.5,other.txt:0.5:x", "no weight"), ("text.txt:0x1p-1,other.txt:0.5", "no weight"),
+            ("text.txt:0.5,text.txt:0.5", "one source"), ("text.txt:0.5,./text.txt:0.5", "one source"),
+            ("text.txt:0.5,.:0.5", "one source"), ("text.txt:0.5,missing:0.5", "missing"),
+            ("text.txt:1,missing:0", "missing"), ("text.txt,other.txt", "text.txt,other.txt")):
+        add("mixtures", data, FIRST, ["--data", data], ["--data", expected], two)
+    add("mixtures", "an output that is a source", FIRST,
+        ["--data", "text.txt:0.5,other.txt:0.5", "--metrics", "other.txt"], ["--metrics other.txt", "--data"], two)
+    add("mixtures", "an output that is a mask", FIRST, ["--data", "a.bin", "--metrics", "a.mask.bin"],
+        ["--metrics a.mask.bin", "--data"], after(lambda folder: (folder / "a.bin").write_bytes(good),
+                                                  lambda folder: (folder / "a.mask.bin").write_bytes(ones)))
+    add("mixtures", "on ranks", "02_data_parallel", ["--data", "text.txt:0.7,other.txt:0.2"], ["--data", "sum to 0.9"],
+        two, ranks=2, limit=GENTLE)
     # while the program reads it
     for program, ranks in ((FIRST, 1), ("02_data_parallel", 2)):
         def shrink(folder, process):
