@@ -78,9 +78,9 @@ void remove_old_checkpoints(const std::string& dir, int64_t keep) {
 namespace {
 
 // What must be the same for the losses to go on as if nothing had happened, and what may change, which is said.
-constexpr const char* kFixed[] = {"seed",       "seq-len",        "global-batch", "val-fraction", "dtype",
-                                  "grad-dtype", "optimizer",      "fp8",          "fp8-history",  "batch-ramp",
-                                  "seq-ramp",   "document-token", "mup"};
+constexpr const char* kFixed[] = {"seed",       "seq-len",        "global-batch", "val-fraction",      "dtype",
+                                  "grad-dtype", "optimizer",      "fp8",          "fp8-history",       "batch-ramp",
+                                  "seq-ramp",   "document-token", "mup",          "mask-document-ends"};
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
 
@@ -118,7 +118,8 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
     const json its = manifest.json->value("flags", json::object());
     const auto text = [](const auto& object, const char* name) {
         const auto found = object.find(name);
-        return found != object.end() && found->is_string() ? found->template get<std::string>() : std::string();
+        if (found != object.end() && found->is_string()) return found->template get<std::string>();
+        return std::string(name == std::string("mask-document-ends") ? "off" : "");  // written before there was one
     };
     for (const char* name : kFixed) {
         const std::string there = text(its, name), here = text(flags, name);

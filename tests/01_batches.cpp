@@ -1,5 +1,6 @@
 // Batches: the same samples in every division of the global batch, with and without the reading thread; ignored
 // targets; and the thread itself.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -183,6 +184,35 @@ TEST_CASE("with the reading thread and without it: the same batches, in a run th
         direct.begin_step(dp, Group(), 1), ahead.begin_step(dp, Group(), 1);
         expect_equal(direct.micro_batch(dp, 1, 0), ahead.micro_batch(dp, 1, 0));
     }
+}
+
+TEST_CASE("ramps: shorter sequences and smaller batches have the samples' targets, and their own number of them") {
+    const Sources sources;
+    const Dataset data = sources.data();
+    TrainOptions o = sources.options;
+    o.micro_batch = 2;
+    o.batch_ramp = {2, 8, 6};
+    o.seq_ramp = {4, 16, 6};
+    Batches batches(o, data);
+    const Coordinate dp(0, 1);
+    batches.start_reading(dp, 1, 8);
+    for (int64_t step = 1; step <= 8; ++step) {
+        Ints expected, found;
+        for (const Sample& sample : batches.samples(step))
+            expected.insert(expected.end(), sample.targets.begin(), sample.targets.end());
+        const StepCounts counts = batches.begin_step(dp, Group(), step);
+        EXPECT(counts.targets == double(std::count_if(expected.begin(), expected.end(), [](int t) { return t >= 0; })));
+        for (int64_t index = 0; index < batches.count(dp, step); ++index) {
+            const Batch batch = batches.micro_batch(dp, step, index);
+            EXPECT(batch.seq_len == batches.sizes.seq_len(step));
+            EXPECT(batch.loss_scale == 1 / counts.targets);
+            const Ints part = ints(batch.targets);
+            found.insert(found.end(), part.begin(), part.end());
+        }
+        EXPECT(found == expected);
+    }
+    EXPECT(batches.sizes.seq_len(1) == 4);
+    EXPECT(batches.sizes.samples(1) == 2);
 }
 
 TEST_CASE("a data file that vanishes under a run: the step that needs it says so, not an earlier one") {

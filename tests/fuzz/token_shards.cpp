@@ -1,4 +1,4 @@
-// Token shards in llm.c's .bin format.
+// Token shards in llm.c's .bin format, and masks.
 // sources: io/source.cpp io/files.cpp
 #include <cstring>
 
@@ -24,7 +24,8 @@ std::string shard(int64_t magic, int64_t version, int64_t count, size_t token_by
 }
 }  // namespace
 
-// The first byte says how the rest becomes files: one shard, two shards, a text; and the length of a sample.
+// The first byte says how the rest becomes files: one shard, two shards, a shard and its mask, a text; and the length
+// of a sample.
 Target target() {
     const auto read = [](const Folder& folder, std::string_view input) {
         if (input.empty()) return;
@@ -32,14 +33,16 @@ Target target() {
         input.remove_prefix(1);
         std::filesystem::remove_all(folder.path() + "/data");
         std::filesystem::create_directories(folder.path() + "/data");
-        const bool two = choice & 1, text = choice & 2;
-        const size_t cut = two ? input.size() / 2 : input.size();
+        const bool two = choice & 1, text = choice & 2, mask = choice & 32;
+        const bool whole = mask && input.size() >= 2048;  // two headers: then 2 bytes per token, and 1
+        const size_t cut = !two ? input.size() : whole ? 1024 + (input.size() - 2048) / 3 * 2 : input.size() / 2;
         folder.write(text ? "data/a.txt" : "data/a.bin", input.substr(0, cut));
-        if (two) folder.write("data/b.bin", input.substr(cut));
+        if (two) folder.write(mask ? "data/a.mask.bin" : "data/b.bin", input.substr(cut));
         const Source data(folder.path() + "/data", choice & 4 ? 300 : 60000, 1 + (choice >> 4), choice & 8 ? 0.3 : -1);
         for (int64_t i = 0; i < 2 * data.samples_per_epoch() && i < 50; ++i) data.sample(1, i);
         for (int64_t i = 0; i < data.validation_samples() && i < 50; ++i) data.validation_sample(i);
         data.read(0, data.tokens());
+        if (data.has_masks()) data.read_mask(0, data.tokens());
     };
     std::vector<std::string> seeds;
     for (const char choice : {'\x00', '\x01', '\x04', '\x08', '\x32', '\x30'}) {
@@ -47,10 +50,14 @@ Target target() {
         for (const std::string& one : {narrow, wide, shard(20240520, 1, -1, 0), shard(20240801, 7, INT32_MAX, 4)})
             seeds.push_back(std::string(1, choice) + (choice & 1 ? one + one : one));
     }
+    std::string half = shard(20261122, 1, 100, 100);
+    for (size_t i = 1024; i < half.size(); ++i) half[i] = char(i % 2);
+    seeds.push_back("\x21" + shard(20240520, 1, 100, 200) + half);
+    seeds.push_back("\x21" + shard(20240520, 1, 99, 198) + half);
     return {read,
             seeds,
-            {int32({20240520}), int32({20240801}), int32({1}), int32({7}), int32({20240520, 1}), int32({20240801, 7}),
-             int32({-1}), int32({INT32_MAX}), int32({INT32_MIN})}};
+            {int32({20240520}), int32({20240801}), int32({20261122}), int32({20261122, 1}), int32({1}), int32({7}),
+             int32({20240520, 1}), int32({20240801, 7}), int32({-1}), int32({INT32_MAX}), int32({INT32_MIN})}};
 }
 
 }  // namespace train70b::fuzz
