@@ -45,8 +45,8 @@ class Batches {
 
     // Micro-batches per step and rank.
     int64_t count(const Group& dp, int64_t step) const { return count(dp.size(), step); }
-    // Micro-batch `index` of this rank; steps count from 1. The samples of a step follow those of the steps before it in
-    // the stream, and micro-batch m of rank r starts at sample (m * ranks + r) * micro_batch of the step, so every
+    // Micro-batch `index` of this rank; steps count from 1. The samples of a step follow those of the steps before it
+    // in the stream, and micro-batch m of rank r starts at sample (m * ranks + r) * micro_batch of the step, so every
     // division of the global batch trains on the same tokens. A sequence ramp cuts each sample into pieces. A step
     // without any target has a loss of 0.
     Batch micro_batch(const Group& dp, int64_t step, int64_t index);
@@ -54,7 +54,7 @@ class Batches {
     // Evaluation runs in rounds of one batch per data-parallel rank. A rank that has no samples left in a round
     // computes sample 0 with weight 0, because a forward pass may be collective. part: the source.
     int64_t validation_rounds(const Group& dp, size_t part) const;
-    // loss_scale: 1 / all tokens of the split. Adds to `targets` the number of this rank's targets that are not ignored.
+    // loss_scale: 1 / all tokens of the split. Adds to `targets` the number of this rank's that are not ignored.
     Batch validation_batch(const Group& dp, size_t part, int64_t round, int64_t& targets) const;
     double validation_tokens(size_t part) const;
 

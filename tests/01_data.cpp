@@ -1,5 +1,5 @@
-// One source of data: what is read from every kind of file, which samples it is cut into, and what is refused. Shards here
-// hold the token i at place i, so that a sample tells where it was cut.
+// One source of data: what is read from every kind of file, which samples it is cut into, and what is refused. Shards
+// here hold the token i at place i, so that a sample tells where it was cut.
 #include <sys/resource.h>
 #include <unistd.h>
 

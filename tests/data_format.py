@@ -69,8 +69,8 @@ def check(binaries, work, vocabulary, errors):
     (work / "a.jsonl").write_text("\n".join(lines[:40]) + "\n")
     (work / "b.jsonl").write_text("\n".join(lines[40:]) + "\n")
     environment = {**os.environ, "PYTHONPATH": str(work)}
-    subprocess.run([sys.executable, "make_shards.py", "tokenizer.json", str(END), "out", "a.jsonl", "b.jsonl"], cwd=work,
-                   env=environment, check=True)
+    subprocess.run([sys.executable, "make_shards.py", "tokenizer.json", str(END), "out", "a.jsonl", "b.jsonl"],
+                   cwd=work, env=environment, check=True)
     tokens = [token for words, _ in expected for token in [*words, END]]
     mask = [bit for _, bits in expected for bit in [*bits, 1]]
     wide = vocabulary > 65536
