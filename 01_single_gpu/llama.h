@@ -1,6 +1,6 @@
 #pragma once
-// Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU. And its relatives: with biases of q, k, v
-// (Qwen2), with norms of the heads of q and k (Qwen3), with one matrix as embedding and head.
+// Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU. And its relatives: with biases of q, k
+// and v (Qwen2), with norms of the heads of q and k (Qwen3), with one matrix as embedding and head.
 //
 //   x = embedding(tokens)                                     unit "embedding"
 //   x = x + g(o(attention(rope(qkv(f(norm(x)))))))

@@ -86,8 +86,8 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
         for (const Tensor& part : store.gradient_parts(*param)) grads[group].push_back(part);
         grads.try_emplace(group);
     }
-    // Ranks with several groups do not wait in a cycle: all ranks of a stage meet theirs in one order, and the one group
-    // that is of two stages (tied embeddings) comes first on the first stage and last on the last.
+    // Ranks with several groups do not wait in a cycle: all ranks of a stage meet theirs in one order, and the one
+    // group that is of two stages (tied embeddings) comes first on the first stage and last on the last.
     for (const Group* group : groups) {
         int64_t size = 0;
         for (const Tensor& grad : grads[group]) size += grad.size();

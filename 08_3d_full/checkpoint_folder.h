@@ -22,8 +22,8 @@ void add_checkpoint_flags(CommandLine& flags, CheckpointOptions& options);
 // Usage error for flags that need others, or cannot be combined.
 void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions& training, const Comm& world);
 
-// What identifies the training data: number of tokens, and the CRC-32 of the first 64 Ki of them, and of their masks; of
-// several sources, the same of each, and its weight.
+// What identifies the training data: number of tokens, and the CRC-32 of the first 64 Ki of them, and of their masks;
+// of several sources, the same of each, and its weight.
 nlohmann::ordered_json fingerprint(const Dataset& data);
 
 // Holds --checkpoint-dir for this run and, if it resumes, the verified checkpoint.

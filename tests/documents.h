@@ -65,8 +65,8 @@ struct Alone {
                 if (param->name == wanted.name) gradients.push_back(values(param->grad));
     }
 
-    // The farthest that a run's first step is from this. Where all documents are one token long, the gradients of q and k
-    // are nothing but rounding: they are measured against a millionth of the whole.
+    // The farthest that a run's first step is from this. Where all documents are one token long, the gradients of q and
+    // k are nothing but rounding: they are measured against a millionth of the whole.
     Farthest deviation(const Session& run) const {
         Farthest worst;
         worst.add(std::abs(run.reports.at(0).loss / loss - 1), "loss");
