@@ -145,7 +145,7 @@ TEST_CASE("a batch is a pure function of seed, step, rank and micro-batch: every
                 for (int rank = 0; rank < ranks; ++rank) {
                     Batches batches(o, data);
                     const Coordinate dp(rank, ranks);
-                    counted += batches.begin_step(dp, Group(), step).targets;
+                    counted += batches.begin_step(dp, Group(), step);
                     for (int64_t index = 0; index < batches.count(dp, step); ++index) {
                         const Batch batch = batches.micro_batch(dp, step, index);
                         for (int64_t i = 0; i < micro; ++i) {

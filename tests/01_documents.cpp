@@ -113,8 +113,8 @@ TEST_CASE(
                      " documents: ", deviation);
                 EXPECT(deviation <= 1e-10);
                 double pairs = 0;
-                for (const Ints& sample : packed.trainer.batches.samples(1))
-                    pairs += document_pairs(document_starts(sample, seq_len, kEnd));
+                for (const Sample& sample : packed.trainer.batches.samples(1))
+                    pairs += document_pairs(document_starts(sample.tokens, seq_len, kEnd));
                 EXPECT(packed.reports[0].attention_pairs == pairs);
                 const LlamaConfig& c = o.model;
                 const double rest = 6.0 * double(c.parameters() - c.vocab * c.hidden) * 6 * double(seq_len);

@@ -110,8 +110,8 @@ TEST_CASE("documents: every algorithm's loss and gradients are the sums over the
                 INFO(options_text(options), ", cp ", cp, ", seed ", seed, ", recompute ", o.recompute, ": ", deviation);
                 EXPECT_EVERYWHERE(deviation <= 1e-10);
                 double pairs = 0;
-                for (const std::vector<int32_t>& sample : run.session.trainer.batches.samples(1))
-                    pairs += document_pairs(document_starts(sample, o.seq_len, kEnd));
+                for (const Sample& sample : run.session.trainer.batches.samples(1))
+                    pairs += document_pairs(document_starts(sample.tokens, o.seq_len, kEnd));
                 EXPECT_EVERYWHERE(run.session.reports[0].attention_pairs == pairs);
             }
     }
@@ -138,7 +138,7 @@ TEST_CASE("documents: FLOPs are those of the pairs that are left, rank by rank; 
                     for (int64_t rank = 0; rank < n; ++rank) {
                         // Query by query and key by key: those of the rank's group, for its share of the heads.
                         double pairs = 0, formula = 0;
-                        for (const std::vector<int32_t>& sample : Batches(o, data).samples(2)) {
+                        for (const auto& [sample, targets] : Batches(o, data).samples(2)) {
                             for (int64_t other = 0; other < n; ++other)
                                 if (other / run.layout.ulysses == rank / run.layout.ulysses)
                                     for (const auto [begin, count] : run.layout.tokens_of(other, o.seq_len))
