@@ -92,6 +92,10 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
         int64_t size = 0;
         for (const Tensor& grad : grads[group]) size += grad.size();
         if (size == 0) continue;  // then so it is on all ranks of the group: their shards have equal bounds
+        if (grads[group].size() == 1 && grads[group][0].device() == model.options.device) {
+            group->sum_tensor(grads[group][0]);
+            continue;
+        }
         Tensor message({size}, model.options.grad_dtype, model.options.device, Memory::comm);
         const auto for_each = [&](const std::function<void(Tensor & in_message, Tensor & grad)>& body) {
             int64_t begin = 0;

@@ -71,6 +71,24 @@ for name in a:
 P
 )"
 done
+
+# A tied model in Hugging Face's format, from a pipeline to one rank and back.
+shape_tied=(--seq-len 32 --global-batch 8 --lr 0.001 --dtype fp64 --load-hf tied)
+run 4 "$bin/$program" "${shape[@]}" --tied-embeddings on --dtype fp64 --tp 2 --pp 2 --zero 3 --steps 2 --save-hf tied
+verdict "a tied model is saved" "$(ends 0 20)$(grep -q '"tie_word_embeddings": true' tied/config.json || echo "not tied; ")$(
+    grep -aq lm_head tied/model.safetensors && echo "with a head")"
+run 1 "$bin/$program" "${shape_tied[@]}" --steps 2 --save-reference tied_one
+verdict "it is loaded on one rank" "$(ends 0 20)"
+for flags in "--pp 4" "--tp 2 --pp 2 --zero 3 --pipeline interleaved --micro-batch 1" "--tp 4"; do
+    run 4 "$bin/$program" "${shape_tied[@]}" $flags --steps 2 --save-reference tied_layout
+    verdict "it is loaded with $flags: one rank's run" "$(ends 0 20)$("$bin/compare" tied_layout tied_one | tail -n 1 |
+        grep -v "agree within 1e-10")"
+    rm -rf tied_layout
+done
+run 1 "$bin/$program" "${shape[@]}" --comm fake --fake-world 4 --tp 2 --pp 2 --tied-embeddings on --dry-run
+verdict "a dry run of a tied model: params, grads and optimizer the formula's" "$(ends 0 20)$(for kind in params grads optimizer; do
+    grep -qE "^$kind +([0-9]+) +\\1\$" "$work/out" || echo "not the formula's: $(grep "^$kind" "$work/out"); "; done)"
+
 run 4 "$bin/$program" "${shape[@]}" --tp 2 --pp 2 --steps 1 --probe on
 verdict "the probe, the picture, the memory" "$(ends 0 30)$(for word in "stage 1" "probe of 4 ranks" "tp, all-reduce over 2" "pp, shift over 2" "formula"; do
     grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)"
