@@ -26,10 +26,17 @@ struct Sharded {
     Session session;
     std::vector<double> weights;  // all, on rank 0
 
-    Sharded(TrainOptions o, const Comm& ranks, ZeroOptions options, int64_t accumulation = 1)
+    // meet: after the first block's backward pass the ranks wait for one another, which executes what has been started.
+    Sharded(TrainOptions o, const Comm& ranks, ZeroOptions options, int64_t accumulation = 1, bool meet = false)
         : comm(ranks), session(with_micro_batch(o, ranks.size(), accumulation), [&](Session& s) {
               zero = std::make_unique<Zero>(s.model, comm, options, AdamW::maker(s.options.adamw()));
               use_store(s.trainer, *zero, comm);
+              auto& wrappers = s.model.blocks.front().unit.wrappers;
+              if (meet)
+                  wrappers.insert(wrappers.begin(), [this](Tape& tape, const Var& x, const Unit::Body& body) {
+                      tape.record([this] { comm.barrier().wait(); });
+                      return body(tape, x);
+                  });
               s.on_step = [this](const StepReport&) { sent = comm.take_stats().operations; };
           }) {
         comm.take_stats();
@@ -225,8 +232,8 @@ TEST_CASE(
                 for (const int64_t prefetch : {0, 2, 9})
                     if (stage == 3) add(&ZeroOptions::prefetch, prefetch);
                 for (const ZeroOptions& options : list) {
-                    if (parity.skips(number++)) continue;
-                    Sharded run(o, world(), options, m);
+                    if (parity.skips(number++) || (!kThorough && number % 2 == 0)) continue;
+                    Sharded run(o, world(), options, m, true);  // no reduction may start between the two uses
                     const Farthest deviation = deviation_on_rank_0(run.session, one);
                     INFO(o.dtype, ", ", describe_options(options, m), ": ", deviation);
                     EXPECT_EVERYWHERE(deviation <= parity.bound);
