@@ -673,8 +673,6 @@ def hf_cases(add, base):
         ["--load-hf", "hf", "--tied-embeddings", "on"], ["--tied-embeddings", "--load-hf"], folder_with())
     add("Hugging Face folders", "--load-hf with --model", FIRST, ["--load-hf", "hf", "--model", "tiny"],
         ["--model", "--load-hf"], folder_with())
-    case("the head missing", folder_with(model__safetensors=tensors(lambda h: h.pop("lm_head.weight"))),
-        ["lm_head.weight", "tie_word_embeddings"])
     for ranks, program in ((2, "02_data_parallel"), (2, "08_3d_full")):
         add("Hugging Face folders", "a tensor missing", program, ["--load-hf", "hf"], "hf",
             folder_with(model__safetensors=tensors(lambda h: h.pop(first))), ranks=ranks)
