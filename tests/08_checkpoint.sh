@@ -210,7 +210,7 @@ done
 changed --tied-embeddings on "a checkpoint of another model: its --tied-embeddings is off, but this run's is on (try --tied-embeddings off)"
 echo "Another text, which is long enough for some samples: $(seq 999)" >text.txt
 for pair in "--dtype bf16" "--dtype fp64 --grad-dtype fp64" "--optimizer adamw8bit" "--seed 2" "--seq-len 16" \
-    "--global-batch 4" "--val-fraction 0.2" "--fp8 current"; do
+    "--global-batch 4" "--val-fraction 0.2" "--fp8 current" "--document-token 10"; do
     changed ${pair%% *} "${pair#* }" "${pair%% *} "
 done
 changed --data ../text.txt "--data ../text.txt: is not the data of the checkpoint ck/step-4"

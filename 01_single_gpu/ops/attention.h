@@ -4,8 +4,8 @@
 //   forward    S = q k^T / sqrt(D), -inf where the mask hides a key;  lse = log sum_j e^S;  P = e^(S - lse);  out = P v
 //   backward   dP = dout v^T;  dS = P (dP - sum(dout * out))
 //              dq = dS k / sqrt(D);  dk = dS^T q / sqrt(D);  dv = P^T dout
-// With `causal`, query i of Tq sees the keys j <= i + Tk - Tq; with documents, the keys j >= starts[i] - key_offset (j and
-// i count from the first key and query of the call). A query that sees no key gets out = 0 and lse = -inf.
+// With `causal`, query i of Tq sees the keys j <= i + Tk - Tq; with documents, the keys j >= starts[i] - key_offset: i
+// and j count from the first query and key of the call. A query that sees no key gets out = 0 and lse = -inf.
 //
 // q, out, dq, dout (B*Tq, H*D);  k, v, dk, dv (B*Tk, K*D);  lse (B*Tq, H) stats_dtype: the log of the sum of the
 // exponentials of each row of scores.

@@ -152,7 +152,7 @@ Vector<C> columns(int64_t c) {
     return number + C(c);
 }
 
-// Which columns of a vector that begins at column c a row sees: those before `seen` and, with documents, from `hidden` on.
+// Which columns of a vector from column c on a row sees: those before `seen` and, with documents, from `hidden` on.
 template <bool kDocuments, class C>
 auto in_sight(int64_t c, C hidden, C seen) {
     if constexpr (kDocuments)
