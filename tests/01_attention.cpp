@@ -394,6 +394,24 @@ TEST_CASE("documents: one per sequence changes no bit; those of one token give v
     EXPECT_THROWS_AS(run(false, s, DType::f32, DType::f32, 1, 0, DocumentStarts(descending, Device::cpu)), CheckFailed);
 }
 
+// No batch has them, but the operation promises out = 0 and no gradient. Every other sequence is one document: what its
+// tiles leave behind must not be taken for scores.
+TEST_CASE("documents: queries whose document begins behind them see nothing and pass nothing back") {
+    for (int64_t shift = 0; shift < 8; ++shift)
+        for (int32_t behind = 1; behind <= 8; ++behind) {
+            const AttentionShape s{4, 40, 150 + shift, 1, 1, 8, true};
+            std::vector<int32_t> starts;
+            for (int64_t b = 0; b < 4; ++b)
+                for (int64_t i = 0; i < 40; ++i)
+                    starts.push_back(b % 2 == 0 || i < 20 ? 0 : int32_t(110 + shift + i) + behind);
+            const DocumentStarts documents(starts, Device::cpu);
+            const auto got = run(false, s, DType::f64, DType::f64, 1, 0, documents);
+            const auto expected = run(true, s, DType::f64, DType::f64, 1, 0, documents);
+            INFO("shift ", shift, ", begins ", behind, " behind");
+            for (int i = 0; i < 5; ++i) EXPECT(masked_distance(got[i], expected[i]) <= 1e-13);
+        }
+}
+
 TEST_CASE("documents: what they hide is not computed: a NaN among other documents' keys and queries stays there") {
     const AttentionShape s{1, 256, 256, 2, 1, 16, true};
     std::vector<int32_t> starts(256, 0);
