@@ -3,7 +3,7 @@
 
     python3 docs/measure.py [NAME ...] [--bin build/bin] [--out docs/results] [--runs FOLDER]
 
-NAME: 01_loss, 05_measured, ...; default: all, about ten minutes. A CSV begins with comment lines: what it holds, the
+NAME: 01_loss, 05_measured, ...; default: all, about twenty minutes. A CSV begins with comment lines: what it holds, the
 commands that made it (from the repository's root; the file that a flag names is then read) and the hardware, or
 "computed".
 --runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
@@ -82,6 +82,21 @@ def reading(runs):
     """milliseconds of a step that go into data, median and largest of 20 steps of 64 samples, from 512 MiB of shards:
     read by the step itself, and by the thread that is two steps ahead, from a cold and a warm page cache"""
     return runs.table(1, "test_measure_data", [], "--csv", "reading.csv")
+def mup(runs):
+    """training loss, mean of the last 10 of 100 steps, at each learning rate and width, with and without muP from the
+    base width 64; heads of 16, two layers, the learning rate constant after a warmup of 10 steps"""
+    rows = [["mup", "hidden", "lr", "loss"]]
+    for given in ("off", "64"):
+        for hidden in (64, 128, 256, 512):
+            for lr in ("5e-4", "1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2"):
+                flags = (f"--layers 2 --hidden {hidden} --heads {hidden // 16} --kv-heads {hidden // 16} "
+                         f"--ffn {3 * hidden} --init-std 0.1 --seq-len 64 --global-batch 8 --steps 100 "
+                         f"--warmup-steps 10 --lr-schedule constant --lr {lr}").split()
+                flags += [] if given == "off" else ["--mup", given]
+                lines = runs.metrics(1, "01_single_gpu", flags, f"mup_{given}_{hidden}_{lr}.jsonl")
+                losses = [line["loss"] for line in lines if line["event"] == "step"]
+                rows.append([given, hidden, lr, round(statistics.mean(losses[-10:]), 4)])
+    return rows
 
 
 # ---- 02 -------------------------------------------------------------------------------------------------------------
@@ -271,7 +286,7 @@ def checkpoint_cost(runs):
     return rows
 
 
-TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "02_all_reduce": all_reduce,
+TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup, "02_all_reduce": all_reduce,
           "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
           "04_efficiency": efficiency, "05_schedules": schedules, "05_measured": measured_pipeline,
           "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss,

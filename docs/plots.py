@@ -87,6 +87,21 @@ def recompute_memory(rows):
     return figure
 
 
+def mup(rows):
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
+    colours = (style.GREY, style.BLUE, style.GREEN, style.RED)
+    for axis, (given, mine) in zip(axes, groups(rows, "mup").items()):
+        for colour, (width, points) in zip(colours, groups(mine, "hidden").items()):
+            rates, losses = numbers(points, "lr"), numbers(points, "loss")
+            axis.semilogx(rates, losses, color=colour, marker="o", ms=3, lw=1.4, label=f"hidden {width}")
+            best = min(range(len(losses)), key=losses.__getitem__)
+            axis.plot(rates[best], losses[best], color=colour, marker="*", ms=13, ls="")
+        axis.set(xlabel="--lr", title="without muP" if given == "off" else f"--mup {given}")
+    axes[0].set_ylabel("training loss (nats per byte)")
+    axes[0].legend(fontsize=8)
+    return figure
+
+
 # ---- 02 -------------------------------------------------------------------------------------------------------------
 
 def all_reduce(rows):
@@ -246,7 +261,7 @@ def mesh_memory(rows):
     return figure
 
 
-PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "02_all_reduce": all_reduce,
+PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_all_reduce": all_reduce,
             "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
             "04_efficiency": efficiency, "05_schedules": pipeline, "05_measured": pipeline, "06_causal": causal,
             "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory}
