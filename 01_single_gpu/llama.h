@@ -119,6 +119,7 @@ class Llama {
     std::vector<Param*> params();  // of all units
     // Tied embeddings: the head's stage has the matrix as well.
     bool has_embedding_matrix() const { return stage.embedding || (config.tied && stage.head); }
+    bool is_matrix_of_one_use(const Param& p) const { return p.is_matrix() && !(config.tied && &p == &embed_tokens); }
 
     // Allocate one flat buffer per unit: initialized parameters, and gradients of 0. materialize() does both.
     void allocate_params(uint64_t seed);

@@ -31,7 +31,7 @@ NoiseScale::NoiseScale(Trainer& trainer, Llama& model, const TrainOptions& optio
         first_sum_.push_back(count);
         auto& matrices = matrices_.emplace_back();
         for (Param* param : unit->params)
-            if (param->is_matrix()) matrices.push_back(param);
+            if (model.is_matrix_of_one_use(*param)) matrices.push_back(param);
         count += int64_t(matrices.size());
         // Recorded before the forward pass: runs after the backward pass. A zero-bubble schedule defers the weight
         // gradients of linear layers, but not the embedding's.

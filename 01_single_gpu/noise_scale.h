@@ -25,7 +25,8 @@ struct NoiseMoments {
     double scale() const;  // B_simple, sequences; NaN while an average is not positive
 };
 
-// Counts matrices only: under sequence parallelism a rank has only its rows' part of a norm weight's gradient.
+// Counts matrices only: under sequence parallelism a rank has only its rows' part of a norm weight's gradient. And not a
+// tied embedding: the gradients of its two uses may never be in one buffer.
 class NoiseScale : public RunControl {
   public:
     // Wraps the units of the model, inside of what a ParamStore wraps around them: construct it before the store.

@@ -43,7 +43,7 @@ double LocalStore::squares(Which which) const {
 double LocalStore::matrix_squares() const {
     std::vector<Param*> matrices;
     for (Param* param : model_.params())
-        if (param->is_matrix()) matrices.push_back(param);
+        if (model_.is_matrix_of_one_use(*param)) matrices.push_back(param);
     const std::vector<double> sums = train70b::squares(matrices, Which::grad);
     return std::accumulate(sums.begin(), sums.end(), 0.0);
 }

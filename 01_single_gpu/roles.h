@@ -33,7 +33,8 @@ class ParamStore {
     virtual std::vector<Tensor> gradient_parts(const Param& param) const = 0;
     // Sum of squares of all parameters or gradients, each counted once over the data-parallel ranks. Collective.
     virtual double squares(Which which) const = 0;
-    // Of the elements of matrices' gradients that this rank owns: over the data-parallel ranks, each counts once.
+    // Of the gradients of matrices of one use (not a tied embedding), of the elements that this rank owns: over the
+    // data-parallel ranks, each counts once.
     virtual double matrix_squares() const = 0;
     virtual void update(int64_t step, double lr, double grad_scale) = 0;  // step from 1
 

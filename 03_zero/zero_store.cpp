@@ -125,7 +125,7 @@ double Zero::matrix_squares() const {
             if (options_.stage > 0 && shard != shards_.rank()) continue;
             const Tensor x = options_.stage > 0 ? flat.grads_shard() : flat.shard_of(flat.grads, shard);
             for (const Segment& segment : flat.segments(shard, {}, x))
-                if (segment.counts() && segment.param->is_matrix()) parts.push_back(segment.grad);
+                if (segment.counts() && model_.is_matrix_of_one_use(*segment.param)) parts.push_back(segment.grad);
         }
     double sum = 0;
     for (const double part : train70b::squares(parts)) sum += part;

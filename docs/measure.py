@@ -82,6 +82,8 @@ def reading(runs):
     """milliseconds of a step that go into data, median and largest of 20 steps of 64 samples, from 512 MiB of shards:
     read by the step itself, and by the thread that is two steps ahead, from a cold and a warm page cache"""
     return runs.table(1, "test_measure_data", [], "--csv", "reading.csv")
+
+
 def mup(runs):
     """training loss, mean of the last 10 of 100 steps, at each learning rate and width, with and without muP from the
     base width 64; heads of 16, two layers, the learning rate constant after a warmup of 10 steps"""
@@ -286,8 +288,8 @@ def checkpoint_cost(runs):
     return rows
 
 
-TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup, "02_all_reduce": all_reduce,
-          "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
+TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
+          "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
           "04_efficiency": efficiency, "05_schedules": schedules, "05_measured": measured_pipeline,
           "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss,
           "08_memory": mesh_memory, "08_checkpoint": checkpoint_cost}

@@ -54,7 +54,7 @@ TEST_CASE("peak rates: by the device's whole name and the dtype; what is not in 
     EXPECT(!peak_flops(Device::cpu, DType::bf16));
     EXPECT(mfu_text(Device::cpu, DType::bf16).empty());
     const std::string text = mfu_text_of("NVIDIA A100-SXM4-80GB", DType::f32);
-    for (const char* part : {"6 per parameter", "6 L E T", "19.5 TFLOP/s", "fp32", "NVIDIA A100-SXM4-80GB"})
+    for (const char* part : {"6 per parameter", "6 L H D T", "19.5 TFLOP/s", "fp32", "NVIDIA A100-SXM4-80GB"})
         EXPECT(text.find(part) != std::string::npos);
 }
 
