@@ -99,6 +99,8 @@ void NoiseScale::complete(StepReport& report, const std::vector<double>& sums) {
 void NoiseScale::finish() {
     if (!measures_ || moments_.weight == 0) return;
     const double sequences = moments_.scale();
+    if (moments_.weight < NoiseMoments::kEnough)
+        return trainer_.note("noise scale: not known yet: fewer than 20 steps were measured", nullptr);
     trainer_.note(
         std::isfinite(sequences)
             ? fmt::format("noise scale {} tokens: the critical batch is about {:.{}f} sequences of {}",

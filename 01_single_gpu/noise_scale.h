@@ -18,6 +18,7 @@ namespace train70b {
 // The moving averages of the two estimates.
 struct NoiseMoments {
     static constexpr double kDecay = 0.95;       // per step: the last 20 or so count
+    static constexpr double kEnough = 0.64;      // the sum of the weights after 20 steps: 1 - 0.95^20
     double gradient = 0, noise = 0, weight = 0;  // |G|^2, tr(Sigma), and the sum of the weights
 
     // Of a step: the squared norms of the mean gradient of b_small and of b_big sequences.
@@ -25,8 +26,8 @@ struct NoiseMoments {
     double scale() const;  // B_simple, sequences; NaN while an average is not positive
 };
 
-// Counts matrices only: under sequence parallelism a rank has only its rows' part of a norm weight's gradient. And not a
-// tied embedding: the gradients of its two uses may never be in one buffer.
+// Counts matrices only: under sequence parallelism a rank has only its rows' part of a norm weight's gradient. And not
+// a tied embedding: the gradients of its two uses may never be in one buffer.
 class NoiseScale : public RunControl {
   public:
     // Wraps the units of the model, inside of what a ParamStore wraps around them: construct it before the store.

@@ -1,6 +1,7 @@
 #include "01_single_gpu/trainer.h"
 
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/core/cpu_setup.h"
@@ -26,8 +27,10 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
       accumulate_(model),
       progress_(options.steps) {
     if (options.eval_every > 0 && data.validation_samples() == 0)
-        usage_error("--eval-every {}: --data {} has no validation split; set --val-fraction, or use at least {} tokens",
-                    options.eval_every, options.data, 20 * (options.seq_len + 1));
+        usage_error("--eval-every {}: --data {} has no validation split; set --val-fraction, or use {}",
+                    options.eval_every, options.data,
+                    data.is_text() ? fmt::format("at least {} tokens", 20 * (options.seq_len + 1))
+                                   : "a held-out source (PATH:1,HELD_OUT:0)");
     if (!options.prompt.empty() && !data.is_text())
         usage_error(
             "--prompt: the tokens of --data {} are not bytes of text (leave it out, and the prompt is the "
@@ -56,6 +59,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
                       {"head_dim", c.head_dim()},
                       {"qkv_bias", c.qkv_bias},
                       {"qk_norm", c.qk_norm},
+                      {"tied", c.tied},
                       {"ffn", c.ffn},
                       {"vocab", c.vocab},
                       {"parameters", c.parameters()},
@@ -226,6 +230,7 @@ double Trainer::mean_of_sources(const std::vector<std::optional<double>>& losses
         by_samples += double(part.source->validation_samples()) * *losses[i];
         samples += double(part.source->validation_samples());
     }
+    if (samples == 0) return std::numeric_limits<double>::quiet_NaN();  // no source has a target
     return weights > 0 ? sum / weights : by_samples / samples;
 }
 
@@ -238,13 +243,18 @@ void Trainer::write_evaluation(int64_t step) {
     nlohmann::ordered_json event = {{"event", "eval"}, {"step", step}, {"loss", significant_digits(loss, dtype)}};
     std::string text;
     for (size_t i = 0; data_.is_mixture() && i < losses.size(); ++i) {
-        if (!losses[i]) continue;
         const std::string& name = data_.parts()[i].name;
+        if (!losses[i] && data_.parts()[i].source->validation_samples() > 0) {
+            text += fmt::format("{} {} no targets", text.empty() ? ":" : ",", name);
+            event["sources"][name] = nullptr;
+        }
+        if (!losses[i]) continue;
         text += fmt::format("{} {} {:.4f}", text.empty() ? ":" : ",", name, *losses[i]);
         event["sources"][name] = significant_digits(*losses[i], dtype);
     }
+    const std::string value = std::isnan(loss) ? "not known: all targets are ignored" : fmt::format("{:.4f}", loss);
     progress_.line(
-        fmt::format("          validation loss {:.4f} over {} sequences{}", loss, data_.validation_samples(), text));
+        fmt::format("          validation loss {} over {} sequences{}", value, data_.validation_samples(), text));
     metrics_.write(event);
 }
 

@@ -244,7 +244,9 @@ void CheckpointFolder::open_start(const TrainOptions& training, const ordered_js
     if (this_rank == 0) {
         const Dataset data(training.data, training.model.vocab, training.seq_len, training.val_fraction);
         if (json(fingerprint(data)) != start->json->value("data", json()))
-            usage_error("--data {}: is not the data of the checkpoint {} (use that)", training.data, folder);
+            usage_error("--data {}: is not the data of the checkpoint {}, of a run with --data {} (use that)",
+                        training.data, folder,
+                        start->json->value("flags", json::object()).value("data", std::string()));
     }
     for (size_t i = size_t(world.rank()); i < start->files.size(); i += size_t(world.size()))
         verify_file(*start, start->files[i], advice);

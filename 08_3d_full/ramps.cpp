@@ -22,7 +22,8 @@ void add_ramp_flags(Flags& flags, TrainOptions& o) {
 
 int64_t ramp_micro_batch(const TrainOptions& o, int64_t dp) {
     const int64_t unit = std::gcd(o.batch_ramp.from, o.batch_ramp.to);
-    return o.batch_ramp && dp > 0 && unit % dp == 0 ? unit / dp : 0;
+    if (!o.batch_ramp || dp < 1) return 0;
+    return unit % dp == 0 ? unit / dp : 1;
 }
 
 void check_ramps(const TrainOptions& o, const ParallelConfig& config) {

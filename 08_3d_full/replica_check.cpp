@@ -202,8 +202,10 @@ void check_replica_check(int64_t every, const LlamaConfig& model, const Parallel
     const Compared what = compared(model, config);
     if (what.weights || what.states || what.tp || what.stages) return;
     if (config.mesh.dp * config.mesh.cp == 1)
-        usage_error("--replica-check {}: no two ranks hold the same parameters; needs --dp, --cp or --tp above 1",
-                    every);
+        usage_error(
+            "--replica-check {}: no two ranks hold the same parameters; needs --dp, --cp or --tp above 1, or "
+            "--tied-embeddings on with --pp",
+            every);
     usage_error("--replica-check {}: --zero 3 keeps one copy of everything (try --hybrid-shard, or --zero 2)", every);
 }
 

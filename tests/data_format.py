@@ -27,8 +27,8 @@ class Tokenizer:
         tokenizer = Tokenizer()
         tokenizer.size = int(open(path).read())
         return tokenizer
-    def get_vocab_size(self):
-        return self.size
+    def get_vocab(self):
+        return {f"w{i}": i for i in range(self.size)}
     def encode(self, text, add_special_tokens=True):
         assert not add_special_tokens
         return Encoding([int(word[1:]) for word in text.split()])

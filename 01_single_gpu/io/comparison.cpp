@@ -45,6 +45,7 @@ struct Run {
     std::string dir;
     DType dtype = DType::f32;
     json flags;
+    double hidden = NAN;  // of the model
     std::vector<Step> steps;
 
     // The value of a flag, stored as text or as a number; NaN if there is none.
@@ -71,6 +72,9 @@ Run read_run(const std::string& dir) {
         usage_error("{}: is not a \"{}\" of version 1 or 2", path, kReferenceFormat);
     Run run{.dir = dir, .flags = file.value("flags", json::object())};
     if (!run.flags.is_object()) usage_error("{}: \"flags\" is not an object", path);
+    const json model = file.value("model", json());
+    const json hidden = model.is_object() ? model.value("hidden_size", json()) : json();
+    if (hidden.is_number()) run.hidden = hidden.get<double>();
     const json dtype = file.value("dtype", json("fp32"));
     if (dtype == "bf16")
         run.dtype = DType::bf16;
@@ -168,8 +172,9 @@ double spacing(DType dtype, double x) {
 // weight that was not updated.
 std::vector<Deviation> compare_updates(const Run& run_a, const Run& run_b, const FilePair& initial,
                                        const FilePair& gradients, const FilePair& after, DType dtype) {
-    const double lr = run_b.steps[0].lr, eps = run_b.flag("eps"), clip = run_b.flag("clip");
-    const bool explained = std::isfinite(lr) && std::isfinite(eps) && std::isfinite(clip);
+    const double step_lr = run_b.steps[0].lr, eps = run_b.flag("eps"), clip = run_b.flag("clip"),
+                 mup = run_b.flag("mup");
+    const bool explained = std::isfinite(step_lr) && std::isfinite(eps) && std::isfinite(clip);
     const auto direction = [&](double g, const Run& run) {
         const double factor = clip > 0 ? std::min(1.0, clip / (run.steps[0].grad_norm + 1e-6)) : 1;
         return g == 0 ? 0 : g / (std::abs(g) + eps / factor);
@@ -184,6 +189,9 @@ std::vector<Deviation> compare_updates(const Run& run_a, const Run& run_b, const
                      gb = read_doubles(gradients.b, name), x = read_doubles(after.a, name),
                      y = read_doubles(after.b, name);
         if (b0.size() != y.size() || ga.size() != y.size()) continue;
+        // muP: the matrices of the blocks have another learning rate.
+        const bool scaled = std::isfinite(mup) && name.find(".layers.") != name.npos && y.shape().size() == 2;
+        const double lr = scaled ? step_lr * mup / run_b.hidden : step_lr;
         double difference = 0, size = 0;
         for (int64_t i = 0; i < x.size(); ++i) {
             const double xi = x.data<double>()[i], yi = y.data<double>()[i];

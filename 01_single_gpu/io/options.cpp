@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "01_single_gpu/core/registry.h"
@@ -74,7 +75,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--document-token", o.document_token,
         "token that ends a document: positions restart behind it, and attention stops [default: none]", integer_from(0))
         .default_text("");
-    add_switch("--mask-document-ends", o.mask_document_ends, "ignore the target of the token that ends a document");
+    add_switch("--mask-document-ends", o.mask_document_ends,
+               "do not train to predict the first token of a document from the document token before it");
     add("--eval-every", o.eval_every, "steps between evaluations of the validation loss; 0: never", count0);
 
     add("--sample-every", o.sample_every, "steps between printed continuations of the prompt; 0: never", count0);
@@ -95,9 +97,9 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--beta2", o.beta2, "AdamW: decay rate of exp_avg_sq", real_number(0, 0.999999));
     add("--eps", o.eps, "AdamW: added to the denominator", positive);
     add("--clip", o.clip, "maximum gradient norm; 0: no clipping", positive0);
-    add("--z-loss", o.z_loss, "add this times the mean squared log of the softmax's denominator to the loss",
-        positive0);
-    add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for", count);
+    add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
+    add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
+        .default_text("");
     add_switch("--noise-scale", o.noise_scale, "measure the gradient noise scale: the critical batch size");
 
     group("Precision, memory");
@@ -127,6 +129,8 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--document-token {} is outside the vocabulary (must be at most {}; newline in text: 10)",
                     *o.document_token, o.model.vocab - 1);
     record("--tied-embeddings", o.model.tied ? "on" : "off");
+    if (!o.prompt.empty() && o.sample_every == 0 && values().value("generate", std::string("0")) == "0")
+        usage_error("--prompt: nothing continues it without --sample-every N");
     if (o.min_lr < 0) record("--min-lr", fmt::format("{}", o.min_lr = o.lr / 10));
     if (o.min_lr > o.lr) usage_error("--min-lr {} must be at most --lr {}", o.min_lr, o.lr);
     if (o.dtype == "fp64") {
