@@ -1,5 +1,6 @@
 #include "01_single_gpu/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -252,9 +253,11 @@ void Trainer::write_evaluation(int64_t step) {
         text += fmt::format("{} {} {:.4f}", text.empty() ? ":" : ",", name, *losses[i]);
         event["sources"][name] = significant_digits(*losses[i], dtype);
     }
-    const std::string value = std::isnan(loss) ? "not known: all targets are ignored" : fmt::format("{:.4f}", loss);
+    const bool known = std::any_of(losses.begin(), losses.end(), [](const auto& of_source) { return bool(of_source); });
+    const int64_t sequences = data_.validation_samples();
     progress_.line(
-        fmt::format("          validation loss {} over {} sequences{}", value, data_.validation_samples(), text));
+        known ? fmt::format("          validation loss {:.4f} over {} sequences{}", loss, sequences, text)
+              : fmt::format("          no validation loss: all targets of the {} sequences are ignored", sequences));
     metrics_.write(event);
 }
 
