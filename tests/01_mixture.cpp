@@ -6,6 +6,7 @@
 
 #include "01_single_gpu/io/data.h"
 #include "tests/files.h"
+#include "tests/shards.h"
 #include "tests/support.h"
 
 using namespace train70b;
@@ -143,6 +144,16 @@ TEST_CASE("names: the shortest ends of the paths that differ") {
     EXPECT(distinct_tails({"a/b/", "c/b"}) == Names{"a/b", "c/b"});
     EXPECT(distinct_tails({"t", "a/t"}) == Names{"t", "a/t"});
     EXPECT(distinct_tails({"/1/a/t", "/2/a/t"}) == Names{"1/a/t", "2/a/t"});
+}
+
+TEST_CASE("one source with masks makes a mixture with masks, wherever it stands") {
+    const Folder folder;
+    write_shard(folder / "plain.bin", random_tokens(300, 1));
+    write_shard(folder / "masked.bin", random_tokens(300, 2), random_mask(300, 2));
+    const std::string plain = folder / "plain.bin", masked = folder / "masked.bin";
+    EXPECT(Dataset(fmt::format("{}:0.5,{}:0.5", plain, masked), 256, 16, 0).has_masks());
+    EXPECT(Dataset(fmt::format("{}:0.5,{}:0.5", masked, plain), 256, 16, 0).has_masks());
+    EXPECT(!Dataset(plain, 256, 16, 0).has_masks());
 }
 
 TEST_CASE("several sources as one stream; one of weight 0 is held out wholly") {

@@ -105,6 +105,28 @@ TEST_CASE("AdamW: a parameter's lr_scale multiplies the update, not the weight d
     }
 }
 
+TEST_CASE("weight decay: of matrices only, not of biases and norms") {
+    std::vector<Param> params;
+    for (const char* name : {"model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.k_norm.weight",
+                             "model.layers.0.input_layernorm.weight", "model.norm.weight"})
+        params.push_back(make_param(name, {6}, 0));
+    params.push_back(make_param("model.layers.0.self_attn.q_proj.weight", {2, 3}, 1));
+    std::vector<Param*> list;
+    for (Param& param : params) list.push_back(&param);
+    const int64_t size = total_size(list);
+    const std::vector<double> before = randoms(size, 3);
+    bind_data(list, tensor(before, {size}, DType::f64));
+    bind_grads(list, tensor(std::vector<double>(size_t(size), 0.0), {size}, DType::f64));
+    AdamW(full_segments(list), {.weight_decay = 0.5}).update(1, 0.5, 1);
+    for (size_t i = 0; i < params.size(); ++i) {
+        std::vector<double> expected(before.begin() + 6 * int64_t(i), before.begin() + 6 * int64_t(i) + 6);
+        if (params[i].is_matrix())
+            for (double& x : expected) x *= 0.75;
+        INFO(params[i].name);
+        EXPECT(values(params[i].data) == expected);
+    }
+}
+
 TEST_CASE("initial values: a shard of any place holds its slice of the whole, to the last bit") {
     Param whole = make_param("model.layers.3.mlp.up_proj.weight", {37, 23}, 0.5);
     const auto initial = [](const Param& param, uint64_t seed, int64_t offset, Shape shape, DType dtype = DType::f32) {

@@ -293,25 +293,33 @@ TEST_CASE("generate continues the prompt by the count asked for; equal for equal
     EXPECT(std::equal(last.begin(), last.end(), all.begin() + 1));
 }
 
-TEST_CASE("generate draws from softmax(logits / 0.8)") {
+TEST_CASE("generate draws from softmax(logits / 0.8), of the prompt's last token, and of muP's scaled logits") {
     const Text text;
     TrainOptions o = tiny(text);
     o.model = {.name = "test", .layers = 1, .hidden = 8, .heads = 2, .kv_heads = 1, .ffn = 8, .vocab = 5};
     o.init_std = 1;
     std::ofstream(text.folder / "five.txt") << std::string(400, 1);
     o.data = text.folder / "five.txt";
-    Session session(o);
-    Llama& model = session.model;
-    Batch batch{.sequences = 1, .seq_len = 1};
-    batch.tokens = upload({2}, {1}, Device::cpu);
-    batch.positions = upload({0}, {1}, Device::cpu);
-    Tape tape{.recording = false};
-    std::vector<double> p = values(model.logits(tape, batch).data), seen(5);
-    double sum = 0;
-    for (double& value : p) sum += value = std::exp(value / 0.8);
-    constexpr int kDraws = 2000;
-    const Generator generator{model, *session.trainer.loop, session.trainer.groups, session.trainer.batches, 16};
-    for (int seed = 0; seed < kDraws; ++seed) ++seen[generator.generate({2}, 1, seed)[1]];
-    for (int i = 0; i < 5; ++i)  // four standard deviations
-        EXPECT(std::abs(seen[i] / kDraws - p[i] / sum) <= 4 * std::sqrt(p[i] / sum * (1 - p[i] / sum) / kDraws));
+    const std::vector<int32_t> prompt = {2, 0, 3};
+    for (const bool mup : {false, true}) {
+        if (mup) o.mup = 2;  // logits times 1/4
+        Session session(o);
+        Llama& model = session.model;
+        Batch batch{.sequences = 1, .seq_len = 3};
+        batch.tokens = upload(prompt, {3}, Device::cpu);
+        batch.positions = upload({0, 1, 2}, {3}, Device::cpu);
+        Tape tape{.recording = false};
+        const std::vector<double> logits = values(model.logits(tape, batch).data.row_slice(2, 3));
+        std::vector<double> p, seen(5);
+        double sum = 0;
+        for (const double logit : logits) {
+            p.push_back(std::exp((mup ? 0.25 : 1) * logit / 0.8));
+            sum += p.back();
+        }
+        constexpr int kDraws = 2000;
+        const Generator generator{model, *session.trainer.loop, session.trainer.groups, session.trainer.batches, 16};
+        for (int seed = 0; seed < kDraws; ++seed) ++seen[generator.generate(prompt, 1, seed)[3]];
+        for (int i = 0; i < 5; ++i)  // four standard deviations
+            EXPECT(std::abs(seen[i] / kDraws - p[i] / sum) <= 4 * std::sqrt(p[i] / sum * (1 - p[i] / sum) / kDraws));
+    }
 }

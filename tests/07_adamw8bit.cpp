@@ -237,3 +237,20 @@ TEST_CASE("pieces of a parameter, cut anywhere at blocks' ends: what the whole g
         wrong += columns.param.data<float>()[i] != all.param.data<float>()[i / 256 * cols + 256 + i % 256];
     EXPECT(wrong == 0);
 }
+
+TEST_CASE("a parameter's lr_scale multiplies the update, not the weight decay") {
+    const auto run = [](double lr_scale, double lr, double weight_decay, double gradient) {
+        Param matrix = make_param("matrix", {5, 7}, 1);
+        matrix.lr_scale = lr_scale;
+        bind_data({&matrix}, tensor(randoms(35, 1), {35}));
+        std::vector<double> grads = randoms(35, 2);
+        for (double& g : grads) g *= gradient;
+        bind_grads({&matrix}, tensor(grads, {35}));
+        AdamW8bit adamw(full_segments({&matrix}), {.weight_decay = weight_decay});
+        for (int step = 1; step <= 3; ++step) adamw.update(step, lr, 1);
+        return values(matrix.data);
+    };
+    EXPECT(run(0.125, 0.5, 0, 1) == run(1, 0.0625, 0, 1));  // powers of two: not a bit is lost
+    EXPECT(run(0.125, 0.5, 0.25, 0) == run(1, 0.5, 0.25, 0));
+    EXPECT(distance(run(0.125, 0.5, 0.25, 1), run(1, 0.5, 0.25, 1)) > 0.01);
+}

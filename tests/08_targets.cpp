@@ -24,7 +24,7 @@ struct Sources {
             write_shard(sparse, random_tokens(3000, 5), few);
         });
     }
-    std::string mixture() const { return fmt::format("{}:0.45,{}:0.35,{}:0.2", half, none, all); }
+    std::string mixture() const { return fmt::format("{}:0.2,{}:0.45,{}:0.35", all, half, none); }
 };
 
 TrainOptions shape(const std::string& data, const char* dtype = "fp64") {
