@@ -291,7 +291,8 @@ void Trainer::run() {
         last_number = std::min(last_number, control->last_step());
     }
     int64_t number = first;
-    if (!options_.dry_run) batches.start_reading(*groups.dp, first, last_number);
+    // A text is small and in the page cache: a thread that is woken in every step would cost more than it saves.
+    if (!options_.dry_run && !data_.is_text()) batches.start_reading(*groups.dp, first, last_number);
     const double start = now_seconds();
     StepReport last;
     for (bool goes_on = true; goes_on && number <= last_number; ++number) {
