@@ -48,10 +48,11 @@ void naive_all_reduce(Backend& peers, const Tensor& x) {
     for (int to = 1; to < peers.size(); ++to) send(peers, x, to);
 }
 
-// With N = 4, rank r sends segments r-1, r-2, r-3 in steps 0 to 2, each with everything added to it so far. The last
-// segment to arrive is r, by then the sum over all ranks.
 // tag::ring-reduce-scatter[]
 void ring_reduce_scatter(Backend& peers, const Tensor& x) {
+    // tag::lab-ring-all-reduce-reduce-scatter[]
+    // With N = 4, rank r sends segments r-1, r-2, r-3 in steps 0 to 2, each with everything added to it so far. The
+    // last segment to arrive is r, by then the sum over all ranks.
     const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
     const Tensor received = scratch_for(peers, x, x.size() / N + 1);
     for (int step = 0; step < N - 1; ++step) {
@@ -60,13 +61,16 @@ void ring_reduce_scatter(Backend& peers, const Tensor& x) {
         exchange(peers, segment(x, r - step - 1, N), next, theirs, previous);
         add_to(mine, theirs);
     }
+    // end::lab-ring-all-reduce-reduce-scatter[]
 }
 // end::ring-reduce-scatter[]
 
 void ring_all_gather(Backend& peers, const Tensor& x) {
+    // tag::lab-ring-all-reduce-all-gather[]
     const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
     for (int step = 0; step < N - 1; ++step)
         exchange(peers, segment(x, r - step, N), next, segment(x, r - step - 1, N), previous);
+    // end::lab-ring-all-reduce-all-gather[]
 }
 
 void ring_all_reduce(Backend& peers, const Tensor& x) {

@@ -1,6 +1,7 @@
 // All-reduce by every algorithm, and the ring's halves, against the definition on 1 to 8 ranks; bytes that are sent.
 #include "02_data_parallel/all_reduce.h"
 #include "tests/collectives.h"
+#include "tests/counting.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -8,35 +9,6 @@ using namespace train70b::test;
 namespace {
 
 constexpr int64_t kSizes[] = {1, 2, 3, 5, 7, 8, 13, 64, 257, 1000, 4099};  // fewer than ranks, odd, prime, whole
-
-// Counts what passes through.
-class Counting : public Backend {
-  public:
-    explicit Counting(Backend& inner) : inner_(inner) {}
-    const char* name() const override { return inner_.name(); }
-    int rank() const override { return inner_.rank(); }
-    int size() const override { return inner_.size(); }
-    std::unique_ptr<Backend> split(const std::vector<int>& colors) const override { return inner_.split(colors); }
-    RequestPtr on_side_stream(const std::function<void()>& body) override { return inner_.on_side_stream(body); }
-    RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag) override {
-        if (out) sent += out.bytes();
-        messages += out && out.size() > 0;
-        return inner_.exchange(out, to, in, from, tag);
-    }
-    RequestPtr all_reduce(const Tensor& x, Reduce reduce) override { return inner_.all_reduce(x, reduce); }
-    RequestPtr reduce_scatter(const Tensor& a, const Tensor& b) override { return inner_.reduce_scatter(a, b); }
-    RequestPtr all_gather(const Tensor& a, const Tensor& b) override { return inner_.all_gather(a, b); }
-    RequestPtr broadcast(const Tensor& x, int root) override { return inner_.broadcast(x, root); }
-    RequestPtr all_to_all(const Tensor& a, const Tensor& b) override { return inner_.all_to_all(a, b); }
-    void barrier() override { inner_.barrier(); }
-    std::vector<double> gather(const std::vector<double>& mine) override { return inner_.gather(mine); }
-    std::vector<std::string> gather_text(const std::string& mine) override { return inner_.gather_text(mine); }
-
-    int64_t sent = 0, messages = 0;
-
-  private:
-    Backend& inner_;
-};
 
 }  // namespace
 

@@ -1,0 +1,382 @@
+#!/usr/bin/env python3
+"""The labs of the course: write the body of a function, and have it graded.
+
+    bash docs/lab.sh list                     all labs, and what you have
+    bash docs/lab.sh start NAME [--again]     your file in build/lab/NAME/; --again begins anew
+    bash docs/lab.sh check NAME [--full]      compile it, link it in place of the course's own, print a score card;
+                                              --full: also the chapter's other tests
+    bash docs/lab.sh hint NAME [1|2|3]        the next hint, or this one
+    bash docs/lab.sh solution NAME            the course's own body, and how yours differs
+
+    --json    check: the score card as JSON     --build FOLDER    the build folder (build)
+
+Exit code: 0 full marks, 1 less, 2 nothing to grade (unknown lab, no build, a file that does not compile).
+
+A lab is a folder docs/labs/NAME with lab.json (its fields: docs/labs/README.md), task.md, hints.md (three sections
+`## 1` to `## 3`), grade.cpp (test cases of its own) and wrong/*.inc (bodies that must lose points: tests/labs.py). Its
+body lies in a .cpp file of a chapter, between `// tag::lab-NAME[]` and `// end::lab-NAME[]`.
+"""
+import argparse
+import difflib
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LABS = ROOT / "docs/labs"
+MARKER = re.compile(r"^\s*// (tag|end)::([a-z0-9-]+)\[\]\s*$")
+ROW_SECONDS = 10  # more is a hang
+
+
+class Refused(Exception):
+    """One line for the user; exit code 2."""
+
+
+# ---- a lab's own files ----
+
+def all_labs():
+    return sorted((json.loads(path.read_text())["chapter"], path.parent.name) for path in LABS.glob("*/lab.json"))
+
+
+class Lab:
+    def __init__(self, name, build):
+        names = [each for _, each in all_labs()]
+        if name not in names:
+            raise Refused(f"there is no lab {name}; the labs are: {', '.join(names)}")
+        self.name, self.build, self.of = name, build, LABS / name
+        self.about = json.loads((self.of / "lab.json").read_text())
+        self.folder = build / "lab" / name
+        self.source = ROOT / self.about["source"]  # of a puzzle: the file that `start` copies
+        self.file = self.folder / self.source.name
+        self.puzzle = "grader" in self.about
+
+    def show(self, path):
+        try:
+            return str(path.relative_to(pathlib.Path.cwd()))
+        except ValueError:
+            return str(path)
+
+    def task(self):
+        return (self.of / "task.md").read_text().strip()
+
+    def hints(self):
+        return [part.strip() for part in re.split(r"^## \d\n", (self.of / "hints.md").read_text(), flags=re.M)[1:]]
+
+    def tags(self):
+        return [name for name, _, _ in regions(self.source.read_text()) if self.owns(name)]
+
+    def owns(self, tag):
+        return tag == f"lab-{self.name}" or tag.startswith(f"lab-{self.name}-")
+
+    def blank(self):
+        """The shipped source with this lab's bodies removed, the task in the place of the first."""
+        if self.puzzle:
+            return self.source.read_text()
+        text, first = self.source.read_text(), True
+        for tag in self.tags():
+            indent = body_of(text, tag)[1]
+            lines = []
+            if first:
+                lines = [f"// LAB {self.name}", "//"] + [f"// {line}".rstrip() for line in self.task().split("\n")]
+            lines.append(self.about.get("blank", {}).get(tag) or
+                         f'CHECK(false, "lab {self.name}: a body that is not written yet");')
+            text = replace(text, tag, textwrap.indent("\n".join(lines), indent))
+            first = False
+        return text
+
+    def written(self):
+        if not self.file.is_file():
+            raise Refused(f"lab {self.name} has not been started: bash docs/lab.sh start {self.name}")
+        return self.file.read_text()
+
+
+def regions(text):
+    """[(name, line of its first line, line behind its last)], from 0."""
+    open_at, found = {}, []
+    for number, line in enumerate(text.split("\n")):
+        if marker := MARKER.match(line):
+            if marker[1] == "tag":
+                open_at[marker[2]] = number + 1
+            elif marker[2] in open_at:
+                found.append((marker[2], open_at.pop(marker[2]), number))
+    return sorted(found, key=lambda each: each[1])
+
+
+def body_of(text, tag):
+    """The lines of a region without the markers in it, and their indentation."""
+    for name, begin, end in regions(text):
+        if name == tag:
+            lines = [line for line in text.split("\n")[begin:end] if not MARKER.match(line)]
+            indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+            return "\n".join(lines), " " * indent
+    raise Refused(f"the markers // tag::{tag}[] and // end::{tag}[] are gone from the file: "
+                  "put them around your body again, or start --again")
+
+
+def replace(text, tag, body):
+    for name, begin, end in regions(text):
+        if name == tag:
+            lines = text.split("\n")
+            return "\n".join(lines[:begin] + body.split("\n") + lines[end:])
+    raise Refused(f"no region {tag}")
+
+
+# ---- compile and run ----
+
+def compile_target(lab, target):
+    """None, or the compiler's first error."""
+    if not (lab.build / "CMakeCache.txt").is_file():
+        raise Refused(f"{lab.show(lab.build)} is no build folder: run `bash tests/setup.sh` first")
+    done = subprocess.run(["cmake", "--build", str(lab.build), "-j", str(os.cpu_count()), "--target", target],
+                          capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    lines = (done.stdout + done.stderr).split("\n")
+    if any("unknown target" in line or "No rule to make target" in line for line in lines):
+        raise Refused(f"{lab.show(lab.build)} does not know this lab: run `cmake -S . -B {lab.show(lab.build)}` again")
+    for number, line in enumerate(lines):
+        if re.search(r":\d+: (fatal )?error: ", re.sub(r":\d+:\d+: ", ":0: ", line)):
+            shown = [re.sub(rf"^\S*{re.escape(lab.file.name)}(?=:)", lab.show(lab.file), line)]
+            shown += [each for each in lines[number + 1:number + 3] if re.match(r"\s*(\d+ )?\|", each.strip() and each)]
+            return "\n".join(shown)
+    for line in lines:
+        if "undefined reference" in line or "multiple definition" in line:
+            return "linker: " + re.sub(r"^.*?: (?=undefined|multiple)", "", line)
+    return next((line for line in lines if "error" in line.lower()), lines[-1])
+
+
+def environment():
+    return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
+            "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "GOMP_SPINCOUNT": "1000"}
+
+
+def run(command, seconds=ROW_SECONDS):
+    """(exit code or None after `seconds`, its output)"""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+                               env=environment(), start_new_session=True)
+    try:
+        output = process.communicate(timeout=seconds)[0]
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return None, process.communicate()[0]
+
+
+def first_failure(output):
+    """The line of a test's output that says most."""
+    lines = output.split("\n")
+    for pattern in (r"^rank \d+.*", r".*ERROR: .*", r"\s+rank \d+: .*"):
+        for number, line in enumerate(lines):
+            if re.match(pattern, line):
+                values = [each.strip() for each in lines[number + 1:number + 3] if "values:" in each]
+                text = " ".join([re.sub(r"^\S+:\d+: ", "", line).strip()] + values)
+                return text if len(text) < 300 else text[:297] + "..."
+    return ""
+
+
+def run_row(lab, row, program):
+    """A row of the score card."""
+    cases = row["cases"]
+    command = [str(program), "-tc=" + ",".join(case.replace(",", "\\,") for case in cases)]
+    if row.get("ranks"):
+        command = ["mpirun", "--oversubscribe", "-q", "-np", str(row["ranks"])] + command
+    code, output = run(command)
+    card = {"row": row["row"], "points": 0, "of": row["points"], "lesson": row["lesson"]}
+    measured = [json.loads(line[5:]) for line in output.split("\n") if line.startswith("lab: {")]
+    card["measured"] = [{key: value for key, value in each.items() if key != "remark"} for each in measured]
+    ran = re.search(r"test cases: +(\d+)", output)
+    if code == 0 and ran and int(ran[1]) < len(cases):
+        raise Refused(f"lab {lab.name}, {row['row']}: the program has {ran[1]} of the {len(cases)} test cases {cases}")
+    if code == 0 and ran:
+        return {**card, "points": row["points"]}
+    remarks = [each["remark"] for each in measured if not each["good"] and each["remark"]]
+    if code is None:
+        card["hung"] = True
+        card["found"] = f"did not end within {ROW_SECONDS} s: a rank waits for a message that no rank sends"
+    elif code in (139, -11, 136, -8, 134, -6) and not first_failure(output):
+        card["found"] = f"ended by a signal (exit code {code}): an access outside of a tensor, or a tensor without data"
+    else:
+        card["found"] = first_failure(output) or f"ended with exit code {code}"
+    card["remark"] = remarks[0] if remarks else row.get("remark", "")
+    return card
+
+
+def graded_by_script(lab):
+    done = subprocess.run([sys.executable, str(lab.of / lab.about["grader"]), str(lab.build), str(lab.file)],
+                          capture_output=True, text=True, env=environment(), cwd=ROOT)
+    if done.returncode == 2:
+        raise Refused(done.stderr.strip())
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout)
+
+
+def grade(lab, full):
+    """The score card: {"lab", "points", "of", "rows", "seconds"} or {"lab", "error"}."""
+    began = time.monotonic()
+    text = lab.written()
+    card = {"lab": lab.name, "points": 0, "of": 0, "rows": []}
+    rows = lab.about["rows"] if not lab.puzzle else []
+    if text == lab.blank():
+        line = 1 + next((number for number, each in enumerate(text.split("\n")) if f"LAB {lab.name}" in each), 0)
+        card["error"] = f"nothing is written yet: the task is in {lab.show(lab.file)}, line {line}"
+        card["of"] = sum(row["points"] for row in rows)
+        return card
+    if lab.puzzle:
+        card["rows"] = graded_by_script(lab)
+    else:
+        for tag in lab.tags():
+            body_of(text, tag)  # the markers are still there
+        target = "lab_" + lab.name.replace("-", "_")
+        if error := compile_target(lab, target):
+            return {**card, "error": error, "compiles": False}
+        hung = None
+        for row in rows:
+            if hung:
+                card["rows"].append({"row": row["row"], "points": 0, "of": row["points"], "lesson": row["lesson"],
+                                     "found": f"not run, because \"{hung}\" did not end"})
+                continue
+            card["rows"].append(run_row(lab, row, lab.build / "bin" / target))
+            hung = row["row"] if card["rows"][-1].get("hung") else None
+        if full and not hung:
+            for test in lab.about["full"]:
+                if error := compile_target(lab, f"{target}_{test['test']}"):
+                    return {**card, "error": error, "compiles": False}
+                command = [str(lab.build / "bin" / f"{target}_{test['test']}")]
+                if test.get("ranks"):
+                    command = ["mpirun", "--oversubscribe", "-q", "-np", str(test["ranks"])] + command
+                code, output = run(command, 300)
+                found = {} if code == 0 else {"found": first_failure(output) or f"exit code {code}"}
+                card["rows"].append({"row": f"tests/{test['test']}.cpp", "points": 0, "of": 0, "passed": code == 0,
+                                     "lesson": lab.about["lesson"], **found})
+    card["points"] = sum(row["points"] for row in card["rows"])
+    card["of"] = sum(row["of"] for row in card["rows"])
+    card["seconds"] = round(time.monotonic() - began, 1)
+    return card
+
+
+def complete(card):
+    return "error" not in card and card["points"] == card["of"] and all(row.get("passed", True) for row in card["rows"])
+
+
+# ---- what the user sees ----
+
+def number(value):
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def print_card(card):
+    print(f"lab {card['lab']}")
+    if "error" in card:
+        return print(card["error"])
+    wide = max(len(row["row"]) for row in card["rows"])
+    for row in card["rows"]:
+        marks = f"{row['points']:2d} of {row['of']:2d}" if row["of"] else "passed  " if row["passed"] else "FAILED  "
+        shown = [f"{each['what']}: {number(each['got'])}" + (f" {each['unit']}" if each["unit"] else "") +
+                 ("" if each["good"] else f", expected {number(each['expected'])}") + f" = {each['formula']}"
+                 for each in row.get("measured", [])]
+        if row.get("found") and not any(not each["good"] for each in row.get("measured", [])):
+            shown.insert(0, row["found"])
+        print(f"  {row['row']:<{wide}}  {marks}  {shown[0] if shown else ''}".rstrip())
+        for line in shown[1:]:
+            print(f"  {'':<{wide}}            {line}")
+        if row["points"] < row["of"] or not row.get("passed", True):
+            for line in textwrap.wrap(row.get("remark", ""), 96):
+                print(f"  {'':<{wide}}            {line}")
+            print(f"  {'':<{wide}}            read: {row['lesson']}")
+    print(f"  {card['points']} of {card['of']} points, {card['seconds']} s")
+
+
+def list_labs(build):
+    for chapter, name in all_labs():
+        lab = Lab(name, build)
+        state = ""
+        if lab.file.is_file():
+            last = lab.folder / "card.json"
+            card = json.loads(last.read_text()) if last.is_file() else None
+            state = f"{card['points']} of {card['of']} points" if card else "started"
+        print(f"{chapter:02d}  {name:<22} {lab.about['minutes']:>3} min  {lab.about['title']:<60} {state}".rstrip())
+
+
+def start(lab, again):
+    if lab.file.exists() and not again:
+        raise Refused(f"{lab.show(lab.file)} exists: --again replaces it")
+    lab.folder.mkdir(parents=True, exist_ok=True)
+    for name in ("card.json", "hints"):
+        (lab.folder / name).unlink(missing_ok=True)
+    text = lab.blank()
+    lab.file.write_text(text)
+    line = 1 + next((number for number, each in enumerate(text.split("\n")) if f"LAB {lab.name}" in each), 0)
+    print(f"{lab.about['title']} (chapter {lab.about['chapter']:02d}, about {lab.about['minutes']} minutes)\n")
+    print(lab.task())
+    print(f"\nlesson  {lab.about['lesson']}\nfile    {lab.show(lab.file)}, line {line}\n"
+          f"check   bash docs/lab.sh check {lab.name}")
+
+
+def hint(lab, which):
+    hints, seen = lab.hints(), lab.folder / "hints"
+    count = int(seen.read_text()) if seen.is_file() else 0
+    which = which or min(count + 1, len(hints))
+    if not 1 <= which <= len(hints):
+        raise Refused(f"lab {lab.name} has hints 1 to {len(hints)}")
+    if lab.folder.is_dir():
+        seen.write_text(str(max(which, count)))
+    print(f"hint {which} of {len(hints)}\n\n{hints[which - 1]}")
+
+
+def solution(lab):
+    if lab.puzzle:
+        return print((lab.of / "solution.md").read_text().strip())
+    text = lab.source.read_text()
+    mine = lab.file.read_text() if lab.file.is_file() else None
+    for tag in lab.tags():
+        body = body_of(text, tag)[0]
+        print(f"{lab.about['source']}, {tag}:\n\n{body}\n")
+        if mine is not None:
+            difference = list(difflib.unified_diff(body_of(mine, tag)[0].split("\n"), body.split("\n"), "yours",
+                                                   "the course's", lineterm="", n=1))
+            print("\n".join(difference) if difference else "yours is the same", "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="lab.sh", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("list", "start", "check", "hint", "solution"))
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("number", nargs="?", type=int)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    build = arguments.build.resolve()
+    try:
+        if arguments.verb == "list":
+            return list_labs(build)
+        if not arguments.name:
+            raise Refused(f"which lab? {', '.join(name for _, name in all_labs())}")
+        lab = Lab(arguments.name, build)
+        if arguments.verb == "start":
+            return start(lab, arguments.again)
+        if arguments.verb == "hint":
+            return hint(lab, arguments.number)
+        if arguments.verb == "solution":
+            return solution(lab)
+        card = grade(lab, arguments.full)
+    except Refused as refused:
+        print(f"lab.sh: {refused}", file=sys.stderr)
+        return 2
+    if card.get("compiles", True):
+        (lab.folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
+    print(json.dumps(card, indent=1)) if arguments.json else print_card(card)
+    return 0 if complete(card) else 1 if card.get("compiles", True) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Holds the labs to what they promise (docs/labs): the blank file gets nothing and a line that helps, the shipped body
+full marks, and each wrong body loses the marks that lab.json says, no others, with its remark.
+
+    python3 tests/labs.py BUILD_FOLDER [NAME ...]
+
+Two labs per commit; all of them with tests/run.sh --all (TRAIN70B_TEST_SLICE, tests/support.h). What a student has
+written in BUILD_FOLDER/lab is put aside and back.
+"""
+import contextlib
+import io
+import os
+import pathlib
+import shutil
+import sys
+import textwrap
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs/labs"))
+import lab as labs  # noqa: E402
+
+
+class Verdicts:
+    def __init__(self):
+        self.failed = 0
+
+    def __call__(self, what, wrong, seconds):
+        self.failed += bool(wrong)
+        print(f"{'FAILED' if wrong else 'ok    '} {what} ({seconds:.1f} s)" + (f": {wrong}" if wrong else ""), flush=True)
+
+
+def card_text(card):
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        labs.print_card(card)
+    return " ".join(text.getvalue().split())
+
+
+def with_body(lab, text):
+    """The shipped file with the regions of `text`, or with `text` as the body of its only region."""
+    shipped = lab.source.read_text()
+    found = labs.regions(text)
+    if not found:
+        return labs.replace(shipped, lab.tags()[0], textwrap.indent(text.rstrip("\n"), "    "))
+    for tag, begin, end in found:
+        shipped = labs.replace(shipped, tag, "\n".join(text.split("\n")[begin:end]))
+    return shipped
+
+
+def blank_fails(lab):
+    card = labs.grade(lab, False)
+    if card["points"] != 0 or labs.complete(card) or "nothing is written yet" not in card.get("error", ""):
+        return f"the blank file: {card_text(card)}"
+    # The blank body also fails where it is compiled: one written region of two, or a comment added.
+    if lab.puzzle:
+        return ""
+    lab.file.write_text(lab.blank() + "// begun\n")
+    card = labs.grade(lab, False)
+    if card["points"] == card["of"] or not any("not written yet" in row.get("found", "") or "not written yet" in
+                                               row.get("remark", "") for row in card["rows"]):
+        return f"the blank body: {card_text(card)}"
+    return ""
+
+
+def shipped_passes(lab):
+    lab.file.write_text((lab.of / "solution.txt" if lab.puzzle else lab.source).read_text())
+    card = labs.grade(lab, False)
+    return "" if labs.complete(card) and card["points"] > 0 else card_text(card)
+
+
+def wrong_fails(lab, name, promise):
+    text = (lab.of / "wrong" / f"{name}.inc").read_text()
+    lab.file.write_text(text if lab.puzzle else with_body(lab, text))
+    card = labs.grade(lab, False)
+    shown = card_text(card)
+    lost = [row["row"] for row in card["rows"] if row["points"] < row["of"]]
+    if "error" in card or lost != promise["loses"] or not 0 < card["points"] < card["of"]:
+        return f"loses {lost}, not {promise['loses']}: {shown}"
+    return "" if promise["says"] in shown else f"does not say \"{promise['says']}\": {shown}"
+
+
+def check_lab(lab, verdict):
+    if len(lab.hints()) != 3:
+        verdict(f"{lab.name}: hints", f"{len(lab.hints())} hints, not 3", 0)
+    if len(lab.about["wrong"]) < 3:
+        verdict(f"{lab.name}: wrong bodies", f"{len(lab.about['wrong'])}, not 3", 0)
+    lab.folder.mkdir(parents=True, exist_ok=True)
+    lab.file.write_text(lab.blank())
+    steps = [("blank", lambda: blank_fails(lab)), ("shipped", lambda: shipped_passes(lab))]
+    steps += [(f"wrong: {name}", lambda name=name, promise=promise: wrong_fails(lab, name, promise))
+              for name, promise in lab.about["wrong"].items()]
+    for what, step in steps:
+        began = time.monotonic()
+        try:
+            wrong = step()
+        except labs.Refused as refused:
+            wrong = str(refused)
+        verdict(f"{lab.name}, {what}", wrong, time.monotonic() - began)
+
+
+def main():
+    build, names = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:]
+    share = os.environ.get("TRAIN70B_TEST_SLICE", "0")
+    every = [name for _, name in labs.all_labs()]
+    chosen = names or [name for i, name in enumerate(every) if share == "all" or i % 8 == int(share) % 8]
+    verdict = Verdicts()
+    for name in chosen:
+        lab, aside = labs.Lab(name, build), build / "lab" / f"{name}.aside"
+        if lab.folder.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            lab.folder.rename(aside)
+        try:
+            check_lab(lab, verdict)
+        finally:
+            shutil.rmtree(lab.folder, ignore_errors=True)
+            if aside.exists():
+                aside.rename(lab.folder)
+    print(f"{verdict.failed} failures" if verdict.failed else f"{len(chosen)} of {len(every)} labs are graded as promised")
+    return 1 if verdict.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
