@@ -2,7 +2,8 @@
 """Holds the lessons (README.md, */README.md, docs/*.md, docs/results/*.md) to the code; exit code 1, FILE:LINE and the
 difference where they disagree.
 
-    python3 tests/lessons.py BIN_FOLDER [--write] [--run]        --run: also what programs print (slow)
+    python3 tests/lessons.py BIN_FOLDER [FILE.md ...] [--write] [--run]
+                                                  FILE.md: only these lessons; --run: also what programs print (slow)
     python3 tests/lessons.py --self-test
 
 snippets   `<!-- cut: FILE NAME -->` before a fence: it is the region of FILE between the lines `// tag::NAME[]` and
@@ -15,6 +16,8 @@ printed    `<!-- prints: COMMAND -->` before a fence: with --run, the lines of C
            --write prints the fence anew.
 links      relative ones lead to files; a `name` in a table row of "The code" stands in a file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
+exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
+           Answer), with text in it; its commands are checked like all others.
 traps      each item of a section "Traps" names `tests/NN_x.cpp: "test case"` (or a script's case) that exists.
 """
 import argparse
@@ -91,12 +94,13 @@ class Lessons:
     def error(self, path, line, message):
         self.errors.append(f"{path.relative_to(self.root)}:{line}: {message}")
 
-    def check(self, write=False, run=False):
+    def check(self, write=False, run=False, only=()):
         for path in self.sources():
             self.check_markers(path)
         for pattern in ("README.md", "*/README.md", "docs/*.md", "docs/results/*.md"):
             for path in sorted(self.root.glob(pattern)):
-                self.check_lesson(path, write, run)
+                if not only or path in only:
+                    self.check_lesson(path, write, run)
         for picture in sorted(self.root.glob("docs/results/*.png")):
             self.check_picture(picture)
         return self.errors
@@ -255,7 +259,27 @@ class Lessons:
                 elif case not in test_cases(self.root / file):
                     self.error(path, number, f"{file} has no test case \"{case}\"")
 
+    def check_exercises(self, path, text):
+        section, items, expected = False, [], 1  # [line, text]
+        for number, line in enumerate(text.split("\n"), 1):
+            section = line == "## Exercises" if line.startswith("## ") else section
+            if section and (item := re.match(r"(\d+)\. ", line)):
+                if int(item[1]) != expected:
+                    self.error(path, number, f"exercise {item[1]}, where {expected} was expected")
+                items.append([number, ""])
+                expected = int(item[1]) + 1
+            if section and items:
+                items[-1][1] += line + "\n"
+        for number, item in items:
+            answer = re.search(r"^   <details><summary>(?:Hint|Answer)</summary>$(.*?)^   </details>$", item,
+                               re.M | re.S)
+            if not answer or item.count("<details>") != 1 or item.count("</details>") != 1:
+                self.error(path, number, "this exercise has no <details><summary>Hint</summary>, or it is not closed")
+            elif not re.match(r"\n\n.*\w.*\n\n$", answer[1], re.S):
+                self.error(path, number, "the answer of this exercise is empty, or no empty lines surround its text")
+
     def check_lesson(self, path, write, run):
+        self.check_exercises(path, path.read_text())
         blocks, section, changes = parse(path.read_text()), "", []
         for block in blocks:
             template = any(name == "template" for name, _, _ in block.directives)
@@ -289,6 +313,7 @@ class Lessons:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", nargs="?", type=pathlib.Path, help="folder of the programs")
+    parser.add_argument("files", nargs="*", type=pathlib.Path, help="only these lessons [default: all]")
     parser.add_argument("--write", action="store_true", help="rewrite the fences that differ")
     parser.add_argument("--run", action="store_true", help="also run the commands whose output is shown")
     parser.add_argument("--self-test", action="store_true", help="check the checks on a miniature of this repository")
@@ -299,7 +324,11 @@ def main():
     if not arguments.bin:
         parser.error("which folder of programs?")
     lessons = Lessons(pathlib.Path(__file__).resolve().parents[1], arguments.bin.resolve())
-    errors = lessons.check(arguments.write, arguments.run)
+    only = [file.resolve() for file in arguments.files]
+    for file in only:
+        if file.suffix != ".md" or not file.is_file():
+            parser.error(f"{file} is no lesson")
+    errors = lessons.check(arguments.write, arguments.run, only)
     for path in lessons.written:
         print(f"wrote {path}")
     for error in errors:

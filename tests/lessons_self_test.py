@@ -50,6 +50,29 @@ MINIATURE = {
         ## Traps
         1. *One.* Nothing breaks.
            `tests/03_zero.cpp: "the ledger: each stage counts"`
+
+        ## Exercises
+
+        1. What does stage 2 print?
+
+           <details><summary>Answer</summary>
+
+           Read the line:
+
+               build/bin/03_zero --zero 3
+
+           </details>
+
+        2. Write stage 4.
+
+           <details><summary>Hint</summary>
+
+           Begin with stage 3.
+
+           </details>
+
+        ## References
+        1. Nobody
         """)}
 
 # (what is changed, in which file, from, to, and what has to be said about it)
@@ -78,6 +101,12 @@ MUTATIONS = [
     ("a trap without a test", "03_zero/README.md", "   `tests/03_zero.cpp: \"the ledger: each stage counts\"`\n", "",
      "this trap names no test"),
     ("a trap with a missing test", "03_zero/README.md", "stage counts", "stage measures", "has no test case"),
+    ("an exercise without an answer", "03_zero/README.md", "Hint", "Note", "this exercise has no <details>"),
+    ("an answer that is not closed", "03_zero/README.md", "stage 3.\n\n   </details>", "stage 3.", "it is not closed"),
+    ("an empty answer", "03_zero/README.md", "   Begin with stage 3.\n\n", "", "the answer of this exercise is empty"),
+    ("an exercise that is left out", "03_zero/README.md", "2. Write", "3. Write", "exercise 3, where 2"),
+    ("a wrong command in an answer", "03_zero/README.md", "       build/bin/03_zero --zero 3",
+     "       build/bin/03_zero --zer 3", "03_zero has no --zer,"),
     ("a picture without data", "docs/results/a.png", None, None, "b.png:1: a picture without its CSV"),
     ("a wrong flag in a CSV", "docs/results/a.csv", "--zero 3", "--stage 3", "a.csv:2: 03_zero has no --stage"),
     ("another printed number", "bin/03_zero", "100 ", "101 ", "+1       101     2.50 ms"),
