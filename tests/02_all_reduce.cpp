@@ -34,7 +34,7 @@ TEST_CASE("all-reduce, every algorithm: exact sums of every dtype, any size, 1 t
 }
 
 TEST_CASE("an unknown algorithm is a usage error that lists the known ones") {
-    EXPECT_USAGE_ERROR(world().use("tree"), "--all-reduce tree: unknown; must be one of library naive ring");
+    EXPECT_USAGE_ERROR(world().use("star"), "--all-reduce star: unknown; must be one of library naive ring");
     EXPECT_USAGE_ERROR(make_comm(make_fake_backend(0, 4), {.all_reduce = "rings"}), "--all-reduce rings: unknown");
 }
 

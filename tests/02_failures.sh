@@ -74,7 +74,7 @@ refused "a batch that does not divide into micro-batches" 2 "--global-batch 12|-
 refused "staged on the CPU" 2 "--comm staged|use --comm mpi" --device cpu --comm staged
 refused "nccl on the CPU" 2 "--comm nccl|use --comm mpi" --device cpu --comm nccl
 refused "unknown backend" 2 "--comm|smoke|auto|nccl|staged|fake" --comm smoke
-refused "unknown all-reduce" 2 "--all-reduce|tree|ring|halving" --all-reduce tree
+refused "unknown all-reduce" 2 "--all-reduce|star|ring|halving" --all-reduce star
 refused "no time at all" 2 "--comm-timeout|0|must be a number > 0" --comm-timeout 0
 refused "negative buckets" 2 "--bucket-mb|-1" --bucket-mb -1
 refused "overlap neither on nor off" 2 "--overlap|maybe|on|off" --overlap maybe
