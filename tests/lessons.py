@@ -14,6 +14,7 @@ commands   build/bin/, mpirun, bash, python3, cmake, ctest, in code or inline: c
 printed    `<!-- prints: COMMAND -->` before a fence: with --run, the lines of COMMAND's output from the fence's first
            line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a decimal point may differ.
            --write prints the fence anew.
+figures    `measured`, `not measured` and `ask` belong to docs/predict.py.
 links      relative ones lead to files; a `name` in a table row of "The code" stands in a file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
@@ -23,18 +24,16 @@ traps      each item of a section "Traps" names `tests/NN_x.cpp: "test case"` (o
 import argparse
 import dataclasses
 import difflib
-import os
 import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import textwrap
 
-from lessons_commands import COMMAND, LOOP, Commands, mpi_environment, test_cases
+from lessons_commands import COMMAND, LOOP, Commands, mpi_environment, test_cases, working_folder
 
 MARKER = re.compile(r"^\s*(?://|#) (tag|end)::([a-z0-9_-]+)\[\]\s*$")
-DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times): (.*?) -->\s*$")
+DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times|measured|not measured|ask): (.*)$")
 FENCE = re.compile(r"^\s*(```+|~~~+)(\w*)\s*$")
 SOURCES = {".h", ".cpp", ".inc", ".cu", ".cuh", ".py", ".sh", ".txt"}
 @dataclasses.dataclass
@@ -57,9 +56,11 @@ def parse(text):
 
     while i < len(lines):
         directive, fence = DIRECTIVE.match(lines[i]), FENCE.match(lines[i])
-        if directive:
-            directives.append((directive[1], directive[2], i + 1))
-            i += 1
+        if directive:  # to the line that ends with -->
+            end = next((k for k in range(i, len(lines)) if lines[k].rstrip().endswith("-->")), len(lines) - 1)
+            text = "\n".join([directive[2], *lines[i + 1:end + 1]]).rstrip().removesuffix("-->").rstrip()
+            directives.append((directive[1], text, i + 1))
+            i = end + 1
         elif fence:
             end = next((k for k in range(i + 1, len(lines)) if lines[k].strip() == fence[1]), len(lines))
             take("fence", i + 1, end, fence[2])
@@ -176,12 +177,7 @@ class Lessons:
 
     def output(self, command):
         """The lines that a command prints, run in a folder that looks like the repository's root."""
-        with tempfile.TemporaryDirectory() as folder:
-            for entry in self.root.iterdir():
-                if entry.name not in ("build", ".git"):
-                    os.symlink(entry, pathlib.Path(folder, entry.name))
-            pathlib.Path(folder, "build").mkdir()
-            os.symlink(self.bin, pathlib.Path(folder, "build/bin"))
+        with working_folder(self.root, self.bin) as folder:
             done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True,
                                   env=mpi_environment())
         if done.returncode != 0:
@@ -293,7 +289,7 @@ class Lessons:
                     if run:
                         changes.append((block, self.prints(path, block, text, line, name == "prints times")))
                 elif not block.lines:
-                    self.error(path, line, "template: nothing behind it")
+                    self.error(path, line, f"{name}: nothing behind it")
             for line, command in self.commands(block):
                 self.check_command(path, line, command, block.lines, template)
             if block.kind == "text":

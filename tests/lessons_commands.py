@@ -1,8 +1,11 @@
 """The commands of the lessons, for tests/lessons.py: what of them exists, and whether they can be pasted."""
+import contextlib
 import os
+import pathlib
 import re
 import shlex
 import subprocess
+import tempfile
 
 COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:build/bin/|(?:mpirun|srun|bash|python3|cmake|ctest) )")
 LOOP = re.compile(r"^for (\w+) in ([^;]*); do\b ?(.*?)(?:; done)?$")
@@ -51,6 +54,18 @@ class Program:
 def mpi_environment():
     return dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                 OMPI_MCA_btl_vader_single_copy_mechanism="none", OMPI_MCA_rmaps_base_oversubscribe="1")
+
+
+@contextlib.contextmanager
+def working_folder(root, programs):
+    """An empty folder that looks like the repository's root, for commands that write files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in root.iterdir():
+            if entry.name not in ("build", ".git"):
+                os.symlink(entry, pathlib.Path(folder, entry.name))
+        pathlib.Path(folder, "build").mkdir()
+        os.symlink(programs, pathlib.Path(folder, "build/bin"))
+        yield folder
 
 
 def test_cases(file):

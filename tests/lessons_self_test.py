@@ -43,6 +43,8 @@ MINIATURE = {
         ```
 
         ## The code
+        <!-- ask: predict.py's, on
+             two lines -->
         | file | see |
         |---|---|
         | [zero.cpp](zero.cpp) | `gather` |

@@ -1,0 +1,487 @@
+#!/usr/bin/env python3
+"""Predict, then run: asks the questions of a chapter, runs its commands, and scores the answers.
+
+    python3 docs/predict.py 05 [--question N] [--build build] [--list]     --list: the questions only, runs nothing
+    python3 docs/predict.py 05 --answers FILE [--json]                     one answer per line, for a teacher's script
+    python3 docs/predict.py --check [NN ...] [--write] [--all]             every printed number against its command
+
+An answer is a number: 4096, 1.5 MB (10^6), 1.5 MiB (2^20), 27%, 3/16 (of what the table's first row has, where the
+figure is in bytes or a count), `same` (as the first row's). `?`, an empty line or the end of the input skips the
+question. Points: 10 for an exact answer (to 0.1%), 7 within 10%, 4 within a factor of 2, 1 for the right direction
+from the first row's figure; where it is the same as the first row's, 10 or 0.
+
+Questions, figures and their commands stand in the READMEs, in comments above the tables (tests/lessons_figures.py has
+the syntax). --check runs all those commands and compares: bytes and counts exactly, losses to the printed digits and
+5e-6 (another CPU's matrix products round differently), times not at all. It ends with how many rows were checked, how
+many were left out, and why; exit code 1, with FILE:LINE and both numbers, if a figure is stale; --write corrects it in
+the README. --all also runs what takes minutes; --slice only an eighth of the commands, the one that
+TRAIN70B_TEST_SLICE says (tests/support.h). Bad input ends with exit code 2.
+"""
+import argparse
+import collections
+import dataclasses
+import fractions
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from lessons import Lessons  # noqa: E402
+from lessons_commands import Commands  # noqa: E402
+from lessons_figures import FigureError, Readme, Runner, numbers  # noqa: E402
+
+UNITS = {"": 1, "b": 1, "bytes": 1, "k": 1e3, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20,
+         "gib": 2**30, "m": 1e6, "g": 1e9, "million": 1e6, "thousand": 1e3}
+LEVELS = [(10, "exact"), (7, "within 10%"), (4, "within a factor of 2"), (1, "the right direction"), (0, "missed")]
+SKIPPED = ("?", "")
+
+
+class UsageError(Exception):
+    pass
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+def parse_answer(text):
+    """(kind, number): kind is "same", "%", "/", "bytes" or "number"; None: skipped."""
+    text = text.strip().lower().replace(",", "").replace("−", "-")
+    if text in SKIPPED:
+        return None
+    if text in ("same", "the same"):
+        return "same", 0.0
+    fraction = re.fullmatch(r"(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)", text)
+    if fraction and float(fraction[2]):
+        return "/", float(fractions.Fraction(fraction[1]) / fractions.Fraction(fraction[2]))
+    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(%|[a-z]*)", text)
+    if match and match[2] == "%":
+        return "%", float(match[1]) / 100
+    if match and match[2] in UNITS:
+        return "bytes" if "b" in match[2] else "number", float(match[1]) * UNITS[match[2]]
+    raise UsageError(f"\"{text}\" is no number; valid: 4096, 1.5 MB, 2 GiB, 27%, 3/16, same, or ? to skip")
+
+
+@dataclasses.dataclass
+class Asked:
+    """A question with what the README prints about it."""
+    number: int
+    question: object
+
+    @property
+    def figure(self):
+        return self.question.figure
+
+    @property
+    def printed(self):
+        return numbers(self.figure.text)[self.question.index]
+
+    @property
+    def is_percent(self):
+        printed = self.printed
+        return self.figure.text[printed.begin + len(printed.text):].lstrip().startswith("%")
+
+    @property
+    def scale(self):
+        """(name, bytes) of the figure's unit, where the question says that it is GB or MB."""
+        unit = re.search(r"\b[GM]B\b", self.question.text)
+        if not unit or self.is_percent or self.printed.value > 1e5:
+            return "", 1.0
+        return unit[0], UNITS[unit[0].lower()]
+
+    @property
+    def first(self):
+        """What the same column has in the table's first row: known to the reader. None: nothing."""
+        first = self.figure.first
+        if not first or first is self.figure or first.left_out:
+            return None
+        found = numbers(first.text)
+        return found[self.question.index].value if self.question.index < len(found) else None
+
+    def value(self, answer):
+        """The answer in the figure's unit."""
+        kind, value = answer
+        if kind == "bytes":
+            return value / self.scale[1]
+        if kind == "same":
+            if self.first is None:
+                raise UsageError("\"same\" as what? This question has no first row to compare with")
+            return self.first
+        if kind == "number":
+            return value
+        if self.is_percent:
+            return 100 * value
+        share_of_first = self.first is not None and not self.printed.unit  # bytes and counts
+        return value * self.first if share_of_first else value
+
+    def points(self, predicted, actual):
+        """(points, why, relative error)"""
+        error = abs(predicted - actual) / abs(actual) if actual else float("inf") if predicted else 0.0
+        factor = max(predicted / actual, actual / predicted) if predicted * actual > 0 else float("inf")
+        first = self.first
+        if first is not None and abs(actual - first) <= 1e-5 * abs(first):  # nothing between is nearly right
+            return (*(LEVELS[0] if error <= 0.01 else (0, "it does not change")), error)
+        wrong_direction = first is not None and (predicted - first) * (actual - first) <= 0
+        if error <= 1e-3 or self.printed.agrees(predicted):
+            level = 0
+        elif error <= 0.1:
+            level = 1
+        elif factor <= 2 and not wrong_direction:
+            level = 2
+        elif first is not None and (predicted - first) * (actual - first) > 0:
+            level = 3
+        else:
+            level = 4
+        points, name = LEVELS[level]
+        if level == 4 and wrong_direction:
+            name = "no change predicted" if predicted == first else "the wrong direction"
+        return points, name, error
+
+
+class Quiz:
+    def __init__(self, readme, runner, out):
+        self.readme, self.runner, self.out = readme, runner, out
+        self.asked = [Asked(i, question) for i, question in enumerate(readme.questions, 1)]
+
+    def say(self, text=""):
+        print(text, file=self.out, flush=True)
+
+    def situation(self, asked):
+        figure, number = asked.figure, asked.number
+        self.say(f"\nQuestion {number} of {len(self.asked)}")
+        self.say(f"    {figure.command}")
+        if asked.first is not None:
+            self.say(f"    known: {figure.first.name}: {figure.first.text.strip()} ({figure.head})")
+        self.say(asked.question.text)
+
+    def score(self, asked, answer):
+        """Runs the command; the result as a dictionary."""
+        figure = asked.figure
+        actual = figure.actual(self.runner)[asked.question.index]
+        predicted = asked.value(answer)
+        points, name, error = asked.points(predicted, actual)
+        path = self.readme.path.relative_to(self.readme.path.parents[1])
+        see = asked.question.see
+        return {"question": asked.number, "text": asked.question.text, "command": figure.command, "row": figure.label,
+                "predicted": predicted, "actual": actual, "relative_error": error if error < float("inf") else None,
+                "points": points, "result": name, "see": f"{path}:{self.readme.line_of(see)}, \"{see}\"" if see != "-"
+                else f"{path}:{figure.line}", "table": f"{path}:{figure.line}"}
+
+    def show(self, result, asked):
+        def form(value):
+            return f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:.9g}"
+        error = result["relative_error"]
+        unit = "%" if asked.is_percent else f" {asked.scale[0]}".rstrip()
+        self.say(f"    predicted {form(result['predicted'])}{unit}   actual {form(result['actual'])}{unit}   "
+                 f"error {'-' if error is None else f'{error:.1%}'}   {result['result']}: {result['points']} points")
+        self.say(f"    row: {' | '.join(asked.figure.row) or asked.figure.label}  ({result['table']})")
+        self.say(f"    why: {result['see']}")
+
+    def run(self, chosen, answers=None):
+        """[result] of the questions, answered from the list, or from the keyboard."""
+        results = []
+        for i, asked in enumerate(chosen):
+            self.situation(asked)
+            answer = answers[i] if answers is not None else self.prompt(asked)
+            if answer == "end":
+                break
+            if answer is None:
+                self.say("    skipped")
+                continue
+            self.say(f"    running: {asked.figure.command}")
+            results.append(self.score(asked, answer))
+            self.show(results[-1], asked)
+        points = sum(each["points"] for each in results)
+        self.say(f"\n{points} of {LEVELS[0][0] * len(results)} points for {len(results)} answers"
+                 + (f", {len(chosen) - len(results)} skipped" if len(results) < len(chosen) else ""))
+        return results
+
+    def prompt(self, asked):
+        while True:
+            print("> ", end="", file=self.out, flush=True)
+            line = sys.stdin.readline()
+            if not line:
+                self.say()
+                return "end"
+            try:
+                answer = parse_answer(line)
+                if answer:
+                    asked.value(answer)
+                return answer
+            except UsageError as error:
+                self.say(f"    {error}")
+
+
+def read_answers(path, chosen):
+    try:
+        lines = pathlib.Path(path).read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--answers {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None
+    answers = []
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) > len(chosen):
+        raise UsageError(f"--answers {path} has {len(lines)} lines for {len(chosen)} questions")
+    for number, (asked, line) in enumerate(zip(chosen, lines), 1):
+        try:
+            answers.append(parse_answer(line))
+            if answers[-1]:
+                asked.value(answers[-1])
+        except UsageError as error:
+            raise UsageError(f"{path}:{number}: {error}") from None
+    return answers + [None] * (len(chosen) - len(answers))
+
+
+# ---- the check -------------------------------------------------------------------------------------------------------
+
+class Check:
+    """Every figure of some READMEs against what its command gives."""
+
+    def __init__(self, root, programs, slice_=None, slow=False, announce=None):
+        self.root, self.bin, self.slice, self.slow = root, programs, slice_, slow
+        self.runner = Runner(root, programs, 3600 if slow else 600, announce)
+        self.errors, self.stale, self.written, self.order, self.keys = [], [], [], {}, {}
+        self.checked = collections.defaultdict(lambda: [set(), 0])              # chapter: rows, numbers
+        self.left_out = collections.defaultdict(lambda: [set(), 0])             # (chapter, why): rows, numbers
+        self.known = Commands(root, programs)
+
+    def error(self, path, line, message):
+        self.errors.append(f"{path.relative_to(self.root)}:{line}: {message}")
+
+    def in_slice(self, command):
+        number = self.order.setdefault(command, len(self.order))
+        return self.slice is None or number % 8 == self.slice
+
+    def skip(self, path, line, count, why, rows=1):
+        entry = self.left_out[path.parent.name, why]
+        entry[0] |= set(range(line, line + rows))
+        entry[1] += count
+
+    def count(self, path, line, count, rows=1):
+        self.checked[path.parent.name][0] |= set(range(line, line + rows))
+        self.checked[path.parent.name][1] += count
+
+    def readme(self, path, write=False):
+        readme, changes = Readme(path), []
+        for line, message in readme.errors:
+            self.error(path, line, message)
+        for line, rows, count, why in readme.unmarked:
+            self.skip(path, line, count, why, rows)
+        for command in dict.fromkeys(figure.command for figure in readme.figures
+                                     if not figure.left_out and figure.command != "computed"):
+            line = next(figure.line for figure in readme.figures if figure.command == command)
+            self.known.check(command, [], False, lambda message: self.error(path, line, f"{message}, in: {command}"))
+        failed = set()
+        for figure in readme.figures:
+            printed = numbers(figure.text)
+            if figure.left_out:
+                self.skip(path, figure.line, len(printed), figure.left_out)
+            elif figure.slow and not self.slow:
+                self.skip(path, figure.line, len(printed), f"only with --all: {figure.slow}")
+            elif not self.in_slice(figure.command):
+                self.skip(path, figure.line, len(printed), "in another slice")
+            elif figure.command not in failed:
+                try:
+                    changes += self.figure(path, figure, printed, figure.actual(self.runner))
+                except FigureError as error:
+                    self.error(path, figure.line, str(error))
+                    if isinstance(self.runner.runs.get(figure.command), FigureError):
+                        failed.add(figure.command)
+        lessons = Lessons(self.root, self.bin)
+        for block, command, line, times in readme.fences:
+            count = sum(len(numbers(each)) for each in block.lines)
+            if not self.in_slice(command):
+                self.skip(path, block.line, count, "in another slice", len(block.lines))
+                continue
+            try:
+                lessons.outputs[command] = self.runner.run(command).lines
+            except FigureError as error:
+                self.error(path, line, str(error))
+                continue
+            table = lessons.prints(path, block, command, line, times)
+            self.count(path, block.line, count, len(block.lines))
+            if table is not None:
+                changes.append((block.line, 0, block.lines, table))
+        self.errors += lessons.errors
+        self.stale += [each for each in lessons.errors if "\n---" in each]
+        if write and changes:
+            self.write(path, changes)
+
+    def figure(self, path, figure, printed, actual):
+        """[(line, begin, old, new)] of what is stale."""
+        changes = []
+        if len(printed) != len(actual):
+            self.error(path, figure.line, f"{figure.label}: \"{figure.text.strip()}\" has {len(printed)} numbers, "
+                       f"{figure.expression} has {len(actual)}")
+            return changes
+        self.count(path, figure.line, len(printed))
+        for number, value in zip(printed, actual):
+            if not isinstance(value, (int, float)):
+                self.error(path, figure.line, f"{figure.expression} is {value!r}, no number")
+            elif not number.agrees(value, figure.tolerance, figure.slack):
+                new = number.like(value)
+                name = f"column \"{figure.head}\" of \"{figure.name}\"" if figure.head else "the text"
+                self.error(path, figure.line,
+                           f"{name} has {number.text}, today {new} ({value!r}), by: {figure.command}")
+                self.stale.append(self.errors[-1])
+                changes.append((figure.line, figure.begin + number.begin, number.text, new))
+                if not figure.head:
+                    self.keys[figure.label] = figure.label.replace(number.text, new)
+        return changes
+
+    def write(self, path, changes):
+        lines = path.read_text().split("\n")
+        for line, begin, old, new in sorted(changes, key=lambda change: change[:2], reverse=True):
+            if isinstance(old, list):  # a fence
+                lines[line - 1:line - 1 + len(old)] = new
+                self.written.append(f"{path.relative_to(self.root)}:{line}: the fence")
+                continue
+            text = lines[line - 1]
+            lines[line - 1] = text[:begin] + new + text[begin + len(old):]
+            self.written.append(f"{path.relative_to(self.root)}:{line}: {old} -> {new}")
+        text = "\n".join(lines)
+        for old, new in self.keys.items():  # a paragraph's numbers are named by themselves
+            text = text.replace(f"\"{old}\":", f"\"{new}\":").replace(f"\"{old}\" |", f"\"{new}\" |")
+        self.keys.clear()
+        self.errors = [each for each in self.errors if each not in self.stale]
+        path.write_text(text)
+
+    def report(self):
+        chapters = sorted({*self.checked, *(chapter for chapter, _ in self.left_out)})
+        for chapter in chapters:
+            rows, count = self.checked[chapter]
+            print(f"{chapter}: {len(rows)} rows checked, {count} numbers")
+            for (other, why), (lines, amount) in sorted(self.left_out.items(), key=str):
+                if other == chapter:
+                    print(f"    left out: {len(lines)} rows, {amount} numbers: {why}")
+        print(f"all: {sum(len(rows) for rows, _ in self.checked.values())} rows checked, "
+              f"{sum(count for _, count in self.checked.values())} numbers; {len(self.runner.runs)} commands")
+
+
+def check(arguments, readmes, programs):
+    slice_ = None
+    if arguments.slice:
+        text = os.environ.get("TRAIN70B_TEST_SLICE", "0")
+        if text != "all" and not text.isdigit():
+            raise UsageError(f"TRAIN70B_TEST_SLICE={text}: is neither \"all\" nor a number")
+        slice_ = None if text == "all" else int(text) % 8
+    began = time.monotonic()
+
+    def announce(command):
+        print(f"{time.monotonic() - began:6.0f} s  {command}", file=sys.stderr, flush=True)
+    checker = Check(ROOT, programs, slice_, arguments.all, announce)
+    for path in readmes:
+        checker.readme(path, arguments.write)
+    checker.report()
+    for each in checker.written:
+        print(f"wrote {each}")
+    for error in checker.errors:
+        print(error)
+    print(f"{len(checker.errors)} differences" if checker.errors else "every figure is what its command gives")
+    return bool(checker.errors)
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+def chapters(names):
+    """The READMEs of the chapters."""
+    readmes = sorted(ROOT.glob("[0-9][0-9]_*/README.md"))
+    if not names:
+        return readmes
+    found = []
+    for name in names:
+        matching = [path for path in readmes if name.strip("/") in (path.parent.name, path.parent.name[:2],
+                                                                    path.parent.name[:2].lstrip("0"))]
+        if not matching:
+            raise UsageError(f"there is no chapter {name}; chapters: {', '.join(path.parent.name for path in readmes)}")
+        found += matching
+    return found
+
+
+def programs_of(build, commands):
+    """The folder of the programs; all that the commands name must be there."""
+    folder = (pathlib.Path(build) if build else ROOT / "build").resolve() / "bin"
+    fix = f"bash tests/setup.sh{f' {build}' if build else ''}"
+    names = sorted({name for command in commands for name in re.findall(r"build/bin/([\w.-]+)", command)})
+    missing = [name for name in names if not (folder / name).is_file()]
+    if not folder.is_dir():
+        raise UsageError(f"--build {build or 'build'}: there is no {build or 'build'}/bin (try {fix})")
+    if missing:
+        raise UsageError(f"--build {build or 'build'}: {', '.join(missing)} not built (try {fix})")
+    return folder
+
+
+def quiz(arguments):
+    if len(arguments.chapter) != 1:
+        names = ", ".join(path.parent.name for path in chapters([]))
+        raise UsageError(f"which chapter? python3 docs/predict.py 05; chapters: {names}")
+    readmes = chapters(arguments.chapter)
+    readme = Readme(readmes[0])
+    if readme.errors:
+        raise UsageError(f"{readmes[0].relative_to(ROOT)}:{readme.errors[0][0]}: {readme.errors[0][1]}")
+    out = sys.stderr if arguments.json else sys.stdout
+    game = Quiz(readme, None, out)
+    chosen = game.asked
+    if arguments.question is not None:
+        if not 1 <= arguments.question <= len(chosen):
+            raise UsageError(f"--question {arguments.question}: chapter {readme.path.parent.name} has questions 1 to "
+                             f"{len(chosen)}")
+        chosen = chosen[arguments.question - 1:arguments.question]
+    if arguments.list:
+        for asked in chosen:
+            print(f"{asked.number}. {asked.question.text}\n       {asked.figure.command}")
+        return 0
+    answers = read_answers(arguments.answers, chosen) if arguments.answers else None
+    programs = programs_of(arguments.build, [asked.figure.command for asked in chosen])
+    game.runner = Runner(ROOT, programs, 900)
+    game.say(f"{readme.path.parent.name}: {len(chosen)} questions. A number (1.5 MB, 27%, 3/16), `same`, or ? to skip.")
+    results = game.run(chosen, answers)
+    if arguments.json:
+        print(json.dumps({"chapter": readme.path.parent.name, "questions": len(chosen),
+                          "points": sum(each["points"] for each in results), "of": LEVELS[0][0] * len(chosen),
+                          "answers": results}, indent=1, ensure_ascii=False))
+    return 0
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("chapter", nargs="*", help="01 to 08")
+    parser.add_argument("--build", help="build folder (build)")
+    parser.add_argument("--question", type=int, help="only this one")
+    parser.add_argument("--answers", help="file with one answer per line")
+    parser.add_argument("--json", action="store_true", help="the results as JSON on stdout")
+    parser.add_argument("--list", action="store_true", help="print the questions")
+    parser.add_argument("--check", action="store_true", help="compare every figure with its command's")
+    parser.add_argument("--write", action="store_true", help="with --check: correct stale figures")
+    parser.add_argument("--all", action="store_true", help="with --check: also what takes minutes")
+    parser.add_argument("--slice", action="store_true", help="with --check: an eighth, by TRAIN70B_TEST_SLICE")
+    parser.add_argument("--self-test", action="store_true", help="check the check on a miniature of this repository")
+    arguments = parser.parse_args(words)
+    try:
+        if arguments.self_test:
+            from lessons_figures_self_test import self_test
+            return self_test(sys.modules[__name__])
+        if (arguments.write or arguments.all or arguments.slice) and not arguments.check:
+            raise UsageError("--write, --all and --slice belong to --check")
+        asking = arguments.answers or arguments.json or arguments.list or arguments.question is not None
+        if arguments.check and asking:
+            raise UsageError("--check asks nothing: leave out --question, --answers, --json, --list")
+        if not arguments.check:
+            return quiz(arguments)
+        readmes = chapters(arguments.chapter)
+        commands = [figure.command for path in readmes for figure in Readme(path).figures]
+        return check(arguments, readmes, programs_of(arguments.build, commands))
+    except UsageError as error:
+        print(f"predict.py: {error}", file=sys.stderr)
+        return 2
+    except FigureError as error:
+        print(f"predict.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,488 @@
+"""The figures of the lessons, for docs/predict.py: which command prints each number of a README, and questions about
+them. They stand in HTML comments above a table, a paragraph or a fence, like tests/lessons.py's `prints:`.
+
+    <!-- measured: COMMAND      of every row. {1}: the text of the row's first cell, or its code if it has any;
+                                {1:REGEX}: the regular expression's group in it. "computed": without a command
+    row LABEL: COMMAND          another command for the row that begins with LABEL
+    3: EXPRESSION               the numbers in column 3; also "3, 5-7"
+    LABEL | 3: EXPRESSION       in column 3 of the row that begins with LABEL
+    "4.97": EXPRESSION          above a paragraph: this number of it (with other words, so that it stands there once)
+    left out 3, 5-7: WHY        columns; also left out row LABEL, left out LABEL | 3; of a paragraph left out "4.97"
+    labels: 1-2                 columns that only name the row (default: 1)
+    slow: WHY -->               the commands run only with --all
+    <!-- not measured: WHY -->  the whole table or paragraph
+    <!-- ask: LABEL | 3 | SEE: TEXT -->   a question about the number in that row and column (3.2: the second number
+                                there); of a paragraph "4.97" in place of LABEL | 3; in a fence two spaces separate
+                                columns. SEE: words of the README that begin the explanation. Where the figure is in
+                                GB or MB, TEXT says so ("How many GB ...")
+
+An EXPRESSION is Python, and its value a number or a list of them:
+
+    step(4).loss                in the line of step 4 in the metrics (--metrics is added to the command)
+    peak("grads")               bytes of rank 0 in the last step; ranks("grads"): of each rank
+    sent("dp.all_reduce")       bytes that rank 0 sent in the last step; without a name: all but losses and norms
+    last(10)                    the mean loss of the last ten steps
+    printed("label", 2, after="title", below=1)
+                                number in the second column of the output's line whose first column is "label" (two
+                                spaces: of its first columns), behind the line that begins with "title"; below=1: of
+                                the line below it
+    pattern("regex")            the numbers that are its groups, in the output
+    run("COMMAND")              an object with all of these, for another command
+    command, row, head, column  the command, the texts of the row's cells, the column's heading and number
+    ... ~ 1%   ... ~ 65536      the figure may differ by so much
+
+Whole numbers must be equal, others to the printed digits, and 5e-6 beside: another CPU's matrix products round
+differently. All programs run on the CPU, with one thread per rank.
+"""
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import signal
+import subprocess
+
+from lessons import parse
+from lessons_commands import mpi_environment, working_folder
+
+NUMBER = re.compile(r"(?<![\w.])[+−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[−+-]?\d+)?(?:·10[⁻⁰¹²³⁴-⁹]+)?"
+                    r"(?!\w|\.\d)")
+SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹−", "-0123456789-")
+ROUNDING = 5e-6  # relative
+BUILTINS = {"abs": abs, "float": float, "int": int, "len": len, "log": math.log, "max": max, "min": min, "range": range,
+            "round": round, "str": str, "sum": sum, "zip": zip}
+
+
+class FigureError(Exception):
+    """What is wrong with a directive or its command, in one line."""
+
+
+class Record(dict):
+    __getattr__ = dict.__getitem__
+
+
+@dataclasses.dataclass
+class Number:
+    """A number as it is printed."""
+    begin: int
+    text: str
+
+    @property
+    def value(self):
+        mantissa, _, power = self.text.partition("·10")
+        value = float(mantissa.replace(",", "").translate(SUPERSCRIPTS))
+        return value * 10.0 ** int(power.translate(SUPERSCRIPTS)) if power else value
+
+    @property
+    def unit(self):
+        """Of the last digit; 0: a whole number."""
+        match = re.fullmatch(r"[+−-]?[\d,]+(?:\.(\d+))?(?:e(.+))?(?:·10(.+))?", self.text)
+        power = int((match[2] or match[3] or "0").translate(SUPERSCRIPTS))
+        return 10.0 ** (power - len(match[1] or "")) if match[1] or power else 0.0
+
+    def agrees(self, actual, tolerance=0.0, slack=0.0):
+        value, unit = self.value, self.unit
+        if not unit and float(actual).is_integer():
+            return abs(actual - value) <= max(tolerance * abs(value), slack)
+        if value == 0:
+            return abs(actual) <= unit / 2
+        rounding = ROUNDING if unit else 0
+        return abs(actual - value) <= max((unit or 1) * 0.500001 + max(rounding, tolerance) * abs(value), slack)
+
+    def like(self, actual):
+        """The text of another value in this one's form."""
+        if "e" in self.text:
+            return f"{actual:.{len(re.match(r'[^e]*?(?:[.]([0-9]*))?e', self.text)[1] or '')}e}"
+        if "·10" in self.text:
+            mantissa, power = f"{actual:.{len(self.text.split('·')[0].partition('.')[2])}e}".split("e")
+            return mantissa + "·10" + str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        decimals, comma = len(self.text.partition(".")[2]), "," if "," in self.text or len(self.text) < 4 else ""
+        sign = "+" if self.text[0] == "+" else "-"
+        return f"{actual:{sign}{comma}.{decimals}f}".replace("-", "−" if "−" in self.text else "-")
+
+
+def numbers(text):
+    return [Number(match.start(), match[0]) for match in NUMBER.finditer(text)]
+
+
+# ---- running --------------------------------------------------------------------------------------------------------
+
+class Run:
+    """What a command has printed and written; the names that expressions may use."""
+
+    def __init__(self, runner, command, lines, metrics):
+        self.runner, self.command, self.lines = runner, command, lines
+        self.events = [json.loads(line, object_hook=Record) for line in metrics]
+
+    def step(self, number):
+        found = [each for each in self.events if each.event == "step" and each.step == number]
+        if not found:
+            raise FigureError(f"the metrics have no step {number}")
+        return found[-1]
+
+    def steps(self):
+        return [each for each in self.events if each.event == "step"]
+
+    def summary(self):
+        return next(each for each in self.events if each.event == "summary")
+
+    def peak(self, kind):
+        return self.steps()[-1].memory.peak[kind]
+
+    def ranks(self, kind):
+        return [each[kind] for each in self.summary().memory_per_rank]
+
+    def sent(self, *names):
+        bytes_of = self.steps()[-1].comm_bytes
+        return sum(count for name, count in bytes_of.items()
+                   if (name in names if names else not name.endswith("scalar")))
+
+    def last(self, count):
+        return sum(each.loss for each in self.steps()[-count:]) / count
+
+    def printed(self, label, column, after="", below=0):
+        """The number or numbers in a column of the printed line that begins with the label, or of one below it."""
+        begin = next((i for i, line in enumerate(self.lines) if line.startswith(after)), None) if after else 0
+        if begin is None:
+            raise FigureError(f"the output has no line \"{after}\"")
+        first, table = label.split("  "), [re.split(r"\s{2,}", line.strip()) for line in self.lines[begin:]]
+        for i, cells in enumerate(table):
+            if cells[:len(first)] == first and len(table[i + below]) >= column:
+                found = [int(n.value) if not n.unit else n.value for n in numbers(table[i + below][column - 1])]
+                return found[0] if len(found) == 1 else found
+        raise FigureError(f"the output has no line \"{label}\" with {column} columns")
+
+    def pattern(self, regex):
+        match = re.search(regex, "\n".join(self.lines), re.M)
+        if not match:
+            raise FigureError(f"the output has no {regex}")
+        found = [float(each.replace(",", "")) for each in match.groups()]
+        return found[0] if len(found) == 1 else found
+
+    def run(self, command):
+        return self.runner.run(command)
+
+    def evaluate(self, expression, row=(), head="", column=0):
+        names = {name: getattr(self, name) for name in ("step", "steps", "summary", "peak", "ranks", "sent", "last",
+                                                        "printed", "pattern", "run")}
+        try:
+            value = eval(expression, {"__builtins__": BUILTINS, **names, "row": row, "head": head, "column": column,
+                                      "command": self.command})
+        except FigureError:
+            raise
+        except Exception as error:
+            raise FigureError(f"{expression}: {type(error).__name__}: {error}") from None
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def end(process):
+    """Ends a process that still runs, and what it started."""
+    for signal_ in (signal.SIGTERM, signal.SIGKILL):  # at the first, mpirun ends its ranks
+        if process.poll() is None:
+            os.killpg(process.pid, signal_)
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+class Runner:
+    """Runs each command once, in an empty folder that looks like the repository's root."""
+
+    def __init__(self, root, programs, limit=300.0, announce=None):
+        self.root, self.bin, self.limit, self.announce, self.runs = root, programs, limit, announce, {}
+
+    def run(self, command):
+        if command == "computed":
+            return Run(self, command, [], [])
+        if command not in self.runs:
+            if self.announce:
+                self.announce(command)
+            try:
+                self.runs[command] = self.start(command)
+            except FigureError as error:
+                self.runs[command] = error
+        if isinstance(self.runs[command], FigureError):
+            raise self.runs[command]
+        return self.runs[command]
+
+    def start(self, command):
+        line = command
+        if re.search(r"build/bin/\d\d_", command) and "--metrics" not in command and "--dry-run" not in command:
+            line += " --metrics metrics.jsonl"
+        environment = dict(mpi_environment(), OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", GOMP_SPINCOUNT="1000",
+                           CUDA_VISIBLE_DEVICES="", EMULATE_GPUS="0")
+        with working_folder(self.root, self.bin) as folder:
+            process = subprocess.Popen(["bash", "-c", line], cwd=folder, stdout=subprocess.PIPE, text=True,
+                                       stderr=subprocess.PIPE, env=environment, start_new_session=True)
+            try:
+                out, err = process.communicate(timeout=self.limit)
+            except subprocess.TimeoutExpired:
+                raise FigureError(f"{command} did not end within {self.limit:g} s") from None
+            finally:
+                end(process)
+            metrics = [line for path in sorted(pathlib.Path(folder).glob("*.jsonl")) if not path.is_symlink()
+                       for line in path.read_text().splitlines()]
+        if process.returncode != 0:
+            said = (err or out).strip().split("\n")[-1]
+            raise FigureError(f"{command} ended with {process.returncode}: {said}")
+        return Run(self, command, [each.rstrip() for each in out.split("\n")], metrics)
+
+
+# ---- what stands in a README ----------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Figure:
+    """A cell of a table, or a number of a paragraph."""
+    line: int
+    label: str                 # of its row
+    head: str                  # of its column
+    text: str
+    begin: int                 # of the text in its line
+    command: str = ""
+    expression: str = ""
+    tolerance: float = 0.0     # relative
+    slack: float = 0.0         # absolute
+    left_out: str = ""         # why
+    slow: str = ""
+    row: list = dataclasses.field(default_factory=list)
+    first: object = None       # the figure in the table's first row
+    column: int = 0
+    name: str = ""             # of its row, short
+
+    def actual(self, runner):
+        return runner.run(self.command).evaluate(self.expression, self.row, self.head, self.column)
+
+
+@dataclasses.dataclass
+class Question:
+    line: int
+    see: str
+    text: str
+    figure: object
+    index: int                 # of the number in the figure's text
+
+
+def columns(text):
+    found = []
+    for part in text.split(","):
+        begin, _, end = part.strip().partition("-")
+        found += range(int(begin), int(end or begin) + 1)
+    return found
+
+
+def plain(cell):
+    return re.sub(r"[`*]", "", cell).strip()
+
+
+def begins(text, words):
+    return text.startswith(words) and not re.match(r"\w", text[len(words):])
+
+
+def cells_of(line):
+    """[(text, begin)] of a table's row."""
+    found, begin = [], line.index("|") + 1
+    for match in re.finditer(r"(?<!\\)\|", line):
+        if match.start() >= begin:
+            found.append((line[begin:match.start()], begin))
+            begin = match.end()
+    return found
+
+
+class Directive:
+    """The entries of a `measured:` comment."""
+
+    def __init__(self, text):
+        lines = re.sub(r"\\\n\s*", "", text).split("\n")
+        self.command, self.rows, self.values, self.outs, self.labels, self.slow = lines[0].strip(), {}, {}, {}, [1], ""
+        for line in filter(None, map(str.strip, lines[1:])):
+            match = re.match(r'((?:left out )?"[^"]*"|[^:]*): (.*)$', line)
+            if not match:
+                raise FigureError(f"\"{line}\" is no entry of measured:")
+            key, value = match[1].strip(), match[2].strip()
+            if key == "slow":
+                self.slow = value
+            elif key == "labels":
+                self.labels = columns(value)
+            elif key.startswith("row "):
+                self.rows[key[4:]] = value
+            else:
+                entries = self.outs if key.startswith("left out ") else self.values
+                entries[key.removeprefix("left out ")] = value
+
+    def command_of(self, row, label_matches):
+        command = self.command
+        for label, other in self.rows.items():
+            if label_matches(label):
+                command = other
+
+        def cell(match):
+            text = row[int(match[1]) - 1]
+            text = " ".join(re.findall(r"`([^`]+)`", text)) or plain(text)
+            found = re.search(match[2] or "(.*)", text)
+            if not found:
+                raise FigureError(f"{match[0]} is not in the row \"{text}\"")
+            return found[1]
+        return " ".join(re.sub(r"\{(\d)(?::([^}]*))?\}", cell, command).split())
+
+    def entry(self, entries, label_matches, column):
+        """(value, key) of the entry for a cell: those of a row before those of a column."""
+        of_row, of_column = None, None
+        for key, value in entries.items():
+            label, bar, numbers_ = key.rpartition("|")
+            if key.startswith("row ") and label_matches(key[4:]):
+                of_row = of_row or value
+            elif bar and column in columns(numbers_) and label_matches(label.strip()):
+                of_row = value
+            elif not bar and re.fullmatch(r"[\d, -]+", key) and column in columns(key):
+                of_column = value
+        return of_row or of_column or ""
+
+
+class Readme:
+    """Figures, fences and questions of a README; what is wrong with its directives."""
+
+    def __init__(self, path):
+        self.path, self.figures, self.fences, self.questions = path, [], [], []
+        self.errors, self.unmarked = [], []  # [(line, message)], [(line, rows, numbers, why)]
+        text = path.read_text()
+        # ask: and measured: may name a heading or any words, outside of comments
+        self.words = " ".join(re.sub(r"<!--.*?-->", "", text, flags=re.S).split())
+        section = ""
+        for block in parse(text):
+            if block.kind == "text" and block.lines and block.lines[0].startswith("#"):
+                section = block.lines[0].lstrip("#").strip()
+            try:
+                self.read(block, section)
+            except (FigureError, ValueError, IndexError) as error:
+                self.errors.append((block.directives[0][2] if block.directives else block.line, str(error)))
+
+    def read(self, block, section):
+        found = {name: (text, line) for name, text, line in block.directives}
+        asks = [(text, line) for name, text, line in block.directives if name == "ask"]
+        is_table = block.kind == "text" and len(block.lines) > 2 and all(each.startswith("|") for each in block.lines)
+        figures = []
+        if "measured" in found:
+            directive = Directive(found["measured"][0])
+            if block.kind == "fence" or not block.lines:
+                raise FigureError("measured: no table and no paragraph behind it")
+            figures = self.table(block, directive) if is_table else self.paragraph(block, directive)
+        elif "prints" in found or "prints times" in found:
+            name = "prints" if "prints" in found else "prints times"
+            self.fences.append((block, *found[name], name == "prints times"))
+            figures = self.fence(block, found[name][0])
+        elif is_table:
+            cells = [plain(each) for line in block.lines[2:] for each, _ in cells_of(line)[1:]]
+            count = sum(bool(NUMBER.match(each)) for each in cells)
+            if count or "not measured" in found:
+                why = found["not measured"][0] if "not measured" in found else "no directive"
+                self.unmarked.append((block.line, len(block.lines) - 2, count, why))
+        elif "not measured" in found:
+            self.unmarked.append((block.line, 1, len(numbers(" ".join(block.lines))), found["not measured"][0]))
+        elif block.kind == "text" and section == "Predict, then run" and not found:
+            precise = [n for n in numbers(re.sub(r"`[^`]*`|\]\([^)]*\)", "", " ".join(block.lines)))
+                       if "," in n.text or n.unit]
+            if precise:
+                self.unmarked.append((block.line, 1, len(precise), "text without a directive"))
+        if "measured" in found:
+            self.figures += figures
+        for text, line in asks:
+            self.ask(" ".join(text.split()), line, figures)
+
+    def table(self, block, directive):
+        head, figures, firsts = [plain(text) for text, _ in cells_of(block.lines[0])], [], {}
+        used = set()
+        for number, line in list(enumerate(block.lines, block.line))[2:]:
+            cells = cells_of(line)
+            row = [text for text, _ in cells]
+            label = " ".join(" ".join(plain(text) for text in row).split())
+
+            def matches(wanted):
+                good = plain(row[0]) == wanted or begins(label, wanted) and \
+                    not any(plain(cells_of(other)[0][0]) == wanted for other in block.lines[2:])
+                if good:
+                    used.add(wanted)
+                return good
+            command = directive.command_of(row, matches)
+            for column, (text, begin) in enumerate(cells, 1):
+                if column in directive.labels or not numbers(text):
+                    continue
+                value = directive.entry(directive.values, matches, column)
+                out = directive.entry(directive.outs, matches, column)
+                if not value and not out:
+                    raise FigureError(f"column {column} of the row \"{label}\" has numbers, but no entry")
+                figure = Figure(number, label, head[column - 1], text, begin, command, *self.tolerance(value), out,
+                                directive.slow, [plain(each) for each in row], column=column)
+                names = [plain(row[each - 1]) for each in directive.labels]
+                names = [f"{head[each - 1]} {name}" if NUMBER.fullmatch(name) else name
+                         for each, name in zip(directive.labels, names)]
+                figure.name = " ".join(names) or "the first row"
+                figure.first = None if out else firsts.setdefault(column, figure)
+                figures.append(figure)
+        for key in [*directive.rows, *directive.values, *directive.outs]:
+            label = key.removeprefix("row ").rpartition("|")[0].strip() if "|" in key else \
+                key.removeprefix("row ") if key in directive.rows or key.startswith("row ") else ""
+            if label and label not in used:
+                raise FigureError(f"no row begins with \"{label}\"")
+        return figures
+
+    def tolerance(self, value):
+        """(expression, relative tolerance, absolute tolerance)"""
+        match = re.fullmatch(r"(.*?) ~ ([\d.]+)(%?)", value)
+        if not match:
+            return value, 0.0, 0.0
+        return match[1], float(match[2]) / 100 if match[3] else 0.0, 0.0 if match[3] else float(match[2])
+
+    def paragraph(self, block, directive):
+        figures, text = [], "\n".join(block.lines)
+        for out, entries in ((False, directive.values), (True, directive.outs)):
+            for key, value in entries.items():
+                words = key.strip('"')
+                if not key.startswith('"') or text.count(words) != 1:
+                    raise FigureError(f"{key} does not stand in the paragraph once")
+                at = text.index(words)
+                line = text[:at].count("\n")
+                begin = at - (text.rfind("\n", 0, at) + 1)
+                figures.append(Figure(block.line + line, words, "", words, begin, " ".join(directive.command.split()),
+                                      *self.tolerance("" if out else value), value if out else "", directive.slow))
+        return figures
+
+    def fence(self, block, command):
+        """Figures for questions only: the fence is compared as a whole."""
+        figures = []
+        for number, line in enumerate(block.lines, block.line):
+            cells = re.split(r"\s{2,}", line.strip())
+            for column, text in enumerate(cells, 1):
+                figures.append(Figure(number, cells[0], "", text, line.index(text), command,
+                                      f"printed({cells[0]!r}, {column})", column=column))
+        return figures
+
+    def ask(self, text, line, figures):
+        match = re.match(r'(?:"(?P<words>[^"]*)"|(?P<label>.*?) \| (?P<column>\d+)(?:\.(?P<index>\d))?) \| '
+                         r'(?P<see>[^:|]*?): (?P<text>.*)$', text)
+        if not match:
+            return self.errors.append((line, "ask: is LABEL | COLUMN | SEE: TEXT, or \"NUMBER\" | SEE: TEXT"))
+        if match["words"]:
+            found = [each for each in figures if each.label == match["words"]]
+        else:
+            in_column = [each for each in figures if each.column == int(match["column"])]
+            found = [each for each in in_column if each.label == match["label"] or
+                     match["label"] in (each.name, each.row and each.row[0])]
+            found = found or [each for each in in_column if begins(each.label, match["label"])]
+        index = int(match["index"] or 1) - 1
+        if len(found) != 1 or found[0].left_out or index >= len(numbers(found[0].text)):
+            return self.errors.append((line, f"ask: \"{text.split(':')[0]}\" is not one figure that is measured"))
+        if match["see"] != "-" and match["see"] not in self.words:
+            self.errors.append((line, f"ask: \"{match['see']}\" does not stand in the README"))
+        self.questions.append(Question(line, match["see"], match["text"], found[0], index))
+
+    def line_of(self, words):
+        """The first line, outside of comments, in which the words stand."""
+        inside = False
+        for number, line in enumerate(self.path.read_text().split("\n"), 1):
+            inside = inside or line.lstrip().startswith("<!--")
+            if not inside and words in line:
+                return number
+            inside = inside and "-->" not in line
+        return 1
