@@ -7,24 +7,33 @@
 //   stop             SIGSTOP: all its threads, so that no heartbeat is left
 //   slow             from that step on, each step takes twice as long: a throttled GPU
 //   nan              one element of its gradient becomes NaN, before the norm
+//   wrong-sum        from that step on, its gradient of one parameter is missing in the sum over the ranks: a bucket that
+//                    is sent too early. The loss decreases nevertheless, and the replicas stay equal
 //   skip-collective  leaves out one collective, the sum of the loss: a branch that not all ranks take. --comm-check on
 //                    finds it at once if this rank's next collective is in the same group; otherwise a message of
 //                    another length does, or the timeout
+//   deadlock         it calls the sum over tp (the norm's) before that over dp (the loss's), and so does every rank of
+//                    its stage whose dp + tp has the same parity: each rank waits for one that waits in the other group
 //   bitflip          flips one bit of a weight after the update (the highest of the mantissa, so it stays finite): a
 //                    memory error, which nothing shows but --replica-check
+//
+// nan, wrong-sum and bitflip take a parameter behind the step; without one they choose.
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/flags.h"
+#include "08_3d_full/mesh.h"
 
 namespace train70b {
 
 struct Fault {
     std::string kind;
     int64_t rank = 0, step = 0;
+    std::string param;  // empty: any
 };
 
 class Inject : public RunControl {
   public:
-    // Announces the faults, if any. Construct it when the trainer has its roles; the trainer outlives this.
+    // Announces the faults, if any. Construct it when the trainer has its roles and the model its wrappers, before
+    // allocate(). The trainer and the model outlive this, and this outlives the run.
     Inject(std::vector<Fault> faults, Trainer& trainer, Llama& model);
 
     void before_step(int64_t step) override;
@@ -32,20 +41,23 @@ class Inject : public RunControl {
     bool after_step(const StepReport& report, const std::vector<double>& sums) override;
 
   private:
-    bool strikes(const char* kind, int64_t step) const;  // says so
-    void put_nan(int64_t step);
-    void flip_bit(int64_t step);
+    const Fault* strikes(const char* kind, int64_t step) const;  // says so; null: it does not
+    void put_nan(const Fault& fault);
+    void flip_bit(const Fault& fault);
+    void leave_out(const Fault& fault);  // prepares wrong-sum
 
     std::vector<Fault> mine_;
     Trainer& trainer_;
     Llama& model_;
     std::shared_ptr<bool> skip_ = std::make_shared<bool>(false);  // the next sum over a group
     double begin_ = 0;                                            // of the step
-    bool slow_ = false;
+    bool slow_ = false, left_out_ = false;
 };
 
-void add_inject_flag(Flags& flags, std::string& text);  // --inject KIND:RANK:STEP,...
-// Usage error for an unknown kind, a rank or a step that the run does not have.
-std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm, int64_t ranks, int64_t steps);
+void add_inject_flag(Flags& flags, std::string& text);  // --inject KIND:RANK:STEP[:PARAMETER],...
+// Usage error for an unknown kind, a rank, step or parameter that the run does not have. A deadlock becomes one fault
+// for each of its ranks.
+std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm, const TrainOptions& options,
+                                const Mesh& mesh);
 
 }  // namespace train70b

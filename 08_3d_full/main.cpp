@@ -41,7 +41,7 @@ static void program(int argc, char** argv) {
     together([&] {
         validate(config, o, p.world.size());
         check_ramps(o, config);
-        planned = parse_faults(faults, p.comm, p.world.size(), o.steps);
+        planned = parse_faults(faults, p.comm, o, config.mesh);
         check_replica_check(replica_check, p.options.model, config, p.comm);
         check_checkpoint_flags(checkpoint, o, p.world);
     });

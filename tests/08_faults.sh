@@ -27,6 +27,11 @@ refused "a rank that does not exist" "--inject kill:2:1: valid ranks are 0 to 1"
 refused "a rank that is no number" "--inject kill:one:1: valid ranks" --inject kill:one:1
 refused "a step that the run does not have" "--inject kill:0:4: valid steps are 1 to 3" --inject kill:0:4
 refused "step 0" "--inject kill:0:0: valid steps are 1 to 3" --inject kill:0:0
+refused "a parameter that does not exist" "--inject nan:1:2:model.norm: the model has no parameter|its last lm_head.weight" \
+    --inject nan:1:2:model.norm
+refused "a parameter of a fault that has none" "--inject hang:1:2:lm_head.weight: only nan, wrong-sum, bitflip|try hang:1:2" \
+    --inject hang:1:2:lm_head.weight
+refused "a deadlock of one group" "--inject deadlock:0:2: takes two groups|--tp 2 --dp 2" --inject deadlock:0:2
 refused "replicas where nothing is replicated" "--replica-check 1: --zero 3 keeps one copy|--hybrid-shard" --replica-check 1 --zero 3
 refused "replicas of pipeline stages" "--replica-check 1: no two ranks hold the same" --replica-check 1 --pp 2
 
@@ -46,6 +51,17 @@ for zero in "--zero 0" "--zero 1" "--zero 2" "--zero 3" "--zero 3 --offload all"
     verdict "nan with $zero: exit code 1, the parameter is named" "$(ends 1 8)$(announced nan 1 3)$(
         [ -n "$name" ] || echo "no parameter; ")$(
         says "$program: step 3: loss" "first non-finite parameter: $name (its gradient) on rank 1 (1 of 4 ranks has one)")"
+done
+train --inject nan:2:3:model.layers.1.mlp.gate_proj.weight
+verdict "nan in a parameter: that one" "$(ends 1 8)$(
+    says "first non-finite parameter: model.layers.1.mlp.gate_proj.weight (its gradient) on rank 2 (1 of 4 ranks has one)")"
+for axis in "--tp 2 --dp 2" "--tp 2 --cp 2 --zero 1"; do
+    train $axis --inject deadlock:1:3 --comm-timeout 2
+    verdict "deadlock with $axis: two ranks wait in either group" "$(ends 1 9)$(announced deadlock 1 3)$(announced deadlock 2 3)$(
+        says "has not ended after 2 s (--comm-timeout)")$(
+        for call in "rank [12]:   tp.scalar" "rank [03]:   [a-z_]*.scalar"; do
+            [ "$(grep -cE "$call.*NOT ENDED" "$work/err")" = 2 ] || echo "not two: $call; "
+        done)"
 done
 for axis in "--dp 4" "--tp 4" "--zero 1" "--zero 3"; do
     train $axis --inject skip-collective:1:3 --comm-check on
@@ -79,6 +95,24 @@ verdict "bitflip: silent, other losses from the next step on" "$(ends 0 10)$(ann
     [ "$(losses m.jsonl)" != "$(losses plain.jsonl)" ] || echo "the same losses")"
 train --inject slow:0:2,bitflip:3:2,kill:2:5 --metrics m.jsonl
 verdict "a list of faults" "$([ "$code" != 0 ] || echo "exit code 0; ")$(announced slow 0 2)$(announced bitflip 3 2)$(announced kill 2 5)"
+run 1 "$bin/01_single_gpu" "${shape[@]}" --steps 6 --dtype fp64 --save-reference one
+left_out=model.layers.1.mlp.gate_proj.weight
+for axis in "--zero 0" "--zero 1 --micro-batch 1" "--zero 2 --micro-batch 1" "--zero 3 --recompute full" "--tp 2 --dp 2 --zero 0" \
+    "--pp 2 --dp 2 --pipeline zero-bubble --zero 1"; do
+    train --dtype fp64 $axis --inject wrong-sum:3:1:$left_out --save-reference four
+    verdict "wrong-sum with $axis: completes" "$(ends 0 10)$(announced wrong-sum 3 1)"
+    "$bin/compare" four one >"$work/out"
+    verdict "wrong-sum with $axis: one gradient is wrong" "$([ $? = 1 ] || echo "compare: not exit code 1; ")$(
+        grep -q "gradient: $left_out at step 1 by 0\.[1-9].*(1 of 21 exceed it)" "$work/out" || cat "$work/out")"
+    rm -rf four
+done
+train --inject wrong-sum:3:4 --replica-check 1 --metrics m.jsonl
+verdict "wrong-sum: the replicas stay equal; other losses from the next step on" "$(ends 0 10)$(
+    [ "$(losses m.jsonl | head -n 4)" = "$(losses plain.jsonl | head -n 4)" ] || echo "other losses before it; ")$(
+    [ "$(losses m.jsonl)" != "$(losses plain.jsonl)" ] || echo "the same losses")"
+train --inject bitflip:1:2:model.norm.weight --replica-check 1
+verdict "bitflip in a parameter: that one" "$(ends 1 10)$(
+    says "--replica-check: after step 2: the weight of model.norm.weight differs on rank 1 from ranks 0, 2 and 3")"
 
 # ---- replicas ----
 found() { # STEP EQUAL PART...: exit code 1, one line, the step after which it was found and the last one before

@@ -273,6 +273,10 @@ def layout_cases(add):
             ("08_3d_full", "--tp 3", "--tp"), ("08_3d_full", "--dry-run", "--dry-run"),
             ("08_3d_full", "--pp 2 --metrics nowhere/m", "--metrics"), ("08_3d_full", "--data nowhere", "--data"),
             ("08_3d_full", "--save-hf text.txt", "--save-hf"), ("08_3d_full", "--load-hf nowhere", "--load-hf"),
+            ("08_3d_full", "--inject nan:0:1:", "--inject"), ("08_3d_full", "--inject nan:0:1:model.x", "--inject"),
+            ("08_3d_full", "--inject nan:0:1:lm_head.weight:1", "--inject"),
+            ("08_3d_full", "--inject kill:0:1:lm_head.weight", "--inject"),
+            ("08_3d_full", "--inject deadlock:0:1", "--inject"), ("08_3d_full", "--inject wrong-sum:2:1", "--inject"),
             ("08_3d_full", "--model 405b", "--model")):
         add("layouts", f"{program}: {flags}", program, flags.split(), expected, ranks=2,
             without=SHAPE if "--model" in flags else ())
