@@ -1,0 +1,611 @@
+"""The eight incidents: how each is drawn from a seed, its story, hints, evidence and solution. drill.py runs them.
+
+Reading on spoils the drills."""
+import dataclasses
+import json
+import re
+
+CAUSES = {
+    "hang": "one process stands still in its own code, outside of every collective",
+    "dead-process": "one process was killed (out of memory, a crash); its node is well",
+    "lost-node": "a node is gone, with all of its processes",
+    "slow-device": "one rank's own work takes longer: a throttled or broken device",
+    "slow-network": "the transfers take longer on all ranks",
+    "slow-data": "steps wait for the data",
+    "nan-one-rank": "NaN arises on one rank alone: its device or its kernels",
+    "divergence": "training diverges: learning rate or initial values, alike on all ranks",
+    "skipped-collective": "a rank leaves out a collective that the others call",
+    "deadlock": "ranks call the collectives of two groups in different orders, so that each waits for another",
+    "missing-gradient": "a rank's gradient is missing in the sum over the ranks",
+    "rounding": "another order of sums: the last bits differ, nothing is wrong",
+    "bit-flip": "a weight changed in one rank's memory between two updates",
+    "other-data": "a rank trains on other samples than it should",
+}
+SHAPE = {"--layers": "2", "--hidden": "32", "--heads": "4", "--kv-heads": "2", "--ffn": "48", "--seq-len": "32",
+         "--init-std": "0.1", "--global-batch": "12"}
+# Not the embedding: a single row of it is seldom used.
+PARAMETERS = ["model.norm.weight", "lm_head.weight"] + [
+    f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
+    for part in ("input_layernorm", "self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+                 "mlp.down_proj")]
+PER_NODE = 2
+
+
+def node_of(job, rank):
+    return f"{job}-n{rank // PER_NODE + 1:02}"
+
+
+@dataclasses.dataclass
+class Case:
+    """One drawing of an incident."""
+    flags: dict             # of the job
+    fault: list             # [(kind, rank, step, parameter or "")]
+    answer: dict            # {"rank": {3}, "step": 7, "place": "dp.all_reduce", "cause": "hang"}
+    ranks: int = 4
+
+
+@dataclasses.dataclass
+class Evidence:
+    """`find(folder)` returns what the solution cites, or None. rerun: looks into another run of the job."""
+    says: str
+    find: object
+    rerun: dict = None      # flags
+    on: list = None         # ranks of the rerun
+    one_rank: bool = False  # and a run of chapter 01 with the same flags, whose reference is beside it
+
+
+# ---- reading the artefacts -----------------------------------------------------------------------------------------
+def first_line(pattern, *files):
+    """Evidence.find: the first line of the files (globs) that the pattern matches, as FILE:LINE: TEXT."""
+    def find(folder):
+        for glob in files:
+            for path in sorted(folder.glob(glob)):
+                for number, text in enumerate(path.read_text().splitlines(), 1):
+                    if re.search(pattern, text):
+                        shown = text if len(text) < 200 else text[:200] + " ..."
+                        return f"{path.relative_to(folder)}:{number}: {shown}"
+        return None
+    return find
+
+
+def events(folder, kind, file="metrics.jsonl"):
+    lines = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+def last_step(step):
+    """The metrics end with that step."""
+    def find(folder):
+        steps = events(folder, "step")
+        if not steps or steps[-1]["step"] != step:
+            return None
+        return f"metrics.jsonl: the last step is {step}, with loss {steps[-1]['loss']}"
+    return find
+
+
+def dashboard_before(step):
+    """The Prometheus file is written once a second: it ends with a step before."""
+    def find(folder):
+        found = re.search(r"^train70b_step (\d+)$", (folder / "metrics.prom").read_text(), re.M)
+        return f"metrics.prom: {found[0]}, and no more" if found and int(found[1]) < step else None
+    return find
+
+
+def unfinished(folder, rank):
+    """The operations that a rank's log calls NOT ENDED."""
+    text = (folder / f"logs/rank-{rank}.log").read_text()
+    return re.findall(rf"^rank {rank}:   (\S+) #.*NOT ENDED", text, re.M)
+
+
+def only_missing(rank, ranks, operation):
+    """Every rank but one is in that operation; that one has ended all of its own."""
+    def find(folder):
+        inside = [other for other in range(ranks) if operation in unfinished(folder, other)]
+        text = (folder / f"logs/rank-{rank}.log").read_text()
+        if inside != [other for other in range(ranks) if other != rank] or unfinished(folder, rank):
+            return None
+        calls = re.findall(rf"^rank {rank}:   (\S+ #\d+)", text, re.M)
+        return calls and (f"logs: ranks {listed(inside)} list {operation} as NOT ENDED; the last call of rank "
+                          f"{rank} is {calls[-1]}, and it has ended")
+    return find
+
+
+def listed(numbers):
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def straggles(rank, step):
+    """From that step on the straggler is that rank, with much more work of its own than the median."""
+    def factor(line):
+        its = line["straggler"]
+        return its["busy_s"] / its["median_busy_s"] if its["rank"] == rank else 0
+
+    def find(folder):
+        steps = events(folder, "step")
+        factors = {line["step"]: factor(line) for line in steps}
+        after = [value for number, value in factors.items() if number >= step]
+        if not after or not factors[step] >= 2 or factors[step - 1] >= 2 or factors.get(step - 2, 0) >= 2:
+            return None
+        if sum(value >= 2 for value in after) < 0.9 * len(after):
+            return None
+        its = steps[step - 1]["straggler"]
+        return (f"metrics.jsonl: step {step} is the first with straggler.rank {rank} and busy_s {its['busy_s']:.3g}, "
+                f"{factors[step]:.1f} times the median; it stays so in "
+                f"{sum(value >= 2 for value in after)} of {len(after)} steps")
+    return find
+
+
+def waits_in(operation, rank, ranks):
+    """In the trace that rank spends the least time in the operation."""
+    def find(folder):
+        spans = json.loads((folder / "trace.json").read_text())
+        spans = spans["traceEvents"] if isinstance(spans, dict) else spans
+        sums = {}
+        for span in spans:
+            if span.get("ph") == "X" and span.get("cat", "").startswith("comm"):
+                by_rank = sums.setdefault(span["name"], [0.0] * ranks)
+                by_rank[span["pid"]] += span["dur"] / 1000
+        most = max(sums, key=lambda name: sum(sums[name][other] for other in range(ranks) if other != rank) -
+                   (ranks - 1) * sums[name][rank])
+        mine = sums[operation]
+        if most != operation or not mine[rank] < min(mine[other] for other in range(ranks) if other != rank):
+            return None
+        times = ", ".join(f"rank {other} {mine[other]:.0f}" for other in range(ranks))
+        return f"trace.json: milliseconds in spans of {operation}: {times}"
+    return find
+
+
+def first_difference(step):
+    """The losses are those of the good run up to that step, and differ in the next one."""
+    def find(folder):
+        pairs = list(zip(events(folder, "step"), events(folder, "step", "good.jsonl")))
+        differ = [mine["step"] for mine, good in pairs if mine["loss"] != good["loss"]]
+        if not differ or differ[0] != step + 1:
+            return None
+        mine, good = pairs[step]
+        return (f"metrics.jsonl and good.jsonl: step {step} is equal, step {step + 1} has {mine['loss']} and "
+                f"{good['loss']}")
+    return find
+
+
+def same_loss_other_norm(folder):
+    mine, good = events(folder, "step")[0], events(folder, "step", "one-rank.jsonl")[0]
+    if not abs(mine["loss"] / good["loss"] - 1) < 1e-6 or not abs(mine["grad_norm"] / good["grad_norm"] - 1) > 5e-6:
+        return None
+    return (f"metrics.jsonl and one-rank.jsonl, step 1: losses {mine['loss']} and {good['loss']}, norms "
+            f"{mine['grad_norm']} and {good['grad_norm']}")
+
+
+def all_terminated_but(dead, ranks):
+    def find(folder):
+        told = {rank for rank in range(ranks)
+                if "terminated by SIGTERM" in (folder / f"logs/rank-{rank}.log").read_text()}
+        if told != set(range(ranks)) - dead:
+            return None
+        return (f'logs: ranks {listed(told)} say "terminated by SIGTERM"; those of ranks {listed(dead)} end without a '
+                "word")
+    return find
+
+
+def out_of_order(early, ranks):
+    """The early ranks are in tp.scalar, the others in dp.scalar, and before that dp.scalar came first."""
+    def find(folder):
+        for rank in range(ranks):
+            if unfinished(folder, rank) != ["tp.scalar" if rank in early else "dp.scalar"]:
+                return None
+        return (f"logs: tp.scalar is NOT ENDED on ranks {listed(early)}, dp.scalar on ranks "
+                f"{listed(set(range(ranks)) - early)}")
+    return find
+
+
+def usual_order(folder):
+    for path in sorted(folder.glob("logs/rank-*.log")):
+        calls = re.findall(r"^rank \d+:   (\S+) #(\d+)(.*)$", path.read_text(), re.M)
+        for before, after in zip(calls, calls[1:]):
+            if before[0] == "dp.scalar" and after[0] == "tp.scalar" and "1 numbers" in before[2] and \
+                    "1 numbers" in after[2] and "NOT ENDED" not in after[2]:
+                return f"{path.relative_to(folder)}: a step before: dp.scalar #{before[1]}, then tp.scalar #{after[1]}"
+    return None
+
+
+def compared(pattern):
+    return first_line(pattern, "compare.txt")
+
+
+# ---- the incidents -------------------------------------------------------------------------------------------------
+class Incident:
+    name = title = teaches = story = meaning = troubleshooting = reasoning = cluster = ""
+    minutes = 10
+    needs = "chapter 02"
+    fields = ("rank", "step", "place", "cause")
+    place = ""          # what the field asks for
+    hints = ()
+    remarks = {}        # by field
+    confusions = {}     # remarks on the cause, by wrong cause
+    steps = 24
+    step_tolerance = 0
+    extra = {}          # {file: a run without the fault, "same" layout or "one" rank}
+
+    def draw(self, dice):
+        raise NotImplementedError
+
+    def evidence(self, case):
+        raise NotImplementedError
+
+    def job(self, **more):
+        flags = {**SHAPE, "--steps": str(self.steps)}
+        return {**flags, **{"--" + key.replace("_", "-"): str(value) for key, value in more.items()}}
+
+
+class Nan(Incident):
+    name = "aurora"
+    title = "The run ends by itself with exit code 1 in the middle of the night."
+    teaches = "what an alarm says: one rank's fault, or one of the numbers"
+    minutes = 5
+    needs = "chapter 01"
+    place = "the parameter"
+    story = """02:14, a page: aurora has ended with exit code 1. The owner had raised the learning rate the day
+before, and asks whether to start again with half of it."""
+    hints = ("The last line of metrics.jsonl is an event that says why the run has ended.",
+             "alarm.parameter and alarm.of say where the first value that is no number was found; alarm.step says "
+             "when.",
+             "If the numbers of the model had grown too large, how many ranks would have found it? Look at "
+             "alarm.ranks.")
+    remarks = {"rank": "the last line of metrics.jsonl names a rank",
+               "step": "the run ended inside a step: the one of the alarm, not the last that was completed",
+               "place": "the alarm has the name of a parameter",
+               "cause": "compare the number of ranks that found the value with the number of ranks (alarm.ranks)"}
+    confusions = {"divergence": "numbers that grow too large do so on all replicas; look at alarm.ranks, and at the "
+                                "gradient norms of the steps before"}
+    reasoning = """The alarm counts the ranks that hold a value that is no number. After a divergence all of them
+do, and loss and norm have grown for some steps before. Here one of four has it, and the norms of the steps before
+are quiet."""
+    cluster = """Take the host out, run its device's memory test, and resume on another host from the last
+checkpoint with the same learning rate: half of it would have hidden nothing and cost training time."""
+    troubleshooting = "NaN or infinity"
+
+    def draw(self, dice):
+        rank, step, name = dice.randrange(4), dice.randint(6, self.steps - 4), dice.choice(PARAMETERS)
+        return Case(self.job(lr="0.004"), [("nan", rank, step, name)],
+                    {"rank": {rank}, "step": step, "place": name, "cause": "nan-one-rank"})
+
+    def evidence(self, case):
+        (rank,), step, name = case.answer["rank"], case.answer["step"], case.answer["place"]
+        alarm = rf'"kind":"non_finite","step":{step},.*"parameter":"{re.escape(name)}".*"rank":{rank},"ranks":1\b'
+        return [Evidence("the alarm: step, parameter, rank, and one rank of four", first_line(alarm, "metrics.jsonl")),
+                Evidence("the same in words",
+                         first_line(rf"step {step}: .*first non-finite parameter: {re.escape(name)} "
+                                    rf".*on rank {rank} \(1 of 4", "logs/rank-0.log")),
+                Evidence("the step before was normal", last_step(step - 1))]
+
+
+class Hang(Incident):
+    name = "basalt"
+    title = "No step for minutes, then the watchdog ends the run."
+    teaches = "reading the watchdog's logs of all ranks side by side"
+    minutes = 10
+    place = "the operation in which the other ranks waited"
+    story = """The dashboard's train70b_step had not moved for minutes when basalt ended. Four ranks, no change of
+the code since yesterday. Two teams are asked to look: network and drivers. Which of them do you call?"""
+    hints = ("logs/rank-*.log: each rank lists its last calls. Which calls are NOT ENDED?",
+             "Those who wait are not the ones to blame: a collective waits for every rank of its group. Who is not "
+             "in it?",
+             "The missing rank's last call has ended. Was it inside another call since then, or in none?")
+    remarks = {"rank": "the watchdog speaks on a rank that waits; look for the rank that lists no call as NOT ENDED",
+               "step": "metrics.jsonl ends with the last step that was completed; the next one hung",
+               "place": "the call that is NOT ENDED on those that waited, as GROUP.OPERATION",
+               "cause": "is every rank inside a call, or is one of them in none? Did its process still answer SIGTERM?"}
+    confusions = {"deadlock": "in a deadlock every rank waits in some call; here one rank waits in none",
+                  "skipped-collective": "a rank that skips a call goes on to its next one, and would be seen there",
+                  "dead-process": "a dead process prints nothing when SIGTERM comes; look at all four logs",
+                  "lost-node": "a node that is gone prints nothing; look at all four logs",
+                  "slow-network": "a slow transfer ends; and one of the ranks has not even called it"}
+    reasoning = """Three ranks are inside the same collective. The fourth has ended its previous call and begun no
+other one; but its process is alive, for it prints its log at SIGTERM. So its main thread is somewhere between two
+calls: in a driver call, a data loader, a lock."""
+    cluster = """Before it is killed, look at that process: `py-spy dump` or `gdb -p` shows the line where it
+stands. Then call the driver team, not the network's. Restart without the host: docs/cluster.md,
+08_3d_full/restart.py."""
+    troubleshooting = "Nothing is printed any more"
+
+    def draw(self, dice):
+        rank, step = dice.randrange(4), dice.randint(6, self.steps - 4)
+        stage, operation = dice.choice([(0, "dp.all_reduce"), (1, "dp.reduce_scatter"), (3, "dp.all_gather")])
+        flags = self.job(zero=stage, comm_timeout=3, **({"prefetch": 0} if stage == 3 else {}))
+        return Case(flags, [("hang", rank, step, "")],
+                    {"rank": {rank}, "step": step, "place": operation, "cause": "hang"})
+
+    def evidence(self, case):
+        (rank,), step, place = case.answer["rank"], case.answer["step"], case.answer["place"]
+        return [Evidence("who waited, and who did not", only_missing(rank, 4, place)),
+                Evidence("the watchdog's report", first_line(rf"{place} #.*has not ended after", "logs/rank-*.log")),
+                Evidence("that rank's process was alive", first_line("terminated by SIGTERM", f"logs/rank-{rank}.log")),
+                Evidence("the last step before", last_step(step - 1)),
+                Evidence("the same on the dashboard", dashboard_before(step))]
+
+
+class LostNode(Incident):
+    name = "cobalt"
+    title = "The run ends at once; mpirun names one rank."
+    teaches = "telling one dead process from several"
+    minutes = 10
+    needs = "chapter 02, docs/cluster.md"
+    place = "the node, as in nodes.txt"
+    story = """cobalt ended with a signal. The launcher's message names one rank, so a colleague wants to restart
+that one process where it was. Eight ranks, two on each node (nodes.txt)."""
+    hints = ("logs/mpirun.log names only the first process whose end it noticed.",
+             "When a rank dies, the launcher sends SIGTERM to those that are left, and each of them prints its last "
+             "calls.",
+             "Which logs lack that line? Put these ranks beside nodes.txt.")
+    remarks = {"rank": "name all of them (rank=1,5): those whose logs lack the line that SIGTERM makes a rank print",
+               "step": "metrics.jsonl ends with the last step that was completed; the next one was interrupted",
+               "place": "nodes.txt says which ranks share a node",
+               "cause": "how many ranks died, and what do they share?"}
+    confusions = {"dead-process": "count the logs that end without the line that SIGTERM makes a rank print: is it "
+                                  "one?",
+                  "hang": "a process that hangs still answers SIGTERM"}
+    reasoning = """Six ranks were alive when the launcher ended the job: they say so. Two say nothing at all, not
+even that they were terminated, and these are exactly the two of one node."""
+    cluster = """Do not start there again: leave the node out (a spare one, or fewer data-parallel ranks) and resume
+from the last checkpoint. 08_3d_full/restart.py does so when a host does not answer. Then ask for its power supply
+and its BMC log."""
+    troubleshooting = "A rank is killed"
+
+    def draw(self, dice):
+        node, step = dice.randrange(4), dice.randint(6, self.steps - 4)
+        dead = {node * PER_NODE, node * PER_NODE + 1}
+        return Case(self.job(zero=1, global_batch=8), [("kill", rank, step, "") for rank in sorted(dead)],
+                    {"rank": dead, "step": step, "place": node_of(self.name, node * PER_NODE), "cause": "lost-node"}, 8)
+
+    def evidence(self, case):
+        dead, step, place = case.answer["rank"], case.answer["step"], case.answer["place"]
+        return [Evidence("who was left, and who was not", all_terminated_but(dead, 8)),
+                Evidence("the launcher's message, which names one of them",
+                         first_line(rf"process rank ({'|'.join(map(str, dead))}) on node {place} exited on signal 9",
+                                    "logs/mpirun.log")),
+                Evidence("what they share", first_line(rf"^{place} +ranks {min(dead)} and {max(dead)}$", "nodes.txt")),
+                Evidence("the last step before", last_step(step - 1))]
+
+
+class Slow(Incident):
+    name = "dune"
+    title = "The loss is right, but tokens per second have halved since some step."
+    teaches = "busy against waiting time: the slow rank is the one that waits least"
+    minutes = 10
+    needs = "chapter 02, --trace"
+    place = "the operation in which the other ranks wait for it"
+    step_tolerance = 1
+    steps = 40
+    story = """dune completes, and its losses are right. But finance asks why the second half costs twice the GPU
+hours of the first. The steps' communication seconds have gone up on three of four ranks, so the network team is
+already on the call."""
+    hints = ("metrics.jsonl: how does step_s develop, and who is step.straggler.rank in the slow steps and before "
+             "them?",
+             "straggler.busy_s is a rank's own work, without waiting; compare it with median_busy_s, step by step.",
+             "trace.json (ui.perfetto.dev, or a few lines of Python over its spans): in which operation do three ranks "
+             "spend much longer than the fourth, in the slow steps?")
+    remarks = {"rank": "the slow rank is not the one that waits; see straggler.rank over all the slow steps",
+               "step": "the first step in which straggler.busy_s is a multiple of median_busy_s, and stays so",
+               "place": "in the trace: the comm span that is much longer on the other ranks than on the slow one",
+               "cause": "compare straggler.busy_s with straggler.median_busy_s, and data_s with step_s"}
+    confusions = {"slow-network": "then every rank would wait for about the same time, and busy_s would stay as it was",
+                  "slow-data": "see data_s"}
+    reasoning = """A collective ends when the last rank arrives, so a slow rank makes the communication of all the
+*others* look slow. Its own work, busy_s, is a multiple of the median from one step on; in the trace the three
+others stand in the operation to which it comes late."""
+    cluster = """Read that device's clocks and throttle reasons (`nvidia-smi -q -d PERFORMANCE`), its temperature
+and its PCIe link width; take the host out. `--probe strict` refuses such a host before the next run begins."""
+    troubleshooting = "One rank is slower than the others"
+
+    def draw(self, dice):
+        rank, step = dice.randrange(4), dice.randint(12, 24)
+        return Case(self.job(comm_timeout=30), [("slow", rank, step, "")],
+                    {"rank": {rank}, "step": step, "place": "dp.scalar", "cause": "slow-device"})
+
+    def evidence(self, case):
+        (rank,), step, place = case.answer["rank"], case.answer["step"], case.answer["place"]
+        return [Evidence("whose own work takes longer, from when on", straggles(rank, step)),
+                Evidence("where the others wait", waits_in(place, rank, 4)),
+                Evidence("the dashboard at the end", first_line(rf"^train70b_straggler_rank {rank}$", "metrics.prom"))]
+
+
+class Skipped(Incident):
+    name = "ember"
+    title = "MPI ends the run, with a message about a message."
+    teaches = "numbering the calls of all ranks; --comm-check"
+    minutes = 15
+    place = "the operation that was left out"
+    story = """ember ran last week. Since then somebody has merged an option that prints more on some ranks. Now it
+ends in the middle, with an error of MPI or a timeout. The machines are fine: the fault is in the code, and comes
+again in each run."""
+    hints = ("An error of MPI says where two ranks no longer fit together, not where they parted. In the logs, "
+             "compare the "
+             "calls of the same number (dp.scalar #41) on all ranks.",
+             "Run it again so that the ranks compare their calls before they exchange data: "
+             "bash docs/drill.sh rerun ember --comm-check on",
+             "In \"mismatch: the ranks of group dp disagree\" one rank is ahead: what do the others call, which it "
+             "left out?")
+    remarks = {"rank": "one rank is one call ahead of the others; `rerun` with --comm-check on lists all calls",
+               "step": "metrics.jsonl ends with the last step that was completed; the next one failed",
+               "place": "what the other ranks call when the odd one calls something else, as GROUP.OPERATION",
+               "cause": "the odd rank is inside a collective, too: a later one"}
+    confusions = {"hang": "a rank that hangs is in no call; each of these is in one",
+                  "deadlock": "there is one group only: nobody waits in another one",
+                  "slow-network": "a slow network delivers what was sent; this message has another length"}
+    reasoning = """The numbers of a group's collectives count its calls, so equal numbers must be equal calls. One
+rank's call of that number is the next one of the step: it left out the sum of the loss. Without --comm-check the
+two messages meet and have different lengths, or nobody answers."""
+    cluster = """Find the `if` around the collective: `if rank == ...`, a cache that one rank has, an exception that
+one rank swallows. Keep --comm-check on (TORCH_DISTRIBUTED_DEBUG=DETAIL in PyTorch) in the tests of such changes."""
+    troubleshooting = "The ranks wait for each other after a change of the code"
+
+    def draw(self, dice):
+        rank, step = dice.randrange(4), dice.randint(6, self.steps - 4)
+        return Case(self.job(comm_timeout=3), [("skip-collective", rank, step, "")],
+                    {"rank": {rank}, "step": step, "place": "dp.scalar", "cause": "skipped-collective"})
+
+    def evidence(self, case):
+        (rank,), step, check = case.answer["rank"], case.answer["step"], {"--comm-check": "on"}
+        call = r"of 4: dp\.scalar #\d+"
+        return [Evidence("how it ended", first_line("message truncated|has not ended after", "logs/rank-*.log")),
+                Evidence("the last step before", last_step(step - 1)),
+                Evidence("rerun --comm-check on: the others call the sum of one number",
+                         first_line(rf"^  rank {(rank + 1) % 4} {call}, 1 numbers", "logs/rank-0.log"), check),
+                Evidence("and this rank is at the call after it",
+                         first_line(rf"^  rank {rank} {call}, 3 numbers", "logs/rank-0.log"), check)]
+
+
+class BitFlip(Incident):
+    name = "fjord"
+    title = "No error, no spike, but not the loss of last week's run with the same seed."
+    teaches = "bitwise reproducibility, --replica-check, and what can still be trusted"
+    minutes = 15
+    needs = "chapter 08, \"When machines fail\""
+    place = "the parameter"
+    story = """fjord repeats last week's run: same commit, same seed, same layout, so that its losses must be equal
+bit for bit (good.jsonl is last week's). They are not, and a check that runs every few steps has ended it. From
+which checkpoint may it be resumed, and without which device? Step: the last one after which all was still equal to
+last week's run."""
+    hints = ("The last line of metrics.jsonl and the line in logs/ that begins with --replica-check's name.",
+             "The check runs every few steps only. Which are the first losses that differ between metrics.jsonl and "
+             "good.jsonl?",
+             "A loss is computed from the weights that the step before has left. To see it narrower: "
+             "bash docs/drill.sh rerun fjord --replica-check 1")
+    remarks = {"rank": "with three copies or more the check names the one that disagrees with the majority",
+               "step": "compare the losses with good.jsonl: the first that differs was computed from weights that were "
+                       "already changed, so the answer is the step before it",
+               "place": "the check names a tensor",
+               "cause": "which replicas agree with each other, and which kind of fault would have spread to all of "
+                        "them?"}
+    confusions = {"rounding": "one build and one layout: the order of sums is the same, and replicas are bitwise equal",
+                  "missing-gradient": "a wrong sum is equally wrong on all ranks: the replicas would agree",
+                  "other-data": "other samples change the summed gradient on all ranks alike: the replicas would agree",
+                  "nan-one-rank": "every loss is a number"}
+    reasoning = """Gradients are summed, so whatever goes wrong before the sum reaches all replicas alike. Here one
+replica's weight differs from the other three: it was changed after an update, in that rank's memory. The losses
+tell the step: equal up to it, different from the next one on."""
+    cluster = """Resume from a checkpoint before that step (replicas_differ.equal is always safe), leave the device
+out, and read its ECC counters. 08_3d_full/restart.py sets aside the checkpoints after the last good check."""
+    troubleshooting = "A rank computes other numbers than its replicas"
+    extra = {"good.jsonl": "same"}
+
+    def draw(self, dice):
+        every = dice.choice([4, 5, 6])
+        rank, step, name = dice.randrange(4), dice.randint(6, self.steps - 8), dice.choice(PARAMETERS)
+        return Case(self.job(replica_check=every), [("bitflip", rank, step, name)],
+                    {"rank": {rank}, "step": step, "place": name, "cause": "bit-flip"})
+
+    def evidence(self, case):
+        (rank,), step, name = case.answer["rank"], case.answer["step"], re.escape(case.answer["place"])
+        others = [other for other in range(4) if other != rank]
+        line = rf"the weight of {name} differs on rank {rank} from ranks {others[0]}, {others[1]} and {others[2]}"
+        return [Evidence("which replica differs, and in what", first_line(line, "logs/rank-*.log")),
+                Evidence("the event", first_line(r'"event":"replicas_differ"', "metrics.jsonl")),
+                Evidence("the first loss that differs", first_difference(step)),
+                Evidence("rerun --replica-check 1", first_line(rf"after step {step}: {line}", "logs/rank-*.log"),
+                         {"--replica-check": "1"})]
+
+
+class Deadlock(Incident):
+    name = "granite"
+    title = "No step for minutes, then the watchdog ends the run: is it basalt again?"
+    teaches = "drawing who waits for whom"
+    minutes = 20
+    needs = "chapters 02 and 04"
+    place = "the call that came too early on these ranks"
+    story = """granite trains in two dimensions, tensor and data parallel. Since a refactoring it stops at some
+step, every time at the same one, and the watchdog ends it. All four processes are alive, and all four are inside a
+collective. rank: all those that do not follow the usual order of calls."""
+    hints = ("logs/rank-*.log: note for each rank the call that is NOT ENDED, and its group. The head of "
+             "logs/rank-0.log shows "
+             "which ranks form a tp group (a row) and a dp group (a column).",
+             "Draw an arrow from each rank to the rank for which it waits. What shape is it?",
+             "All four ranks run the same program. Which of the two calls came first in the steps before? One log "
+             "lists 64 "
+             "calls, enough for some steps.")
+    remarks = {"rank": "name all of them (rank=0,1): those that wait in the call that used to come second",
+               "step": "metrics.jsonl ends with the last step that was completed; the next one stopped",
+               "place": "of the two calls that are NOT ENDED, the one that used to come second in the steps before",
+               "cause": "is any rank outside of all calls? Draw who waits for whom"}
+    confusions = {"hang": "a rank that hangs is in no call; is there one?",
+                  "skipped-collective": "nobody is ahead in the numbers of a group; are the two that wait in "
+                                        "different groups?",
+                  "slow-network": "a slow transfer ends"}
+    reasoning = """Two ranks are in tp.scalar and wait for their tp neighbours; these are in dp.scalar and wait for
+their dp neighbours, which are the first two: a cycle of four, in which nobody is missing and all are waiting. In
+the steps before, the loss's sum over dp came first, then the norm's over tp. So those in tp.scalar are early."""
+    cluster = """No host is at fault, and a restart stops at the same step. Make the order the same on all ranks:
+look for a branch, a dict or set that is iterated, a hook whose order depends on timing. Chapter 05 has the deadlock
+of blocking sends: mpirun -np 2 build/bin/05_pipeline --toy-deadlock on --comm-timeout 3"""
+    troubleshooting = "All ranks wait, and none is missing"
+
+    def draw(self, dice):
+        early, step = dice.choice([{0, 3}, {1, 2}]), dice.randint(6, self.steps - 4)
+        return Case(self.job(tp=2, comm_timeout=3), [("deadlock", min(early), step, "")],
+                    {"rank": early, "step": step, "place": "tp.scalar", "cause": "deadlock"})
+
+    def evidence(self, case):
+        early, step = case.answer["rank"], case.answer["step"]
+        return [Evidence("who waits where", out_of_order(early, 4)),
+                Evidence("the usual order", usual_order),
+                Evidence("the groups", first_line(r"^ +stage 0 +dp 0 +\| 0 1$", "logs/rank-0.log")),
+                Evidence("the last step before", last_step(step - 1))]
+
+
+class WrongSum(Incident):
+    name = "harbour"
+    title = "A good loss curve. Is it the right one?"
+    teaches = "why layouts are compared gradient by gradient; halving the machines until one is left"
+    minutes = 25
+    needs = "chapter 08, \"Predict, then run\""
+    place = "the parameter"
+    fields = ("rank", "place", "cause")
+    story = """harbour is the first run on a new cluster, four ranks. Its loss falls as it should; beside the run on
+one rank (one-rank.jsonl) it differs in the last digits, and more later on. The owner says: rounding. Do you sign?
+one-rank.sh runs it on one good device and saves its first gradients; reference/ has those of this run, for
+build/bin/compare."""
+    hints = ("Compare loss and grad_norm of step 1 in metrics.jsonl and one-rank.jsonl. The weights are still equal "
+             "there: how "
+             "much may rounding change either?",
+             "bash build/drill/harbour/one-rank.sh, and then compare the two references: which gradient differs? With "
+             "--dtype fp64 in both runs (`rerun`, and behind one-rank.sh), rounding would vanish.",
+             "The sum hides whose part is wrong. Run the job on some of the ranks only (rerun harbour --on 0,1) and "
+             "compare "
+             "rerun-1/reference with one; halve until one is left.")
+    remarks = {"rank": "`rerun harbour --on RANKS` leaves out the others; compare its reference with one rank's",
+               "place": "build/bin/compare lists the gradients that differ most",
+               "cause": "would rounding change one gradient of twenty by a tenth and more, and stay as large in fp64?"}
+    confusions = {"rounding": "in fp32 gradients of step 1 differ by about 1e-7 for every parameter; in fp64 by 1e-15",
+                  "other-data": "other samples would change every gradient, and the loss of step 1",
+                  "bit-flip": "a changed weight would change the loss of step 1 on one rank, and --replica-check "
+                              "would see it",
+                  "nan-one-rank": "every value is a number",
+                  "divergence": "the loss is nearly the right one: something is wrong, but not that"}
+    reasoning = """At step 1 the weights are equal, and so is the loss: the forward pass is right. The gradient norm
+is not. One gradient of 21 differs, by far more than rounding, while the others agree to 1e-6: a part of its sum is
+missing. Reruns on fewer ranks are right without the faulty one, and on it alone that gradient is 0."""
+    cluster = """AdamW divides by the gradient's size, which hides a missing part: the loss alone proves nothing.
+Compare step-1 gradients on every new cluster, library version and layout. The usual cause is a bucket that is sent
+before its last gradient is added (chapter 02, trap 2)."""
+    troubleshooting = "The loss differs between two layouts"
+    extra = {"one-rank.jsonl": "one"}
+
+    def draw(self, dice):
+        rank, name = dice.randrange(4), dice.choice(PARAMETERS)
+        return Case(self.job(save_reference="reference"), [("wrong-sum", rank, 1, name)],
+                    {"rank": {rank}, "place": name, "cause": "missing-gradient"})
+
+    def evidence(self, case):
+        (rank,), name = case.answer["rank"], re.escape(case.answer["place"])
+        again = {"--save-reference": "reference"}
+        wrong = rf"gradient: {name} at step 1 by .* \(1 of 21 exceed it\)"
+        return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
+                Evidence("compare: one gradient", compared(wrong), again, None, True),
+                Evidence("in fp64 as well", compared(wrong), {**again, "--dtype": "fp64"}, None, True),
+                Evidence(f"rerun --on {rank}: nothing is left of it", compared(rf"^ +1 +\S+ +{name}$"), again, [rank],
+                         True),
+                Evidence("on the others there is no difference", compared("within"), again,
+                         [other for other in range(4) if other != rank], True)]
+
+
+INCIDENTS = [kind() for kind in (Nan, Hang, LostNode, Slow, Skipped, BitFlip, Deadlock, WrongSum)]

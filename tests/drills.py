@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""The fault drills of docs/drills: each incident is started with two seeds. The right answer gets full marks, every
+wrong field loses its mark and gets its remark; the artefacts hold the evidence that the solution cites, and nothing
+that gives the fault away. Then bad input.
+
+    python3 tests/drills.py BIN_FOLDER [NAME ...]
+
+Without names: two of the eight, as TRAIN70B_TEST_SLICE says, or all of them where it is "all".
+"""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs/drills"))
+import drill as drills  # noqa: E402
+from incidents import CAUSES, INCIDENTS, PARAMETERS  # noqa: E402
+
+SEEDS = [7, 23]
+failed = 0
+
+
+def verdict(name, *problems):
+    global failed
+    problems = [text for text in problems if text]
+    print(f"FAIL {name}: {'; '.join(problems)}" if problems else f"ok   {name}", flush=True)
+    failed += bool(problems)
+
+
+class Shell:
+    """docs/drill.sh with the folders of this test."""
+
+    def __init__(self, programs, folder):
+        self.folder, self.options = folder, ["--bin", str(programs), "--folder", str(folder)]
+
+    def run(self, *words, options=None, environment=None):
+        return subprocess.run(["bash", "docs/drill.sh", *words, *(self.options if options is None else options)],
+                              cwd=ROOT, capture_output=True, text=True, timeout=400, env=environment)
+
+    def marks(self, name, answer):
+        """The JSON of an answer, with the exit code."""
+        done = self.run("answer", name, *(f"{field}={value}" for field, value in answer.items()), "--json")
+        return {**json.loads(done.stdout or "{}"), "code": done.returncode, "error": done.stderr}
+
+
+def texts(case, fields):
+    """The right answer as it is typed."""
+    its = {**case.answer, "rank": ",".join(map(str, sorted(case.answer["rank"])))}
+    return {field: str(its[field]) for field in fields}
+
+
+def wrong_values(incident, case):
+    """{field: [(wrong value, marks of that field)]}."""
+    right = case.answer
+    other = next(rank for rank in range(case.ranks) if rank not in right["rank"])
+    ranks = [(str(other), 0), (",".join(map(str, range(case.ranks))), 0)]
+    if len(right["rank"]) > 1:
+        ranks.append((str(min(right["rank"])), 0.5))
+    found = {"rank": ranks,
+             "place": [(next(name for name in PARAMETERS if name != right["place"]), 0), ("dp.barrier", 0)],
+             "cause": [(cause, 0) for cause in CAUSES if cause != right["cause"]]}
+    if "step" in right:
+        far = incident.step_tolerance + 1
+        found["step"] = [(str(right["step"] - far), 0), (str(min(right["step"] + far, incident.steps)), 0)]
+    return found
+
+
+def reveals(remark, field, case):
+    """Whether a remark has the answer in it."""
+    if field == "rank":
+        return any(re.search(rf"\brank[s=]* ?{rank}\b", remark) for rank in case.answer["rank"]
+                   if f"rank={rank}," not in remark)
+    return field != "cause" and re.search(rf"(?<![\w.]){re.escape(str(case.answer[field]))}(?![\w.])", remark)
+
+
+def definitions():
+    rows = [line.split("|")[1].strip() for line in (ROOT / "docs/troubleshooting.md").read_text().splitlines()
+            if line.startswith("| ")]
+    table = (ROOT / "docs/drills/README.md").read_text()
+    problems = [f"two drills are called {name}" for name in {each.name for each in INCIDENTS}
+                if sum(each.name == name for each in INCIDENTS) > 1]
+    for number, each in enumerate(INCIDENTS, 1):
+        if each.troubleshooting not in rows:
+            problems.append(f"{each.name}: docs/troubleshooting.md has no row \"{each.troubleshooting}\"")
+        if f"| {number} | {each.name} | {each.title} | {each.teaches} | {each.needs} | {each.minutes} |" not in table:
+            problems.append(f"{each.name}: its row is not in docs/drills/README.md")
+        if set(each.remarks) != set(each.fields) or len(each.hints) != 3 or not set(each.confusions) < set(CAUSES):
+            problems.append(f"{each.name}: remarks, hints or confusions")
+        for seed in range(200):
+            case = drills.drawn(each, seed, 0)
+            right = case.answer["cause"]
+            if right in each.confusions or set(case.answer) != set(each.fields):
+                problems.append(f"{each.name}: the right cause has a remark, or the fields are not those of the answer")
+            told = each.story + each.title
+            if re.search(rf"\b{right.replace('-', '[- ]')}", told) or str(case.answer["place"]) in told:
+                problems.append(f"{each.name}: the story gives the answer")
+    verdict("eight incidents: rows of the two documents, three hints, remarks on every field", *sorted(set(problems)))
+    drawn = {each.name: {str(drills.drawn(each, seed, 0).answer) for seed in range(200)} for each in INCIDENTS}
+    verdict("seeds draw different incidents", *[f"{name}: {len(answers)}" for name, answers in drawn.items()
+                                               if len(answers) < 20])
+
+
+def giveaways(folder):
+    """Files in which the fault is announced."""
+    found = []
+    for path in folder.rglob("*"):
+        data = path.read_bytes().lower() if path.is_file() else b""
+        if b"inject" in data or b"fault injection" in data:
+            found.append(str(path.relative_to(folder)))
+    return found
+
+
+def play(shell, incident, seed, with_solution):
+    name, folder = incident.name, shell.folder / incident.name
+    title = f"{name}, seed {seed}: "
+    done = shell.run("start", name, "--seed", str(seed))
+    verdict(title + "start", done.stderr if done.returncode else "", "" if folder.is_dir() else "no folder")
+    if done.returncode or not folder.is_dir():
+        return
+    drill = drills.Drill(incident, shell.folder)
+    case, right = drill.case, texts(drill.case, incident.fields)
+    brief = (folder / "brief.md").read_text()
+    state = (folder / "drill.json").read_text()
+    verdict(title + "nothing gives it away", *giveaways(folder),
+            f"{right['place']} in the brief" if right["place"] in brief.split("Causes:")[0] else "",
+            "the state is readable" if right["place"] in state or '"seed"' in state else "",
+            *[f"{word} is missing" for word in ("## What you have", "## What to answer", "`logs/`", "metrics.jsonl")
+              if word not in brief])
+    verdict(title + "the evidence is there", *[its.says for its in incident.evidence(case)
+                                               if its.rerun is None and not its.find(folder)])
+    its = shell.marks(name, right)
+    full = its["code"] == 0 and its["marks"] == its["of"] == len(right)
+    verdict(title + "the right answer", "" if full else str(its))
+    problems = []
+    for field, values in wrong_values(incident, case).items():
+        if field not in incident.fields:
+            continue
+        for value, marks in values:
+            its = shell.marks(name, {**right, field: value})
+            got = its["fields"][field]
+            if its["code"] != 1 or its["marks"] != its["of"] - 1 + marks or got["marks"] != marks or not got["remark"]:
+                problems.append(f"{field}={value}: {its}")
+            if any(each["remark"] for key, each in its["fields"].items() if key != field):
+                problems.append(f"{field}={value}: a remark on a right field")
+            if reveals(got["remark"], field, case):
+                problems.append(f"{field}={value}: the remark has the answer: {got['remark']}")
+            if seed != SEEDS[0]:
+                break  # one value of each
+    partly = shell.marks(name, {"cause": right["cause"]})
+    if partly["marks"] != 1 or partly["code"] != 1 or partly["fields"]["rank"]["given"] is not None:
+        problems.append(f"one field: {partly}")
+    verdict(title + "wrong fields lose their marks, with a remark", *problems)
+    if not with_solution:
+        return
+    hints = [shell.run("hint", name).stdout for _ in range(4)]
+    verdict(title + "three hints, one after another", "" if hints[2] == hints[3] else "a fourth",
+            *[f"after {number}: {text}" for number, text in enumerate(hints, 1)
+              if text.count(" of 3: ") != min(number, 3)])
+    done = shell.run("solution", name)
+    first = f"{name}: " + " ".join(f"{key}={value}" for key, value in right.items())
+    verdict(title + "the solution cites the artefacts", done.stderr if done.returncode else "",
+            "" if first in done.stdout else "no answer",
+            f"not in the artefacts: {done.stdout}" if "not in these artefacts" in done.stdout else "",
+            "" if f'"{incident.troubleshooting}"' in done.stdout else "no row of docs/troubleshooting.md")
+    rerun = shell.run("rerun", name, "--on", "0,1", "--steps", "3")
+    verdict(title + "a rerun on two ranks", rerun.stderr if rerun.returncode else "", *giveaways(folder),
+            "" if "rerun-1" in rerun.stdout and (folder / "rerun-1/metrics.jsonl").exists() else rerun.stdout)
+
+
+def bad_input(shell, programs, started):
+    def refused(name, words, *parts, **more):
+        done = shell.run(*words, **more)
+        lines = done.stderr.splitlines()
+        verdict(f"refused: {name}", f"exit code {done.returncode}" if done.returncode != 2 else "",
+                "" if len(lines) == 1 and lines[0].startswith("drill: ") else f"not one line: {done.stderr}",
+                *[f"no {part} in: {done.stderr}" for part in parts if part not in done.stderr],
+                done.stdout and f"output: {done.stdout}")
+
+    name = started.name
+    other = next(each.name for each in INCIDENTS if not (shell.folder / each.name).exists()) if len(
+        list(shell.folder.iterdir())) < len(INCIDENTS) else None
+    refused("an unknown command", ["begin"], "begin", "start", "solution")
+    refused("an unknown drill", ["start", "hang"], "hang: no such drill", *[each.name for each in INCIDENTS])
+    refused("drill 9", ["start", "9"], "9: no such drill", "aurora")
+    refused("no drill", ["hint"], "needs a drill", "aurora")
+    refused("two drills", ["start", name, name], f"{name}: start takes one drill")
+    refused("a seed that is no number", ["start", name, "--seed", "x"], "--seed x: must be a number")
+    refused("a seed without a number", ["start", name, "--seed"], "--seed", options=[])
+    refused("list of something", ["list", name], "list takes no arguments")
+    if other:
+        for verb in ("answer", "hint", "solution", "rerun"):
+            refused(f"{verb} before start", [verb, other], f"bash docs/drill.sh start {other}")
+    refused("an answer without fields", ["answer", name], "rank=...", "cause=...")
+    refused("an unknown field", ["answer", name, "host=3"], "host=3", "fields of", *started.fields)
+    refused("no field", ["answer", name, "3"], "FIELD=VALUE")
+    refused("a field twice", ["answer", name, "rank=1", "rank=2"], "rank is given twice")
+    refused("a rank that does not exist", ["answer", name, "rank=99"], "rank=99: must be ranks of 0 to")
+    refused("no rank", ["answer", name, "rank="], "rank=: must be ranks")
+    refused("an empty place", ["answer", name, "place="], "place=: must be")
+    refused("an unknown cause", ["answer", name, "cause=gremlins"], "cause=gremlins: no such cause", *CAUSES)
+    if "step" in started.fields:
+        refused("step 0", ["answer", name, "step=0"], "step=0: must be a step of 1 to")
+        refused("a step that is no number", ["answer", name, "step=two"], "step=two: must be a step")
+    refused("a rerun on no rank", ["rerun", name, "--on", "9,9"], "--on 9,9: must be ranks of 0 to")
+    refused("a rerun with a fault", ["rerun", name, "--inject", "nan:0:1"], "--inject: cannot be set")
+    refused("a rerun with the program's bad input", ["rerun", name, "--heads", "5"], "--heads 5")
+    refused("a rerun with an unknown flag", ["rerun", name, "--frobnicate"], "--frobnicate")
+    refused("a rerun with a word", ["rerun", name, "fast"], "fast: must be a flag")
+    refused("no programs", ["start", name], "bash tests/setup.sh", options=["--bin", str(shell.folder / "nothing")])
+    with tempfile.TemporaryDirectory() as path:  # of programs, without mpirun
+        for tool in ("bash", "python3", "dirname"):
+            where = subprocess.run(["which", tool], capture_output=True, text=True, check=True).stdout.strip()
+            os.symlink(where, os.path.join(path, tool))
+        refused("no mpirun", ["start", name], "no mpirun: run `bash tests/setup.sh`",
+                options=["--bin", str(programs), "--folder", str(shell.folder / "x")],
+                environment={**os.environ, "PATH": path})
+    state = shell.folder / name / "drill.json"
+    kept = state.read_text()
+    for damage in ("", "{}", kept.replace("sealed", "seal"), kept[:30]):
+        state.write_text(damage)
+        refused(f"a damaged state of {len(damage)} bytes", ["hint", name], "is damaged", f"start {name}")
+    state.write_text(kept)
+    table = shell.run("list")
+    verdict("the list has every drill and the best marks", *[f"no {each.name}" for each in INCIDENTS
+                                                           if each.name not in table.stdout],
+            "" if f"{len(started.fields)} of {len(started.fields)}" in table.stdout else table.stdout)
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    programs, names = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:]
+    part = os.environ.get("TRAIN70B_TEST_SLICE", "0")
+    chosen = [each for i, each in enumerate(INCIDENTS)
+              if each.name in names or not names and (part == "all" or i // 2 == int(part) % 4)]
+    definitions()
+    with tempfile.TemporaryDirectory(prefix="train70b_drills_") as name:
+        shell = Shell(programs, pathlib.Path(name))
+        for incident in chosen:
+            for seed in SEEDS:
+                play(shell, incident, seed, seed == SEEDS[0])
+        bad_input(shell, programs, chosen[-1])
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
