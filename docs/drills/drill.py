@@ -207,7 +207,8 @@ def brief(incident, case, shown, programs):
                         *words_of({**case.flags, **OUTPUT})])
     there = {"logs/": "rank-R.log: what each rank printed; mpirun.log: the launcher",
              "metrics.jsonl": "one event a line", "metrics.prom": "what the dashboard read last",
-             "trace.json": "all ranks on one clock: ui.perfetto.dev", "nodes.txt": "which ranks share a node", "good.jsonl": "the metrics of a run without the fault",
+             "trace.json": "all ranks on one clock: ui.perfetto.dev", "nodes.txt": "which ranks share a node",
+             "good.jsonl": "the metrics of a run without the fault",
              "one-rank.jsonl": "the metrics of one good device",
              "one-rank.sh": "that run again, with --save-reference one",
              "reference/": "gradients of step 1 and more, for build/bin/compare"}
