@@ -140,16 +140,18 @@ def play(shell, incident, seed, with_solution):
         if field not in incident.fields:
             continue
         for value, marks in values:
-            its = shell.marks(name, {**right, field: value})
-            got = its["fields"][field]
-            if its["code"] != 1 or its["marks"] != its["of"] - 1 + marks or got["marks"] != marks or not got["remark"]:
-                problems.append(f"{field}={value}: {its}")
-            if any(each["remark"] for key, each in its["fields"].items() if key != field):
-                problems.append(f"{field}={value}: a remark on a right field")
-            if reveals(got["remark"], field, case):
-                problems.append(f"{field}={value}: the remark has the answer: {got['remark']}")
-            if seed != SEEDS[0]:
-                break  # one value of each
+            drills.check_fields(drill, [f"{field}={value}"])
+            got, remark = drills.marks_of(drill, field, value)
+            if got != marks or not remark:
+                problems.append(f"{field}={value}: {got} marks, {remark}")
+            if reveals(remark, field, case):
+                problems.append(f"{field}={value}: the remark has the answer: {remark}")
+        value, marks = values[-1]
+        its = shell.marks(name, {**right, field: value})
+        if its["code"] != 1 or its["marks"] != its["of"] - 1 + marks:
+            problems.append(f"{field}={value}: {its}")
+        if [key for key, each in its["fields"].items() if each["remark"]] != [field]:
+            problems.append(f"{field}={value}: remarks on {its['fields']}")
     partly = shell.marks(name, {"cause": right["cause"]})
     if partly["marks"] != 1 or partly["code"] != 1 or partly["fields"]["rank"]["given"] is not None:
         problems.append(f"one field: {partly}")
@@ -210,6 +212,11 @@ def bad_input(shell, programs, started):
     refused("a rerun with the program's bad input", ["rerun", name, "--heads", "5"], "--heads 5")
     refused("a rerun with an unknown flag", ["rerun", name, "--frobnicate"], "--frobnicate")
     refused("a rerun with a word", ["rerun", name, "fast"], "fast: must be a flag")
+    (shell.folder / "elsewhere" / name).mkdir(parents=True)
+    (shell.folder / "file").write_text("")
+    for where, part in (("elsewhere", "not a drill's folder"), ("file", "ile")):
+        refused(f"a folder: {where}", ["start", name], part,
+                options=["--bin", str(programs), "--folder", str(shell.folder / where)])
     refused("no programs", ["start", name], "bash tests/setup.sh", options=["--bin", str(shell.folder / "nothing")])
     with tempfile.TemporaryDirectory() as path:  # of programs, without mpirun
         for tool in ("bash", "python3", "dirname"):

@@ -35,10 +35,6 @@ OUTPUT = {"--metrics": "metrics.jsonl", "--prometheus": "metrics.prom", "--trace
 # Chapter 01's program has no other flags of the jobs.
 ONE_RANK = {"--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--seq-len", "--init-std", "--global-batch",
             "--steps", "--lr", "--save-reference", "--dtype"}
-FIELDS = {"rank": "the rank with the fault; of several, all: rank=1,2",
-          "step": "the first step that went wrong",
-          "place": "",  # the incident's
-          "cause": "one of the causes below"}
 
 
 class Usage(Exception):
@@ -81,9 +77,15 @@ def run(command, folder):
         try:
             return process.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             return None
+        finally:
+            if process.poll() is None:  # also after Ctrl-C
+                process.terminate()  # mpirun ends its ranks
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
 
 
 class Runner:
@@ -202,7 +204,7 @@ def drawn(incident, seed, draw):
 # ---- the verbs -----------------------------------------------------------------------------------------------------
 def brief(incident, case, shown, programs):
     number = INCIDENTS.index(incident) + 1
-    fields = {**FIELDS, "place": incident.place}
+    asks = {"rank": incident.rank, "step": incident.step, "place": incident.place, "cause": "one of the causes below"}
     command = " ".join(["mpirun", "--oversubscribe", "-np", str(case.ranks), str(short(programs / "08_3d_full")),
                         *words_of({**case.flags, **OUTPUT})])
     there = {"logs/": "rank-R.log: what each rank printed; mpirun.log: the launcher",
@@ -219,7 +221,7 @@ def brief(incident, case, shown, programs):
               "the ranks:", "", f"    bash docs/drill.sh rerun {incident.name} --dtype fp64",
               f"    bash docs/drill.sh rerun {incident.name} --on 0,1", "",
               "## What to answer", ""]
-    lines += [f"- `{field}`: {fields[field]}" for field in incident.fields]
+    lines += [f"- `{field}`: {asks[field]}" for field in incident.fields]
     blank = " ".join(f"{field}=..." for field in incident.fields)
     lines += ["", f"    bash docs/drill.sh answer {incident.name} {blank}", "", "Causes:", ""]
     lines += [f"- `{cause}`: {what}" for cause, what in CAUSES.items()]
@@ -250,6 +252,9 @@ def set_up(runner, incident, case, folder):
 def start(runner, incident, folder, seed):
     if seed is None:
         seed = random.SystemRandom().randrange(10**6)
+    final = folder / incident.name
+    if final.exists() and not (final / "drill.json").exists():
+        raise Usage(f"{final} exists and is not a drill's folder: move it away, or give --folder")
     folder.mkdir(parents=True, exist_ok=True)
     for draw in (0, 0, 1, 1, 2, 2):  # again where the machine was too busy to show it
         case = drawn(incident, seed, draw)
@@ -259,7 +264,6 @@ def start(runner, incident, folder, seed):
             set_up(runner, incident, case, work)
             if not all(each.find(work) for each in incident.evidence(case) if each.rerun is None):
                 continue
-            final = folder / incident.name
             if "one" in incident.extra.values():
                 flags = {flag: value for flag, value in case.flags.items() if flag in ONE_RANK}
                 command = " ".join([str(runner.programs / "01_single_gpu"),
@@ -499,9 +503,11 @@ def program(words):
 def main():
     try:
         return program(sys.argv[1:])
-    except Usage as error:
+    except (Usage, OSError) as error:
         print(f"drill: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

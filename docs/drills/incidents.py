@@ -218,7 +218,10 @@ class Incident:
     minutes = 10
     needs = "chapter 02"
     fields = ("rank", "step", "place", "cause")
-    place = ""          # what the field asks for
+    # What the fields ask for.
+    rank = "the rank with the fault"
+    step = "the first step that went wrong"
+    place = ""
     hints = ()
     remarks = {}        # by field
     confusions = {}     # remarks on the cause, by wrong cause
@@ -331,6 +334,7 @@ class LostNode(Incident):
     minutes = 10
     needs = "chapter 02, docs/cluster.md"
     place = "the node, as in nodes.txt"
+    rank = "all ranks that died, as in rank=0,5"
     story = """cobalt ended with a signal. The launcher's message names one rank, so a colleague wants to restart
 that one process where it was. Eight ranks, two on each node (nodes.txt)."""
     hints = ("logs/mpirun.log names only the first process whose end it noticed.",
@@ -462,10 +466,10 @@ class BitFlip(Incident):
     minutes = 15
     needs = "chapter 08, \"When machines fail\""
     place = "the parameter"
+    step = "the last step whose loss is still that of good.jsonl"
     story = """fjord repeats last week's run: same commit, same seed, same layout, so that its losses must be equal
-bit for bit (good.jsonl is last week's). They are not, and a check that runs every few steps has ended it. From
-which checkpoint may it be resumed, and without which device? Step: the last one after which all was still equal to
-last week's run."""
+bit for bit (good.jsonl is last week's). They are not, and a check that runs every few steps has ended it. From which
+checkpoint may it be resumed, and without which device?"""
     hints = ("The last line of metrics.jsonl and the line in logs/ that begins with --replica-check's name.",
              "The check runs every few steps only. Which are the first losses that differ between metrics.jsonl and "
              "good.jsonl?",
@@ -513,9 +517,10 @@ class Deadlock(Incident):
     minutes = 20
     needs = "chapters 02 and 04"
     place = "the call that came too early on these ranks"
-    story = """granite trains in two dimensions, tensor and data parallel. Since a refactoring it stops at some
-step, every time at the same one, and the watchdog ends it. All four processes are alive, and all four are inside a
-collective. rank: all those that do not follow the usual order of calls."""
+    rank = "all ranks that do not follow the usual order of calls, as in rank=0,1"
+    story = """granite trains in two dimensions, tensor and data parallel. Since a refactoring it stops at some step,
+every time at the same one, and the watchdog ends it. All four processes are alive, and all four are inside a collective.
+Which ranks run the wrong code?"""
     hints = ("logs/rank-*.log: note for each rank the call that is NOT ENDED, and its group. The head of "
              "logs/rank-0.log shows "
              "which ranks form a tp group (a row) and a dp group (a column).",
