@@ -28,6 +28,9 @@ PARAMETERS = ["model.norm.weight", "lm_head.weight"] + [
     f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
     for part in ("input_layernorm", "self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
                  "mlp.down_proj")]
+# Weights near 1, of which a flipped bit shows in the next step's loss.
+NORMS = ["model.norm.weight"] + [f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
+                                 for part in ("input_layernorm", "post_attention_layernorm")]
 PER_NODE = 2
 
 
@@ -495,7 +498,9 @@ out, and read its ECC counters. 08_3d_full/restart.py sets aside the checkpoints
 
     def draw(self, dice):
         every = dice.choice([4, 5, 6])
-        rank, step, name = dice.randrange(4), dice.randint(6, self.steps - 8), dice.choice(PARAMETERS)
+        # The check ends the run before a step's loss is written: one wrong loss at least must be.
+        step = dice.choice([step for step in range(6, self.steps - 7) if (step + 1) % every])
+        rank, name = dice.randrange(4), dice.choice(NORMS)
         return Case(self.job(replica_check=every), [("bitflip", rank, step, name)],
                     {"rank": {rank}, "step": step, "place": name, "cause": "bit-flip"})
 
