@@ -380,9 +380,10 @@ def answer(drill, words, as_json):
                           "attempts": len(drill.state["attempts"]), "hints": drill.state["hints"],
                           "solution_seen": drill.state["solution"]}))
         return not full
+    width = max(len(its["given"] or "-") for its in fields.values())
     for field, its in fields.items():
         verdict = "right" if its["marks"] == 1 else f"{'half' if its['marks'] else 'wrong'}: {its['remark']}"
-        print(f"{field:<6} {its['given'] or '-':<24} {verdict}")
+        print(f"{field:<6} {its['given'] or '-':<{width}}  {verdict}")
     print(f"{marks:g} of {len(fields)} marks" + (f"; `bash docs/drill.sh solution {incident.name}` says what to do next"
                                                 if full else ""))
     return not full
