@@ -7,58 +7,64 @@
 
 namespace train70b {
 
-int64_t PipelineOptions::chunks() const {
-    return virtual_stages > 0 ? virtual_stages : find_schedule(schedule).virtual_stages ? 2 : 1;
-}
-
 Pipeline::Pipeline(Llama& model, const Comm& ranks, Schedule schedule, int64_t row_parts)
     : model_(model), ranks_(ranks), row_parts_(row_parts) {
-    // One channel up and one down between any two neighbours; with virtual stages also between the last rank and the
-    // first.
-    const int p = ranks.size(), rank = ranks.rank(), channels = p == 1 ? 0 : schedule.chunks > 1 ? p : p - 1;
-    for (int below = 0; below < channels; ++below) {
-        const int above = (below + 1) % p;
-        const Comm up = ranks.p2p_channel(below, above), down = ranks.p2p_channel(above, below);
-        // A channel numbers its two ranks in the order of `ranks`.
-        const int above_in_pair = above > below ? 1 : 0;
-        if (rank == below) send_activations_ = {up, above_in_pair}, recv_gradients_ = {down, above_in_pair};
-        if (rank == above) recv_activations_ = {up, 1 - above_in_pair}, send_gradients_ = {down, 1 - above_in_pair};
-    }
+    open_channels(schedule.placement);
     use(std::move(schedule));
     tie_embeddings();
 }
 
+// One channel up and one down between any two ranks that hold neighbouring stages.
+void Pipeline::open_channels(const Placement& placement) {
+    std::set<std::pair<int, int>> opened;
+    for (size_t stage = 0; stage + 1 < placement.rank.size(); ++stage) {
+        const int below = int(placement.rank[stage]), above = int(placement.rank[stage + 1]), rank = ranks_.rank();
+        if (below == above || !opened.insert({below, above}).second) continue;
+        const Comm up = ranks_.p2p_channel(below, above), down = ranks_.p2p_channel(above, below);
+        if (rank != below && rank != above) continue;
+        // A channel numbers its two ranks in the order of `ranks`.
+        const int peer = (rank == below) == (above > below) ? 1 : 0;
+        channels_.push_back({.comm = up, .forward = true, .from = below, .to = above, .peer = peer});
+        channels_.push_back({.comm = down, .forward = false, .from = above, .to = below, .peer = peer});
+    }
+}
+
+Pipeline::Channel& Pipeline::channel(bool forward, int64_t from, int64_t to) {
+    for (Channel& channel : channels_)
+        if (channel.forward == forward && channel.from == from && channel.to == to) return channel;
+    CHECK(false, "no channel from rank {} to rank {}", from, to);
+    return channels_.front();
+}
+
 void Pipeline::use(Schedule schedule) {
     schedule_ = std::move(schedule);
-    const int p = ranks_.size(), rank = ranks_.rank();
+    const int64_t p = ranks_.size(), rank = ranks_.rank();
     CHECK(schedule_.stages == p && int64_t(model_.stage.chunks.size()) == schedule_.chunks, "{} stages of {} chunks", p,
           model_.stage.chunks.size());
-    const std::string wrong = incomplete(schedule_) + deadlock(schedule_, Sends::posted);
+    std::string wrong = incomplete(schedule_);
+    if (wrong.empty()) wrong = deadlock(schedule_, Sends::posted);
     CHECK(wrong.empty(), "{}", wrong);
-    splits_ = false;
-    for (const Step& step : schedule_.ranks[size_t(rank)]) splits_ = splits_ || step.pass == Pass::backward_weight;
-    // The receives to post, in the order of the neighbours' steps.
-    for (Channel* channel : {&recv_activations_, &recv_gradients_}) channel->expected.clear();
-    for (const Step& step : schedule_.ranks[size_t((rank + p - 1) % p)]) {
-        const int64_t stage = schedule_.stage_index((rank + p - 1) % p, step.chunk);
-        if (step.pass == Pass::forward && has_above(stage))
-            recv_activations_.expected.push_back({true, step.micro_batch, stage});
-    }
-    for (const Step& step : schedule_.ranks[size_t((rank + 1) % p)]) {
-        const int64_t stage = schedule_.stage_index((rank + 1) % p, step.chunk);
-        if ((step.pass == Pass::backward || step.pass == Pass::backward_input) && has_below(stage))
-            recv_gradients_.expected.push_back({false, step.micro_batch, stage});
+    splits_.clear();
+    for (const Step& step : schedule_.ranks[size_t(rank)])
+        if (step.pass == Pass::backward_weight) splits_.insert({step.micro_batch, step.chunk});
+    // The receives to post, in the order of the other ranks' steps.
+    for (Channel& channel : channels_) {
+        channel.expected.clear();
+        if (channel.to != rank) continue;
+        for (const Step& step : schedule_.ranks[size_t(channel.from)]) {
+            if (step.pass == Pass::backward_weight || (step.pass == Pass::forward) != channel.forward) continue;
+            const int64_t stage = schedule_.stage_index(channel.from, step.chunk);
+            const int64_t to = channel.forward ? stage + 1 : stage - 1;
+            if (to >= 0 && to < schedule_.stage_count() && schedule_.rank_of(to) == rank)
+                channel.expected.push_back({channel.forward, step.micro_batch, stage});
+        }
     }
 }
 
 // Closing a channel may be collective over its two ranks, so all ranks close them in the order in which they were
 // opened.
 Pipeline::~Pipeline() {
-    const int p = ranks_.size(), rank = ranks_.rank();
-    for (int below = 0; below < p; ++below) {
-        if (rank == below) send_activations_ = {}, recv_gradients_ = {};
-        if (rank == (below + 1) % p) recv_activations_ = {}, send_gradients_ = {};
-    }
+    for (Channel& channel : channels_) channel = {};
 }
 
 // tag::tied[]
@@ -82,24 +88,39 @@ void Pipeline::release_sent() {
     std::erase_if(sends_, [](Work& work) { return work.done(); });
 }
 
-void Pipeline::send(Channel& channel, const Tensor& x) { sends_.push_back(channel.comm.send(x, channel.peer)); }
+// To the stage that needs it: above for activations, below for a gradient.
+void Pipeline::send(const Message& message, const Tensor& x) {
+    const int64_t to = schedule_.rank_of(message.stage + (message.forward ? 1 : -1));
+    if (to == ranks_.rank()) {
+        kept_[message] = x;
+        return;
+    }
+    Channel& out = channel(message.forward, ranks_.rank(), to);
+    sends_.push_back(out.comm.send(x, out.peer));
+}
 
-void Pipeline::post_next(Channel& channel, const Shape& shape) {
+void Pipeline::post_next(Channel& channel) {
     if (channel.posted || channel.next == channel.expected.size()) return;
-    Tensor x(shape, model_.options.dtype, model_.options.device);
+    Tensor x(activation_shape_, model_.options.dtype, model_.options.device);
     channel.recv = channel.comm.recv(x, channel.peer);
     channel.posted = {channel.expected[channel.next++], x};
 }
 
-Tensor Pipeline::receive(Channel& channel, const Message& message, const Shape& shape) {
-    while (!channel.arrived.contains(message)) {
-        post_next(channel, shape);
-        CHECK(channel.posted, "micro-batch {}: no rank sends what this rank waits for", message.micro_batch);
-        channel.recv.wait();
-        channel.arrived.insert(*std::exchange(channel.posted, std::nullopt));
+Tensor Pipeline::receive(const Message& message) {
+    const int64_t from = schedule_.rank_of(message.stage);
+    if (from == ranks_.rank()) {
+        CHECK(kept_.contains(message), "micro-batch {}: stage {} has not run", message.micro_batch, message.stage);
+        return kept_.extract(message).mapped();
     }
-    Tensor x = channel.arrived.extract(message).mapped();
-    post_next(channel, shape);
+    Channel& in = channel(message.forward, from, ranks_.rank());
+    while (!in.arrived.contains(message)) {
+        post_next(in);
+        CHECK(in.posted, "micro-batch {}: no rank sends what this rank waits for", message.micro_batch);
+        in.recv.wait();
+        in.arrived.insert(*std::exchange(in.posted, std::nullopt));
+    }
+    Tensor x = in.arrived.extract(message).mapped();
+    post_next(in);
     return x;
 }
 
@@ -127,15 +148,15 @@ void Pipeline::forward(const Step& step, const Batch& batch) {
     const int64_t stage = schedule_.stage_index(ranks_.rank(), step.chunk);
     InFlight& micro = in_flight_[{step.micro_batch, step.chunk}];
     most_in_flight_ = std::max(most_in_flight_, int64_t(in_flight_.size()));
-    if (splits_) micro.tape.deferred_wgrads = &micro.wgrads;
+    if (splits_.contains({step.micro_batch, step.chunk})) micro.tape.deferred_wgrads = &micro.wgrads;
     Var x;
-    if (has_below(stage)) x.data = receive(recv_activations_, {true, step.micro_batch, stage - 1}, activation_shape_);
+    if (has_below(stage)) x.data = receive({true, step.micro_batch, stage - 1});
     micro.input_grad = x.grad;
     Var y;
     time(step, [&] { y = model_.forward(micro.tape, batch, x, size_t(step.chunk)); });
     micro.output_grad = y.grad;
     if (has_above(stage))
-        send(send_activations_, y.data);
+        send({true, step.micro_batch, stage}, y.data);
     else
         accumulate(loss_, y.data);
 }
@@ -147,7 +168,7 @@ void Pipeline::backward(const Step& step) {
     CHECK(found != in_flight_.end(), "{}", to_string(step));
     InFlight& micro = found->second;
     if (step.pass != Pass::backward_weight && has_above(stage))
-        *micro.output_grad = receive(recv_gradients_, {false, step.micro_batch, stage + 1}, activation_shape_);
+        *micro.output_grad = receive({false, step.micro_batch, stage + 1});
     time(step, [&] {
         if (step.pass == Pass::backward_weight) {
             for (auto& wgrad : micro.wgrads) std::exchange(wgrad, nullptr)();  // releases its tensors at once
@@ -157,7 +178,7 @@ void Pipeline::backward(const Step& step) {
         }
     });
     if (step.pass != Pass::backward_weight && has_below(stage))
-        send(send_gradients_, std::exchange(*micro.input_grad, {}));
+        send({false, step.micro_batch, stage}, std::exchange(*micro.input_grad, {}));
     if (step.pass != Pass::backward_input) in_flight_.erase(found);
 }
 
@@ -167,7 +188,7 @@ Tensor Pipeline::forward_backward(const MicroBatches& micro_batches) {
         use(make_schedule(schedule_.name, schedule_.stages, micro_batches.count, schedule_.chunks));
     spans_.clear();
     most_in_flight_ = 0;
-    for (Channel* channel : {&recv_activations_, &recv_gradients_}) channel->next = 0;
+    for (Channel& channel : channels_) channel.next = 0;
     std::vector<Batch> batches;  // all at once: copying one to the device would wait for the work queued there
     for (int64_t i = 0; i < schedule_.micro_batches; ++i) batches.push_back(micro_batches.get(i));
     activation_shape_ = {batches[0].tokens.size() / row_parts_, model_.config.hidden};
@@ -176,12 +197,13 @@ Tensor Pipeline::forward_backward(const MicroBatches& micro_batches) {
         release_sent();
         step.pass == Pass::forward ? forward(step, batches[size_t(step.micro_batch)]) : backward(step);
     }
-    CHECK(in_flight_.empty(), "{} micro-batches are still in flight", in_flight_.size());
+    CHECK(in_flight_.empty() && kept_.empty(), "{} micro-batches are still in flight", in_flight_.size());
     for (Work& work : sends_) work.wait();
     sends_.clear();
     return loss_ ? std::exchange(loss_, Tensor()) : no_loss();
 }
 
+// Chunk by chunk, in the order of the stages.
 Tensor Pipeline::forward_only(const Batch& batch) {
     Tape tape{.recording = false};
     const Shape hidden = {batch.tokens.size() / row_parts_, model_.config.hidden};
@@ -190,12 +212,17 @@ Tensor Pipeline::forward_only(const Batch& batch) {
     for (int64_t chunk = 0; chunk < schedule_.chunks; ++chunk) {
         const int64_t stage = schedule_.stage_index(rank, chunk);
         Var x;
-        if (has_below(stage)) {
+        if (has_below(stage) && schedule_.rank_of(stage - 1) == rank) {
+            x.data = y.data;
+        } else if (has_below(stage)) {
+            const Channel& in = channel(true, schedule_.rank_of(stage - 1), rank);
             x.data = Tensor(hidden, model_.options.dtype, model_.options.device);
-            recv_activations_.comm.recv(x.data, recv_activations_.peer).wait();
+            in.comm.recv(x.data, in.peer).wait();
         }
         y = model_.forward(tape, batch, x, size_t(chunk));
-        if (has_above(stage)) send_activations_.comm.send(y.data, send_activations_.peer).wait();
+        if (!has_above(stage) || schedule_.rank_of(stage + 1) == rank) continue;
+        const Channel& out = channel(true, rank, schedule_.rank_of(stage + 1));
+        out.comm.send(y.data, out.peer).wait();
     }
     return model_.stage.head ? y.data : no_loss();
 }

@@ -9,6 +9,7 @@
 // dependencies. y is released at the first step that begins after it has been received; x and what the tape keeps live
 // until the end of the micro-batch's backward pass.
 #include <map>
+#include <set>
 
 #include "01_single_gpu/roles.h"
 #include "02_data_parallel/comm.h"
@@ -17,10 +18,9 @@
 namespace train70b {
 
 struct PipelineOptions {
-    std::string schedule = "1f1b";
-    int64_t virtual_stages = 0;         // model chunks per rank; 0: 2 for a schedule of virtual stages, else 1
+    std::string schedule = "1f1b";      // its name, or file:PATH (schedule_file.h)
+    int64_t virtual_stages = 0;         // model chunks per rank, where the schedule lets one choose; 0: the default
     std::vector<int64_t> stage_layers;  // by stage index; empty: the same number on each
-    int64_t chunks() const;
 };
 
 class Pipeline : public MicroBatchLoop {
@@ -31,7 +31,8 @@ class Pipeline : public MicroBatchLoop {
     Pipeline(const Pipeline&) = delete;
     ~Pipeline() override;
 
-    // If batches.count is not that of the schedule (--batch-ramp), the schedule of this name is made anew for it.
+    // If batches.count is not that of the schedule (--batch-ramp), the schedule of this name is made anew for it; one
+    // from a file cannot be.
     // Returns the loss on the last rank, 0 on the others.
     Tensor forward_backward(const MicroBatches& batches) override;
     Tensor forward_only(const Batch& batch) override;
@@ -50,10 +51,13 @@ class Pipeline : public MicroBatchLoop {
         int64_t micro_batch, stage;  // stage index of the sender
         auto operator<=>(const Message&) const = default;
     };
-    struct Channel {  // point to point: to or from one neighbour, in one direction
+    // Point to point, of activations or of gradients, from one rank to another: to or from this rank.
+    struct Channel {
         Comm comm;
-        int peer = 0;                   // in comm
-        std::vector<Message> expected;  // receives, in the order in which the neighbour sends
+        bool forward;                   // activations
+        int64_t from, to;               // in the pipeline
+        int peer;                       // in comm: the other of the two
+        std::vector<Message> expected;  // receives, in the order in which the other rank sends
         size_t next = 0;                // in expected: the next receive to post
         std::map<Message, Tensor> arrived;
         std::optional<std::pair<Message, Tensor>> posted;  // a receive not yet waited for
@@ -65,13 +69,15 @@ class Pipeline : public MicroBatchLoop {
         Tape::Steps wgrads;  // deferred weight gradients, between I and W
     };
 
+    void open_channels(const Placement& placement);
+    Channel& channel(bool forward, int64_t from, int64_t to);
     void use(Schedule schedule);  // CHECKs it, and lists the messages to receive
     void tie_embeddings();
     bool has_below(int64_t stage) const { return stage > 0; }
     bool has_above(int64_t stage) const { return stage + 1 < schedule_.stage_count(); }
-    void send(Channel& channel, const Tensor& x);
-    Tensor receive(Channel& channel, const Message& message, const Shape& shape);
-    void post_next(Channel& channel, const Shape& shape);
+    void send(const Message& message, const Tensor& x);
+    Tensor receive(const Message& message);
+    void post_next(Channel& channel);
     void release_sent();  // buffers whose sends have completed
     void forward(const Step& step, const Batch& batch);
     void backward(const Step& step);
@@ -82,10 +88,12 @@ class Pipeline : public MicroBatchLoop {
     const Comm ranks_;
     Schedule schedule_;
     const int64_t row_parts_;
-    bool splits_ = false;  // the schedule computes weight gradients in steps of their own
+    std::set<std::pair<int64_t, int64_t>> splits_;  // micro-batch, chunk: weight gradients in a step of their own
     bool measures_ = false;
-    // P2P channels. Activations go up, from the stage below to the stage above; gradients go down.
-    Channel recv_activations_, send_activations_, recv_gradients_, send_gradients_;
+    // Activations go up, from the stage below to the stage above; gradients go down. In the order in which all ranks
+    // opened them.
+    std::vector<Channel> channels_;
+    std::map<Message, Tensor> kept_;  // between two stages of this rank, as at the turn of a V
     std::map<std::pair<int64_t, int64_t>, InFlight> in_flight_;  // micro-batch, chunk
     std::vector<Work> sends_;
     Shape activation_shape_;  // of what two stages exchange: (R, E)

@@ -12,6 +12,8 @@
 namespace train70b {
 
 namespace {
+bool of_file(const Schedule& schedule) { return schedule.name.starts_with("file:"); }
+
 std::string list_text(const std::vector<int64_t>& counts) {  // "4 3 2 1"
     std::string text;
     for (const int64_t count : counts) text += fmt::format("{}{}", text.empty() ? "" : " ", count);
@@ -20,16 +22,20 @@ std::string list_text(const std::vector<int64_t>& counts) {  // "4 3 2 1"
 }  // namespace
 
 Table promise_table() {
-    Table table("equal stages, B = 2F, I = W = F, messages in no time: idle share of the step, micro-batches in flight",
-                {"", "p", "m", "formula", "simulated", Column("in flight on rank 0, 1, ...").left()});
+    Table table(
+        "equal stages, B = 2F, I = W = F, messages in no time: idle share of the step, of the longest rank's own span; "
+        "micro-batches in flight",
+        {"", "p", "m", "formula", "simulated", "own span: formula", "simulated",
+         Column("in flight on rank 0, 1, ...").left()});
     for (const int64_t p : {2, 4, 8})
         for (const int64_t m : {2 * p, 4 * p})
             for (const ScheduleGenerator& generator : schedule_generators()) {
-                const Schedule schedule = make_schedule(generator.name, p, m, generator.virtual_stages ? 2 : 1);
+                const Schedule schedule = make_schedule(generator.name, p, m);
                 std::vector<int64_t> counts;
                 for (int64_t rank = 0; rank < p; ++rank) counts.push_back(in_flight(schedule, rank));
-                table.row({schedule.name, p, m, percent(bubble_formula(schedule)),
-                           percent(simulate(schedule, equal_costs(schedule)).bubble()),
+                const Timeline timeline = simulate(schedule, equal_costs(schedule));
+                table.row({schedule.name, p, m, percent(bubble_formula(schedule)), percent(timeline.bubble()),
+                           percent(span_bubble_formula(schedule)), percent(timeline.span_bubble()),
                            list_text(counts) + (schedule.chunks > 1 ? " halves" : "")});
             }
     return table;
@@ -101,7 +107,8 @@ Table measured_table(const std::vector<PipelineRun>& runs) {
     for (const PipelineRun& run : runs) {
         std::vector<int64_t> activations;
         for (const MemoryPeak& peak : run.memory) activations.push_back(peak.kind[int(Memory::activations)]);
-        table.row({run.schedule.name, run.schedule.micro_batches, percent(bubble_formula(run.schedule)),
+        table.row({run.schedule.name, run.schedule.micro_batches,
+                   of_file(run.schedule) ? Cell("-") : percent(bubble_formula(run.schedule)),
                    percent(run.simulated.bubble()), percent(run.measured.bubble()), milliseconds(run.measured.total()),
                    list_text(run.in_flight), list_text(activations)});
     }
@@ -143,6 +150,10 @@ void toy_deadlock(const Comm& world, Device device) {
 
 namespace {
 
+bool one_chunk(const PipelineOptions& o) {
+    return !from_file(o) && find_schedule(o.schedule).chunks == ScheduleGenerator::Chunks::one;
+}
+
 PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& chosen, int64_t micro_batches) {
     const TrainOptions& options = p.options;
     say("\nall schedules, five steps each, with 4, 8 and 16 micro-batches:\n");
@@ -150,7 +161,7 @@ PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& 
     for (const std::string& name : names_of(schedule_generators()))
         for (const int64_t m : {4, 8, 16}) {
             PipelineOptions each{.schedule = name};
-            if (name == chosen.schedule || (each.chunks() == 1 && chosen.chunks() == 1)) each = chosen;
+            if (name == chosen.schedule || (one_chunk(each) && one_chunk(chosen))) each = chosen;
             each.schedule = name;
             const bool runs_here = possible(fmt::format("{} with {}", name, m), [&] {
                 pipeline_stage(options.model, stages.size(), stages.rank(), each);
@@ -161,6 +172,7 @@ PipelineRun print_tables(Program& p, const Comm& stages, const PipelineOptions& 
     say(promise_table());
     if (!runs.empty()) say(measured_table(runs));
     PipelineRun run = run_pipeline(options, p.data(), stages, chosen, micro_batches);
+    if (from_file(chosen)) say(measured_table({run}));
     say("\n{}", gantt_text(run));
     return run;
 }

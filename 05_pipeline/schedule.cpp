@@ -1,10 +1,9 @@
 #include "05_pipeline/schedule.h"
 
 #include <algorithm>
-#include <map>
-#include <tuple>
 
 #include "01_single_gpu/core/registry.h"
+#include "05_pipeline/schedule_v.h"
 
 namespace train70b {
 
@@ -86,186 +85,127 @@ double share(int64_t idle, int64_t work) { return double(idle) / double(work + i
 
 }  // namespace
 
+// ---- placements -----------------------------------------------------------------------------------------------------
+
+Placement placement_of(std::vector<std::vector<int64_t>> stage) {
+    size_t count = 0;
+    for (const auto& chunks : stage) count += chunks.size();
+    std::vector<int64_t> rank(count, -1);
+    for (size_t r = 0; r < stage.size(); ++r)
+        for (const int64_t s : stage[r]) {
+            CHECK(s >= 0 && s < int64_t(count) && rank[size_t(s)] < 0, "stage {} of {}", s, count);
+            rank[size_t(s)] = int64_t(r);
+        }
+    return {std::move(stage), std::move(rank)};
+}
+
+Placement loop_placement(int64_t p, int64_t v) {
+    std::vector<std::vector<int64_t>> stage{size_t(p)};
+    for (int64_t rank = 0; rank < p; ++rank)
+        for (int64_t chunk = 0; chunk < v; ++chunk) stage[size_t(rank)].push_back(chunk * p + rank);
+    return placement_of(std::move(stage));
+}
+
+Placement v_placement(int64_t p) {
+    std::vector<std::vector<int64_t>> stage;
+    for (int64_t rank = 0; rank < p; ++rank) stage.push_back({rank, 2 * p - 1 - rank});
+    return placement_of(std::move(stage));
+}
+
+// ---- the list -------------------------------------------------------------------------------------------------------
+
 const std::vector<ScheduleGenerator>& schedule_generators() {
     using Size = PipelineSize;
+    using enum ScheduleGenerator::Chunks;
     static const std::vector<ScheduleGenerator> list = {
         {.name = "naive",
          .description = "one micro-batch at a time",
-         .virtual_stages = false,
+         .chunks = one,
          .steps = [](Size s, int64_t) { return naive(s.m); },
          .bubble = [](Size s) { return share(s.p - 1, 1); },
          .in_flight = [](Size, int64_t) { return int64_t(1); }},
         {.name = "gpipe",
          .description = "all forward passes, then all backward passes",
-         .virtual_stages = false,
+         .chunks = one,
          .steps = [](Size s, int64_t) { return gpipe(s.m); },
          .bubble = [](Size s) { return share(s.p - 1, s.m); },
          .in_flight = [](Size s, int64_t) { return s.m; }},
         {.name = "1f1b",
          .description = "one forward pass, one backward pass in turn",
-         .virtual_stages = false,
+         .chunks = one,
          .steps = [](Size s, int64_t rank) { return one_forward_one_backward(s.p, s.m, rank); },
          .bubble = [](Size s) { return share(s.p - 1, s.m); },
          .in_flight = [](Size s, int64_t rank) { return std::min(s.m, s.p - rank); }},
         {.name = "interleaved",
          .description = "1f1b over several model chunks per rank",
-         .virtual_stages = true,
+         .chunks = loop,
          .steps = [](Size s, int64_t rank) { return interleaved(s.p, s.m, s.v, rank); },
          .bubble = [](Size s) { return share(s.p - 1, s.v * s.m); },
          .in_flight = [](Size s,
-                         int64_t rank) { return std::min(s.m * s.v, 2 * (s.p - 1 - rank) + (s.v - 1) * s.p + 1); }},
+                         int64_t rank) { return std::min(s.m * s.v, 2 * (s.p - 1 - rank) + (s.v - 1) * s.p + 1); },
+         .multiple = [](int64_t p) { return p; }},  // of groups of p micro-batches
         {.name = "zero-bubble",
          .description = "1f1b with delayed weight gradients (ZB-H1)",
-         .virtual_stages = false,
+         .chunks = one,
          .steps = [](Size s, int64_t rank) { return zero_bubble(s.p, s.m, rank); },
          .bubble = [](Size s) { return share(s.p - 1, 3 * s.m); },
-         .in_flight = [](Size s, int64_t) { return std::min(s.m, s.p); }}};
+         .in_flight = [](Size s, int64_t) { return std::min(s.m, s.p); }},
+        {.name = "zb-v",
+         .description = "two chunks per rank in a V, no rank idles between its own first and last step (ZB-V)",
+         .chunks = v,
+         .steps = [](Size s, int64_t rank) { return zb_v(s.p, s.m, rank); },
+         .bubble = [](Size s) { return share(std::max(zb_v_wait(s), s.p - 1), 6 * s.m); },
+         .span_bubble = [](Size s) { return share(zb_v_wait(s), 6 * s.m); },
+         .in_flight =
+             [](Size s, int64_t rank) {
+                 return std::min({2 * s.p, 2 * s.m, s.m + 1 + rank});
+             }},
+        {.name = "dualpipe-v",
+         .description = "two chunks per rank in a V, F of one beside B of the other (DualPipe-V)",
+         .chunks = v,
+         .steps = [](Size s, int64_t rank) { return dualpipe_v(s.p, s.m, rank); },
+         .bubble = [](Size s) { return share(s.p - 1, 6 * s.m); },
+         .in_flight = [](Size s, int64_t) { return 2 * s.p + 1; },
+         .least = [](int64_t p) { return 2 * p; }}};
     return list;
+}
+
+std::string ScheduleGenerator::problem(int64_t p, int64_t m) const {
+    if (const int64_t unit = multiple ? multiple(p) : 1; m % unit != 0)
+        return fmt::format("{} micro-batches are not divisible by --pp {} (try {}{})", m, p,
+                           m > unit ? fmt::format("{} or ", m / unit * unit) : "", (m / unit + 1) * unit);
+    if (const int64_t fewest = least ? least(p) : 1; m < fewest)
+        return fmt::format("{} micro-batches are fewer than {} on --pp {} (try {}, or --pipeline zb-v)", m, fewest, p,
+                           fewest);
+    return {};
 }
 
 const ScheduleGenerator& find_schedule(const std::string& name) {
     return find_entry(schedule_generators(), "--pipeline", name);
 }
 
-Schedule make_schedule(const std::string& name, int64_t p, int64_t m, int64_t v) {
-    CHECK(p > 0 && m > 0 && v > 0, "{} stages, {} micro-batches, {} chunks", p, m, v);
+Placement make_placement(const std::string& name, int64_t p, int64_t v) {
     const ScheduleGenerator& generator = find_schedule(name);
-    if (generator.virtual_stages && m % p != 0)
-        usage_error("--pipeline {}: {} micro-batches are not divisible by --pp {} (try {}{})", name, m, p,
-                    m > p ? fmt::format("{} or ", m / p * p) : "", (m / p + 1) * p);
-    CHECK(v == 1 || generator.virtual_stages, "{} with {} chunks", name, v);
+    if (v == 0) v = generator.default_chunks();
+    CHECK(v == generator.default_chunks() || generator.chunks == ScheduleGenerator::Chunks::loop, "{} with {} chunks",
+          name, v);
+    return generator.chunks == ScheduleGenerator::Chunks::v ? v_placement(p) : loop_placement(p, v);
+}
+
+Schedule make_schedule(const std::string& name, int64_t p, int64_t m, int64_t v) {
+    const ScheduleGenerator& generator = find_schedule(name);
+    if (v == 0) v = generator.default_chunks();
+    CHECK(p > 0 && m > 0 && v > 0, "{} stages, {} micro-batches, {} chunks", p, m, v);
+    if (const std::string problem = generator.problem(p, m); !problem.empty())
+        usage_error("--pipeline {}: {}", name, problem);
     constexpr int64_t kMost = 10'000'000;  // passes of all ranks; every rank holds the list
     if (m > kMost / (p * v))
         usage_error(
             "--global-batch: {} micro-batches through {} x {} stages are more than {} (try a larger --micro-batch)", m,
             p, v, kMost);
-    Schedule schedule{name, p, m, v, {}};
+    Schedule schedule{name, p, m, v, {}, make_placement(name, p, v)};
     for (int64_t rank = 0; rank < p; ++rank) schedule.ranks.push_back(generator.steps({p, m, v}, rank));
     return schedule;
-}
-
-// ---- checks ---------------------------------------------------------------------------------------------------------
-
-std::string incomplete(const Schedule& s) {
-    if (int64_t(s.ranks.size()) != s.stages) return fmt::format("{} lists for {} ranks", s.ranks.size(), s.stages);
-    for (int64_t rank = 0; rank < s.stages; ++rank) {
-        std::map<std::tuple<int64_t, int64_t>, std::string> done;  // micro-batch, chunk -> the letters so far
-        for (const Step& step : s.ranks[size_t(rank)]) {
-            const std::string where = fmt::format("rank {}: {}", rank, to_string(step));
-            if (step.micro_batch < 0 || step.micro_batch >= s.micro_batches || step.chunk < 0 || step.chunk >= s.chunks)
-                return fmt::format("{} names no micro-batch or chunk of the schedule", where);
-            std::string& letters = done[{step.micro_batch, step.chunk}];
-            const std::string before = step.pass == forward ? "" : step.pass == backward_weight ? "FI" : "F";
-            if (letters != before)
-                return fmt::format("{} comes after \"{}\", not \"{}\", of its micro-batch", where, letters, before);
-            letters += letter_of(step.pass);
-        }
-        for (int64_t i = 0; i < s.micro_batches; ++i)
-            for (int64_t c = 0; c < s.chunks; ++c) {
-                const std::string& letters = done[{i, c}];
-                if (letters != "FB" && letters != "FIW")
-                    return fmt::format("rank {}: micro-batch {} goes through chunk {} as \"{}\", not FB or FIW", rank,
-                                       i, c, letters);
-            }
-    }
-    return {};
-}
-
-namespace {
-
-// A step as the rank executes it: receive its input, compute, send its output.
-struct Action {
-    enum class Kind { receive, compute, send } kind;
-    Step step;
-    int64_t peer = -1;  // receive, send
-    int64_t stage = 0;  // stage index of the message's producer
-};
-
-bool is_backward(Pass pass) { return pass == backward || pass == backward_input; }
-
-std::vector<Action> actions(const Schedule& s, int64_t rank) {
-    std::vector<Action> list;
-    for (const Step& step : s.ranks[size_t(rank)]) {
-        const int64_t stage = s.stage_index(rank, step.chunk), below = stage - 1, above = stage + 1;
-        const bool has_below = stage > 0, has_above = above < s.stage_count();
-        if (step.pass == forward && has_below) list.push_back({Action::Kind::receive, step, s.rank_of(below), below});
-        if (is_backward(step.pass) && has_above) list.push_back({Action::Kind::receive, step, s.rank_of(above), above});
-        list.push_back({Action::Kind::compute, step, -1, stage});
-        if (step.pass == forward && has_above) list.push_back({Action::Kind::send, step, s.rank_of(above), stage});
-        if (is_backward(step.pass) && has_below) list.push_back({Action::Kind::send, step, s.rank_of(below), stage});
-    }
-    return list;
-}
-
-// Forward or backward, micro-batch, stage index of the producer.
-using Message = std::tuple<bool, int64_t, int64_t>;
-Message message_of(const Action& a) { return {a.step.pass == forward, a.step.micro_batch, a.stage}; }
-
-std::string describe_message(const Message& message) {
-    const auto& [activations, micro_batch, stage] = message;
-    return fmt::format("{} of micro-batch {}", activations ? "activations" : "the gradient", micro_batch);
-}
-
-}  // namespace
-
-std::string deadlock(const Schedule& s, Sends sends) {
-    std::vector<std::vector<Action>> todo;
-    for (int64_t rank = 0; rank < s.stages; ++rank) todo.push_back(actions(s, rank));
-    std::vector<size_t> at(todo.size());
-    const auto current = [&](int64_t rank) -> const Action* {
-        return at[size_t(rank)] < todo[size_t(rank)].size() ? &todo[size_t(rank)][at[size_t(rank)]] : nullptr;
-    };
-    std::map<Message, bool> sent;
-    // Whether the action can happen now; a blocking send needs both ranks to have reached it.
-    const auto can_go = [&](const Action& action) {
-        if (action.kind == Action::Kind::compute || action.peer < 0) return true;
-        if (sends == Sends::posted) return action.kind == Action::Kind::send || sent[message_of(action)];
-        const Action* other = current(action.peer);
-        return other && other->kind != Action::Kind::compute && other->kind != action.kind &&
-               message_of(*other) == message_of(action);
-    };
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int64_t rank = 0; rank < s.stages; ++rank) {
-            const Action* action = current(rank);
-            if (!action || !can_go(*action)) continue;
-            if (action->kind == Action::Kind::send) sent[message_of(*action)] = true;
-            if (sends == Sends::blocking && action->kind != Action::Kind::compute) ++at[size_t(action->peer)];
-            ++at[size_t(rank)];
-            moved = true;
-        }
-    }
-    // Every rank that has not finished waits for a peer: following the peers leads into a cycle, or to a rank that has
-    // ended.
-    int64_t rank = 0;
-    while (rank < s.stages && !current(rank)) ++rank;
-    if (rank == s.stages) return {};
-    std::vector<int64_t> path;
-    while (current(rank) && std::find(path.begin(), path.end(), rank) == path.end()) {
-        path.push_back(rank);
-        rank = current(rank)->peer;
-    }
-    if (current(rank)) path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
-    std::string text;
-    for (const int64_t each : path) {
-        const Action& action = *current(each);
-        text +=
-            fmt::format("{}rank {} at {} {} {} {} rank {}", text.empty() ? "" : "; ", each, to_string(action.step),
-                        action.kind == Action::Kind::send ? "sends" : "waits for", describe_message(message_of(action)),
-                        action.kind == Action::Kind::send ? "to" : "from", action.peer);
-    }
-    return text + (current(rank) ? "" : fmt::format("; rank {} has ended", rank));
-}
-
-// ---- what follows from the order ------------------------------------------------------------------------------------
-
-int64_t in_flight(const Schedule& s, int64_t rank) {
-    int64_t now = 0, most = 0;
-    for (const Step& step : s.ranks[size_t(rank)]) {
-        if (step.pass == forward) most = std::max(most, ++now);
-        if (step.pass == backward || step.pass == backward_weight) --now;
-    }
-    return most;
 }
 
 int64_t in_flight_formula(const Schedule& s, int64_t rank) {
@@ -273,5 +213,10 @@ int64_t in_flight_formula(const Schedule& s, int64_t rank) {
 }
 
 double bubble_formula(const Schedule& s) { return find_schedule(s.name).bubble({s.stages, s.micro_batches, s.chunks}); }
+
+double span_bubble_formula(const Schedule& s) {
+    const ScheduleGenerator& generator = find_schedule(s.name);
+    return (generator.span_bubble ? generator.span_bubble : generator.bubble)({s.stages, s.micro_batches, s.chunks});
+}
 
 }  // namespace train70b

@@ -3,8 +3,11 @@
 // list is checked here without running anything, simulated and drawn (simulate.h), and executed (pipeline.h).
 //
 // p pipeline ranks, m micro-batches, v model chunks per rank. The p*v chunks are the stages of the model, numbered from
-// the embedding to the head by their stage index: chunk c of rank r is stage c*p + r. With v > 1 these are Megatron's
-// virtual stages, and a micro-batch passes every rank v times.
+// the embedding to the head by their stage index. Which stage a chunk is, is part of the schedule (Placement):
+//     loop   chunk c of rank r is stage c*p + r: with v > 1 Megatron's virtual stages; a micro-batch passes every rank
+//            v times in turn
+//     V      chunk 0 of rank r is stage r, chunk 1 is stage 2p-1-r: a micro-batch goes from the first rank to the last
+//            and back, so that the first rank has the embedding and the head
 //
 // The letters are those of torch.distributed.pipelining: F forward, B backward, split into I (gradient of the input)
 // and W (gradient of the weights), so B = I + W. The zero-bubble papers call I "B".
@@ -15,12 +18,14 @@
 //   1f1b           p-1-r F; then F, B in turn                   (p-1)/(m+p-1)     min(m, p-r)
 //   interleaved    the same on chunks of 1/v of the layers      (p-1)/(v m+p-1)   2(p-1-r) + (v-1)p + 1 chunks
 //   zero-bubble    1f1b, W delayed to where the rank would idle (p-1)/(3m+p-1)    min(m, p)
+//   zb-v           the same in a V: no idle time of its own     (p-1)/(6m+p-1)    2p chunks
+//   dualpipe-v     F of one chunk beside B of the other, in a V (p-1)/(6m+p-1)    2p + 1 chunks
 //
-// (Bubbles for equal stages and B = 2F = 2I = 2W.)
+// (Bubbles for equal stages and B = 2F = 2I = 2W, by the clock: from the first begin to the last end on any rank.)
 // gpipe: Huang et al. 2019; as published it also recomputes the activations of each stage (here: --recompute full) and
 // runs the backward passes in reverse order of the micro-batches (here: in the order of the forward passes, so that all
 // schedules add gradients in the same order). 1f1b, interleaved: Narayanan et al. 2021. zero-bubble: ZB-H1 of Qi et al.
-// 2023, for m >= p.
+// 2023, for m >= p. zb-v, dualpipe-v: schedule_v.h.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -41,14 +46,34 @@ struct PipelineSize {
     int64_t p, m, v = 1;  // pipeline ranks, micro-batches, model chunks per rank
 };
 
+// Which stage each chunk of each rank is, and the inverse. A rank's chunks are in the order of their stages.
+struct Placement {
+    std::vector<std::vector<int64_t>> stage;  // [rank][chunk] -> stage index
+    std::vector<int64_t> rank;                // [stage index] -> rank
+    bool operator==(const Placement&) const = default;
+};
+Placement placement_of(std::vector<std::vector<int64_t>> stage);  // CHECK fails if it is no permutation of the stages
+Placement loop_placement(int64_t p, int64_t v);
+Placement v_placement(int64_t p);
+
 // One value of --pipeline. To add a schedule, write the function that makes a rank's steps and add it to the list in
 // schedule.cpp: the flag, the checks, the tests and the tables iterate over that list.
 struct ScheduleGenerator {
     std::string name, description;
-    bool virtual_stages;  // several chunks per rank (--virtual-stages), in groups of p micro-batches: p divides m
+    enum class Chunks { one, loop, v } chunks;  // per rank: one; as many as --virtual-stages says; two in a V
     std::vector<Step> (*steps)(PipelineSize size, int64_t rank);
-    double (*bubble)(PipelineSize size);  // idle share of the step, for equal stages, B = 2F = 2I = 2W and no latency
+    // Idle share of the step, for equal stages, B = 2F = 2I = 2W and no latency: by the clock, and of the rank with the
+    // longest span from its own first step to its own last (null: the same). Timeline's bubble() and span_bubble().
+    double (*bubble)(PipelineSize size);
+    double (*span_bubble)(PipelineSize size) = nullptr;
     int64_t (*in_flight)(PipelineSize size, int64_t rank);  // most micro-batches (times chunks) at once on the rank
+    // The least number of micro-batches it works with, and what their number must be a multiple of; null: 1.
+    int64_t (*least)(int64_t p) = nullptr;
+    int64_t (*multiple)(int64_t p) = nullptr;
+
+    int64_t default_chunks() const { return chunks == Chunks::one ? 1 : 2; }
+    // What is wrong with m micro-batches on p ranks, and what would work; empty if they are fine.
+    std::string problem(int64_t p, int64_t m) const;
 };
 const std::vector<ScheduleGenerator>& schedule_generators();
 const ScheduleGenerator& find_schedule(const std::string& name);  // usage error for an unknown name
@@ -57,23 +82,29 @@ struct Schedule {
     std::string name;
     int64_t stages, micro_batches, chunks = 1;  // p, m, v
     std::vector<std::vector<Step>> ranks;
+    Placement placement;
 
-    int64_t stage_index(int64_t rank, int64_t chunk) const { return chunk * stages + rank; }
+    int64_t stage_index(int64_t rank, int64_t chunk) const { return placement.stage[size_t(rank)][size_t(chunk)]; }
     int64_t stage_count() const { return stages * chunks; }  // p*v
-    int64_t rank_of(int64_t stage_index) const { return stage_index % stages; }
+    int64_t rank_of(int64_t stage_index) const { return placement.rank[size_t(stage_index)]; }
 };
 
-// Usage error for an unknown name, and for m that is not a multiple of p where the schedule needs it.
-Schedule make_schedule(const std::string& name, int64_t stages, int64_t micro_batches, int64_t chunks = 1);
+// chunks: 0 for the schedule's own number, 2 where --virtual-stages can choose it. Usage error for an unknown name, and
+// for a number of micro-batches that the schedule does not work with.
+Schedule make_schedule(const std::string& name, int64_t stages, int64_t micro_batches, int64_t chunks = 0);
+Placement make_placement(const std::string& name, int64_t stages, int64_t chunks = 0);  // of that schedule
 
-// ---- checks; each returns what is wrong, or an empty string ---------------------------------------------------------
+// ---- checks (schedule_checks.cpp); each returns what is wrong, or an empty string ------------------------------------
 // Every micro-batch goes exactly once through every chunk, forward and backward; F before B or I, I before W, on each
 // rank.
 std::string incomplete(const Schedule& schedule);
-// Whether all ranks reach the end of their lists. A step needs what another rank sends: F the activations of the stage
-// below, B and I the gradient from the stage above.
-//   posted     receives are posted ahead and sends do not block (pipeline.h): only data dependencies can form a cycle
-//   blocking   a send returns when the peer has reached the matching receive; a rank receives where its step begins
+// Whether all ranks of a complete schedule reach the end of their lists. A step needs what another rank sends: F the
+// activations of the stage below, B and I the gradient from the stage above. Where both stages are on one rank, nothing
+// is sent: the step needs an earlier one in the same list.
+//   posted     receives are posted ahead and sends do not block, that is, messages are buffered (pipeline.h): only data
+//              dependencies can form a cycle
+//   blocking   synchronous: a send returns when the peer has reached the matching receive; a rank receives where its
+//              step begins
 // Names the ranks that wait for one another in a cycle, and for what.
 enum class Sends { posted, blocking };
 std::string deadlock(const Schedule& schedule, Sends sends);
@@ -81,7 +112,9 @@ std::string deadlock(const Schedule& schedule, Sends sends);
 // ---- what follows from the order alone ------------------------------------------------------------------------------
 // The most micro-batches (times chunks) whose activations a rank holds at once: from F to the end of the backward pass.
 int64_t in_flight(const Schedule& schedule, int64_t rank);
-int64_t in_flight_formula(const Schedule& schedule, int64_t rank);  // of the schedule's generator
-double bubble_formula(const Schedule& schedule);                    // of the schedule's generator
+// Of the schedule's generator; a schedule from a file has none.
+int64_t in_flight_formula(const Schedule& schedule, int64_t rank);
+double bubble_formula(const Schedule& schedule);
+double span_bubble_formula(const Schedule& schedule);
 
 }  // namespace train70b

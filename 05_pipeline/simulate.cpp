@@ -1,6 +1,7 @@
 #include "05_pipeline/simulate.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -39,11 +40,22 @@ double Timeline::total() const {
     return last - begin();
 }
 
+double Timeline::span(int64_t rank) const {
+    const auto& spans = ranks[size_t(rank)];
+    return spans.empty() ? 0 : spans.back().end - spans.front().begin;
+}
+
 double Timeline::longest_span() const {
     double longest = 0;
-    for (const auto& spans : ranks)
-        if (!spans.empty()) longest = std::max(longest, spans.back().end - spans.front().begin);
+    for (size_t rank = 0; rank < ranks.size(); ++rank) longest = std::max(longest, span(int64_t(rank)));
     return longest;
+}
+
+double Timeline::span_bubble() const {
+    int64_t longest = 0;
+    for (size_t rank = 1; rank < ranks.size(); ++rank)
+        if (span(int64_t(rank)) > span(longest)) longest = int64_t(rank);
+    return 1 - busy(longest) / span(longest);
 }
 
 double Timeline::busy(int64_t rank) const {
@@ -91,6 +103,20 @@ Timeline simulate(const Schedule& s, const Costs& costs) {
     return timeline;
 }
 
+Schedule consecutive(const Schedule& s, int64_t steps) {
+    Schedule all = s;
+    all.micro_batches = steps * s.micro_batches;
+    for (auto& list : all.ranks) {
+        const std::vector<Step> once = list;
+        for (int64_t k = 1; k < steps; ++k)
+            for (Step step : once) {
+                step.micro_batch += k * s.micro_batches;
+                list.push_back(step);
+            }
+    }
+    return all;
+}
+
 std::string ascii_gantt(const Timeline& timeline, int64_t width) {
     std::string text;
     const double begin = timeline.begin(), scale = double(width) / timeline.total();
@@ -99,7 +125,9 @@ std::string ascii_gantt(const Timeline& timeline, int64_t width) {
         for (const Timeline::Span& span : timeline.ranks[rank]) {
             const int64_t from = std::clamp<int64_t>(std::llround((span.begin - begin) * scale), 0, width - 1);
             const int64_t to = std::clamp<int64_t>(std::llround((span.end - begin) * scale), from + 1, width);
-            const std::string name = fmt::format("{}{}", letter_of(span.step.pass), span.step.micro_batch);
+            const char letter = letter_of(span.step.pass);
+            const std::string name =
+                fmt::format("{}{}", span.step.chunk % 2 ? char(std::tolower(letter)) : letter, span.step.micro_batch);
             const char fill = span.step.pass == Pass::forward           ? ' '
                               : span.step.pass == Pass::backward_weight ? '~'
                                                                         : '-';

@@ -30,10 +30,17 @@ struct Timeline {
     // own first step to its own last. Where ranks that begin later also end later, training steps can follow one
     // another without idle time, and this, not total(), is the time per training step.
     double longest_span() const;
+    double span(int64_t rank) const;  // of this rank
+    double span_bubble() const;       // the idle share of the longest span: of the rank that has it
 };
 Timeline simulate(const Schedule& schedule, const Costs& costs);  // CHECK fails if the schedule deadlocks
 
-// One line per rank, `width` characters for the whole step; dots where the rank is idle.
+// Training steps one after another, where no rank waits for another between them: the optimizer step takes no time and
+// has no norm that all ranks sum. Micro-batch i of step k is k*m + i.
+Schedule consecutive(const Schedule& schedule, int64_t steps);
+
+// One line per rank, `width` characters for the whole step; dots where the rank is idle; small letters for chunk 1 (and
+// 3, 5, ...).
 std::string ascii_gantt(const Timeline& timeline, int64_t width);
 // Chrome trace events (ui.perfetto.dev): one process per timeline, one thread per rank; the unit is taken as a second.
 std::string chrome_trace(const std::vector<std::pair<std::string, Timeline>>& timelines);

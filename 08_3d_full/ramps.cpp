@@ -3,6 +3,8 @@
 #include <numeric>
 #include <set>
 
+#include "05_pipeline/flags.h"
+
 namespace train70b {
 
 void add_ramp_flags(Flags& flags, TrainOptions& o) {
@@ -50,14 +52,24 @@ void check_ramps(const TrainOptions& o, const ParallelConfig& config) {
         const StepSizes sizes = o.sizes();
         std::set<int64_t> counts;  // micro-batches of a rank
         for (int64_t step = 1; step <= ramp.steps; ++step) counts.insert(sizes.samples(step) / at_once);
-        if (find_schedule(config.pipeline.schedule).virtual_stages)
-            for (const int64_t count : counts)
-                if (count % config.mesh.pp != 0)
-                    usage_error(
-                        "--batch-ramp {}: a batch of {} sequences is {} micro-batches, and --pipeline {} needs a "
-                        "multiple of --pp {} (try FROM and TO that are multiples of {})",
-                        ramp.text(), count * at_once, count, config.pipeline.schedule, config.mesh.pp,
-                        at_once * config.mesh.pp);
+        if (from_file(config.pipeline))
+            usage_error("--batch-ramp {}: --pipeline {} is for one number of micro-batches (try a schedule by name)",
+                        ramp.text(), config.pipeline.schedule);
+        const ScheduleGenerator& schedule = find_schedule(config.pipeline.schedule);
+        const int64_t unit_count = schedule.multiple ? schedule.multiple(config.mesh.pp) : 1;
+        const int64_t least = schedule.least ? schedule.least(config.mesh.pp) : 1;
+        for (const int64_t count : counts) {
+            if (count % unit_count != 0)
+                usage_error(
+                    "--batch-ramp {}: a batch of {} sequences is {} micro-batches, and --pipeline {} needs a "
+                    "multiple of --pp {} (try FROM and TO that are multiples of {})",
+                    ramp.text(), count * at_once, count, schedule.name, config.mesh.pp, at_once * unit_count);
+            if (count < least)
+                usage_error(
+                    "--batch-ramp {}: a batch of {} sequences is {} micro-batches, and --pipeline {} needs {} on --pp "
+                    "{} (try FROM {})",
+                    ramp.text(), count * at_once, count, schedule.name, least, config.mesh.pp, at_once * least);
+        }
     }
     if (const Ramp& ramp = o.seq_ramp) {
         if (ramp.to % ramp.from != 0)

@@ -28,6 +28,15 @@ std::string list_of(const std::vector<int>& ranks) {
     return text;
 }
 
+// Whether embedding and head are on two pipeline ranks; in a V they are on one.
+bool ends_apart(const LlamaConfig& model, const ParallelConfig& config) {
+    for (int64_t pp = 0; pp < config.mesh.pp; ++pp) {
+        const Stage stage = stage_of(config, model, config.mesh.rank({0, 0, 0, pp}));
+        if (stage.embedding) return !stage.head;
+    }
+    return false;
+}
+
 struct Compared {
     bool weights, states, tp, stages;
 };
@@ -38,7 +47,7 @@ Compared compared(const LlamaConfig& model, const ParallelConfig& config) {
     return {.weights = several && (stage < 3),
             .states = several && (stage == 0 || hybrid),
             .tp = config.mesh.tp > 1,
-            .stages = model.tied && config.mesh.pp > 1};
+            .stages = model.tied && ends_apart(model, config)};
 }
 
 }  // namespace

@@ -1,0 +1,213 @@
+// A pipeline schedule without running it: from a file or by name, checked, simulated and drawn.
+//
+// Run:   build/bin/schedule --name 1f1b --stages 4 --micro-batches 8 --write my.txt
+//        build/bin/schedule --file my.txt --costs 1,1,1 --hop 0.2 --slow-rank 1=1.5 --draw my.png
+//        mpirun --oversubscribe -np 4 build/bin/05_pipeline --pp 4 --global-batch 8 --pipeline file:my.txt
+// Watch: whether all ranks reach the end, with sends that are buffered and that wait for their receive; the idle time
+//        by the clock and within a rank's own span; what a rank holds. Exit code 1 if the schedule cannot run.
+#include <algorithm>
+
+#include "01_single_gpu/io/files.h"
+#include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/io/report.h"
+#include "05_pipeline/draw.h"
+#include "05_pipeline/schedule_file.h"
+#include "05_pipeline/schedule_report.h"
+
+using namespace train70b;
+
+namespace {
+
+std::vector<std::string> split(const std::string& text, char by) {
+    std::vector<std::string> parts(1);
+    for (const char c : text) c == by ? (void)parts.emplace_back() : parts.back().push_back(c);
+    return parts;
+}
+
+const Check kCosts = {[](const std::string& text) {
+                          const std::vector<std::string> parts = split(text, ',');
+                          double sum = 0;
+                          for (const std::string& part : parts) {
+                              if (const std::string problem = real_number(0, 1e6).problem(part); !problem.empty())
+                                  return problem + " (F,I,W: 1,1,1)";
+                              sum += std::stod(part);
+                          }
+                          if (parts.size() != 3 || !(sum > 0))
+                              return fmt::format("{} must be three numbers F,I,W that are not all 0", text);
+                          return std::string();
+                      },
+                      "F,I,W"};
+
+const Check kSlow = {[](const std::string& text) {
+                         for (const std::string& each : split(text, ',')) {
+                             const std::vector<std::string> parts = split(each, '=');
+                             if (parts.size() != 2 || !integer_from(0).problem(parts[0]).empty() ||
+                                 !real_number(0, 1e6, false).problem(parts[1]).empty())
+                                 return fmt::format("{} must be RANK=TIMES, as 1=1.5, or several: 1=1.5,3=2", text);
+                         }
+                         return std::string();
+                     },
+                     "RANK=TIMES"};
+
+class Sandbox {
+  public:
+    Sandbox() {
+        flags_.group("Schedule");
+        flags_.add("--file", file_, "one line of steps per rank: F0 F1 B0 F2 ...", {{}, "FILE"}).default_text("");
+        std::vector<std::string> names;
+        for (const ScheduleGenerator& generator : schedule_generators()) names.push_back(generator.name);
+        flags_.add("--name", name_, "a schedule by name [default: a table of all]", one_of(names)).default_text("");
+        flags_.add("--stages", stages_, "pipeline ranks", integer_from(1, 4096)).default_text("4; the file's lines");
+        flags_.add("--micro-batches", micro_batches_, "micro-batches of a training step", integer_from(1, 1'000'000))
+            .default_text("8; the file's");
+        flags_
+            .add("--virtual-stages", virtual_stages_, "model chunks per rank, with --name interleaved",
+                 integer_from(1, 4096))
+            .default_text("2; 1 for the others");
+        flags_.group("Simulation");
+        flags_
+            .add_word(
+                "--costs",
+                [this](const std::string& text) {
+                    const std::vector<std::string> parts = split(text, ',');
+                    costs_.forward = std::stod(parts[0]);
+                    costs_.input = std::stod(parts[1]);
+                    costs_.weight = std::stod(parts[2]);
+                },
+                "time of F, I and W of a micro-batch on one rank; B = I + W", kCosts)
+            .default_text("1,1,1");
+        flags_.add("--hop", costs_.hop, "time of a message between ranks", real_number(0, 1e6));
+        flags_
+            .add_word(
+                "--slow-rank",
+                [this](const std::string& text) {
+                    for (const std::string& each : split(text, ','))
+                        costs_.slow.emplace_back(std::stoll(split(each, '=')[0]), std::stod(split(each, '=')[1]));
+                },
+                "a rank whose steps take TIMES as long; several: 1=1.5,3=2", kSlow)
+            .default_text("");
+        flags_.add("--steps", steps_, "training steps, one after another", integer_from(1, 1000));
+        flags_.group("Output");
+        for (OptionalOutput* file : {&write_, &draw_, &csv_, &spans_}) {
+            const char* text = file == &write_  ? "write the schedule"
+                               : file == &draw_ ? "draw it (matplotlib)"
+                               : file == &csv_  ? "costs, time and memory of each rank"
+                                                : "every step: begin, end, activations held";
+            const char* type = file == &write_ ? "FILE" : file == &draw_ ? "FILE.png" : "FILE.csv";
+            flags_.add(file->flag, file->path, text, {{}, type}).default_text("");
+        }
+    }
+
+    void run(int argc, char** argv) {
+        flags_.parse(argc, argv);
+        check_flags();
+        const std::optional<Schedule> schedule = chosen();
+        const int64_t p = schedule ? schedule->stages : stages_,
+                      m = schedule ? schedule->micro_batches : micro_batches_;
+        for (const auto& [rank, times] : costs_.slow)
+            if (rank >= p) usage_error("--slow-rank {}={}: there are ranks 0 to {}", rank, times, p - 1);
+        std::string python;
+        if (draw_.given()) python = python_with_matplotlib();
+        for (OptionalOutput* file : outputs()) file->open();
+        if (schedule) print(*schedule, python);
+        if (!schedule || !file_.empty())
+            say("{}{}", schedule ? "\n" : "", comparison_table(schedule ? &*schedule : nullptr, p, m, costs_).text());
+    }
+
+  private:
+    std::vector<OptionalOutput*> outputs() { return {&write_, &draw_, &csv_, &spans_}; }
+
+    void check_flags() {
+        for (const auto& [flag, path] : {std::pair("--file", &file_),
+                                         {"--write", &write_.path},
+                                         {"--draw", &draw_.path},
+                                         {"--csv", &csv_.path},
+                                         {"--spans-csv", &spans_.path}})
+            if (flags_.given(flag) && path->empty()) usage_error("{}: must name a file", flag);
+        if (flags_.given("--file") && flags_.given("--name"))
+            usage_error("--file {} and --name {}: are two schedules (leave out one of them)", file_, name_);
+        std::vector<PathUse> paths;
+        if (!file_.empty()) paths.push_back({"--file", file_, false});
+        for (const OptionalOutput* file : outputs()) {
+            if (!file->given()) continue;
+            if (file_.empty() && name_.empty()) usage_error("{}: needs a schedule (--file or --name)", file->flag);
+            paths.push_back({file->flag, file->path, true});
+        }
+        check_paths(paths);
+    }
+
+    std::optional<Schedule> chosen() const {
+        if (!file_.empty()) {
+            const std::string what = "--file " + file_;
+            if (flags_.given("--virtual-stages"))
+                usage_error("--virtual-stages: the chunks of {} are in the file", what);
+            Schedule schedule = read_schedule(what, file_);
+            const auto same = [&](const char* flag, int64_t asked, int64_t found) {
+                if (flags_.given(flag) && asked != found)
+                    usage_error("{} {}: {} has {} (leave the flag out)", flag, asked, what, found);
+            };
+            same("--stages", stages_, schedule.stages);
+            same("--micro-batches", micro_batches_, schedule.micro_batches);
+            return schedule;
+        }
+        if (name_.empty()) {
+            if (flags_.given("--virtual-stages")) usage_error("--virtual-stages: needs --name interleaved");
+            if (flags_.given("--steps")) usage_error("--steps: needs a schedule (--file or --name)");
+            return {};
+        }
+        const ScheduleGenerator& generator = find_schedule(name_);
+        if (flags_.given("--virtual-stages") && generator.chunks != ScheduleGenerator::Chunks::loop)
+            usage_error("--virtual-stages {}: --name {} has {} per rank (try --name interleaved)", virtual_stages_,
+                        name_, generator.default_chunks() == 1 ? "one model chunk" : "two model chunks");
+        if (generator.default_chunks() > 1 && stages_ == 1)
+            usage_error("--name {}: needs at least two pipeline ranks (try --stages 2)", name_);
+        if (const std::string problem = generator.problem(stages_, micro_batches_); !problem.empty())
+            usage_error("--name {} --micro-batches {}: {}", name_, micro_batches_, problem);
+        return make_schedule(name_, stages_, micro_batches_, virtual_stages_);
+    }
+
+    void print(const Schedule& schedule, const std::string& python) {
+        const std::string where = file_.empty() ? name_ : file_;
+        if (const std::string wrong = incomplete(schedule); !wrong.empty())
+            throw CommonError(fmt::format("{}: is not complete: {}", where, wrong));
+        if (const std::string wrong = deadlock(schedule, Sends::posted); !wrong.empty())
+            throw CommonError(fmt::format("{}: deadlocks, however messages are sent: {}", where, wrong));
+        const std::string waits = deadlock(schedule, Sends::blocking);
+        const Timeline once = simulate(schedule, costs_.of(schedule));
+        say("{}: {} ranks, {} micro-batches, {} chunk{} per rank; {}\n", schedule.name, schedule.stages,
+            schedule.micro_batches, schedule.chunks, schedule.chunks == 1 ? "" : "s", costs_.text());
+        say("complete:           yes\n");
+        say("buffered sends:     all ranks reach the end\n");
+        say("synchronous sends:  {}\n", waits.empty() ? "all ranks reach the end" : "deadlock: " + waits);
+        say("bubble:             {:.1f}% by the clock ({:.4g}), {:.1f}% of the longest rank's own span ({:.4g})\n",
+            100 * once.bubble(), once.total(), 100 * once.span_bubble(), once.longest_span());
+        const Table ranks = ranks_table(schedule, once, costs_);
+        say(ranks);
+        const Schedule all = consecutive(schedule, steps_);
+        const Timeline timeline = simulate(all, costs_.of(schedule));
+        if (steps_ > 1) say(steps_table(schedule, costs_, steps_));
+        constexpr int64_t kWidth = 110;
+        say("\n{}", ascii_gantt(timeline, kWidth));
+
+        write_.write(schedule_text(schedule));
+        csv_.write(ranks.csv());
+        spans_.write(spans_table(all, timeline).csv());
+        if (draw_.given()) {
+            const std::string title = fmt::format("{}: {}{}", schedule.name, costs_.text(),
+                                                  steps_ > 1 ? fmt::format(", {} training steps", steps_) : "");
+            draw_.write(draw(python, timelines_json({{title, timeline}})));
+        }
+    }
+
+    Flags flags_{"Check, simulate and draw a pipeline schedule, without running it"};
+    std::string file_, name_;
+    int64_t stages_ = 4, micro_batches_ = 8, virtual_stages_ = 0, steps_ = 1;
+    SandboxCosts costs_;
+    OptionalOutput write_{"--write"}, draw_{"--draw"}, csv_{"--csv"}, spans_{"--spans-csv"};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_program(argc, argv, [](int argc, char** argv) { Sandbox().run(argc, argv); });
+}
