@@ -5,6 +5,7 @@
 #include "04_tensor_parallel/tensor_parallel.h"
 #include "05_pipeline/flags.h"
 #include "05_pipeline/report.h"
+#include "05_pipeline/schedule_file.h"
 #include "tests/parallel.h"
 
 using namespace train70b;
@@ -46,7 +47,11 @@ struct Staged {
 
 const std::vector<std::string> kSchedules = names_of(schedule_generators());
 
-bool has_chunks(const std::string& schedule) { return find_schedule(schedule).virtual_stages; }
+bool has_chunks(const std::string& schedule) { return find_schedule(schedule).default_chunks() > 1; }
+bool in_v(const std::string& schedule) { return find_schedule(schedule).chunks == ScheduleGenerator::Chunks::v; }
+bool works(const std::string& schedule, int64_t pp, int64_t m) {
+    return find_schedule(schedule).problem(pp, m).empty();
+}
 
 }  // namespace
 
@@ -60,7 +65,8 @@ TEST_CASE("every schedule on 1, 2, 4 and 8 stages, 4, 8 and 16 micro-batches, re
             for (const std::string& schedule : kSchedules)
                 for (const int64_t pp : {1, 2, 4, 8})
                     for (const int64_t m : {4, 8, 16}) {
-                        if (has_chunks(schedule) && (m % pp != 0 || pp == 1 || pp == 8)) continue;
+                        if (has_chunks(schedule) && (pp == 1 || pp == 8)) continue;
+                        if (!works(schedule, pp, m)) continue;
                         const std::string level = recompute;
                         if ((level == "pointwise" || level == "selective" || !kThorough) && m != 4) continue;
                         if (parity.skips(number++)) continue;
@@ -98,10 +104,12 @@ TEST_CASE("three stages, and more stages than micro-batches; rounds through a ri
                 int64_t number = 0;
                 for (const std::string& schedule : kSchedules)
                     for (const int64_t m : {2, 3, 6}) {
-                        if (has_chunks(schedule) && (m % n != 0 || n == 6)) continue;
+                        if ((has_chunks(schedule) && n == 6) || !works(schedule, n, m)) continue;
                         if (parity.skips(number++)) continue;
-                        const int64_t chunks = has_chunks(schedule) ? 6 / n : 0;
-                        Staged run(o, ranks, n, {.schedule = schedule, .virtual_stages = chunks}, m);
+                        PipelineOptions options{.schedule = schedule};
+                        if (in_v(schedule) && n == 2) options.stage_layers = {2, 1, 2, 1};
+                        if (has_chunks(schedule) && !in_v(schedule)) options.virtual_stages = 6 / n;
+                        Staged run(o, ranks, n, options, m);
                         run.session.run();
                         const Farthest deviation = deviation_on_rank_0(run.session, one);
                         INFO(schedule, ", pp ", n, ", m ", m, ": ", deviation);
@@ -115,7 +123,7 @@ TEST_CASE("evaluation between the steps changes nothing of them") {
     const Text text;
     TrainOptions o = shape(text);
     o.val_fraction = 0.3;
-    for (const char* schedule : {"1f1b", "interleaved", "zero-bubble"}) {
+    for (const char* schedule : {"1f1b", "interleaved", "zero-bubble", "zb-v"}) {
         Staged without(o, world(), 4, {.schedule = schedule}, 4);
         without.session.run();
         o.eval_every = 1;
@@ -149,6 +157,75 @@ TEST_CASE("zero-bubble is 1F1B bit for bit: losses, norms, gradients, weights af
             }
 }
 
+TEST_CASE("in a V: zb-v is dualpipe-v and a file bit for bit, and 1F1B's losses and gradients of the first step") {
+    const Text text;
+    const std::string file = text.folder / "zb_v.txt", mixed = text.folder / "mixed.txt";
+    write_text(file, schedule_text(make_schedule("zb-v", 2, 4)));
+    // B and I, W on one rank; W of chunk 1 after the last step of chunk 0.
+    write_text(mixed,
+               "stages: 0 3 / 1 2\n"
+               "F0 F1 F0.1 I0.1 B0 F2 F1.1 B1.1 I1 F3 F2.1 B2.1 B2 F3.1 I3.1 B3 W1 W0.1 W3.1\n"
+               "F0 F0.1 F1 F1.1 B0.1 I0 F2 F2.1 I1.1 B1 F3 F3.1 B2.1 B2 B3.1 B3 W1.1 W0\n");
+    for (const char* dtype : {"fp32", "bf16"})
+        for (const char* recompute : {"none", "full"}) {
+            TrainOptions o = shape(text);
+            o.dtype = dtype;
+            o.recompute = recompute;
+            Staged plain(o, world(), 2, {.schedule = "1f1b"}, 4);
+            plain.session.run();
+            Staged first(o, world(), 2, {.schedule = "zb-v"}, 4);
+            first.session.run();
+            EXPECT_EVERYWHERE(first.session.reports[0].loss == plain.session.reports[0].loss);
+            EXPECT_EVERYWHERE(first.session.gradients == plain.session.gradients);
+            for (const std::string& schedule : {std::string("dualpipe-v"), "file:" + file, "file:" + mixed}) {
+                Staged other(o, world(), 2, {.schedule = schedule}, 4);
+                other.session.run();
+                INFO(schedule, " ", std::string(dtype), ", recompute ", std::string(recompute));
+                EXPECT_EVERYWHERE(other.session.reports[0].loss == first.session.reports[0].loss);
+                const bool in_order = !schedule.ends_with("mixed.txt");  // of the weight gradients
+                if (in_order) {
+                    EXPECT_EVERYWHERE(other.session.history() == first.session.history());
+                    EXPECT_EVERYWHERE(other.session.gradients == first.session.gradients);
+                    EXPECT_EVERYWHERE(other.session.weights() == first.session.weights());
+                } else {
+                    const Farthest deviation = deviation_on_rank_0(other.session, first.session);
+                    EXPECT_EVERYWHERE(deviation <= (o.dtype == "fp32" ? 5e-6 : 2e-2));
+                }
+            }
+        }
+}
+
+TEST_CASE(
+    "a file decides where the stages are: the embedding on the third of three ranks, the head on the second, and "
+    "neighbours on one rank") {
+    const Text text;
+    const std::string file = text.folder / "placed.txt";
+    write_text(file,
+               "stages: 1 2 / 4 5 / 0 3\n"
+               "F0 F0.1 F1 F1.1 B0.1 B0 B1.1 B1\n"
+               "F0 F0.1 B0.1 B0 F1 F1.1 B1.1 B1\n"
+               "F0 F1 F0.1 F1.1 B0.1 B0 B1.1 B1\n");
+    for (const Parity& parity : kParity) {
+        TrainOptions o = shape(text);
+        o.dtype = parity.dtype;
+        o.model.layers = 6;
+        o.global_batch = o.micro_batch = 6;
+        o.val_fraction = 0.3;
+        for (const bool tied : {false, true}) {
+            o.model.tied = tied;
+            EvaluatedRun one(o);
+            on_first_ranks(3, [&](const Comm& ranks) {
+                Staged run(o, ranks, 3, {.schedule = "file:" + file}, 2);
+                run.session.run();
+                const Farthest deviation = deviation_on_rank_0(run.session, one.session);
+                INFO(o.dtype, ", tied ", tied, ": ", deviation);
+                EXPECT(ranks.max(deviation) <= parity.bound);
+                EXPECT(std::abs(run.session.trainer.evaluate() / one.loss - 1) <= 5e-6);
+            });
+        }
+    }
+}
+
 TEST_CASE("uneven stages, and chunks of uneven size") {
     const Text text;
     for (const Parity& parity : kParity) {
@@ -161,6 +238,8 @@ TEST_CASE("uneven stages, and chunks of uneven size") {
                  {{.schedule = "zero-bubble", .stage_layers = {5, 3}}, 2},
                  {{.schedule = "interleaved", .stage_layers = {3, 2, 1, 2}}, 2},
                  {{.schedule = "interleaved", .virtual_stages = 4}, 2},
+                 {{.schedule = "zb-v", .stage_layers = {3, 2, 1, 2}}, 2},
+                 {{.schedule = "dualpipe-v", .stage_layers = {1, 1, 5, 1}}, 2},
                  {{.schedule = "interleaved", .virtual_stages = 1}, 4},
                  {{.schedule = "gpipe", .stage_layers = {1, 1, 1, 1, 1, 1, 1, 1}}, 8}}) {
             Staged run(o, world(), pp, options, 4);
@@ -189,13 +268,17 @@ TEST_CASE(
                 EXPECT(run.in_flight[size_t(rank)] == in_flight_formula(run.schedule, rank));
             }
             // Each rank's parameters are its layers', and the first and the last have the vocabulary's.
-            const int64_t block = o.model.block_parameters() * 4, ends = o.model.vocab * o.model.hidden * 4;
+            // In a V the first has both.
+            const int64_t block = o.model.block_parameters() * 4, matrix = o.model.vocab * o.model.hidden * 4,
+                          norm = o.model.hidden * 4, head = in_v(name) ? 0 : 3;
             for (int64_t rank = 0; rank < 4; ++rank)
                 EXPECT(run.memory[size_t(rank)].kind[int(Memory::params)] ==
-                       2 * block + (rank == 0 || rank == 3 ? ends : 0) + (rank == 3 ? o.model.hidden * 4 : 0));
-            // Activations up and gradients down, between any two stages once per micro-batch.
+                       2 * block + (rank == 0 ? matrix : 0) + (rank == head ? matrix + norm : 0));
+            // Activations up and gradients down, between any two stages once per micro-batch, except on one rank: of
+            // 2 v messages rank 0 has no gradient to send, the head's no activations; at the turn of a V both stay.
             const int64_t n = o.seq_len * o.model.hidden * 4, v = run.schedule.chunks;
-            const int64_t sends = ranks.rank() == 0 ? 16 * (v + v - 1) : ranks.rank() == 3 ? 16 * (2 * v - 1) : 32 * v;
+            const bool turn = in_v(name) && ranks.rank() == 3;
+            const int64_t sends = 16 * (2 * v - (ranks.rank() == 0) - (ranks.rank() == head) - 2 * turn);
             EXPECT(run.wire_bytes == n * sends);
         }
         const auto activations = [&](const char* name, size_t rank) {
@@ -206,6 +289,8 @@ TEST_CASE(
         EXPECT(ratio >= 2.5);
         EXPECT(activations("1f1b", 0) > activations("1f1b", 2));
         EXPECT(activations("naive", 0) < activations("1f1b", 0));
+        // In a V all ranks hold about equally much, and no more than 1F1B's first.
+        for (const size_t rank : {0, 1, 2, 3}) EXPECT(activations("zb-v", rank) <= 1.15 * activations("1f1b", 0));
     });
 }
 
@@ -214,7 +299,7 @@ TEST_CASE("evaluation goes through all stages; the weights come together on rank
     TrainOptions o = shape(text);
     o.val_fraction = 0.3;
     EvaluatedRun one(o);
-    for (const char* schedule : {"1f1b", "interleaved"}) {
+    for (const char* schedule : {"1f1b", "interleaved", "zb-v"}) {
         Staged run(o, world(), 4, {.schedule = schedule}, 4);
         run.session.run();
         EXPECT_EVERYWHERE(one.evaluates_like(run.session));
@@ -230,7 +315,7 @@ TEST_CASE("with tensor parallelism inside the stages, overlapped or not: one ran
         int64_t number = 0;
         Session one(o);
         one.run();
-        for (const char* schedule : {"1f1b", "interleaved", "zero-bubble"})
+        for (const char* schedule : {"1f1b", "interleaved", "zero-bubble", "dualpipe-v"})
             for (const bool overlap : {false, true})
                 for (const char* recompute : {"none", "full"}) {
                     if (parity.skips(number++)) continue;
@@ -284,8 +369,11 @@ TEST_CASE(
             for (const std::string& schedule : kSchedules)
                 for (const int64_t pp : {1, 2, 4, 8})
                     for (const int64_t virtual_stages : {0, 1, 4}) {
-                        if (virtual_stages > 0 && (!has_chunks(schedule) || (virtual_stages == 4 && pp != 2))) continue;
+                        const bool chosen = virtual_stages > 0;
+                        if (chosen && (!has_chunks(schedule) || in_v(schedule))) continue;
+                        if (virtual_stages == 4 && pp != 2) continue;
                         if (has_chunks(schedule) && (pp == 1 || (pp == 8 && virtual_stages != 1))) continue;
+                        if (!works(schedule, pp, pp == 8 ? 8 : 4)) continue;
                         if (parity.skips(number++) || (recompute != std::string("none") && pp != 4)) continue;
                         const PipelineOptions options{.schedule = schedule, .virtual_stages = virtual_stages};
                         const int64_t m = pp == 8 ? 8 : pp == 1 ? 2 : 4;  // on 8 / pp data-parallel ranks, of 16
@@ -299,7 +387,9 @@ TEST_CASE(
                         INFO(o.dtype, ", ", schedule, ", pp ", pp, ", v ", virtual_stages, ", recompute ",
                              std::string(recompute), ": ", deviation);
                         EXPECT_EVERYWHERE(deviation <= parity.bound);
-                        const bool end = pp > 1 && (run.stages.rank() == 0 || run.stages.rank() == pp - 1);
+                        // In a V one rank has both ends, one matrix, and nothing to send.
+                        const bool end =
+                            pp > 1 && !in_v(schedule) && (run.stages.rank() == 0 || run.stages.rank() == pp - 1);
                         const Param& matrix = run.session.model.embed_tokens;
                         const int64_t bytes = size_of(o.llama().grad_dtype) * o.model.vocab * o.model.hidden;
                         // 2 n (N-1)/N of n bytes, N = 2
@@ -311,7 +401,9 @@ TEST_CASE(
                         double squares = 0;
                         for (const double x : mine) squares += x * x;
                         const std::vector<double> copies = run.stages.gather({squares});
-                        EXPECT_EVERYWHERE(pp == 1 || (copies.front() == copies.back() && copies.front() > 0));
+                        EXPECT_EVERYWHERE(pp == 1 || in_v(schedule) ||
+                                          (copies.front() == copies.back() && copies.front() > 0));
+                        EXPECT_EVERYWHERE(!in_v(schedule) || matrix.partial_grad_group == nullptr);
                         const double weights = run.stages.sum(run.data_parallel->squares(Which::data));
                         EXPECT_EVERYWHERE(std::abs(weights / one.trainer.store->squares(Which::data) - 1) <=
                                           parity.bound);
@@ -354,6 +446,17 @@ TEST_CASE("layers that are not divisible over the stages are refused with a line
     EXPECT_USAGE_ERROR(stage(4, {.schedule = "interleaved"}),
                        "--pp 4 x --virtual-stages 2 = 8: more stages than --layers 4");
     EXPECT_USAGE_ERROR(stage(1, {.schedule = "interleaved"}), "(try --pp 2)");
+    EXPECT_USAGE_ERROR(stage(2, {.schedule = "zb-v", .virtual_stages = 3}),
+                       "--virtual-stages 3: --pipeline zb-v has two model chunks per rank");
+    EXPECT_USAGE_ERROR(stage(4, {.schedule = "zb-v"}),
+                       "--pp 4 x 2 chunks of --pipeline zb-v = 8: more stages than --layers 4");
+    EXPECT_USAGE_ERROR(stage(1, {.schedule = "dualpipe-v"}), "(try --pp 2)");
+    const Stage turn = pipeline_stage(c, 2, 1, {.schedule = "zb-v"});
+    EXPECT((turn.chunks.size() == 2 && turn.chunks[0].first_layer == 1 && turn.chunks[1].first_layer == 2));
+    EXPECT((!turn.head && !turn.embedding));
+    const Stage both = pipeline_stage(c, 2, 0, {.schedule = "zb-v"});
+    EXPECT((both.chunks.size() == 2 && both.chunks[0].first_layer == 0 && both.chunks[1].first_layer == 3));
+    EXPECT((both.head && both.embedding));
     const Stage last = pipeline_stage(c, 2, 1, {.schedule = "interleaved"});
     EXPECT((last.chunks.size() == 2 && last.chunks[0].first_layer == 1 && last.chunks[1].first_layer == 3));
     EXPECT((last.head && !last.embedding));
@@ -365,7 +468,8 @@ TEST_CASE("a fake world of 64: the third of eight stages") {
     o.global_batch = 64;
     o.steps = 2;
     const Comm fake = make_comm(make_fake_backend(21, 64), {});
-    for (const char* schedule : {"naive", "gpipe", "1f1b", "zero-bubble"}) {
+    o.model.layers = 16;
+    for (const char* schedule : {"naive", "gpipe", "1f1b", "zero-bubble", "zb-v"}) {
         Staged run(o, fake, 8, {.schedule = schedule}, 8);
         run.session.run();
         for (const StepReport& report : run.session.reports)
