@@ -171,12 +171,16 @@ TEST_CASE("in a V: zb-v is dualpipe-v and a file bit for bit, and 1F1B's losses 
             TrainOptions o = shape(text);
             o.dtype = dtype;
             o.recompute = recompute;
-            Staged plain(o, world(), 2, {.schedule = "1f1b"}, 4);
-            plain.session.run();
+            // On data-parallel ranks the ring adds in an order that depends on where a parameter is in its bucket.
+            on_first_ranks(2, [&](const Comm& ranks) {
+                Staged plain(o, ranks, 2, {.schedule = "1f1b"}, 4), v(o, ranks, 2, {.schedule = "zb-v"}, 4);
+                plain.session.run();
+                v.session.run();
+                EXPECT(ranks.max(v.session.reports[0].loss != plain.session.reports[0].loss) == 0);
+                EXPECT(ranks.max(v.session.gradients != plain.session.gradients) == 0);
+            });
             Staged first(o, world(), 2, {.schedule = "zb-v"}, 4);
             first.session.run();
-            EXPECT_EVERYWHERE(first.session.reports[0].loss == plain.session.reports[0].loss);
-            EXPECT_EVERYWHERE(first.session.gradients == plain.session.gradients);
             for (const std::string& schedule : {std::string("dualpipe-v"), "file:" + file, "file:" + mixed}) {
                 Staged other(o, world(), 2, {.schedule = schedule}, 4);
                 other.session.run();

@@ -29,7 +29,7 @@ struct Case {
 std::vector<Case> cases() {
     ParallelConfig data{.mesh = {.dp = 4, .pp = 2}}, context{.mesh = {.tp = 2, .cp = 4}},
         all{.mesh = {.tp = 2, .cp = 2, .pp = 2}}, split{.mesh = {.dp = 2, .pp = 4}},
-        virtual_stages{.mesh = {.tp = 2, .dp = 2, .pp = 2}};
+        virtual_stages{.mesh = {.tp = 2, .dp = 2, .pp = 2}}, in_v = virtual_stages;
     data.zero.stage = 2;
     context.context.algorithm = "zigzag";
     context.tensor.sequence_parallel = true;
@@ -38,11 +38,14 @@ std::vector<Case> cases() {
     split.pipeline.schedule = "zero-bubble";
     virtual_stages.pipeline.schedule = "interleaved";
     virtual_stages.tensor.sequence_parallel = true;
+    in_v.pipeline.schedule = "zb-v";
+    in_v.zero.stage = 1;
     return {{"dp 4, pp 2, ZeRO-2", data},
             {"tp 2, cp 4, sequence parallel", context},
             {"tp 2, cp 2, pp 2, ulysses, ZeRO-3", all},
             {"dp 2, pp 4, zero-bubble", split},
-            {"tp 2, dp 2, pp 2, interleaved", virtual_stages}};
+            {"tp 2, dp 2, pp 2, interleaved", virtual_stages},
+            {"tp 2, dp 2, pp 2, zb-v, ZeRO-1", in_v}};
 }
 
 }  // namespace
@@ -130,6 +133,13 @@ TEST_CASE("ramps that do not divide are refused with what would work") {
     ParallelConfig interleaved{.mesh = {.dp = 4, .pp = 2}};
     interleaved.pipeline.schedule = "interleaved";
     EXPECT_USAGE_ERROR(check(o, interleaved), "a batch of 4 sequences is 1 micro-batches, and --pipeline interleaved");
+    interleaved.pipeline.schedule = "dualpipe-v";
+    EXPECT_USAGE_ERROR(check(o, interleaved), "and --pipeline dualpipe-v needs 4 on --pp 2 (try FROM 16)");
+    const std::string file = text.folder / "two.txt";
+    write_text(file, "F0 B0\nF0 B0\n");
+    interleaved.pipeline.schedule = "file:" + file;
+    EXPECT_USAGE_ERROR(check(o, interleaved), "two.txt is for one number of micro-batches (try a schedule by name)");
+    interleaved.pipeline.schedule = "1f1b";
     o.save_reference = "ref";
     EXPECT_USAGE_ERROR(check(o, {.mesh = {.dp = 4, .pp = 2}}), "leave out --batch-ramp");
 }

@@ -26,7 +26,7 @@ GENTLE = 40  # seconds, where more than one process starts
 
 def words_of(program, given, without=()):
     """The arguments: the small model's flags that `given` has not, then `given`."""
-    if program == "compare":
+    if program in ("compare", "schedule"):
         return list(given)
     defaults = dict(RUN) if "--load-hf" in given else {**SHAPE, **RUN}
     if program in (FIRST, "08_3d_full"):
@@ -280,6 +280,92 @@ def layout_cases(add):
             ("08_3d_full", "--model 405b", "--model")):
         add("layouts", f"{program}: {flags}", program, flags.split(), expected, ranks=2,
             without=SHAPE if "--model" in flags else ())
+
+
+def schedule_cases(add):
+    """Pipeline schedules in files: of the program schedule, and of programs that train."""
+    good = "F0 F1 B0 B1\nF0 B0 F1 B1\n"
+
+    def bad(name, text, expected, flag="--file", program="schedule", ranks=1, more=()):
+        content = text if isinstance(text, bytes) else text.encode()
+        path = "my.txt" if flag == "--file" else "file:my.txt"
+        add("schedules", f"{program}: {name}", program, [flag, path, *more], ["my.txt", expected],
+            after(lambda folder: (folder / "my.txt").write_bytes(content)), ranks=ranks)
+
+    typos = [("small letter", good.replace("B0", "b0", 1), 'line 1, word 3 "b0"'),
+             ("another letter", good + "F0 G0\n", 'line 3, word 2 "G0"'),
+             ("no number", good.replace("F1 B1", "F B1"), 'line 2, word 3 "F"'),
+             ("negative", good.replace("F1 B1", "F-1 B1"), 'line 2, word 3 "F-1"'),
+             ("a comma", good.replace("F0 ", "F0, ", 1), 'line 1, word 1 "F0,"'),
+             ("chunk of nothing", good.replace("F0 ", "F0. ", 1), 'line 1, word 1 "F0."'),
+             ("beyond int64", good.replace("F0 ", "F99999999999999999999 ", 1), "line 1, word 1"),
+             ("a large micro-batch", good.replace("F1 ", "F999999999 ", 1), "line 1, word 2"),
+             ("a large chunk", good.replace("F1 ", "F1.999999999 ", 1), "line 1, word 2"),
+             ("bytes", b"\xff\xfe\0F0 B0\n", "line 1, word 1"), ("escapes", b"\x1b[31mF0 B0\n", "line 1, word 1"),
+             ("nothing", "", "has no line of steps"), ("a comment", "# F0 B0\n", "has no line of steps"),
+             ("a placement of none", "placement: w\n" + good, "line 1, word 2"),
+             ("a V of one chunk", "placement: v\n" + good, "line 1, word 2"),
+             ("stages twice", "stages: 0 / 0\n" + good, "line 1, word 4"),
+             ("a stage too many", "stages: 0 / 1 / 2\n" + good, "line 1, word 6"),
+             ("many chunks and ranks", "F0.3999 B0 " * 2000 + "\n" + "F0 B0\n" * 3000, "fewer steps"),
+             ("a long word", "F" * 100000 + "\n", "line 1, word 1")]
+    for name, text, expected in typos:
+        bad(name, text, expected)
+    for name, text, expected in typos[::3] + [("half of it", "F0 F1 B0 B1\nF0 B0 F1\n", "micro-batch 1"),
+                                              ("a deadlock", "F0 B0 F1 B1\nF0 F1 B0 B1\n", "rank 0 at B0")]:
+        for program in ("05_pipeline", "08_3d_full"):
+            bad(name, text, expected, "--pipeline", program, 1,
+                ["--comm", "fake", "--fake-world", "2", *(["--pp", "2"] if program == "08_3d_full" else [])])
+    fake = "--pp 2 --comm fake --fake-world 2"
+    for program, flags, expected in (
+            ("08_3d_full", f"{fake} --pipeline file:my.txt --global-batch 4", "my.txt"),
+            ("08_3d_full", f"{fake} --pipeline file:my.txt --virtual-stages 2", "--virtual-stages"),
+            ("08_3d_full", "--pp 1 --pipeline file:my.txt", "my.txt"),
+            ("08_3d_full", f"{fake} --pipeline file:my.txt --batch-ramp 1:2:5", "--batch-ramp"),
+            ("08_3d_full", f"{fake} --pipeline file:my.txt --dry-run --global-batch 3", "my.txt"),
+            ("08_3d_full", f"{fake} --pipeline dualpipe-v --layers 4 --global-batch 3", "dualpipe-v"),
+            ("08_3d_full", f"{fake} --pipeline zb-v", "--layers"),
+            ("08_3d_full", f"{fake} --pipeline zb-v --layers 4 --virtual-stages 4", "--virtual-stages"),
+            ("05_pipeline", f"{fake} --pipeline file:", "--pipeline"),
+            ("05_pipeline", f"{fake} --pipeline file:folder", "file:folder"),
+            ("05_pipeline", f"{fake} --pipeline file:fifo", "file:fifo"),
+            ("05_pipeline", f"{fake} --pipeline file:loop", "file:loop"),
+            ("05_pipeline", f"{fake} --pipeline FILE:my.txt", "--pipeline"),
+            ("schedule", "--file", "--file"), ("schedule", "--file nowhere", "--file nowhere"),
+            ("schedule", "--file folder", "--file folder"), ("schedule", "--file fifo", "--file fifo"),
+            ("schedule", "--file loop", "--file loop"), ("schedule", "--file /dev/zero", "--file /dev/zero"),
+            ("schedule", "--file my.txt --name 1f1b", "--name"), ("schedule", "--name 2f2b", "--name"),
+            ("schedule", "--name dualpipe-v --micro-batches 7", "--micro-batches"),
+            ("schedule", "--name interleaved --micro-batches 7", "--micro-batches"),
+            ("schedule", "--name zb-v --stages 1", "zb-v"), ("schedule", "--name 1f1b --virtual-stages 2", "--virtual-stages"),
+            ("schedule", "--name interleaved --virtual-stages 4096 --stages 4096 --micro-batches 4096", "micro-batches"),
+            ("schedule", "--name interleaved --virtual-stages 0", "--virtual-stages"),
+            ("schedule", "--virtual-stages 2", "--virtual-stages"), ("schedule", "--steps 2", "--steps"),
+            ("schedule", "--name 1f1b --steps 0", "--steps"), ("schedule", "--name 1f1b --steps 1001", "--steps"),
+            ("schedule", "--stages 0", "--stages"), ("schedule", "--stages 1000000000", "--stages"),
+            ("schedule", "--micro-batches 0", "--micro-batches"), ("schedule", "--micro-batches 1.5", "--micro-batches"),
+            ("schedule", "--costs 1", "--costs"), ("schedule", "--costs 1,1", "--costs"),
+            ("schedule", "--costs 1,1,1,1", "--costs"), ("schedule", "--costs 1,,1", "--costs"),
+            ("schedule", "--costs 1,-1,1", "--costs"), ("schedule", "--costs nan,1,1", "--costs"),
+            ("schedule", "--costs inf,1,1", "--costs"), ("schedule", "--costs 0,0,0", "--costs"),
+            ("schedule", "--costs x", "--costs"), ("schedule", "--hop -1", "--hop"), ("schedule", "--hop nan", "--hop"),
+            ("schedule", "--slow-rank 1", "--slow-rank"), ("schedule", "--slow-rank 1=", "--slow-rank"),
+            ("schedule", "--slow-rank =2", "--slow-rank"), ("schedule", "--slow-rank 1=0", "--slow-rank"),
+            ("schedule", "--slow-rank 1=nan", "--slow-rank"), ("schedule", "--slow-rank 4=2", "--slow-rank"),
+            ("schedule", "--slow-rank 1=2,", "--slow-rank"), ("schedule", "--slow-rank -1=2", "--slow-rank"),
+            ("schedule", "--csv a.csv", "--csv"), ("schedule", "--name 1f1b --csv nowhere/a.csv", "--csv"),
+            ("schedule", "--name 1f1b --csv folder", "--csv"), ("schedule", "--name 1f1b --csv fifo", "--csv"),
+            ("schedule", "--name 1f1b --csv a --spans-csv a", "--spans-csv"),
+            ("schedule", "--file my.txt --write my.txt", "--write"),
+            ("schedule", "--file my.txt --stages 3", "--stages"),
+            ("schedule", "--file my.txt --micro-batches 3", "--micro-batches"),
+            ("schedule", "--file my.txt --virtual-stages 2", "--virtual-stages"),
+            ("schedule", "--name 1f1b --draw nowhere/a.png", "--draw"), ("schedule", "--stagez 4", "--stagez"),
+            ("schedule", "1f1b", "1f1b")):
+        add("schedules", f"{program} {flags}", program, flags.split(), expected,
+            after(odd_files, lambda folder: (folder / "my.txt").write_text(good)))
+    add("schedules", "two ranks, a typo", "05_pipeline", ["--pipeline", "file:my.txt"], 'line 2, word 1 "x"',
+        after(lambda folder: (folder / "my.txt").write_text("F0 B0\nx\n")), ranks=2)
 
 
 # ---- data and token shards -----------------------------------------------------------------------------------------
@@ -929,6 +1015,7 @@ def all_cases(binaries, above, Case):
     flag_cases(add, binaries)
     size_cases(add)
     layout_cases(add)
+    schedule_cases(add)
     data_cases(add)
     hf_cases(add, above / "save-hf")
     compare_cases(add, above / "save-reference")
@@ -940,7 +1027,7 @@ def all_cases(binaries, above, Case):
         skipped.append("full and read-only disks: this user cannot mount a tmpfs")
     fake = ["--comm", "fake", "--fake-world", "2"]
     again = [case for case in cases
-             if case.program not in (FIRST, "compare") and case.ranks == 1 and not case.streams
+             if case.program not in (FIRST, "compare", "schedule") and case.ranks == 1 and not case.streams
              and (case.arguments[-6:-2] == fake or "--comm" not in case.arguments)
              and "--dry-run" not in case.arguments]
     for case in again[::12]:

@@ -203,5 +203,7 @@ class Commands:
                 if not words:
                     return wrong(f"{flag} without a value")
                 value, words = words[0], words[1:]
+            if "file:SCHEDULE" in values and value.startswith("file:"):
+                continue
             if values and value not in values:
                 wrong(f"{flag} {value} is none of {'|'.join(sorted(values))}")
