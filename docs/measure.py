@@ -162,14 +162,18 @@ def timelines(runs, ranks, flags, name):
 SPANS = ["title", "rank", "step", "begin", "end"]
 
 
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v")
+
+
 def schedules(runs):
     """every schedule on 4 stages and 8 micro-batches as simulated: equal stages, B = 2F; begin and end in units of F"""
-    small = ["--layers", "8", "--hidden", "32", "--heads", "4", "--ffn", "48", "--seq-len", "16", "--global-batch", "8",
-             "--steps", "1", "--pipeline"]
     rows = [SPANS]
-    for name in ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble"):
-        spans, ends = timelines(runs, 4, [*small, name], f"schedule_{name}.json")
-        rows += [row for row in spans if row[0] == next(iter(ends))]
+    for name in SCHEDULES:
+        flags = ["--name", name, "--stages", "4", "--micro-batches", "8"]
+        names, *spans = runs.table(1, "schedule", flags, "--spans-csv", f"schedule_{name}.csv")
+        rank, step, begin, end = (names.index(column) for column in SPANS[1:])
+        title = f"{name}, 4 stages, 8 micro-batches: equal stages, B = 2F"
+        rows += [[title, row[rank], row[step], f"{float(row[begin]):.6f}", f"{float(row[end]):.6f}"] for row in spans]
     return rows
 
 
