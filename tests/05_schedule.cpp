@@ -158,6 +158,17 @@ TEST_CASE("the longest span of a rank: 3 m F for ZB-H2, more for 1F1B; the total
     EXPECT(cost(make_schedule("naive", 1, 4)).longest_span() == 12);
 }
 
+TEST_CASE("zb-v and dualpipe-v on two ranks and four micro-batches, step by step") {
+    EXPECT(schedule_text(make_schedule("zb-v", 2, 4)) ==
+           "# zb-v: 2 ranks, 4 micro-batches\nplacement: v\n"
+           "F0 F1 F2 F0.1 I0.1 W0.1 F1.1 I1.1 W1.1 F3 I0 W0 F2.1 I2.1 W2.1 I1 W1 F3.1 I3.1 W3.1 I2 W2 I3 W3\n"
+           "F0 F0.1 F1 F1.1 I0.1 W0.1 F2 I0 W0 F2.1 I1.1 W1.1 F3 I1 W1 F3.1 I2.1 W2.1 I2 I3.1 I3 W2 W3.1 W3\n");
+    EXPECT(schedule_text(make_schedule("dualpipe-v", 2, 4)) ==
+           "# dualpipe-v: 2 ranks, 4 micro-batches\nplacement: v\n"
+           "F0 F1 F2 F0.1 I0.1 W0.1 F1.1 F3 B1.1 F2.1 B0 B2.1 F3.1 B1 B3.1 I2 W2 I3 W3\n"
+           "F0 F0.1 F1 F1.1 F2 B0.1 F2.1 B0 F3 B1.1 F3.1 B1 B2.1 B2 I3.1 I3 W3.1 W3\n");
+}
+
 // Qi et al. 2023, section 6: with F = I = W, no idle time and the memory of 1F1B, p micro-batches on every rank.
 TEST_CASE(
     "zb-v: no rank idles between its own first and last step, from 2p - 1 micro-batches on; p of them in flight") {
@@ -279,6 +290,11 @@ TEST_CASE("the simulator: steps follow one another, wait for what they need and 
     const std::string drawn = ascii_gantt(t, 30);
     EXPECT(drawn.find("rank 0  |F0F1..............B0----B1----|") != std::string::npos);
     EXPECT(drawn.find("rank 1  |...F0  F1  B0----B1----.......|") != std::string::npos);
+}
+
+TEST_CASE("in a V the turn takes no message: one micro-batch on two ranks pays four hops") {
+    const Schedule schedule = parse_schedule("by hand", "placement: v\nF0 F0.1 B0.1 B0\nF0 F0.1 B0.1 B0\n");
+    EXPECT(simulate(schedule, equal_costs(schedule, 1, 1, 1, 0.25)).total() == 4 * 0.5 + 4 * 1 + 4 * 0.25);
 }
 
 TEST_CASE("a message takes its time: with hops 1F1B is slower, and nothing begins before its input is there") {
