@@ -80,11 +80,11 @@ int run_python(const std::vector<std::string>& words, std::string& said) {
 }
 
 // The first python3 in PATH, or the system's, that has matplotlib.
-std::string python_with_matplotlib() {
+std::string python_with_matplotlib(const std::string& others) {
     std::string said;
     for (const char* python : {"python3", "/usr/bin/python3"})
         if (run_python({python, "-c", "import matplotlib"}, said) == 0) return python;
-    usage_error("--draw: needs matplotlib (Debian: python3-matplotlib); --pipeline-trace FILE.json needs nothing");
+    usage_error("--draw: needs matplotlib (Debian: python3-matplotlib); {} nothing", others);
 }
 
 std::string draw(const std::string& python, const std::string& timelines) {

@@ -9,7 +9,8 @@ namespace train70b {
 // no such program; `said` becomes the last line that it wrote to stderr.
 int run_python(const std::vector<std::string>& words, std::string& said);
 
-std::string python_with_matplotlib();  // usage error if there is none
+// Usage error if there is none; others: "... needs", the flags that do without it.
+std::string python_with_matplotlib(const std::string& others = "--pipeline-trace FILE.json needs");
 
 // The PNG of timelines_json's text. Throws, with the last line of Python's stderr, if drawing fails.
 std::string draw(const std::string& python, const std::string& timelines);

@@ -170,12 +170,12 @@ const std::vector<ScheduleGenerator>& schedule_generators() {
     return list;
 }
 
-std::string ScheduleGenerator::problem(int64_t p, int64_t m) const {
+std::string ScheduleGenerator::problem(int64_t p, int64_t m, const std::string& stages_flag) const {
     if (const int64_t unit = multiple ? multiple(p) : 1; m % unit != 0)
-        return fmt::format("{} micro-batches are not divisible by --pp {} (try {}{})", m, p,
+        return fmt::format("{} micro-batches are not divisible by {} {} (try {}{})", m, stages_flag, p,
                            m > unit ? fmt::format("{} or ", m / unit * unit) : "", (m / unit + 1) * unit);
     if (const int64_t fewest = least ? least(p) : 1; m < fewest)
-        return fmt::format("{} micro-batches are fewer than {} on --pp {} (try {}, or --pipeline zb-v)", m, fewest, p,
+        return fmt::format("{} micro-batches are fewer than {} on {} {} (try {}, or zb-v)", m, fewest, stages_flag, p,
                            fewest);
     return {};
 }

@@ -73,7 +73,7 @@ struct ScheduleGenerator {
 
     int64_t default_chunks() const { return chunks == Chunks::one ? 1 : 2; }
     // What is wrong with m micro-batches on p ranks, and what would work; empty if they are fine.
-    std::string problem(int64_t p, int64_t m) const;
+    std::string problem(int64_t p, int64_t m, const std::string& stages_flag = "--pp") const;
 };
 const std::vector<ScheduleGenerator>& schedule_generators();
 const ScheduleGenerator& find_schedule(const std::string& name);  // usage error for an unknown name

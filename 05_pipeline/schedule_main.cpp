@@ -88,14 +88,10 @@ class Sandbox {
             .default_text("");
         flags_.add("--steps", steps_, "training steps, one after another", integer_from(1, 1000));
         flags_.group("Output");
-        for (OptionalOutput* file : {&write_, &draw_, &csv_, &spans_}) {
-            const char* text = file == &write_  ? "write the schedule"
-                               : file == &draw_ ? "draw it (matplotlib)"
-                               : file == &csv_  ? "costs, time and memory of each rank"
-                                                : "every step: begin, end, activations held";
-            const char* type = file == &write_ ? "FILE" : file == &draw_ ? "FILE.png" : "FILE.csv";
-            flags_.add(file->flag, file->path, text, {{}, type}).default_text("");
-        }
+        add_output(write_, "FILE", "write the schedule");
+        add_output(draw_, "FILE.png", "draw it (matplotlib)");
+        add_output(csv_, "FILE.csv", "costs, time and memory of each rank");
+        add_output(spans_, "FILE.csv", "every step: begin, end, activations held");
     }
 
     void run(int argc, char** argv) {
@@ -107,7 +103,7 @@ class Sandbox {
         for (const auto& [rank, times] : costs_.slow)
             if (rank >= p) usage_error("--slow-rank {}={}: there are ranks 0 to {}", rank, times, p - 1);
         std::string python;
-        if (draw_.given()) python = python_with_matplotlib();
+        if (draw_.given()) python = python_with_matplotlib("--write, --csv and --spans-csv need");
         for (OptionalOutput* file : outputs()) file->open();
         if (schedule) print(*schedule, python);
         if (!schedule || !file_.empty())
@@ -115,6 +111,9 @@ class Sandbox {
     }
 
   private:
+    void add_output(OptionalOutput& file, const std::string& type, const std::string& text) {
+        flags_.add(file.flag, file.path, text, {{}, type}).default_text("");
+    }
     std::vector<OptionalOutput*> outputs() { return {&write_, &draw_, &csv_, &spans_}; }
 
     void check_flags() {
@@ -161,7 +160,7 @@ class Sandbox {
                         name_, generator.default_chunks() == 1 ? "one model chunk" : "two model chunks");
         if (generator.default_chunks() > 1 && stages_ == 1)
             usage_error("--name {}: needs at least two pipeline ranks (try --stages 2)", name_);
-        if (const std::string problem = generator.problem(stages_, micro_batches_); !problem.empty())
+        if (const std::string problem = generator.problem(stages_, micro_batches_, "--stages"); !problem.empty())
             usage_error("--name {} --micro-batches {}: {}", name_, micro_batches_, problem);
         return make_schedule(name_, stages_, micro_batches_, virtual_stages_);
     }
@@ -184,7 +183,7 @@ class Sandbox {
         const Table ranks = ranks_table(schedule, once, costs_);
         say(ranks);
         const Schedule all = consecutive(schedule, steps_);
-        const Timeline timeline = simulate(all, costs_.of(schedule));
+        const Timeline timeline = steps_ == 1 ? once : simulate(all, costs_.of(schedule));
         if (steps_ > 1) say(steps_table(schedule, costs_, steps_));
         constexpr int64_t kWidth = 110;
         say("\n{}", ascii_gantt(timeline, kWidth));

@@ -110,7 +110,7 @@ Table comparison_table(const Schedule* given, int64_t p, int64_t m, const Sandbo
     if (given) row(*given, false);
     for (const ScheduleGenerator& generator : schedule_generators()) {
         if (p == 1 && generator.default_chunks() > 1) continue;
-        if (const std::string problem = generator.problem(p, m); !problem.empty())
+        if (const std::string problem = generator.problem(p, m, "--stages"); !problem.empty())
             table.note(fmt::format("{}: {}", generator.name, problem));
         else
             row(make_schedule(generator.name, p, m), costs.plain());

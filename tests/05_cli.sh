@@ -17,7 +17,7 @@ refused "a schedule that is none" 2 "--pipeline|1f1b|zero-bubble|file:SCHEDULE" 
 refused "chunks of a V" 2 "--virtual-stages 3: --pipeline zb-v has two model chunks per rank (try --pipeline interleaved)" --pipeline zb-v --virtual-stages 3
 refused "more stages of a V than layers" 4 "--pp 4 x 2 chunks of --pipeline zb-v = 8: more stages than --layers 4" --pipeline zb-v
 refused "a V on one stage" 2 "--pipeline dualpipe-v: needs at least two pipeline ranks (try --pp 2)" --pipeline dualpipe-v --pp 1
-refused "too few micro-batches for dualpipe-v" 2 "--pipeline dualpipe-v: 3 micro-batches are fewer than 4 on --pp 2 (try 4, or --pipeline zb-v)" \
+refused "too few micro-batches for dualpipe-v" 2 "--pipeline dualpipe-v: 3 micro-batches are fewer than 4 on --pp 2 (try 4, or zb-v)" \
     --pipeline dualpipe-v --global-batch 3
 
 # Schedules from files, in a folder beside the one that must stay empty.
@@ -115,6 +115,10 @@ verdict "a file: checked, simulated, drawn as text, written as data" "$(ends 0 5
         "5.9% by the clock (25.5), 0.0% of the longest rank's own span (24)" "rank 3  |" "each rank goes on" "zb_v.txt")$(
     sed -n 2p sandbox.csv | grep -q ',4,8,2,1,1,1,0,1,0 7,0,24,24,' || cat sandbox.csv)$(
     [ "$(wc -l <sandbox_spans.csv)" = 385 ] || wc -l sandbox_spans.csv)$(diff <(tail -n +2 sandbox.txt) <(tail -n +2 "$files/zb_v.txt"))"
+if /usr/bin/python3 -c "import matplotlib" 2>/dev/null || python3 -c "import matplotlib" 2>/dev/null; then
+    sandbox --name dualpipe-v --stages 2 --micro-batches 4 --draw sandbox.png
+    verdict "a schedule as PNG" "$(ends 0 30)$(head -c 8 sandbox.png | grep -q PNG || echo "no PNG")"
+fi
 sandbox --name 1f1b --stages 4 --micro-batches 8 --costs 1,1.5,0.5 --hop 0.25 --slow-rank 1=2
 verdict "costs, hop, a slow rank" "$(ends 0 5)$(prints "F 1, I 1.5, W 0.5, hop 0.25, rank 1 x 2" "1     1")"
 sandbox --file "$files/half.txt"
@@ -130,7 +134,7 @@ not_run "costs that are none" "1,2 must be three numbers F,I,W" --costs 1,2
 not_run "costs of nothing" "0,0,0 must be three numbers F,I,W that are not all 0" --costs 0,0,0
 not_run "a rank that there is not" "--slow-rank 4=1.5: there are ranks 0 to 3" --slow-rank 4=1.5
 not_run "a slow rank without a factor" "2 must be RANK=TIMES" --slow-rank 2
-not_run "too few micro-batches" "7 micro-batches are fewer than 8" --name dualpipe-v --micro-batches 7
+not_run "too few micro-batches" "7 micro-batches are fewer than 8 on --stages 4 (try 8, or zb-v)" --name dualpipe-v --micro-batches 7
 not_run "an output of no schedule" "--csv: needs a schedule" --csv "$files/a.csv"
 not_run "one file for two" "--write" --file "$files/good.txt" --write "$files/good.txt"
 not_run "a drawing where none can be" "--draw nowhere/x.png" --file "$files/good.txt" --draw nowhere/x.png

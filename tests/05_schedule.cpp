@@ -535,7 +535,7 @@ TEST_CASE("an unknown schedule, and one that this number of micro-batches does n
                        "6 micro-batches are not divisible by --pp 4 (try 4 or 8)");
     EXPECT_USAGE_ERROR(make_schedule("interleaved", 4, 3, 2), "3 micro-batches are not divisible by --pp 4 (try 4)");
     EXPECT_USAGE_ERROR(make_schedule("dualpipe-v", 4, 7),
-                       "--pipeline dualpipe-v: 7 micro-batches are fewer than 8 on --pp 4 (try 8, or --pipeline zb-v)");
+                       "--pipeline dualpipe-v: 7 micro-batches are fewer than 8 on --pp 4 (try 8, or zb-v)");
 }
 
 TEST_CASE("drawings for other programs: every step once, in seconds and in microseconds") {
