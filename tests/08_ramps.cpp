@@ -135,10 +135,10 @@ TEST_CASE("ramps that do not divide are refused with what would work") {
     EXPECT_USAGE_ERROR(check(o, interleaved), "a batch of 4 sequences is 1 micro-batches, and --pipeline interleaved");
     interleaved.pipeline.schedule = "dualpipe-v";
     EXPECT_USAGE_ERROR(check(o, interleaved), "and --pipeline dualpipe-v needs 4 on --pp 2 (try FROM 16)");
-    const std::string file = text.folder / "two.txt";
-    write_text(file, "F0 B0\nF0 B0\n");
+    const std::string file = text.folder / "four.txt";
+    write_text(file, "F0 B0 F1 B1 F2 B2 F3 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n");
     interleaved.pipeline.schedule = "file:" + file;
-    EXPECT_USAGE_ERROR(check(o, interleaved), "two.txt is for one number of micro-batches (try a schedule by name)");
+    EXPECT_USAGE_ERROR(check(o, interleaved), "four.txt is for one number of micro-batches (try a schedule by name)");
     interleaved.pipeline.schedule = "1f1b";
     o.save_reference = "ref";
     EXPECT_USAGE_ERROR(check(o, {.mesh = {.dp = 4, .pp = 2}}), "leave out --batch-ramp");
