@@ -24,6 +24,8 @@ refused "too few micro-batches for dualpipe-v" 2 "--pipeline dualpipe-v: 3 micro
 files=$(mktemp -d)
 trap 'rm -rf "$work" "$files"' EXIT
 printf 'F0 F1 B0 B1\nF0 B0 F1 B1\n' >"$files/good.txt"
+# Exercise 4: ZB-H2
+printf 'F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3\nF0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3\n' >"$files/h2.txt"
 printf 'F0 F1 B0 B1\nF0 b0 F1 B1\n' >"$files/typo.txt"
 printf 'F0 F1 B0 B1\nF0 B0 F1\n' >"$files/half.txt"
 printf 'F0 B0 F1 B1\nF0 F1 B0 B1\n' >"$files/cycle.txt"
@@ -62,7 +64,8 @@ shape=(--layers 4 --hidden 32 --heads 4 --ffn 48 --vocab 259 --seq-len 16 --glob
 one_rank
 "$bin/schedule" --name zb-v --stages 4 --micro-batches 8 --write "$files/zb_v.txt" >"$work/out" 2>"$work/err"
 reference_runs "--pipeline 1f1b" "--pipeline zero-bubble --recompute full" "--pp 2 --pipeline interleaved" "--pp 2 --pipeline gpipe --stage-layers 1,3" \
-    "--pp 2 --pipeline dualpipe-v" "--pp 2 --pipeline file:$files/good.txt --micro-batch 2"
+    "--pp 2 --pipeline dualpipe-v" "--pp 2 --pipeline file:$files/good.txt --micro-batch 2" \
+    "--pp 2 --pipeline file:$files/h2.txt"
 shape[1]=8 # layers
 one_rank
 reference_runs "--pipeline file:$files/zb_v.txt"
@@ -104,7 +107,7 @@ prints() { # PART...: every part is in stdout. Prints what is missing.
 not_run() { # NAME PART FLAG...: bad input, in one line
     sandbox "${@:3}"
     verdict "schedule refuses: $1" "$(ends 2 5)$(says "$2")$([ "$(wc -l <"$work/err")" = 1 ] || cat "$work/err")$(
-        ls "$files" | grep -v 'good.txt\|typo.txt\|half.txt\|cycle.txt\|zb_v.txt')"
+        ls "$files" | grep -v 'good.txt\|h2.txt\|typo.txt\|half.txt\|cycle.txt\|zb_v.txt')"
 }
 rm -f "$work"/sandbox*
 sandbox
@@ -121,6 +124,9 @@ if /usr/bin/python3 -c "import matplotlib" 2>/dev/null || python3 -c "import mat
 fi
 sandbox --name 1f1b --stages 4 --micro-batches 8 --costs 1,1.5,0.5 --hop 0.25 --slow-rank 1=2
 verdict "costs, hop, a slow rank" "$(ends 0 5)$(prints "F 1, I 1.5, W 0.5, hop 0.25, rank 1 x 2" "1     1")"
+sandbox --file "$files/h2.txt" --steps 3
+verdict "ZB-H2: no idle time in a rank's own span" "$(ends 0 5)$(
+    prints "0.0% of the longest rank's own span (12)" "37         13                  12")"
 sandbox --file "$files/half.txt"
 verdict "an incomplete schedule: exit code 1" "$(ends 1 5)$(says "half.txt: is not complete: rank 1: micro-batch 1 goes through chunk 0 as \"F\"")"
 sandbox --file "$files/cycle.txt"
