@@ -53,7 +53,7 @@ void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
     flags.add("--pp", pp, "pipeline stages [default: all ranks / --dp]", integer_from(1)).default_text("");
     flags.add("--pipeline", o.schedule, "pipeline schedule, by name or from a file", schedule_name());
     flags
-        .add("--virtual-stages", o.virtual_stages, "model chunks per rank, with --pipeline interleaved",
+        .add("--virtual-stages", o.virtual_stages, "model chunks per rank, with --pipeline interleaved (in a V: 2)",
              integer_from(1))
         .default_text("2; 1 for the others");
     flags

@@ -63,7 +63,7 @@ class Sandbox {
         flags_
             .add("--virtual-stages", virtual_stages_, "model chunks per rank, with --name interleaved",
                  integer_from(1, 4096))
-            .default_text("2; 1 for the others");
+            .default_text("2");
         flags_.group("Simulation");
         flags_
             .add_word(
@@ -149,6 +149,11 @@ class Sandbox {
             same("--micro-batches", micro_batches_, schedule.micro_batches);
             return schedule;
         }
+        constexpr int64_t kMost = 1'000'000;  // passes forward: a few seconds
+        if (stages_ * std::max<int64_t>(virtual_stages_, 1) > kMost / micro_batches_)
+            usage_error("--micro-batches {}: more than {} passes through --stages {}{} (try {})", micro_batches_, kMost,
+                        stages_, virtual_stages_ > 1 ? fmt::format(" x --virtual-stages {}", virtual_stages_) : "",
+                        std::max<int64_t>(1, kMost / (stages_ * std::max<int64_t>(virtual_stages_, 1))));
         if (name_.empty()) {
             if (flags_.given("--virtual-stages")) usage_error("--virtual-stages: needs --name interleaved");
             if (flags_.given("--steps")) usage_error("--steps: needs a schedule (--file or --name)");

@@ -339,6 +339,7 @@ def schedule_cases(add):
             ("schedule", "--name interleaved --micro-batches 7", "--micro-batches"),
             ("schedule", "--name zb-v --stages 1", "zb-v"), ("schedule", "--name 1f1b --virtual-stages 2", "--virtual-stages"),
             ("schedule", "--name interleaved --virtual-stages 4096 --stages 4096 --micro-batches 4096", "micro-batches"),
+            ("schedule", "--stages 4096 --micro-batches 1000", "--micro-batches 1000"),
             ("schedule", "--name interleaved --virtual-stages 0", "--virtual-stages"),
             ("schedule", "--virtual-stages 2", "--virtual-stages"), ("schedule", "--steps 2", "--steps"),
             ("schedule", "--name 1f1b --steps 0", "--steps"), ("schedule", "--name 1f1b --steps 1001", "--steps"),
