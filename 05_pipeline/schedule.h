@@ -94,7 +94,7 @@ struct Schedule {
 Schedule make_schedule(const std::string& name, int64_t stages, int64_t micro_batches, int64_t chunks = 0);
 Placement make_placement(const std::string& name, int64_t stages, int64_t chunks = 0);  // of that schedule
 
-// ---- checks (schedule_checks.cpp); each returns what is wrong, or an empty string ------------------------------------
+// ---- checks (schedule_checks.cpp); each returns what is wrong, or an empty string ----------------------------------
 // Every micro-batch goes exactly once through every chunk, forward and backward; F before B or I, I before W, on each
 // rank.
 std::string incomplete(const Schedule& schedule);
