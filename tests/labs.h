@@ -28,4 +28,13 @@ void figure(const std::string& what, Number got, Number expected, const std::str
     EXPECT(good);
 }
 
+// Fails unless `wrong` is empty, with this line on the score card.
+inline void expect_none_wrong(const std::string& wrong) {
+    if (this_rank == 0 && !wrong.empty()) {
+        fmt::print("found: {}\n", wrong);
+        std::fflush(stdout);
+    }
+    EXPECT(wrong == "");
+}
+
 }  // namespace train70b::test

@@ -171,11 +171,11 @@ def run(command, seconds=ROW_SECONDS):
 def first_failure(output):
     """The line of a test's output that says most."""
     lines = output.split("\n")
-    for pattern in (r"^rank \d+.*", r".*ERROR: .*", r"\s+rank \d+: .*"):
+    for pattern in (r"^found: .*", r"^rank \d+.*", r".*ERROR: .*", r"\s+rank \d+: .*"):
         for number, line in enumerate(lines):
             if re.match(pattern, line):
                 values = [each.strip() for each in lines[number + 1:number + 3] if "values:" in each]
-                text = " ".join([re.sub(r"^\S+:\d+: ", "", line).strip()] + values)
+                text = " ".join([re.sub(r"^found: |^\S+:\d+: ", "", line).strip()] + values)
                 return text if len(text) < 300 else text[:297] + "..."
     return ""
 
@@ -268,6 +268,8 @@ def complete(card):
 # ---- what the user sees ----
 
 def number(value):
+    if value is None:  # so JSON has it
+        return "infinite or not a number"
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
