@@ -89,6 +89,9 @@ using e5m2 = Float8<5, 2, true>;
 static_assert(sizeof(e4m3) == 1 && sizeof(e5m2) == 1);
 static_assert(e4m3::largest() == 448 && e5m2::largest() == 57344);
 
+// The definition of e4m3(x).bits, step by step: what the conversion above, without branches, is tested against.
+uint8_t e4m3_by_definition(float x);  // formats.cpp
+
 // A scale: 2^(bits - 127). Made from |x|; rounded up, so that values divided by it do not overflow, or down.
 struct e8m0 {
     uint8_t bits = 127;

@@ -1,7 +1,5 @@
 // The ops of quantize.h on the CPU: the definition that the CUDA kernels are tested against. A product dequantizes its
 // operands to fp32 and multiplies those: the tensor cores' result up to fp32 rounding.
-#include <vector>
-
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/ops/matmul.h"
 #include "07_fp8/formats.h"
@@ -9,16 +7,14 @@
 
 namespace train70b::cpu {
 
+decltype(train70b::compute_amax) compute_amax;  // scales.cpp
+
 namespace {
 
 template <class Body>
 void with_format(DType dtype, Body&& body) {
     dtype == DType::e4m3 ? body(e4m3{}) : body(e5m2{});
 }
-
-// |x| as the bits of an fp32, which order like the numbers, with infinity above them and NaN above that.
-uint32_t magnitude(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffff; }
-void raise(float& amax, uint32_t bits) { amax = std::bit_cast<float>(std::max(magnitude(amax), bits)); }
 
 constexpr int64_t kTile = 128;  // rows and columns of x per tile: one scale block, which fits the cache
 
@@ -35,44 +31,6 @@ void for_tiles(const Tensor& x, Body&& body) {
 }
 
 }  // namespace
-
-void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
-    const int64_t rows = x.rows(), cols = x.cols();
-    const ScaleLayout layout{scaling, rows, cols}, layout_t{scaling, cols, rows};
-    with_float(x.dtype(), [&](auto zero) {
-        const auto* p = x.data<decltype(zero)>();
-        std::vector<uint32_t> row_max(static_cast<size_t>(rows)), col_max(static_cast<size_t>(cols));
-        for (int64_t r0 = 0; r0 < rows; r0 += kTile)
-            for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
-                const int64_t r1 = std::min(rows, r0 + kTile), c1 = std::min(cols, c0 + kTile);
-                std::fill(row_max.begin() + r0, row_max.begin() + r1, 0);
-                std::fill(col_max.begin() + c0, col_max.begin() + c1, 0);
-                for (int64_t r = r0; r < r1; ++r) {
-                    uint32_t most = 0;
-#pragma omp simd reduction(max : most)
-                    for (int64_t c = c0; c < c1; ++c) {
-                        const uint32_t bits = magnitude(float(p[r * cols + c]));
-                        most = std::max(most, bits);
-                        col_max[size_t(c)] = std::max(col_max[size_t(c)], bits);
-                    }
-                    row_max[size_t(r)] = most;
-                }
-                for (int64_t r = r0; amax && r < r1; ++r)
-                    raise(amax.data<float>()[layout.index(r, c0)], row_max[size_t(r)]);
-                for (int64_t c = c0; amax_t && c < c1; ++c)
-                    raise(amax_t.data<float>()[layout_t.index(c, r0)], col_max[size_t(c)]);
-            }
-    });
-}
-
-void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor) {
-    constexpr float kSmallest = std::numeric_limits<float>::min();  // 1 / scale_inv is finite
-    for (int64_t i = 0; i < scale_inv.size(); ++i) {
-        const float most = amax.data<float>()[i];
-        const bool usable = most > 0 && most <= std::numeric_limits<float>::max();
-        scale_inv.data<float>()[i] = usable ? std::max(most * factor, kSmallest) : 1.0f;
-    }
-}
 
 void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
     const int64_t rows = x.rows(), cols = x.cols();

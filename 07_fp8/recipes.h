@@ -84,17 +84,13 @@ class RowwiseScaling : public CurrentScaling {
     Scaling scaling(Operand::Role) const override { return Scaling::row; }
 };
 
-// tag::blockwise[]
-class BlockwiseScaling : public CurrentScaling {
+class BlockwiseScaling : public CurrentScaling {  // scales.cpp
   public:
     using CurrentScaling::CurrentScaling;
-    DType format(Operand::Role) const override { return DType::e4m3; }
-    Scaling scaling(Operand::Role role) const override {
-        return role == Operand::weight ? Scaling::block128 : Scaling::vec128;
-    }
+    DType format(Operand::Role role) const override;
+    Scaling scaling(Operand::Role role) const override;
     int64_t divisor() const override { return 128; }
 };
-// end::blockwise[]
 
 // Scales from the largest amax of the last `history` steps. An operand without a history is scaled by its current amax.
 class DelayedScaling : public CurrentScaling {

@@ -81,6 +81,13 @@ void check_format(int mantissa_bits, int bias, bool ieee) {
 TEST_CASE("E4M3: values, rounding to nearest even, overflow: the definition") { check_format<e4m3>(3, 7, false); }
 TEST_CASE("E5M2: values, rounding to nearest even, overflow: the definition") { check_format<e5m2>(2, 15, true); }
 
+TEST_CASE(
+    "E4M3: the readable definition and the conversion without branches are the same for every fp32 that decides") {
+    int64_t wrong = 0;
+    for_deciding_floats([&](float x) { wrong += e4m3_by_definition(x) != e4m3(x).bits; });
+    EXPECT(wrong == 0);
+}
+
 TEST_CASE("infinities and what is not a number stay visible in training, and only finite values saturate") {
     for (const float x : {INFINITY, -INFINITY, NAN, -NAN}) {
         EXPECT(!std::isfinite(float(e4m3(x))));
