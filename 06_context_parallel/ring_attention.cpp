@@ -4,14 +4,22 @@
 
 namespace train70b {
 
+int64_t ContextLayout::chunk_index(int64_t group, int64_t chunk) const {
+    // tag::lab-zigzag-chunk-index[]
+    return chunk == 0 ? group : chunks * groups() - 1 - group;  // one early, one late
+    // end::lab-zigzag-chunk-index[]
+}
+
 std::vector<TokenRange> ContextLayout::tokens_of(int64_t rank, int64_t seq_len) const {
     CHECK(seq_len % granularity() == 0, "{} tokens over {} ranks in {} chunks", seq_len, ranks, chunks);
+    // tag::lab-zigzag-tokens[]
     const int64_t group = rank / ulysses, in_group = rank % ulysses;
     const int64_t chunk_len = seq_len / (groups() * chunks), count = chunk_len / ulysses;
     std::vector<TokenRange> list;
     for (int64_t chunk = 0; chunk < chunks; ++chunk)
         list.push_back({chunk_index(group, chunk) * chunk_len + in_group * count, count});
     return list;
+    // end::lab-zigzag-tokens[]
 }
 
 std::vector<TokenRange> ContextLayout::queries_of(int64_t rank, int64_t seq_len) const {

@@ -32,9 +32,7 @@ struct ContextLayout {
 
     int64_t groups() const { return ranks / ulysses; }
     // The index in the sequence, among all groups' chunks, of a group's local chunk.
-    int64_t chunk_index(int64_t group, int64_t chunk) const {
-        return chunk == 0 ? group : chunks * groups() - 1 - group;
-    }
+    int64_t chunk_index(int64_t group, int64_t chunk) const;
     // The tokens of a rank, in the order of its rows. seq_len must be a multiple of granularity().
     std::vector<TokenRange> tokens_of(int64_t rank, int64_t seq_len) const;
     // The queries of a rank's attention, in the order of its rows: the tokens of its group.

@@ -2,6 +2,18 @@
 
 namespace train70b {
 
+int64_t Mesh::rank(const Coordinates& at) const {
+    // tag::lab-mesh-groups-rank[]
+    return ((at.pp * dp + at.dp) * cp + at.cp) * tp + at.tp;
+    // end::lab-mesh-groups-rank[]
+}
+
+Mesh::Coordinates Mesh::coordinate(int64_t rank) const {
+    // tag::lab-mesh-groups-coordinate[]
+    return {rank % tp, rank / tp % cp, rank / (tp * cp) % dp, rank / (tp * cp * dp)};
+    // end::lab-mesh-groups-coordinate[]
+}
+
 std::string Mesh::text() const { return fmt::format("tp {} x cp {} x dp {} x pp {}", tp, cp, dp, pp); }
 
 Mesh mesh_of(const Mesh& asked, int64_t ranks) {
@@ -25,6 +37,7 @@ Mesh mesh_of(const Mesh& asked, int64_t ranks) {
 }
 
 MeshComms split(const Comm& world, const Mesh& mesh) {
+    // tag::lab-mesh-groups-split[]
     // `color` sets the coordinates along the group's axes to 0: the ranks that agree in the others form a group.
     const auto along = [&](const char* name, const std::function<void(Mesh::Coordinates&)>& color) {
         return world.split(
@@ -39,6 +52,7 @@ MeshComms split(const Comm& world, const Mesh& mesh) {
             along("cp", [](Mesh::Coordinates& at) { at.cp = 0; }),
             along(mesh.cp > 1 ? "dp_cp" : "dp", [](Mesh::Coordinates& at) { at.dp = at.cp = 0; }),
             along("pp", [](Mesh::Coordinates& at) { at.pp = 0; })};
+    // end::lab-mesh-groups-split[]
 }
 
 std::string to_string(const Mesh& mesh) {

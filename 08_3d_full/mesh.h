@@ -20,14 +20,10 @@ struct Mesh {
         bool operator==(const Coordinates&) const = default;
     };
     constexpr int64_t size() const { return tp * cp * dp * pp; }
-    constexpr int64_t rank(const Coordinates& at) const { return ((at.pp * dp + at.dp) * cp + at.cp) * tp + at.tp; }
-    constexpr Coordinates coordinate(int64_t rank) const {
-        return {rank % tp, rank / tp % cp, rank / (tp * cp) % dp, rank / (tp * cp * dp)};
-    }
-    std::string text() const;  // "tp 2 x cp 1 x dp 2 x pp 2"
+    int64_t rank(const Coordinates& at) const;
+    Coordinates coordinate(int64_t rank) const;  // the inverse
+    std::string text() const;                    // "tp 2 x cp 1 x dp 2 x pp 2"
 };
-static_assert(Mesh{.tp = 4, .cp = 1, .dp = 2, .pp = 2}.rank({3, 0, 1, 0}) == 7);
-static_assert(Mesh{.tp = 4, .cp = 1, .dp = 2, .pp = 2}.coordinate(7) == Mesh::Coordinates{3, 0, 1, 0});
 
 // dp 0: computes it from the number of ranks. Usage error, saying what would work, if the product of the axes is not
 // the number of ranks.

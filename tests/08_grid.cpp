@@ -149,6 +149,7 @@ std::vector<Layout> layouts() {
 TEST_CASE("the mesh: places and ranks are each other's inverse, and groups are those that differ along one axis") {
     const Mesh mesh{.tp = 2, .cp = 3, .dp = 4, .pp = 5};
     for (int64_t rank = 0; rank < mesh.size(); ++rank) EXPECT(mesh.rank(mesh.coordinate(rank)) == rank);
+    EXPECT(Mesh{.tp = 4, .dp = 2, .pp = 2}.rank({3, 0, 1, 0}) == 7);
     EXPECT(mesh.coordinate(1) == Mesh::Coordinates{1, 0, 0, 0});
     EXPECT(mesh.coordinate(2) == Mesh::Coordinates{0, 1, 0, 0});
     EXPECT(mesh.coordinate(6) == Mesh::Coordinates{0, 0, 1, 0});

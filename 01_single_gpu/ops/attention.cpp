@@ -138,7 +138,8 @@ void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Ten
     with_float(part_out.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using C = Wide<T>;
-        const int64_t heads = lse.cols(), width = out.cols() / heads;
+        const int64_t width = out.cols() / lse.cols();  // of a head
+        // tag::lab-lse-merge[]
         parallel_rows(lse.size(), width, [&](int64_t i) {  // row by row, head by head
             C &l1 = lse.data<C>()[i], l2 = part_lse.data<C>()[i];
             const C most = std::max(l1, l2);
@@ -151,6 +152,7 @@ void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Ten
             for (int64_t d = 0; d < width; ++d) o[d] = o[d] * keep + C(part[d]) * take;
             l1 = l;
         });
+        // end::lab-lse-merge[]
     });
 }
 }  // namespace cpu
