@@ -20,6 +20,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs/labs"))
 import lab as labs  # noqa: E402
 
+labs.ROW_SECONDS = 60  # the machine may be busy with other things
+
 
 class Verdicts:
     def __init__(self):
@@ -79,6 +81,15 @@ def wrong_fails(lab, name, promise):
     return "" if promise["says"] in shown else f"does not say \"{promise['says']}\": {shown}"
 
 
+def puzzle_refuses(lab, text, says):
+    lab.file.write_text(text + "\n")
+    try:
+        labs.grade(lab, False)
+    except labs.Refused as refused:
+        return "" if says in str(refused) and "\n" not in str(refused) else f"does not say \"{says}\": {refused}"
+    return "is not refused"
+
+
 def check_lab(lab, verdict):
     if len(lab.hints()) != 3:
         verdict(f"{lab.name}: hints", f"{len(lab.hints())} hints, not 3", 0)
@@ -89,6 +100,8 @@ def check_lab(lab, verdict):
     steps = [("blank", lambda: blank_fails(lab)), ("shipped", lambda: shipped_passes(lab))]
     steps += [(f"wrong: {name}", lambda name=name, promise=promise: wrong_fails(lab, name, promise))
               for name, promise in lab.about["wrong"].items()]
+    steps += [(f"refused: {text}", lambda text=text, says=says: puzzle_refuses(lab, text, says))
+              for text, says in lab.about.get("refused", {}).items()]
     for what, step in steps:
         began = time.monotonic()
         try:

@@ -156,12 +156,12 @@ def environment():
             "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "GOMP_SPINCOUNT": "1000"}
 
 
-def run(command, seconds=ROW_SECONDS):
-    """(exit code or None after `seconds`, its output)"""
+def run(command, seconds=None):
+    """(exit code or None after `seconds` or ROW_SECONDS, its output)"""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
                                env=environment(), start_new_session=True)
     try:
-        output = process.communicate(timeout=seconds)[0]
+        output = process.communicate(timeout=seconds or ROW_SECONDS)[0]
         return process.returncode, output
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -171,7 +171,7 @@ def run(command, seconds=ROW_SECONDS):
 def first_failure(output):
     """The line of a test's output that says most."""
     lines = output.split("\n")
-    for pattern in (r"^found: .*", r"^rank \d+.*", r".*ERROR: .*", r"\s+rank \d+: .*"):
+    for pattern in (r"^found: .*", r"^rank \d+.*", r"\s+rank \d+: .*", r".*ERROR: .*"):
         for number, line in enumerate(lines):
             if re.match(pattern, line):
                 values = [each.strip() for each in lines[number + 1:number + 3] if "values:" in each]
@@ -183,7 +183,7 @@ def first_failure(output):
 def run_row(lab, row, program):
     """A row of the score card."""
     cases = row["cases"]
-    command = [str(program), "-tc=" + ",".join(case.replace(",", "\\,") for case in cases)]
+    command = [str(program), "--no-colors=1", "-tc=" + ",".join(case.replace(",", "\\,") for case in cases)]
     if row.get("ranks"):
         command = ["mpirun", "--oversubscribe", "-q", "-np", str(row["ranks"])] + command
     code, output = run(command)
@@ -273,6 +273,13 @@ def number(value):
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def figure_text(each):
+    text = f"{each['what']}: {number(each['got'])}" + (f" {each['unit']}" if each["unit"] else "")
+    if "bound" in each:
+        return f"{text}, {each['bound']} {number(each['expected'])} ({each['formula']})"
+    return text + ("" if each["good"] else f", expected {number(each['expected'])}") + f" = {each['formula']}"
+
+
 def print_card(card):
     print(f"lab {card['lab']}")
     if "error" in card:
@@ -280,9 +287,7 @@ def print_card(card):
     wide = max(len(row["row"]) for row in card["rows"])
     for row in card["rows"]:
         marks = f"{row['points']:2d} of {row['of']:2d}" if row["of"] else "passed  " if row["passed"] else "FAILED  "
-        shown = [f"{each['what']}: {number(each['got'])}" + (f" {each['unit']}" if each["unit"] else "") +
-                 ("" if each["good"] else f", expected {number(each['expected'])}") + f" = {each['formula']}"
-                 for each in row.get("measured", [])]
+        shown = [figure_text(each) for each in row.get("measured", [])]
         if row.get("found") and not any(not each["good"] for each in row.get("measured", [])):
             shown.insert(0, row["found"])
         print(f"  {row['row']:<{wide}}  {marks}  {shown[0] if shown else ''}".rstrip())
