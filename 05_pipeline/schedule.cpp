@@ -34,16 +34,18 @@ Steps gpipe(int64_t m) {
     return steps;
 }
 
-// Warm-up: one forward pass for each stage between this one and the head. Then one forward, one backward in turn.
 // tag::1f1b[]
 Steps one_forward_one_backward(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
+    // tag::lab-one-f-one-b[]
+    // Warmup: a forward pass for each stage between this one and the head. Then one forward, one backward in turn.
     const int64_t ahead = std::min(m, p - 1 - rank);
     for (int64_t i = 0; i < ahead; ++i) steps.push_back({forward, i});
     for (int64_t i = 0; i < m; ++i) {
         if (i + ahead < m) steps.push_back({forward, i + ahead});
         steps.push_back({backward, i});
     }
+    // end::lab-one-f-one-b[]
     return steps;
 }
 // end::1f1b[]
@@ -64,10 +66,11 @@ Steps interleaved(int64_t p, int64_t m, int64_t v, int64_t rank) {
     return steps;
 }
 
-// 1F1B's order of F and I. 1F1B idles at the end of the step, the longest on the last rank: rank r runs its weight
-// gradients r micro-batches late to fill that time.
 Steps zero_bubble(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
+    // tag::lab-zero-bubble-w[]
+    // 1F1B's order of F and I. 1F1B idles at the end of the step, the longest on the last rank: rank r runs its weight
+    // gradients r micro-batches late to fill that time.
     const int64_t ahead = std::min(m, p - 1 - rank);
     int64_t weights = 0;
     for (int64_t i = 0; i < ahead; ++i) steps.push_back({forward, i});
@@ -78,6 +81,7 @@ Steps zero_bubble(int64_t p, int64_t m, int64_t rank) {
         if (i >= rank || !more) steps.push_back({backward_weight, weights++});
     }
     while (weights < m) steps.push_back({backward_weight, weights++});
+    // end::lab-zero-bubble-w[]
     return steps;
 }
 

@@ -113,7 +113,8 @@ def body_of(text, tag):
     for name, begin, end in regions(text):
         if name == tag:
             lines = [line for line in text.split("\n")[begin:end] if not MARKER.match(line)]
-            indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+            indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.startswith("#")),
+                         default=0)
             return "\n".join(lines), " " * indent
     raise Refused(f"the markers // tag::{tag}[] and // end::{tag}[] are gone from the file: "
                   "put them around your body again, or start --again")
