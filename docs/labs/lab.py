@@ -75,7 +75,7 @@ class Lab:
         return tag == f"lab-{self.name}" or tag.startswith(f"lab-{self.name}-")
 
     def blank(self):
-        """The shipped source with this lab's bodies removed, the task in the place of the first; of a puzzle, its file."""
+        """The shipped source with this lab's bodies removed, the task in the place of the first."""
         if self.puzzle:  # a text file in which # begins a comment
             task = [f"LAB {self.name}", ""] + self.task().split("\n")
             return "\n".join(f"# {line}".rstrip() for line in task) + "\n" + self.source.read_text()

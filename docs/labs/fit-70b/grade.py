@@ -121,9 +121,9 @@ def main():
                   "ranks (zero).")
     elif flags.get("--sequence-parallel", "off") == "off" and axes["tp"] > 1:
         remark = "Without --sequence-parallel every rank of a tensor-parallel group keeps all norms and residuals."
-    elif flags.get("--pipeline") == "zero-bubble":
-        remark = ("zero-bubble keeps the inputs and gradients of its delayed weight gradients, the most on the last "
-                  "stage.")
+    elif flags.get("--pipeline") in ("zero-bubble", "zb-v"):
+        remark = (f"{flags['--pipeline']} keeps the inputs and gradients of its delayed weight gradients, the most on the "
+                  "last stage.")
     else:
         remark = "Fewer micro-batches or chunks in flight, more ranks per layer, or recomputation."
     points = 3 if total <= room else 1 if total <= DEVICE_GB else 0
