@@ -53,6 +53,8 @@ Tensor LocalStore::full(const Param& param, Which which) const {
 }
 
 Tensor Accumulate::forward_backward(const MicroBatches& batches) {
+    // tag::lab-accumulate[]
+    // The tape of a micro-batch, and with it its activations, is gone before the next one begins.
     Tensor total;
     for (int64_t i = 0; i < batches.count; ++i) {
         Tape tape;
@@ -67,6 +69,7 @@ Tensor Accumulate::forward_backward(const MicroBatches& batches) {
         tape.backward();
     }
     return total;
+    // end::lab-accumulate[]
 }
 
 Tensor Accumulate::forward_only(const Batch& batch) {

@@ -102,17 +102,6 @@ inline void accumulate(Tensor& grad, const Tensor& part) {
 
 // Activation recomputation (Chen et al. 2016): runs body without recording it, and records a step that runs it again on
 // a new tape and then that tape's backward pass. Only x stays in memory in between.
-// tag::recompute[]
-inline Var recompute(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var&)>& body) {
-    Tape silent{.recording = false};
-    Var y{.data = body(silent, x).data};
-    tape.record([body, deferred_wgrads = tape.deferred_wgrads, x_data = x.data, dx = x.grad, dy = y.grad] {
-        Tape replay{.deferred_wgrads = deferred_wgrads};
-        *body(replay, Var{.data = x_data, .grad = dx}).grad = std::move(*dy);
-        replay.backward();
-    });
-    return y;
-}
-// end::recompute[]
+Var recompute(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var&)>& body);
 
 }  // namespace train70b

@@ -72,19 +72,23 @@ void DataParallel::begin_step(int64_t micro_batches) {
 }
 
 void DataParallel::unit_ready(size_t number) {
+    // tag::lab-overlapped-buckets-ready[]
     if (++passes_[number] < micro_batches_ * runs_[number]) return;
     // In the order of the buffer; a pipeline of several chunks per rank may complete them in another one.
     while (ready_units_ < units_.size() && passes_[ready_units_] == micro_batches_ * runs_[ready_units_])
         ++ready_units_;
     if (options_.overlap) reduce_ready_buckets();
+    // end::lab-overlapped-buckets-ready[]
 }
 
 void DataParallel::reduce_ready_buckets() {
+    // tag::lab-overlapped-buckets-reduce[]
     const int64_t complete = ready_units_ ? unit_end_[ready_units_ - 1] : 0;
     for (; reduced_ < buckets_.size() && buckets_[reduced_].end <= complete; ++reduced_) {
         const Bucket& bucket = buckets_[reduced_];
         in_flight_.push_back(ranks_.all_reduce(flat_.element_slice(bucket.begin, {bucket.end - bucket.begin})));
     }
+    // end::lab-overlapped-buckets-reduce[]
 }
 
 double DataParallel::matrix_squares() const { return ranks_.rank() > 0 ? 0 : LocalStore::matrix_squares(); }
@@ -92,6 +96,7 @@ double DataParallel::matrix_squares() const { return ranks_.rank() > 0 ? 0 : Loc
 GroupPtr DataParallel::state_replicas() const { return group_of(ranks_); }
 
 void DataParallel::finish_gradients() {
+    // tag::lab-overlapped-buckets-finish[]
     CHECK(ready_units_ == units_.size(), "{} of {} units are complete: not all {} micro-batches have been computed",
           ready_units_, units_.size(), micro_batches_);
     reduce_ready_buckets();
@@ -99,6 +104,7 @@ void DataParallel::finish_gradients() {
     in_flight_.clear();
     std::fill(passes_.begin(), passes_.end(), 0);
     ready_units_ = reduced_ = 0;
+    // end::lab-overlapped-buckets-finish[]
 }
 
 }  // namespace train70b

@@ -37,6 +37,7 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
 
 // tag::wrap[]
 Var Zero::wrap(size_t pass, Tape& tape, const Var& x, const Unit::Body& body) {
+    // tag::lab-zero3-unit[]
     FlatParam& flat = *passes_[pass];
     if (!keeps_params()) unshard(pass, +1);
     tape.record_wgrad([this, pass] { unit_ready(pass); });
@@ -48,6 +49,7 @@ Var Zero::wrap(size_t pass, Tape& tape, const Var& x, const Unit::Body& body) {
             allocate_unsharded_grads(flat);
         });
     return y;
+    // end::lab-zero3-unit[]
 }
 // end::wrap[]
 
@@ -182,22 +184,6 @@ void Zero::reduce_over_replicas() {
             works.push_back(replicas_.all_reduce(flat.grad_shard));
         }
     }
-    for (Work& work : works) work.wait();
-}
-
-void Zero::update(int64_t step, double lr, double grad_scale) {
-    if (offloads())
-        update_on_host(flats_, step, lr, grad_scale, model_.options.device);
-    else
-        for (FlatParam& flat : flats_) flat.optimizer->update(step, lr, grad_scale);
-    publish_weights();
-}
-
-void Zero::publish_weights() {
-    if (!keeps_params()) return unsharder_->weights_changed(flats_, shards_);
-    if (options_.stage == 0) return;
-    std::vector<Work> works;
-    for (FlatParam& flat : flats_) works.push_back(shards_.all_gather(flat.params, flat.param_shard));
     for (Work& work : works) work.wait();
 }
 

@@ -20,7 +20,8 @@
 //     3        now        reshard the unit
 //     2, 3     recorded   allocate the unit's unsharded gradients (3: unshard it, prefetch the ones before it)
 //
-// zero.cpp has the stages; zero_store.cpp what the store holds: allocation, reading and writing.
+// zero.cpp has the stages; zero_update.cpp the optimizer step; zero_store.cpp what the store holds: allocation, reading
+// and writing.
 //
 // Hybrid shard: sharded inside groups of --hybrid-shard ranks, replicated across the groups; the reduce-scatter is
 // followed by an all-reduce of the shard over its replicas. Offload: the optimizer and its states live on the host;
@@ -98,6 +99,7 @@ class Zero : public ParamStore {
     void start_reduction(FlatParam& flat);
     void finish_reduction(Reduction& reduction);
     void reduce_over_replicas();
+    std::unique_ptr<Optimizer> optimizer_of(const FlatParam& flat) const;
     void publish_weights();  // the shards have new weights: parameters, FP8 scales
 
     Llama& model_;

@@ -1,4 +1,4 @@
-// Allocation, reading and writing of what Zero holds; the stages themselves are in zero.cpp.
+// Allocation, reading and writing of what Zero holds. The stages are in zero.cpp, the update in zero_update.cpp.
 #include "02_data_parallel/runtime/comm_roles.h"
 #include "03_zero/offload.h"
 #include "03_zero/zero.h"
@@ -71,51 +71,7 @@ void Zero::write(Unit& unit, const std::function<void()>& body) {
     }
 }
 
-void Zero::weights_changed() {
-    for (FlatParam& flat : flats_) {
-        if (offloads() && flat.param_shard) {  // the optimizer's copy
-            if (!flat.host_params)
-                flat.host_params =
-                    Tensor({flat.shard_size()}, model_.options.dtype, host_of(model_.options.device), Memory::host);
-            copy(flat.host_params, flat.param_shard);
-        }
-        if (flat.optimizer) {
-            flat.optimizer->weights_changed();
-        } else if (offloads()) {
-            flat.optimizer =
-                make_optimizer_(flat.segments(shards_.rank(), flat.host_params, flat.host_grads), Memory::host);
-        } else if (options_.stage == 0) {
-            flat.optimizer = make_optimizer_(full_segments(flat.unit->params), Memory::optimizer);
-        } else {
-            flat.optimizer =
-                make_optimizer_(flat.segments(shards_.rank(), flat.param_shard, flat.grad_shard), Memory::optimizer);
-        }
-    }
-    if (!keeps_params()) unsharder_->weights_changed(flats_, shards_);
-}
-
 // ---- reading -----------------------------------------------------------------------------------------------------
-
-double Zero::squares(Which which) const {
-    const bool data = which == Which::data;
-    // Of one rank's shards of all units.
-    const auto of_shard = [&](int64_t shard, bool unsharded) {
-        std::vector<Tensor> parts;
-        for (const FlatParam& flat : flats_) {
-            const Tensor x = unsharded ? flat.shard_of(data ? flat.params : flat.grads, shard)
-                                       : (data ? flat.data_shard() : flat.grads_shard());
-            for (const Segment& segment : flat.segments(shard, x, {}))
-                if (segment.counts()) parts.push_back(segment.data);
-        }
-        double sum = 0;
-        for (const double part : train70b::squares(parts)) sum += part;
-        return sum;
-    };
-    if (options_.stage > 0) return shards_.sum(of_shard(shards_.rank(), false));
-    double sum = 0;
-    for (int64_t shard = 0; shard < shards_.size(); ++shard) sum += of_shard(shard, true);
-    return sum;
-}
 
 double Zero::matrix_squares() const {
     if (replicas_.rank() > 0 || (options_.stage == 0 && shards_.rank() > 0)) return 0;

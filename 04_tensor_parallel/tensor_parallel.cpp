@@ -28,6 +28,7 @@ Tensor take(Tensor& grad) {
 
 // tag::f-and-g[]
 Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks) {
+    // tag::lab-f-and-g-copy[]
     Var y{.data = x.data, .recomputed = x.recomputed};
     tape.record([ranks, dx = x.grad, dy = y.grad] {
         Tensor sum = take(*dy);
@@ -35,12 +36,15 @@ Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks) {
         accumulate(*dx, sum);
     });
     return y;
+    // end::lab-f-and-g-copy[]
 }
 
 Var reduce_from_ranks(Tape&, const Var& y, const Comm& ranks) {
+    // tag::lab-f-and-g-reduce[]
     Var z{.data = unshared(y.data), .grad = y.grad};  // backward is a copy: y and z share one gradient
     ranks.all_reduce(z.data).wait();
     return z;
+    // end::lab-f-and-g-reduce[]
 }
 // end::f-and-g[]
 
@@ -51,6 +55,7 @@ Tensor gather_rows(const Comm& ranks, const Tensor& shard) {
 }
 
 Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks) {
+    // tag::lab-f-and-g-gather[]
     Var y{.data = gather_rows(ranks, x.data)};
     // Only this rank's rows are kept; the backward pass gathers again.
     y.recomputed = Lazy<Tensor>([ranks, x = Saved(x)] { return gather_rows(ranks, x.get()); });
@@ -61,13 +66,16 @@ Var gather_sequence(Tape& tape, const Var& x, const Comm& ranks) {
         accumulate(*dx, sum);
     });
     return y;
+    // end::lab-f-and-g-gather[]
 }
 
 Var reduce_scatter_sequence(Tape& tape, const Var& y, const Comm& ranks) {
+    // tag::lab-f-and-g-reduce-scatter[]
     Var z{.data = Tensor({y.data.rows() / ranks.size(), y.data.cols()}, y.data.dtype(), y.data.device())};
     ranks.reduce_scatter(z.data, unshared(y.data)).wait();
     tape.record([ranks, dy = y.grad, dz = z.grad] { accumulate(*dy, gather_rows(ranks, *dz)); });
     return z;
+    // end::lab-f-and-g-reduce-scatter[]
 }
 
 // ---- the model ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ namespace train70b {
 
 Var vocabulary_parallel_loss(Tape& tape, const Var& logits, const Batch& batch, const Comm& ranks, int64_t first_vocab,
                              int64_t vocab, const LossOptions& o) {
+    // tag::lab-vocabulary-loss[]
     const int64_t R = logits.data.rows();
     const Device device = logits.data.device();
     const DType wide = stats_dtype(logits.data.dtype());
@@ -26,6 +27,7 @@ Var vocabulary_parallel_loss(Tape& tape, const Var& logits, const Batch& batch, 
         tape.record([dlogits, grad = logits.grad] { *grad = dlogits; });
     }
     return loss;
+    // end::lab-vocabulary-loss[]
 }
 
 }  // namespace train70b

@@ -1,0 +1,84 @@
+// The optimizer step of the stages: the norm, who updates what, and how the new weights reach the other ranks.
+#include "03_zero/offload.h"
+#include "03_zero/zero.h"
+
+namespace train70b {
+
+// ---- the norm -------------------------------------------------------------------------------------------------------
+
+double Zero::squares(Which which) const {
+    const bool data = which == Which::data;
+    // Of one rank's shards of all units.
+    const auto of_shard = [&](int64_t shard, bool unsharded) {
+        std::vector<Tensor> parts;
+        for (const FlatParam& flat : flats_) {
+            const Tensor x = unsharded ? flat.shard_of(data ? flat.params : flat.grads, shard)
+                                       : (data ? flat.data_shard() : flat.grads_shard());
+            for (const Segment& segment : flat.segments(shard, x, {}))
+                if (segment.counts()) parts.push_back(segment.data);
+        }
+        double sum = 0;
+        for (const double part : train70b::squares(parts)) sum += part;
+        return sum;
+    };
+    if (options_.stage == 0) {
+        double sum = 0;
+        for (int64_t shard = 0; shard < shards_.size(); ++shard) sum += of_shard(shard, true);
+        return sum;
+    }
+    // tag::lab-zero-update-norm[]
+    return shards_.sum(of_shard(shards_.rank(), false));
+    // end::lab-zero-update-norm[]
+}
+
+// ---- the optimizers -------------------------------------------------------------------------------------------------
+
+void Zero::weights_changed() {
+    for (FlatParam& flat : flats_) {
+        if (offloads() && flat.param_shard) {  // the optimizer's copy
+            if (!flat.host_params)
+                flat.host_params =
+                    Tensor({flat.shard_size()}, model_.options.dtype, host_of(model_.options.device), Memory::host);
+            copy(flat.host_params, flat.param_shard);
+        }
+        if (flat.optimizer)
+            flat.optimizer->weights_changed();
+        else
+            flat.optimizer = optimizer_of(flat);
+    }
+    if (!keeps_params()) unsharder_->weights_changed(flats_, shards_);
+}
+
+std::unique_ptr<Optimizer> Zero::optimizer_of(const FlatParam& flat) const {
+    if (options_.stage == 0) return make_optimizer_(full_segments(flat.unit->params), Memory::optimizer);
+    if (offloads())
+        return make_optimizer_(flat.segments(shards_.rank(), flat.host_params, flat.host_grads), Memory::host);
+    // tag::lab-zero-update-optimizer[]
+    return make_optimizer_(flat.segments(shards_.rank(), flat.param_shard, flat.grad_shard), Memory::optimizer);
+    // end::lab-zero-update-optimizer[]
+}
+
+// ---- the step -------------------------------------------------------------------------------------------------------
+
+void Zero::update(int64_t step, double lr, double grad_scale) {
+    if (offloads()) {
+        update_on_host(flats_, step, lr, grad_scale, model_.options.device);
+        return publish_weights();
+    }
+    // tag::lab-zero-update-step[]
+    for (FlatParam& flat : flats_) flat.optimizer->update(step, lr, grad_scale);
+    publish_weights();
+    // end::lab-zero-update-step[]
+}
+
+void Zero::publish_weights() {
+    if (!keeps_params()) return unsharder_->weights_changed(flats_, shards_);
+    if (options_.stage == 0) return;
+    // tag::lab-zero-update-publish[]
+    std::vector<Work> works;
+    for (FlatParam& flat : flats_) works.push_back(shards_.all_gather(flat.params, flat.param_shard));
+    for (Work& work : works) work.wait();
+    // end::lab-zero-update-publish[]
+}
+
+}  // namespace train70b
