@@ -30,7 +30,9 @@ Batch sequences(int64_t begin, int64_t end, bool masked, int64_t all) {
     std::vector<int32_t> tokens, wanted, positions;
     for (int64_t s = begin; s < end; ++s)
         for (int64_t t = 0; t < kLength; ++t) {
-            const auto token = [&](int64_t at) { return int32_t(random_bits(7, uint64_t(s * (kLength + 1) + at)) % 48); };
+            const auto token = [&](int64_t at) {
+                return int32_t(random_bits(7, uint64_t(s * (kLength + 1) + at)) % 48);
+            };
             tokens.push_back(token(t));
             wanted.push_back(is_target(s, t, masked) ? token(t + 1) : kIgnored);
             positions.push_back(int32_t(t));
@@ -59,25 +61,25 @@ struct Run {
 };
 
 // Sequences [begin, end) in one forward and backward pass.
-Run one_pass(bool masked, int64_t all, int64_t begin = 0, int64_t end = kSequences) {
-    Run run;
+std::unique_ptr<Run> one_pass(bool masked, int64_t all, int64_t begin = 0, int64_t end = kSequences) {
+    auto run = std::make_unique<Run>();
     Tape tape;
-    run.loss = read(run.model.forward(tape, sequences(begin, end, masked, all)).data)[0];
+    run->loss = read(run->model.forward(tape, sequences(begin, end, masked, all)).data)[0];
     tape.backward();
     return run;
 }
 
-Run in_micro_batches(int64_t count, bool masked, int64_t all) {
-    Run run;
+std::unique_ptr<Run> in_micro_batches(int64_t count, bool masked, int64_t all) {
+    auto run = std::make_unique<Run>();
     std::vector<int64_t> taken;
     const int64_t each = kSequences / count;
     const MicroBatches batches{count, [&](int64_t i) {
                                    taken.push_back(i);
                                    return sequences(i * each, (i + 1) * each, masked, all);
                                }};
-    const Tensor loss = Accumulate(run.model).forward_backward(batches);
+    const Tensor loss = Accumulate(run->model).forward_backward(batches);
     REQUIRE(loss);
-    run.loss = read(loss)[0];
+    run->loss = read(loss)[0];
     std::vector<int64_t> once;
     for (int64_t i = 0; i < count; ++i) once.push_back(i);
     EXPECT(taken == once);
@@ -90,55 +92,58 @@ bool near(double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); }
 
 TEST_CASE("lab: the loss of a step in micro-batches") {
     const int64_t all = targets(false);
-    const double whole = one_pass(false, all).loss;
+    const double whole = one_pass(false, all)->loss;
     for (const int64_t m : {1, 2, 4}) {
-        const double got = in_micro_batches(m, false, all).loss;
-        const double last = one_pass(false, all, kSequences - kSequences / m).loss;
+        const double got = in_micro_batches(m, false, all)->loss;
+        const double last = one_pass(false, all, kSequences - kSequences / m)->loss;
         figure(fmt::format("loss of a step in {} micro-batches", m), got, whole, "",
                "the loss of the step in one micro-batch",
-               near(got, whole / double(m))  ? "The loss is divided by the number of micro-batches once more: it has been scaled."
-               : near(got, last)             ? "This is the loss of the last micro-batch alone: add them."
+               near(got, whole / double(m))
+                   ? "The loss is divided by the number of micro-batches once more: it has been scaled."
+               : near(got, last)              ? "This is the loss of the last micro-batch alone: add them."
                : near(got, whole * double(m)) ? "Each micro-batch's loss counts as if it were the whole batch's."
-                                             : "",
+                                              : "",
                1e-9);
     }
 }
 
 TEST_CASE("lab: the gradients of a step in micro-batches") {
     const int64_t all = targets(false);
-    Run whole = one_pass(false, all);
+    const auto whole = one_pass(false, all);
     for (const int64_t m : {1, 2, 4}) {
-        Run run = in_micro_batches(m, false, all);
-        const double got = run.norm(), last = one_pass(false, all, kSequences - kSequences / m).norm();
-        figure(fmt::format("gradient norm of {} micro-batches", m), got, whole.norm(), "", "that of one micro-batch",
-               got == 0          ? "There are no gradients: is every tape's backward pass run?"
-               : near(got, last) ? "Only the last micro-batch's gradients are left: do not zero or replace them between two."
-                                 : "",
+        const auto run = in_micro_batches(m, false, all);
+        const double got = run->norm(), last = one_pass(false, all, kSequences - kSequences / m)->norm();
+        figure(fmt::format("gradient norm of {} micro-batches", m), got, whole->norm(), "", "that of one micro-batch",
+               got == 0 ? "There are no gradients: is every tape's backward pass run?"
+               : near(got, last)
+                   ? "Only the last micro-batch's gradients are left: do not zero or replace them between two."
+                   : "",
                1e-9);
-        EXPECT(distance(run.gradients(), whole.gradients()) <= 1e-9);
+        EXPECT(distance(run->gradients(), whole->gradients()) <= 1e-9);
     }
 }
 
 TEST_CASE("lab: the scale is that of the global batch") {
     // One micro-batch, a third of whose targets are ignored; the other ranks have twice as many targets as this one.
     const int64_t mine = targets(true), all = 3 * mine;
-    const double expected = one_pass(true, all).loss;
+    const double expected = one_pass(true, all)->loss;
     for (const int64_t m : {1, 4}) {
-        Run run = in_micro_batches(m, true, all);
+        const auto run = in_micro_batches(m, true, all);
         double own = 0, positions = 0;  // means of means: over targets, over tokens
         for (int64_t i = 0; i < m; ++i) {
             const int64_t begin = i * kSequences / m, end = (i + 1) * kSequences / m;
-            const double sum = one_pass(true, 1, begin, end).loss;
+            const double sum = one_pass(true, 1, begin, end)->loss;
             int64_t count = 0;
             for (int64_t s = begin; s < end; ++s)
                 for (int64_t t = 0; t < kLength; ++t) count += is_target(s, t, true);
             own += sum / double(count) / double(m);
             positions += sum / double((end - begin) * kLength) / double(m);
         }
-        figure(fmt::format("loss of {} micro-batches, targets ignored, 3 ranks", m), run.loss, expected, "",
+        figure(fmt::format("loss of {} micro-batches, targets ignored, 3 ranks", m), run->loss, expected, "",
                "sum over targets / targets of all ranks",
-               near(run.loss, own) || near(run.loss, positions)
-                   ? "This is a mean of each micro-batch's own targets or tokens: micro-batches with few targets count too "
+               near(run->loss, own) || near(run->loss, positions)
+                   ? "This is a mean of each micro-batch's own targets or tokens: micro-batches with few targets count "
+                     "too "
                      "much, and other ranks' targets do not count."
                    : "",
                1e-9);

@@ -93,9 +93,10 @@ TEST_CASE("lab: one rank's run") {
                 one.run();
                 const Farthest deviation = worst_deviation(run.session, one);
                 Failures failures;
-                failures.expect(deviation <= 1e-10, fmt::format("micro-batches {}, overlap {}, buckets of {} MiB: off by "
-                                                                "{:.2g} at {}", micro_batches, overlap, bucket_mb,
-                                                                double(deviation), deviation.where));
+                failures.expect(deviation <= 1e-10,
+                                fmt::format("micro-batches {}, overlap {}, buckets of {} MiB: off by "
+                                            "{:.2g} at {}",
+                                            micro_batches, overlap, bucket_mb, double(deviation), deviation.where));
                 EXPECT_NONE(failures);
             }
 }
@@ -129,9 +130,10 @@ TEST_CASE("lab: when buckets leave") {
         figure("buckets that have left after " + run.events[i].unit, got, expected, "",
                fmt::format("buckets that end in the first {:.0f} KiB", double(4 * complete) / 1024),
                run.events.back().started == 0 ? "All buckets leave after the backward pass: nothing overlaps."
-               : got > expected ? "More messages than complete buckets: one message per parameter, or a bucket that leaves "
-                                  "before its last gradient is there."
-                                : "A complete bucket waits for more than it has to.");
+               : got > expected
+                   ? "More messages than complete buckets: one message per parameter, or a bucket that leaves "
+                     "before its last gradient is there."
+                   : "A complete bucket waits for more than it has to.");
     }
     const Watched off(o, false);
     figure("and with --overlap off, before finish_gradients", off.events.back().started, int64_t(0), "", "none",
@@ -149,7 +151,7 @@ TEST_CASE("lab: two micro-batches") {
 TEST_CASE("lab: messages and bytes") {
     const Text text;
     const TrainOptions o = options(text, 1, 2);
-    const Watched run(o, true);
+    Watched run(o, true);
     int64_t all = 0;
     for (const auto& [name, size] : unit_sizes(o)) all += size;
     const int64_t N = world().size(), buckets = (all + kBucket - 1) / kBucket;

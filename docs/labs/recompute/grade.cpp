@@ -99,8 +99,9 @@ TEST_CASE("lab: what is kept between the passes") {
     y = Var();
     const int64_t kept = activations() - before, none = 4 * kRows * (2 * kWide + kWide);
     figure("kept between the passes, besides x", kept, int64_t(0), "B", "nothing",
-           kept >= none ? "The first run records: its closures hold every activation of the body."
-           : kept == 4 * kRows * kIn ? "The step keeps y's data: capture y.grad, not y." : "");
+           kept >= none              ? "The first run records: its closures hold every activation of the body."
+           : kept == 4 * kRows * kIn ? "The step keeps y's data: capture y.grad, not y."
+                                     : "");
     *slot = output_gradient();
     x = Var();
     tape.backward();
