@@ -103,7 +103,7 @@ TEST_CASE("lab: one rank's run") {
 
 TEST_CASE("lab: a unit that runs twice") {
     const Text text;
-    TrainOptions o = options(text, 2, 2);
+    TrainOptions o = options(text, 2, 1);
     o.dtype = "fp64";
     o.model.tied = true;
     Watched run(o, true);
