@@ -39,13 +39,13 @@ Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks) {
     // end::lab-f-and-g-copy[]
 }
 
+// tag::lab-f-and-g-reduce[]
 Var reduce_from_ranks(Tape&, const Var& y, const Comm& ranks) {
-    // tag::lab-f-and-g-reduce[]
     Var z{.data = unshared(y.data), .grad = y.grad};  // backward is a copy: y and z share one gradient
     ranks.all_reduce(z.data).wait();
     return z;
-    // end::lab-f-and-g-reduce[]
 }
+// end::lab-f-and-g-reduce[]
 // end::f-and-g[]
 
 Tensor gather_rows(const Comm& ranks, const Tensor& shard) {
