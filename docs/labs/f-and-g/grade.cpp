@@ -108,7 +108,8 @@ TEST_CASE("lab: gather_sequence") {
     const Passes p = passes(gather_sequence, rows_of(3), dy, true);
     check("f(x)", p.y, values(whole(3)), "all ranks' rows", {});
     check("dX", p.dx, own_rows(sum(30)), "own rows of the sum over ranks of dY", own_rows(values(dy)));
-    figure("gradients of others overwritten", int64_t(!p.kept_dy), int64_t(0), "", "none", "dY has another owner.");
+    figure("gradients of others overwritten", int64_t(!p.kept_dy), int64_t(0), "", "none",
+           "dY has another owner, and a reduce-scatter uses it as scratch memory: take(*dy) copies it then.");
 }
 
 TEST_CASE("lab: reduce_scatter_sequence") {
@@ -116,7 +117,8 @@ TEST_CASE("lab: reduce_scatter_sequence") {
     const Passes p = passes(reduce_scatter_sequence, y, rows_of(4), true);
     check("g(y)", p.y, own_rows(sum(40)), "own rows of the sum over ranks of y", own_rows(values(y)));
     check("dY", p.dx, values(whole(4)), "all ranks' rows of dZ", {});
-    figure("inputs overwritten", int64_t(!p.kept_x), int64_t(0), "", "none", "y has another owner: unshared(y.data).");
+    figure("inputs overwritten", int64_t(!p.kept_x), int64_t(0), "", "none",
+           "y has another owner, and a reduce-scatter uses it as scratch memory: unshared(y.data) copies it then.");
 }
 
 TEST_CASE("lab: what each operator sends") {
