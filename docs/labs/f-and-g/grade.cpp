@@ -80,7 +80,10 @@ void check(const std::string& what, const std::vector<double>& got, const std::v
            : near(n, p)     ? "This is this rank's part alone: the ranks' parts are to be summed."
                             : "",
            1e-5);
-    if (same_size) EXPECT_EVERYWHERE(distance(got, expected) <= 1e-5);
+    Failures failures;
+    failures.expect(same_size && distance(got, expected) <= 1e-5,
+                    what + ": wrong numbers, or right ones in wrong places");
+    EXPECT_NONE(failures);
 }
 
 }  // namespace

@@ -148,7 +148,9 @@ TEST_CASE("lab: the gradient of the logits") {
                  "subtracts it, at target - first_vocab."
                : "",
            1e-5);
-    EXPECT_EVERYWHERE(distance(got, expected) <= 1e-5);
+    Failures failures;
+    failures.expect(distance(got, expected) <= 1e-5, "the gradients are wrong, or in wrong places");
+    EXPECT_NONE(failures);
 }
 
 TEST_CASE("lab: the bytes of a loss") {
@@ -181,7 +183,9 @@ TEST_CASE("lab: no second tensor of the logits' size") {
     figure("tensors of the logits' size, besides them", peak / x.data.bytes(), int64_t(0), "", "none",
            peak >= x.data.bytes() * world().size() ? "All ranks' logits are gathered."
                                                    : "The gradient overwrites the logits.");
-    EXPECT_EVERYWHERE(*x.grad && x.grad->same_memory(x.data));
+    Failures failures;
+    failures.expect(*x.grad && x.grad->same_memory(x.data), "*logits.grad is another tensor than the logits");
+    EXPECT_NONE(failures);
 }
 
 TEST_CASE("lab: ignored rows, padding, z-loss, scaled logits, evaluation") {
