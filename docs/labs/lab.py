@@ -31,6 +31,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LABS = ROOT / "docs/labs"
 MARKER = re.compile(r"^\s*// (tag|end)::([a-z0-9-]+)\[\]\s*$")
+FULL_SECONDS = 900
 ROW_SECONDS = 10  # more is a hang
 
 
@@ -253,7 +254,7 @@ def grade(lab, full):
                 command = [str(lab.build / "bin" / f"{target}_{test['test']}")]
                 if test.get("ranks"):
                     command = ["mpirun", "--oversubscribe", "-q", "-np", str(test["ranks"])] + command
-                code, output = run(command, 300)
+                code, output = run(command, FULL_SECONDS)
                 found = {} if code == 0 else {"found": first_failure(output) or f"exit code {code}"}
                 card["rows"].append({"row": f"tests/{test['test']}.cpp", "points": 0, "of": 0, "passed": code == 0,
                                      "lesson": lab.about["lesson"], **found})
