@@ -98,7 +98,7 @@ class Lessons:
     def check(self, write=False, run=False, only=()):
         for path in self.sources():
             self.check_markers(path)
-        for pattern in ("README.md", "*/README.md", "docs/*.md", "docs/results/*.md", "docs/drills/*.md"):
+        for pattern in ("README.md", "*/README.md", "docs/*.md", "docs/results/*.md", "docs/drills/*.md", "docs/labs/*.md"):
             for path in sorted(self.root.glob(pattern)):
                 if not only or path in only:
                     self.check_lesson(path, write, run)
