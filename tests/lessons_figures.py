@@ -376,15 +376,16 @@ class Readme:
             cells = [plain(each) for line in block.lines[2:] for each, _ in cells_of(line)[1:]]
             count = sum(bool(NUMBER.match(each)) for each in cells)
             if count or "not measured" in found:
-                why = found["not measured"][0] if "not measured" in found else "no directive"
-                self.unmarked.append((block.line, len(block.lines) - 2, count, why))
+                if "not measured" not in found:
+                    raise FigureError(f"a table with {count} numbers: measured: or not measured: above it says where from")
+                self.unmarked.append((block.line, len(block.lines) - 2, count, found["not measured"][0]))
         elif "not measured" in found:
             self.unmarked.append((block.line, 1, len(numbers(" ".join(block.lines))), found["not measured"][0]))
         elif block.kind == "text" and section == "Predict, then run" and not found:
             precise = [n for n in numbers(re.sub(r"`[^`]*`|\]\([^)]*\)", "", " ".join(block.lines)))
                        if "," in n.text or n.unit]
             if precise:
-                self.unmarked.append((block.line, 1, len(precise), "text without a directive"))
+                raise FigureError(f"{precise[0].text}: measured: or not measured: above the paragraph says where from")
         if "measured" in found:
             self.figures += figures
         for text, line in asks:
