@@ -208,7 +208,8 @@ def brief(incident, case, shown, programs):
     command = " ".join(["mpirun", "--oversubscribe", "-np", str(case.ranks), str(short(programs / "08_3d_full")),
                         *words_of({**case.flags, **OUTPUT})])
     there = {"logs/": "rank-R.log: what each rank printed; mpirun.log: the launcher",
-             "metrics.jsonl": "one event a line", "metrics.prom": "what the dashboard read last",
+             "metrics.jsonl": "one event a line",
+             "metrics.prom": "what the dashboard read last; written once a second at most: it may be some steps behind",
              "trace.json": "all ranks on one clock: ui.perfetto.dev", "nodes.txt": "which ranks share a node",
              "good.jsonl": "the metrics of a run without the fault",
              "one-rank.jsonl": "the metrics of one good device",
@@ -216,6 +217,8 @@ def brief(incident, case, shown, programs):
              "reference/": "gradients of step 1 and more, for build/bin/compare"}
     lines = [f"# Drill {number}: {incident.name}", "", incident.story, "", "## What you have", ""]
     lines += [f"- `{name}`: {what}" for name, what in there.items() if (shown / name).exists()]
+    if not (shown / "trace.json").exists():
+        lines += ["- no `trace.json`: it is written at the end, which this run did not reach"]
     lines += ["", "The job, which you can start yourself on good machines:", "", f"    {command}", "",
               "The faulty machines are still yours, too. `rerun` starts it there again, with more flags or on some of "
               "the ranks:", "", f"    bash docs/drill.sh rerun {incident.name} --dtype fp64",

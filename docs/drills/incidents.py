@@ -86,14 +86,6 @@ def last_step(step):
     return find
 
 
-def dashboard_before(step):
-    """The Prometheus file is written once a second: it ends with a step before."""
-    def find(folder):
-        found = re.search(r"^train70b_step (\d+)$", (folder / "metrics.prom").read_text(), re.M)
-        return f"metrics.prom: {found[0]}, and no more" if found and int(found[1]) < step else None
-    return find
-
-
 def unfinished(folder, rank):
     """The operations that a rank's log calls NOT ENDED."""
     text = (folder / f"logs/rank-{rank}.log").read_text()
@@ -212,7 +204,11 @@ def usual_order(folder):
 
 
 def compared(pattern):
-    return first_line(pattern, "compare.txt")
+    """In what build/bin/compare prints of the run's reference and one rank's."""
+    def find(folder):
+        line = first_line(pattern, "compare.txt")(folder)
+        return line and line.replace("compare.txt:", "build/bin/compare reference one, line ", 1)
+    return find
 
 
 # ---- the incidents -------------------------------------------------------------------------------------------------
@@ -326,8 +322,7 @@ stands. Then call the driver team, not the network's. Restart without the host: 
         return [Evidence("who waited, and who did not", only_missing(rank, 4, place)),
                 Evidence("the watchdog's report", first_line(rf"{place} #.*has not ended after", "logs/rank-*.log")),
                 Evidence("that rank's process was alive", first_line("terminated by SIGTERM", f"logs/rank-{rank}.log")),
-                Evidence("the last step before", last_step(step - 1)),
-                Evidence("the same on the dashboard", dashboard_before(step))]
+                Evidence("the last step before", last_step(step - 1))]
 
 
 class LostNode(Incident):
@@ -572,8 +567,8 @@ class WrongSum(Incident):
     fields = ("rank", "place", "cause")
     story = """harbour is the first run on a new cluster, four ranks. Its loss falls as it should; beside the run on
 one rank (one-rank.jsonl) it differs in the last digits, and more later on. The owner says: rounding. Do you sign?
-one-rank.sh runs it on one good device and saves its first gradients; reference/ has those of this run, for
-build/bin/compare."""
+one-rank.sh runs it on one good device and saves its first gradients; reference/ has those of this run:
+build/bin/compare build/drill/harbour/reference build/drill/harbour/one shows the gradients that differ most."""
     hints = ("Compare loss and grad_norm of step 1 in metrics.jsonl and one-rank.jsonl. The weights are still equal "
              "there: how "
              "much may rounding change either?",

@@ -8,7 +8,8 @@
     bash docs/lab.sh hint NAME [1|2|3]        the next hint, or this one
     bash docs/lab.sh solution NAME            the course's own body, and how yours differs
 
-    --json    check: the score card as JSON     --build FOLDER    the build folder (build)
+    --json    check: the score card as JSON     --output          check: also all that the programs print
+    --build FOLDER    the build folder (build)
 
 Exit code: 0 full marks, 1 less, 2 nothing to grade (unknown lab, no build, a file that does not compile).
 
@@ -22,6 +23,8 @@ import json
 import os
 import pathlib
 import re
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -32,6 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LABS = ROOT / "docs/labs"
 MARKER = re.compile(r"^\s*// (tag|end)::([a-z0-9-]+)\[\]\s*$")
 FULL_SECONDS = 900
+MOST_MEMORY = 4 << 30  # bytes
 ROW_SECONDS = 10  # more is a hang
 
 
@@ -67,7 +71,7 @@ class Lab:
         return (self.of / "task.md").read_text().strip()
 
     def hints(self):
-        return [part.strip() for part in re.split(r"^## \d\n", (self.of / "hints.md").read_text(), flags=re.M)[1:]]
+        return [part.strip("\n") for part in re.split(r"^## \d\n", (self.of / "hints.md").read_text(), flags=re.M)[1:]]
 
     def tags(self):
         return [name for name, _, _ in regions(self.source.read_text()) if self.owns(name)]
@@ -83,11 +87,11 @@ class Lab:
         text, first = self.source.read_text(), True
         for tag in self.tags():
             indent = body_of(text, tag)[1]
-            lines = []
+            what = tag.removeprefix(f"lab-{self.name}").lstrip("-") or "the body"
+            lines = [f"// LAB {self.name}: {what}"]
             if first:
-                lines = [f"// LAB {self.name}", "//"] + [f"// {line}".rstrip() for line in self.task().split("\n")]
-            lines.append(self.about.get("blank", {}).get(tag) or
-                         f'CHECK(false, "lab {self.name}: a body that is not written yet");')
+                lines += ["//"] + [f"// {line}".rstrip() for line in self.task().split("\n")]
+            lines.append(self.about.get("blank", {}).get(tag) or f'CHECK(false, "{what} is not written yet");')
             text = replace(text, tag, textwrap.indent("\n".join(lines), indent))
             first = False
         return text
@@ -137,16 +141,20 @@ def compile_target(lab, target):
     if not (lab.build / "CMakeCache.txt").is_file():
         raise Refused(f"{lab.show(lab.build)} is no build folder: run `bash tests/setup.sh` first")
     done = subprocess.run(["cmake", "--build", str(lab.build), "-j", str(os.cpu_count()), "--target", target],
-                          capture_output=True, text=True)
+                          capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     if done.returncode == 0:
         return None
     lines = (done.stdout + done.stderr).split("\n")
     if any("unknown target" in line or "No rule to make target" in line for line in lines):
         raise Refused(f"{lab.show(lab.build)} does not know this lab: run `cmake -S . -B {lab.show(lab.build)}` again")
+    own = re.compile(rf"^\S*lab/{re.escape(lab.name)}/{re.escape(lab.file.name)}(?=:)")
     for number, line in enumerate(lines):
-        if re.search(r":\d+: (fatal )?error: ", re.sub(r":\d+:\d+: ", ":0: ", line)):
-            shown = [re.sub(rf"^\S*{re.escape(lab.file.name)}(?=:)", lab.show(lab.file), line)]
-            shown += [each for each in lines[number + 1:number + 3] if re.match(r"\s*(\d+ )?\|", each.strip() and each)]
+        if re.search(r":\d+(:\d+)?: (fatal )?error: ", line):
+            shown = [own.sub(lab.show(lab.file), line)]
+            if own.match(line):
+                shown += [each for each in lines[number + 1:number + 3] if re.match(r"\s*(\d+ )?\|", each)]
+            else:  # in a header: where the student's file comes to it
+                shown += [own.sub(lab.show(lab.file), each) for each in lines[number + 1:] if own.match(each)][:1]
             return "\n".join(shown)
     for line in lines:
         if "undefined reference" in line or "multiple definition" in line:
@@ -159,37 +167,91 @@ def environment():
             "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "GOMP_SPINCOUNT": "1000"}
 
 
+def limit_memory():  # of each process: an endless push_back must not make the machine swap
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+
+
 def run(command, seconds=None):
     """(exit code or None after `seconds` or ROW_SECONDS, its output)"""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-                               env=environment(), start_new_session=True)
-    try:
-        output = process.communicate(timeout=seconds or ROW_SECONDS)[0]
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return None, process.communicate()[0]
+                               errors="replace", env=environment(), start_new_session=True, preexec_fn=limit_memory)
+    output = ""
+    for patience, signal_after in ((seconds or ROW_SECONDS, signal.SIGTERM), (2, signal.SIGKILL), (None, None)):
+        try:
+            output = process.communicate(timeout=patience)[0]
+            return process.returncode if signal_after == signal.SIGTERM else None, output
+        except subprocess.TimeoutExpired:  # SIGTERM: each rank prints in which operation it waits
+            os.killpg(process.pid, signal_after)
 
 
-def first_failure(output):
-    """The line of a test's output that says most."""
+def test_program(name, ranks, cases=()):
+    """The command that runs these test cases, or all."""
+    command = [name, "--no-colors=1"]
+    command += ["-tc=" + ",".join(case.replace(",", "\\,") for case in cases)] if cases else []
+    return (["mpirun", "--oversubscribe", "-q", "-np", str(ranks)] if ranks else []) + command
+
+
+def of_doctest(output):
+    """What the first failed expectation says: the test case, the expression with its values, what was logged."""
     lines = output.split("\n")
-    for pattern in (r"^found: .*", r"^rank \d+.*", r"\s+rank \d+: .*", r".*ERROR: .*"):
-        for number, line in enumerate(lines):
-            if re.match(pattern, line):
-                values = [each.strip() for each in lines[number + 1:number + 3] if "values:" in each]
-                text = " ".join([re.sub(r"^found: |^\S+:\d+: ", "", line).strip()] + values)
-                return text if len(text) < 300 else text[:297] + "..."
-    return ""
+    at = next((number for number, line in enumerate(lines) if "ERROR: " in line), None)
+    if at is None:
+        return ""
+    case = next((line.split("TEST CASE:", 1)[1].strip() for line in reversed(lines[:at]) if "TEST CASE:" in line), "")
+    end = next((number for number in range(at, len(lines)) if not lines[number].strip()), len(lines))
+    text = re.sub(r"^.*ERROR: ", "", lines[at])
+    values = " ".join(line.split("values:")[1].strip() for line in lines[at:end] if "values:" in line)
+    values = re.sub(r"^(?:CHECK|REQUIRE)\( (.*) \)$", r"\1", values)
+    logged = next((number for number in range(at, end) if "logged:" in lines[number]), end)
+    notes = " ".join(line.replace("logged:", "").strip() for line in lines[logged:end]).strip()
+    if "THREW" in text:
+        parts = [re.sub(r"test case THREW", "threw", text) + " " + " ".join(each.strip() for each in lines[at + 1:end])]
+    elif "everywhere(" in text or values in ("true", "false") or not values:
+        parts = [] if notes else [text]
+    else:
+        parts = [f"not {values}"]
+    return f"in \"{case}\": " + "; ".join([*parts, *([notes] if notes else [])])
 
 
-def run_row(lab, row, program):
+def shorten(text, most=300):
+    return text if len(text) <= most else text[:most - 3] + "..."
+
+
+def what_went_wrong(code, output):
+    """(text, whether the rows' remark still fits): the lines of a failed program that say most."""
+    lines = output.split("\n")
+    own = [line[7:] for line in lines if line.startswith("found: ")]
+    disagree = next((number for number, line in enumerate(lines) if line.startswith("mismatch: ")), None)
+    checks = [re.sub(r"^rank \d+: check failed: (false: )?", "", line) for line in lines if "check failed: " in line]
+    crashed = re.search(r"CRASHED: (SIG\w+)", output)
+    if code is None:
+        waiting = [line for line in lines if "NOT ENDED" in line]
+        text = (f"did not end within {ROW_SECONDS} s: "
+                "an endless loop, or a rank that waits for a message that no rank sends")
+        return "\n".join([text, *map(shorten, waiting[:4])]), False
+    if own:
+        return shorten(own[0]), True
+    if disagree is not None:
+        return "\n".join(map(shorten, [lines[disagree]] + [line for line in lines[disagree + 1:disagree + 5]
+                                                           if line.startswith("rank ")])), False
+    if checks:
+        return shorten(checks[0]), False
+    if crashed or code in (139, -11, 136, -8, 134, -6):
+        why = crashed[1] if crashed else f"exit code {code}"
+        return f"crashes ({why}): an access outside of a tensor, or one without data", False
+    ranks = [line.strip() for line in lines if re.match(r"\s+rank \d+: ", line)]
+    if ranks:
+        return shorten(ranks[0]), True
+    return shorten(of_doctest(output)) or f"ended with exit code {code}", "threw" not in of_doctest(output)
+
+
+def run_row(lab, row, program, show_output):
     """A row of the score card."""
     cases = row["cases"]
-    command = [str(program), "--no-colors=1", "-tc=" + ",".join(case.replace(",", "\\,") for case in cases)]
-    if row.get("ranks"):
-        command = ["mpirun", "--oversubscribe", "-q", "-np", str(row["ranks"])] + command
+    command = test_program(str(program), row.get("ranks"), cases)
     code, output = run(command)
+    if show_output:
+        print(f"---- {row['row']}\n{output}")
     card = {"row": row["row"], "points": 0, "of": row["points"], "lesson": row["lesson"]}
     measured = [json.loads(line[5:]) for line in output.split("\n") if line.startswith("lab: {")]
     card["measured"] = [{key: value for key, value in each.items() if key != "remark"} for each in measured]
@@ -198,15 +260,15 @@ def run_row(lab, row, program):
         raise Refused(f"lab {lab.name}, {row['row']}: the program has {ran[1]} of the {len(cases)} test cases {cases}")
     if code == 0 and ran:
         return {**card, "points": row["points"]}
-    remarks = [each["remark"] for each in measured if not each["good"] and each["remark"]]
-    if code is None:
-        card["hung"] = True
-        card["found"] = f"did not end within {ROW_SECONDS} s: a rank waits for a message that no rank sends"
-    elif code in (139, -11, 136, -8, 134, -6) and not first_failure(output):
-        card["found"] = f"ended by a signal (exit code {code}): an access outside of a tensor, or a tensor without data"
-    else:
-        card["found"] = first_failure(output) or f"ended with exit code {code}"
-    card["remark"] = remarks[0] if remarks else row.get("remark", "")
+    wrong = [each for each in measured if not each["good"]]
+    remarks = [each["remark"] for each in wrong if each["remark"]]
+    found, remark_fits = what_went_wrong(code, output)
+    card["hung"] = code is None
+    card["command"] = shlex.join(test_program(lab.show(program), row.get("ranks"), cases))
+    if not wrong or not remark_fits:
+        card["found"] = found
+    if wrong or remark_fits:
+        card["remark"] = remarks[0] if remarks else row.get("remark", "")
     return card
 
 
@@ -220,16 +282,15 @@ def graded_by_script(lab):
     return json.loads(done.stdout)
 
 
-def grade(lab, full):
+def grade(lab, full, show_output=False):
     """The score card: {"lab", "points", "of", "rows", "seconds"} or {"lab", "error"}."""
     began = time.monotonic()
     text = lab.written()
-    card = {"lab": lab.name, "points": 0, "of": 0, "rows": []}
     rows = lab.about["rows"] if not lab.puzzle else []
+    card = {"lab": lab.name, "points": 0, "of": sum(row["points"] for row in rows) or 10, "rows": []}
     if text == lab.blank():
         line = 1 + next((number for number, each in enumerate(text.split("\n")) if f"LAB {lab.name}" in each), 0)
         card["error"] = f"nothing is written yet: the task is in {lab.show(lab.file)}, line {line}"
-        card["of"] = sum(row["points"] for row in rows)
         return card
     if lab.puzzle:
         card["rows"] = graded_by_script(lab)
@@ -245,17 +306,18 @@ def grade(lab, full):
                 card["rows"].append({"row": row["row"], "points": 0, "of": row["points"], "lesson": row["lesson"],
                                      "found": f"not run, because \"{hung}\" did not end"})
                 continue
-            card["rows"].append(run_row(lab, row, lab.build / "bin" / target))
+            card["rows"].append(run_row(lab, row, lab.build / "bin" / target, show_output))
             hung = row["row"] if card["rows"][-1].get("hung") else None
         if full and not hung:
             for test in lab.about["full"]:
                 if error := compile_target(lab, f"{target}_{test['test']}"):
                     return {**card, "error": error, "compiles": False}
-                command = [str(lab.build / "bin" / f"{target}_{test['test']}")]
-                if test.get("ranks"):
-                    command = ["mpirun", "--oversubscribe", "-q", "-np", str(test["ranks"])] + command
-                code, output = run(command, FULL_SECONDS)
-                found = {} if code == 0 else {"found": first_failure(output) or f"exit code {code}"}
+                program = lab.build / "bin" / f"{target}_{test['test']}"
+                code, output = run(test_program(str(program), test.get("ranks")), FULL_SECONDS)
+                found = {}
+                if code != 0:
+                    found = {"found": what_went_wrong(code, output)[0],
+                             "command": shlex.join(test_program(lab.show(program), test.get("ranks")))}
                 card["rows"].append({"row": f"tests/{test['test']}.cpp", "points": 0, "of": 0, "passed": code == 0,
                                      "lesson": lab.about["lesson"], **found})
     card["points"] = sum(row["points"] for row in card["rows"])
@@ -288,19 +350,24 @@ def print_card(card):
     if "error" in card:
         return print(card["error"])
     wide = max(len(row["row"]) for row in card["rows"])
+    said = set()
     for row in card["rows"]:
         marks = f"{row['points']:2d} of {row['of']:2d}" if row["of"] else "passed  " if row["passed"] else "FAILED  "
+        failed = row["points"] < row["of"] or not row.get("passed", True)
         shown = [figure_text(each) for each in row.get("measured", [])]
-        if row.get("found") and not any(not each["good"] for each in row.get("measured", [])):
-            shown.insert(0, row["found"])
+        if row.get("found"):
+            shown = ["the same"] if row["found"] in said else row["found"].split("\n") + shown
+            said.add(row["found"])
+        if failed:
+            shown += textwrap.wrap(row.get("remark", ""), 96)
+            shown += [f"read: {row['lesson']}"] if "remark" in row else []
         print(f"  {row['row']:<{wide}}  {marks}  {shown[0] if shown else ''}".rstrip())
         for line in shown[1:]:
             print(f"  {'':<{wide}}            {line}")
-        if row["points"] < row["of"] or not row.get("passed", True):
-            for line in textwrap.wrap(row.get("remark", ""), 96):
-                print(f"  {'':<{wide}}            {line}")
-            print(f"  {'':<{wide}}            read: {row['lesson']}")
-    print(f"  {card['points']} of {card['of']} points, {card['seconds']} s")
+    full_tests = "" if all(row.get("passed", True) for row in card["rows"]) else "; the chapter's tests fail"
+    print(f"  {card['points']} of {card['of']} points{full_tests}, {card['seconds']} s")
+    if command := next((row["command"] for row in card["rows"] if row.get("command")), None):
+        print(f"  by hand (gdb, prints): {command}")
 
 
 def list_labs(build):
@@ -332,7 +399,7 @@ def start(lab, again):
 def hint(lab, which):
     hints, seen = lab.hints(), lab.folder / "hints"
     count = int(seen.read_text()) if seen.is_file() else 0
-    which = which or min(count + 1, len(hints))
+    which = min(count + 1, len(hints)) if which is None else which
     if not 1 <= which <= len(hints):
         raise Refused(f"lab {lab.name} has hints 1 to {len(hints)}")
     if lab.folder.is_dir():
@@ -351,20 +418,24 @@ def solution(lab):
         if mine is not None:
             difference = list(difflib.unified_diff(body_of(mine, tag)[0].split("\n"), body.split("\n"), "yours",
                                                    "the course's", lineterm="", n=1))
-            print("\n".join(difference) if difference else "yours is the same", "\n")
+            print("\n".join(map(str.rstrip, difference)) if difference else "yours is the same", end="\n\n")
 
 
 def main():
     parser = argparse.ArgumentParser(prog="lab.sh", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("list", "start", "check", "hint", "solution"))
+    parser.add_argument("verb", nargs="?", choices=("list", "start", "check", "hint", "solution", "help"))
     parser.add_argument("name", nargs="?")
     parser.add_argument("number", nargs="?", type=int)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--output", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.verb in (None, "help"):
+        print(textwrap.dedent(__doc__.split("\n\n", 1)[1].rsplit("\n\n", 1)[0]))
+        return 0 if arguments.verb else 2
     build = arguments.build.resolve()
     try:
         if arguments.verb == "list":
@@ -378,7 +449,7 @@ def main():
             return hint(lab, arguments.number)
         if arguments.verb == "solution":
             return solution(lab)
-        card = grade(lab, arguments.full)
+        card = grade(lab, arguments.full, arguments.output)
     except Refused as refused:
         print(f"lab.sh: {refused}", file=sys.stderr)
         return 2
@@ -389,4 +460,8 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -40,7 +40,7 @@ TEST_CASE("lab: micro-batches in flight") {
            got == m ? "All forward passes come first: that is GPipe, with the activations of all m micro-batches."
            : worst == 0 && got == p + 1
                ? "One too many: the steady state begins with a forward pass, which the warmup need not run."
-           : got == 1 ? "One micro-batch at a time: without a warmup the other ranks have no work."
+           : got == 1 ? "Only one at a time, and no warmup on this rank: then the ranks behind it have no work."
            : got == p ? "Every rank runs equally many ahead: the ranks behind have fewer stages to wait for."
                       : "");
 }

@@ -74,7 +74,7 @@ struct Off {
         figure(
             "matrices that differ from one rank's, " + of, m, int64_t(0), "", "none",
             "There are elements that are not updated as their parameter asks: of another shard's place in the unit, or "
-            "not at all, or the new weights have not arrived.");
+            "not at all, or the new weights have not arrived (who waits for the Work?).");
         figure("vectors that differ from one rank's, " + of, v, int64_t(0), "", "none",
                m == 0 ? "Weight decay reaches the vectors: a shard is not one parameter, it has segments." : "");
     }
@@ -92,7 +92,7 @@ TEST_CASE("lab: one norm") {
     const double least = -world().max(-mine), most = world().max(mine);
     figure("gradient norm, the largest of any rank", most, expected, "", "as on one rank",
            least != most
-               ? "This is the norm of one rank's shards: each rank has another, and would clip by another factor."
+               ? "This is no norm of the summed gradients: one rank's shards only, or gradients before their sum."
                : "",
            1e-10);
     figure("the smallest of any rank", least, expected, "", "as on one rank", "", 1e-10);
