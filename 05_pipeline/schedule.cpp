@@ -152,7 +152,7 @@ const std::vector<ScheduleGenerator>& schedule_generators() {
          .description = "1f1b with delayed weight gradients (ZB-H1)",
          .chunks = one,
          .steps = [](Size s, int64_t rank) { return zero_bubble(s.p, s.m, rank); },
-         .bubble = [](Size s) { return share(s.p - 1, 3 * s.m); },
+         .bubble = [](Size s) { return share(std::max(s.p - 1, 2 * s.p - 1 - s.m), 3 * s.m); },
          .in_flight = [](Size s, int64_t) { return std::min(s.m, s.p); }},
         {.name = "zb-v",
          .description = "two chunks per rank in a V, no rank idles between its own first and last step (ZB-V)",

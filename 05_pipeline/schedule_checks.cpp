@@ -22,8 +22,10 @@ std::string incomplete(const Schedule& s) {
                 return fmt::format("{} names no micro-batch or chunk of the schedule", where());
             std::string& letters = done[{step.micro_batch, step.chunk}];
             const std::string before = step.pass == forward ? "" : step.pass == backward_weight ? "FI" : "F";
-            if (letters != before)
-                return fmt::format("{} comes after \"{}\", not \"{}\", of its micro-batch", where(), letters, before);
+            if (before != letters && before.starts_with(letters))
+                return fmt::format("{} comes before the {} of its micro-batch", where(), before[letters.size()]);
+            if (before != letters)
+                return fmt::format("{} is one too many: {} of its micro-batch came before", where(), letters);
             letters += letter_of(step.pass);
         }
         for (int64_t i = 0; i < s.micro_batches; ++i)

@@ -78,6 +78,7 @@ TEST_CASE("bubble and micro-batches in flight: the papers' numbers") {
         {"zero-bubble", 2, 4, 1, 1. / 13, {2, 2}},
         {"zero-bubble", 4, 8, 1, 1. / 9, {4, 4, 4, 4}},
         {"zero-bubble", 4, 16, 1, 1. / 17, {4, 4, 4, 4}},
+        {"zero-bubble", 4, 2, 1, 5. / 11, {2, 2, 2, 2}},
         {"zero-bubble", 8, 8, 1, 7. / 31, {8, 8, 8, 8, 8, 8, 8, 8}},
         {"zb-v", 2, 4, 2, 1. / 25, {4, 4}},
         {"zb-v", 4, 8, 2, 3. / 51, {8, 8, 8, 8}},
@@ -131,7 +132,6 @@ TEST_CASE("placements: every stage is on one rank; loops go round, a V turns at 
 
 TEST_CASE("the simulator gives the formula's bubble, to 1e-9, for equal stages, B = 2F and messages in no time") {
     for_each_schedule([](const Schedule& schedule) {
-        if (schedule.name == "zero-bubble" && schedule.micro_batches < schedule.stages) return;  // as its formula says
         const Timeline timeline = simulate(schedule, equal_costs(schedule));
         const double m = double(schedule.micro_batches);
         EXPECT(std::abs(timeline.bubble() - bubble_formula(schedule)) <= 1e-9);
@@ -334,9 +334,11 @@ TEST_CASE("a schedule with an error is refused, and the checker says where") {
         EXPECT(text.find(part) != std::string::npos);
     };
     refused(two_ranks("F0 B0 F1 B1 ", "F0 B0 F1 ", 2), "rank 1: micro-batch 1 goes through chunk 0 as \"F\"");
-    refused(two_ranks("F0 B0 F1 B1 ", "B0 F0 F1 B1 ", 2), "rank 1: B0 comes after \"\", not \"F\"");
-    refused(two_ranks("F0 F0 B0 F1 B1 ", "F0 B0 F1 B1 ", 2), "rank 0: F0 comes after \"F\", not \"\"");
-    refused(two_ranks("F0 B0 F1 W1 I1 ", "F0 B0 F1 B1 ", 2), "rank 0: W1 comes after \"F\", not \"FI\"");
+    refused(two_ranks("F0 B0 F1 B1 ", "B0 F0 F1 B1 ", 2), "rank 1: B0 comes before the F of its micro-batch");
+    refused(two_ranks("F0 F0 B0 F1 B1 ", "F0 B0 F1 B1 ", 2),
+            "rank 0: F0 is one too many: F of its micro-batch came before");
+    refused(two_ranks("F0 B0 F1 W1 I1 ", "F0 B0 F1 B1 ", 2), "rank 0: W1 comes before the I of its micro-batch");
+    refused(two_ranks("F0 B0 W0 F1 B1 ", "F0 B0 F1 B1 ", 2), "rank 0: W0 is one too many: FB of its micro-batch");
     refused(two_ranks("F0 B0 F1 B1 F2 ", "F0 B0 F1 B1 ", 2), "rank 0: F2 names no micro-batch");
     refused(two_ranks("F0 I0 F1 B1 ", "F0 B0 F1 B1 ", 2), "rank 0: micro-batch 0 goes through chunk 0 as \"FI\"");
     Schedule one_list = two_ranks("F0 B0 ", "F0 B0 ", 1);
