@@ -46,6 +46,10 @@ class UsageError(Exception):
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
+def counted(n, word):
+    return f"{n} {word}{'' if n == 1 else 's'}"
+
+
 def parse_answer(text):
     """(kind, number): kind is "same", "%", "/", "bytes" or "number"; None: skipped."""
     text = text.strip().lower().replace(",", "").replace("−", "-")
@@ -175,7 +179,8 @@ class Quiz:
         error = result["relative_error"]
         unit = "%" if asked.is_percent else f" {asked.scale[0]}".rstrip()
         self.say(f"    predicted {form(result['predicted'])}{unit}   actual {form(result['actual'])}{unit}   "
-                 f"error {'-' if error is None else f'{error:.1%}'}   {result['result']}: {result['points']} points")
+                 f"error {'-' if error is None else f'{error:.1%}'}   {result['result']}: "
+                 f"{counted(result['points'], 'point')}")
         self.say(f"    row: {' | '.join(asked.figure.row) or asked.figure.label}  ({result['table']})")
         self.say(f"    why: {result['see']}")
 
@@ -194,7 +199,7 @@ class Quiz:
             results.append(self.score(asked, answer))
             self.show(results[-1], asked)
         points = sum(each["points"] for each in results)
-        self.say(f"\n{points} of {LEVELS[0][0] * len(results)} points for {len(results)} answers"
+        self.say(f"\n{points} of {LEVELS[0][0] * len(results)} points for {counted(len(results), 'answer')}"
                  + (f", {len(chosen) - len(results)} skipped" if len(results) < len(chosen) else ""))
         return results
 
@@ -436,7 +441,7 @@ def quiz(arguments):
     answers = read_answers(arguments.answers, chosen) if arguments.answers else None
     programs = programs_of(arguments.build, [asked.figure.command for asked in chosen])
     game.runner = Runner(ROOT, programs, 900)
-    game.say(f"{readme.path.parent.name}: {len(chosen)} questions. A number (1.5 MB, 27%, 3/16), `same`, or ? to skip.")
+    game.say(f"{readme.path.parent.name}: {counted(len(chosen), 'question')}. A number (1.5 MB, 27%, 3/16), `same`, or ? to skip.")
     results = game.run(chosen, answers)
     if arguments.json:
         print(json.dumps({"chapter": readme.path.parent.name, "questions": len(chosen),

@@ -6,7 +6,7 @@ import json
 import re
 
 CAUSES = {
-    "hang": "one process stands still in its own code, outside of every collective",
+    "hang": "one process is stuck in its own code, outside any collective",
     "dead-process": "one process was killed (out of memory, a crash); its node is well",
     "lost-node": "a node is gone, with all of its processes",
     "slow-device": "one rank's own work takes longer: a throttled or broken device",
@@ -249,7 +249,7 @@ class Nan(Incident):
     story = """02:14, a page: aurora has ended with exit code 1. The owner had raised the learning rate the day
 before, and asks whether to start again with half of it."""
     hints = ("The last line of metrics.jsonl is an event that says why the run has ended.",
-             "alarm.parameter and alarm.of say where the first value that is no number was found; alarm.step says "
+             "alarm.parameter and alarm.of say where the first NaN or infinity was found; alarm.step says "
              "when.",
              "If the numbers of the model had grown too large, how many ranks would have found it? Look at "
              "alarm.ranks.")
@@ -259,11 +259,11 @@ before, and asks whether to start again with half of it."""
                "cause": "compare the number of ranks that found the value with the number of ranks (alarm.ranks)"}
     confusions = {"divergence": "numbers that grow too large do so on all replicas; look at alarm.ranks, and at the "
                                 "gradient norms of the steps before"}
-    reasoning = """The alarm counts the ranks that hold a value that is no number. After a divergence all of them
+    reasoning = """The alarm counts the ranks that hold a NaN or an infinity. After a divergence all of them
 do, and loss and norm have grown for some steps before. Here one of four has it, and the norms of the steps before
 are quiet."""
     cluster = """Take the host out, run its device's memory test, and resume on another host from the last
-checkpoint with the same learning rate: half of it would have hidden nothing and cost training time."""
+checkpoint with the same learning rate: halving it would not have helped and would have cost training time."""
     troubleshooting = "NaN or infinity"
 
     def draw(self, dice):
