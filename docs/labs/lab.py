@@ -235,7 +235,7 @@ def what_went_wrong(code, output):
         return "\n".join(map(shorten, [lines[disagree]] + [line for line in lines[disagree + 1:disagree + 5]
                                                            if line.startswith("rank ")])), False
     if checks:
-        return shorten(checks[0]), False
+        return shorten(checks[0]), "not written yet" not in checks[0]
     if crashed or code in (139, -11, 136, -8, 134, -6):
         why = crashed[1] if crashed else f"exit code {code}"
         return f"crashes ({why}): an access outside of a tensor, or one without data", False
@@ -355,10 +355,11 @@ def print_card(card):
         marks = f"{row['points']:2d} of {row['of']:2d}" if row["of"] else "passed  " if row["passed"] else "FAILED  "
         failed = row["points"] < row["of"] or not row.get("passed", True)
         shown = [figure_text(each) for each in row.get("measured", [])]
+        repeated = row.get("found") in said
         if row.get("found"):
-            shown = ["the same"] if row["found"] in said else row["found"].split("\n") + shown
+            shown = ["the same"] if repeated else row["found"].split("\n") + shown
             said.add(row["found"])
-        if failed:
+        if failed and not repeated:
             shown += textwrap.wrap(row.get("remark", ""), 96)
             shown += [f"read: {row['lesson']}"] if "remark" in row else []
         print(f"  {row['row']:<{wide}}  {marks}  {shown[0] if shown else ''}".rstrip())
