@@ -11,6 +11,8 @@
 //                them so: (p-1)(F&B + B - 3W) idle, with F, B, W of one chunk. The executor here runs F, then B, and F
 //                sends its output before B begins: with I = W = F that leaves (p-1) F, where the formula with
 //                F&B = F + B gives 2 (p-1) F.
+//
+// Phase by phase they are the lists of PyTorch's ScheduleZBVZeroBubble and ScheduleDualPipeV.
 #include "05_pipeline/schedule.h"
 
 namespace train70b {

@@ -112,6 +112,9 @@ def check_lab(lab, verdict):
 
 
 def main():
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print(__doc__)
+        return 2
     build, names = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:]
     share = os.environ.get("TRAIN70B_TEST_SLICE", "0")
     every = [name for _, name in labs.all_labs()]
