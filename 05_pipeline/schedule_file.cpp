@@ -68,7 +68,12 @@ class Parser {
 
   private:
     [[noreturn]] void wrong(const Line& line, size_t word, const std::string& problem) const {
-        usage_error("{}, line {}, word {} \"{}\": {}", name_, line.number, word + 1, line.words[word], problem);
+        constexpr size_t kShown = 40;  // of a file that is no text at all
+        std::string shown = line.words[word].substr(0, kShown);
+        for (char& c : shown)
+            if (c >= 0 && c < ' ') c = '?';
+        if (line.words[word].size() > kShown) shown += "...";
+        usage_error("{}, line {}, word {} \"{}\": {}", name_, line.number, word + 1, shown, problem);
     }
 
     std::vector<Step> steps_of(const Line& line) const {

@@ -18,11 +18,16 @@ using namespace train70b;
 
 namespace {
 
+constexpr int64_t kMostRanks = 512;  // zb-v's lists take time in p^3
+
 std::vector<std::string> split(const std::string& text, char by) {
     std::vector<std::string> parts(1);
     for (const char c : text) c == by ? (void)parts.emplace_back() : parts.back().push_back(c);
     return parts;
 }
+
+// Of a text that real_number() has accepted; std::stod throws for 1e-320.
+double number_of(const std::string& text) { return std::strtod(text.c_str(), nullptr); }
 
 const Check kCosts = {[](const std::string& text) {
                           const std::vector<std::string> parts = split(text, ',');
@@ -30,7 +35,7 @@ const Check kCosts = {[](const std::string& text) {
                           for (const std::string& part : parts) {
                               if (const std::string problem = real_number(0, 1e6).problem(part); !problem.empty())
                                   return problem + " (F,I,W: 1,1,1)";
-                              sum += std::stod(part);
+                              sum += number_of(part);
                           }
                           if (parts.size() != 3 || !(sum > 0))
                               return fmt::format("{} must be three numbers F,I,W that are not all 0", text);
@@ -57,7 +62,8 @@ class Sandbox {
         std::vector<std::string> names;
         for (const ScheduleGenerator& generator : schedule_generators()) names.push_back(generator.name);
         flags_.add("--name", name_, "a schedule by name [default: a table of all]", one_of(names)).default_text("");
-        flags_.add("--stages", stages_, "pipeline ranks", integer_from(1, 4096)).default_text("4; the file's lines");
+        flags_.add("--stages", stages_, "pipeline ranks", integer_from(1, kMostRanks))
+            .default_text("4; the file's lines");
         flags_.add("--micro-batches", micro_batches_, "micro-batches of a training step", integer_from(1, 1'000'000))
             .default_text("8; the file's");
         flags_
@@ -70,9 +76,9 @@ class Sandbox {
                 "--costs",
                 [this](const std::string& text) {
                     const std::vector<std::string> parts = split(text, ',');
-                    costs_.forward = std::stod(parts[0]);
-                    costs_.input = std::stod(parts[1]);
-                    costs_.weight = std::stod(parts[2]);
+                    costs_.forward = number_of(parts[0]);
+                    costs_.input = number_of(parts[1]);
+                    costs_.weight = number_of(parts[2]);
                 },
                 "time of F, I and W of a micro-batch on one rank; B = I + W", kCosts)
             .default_text("1,1,1");
@@ -82,7 +88,7 @@ class Sandbox {
                 "--slow-rank",
                 [this](const std::string& text) {
                     for (const std::string& each : split(text, ','))
-                        costs_.slow.emplace_back(std::stoll(split(each, '=')[0]), std::stod(split(each, '=')[1]));
+                        costs_.slow.emplace_back(std::stoll(split(each, '=')[0]), number_of(split(each, '=')[1]));
                 },
                 "a rank whose steps take TIMES as long; several: 1=1.5,3=2", kSlow)
             .default_text("");
@@ -100,6 +106,7 @@ class Sandbox {
         const std::optional<Schedule> schedule = chosen();
         const int64_t p = schedule ? schedule->stages : stages_,
                       m = schedule ? schedule->micro_batches : micro_batches_;
+        if (schedule) check_size(*schedule);
         for (const auto& [rank, times] : costs_.slow)
             if (rank >= p) usage_error("--slow-rank {}={}: there are ranks 0 to {}", rank, times, p - 1);
         std::string python;
@@ -135,6 +142,19 @@ class Sandbox {
         check_paths(paths);
     }
 
+    // What takes more than some seconds.
+    void check_size(const Schedule& schedule) const {
+        if (schedule.stages > kMostRanks)
+            usage_error("--file {}: has {} lines of steps; at most {} ranks are simulated", file_, schedule.stages,
+                        kMostRanks);
+        constexpr int64_t kMost = 2'000'000;
+        int64_t passes = 0;
+        for (const auto& steps : schedule.ranks) passes += int64_t(steps.size());
+        if (steps_ > 1 && passes > kMost / steps_)
+            usage_error("--steps {}: more than {} passes in all; a training step has {} (try {})", steps_, kMost,
+                        passes, std::max<int64_t>(1, kMost / passes));
+    }
+
     std::optional<Schedule> chosen() const {
         if (!file_.empty()) {
             const std::string what = "--file " + file_;
@@ -149,7 +169,7 @@ class Sandbox {
             same("--micro-batches", micro_batches_, schedule.micro_batches);
             return schedule;
         }
-        constexpr int64_t kMost = 1'000'000;  // passes forward: a few seconds
+        const int64_t kMost = name_.empty() ? 200'000 : 1'000'000;  // passes forward: some seconds
         if (stages_ * std::max<int64_t>(virtual_stages_, 1) > kMost / micro_batches_)
             usage_error("--micro-batches {}: more than {} passes through --stages {}{} (try {})", micro_batches_, kMost,
                         stages_, virtual_stages_ > 1 ? fmt::format(" x --virtual-stages {}", virtual_stages_) : "",

@@ -43,6 +43,7 @@ Table ranks_table(const Schedule& s, const Timeline& timeline, const SandboxCost
          Column("begin"), Column("end"), Column("busy"), Column("idle"), Column("own span", "span"),
          Column("idle in it", "span_idle"), Column("in flight: chunks", "in_flight_chunks"),
          Column("micro-batches", "in_flight_micro_batches")});
+    const double total = timeline.total();
     for (int64_t rank = 0; rank < s.stages; ++rank) {
         std::string stages;
         for (const int64_t stage : s.placement.stage[size_t(rank)])
@@ -54,7 +55,7 @@ Table ranks_table(const Schedule& s, const Timeline& timeline, const SandboxCost
         const int64_t held = in_flight(s, rank);
         table.row({rank, s.name, s.stages, s.micro_batches, s.chunks, number(costs.forward), number(costs.input),
                    number(costs.weight), number(costs.hop), number(slowdown), stages, number(spans.front().begin),
-                   number(last_end(spans)), number(timeline.busy(rank)), percent(timeline.idle(rank)),
+                   number(last_end(spans)), number(timeline.busy(rank)), percent(1 - timeline.busy(rank) / total),
                    number(timeline.span(rank)), percent(1 - timeline.busy(rank) / timeline.span(rank)), held,
                    in_micro_batches(held, s.chunks)});
     }

@@ -65,8 +65,9 @@ double Timeline::busy(int64_t rank) const {
 }
 
 double Timeline::bubble() const {
+    const double all = total();
     double sum = 0;
-    for (size_t rank = 0; rank < ranks.size(); ++rank) sum += idle(int64_t(rank));
+    for (size_t rank = 0; rank < ranks.size(); ++rank) sum += 1 - busy(int64_t(rank)) / all;
     return sum / double(ranks.size());
 }
 
@@ -119,7 +120,7 @@ Schedule consecutive(const Schedule& s, int64_t steps) {
 
 std::string ascii_gantt(const Timeline& timeline, int64_t width) {
     std::string text;
-    const double begin = timeline.begin(), scale = double(width) / timeline.total();
+    const double begin = timeline.begin(), total = timeline.total(), scale = double(width) / total;
     for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
         std::string line(size_t(width), '.');
         for (const Timeline::Span& span : timeline.ranks[rank]) {
@@ -134,7 +135,8 @@ std::string ascii_gantt(const Timeline& timeline, int64_t width) {
             for (int64_t i = from; i < to; ++i)
                 line[size_t(i)] = i - from < int64_t(name.size()) ? name[size_t(i - from)] : fill;
         }
-        text += fmt::format("rank {:<3}|{}|  idle {:>4.1f}%\n", rank, line, 100 * timeline.idle(int64_t(rank)));
+        text += fmt::format("rank {:<3}|{}|  idle {:>4.1f}%\n", rank, line,
+                            100 * (1 - timeline.busy(int64_t(rank)) / total));
     }
     return text;
 }

@@ -140,6 +140,13 @@ not_run "costs that are none" "1,2 must be three numbers F,I,W" --costs 1,2
 not_run "costs of nothing" "0,0,0 must be three numbers F,I,W that are not all 0" --costs 0,0,0
 not_run "a rank that there is not" "--slow-rank 4=1.5: there are ranks 0 to 3" --slow-rank 4=1.5
 not_run "a slow rank without a factor" "2 must be RANK=TIMES" --slow-rank 2
+not_run "a rank that takes no time" "1=0 must be RANK=TIMES" --slow-rank 1=0
+sandbox --name 1f1b --costs 1e-320,1,1 --slow-rank 1=1e-320
+verdict "numbers that are nearly 0" "$(ends 0 5)$(cat "$work/err")"
+yes "F0 B0" | head -n 5000 >many.txt
+not_run "more ranks than are simulated" "--file many.txt: has 5000 lines of steps; at most 512" --file many.txt
+not_run "too many passes in all" "--steps 1000: more than 2000000 passes in all; a training step has 8000 (try 250)" \
+    --name 1f1b --micro-batches 1000 --steps 1000
 not_run "too few micro-batches" "7 micro-batches are fewer than 8 on --stages 4 (try 8, or zb-v)" --name dualpipe-v --micro-batches 7
 not_run "an output of no schedule" "--csv: needs a schedule" --csv "$files/a.csv"
 not_run "one file for two" "--write" --file "$files/good.txt" --write "$files/good.txt"

@@ -2,9 +2,11 @@
 #include <array>
 #include <deque>
 #include <map>
+#include <regex>
 #include <set>
 
 #include "05_pipeline/schedule_file.h"
+#include "05_pipeline/schedule_report.h"
 #include "05_pipeline/simulate.h"
 #include "tests/support.h"
 
@@ -290,6 +292,7 @@ TEST_CASE("the simulator: steps follow one another, wait for what they need and 
     const std::string drawn = ascii_gantt(t, 30);
     EXPECT(drawn.find("rank 0  |F0F1..............B0----B1----|") != std::string::npos);
     EXPECT(drawn.find("rank 1  |...F0  F1  B0----B1----.......|") != std::string::npos);
+    EXPECT(drawn.find("|  idle 46.7%\n") != std::string::npos);  // 1 - 8/15
 }
 
 TEST_CASE("in a V the turn takes no message: one micro-batch on two ranks pays four hops") {
@@ -340,6 +343,9 @@ TEST_CASE("a schedule with an error is refused, and the checker says where") {
     refused(two_ranks("F0 B0 F1 W1 I1 ", "F0 B0 F1 B1 ", 2), "rank 0: W1 comes before the I of its micro-batch");
     refused(two_ranks("F0 B0 W0 F1 B1 ", "F0 B0 F1 B1 ", 2), "rank 0: W0 is one too many: FB of its micro-batch");
     refused(two_ranks("F0 B0 F1 B1 F2 ", "F0 B0 F1 B1 ", 2), "rank 0: F2 names no micro-batch");
+    Schedule another_chunk = two_ranks("F0 B0 ", "F0 B0 ", 1);
+    for (const Pass pass : {Pass::forward, Pass::backward}) another_chunk.ranks[1].push_back({pass, 0, 1});
+    refused(another_chunk, "rank 1: F0.1 names no micro-batch or chunk");
     refused(two_ranks("F0 I0 F1 B1 ", "F0 B0 F1 B1 ", 2), "rank 0: micro-batch 0 goes through chunk 0 as \"FI\"");
     Schedule one_list = two_ranks("F0 B0 ", "F0 B0 ", 1);
     one_list.ranks.pop_back();
@@ -496,6 +502,10 @@ TEST_CASE("a typo in a file: file, line and word, and what would work") {
                            fmt::format("my.txt, line 2, word 3 \"{}\": ", word).c_str());
     EXPECT_USAGE_ERROR(read("F0 B0 F999999999 B1\n"), "line 1, word 3 \"F999999999\": a rank of 4 steps has no such");
     EXPECT_USAGE_ERROR(read("F0 B0 F0.7 B1\n"), "line 1, word 3 \"F0.7\": a rank of 4 steps has no such");
+    EXPECT_USAGE_ERROR(read("F0 B0 F4 B1\n"), "line 1, word 3 \"F4\": a rank of 4 steps has no such");
+    EXPECT_USAGE_ERROR(read("F0 B0 F99999999999999999999 B1\n"), "word 3 \"F99999999999999999999\": is no step");
+    EXPECT_USAGE_ERROR(read(std::string(4, '\0') + std::string(100, 'x')),
+                       ("word 1 \"????" + std::string(36, 'x') + "...\": is no step").c_str());
     EXPECT_USAGE_ERROR(read(""), "my.txt: has no line of steps");
     EXPECT_USAGE_ERROR(read("# only this\n"), "my.txt: has no line of steps");
     EXPECT_USAGE_ERROR(read("placement: v\n"), "my.txt: has no line of steps");
@@ -514,6 +524,37 @@ TEST_CASE("a typo in a file: file, line and word, and what would work") {
     EXPECT_USAGE_ERROR(read("stages: 0 1 2 3\n" + two), "lists 1 ranks; there are 2 lines of steps");
     EXPECT_USAGE_ERROR(read("stages: 0 1 3 / 2\n" + two), "has 3 stages for rank 0, which has 2 chunks");
     EXPECT_USAGE_ERROR(read("stages: 0 1 /\n" + two), "has 0 stages for rank 1");
+}
+
+// Rank 0 has the second stage and takes twice as long: F 2, I 3, W 1; rank 1: F 1, B 2. A message takes 1/2.
+TEST_CASE("the tables of the program schedule: costs, a slow rank, CSV with every step, as worked out by hand") {
+    const Schedule schedule = parse_schedule("by hand", "stages: 1 / 0\nF0 F1 I0 W0 I1 W1\nF0 F1 B0 B1\n");
+    const SandboxCosts costs{1, 1.5, 0.5, 0.5, {{0, 4}, {0, 0.5}}};
+    const Timeline once = simulate(schedule, costs.of(schedule));
+    EXPECT(once.span_bubble() == 1 - 6.0 / 15);  // of rank 1, which has the longest span
+    const auto rows = [](const Table& table) {   // without the names of the columns
+        const std::string csv = table.csv();
+        return csv.substr(csv.find('\n') + 1);
+    };
+    EXPECT(rows(ranks_table(schedule, once, costs)) ==
+           "0,by hand,2,2,1,1,1.5,0.5,0.5,2,1,1.5,13.5,12,0.2,12,0,2,2\n"
+           "1,by hand,2,2,1,1,1.5,0.5,0.5,1,0,0,15,6,0.6,15,0.6,2,2\n");
+    EXPECT(rows(spans_table(schedule, once)) ==
+           "0,1,F0,F,0,0,1.5,3.5,1\n0,1,F1,F,1,0,3.5,5.5,2\n0,1,I0,I,0,0,5.5,8.5,2\n"
+           "0,1,W0,W,0,0,8.5,9.5,2\n0,1,I1,I,1,0,9.5,12.5,1\n0,1,W1,W,1,0,12.5,13.5,1\n"
+           "1,0,F0,F,0,0,0,1,1\n1,0,F1,F,1,0,1,2,2\n1,0,B0,B,0,0,9,11,2\n1,0,B1,B,1,0,13,15,1\n");
+    const auto has = [](const Table& table, const std::string& pattern) {
+        INFO(table.text());
+        EXPECT(std::regex_search(table.text(), std::regex(pattern)));
+    };
+    has(steps_table(schedule, costs, 2), "wait for the last[^\n]* 30 +15 +15 +40.0%");
+    const Schedule v = make_schedule("zb-v", 2, 4);  // chunks are halves
+    has(ranks_table(v, simulate(v, equal_costs(v)), {}), "\n1 +1 2 [^\n]* 4 +2\n");
+    // Rank 0 of 1F1B has the most in flight; the formulas are for F = I = W without hops and slow ranks.
+    has(comparison_table(nullptr, 4, 8, {}), "\n1f1b +33 +27.3% +27.3% +27.3% +27.3% +4 +4 +deadlock");
+    for (const SandboxCosts& other :
+         {SandboxCosts{1, 1, 2}, SandboxCosts{2, 1, 1}, SandboxCosts{1, 1, 1, 0.5}, SandboxCosts{1, 1, 1, 0, {{3, 2}}}})
+        has(comparison_table(nullptr, 4, 8, other), "\n1f1b +[0-9.]+ +[0-9.]+% +- +[0-9.]+% +- +4 +4 +deadlock");
 }
 
 TEST_CASE(
