@@ -99,7 +99,10 @@ class Lab:
     def written(self):
         if not self.file.is_file():
             raise Refused(f"lab {self.name} has not been started: bash docs/lab.sh start {self.name}")
-        return self.file.read_text()
+        try:
+            return self.file.read_text()
+        except UnicodeDecodeError:
+            raise Refused(f"{self.show(self.file)} is no text: start --again begins anew") from None
 
 
 def regions(text):
@@ -377,8 +380,11 @@ def list_labs(build):
         state = ""
         if lab.file.is_file():
             last = lab.folder / "card.json"
-            card = json.loads(last.read_text()) if last.is_file() else None
-            state = f"{card['points']} of {card['of']} points" if card else "started"
+            try:
+                card = json.loads(last.read_text())
+                state = f"{card['points']} of {card['of']} points"
+            except (OSError, ValueError, KeyError, TypeError):  # not checked yet
+                state = "started"
         print(f"{chapter:02d}  {name:<22} {lab.about['minutes']:>3} min  {lab.about['title']:<60} {state}".rstrip())
 
 
@@ -412,7 +418,7 @@ def solution(lab):
     if lab.puzzle:
         return print((lab.of / "solution.md").read_text().strip())
     text = lab.source.read_text()
-    mine = lab.file.read_text() if lab.file.is_file() else None
+    mine = lab.written() if lab.file.is_file() else None
     for tag in lab.tags():
         body = body_of(text, tag)[0]
         print(f"{lab.about['source']}, {tag}:\n\n{body}\n")

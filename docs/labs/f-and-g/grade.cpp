@@ -150,6 +150,29 @@ TEST_CASE("lab: what each operator sends") {
     }
 }
 
+TEST_CASE("lab: what the operators keep") {
+    const auto held = [] { return ledger().now()[int(Memory::activations)] + ledger().now()[int(Memory::comm)]; };
+    Tensor some = whole(9);
+    world().all_reduce(some).wait();  // what the backend keeps from then on
+    struct Line {
+        const char* name;
+        Operator op;
+    };
+    for (const Line& line :
+         {Line{"f", copy_to_ranks}, Line{"g", reduce_from_ranks}, Line{"g, sequence", reduce_scatter_sequence}}) {
+        const int64_t before = held();
+        Tape tape;
+        line.op(tape, Var{.data = whole(9)}, world());
+        figure(fmt::format("{} keeps until its backward pass", line.name), held() - before, int64_t(0), "B", "nothing",
+               "A sum has no use for its input in the backward pass: capture the gradients only.");
+    }
+    Tape tape;
+    Var x{.data = whole(9)};
+    x.recomputed = Lazy<Tensor>([] { return whole(9); });
+    figure("inputs of f that are recomputed, kept by it", int64_t(!copy_to_ranks(tape, x, world()).recomputed),
+           int64_t(0), "", "none", "What x.recomputed says is true of y as well: without it y is kept.");
+}
+
 TEST_CASE("lab: what f keeps under sequence parallelism") {
     const auto held = [] { return ledger().now()[int(Memory::activations)] + ledger().now()[int(Memory::comm)]; };
     const int64_t N = world().size(), n = 4 * kRows * kCols;

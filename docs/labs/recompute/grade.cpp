@@ -139,6 +139,9 @@ TEST_CASE("lab: how often the body runs") {
     *y.grad = output_gradient();
     tape.backward();
     figure("runs in both passes", mlp.runs, int64_t(2), "", "one in each");
+    Tape silent{.recording = false};
+    mlp.recomputed(silent, Var{.data = input()});
+    figure("runs in evaluation", mlp.runs - 2, int64_t(1), "", "one");
 }
 
 TEST_CASE("lab: weight gradients that are deferred") {

@@ -111,6 +111,25 @@ TEST_CASE("lab: the weights after a step, stage 1") {
     off.report("on any rank");
 }
 
+TEST_CASE("lab: the weights after several steps, with another rate and clipped gradients, stage 1") {
+    const Text text;
+    TrainOptions o = options(text);
+    o.steps = 3;  // the third step's loss shows the second update
+    o.min_lr = 1e-3;
+    o.clip = 1e-2;
+    Session one(o);
+    one.run();
+    REQUIRE(one.reports[0].grad_norm > 2 * o.clip);
+    Sharded run(o, 1);
+    Failures failures;
+    const Farthest deviation = deviation_on_rank_0(run.session, one);
+    failures.expect(deviation <= 1e-10,
+                    fmt::format("off by {:.2g} at {}: update() takes the step, its rate, and grad_scale, by which the "
+                                "gradients are clipped",
+                                double(deviation), deviation.where));
+    EXPECT_NONE(failures);
+}
+
 TEST_CASE("lab: the weights after a step, stages 2 and 3") {
     const Text text;
     const TrainOptions o = options(text);
