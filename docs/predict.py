@@ -61,6 +61,8 @@ def parse_answer(text):
     if fraction and float(fraction[2]):
         return "/", float(fractions.Fraction(fraction[1]) / fractions.Fraction(fraction[2]))
     match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(%|[a-z]*)", text)
+    if match and float(match[1]) * 1e12 == float("inf"):
+        raise UsageError(f"\"{text}\" is too large")
     if match and match[2] == "%":
         return "%", float(match[1]) / 100
     if match and match[2] in UNITS:
@@ -221,6 +223,8 @@ class Quiz:
 
 def read_answers(path, chosen):
     try:
+        if pathlib.Path(path).exists() and not pathlib.Path(path).is_file() and not pathlib.Path(path).is_dir():
+            raise UsageError(f"--answers {path}: is not a regular file")
         lines = pathlib.Path(path).read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--answers {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None
