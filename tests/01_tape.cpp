@@ -108,6 +108,21 @@ TEST_CASE("recompute: same gradients bit for bit, only the input kept, the body 
     EXPECT(da[0] == da[1]);
 }
 
+TEST_CASE("recompute: weight gradients that are deferred stay so in the second run") {
+    OneLinear a(4, 4, 1);
+    Tape::Steps later;
+    Tape tape;
+    tape.deferred_wgrads = &later;
+    Var y = recompute(tape, Var{.data = tensor(randoms(12, 3), {3, 4})},
+                      [&](Tape& t, const Var& x) { return a.linear(t, x); });
+    *y.grad = tensor(randoms(12, 5), {3, 4});
+    tape.backward();
+    EXPECT(later.size() == 1);
+    EXPECT(values(a.param.grad) == std::vector<double>(16));
+    for (const auto& step : later) step();
+    EXPECT(values(a.param.grad) != std::vector<double>(16));
+}
+
 TEST_CASE("Lazy: made once, on first use, dropped with its last holder") {
     int made = 0;
     const int64_t before = activations();
