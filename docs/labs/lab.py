@@ -43,6 +43,12 @@ class Refused(Exception):
     """One line for the user; exit code 2."""
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        print(f"lab.sh: {message} (bash docs/lab.sh help)", file=sys.stderr)
+        sys.exit(2)
+
+
 # ---- a lab's own files ----
 
 def all_labs():
@@ -122,8 +128,8 @@ def body_of(text, tag):
     for name, begin, end in regions(text):
         if name == tag:
             lines = [line for line in text.split("\n")[begin:end] if not MARKER.match(line)]
-            indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.startswith("#")),
-                         default=0)
+            code = [line for line in lines if line.strip() and not line.startswith("#")]
+            indent = min((len(line) - len(line.lstrip()) for line in code), default=0)
             return "\n".join(lines), " " * indent
     raise Refused(f"the markers // tag::{tag}[] and // end::{tag}[] are gone from the file: "
                   "put them around your body again, or start --again")
@@ -429,8 +435,7 @@ def solution(lab):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="lab.sh", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="lab.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", nargs="?", choices=("list", "start", "check", "hint", "solution", "help"))
     parser.add_argument("name", nargs="?")
     parser.add_argument("number", nargs="?", type=int)
