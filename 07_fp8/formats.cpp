@@ -15,8 +15,8 @@ uint8_t e4m3_by_definition(float x) {
     if (std::isnan(x)) return kNaN;
     const uint8_t sign = std::signbit(x) ? 0x80 : 0;
     if (std::isinf(x)) return sign | kNaN;  // E4M3 has no infinity, and a diverged run must stay visible
-    // |x| = fraction 2^exponent, 1 <= fraction < 2. Below the smallest normal number the exponent stays: there the values
-    // are multiples of 2^-9. (The ilogb of 0 is a large negative number.)
+    // |x| = fraction 2^exponent, 1 <= fraction < 2. Below the smallest normal number the exponent stays: there the
+    // values are multiples of 2^-9. (The ilogb of 0 is a large negative number.)
     const int exponent = std::max(std::ilogb(x), kSmallestExponent);
     // In units of the last mantissa bit; nearbyint rounds ties to even.
     const int units = int(std::nearbyint(std::ldexp(std::fabs(x), kMantissaBits - exponent)));

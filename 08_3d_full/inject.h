@@ -7,8 +7,8 @@
 //   stop             SIGSTOP: all its threads, so that no heartbeat is left
 //   slow             from that step on, each step takes twice as long: a throttled GPU
 //   nan              one element of its gradient becomes NaN, before the norm
-//   wrong-sum        from that step on, its gradient of one parameter is missing in the sum over the ranks: a bucket that
-//                    is sent too early. The loss decreases nevertheless, and the replicas stay equal
+//   wrong-sum        from that step on, its gradient of one parameter is missing in the sum over the ranks: a bucket
+//                    that is sent too early. The loss decreases nevertheless, and the replicas stay equal
 //   skip-collective  leaves out one collective, the sum of the loss: a branch that not all ranks take. --comm-check on
 //                    finds it at once if this rank's next collective is in the same group; otherwise a message of
 //                    another length does, or the timeout
