@@ -63,6 +63,17 @@ struct DimensionNames {
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 
+// The part of the model that a rank holds: the layers of its pipeline stage (chapter 05).
+struct Chunk {
+    int64_t first_layer = 0, end_layer = 0;  // blocks [first, end)
+};
+struct Stage {
+    std::vector<Chunk> chunks;           // ascending; more than one under virtual stages
+    bool embedding = true, head = true;  // runs the embedding, the head
+};
+
+inline Stage full_model(const LlamaConfig& config) { return {{{0, config.layers}}, true, true}; }
+
 // Model FLOPs per token, forward and backward: 6 per parameter without the input embedding (a multiply and an add, once
 // forward and twice backward), plus 6*L*H*D*T for causal attention (scores and values over T/2 keys on average).
 // Recomputation is not counted. A tied matrix counts once, for the head's product. With documents a token sees fewer

@@ -75,17 +75,6 @@ struct Block {
     friend class Llama;
 };
 
-// The part of the model that a rank holds: the layers of its pipeline stage (chapter 05).
-struct Chunk {
-    int64_t first_layer = 0, end_layer = 0;  // blocks [first, end)
-};
-struct Stage {
-    std::vector<Chunk> chunks;           // ascending; more than one under virtual stages
-    bool embedding = true, head = true;  // runs the embedding, the head
-};
-
-inline Stage full_model(const LlamaConfig& config) { return {{{0, config.layers}}, true, true}; }
-
 class Llama {
   public:
     struct Options {

@@ -119,7 +119,7 @@ void say_layout(const Program& p, int64_t tp, const TensorParallelOptions& o) {
 TensorParallelReport::TensorParallelReport(CommandLine& flags) {
     flags.group("Output");
     flags.add_input("--links", links_path_,
-                    "FILE.json: links for the estimated table [default: 04_tensor_parallel/links.json]");
+                    "FILE.json: a cluster, for the estimated table [default: 04_tensor_parallel/links.json]");
     flags.add_output(efficiency_, "FILE.csv: write the estimated table");
 }
 
@@ -127,7 +127,10 @@ void TensorParallelReport::open(const Program& p) {
     if (!p.tables && (!links_path_.empty() || efficiency_.given()))
         usage_error("--links, --efficiency-csv: belong to the tables; leave out --tables off");
     if (p.tables)
-        links_ = read_links(links_path_.empty() ? repository_file("04_tensor_parallel/links.json") : links_path_);
+        links_ = read_cluster(links_path_.empty() ? repository_file("04_tensor_parallel/links.json") : links_path_,
+                              "--links");
+    if (p.tables && links_of(links_).empty())
+        usage_error("--links {}: has no link (nvlink, host or rail)", links_path_);
     efficiency_.open();
 }
 

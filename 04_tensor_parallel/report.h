@@ -34,7 +34,7 @@ class TensorParallelReport {
 
   private:
     std::string links_path_;
-    Links links_;
+    ClusterModel links_;
     OptionalOutput efficiency_{"--efficiency-csv"};
 };
 

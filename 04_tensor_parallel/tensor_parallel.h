@@ -22,13 +22,10 @@
 //     and f's all-gather once more for the weight gradient: only the rank's own rows are kept
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/comm.h"
+#include "04_tensor_parallel/options.h"
 
 namespace train70b {
 
-struct TensorParallelOptions {
-    bool sequence_parallel = false;
-    bool overlap = false;  // overlap.h
-};
 // ---- f and g --------------------------------------------------------------------------------------------------------
 Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks);            // f: (R, E) -> (R, E)
 Var reduce_from_ranks(Tape& tape, const Var& y, const Comm& ranks);        // g: (R, E) -> (R, E)

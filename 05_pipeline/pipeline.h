@@ -14,14 +14,9 @@
 #include "01_single_gpu/roles.h"
 #include "02_data_parallel/comm.h"
 #include "05_pipeline/simulate.h"
+#include "05_pipeline/stages.h"
 
 namespace train70b {
-
-struct PipelineOptions {
-    std::string schedule = "1f1b";      // its name, or file:PATH (schedule_file.h)
-    int64_t virtual_stages = 0;         // model chunks per rank, where the schedule lets one choose; 0: the default
-    std::vector<int64_t> stage_layers;  // by stage index; empty: the same number on each
-};
 
 class Pipeline : public MicroBatchLoop {
   public:

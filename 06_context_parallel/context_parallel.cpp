@@ -6,19 +6,6 @@
 
 namespace train70b {
 
-const std::vector<ContextAlgorithm>& context_algorithms() {
-    const auto one = [](int64_t, int64_t) { return int64_t(1); };
-    const auto all = [](int64_t cp, int64_t) { return cp; };
-    const auto hybrid = [](int64_t cp, int64_t size) { return size > 0 ? size : std::min<int64_t>(2, cp); };
-    static const std::vector<ContextAlgorithm> list = {
-        {"ring", "keys and values are passed around a ring", 1, false, false, one},
-        {"zigzag", "the ring, with an early and a late chunk of the sequence on each rank", 2, false, false, one},
-        {"ulysses", "all-to-alls: each rank has all tokens of some heads", 1, false, false, all},
-        {"hybrid", "ulysses inside groups of ranks, the zigzag ring across them", 2, false, true, hybrid},
-        {"gather", "all-gather of keys and values, zigzag chunks", 2, true, false, one}};
-    return list;
-}
-
 void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout& layout) {
     if (layout.ranks == 1) return;
     CHECK(ranks.size() == layout.ranks, "{} ranks", ranks.size());

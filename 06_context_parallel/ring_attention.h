@@ -21,26 +21,9 @@
 #include "01_single_gpu/batches.h"
 #include "01_single_gpu/layers.h"
 #include "02_data_parallel/comm.h"
+#include "06_context_parallel/context_layout.h"
 
 namespace train70b {
-
-struct ContextLayout {
-    int64_t ranks = 1;    // N
-    int64_t ulysses = 1;  // U: ranks of a group that share the heads
-    int64_t chunks = 1;   // per group; 2: zigzag
-    bool gather = false;  // an all-gather of keys and values (gather_attention.h) instead of the ring
-
-    int64_t groups() const { return ranks / ulysses; }
-    // The index in the sequence, among all groups' chunks, of a group's local chunk.
-    int64_t chunk_index(int64_t group, int64_t chunk) const;
-    // The tokens of a rank, in the order of its rows. seq_len must be a multiple of granularity().
-    std::vector<TokenRange> tokens_of(int64_t rank, int64_t seq_len) const;
-    // The queries of a rank's attention, in the order of its rows: the tokens of its group.
-    std::vector<TokenRange> queries_of(int64_t rank, int64_t seq_len) const;
-    // Both as a function of seq_len, for Batches.
-    std::function<RankTokens(int64_t seq_len)> of_rank(int64_t rank) const;
-    int64_t granularity() const { return ranks * chunks; }
-};
 
 // ---- the ring: plain functions of tensors, as attention() of layers.h takes them ----------------------------------
 struct RingShape {

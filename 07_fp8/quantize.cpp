@@ -103,7 +103,8 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
               (a.scaling == Scaling::row) == (b.scaling == Scaling::row) &&
               !(a.scaling == Scaling::block128 && b.scaling == Scaling::block128),
           "no product of scales by {} and by {}", name_of(a.scaling), name_of(b.scaling));
-    Span span("scaled_matmul", "op", 2.0 * double(m) * double(n) * double(k), bytes_of({c, a.data, b.data}));
+    Span span("scaled_matmul", "op", 2.0 * double(m) * double(n) * double(k), bytes_of({c, a.data, b.data}),
+              {{m, n, k}, a.data.dtype()});
     if (k == 0) return beta == 0 ? fill(c, 0) : scale(c, beta);  // as matmul_into
     if (c.size() == 0) return;
     DISPATCH(device_of({c, a.data, a.scale_inv, b.data, b.scale_inv}), scaled_matmul_into(c, a, b, beta));

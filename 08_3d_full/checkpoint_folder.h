@@ -1,8 +1,11 @@
 #pragma once
 // The folder of a run's checkpoints: the flags, and everything that can be refused before a run begins.
+#include "01_single_gpu/io/data.h"
+#include "01_single_gpu/io/hf.h"
 #include "01_single_gpu/io/options.h"
+#include "02_data_parallel/comm.h"
 #include "08_3d_full/checkpoint_format.h"
-#include "08_3d_full/config.h"
+#include "08_3d_full/validate.h"
 
 namespace train70b {
 

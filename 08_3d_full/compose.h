@@ -2,7 +2,13 @@
 // The composed trainer: all techniques of the previous chapters. Tensor parallelism comes first, because it narrows
 // the parameters, then FP8 layers, then ZeRO.
 #include "02_data_parallel/runtime/program.h"
-#include "08_3d_full/config.h"
+#include "03_zero/zero.h"
+#include "04_tensor_parallel/tensor_parallel.h"
+#include "05_pipeline/pipeline.h"
+#include "06_context_parallel/context_parallel.h"
+#include "07_fp8/fp8.h"
+#include "08_3d_full/mesh_comms.h"
+#include "08_3d_full/validate.h"
 
 namespace train70b {
 

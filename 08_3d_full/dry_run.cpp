@@ -5,69 +5,60 @@
 #include "02_data_parallel/runtime/launch.h"
 #include "08_3d_full/checkpoint_cost.h"
 #include "08_3d_full/compose.h"
+#include "08_3d_full/plan/match.h"
+#include "08_3d_full/record.h"
 
 namespace train70b {
 
-RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
-    const LlamaConfig& c = options.model;
-    const Mesh::Coordinates at = config.mesh.coordinate(rank);
-    const int64_t tp = config.mesh.tp, all = config.mesh.dp * config.mesh.cp;
-    const int64_t shards = config.zero.hybrid_shard > 0 ? config.zero.hybrid_shard : all;
-    const int64_t shard = (at.dp * config.mesh.cp + at.cp) % shards;
+Workload workload_of(const TrainOptions& options) {
     const Llama::Options types = options.llama();
-    const int64_t a = size_of(types.dtype), g = size_of(types.grad_dtype), stage = config.zero.stage;
-    // Elements of a rank's units: full norms; products divided by tp, with at least one key/value head; vocabulary
-    // rounded up.
-    const int64_t rows = (c.vocab + tp - 1) / tp, block = c.block_parameters(tp);
-    const Stage here = stage_of(config, c, rank);
-    std::vector<int64_t> units;
-    if (here.embedding || (c.tied && here.head)) units.push_back(rows * c.hidden);
-    for (const Chunk& chunk : here.chunks)
-        units.insert(units.end(), size_t(chunk.end_layer - chunk.first_layer), block);
-    if (here.head) units.push_back(c.hidden + (c.tied ? 0 : rows * c.hidden));
-
-    RankMemory memory{.rank = rank};
-    int64_t owned = 0, padded_shards = 0;
-    for (const int64_t size : units) {
-        const int64_t part = (size + shards - 1) / shards, padded = part * shards;
-        memory.params += a * (stage == 3 ? part : padded);
-        memory.grads += g * (stage >= 2 ? part : padded);
-        owned += stage == 0 ? size : std::clamp<int64_t>(size - shard * part, 0, part);
-        padded_shards += part;
-    }
-    memory.optimizer = AdamW::state_bytes(types.dtype) * owned;
-    if (config.zero.offload != Offload::none) {
-        memory.host = memory.optimizer + (a + g) * padded_shards;
-        memory.optimizer = 0;
-    }
-    if (config.zero.offload == Offload::all) memory.params = memory.grads = 0;
-    // No formula for 8-bit moments: their scales depend on where shards divide parameters.
-    if (config.optimizer == "adamw8bit") (config.zero.offload == Offload::none ? memory.optimizer : memory.host) = -1;
-    return memory;
+    return {.model = options.model,
+            .seq_len = options.seq_len,
+            .micro_batch = options.micro_batch,
+            .global_batch = options.global_batch,
+            .dtype = types.dtype,
+            .grad_dtype = types.grad_dtype,
+            .recompute = types.recompute};
 }
 
-RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
-                     const ParallelConfig& config, int64_t rank) {
+RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
+    const StateMemory states = state_memory(workload_of(options), config, rank);
+    return {.rank = rank,
+            .params = states.params,
+            .grads = states.grads,
+            .optimizer = states.optimizer,
+            .host = states.host};
+}
+
+void run_meta_step(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
+                   const ParallelConfig& config, int64_t rank, const std::function<void(Trainer&)>& before,
+                   const std::function<void(const Trainer&)>& after) {
     TrainOptions o = options;
     o.eval_every = o.sample_every = 0;
     o.batch_ramp = o.seq_ramp = {};  // the largest step
     o.dry_run = true;
     o.steps = 1;
     for (const int64_t bytes : ledger().now()) CHECK(bytes == 0, "{} bytes are still booked", bytes);
+    const Comm world = make_comm(make_fake_backend(int(rank), int(config.mesh.size())), {});
+    Llama model(o.model, o.llama(), stage_of(config, o.model, rank));
+    Trainer trainer(o, model, data, flags);
+    const Quiet no_progress;
+    CommRuntime runtime(world);
+    const Composed composed(model, trainer, o, config, world);
+    trainer.runtime = &runtime;
+    before(trainer);
+    trainer.allocate();
+    trainer.run();
+    world.finish();
+    after(trainer);
+}
+
+RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
+                     const ParallelConfig& config, int64_t rank) {
     RankMemory memory = rank_formula(options, config, rank);
-    {
-        const Comm world = make_comm(make_fake_backend(int(rank), int(config.mesh.size())), {});
-        Llama model(o.model, o.llama(), stage_of(config, o.model, rank));
-        Trainer trainer(o, model, data, flags);
-        const Quiet no_progress;
-        CommRuntime runtime(world);
-        const Composed composed(model, trainer, o, config, world);
-        trainer.runtime = &runtime;
-        trainer.allocate();
-        trainer.run();
-        memory.peak = trainer.peak();
-        world.finish();
-    }
+    run_meta_step(
+        options, flags, data, config, rank, [](Trainer&) {},
+        [&](const Trainer& trainer) { memory.peak = trainer.peak(); });
     return memory;
 }
 
@@ -138,25 +129,29 @@ void add_dry_run_flag(Flags& flags, TrainOptions& options) {
                    "book the memory of one step of all simulated ranks, or of --fake-rank; compute nothing");
 }
 
-void print_dry_run(Program& p, ParallelConfig config) {
+void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate) {
     const TrainOptions& options = p.options;
     if (p.comm.backend != "fake") usage_error("--dry-run: needs simulated ranks (try --comm fake --fake-world N)");
     validate(config, options, p.world.size());
     std::optional<int64_t> only;
-    if (p.flags.given("--fake-rank")) only = p.comm.fake_rank;
+    if (p.flags.given("--fake-rank") && !simulate.asked()) only = p.comm.fake_rank;
     say("{}: {} parameters; a step is {} sequences of {}, {} at a time\n{}", options.model.name,
         human_count(double(options.model.parameters())), options.global_batch, options.seq_len, options.micro_batch,
         to_string(config.mesh));
-    const int64_t with_files = p.comm.fake_rank;
+    if (options.writes_files()) book_rank(options, p.flags.values(), p.data(), config, p.comm.fake_rank);
+    const Recording recording = record_step(options, p.data(), config, {.only = only.value_or(-1)});
     std::vector<RankMemory> ranks;
-    for (int64_t rank = 0; rank < config.mesh.size(); ++rank)
-        if (!only || rank == *only)
-            ranks.push_back(book_rank(rank == with_files ? options : options.without_files(), p.flags.values(),
-                                      p.data(), config, rank));
+    for (int64_t rank = 0; rank < config.mesh.size(); ++rank) {
+        if (only && rank != *only) continue;
+        ranks.push_back(rank_formula(options, config, rank));
+        ranks.back().peak = peak_of(recording.of(rank));
+    }
     const auto smaller = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
     say(rank_table(*std::max_element(ranks.begin(), ranks.end(), smaller), options));
     if (!only) say(ranks_table(ranks, config));
+    if (!only) say("\n{}\n", matched(recording));
     say(checkpoint_table(checkpoint_cost(options, config)));
+    if (simulate.asked()) print_simulation(p, config, simulate, recording);
 }
 
 void print_memory(Program& p, const ParallelConfig& config, int64_t snapshot_bytes) {

@@ -3,20 +3,27 @@
 // tensors and collectives have no peers; everything else is the real program, so allocations are booked in the order in
 // which a real rank would make them.
 #include "02_data_parallel/runtime/program.h"
-#include "08_3d_full/config.h"
+#include "08_3d_full/plan/memory_formula.h"
+#include "08_3d_full/simulate.h"
+#include "08_3d_full/validate.h"
 
 namespace train70b {
 
 struct RankMemory {
     int64_t rank = 0;
     MemoryPeak peak;                                         // of a step
-    int64_t params = 0, grads = 0, optimizer = 0, host = 0;  // by formula, bytes; -1: no formula
+    int64_t params = 0, grads = 0, optimizer = 0, host = 0;  // by formula, bytes
 };
 
-// The memory of a rank from shapes alone: its stage's units divided by tp, each padded to the number of shards, and 12
-// bytes of optimizer states (fp32: 8, fp64: 16) per element that it owns.
+Workload workload_of(const TrainOptions& options);
+// What a rank holds from one step to the next, from shapes alone: state_memory() of plan/memory_formula.h.
 RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank);
-// Also runs one step with meta tensors, for its peak. flags: for the metrics file.
+// One step of a rank with meta tensors. before: all roles are set and nothing is allocated; after: the step is complete
+// and everything still allocated. flags: for the metrics file.
+void run_meta_step(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
+                   const ParallelConfig& config, int64_t rank, const std::function<void(Trainer&)>& before,
+                   const std::function<void(const Trainer&)>& after);
+// The rank's memory, by formula and by such a step.
 RankMemory book_rank(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
                      const ParallelConfig& config, int64_t rank);
 
@@ -26,8 +33,8 @@ Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& co
 
 void add_dry_run_flag(Flags& flags, TrainOptions& options);  // --dry-run
 // Books one step of every rank, or of --fake-rank alone, and prints the tables. Files that the options name are that
-// rank's. Usage error without simulated ranks.
-void print_dry_run(Program& program, ParallelConfig config);
+// rank's. Usage error without simulated ranks. With --simulate, the step in time follows (of all ranks).
+void print_dry_run(Program& program, ParallelConfig config, SimulateOptions& simulate);
 // This rank's, after training. snapshot_bytes: of checkpoints, on the host.
 void print_memory(Program& program, const ParallelConfig& config, int64_t snapshot_bytes);
 

@@ -23,8 +23,11 @@ static void program(int argc, char** argv) {
     CheckpointOptions checkpoint;
     add_parallel_flags(p.flags, config);
     add_ramp_flags(p.flags, o);
+    SimulateOptions simulate;
     add_dry_run_flag(p.flags, o);
-    add_probe_flag(p.flags, probing);
+    add_simulate_flags(p.flags, simulate);
+    OptionalOutput links("--probe-file");
+    add_probe_flag(p.flags, probing, links);
     add_checkpoint_flags(p.flags, checkpoint);
     std::string faults;
     int64_t replica_check = 0;
@@ -32,7 +35,8 @@ static void program(int argc, char** argv) {
     add_replica_check_flag(p.flags, replica_check);
 
     p.connect(argc, argv);
-    check_probe(probing, p.comm);
+    check_simulate(simulate, config, p);
+    check_probe(probing, links, p.comm);
     config.mesh = mesh_of(config.mesh, p.world.size());
     p.dp = config.mesh.dp;
     // Many small micro-batches fill a pipeline.
@@ -45,7 +49,7 @@ static void program(int argc, char** argv) {
         check_replica_check(replica_check, p.options.model, config, p.comm);
         check_checkpoint_flags(checkpoint, o, p.world);
     });
-    if (o.dry_run) return print_dry_run(p, config);
+    if (o.dry_run) return print_dry_run(p, config, simulate);
     const CheckpointFolder folder(checkpoint, o, config, p.flags.values(), p.world);
     p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
 
@@ -57,7 +61,7 @@ static void program(int argc, char** argv) {
     controls.insert(controls.end(), {&inject, &replicas, &checkpoints});
     p.allocate();
     say_layout(p, composed, config);
-    check_machines(p, config, probing);
+    check_machines(p, config, probing, links);
     p.train();
     print_memory(p, config, checkpoints.host_bytes());
     p.finish();

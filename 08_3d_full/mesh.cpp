@@ -1,5 +1,7 @@
 #include "08_3d_full/mesh.h"
 
+#include "01_single_gpu/core/check.h"
+
 namespace train70b {
 
 int64_t Mesh::rank(const Coordinates& at) const {
@@ -36,22 +38,18 @@ Mesh mesh_of(const Mesh& asked, int64_t ranks) {
     return mesh;
 }
 
-MeshComms split(const Comm& world, const Mesh& mesh) {
+MeshColors group_colors(const Mesh& mesh) {
     // tag::lab-mesh-groups-split[]
     // `color` sets the coordinates along the group's axes to 0: the ranks that agree in the others form a group.
-    const auto along = [&](const char* name, const std::function<void(Mesh::Coordinates&)>& color) {
-        return world.split(
-            [mesh, color](int rank) {
-                Mesh::Coordinates at = mesh.coordinate(rank);
-                color(at);
-                return int(mesh.rank(at));
-            },
-            name);
+    const auto along = [&](const std::function<void(Mesh::Coordinates&)>& color) {
+        return [mesh, color](int rank) {
+            Mesh::Coordinates at = mesh.coordinate(rank);
+            color(at);
+            return int(mesh.rank(at));
+        };
     };
-    return {along("tp", [](Mesh::Coordinates& at) { at.tp = 0; }),
-            along("cp", [](Mesh::Coordinates& at) { at.cp = 0; }),
-            along(mesh.cp > 1 ? "dp_cp" : "dp", [](Mesh::Coordinates& at) { at.dp = at.cp = 0; }),
-            along("pp", [](Mesh::Coordinates& at) { at.pp = 0; })};
+    return {along([](Mesh::Coordinates& at) { at.tp = 0; }), along([](Mesh::Coordinates& at) { at.cp = 0; }),
+            along([](Mesh::Coordinates& at) { at.dp = at.cp = 0; }), along([](Mesh::Coordinates& at) { at.pp = 0; })};
     // end::lab-mesh-groups-split[]
 }
 

@@ -8,7 +8,9 @@
 //
 // Ranks are numbered in that order, tp fastest, as in Megatron (Narayanan et al. 2021, section 3): adjacent ranks,
 // which share the fastest links, communicate most.
-#include "02_data_parallel/comm.h"
+#include <cstdint>
+#include <functional>
+#include <string>
 
 namespace train70b {
 
@@ -29,11 +31,12 @@ struct Mesh {
 // the number of ranks.
 Mesh mesh_of(const Mesh& asked, int64_t ranks);
 
-// This rank's groups. Gradient sums and ZeRO use dp_cp, because context-parallel ranks hold the same parameters.
-struct MeshComms {
-    Comm tp, cp, dp_cp, pp;
+// The groups as functions of the rank: ranks of one color form a group. Gradient sums and ZeRO use dp_cp, because
+// context-parallel ranks hold the same parameters.
+struct MeshColors {
+    std::function<int(int rank)> tp, cp, dp_cp, pp;
 };
-MeshComms split(const Comm& world, const Mesh& mesh);
+MeshColors group_colors(const Mesh& mesh);
 
 // A picture of the mesh: one row per tensor-parallel group.
 std::string to_string(const Mesh& mesh);

@@ -1,11 +1,14 @@
 #include "08_3d_full/probe.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 
 #include "01_single_gpu/io/bench.h"
 #include "02_data_parallel/runtime/measure.h"
+#include "08_3d_full/mesh_comms.h"
 
 namespace train70b {
 
@@ -78,12 +81,72 @@ ProbeResult probe(const Comm& world, const ParallelConfig& config, Device device
     return result;
 }
 
-void check_machines(Program& p, const ParallelConfig& config, Probing probing) {
+namespace {
+
+struct MeasuredLink {
+    double bytes_per_s = 0, seconds = 0;
+};
+
+// All-reduces of a large tensor, in bytes that a rank sends, and messages of one element to the next rank.
+MeasuredLink measure_link(const Comm& group, Device device) {
+    constexpr int kSmallCalls = 101;
+    const int64_t elements = device == Device::cuda ? 1 << 26 : 1 << 18;
+    Tensor large({elements}, DType::f32, device, Memory::comm), in = Tensor::like(large, Memory::comm);
+    fill(large, 0);
+    const Tensor out = large.element_slice(0, {1}), received = in.element_slice(0, {1});
+    group.barrier().wait();
+    MeasuredLink link;
+    link.seconds = median_seconds(device, kSmallCalls, [&] { group.ring_shift(out, received).wait(); });
+    group.barrier().wait();
+    const double seconds = median_seconds(device, 4 * kCalls, [&] { group.all_reduce(large).wait(); });
+    const double sent = 2.0 * (group.size() - 1) / group.size() * double(large.bytes());
+    link.bytes_per_s = sent / std::max(seconds - 2 * (group.size() - 1) * link.seconds, 0.1 * seconds);
+    return link;
+}
+
+}  // namespace
+
+std::string probe_links(const Comm& world, Device device) {
+    if (world.size() == 1) usage_error("--probe-file: one rank has no links (try mpirun -np 2)");
+    const int64_t per_node = ranks_on_this_node(), nodes = world.size() / per_node;
+    for (const double ranks : world.gather({double(per_node)}))
+        if (ranks != double(per_node)) usage_error("--probe-file: nodes have {} and {} ranks", per_node, ranks);
+    const Comm node = world.split([=](int rank) { return int(rank / per_node); }, "node");
+    const Comm across = world.split([=](int rank) { return int(rank % per_node); }, "across");
+    nlohmann::ordered_json file = {{"nodes", nodes}, {"gpus_per_node", per_node}};
+    if (device == Device::cpu) file["cores"] = std::thread::hardware_concurrency();
+    const auto measure = [&](const char* key, const Comm& group) {
+        MeasuredLink link;
+        if (group.size() > 1) link = measure_link(group, device);
+        const std::vector<double> rates = world.gather({link.bytes_per_s}), latencies = world.gather({link.seconds});
+        if (group.size() > 1) file[key] = {{"bytes_per_s", std::round(median(rates))}, {"seconds", median(latencies)}};
+    };
+    measure(device == Device::cpu ? "host" : "nvlink", node);
+    measure("rail", across);
+    if (file.contains("rail")) file["rails"] = device == Device::cpu ? 1 : per_node;
+    if (device == Device::cuda) {  // messages that are no channel's, and host numbers
+        const Tensor out({1 << 24}, DType::f32, device, Memory::comm), in = Tensor::like(out, Memory::comm);
+        const int n = world.size(), next = (world.rank() + 1) % n, before = (world.rank() + n - 1) % n;
+        world.barrier().wait();
+        const double large = median_seconds(device, kCalls, [&] { world.send_recv(out, next, in, before).wait(); });
+        const double sum = median_seconds(Device::cpu, 101, [&] { world.sum(1.0); });
+        file["host"] = {{"bytes_per_s", std::round(median(world.gather({double(out.bytes()) / large})))},
+                        {"seconds", median(world.gather({sum})) / std::log2(double(n))}};
+    }
+    world.take_stats();
+    return file.dump(2) + "\n";
+}
+
+void check_machines(Program& p, const ParallelConfig& config, Probing probing, OptionalOutput& links) {
     const std::vector<std::string> hosts = hosts_of_ranks();
     p.trainer().note(text_of(hosts), {{"event", "hosts"}, {"hosts", hosts}});
     if (probing == Probing::off) return;
     const ProbeResult result = probe(p.world, config, p.options.device_kind(), p.options.llama().dtype);
     say(result.table);
+    if (links.given()) {
+        const std::string text = probe_links(p.world, p.options.device_kind());
+        if (this_rank == 0) links.write(text);
+    }
     auto slow = nlohmann::ordered_json::array();
     std::string text;
     if (this_rank == 0)
@@ -101,7 +164,7 @@ void check_machines(Program& p, const ParallelConfig& config, Probing probing) {
     throw EarlyEnd{kProbeFailed};
 }
 
-void add_probe_flag(Flags& flags, Probing& probing) {
+void add_probe_flag(CommandLine& flags, Probing& probing, OptionalOutput& links) {
     flags.group("Output");
     flags.add_word(
         "--probe",
@@ -111,9 +174,17 @@ void add_probe_flag(Flags& flags, Probing& probing) {
         "measure all ranks and links before training; strict: exit code 3 if a rank is below 80% of the median",
         one_of({"off", "on", "strict"}));
     flags.at("--probe").default_text("off");
+    flags.add_output(links, "FILE.json: write the links that --probe measures, as a part of a cluster file");
 }
 
-void check_probe(Probing probing, const CommOptions& comm) {
+void check_probe(Probing& probing, OptionalOutput& links, const CommOptions& comm) {
+    if (links.given()) {
+        if (comm.backend == "fake") usage_error("--probe-file: not supported with --comm fake, which has no links");
+        if (probing == Probing::off) probing = Probing::on;
+        together([&] {
+            if (this_rank == 0) links.open();
+        });
+    }
     if (probing != Probing::off && comm.backend == "fake")
         usage_error("--probe {}: not supported with --comm fake, which has no links (try --probe off)",
                     probing == Probing::on ? "on" : "strict");

@@ -2,7 +2,7 @@
 // --batch-ramp and --seq-ramp: the sizes of a step grow over the first steps of a run (01_single_gpu/ramp.h). The
 // micro-batch keeps its tokens: a smaller batch has fewer micro-batches, for which the pipeline's schedule is made
 // anew.
-#include "08_3d_full/config.h"
+#include "08_3d_full/validate.h"
 
 namespace train70b {
 

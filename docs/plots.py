@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws the pictures of all chapters from their CSVs; runs nothing. docs/measure.py writes the CSVs.
+"""Draws the pictures of all chapters from their CSVs; runs nothing. docs/measure.py writes the CSVs, docs/published.py the
+last one.
 
     python3 docs/plots.py [NAME ...] [--data docs/results] [--out docs/results]
 
@@ -261,10 +262,37 @@ def mesh_memory(rows):
     return figure
 
 
+def published(rows):
+    """Predicted against published tokens/s per GPU; a grey band of 15%."""
+    looks = {"calibration": (style.YELLOW, "*"), "held out": (style.BLUE, "o"), "doubtful": (style.GREY, "x")}
+    figure, (points, errors) = plt.subplots(1, 2, figsize=(11, 4.8), width_ratios=(1, 1))
+    ends = [0.8 * min(numbers(rows, "published")), 1.25 * max(numbers(rows, "published"))]
+    points.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color=style.GREY, alpha=0.35, lw=0,
+                        label="within 15%")
+    points.plot(ends, ends, color="#999999", lw=0.8)
+    for role, mine in groups(rows, "role").items():
+        colour, marker = looks[role]
+        points.loglog(numbers(mine, "published"), numbers(mine, "predicted"), color=colour, marker=marker, ls="",
+                      ms=9 if marker == "*" else 4, label=f"{role} ({len(mine)})")
+    points.set(xlabel="published tokens/s per GPU", ylabel="predicted tokens/s per GPU", xlim=ends)
+    points.legend(fontsize=8)
+    held = [row for row in rows if row["role"] == "held out"]
+    kinds = groups(held, "software")
+    for place, (kind, mine) in enumerate(kinds.items()):
+        errors.plot([min(float(row["error"]), 100) for row in mine], [place] * len(mine), color=style.BLUE, marker="|",
+                    ms=14, ls="", alpha=0.7)
+    errors.axvspan(-15, 15, color=style.GREY, alpha=0.35, lw=0)
+    errors.axvline(0, color="#999999", lw=0.8)
+    errors.set_yticks(range(len(kinds)), [f"{kind} ({len(mine)})" for kind, mine in kinds.items()])
+    errors.set(xlabel="error of held-out rows (%; 100 and more at the edge)", ylim=(-0.6, len(kinds) - 0.4))
+    return figure
+
+
 PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_all_reduce": all_reduce,
             "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
             "04_efficiency": efficiency, "05_schedules": pipeline, "05_measured": pipeline, "06_causal": causal,
-            "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory}
+            "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory,
+            "08_published": published}
 
 
 def main():
@@ -278,7 +306,8 @@ def main():
             parser.error(f"{name} is none of {', '.join(PICTURES)}")
         path = arguments.data / f"{name}.csv"
         if not path.exists():
-            parser.error(f"{path} does not exist: python3 docs/measure.py {name} writes it")
+            script = "published.py" if name == "08_published" else f"measure.py {name}"
+            parser.error(f"{path} does not exist: python3 docs/{script} writes it")
         with open(path, newline="") as file:
             rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
         figure = PICTURES[name](rows)

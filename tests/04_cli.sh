@@ -20,18 +20,23 @@ refused "overlap neither on nor off" 2 "--tp-overlap|on" --tp-overlap yes
 refused "a checkpoint of simulated ranks" 1 "--save-hf x: with --comm fake" --comm fake --fake-world 4 --tp 2 --save-hf x
 refused "links without tables" 2 "--links, --efficiency-csv" --links nowhere.json
 
-links() { # NAME TEXT PART: a table of links that is none
+links() { # NAME TEXT PART: a cluster that is none
     echo "$2" >links.json
     run 2 "$bin/$program" --steps 1 --links links.json --metrics m.jsonl
-    verdict "refused: $1" "$(ends 2 10)$(says "--links links.json" "$3")$(ls | grep -v '^\(out\|err\|links.json\)$')"
+    verdict "refused: $1" "$(ends 2 10)$(says "--links links.json: $3")$(ls | grep -v '^\(out\|err\|links.json\)$')"
     rm -f links.json
 }
-links "links that are no JSON" "nonsense" "is not valid JSON"
-links "no device" '{"links": [{"name": "x", "bytes_per_s": 1, "seconds": 1}]}' '"flops_per_s" must be a number above 0'
-links "a device that is a list" '{"device": [], "links": []}' '"flops_per_s" must be a number above 0'
-links "a link without bandwidth" '{"device": {"flops_per_s": 1}, "links": [{"name": "x", "seconds": 1}]}' 'links[0]: "bytes_per_s"'
-links "negative latency" '{"device": {"flops_per_s": 1}, "links": [{"bytes_per_s": 1, "seconds": -1}]}' 'links[0]: "seconds"'
-links "no links" '{"device": {"flops_per_s": 1}, "links": {}}' '"links" must be a list'
+node='"name": "x", "device": "H100", "nodes": 1, "gpus_per_node": 8'
+links "links that are no JSON" "nonsense" "truncated or corrupt"
+links "no device" '{"name": "x"}' "device: is missing"
+links "a device that is a list" '{"name": "x", "device": []}' "device: must be an object"
+links "a device that nobody knows" '{"name": "x", "device": "H1000"}' "device: H1000 is not known (A100, H100, H200, B200;"
+links "a link without bandwidth" "{$node, \"nvlink\": {\"seconds\": 1}}" "nvlink.bytes_per_s: is missing"
+links "no bandwidth" "{$node, \"rail\": {\"bytes_per_s\": 0, \"seconds\": 1}}" "rail.bytes_per_s: must be above 0"
+links "negative latency" "{$node, \"host\": {\"bytes_per_s\": 1e9, \"seconds\": -1}}" "host.seconds: must be at least 0"
+links "no links" "{$node}" "nvlink: is missing, and host: 8 devices in a node"
+links "one device without links" '{"name": "x", "device": "H100", "nodes": 1, "gpus_per_node": 1}' "has no link"
+links "an unknown key" "{$node, \"links\": []}" "links: is no key of the format"
 links "links that are nested deeply" "$(printf '%200000s' | tr ' ' '[')" "nested deeper than 64 levels"
 mkfifo fifo
 run 2 "$bin/$program" --steps 1 --links fifo --metrics m.jsonl

@@ -2,149 +2,12 @@
 // gradient norms over four steps, and every parameter's gradient at step 1.
 #include "08_3d_full/dry_run.h"
 #include "tests/composed.h"
+#include "tests/grid_layouts.h"
 
 using namespace train70b;
 using namespace train70b::test;
 
-namespace {
-
-// Four layers, so that four parts of a pipeline have one each; a vocabulary that nothing divides.
-TrainOptions shape(const Text& text) {
-    TrainOptions o =
-        of_model(tiny(text), {.layers = 4, .hidden = 32, .heads = 8, .kv_heads = 4, .ffn = 48, .vocab = 131}, 32, 16);
-    o.micro_batch = 1;
-    return o;
-}
-
-struct Layout {
-    Mesh mesh;
-    const char* pipeline = "1f1b";
-    int zero = 0;
-    bool sequence = false, overlap = false;
-    const char* context = "zigzag";
-    const char* recompute = "none";
-    int64_t hybrid_shard = 0;
-    Offload offload = Offload::none;
-    int64_t kv_heads = 4;
-    bool tied = false;
-
-    // The family goes round the grid: 0 Llama, 1 biases of q, k, v, 2 norms of q and k with wide heads.
-    void use_family(LlamaConfig& model, int64_t family) const {
-        model.kv_heads = kv_heads;
-        model.qkv_bias = family == 1;
-        model.qk_norm = family == 2;
-        if (family == 2) model.head_size = 6;
-    }
-    std::string text() const {
-        return fmt::format("{}, {}, ZeRO {}{}{}, sequence {}, overlap {}, {}, recompute {}, kv heads {}{}", mesh.text(),
-                           pipeline, zero, hybrid_shard ? fmt::format(" hybrid {}", hybrid_shard) : "",
-                           offload == Offload::none  ? ""
-                           : offload == Offload::all ? " offload all"
-                                                     : " offload optimizer",
-                           sequence, overlap, context, recompute, kv_heads, tied ? ", tied" : "");
-    }
-    ParallelConfig config() const {
-        ParallelConfig config;
-        config.mesh = mesh;
-        config.zero.stage = zero;
-        config.zero.hybrid_shard = hybrid_shard;
-        config.zero.offload = offload;
-        config.tensor = {sequence, overlap};
-        config.pipeline.schedule = pipeline;
-        config.context.algorithm = context;
-        return config;
-    }
-};
-
-std::vector<Layout> layouts() {
-    std::vector<Layout> list = {
-        // each technique with each other one
-        {.mesh = {.dp = 16}},
-        {.mesh = {.dp = 16}, .zero = 3},
-        {.mesh = {.tp = 8, .dp = 2}, .sequence = true},
-        {.mesh = {.tp = 4, .dp = 4}, .zero = 1},
-        {.mesh = {.tp = 4, .dp = 4}, .zero = 2, .sequence = true, .recompute = "full"},
-        {.mesh = {.tp = 4, .dp = 4}, .zero = 3, .sequence = true, .overlap = true, .recompute = "selective"},
-        {.mesh = {.tp = 4, .dp = 4}, .zero = 3, .sequence = true, .kv_heads = 1},
-        {.mesh = {.tp = 4, .cp = 4}},
-        {.mesh = {.tp = 2, .cp = 4, .dp = 2}, .sequence = true, .context = "ring", .recompute = "selective"},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 4}, .zero = 3, .sequence = true, .context = "ulysses"},
-        {.mesh = {.cp = 8, .dp = 2}, .zero = 2, .context = "hybrid", .recompute = "full"},
-        {.mesh = {.cp = 4, .dp = 4}, .zero = 3, .context = "ring", .hybrid_shard = 4},
-        {.mesh = {.cp = 16}, .zero = 1},
-        {.mesh = {.cp = 16}, .zero = 3, .context = "gather", .recompute = "pointwise"},
-        {.mesh = {.tp = 4, .cp = 2, .dp = 2}, .sequence = true, .context = "gather", .kv_heads = 1},
-        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "gpipe", .zero = 1},
-        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "1f1b", .zero = 2},
-        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "1f1b", .zero = 3, .recompute = "full"},
-        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "zero-bubble", .zero = 3},
-        {.mesh = {.dp = 4, .pp = 4}, .pipeline = "zero-bubble", .zero = 2, .recompute = "full"},
-        {.mesh = {.dp = 8, .pp = 2}, .pipeline = "interleaved", .zero = 3},
-        {.mesh = {.dp = 8, .pp = 2}, .pipeline = "interleaved", .zero = 2, .offload = Offload::optimizer},
-        {.mesh = {.tp = 4, .pp = 4}, .pipeline = "zero-bubble", .sequence = true},
-        {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "interleaved", .sequence = true, .overlap = true},
-        {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "naive", .recompute = "selective"},
-        {.mesh = {.cp = 4, .pp = 4}, .pipeline = "zero-bubble"},
-        {.mesh = {.cp = 2, .dp = 4, .pp = 2}, .pipeline = "interleaved", .zero = 1, .context = "ulysses"},
-        // all together
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .sequence = true},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 1, .sequence = true, .recompute = "full"},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
-         .pipeline = "zero-bubble",
-         .zero = 2,
-         .sequence = true,
-         .overlap = true},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3, .sequence = true},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
-         .pipeline = "zero-bubble",
-         .zero = 3,
-         .context = "ring",
-         .recompute = "selective"},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
-         .pipeline = "gpipe",
-         .zero = 3,
-         .sequence = true,
-         .context = "ulysses",
-         .offload = Offload::all},
-        {.mesh = {.tp = 2, .cp = 4, .dp = 1, .pp = 2},
-         .pipeline = "zero-bubble",
-         .zero = 3,
-         .sequence = true,
-         .context = "hybrid",
-         .recompute = "full",
-         .kv_heads = 1},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
-         .pipeline = "zero-bubble",
-         .zero = 3,
-         .sequence = true,
-         .overlap = true,
-         .context = "gather",
-         .recompute = "pointwise"},
-        {.mesh = {.tp = 2, .cp = 4, .dp = 1, .pp = 2},
-         .pipeline = "interleaved",
-         .zero = 2,
-         .context = "gather",
-         .recompute = "selective",
-         .kv_heads = 2},
-        // embedding and head on the first pipeline rank
-        {.mesh = {.dp = 8, .pp = 2}, .pipeline = "zb-v", .zero = 3, .recompute = "full"},
-        {.mesh = {.tp = 4, .dp = 2, .pp = 2},
-         .pipeline = "dualpipe-v",
-         .zero = 2,
-         .sequence = true,
-         .overlap = true,
-         .kv_heads = 1},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "zb-v", .zero = 1, .sequence = true},
-        {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
-         .pipeline = "dualpipe-v",
-         .zero = 3,
-         .context = "ulysses",
-         .recompute = "selective"},
-    };
-    return list;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("the mesh: places and ranks are each other's inverse, and groups are those that differ along one axis") {
     const Mesh mesh{.tp = 2, .cp = 3, .dp = 4, .pp = 5};
@@ -177,10 +40,10 @@ TEST_CASE("the parity grid: every layout is one rank's run, to 1e-10 in fp64; ev
         std::map<std::tuple<int64_t, std::string, int64_t>, std::unique_ptr<Session>> ones;
         int64_t count = 0, number = 0;
         double worst = 0;
-        for (const Layout& layout : layouts()) {
+        for (const Layout& layout : grid_layouts()) {
             const int64_t at = number++;
             if (parity.skips(at) || (!kThorough && at / parity.each % 4 != 3)) continue;
-            TrainOptions o = shape(text);
+            TrainOptions o = grid_shape(text);
             o.dtype = parity.dtype;
             const int64_t family = at / 4 % 3;
             layout.use_family(o.model, family);
@@ -204,7 +67,7 @@ TEST_CASE("the parity grid: every layout is one rank's run, to 1e-10 in fp64; ev
 TEST_CASE(
     "fp64, 12 layers of 192, tp 2 x cp 4 x dp 2: one rank's run over 20 steps, where fp32 has only its rounding") {
     const Text text;
-    TrainOptions o = shape(text);
+    TrainOptions o = grid_shape(text);
     o.dtype = "fp64";
     o.model = {.name = "test", .layers = 12, .hidden = 192, .heads = 8, .kv_heads = 4, .ffn = 256, .vocab = 131};
     o.seq_len = 16;
@@ -223,7 +86,7 @@ TEST_CASE(
 // Several partial_grad_groups on a rank: with sequence parallelism the norms', with one key/value head its copies'.
 TEST_CASE("tied embeddings in composed layouts: one rank's run, to 1e-10 in fp64") {
     const Text text;
-    TrainOptions o = shape(text);
+    TrainOptions o = grid_shape(text);
     o.dtype = "fp64";
     o.model.tied = true;
     o.model.kv_heads = 1;
@@ -263,7 +126,7 @@ TEST_CASE("fp64: the formulas of a rank's memory are what it books") {
                              {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "zb-v", .zero = 1, .tied = true},
                              {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "dualpipe-v", .zero = 3},
                              {.mesh = {.dp = 4, .pp = 4}, .zero = 3, .offload = Offload::all, .tied = true}}) {
-        TrainOptions o = shape(text);
+        TrainOptions o = grid_shape(text);
         o.dtype = "fp64";
         o.model.tied = layout.tied;
         const MemoryBytes before = ledger().now();
@@ -283,7 +146,7 @@ TEST_CASE("fp64: the formulas of a rank's memory are what it books") {
 
 TEST_CASE("on one rank: chapter 01's run, bit for bit") {
     const Text text;
-    const TrainOptions o = shape(text);
+    const TrainOptions o = grid_shape(text);
     Session one(o);
     one.run();
     ParallelConfig config;

@@ -2,6 +2,7 @@
 // rank, the gradient noise scale as in every other layout with the same micro-batches.
 #include "01_single_gpu/noise_scale.h"
 #include "tests/composed.h"
+#include "tests/grid_layouts.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -15,31 +16,6 @@ TrainOptions shape(const Text& text) {
     o.micro_batch = 1;
     return o;
 }
-
-struct Layout {
-    Mesh mesh;
-    const char* pipeline = "1f1b";
-    int zero = 0;
-    bool sequence = false, overlap = false;
-    const char* recompute = "none";
-    int64_t hybrid_shard = 0;
-    Offload offload = Offload::none;
-
-    std::string text() const {
-        return fmt::format("{}, {}, ZeRO {}, sequence {}, recompute {}", mesh.text(), pipeline, zero, sequence,
-                           recompute);
-    }
-    ParallelConfig config() const {
-        ParallelConfig config;
-        config.mesh = mesh;
-        config.zero.stage = zero;
-        config.zero.hybrid_shard = hybrid_shard;
-        config.zero.offload = offload;
-        config.tensor = {sequence, overlap};
-        config.pipeline.schedule = pipeline;
-        return config;
-    }
-};
 
 struct NoisyRun {
     StepStats stats;

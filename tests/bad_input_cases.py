@@ -26,7 +26,7 @@ GENTLE = 40  # seconds, where more than one process starts
 
 def words_of(program, given, without=()):
     """The arguments: the small model's flags that `given` has not, then `given`."""
-    if program in ("compare", "schedule"):
+    if program in ("compare", "schedule", "plan"):
         return list(given)
     defaults = dict(RUN) if "--load-hf" in given else {**SHAPE, **RUN}
     if program in (FIRST, "08_3d_full"):
@@ -256,6 +256,7 @@ def layout_cases(add):
             ("08_3d_full", 8, "--tp 4 --cp 2 --sequence-parallel on --seq-len 20", "--seq-len"),
             ("08_3d_full", 2, "--tp 2 --tp-overlap on --fp8 current", "--tp-overlap"),
             ("08_3d_full", 2, "--pipeline interleaved", "--pipeline"), ("08_3d_full", 2, "--probe on", "--probe"),
+            ("08_3d_full", 2, "--probe-file p.json", "--probe-file"),
             ("08_3d_full", 2, "--offload optimizer", "--offload"), ("08_3d_full", 2, "--save-hf d", "--save-hf"),
             ("08_3d_full", 1000000, "--tp 1000000 --dry-run", "--tp"),
             ("08_3d_full", 2, "--dry-run --layers 1000000000 --pp 2 --dp 1", "--layers")):
@@ -367,6 +368,60 @@ def schedule_cases(add):
             after(odd_files, lambda folder: (folder / "my.txt").write_text(good)))
     add("schedules", "two ranks, a typo", "05_pipeline", ["--pipeline", "file:my.txt"], 'line 2, word 1 "x"',
         after(lambda folder: (folder / "my.txt").write_text("F0 B0\nx\n")), ranks=2)
+
+
+def plan_cases(add, binaries):
+    """The planner: every flag with values that are none, sizes that do not divide, and models that do not fit."""
+    cluster = {"name": "a node", "device": "H100", "nodes": 1, "gpus_per_node": 8,
+               "nvlink": {"name": "NVLink", "bytes_per_s": 3.6e11, "seconds": 1e-6},
+               "host": {"name": "PCIe", "bytes_per_s": 5e10, "seconds": 1e-5}}
+    small = ["--cluster", "my.json", "--model", "125m", "--gpus", "8", "--seq-len", "512", "--global-batch", "16",
+             "--simulations", "1"]
+
+    def bad(given, expected, without=(), **fields):
+        """The small plan, with the flags of `given` instead of its own."""
+        taken, words = {word for word in given if str(word).startswith("--")} | set(without), []
+        for flag, value in zip(small[::2], small[1::2]):
+            words += [] if flag in taken else [flag, value]
+        name = " ".join(str(word) for word in given) or "without " + " ".join(without)
+        add("plans", name[:100], "plan", words + list(given), expected,
+            after(odd_files, lambda folder: (folder / "my.json").write_text(json.dumps(cluster))), **fields)
+
+    numbers = {"INT": INTEGERS, "INT,...": [value for value in INTEGERS if value != "1,2"], "NUMBER": NUMBERS}
+    for flag, kind in flags_of(binaries, "plan").items():
+        if kind in numbers:
+            for value in numbers[kind]:
+                bad([flag, value], flag)
+        elif "|" in kind or kind.endswith(",..."):
+            for value in ("x", "", "ON", "1f1b,"):
+                bad([flag, value], flag)
+    for given, expected in (
+            ("--cluster", "--cluster"), ("--cluster nowhere.json", "--cluster nowhere.json"),
+            ("--cluster folder", "--cluster folder"), ("--cluster fifo", "--cluster fifo"),
+            ("--cluster /dev/zero", "--cluster /dev/zero"), ("--json nowhere/a.json", "--json"),
+            ("--json folder", "--json"), ("--csv fifo", "--csv"), ("--csv a --json a", ["--csv", "--json"]),
+            ("--json my.json", ["--json", "--cluster"]), ("--csv my.json", ["--csv", "--cluster"]),
+            ("--gpus 16", "--gpus 16"), ("--gpus 131073", "--gpus"),
+            ("--tp 3", ["--tp 3", "--gpus 8"]), ("--tp 2,3", ["--tp 3", "--gpus 8"]), ("--pp 5", "--pp 5"),
+            ("--dp 16", "--dp 16"), ("--tp 2 --pp 2 --cp 2 --dp 2", "no layout"),
+            ("--heads 6 --hidden 768 --kv-heads 6 --tp 4", ["tp 4", "--heads 6"]),
+            ("--micro-batch 3", "--micro-batch"), ("--pipeline interleaved --pp 1", "no layout"),
+            ("--zero 4", "--zero"), ("--recompute some", "--recompute"), ("--pipeline 2f2b", "--pipeline"),
+            ("--pipeline file:my.txt", "--pipeline"), ("--fp8 current --tp-overlap on", ["--tp-overlap", "--fp8"]),
+            ("--model 70b", ["--model 70b", "fits in no layout", "GB", "--gpus"]),
+            ("--model 7b --reserve-gb 79", ["fits in no layout", "GB"]), ("--reserve-gb 80", "--reserve-gb"),
+            ("--gpuz 8", "--gpuz"), ("125m", "125m"), ("--load-hf folder", "--load-hf")):
+        bad(given.split(), expected)
+    for without in (["--cluster"], ["--global-batch"]):
+        bad([], without, without)
+    for name, change, expected in (("no device", {"device": None}, "device"), ("a device of another kind", {"device": 8}, "device"),
+                                   ("an unknown device", {"device": "Z9"}, "Z9"), ("no nodes", {"nodes": 0}, "nodes")):
+        content = {**cluster, **change}
+        add("plans", f"a cluster with {name}", "plan", small, ["--cluster", expected],
+            after(lambda folder, content=content: (folder / "my.json").write_text(json.dumps(content))))
+    flat = {**cluster, "device": "A100"}
+    add("plans", "FP8 on a device without", "plan", [*small, "--fp8", "current"], ["--fp8 current", "A100"],
+        after(lambda folder: (folder / "my.json").write_text(json.dumps(flat))))
 
 
 # ---- data and token shards -----------------------------------------------------------------------------------------
@@ -842,6 +897,66 @@ def compare_cases(add, base):
 
 
 # ---- output paths --------------------------------------------------------------------------------------------------
+def cluster_files():
+    """(bytes, what is wrong) of files that are no cluster."""
+    good = {"name": "x", "device": {"name": "H100"}, "nodes": 2, "gpus_per_node": 8,
+            "nvlink": {"bytes_per_s": 1e11, "seconds": 0}, "rail": {"bytes_per_s": 1e10, "seconds": 0}}
+    for content, name in ((b"", "empty"), (b"[]", "a list"), (b"{}", "an object"), (b"[" * 100000, "nested"),
+                          (b'{"name": "x", "device": {"name": "\x1b"}}', "ESC"), (b'{"nodes": 1e999}', "infinite"),
+                          (b'{"name": "x", "name": "x"}', "a key twice")):
+        yield content, name
+    for path, values in (
+            ("name", ("", 7, None)), ("device", (7, [], {}, "H1000", {"name": "mine"}, None)),
+            ("nodes", (0, -1, 1.5, "2", 10**12, None)), ("gpus_per_node", (0, True, 10**6, None)),
+            ("nvlink", (7, {}, [1])), ("rail", (None, {"bytes_per_s": 1})), ("nvls", (1, "true")),
+            ("rails", (0, 1e9)), ("oversubscription", (0.5, -1)), ("cores", (0,)), ("links", ([],)),
+            ("rail.bytes_per_s", (0, -1, "1", None)), ("rail.seconds", (-1, 2, [])), ("rail.speed", (1,)),
+            ("host", ({"bytes_per_s": 0, "seconds": 1},)), ("device.peak_bf16", (0, "1")),
+            ("device.product_efficiency", (0, 1.5)), ("device.attention", ([], 7, [[1, 2]], [[2, 1, 1], [1, 1, 1]])),
+            ("device.pointwise_traffic", (7, [], {"add": 2}, {"add": [0, 1]}, {"add": [1, 0]}, {"matmul": [2, 1]})),
+            ("device.streams", (0,)), ("device.launch_s", (-1,)), ("device.peak", (1,))):
+        for value in values:
+            bad = copy.deepcopy(good)
+            *folders, key = path.split(".")
+            inner = bad[folders[0]] if folders else bad
+            inner[key] = value
+            if value is None:
+                del inner[key]
+            yield json.dumps(bad).encode(), f"{path} {'missing' if value is None else json.dumps(value)}"
+
+
+def simulate_cases(add):
+    """--simulate and its files."""
+    good = json.dumps({"name": "two", "device": "H100", "nodes": 1, "gpus_per_node": 2,
+                       "nvlink": {"bytes_per_s": 1e11, "seconds": 0}})
+    table = "op,calls,ms,floor_ms,share,gflops,gbytes_per_s\n"
+    for name, world, flags, expected in (
+            ("fewer devices", 4, "", ["--simulate c.json", "2 devices"]),
+            ("no simulated ranks", 0, "", "--simulate"),
+            ("--device-csv alone", -2, "--device-csv o.csv", "--device-csv"),
+            ("--simulate-slow alone", -2, "--simulate-slow 0:2", "--simulate-slow"),
+            ("--simulate-slow-network alone", -2, "--simulate-slow-network 0:2", "--simulate-slow-network"),
+            *((f"--simulate-slow-network {value}", 2, f"--simulate-slow-network {value}", "--simulate-slow-network")
+              for value in ("x", "1:2", "-1:2", "0:0", "0:nan", "0:2,0:3")),
+            ("--simulate-jitter alone", -2, "--simulate-jitter 0.1", "--simulate-jitter"),
+            ("no such table", 2, "--device-csv nowhere", "--device-csv nowhere"),
+            ("no table", 2, "--device-csv text.txt", "--device-csv text.txt"),
+            ("a table without ops", 2, "--device-csv o.csv", "--device-csv o.csv"),
+            ("the trace over the cluster", 2, "--trace c.json", ["--trace", "--simulate"]),
+            *((f"--simulate-slow {value}", 2, f"--simulate-slow {value}", "--simulate-slow")
+              for value in ("x", "0", "0:", ":2", "2:2", "-1:2", "0:0", "0:-1", "0:nan", "0:2,0:3", "0:2x", "0:2;1:2",
+                            "0:1e999", "99999999999999999999:2"))):
+        fake = ["--comm", "fake", "--fake-world", str(abs(world))] if world else []
+        add("--simulate", name, "08_3d_full", fake + (["--simulate", "c.json"] if world >= 0 else []) + flags.split(),
+            expected, after(lambda f: (f / "c.json").write_text(good), lambda f: (f / "o.csv").write_text(table)))
+    add("--simulate", "FP8 on a device without", "08_3d_full",
+        ["--comm", "fake", "--fake-world", "2", "--dtype", "bf16", "--fp8", "current", "--simulate", "c.json"],
+        ["--fp8 current", "A100"], after(lambda f: (f / "c.json").write_text(good.replace("H100", "A100"))))
+    for content, name in cluster_files():
+        add("--simulate", name, "08_3d_full", ["--comm", "fake", "--fake-world", "2", "--simulate", "c.json"],
+            "--simulate c.json", after(lambda f, content=content: (f / "c.json").write_bytes(content)))
+
+
 def output_cases(add, base, binaries):
     def copies(folder):
         shutil.copytree(base, folder / "hf")
@@ -902,14 +1017,7 @@ def output_cases(add, base, binaries):
         for path in ("folder", "fifo", "loop", "nowhere/x", "text.txt"):
             add("output paths", f"{program} {flag} {path}", program, ["--tables", "on", flag, path] + more, flag,
                 after(odd_files), ranks=2)
-    for content, name in ((b"", "empty"), (b"[]", "a list"), (b"{}", "an object"), (b"[" * 100000, "nested"),
-            (b'{"device": {"flops_per_s": 1}, "links": [{"name": "\x1b"}]}', "ESC"),
-                          (b'{"device": {"flops_per_s": -1}}', "negative"),
-                          (b'{"device": {"flops_per_s": 1}, "links": []}', "no links"), (b'{"device": 7}', "device 7"),
-                          (b'{"device": {"flops_per_s": 1}, "links": [7]}', "a link 7"),
-                          (b'{"device": {"flops_per_s": 1}, "links": {"a": 1}}', "an object of links"),
-                          (b'{"device": {"flops_per_s": 1}, "links": [{"bytes_per_s": "1", "seconds": 1}]}', "text"),
-                          (b'{"device": {"flops_per_s": 1e999}}', "infinite")):
+    for content, name in cluster_files():
         add("--links", name, "04_tensor_parallel", ["--tables", "on", "--links", "links.json"],
             ["--links", "links.json"],
             after(lambda f, content=content: (f / "links.json").write_bytes(content)))
@@ -1017,9 +1125,11 @@ def all_cases(binaries, above, Case):
     size_cases(add)
     layout_cases(add)
     schedule_cases(add)
+    plan_cases(add, binaries)
     data_cases(add)
     hf_cases(add, above / "save-hf")
     compare_cases(add, above / "save-reference")
+    simulate_cases(add)
     output_cases(add, above / "save-hf", binaries)
     stream_cases(add, binaries)
     if can_mount():
@@ -1028,9 +1138,9 @@ def all_cases(binaries, above, Case):
         skipped.append("full and read-only disks: this user cannot mount a tmpfs")
     fake = ["--comm", "fake", "--fake-world", "2"]
     again = [case for case in cases
-             if case.program not in (FIRST, "compare", "schedule") and case.ranks == 1 and not case.streams
+             if case.program not in (FIRST, "compare", "schedule", "plan") and case.ranks == 1 and not case.streams
              and (case.arguments[-6:-2] == fake or "--comm" not in case.arguments)
-             and "--dry-run" not in case.arguments]
+             and "--dry-run" not in case.arguments and "--simulate" not in case.arguments]
     for case in again[::12]:
         at = len(case.arguments) - 6
         arguments = case.arguments

@@ -163,12 +163,15 @@ class Run:
     def run(self, command):
         return self.runner.run(command)
 
+    def names(self, row):
+        """What an expression in this row of a table may use."""
+        return {name: getattr(self, name) for name in ("step", "steps", "summary", "peak", "ranks", "sent", "last",
+                                                       "printed", "pattern", "run")}
+
     def evaluate(self, expression, row=(), head="", column=0):
-        names = {name: getattr(self, name) for name in ("step", "steps", "summary", "peak", "ranks", "sent", "last",
-                                                        "printed", "pattern", "run")}
         try:
-            value = eval(expression, {"__builtins__": BUILTINS, **names, "row": row, "head": head, "column": column,
-                                      "command": self.command})
+            value = eval(expression, {"__builtins__": BUILTINS, **self.names(row), "row": row, "head": head,
+                                      "column": column, "command": self.command})
         except FigureError:
             raise
         except Exception as error:
@@ -343,10 +346,10 @@ class Directive:
 class Readme:
     """Figures, fences and questions of a README; what is wrong with its directives."""
 
-    def __init__(self, path):
+    def __init__(self, path, text=None):
         self.path, self.figures, self.fences, self.questions = path, [], [], []
         self.errors, self.unmarked = [], []  # [(line, message)], [(line, rows, numbers, why)]
-        text = path.read_text()
+        text = path.read_text() if text is None else text
         # ask: and measured: may name a heading or any words, outside of comments
         self.words = " ".join(re.sub(r"<!--.*?-->", "", text, flags=re.S).split())
         section = ""

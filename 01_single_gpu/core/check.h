@@ -65,6 +65,8 @@ template <class... Args>
             ::train70b::check_failed(#condition, __FILE__, __LINE__, ::train70b::describe(__VA_ARGS__)); \
     } while (0)
 
+void print_error_line(const std::string& line);  // on standard error, behind what standard output has
+
 // Opens /dev/null for each standard stream that the caller closed: the next file opened would take its place.
 void open_standard_streams();
 

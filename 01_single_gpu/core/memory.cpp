@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/recorder.h"
 #include "01_single_gpu/io/files.h"
 
 namespace train70b {
@@ -22,6 +23,7 @@ MemoryPeak MemoryPeak::above(const MemoryBytes& held) const {
 }
 
 void MemoryLedger::book(Memory kind, int64_t bytes) {
+    if (recorder) recorder->book(kind, bytes);
     const int i = static_cast<int>(kind);
     now_[i] += bytes;
     if (kind != Memory::host) total_ += bytes;
@@ -29,6 +31,11 @@ void MemoryLedger::book(Memory kind, int64_t bytes) {
     peak_.kind[i] = std::max(peak_.kind[i], now_[i]);
     peak_.total = std::max(peak_.total, total_);
     if (keep_timeline_) timeline_.push_back({now_seconds() - timeline_start_, phase_, now_});
+}
+
+void MemoryLedger::phase(std::string name) {
+    if (recorder) recorder->phase(name);
+    phase_ = std::move(name);
 }
 
 void MemoryLedger::reset_peak() { peak_ = {now_, total_}; }

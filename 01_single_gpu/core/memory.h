@@ -40,7 +40,7 @@ class MemoryLedger {
     void reset_peak();
 
     void start_timeline();  // records every booking from here on
-    void phase(std::string name) { phase_ = std::move(name); }
+    void phase(std::string name);
     const std::vector<Sample>& timeline() const { return timeline_; }
     std::string timeline_csv() const;  // event,seconds,phase,params,...,workspace,total: one line per booking
 

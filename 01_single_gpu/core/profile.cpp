@@ -2,6 +2,7 @@
 
 #include <ctime>
 
+#include "01_single_gpu/core/recorder.h"
 #include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
@@ -19,8 +20,9 @@ Profile& profile() {
     return instance;
 }
 
-Span::Span(const char* name, const char* category, double flops, double bytes)
+Span::Span(const char* name, const char* category, double flops, double bytes, const OpSizes& sizes)
     : name_(name), category_(category), flops_(flops), bytes_(bytes) {
+    if (recorder && std::string_view(category) == "op") recorder->op(name, sizes.dims, sizes.dtype, flops, bytes);
     if (!profile().on()) return;
     begin_ = now_seconds();
     cpu_begin_ = cpu_seconds();

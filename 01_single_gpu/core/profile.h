@@ -2,6 +2,7 @@
 // Profiling: each op and each phase of a step opens a span; `--bench` sums spans by name, `--trace` writes them as
 // Chrome trace events (chrome://tracing, ui.perfetto.dev). With both off, a span costs one branch.
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -46,10 +47,17 @@ class ProfileScope {
     Profile before_;
 };
 
+// The sizes by which the cost of a product or of attention is estimated (08_3d_full/plan/sequence.h).
+struct OpSizes {
+    std::initializer_list<int64_t> dims;
+    DType dtype = DType::f32;
+};
+
 class Span {
   public:
     // flops: floating-point operations; bytes: the minimum that must be read and written.
-    explicit Span(const char* name, const char* category = "op", double flops = 0, double bytes = 0);
+    explicit Span(const char* name, const char* category = "op", double flops = 0, double bytes = 0,
+                  const OpSizes& sizes = {});
     ~Span();
     void detail(const std::string& text) {
         if (begin_ >= 0) detail_ = text;

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/io/data.h"
@@ -36,25 +35,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     const Check count = integer_from(1), count0 = integer_from(0);
     const Check positive = real_number(0, kInfinity, false), positive0 = real_number(0, kInfinity);
 
-    group("Model");
-    add("--model", model_, "model preset", one_of(preset_names()));
-    add("--layers", layers_, "number of transformer blocks", integer_from(1, kMaxLayers));
-    add("--hidden", hidden_, "hidden size", count);
-    add("--heads", heads_, "number of query heads", count);
-    add("--kv-heads", kv_heads_, "number of key/value heads; must divide --heads", count);
-    add("--head-dim", head_dim_, "size of a head [default: --hidden / --heads]", count).default_text("");
-    const auto add_choice = [this](const std::string& flag, std::optional<bool>& value, const std::string& text) {
-        add_word(
-            flag, [&value](const std::string& word) { value = word == "on"; }, text + " [default: the model's]",
-            one_of({"on", "off"}))
-            .default_text("");
-    };
-    add_choice("--qkv-bias", qkv_bias_, "biases of q, k and v, as in Qwen2");
-    add_choice("--qk-norm", qk_norm_, "RMSNorm of each head of q and k, as in Qwen3");
-    add("--ffn", ffn_, "inner size of the MLP", count);
-    add("--vocab", vocab_, "vocabulary size (256 for text, whose tokens are bytes)", count);
-    add_switch("--tied-embeddings", tied_, "use the embedding's matrix for the head as well")
-        .default_text("the model's");
+    model_.add_to(*this);
     add_input("--load-hf", o.load_hf, "DIR: load shape and weights of a Hugging Face Llama, Mistral, Qwen2 or Qwen3");
     add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
     add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
@@ -202,26 +183,12 @@ void CommandLine::check_path_flags() const {
 LlamaConfig CommandLine::model_shape() const {
     const TrainOptions& o = options_;
     if (!o.load_hf.empty()) {
-        for (const char* flag : {"--model", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--qkv-bias",
-                                 "--qk-norm", "--ffn", "--vocab", "--tied-embeddings"})
+        for (const std::string& flag : ModelFlags::names())
             if (given(flag))
                 usage_error("{}: not allowed with --load-hf, because {}/config.json has the shape", flag, o.load_hf);
         return read_hf_config(o.load_hf);
     }
-    LlamaConfig model = preset(model_);
-    if (layers_) model.layers = *layers_;
-    if (hidden_) model.hidden = *hidden_;
-    if (heads_) model.heads = *heads_;
-    if (heads_ && !kv_heads_) model.kv_heads = std::gcd(model.heads, model.kv_heads);
-    if (kv_heads_) model.kv_heads = *kv_heads_;
-    if (head_dim_) model.head_size = *head_dim_;
-    if (qkv_bias_) model.qkv_bias = *qkv_bias_;
-    if (qk_norm_) model.qk_norm = *qk_norm_;
-    if (ffn_) model.ffn = *ffn_;
-    if (vocab_) model.vocab = *vocab_;
-    if (given("--tied-embeddings")) model.tied = tied_;
-    check_config(model);
-    return model;
+    return model_.shape(*this);
 }
 
 void CommandLine::check_batches(int64_t data_ranks) {
@@ -253,6 +220,12 @@ Llama::Options TrainOptions::llama() const {
 }
 
 AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }
+
+bool TrainOptions::writes_files() const {
+    for (const std::string* path : {&metrics, &trace, &memory_timeline, &prometheus, &save_hf, &save_reference})
+        if (!path->empty()) return true;
+    return false;
+}
 
 TrainOptions TrainOptions::without_files() const {
     TrainOptions o = *this;

@@ -6,6 +6,7 @@
 
 #include "01_single_gpu/io/files.h"
 #include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/io/model_flags.h"
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/lr_schedule.h"
 #include "01_single_gpu/optimizer.h"
@@ -47,7 +48,8 @@ struct TrainOptions {
     StepSizes sizes() const;
     Llama::Options llama() const;  // dtype, device, recompute, initial values
     AdamW::Hyper adamw() const;
-    Device device_kind() const;          // auto: cuda if there is one and it has kernels for dtype
+    Device device_kind() const;  // auto: cuda if there is one and it has kernels for dtype
+    bool writes_files() const;
     TrainOptions without_files() const;  // a copy without files and evaluation, for measurements
     int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }
 };
@@ -81,10 +83,7 @@ class CommandLine : public Flags {
 
     std::vector<PathFlag> path_flags_;
     TrainOptions& options_;
-    std::string model_ = "tiny";
-    std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
-    std::optional<bool> qkv_bias_, qk_norm_;
-    bool tied_ = false;
+    ModelFlags model_;
 };
 
 }  // namespace train70b

@@ -205,7 +205,9 @@ double visible_pairs(const AttentionShape& s, const DocumentStarts& documents) {
 void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                const DocumentStarts& documents) {
     check_attention(out, lse, q, k, v, shape, documents);
-    Span span("attention", "op", 4 * visible_pairs(shape, documents) * shape.head_dim, bytes_of({out, q, k, v}));
+    Span span("attention", "op", 4 * visible_pairs(shape, documents) * shape.head_dim, bytes_of({out, q, k, v}),
+              {{shape.batch, shape.query_len, shape.key_len, shape.heads, shape.kv_heads, shape.head_dim, shape.causal},
+               q.dtype()});
     DISPATCH(device_of({out, lse, q, k, v}), attention(out, lse, q, k, v, shape, documents));
 }
 
@@ -218,7 +220,9 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
     for (const Tensor& part : List{dq, dk, dv})
         CHECK(part.dtype() == q.dtype() || part.dtype() == stats_dtype(q.dtype()), "{}", name_of(part.dtype()));
     Span span("attention_backward", "op", 10 * visible_pairs(shape, documents) * shape.head_dim,
-              bytes_of({dq, dk, dv, dout, q, k, v, out}));
+              bytes_of({dq, dk, dv, dout, q, k, v, out}),
+              {{shape.batch, shape.query_len, shape.key_len, shape.heads, shape.kv_heads, shape.head_dim, shape.causal},
+               q.dtype()});
     DISPATCH(device_of({dq, dk, dv, dout, q, k, v, out, lse}),
              attention_backward(dq, dk, dv, dout, q, k, v, out, lse, shape, documents));
 }

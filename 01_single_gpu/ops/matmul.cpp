@@ -65,7 +65,7 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
     CHECK((transpose == Transpose::b ? b.cols() : b.rows()) == k, "a {} b {}", to_string(a.shape()),
           to_string(b.shape()));
     expect_rows("c", c, m, n, c.dtype());
-    Span span("matmul", "op", 2.0 * m * n * k, bytes_of({a, b, c}));
+    Span span("matmul", "op", 2.0 * m * n * k, bytes_of({a, b, c}), {{m, n, k}, a.dtype()});
     if (k == 0) return beta == 0 ? fill(c, 0) : scale(c, beta);  // a sum of nothing
     if (c.size() == 0) return;                                   // the libraries take no empty matrices
     DISPATCH(device_of({c, a, b}), matmul_into(c, a, b, transpose, beta));

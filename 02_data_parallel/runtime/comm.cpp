@@ -11,6 +11,7 @@
 #include <cmath>
 #include <utility>
 
+#include "01_single_gpu/core/recorder.h"
 #include "01_single_gpu/ops/ops.h"
 #include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/runtime/watchdog.h"
@@ -24,6 +25,7 @@ Work Comm::start(Operation operation) const {
     uint64_t& count = operation.message ? group.messages : group.collectives;
     work->label = fmt::format("{}.{} #{}{}", group.name, operation.name, ++count, operation.details);
     work->log_id = collective_log().add(work->label, operation.where);
+    if (recorder) work->recorded = recorder->call({operation, group.family, group.tag == Tag::p2p_channel});
     Group::Sums& sums = group.sums[operation.name];
     ++sums.calls;
     sums.wire_bytes += operation.wire_bytes;
@@ -150,6 +152,7 @@ Work Comm::send(Tensor x, int to, Where where) const {
                   .details = describe(x, "to", to),
                   .wire_bytes = x.bytes() * size(),
                   .tensors = {x},
+                  .to = to,
                   .run = [x, to, tag = group_->tag](Backend& peers) { return peers.exchange(x, to, {}, to, tag); },
                   .where = where});
 }
@@ -161,6 +164,7 @@ Work Comm::recv(Tensor x, int from, Where where) const {
          .message = true,
          .details = describe(x, "from", from),
          .tensors = {x},
+         .from = from,
          .run = [x, from, tag = group_->tag](Backend& peers) { return peers.exchange({}, from, x, from, tag); },
          .where = where});
 }
@@ -173,6 +177,8 @@ Work Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const
                   .details = describe(out, "to", to) + describe(in, "from", from),
                   .wire_bytes = out.bytes() * size(),
                   .tensors = {out, in},
+                  .to = to,
+                  .from = from,
                   .run = [out, to, in, from](Backend& peers) { return peers.exchange(out, to, in, from, Tag::user); },
                   .where = where});
 }
@@ -188,6 +194,9 @@ Work Comm::ring_shift(Tensor out, Tensor in, int by, Where where) const {
          .details = describe(out, "shifted to", to),
          .wire_bytes = out.bytes() * n,
          .tensors = {out, in},
+         .to = to,
+         .from = from,
+         .shift = true,
          .run = [out, to, in, from](Backend& peers) { return peers.exchange(out, to, in, from, Tag::ring_shift); },
          .where = where});
 }
@@ -204,6 +213,7 @@ std::vector<double> Comm::numbers(const std::vector<double>& mine, int64_t wire_
     start({.name = "scalar",
            .details = fmt::format(", {} numbers", mine.size()),
            .wire_bytes = wire_bytes,
+           .bytes = 8 * int64_t(mine.size()),
            .run = run,
            .where = where})
         .wait();
@@ -264,6 +274,7 @@ Comm Comm::split(const std::function<int(int)>& color_of, const std::string& nam
     group->shared = group_->shared;
     std::vector<int> colors;
     for (int i = 0; i < size(); ++i) colors.push_back(color_of(i));
+    if (recorder) group->family = recorder->split(group_->family, colors, name);
     const auto run = [&](Backend& peers) {
         group->backend = peers.split(colors);
         if (open && group->backend) open(*group->backend);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/core/recorder.h"
 #include "01_single_gpu/io/files.h"
 #include "02_data_parallel/runtime/watchdog.h"
 
@@ -23,6 +24,7 @@ void Work::wait() {
 }
 
 void Work::State::wait() {
+    if (recorder) recorder->wait(recorded);
     group->shared->queue.launch_all();
     complete();
 }
@@ -44,7 +46,9 @@ void Work::State::launch() {
     Span span(span_name.c_str(), "comm");
     span.detail(label);
     if (group->shared->queue.check() && !operation.message) check_agreement();
+    if (recorder) recorder->begin_transport();
     request = operation.run(*group->backend);
+    if (recorder) recorder->end_transport();
     operation.run = nullptr;
     if (request) {
         collective_log().set(log_id, request->on_stream() ? LogState::running : LogState::posted, request);

@@ -21,8 +21,18 @@ struct Operation {
     std::string details;          // must be equal on all ranks of a collective: number of elements, dtype, root
     int64_t wire_bytes = 0;       // the formula of comm.h before its division by N
     std::vector<Tensor> tensors;  // kept alive until the operation has completed
+    int64_t bytes = 0;            // without tensors: of this rank's numbers
+    int to = -1, from = -1;       // of a message: ranks in the group
+    bool shift = false;           // Comm::ring_shift
     std::function<RequestPtr(Backend&)> run;
     std::source_location where;
+};
+
+// A call as a Recorder (core/recorder.h) sees it.
+struct RecordedCall {
+    const Operation& operation;
+    int family;    // of groups: what Recorder::split returned; 0: the world
+    bool channel;  // of a group from Comm::p2p_channel
 };
 
 // The operations of one rank, in all its groups.
@@ -64,6 +74,7 @@ struct Comm::Group {
     std::unique_ptr<Backend> backend;
     std::string name;
     Tag tag = Tag::user;                     // of send and recv
+    int family = 0;                          // of a recording
     uint64_t collectives = 0, messages = 0;  // calls so far; only the first is equal on all ranks
     struct Sums {
         int64_t calls = 0, wire_bytes = 0;
@@ -75,8 +86,9 @@ struct Comm::Group {
 struct Work::State {
     std::shared_ptr<Comm::Group> group;
     Operation operation;
-    std::string label;    // "dp.all_reduce #17, 4096 fp32"
-    uint64_t log_id = 0;  // in the watchdog's log
+    std::string label;      // "dp.all_reduce #17, 4096 fp32"
+    uint64_t log_id = 0;    // in the watchdog's log
+    uint64_t recorded = 0;  // its number in a recording
     bool launched = false;
     RequestPtr request;  // after the launch, until the operation has completed
 

@@ -23,9 +23,9 @@ mkdir -p "$build"
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined
     -fno-sanitize-recover=all -DTRAIN70B_CUDA=0 -DTRAIN70B_SOURCE_DIR="\"$PWD\"" -Wno-unknown-pragmas -I.)
 sources_of() { sed -n 's|^// sources: ||p' "tests/fuzz/$1.cpp"; }
-for name; do # NAME's own, and core/check, which all need; once each
+for name; do # NAME's own, and core/check and core/dtype, which all need; once each
     echo "tests/fuzz/$name.cpp"
-    for source in core/check.cpp $(sources_of "$name"); do
+    for source in core/check.cpp core/dtype.cpp $(sources_of "$name"); do
         if [ -f "$source" ]; then echo "$source"; else echo "01_single_gpu/$source"; fi
     done
 done | cat - <(echo tests/fuzz/main.cpp) | sort -u |
@@ -39,7 +39,7 @@ done | cat - <(echo tests/fuzz/main.cpp) | sort -u |
 failed=0
 for name; do
     objects=("$build/tests-fuzz-main.cpp.o" "$build/tests-fuzz-$name.cpp.o")
-    for source in core/check.cpp $(sources_of "$name"); do
+    for source in core/check.cpp core/dtype.cpp $(sources_of "$name"); do
         [ -f "$source" ] || source=01_single_gpu/$source
         objects+=("$build/${source//\//-}.o")
     done

@@ -132,8 +132,8 @@ def main():
         most + remark)
 
     # What a rank sends to groups that are larger than a node: of the first stage, and of the second.
-    links = json.loads((ROOT / "04_tensor_parallel/links.json").read_text())
-    network = next(link for link in links["links"] if link["name"].startswith("InfiniBand"))
+    cluster = json.loads((ROOT / "04_tensor_parallel/links.json").read_text())
+    network = cluster["rail"]
     extent = {"tp": axes["tp"], "cp": axes["tp"] * axes["cp"], "dp": axes["tp"] * axes["cp"] * axes["dp"], "pp": WORLD}
     worst, seconds = {}, 0
     for rank in sorted({0, WORLD // axes["pp"] % WORLD}):
@@ -145,7 +145,7 @@ def main():
                 sent[axis] = sent.get(axis, 0) + count
         if sum(sent.values()) / network["bytes_per_s"] >= seconds:
             worst, seconds = sent, sum(sent.values()) / network["bytes_per_s"]
-    compute = config["model"]["flops_per_token"] * SEQ_LEN * GLOBAL_BATCH / WORLD / links["device"]["flops_per_s"]
+    compute = config["model"]["flops_per_token"] * SEQ_LEN * GLOBAL_BATCH / WORLD / cluster["device"]["flops_per_s"]
     share, axis = seconds / compute, max(worst, key=worst.get, default="")
     whole = axes["tp"] > 1 and flags.get("--sequence-parallel", "off") == "off"
     per_micro_batch = flags.get("--zero", "0") in ("2", "3")

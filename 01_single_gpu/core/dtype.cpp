@@ -1,0 +1,40 @@
+#include "01_single_gpu/core/dtype.h"
+
+namespace train70b {
+
+int64_t size_of(DType dtype) {
+    switch (dtype) {
+        case DType::f64: return 8;
+        case DType::f32:
+        case DType::i32: return 4;
+        case DType::bf16: return 2;
+        case DType::e4m3:
+        case DType::e5m2:
+        case DType::u8: return 1;
+    }
+    return 0;
+}
+
+const char* name_of(DType dtype) {
+    switch (dtype) {
+        case DType::f32: return "fp32";
+        case DType::bf16: return "bf16";
+        case DType::f64: return "fp64";
+        case DType::e4m3: return "e4m3";
+        case DType::e5m2: return "e5m2";
+        case DType::i32: return "i32";
+        case DType::u8: return "u8";
+    }
+    return "?";
+}
+
+const char* name_of(Device device) {
+    switch (device) {
+        case Device::cpu: return "cpu";
+        case Device::cuda: return "cuda";
+        case Device::meta: return "meta";
+    }
+    return "?";
+}
+
+}  // namespace train70b

@@ -1,0 +1,139 @@
+#include "08_3d_full/plan/choose.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace train70b {
+
+double states_bytes(const PlanRequest& request, const Layout& l) {
+    const double a = double(size_of(request.dtype)), g = double(size_of(request.grad_dtype));
+    const double states = request.optimizer == "adamw8bit" ? 6 : request.dtype == DType::bf16 ? 12 : 8;
+    const double shards = double(l.dp * l.cp);
+    double most = 0;
+    for (const StageSize& stage : stage_sizes(request.model, l))
+        most = std::max(most, stage.elements * (a / (l.zero == 3 ? shards : 1) + g / (l.zero >= 2 ? shards : 1) +
+                                                states / (l.zero >= 1 ? shards : 1)));
+    return most;
+}
+
+std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& l) {
+    const ParallelConfig config = config_of(request, l);
+    const Workload workload = workload_of(request, l);
+    std::pair<int64_t, MemoryPeak> largest{-1, {}};
+    int64_t last = -1;
+    for (const int64_t stage : {int64_t(0), std::min<int64_t>(1, l.pp - 1), l.pp - 1}) {
+        if (stage <= last) continue;
+        last = stage;
+        const int64_t rank = config.mesh.rank({.tp = 0, .cp = 0, .dp = 0, .pp = stage});
+        const MemoryPeak peak = memory_formula(workload, config, rank);
+        if (largest.first < 0 || peak.total > largest.second.total) largest = {rank, peak};
+    }
+    return largest;
+}
+
+namespace {
+struct Ranked {
+    double seconds;
+    Layout layout;
+    Estimate estimate;
+    bool operator<(const Ranked& other) const {  // ties: the same order everywhere
+        return std::tuple(seconds, layout) < std::tuple(other.seconds, other.layout);
+    }
+};
+}  // namespace
+
+Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t most) {
+    Enumeration all = enumerate_layouts(request);
+    Choice choice{.limit = limit, .layouts = int64_t(all.layouts.size()), .others = std::move(all.others)};
+    Estimator estimator(request, cluster);
+    std::vector<Ranked> ranked;
+    using Key = std::array<int64_t, 3>;
+    std::map<Key, LayoutGroup> groups;
+    std::map<Key, std::pair<double, Layout>> least;  // states alone, where those do not fit
+    for (const Layout& layout : all.layouts) {
+        const Key key = {layout.tp, layout.cp, layout.pp};
+        LayoutGroup& group = groups[key];
+        group.tp = layout.tp, group.cp = layout.cp, group.pp = layout.pp;
+        ++group.layouts;
+        if (const double states = states_bytes(request, layout); states > limit) {
+            auto [at, is_new] = least.try_emplace(key, states, layout);
+            const auto order = [](double bytes, const Layout& l) {
+                return std::tuple(bytes, l.micro_batch, -int(l.recompute), !l.sequence_parallel);
+            };
+            if (!is_new && order(states, layout) < order(at->second.first, at->second.second))
+                at->second = {states, layout};
+            continue;
+        }
+        const Estimate estimate = estimator(layout);
+        ranked.push_back({estimate.seconds(), layout, estimate});
+    }
+    std::sort(ranked.begin(), ranked.end());
+
+    std::map<std::string, int64_t> of_mesh;
+    for (const Ranked& each : ranked) {
+        const auto [rank, memory] = largest_rank(request, each.layout);
+        LayoutGroup& group = groups[{each.layout.tp, each.layout.cp, each.layout.pp}];
+        const Candidate candidate{each.layout, each.estimate, memory, rank};
+        if (double(memory.total) <= limit) {
+            ++group.fit, ++choice.fit;
+            if (!group.best) group.best = candidate;
+            if (int64_t(choice.best.size()) < most && ++of_mesh[each.layout.mesh()] <= kMostOfMesh)
+                choice.best.push_back(candidate);
+        } else if (!group.best && (!group.smallest || memory.total < group.smallest->memory.total)) {
+            group.smallest = candidate;
+        }
+    }
+    for (auto& [key, group] : groups) {
+        if (group.best) group.smallest.reset();
+        if (!group.best && !group.smallest) {
+            const Layout& layout = least.at(key).second;
+            const auto [rank, memory] = largest_rank(request, layout);
+            group.smallest = Candidate{layout, estimator(layout), memory, rank};
+        }
+        if (group.smallest && (!choice.smallest || group.smallest->memory.total < choice.smallest->memory.total))
+            choice.smallest = group.smallest;
+        choice.groups.push_back(std::move(group));
+    }
+    if (!choice.best.empty()) choice.smallest.reset();
+    return choice;
+}
+
+bool any_fits(const PlanRequest& request, double limit) {
+    const Enumeration all = enumerate_layouts(request);
+    return std::any_of(all.layouts.begin(), all.layouts.end(), [&](const Layout& layout) {
+        return states_bytes(request, layout) <= limit && double(largest_rank(request, layout).second.total) <= limit;
+    });
+}
+
+int64_t fewest_gpus(const PlanRequest& request, int64_t gpus_per_node, double limit) {
+    PlanRequest r = request;
+    r.dp.clear();  // the axis that grows with the number of devices
+    // What a device holds at least, if everything is sharded evenly.
+    const double each = double(size_of(r.dtype)) + double(size_of(r.grad_dtype)) + 6;
+    const double bound = each * double(r.model.parameters()) / limit;
+    constexpr int64_t kMost = 1 << 20, kMostTries = 256;
+    if (!(bound <= double(kMost))) return 0;
+    int64_t n = std::max<int64_t>(1, int64_t(std::ceil(bound)));
+    for (int tries = 0; n <= kMost && tries < kMostTries; ++tries) {
+        if (n > gpus_per_node) n = (n + gpus_per_node - 1) / gpus_per_node * gpus_per_node;
+        r.gpus = n;
+        if (any_fits(r, limit)) return n;
+        n += n < gpus_per_node ? 1 : gpus_per_node;
+    }
+    return 0;
+}
+
+std::string why_slower(const Estimate& estimate, const Estimate& best) {
+    const auto mine = parts_of(estimate), others = parts_of(best);
+    std::vector<std::pair<double, const char*>> more;
+    for (size_t i = 0; i < mine.size(); ++i)
+        more.emplace_back((mine[i].second - others[i].second) / best.seconds(), mine[i].first);
+    std::sort(more.rbegin(), more.rend());
+    std::string text;
+    for (size_t i = 0; i < 2 && (i == 0 || more[i].first >= 0.02); ++i)
+        text += fmt::format("{}{} {:+.1f}%", i > 0 ? ", " : "", more[i].second, 100 * more[i].first);
+    return text;
+}
+
+}  // namespace train70b

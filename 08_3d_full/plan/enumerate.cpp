@@ -1,0 +1,289 @@
+#include "08_3d_full/plan/enumerate.h"
+
+#include <algorithm>
+#include <map>
+
+#include "01_single_gpu/core/registry.h"
+
+namespace train70b {
+
+namespace {
+
+constexpr int64_t kMicroBatches[] = {1, 2, 4, 8};
+constexpr int64_t kMostVirtualStages = 10;
+constexpr double kMostUneven = 1.2;  // the largest stage's layers over the mean
+
+template <class T>
+bool allowed(const std::vector<T>& values, const T& value) {
+    return values.empty() || std::find(values.begin(), values.end(), value) != values.end();
+}
+
+bool dominated(const std::string& schedule) { return schedule == "naive" || schedule == "gpipe"; }
+
+// A schedule with its number of model chunks.
+struct Passes {
+    int64_t schedule, chunks;
+};
+
+class Enumerator {
+  public:
+    explicit Enumerator(const PlanRequest& request) : r_(request), c_(request.model) {}
+
+    Enumeration all() {
+        for (const int64_t tp : divisors(r_.gpus)) {
+            if (!allowed(r_.tp, tp)) continue;
+            if (const std::string why = why_not_tp(tp); !why.empty()) {
+                leave_out("tp", tp, why);
+                continue;
+            }
+            for (const int64_t cp : divisors(r_.gpus / tp)) {
+                if (!allowed(r_.cp, cp)) continue;
+                if (const std::string why = why_not_cp(cp, tp); !why.empty()) {
+                    leave_out("cp", cp, why);
+                    continue;
+                }
+                for (const int64_t pp : divisors(r_.gpus / tp / cp))
+                    if (allowed(r_.pp, pp)) mesh({.tp = tp, .cp = cp, .dp = r_.gpus / (tp * cp * pp), .pp = pp});
+            }
+        }
+        for (auto& [key, other] : others_) {
+            std::sort(other.sizes.begin(), other.sizes.end());
+            found_.others.push_back(std::move(other));
+        }
+        return std::move(found_);
+    }
+
+  private:
+    void leave_out(const std::string& what, int64_t size, const std::string& why) {
+        NotDivisible& other = others_[{what, why}];
+        other.what = what, other.why = why;
+        if (std::find(other.sizes.begin(), other.sizes.end(), size) == other.sizes.end()) other.sizes.push_back(size);
+    }
+
+    std::string why_not_tp(int64_t tp) const {
+        if (c_.heads % tp != 0) return fmt::format("--heads {} is not divisible by it", c_.heads);
+        if (c_.ffn % tp != 0) return fmt::format("--ffn {} is not divisible by it", c_.ffn);
+        if (!c_.heads_divide_by(tp))
+            return fmt::format("--kv-heads {} is not divisible by it, nor it by --kv-heads", c_.kv_heads);
+        return "";
+    }
+
+    std::string why_not_cp(int64_t cp, int64_t tp) const {
+        if (cp == 1) return "";
+        const ContextAlgorithm& algorithm = find_entry(context_algorithms(), "--cp-algorithm", r_.cp_algorithm);
+        const int64_t ulysses = algorithm.ulysses(cp, 0);
+        if (cp % ulysses != 0) return fmt::format("not divisible by {} ({})", ulysses, r_.cp_algorithm);
+        LlamaConfig part = c_;  // the heads of one tensor-parallel rank
+        part.heads /= tp;
+        part.kv_heads = std::max<int64_t>(c_.kv_heads / tp, 1);
+        if (!c_.heads_divide_by(ulysses) || !part.heads_divide_by(ulysses))
+            return fmt::format("--heads and --kv-heads of a tp rank are not divisible by it ({})", r_.cp_algorithm);
+        const ContextLayout layout{
+            .ranks = cp, .ulysses = ulysses, .chunks = algorithm.chunks, .gather = algorithm.gather};
+        if (r_.seq_len % layout.granularity() != 0)
+            return fmt::format("--seq-len {} is not divisible by {}", r_.seq_len,
+                               layout.granularity() == cp ? "it" : "twice that");
+        return "";
+    }
+
+    // All layouts of one mesh.
+    void mesh(Layout layout) {
+        if (!allowed(r_.dp, layout.dp)) return;
+        if (r_.global_batch % layout.dp != 0)
+            return leave_out("dp", layout.dp, fmt::format("--global-batch {} is not divisible by it", r_.global_batch));
+        if (layout.pp > c_.layers)
+            return leave_out("pp", layout.pp, fmt::format("more stages than --layers {}", c_.layers));
+        const std::vector<int64_t> micro_batches = micro_batch_sizes(layout.dp);
+        if (micro_batches.empty())
+            return leave_out(
+                "dp", layout.dp,
+                fmt::format("--global-batch {} over it is not divisible by --micro-batch", r_.global_batch));
+        const bool sharded = layout.dp * layout.cp > 1;
+        bool any = false;
+        for (const Passes& passes : schedules(layout.pp))
+            for (const int64_t micro_batch : micro_batches) {
+                const int64_t m = r_.global_batch / (layout.dp * micro_batch);
+                const ScheduleGenerator& generator = schedule_generators()[size_t(passes.schedule)];
+                if (!generator.problem(layout.pp, m).empty()) {
+                    leave_out(generator.name + " with pp", layout.pp, "micro-batches are too few, or not divisible");
+                    continue;
+                }
+                layout.schedule = passes.schedule, layout.virtual_stages = passes.chunks;
+                layout.micro_batch = micro_batch;
+                any = true;
+                for (int64_t zero = 0; zero <= (sharded ? 3 : 0); ++zero)
+                    if (layout.zero = zero; allowed(r_.zero, zero)) precision(layout);
+            }
+        if (!any && layout.pp > 1) leave_out("pp", layout.pp, "no schedule for these layers and micro-batches");
+    }
+
+    void precision(Layout layout) {
+        for (const std::string& level : recompute_names()) {
+            if (!allowed(r_.recompute, level)) continue;
+            layout.recompute = recompute_of(level);
+            for (const bool on : {false, true}) {
+                if (on && (layout.tp == 1 || r_.seq_len / layout.cp % layout.tp != 0 || r_.seq_len % layout.tp != 0))
+                    continue;
+                if (layout.tp > 1 && !allowed(r_.sequence_parallel, std::string(on ? "on" : "off"))) continue;
+                layout.sequence_parallel = on;
+                found_.layouts.push_back(layout);
+            }
+        }
+    }
+
+    std::vector<int64_t> micro_batch_sizes(int64_t dp) const {
+        std::vector<int64_t> sizes;
+        const auto add = [&](int64_t size) {
+            if (r_.global_batch / dp % size == 0) sizes.push_back(size);
+        };
+        if (r_.micro_batch.empty())
+            for (const int64_t size : kMicroBatches) add(size);
+        else
+            for (const int64_t size : r_.micro_batch) add(size);
+        return sizes;
+    }
+
+    std::vector<Passes> schedules(int64_t pp) const {
+        std::vector<Passes> list;
+        const std::vector<ScheduleGenerator>& all = schedule_generators();
+        for (size_t i = 0; i < all.size(); ++i) {
+            const ScheduleGenerator& generator = all[i];
+            if (r_.pipeline.empty() ? dominated(generator.name) : !allowed(r_.pipeline, generator.name)) continue;
+            if (pp == 1) {  // every schedule is 1f1b's list; one of them
+                if (generator.name == "1f1b" || (!r_.pipeline.empty() && generator.default_chunks() == 1))
+                    return {{int64_t(i), 1}};
+                continue;
+            }
+            const bool loop = generator.chunks == ScheduleGenerator::Chunks::loop;
+            const int64_t fewest = generator.default_chunks();
+            for (int64_t v = fewest; v <= (loop ? kMostVirtualStages : fewest); ++v) {
+                if (loop && !allowed(r_.virtual_stages, v)) continue;
+                if (even_enough(pp * v)) list.push_back({int64_t(i), v});
+            }
+        }
+        return list;
+    }
+
+    bool even_enough(int64_t count) const {
+        if (count > c_.layers) return false;
+        const int64_t largest = (c_.layers + count - 1) / count;
+        return double(largest * count) <= kMostUneven * double(c_.layers);
+    }
+
+    const PlanRequest& r_;
+    const LlamaConfig& c_;
+    Enumeration found_;
+    std::map<std::pair<std::string, std::string>, NotDivisible> others_;
+};
+
+}  // namespace
+
+Enumeration enumerate_layouts(const PlanRequest& request) { return Enumerator(request).all(); }
+
+std::vector<int64_t> divisors(int64_t n) {
+    std::vector<int64_t> low, high;
+    for (int64_t i = 1; i * i <= n; ++i)
+        if (n % i == 0) {
+            low.push_back(i);
+            if (i != n / i) high.push_back(n / i);
+        }
+    low.insert(low.end(), high.rbegin(), high.rend());
+    return low;
+}
+
+std::vector<int64_t> divide_layers(int64_t layers, int64_t count) {
+    if (count > layers) return {};
+    const int64_t more = layers % count, first = more <= count - 2 ? 1 : 0;
+    std::vector<int64_t> sizes(size_t(count), layers / count);
+    for (int64_t i = first; i < first + more; ++i) ++sizes[size_t(i)];
+    return sizes;
+}
+
+std::vector<StageSize> stage_sizes(const LlamaConfig& c, const Layout& l) {
+    const int64_t count = l.pp * l.virtual_stages;
+    const std::vector<int64_t> sizes = divide_layers(c.layers, count);
+    const double block = double(c.block_parameters(l.tp)), E = double(c.hidden);
+    const double vocabulary = double((c.vocab + l.tp - 1) / l.tp) * E;
+    const bool v_shape = schedule_generators()[size_t(l.schedule)].chunks == ScheduleGenerator::Chunks::v && l.pp > 1;
+    std::vector<StageSize> stages;
+    for (const int64_t rank : {int64_t(0), std::min<int64_t>(1, l.pp - 1), l.pp - 1}) {
+        StageSize stage{.rank = l.pp > 1 ? rank : 0};
+        for (int64_t chunk = 0; chunk < l.virtual_stages; ++chunk) {
+            const int64_t at = v_shape && chunk == 1 ? 2 * l.pp - 1 - rank : chunk * l.pp + rank;
+            stage.layers += sizes[size_t(at)];
+            stage.embedding = stage.embedding || at == 0;
+            stage.head = stage.head || at == count - 1;
+        }
+        stage.elements = double(stage.layers) * block + (stage.embedding || (c.tied && stage.head) ? vocabulary : 0) +
+                         (stage.head ? E + (c.tied ? 0 : vocabulary) : 0);
+        stages.push_back(stage);
+    }
+    return stages;
+}
+
+const char* name_of(Recompute level) {
+    switch (level) {
+        case Recompute::none: return "none";
+        case Recompute::pointwise: return "pointwise";
+        case Recompute::selective: return "selective";
+        case Recompute::full: return "full";
+    }
+    return "";
+}
+
+std::string Layout::mesh() const { return fmt::format("tp {} x cp {} x dp {} x pp {}", tp, cp, dp, pp); }
+
+std::string short_text(const Layout& l) {
+    std::string text = fmt::format("tp {}", l.tp);
+    if (l.cp > 1) text += fmt::format(" cp {}", l.cp);
+    text += fmt::format(" pp {} dp {} ZeRO-{}", l.pp, l.dp, l.zero);
+    if (l.pp > 1) text += " " + schedule_generators()[size_t(l.schedule)].name;
+    const bool loop = schedule_generators()[size_t(l.schedule)].chunks == ScheduleGenerator::Chunks::loop;
+    if (loop) text += fmt::format(" x{}", l.virtual_stages);
+    text += fmt::format(" mb {} {}", l.micro_batch, name_of(l.recompute));
+    return l.sequence_parallel ? text + " sp" : text;
+}
+
+ParallelConfig config_of(const PlanRequest& request, const Layout& l) {
+    ParallelConfig config;
+    config.mesh = {.tp = l.tp, .cp = l.cp, .dp = l.dp, .pp = l.pp};
+    config.zero.stage = int(l.zero);
+    config.tensor.sequence_parallel = l.sequence_parallel;
+    config.tensor.overlap = request.tp_overlap && l.tp > 1;
+    const ScheduleGenerator& generator = schedule_generators()[size_t(l.schedule)];
+    config.pipeline.schedule = generator.name;
+    if (generator.chunks == ScheduleGenerator::Chunks::loop) config.pipeline.virtual_stages = l.virtual_stages;
+    if (const int64_t count = l.pp * l.virtual_stages; request.model.layers % count != 0)
+        config.pipeline.stage_layers = divide_layers(request.model.layers, count);
+    if (l.cp > 1) config.context.algorithm = request.cp_algorithm;
+    config.fp8 = request.fp8;
+    config.optimizer = request.optimizer;
+    return config;
+}
+
+Workload workload_of(const PlanRequest& request, const Layout& l) {
+    return {.model = request.model,
+            .seq_len = request.seq_len,
+            .micro_batch = l.micro_batch,
+            .global_batch = request.global_batch,
+            .dtype = request.dtype,
+            .grad_dtype = request.grad_dtype,
+            .recompute = l.recompute};
+}
+
+std::string flags_of(const PlanRequest& request, const Layout& l) {
+    const ParallelConfig config = config_of(request, l);
+    std::string text = fmt::format("--tp {} --cp {} --dp {} --pp {} --zero {}", l.tp, l.cp, l.dp, l.pp, l.zero);
+    if (l.pp > 1) text += " --pipeline " + config.pipeline.schedule;
+    if (config.pipeline.virtual_stages > 0) text += fmt::format(" --virtual-stages {}", l.virtual_stages);
+    for (size_t i = 0; i < config.pipeline.stage_layers.size(); ++i)
+        text += fmt::format("{}{}", i == 0 ? " --stage-layers " : ",", config.pipeline.stage_layers[i]);
+    if (l.sequence_parallel) text += " --sequence-parallel on";
+    if (config.tensor.overlap) text += " --tp-overlap on";
+    if (l.cp > 1) text += " --cp-algorithm " + request.cp_algorithm;
+    if (request.fp8.recipe != "off") text += " --fp8 " + request.fp8.recipe;
+    if (request.optimizer != "adamw") text += " --optimizer " + request.optimizer;
+    return text + fmt::format(" --micro-batch {} --recompute {}", l.micro_batch, name_of(l.recompute));
+}
+
+}  // namespace train70b

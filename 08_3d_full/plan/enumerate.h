@@ -1,0 +1,77 @@
+#pragma once
+// All layouts of a model on a number of devices, and why the others are none: sizes that are not divisible.
+//
+//     gpus = tp x cp x dp x pp, where
+//         tp   divides heads, key/value heads (or is divided by them) and ffn
+//         cp   divides the sequence (zigzag: 2 cp), or the heads as well (ulysses)
+//         pp   divides the layers, or leaves stages that differ by one layer (--stage-layers)
+//         dp   divides the global batch
+//     and each of those meshes with every ZeRO stage (if there is something to shard), every schedule with its numbers
+//     of model chunks, micro-batches of 1, 2, 4 and 8 sequences, each level of recomputation, and sequence parallelism
+//     on and off (if tp > 1).
+//
+// Left out unless asked for, because another choice is better in every case: gpipe (1f1b has its bubble and holds fewer
+// micro-batches), naive.
+#include "08_3d_full/config.h"
+#include "08_3d_full/plan/workload.h"
+
+namespace train70b {
+
+// One layout; small, because there are up to a million.
+struct Layout {
+    int64_t tp = 1, cp = 1, dp = 1, pp = 1;
+    int64_t zero = 0, schedule = 0, virtual_stages = 1;  // schedule: index into schedule_generators()
+    int64_t micro_batch = 1;
+    Recompute recompute = Recompute::none;
+    bool sequence_parallel = false;
+    auto operator<=>(const Layout&) const = default;
+
+    int64_t gpus() const { return tp * cp * dp * pp; }
+    std::string mesh() const;  // "tp 8 x cp 1 x dp 2 x pp 4"
+};
+
+struct PlanRequest {
+    LlamaConfig model;
+    int64_t gpus = 1, seq_len = 4096, global_batch = 1;
+    DType dtype = DType::bf16, grad_dtype = DType::f32;
+    Fp8Options fp8{.recipe = "off"};
+    std::string optimizer = "adamw", cp_algorithm = "zigzag";
+    bool tp_overlap = false;
+    // Values to choose from; empty: all.
+    std::vector<int64_t> tp, cp, dp, pp, zero, virtual_stages, micro_batch;
+    std::vector<std::string> pipeline, recompute, sequence_parallel;
+};
+
+struct NotDivisible {
+    std::string what, why;       // "tp", "--heads 64 is not divisible by it"
+    std::vector<int64_t> sizes;  // 128, 256
+};
+struct Enumeration {
+    std::vector<Layout> layouts;
+    std::vector<NotDivisible> others;
+};
+Enumeration enumerate_layouts(const PlanRequest& request);
+
+// What a layout is to the rest of chapter 08. `stage_layers` is set where the stages differ.
+ParallelConfig config_of(const PlanRequest& request, const Layout& layout);
+Workload workload_of(const PlanRequest& request, const Layout& layout);
+// "--tp 8 --pp 4 ...": what differs from the defaults, and --micro-batch and --recompute.
+std::string flags_of(const PlanRequest& request, const Layout& layout);
+std::string short_text(const Layout& layout);  // "tp 8 · pp 4 · dp 2, ZeRO-1, interleaved x 5, ..."
+
+// The layers of each of `count` stages; where they do not divide, the first and the last, which have embedding and
+// head, have fewer. Empty: there are fewer layers than stages.
+std::vector<int64_t> divide_layers(int64_t layers, int64_t count);
+
+// What a pipeline rank holds: of the ranks that may be the slowest or the largest, the first, the second and the last.
+struct StageSize {
+    int64_t rank = 0, layers = 0;
+    bool embedding = false, head = false;
+    double elements = 0;  // parameters, of one tensor-parallel rank
+};
+std::vector<StageSize> stage_sizes(const LlamaConfig& model, const Layout& layout);
+
+std::vector<int64_t> divisors(int64_t n);  // ascending
+const char* name_of(Recompute level);
+
+}  // namespace train70b

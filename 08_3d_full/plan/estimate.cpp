@@ -1,0 +1,244 @@
+#include "08_3d_full/plan/estimate.h"
+
+#include <cmath>
+
+#include "05_pipeline/simulate.h"
+
+namespace train70b {
+
+std::array<std::pair<const char*, double>, kEstimateParts> parts_of(const Estimate& e) {
+    return {{{"compute", e.compute},
+             {"recompute", e.recompute},
+             {"exposed tp", e.tp},
+             {"exposed cp", e.cp},
+             {"exposed pp", e.pp},
+             {"exposed dp", e.dp},
+             {"bubble", e.bubble},
+             {"update", e.update}}};
+}
+
+Estimator::Estimator(const PlanRequest& request, const ClusterModel& cluster)
+    : request_(request),
+      cluster_(cluster),
+      network_(cluster, request.gpus),
+      element_(int64_t(size_of(request.dtype))) {}
+Estimator::~Estimator() = default;
+
+double Estimator::op(const std::string& name, std::vector<int64_t> shape, double flops, double bytes, DType dtype) {
+    return op_seconds(cluster_.device, {name, std::move(shape), dtype, flops, bytes});
+}
+
+double Estimator::product(int64_t m, int64_t n, int64_t k, bool fp8) {
+    const double flops = 2.0 * double(m) * double(n) * double(k);
+    const double each = fp8 ? 1 : double(element_);
+    const double bytes =
+        each * (double(m) * double(k) + double(k) * double(n)) + double(element_) * double(m) * double(n);
+    return op(fp8 ? "scaled_matmul" : "matmul", {m, n, k}, flops, bytes, fp8 ? DType::e4m3 : request_.dtype);
+}
+
+double Estimator::collective(const char* operation, double bytes, int64_t stride, int64_t count) {
+    if (count == 1 || bytes <= 0) return 0;
+    const auto key = std::tuple(std::string(operation), bytes, stride, count);
+    if (const auto found = collectives_.find(key); found != collectives_.end()) return found->second;
+    std::vector<int64_t> members;
+    for (int64_t i = 0; i < count; ++i) members.push_back(i * stride);
+    CommCall call;
+    call.operation = operation;
+    call.bytes = std::llround(bytes);
+    const double share = double(count - 1) / double(count);
+    call.wire_bytes = std::llround((call.operation == "all_reduce" ? 2 : 1) * bytes * share);
+    return collectives_[key] = network_.seconds_alone(network_.transfer(call, members, 0));
+}
+
+double Estimator::message(double bytes, int64_t to) {
+    const auto key = std::tuple(std::string("send"), bytes, to, int64_t(2));
+    if (const auto found = collectives_.find(key); found != collectives_.end()) return found->second;
+    CommCall call;
+    call.operation = "send";
+    call.bytes = call.wire_bytes = std::llround(bytes);
+    call.to = 1;
+    call.channel = true;
+    return collectives_[key] = network_.seconds_alone(network_.transfer(call, {0, to}, 0));
+}
+
+// A shift around a ring: as long as its slowest message.
+double Estimator::neighbor(double bytes, int64_t stride, int64_t count) {
+    const auto key = std::tuple(std::string("shift"), bytes, stride, count);
+    if (const auto found = collectives_.find(key); found != collectives_.end()) return found->second;
+    std::vector<int64_t> members;
+    for (int64_t i = 0; i < count; ++i) members.push_back(i * stride);
+    CommCall call;
+    call.operation = "send_recv";
+    call.bytes = call.wire_bytes = call.received = std::llround(bytes);
+    call.shift = true;
+    double slowest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        call.to = int((i + 1) % count), call.from = int((i + count - 1) % count);
+        slowest = std::max(slowest, network_.seconds_alone(network_.transfer(call, members, i)));
+    }
+    return collectives_[key] = slowest;
+}
+
+// Of a layer: 4 FLOPs per pair of tokens, head and dimension, for scores and values; backward five products instead of
+// two. A ring does it in `parts`, each with a block of the keys, and merges them.
+Estimator::Pass Estimator::attention(const Layout& l, int64_t parts) {
+    const LlamaConfig& c = request_.model;
+    const double T = double(request_.seq_len), rows = double(l.micro_batch) * T / double(l.cp), n = double(parts);
+    const double q = double(c.q_width(l.tp)), kv = double(c.kv_width(l.tp)), a = double(element_);
+    const double flops = 4 * rows * T / 2 * q / n, bytes = a * rows * (2 * q + 2 * kv);
+    // Gathered keys: all queries of the rank in one call, as efficient as a whole sequence.
+    const std::vector<int64_t> shape = {l.micro_batch,
+                                        request_.seq_len / l.cp,
+                                        request_.seq_len / parts,
+                                        c.heads / l.tp,
+                                        std::max<int64_t>(c.kv_heads / l.tp, 1),
+                                        c.head_dim(),
+                                        1};
+    const double merge = parts > 1 ? memory_bound(a * rows * 3 * q) : 0;
+    const double merge_back = parts > 1 ? memory_bound(a * rows * 3 * (q + 2 * kv)) : 0;
+    return {n * op("attention", shape, flops, bytes, request_.dtype) + (n - 1) * merge,
+            n * op("attention_backward", shape, 2.5 * flops, 2 * bytes, request_.dtype) + (n - 1) * merge_back, 0};
+}
+
+// Rows: tokens of a micro-batch on a rank. Products and attention see all rows of the tp group; with sequence
+// parallelism norms and residuals see their part.
+Estimator::Layer Estimator::layer_of(const Layout& l) {
+    const auto key = std::tuple(l.tp, l.cp, l.micro_batch, l.sequence_parallel, l.recompute);
+    if (const auto found = layers_.find(key); found != layers_.end()) return found->second;
+    const LlamaConfig& c = request_.model;
+    const bool fp8 = request_.fp8.recipe != "off";
+    const int64_t rows = l.micro_batch * request_.seq_len / l.cp, E = c.hidden, F = c.ffn / l.tp;
+    const int64_t q = c.q_width(l.tp), kv = c.kv_width(l.tp);
+    const double R = double(rows), a = double(element_), own = R / (l.sequence_parallel ? double(l.tp) : 1);
+
+    double products = 0, gradients = 0;  // Y = X W; dX and dW
+    for (const auto& [in, out] : {std::pair(E, q + 2 * kv), {q, E}, {E, 2 * F}, {F, E}}) {
+        products += product(rows, out, in, fp8);
+        gradients += product(rows, in, out, fp8) + product(out, in, rows, fp8);
+    }
+    const bool ring = l.cp > 1 && (request_.cp_algorithm == "zigzag" || request_.cp_algorithm == "ring");
+    const Pass attend = attention(l, ring ? l.cp : 1);
+    // Elements read and written: two norms, two residuals (own rows); RoPE; SwiGLU. Backward: twice.
+    const double pointwise =
+        memory_bound(a * (own * double(2 * 2 * E + 2 * 3 * E) + R * double(2 * (q + kv)) + R * double(3 * F)));
+
+    Layer layer;
+    layer.compute = {products + attend.forward + pointwise, gradients + attend.backward + 2 * pointwise, 0};
+    layer.compute.again = l.recompute == Recompute::none        ? 0
+                          : l.recompute == Recompute::pointwise ? pointwise
+                          : l.recompute == Recompute::selective ? pointwise + attend.forward
+                                                                : layer.compute.forward;
+    if (l.tp > 1) {
+        const double bytes = a * R * double(E);
+        const double pair = l.sequence_parallel ? collective("all_gather", bytes, 1, l.tp) +
+                                                      collective("reduce_scatter", bytes, 1, l.tp)
+                                                : collective("all_reduce", bytes, 1, l.tp);
+        // Sequence parallelism gathers the input of the weight gradients once more.
+        const double more = l.sequence_parallel ? 2 * collective("all_gather", bytes, 1, l.tp) : 0;
+        layer.tp = {2 * pair, 2 * pair + more, l.recompute == Recompute::full ? 2 * pair : 0};
+        if (request_.tp_overlap) {  // behind the products beside which they stand
+            layer.tp.forward = std::max(0.0, layer.tp.forward - products) + 0.25 * std::min(layer.tp.forward, products);
+            layer.tp.backward =
+                std::max(0.0, layer.tp.backward - gradients) + 0.25 * std::min(layer.tp.backward, gradients);
+        }
+    }
+    if (l.cp > 1) {  // keys and values of the others; backward their gradients as well
+        const double bytes = a * R * double(2 * kv), n = double(l.cp);
+        if (ring) {  // each shift beside one step of attention
+            const double shift = neighbor(bytes, l.tp, l.cp), back = neighbor(2 * bytes, l.tp, l.cp);
+            layer.cp = {(n - 1) * std::max(0.0, shift - attend.forward / n),
+                        (n - 1) * std::max(0.0, back - attend.backward / n), 0};
+        } else {
+            layer.cp.forward = collective("all_gather", n * bytes, l.tp, l.cp);
+            layer.cp.backward = layer.cp.forward + collective("reduce_scatter", n * bytes, l.tp, l.cp);
+        }
+        if (l.recompute >= Recompute::selective) layer.cp.again = layer.cp.forward;
+    }
+    return layers_[key] = layer;
+}
+
+// The head: its product and the loss. (The embedding is a lookup.)
+Estimator::Pass Estimator::head_of(const Layout& l) {
+    const auto key = std::tuple(l.tp, l.cp, l.micro_batch, l.sequence_parallel);
+    if (const auto found = heads_.find(key); found != heads_.end()) return found->second;
+    const LlamaConfig& c = request_.model;
+    const int64_t rows = l.micro_batch * request_.seq_len / l.cp, V = (c.vocab + l.tp - 1) / l.tp, E = c.hidden;
+    const double loss = memory_bound(double(element_) * double(rows) * double(V) * 2);
+    return heads_[key] = {product(rows, V, E, false) + loss,
+                          product(rows, E, V, false) + product(V, E, rows, false) + loss, 0};
+}
+
+double Estimator::reduction(const Layout& l, const StageSize& stage, const char* operation, double bytes_per_element) {
+    return collective(operation, stage.elements * bytes_per_element, l.tp, l.dp * l.cp);
+}
+
+double Estimator::tp_bytes_per_layer(const Layout& l) const {
+    const double bytes =
+        double(element_) * double(l.micro_batch * request_.seq_len / l.cp) * double(request_.model.hidden);
+    const double shares = double(l.tp - 1) / double(l.tp);
+    return shares * bytes * (l.sequence_parallel ? 10 : 8);
+}
+
+Estimate Estimator::operator()(const Layout& l) {
+    const Layer layer = layer_of(l);
+    const Pass head = head_of(l);
+    const double m = double(request_.global_batch) / double(l.dp * l.micro_batch), a = double(element_);
+    const double g = double(size_of(request_.grad_dtype));
+    const ScheduleGenerator& generator = schedule_generators()[size_t(l.schedule)];
+    Estimate slowest;
+    for (const StageSize& stage : stage_sizes(request_.model, l)) {
+        const double layers = double(stage.layers);
+        Estimate e;
+        const double head_s = stage.head ? head.total() : 0;
+        e.compute = m * (layers * layer.compute.total() + head_s);
+        e.recompute = m * layers * layer.compute.again;
+        e.tp = m * layers * (layer.tp.total() + layer.tp.again);
+        e.cp = m * layers * (layer.cp.total() + layer.cp.again);
+        const double forward =
+            layers * (layer.compute.forward + layer.tp.forward + layer.cp.forward) + (stage.head ? head.forward : 0);
+        const double backward = layers * (layer.compute.backward + layer.compute.again + layer.tp.backward +
+                                          layer.tp.again + layer.cp.backward + layer.cp.again) +
+                                (stage.head ? head.backward : 0);
+        // Gradients and ZeRO's parameters over dp x cp.
+        if (l.dp * l.cp > 1) {
+            const double units = layers + 1;
+            // All but the last unit's may be hidden. Collectives run one after another: beside tensor or context
+            // parallelism, what hides them is the time to that group's next call.
+            const double beside = l.tp > 1 || l.cp > 1 ? 0.25 : 1;
+            const auto behind = [&](double comm, double work) {
+                return std::max(0.0, comm - beside * work) + std::min(comm, beside * work) / units;
+            };
+            if (l.zero <= 1)
+                e.dp = behind(reduction(l, stage, l.zero == 0 ? "all_reduce" : "reduce_scatter", g), backward);
+            if (l.zero == 2) e.dp = m * behind(reduction(l, stage, "reduce_scatter", g), backward);
+            if (l.zero == 3) {
+                const double gather = reduction(l, stage, "all_gather", a);
+                e.dp =
+                    m * (behind(gather, forward) + behind(gather + reduction(l, stage, "reduce_scatter", g), backward));
+            }
+            if (l.zero == 1 || l.zero == 2) e.update += reduction(l, stage, "all_gather", a);
+        }
+        // Master weights and moments are read and written, gradients read, weights written.
+        const double owned = stage.elements / (l.zero > 0 ? double(l.dp * l.cp) : 1);
+        const double states = request_.optimizer == "adamw8bit" ? 6 : 12;
+        e.update += memory_bound(owned * (2 * states + g + a));
+        if (l.pp > 1) {
+            const double busy = e.compute + e.recompute + e.tp + e.cp;
+            const int64_t p = l.pp, v = l.virtual_stages;
+            const double share = generator.bubble({p, int64_t(m), v});
+            e.bubble = busy * share / (1 - share);
+            const double rows =
+                double(l.micro_batch * request_.seq_len / l.cp) / (l.sequence_parallel ? double(l.tp) : 1);
+            const double hop = message(a * rows * double(request_.model.hidden), l.tp * l.cp * l.dp);
+            // Each micro-batch makes a round trip; where no more are in flight than a pipeline needs, it is exposed.
+            const double filling = 2 * double(p - 1) * hop,
+                         tight = v == 1 ? m * 2 * hop * double(p - 1) / double(p) : 0;
+            const double passing = std::max(0.0, 2 * m * double(v) * hop - busy);
+            e.pp = filling + std::max(tight, passing);
+        }
+        if (e.seconds() > slowest.seconds()) slowest = e;
+    }
+    return slowest;
+}
+
+}  // namespace train70b

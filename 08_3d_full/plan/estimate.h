@@ -1,0 +1,72 @@
+#pragma once
+// The time of a step in closed form: what the planner ranks layouts by before it simulates the best of them.
+//
+//     step = max over the stages of  m (F + B)             computation, with tp and cp where they are exposed
+//          + bubble                                        the schedule's share: busy b / (1 - b)
+//          + messages                                      of the pipeline, where nothing hides them
+//          + what the reduction of gradients exceeds the backward pass that hides it by
+//          + update                                        the optimizer, and ZeRO-1's and 2's all-gather
+//
+// m: micro-batches. F, B: the forward and the backward pass of a micro-batch on a stage: every product by its shape
+// (op_seconds), every collective by its group's place in the cluster (Network), alone on its links. What this leaves
+// out, the simulation has: contention, buckets, ranks that wait for each other.
+#include <map>
+#include <memory>
+
+#include "08_3d_full/plan/enumerate.h"
+#include "08_3d_full/plan/network.h"
+
+namespace train70b {
+
+struct Estimate {
+    // Seconds of the slowest stage. Their sum is the step.
+    double compute = 0;                     // each product, attention and pointwise op once
+    double recompute = 0;                   // what the backward pass computes again
+    double tp = 0, cp = 0, pp = 0, dp = 0;  // exposed communication
+    double bubble = 0;
+    double update = 0;
+
+    double seconds() const { return compute + recompute + tp + cp + pp + dp + bubble + update; }
+};
+constexpr int kEstimateParts = 8;
+std::array<std::pair<const char*, double>, kEstimateParts> parts_of(const Estimate& estimate);
+
+class Estimator {
+  public:
+    // Both outlive this.
+    Estimator(const PlanRequest& request, const ClusterModel& cluster);
+    ~Estimator();
+    Estimate operator()(const Layout& layout);
+    // One rank's share of the bytes, on the wire, of a micro-batch in one layer's collectives over tp.
+    double tp_bytes_per_layer(const Layout& layout) const;
+
+  private:
+    struct Pass {  // seconds
+        double forward = 0, backward = 0, again = 0;
+        double total() const { return forward + backward; }
+    };
+    struct Layer {
+        Pass compute, tp, cp;
+    };
+    double op(const std::string& name, std::vector<int64_t> shape, double flops, double bytes, DType dtype);
+    double product(int64_t m, int64_t n, int64_t k, bool fp8);
+    double memory_bound(double bytes) { return op("pointwise", {}, 0, bytes, request_.dtype); }
+    // stride, count: the group's ranks are 0, stride, 2 stride, ...
+    double collective(const char* operation, double bytes, int64_t stride, int64_t count);
+    double message(double bytes, int64_t to);  // from rank 0, on a channel
+    double neighbor(double bytes, int64_t stride, int64_t count);
+    Pass attention(const Layout& layout, int64_t parts);
+    Layer layer_of(const Layout& layout);
+    Pass head_of(const Layout& layout);
+    double reduction(const Layout& layout, const StageSize& stage, const char* operation, double bytes_per_element);
+
+    const PlanRequest& request_;
+    const ClusterModel& cluster_;
+    Network network_;
+    int64_t element_;  // bytes of an activation
+    std::map<std::tuple<int64_t, int64_t, int64_t, bool, Recompute>, Layer> layers_;
+    std::map<std::tuple<int64_t, int64_t, int64_t, bool>, Pass> heads_;
+    std::map<std::tuple<std::string, double, int64_t, int64_t>, double> collectives_;
+};
+
+}  // namespace train70b

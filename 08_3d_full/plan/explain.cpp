@@ -1,0 +1,291 @@
+#include "08_3d_full/plan/explain.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace train70b {
+
+namespace {
+
+std::string human(double number) {  // 1.5e13 -> "15 T"
+    const char* units[] = {"", " k", " M", " G", " T", " P"};
+    int unit = 0;
+    while (number >= 999.5 && unit < 5) number /= 1000, ++unit;
+    return fmt::format("{:.{}f}{}", number,
+                       number < 10 && unit > 0    ? 2
+                       : number < 100 && unit > 0 ? 1
+                                                  : 0,
+                       units[unit]);
+}
+
+std::string share(double part, double of) { return fmt::format("{:.1f}%", 100 * part / of); }
+
+std::string largest_kind(const MemoryPeak& peak) {
+    const auto largest = std::max_element(peak.kind.begin(), peak.kind.begin() + kDeviceMemoryKinds);
+    return fmt::format("{} {} GB", kMemoryNames[size_t(largest - peak.kind.begin())], gigabytes(double(*largest)));
+}
+
+// The fastest layout that fits, of the groups for which `which` is true.
+template <class Which>
+const Candidate* fastest(const Choice& choice, const Which& which) {
+    const Candidate* found = nullptr;
+    for (const LayoutGroup& group : choice.groups)
+        if (group.best && which(group) && (!found || group.best->estimate.seconds() < found->estimate.seconds()))
+            found = &*group.best;
+    return found;
+}
+
+}  // namespace
+
+std::string text_of(const NotDivisible& other) {
+    std::string text = other.what;
+    for (size_t i = 0; i < other.sizes.size(); ++i) text += fmt::format("{} {}", i > 0 ? "," : "", other.sizes[i]);
+    return text + ": " + other.why;
+}
+
+std::string gigabytes(double bytes) {
+    return fmt::format("{:.{}f}", bytes / 1e9, bytes < 9.95e9 ? 2 : bytes < 999.5e9 ? 1 : 0);
+}
+
+double Prediction::tokens_per_s_per_gpu(const PlanRequest& r) const {
+    return double(r.global_batch) * double(r.seq_len) / seconds / double(r.gpus);
+}
+
+double Prediction::mfu(const PlanRequest& r, const DeviceModel& device) const {
+    return tokens_per_s_per_gpu(r) * flops_per_token(r.model, double(r.seq_len)) / device.peak_bf16;
+}
+
+Prediction estimated(const Candidate& candidate) {
+    const Estimate& e = candidate.estimate;
+    return {candidate,
+            e.seconds(),
+            false,
+            e.bubble / e.seconds(),
+            {{"tp", e.tp}, {"cp", e.cp}, {"pp", e.pp}, {"dp", e.dp}}};
+}
+
+Table best_table(const PlanRequest& request, const DeviceModel& device, const std::vector<Prediction>& best,
+                 const std::string& caption) {
+    Table table(caption, {"", Column("layout").left(), "tokens/s/GPU", "MFU", "step, s", "GB", "bubble", "tp", "cp",
+                          "pp", "dp", Column("by").left()});
+    int64_t number = 0;
+    for (const Prediction& each : best) {
+        const auto exposed = [&](const std::string& name) {
+            double seconds = 0;
+            for (const auto& [group, s] : each.exposed)
+                if (group == name) seconds += s;
+            return percent(seconds / each.seconds);
+        };
+        table.row({++number, short_text(each.candidate.layout), fixed(each.tokens_per_s_per_gpu(request), 0),
+                   percent(each.mfu(request, device)), fixed(each.seconds, 2),
+                   Cell(gigabytes(double(each.candidate.memory.total)), std::to_string(each.candidate.memory.total)),
+                   percent(each.bubble), exposed("tp"), exposed("cp"), exposed("pp"), exposed("dp"),
+                   each.simulated ? "simulation" : "estimate"});
+    }
+    return table;
+}
+
+Table groups_table(const Choice& choice, const Candidate& winner, const DeviceModel& device, size_t most_rows) {
+    Table table("why the others lost", {"tp", "cp", "pp", "layouts", "fit", "best of them", Column("why").left()});
+    std::vector<const LayoutGroup*> order;
+    for (const LayoutGroup& group : choice.groups) order.push_back(&group);
+    const auto key = [](const LayoutGroup* g) {
+        return std::tuple(!g->best, g->best ? g->best->estimate.seconds() : double(g->smallest->memory.total), g->tp,
+                          g->pp);
+    };
+    std::sort(order.begin(), order.end(), [&](const auto* a, const auto* b) { return key(a) < key(b); });
+    const double fastest_s = winner.estimate.seconds();
+    size_t rows = 0;
+    for (const LayoutGroup* g : order) {
+        if (++rows > most_rows) break;
+        if (g->best) {
+            const bool won =
+                std::tuple(g->tp, g->cp, g->pp) == std::tuple(winner.layout.tp, winner.layout.cp, winner.layout.pp);
+            table.row({g->tp, g->cp, g->pp, g->layouts, g->fit,
+                       fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s),
+                       won ? "holds the first" : why_slower(g->best->estimate, winner.estimate)});
+        } else {
+            const double total = double(g->smallest->memory.total);
+            table.row({g->tp, g->cp, g->pp, g->layouts, 0, "-",
+                       fmt::format("memory: at least {} GB, {} too much for a {} ({})", gigabytes(total),
+                                   gigabytes(total - choice.limit), device.name, largest_kind(g->smallest->memory))});
+        }
+    }
+    if (order.size() > most_rows)
+        table.note(fmt::format("({} more groups: slower still, or larger; --groups {} shows all)",
+                               order.size() - most_rows, order.size()));
+    table.note(
+        "best of them: the step of the group's fastest layout over the fastest of all, both by the estimate; why: "
+        "what it loses, in");
+    table.note("percent of the fastest step");
+    for (const NotDivisible& other : choice.others) table.note(text_of(other));
+    return table;
+}
+
+Table memory_table(const std::vector<Prediction>& best, const Choice& choice) {
+    std::vector<Column> columns = {"", "rank"};
+    columns.insert(columns.end(), kMemoryNames.begin(), kMemoryNames.begin() + kDeviceMemoryKinds);
+    columns.insert(columns.end(), {"total", "free"});
+    Table table("memory of the largest rank, GB, peaks of a step by formula", columns);
+    int64_t number = 0;
+    for (const Prediction& each : best) {
+        const MemoryPeak& peak = each.candidate.memory;
+        std::vector<Cell> cells = {++number, each.candidate.rank};
+        for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
+            cells.push_back(Cell(gigabytes(double(peak.kind[kind])), std::to_string(peak.kind[kind])));
+        cells.push_back(Cell(gigabytes(double(peak.total)), std::to_string(peak.total)));
+        cells.push_back(gigabytes(choice.limit - double(peak.total)));
+        table.row(cells);
+    }
+    return table;
+}
+
+std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel& cluster, const Choice& choice,
+                                        const Prediction& winner) {
+    std::vector<std::string> steps;
+    const Layout& w = winner.candidate.layout;
+    const LlamaConfig& c = r.model;
+    const double parameters = double(c.parameters()), gpus = double(r.gpus);
+    const double states = double(size_of(r.dtype) + size_of(r.grad_dtype)) + (r.optimizer == "adamw8bit" ? 6.03
+                                                                              : r.dtype == DType::bf16   ? 12
+                                                                                                         : 8);
+    const double all = parameters * states, best_s = winner.candidate.estimate.seconds();
+    const auto against = [&](const Candidate& other) {
+        return fmt::format("{:.2f} x the best step ({})", other.estimate.seconds() / best_s,
+                           why_slower(other.estimate, winner.candidate.estimate));
+    };
+
+    steps.push_back(fmt::format(
+        "Does it fit on one {}? {} parameters x {:.4g} bytes (weights {}, gradients {}, optimizer {:.4g}) = {} GB of "
+        "states; it has {} GB for them and for activations: {}",
+        cluster.device.name, human(parameters), states, size_of(r.dtype), size_of(r.grad_dtype),
+        states - double(size_of(r.dtype) + size_of(r.grad_dtype)), gigabytes(all), gigabytes(choice.limit),
+        all < choice.limit ? "yes, if its activations do."
+                           : fmt::format("no, {:.1f} times too large.", all / choice.limit)));
+
+    const Candidate* data = fastest(choice, [](const LayoutGroup& g) { return g.tp == 1 && g.cp == 1 && g.pp == 1; });
+    const double batch = double(r.global_batch) / gpus;
+    if (data) {
+        const bool won = w.tp == 1 && w.cp == 1 && w.pp == 1;
+        steps.push_back(fmt::format(
+            "Data parallelism alone: ZeRO-{} over {} devices holds {} GB of {} GB; {:.3g} sequences per device. {}",
+            data->layout.zero, data->layout.dp * data->layout.cp, gigabytes(double(data->memory.total)),
+            gigabytes(choice.limit), batch,
+            won ? fmt::format("No other mesh is faster; by simulation with ZeRO-{}.", w.zero)
+                : fmt::format("It takes {}.", against(*data))));
+    } else {
+        const auto group = std::find_if(choice.groups.begin(), choice.groups.end(),
+                                        [](const LayoutGroup& g) { return g.tp == 1 && g.cp == 1 && g.pp == 1; });
+        steps.push_back(
+            group == choice.groups.end()
+                ? fmt::format(
+                      "Data parallelism alone: not possible, --global-batch {} has {:.3g} sequences per device.",
+                      r.global_batch, batch)
+                : fmt::format("Data parallelism alone: even ZeRO-{} over {} devices needs {} GB ({}): {} too much.",
+                              group->smallest->layout.zero, r.gpus, gigabytes(double(group->smallest->memory.total)),
+                              largest_kind(group->smallest->memory),
+                              gigabytes(double(group->smallest->memory.total) - choice.limit)));
+    }
+
+    const Estimator estimator(r, cluster);
+    Layout full = w;
+    full.tp = std::max<int64_t>(w.tp, 2);
+    const double rows = double(w.micro_batch * r.seq_len / w.cp);
+    const Candidate* none = fastest(choice, [](const LayoutGroup& g) { return g.tp == 1; });
+    const Candidate* beyond = fastest(choice, [&](const LayoutGroup& g) { return g.tp > cluster.gpus_per_node; });
+    std::string text = fmt::format(
+        "Tensor parallelism, inside a node of {}: {} heads and {} key/value heads; {} MB per layer and micro-batch "
+        "({:.0f} tokens), none of it hidden. Chosen: tp {}",
+        cluster.gpus_per_node, c.heads, c.kv_heads, fmt::format("{:.0f}", estimator.tp_bytes_per_layer(full) / 1e6),
+        rows, w.tp);
+    if (w.tp > 1) text += fmt::format(", {} of the step", share(winner.candidate.estimate.tp, best_s));
+    if (w.tp > 1 && none) text += fmt::format("; tp 1: {}", against(*none));
+    if (w.tp > 1 && !none) text += "; tp 1 fits in no layout";
+    if (beyond) text += fmt::format("; tp {}, over nodes: {}", beyond->layout.tp, against(*beyond));
+    steps.push_back(text + ".");
+
+    const Candidate* flat = fastest(choice, [](const LayoutGroup& g) { return g.pp == 1; });
+    const int64_t m = r.global_batch / (w.dp * w.micro_batch);
+    if (w.pp > 1) {
+        const ScheduleGenerator& generator = schedule_generators()[size_t(w.schedule)];
+        text = fmt::format(
+            "Pipeline: what tp leaves are {} GB of states per model copy and tp rank. Chosen: pp {}, {}{}, {} "
+            "micro-batches; bubble {:.1f}% by formula",
+            gigabytes(all / double(w.tp)), w.pp, generator.name,
+            w.virtual_stages > 1 && generator.chunks == ScheduleGenerator::Chunks::loop
+                ? fmt::format(" with {} model chunks per rank", w.virtual_stages)
+                : "",
+            m, 100 * generator.bubble({w.pp, m, w.virtual_stages}));
+        text +=
+            flat ? fmt::format("; without a pipeline: {}.", against(*flat)) : "; without a pipeline no layout fits.";
+    } else {
+        const Candidate* some = fastest(choice, [](const LayoutGroup& g) { return g.pp > 1; });
+        text = "Pipeline: not needed";
+        text += some ? fmt::format("; the best with one: pp {}, {}.", some->layout.pp, against(*some)) : ".";
+    }
+    steps.push_back(text);
+
+    const double attention = 6.0 * double(c.layers) * double(c.q_width()) * double(r.seq_len);
+    text = fmt::format("Context parallelism: at {} tokens attention is {} of the FLOPs. Chosen: cp {}", r.seq_len,
+                       share(attention, flops_per_token(c, double(r.seq_len))), w.cp);
+    const Candidate* whole = fastest(choice, [](const LayoutGroup& g) { return g.cp == 1; });
+    const Candidate* divided = fastest(choice, [](const LayoutGroup& g) { return g.cp > 1; });
+    if (w.cp > 1) {
+        text += fmt::format(", {} of the step exposed; ", share(winner.candidate.estimate.cp, best_s));
+        text += whole ? fmt::format("cp 1: {}", against(*whole)) : "with whole sequences no layout fits";
+    } else if (divided) {
+        text += fmt::format("; the best with more: cp {}, {}", divided->layout.cp, against(*divided));
+    }
+    steps.push_back(text + ".");
+    steps.push_back(fmt::format(
+        "What is left, {} / ({} x {} x {}) = {}, is data parallelism, with ZeRO-{}: {} of the step exposed. "
+        "Micro-batches "
+        "of {} sequence{}; recomputation: {}, {} of the step{}. {} of {} GB.",
+        r.gpus, w.tp, w.cp, w.pp, w.dp, w.zero, share(winner.candidate.estimate.dp, best_s), w.micro_batch,
+        w.micro_batch == 1 ? "" : "s", name_of(w.recompute), share(winner.candidate.estimate.recompute, best_s),
+        w.sequence_parallel ? "; sequence parallelism divides the rest of the activations by tp" : "",
+        gigabytes(double(winner.candidate.memory.total)), gigabytes(choice.limit)));
+    return steps;
+}
+
+double run_checkpoint_bytes(const PlanRequest& r) {
+    return checkpoint_bytes(double(r.model.parameters()), r.optimizer == "adamw8bit" ? 6.03125 : 12);
+}
+
+Table budget_table(const PlanRequest& r, const Prediction& winner, const BudgetOptions& o) {
+    const double gpus = double(r.gpus), rate = winner.tokens_per_s_per_gpu(r) * gpus;
+    const double parameters = double(r.model.parameters()), batch = double(r.global_batch * r.seq_len);
+    Table table(fmt::format("budget: {} tokens per day at {:.0f} tokens/s; {:.4g} per GPU-hour",
+                            human(tokens_per_day(rate)), rate, o.price),
+                {Column("tokens").left(), "number", "steps", "days", "GPU-hours", "cost", "loss (Chinchilla's fit)"});
+    const auto row = [&](const std::string& name, double tokens) {
+        const RunCost cost = run_cost(tokens, rate, gpus, o.price);
+        table.row({name, Cell(human(tokens), tokens), fixed(tokens / batch, 0), fixed(cost.days, 1),
+                   Cell(human(cost.gpu_hours), cost.gpu_hours), Cell(human(cost.price), cost.price),
+                   fixed(chinchilla_loss(parameters, tokens), 3)});
+    };
+    row("20 per parameter (Chinchilla)", kTokensPerParameter * parameters);
+    row("--tokens", o.tokens);
+    const double bytes = run_checkpoint_bytes(r);
+    table.note(fmt::format("checkpoint: {} GB; its weights alone: {} GB", gigabytes(bytes),
+                           gigabytes(checkpoint_bytes(parameters, 4))));
+    const double flops = 6 * parameters * o.tokens;
+    const ModelAndTokens by_ratio = chinchilla_by_ratio(flops), by_fit = chinchilla_by_fit(flops);
+    table.note(fmt::format(
+        "the compute of --tokens, 6 N D = {:.2e} FLOPs, is optimal for {} parameters and {} tokens (20 per parameter), "
+        "or "
+        "{} and {} (the paper's fit)",
+        flops, human(by_ratio.parameters), human(by_ratio.tokens), human(by_fit.parameters), human(by_fit.tokens)));
+    const double loss = chinchilla_loss(parameters, o.tokens);
+    const double critical = o.noise_scale > 0 ? o.noise_scale : kaplan_critical_batch(loss);
+    table.note(fmt::format(
+        "critical batch: {} tokens ({}); a batch of {} takes {:.2f} times the fewest steps and {:.2f} times the fewest "
+        "tokens",
+        human(critical),
+        o.noise_scale > 0 ? "the noise scale that was measured, McCandlish et al."
+                          : fmt::format("Kaplan et al.'s fit at a loss of {:.2f}", loss),
+        human(batch), steps_factor(batch, critical), tokens_factor(batch, critical)));
+    return table;
+}
+
+}  // namespace train70b

@@ -1,0 +1,40 @@
+#pragma once
+// The planner's answer as tables and as sentences.
+#include "01_single_gpu/io/table.h"
+#include "08_3d_full/plan/budget.h"
+#include "08_3d_full/plan/choose.h"
+
+namespace train70b {
+
+// A layout with what is predicted for it.
+struct Prediction {
+    Candidate candidate;
+    double seconds = 0;                                   // of a step
+    bool simulated = false;                               // else by the estimate
+    double bubble = 0;                                    // share of the step
+    std::vector<std::pair<std::string, double>> exposed;  // seconds, by group ("tp")
+
+    double tokens_per_s_per_gpu(const PlanRequest& request) const;
+    double mfu(const PlanRequest& request, const DeviceModel& device) const;  // of the bf16 peak
+};
+Prediction estimated(const Candidate& candidate);
+
+Table best_table(const PlanRequest& request, const DeviceModel& device, const std::vector<Prediction>& best,
+                 const std::string& caption);
+Table groups_table(const Choice& choice, const Candidate& winner, const DeviceModel& device, size_t most_rows);
+Table memory_table(const std::vector<Prediction>& best, const Choice& choice);
+
+// How one gets to a layout by hand, with the numbers of this case: one line per step.
+std::vector<std::string> decision_steps(const PlanRequest& request, const ClusterModel& cluster, const Choice& choice,
+                                        const Prediction& winner);
+
+struct BudgetOptions {
+    double price = 2, tokens = 15e12, noise_scale = 0;  // noise_scale: in tokens; 0: not measured
+};
+Table budget_table(const PlanRequest& request, const Prediction& winner, const BudgetOptions& options);
+
+double run_checkpoint_bytes(const PlanRequest& request);
+std::string text_of(const NotDivisible& other);  // "tp 128, 256: --heads 64 is not divisible by it"
+std::string gigabytes(double bytes);             // "12.3"
+
+}  // namespace train70b

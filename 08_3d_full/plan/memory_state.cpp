@@ -1,0 +1,185 @@
+#include "08_3d_full/plan/memory_state.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace train70b {
+
+std::pair<int64_t, int64_t> UnitState::piece(const ParamShape& param, int64_t of_shard) const {
+    const int64_t from = of_shard * part() - param.begin;
+    return {std::clamp<int64_t>(from, 0, param.size()), std::clamp<int64_t>(from + part(), 0, param.size())};
+}
+
+// Where a parameter begins and ends, and the first shard that may have nothing else.
+std::vector<int64_t> UnitState::special_shards() const {
+    std::vector<int64_t> list;
+    for (const ParamShape& param : params)
+        for (const int64_t shard : {param.begin / part(), param.begin / part() + 1})
+            if (shard < shards) list.push_back(shard);
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    return list;
+}
+
+RankUnits::RankUnits(const Workload& w, const ParallelConfig& config, int64_t rank) {
+    const LlamaConfig& c = w.model;
+    const Mesh& mesh = config.mesh;
+    const Mesh::Coordinates at = mesh.coordinate(rank);
+    const int64_t tp = mesh.tp, all = mesh.dp * mesh.cp, E = c.hidden, F = c.ffn / tp, D = c.head_dim();
+    const int64_t shards = config.zero.hybrid_shard > 0 ? std::min(config.zero.hybrid_shard, all) : all;
+    const int64_t shard = (at.dp * mesh.cp + at.cp) % shards;
+    using Sum = ParamShape::Sum;
+    stage = stage_of(config, c, rank);
+
+    const int64_t kv_copies = tp / std::gcd(c.kv_heads, tp), q = c.q_width(tp), kv = c.kv_width(tp);
+    const Sum of_norms = tp > 1 && config.tensor.sequence_parallel ? Sum::tp : Sum::none;
+    const Sum of_heads = tp > 1 ? Sum::tp : Sum::none, of_kv = kv_copies > 1 ? Sum::kv : Sum::none;
+    const bool first = at.tp == 0, first_kv = at.tp % kv_copies == 0;
+    const auto unit = [&](std::vector<ParamShape> params) {
+        UnitState state{std::move(params), shards, shard};
+        for (ParamShape& param : state.params) {
+            param.begin = state.size;
+            state.size += param.size();
+        }
+        return state;
+    };
+    // Parts of one parameter: this rank's is number `place`.
+    const auto vector = [](int64_t size, Sum sum, bool counts, int64_t place = 0) {
+        return ParamShape{size, 1, 1, sum, counts, place * size};
+    };
+    const auto matrix = [](int64_t rows, int64_t cols, int64_t all_cols, int layer, int64_t place = 0,
+                           Sum sum = Sum::none, bool counts = true) {
+        return ParamShape{rows, cols, all_cols, sum, counts, place * rows, layer};
+    };
+    const int64_t kv_place = at.tp / kv_copies;
+    const ParamShape norm = vector(E, of_norms, first), head_norm = vector(D, of_heads, first);
+    const ParamShape kv_proj = matrix(kv, E, E, 0, kv_place, of_kv, first_kv);
+    const ParamShape kv_bias = vector(kv, of_kv, first_kv, kv_place);
+    std::vector<ParamShape> params = {norm, matrix(q, E, E, 0, at.tp), kv_proj, kv_proj};
+    if (c.qkv_bias) params.insert(params.end(), {vector(q, Sum::none, true, at.tp), kv_bias, kv_bias});
+    if (c.qk_norm) params.insert(params.end(), {head_norm, head_norm});
+    const ParamShape gate = matrix(F, E, E, 2, at.tp);
+    params.insert(params.end(), {matrix(E, q, c.q_width(), 1), norm, gate, gate, matrix(E, F, c.ffn, 3)});
+    block = unit(std::move(params));
+    for (const Chunk& chunk : stage.chunks) blocks += chunk.end_layer - chunk.first_layer;
+
+    const int64_t V = (c.vocab + tp - 1) / tp;
+    const bool two = c.tied && stage.embedding != stage.head;  // copies of a tied matrix
+    if (stage.embedding || (c.tied && stage.head))
+        embedding = unit({matrix(V, E, E, -1, at.tp, two ? Sum::tied : Sum::none, stage.embedding || !two)});
+    if (stage.head) {
+        params = {norm};
+        if (!c.tied) params.push_back(matrix(V, E, E, -1, at.tp));
+        head = unit(std::move(params));
+    }
+}
+
+namespace {
+
+// Calls body(unit, how many).
+template <class Body>
+void for_each_unit(const RankUnits& units, const Body& body) {
+    if (units.embedding) body(*units.embedding, 1);
+    body(units.block, units.blocks);
+    if (units.head) body(*units.head, 1);
+}
+
+// Blocks of 256 elements of 8-bit moments in elements [begin, end) of a parameter (07_fp8/adamw8bit.h): a rectangle of
+// all columns is one run, one of some columns a run per row.
+int64_t moment_blocks(const ParamShape& param, int64_t begin, int64_t end) {
+    constexpr int64_t kBlock = 256;
+    if (begin == end) return 0;
+    const int64_t first = param.first_row * param.cols;
+    if (param.cols == param.global_cols) return (first + end - 1) / kBlock - (first + begin) / kBlock + 1;
+    const int64_t rows = (end - 1) / param.cols - begin / param.cols + 1;
+    return rows * ((param.cols + kBlock - 2) / kBlock + 1);
+}
+
+int64_t optimizer_bytes(const UnitState& unit, const Workload& w, const ParallelConfig& config) {
+    const bool narrow = config.optimizer == "adamw8bit";
+    const int64_t wide = size_of(stats_dtype(w.dtype)), master = wide == size_of(w.dtype) ? 0 : wide;
+    int64_t bytes = 0;
+    for (const ParamShape& param : unit.params) {
+        const auto [begin, end] =
+            config.zero.stage == 0 ? std::pair<int64_t, int64_t>{0, param.size()} : unit.piece(param, unit.shard);
+        bytes += (end - begin) * (master + (narrow ? 2 : 2 * wide));
+        if (narrow) bytes += 2 * 4 * moment_blocks(param, begin, end);
+    }
+    return bytes;
+}
+
+}  // namespace
+
+// Of a unit of n elements, padded to a multiple of N shards (ZeRO's stages 1, 2, 3 shard one kind after the other):
+//     params     a n, stage 3: a n / N           a: bytes of a parameter, g: of a gradient
+//     grads      g n, stages 2 and 3: g n / N
+//     optimizer  12 of each element that this rank updates (masters and two moments in fp32; fp32 parameters: 8; 8-bit
+//                moments: 4 + 2, and two scales per 256 elements)
+//     host       offloaded: the optimizer, and a + g of its shard to work on
+StateMemory state_memory(const RankUnits& units, const Workload& w, const ParallelConfig& config) {
+    const int64_t a = size_of(w.dtype), g = size_of(w.grad_dtype);
+    const int stage = config.zero.stage;
+    StateMemory memory;
+    int64_t shards = 0;
+    for_each_unit(units, [&](const UnitState& unit, int64_t count) {
+        memory.params += count * a * (stage == 3 ? unit.part() : unit.padded());
+        memory.grads += count * g * (stage >= 2 ? unit.part() : unit.padded());
+        memory.optimizer += count * optimizer_bytes(unit, w, config);
+        shards += count * unit.part();
+    });
+    if (config.zero.offload != Offload::none) {
+        memory.host = memory.optimizer + (a + g) * shards;
+        memory.optimizer = 0;
+    }
+    if (config.zero.offload == Offload::all) memory.params = memory.grads = 0;
+    return memory;
+}
+
+// Gradients of which several ranks hold a part are summed in one message per group: of norms under sequence
+// parallelism and of the norms of the heads over tp, of k and v over the ranks with copies of a head, of a tied
+// matrix. A message of one tensor is the tensor itself.
+int64_t partial_gradient_message(const RankUnits& units, const Workload& w, const ParallelConfig& config) {
+    int64_t most = 0;
+    for (const auto group : {ParamShape::Sum::tp, ParamShape::Sum::kv, ParamShape::Sum::tied}) {
+        int64_t elements = 0, tensors = 0;
+        for_each_unit(units, [&](const UnitState& unit, int64_t count) {
+            for (const ParamShape& param : unit.params) {
+                if (param.sum != group) continue;
+                const auto [begin, end] = config.zero.stage < 2 ? std::pair<int64_t, int64_t>{0, param.size()}
+                                                                : unit.piece(param, unit.shard);
+                elements += count * (end - begin);
+                if (end > begin) tensors += count;
+            }
+        });
+        if (tensors > 1) most = std::max(most, elements * size_of(w.grad_dtype));
+    }
+    return most;
+}
+
+// ZeRO-0 sums shard by shard, so that the order of the sum is that of the other stages.
+int64_t norm_bytes(const RankUnits& units, const ParallelConfig& config) {
+    std::vector<int64_t> shards = {units.block.shard};
+    if (config.zero.stage == 0)
+        for_each_unit(units, [&](const UnitState& unit, int64_t) {
+            const std::vector<int64_t> special = unit.special_shards();
+            shards.insert(shards.end(), special.begin(), special.end());
+        });
+    int64_t most = 0;
+    for (const int64_t shard : shards) {
+        int64_t tensors = 0;
+        for_each_unit(units, [&](const UnitState& unit, int64_t count) {
+            for (const ParamShape& param : unit.params) {
+                const auto [begin, end] = unit.piece(param, shard);
+                if (param.counts && end > begin) tensors += count;
+            }
+        });
+        most = std::max(most, tensors);
+    }
+    return 8 * most;
+}
+
+StateMemory state_memory(const Workload& workload, const ParallelConfig& config, int64_t rank) {
+    return state_memory(RankUnits(workload, config, rank), workload, config);
+}
+
+}  // namespace train70b

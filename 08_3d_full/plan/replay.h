@@ -1,0 +1,71 @@
+#pragma once
+// A training step in time: a discrete-event simulation of recorded sequences on a cluster.
+//
+// With streams (a GPU) a rank has a computation stream, one communication stream for the collectives and shifts of all
+// its groups, in the order of the calls, and a stream per channel of messages. The host runs ahead of the device; it
+// waits for numbers only. A call begins when its stream has reached it on every rank that takes part. Without streams
+// (MPI) a rank does one thing at a time: collectives begin at its next wait, messages at the call, and ranks that share
+// a node's cores slow each other down.
+//
+// A transfer takes its latency, then passes its bytes through its links at the rate that max-min fairness leaves it.
+#include <functional>
+
+#include "08_3d_full/plan/network.h"
+
+namespace train70b {
+
+struct ReplayOptions {
+    std::map<int64_t, double> slow_ranks;  // rank: its ops take this many times longer
+    std::map<int, double> slow_links;      // link of Network: its bandwidth is divided by this
+    double jitter = 0;                     // relative standard deviation of every op's time
+    uint64_t seed = 1;
+    std::vector<int64_t> traced;  // ranks whose spans are kept
+    bool symmetry = true;         // false: simulates every rank, also those that do the same as another
+};
+
+struct SimulatedStep {
+    double seconds = 0;  // of the step
+    // Means over the ranks, in seconds; their sum is `seconds`: computing; the device waits for its host to launch the
+    // next op; waiting for a group's communication, by its name ("tp"), without what follows; waiting for another rank
+    // that has not arrived yet, by group ("pp": the bubble), and at the end for the last rank ("end").
+    double compute = 0, host = 0;
+    std::map<std::string, double> exposed, waiting;
+    double bubble = 0;  // share of the step: of `waiting`, what is for the pipeline's messages and for the last rank
+    struct Op {
+        double calls = 0, seconds = 0;
+    };
+    std::map<std::string, Op> ops;  // of `compute`, by op; means over the ranks
+    struct Span {
+        int64_t rank;
+        int stream;  // -1: the schedule's steps, 0: computation, 1: communication, from 2 on: messages, by channel
+        std::string name;
+        double begin, end;
+    };
+    std::vector<Span> spans;  // of the traced ranks
+    struct MemorySample {
+        int64_t rank;
+        double seconds;
+        MemoryBytes now;
+    };
+    std::vector<MemorySample> memory;  // of the traced ranks, where it changes
+    int64_t simulated_ranks = 0;       // those that stand for all
+};
+
+constexpr int64_t kMaxJitterRanks = 512;  // with jitter no two ranks do the same, and every one is simulated
+
+// Ranks of equal sequences that meet equal ranks are simulated once. Usage error if the cluster has too few devices.
+SimulatedStep simulate_step(const Recording& recording, const ClusterModel& cluster, const ReplayOptions& options = {});
+
+// What the simulation asks of a cluster.
+struct ReplayModel {
+    std::function<double(const OpCall&)> op_seconds;
+    // members: world ranks; sender: in the group.
+    std::function<Transfer(const CommCall&, const std::vector<int64_t>& members, int64_t sender)> transfer;
+    std::vector<double> links;  // bytes/s of each
+    double host_s = 0;          // least time from one launch to the next; without streams: of every op, besides its own
+    bool streams = true;
+    int64_t cores = 0, ranks_per_node = 8;  // cores of a node, which its ranks share; 0: a device each
+};
+SimulatedStep simulate_step(const Recording& recording, const ReplayModel& model, const ReplayOptions& options = {});
+
+}  // namespace train70b

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/configurations.md, or compares them with what the planner says now.
+
+    python3 docs/configurations.py [CASE ...] [--bin build/bin] [--write]
+
+CASE: 7b-8, 70b-64, ...; default: all. Without --write the exit code is 1 and the first difference is printed if a line
+of the document differs: words exactly, numbers by more than 1%. What stands between `<!-- plan: NAME -->` and
+`<!-- end of plan -->` is written by this script; the rest of the document by hand.
+"""
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs/configurations.md"
+TOLERANCE = 0.01
+# Layouts that are simulated, of each case: the planner's default, 100, takes minutes.
+SIMULATIONS = {"30b-16": 40, "405b-16384": 6}
+FEW = 20
+# Name: the flags of build/bin/plan. Batches: 4M tokens (Llama 2), 3.2M (GPT-3), 16M (Llama 3).
+CASES = {
+    "7b-8": "--model 7b --gpus 8 --cluster h100-8.json --seq-len 4096 --global-batch 1024",
+    "13b-8": "--model 13b --gpus 8 --cluster h100-8.json --seq-len 4096 --global-batch 1024",
+    "30b-16": "--model 30b --gpus 16 --cluster h100-8x8.json --seq-len 2048 --global-batch 2048",
+    "70b-64": "--model 70b --gpus 64 --cluster h100-8x8.json --seq-len 4096 --global-batch 1024",
+    "175b-256": "--model 175b --gpus 256 --cluster h100-32x8.json --seq-len 2048 --global-batch 1536",
+    "175b-512": "--model 175b --gpus 512 --cluster h100-64x8.json --seq-len 2048 --global-batch 1536",
+    "405b-16384": "--model 405b --gpus 16384 --cluster h100-16384.json --seq-len 8192 --global-batch 2048",
+    "8b-128-1m": "--model 8b --gpus 128 --cluster h100-32x8.json --seq-len 1048576 --global-batch 16",
+}
+KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace", "total"]
+COMMENT = "<!-- not measured: predicted; written by docs/configurations.py, compared by tests/08_plan_program.py -->"
+
+
+def flags_of(name):
+    return f"{CASES[name]} --simulations {SIMULATIONS.get(name, FEW)}"
+
+
+def plan(folder, name):
+    """The program's report, as JSON."""
+    with tempfile.TemporaryDirectory() as work:
+        path = pathlib.Path(work, "plan.json")
+        subprocess.run([str(folder / "plan"), *flags_of(name).split(), "--json", str(path)], check=True, cwd=ROOT,
+                       stdout=subprocess.DEVNULL)
+        return json.loads(path.read_text())
+
+
+def human(number):
+    for unit in ("", " k", " M", " G", " T"):
+        if abs(number) < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g} P"
+
+
+def gigabytes(number):
+    return f"{number / 1e9:.2f}" if number < 9.95e9 else f"{number / 1e9:.1f}"
+
+
+def table(head, rows):
+    return [COMMENT, "| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1),
+            *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def chosen(report):
+    best = report["best"][0]
+    words = [f"tp {best['tp']}"] + [f"{axis} {best[axis]}" for axis in ("cp", "pp") if best[axis] > 1]
+    words += [f"dp {best['dp']}", f"ZeRO-{best['zero']}"]
+    if best["pp"] > 1:
+        chunks = f" x {best['virtual_stages']}" if best["pipeline"] == "interleaved" else ""
+        words.append(best["pipeline"] + chunks)
+    return " · ".join(words)
+
+
+def wrapped(text, indent, width=110):
+    lines, line = [], ""
+    for word in text.split():
+        if line and len(indent + line) + len(word) + 3 > width:
+            lines.append(indent + line + " \\")
+            line = "    "
+        line += word if not line.strip() else " " + word
+    return lines + [indent + line]
+
+
+def section(name, report):
+    """A case: what was asked, the decision steps, the command."""
+    best = report["best"][0]
+    lines = [*wrapped(f"build/bin/plan {flags_of(name)}", "    "), ""]
+    lines += [f"{number}. {step}" for number, step in enumerate(report["steps"], 1)]
+    command = best["dry_run"].replace("build/bin/08_3d_full", f"mpirun -np {report['gpus']} build/bin/08_3d_full")
+    command = re.sub(r" --comm fake --fake-world \d+ --dry-run$", "", command)
+    # The world of the file's hosts: a reader adds --hostfile, --data, --steps and the checkpoint's folder.
+    lines += ["", "<!-- template: the hosts, the data and the number of steps are the reader's -->",
+              *wrapped(command, "    "), ""]
+    lines += [f"Predicted by {best['predicted_by']}: {best['tokens_per_s_per_gpu']:.0f} tokens/s per GPU, MFU "
+              f"{100 * best['mfu']:.1f}%, bubble {100 * best['bubble']:.1f}%, a step of {best['step_s']:.1f} s."]
+    return lines
+
+
+def blocks(reports):
+    """What the script writes: name of the block: its lines; a table's rows stand for one case each."""
+    def rows(make):
+        return [make(name, report) for name, report in reports.items()]
+
+    def layout(name, report):
+        best = report["best"][0]
+        return [name, chosen(report), str(best["micro_batch"]), best["recompute"],
+                "on" if best["sequence_parallel"] else "off", f"{best['tokens_per_s_per_gpu']:.0f}",
+                f"{100 * best['mfu']:.1f}%", gigabytes(best["memory"]["total"])]
+
+    def memory(name, report):
+        return [name] + [gigabytes(report["best"][0]["memory"][kind]) for kind in KINDS]
+
+    def budget(name, report):
+        days = report["budget"]
+        cells = [name, human(days["tokens_per_day"])]
+        for run in ("chinchilla", "tokens"):
+            cells += [human(days[run]["tokens"]), f"{days[run]['days']:.1f}", human(days[run]["gpu_hours"]),
+                      human(days[run]["price"])]
+        return cells + [gigabytes(days["checkpoint_bytes"])]
+
+    found = {"layouts": table(["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "tokens/s/GPU",
+                               "MFU", "GB"], rows(layout)),
+             "memory": table(["GB of the largest rank", *KINDS], rows(memory)),
+             "budget": table(["model-GPUs", "tokens per day", "20 per parameter", "days", "GPU-hours", "dollars",
+                              "the budget", "days", "GPU-hours", "dollars", "checkpoint, GB"], rows(budget))}
+    return found | {name: section(name, report) for name, report in reports.items()}
+
+
+def parse(text):
+    """The document as [(name of a block or None, lines)]."""
+    parts, name, lines = [], None, []
+    for line in text.split("\n"):
+        begin = re.match(r"^<!-- plan: (\S+) -->$", line)
+        if begin or line == "<!-- end of plan -->":
+            if begin:
+                lines.append(line)
+            parts.append((name, lines))
+            name, lines = (begin[1], []) if begin else (None, [line])
+        else:
+            lines.append(line)
+    return parts + [(name, lines)]
+
+
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
+
+
+def differ(a, b):
+    """Whether two lines differ in words, or in numbers by more than the tolerance."""
+    if NUMBER.sub("#", a) != NUMBER.sub("#", b):
+        return True
+    pairs = zip(NUMBER.findall(a), NUMBER.findall(b))
+    return any(not abs(float(x) - float(y)) <= TOLERANCE * max(abs(float(x)), abs(float(y))) + 0.11 for x, y in pairs)
+
+
+def is_row(line, names):
+    return line.startswith("|") and line[2:].split(" |")[0] in names
+
+
+def compare(name, old, new, reports):
+    """The first difference of a block, or None. Of a table: rows of the cases that were planned."""
+    if name in CASES:
+        if name not in reports:
+            return None
+    else:
+        old, new = ([line for line in lines if is_row(line, reports)] for lines in (old, new))
+    for a, b in zip(old, new):
+        if differ(a, b):
+            return f"{DOCUMENT.name}, {name}:\n- {a}\n+ {b}"
+    return None if len(old) == len(new) else f"{DOCUMENT.name}, {name}: {len(old)} lines, not {len(new)}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--bin", default="build/bin", type=pathlib.Path)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.cases if name not in CASES]
+    if unknown:
+        parser.error(f"{unknown[0]}: must be one of {', '.join(CASES)}")
+    if arguments.write and arguments.cases:
+        parser.error("--write: writes all cases (leave out their names)")
+    folder = arguments.bin.resolve()
+    if not (folder / "plan").exists():
+        parser.error(f"--bin {arguments.bin}: has no program `plan`")
+    reports = {name: plan(folder, name) for name in arguments.cases or CASES}
+    new = blocks(reports)
+    parts = parse(DOCUMENT.read_text())
+    missing = set(new) - {name for name, _ in parts}
+    if missing - set(CASES) or missing & set(reports):
+        sys.exit(f"{DOCUMENT.name}: has no block {sorted(missing)[0]}")
+    if arguments.write:
+        lines = [line for name, old in parts for line in (new[name] if name else old)]
+        DOCUMENT.write_text("\n".join(lines))
+        return
+    for name, old in parts:
+        difference = compare(name, old, new[name], reports) if name in new else None
+        if difference:
+            sys.exit(difference)
+    print(f"{len(reports)} of {len(CASES)} configurations are those of docs/configurations.md")
+
+
+if __name__ == "__main__":
+    main()

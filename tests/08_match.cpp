@@ -1,0 +1,649 @@
+// All ranks' calls matched: recordings by hand that fit, and the mistakes that do not, each named.
+#include <chrono>
+#include <set>
+
+#include "08_3d_full/plan/match.h"
+#include "tests/mistakes.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+// The line that is wrong; "" if all calls match. Both executions, by rank and by class, must agree.
+std::string wrong(const Recording& recording) {
+    const std::optional<Mismatch> by_rank = mismatch(recording, {.rank_by_rank = recording.ranks});
+    const std::optional<Mismatch> by_class = mismatch(merged(recording), {.rank_by_rank = 0});
+    EXPECT(by_rank.has_value() == by_class.has_value());
+    return by_rank ? by_rank->text : "";
+}
+void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
+    INFO(text);
+    for (const std::string& part : parts) {
+        INFO(part);
+        EXPECT(text.find(part) != text.npos);
+    }
+    EXPECT(text.size() < 1500);  // one_line() leaves it whole
+    EXPECT(text.find('\n') == text.npos);
+}
+
+// Two stages of 2 x 2 ranks, tp fastest: two micro-batches forward and backward, gradients in two buckets, the norm.
+struct Step8 {
+    static constexpr int64_t kRanks = 8;
+    ByHand hand{kRanks};
+    int tp, dp, pp, up, down;
+
+    Step8() {
+        tp = hand.family("tp", {0, 0, 1, 1, 2, 2, 3, 3});
+        dp = hand.family("dp", {0, 1, 0, 1, 2, 3, 2, 3});
+        pp = hand.family("pp", {0, 1, 2, 3, 0, 1, 2, 3});
+        up = hand.family("pp", {0, 0}, pp);
+        down = hand.family("pp", {0, 0}, pp);
+        for (int64_t rank = 0; rank < kRanks; ++rank) {
+            const bool first = rank < 4;
+            for (int64_t micro = 0; micro < 2; ++micro) {
+                hand.part(rank, {Sequence::Part::Kind::schedule_step, {Pass::forward, micro}});
+                if (!first) hand.call(rank, channel(recv(up, 32, 0, "pipeline.cpp:20")));
+                layer(rank);
+                if (first) hand.later(rank, channel(send(up, 32, 1, "pipeline.cpp:10")));
+                hand.part(rank, {Sequence::Part::Kind::schedule_step, {Pass::backward, micro}});
+                if (first) hand.call(rank, channel(recv(down, 48, 1, "pipeline.cpp:21")));
+                layer(rank);
+                if (!first) hand.later(rank, channel(send(down, 48, 0, "pipeline.cpp:11")));
+            }
+            hand.part(rank, {Sequence::Part::Kind::gradients});
+            hand.later(rank, collective(dp, "all_reduce", 1000, "zero.cpp:1"));
+            hand.later(rank, collective(dp, "all_reduce", 500, "zero.cpp:2"));
+            hand.wait(rank, dp, 2);
+            hand.wait(rank, dp, 1);
+            hand.part(rank, {Sequence::Part::Kind::update});
+            hand.call(rank, collective(0, "scalar", 1, "trainer.cpp:5"));
+            hand.call(rank, broadcast(dp, 8, 0, "trainer.cpp:7"));
+        }
+    }
+    static CommCall channel(CommCall call) {
+        call.channel = true;
+        return call;
+    }
+    void layer(int64_t rank) {
+        hand.call(rank, collective(tp, "all_gather", 64, "layer.cpp:30"));
+        hand.later(rank, ring_shift(tp, 16, int(rank % 2), 2, "layer.cpp:31"));
+        hand.wait(rank, tp);
+        hand.call(rank, collective(tp, "reduce_scatter", 64, "layer.cpp:32", "bf16"));
+    }
+
+    // The step with one rank's calls edited.
+    Recording edited(int64_t rank, const std::function<void(RankEdit&)>& edit) const {
+        Recording recording = hand.recording;
+        change(recording, rank, edit);
+        return recording;
+    }
+    static void change(Recording& recording, int64_t rank, const std::function<void(RankEdit&)>& edit) {
+        RankEdit list(recording, rank);
+        edit(list);
+        list.store(recording);
+    }
+};
+
+// The k-th call of a rank from this line.
+size_t at(const RankEdit& list, const std::string& where, size_t k = 0) {
+    const std::vector<size_t> found = list.calls([&](const CommCall& call) { return call.where == where; });
+    REQUIRE(k < found.size());
+    return found[k];
+}
+
+}  // namespace
+
+TEST_CASE("a step whose calls match") {
+    const Step8 step;
+    EXPECT(wrong(step.hand.recording) == "");
+    EXPECT(merged(step.hand.recording).sequences.size() == 2);  // one of each stage
+    const std::string text = match_text(step.hand.recording);
+    INFO(text);
+    // A rank: 4 layers of 3 calls, of them one shift, 4 messages to or from the other stage, 4 calls at the end.
+    EXPECT(
+        text ==
+        "all 8 ranks' 160 calls match: every collective on all its ranks, 48 messages at both ends; no rank waits in "
+        "a circle, with mpi or nccl");
+    EXPECT(matched(step.hand.recording) == text);
+    // An edit that edits nothing.
+    EXPECT(wrong(step.edited(3, [](RankEdit&) {})) == "");
+}
+
+TEST_CASE("a rank skips a collective") {
+    expect_parts(
+        wrong(Step8().edited(3, [](RankEdit& list) { list.drop(at(list, "layer.cpp:32", 2)); })),
+        {"group tp of 2 ranks, call 6: rank 2 calls tp.reduce_scatter #6, 64 bf16 in F1 (layer.cpp:32), but rank "
+         "3 calls tp.all_gather #6, 64 fp32 in B1 (layer.cpp:30)",
+         "(rank 3 leaves out one call)"});
+}
+
+TEST_CASE("of several mistakes, the first is named") {
+    expect_parts(wrong(Step8().edited(1,
+                                      [](RankEdit& list) {
+                                          list.items[at(list, "trainer.cpp:5")].call.bytes =
+                                              7;  // of the world: group 0
+                                          list.items[at(list, "layer.cpp:32", 1)].call.bytes = 8;
+                                          list.items[at(list, "layer.cpp:32", 2)].call.bytes = 9;
+                                      })),
+                 {"group tp of 2 ranks, call 4: rank 0 calls tp.reduce_scatter #4, 64 bf16 in B0 (layer.cpp:32), 128 "
+                  "bytes, but rank 1 calls tp.reduce_scatter #4, 64 bf16 in B0 (layer.cpp:32), 8 bytes"});
+}
+
+TEST_CASE("a rank swaps two collectives of one group") {
+    expect_parts(
+        wrong(Step8().edited(4, [](RankEdit& list) { list.exchange(at(list, "zero.cpp:1"), at(list, "zero.cpp:2")); })),
+        {"group dp of 2 ranks, call 1: rank 4 calls dp.all_reduce #1, 500 fp32 in gradients (zero.cpp:2)",
+         "but rank 6 calls dp.all_reduce #1, 1000 fp32 in gradients (zero.cpp:1)", "in the other order"});
+}
+
+TEST_CASE("a rank's bytes, dtype or root are not the others'") {
+    expect_parts(
+        wrong(Step8().edited(7, [](RankEdit& list) { list.items[at(list, "zero.cpp:2")].call.bytes = 1999; })),
+        {"group dp of 2 ranks, call 2: rank 5 calls dp.all_reduce #2, 500 fp32 in gradients (zero.cpp:2), 2000 "
+         "bytes, but rank 7 calls dp.all_reduce #2, 500 fp32 in gradients (zero.cpp:2), 1999 bytes",
+         "(all others of the group match)"});
+    expect_parts(
+        wrong(Step8().edited(
+            0, [](RankEdit& list) { list.items[at(list, "layer.cpp:30", 1)].call.details = ", 64 bf16"; })),
+        {"group tp of 2 ranks, call 3: rank 0 calls tp.all_gather #3, 64 bf16 in B0 (layer.cpp:30), but rank 1 "
+         "calls tp.all_gather #3, 64 fp32 in B0 (layer.cpp:30)"});
+    expect_parts(
+        wrong(Step8().edited(
+            3, [](RankEdit& list) { list.items[at(list, "trainer.cpp:7")].call = broadcast(2, 8, 1, "here:9"); })),
+        {"group dp of 2 ranks, call 3: rank 1 calls dp.broadcast #3, 8 fp32 from rank 0 in update "
+         "(trainer.cpp:7), but rank 3 calls dp.broadcast #3, 8 fp32 from rank 1 in update (here:9)"});
+    // In a large group the odd one out is named, beside the first of the others.
+    expect_parts(wrong(Step8().edited(
+                     6, [](RankEdit& list) { list.items[at(list, "trainer.cpp:5")].call.details = ", 2 numbers"; })),
+                 {"group world of 8 ranks, call 1: rank 0 calls world.scalar #1, 1 fp32 in update",
+                  "but rank 6 calls "
+                  "world.scalar #1, 2 numbers in update (trainer.cpp:5)"});
+}
+
+TEST_CASE("a rank calls in another group") {
+    const Step8 step;
+    expect_parts(
+        wrong(step.edited(5, [&](RankEdit& list) { list.items[at(list, "layer.cpp:30", 2)].call.family = step.dp; })),
+        {"group tp of 2 ranks, call 5: rank 4 calls tp.all_gather #5, 64 fp32 in F1 (layer.cpp:30), but rank 5 "
+         "calls tp.reduce_scatter #5, 64 bf16 in F1 (layer.cpp:32)",
+         "leaves out one call"});
+    // A group of which it is no member.
+    Step8 other;
+    const int ends = other.hand.family("ends", {0, -1, -1, -1, 0, -1, -1, -1});
+    other.hand.call(0, collective(ends, "all_reduce", 3, "tied.cpp:1"));
+    other.hand.call(4, collective(ends, "all_reduce", 3, "tied.cpp:1"));
+    EXPECT(wrong(other.hand.recording) == "");
+    other.hand.call(1, collective(ends, "all_reduce", 3, "tied.cpp:2"));
+    EXPECT(wrong(other.hand.recording) ==
+           "rank 1 calls ends.all_reduce #1, 3 fp32 in update (tied.cpp:2), but is in no such group");
+}
+
+TEST_CASE("a rank makes one more call at the end") {
+    Step8 step;
+    step.hand.call(2, collective(step.dp, "barrier", 0, "end.cpp:3"));
+    expect_parts(
+        wrong(step.hand.recording),
+        {"group dp of 2 ranks, call 4: rank 0 calls nothing more there, after dp.broadcast #3, 8 fp32 from rank "
+         "0 in update (trainer.cpp:7), but rank 2 calls dp.barrier #4",
+         "(end.cpp:3)", "(rank 2 makes one call more)"});
+    Step8 later;  // nobody waits for it
+    later.hand.later(6, collective(0, "all_reduce", 9, "end.cpp:4"));
+    expect_parts(wrong(later.hand.recording), {"group world of 8 ranks, call 2: rank 0 calls nothing more there",
+                                               "rank 6 calls world.all_reduce #2, 9 fp32 in update (end.cpp:4)"});
+}
+
+TEST_CASE("a send without a receive, a receive without a send") {
+    expect_parts(
+        wrong(Step8().edited(4, [](RankEdit& list) { list.drop(at(list, "pipeline.cpp:20", 1)); })),
+        {"rank 0 calls pp.send #2, 32 fp32 to rank 1 in F1 (pipeline.cpp:10), but rank 4 never receives it; its "
+         "last receive is pp.recv #1, 32 fp32 from rank 0 in F0 (pipeline.cpp:20)"});
+    expect_parts(
+        wrong(Step8().edited(5, [](RankEdit& list) { list.drop(at(list, "pipeline.cpp:11", 1)); })),
+        {"rank 1 calls pp.recv #2, 48 fp32 from rank 1 in B1 (pipeline.cpp:21), but rank 5 never sends it; its "
+         "last send is pp.send #1, 48 fp32 to rank 0 in B0 (pipeline.cpp:11)"});
+    Step8 only;
+    only.hand.later(7, send(only.dp, 5, 0, "extra.cpp:1"));
+    EXPECT(wrong(only.hand.recording) ==
+           "rank 7 calls dp.send #1, 5 fp32 to rank 0 in update (extra.cpp:1), but rank 5 never receives it");
+    only.hand.later(5, recv(only.dp, 5, 1, "extra.cpp:2"));
+    EXPECT(wrong(only.hand.recording) == "");
+    // Not what a channel, or a ring shift, sends.
+    Step8 kinds;
+    kinds.hand.later(7, Step8::channel(send(kinds.dp, 5, 0, "extra.cpp:1")));
+    kinds.hand.later(5, recv(kinds.dp, 5, 1, "extra.cpp:2"));
+    expect_parts(wrong(kinds.hand.recording),
+                 {"rank 5 calls dp.recv #1, 5 fp32 from rank 1", "but rank 7 never sends it"});
+    Step8 nobody;
+    nobody.hand.later(7, send(nobody.dp, 5, 2, "extra.cpp:1"));
+    expect_parts(wrong(nobody.hand.recording),
+                 {"rank 7 calls dp.send #1, 5 fp32 to rank 2", "has no rank 2: it has 2"});
+}
+
+TEST_CASE("a receive of another length; two sends in the other order") {
+    expect_parts(
+        wrong(Step8().edited(0, [](RankEdit& list) { list.items[at(list, "pipeline.cpp:21", 1)].call.bytes = 96; })),
+        {"message 2 from rank 4 to rank 0: rank 4 sends 192 bytes with pp.send #2, 48 fp32 to rank 0 in B1 "
+         "(pipeline.cpp:11), but rank 0 receives 96 with pp.recv #2, 48 fp32 from rank 1 in B1 "
+         "(pipeline.cpp:21)"});
+    Step8 step;  // as 16 bf16 numbers of the same bytes
+    step.hand.later(7, send(step.dp, 8, 0, "extra.cpp:1"));
+    CommCall other = recv(step.dp, 8, 1, "extra.cpp:2");
+    other.details = ", 16 bf16 from rank 1";
+    step.hand.later(5, other);
+    expect_parts(wrong(step.hand.recording), {"sends 32 bytes with dp.send #1, 8 fp32", "16 bf16"});
+
+    Step8 two;
+    for (const int64_t elements : {5, 6}) {
+        two.hand.later(7, send(two.dp, 11 - elements, 0, fmt::format("extra.cpp:{}", elements)));
+        two.hand.later(5, recv(two.dp, elements, 1, "extra.cpp:9"));
+    }
+    expect_parts(wrong(two.hand.recording),
+                 {"message 1 from rank 7 to rank 5: rank 7 sends 24 bytes with dp.send #1, 6 fp32 to rank 0 in update "
+                  "(extra.cpp:5), but rank 5 receives 20 with dp.recv #1, 5 fp32 from rank 1 in update (extra.cpp:9)"});
+}
+
+TEST_CASE("a ring shift that one rank leaves out, or that goes the other way") {
+    expect_parts(wrong(Step8().edited(2, [](RankEdit& list) { list.drop(at(list, "layer.cpp:31", 3)); })),
+                 {"rank 3 calls tp.send_recv #4, 16 fp32 shifted in B1 (layer.cpp:31), but rank 2 never"});
+    ByHand ring(4);
+    for (int rank = 0; rank < 4; ++rank) ring.call(rank, ring_shift(0, 8, rank, 4, "ring.cpp:1"));
+    EXPECT(wrong(ring.recording) == "");
+    EXPECT(merged(ring.recording).sequences.size() == 1);
+    Recording backwards = ring.recording;
+    Step8::change(backwards, 2, [](RankEdit& list) { std::swap(list.items[0].call.to, list.items[0].call.from); });
+    expect_parts(wrong(backwards), {"rank 1 calls world.send_recv #1", "but rank 2 never receives it"});
+}
+
+TEST_CASE("splits: one order of all families on every rank") {
+    const auto split = [](int parent, const std::string& into) {
+        return CommCall{.family = parent, .operation = "split", .details = " into " + into, .where = "mesh.cpp:1"};
+    };
+    ByHand hand(4);
+    const int rows = hand.family("rows", {0, 0, 1, 1});
+    hand.family("columns", {0, 1, 0, 1});
+    hand.family("pair", {0, 0}, rows);
+    for (int64_t rank = 0; rank < 4; ++rank) {
+        hand.call(rank, split(0, "rows"));
+        hand.call(rank, split(0, "columns"));
+        hand.call(rank, split(rows, "pair"));
+    }
+    EXPECT(wrong(hand.recording) == "");
+    // In its group every rank makes the same splits; but rank 2 and 3 make the third before the second.
+    Recording other = hand.recording;
+    for (const int64_t rank : {2, 3}) Step8::change(other, rank, [](RankEdit& list) { list.exchange(2, 4); });
+    EXPECT(wrong(other) ==
+           "rank 2 calls rows.split #1 into pair in setup (mesh.cpp:1), but the split into columns comes first");
+}
+
+TEST_CASE("a wait for a call that has not been made") {
+    ByHand hand(2);
+    hand.wait(1, 0);
+    EXPECT(wrong(hand.recording) == "rank 1 waits in setup for a call that it has not made");
+}
+
+// ---- circles --------------------------------------------------------------------------------------------------------
+
+TEST_CASE("collectives of two groups in the other order: a circle of two") {
+    ByHand hand(2);
+    const int other = hand.family("other", {0, 0});
+    hand.call(0, collective(0, "all_reduce", 4, "a.cpp:1"));
+    hand.call(0, collective(other, "all_gather", 8, "a.cpp:2"));
+    hand.call(1, collective(other, "all_gather", 8, "b.cpp:1"));
+    hand.call(1, collective(0, "all_reduce", 4, "b.cpp:2"));
+    EXPECT(wrong(hand.recording) ==
+           "these ranks wait for one another, where collectives begin at the next wait (mpi): rank 0 waits in "
+           "world.all_reduce #1, 4 fp32 in setup (a.cpp:1) for rank 1; rank 1 waits in other.all_gather #1, 8 fp32 in "
+           "setup (b.cpp:1) for rank 0");
+}
+
+TEST_CASE("collectives of two groups in the other order on two of four ranks: a circle of four, or none") {
+    const Step8 step;
+    const CommCall extra = collective(step.tp, "all_gather", 7, "extra.cpp:1");
+    const auto before = [&](RankEdit& list) { list.insert(at(list, "zero.cpp:1") - 1, extra); };
+    const auto behind = [&](RankEdit& list) { list.insert(at(list, "zero.cpp:2") + 2, extra); };
+    const auto with_behind = [&](const std::vector<int64_t>& ranks) {
+        Recording recording = step.hand.recording;
+        for (int64_t rank = 0; rank < 4; ++rank) {
+            if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end())
+                Step8::change(recording, rank, behind);
+            else
+                Step8::change(recording, rank, before);
+        }
+        return wrong(recording);
+    };
+    EXPECT(with_behind({}) == "");
+    EXPECT(with_behind({0}) == "");     // the rank comes late, but all others go on
+    EXPECT(with_behind({0, 1}) == "");  // the whole group
+    EXPECT(with_behind({0, 2}) == "");
+    // tp {0, 1} and {2, 3}, dp {0, 2} and {1, 3}
+    expect_parts(with_behind({0, 3}),
+                 {"rank 0 waits in dp.all_reduce #1, 1000 fp32 in gradients (zero.cpp:1) for rank 2",
+                  "rank 2 waits in tp.all_gather #9, 7 fp32 in B1 (extra.cpp:1) for rank 3",
+                  "rank 3 waits in dp.all_reduce #1, 1000 fp32 in gradients (zero.cpp:1) for rank 1",
+                  "rank 1 waits in tp.all_gather #9, 7 fp32 in B1 (extra.cpp:1) for rank 0"});
+}
+
+TEST_CASE("messages: both receive before they send; a send that the receiver posts too late") {
+    ByHand hand(2);
+    for (const int rank : {0, 1}) {
+        hand.call(rank, recv(0, 4, 1 - rank, "a.cpp:1"));
+        hand.call(rank, send(0, 4, 1 - rank, "a.cpp:2"));
+    }
+    expect_parts(wrong(hand.recording),
+                 {"rank 0 waits in world.recv #1, 4 fp32 from rank 1 in setup (a.cpp:1) for rank 1; "
+                  "rank 1 waits in world.recv #1, 4 fp32 from rank 0 in setup (a.cpp:1) for rank 0"});
+    ByHand posted(2);  // at the calls
+    for (const int rank : {0, 1}) {
+        posted.later(rank, recv(0, 4, 1 - rank, "a.cpp:1"));
+        posted.call(rank, send(0, 4, 1 - rank, "a.cpp:2"));
+        posted.wait(rank, 0, 2);
+    }
+    EXPECT(wrong(posted.recording) == "");
+    ByHand sends(2);  // large messages are not buffered
+    for (const int rank : {0, 1}) {
+        sends.call(rank, send(0, 4, 1 - rank, "a.cpp:1"));
+        sends.call(rank, recv(0, 4, 1 - rank, "a.cpp:2"));
+    }
+    expect_parts(wrong(sends.recording), {"rank 0 waits in world.send #1", "(a.cpp:1) for rank 1; rank 1 waits"});
+    ByHand polled(2);  // and the pipeline waits for its sends before the gradients' reduction
+    polled.later(0, send(0, 4, 1, "a.cpp:1"));
+    for (const int rank : {0, 1}) {
+        polled.part(rank, {Sequence::Part::Kind::gradients});
+        polled.call(rank, collective(0, "all_reduce", 4, "a.cpp:3"));
+    }
+    polled.call(1, recv(0, 4, 0, "a.cpp:2"));
+    expect_parts(wrong(polled.recording), {"rank 0 waits in world.send #1",
+                                           "(a.cpp:1) for rank 1; rank 1 waits in "
+                                           "world.all_reduce #1, 4 fp32 in gradients (a.cpp:3) for rank 0"});
+}
+
+TEST_CASE("ranks of one sequence that are in different places of it") {
+    ByHand hand(3);  // rank 2 sends to rank 0 before the barrier, to rank 1 behind it
+    for (const int rank : {0, 1}) {
+        hand.call(rank, recv(0, 4, 2, "a.cpp:1"));
+        hand.call(rank, collective(0, "barrier", 0, "a.cpp:2"));
+    }
+    hand.later(2, send(0, 4, 0, "b.cpp:1"));
+    hand.call(2, collective(0, "barrier", 0, "b.cpp:2"));
+    hand.later(2, send(0, 4, 1, "b.cpp:3"));
+    EXPECT(merged(hand.recording).sequences.size() == 2);
+    expect_parts(wrong(hand.recording),
+                 {"rank 1 waits in world.recv #1, 4 fp32 from rank 2 in setup (a.cpp:1) for rank 2",
+                  "rank 2 waits in world.barrier #1, 0 fp32 in setup (b.cpp:2) for rank 1"});
+}
+
+TEST_CASE("a circle only where collectives begin at waits, and one only on streams") {
+    ByHand waits(2);
+    waits.later(0, collective(0, "all_reduce", 4, "a.cpp:1"));
+    waits.call(0, recv(0, 4, 1, "a.cpp:2"));
+    waits.call(0, send(0, 4, 1, "a.cpp:3"));
+    waits.wait(0, 0, 3);
+    waits.call(1, send(0, 4, 0, "b.cpp:1"));
+    waits.call(1, recv(0, 4, 0, "b.cpp:2"));
+    waits.call(1, collective(0, "all_reduce", 4, "b.cpp:3"));
+    expect_parts(wrong(waits.recording),
+                 {"(mpi): rank 0 waits in world.all_reduce #1, 4 fp32 in setup (a.cpp:1) for rank 1; rank 1 waits in "
+                  "world.recv #2, 4 fp32 from rank 0 in setup (b.cpp:2) for rank 0"});
+    ByHand streams(2);
+    for (const int rank : {0, 1}) {
+        const CommCall shift = ring_shift(0, 4, rank, 2, fmt::format("shift.cpp:{}", rank));
+        const CommCall gather = collective(0, "all_gather", 4, fmt::format("gather.cpp:{}", rank));
+        streams.later(rank, rank == 0 ? shift : gather);
+        streams.later(rank, rank == 0 ? gather : shift);
+        streams.wait(rank, 0, 2);
+        streams.wait(rank, 0, 1);
+    }
+    expect_parts(
+        wrong(streams.recording),
+        {"(nccl): rank 0 waits in world.send_recv #1, 4 fp32 shifted in setup (shift.cpp:0) for rank 1; rank 1 "
+         "waits in world.all_gather #1, 4 fp32 in setup (gather.cpp:1) for rank 0"});
+}
+
+// ---- random programs ------------------------------------------------------------------------------------------------
+
+namespace {
+
+// A few ranks make collectives, messages and shifts in random groups, some waited for later: all in one order of the
+// whole, so that they match.
+Recording random_program(Draws& draws) {
+    const int64_t ranks = 2 + draws.below(5);
+    ByHand hand(ranks);
+    for (int i = 0; i < 3; ++i) {
+        std::vector<int> colors;
+        for (int64_t rank = 0; rank < ranks; ++rank) colors.push_back(int(draws.below(3)) - (draws.below(4) == 0));
+        hand.family(fmt::format("g{}", i), colors);
+    }
+    const GroupTable groups(hand.recording);
+    std::vector<std::map<int, std::vector<int64_t>>> open(static_cast<size_t>(ranks));  // families: calls to wait for
+    std::vector<std::map<int, int64_t>> made(static_cast<size_t>(ranks));
+    const auto call = [&](int64_t rank, const CommCall& each) {
+        hand.later(rank, each);
+        open[size_t(rank)][each.family].push_back(++made[size_t(rank)][each.family]);
+    };
+    const auto wait = [&](int64_t rank, int family) {
+        std::vector<int64_t>& calls = open[size_t(rank)][family];
+        if (calls.empty()) return;
+        hand.wait(rank, family, int32_t(made[size_t(rank)][family] - calls.front() + 1));
+        calls.erase(calls.begin());
+    };
+    const int64_t calls = 4 + draws.below(20);
+    for (int64_t i = 0; i < calls; ++i) {
+        const int family = int(draws.below(4));
+        if (groups.of(family).members.empty()) continue;
+        const auto& members = draws.one_of(groups.of(family).members);
+        const int size = int(members.size());
+        const int64_t elements = 1 + draws.below(3), what = draws.below(6);
+        if (size < 2) continue;
+        const std::string where = fmt::format("random.cpp:{}", i);
+        if (what == 0) {
+            const int from = int(draws.below(size)), to = int((from + 1 + draws.below(size - 1)) % size);
+            call(members[size_t(from)], send(family, elements, to, where));
+            call(members[size_t(to)], recv(family, elements, from, where));
+        } else {
+            for (int place = 0; place < size; ++place)
+                call(members[size_t(place)],
+                     what == 1   ? ring_shift(family, elements, place, size, where)
+                     : what == 2 ? broadcast(family, elements, int(elements) % size, where)
+                                 : collective(family, what == 3 ? "all_gather" : "all_reduce", elements, where));
+        }
+        for (const int32_t rank : members)
+            while (draws.below(3) > 0 && !open[size_t(rank)][family].empty()) wait(rank, family);
+    }
+    return hand.recording;
+}
+
+// The same on 2 x 2 x 2 or 2 x 3 x 2 ranks: every call in all groups along an axis, or a plane, of the mesh at once, so
+// that many ranks have equal sequences.
+Recording random_symmetric_program(Draws& draws) {
+    const int64_t middle = 2 + draws.below(2), ranks = 4 * middle;
+    ByHand hand(ranks);
+    const auto along = [&](const char* name, bool a, bool b, bool c) {  // the axes along which a group extends
+        std::vector<int> colors;
+        for (int64_t rank = 0; rank < ranks; ++rank)
+            colors.push_back(int((a ? 0 : rank % 2) + (b ? 0 : 2 * (rank / 2 % middle)) +
+                                 (c ? 0 : 2 * middle * (rank / 2 / middle))));
+        hand.family(name, colors);
+    };
+    along("a", true, false, false), along("b", false, true, false), along("c", false, false, true);
+    along("ab", true, true, false), along("bc", false, true, true);
+    const GroupTable groups(hand.recording);
+    const int64_t calls = 3 + draws.below(12);
+    for (int64_t i = 0; i < calls; ++i) {
+        const int family = int(draws.below(6));
+        const int64_t what = draws.below(9), later = draws.below(2);
+        const std::string where = fmt::format("random.cpp:{}", i);
+        for (const auto& members : groups.of(family).members)
+            for (size_t place = 0; place < members.size(); ++place) {
+                const int32_t rank = members[place];
+                const int size = int(members.size());
+                if (what == 0 && place < 2)
+                    hand.later(rank, place == 0 ? send(family, 4, 1, where) : recv(family, 4, 0, where));
+                else if (what > 0 && what < 3)
+                    hand.later(rank, ring_shift(family, 4, int(place), size, where));
+                else if (what > 2)
+                    hand.later(rank, collective(family, what < 6 ? "all_gather" : "all_reduce", 4, where));
+                if (later == 0 && (what > 0 || place < 2)) hand.wait(rank, family);
+            }
+    }
+    return hand.recording;
+}
+
+}  // namespace
+
+TEST_CASE("random programs and mistakes: the same verdict as an execution") {
+    Survey survey;
+    for (uint64_t number = 0; number < 4000; ++number) {
+        Draws draws(7000 + number);
+        Recording recording = random_program(draws);
+        if (number % 8 == 0) {
+            survey.check(recording, "none");
+            EXPECT(survey.found["none"][1] == 0);
+        }
+        std::string mistake;
+        for (int64_t mistakes = 0; mistakes < 1 + int64_t(number % 3); ++mistakes) {
+            const int64_t rank = draws.below(recording.ranks);
+            RankEdit list(recording, rank);
+            const std::string name = make_mistake(list, draws, recording);
+            if (name.empty()) continue;
+            list.store(recording);
+            mistake = mistake.empty() ? name : "several";
+        }
+        if (!mistake.empty()) survey.check(recording, mistake);
+    }
+    survey.print();
+    EXPECT(survey.cases > 2000);
+    EXPECT(survey.circles > 50);
+}
+
+TEST_CASE("random programs of equal ranks, and mistakes that several of them make: the same verdict by class") {
+    Survey survey;
+    int64_t classes = 0, ranks = 0;
+    for (uint64_t number = 0; number < 2000; ++number) {
+        Draws draws(900000 + number);
+        Recording recording = random_symmetric_program(draws);
+        if (number % 8 == 0) {
+            survey.check(recording, "none");
+            EXPECT(survey.found["none"][1] == 0);
+        }
+        // On every rank whose number leaves a remainder, or all but one.
+        const int64_t by = draws.one_of(std::vector<int64_t>{1, 2, 3, 4, 6, recording.ranks}), rest = draws.below(by);
+        const bool others = draws.below(2) == 0;
+        std::string mistake;
+        for (int64_t rank = 0; rank < recording.ranks; ++rank) {
+            if ((rank % by == rest) == others) continue;
+            Draws same(1000000 + number);
+            RankEdit list(recording, rank);
+            const std::string name = make_mistake(list, same, recording);
+            if (name.empty()) continue;
+            list.store(recording);
+            mistake = name;
+        }
+        if (mistake.empty()) continue;
+        survey.check(recording, mistake);
+        std::set<int32_t> used;
+        const Recording shared = merged(recording);
+        for (const int32_t each : shared.class_of) used.insert(each);
+        classes += int64_t(used.size());
+        ranks += recording.ranks;
+    }
+    survey.print();
+    fmt::print("{} sequences of {} ranks\n", classes, ranks);
+    EXPECT(2 * classes < ranks);
+    EXPECT(survey.circles > 50);
+}
+
+// ---- size -----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// 16 stages of 1024 ranks, tp 8 x dp 128, as a recording of one sequence per stage has it: shared lists of events.
+Recording large(int64_t micro_batches, int64_t calls_per_part) {
+    constexpr int64_t kStages = 16, kStageRanks = 1024;
+    Recording recording{.ranks = kStages * kStageRanks};
+    const auto family = [&](const char* name, int parent, int64_t size, const std::function<int64_t(int64_t)>& color) {
+        GroupFamily made{name, parent, {}};
+        for (int64_t rank = 0; rank < size; ++rank) made.colors.push_back(int(color(rank)));
+        recording.families.push_back(made);
+        return int(recording.families.size()) - 1;
+    };
+    recording.families = {{.name = "world"}};
+    const int tp = family("tp", 0, recording.ranks, [](int64_t rank) { return rank / 8; });
+    const int dp = family("dp", 0, recording.ranks, [](int64_t rank) { return rank / 1024 * 8 + rank % 8; });
+    const int pp = family("pp", 0, recording.ranks, [](int64_t rank) { return rank % 1024; });
+    std::vector<int> up, down;
+    for (int64_t stage = 0; stage + 1 < kStages; ++stage)
+        for (std::vector<int>* channels : {&up, &down})
+            channels->push_back(
+                family("pp", pp, kStages, [=](int64_t i) { return i == stage || i == stage + 1 ? 0 : -1; }));
+    const Schedule schedule = make_schedule("1f1b", kStages, micro_batches);
+    for (int64_t stage = 0; stage < kStages; ++stage) {
+        Sequence s{.rank = stage * kStageRanks};
+        const auto add = [&](const CommCall& call, bool wait) {
+            s.segments.back().push_back({.kind = Event::Kind::call, .what = int32_t(s.calls.size())});
+            s.calls.push_back(call);
+            if (wait)
+                s.segments.back().push_back({.kind = Event::Kind::wait, .family = int16_t(call.family), .what = 1});
+        };
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+            s.segments.emplace_back();
+            const bool forward = pass == Pass::forward;
+            const int64_t from = stage + (forward ? -1 : 1), to = stage + (forward ? 1 : -1);
+            const auto channel = [&](int64_t other) { return (forward ? up : down)[size_t(std::min(stage, other))]; };
+            if (from >= 0 && from < kStages)
+                add(Step8::channel(recv(channel(from), 4096, from > stage, "pipeline.cpp:20")), true);
+            for (int64_t i = 0; i < calls_per_part; ++i) {
+                const char* operation = i % 2 ? "reduce_scatter" : "all_gather";
+                for (int k = 0; k < 8; ++k) s.segments.back().push_back({.kind = Event::Kind::compute});
+                add(collective(tp, operation, 1024 + i, "layer.cpp:1"), true);
+            }
+            if (to >= 0 && to < kStages)
+                add(Step8::channel(send(channel(to), 4096, to > stage, "pipeline.cpp:10")), false);
+        }
+        for (const Step& step : schedule.ranks[size_t(stage)])
+            s.parts.push_back({Sequence::Part::Kind::schedule_step, step, step.pass == Pass::forward ? 0 : 1});
+        s.segments.emplace_back();
+        add(collective(dp, "all_reduce", 1 << 20, "zero.cpp:1"), true);
+        add(collective(0, "scalar", 1, "trainer.cpp:1"), true);
+        s.parts.push_back({Sequence::Part::Kind::gradients, {}, 2});
+        for (int64_t i = 0; i < kStageRanks; ++i) recording.class_of.push_back(int32_t(stage));
+        recording.sequences.push_back(s);
+    }
+    return recording;
+}
+
+}  // namespace
+
+TEST_CASE("16,384 ranks: seconds, whether they match or one of them does not") {
+    const auto timed = [](const Recording& recording) {
+        const auto begin = std::chrono::steady_clock::now();
+        const std::optional<Mismatch> result = mismatch(recording);
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        fmt::print("{} ranks, {} sequences: {:.2f} s: {}\n", recording.ranks, recording.sequences.size(), seconds,
+                   result ? result->text : match_text(recording));
+        return result ? result->text : "";
+    };
+    Recording recording = large(64, 100);
+    EXPECT(timed(recording) == "");
+    // A barrier of one tp group behind its gradients' reduction: the group is late, no more. In two groups, with one
+    // rank of each behind, and not the same one: a circle of four.
+    const auto with_barriers = [&](const std::vector<int64_t>& behind, int64_t end) {
+        Recording edited = recording;
+        for (int64_t rank = 2048; rank < end; ++rank)
+            Step8::change(edited, rank, [&](RankEdit& list) {
+                const bool late = std::find(behind.begin(), behind.end(), rank) != behind.end();
+                list.insert(list.items.size() - (late ? 3 : 5), collective(1, "barrier", 0, "extra.cpp:1"));
+            });
+        return edited;
+    };
+    EXPECT(timed(with_barriers({2048, 2049, 2050, 2051, 2052, 2053, 2054, 2055}, 2056)) == "");
+    EXPECT(timed(with_barriers({2048, 2056}, 2064)) == "");
+    expect_parts(
+        timed(with_barriers({2048, 2057}, 2064)),
+        {"rank 2048 waits in dp.all_reduce #1, 1048576 fp32 in gradients (zero.cpp:1) for rank 2056",
+         "rank 2056 waits in tp.barrier #12801, 0 fp32 in B63 (extra.cpp:1) for rank 2057",
+         "rank 2057 waits in dp.all_reduce", "for rank 2049", "rank 2049 waits in tp.barrier", "for rank 2048"});
+    Recording wrong_one = recording;
+    Step8::change(wrong_one, 9999, [&](RankEdit& list) { list.items[at(list, "layer.cpp:1", 5000)].call.bytes += 4; });
+    expect_parts(timed(wrong_one), {"rank 9992 calls tp.", "but rank 9999 calls", "layer.cpp:1"});
+}

@@ -1,0 +1,129 @@
+// The recorded steps of real layouts match, and mistakes made in them are found. In one process: collective operations
+// of a dry run have no peers.
+#include "08_3d_full/record.h"
+#include "tests/drawn_layouts.h"
+#include "tests/grid_layouts.h"
+#include "tests/mistakes.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+Recording recorded(const TrainOptions& options, ParallelConfig config, const RecordOptions& how = {}) {
+    validate(config, options, config.mesh.size());
+    const Dataset data(options.data, options.model.vocab, options.seq_len, 0);
+    return record_step(options, data, config, how);
+}
+
+Recording recorded(const Text& text, const Layout& layout, int64_t family, const RecordOptions& how = {}) {
+    TrainOptions o = grid_shape(text);
+    layout.use_family(o.model, family);
+    o.model.tied = layout.tied;
+    o.recompute = layout.recompute;
+    return recorded(o, layout.config(), how);
+}
+
+// Recorded rank by rank, and one rank of each class; executed rank by rank and by class, and by the slow version.
+void expect_match(Survey& survey, const Recording& recording) { EXPECT(survey.check(recording, "none") == ""); }
+
+}  // namespace
+
+TEST_CASE("the layouts of the parity grid match") {
+    const Text text;
+    Survey survey;
+    int64_t number = 0;
+    for (const Layout& layout : grid_layouts()) {
+        const int64_t at = number++;
+        INFO(layout.text());
+        expect_match(survey, recorded(text, layout, at % 3));
+        expect_match(survey, recorded(text, layout, at % 3, {.most_ranks = 0}));
+    }
+    fmt::print("the grid: {} recordings\n", survey.cases);
+    EXPECT(survey.cases >= 80);
+}
+
+TEST_CASE("tied embeddings match") {
+    const Text text;
+    Survey survey;
+    for (Layout layout : std::vector<Layout>{
+             {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3, .sequence = true},
+             {.mesh = {.dp = 4, .pp = 4}, .pipeline = "zero-bubble", .zero = 3, .hybrid_shard = 2},
+             {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "zb-v", .zero = 3, .sequence = true}}) {
+        layout.tied = true;
+        INFO(layout.text());
+        expect_match(survey, recorded(text, layout, 0));
+        expect_match(survey, recorded(text, layout, 0, {.most_ranks = 0}));
+    }
+}
+
+TEST_CASE("steps of which few micro-batches were run match") {
+    const Text text;
+    Survey survey;
+    for (const Layout& layout : std::vector<Layout>{
+             {.mesh = {.tp = 2, .dp = 2}, .zero = 3, .sequence = true},
+             {.mesh = {.dp = 2, .pp = 4}, .zero = 3},
+             {.mesh = {.dp = 2, .pp = 4}, .pipeline = "gpipe", .zero = 2},
+             {.mesh = {.tp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 2, .overlap = true},
+             {.mesh = {.cp = 2, .pp = 4}, .pipeline = "zero-bubble", .context = "ring"},
+             {.mesh = {.dp = 2, .pp = 2}, .pipeline = "zb-v", .zero = 2},
+             {.mesh = {.tp = 2, .pp = 2}, .pipeline = "dualpipe-v", .sequence = true}}) {
+        TrainOptions o = grid_shape(text);
+        o.global_batch = 60 * layout.mesh.dp;
+        INFO(layout.text());
+        const Recording recording = recorded(o, layout.config());
+        EXPECT(recording.of(0).micro_batches_run < 60);
+        expect_match(survey, recording);
+    }
+}
+
+TEST_CASE("a hundred random layouts match, on 2 to 32 ranks") {
+    const Text text;
+    Survey survey;
+    for (int64_t number = 0; number < 100; number += kThorough ? 1 : 6) {
+        for (uint64_t attempt = 0;; ++attempt) {
+            REQUIRE(attempt < 200);
+            const Drawn drawn = draw(text, int64_t(2) << number % 5, uint64_t(number), attempt);
+            try {
+                check_config(drawn.options.model);
+                INFO(drawn.text());
+                expect_match(survey, recorded(drawn.options, drawn.config));
+                expect_match(survey, recorded(drawn.options, drawn.config, {.most_ranks = 0}));
+                break;
+            } catch (const UsageError&) {}  // no layout: the next draw
+        }
+    }
+    fmt::print("random layouts: {} recordings\n", survey.cases);
+    EXPECT(survey.cases >= 200);
+}
+
+TEST_CASE("mistakes in recorded steps: every changed call is found, and the rank that makes it named") {
+    const Text text;
+    Survey survey;
+    int64_t number = 0;
+    for (const Layout& layout : grid_layouts()) {
+        const int64_t at = number++;
+        if (!kThorough && at % 5 > 0) continue;
+        const Recording recording = recorded(text, layout, at % 3);
+        const GroupTable groups(recording);
+        for (uint64_t each = 0; each < (in_slice(at) ? 200 : 20); ++each) {
+            Draws draws(uint64_t(at) * 1000 + each);
+            const int64_t rank = draws.below(recording.ranks);
+            RankEdit list(recording, rank);
+            const RankEdit before = list;
+            const std::string mistake = make_mistake(list, draws, recording);
+            if (mistake.empty()) continue;
+            Recording edited = recording;
+            list.store(edited);
+            INFO(layout.text(), ", rank ", rank, ": ", mistake);
+            const std::string wrong = survey.check(edited, mistake);
+            INFO(wrong);
+            // Two calls in the other order may be as good; a call in a group of one rank has nobody to disagree.
+            if (mistake.find("two") == mistake.npos) EXPECT(wrong != "");
+            if (!wrong.empty() && wrong.find("and so on") == wrong.npos)
+                EXPECT(wrong.find(fmt::format("rank {} ", rank)) != wrong.npos);
+        }
+    }
+    survey.print();
+    EXPECT(survey.cases > (kThorough ? 500 : 80));
+}

@@ -1,0 +1,471 @@
+// The planner: enumeration against brute force, every layout against chapter 08's own checks, pruning against the
+// memory formula, the estimate against what it must not exceed, and the budget against independent derivations.
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "08_3d_full/config.h"
+#include "08_3d_full/plan/budget.h"
+#include "08_3d_full/plan/choose.h"
+#include "08_3d_full/validate.h"
+#include "tests/support.h"
+
+using namespace train70b;
+
+namespace {
+
+PlanRequest small_request(int64_t gpus) {
+    PlanRequest r;
+    r.model = {.name = "small", .layers = 6, .hidden = 96, .heads = 12, .kv_heads = 4, .ffn = 192, .vocab = 256};
+    r.gpus = gpus;
+    r.seq_len = 48;
+    r.global_batch = 24;
+    return r;
+}
+
+// The options that chapter 08 gets from the printed flags.
+struct Parsed {
+    TrainOptions options;
+    ParallelConfig config;
+
+    Parsed(const PlanRequest& r, const std::string& text) {
+        CommandLine flags("", options);
+        add_parallel_flags(flags, config);
+        const std::string all = fmt::format(
+            "program --layers {} --hidden {} --heads {} --kv-heads {} --ffn {} --vocab {} --seq-len {} --global-batch "
+            "{} "
+            "--dtype bf16 --device cpu {}",
+            r.model.layers, r.model.hidden, r.model.heads, r.model.kv_heads, r.model.ffn, r.model.vocab, r.seq_len,
+            r.global_batch, text);
+        std::vector<std::string> words;
+        std::istringstream in(all);
+        for (std::string word; in >> word;) words.push_back(word);
+        std::vector<char*> argv;
+        for (std::string& word : words) argv.push_back(word.data());
+        flags.parse(int(argv.size()), argv.data());
+        if (config.mesh.dp > 0) flags.check_batches(config.mesh.dp);
+    }
+    void check(int64_t ranks) { validate(config, options, ranks); }
+};
+
+// In whole numbers, what it takes to be a layout, from the words of enumerate.h alone. The rest is left to validate().
+std::set<Layout> by_brute_force(const PlanRequest& r) {
+    std::set<Layout> found;
+    const std::vector<ScheduleGenerator>& schedules = schedule_generators();
+    for (int64_t tp = 1; tp <= r.gpus; ++tp)
+        for (int64_t cp = 1; tp * cp <= r.gpus; ++cp)
+            for (int64_t dp = 1; tp * cp * dp <= r.gpus; ++dp)
+                for (int64_t pp = 1; tp * cp * dp * pp <= r.gpus; ++pp) {
+                    if (tp * cp * dp * pp != r.gpus) continue;
+                    for (size_t s = 0; s < schedules.size(); ++s) {
+                        const std::string& name = schedules[s].name;
+                        if (name == "gpipe" || name == "naive" || (pp == 1 && name != "1f1b")) continue;
+                        const bool loop = schedules[s].chunks == ScheduleGenerator::Chunks::loop;
+                        for (int64_t v = 1; v <= 10; ++v) {
+                            if (loop ? v < 2 : v != schedules[s].default_chunks()) continue;
+                            const int64_t stages = pp * v, most = (r.model.layers + stages - 1) / stages;
+                            if (stages > r.model.layers || 5 * most * stages > 6 * r.model.layers) continue;
+                            for (const int64_t b : {1, 2, 4, 8})
+                                for (const bool sp : {false, true}) {
+                                    if ((sp && tp == 1) || r.global_batch % (b * dp) != 0) continue;
+                                    const Layout layout{.tp = tp,
+                                                        .cp = cp,
+                                                        .dp = dp,
+                                                        .pp = pp,
+                                                        .schedule = int64_t(s),
+                                                        .virtual_stages = v,
+                                                        .micro_batch = b,
+                                                        .sequence_parallel = sp};
+                                    try {
+                                        Parsed(r, flags_of(r, layout)).check(r.gpus);
+                                    } catch (const UsageError&) { continue; }
+                                    for (int64_t zero = 0; zero <= (dp * cp > 1 ? 3 : 0); ++zero)
+                                        for (const std::string& level : recompute_names()) {
+                                            Layout each = layout;
+                                            each.zero = zero, each.recompute = recompute_of(level);
+                                            found.insert(each);
+                                        }
+                                }
+                        }
+                    }
+                }
+    return found;
+}
+
+// A device that computes everything at one rate, and moves bytes in no time; a network without latency.
+ClusterModel ideal(int64_t gpus, double flops_per_s = 1e6) {
+    ClusterModel c;
+    c.name = "ideal";
+    c.device = {
+        .name = "D", .peak_bf16 = flops_per_s, .product_efficiency = 1, .copy_bytes_per_s = 1e18, .memory_bytes = 1e12};
+    for (const char* op : {"matmul", "attention", "attention_backward"}) c.device.measured[op] = {flops_per_s, 0};
+    c.device.measured["pointwise"] = {0, 1e18};
+    c.nodes = gpus;
+    c.gpus_per_node = 1;
+    c.nvlink = c.rail = c.host = {1e30, 0, "wire"};
+    c.rails = 1;
+    return c;
+}
+
+}  // namespace
+
+TEST_CASE("enumeration: what brute force finds with chapter 08's checks, once each") {
+    // Five layers on two stages: the largest has 1.2 times the mean, just even enough.
+    for (const auto& [gpus, layers, algorithm] : {std::tuple(1, 6, "zigzag"),
+                                                  {2, 6, "zigzag"},
+                                                  {3, 6, "zigzag"},
+                                                  {4, 6, "zigzag"},
+                                                  {6, 6, "zigzag"},
+                                                  {8, 6, "zigzag"},
+                                                  {12, 6, "zigzag"},
+                                                  {2, 5, "zigzag"},
+                                                  {6, 6, "gather"},
+                                                  {8, 6, "hybrid"},
+                                                  {12, 6, "ulysses"}}) {
+        PlanRequest r = small_request(gpus);
+        r.model.layers = layers;
+        r.cp_algorithm = algorithm;
+        const Enumeration all = enumerate_layouts(r);
+        const std::set<Layout> found(all.layouts.begin(), all.layouts.end()), expected = by_brute_force(r);
+        INFO("gpus " << gpus << ", " << algorithm);
+        EXPECT(found.size() == all.layouts.size());
+        for (const Layout& layout : expected) {
+            INFO("missing: " << flags_of(r, layout));
+            EXPECT(found.contains(layout));
+        }
+        for (const Layout& layout : found) {
+            INFO("too many: " << flags_of(r, layout));
+            EXPECT(expected.contains(layout));
+        }
+        EXPECT(!expected.empty());
+    }
+}
+
+TEST_CASE("the printed flags parse to the layout that is meant, and pass chapter 08's checks") {
+    PlanRequest r = small_request(12);
+    r.optimizer = "adamw8bit";
+    const Enumeration all = enumerate_layouts(r);
+    REQUIRE(all.layouts.size() > 100);
+    for (size_t i = 0; i < all.layouts.size(); i += 37) {
+        const Layout& layout = all.layouts[i];
+        const std::string flags = flags_of(r, layout);
+        INFO(flags);
+        Parsed parsed(r, flags);
+        parsed.check(r.gpus);
+        const ParallelConfig meant = config_of(r, layout);
+        EXPECT(parsed.config.mesh.text() == meant.mesh.text());
+        EXPECT(parsed.config.zero.stage == meant.zero.stage);
+        EXPECT(parsed.config.tensor.sequence_parallel == meant.tensor.sequence_parallel);
+        EXPECT(parsed.config.pipeline.schedule == meant.pipeline.schedule);
+        EXPECT(parsed.config.pipeline.virtual_stages == meant.pipeline.virtual_stages);
+        EXPECT(parsed.config.pipeline.stage_layers == meant.pipeline.stage_layers);
+        EXPECT(parsed.config.optimizer == meant.optimizer);
+        EXPECT(parsed.options.micro_batch == layout.micro_batch);
+        EXPECT(recompute_of(parsed.options.recompute) == layout.recompute);
+    }
+    // What holds for all layouts of a request.
+    for (const bool fp8 : {false, true}) {
+        PlanRequest all_of = small_request(8);
+        all_of.cp_algorithm = "gather";
+        all_of.tp_overlap = !fp8;
+        all_of.fp8.recipe = fp8 ? "current" : "off";
+        all_of.grad_dtype = DType::bf16;
+        const Layout layout{.tp = 2, .cp = 2, .dp = 2};
+        const Parsed parsed(all_of, flags_of(all_of, layout));
+        for (const ParallelConfig& config : {parsed.config, config_of(all_of, layout)}) {
+            EXPECT(config.context.algorithm == "gather");
+            EXPECT(config.tensor.overlap == !fp8);
+            EXPECT(config.fp8.recipe == all_of.fp8.recipe);
+        }
+        EXPECT(workload_of(all_of, layout).grad_dtype == DType::bf16);
+    }
+}
+
+TEST_CASE("the layers of a stage: those that the pipeline gives its rank") {
+    for (const bool tied : {false, true}) {
+        PlanRequest r = small_request(12);
+        r.model.layers = 11;  // with two chunks on three or four ranks the rest is not on all of them
+        r.model.tied = tied;
+        for (const Layout& layout : enumerate_layouts(r).layouts)
+            for (const StageSize& size : stage_sizes(r.model, layout)) {
+                const ParallelConfig config = config_of(r, layout);
+                const Stage stage = stage_of(config, r.model, config.mesh.rank({.pp = size.rank}));
+                int64_t layers = 0;
+                for (const Chunk& chunk : stage.chunks) layers += chunk.end_layer - chunk.first_layer;
+                INFO(flags_of(r, layout) << ", stage " << size.rank);
+                EXPECT(size.layers == layers);
+                EXPECT(size.embedding == stage.embedding);
+                EXPECT(size.head == stage.head);
+            }
+    }
+}
+
+TEST_CASE("the states alone are never more than a rank holds") {
+    for (int variant = 0; variant < 8; ++variant) {
+        PlanRequest r = small_request(4);
+        r.model.tied = variant & 1;
+        if (variant & 2) r.optimizer = "adamw8bit";
+        if (variant & 4) r.grad_dtype = DType::bf16;
+        for (const Layout& layout : enumerate_layouts(r).layouts) {
+            INFO(flags_of(r, layout) << ", variant " << variant);
+            EXPECT(states_bytes(r, layout) <= double(largest_rank(r, layout).second.total));
+        }
+    }
+}
+
+TEST_CASE("choices narrow the enumeration to the layouts that have them") {
+    const PlanRequest r = small_request(12);
+    PlanRequest narrow = r;
+    narrow.tp = {2, 4};
+    narrow.pipeline = {"interleaved", "zero-bubble"};
+    narrow.virtual_stages = {3};
+    narrow.zero = {1};
+    narrow.recompute = {"full"};
+    narrow.sequence_parallel = {"on"};
+    narrow.micro_batch = {2};
+    std::vector<Layout> expected;
+    for (const Layout& l : enumerate_layouts(r).layouts) {
+        const std::string& name = schedule_generators()[size_t(l.schedule)].name;
+        if ((l.tp == 2 || l.tp == 4) && l.pp > 1 &&
+            (name == "zero-bubble" || (name == "interleaved" && l.virtual_stages == 3)) && l.zero == 1 &&
+            l.recompute == Recompute::full && l.sequence_parallel && l.micro_batch == 2)
+            expected.push_back(l);
+    }
+    std::vector<Layout> found;
+    for (const Layout& l : enumerate_layouts(narrow).layouts)
+        if (l.pp > 1) found.push_back(l);
+    std::sort(found.begin(), found.end());
+    std::sort(expected.begin(), expected.end());
+    EXPECT(found == expected);
+    EXPECT(!found.empty());
+}
+
+TEST_CASE("layers over stages: all of them, at most one more on a stage, fewer at the ends") {
+    for (int64_t layers = 1; layers <= 40; ++layers)
+        for (int64_t count = 1; count <= layers; ++count) {
+            const std::vector<int64_t> sizes = divide_layers(layers, count);
+            int64_t sum = 0;
+            for (const int64_t size : sizes) sum += size;
+            INFO(layers << " over " << count);
+            EXPECT(sum == layers);
+            EXPECT(int64_t(sizes.size()) == count);
+            const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
+            EXPECT(*most - *least <= 1);
+            EXPECT(sizes.back() == *least);
+            if (layers % count <= count - 2) EXPECT(sizes.front() == *least);
+        }
+    EXPECT(divide_layers(126, 16).front() == 7);  // as Llama 3's: 126 layers on 16 stages, one less at both ends
+    EXPECT(divide_layers(126, 16)[1] == 8);
+}
+
+TEST_CASE("pruning is the memory formula, over all ranks") {
+    for (const int64_t gpus : {4, 12}) {
+        const PlanRequest r = small_request(gpus);
+        const Enumeration all = enumerate_layouts(r);
+        std::vector<int64_t> totals;
+        std::vector<double> some;
+        for (const Layout& layout : all.layouts) {
+            const ParallelConfig config = config_of(r, layout);
+            int64_t most = 0;
+            for (int64_t rank = 0; rank < gpus; ++rank)
+                most = std::max(most, memory_formula(workload_of(r, layout), config, rank).total);
+            INFO(flags_of(r, layout));
+            EXPECT(largest_rank(r, layout).second.total == most);
+            EXPECT(states_bytes(r, layout) <= double(most));
+            totals.push_back(most);
+        }
+        std::vector<int64_t> sorted = totals;
+        std::sort(sorted.begin(), sorted.end());
+        for (const size_t at : {size_t(0), sorted.size() / 3, sorted.size() - 1}) {
+            const int64_t limit = sorted[at];
+            const int64_t fit = std::count_if(totals.begin(), totals.end(), [&](int64_t t) { return t <= limit; });
+            const Choice choice = choose(r, ideal(gpus), double(limit), 7);
+            EXPECT(choice.fit == fit);
+            EXPECT(choice.layouts == int64_t(totals.size()));
+            EXPECT(int64_t(choice.best.size()) == std::min<int64_t>(7, fit));
+            for (const Candidate& candidate : choice.best) EXPECT(candidate.memory.total <= limit);
+            for (size_t i = 1; i < choice.best.size(); ++i)
+                EXPECT(choice.best[i - 1].estimate.seconds() <= choice.best[i].estimate.seconds());
+        }
+        // One byte less than the smallest needs: none fits, and the message names that smallest one.
+        const Choice none = choose(r, ideal(gpus), double(sorted[0]) - 1, 7);
+        EXPECT(none.best.empty());
+        REQUIRE(none.smallest.has_value());
+        EXPECT(none.smallest->memory.total >= sorted[0]);
+        EXPECT(any_fits(r, double(sorted[0])));
+        EXPECT(!any_fits(r, double(sorted[0]) - 1));
+    }
+}
+
+TEST_CASE("the fewest devices: the first number on which a layout fits") {
+    const PlanRequest r = small_request(1);
+    PlanRequest eight = small_request(8);
+    const double limit = double(choose(eight, ideal(8), 1e18, 1).best[0].memory.total);
+    for (const double part : {1.0, 0.7, 0.4}) {
+        const int64_t found = fewest_gpus(r, 8, limit * part);
+        int64_t expected = 0;
+        for (int64_t n = 1; n <= 64 && expected == 0; ++n) {
+            if (n > 8 && n % 8 != 0) continue;
+            PlanRequest some = r;
+            some.gpus = n;
+            for (const Layout& layout : enumerate_layouts(some).layouts)
+                if (double(largest_rank(some, layout).second.total) <= limit * part) expected = n;
+        }
+        INFO("limit " << limit * part);
+        EXPECT(found == expected);
+    }
+    EXPECT(fewest_gpus(r, 8, 1.0) == 0);
+}
+
+TEST_CASE("the estimate: products at the peak, communication that takes no time, the schedule's bubble") {
+    for (const int64_t gpus : {1, 4, 12}) {
+        PlanRequest r = small_request(gpus);
+        const ClusterModel cluster = ideal(gpus);
+        Estimator estimator(r, cluster);
+        // 6 FLOPs per parameter and token (without the embedding), and attention over half of the pairs.
+        const double tokens = double(r.global_batch * r.seq_len);
+        const double flops = tokens * flops_per_token(r.model, double(r.seq_len));
+        const double least = flops / double(gpus) / 1e6;
+        for (const Layout& layout : enumerate_layouts(r).layouts) {
+            const Estimate e = estimator(layout);
+            INFO(flags_of(r, layout));
+            EXPECT(e.compute >= 0.97 * least);  // norms' weights are no products
+            EXPECT(e.tp + e.cp + e.dp + e.pp <= 1e-4 * e.compute);
+            if (layout.pp == 1) {
+                EXPECT(e.bubble == 0);
+                if (r.model.kv_heads % layout.tp == 0 && r.model.vocab % layout.tp == 0)
+                    EXPECT(e.compute <= 1.1 * least);  // attention's backward pass: 2.5 forward ones, not 2
+            } else {
+                const int64_t m = r.global_batch / (layout.dp * layout.micro_batch);
+                const double b =
+                    schedule_generators()[size_t(layout.schedule)].bubble({layout.pp, m, layout.virtual_stages});
+                EXPECT(e.bubble == doctest::Approx((e.compute + e.recompute) * b / (1 - b)).epsilon(1e-4));
+            }
+            if (layout.recompute == Recompute::none) EXPECT(e.recompute == 0);
+            if (layout.recompute == Recompute::full) EXPECT(e.recompute > 0.2 * e.compute);
+        }
+    }
+}
+
+TEST_CASE("the estimate: slower links make exposed communication, of the axis that uses them") {
+    PlanRequest r = small_request(8);
+    ClusterModel slow = ideal(8, 1e15);
+    slow.nvlink = slow.rail = {1e6, 1e-3, "wire"};
+    Estimator estimator(r, slow);
+    for (const Layout& layout : enumerate_layouts(r).layouts) {
+        const Estimate e = estimator(layout);
+        INFO(flags_of(r, layout));
+        EXPECT((e.tp > 0) == (layout.tp > 1));
+        EXPECT((e.cp > 0) == (layout.cp > 1));
+        EXPECT((e.pp > 0) == (layout.pp > 1));
+        EXPECT((e.dp > 0) == (layout.dp * layout.cp > 1));
+    }
+}
+
+TEST_CASE("the estimate: the bytes of every axis, over the links between its ranks") {
+    // Nodes of two devices that compute and copy in no time, at 1000 bytes/s between nodes.
+    constexpr double kRate = 1e3;
+    PlanRequest r = small_request(8);
+    ClusterModel cluster = ideal(8, 1e15);
+    cluster.nodes = 4, cluster.gpus_per_node = cluster.rails = 2;
+    cluster.rail = {kRate, 0, "wire"};
+    const double E = double(r.model.hidden), layers = double(r.model.layers), kv = double(r.model.kv_width(1));
+    const auto about = [](double seconds) { return doctest::Approx(seconds).epsilon(1e-3); };
+    Estimator estimator(r, cluster);
+    for (const int64_t b : {1, 2}) {  // tp 2 inside a node, dp 4 over the nodes: each on its rail
+        const double m = 24.0 / (4 * double(b));
+        for (int64_t zero = 0; zero <= 3; ++zero) {
+            const Layout layout{.tp = 2, .dp = 4, .zero = zero, .micro_batch = b};
+            const Estimate e = estimator(layout);
+            const double once = stage_sizes(r.model, layout)[0].elements * 3 / 4 / kRate;
+            INFO(flags_of(r, layout));
+            // Gradients of 4 bytes, parameters of 2: gathered after the update, or twice per micro-batch.
+            EXPECT(e.dp == about(once * (zero == 0 ? 8 : zero == 1 ? 4 : zero == 2 ? 4 * m : (2 + 2 + 4) * m)));
+            EXPECT(e.update == about(zero == 1 || zero == 2 ? 2 * once : 0));
+        }
+    }
+    for (const int64_t v : {1, 2}) {  // dp 2 inside a node, pp 4 over the nodes
+        PlanRequest eight = r;
+        eight.model.layers = 8;
+        int64_t schedule = 0;
+        while (schedule_generators()[size_t(schedule)].name != (v == 1 ? "1f1b" : "interleaved")) ++schedule;
+        const Estimate e =
+            Estimator(eight, cluster)({.dp = 2, .pp = 4, .schedule = schedule, .virtual_stages = v, .micro_batch = 1});
+        EXPECT(e.pp == about(2 * (3 + 12 * double(v)) * (48 * E * 2 / kRate)));
+    }
+    // tp over the nodes: two all-reduces forward, two backward, and two more to recompute.
+    const Layout tp{.tp = 4, .dp = 2, .micro_batch = 1};
+    Layout again = tp;
+    again.recompute = Recompute::full;
+    EXPECT(estimator(tp).tp > 0);
+    EXPECT(estimator(again).tp == about(1.5 * estimator(tp).tp));
+    // cp over the nodes, tp 2 inside: keys and values around a ring, 3 hops forward, and backward with gradients.
+    const Layout cp{.tp = 2, .cp = 4, .micro_batch = 1};
+    const double part = 2 * 12 * kv / 2 * 2 / kRate;  // K and V of 12 tokens of half of the heads
+    EXPECT(estimator(cp).cp == about(24 * layers * 3 * (1 + 2) * part));
+    r.cp_algorithm = "gather";
+    Estimator gather(r, cluster);
+    again = cp;
+    again.recompute = Recompute::selective;
+    EXPECT(gather(cp).cp == about(24 * layers * 3 * (1 + 1 + 1) * part));
+    EXPECT(gather(again).cp == about(24 * layers * 3 * (2 + 1 + 1) * part));
+}
+
+TEST_CASE("the estimate: the update reads and writes what the rank owns") {
+    for (const bool narrow : {false, true})
+        for (int64_t zero = 0; zero <= 3; ++zero) {
+            PlanRequest r = small_request(8);
+            if (narrow) r.optimizer = "adamw8bit";
+            ClusterModel cluster = ideal(8, 1e15);
+            cluster.device.measured["pointwise"] = {0, 1e3};
+            const Layout layout{.dp = 8, .zero = zero, .micro_batch = 1};
+            const double owned = stage_sizes(r.model, layout)[0].elements / (zero > 0 ? 8 : 1);
+            // Masters and two moments, both ways; gradients of 4 bytes, weights of 2.
+            EXPECT(Estimator(r, cluster)(layout).update ==
+                   doctest::Approx(owned * (2 * (narrow ? 6 : 12) + 4 + 2) / 1e3).epsilon(1e-3));
+        }
+}
+
+TEST_CASE("days, hours and price") {
+    // 86,400 tokens/s: a token per second of the day, so a day is 86,400^2 tokens.
+    EXPECT(tokens_per_day(86400) == doctest::Approx(86400.0 * 86400.0));
+    const RunCost cost = run_cost(86400.0 * 86400.0 * 3, 86400, 8, 2.5);
+    EXPECT(cost.days == doctest::Approx(3));
+    EXPECT(cost.gpu_hours == doctest::Approx(3 * 24 * 8));
+    EXPECT(cost.price == doctest::Approx(3 * 24 * 8 * 2.5));
+    EXPECT(checkpoint_bytes(1e9) == doctest::Approx(12e9));
+}
+
+TEST_CASE("Chinchilla: the optimum of the fitted loss, found by search; the ratio; the paper's own model") {
+    for (const double flops : {1e19, 5.76e23, 1e26}) {
+        const ModelAndTokens by_fit = chinchilla_by_fit(flops), by_ratio = chinchilla_by_ratio(flops);
+        EXPECT(6 * by_fit.parameters * by_fit.tokens == doctest::Approx(flops));
+        EXPECT(6 * by_ratio.parameters * by_ratio.tokens == doctest::Approx(flops));
+        EXPECT(by_ratio.tokens / by_ratio.parameters == doctest::Approx(20));
+        double best = 1e30, at = 0;  // over 8 decades of model sizes
+        for (double n = 1e6; n < 1e14; n *= 1.001)
+            if (const double loss = chinchilla_loss(n, flops / 6 / n); loss < best) best = loss, at = n;
+        EXPECT(by_fit.parameters == doctest::Approx(at).epsilon(0.01));
+    }
+    // Hoffmann et al., equation 10: the loss of the data, of a model too small, of too few tokens.
+    EXPECT(chinchilla_loss(1e300, 1e300) == doctest::Approx(1.69));
+    EXPECT(chinchilla_loss(1, 1e300) == doctest::Approx(1.69 + 406.4));
+    EXPECT(chinchilla_loss(1e300, 1) == doctest::Approx(1.69 + 410.7));
+    // Chinchilla itself: 70B parameters, 1.4T tokens, the FLOPs of Gopher (5.76e23).
+    const ModelAndTokens chinchilla = chinchilla_by_ratio(5.76e23);
+    EXPECT(chinchilla.parameters == doctest::Approx(70e9).epsilon(0.02));
+    EXPECT(chinchilla.tokens == doctest::Approx(1.4e12).epsilon(0.02));
+}
+
+TEST_CASE("the critical batch: the hyperbola of steps and tokens, and Kaplan's fit") {
+    for (const double batch : {1e4, 1e6, 3e7}) {
+        const double noise = 2e6;
+        // (S / S_min - 1) (E / E_min - 1) = 1, and S B / (S_min B_noise) = E / E_min
+        EXPECT((steps_factor(batch, noise) - 1) * (tokens_factor(batch, noise) - 1) == doctest::Approx(1));
+        EXPECT(steps_factor(batch, noise) * batch / noise == doctest::Approx(tokens_factor(batch, noise)));
+    }
+    EXPECT(steps_factor(2e6, 2e6) == doctest::Approx(2));
+    EXPECT(kaplan_critical_batch(1) == doctest::Approx(2.1e8));
+    // "The critical batch size doubles for every 13% decrease in loss" (Kaplan et al., section 5.1).
+    EXPECT(kaplan_critical_batch(2 * 0.87) / kaplan_critical_batch(2) == doctest::Approx(2).epsilon(0.04));
+}

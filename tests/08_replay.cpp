@@ -1,0 +1,548 @@
+// The simulated step: recordings made by hand, with known times.
+#include <set>
+#include <tuple>
+
+#include "05_pipeline/simulate.h"
+#include "08_3d_full/plan/flows.h"
+#include "08_3d_full/plan/replay_report.h"
+#include "08_3d_full/record.h"
+#include "tests/grid_layouts.h"
+#include "tests/replay.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+// Flows that begin at 0; when each of them ends.
+std::vector<double> ends_of(const std::vector<double>& links, const std::vector<std::vector<FlowLoad>>& loads,
+                            const std::vector<double>& bytes) {
+    Flows flows(links);
+    for (size_t i = 0; i < loads.size(); ++i) flows.add(0, bytes[i], loads[i], int32_t(i));
+    std::vector<double> ends(loads.size());
+    while (flows.next() < 1e300) {
+        const double now = flows.next();
+        ends[size_t(flows.pop())] = now;
+    }
+    return ends;
+}
+
+// A pipeline as its executor runs it (05_pipeline/pipeline.cpp): a channel up and one down between neighbours, and the
+// next receive of a channel posted ahead. Family 0 is the world, family 1 the pipeline.
+Recording pipeline_recording(const Schedule& schedule, const std::function<double(const Step&)>& seconds) {
+    const int64_t p = schedule.stages;
+    std::vector<GroupFamily> families = {{.name = "pp", .parent = 0, .colors = std::vector<int>(size_t(p), 0)}};
+    std::map<std::pair<int64_t, int64_t>, int> channel;  // from, to: a family
+    const auto open = [&](int64_t from, int64_t to) {
+        GroupFamily family{.name = "pp", .parent = 1, .colors = std::vector<int>(size_t(p), -1)};
+        family.colors[size_t(from)] = family.colors[size_t(to)] = 0;
+        families.push_back(family);
+        channel[{from, to}] = int(families.size());
+    };
+    for (int64_t stage = 0; stage + 1 < schedule.stage_count(); ++stage) {
+        const int64_t below = schedule.rank_of(stage), above = schedule.rank_of(stage + 1);
+        if (below == above || channel.contains({below, above})) continue;
+        open(below, above);
+        open(above, below);
+    }
+    std::vector<Script> scripts(static_cast<size_t>(p));
+    // In torn-up lists of messages: (forward, micro-batch, the sender's stage).
+    using Message = std::tuple<bool, int64_t, int64_t>;
+    for (int64_t rank = 0; rank < p; ++rank) {
+        Script& script = scripts[size_t(rank)];
+        struct In {
+            std::vector<Message> expected;
+            size_t next = 0;
+            std::set<Message> arrived;
+            int32_t posted = -1;
+        };
+        std::map<int, In> in;
+        // Keyed by direction too: with two ranks the channel up of one pair is not the channel down of another.
+        const auto family = [&](int64_t from, int64_t to) { return channel.at({from, to}); };
+        for (int64_t from = 0; from < p; ++from)
+            for (const Step& step : schedule.ranks[size_t(from)]) {
+                if (step.pass == Pass::backward_weight || from == rank) continue;
+                const bool forward = step.pass == Pass::forward;
+                const int64_t stage = schedule.stage_index(from, step.chunk), to = forward ? stage + 1 : stage - 1;
+                if (to >= 0 && to < schedule.stage_count() && schedule.rank_of(to) == rank)
+                    in[family(from, rank)].expected.push_back({forward, step.micro_batch, stage});
+            }
+        const auto post = [&](int f) {
+            In& from = in[f];
+            if (from.posted >= 0 || from.next == from.expected.size()) return;
+            ++from.next;
+            const auto& colors = families[size_t(f) - 1].colors;
+            const int64_t first = std::find(colors.begin(), colors.end(), 0) - colors.begin();
+            from.posted = script.call(
+                {.family = f, .operation = "recv", .bytes = 1, .from = first == rank ? 1 : 0, .channel = true});
+        };
+        for (const Step& step : schedule.ranks[size_t(rank)]) {
+            const bool forward = step.pass == Pass::forward;
+            const int64_t stage = schedule.stage_index(rank, step.chunk), source = forward ? stage - 1 : stage + 1;
+            const int64_t to = forward ? stage + 1 : stage - 1;
+            if (step.pass != Pass::backward_weight && source >= 0 && source < schedule.stage_count() &&
+                schedule.rank_of(source) != rank) {
+                const int f = family(schedule.rank_of(source), rank);
+                In& from = in[f];
+                while (!from.arrived.contains({forward, step.micro_batch, source})) {
+                    post(f);
+                    REQUIRE(from.posted >= 0);
+                    script.wait(from.posted);
+                    from.posted = -1;
+                    from.arrived.insert(from.expected[from.next - 1]);
+                }
+                post(f);
+            }
+            script.op(seconds(step), to_string(step));
+            if (step.pass != Pass::backward_weight && to >= 0 && to < schedule.stage_count() &&
+                schedule.rank_of(to) != rank) {
+                const int f = family(rank, schedule.rank_of(to));
+                const auto& colors = families[size_t(f) - 1].colors;
+                const int64_t first = std::find(colors.begin(), colors.end(), 0) - colors.begin();
+                script.call(
+                    {.family = f, .operation = "send", .bytes = 1, .to = first == rank ? 1 : 0, .channel = true});
+            }
+        }
+    }
+    return recording_of(p, families, scripts, [](int64_t rank) { return int(rank); });
+}
+
+GroupFamily family(const std::string& name, int64_t ranks, const std::function<int(int64_t)>& color) {
+    GroupFamily made{.name = name, .parent = 0};
+    for (int64_t rank = 0; rank < ranks; ++rank) made.colors.push_back(color(rank));
+    return made;
+}
+
+// What must hold of any simulated step.
+void expect_sound(const SimulatedStep& step) {
+    EXPECT(near(sum_of_parts(step), step.seconds));
+    EXPECT(step.compute >= 0);
+    EXPECT(step.host >= 0);
+    std::map<std::pair<int64_t, int>, std::vector<std::pair<double, double>>> streams;
+    for (const SimulatedStep::Span& span : step.spans) {
+        EXPECT(span.begin >= 0);
+        EXPECT(span.end >= span.begin);
+        EXPECT(span.end <= step.seconds * (1 + 1e-12));
+        if (span.stream >= 0) streams[{span.rank, span.stream}].push_back({span.begin, span.end});
+    }
+    for (auto& [stream, spans] : streams) {
+        std::sort(spans.begin(), spans.end());
+        for (size_t i = 1; i < spans.size(); ++i) EXPECT(spans[i].first >= spans[i - 1].second - 1e-9 * step.seconds);
+    }
+}
+
+void expect_equal(const SimulatedStep& a, const SimulatedStep& b) {
+    EXPECT(near(a.seconds, b.seconds));
+    EXPECT(std::abs(a.compute - b.compute) <= 1e-9 * b.seconds);
+    EXPECT(std::abs(a.host - b.host) <= 1e-9 * b.seconds);
+    const auto equal = [&](const std::map<std::string, double>& x, std::map<std::string, double> y) {
+        for (const auto& [name, seconds] : x) y[name] -= seconds;
+        for (const auto& [name, difference] : y) {
+            INFO(name);
+            EXPECT(std::abs(difference) <= 1e-9 * b.seconds);
+        }
+    };
+    equal(a.exposed, b.exposed);
+    equal(a.waiting, b.waiting);
+}
+
+// A random step of tp x dp x pp ranks: every stage has its own random list of ops, collectives of its tp, dp and ring
+// groups that are waited for at random later, messages to the next stage, and sums over the world.
+Recording random_recording(uint64_t seed, int64_t tp, int64_t dp, int64_t pp) {
+    uint64_t counter = 0;
+    const auto random = [&](int64_t n) { return int64_t(random_bits(seed, counter++) % uint64_t(n)); };
+    const int64_t ranks = tp * dp * pp;
+    std::vector<GroupFamily> families = {
+        family("tp", ranks, [&](int64_t r) { return int(r / tp); }),
+        family("dp", ranks, [&](int64_t r) { return int(r / (tp * dp) * tp + r % tp); }),
+        family("pp", ranks, [&](int64_t r) { return int(r % (tp * dp)); })};
+    for (int64_t stage = 0; stage + 1 < pp; ++stage) {
+        GroupFamily channel{.name = "pp", .parent = 3, .colors = std::vector<int>(size_t(pp), -1)};
+        channel.colors[size_t(stage)] = channel.colors[size_t(stage) + 1] = 0;
+        families.push_back(channel);
+    }
+    std::vector<Script> scripts(static_cast<size_t>(pp));
+    const int64_t micro_batches = 1 + random(3), sums = random(2);
+    for (int64_t stage = 0; stage < pp; ++stage) {
+        Script& script = scripts[size_t(stage)];
+        std::vector<int32_t> open;
+        for (int64_t m = 0; m < micro_batches; ++m) {
+            if (stage > 0)
+                script.wait(script.call(
+                    {.family = int(3 + stage), .operation = "recv", .bytes = 100, .from = 0, .channel = true}));
+            for (int64_t i = random(12); i >= 0; --i) {
+                const int64_t bytes = 1 + random(400);
+                switch (random(6)) {
+                    case 0: open.push_back(script.collective(1, bytes)); break;
+                    case 1: open.push_back(script.collective(2, bytes, "all_gather")); break;
+                    case 2:
+                        if (dp > 1)
+                            open.push_back(script.call({.family = 2,
+                                                        .operation = "send_recv",
+                                                        .bytes = bytes,
+                                                        .to = int(1 % dp),
+                                                        .from = int(dp - 1),
+                                                        .received = bytes,
+                                                        .shift = true}));
+                        break;
+                    case 3:
+                        if (!open.empty()) {
+                            const size_t which = size_t(random(int64_t(open.size())));
+                            script.wait(open[which]);
+                            open.erase(open.begin() + int64_t(which));
+                        }
+                        break;
+                    default: script.op(0.01 * double(1 + random(100))); script.book(random(2) ? 8 : 0);
+                }
+            }
+            if (stage + 1 < pp)
+                open.push_back(script.call(
+                    {.family = int(4 + stage), .operation = "send", .bytes = 100, .to = 1, .channel = true}));
+            script.part(Sequence::Part::Kind::schedule_step, {Pass::forward, m});
+        }
+        for (int64_t i = 0; i < sums; ++i) script.wait(script.collective(0, 8, "scalar"));
+        while (!open.empty()) {
+            if (random(2)) script.wait(open.back());
+            open.pop_back();
+        }
+        script.op(0.1);
+    }
+    return recording_of(ranks, families, scripts, [&](int64_t rank) { return int(rank / (tp * dp)); });
+}
+
+}  // namespace
+
+TEST_CASE("flows share a link equally, and what one cannot use is left to the others") {
+    EXPECT(ends_of({10}, {{{0, 1}}}, {20}) == std::vector<double>{2});
+    EXPECT(ends_of({10}, {{{0, 1}}, {{0, 1}}}, {20, 20}) == std::vector<double>{4, 4});
+    // Three: the second crosses both links, of 10 and 3 bytes/s. It and the third get 1.5 each, the first 8.5; after
+    // 2 s the first has ended, and nothing changes for the others.
+    const std::vector<double> ends = ends_of({10, 3}, {{{0, 1}}, {{0, 1}, {1, 1}}, {{1, 1}}}, {17, 15, 6});
+    EXPECT(near(ends[0], 2));
+    EXPECT(near(ends[2], 4));            // 6 at 1.5
+    EXPECT(near(ends[1], 4 + 9 / 3.0));  // 6 at 1.5, then 9 alone at 3
+    // A flow that stands for two takes two shares of the link.
+    const std::vector<double> two = ends_of({9}, {{{0, 2}}, {{0, 1}}}, {6, 3});
+    EXPECT(near(two[1], 1));
+    EXPECT(near(two[0], 1 + 3 / 4.5));
+}
+
+TEST_CASE("an all-reduce of two ranks: overlapped, exposed, and behind a slow rank") {
+    for (const bool streams : {true, false}) {
+        Script overlapped, exposed;
+        overlapped.op(1);
+        const int32_t id = overlapped.collective(0, 20);
+        overlapped.op(3).wait(id).op(1);
+        exposed.op(1).wait(exposed.collective(0, 20)).op(4);
+        ReplayModel model = plain_model(2, 2, 10, 10);  // 20 bytes each way: 2 s
+        model.streams = streams;
+        const SimulatedStep hidden = simulate_step(recording_of(2, {}, {overlapped}, [](int64_t) { return 0; }), model);
+        const SimulatedStep open = simulate_step(recording_of(2, {}, {exposed}, [](int64_t) { return 0; }), model);
+        EXPECT(near(hidden.seconds, streams ? 5 : 7));  // MPI: it begins at the wait
+        EXPECT(hidden.exposed.contains("world") == !streams);
+        EXPECT(near(open.seconds, 7));
+        EXPECT(near(open.exposed.at("world"), 2));
+        EXPECT(hidden.simulated_ranks == 1);
+
+        const SimulatedStep slow = simulate_step(recording_of(2, {}, {exposed}, [](int64_t) { return 0; }), model,
+                                                 {.slow_ranks = {{1, 2.0}}, .traced = {0, 1}});
+        EXPECT(slow.simulated_ranks == 2);
+        EXPECT(near(slow.seconds, 2 + 2 + 8));
+        EXPECT(near(slow.waiting.at("world"), 0.5));  // rank 0 waits for 1 s
+        EXPECT(near(slow.waiting.at("end"), 2));
+        expect_sound(slow);
+    }
+}
+
+TEST_CASE("collectives run in the order of the calls; a second one waits for the stream") {
+    // tp of 1 s, then world of 2 s; waits for the second first.
+    Script script;
+    const int32_t first = script.collective(1, 10), second = script.collective(0, 20);
+    script.wait(second).op(1).wait(first);
+    const Recording recording =
+        recording_of(2, {family("tp", 2, [](int64_t) { return 0; })}, {script}, [](int64_t) { return 0; });
+    const SimulatedStep step = simulate_step(recording, plain_model(2, 2, 10, 10), {.traced = {1}});
+    EXPECT(near(step.seconds, 4));
+    EXPECT(near(step.exposed.at("tp"), 1));
+    EXPECT(near(step.exposed.at("world"), 2));
+    REQUIRE(step.spans.size() >= 3);
+    expect_sound(step);
+}
+
+TEST_CASE("equal groups that share a link slow each other down") {
+    // Two nodes of four; dp groups across the nodes: four rings through each node's one link.
+    Script script;
+    script.wait(script.collective(1, 10));
+    const Recording recording =
+        recording_of(8, {family("dp", 8, [](int64_t r) { return int(r % 4); })}, {script}, [](int64_t) { return 0; });
+    const ReplayModel model = plain_model(8, 4, 10, 20);
+    const SimulatedStep step = simulate_step(recording, model);
+    EXPECT(step.simulated_ranks == 1);
+    EXPECT(near(step.seconds, 4 * 10 / 20.0));
+    // One group on slower devices: it is not what limits, and then it is.
+    expect_equal(simulate_step(recording, model, {.slow_links = {{0, 1.5}}}),
+                 simulate_step(recording, model, {.slow_links = {{0, 1.5}}, .symmetry = false}));
+    const SimulatedStep slow = simulate_step(recording, model, {.slow_links = {{0, 10.0}}});
+    EXPECT(near(slow.seconds, 10));
+    EXPECT(slow.simulated_ranks < 8);
+    const SimulatedStep slow_node = simulate_step(recording, model, {.slow_links = {{8, 2.0}}});
+    EXPECT(near(slow_node.seconds, 4));
+}
+
+TEST_CASE("the host launches ops one by one, and waits for numbers") {
+    ReplayModel model = plain_model(1, 1, 1, 1);
+    model.host_s = 2;
+    Script script;
+    script.op(1).op(1).op(10).op(1).op(1);  // launched at 2, 4, 6, 8, 10
+    const auto alone = [&](Script s) {
+        return simulate_step(recording_of(1, {}, {s}, [](int64_t) { return 0; }), model);
+    };
+    const SimulatedStep step = alone(script);
+    EXPECT(near(step.seconds, 6 + 10 + 2));
+    EXPECT(near(step.compute, 14));
+    EXPECT(near(step.host, 4));
+    Script number;  // a call is a launch too; the ops after it are launched when the number is there
+    number.op(10);
+    number.collective(0, 8, "scalar");
+    number.op(1);
+    EXPECT(near(alone(number).seconds, 12 + 8 + 2 + 1));
+    model.streams = false;  // the host itself computes
+    EXPECT(near(alone(script).seconds, 14 + 5 * 2));
+}
+
+TEST_CASE("a pipeline takes what chapter 05 says, for every schedule") {
+    for (const ScheduleGenerator& generator : schedule_generators())
+        for (const int64_t p : {1, 2, 3, 4, 8})
+            for (const int64_t m : {1, 2, 4, 8, 12, 16, 24}) {
+                if (generator.chunks == ScheduleGenerator::Chunks::loop && p == 1) continue;
+                if (!generator.problem(p, m).empty()) continue;
+                INFO(generator.name, ", ", p, " ranks, ", m, " micro-batches");
+                const Schedule schedule = make_schedule(generator.name, p, m);
+                const Costs costs = equal_costs(schedule, 1, 1.25, 0.5);
+                const Timeline expected = simulate(schedule, costs);
+                const Recording recording =
+                    pipeline_recording(schedule, [&](const Step& step) { return costs.step(0, step); });
+                ReplayModel model = plain_model(p, p, 1, 1);
+                model.transfer = [](const CommCall&, const std::vector<int64_t>&, int64_t) { return Transfer{}; };
+                for (const bool streams : {true, false}) {
+                    model.streams = streams;
+                    const SimulatedStep step = simulate_step(recording, model, {.traced = {p - 1}});
+                    EXPECT(near(step.seconds, expected.total()));
+                    EXPECT(std::abs(step.bubble - expected.bubble()) <= 1e-9);
+                    expect_sound(step);
+                }
+            }
+}
+
+TEST_CASE("a rank stands for all that do the same: equal to the simulation of every rank") {
+    int64_t fewer = 0;
+    for (uint64_t seed = 0; seed < 300; ++seed) {
+        const int64_t tp = 1 + int64_t(seed % 3), dp = 1 + int64_t(seed / 3 % 4), pp = 1 + int64_t(seed / 12 % 3);
+        const int64_t ranks = tp * dp * pp, per_node = 1 + int64_t(random_bits(seed, 99) % 5);
+        const Recording recording = random_recording(seed, tp, dp, pp);
+        ReplayModel model = plain_model(ranks, per_node, 100, 150, 0.02);
+        model.streams = seed % 5 > 1;
+        if (model.streams && seed % 7 < 2) model.host_s = 0.05;
+        if (!model.streams && seed % 2 == 0) model.cores = 1 + int64_t(random_bits(seed, 98) % 3);
+        ReplayOptions options;
+        if (seed % 4 == 1) options.slow_ranks = {{int64_t(seed) % ranks, 3.0}};
+        if (seed % 4 == 2) options.slow_links = {{int(seed % uint64_t(ranks)), 3.0}};
+        INFO("seed ", seed, ": ", tp, " x ", dp, " x ", pp, ", ", per_node, " per node");
+        const SimulatedStep one = simulate_step(recording, model, options);
+        options.symmetry = false;
+        for (int64_t rank = 0; rank < ranks; ++rank) options.traced.push_back(rank);
+        const SimulatedStep all = simulate_step(recording, model, options);
+        EXPECT(all.simulated_ranks == ranks);
+        fewer += one.simulated_ranks < ranks;
+        expect_equal(one, all);
+        expect_sound(all);
+        EXPECT(near(sum_of_parts(one), one.seconds));
+    }
+    EXPECT(fewer > 100);
+}
+
+TEST_CASE("a slow rank delays all, jitter is the seed's, and neither makes a step shorter than its longest rank") {
+    const Recording recording = random_recording(5, 2, 2, 2);
+    const ReplayModel model = plain_model(8, 4, 100, 150, 0.02);
+    const double plain = simulate_step(recording, model).seconds;
+    EXPECT(simulate_step(recording, model, {.slow_ranks = {{3, 1.5}}}).seconds > plain);
+    const auto jittered = [&](uint64_t seed) {
+        return simulate_step(recording, model, {.jitter = 0.1, .seed = seed}).seconds;
+    };
+    EXPECT(jittered(1) == jittered(1));
+    EXPECT(jittered(1) != jittered(2));
+    EXPECT(std::abs(jittered(1) / plain - 1) < 0.3);
+    EXPECT(simulate_step(recording, model, {.jitter = 1e-9}).simulated_ranks == 8);
+    EXPECT(near(simulate_step(recording, model, {.jitter = 1e-12}).seconds, plain, 1e-6));
+    // Each op deviates on its own: 4 s in one op by 10%, in 100 ops by a tenth of that.
+    for (const int64_t ops : {1, 100}) {
+        Script script;
+        for (int64_t i = 0; i < ops; ++i) script.op(4.0 / double(ops));
+        const Recording alone = recording_of(1, {}, {script}, [](int64_t) { return 0; });
+        double squares = 0;
+        for (uint64_t seed = 0; seed < 500; ++seed) {
+            const double seconds = simulate_step(alone, plain_model(1, 1, 1, 1), {.jitter = 0.1, .seed = seed}).seconds;
+            squares += (seconds - 4) * (seconds - 4) / 500;
+        }
+        EXPECT(std::sqrt(squares) == doctest::Approx(0.4 / std::sqrt(double(ops))).epsilon(0.1).scale(0));
+    }
+}
+
+TEST_CASE("ranks that share cores") {
+    Script script;
+    script.op(3);
+    const Recording recording = recording_of(4, {}, {script}, [](int64_t) { return 0; });
+    ReplayModel model = plain_model(4, 4, 1, 1);
+    model.streams = false;
+    for (const auto& [cores, seconds] : {std::pair(0, 3.0), {1, 12.0}, {2, 6.0}, {3, 4.0}, {4, 3.0}, {8, 3.0}}) {
+        model.cores = cores;
+        const SimulatedStep step = simulate_step(recording, model);
+        EXPECT(near(step.seconds, seconds));
+        EXPECT(step.simulated_ranks == 1);
+    }
+    // One rank has half as much to do and leaves its share to the others: 4 x 1.5 s on two cores, then 3 x 1.5 s.
+    model.cores = 2;
+    const SimulatedStep step = simulate_step(recording, model, {.slow_ranks = {{0, 0.5}}});
+    EXPECT(near(step.seconds, 4 * 1.5 / 2 + 3 * 1.5 / 2));
+    // Six ranks on nodes of four: four share the first one's core, two the second one's.
+    model = plain_model(6, 4, 1, 1);
+    model.streams = false;
+    model.cores = 1;
+    EXPECT(near(simulate_step(recording_of(6, {}, {script}, [](int64_t) { return 0; }), model).seconds, 4 * 3));
+}
+
+TEST_CASE("messages of a channel follow each other, and do not wait for collectives that were called before them") {
+    Script sends, receives;  // an all-reduce of 10 s, and beside it two messages of 1 s over a link of their own
+    sends.collective(0, 100);
+    const CommCall receive{.family = 1, .operation = "recv", .bytes = 10, .from = 0, .channel = true};
+    for (int i = 0; i < 2; ++i) sends.call({.family = 1, .operation = "send", .bytes = 10, .to = 1, .channel = true});
+    receives.collective(0, 100);
+    const int32_t first = receives.call(receive), second = receives.call(receive);
+    receives.wait(first).op(7).wait(second);
+    const Recording recording = recording_of(2, {family("pp", 2, [](int64_t) { return 0; })}, {sends, receives},
+                                             [](int64_t rank) { return int(rank); });
+    ReplayModel model = plain_model(2, 2, 10, 10);
+    model.transfer = [](const CommCall& call, const std::vector<int64_t>&, int64_t) {
+        return Transfer{.loads = {{call.channel ? 1 : 0, double(call.bytes)}}};
+    };
+    const SimulatedStep step = simulate_step(recording, model);
+    EXPECT(near(step.seconds, 10));
+    EXPECT(near(step.compute, 7 / 2.0));
+    EXPECT(near(step.exposed.at("pp"), 1 / 2.0));  // rank 1 waits for the first message alone
+}
+
+TEST_CASE("a cluster's cores, and the launches of its host") {
+    ClusterModel cluster;
+    cluster.name = "by hand";
+    cluster.device.measured["op"] = {1, 0};  // a FLOP per second
+    cluster.nodes = 1, cluster.gpus_per_node = 4, cluster.rails = 1;
+    cluster.host = {1, 0, "host"};
+    cluster.cores = 2;
+    cluster.device.streams = false;
+    Script script;
+    script.op(1).op(1).op(10).op(1).op(1);
+    const Recording recording = recording_of(4, {}, {script}, [](int64_t) { return 0; });
+    EXPECT(near(simulate_step(recording, cluster).seconds, 4 * 14 / 2.0));
+    cluster.cores = 0;
+    EXPECT(near(simulate_step(recording, cluster).seconds, 14));
+    cluster.device.host_s = 2;
+    EXPECT(near(simulate_step(recording, cluster).seconds, 14 + 5 * 2));
+    cluster.device.streams = true;  // the launches run ahead of the device
+    EXPECT(near(simulate_step(recording, cluster).seconds, 6 + 10 + 2));
+}
+
+TEST_CASE("the report: per device, of the peak of the dtype, and the memory of the rank with most") {
+    Script small, large;
+    small.book(2'000'000'000).op(2);
+    large.book(5'000'000'000).op(2);
+    const Recording recording = recording_of(4, {}, {small, large}, [](int64_t rank) { return int(rank == 2); });
+    const SimulatedStep step = simulate_step(recording, plain_model(4, 4, 1, 1));
+    ClusterModel cluster;
+    cluster.name = "by hand";
+    cluster.device = {.name = "D", .peak_bf16 = 8e12, .peak_fp32 = 4e12, .memory_bytes = 4e9};
+    for (const auto& [dtype, peak] : {std::pair(DType::bf16, 8e12), {DType::f32, 4e12}, {DType::f64, 2e12}}) {
+        const StepWork work{4000, 8e12, dtype};
+        EXPECT(near(tokens_per_s_per_gpu(step, work, 4), 4000 / 2.0 / 4));
+        EXPECT(near(mfu(step, work, cluster, 4), 8e12 / 2 / 4 / peak));
+    }
+    const std::string text = step_table(step, recording, cluster, {4000, 8e12, DType::bf16}).text();
+    INFO(text);
+    EXPECT(text.find("2,000 tokens/s, 500 per device; MFU 12.5% of 8 TFLOP/s") != text.npos);
+    EXPECT(text.find("peak memory 5.00 GB on rank 2, of the 4 GB of each D: it does not fit") != text.npos);
+}
+
+TEST_CASE("the memory of a traced rank, and the parts of its step") {
+    Script script;
+    script.book(100).part(Sequence::Part::Kind::setup);
+    script.book(5).op(1).book(-5).book(7).op(2).part(Sequence::Part::Kind::schedule_step, {Pass::forward, 3});
+    script.op(50).part(Sequence::Part::Kind::end);
+    const Recording recording = recording_of(2, {}, {script}, [](int64_t) { return 0; });
+    const SimulatedStep step = simulate_step(recording, plain_model(2, 2, 1, 1), {.traced = {0, 1}});
+    EXPECT(near(step.seconds, 3));
+    REQUIRE(step.memory.size() == 4);
+    EXPECT(step.memory[0].now[int(Memory::activations)] == 105);
+    EXPECT(step.memory[0].seconds == 0);
+    EXPECT(step.memory[1].now[int(Memory::activations)] == 107);
+    EXPECT(step.memory[1].seconds == 1);
+    EXPECT(step.memory[2].rank == 1);
+    EXPECT(std::count_if(step.spans.begin(), step.spans.end(), [](const SimulatedStep::Span& span) {
+               return span.stream == -1 && span.name == "F3" && span.begin == 0 && near(span.end, 3);
+           }) == 2);
+    EXPECT(near(step.ops.at("op").seconds, 3));
+    EXPECT(near(step.ops.at("op").calls, 2));
+}
+
+TEST_CASE("layouts of the grid: recorded, and simulated as classes and rank by rank") {
+    const Text text;
+    const ClusterModel gpus = read_cluster("08_3d_full/clusters/h100-8x8.json", "cluster");
+    ClusterModel cpus = read_cluster("08_3d_full/clusters/cpu.json", "cluster");
+    cpus.cores = 16;  // on fewer, rounding grows until equal ranks fall out of step (quotient.h)
+    const std::vector<Layout> layouts = grid_layouts();
+    int64_t fewer = 0;
+    for (size_t i = 0; i < layouts.size(); ++i) {
+        if (!in_slice(int64_t(i))) continue;
+        INFO(layouts[i].text());
+        TrainOptions o = grid_shape(text);
+        layouts[i].use_family(o.model, int64_t(i) % 3);
+        o.model.tied = layouts[i].tied;
+        o.recompute = layouts[i].recompute;
+        ParallelConfig config = layouts[i].config();
+        validate(config, o, config.mesh.size());
+        const Recording recording = record_step(o, Dataset(o.data, o.model.vocab, o.seq_len, 0), config);
+        for (const ClusterModel& cluster : {gpus, cpus}) {
+            INFO(cluster.name);
+            const SimulatedStep one = simulate_step(recording, cluster);
+            ReplayOptions options{.symmetry = false};
+            for (int64_t rank = 0; rank < recording.ranks; ++rank) options.traced.push_back(rank);
+            const SimulatedStep all = simulate_step(recording, cluster, options);
+            fewer += one.simulated_ranks < all.simulated_ranks;
+            expect_equal(one, all);
+            expect_sound(all);
+            options.symmetry = true;
+            options.slow_ranks = {{5, 2.0}};
+            const SimulatedStep slow = simulate_step(recording, cluster, options);
+            EXPECT(slow.seconds > one.seconds);
+            options.symmetry = false;
+            expect_equal(slow, simulate_step(recording, cluster, options));
+        }
+    }
+    EXPECT(fewer > 0);
+}
+
+TEST_CASE("what cannot be simulated is said in one line") {
+    Script script;
+    script.op(1);
+    const Recording recording = recording_of(600, {}, {script}, [](int64_t) { return 0; });
+    const ReplayModel model = plain_model(600, 8, 1, 1);
+    EXPECT_USAGE_ERROR(simulate_step(recording, model, {.jitter = 0.1}), "jitter: 600 ranks");
+    EXPECT_USAGE_ERROR(simulate_step(recording, model, {.jitter = 2}), "a jitter of 2");
+    EXPECT_USAGE_ERROR(simulate_step(recording, model, {.slow_ranks = {{600, 2}}}), "slow rank 600");
+    EXPECT_USAGE_ERROR(simulate_step(recording, model, {.slow_links = {{1000, 2}}}), "slow link 1000");
+    EXPECT_USAGE_ERROR(simulate_step(recording, model, {.traced = {-1}}), "no rank -1");
+    Script waits, passes;
+    waits.wait(waits.call({.family = 0, .operation = "recv", .bytes = 1, .from = 1, .where = "x.cpp:1"}));
+    passes.op(1);
+    const Recording stuck = recording_of(2, {}, {waits, passes}, [](int64_t rank) { return int(rank); });
+    DOCTEST_CHECK_THROWS_WITH_AS((void)simulate_step(stuck, plain_model(2, 2, 1, 1)),
+                                 doctest::Contains("rank 0 waits for world.recv (x.cpp:1)"), CommonError);
+}

@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+"""Holds docs/claims.md to the programs and to docs/claims.py; exit code 1, with the row, where a figure or a verdict is
+wrong.
+
+    python3 tests/claims.py BIN_FOLDER [--write] [--list]     --write: correct stale figures; --list: rows and verdicts
+    python3 tests/claims.py --self-test
+
+A row of the page: name | quoted | here | verdict | shown by. A command of the page ends with `# run N`; where rows also
+use it with other options, `# run N; also --zero 1, --zero 2`. A comment above the table (`measured: computed`, in
+tests/lessons_figures.py) has the expressions:
+
+    M1 | 2: ...    what the quoted numbers are here. Within 5%, or what stands behind ~, the verdict must be right or
+                   right if, else wrong
+    M1 | 3: ...    the numbers of "here", to the printed digits; M1 | 4: those of the verdict
+
+with run3.printed(...), run3(zero=1).sent() and all of tests/lessons_figures.py; and
+
+    arithmetic("what")      the value in the line of docs/claims.py that has the row's name and these words
+    agree(a, b)             a, if b is the same to 0.1%; agree(a, b, 2): to 2%
+    inside(x, y)            the quoted numbers, pairs of limits, where x and y are inside, else x and y
+    quoted                  the quoted numbers
+
+Numbers in `code` are conditions and formulas, and not compared; all others are. "shown by" must name the runs that the
+expressions use, and `arithmetic` if they use that. Each command runs once. Then every number of the page is changed,
+one at a time, and must be found. A row with four columns (name | quoted | verdict | reference) is by reading.
+"""
+import argparse
+import math
+import pathlib
+import re
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "tests"))
+from lessons import Lessons, parse  # noqa: E402
+from lessons_figures import FigureError, Readme, Run, Runner, cells_of, numbers, plain  # noqa: E402
+from predict import Check  # noqa: E402
+
+ARITHMETIC = "python3 docs/claims.py"
+VERDICTS = ("right if", "right", "wrong", "open")
+QUOTED, HERE, VERDICT, SHOWN = 2, 3, 4, 5  # columns
+TOLERANCE = 0.05  # of a quoted number
+RUN = re.compile(r"#\s*run (\d+)(?:; also (.*))?$")
+
+
+def masked(text):
+    """The page without the digits of `code`, names (ZeRO-3) and run N in tables; other numbers keep their places."""
+    def letters(match):
+        return re.sub(r"\d", "x", match[0])
+
+    def of_line(line):
+        return re.sub(r"`[^`]*`|\b[A-Za-z]+-\d|\brun \d+", letters, line) if line.startswith("|") else line
+    return "\n".join(map(of_line, text.split("\n")))
+
+
+def variant(command, options):
+    """The command with other values of options, and options that it lacks."""
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        command, count = re.subn(rf"(?<=\s){flag} \S+", f"{flag} {value}", command)
+        if count == 0:
+            command += f" {flag} {value}"
+    return command
+
+
+class Command:
+    """A numbered command of the page, in expressions."""
+
+    def __init__(self, run, number, command, variants, options=None):
+        self.run, self.number, self.command, self.variants, self.options = run, number, command, variants, options or {}
+
+    def __call__(self, **options):
+        for name, value in options.items():
+            text = f"--{name.replace('_', '-')} {value}"
+            if text not in self.variants and f" {text} " not in f" {self.command} ":
+                raise FigureError(f"run {self.number} with {text}: the page does not say so (# run N; also ...)")
+        return Command(self.run, self.number, self.command, self.variants, {**self.options, **options})
+
+    def __getattr__(self, name):
+        return getattr(self.run(variant(self.command, self.options)), name)
+
+
+def agree(a, b, percent=0.1):
+    for x, y in zip(*([each] if isinstance(each, (int, float)) else each for each in (a, b)), strict=True):
+        if not abs(x - y) <= percent / 100 * abs(y):
+            raise FigureError(f"the programs have {x:.10g}, the arithmetic {y:.10g}")
+    return a
+
+
+class Row(Run):
+    """The names that the expressions of the page may use."""
+    commands = {}
+
+    def names(self, row):
+        quoted = [number.value for number in numbers(row[QUOTED - 1])]
+
+        def arithmetic(*what):
+            found = []
+            for each in what:
+                lines = [line.split("  ") for line in self.runner.run(ARITHMETIC).lines]
+                values = [cells[2] for cells in lines if cells[:2] == [row[0], each]]
+                if len(values) != 1:
+                    raise FigureError(f"docs/claims.py has no line \"{row[0]}  {each}\"")
+                found.append(float(values[0]))
+            return found[0] if len(found) == 1 else found
+
+        def inside(*values):
+            limits = zip(quoted[::2], quoted[1::2])
+            return [each for (low, high), value in zip(limits, values, strict=True)
+                    for each in ((low, high) if low <= value <= high else (value, value))]
+        commands = {f"run{number}": Command(self.runner.run, number, *entry) for number, entry in self.commands.items()}
+        return {**commands, "arithmetic": arithmetic, "inside": inside, "agree": agree, "quoted": quoted}
+
+
+class Rows(Runner):
+    commands = {}
+
+    def run(self, command):
+        if command != "computed":
+            return super().run(command)
+        row = Row(self, command, [], [])
+        row.commands = self.commands
+        return row
+
+
+class Claims(Check):
+    """The page against its commands. Check has the comparison of a figure, and writes."""
+
+    def __init__(self, root, programs, announce=None):
+        super().__init__(root, programs)
+        self.runner = Rows(root, programs, 300, announce)
+        self.lessons = Lessons(root, programs)
+        self.verdicts = {}  # of each row
+
+    def page(self, path, text, write=False, only=None):
+        """Checks the text of the page, or only the figures of one row; --write changes the file."""
+        self.read_commands(path, text)
+        page, changes = Readme(path, masked(text)), []
+        for line, message in page.errors:
+            self.error(path, line, message)
+        if page.errors:  # of a table: its rows would have no figures
+            return
+        rows = {}
+        for number, line in enumerate(text.split("\n"), 1):
+            if re.match(r"\| [A-Z]\d+ \|", line):
+                cells = [cell.strip() for cell, _ in cells_of(line)]
+                if cells[0] in rows:
+                    self.error(path, number, f"{cells[0]} for the second time")
+                rows[cells[0]] = (number, cells)
+        figures = {name: [figure for figure in page.figures if figure.row[0] == name] for name in rows}
+        used = set()
+        for name, (line, cells) in rows.items():
+            used |= self.row(path, line, name, cells, figures[name])
+            for figure in figures[name]:
+                if figure.left_out or only not in (None, name):
+                    continue
+                try:
+                    changes += self.value(path, figure)
+                except FigureError as error:
+                    self.error(path, line, f"{name}: {error}")
+        for number in sorted(self.runner.commands.keys() - used):
+            self.error(path, 1, f"run {number}: no row uses it")
+        if not rows:
+            self.error(path, 1, "the page has no rows")
+        if write and changes:
+            self.write(path, changes)
+
+    def read_commands(self, path, text):
+        self.runner.commands.clear()
+        for block in parse(text):
+            for line, command in self.lessons.commands(block):
+                found = RUN.search(command)
+                if not found:
+                    continue
+                number, command = int(found[1]), command[:found.start()].strip()
+                if number in self.runner.commands:
+                    self.error(path, line, f"run {number} for the second time")
+                variants = [each.strip() for each in (found[2] or "").split(",")]
+                for each in filter(None, variants):
+                    self.known.check(variant(command, dict([each.removeprefix("--").split(" ")])), [], False,
+                                     lambda message: self.error(path, line, f"{message}, in run {number}"))
+                self.runner.commands[number] = command, variants
+
+    def row(self, path, line, name, cells, figures):
+        """What stands in the cells; the numbers of the runs that the row uses."""
+        by_reading = len(cells) == SHOWN - 1  # name | quoted | verdict | reference
+        verdict = re.match(r"\*\*(.*?)\*\*", cells[VERDICT - 1 - by_reading]) if len(cells) >= SHOWN - 1 else None
+        if not verdict or verdict[1] not in VERDICTS:
+            self.error(path, line, f"{name}: no verdict among {', '.join(VERDICTS)}")
+            return set()
+        self.verdicts[name] = verdict[1]
+        if by_reading:
+            if not re.search(r"https://\S+", cells[-1]):
+                self.error(path, line, f"{name}: no reference")
+            return set()
+        expressions = " ".join(figure.expression for figure in figures)
+        used = {int(number) for number in re.findall(r"\brun(\d+)\b", expressions)}
+        named = {int(number) for number in re.findall(r"run (\d+)", plain(cells[SHOWN - 1]))}
+        if used != named:
+            self.error(path, line, f"{name}: says run {sorted(named)}, uses run {sorted(used)}")
+        if ("arithmetic(" in expressions) != ("arithmetic" in cells[SHOWN - 1]):
+            self.error(path, line, f"{name}: \"arithmetic\" is named or used, and not both")
+        if not used and "arithmetic(" not in expressions and verdict[1] != "open":
+            self.error(path, line, f"{name}: neither a run nor arithmetic shows it")
+        columns = {figure.column for figure in figures}
+        if verdict[1] != "open" and HERE not in columns:
+            self.error(path, line, f"{name}: no number of it is checked")
+        if any(figure.left_out and (verdict[1] != "open" or figure.column != QUOTED) for figure in figures):
+            self.error(path, line, f"{name}: only what an open claim quotes is left out")
+        return used
+
+    def value(self, path, figure):
+        """[change] of a figure that is stale; quoted numbers against the verdict."""
+        actual, printed = figure.actual(self.runner), numbers(figure.text)
+        for value in actual:
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise FigureError(f"{figure.expression} is {value!r}, no number")
+        if figure.column != QUOTED:
+            return self.figure(path, figure, printed, actual)
+        if len(printed) != len(actual):
+            raise FigureError(f"{len(printed)} quoted numbers, {figure.expression} has {len(actual)}")
+        good = all(abs(number.value - value) <= (figure.tolerance or TOLERANCE) * abs(value)
+                   for number, value in zip(printed, actual))
+        self.count(path, figure.line, len(printed))
+        verdict = self.verdicts.get(figure.row[0], "open")
+        if verdict != "open" and good != verdict.startswith("right"):
+            raise FigureError(f"the verdict is \"{verdict}\", but quoted are {[n.value for n in printed]}, "
+                              f"here {[float(f'{value:.6g}') for value in actual]}")
+        return []
+
+
+def other(number):
+    """The text of a number that differs by more than rounding, and by more than what the verdicts allow."""
+    value = number.value
+    for changed in (value + 3 * (number.unit or 1), value * 1.5 + 1):
+        text = number.like(changed)
+        if text != number.text:
+            return text
+    raise AssertionError(number.text)
+
+
+def planted(checker, path, text):
+    """[what is not found] if one number of the page at a time is wrong."""
+    missed, count, lines = [], 0, text.split("\n")
+    page = Readme(path, masked(text))
+    for figure in page.figures:
+        name, verdict = figure.row[0], checker.verdicts[figure.row[0]]
+        for number in numbers(figure.text):
+            wrong = [other(number)]
+            if figure.column == QUOTED:  # another limit of a range may be as right on one side
+                wrong = [number.like(number.value * 3 + 1), number.like(number.value / 3)]
+                if not verdict.startswith("right"):
+                    continue  # another wrong number is as wrong
+            at, line = figure.begin + number.begin, lines[figure.line - 1]
+            checker.errors = []
+            for each in wrong:
+                lines[figure.line - 1] = line[:at] + each + line[at + len(number.text):]
+                checker.page(path, "\n".join(lines), only=name)
+            lines[figure.line - 1] = line
+            count += 1
+            if not any(f": {name}: " in error or f" of \"{name}\" " in error for error in checker.errors):
+                missed.append(f"{path.name}:{figure.line}: {name}: {wrong[0]} in place of {number.text} is not found")
+    checker.errors = []
+    return missed, count
+
+
+# ---- the check of the check -----------------------------------------------------------------------------------------
+
+PAGE = """\
+# Page
+<!-- measured: computed
+M1 | 2: arithmetic("bf16 gradients")
+M1 | 3: agree(run1.printed("bytes", 2), arithmetic("bf16 gradients"))
+M1 | 4: run1(zero=2).printed("bytes", 2)
+M2 | 2: run2.printed("bytes", 2)
+M2 | 3: run2.printed("bytes", 2)
+left out M3 | 2: open
+-->
+| | quoted | here | verdict | shown by |
+|---|---|---|---|---|
+| M1 | 16 bytes | 16 | **right** on `4 GPUs`: ZeRO-2 has 8 | run 1, arithmetic |
+| M2 | 12 bytes | 16.0 | **wrong** | run 2 |
+| M3 | 1 to 2 GB | - | **open** | - |
+
+| | quoted | verdict | reference |
+|---|---|---|---|
+| A1 | a name | **wrong** | [its page](https://example.org) |
+
+    build/bin/03_zero --zero 1    # run 1; also --zero 2
+    build/bin/03_zero --zero 1    # run 2
+"""
+PROGRAM = """\
+#!/bin/sh
+if [ "$1" = --help ]; then echo '  --zero 0|1|2|3   stage'; exit 0; fi
+[ "$2" = 3 ] && { echo "bytes  nan"; exit 0; }
+echo "bytes  $((16 / $2))"
+"""
+# (what is changed, from, to, what is said; "": nothing)
+MUTATIONS = [
+    ("nothing changed", "", "", ""),
+    ("another figure", "| 16.0 |", "| 16.1 |", "column \"here\" of \"M2\" has 16.1, today 16.0"),
+    ("a figure in the verdict", "ZeRO-2 has 8", "ZeRO-2 has 9", "column \"verdict\" of \"M1\" has 9, today 8"),
+    ("a condition", "`4 GPUs`", "`8 GPUs`", ""),
+    ("right, and is not", "| 16 bytes |", "| 18 bytes |", "M1: the verdict is \"right\", but quoted are [18.0]"),
+    ("wrong, and is right", "| 12 bytes |", "| 16 bytes |", "M2: the verdict is \"wrong\""),
+    ("no verdict", "**wrong**", "**no**", "M2: no verdict among"),
+    ("a run that is not used", "| run 2 |", "| run 1, run 2 |", "M2: says run [1, 2], uses run [2]"),
+    ("a run that is not named", "16.0 | **wrong** | run 2", "16.0 | **wrong** | run 3", "M2: says run [3]"),
+    ("arithmetic that is not named", "run 1, arithmetic", "run 1", "is named or used, and not both"),
+    ("arithmetic that does not exist", "arithmetic(\"bf16 gradients\")\nM1 | 3", "arithmetic(\"none\")\nM1 | 3",
+     "docs/claims.py has no line \"M1  none\""),
+    ("programs and arithmetic differ", "--zero 1    # run 1;", "--zero 2    # run 1;",
+     "M1: the programs have 8, the arithmetic 16"),
+    ("an option that the page does not name", "; also --zero 2", "", "run 1 with --zero 2: the page does not say so"),
+    ("a figure without an expression", "M2 | 3: run2.printed(\"bytes\", 2)\n", "", "has numbers, but no entry"),
+    ("output that is not a number", "--zero 1    # run 2", "--zero 3    # run 2", "M2: 1 quoted numbers"),
+    ("not a number", "M2 | 3: run2.printed(\"bytes\", 2)", "M2 | 3: float(\"nan\") + run2.printed(\"bytes\", 2)",
+     "is nan, no number"),
+    ("output that is missing", "M2 | 3: run2.printed(\"bytes\", 2)", "M2 | 3: run2.printed(\"byte\", 2)",
+     "the output has no line \"byte\""),
+    ("a run without a row", "# run 2\n", "# run 2\n    build/bin/03_zero --zero 2    # run 3\n",
+     "run 3: no row uses it"),
+    ("an expression without a row", "| M2 | 12 bytes | 16.0 | **wrong** | run 2 |\n", "", "no row begins with \"M2\""),
+    ("a run twice", "# run 2", "# run 1", "run 1 for the second time"),
+    ("a figure that is left out", "M2 | 3: run2.printed(\"bytes\", 2)", "left out M2 | 3: no",
+     "only what an open claim quotes"),
+    ("no reference", "https://example.org", "page", "A1: no reference"),
+    ("nothing that shows it", "| **open** |", "| **right** |", "M3: neither a run nor arithmetic shows it"),
+]
+
+
+def self_test():
+    failed = 0
+    for name, old, new, said in MUTATIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder).resolve()
+            files = {"bin/03_zero": PROGRAM, "CMakeLists.txt": "add_chapter(03_zero below)\n",
+                     "docs/claims.md": PAGE.replace(old, new) if old else PAGE,
+                     "docs/claims.py": (ROOT / "docs/claims.py").read_text()}
+            for file, text in files.items():
+                (root / file).parent.mkdir(exist_ok=True)
+                (root / file).write_text(text)
+            (root / "bin/03_zero").chmod(0o755)
+            path = root / "docs/claims.md"
+            text = path.read_text()
+            checker = Claims(root, root / "bin")
+            checker.page(path, text)
+            good = any(said in error for error in checker.errors) if said else not checker.errors
+            if good and name == "nothing changed":
+                missed, count = planted(checker, path, text)
+                good = not missed and count == 4
+                checker.errors += missed + [f"{count} planted"]
+            if good and name == "another figure":  # --write mends it
+                path.write_text(text)
+                Claims(root, root / "bin").page(path, text, write=True)
+                good = path.read_text() == text.replace("16.1", "16.0")
+        print(f"{'ok  ' if good else 'FAIL'} {name}" +
+              ("" if good else ": " + "; ".join(checker.errors or ["no error"])))
+        failed += not good
+    return bool(failed)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin", nargs="?", type=pathlib.Path, help="folder of the programs")
+    parser.add_argument("--write", action="store_true", help="correct stale figures in the page")
+    parser.add_argument("--list", action="store_true", help="print the rows with their verdicts")
+    parser.add_argument("--self-test", action="store_true", help="check the check on a small page")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        return self_test()
+    if not arguments.bin or not arguments.bin.is_dir():
+        parser.error("which folder of programs?")
+    began, path = time.monotonic(), ROOT / "docs/claims.md"
+
+    def announce(command):
+        print(f"{time.monotonic() - began:6.1f} s  {command}", file=sys.stderr, flush=True)
+    checker, text = Claims(ROOT, arguments.bin.resolve(), announce=announce), path.read_text()
+    checker.page(path, text, arguments.write)
+    if arguments.list:
+        for name, verdict in checker.verdicts.items():
+            print(f"{name:4} {verdict}")
+    for each in checker.written:
+        print(f"wrote {each}")
+    figures = checker.checked[path.parent.name][1]
+    if not checker.errors:
+        missed, count = planted(checker, path, path.read_text())
+        checker.errors += missed
+        print(f"{count} wrong figures planted, one at a time: {count - len(missed)} found")
+    for error in checker.errors:
+        print(error)
+    print(f"{len(checker.verdicts)} claims, {figures} numbers, {len(checker.runner.runs)} commands, "
+          f"{time.monotonic() - began:.0f} s: " + (f"{len(checker.errors)} differences" if checker.errors else
+                                                   "every figure is what its command gives"))
+    return bool(checker.errors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
