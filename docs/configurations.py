@@ -21,7 +21,8 @@ TOLERANCE = 0.01
 # Layouts that are simulated, of each case: the planner's default, 100, takes minutes.
 SIMULATIONS = {"30b-16": 40, "405b-16384": 6}
 FEW = 20
-# Name: the flags of build/bin/plan. Batches: 4M tokens (Llama 2), 3.2M (GPT-3), 16M (Llama 3).
+# Name: the flags of build/bin/plan. Batches: 4M tokens (Llama 1 and 2), 3.2M (GPT-3), 16M (Llama 3). --model 70b is
+# Llama 3's shape; 70b-64 trains it with Llama 2's batch and length.
 CASES = {
     "7b-8": "--model 7b --gpus 8 --cluster h100-8.json --seq-len 4096 --global-batch 1024",
     "13b-8": "--model 13b --gpus 8 --cluster h100-8.json --seq-len 4096 --global-batch 1024",

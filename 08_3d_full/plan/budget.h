@@ -20,8 +20,10 @@ double checkpoint_bytes(double parameters, double bytes_per_parameter = 12);
 // parameter, so N = sqrt(C / 120). Approach 3 fits the loss of N parameters and D tokens,
 //     L(N, D) = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
 // which is least, at a given C, where  N = G (C/6)^a,  D = (C/6)^b / G,  a = 0.28/0.62,  b = 0.34/0.62,
-// G = (0.34 * 406.4 / (0.28 * 410.7))^(1/0.62). (It gives smaller models and more tokens than 20 per parameter;
-// Besiroglu et al. 2024 fit the same data again and find about 20.)
+// G = (0.34 * 406.4 / (0.28 * 410.7))^(1/0.62). It gives smaller models and more tokens than 20 per parameter. These
+// are the constants as printed, rounded in a way that biases the optimum (Besiroglu et al. 2024): at 5.76e23 FLOPs it
+// is 32 B parameters with 93 tokens each, where the paper's approach 3 gives 40 B. Besiroglu et al. fit data
+// reconstructed from the paper's plots and find about 20.
 constexpr double kTokensPerParameter = 20;
 struct ModelAndTokens {
     double parameters = 0, tokens = 0;
@@ -31,13 +33,14 @@ ModelAndTokens chinchilla_by_fit(double flops);
 double chinchilla_loss(double parameters, double tokens);  // nats per token, of the paper's data
 
 // ---- the critical batch size ----------------------------------------------------------------------------------------
-// With the gradient noise scale B_noise = tr(Sigma) / |G|^2 (McCandlish et al. 2018; chapter 01's --noise-scale
-// measures it), a run with batches of B takes  S = S_min (1 + B_noise / B)  steps and  E = E_min (1 + B / B_noise)
-// tokens: at B = B_noise twice the fewest steps and twice the fewest tokens.
+// A run with batches of B takes  S = S_min (1 + B_crit / B)  steps and  E = E_min (1 + B / B_crit)  tokens: at
+// B = B_crit twice the fewest steps and twice the fewest tokens. The gradient noise scale B_noise = tr(Sigma) / |G|^2
+// predicts B_crit approximately (McCandlish et al. 2018; chapter 01's --noise-scale measures it); here it is B_crit.
 double steps_factor(double batch, double noise_scale);   // S / S_min
 double tokens_factor(double batch, double noise_scale);  // E / E_min
-// Kaplan et al. 2020, equation 1.4, a fit of measured noise scales by the loss: B_crit = 2.1e8 L^-(1/0.21), in tokens.
-// (For their data and vocabulary; DeepSeek and others find other constants.)
+// Kaplan et al. 2020, table 5 and figure 10, a fit by the loss: B_crit = 2.1e8 L^-(1/0.21), in tokens. (Equation 1.4
+// rounds to 2e8.) For their data and vocabulary; DeepSeek and others find other constants. The paper is not confident
+// in it far outside the losses that it explored (appendix C): the planner extrapolates.
 double kaplan_critical_batch(double loss);
 
 }  // namespace train70b
