@@ -105,7 +105,7 @@ def wrong_line(case, errors):
 
 def run(case, binaries, above):
     """(problem or "", stderr, seconds)."""
-    folder = pathlib.Path(tempfile.mkdtemp(dir=above))
+    folder, session = pathlib.Path(tempfile.mkdtemp(dir=above)), tempfile.mkdtemp(dir=above)
     mounted = None
     try:
         if case.setup:
@@ -119,8 +119,10 @@ def run(case, binaries, above):
                 time.sleep(0.02)
         before = snapshot(folder)
         words = [os.path.join(binaries, case.program), *case.arguments]
+        environment = {**os.environ, **ENVIRONMENT, **case.environment}
         if case.ranks > 1:
             words = ["mpirun", "--oversubscribe", "-np", str(case.ranks), *words]
+            environment["OMPI_MCA_orte_tmpdir_base"] = session  # two mpiruns at once may delete a folder that they share
         if case.gone:
             words = ["bash", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "bash", *words]
         if case.streams:
@@ -128,7 +130,7 @@ def run(case, binaries, above):
         with tempfile.TemporaryFile(dir=above) as out, tempfile.TemporaryFile(dir=above) as errors:
             begin = time.monotonic()
             process = subprocess.Popen(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
-                                       env={**os.environ, **ENVIRONMENT, **case.environment}, start_new_session=True)
+                                       env=environment, start_new_session=True)
             if case.meanwhile:
                 case.meanwhile(folder, process)
             late = False
@@ -163,7 +165,8 @@ def run(case, binaries, above):
     finally:
         if mounted:
             subprocess.run(["umount", mounted], check=False)
-        shutil.rmtree(folder, ignore_errors=True)
+        for made in (folder, session):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def report(case, problem, said):

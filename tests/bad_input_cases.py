@@ -409,7 +409,7 @@ def plan_cases(add, binaries):
             ("--zero 4", "--zero"), ("--recompute some", "--recompute"), ("--pipeline 2f2b", "--pipeline"),
             ("--pipeline file:my.txt", "--pipeline"), ("--fp8 current --tp-overlap on", ["--tp-overlap", "--fp8"]),
             ("--model 70b", ["--model 70b", "fits in no layout", "GB", "--gpus"]),
-            ("--model 7b --reserve-gb 79", ["fits in no layout", "GB"]), ("--reserve-gb 80", "--reserve-gb"),
+            ("--model 7b --reserve-gb 79", ["fits in no layout", "GB"]), ("--reserve-gb 86", "--reserve-gb"),
             ("--gpuz 8", "--gpuz"), ("125m", "125m"), ("--load-hf folder", "--load-hf")):
         bad(given.split(), expected)
     for without in (["--cluster"], ["--global-batch"]):

@@ -1,6 +1,7 @@
 #pragma once
 // --prometheus FILE.prom: the state of a run in the text format of Prometheus, for node exporter's textfile collector.
 // https://prometheus.io/docs/instrumenting/exposition_formats/, https://github.com/prometheus/node_exporter
+#include <limits>
 #include <optional>
 
 #include "01_single_gpu/io/report.h"
@@ -28,7 +29,7 @@ class Prometheus : public RunControl {
 
     std::string path_;  // empty: nothing is written
     const double every_seconds_;
-    double written_ = 0;  // now_seconds() of the last write
+    double written_ = -std::numeric_limits<double>::infinity();  // now_seconds() of the last write
     bool finished_ = false;
     std::optional<StepReport> last_;
     std::map<std::string, int64_t> bytes_;   // by operation, since the start of the program

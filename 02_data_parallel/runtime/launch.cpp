@@ -29,6 +29,16 @@ double early_timeout(int argc, char** argv) {
     return CommOptions().timeout;
 }
 
+// Without a launcher Open MPI starts a daemon beside the process, for ranks that it might spawn, and folders under /tmp
+// for both, which two programs that start at once may delete for each other. A rank that stays alone needs neither.
+// Other MPIs do not know these variables.
+void stay_alone() {
+    for (const char* launched : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+        if (std::getenv(launched)) return;
+    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
+}
+
 // Whether every rank arrives here within 5 seconds. When this rank ends with an error, the others may be in the middle
 // of a collective.
 bool all_arrive() {
@@ -50,6 +60,7 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
     restart_with_settings(argv);
     block_signals();  // before MPI creates its threads
     if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) this_rank = std::atoi(rank);
+    stay_alone();
     watchdog = std::make_unique<Watchdog>();
     constexpr double kStart = 4;  // additional seconds: a loaded machine is slow to start processes
     watchdog->set_timeout(early_timeout(argc, argv) + kStart);
@@ -76,6 +87,7 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
     const uint64_t record = collective_log().add("MPI_Finalize", std::source_location::current());
     collective_log().set(record, CollectiveLog::State::running);
     watchdog->unwatch();
+    if (exit_code != 0) watchdog->error_is_printed();
     MPI_Finalize();
     watchdog.reset();
     return exit_code;

@@ -201,7 +201,8 @@ void Watchdog::run() {
             std::_Exit(128 + SIGUSR1);
         } else if (signal == SIGTERM) {
             constexpr size_t kShown = 8;  // enough to see where the ranks are; Ctrl-C prints it on all of them
-            to_stderr(fmt::format("rank {}: terminated by SIGTERM; {}", this_rank, collective_log().text(kShown)));
+            if (!error_is_printed_)
+                to_stderr(fmt::format("rank {}: terminated by SIGTERM; {}", this_rank, collective_log().text(kShown)));
             std::_Exit(128 + SIGTERM);
         }
         // A tick that took much longer: this process was stopped (Ctrl-Z, a suspended machine), which is no timeout.

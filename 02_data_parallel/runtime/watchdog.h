@@ -79,6 +79,10 @@ class Watchdog {
     void watch(std::vector<Beat> beats);  // this rank's and the others'
     void unwatch();                       // before that memory is freed
 
+    // This rank ends with an error that has been printed. When another rank of the run ends first, mpirun terminates
+    // this one; its report would only add lines to that error.
+    void error_is_printed() { error_is_printed_ = true; }
+
     // From now on SIGUSR1 asks for the end of the run, and so does SIGTERM unless mpirun started this rank: srun sends
     // it to all ranks, mpirun to those that are left when one has died.
     void stop_on_signals() { stops_on_signals_ = true; }
@@ -106,7 +110,7 @@ class Watchdog {
     double paused_ = 0;
     std::atomic<int> pauses_{0};
     std::atomic<double> timeout_{0};
-    std::atomic<bool> stop_{false}, stops_on_signals_{false}, stop_requested_{false};
+    std::atomic<bool> stop_{false}, stops_on_signals_{false}, stop_requested_{false}, error_is_printed_{false};
     std::thread thread_, device_thread_;
 };
 
