@@ -17,6 +17,9 @@ void add_comm_flags(Flags& flags, CommOptions& o) {
               integer_from(0));
     flags.add("--comm-timeout", o.timeout, "seconds after which a collective is aborted", real_number(0, 1e6, false));
     flags.add_switch("--comm-check", o.check, "verify before each collective that all ranks make the same call");
+    flags.add("--comm-streams", o.streams,
+              "with nccl and --simulate: collectives of different groups overlap, or all run one after another",
+              one_of({"group", "one"}));
     flags
         .add("--all-reduce", o.all_reduce,
              help_of("all-reduce algorithm [default: ring; with nccl: library]", all_reduce_algorithms()),

@@ -10,6 +10,7 @@ struct CommOptions {
     int64_t fake_world = 0, fake_rank = 0;  // --comm fake: number of simulated ranks, and which one this process runs
     double timeout = 30;                    // --comm-timeout, seconds
     bool check = false;                     // --comm-check
+    std::string streams = "group";          // --comm-streams
     std::string all_reduce;                 // a name of all_reduce.h; empty: ring, or NCCL's own
 };
 void add_comm_flags(Flags& flags, CommOptions& options);

@@ -79,8 +79,8 @@ class StepRecorder : public Recorder, public RunControl {
                       .shift = o.shift,
                       .where = fmt::format("{}:{}", o.where.file_name(), o.where.line())};
         if (o.message) {
-            call.bytes = o.tensors[0].bytes();
-            if (o.tensors.size() > 1) call.received = o.tensors[1].bytes();
+            call.bytes = o.tensors.back().bytes();
+            if (o.tensors.size() > 1) call.received = o.tensors[0].bytes();
         } else {
             for (const Tensor& tensor : o.tensors) call.bytes = std::max(call.bytes, tensor.bytes());
         }

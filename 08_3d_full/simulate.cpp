@@ -82,6 +82,7 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
                 network.name(link).starts_with(fmt::format("node {}, network", node)))
                 simulate.replay.slow_links[link] = times;
     simulate.replay.seed = options.seed;
+    simulate.replay.stream_per_group = program.comm.streams == "group";
     if (simulate.replay.jitter > 0 && ranks > kMaxJitterRanks)
         usage_error("--simulate-jitter {}: each of {} ranks would have to be simulated (try at most {} ranks)",
                     simulate.replay.jitter, ranks, kMaxJitterRanks);

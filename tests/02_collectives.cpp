@@ -143,6 +143,25 @@ TEST_CASE("counts beyond the limit of one MPI call are sent in pieces") {
     EXPECT_EVERYWHERE(passed);
 }
 
+TEST_CASE("--comm-check: a tensor of a call of another group that nobody has waited for") {
+    const Comm other = world().split([](int) { return 0; }, "other");
+    Tensor whole = numbers(DType::f32, 10 * world().size(), [](int64_t i) { return i; });
+    Tensor part = numbers(DType::f32, 10, [](int64_t i) { return i; }), apart = Tensor::like(whole);
+    {
+        Work reads = world().all_gather(whole, part);
+        EXPECT_CHECK_FAILS(other.all_reduce(part));                                      // writes what is read
+        EXPECT_CHECK_FAILS(other.all_gather(apart, whole.row_slice(0, 10)));             // reads what is written
+        EXPECT_CHECK_FAILS(world().send(whole, (world().rank() + 1) % world().size()));  // a message is sent at once
+        Work reads_too = other.all_gather(apart, part);
+        reads_too.wait();
+    }
+    other.all_reduce(part).wait();
+    Work first = world().all_reduce(part), second = world().all_reduce(part);  // a group's calls keep their order
+    second.wait();
+    first.wait();
+    other.all_reduce(whole).wait();
+}
+
 TEST_CASE("asynchronous: nothing has happened before a wait; one wait launches all earlier calls, in order") {
     const int N = world().size();
     Tensor x = numbers(DType::f32, 10, [](int64_t) { return 1; });

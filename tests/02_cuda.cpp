@@ -136,6 +136,59 @@ TEST_CASE("device tensors: messages and collectives in any order that MPI allows
 }
 
 #if TRAIN70B_CUDA
+TEST_CASE("nccl: collectives of several groups in progress at once, on a stream for each group and on one for all") {
+    if (!has_gpu() || !nccl_works()) return;
+    for (const CommStreams streams : {CommStreams::group, CommStreams::one}) {
+        const Comm comm = nccl_comm(streams);
+        const int N = comm.size(), r = comm.rank();
+        std::vector<Comm> groups;  // all ranks; the even and the odd; neighbours
+        groups.push_back(comm.split([](int) { return 0; }, "all"));
+        groups.push_back(comm.split([](int rank) { return rank % 2; }, "parity"));
+        groups.push_back(comm.split([](int rank) { return rank / 2; }, "pairs"));
+        const std::vector<std::function<bool(int)>> member = {
+            [](int) { return true; }, [&](int p) { return p % 2 == r % 2; }, [&](int p) { return p / 2 == r / 2; }};
+        std::vector<Tensor> tensors;
+        std::vector<Work> works;
+        for (int i = 0; i < 12; ++i) {
+            tensors.push_back(numbers(DType::f32, i % 2 == 0 ? 100'000 : 17, r));
+            scale(tensors.back(), 2);
+            works.push_back(groups[size_t(i) % 3].all_reduce(tensors.back()));
+        }
+        bool good = true;
+        for (size_t i = works.size(); i-- > 0;) {
+            works[i].wait();
+            scale(tensors[i], 0.5f);
+            good = good && equals(tensors[i], [&](int64_t k) {
+                       double total = 0;
+                       for (int p = 0; p < N; ++p) total += member[i % 3](p) ? element(p, k) : 0;
+                       return total;
+                   });
+        }
+        INFO((streams == CommStreams::group ? "a stream for each group" : "one stream"));
+        EXPECT_EVERYWHERE(good);
+    }
+}
+
+TEST_CASE("nccl: with a stream for each group, a collective does not wait for another group's") {
+    if (!has_gpu() || !nccl_works() || world().size() < 2) return;
+    const Comm comm = make_comm(make_nccl_backend(CommStreams::group), {});  // --comm-check would wait on the host
+    const Comm one = comm.split([](int) { return 0; }, "one"), other = comm.split([](int) { return 0; }, "other");
+    Tensor x = numbers(DType::f32, 1000, comm.rank()), y = numbers(DType::f32, 1000, comm.rank());
+    one.barrier().wait();
+    std::vector<Work> works;  // in opposite orders: on one stream each would wait for the other's first, for ever
+    for (int i = 0; i < 2; ++i) {
+        const bool first = (i == 0) == (comm.rank() % 2 == 0);
+        works.push_back((first ? one : other).all_reduce(first ? x : y));
+    }
+    for (Work& work : works) work.wait();
+    const auto sum = [&](int64_t i) {
+        double total = 0;
+        for (int p = 0; p < comm.size(); ++p) total += element(p, i);
+        return total;
+    };
+    EXPECT_EVERYWHERE(equals(x, sum) && equals(y, sum));
+}
+
 TEST_CASE("a rank's GPU cannot change once it has streams or memory on one") {
     if (!has_gpu()) return;
     Tensor x({1}, DType::f32, Device::cuda);

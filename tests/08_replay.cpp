@@ -254,19 +254,34 @@ TEST_CASE("an all-reduce of two ranks: overlapped, exposed, and behind a slow ra
     }
 }
 
-TEST_CASE("collectives run in the order of the calls; a second one waits for the stream") {
-    // tp of 1 s, then world of 2 s; waits for the second first.
+TEST_CASE("collectives of a group run in the order of the calls; those of two groups at once, or on one stream") {
+    // tp of 1 s, then world of 2 s and tp of 1 s; waits for world first. tp and world have a link each.
     Script script;
-    const int32_t first = script.collective(1, 10), second = script.collective(0, 20);
-    script.wait(second).op(1).wait(first);
+    const int32_t first = script.collective(1, 10), second = script.collective(0, 20), third = script.collective(1, 10);
+    script.wait(second).op(0.5).wait(third).wait(first);
     const Recording recording =
         recording_of(2, {family("tp", 2, [](int64_t) { return 0; })}, {script}, [](int64_t) { return 0; });
-    const SimulatedStep step = simulate_step(recording, plain_model(2, 2, 10, 10), {.traced = {1}});
-    EXPECT(near(step.seconds, 4));
-    EXPECT(near(step.exposed.at("tp"), 1));
-    EXPECT(near(step.exposed.at("world"), 2));
-    REQUIRE(step.spans.size() >= 3);
-    expect_sound(step);
+    ReplayModel model = plain_model(2, 2, 10, 10);
+    model.links.assign(2, 10);
+    model.transfer = [](const CommCall& call, const std::vector<int64_t>&, int64_t) {
+        return Transfer{.loads = {{call.family, double(call.bytes)}}};
+    };
+    const SimulatedStep one = simulate_step(recording, model, {.traced = {1}, .stream_per_group = false});
+    EXPECT(near(one.seconds, 4));  // the op beside the third
+    EXPECT(near(one.exposed.at("tp"), 1 + 0.5));
+    EXPECT(near(one.exposed.at("world"), 2));
+    using Names = std::map<int, std::string>;
+    EXPECT(one.stream_names == Names{{-1, "schedule"}, {0, "computation"}, {1, "communication"}});
+    const SimulatedStep two = simulate_step(recording, model, {.traced = {1}});
+    EXPECT(near(two.seconds, 2.5));
+    EXPECT(near(two.exposed.at("world"), 2));
+    EXPECT(!two.exposed.contains("tp"));
+    EXPECT(two.stream_names ==
+           Names{{-1, "schedule"}, {0, "computation"}, {2, "communication world"}, {3, "communication tp"}});
+    for (const SimulatedStep& step : {one, two}) {
+        REQUIRE(step.spans.size() == 5);
+        expect_sound(step);
+    }
 }
 
 TEST_CASE("equal groups that share a link slow each other down") {

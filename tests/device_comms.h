@@ -18,16 +18,20 @@ inline bool has_gpu() {
     return has;
 }
 
+#if TRAIN70B_CUDA
+inline bool nccl_works() { return std::getenv("NCCL_HOSTID") || world().size() <= cuda_device_count(); }
+inline Comm nccl_comm(CommStreams streams) { return make_comm(make_nccl_backend(streams), {.check = true}); }
+#endif
+
 // The backends that can work here, each with a name for reports.
 inline std::vector<Comm> device_comms() {
     std::vector<Comm> list;
 #if TRAIN70B_CUDA
-    const int gpus = cuda_device_count();
     list.push_back(make_comm(make_staged_backend(), {.check = true}));
-    if (std::getenv("NCCL_HOSTID") || world().size() <= gpus)
-        list.push_back(make_comm(make_nccl_backend(), {.check = true}));
+    if (nccl_works())
+        list.push_back(nccl_comm(CommStreams::group));
     else if (this_rank == 0)
-        fmt::print("NOT TESTED: nccl ({} ranks, {} GPU, no NCCL_HOSTID)\n", world().size(), gpus);
+        fmt::print("NOT TESTED: nccl ({} ranks, {} GPU, no NCCL_HOSTID)\n", world().size(), cuda_device_count());
 #endif
     return list;
 }

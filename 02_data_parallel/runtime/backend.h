@@ -2,7 +2,7 @@
 // A backend moves bytes between the ranks of one group. Comm (comm.h) uses one of four:
 //   mpi     host tensors: plain MPI, called from one thread only
 //   staged  device tensors, copied through pinned host memory and sent by MPI: several ranks may share one GPU
-//   nccl    device tensors, one GPU per rank, on a communication stream; messages as staged does
+//   nccl    device tensors, one GPU per rank, on communication streams; messages as staged does
 //   fake    a simulated process group: one rank of N, with every peer assumed to hold a copy of this rank's data
 #include <functional>
 #include <string>
@@ -70,6 +70,7 @@ std::unique_ptr<Backend> make_mpi_backend();  // all ranks
 std::unique_ptr<Backend> make_fake_backend(int rank, int size);
 // In builds with CUDA only.
 std::unique_ptr<Backend> make_staged_backend();
-std::unique_ptr<Backend> make_nccl_backend();
+enum class CommStreams { group, one };  // --comm-streams: a stream for each group, or one for all
+std::unique_ptr<Backend> make_nccl_backend(CommStreams streams);
 
 }  // namespace train70b

@@ -1,8 +1,13 @@
-// The nccl backend: device tensors, one GPU per rank, on a communication stream of its own.
+// The nccl backend: device tensors, one GPU per rank, on communication streams.
 //
-// Events order it against everything else, and the host never waits: before an operation the communication stream waits
-// for the issuing stream; wait() makes the current stream wait for the operation. The issuing stream is the compute
-// stream, or, in an all-reduce written by hand, the side stream on which its additions run.
+// Events order them against everything else, and the host never waits: before an operation its stream waits for the
+// issuing stream; wait() makes the current stream wait for the operation. The issuing stream is the compute stream, or,
+// in an all-reduce written by hand, the side stream on which its additions run.
+//
+// Every group has a stream (--comm-streams group): ZeRO's gather of the next unit may take a millisecond between nodes,
+// and tensor parallelism's all-reduce, for which the computation waits, need not wait for it. Their kernels then run at
+// the same time, and each must find room on the GPU while those of others run. NCCL takes at most 32 blocks for one,
+// NCCL_MAX_CTAS fewer. With --comm-streams one the collectives of all groups run one after another.
 //
 // Messages (Comm::send and recv) do not go through NCCL but through host memory and MPI, as in the staged backend. NCCL
 // matches the sends and receives of a communicator by their order alone, and each blocks its stream until the peer is
@@ -148,7 +153,7 @@ cudaStream_t new_stream() {
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
     return stream;
 }
-cudaStream_t communication_stream() {
+cudaStream_t stream_of_all_groups() {
     static const cudaStream_t stream = new_stream();
     return stream;
 }
@@ -159,7 +164,7 @@ cudaStream_t side_stream() {
 
 class NcclBackend : public BackendOverMpi {
   public:
-    explicit NcclBackend(MPI_Comm comm) : BackendOverMpi(comm) {
+    NcclBackend(MPI_Comm comm, CommStreams streams) : BackendOverMpi(comm), streams_(streams) {
         cuda::stream();  // creates the device's context
         ncclUniqueId id{};
         if (rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
@@ -171,12 +176,14 @@ class NcclBackend : public BackendOverMpi {
         open_communicators().remove(comm_);
         if (std::uncaught_exceptions() > 0) return;
         synchronize();  // the scratch buffers are freed with this backend
-        if (channel_stream_) cudaStreamSynchronize(channel_stream_);
+        if (own_stream_) cudaStreamSynchronize(own_stream_);
         ncclCommDestroy(comm_);
-        if (channel_stream_) cudaStreamDestroy(channel_stream_);
+        if (own_stream_) cudaStreamDestroy(own_stream_);
     }
     const char* name() const override { return "nccl"; }
-    std::unique_ptr<Backend> same_kind(MPI_Comm comm) const override { return std::make_unique<NcclBackend>(comm); }
+    std::unique_ptr<Backend> same_kind(MPI_Comm comm) const override {
+        return std::make_unique<NcclBackend>(comm, streams_);
+    }
 
     bool on_stream() const override { return true; }
     RequestPtr on_side_stream(const std::function<void()>& body) override {
@@ -193,10 +200,8 @@ class NcclBackend : public BackendOverMpi {
             if (in && in.size() > 0) NCCL_CHECK(ncclRecv(in.raw(), in.bytes(), ncclUint8, from, comm_, stream));
             NCCL_CHECK(ncclGroupEnd());
         };
-        if (tag != Tag::p2p_channel) return issue(operation);
-        // A stream of its own: a message that has not been received yet blocks only later messages of this channel.
-        if (!channel_stream_) channel_stream_ = new_stream();
-        return std::make_shared<OnStream>(channel_stream_, [&] { operation(channel_stream_); });
+        // A channel always has a stream: a message that has not been received yet blocks only later ones of the channel.
+        return tag == Tag::p2p_channel ? issue(operation, own_stream()) : issue(operation);
     }
     // NCCL connects two ranks at their first message, and the first to call blocks its host until the other does.
     // ring_shift and the collectives need nothing of the kind: all ranks of their group make the same calls.
@@ -241,22 +246,30 @@ class NcclBackend : public BackendOverMpi {
     }
     // Not the whole device: on a channel a receive may be waiting for what its sender sends after this.
     void synchronize() override {
-        for (const cudaStream_t stream : {cuda::stream(), side_stream(), communication_stream()})
+        for (const cudaStream_t stream : {cuda::stream(), side_stream(), stream()})
             CUDA_CHECK(cudaStreamSynchronize(stream));
     }
 
   private:
-    RequestPtr issue(const std::function<void(cudaStream_t)>& operation) {
-        const cudaStream_t stream = communication_stream();
+    cudaStream_t own_stream() {
+        if (!own_stream_) own_stream_ = new_stream();
+        return own_stream_;
+    }
+    cudaStream_t stream() { return streams_ == CommStreams::group ? own_stream() : stream_of_all_groups(); }
+    RequestPtr issue(const std::function<void(cudaStream_t)>& operation) { return issue(operation, stream()); }
+    static RequestPtr issue(const std::function<void(cudaStream_t)>& operation, cudaStream_t stream) {
         return std::make_shared<OnStream>(stream, [&] { operation(stream); });
     }
 
+    const CommStreams streams_;
     ncclComm_t comm_ = nullptr;
-    cudaStream_t channel_stream_ = nullptr;
+    cudaStream_t own_stream_ = nullptr;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_nccl_backend() { return std::make_unique<NcclBackend>(MpiGroup::duplicate_of_world()); }
+std::unique_ptr<Backend> make_nccl_backend(CommStreams streams) {
+    return std::make_unique<NcclBackend>(MpiGroup::duplicate_of_world(), streams);
+}
 
 }  // namespace train70b

@@ -7,7 +7,7 @@
 //   MpiBackend::exchange    MPI_Irecv, MPI_Isend (backend_mpi.cpp, mpi_group.cpp)
 //
 // With --all-reduce library the function is Backend::all_reduce: MPI_Allreduce or ncclAllReduce. With nccl start()
-// launches at once, and wait() lets the compute stream wait for the communication stream.
+// launches at once, and wait() lets the compute stream wait for the stream of the group.
 #include <cmath>
 #include <utility>
 
@@ -32,6 +32,7 @@ Work Comm::start(Operation operation) const {
     const bool at_once = operation.message || group.backend->on_stream();
     work->group = group_;
     work->operation = std::move(operation);
+    group.shared->queue.check_tensors(work);
     if (at_once)
         work->launch();
     else
@@ -70,6 +71,7 @@ Work Comm::all_reduce(Tensor x, Reduce reduce, Where where) const {
                   .details = describe(x) + (reduce == Reduce::max ? " max" : ""),
                   .wire_bytes = 2 * x.bytes() * (n - 1),
                   .tensors = {x},
+                  .written = 1,
                   .run = [x, reduce, by_hand](Backend& peers) -> RequestPtr {
                       if (!by_hand) return peers.all_reduce(x, reduce);
                       return peers.on_side_stream([&] { by_hand(peers, x.view({x.size()})); });
@@ -86,6 +88,7 @@ Work Comm::reduce_scatter(Tensor part, Tensor whole, Where where) const {
                   .details = describe(whole),
                   .wire_bytes = whole.bytes() * (n - 1),
                   .tensors = {part, whole},
+                  .written = 2,
                   .run = [part, whole, by_hand](Backend& peers) -> RequestPtr {
                       if (!by_hand) return peers.reduce_scatter(part, whole);
                       return peers.on_side_stream([&] {
@@ -103,7 +106,8 @@ Work Comm::all_gather(Tensor whole, Tensor part, Where where) const {
     return start({.name = "all_gather",
                   .details = describe(whole),
                   .wire_bytes = whole.bytes() * (n - 1),
-                  .tensors = {part, whole},
+                  .tensors = {whole, part},
+                  .written = 1,
                   .run = [part, whole](Backend& peers) { return peers.all_gather(whole, part); },
                   .where = where});
 }
@@ -116,6 +120,7 @@ Work Comm::broadcast(Tensor x, int root, Where where) const {
                   .details = describe(x, "from", root),
                   .wire_bytes = x.bytes() * (n - 1),
                   .tensors = {x},
+                  .written = 1,
                   .run = [x, root](Backend& peers) { return peers.broadcast(x, root); },
                   .where = where});
 }
@@ -130,6 +135,7 @@ Work Comm::all_to_all(Tensor to, Tensor from, Where where) const {
                   .details = describe(from),
                   .wire_bytes = from.bytes() * (n - 1),
                   .tensors = {to, from},
+                  .written = 1,
                   .run = [to, from](Backend& peers) { return peers.all_to_all(to, from); },
                   .where = where});
 }
@@ -164,6 +170,7 @@ Work Comm::recv(Tensor x, int from, Where where) const {
          .message = true,
          .details = describe(x, "from", from),
          .tensors = {x},
+         .written = 1,
          .from = from,
          .run = [x, from, tag = group_->tag](Backend& peers) { return peers.exchange({}, from, x, from, tag); },
          .where = where});
@@ -176,7 +183,8 @@ Work Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const
                   .message = true,
                   .details = describe(out, "to", to) + describe(in, "from", from),
                   .wire_bytes = out.bytes() * size(),
-                  .tensors = {out, in},
+                  .tensors = {in, out},
+                  .written = 1,
                   .to = to,
                   .from = from,
                   .run = [out, to, in, from](Backend& peers) { return peers.exchange(out, to, in, from, Tag::user); },
@@ -193,7 +201,8 @@ Work Comm::ring_shift(Tensor out, Tensor in, int by, Where where) const {
          .message = true,
          .details = describe(out, "shifted to", to),
          .wire_bytes = out.bytes() * n,
-         .tensors = {out, in},
+         .tensors = {in, out},
+         .written = 1,
          .to = to,
          .from = from,
          .shift = true,

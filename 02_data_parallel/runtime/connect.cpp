@@ -133,7 +133,7 @@ std::string choose_backend(const CommOptions& o, Device device, const Node& node
 std::unique_ptr<Backend> make_backend(const std::string& name, [[maybe_unused]] const CommOptions& o) {
     if (name == "fake") return make_fake_backend(int(o.fake_rank), int(o.fake_world));
 #if TRAIN70B_CUDA
-    if (name == "nccl") return make_nccl_backend();
+    if (name == "nccl") return make_nccl_backend(o.streams == "group" ? CommStreams::group : CommStreams::one);
     if (name == "staged") return make_staged_backend();
 #endif
     return make_mpi_backend();

@@ -60,6 +60,7 @@ void Work::State::launch() {
 }
 
 void Work::State::complete() {
+    waited = true;
     if (!request) return;
     const RequestPtr waiting = std::exchange(request, nullptr);
     if (waiting->on_stream()) {
@@ -161,6 +162,26 @@ void Work::State::check_agreement() const {
     }
     end_all_ranks(1);
     throw std::runtime_error(report);  // where a test has replaced end_all_ranks
+}
+
+void WorkQueue::check_tensors(const std::shared_ptr<Work::State>& work) {
+    if (!check_) return;
+    std::erase_if(pending_, [](const std::weak_ptr<Work::State>& weak) {
+        const std::shared_ptr<Work::State> earlier = weak.lock();
+        return !earlier || earlier->waited;
+    });
+    for (const std::weak_ptr<Work::State>& weak : pending_) {
+        const std::shared_ptr<Work::State> earlier = weak.lock();
+        const Operation &mine = work->operation, &theirs = earlier->operation;
+        if (earlier->group == work->group && !mine.message && !theirs.message) continue;
+        for (size_t i = 0; i < mine.tensors.size(); ++i)
+            for (size_t k = 0; k < theirs.tensors.size(); ++k)
+                CHECK(!mine.tensors[i].overlaps(theirs.tensors[k]) || (i >= mine.written && k >= theirs.written),
+                      "{} at {}:{} shares a tensor with {} at {}:{}, which nobody has waited for (--comm-check)",
+                      work->label, mine.where.file_name(), mine.where.line(), earlier->label, theirs.where.file_name(),
+                      theirs.where.line());
+    }
+    pending_.push_back(work);
 }
 
 }  // namespace train70b

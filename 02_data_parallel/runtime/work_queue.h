@@ -21,6 +21,7 @@ struct Operation {
     std::string details;          // must be equal on all ranks of a collective: number of elements, dtype, root
     int64_t wire_bytes = 0;       // the formula of comm.h before its division by N
     std::vector<Tensor> tensors;  // kept alive until the operation has completed
+    size_t written = 0;           // that many of them are written, the others only read
     int64_t bytes = 0;            // without tensors: of this rank's numbers
     int to = -1, from = -1;       // of a message: ranks in the group
     bool shift = false;           // Comm::ring_shift
@@ -43,6 +44,9 @@ class WorkQueue {
     void launch_all();  // in the order of the calls
 
     bool check() const { return check_; }  // --comm-check
+    // With --comm-check: no call may write what an earlier one that nobody has waited for uses, nor use what that one
+    // writes, except collectives of one group. A queue keeps the order of all calls, a GPU only that of a group's.
+    void check_tensors(const std::shared_ptr<Work::State>& work);
     void add_wait(double seconds) { waited_ += seconds; }
     void read_clock_later(const Work::State& work, RequestPtr request);
     double take_waited();  // reads all device clocks
@@ -51,6 +55,7 @@ class WorkQueue {
     void read_clocks(size_t leave);  // of all requests but the newest `leave`, blocking until they have completed
 
     const bool check_;
+    std::vector<std::weak_ptr<Work::State>> pending_;  // with --comm-check: not waited for when last looked at
     std::deque<std::shared_ptr<Work::State>> queue_;
     struct OnDevice {
         std::weak_ptr<Comm::Group> group;
@@ -89,7 +94,7 @@ struct Work::State {
     std::string label;      // "dp.all_reduce #17, 4096 fp32"
     uint64_t log_id = 0;    // in the watchdog's log
     uint64_t recorded = 0;  // its number in a recording
-    bool launched = false;
+    bool launched = false, waited = false;
     RequestPtr request;  // after the launch, until the operation has completed
 
     ~State();

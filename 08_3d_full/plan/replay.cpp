@@ -52,6 +52,7 @@ SimulatedStep Replay::result() {
             if (span.rank == simulated) spans.push_back(span);
         spread_messages(spans);
         for (SimulatedStep::Span& span : spans) {
+            step.stream_names[span.stream] = stream_name(span.stream);
             span.rank = rank;
             step.spans.push_back(std::move(span));
         }
@@ -64,17 +65,25 @@ SimulatedStep Replay::result() {
     return step;
 }
 
+std::string Replay::stream_name(int stream) const {
+    if (stream < kComputation) return "schedule";
+    if (stream == kComputation) return "computation";
+    if (stream >= first_message()) return fmt::format("messages {}", stream - first_message());
+    const int family = stream - kFirstComm - 1;
+    return family < 0 ? "communication" : "communication " + recording_.families[size_t(family)].name;
+}
+
 // Messages that are under way at the same time get streams of their own.
-void Replay::spread_messages(std::vector<SimulatedStep::Span>& spans) {
+void Replay::spread_messages(std::vector<SimulatedStep::Span>& spans) const {
     std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
-    std::vector<double> ends;  // by stream, from kMessages on
+    std::vector<double> ends;  // by stream, from first_message() on
     for (SimulatedStep::Span& span : spans) {
-        if (span.stream != kMessages) continue;
+        if (span.stream != first_message()) continue;
         size_t stream = 0;
         while (stream < ends.size() && ends[stream] > span.begin) ++stream;
         if (stream == ends.size()) ends.push_back(0);
         ends[stream] = span.end;
-        span.stream = kMessages + int(stream);
+        span.stream = first_message() + int(stream);
     }
 }
 

@@ -1,11 +1,11 @@
 #pragma once
 // A training step in time: a discrete-event simulation of recorded sequences on a cluster.
 //
-// With streams (a GPU) a rank has a computation stream, one communication stream for the collectives and shifts of all
-// its groups, in the order of the calls, and a stream per channel of messages. The host runs ahead of the device; it
-// waits for numbers only. A call begins when its stream has reached it on every rank that takes part. Without streams
-// (MPI) a rank does one thing at a time: collectives begin at its next wait, messages at the call, and ranks that share
-// a node's cores slow each other down.
+// With streams (a GPU) a rank has a computation stream, a communication stream for the collectives and shifts of each
+// of its groups, in the order of the calls, or one for those of all groups (--comm-streams), and a stream per channel of
+// messages. The host runs ahead of the device; it waits for numbers only. A call begins when its stream has reached it
+// on every rank that takes part. Without streams (MPI) a rank does one thing at a time: collectives begin at its next
+// wait, messages at the call, and ranks that share a node's cores slow each other down.
 //
 // A transfer takes its latency, then passes its bytes through its links at the rate that max-min fairness leaves it.
 #include <functional>
@@ -19,8 +19,9 @@ struct ReplayOptions {
     std::map<int, double> slow_links;      // link of Network: its bandwidth is divided by this
     double jitter = 0;                     // relative standard deviation of every op's time
     uint64_t seed = 1;
-    std::vector<int64_t> traced;  // ranks whose spans are kept
-    bool symmetry = true;         // false: simulates every rank, also those that do the same as another
+    std::vector<int64_t> traced;   // ranks whose spans are kept
+    bool stream_per_group = true;  // false: one for the collectives of all groups
+    bool symmetry = true;          // false: simulates every rank, also those that do the same as another
 };
 
 struct SimulatedStep {
@@ -37,11 +38,13 @@ struct SimulatedStep {
     std::map<std::string, Op> ops;  // of `compute`, by op; means over the ranks
     struct Span {
         int64_t rank;
-        int stream;  // -1: the schedule's steps, 0: computation, 1: communication, from 2 on: messages, by channel
+        int stream;  // of stream_names
         std::string name;
         double begin, end;
     };
     std::vector<Span> spans;  // of the traced ranks
+    // -1: the schedule's steps; 0: computation; then communication, by group; then messages.
+    std::map<int, std::string> stream_names;
     struct MemorySample {
         int64_t rank;
         double seconds;

@@ -103,11 +103,7 @@ std::string chrome_trace(const SimulatedStep& step) {
     std::set<int64_t> ranks;
     for (const auto& [rank, stream] : streams) {
         if (ranks.insert(rank).second) title("process_name", rank, -1, fmt::format("rank {}", rank));
-        title("thread_name", rank, stream,
-              stream == -1  ? "schedule"
-              : stream == 0 ? "computation"
-              : stream == 1 ? "communication"
-                            : fmt::format("messages {}", stream - 2));
+        title("thread_name", rank, stream, step.stream_names.at(stream));
     }
     for (const SimulatedStep::Span& span : step.spans) {
         fmt::format_to(out, R"({{"ph": "X", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},)",

@@ -61,12 +61,13 @@ void Replay::add_rank(size_t c) {
     ranks_.push_back(std::move(rank));
 }
 
-// A stream per channel, which is a family of its own; one for collectives and shifts. Numbers, and messages that are no
-// channel's, go through the host.
+// A stream per channel, which is a family of its own; one per group, or one for all, for collectives and shifts. Numbers,
+// and messages that are no channel's, go through the host.
 int Replay::stream_of(const CommCall& call) const {
     if (!model_.streams || blocks_host(call)) return kHost;
     if (call.channel) return 1 + call.family;
-    return call.message() && !call.shift ? kHost : kCommunication;
+    if (call.message() && !call.shift) return kHost;
+    return options_.stream_per_group ? 1 + call.family : kAllGroups;
 }
 
 // ---- a rank ---------------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ bool Replay::compute(Rank& rank, const Run& run) {
         end = std::max(end, rank.host + run.launched + more);
         rank.host += run.count * model_.host_s;
     }
-    trace(rank, 0, rank.sequence->ops[size_t(run.op)].name, end - seconds, end);
+    trace(rank, kComputation, rank.sequence->ops[size_t(run.op)].name, end - seconds, end);
     rank.compute += seconds;
     rank.host_wait += std::max(0.0, end - seconds - rank.now);
     rank.now = end;
@@ -307,7 +308,7 @@ void Replay::begins(double now, What what) {
 void Replay::ends(double now, What what) {
     if (what.site == kCores) {
         Rank& rank = ranks_[size_t(what.instance)];
-        trace(rank, 0, rank.sequence->ops[size_t(rank.core_op)].name, rank.now, now);
+        trace(rank, kComputation, rank.sequence->ops[size_t(rank.core_op)].name, rank.now, now);
         rank.compute += now - rank.now;
         rank.now = now;
         return advance(rank);
@@ -326,8 +327,9 @@ void Replay::ends(double now, What what) {
         made.end = now;
         const CommCall& call = rank.sequence->calls[size_t(made.call)];
         if (rank.traced) {
-            const bool in_order = model_.streams ? stream_of(call) == kCommunication : !call.message();
-            trace(rank, in_order ? 1 : kMessages, name_of(call), made.start, now);
+            const int stream = model_.streams ? stream_of(call) : call.message() ? kHost : kAllGroups;
+            const bool message = stream == kHost || call.channel;
+            trace(rank, message ? first_message() : kFirstComm + stream, name_of(call), made.start, now);
         }
         if (made.next >= 0) {
             Made& next = rank.made[size_t(made.next)];

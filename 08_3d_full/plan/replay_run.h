@@ -69,8 +69,9 @@ class Replay {
     };
 
     static constexpr double kNever = std::numeric_limits<double>::infinity();
-    static constexpr int kHost = -1, kCommunication = 0;  // streams; from 1 on: channels
-    static constexpr int kMessages = 2;                   // the first stream of messages, in a trace
+    static constexpr int kHost = -1, kAllGroups = 0;        // streams; from 1 on: of a family
+    static constexpr int kComputation = 0, kFirstComm = 1;  // streams of a trace
+    int first_message() const { return kFirstComm + 1 + int(recording_.families.size()); }
     static constexpr int32_t kCores = -1;
 
     struct What {
@@ -118,7 +119,8 @@ class Replay {
     }
     [[noreturn]] void stuck(const Rank& rank) const;
     SimulatedStep result();
-    static void spread_messages(std::vector<SimulatedStep::Span>& spans);
+    void spread_messages(std::vector<SimulatedStep::Span>& spans) const;
+    std::string stream_name(int stream) const;
 
     const Recording& recording_;
     const ReplayModel& model_;
