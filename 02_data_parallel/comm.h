@@ -9,7 +9,8 @@
 //
 // Every operation returns a Work; until its wait() returns, the tensors belong to the operation. To block, wait at
 // once: world.all_reduce(x).wait(). All ranks of a group must call its collectives in the same order: calls are matched
-// by order alone. How a call becomes messages: runtime/comm.cpp.
+// by order alone. A group's collectives run in the order of the calls; between groups only wait() orders
+// (--comm-streams). How a call becomes messages: runtime/comm.cpp.
 #include <map>
 #include <source_location>
 
