@@ -155,6 +155,14 @@ TEST_CASE("--comm-check: a tensor of a call of another group that nobody has wai
         Work reads_too = other.all_gather(apart, part);
         reads_too.wait();
     }
+    {
+        Work reduces = world().all_reduce(part);
+        Tensor beside = Tensor::like(part);
+        fill(beside, 1);
+        world().all_reduce(beside).wait();  // launches both
+        EXPECT_CHECK_FAILS(other.all_reduce(part));
+        reduces.wait();
+    }
     other.all_reduce(part).wait();
     Work first = world().all_reduce(part), second = world().all_reduce(part);  // a group's calls keep their order
     second.wait();

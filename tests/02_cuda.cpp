@@ -174,7 +174,10 @@ TEST_CASE("nccl: with a stream for each group, a collective does not wait for an
     const Comm comm = make_comm(make_nccl_backend(CommStreams::group), {});  // --comm-check would wait on the host
     const Comm one = comm.split([](int) { return 0; }, "one"), other = comm.split([](int) { return 0; }, "other");
     Tensor x = numbers(DType::f32, 1000, comm.rank()), y = numbers(DType::f32, 1000, comm.rank());
-    one.barrier().wait();
+    one.all_reduce(x).wait();  // the first call of a group connects its ranks, and blocks the host
+    other.all_reduce(y).wait();
+    x = numbers(DType::f32, 1000, comm.rank());
+    y = numbers(DType::f32, 1000, comm.rank());
     std::vector<Work> works;  // in opposite orders: on one stream each would wait for the other's first, for ever
     for (int i = 0; i < 2; ++i) {
         const bool first = (i == 0) == (comm.rank() % 2 == 0);

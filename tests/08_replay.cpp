@@ -360,6 +360,7 @@ TEST_CASE("a rank stands for all that do the same: equal to the simulation of ev
         if (model.streams && seed % 7 < 2) model.host_s = 0.05;
         if (!model.streams && seed % 2 == 0) model.cores = 1 + int64_t(random_bits(seed, 98) % 3);
         ReplayOptions options;
+        options.stream_per_group = seed % 3 != 0;
         if (seed % 4 == 1) options.slow_ranks = {{int64_t(seed) % ranks, 3.0}};
         if (seed % 4 == 2) options.slow_links = {{int(seed % uint64_t(ranks)), 3.0}};
         INFO("seed ", seed, ": ", tp, " x ", dp, " x ", pp, ", ", per_node, " per node");

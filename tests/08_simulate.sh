@@ -33,6 +33,12 @@ run 1 "$bin/$program" "${shape[@]}" "${fake[@]}" --simulate "$clusters/h100-8x8.
 verdict "a slow rank" "$(ends 0 20)$(awk "BEGIN {exit !($(milliseconds) > 1.05 * $plain)}" || echo "$plain ms, $(milliseconds) ms")"
 run 1 "$bin/$program" "${shape[@]}" "${fake[@]}" --simulate "$clusters/h100-8x8.json" --simulate-slow-network 1:1000
 verdict "a slow network" "$(ends 0 20)$(awk "BEGIN {exit !($(milliseconds) > 1.05 * $plain)}" || echo "$plain ms, $(milliseconds) ms")"
+between=(--layers 4 --hidden 1024 --heads 8 --kv-heads 4 --ffn 2048 --vocab 256 --seq-len 512 --comm fake --fake-world 16 --tp 2
+    --sequence-parallel on --zero 3 --global-batch 16 --micro-batch 1 --simulate "$clusters/h100-8x8.json")
+run 1 "$bin/$program" "${between[@]}"
+groups=$(milliseconds)
+run 1 "$bin/$program" "${between[@]}" --comm-streams one
+verdict "--comm-streams one" "$(ends 0 20)$(awk "BEGIN {exit !($(milliseconds) > 1.1 * $groups)}" || echo "$groups ms, $(milliseconds) ms")"
 run 1 "$bin/$program" "${shape[@]}" "${fake[@]}" --offload optimizer --simulate "$clusters/h100-8x8.json"
 verdict "offload: the simulation says what it leaves out" "$(ends 0 20)$(grep -q "^too fast: the host's update" "$work/out" || echo "no note")"
 jitter() { run 1 "$bin/$program" "${shape[@]}" "${fake[@]}" --simulate "$clusters/h100-8x8.json" --simulate-jitter 0.1 --seed "$1" && milliseconds; }

@@ -82,7 +82,8 @@ Memory Tensor::kind() const {
 }
 
 bool Tensor::overlaps(const Tensor& other) const {
-    return same_memory(other) && offset_ < other.offset_ + other.bytes() && other.offset_ < offset_ + bytes();
+    return same_memory(other) && size_ > 0 && other.size_ > 0 && offset_ < other.offset_ + other.bytes() &&
+           other.offset_ < offset_ + bytes();
 }
 
 void* Tensor::raw() const {

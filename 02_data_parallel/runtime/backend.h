@@ -60,7 +60,8 @@ class Backend {
     // what is issued to the current stream. So growth never waits for the device, where a kernel may be waiting for a
     // message that its sender sends only after this collective.
     Tensor scratch(int64_t count, DType dtype, Device device, size_t number = 0);
-    virtual void synchronize() {}  // returns when everything issued has completed, except messages of channels
+    virtual void synchronize() {}  // returns when all that was issued through this backend has completed, but messages
+                                   // of channels
 
   private:
     std::vector<Tensor> scratch_;

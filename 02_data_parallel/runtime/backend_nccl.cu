@@ -157,7 +157,7 @@ cudaStream_t stream_of_all_groups() {
     static const cudaStream_t stream = new_stream();
     return stream;
 }
-cudaStream_t side_stream() {
+cudaStream_t side_stream_of_all_groups() {
     static const cudaStream_t stream = new_stream();
     return stream;
 }
@@ -178,7 +178,8 @@ class NcclBackend : public BackendOverMpi {
         synchronize();  // the scratch buffers are freed with this backend
         if (own_stream_) cudaStreamSynchronize(own_stream_);
         ncclCommDestroy(comm_);
-        if (own_stream_) cudaStreamDestroy(own_stream_);
+        for (const cudaStream_t stream : {own_stream_, own_side_stream_})
+            if (stream) cudaStreamDestroy(stream);
     }
     const char* name() const override { return "nccl"; }
     std::unique_ptr<Backend> same_kind(MPI_Comm comm) const override {
@@ -186,10 +187,14 @@ class NcclBackend : public BackendOverMpi {
     }
 
     bool on_stream() const override { return true; }
+    // Behind the group's earlier operations, and its later ones behind it.
     RequestPtr on_side_stream(const std::function<void()>& body) override {
-        return std::make_shared<OnStream>(side_stream(), [&] {
-            const CudaStreamScope scope(side_stream());
+        const cudaStream_t side = side_stream();
+        return std::make_shared<OnStream>(side, [&] {
+            Event(stream()).block(side);
+            const CudaStreamScope scope(side);
             body();
+            Event(side).block(stream());
         });
     }
     RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag) override {
@@ -203,8 +208,9 @@ class NcclBackend : public BackendOverMpi {
         // A channel always has a stream: a message that has not been received yet blocks only later ones of the channel.
         return tag == Tag::p2p_channel ? issue(operation, own_stream()) : issue(operation);
     }
-    // NCCL connects two ranks at their first message, and the first to call blocks its host until the other does.
-    // ring_shift and the collectives need nothing of the kind: all ranks of their group make the same calls.
+    // NCCL connects two ranks at their first message, and the first to call blocks its host until the other does. So
+    // does a group's first collective of each kind. They and ring_shift need nothing of the kind here: all ranks of
+    // their group make the same calls, and all ranks of the program call their groups in one order.
     void open_channel(int from, int to) override {
         Tensor message({1}, DType::u8, Device::cuda, Memory::comm);
         fill(message, 0);
@@ -255,6 +261,11 @@ class NcclBackend : public BackendOverMpi {
         if (!own_stream_) own_stream_ = new_stream();
         return own_stream_;
     }
+    cudaStream_t side_stream() {
+        if (streams_ == CommStreams::one) return side_stream_of_all_groups();
+        if (!own_side_stream_) own_side_stream_ = new_stream();
+        return own_side_stream_;
+    }
     cudaStream_t stream() { return streams_ == CommStreams::group ? own_stream() : stream_of_all_groups(); }
     RequestPtr issue(const std::function<void(cudaStream_t)>& operation) { return issue(operation, stream()); }
     static RequestPtr issue(const std::function<void(cudaStream_t)>& operation, cudaStream_t stream) {
@@ -263,7 +274,7 @@ class NcclBackend : public BackendOverMpi {
 
     const CommStreams streams_;
     ncclComm_t comm_ = nullptr;
-    cudaStream_t own_stream_ = nullptr;
+    cudaStream_t own_stream_ = nullptr, own_side_stream_ = nullptr;
 };
 
 }  // namespace

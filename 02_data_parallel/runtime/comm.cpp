@@ -120,7 +120,7 @@ Work Comm::broadcast(Tensor x, int root, Where where) const {
                   .details = describe(x, "from", root),
                   .wire_bytes = x.bytes() * (n - 1),
                   .tensors = {x},
-                  .written = 1,
+                  .written = rank() == root ? 0u : 1u,
                   .run = [x, root](Backend& peers) { return peers.broadcast(x, root); },
                   .where = where});
 }

@@ -33,7 +33,8 @@ double early_timeout(int argc, char** argv) {
 // for both, which two programs that start at once may delete for each other. A rank that stays alone needs neither.
 // Other MPIs do not know these variables.
 void stay_alone() {
-    for (const char* launched : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+    for (const char* launched :
+         {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID", "ALPS_APP_PE", "PALS_RANKID"})
         if (std::getenv(launched)) return;
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);

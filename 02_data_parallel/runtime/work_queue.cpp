@@ -53,7 +53,7 @@ void Work::State::launch() {
     if (request) {
         collective_log().set(log_id, request->on_stream() ? LogState::running : LogState::posted, request);
     } else {
-        operation.tensors.clear();
+        if (!group->shared->queue.check()) operation.tensors.clear();  // else as with a request: check_tensors
         collective_log().set(log_id, LogState::done);
         add_seconds(now_seconds() - begin);
     }
@@ -61,7 +61,7 @@ void Work::State::launch() {
 
 void Work::State::complete() {
     waited = true;
-    if (!request) return;
+    if (!request) return operation.tensors.clear();
     const RequestPtr waiting = std::exchange(request, nullptr);
     if (waiting->on_stream()) {
         waiting->wait();  // orders streams; the host does not wait

@@ -15,7 +15,8 @@
 //        on streams (nccl) a collective or ring shift begins when the computation before its call and all earlier
 //                   ones of this rank have completed, whatever their group; channels are streams of their own; a wait
 //                   holds up the computation behind it, and host numbers also the calls. That is --comm-streams one;
-//                   with a stream for each group a call waits for fewer others
+//                   with a stream for each group a call waits for fewer others, once every group has been used: NCCL
+//                   connects its ranks at the first call
 //      A collective completes when all members have begun it, a message when both ends are posted: nothing is buffered.
 //      The pipeline polls its sends; what nobody has waited for is waited for behind its last step.
 //   Which call meets which follows from the orders alone, not from time. So if one execution ends, every one does, at
