@@ -76,7 +76,9 @@ struct Survey {
         const std::optional<Mismatch> by_class = mismatch(merged(recording), {.rank_by_rank = 0});
         INFO(mistake, ": ", by_rank ? by_rank->text : "matches");
         EXPECT(by_rank.has_value() == by_class.has_value());
-        EXPECT(by_rank.has_value() == !executes(recording));
+        // Splits in another order on one rank number its groups otherwise, even where no rank waits for ever.
+        const bool order_of_splits = by_rank && by_rank->text.find(" comes first") != std::string::npos;
+        EXPECT((order_of_splits || by_rank.has_value() == !executes(recording)));
         ++cases;
         ++found[mistake][0];
         found[mistake][1] += by_rank.has_value();
