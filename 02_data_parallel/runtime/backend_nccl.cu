@@ -205,7 +205,7 @@ class NcclBackend : public BackendOverMpi {
             if (in && in.size() > 0) NCCL_CHECK(ncclRecv(in.raw(), in.bytes(), ncclUint8, from, comm_, stream));
             NCCL_CHECK(ncclGroupEnd());
         };
-        // A channel always has a stream: a message that has not been received yet blocks only later ones of the channel.
+        // A channel always has a stream: a message that has not been received yet blocks only the channel's later ones.
         return tag == Tag::p2p_channel ? issue(operation, own_stream()) : issue(operation);
     }
     // NCCL connects two ranks at their first message, and the first to call blocks its host until the other does. So

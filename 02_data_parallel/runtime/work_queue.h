@@ -2,10 +2,10 @@
 // What stands behind a Work: one operation from the call to its completion, queued -> launched -> completed.
 //
 // On a stream (nccl) an operation is launched inside the call, and the stream of its group keeps the order. Without one
-// (mpi, staged, fake) collectives wait in a queue, and are launched in the order of their calls when this rank waits for
-// anything: the queue is to MPI what the streams are to a GPU. The order within a group is therefore the same on both,
-// and a missing wait() shows on a laptop. Messages are always launched inside the call: two ranks that send before they
-// receive must not deadlock.
+// (mpi, staged, fake) collectives wait in a queue, and are launched in the order of their calls when this rank waits
+// for anything: the queue is to MPI what the streams are to a GPU. The order within a group is therefore the same on
+// both, and a missing wait() shows on a laptop. Messages are always launched inside the call: two ranks that send
+// before they receive must not deadlock.
 #include <deque>
 
 #include "02_data_parallel/comm.h"

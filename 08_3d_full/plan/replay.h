@@ -2,10 +2,10 @@
 // A training step in time: a discrete-event simulation of recorded sequences on a cluster.
 //
 // With streams (a GPU) a rank has a computation stream, a communication stream for the collectives and shifts of each
-// of its groups, in the order of the calls, or one for those of all groups (--comm-streams), and a stream per channel of
-// messages. The host runs ahead of the device; it waits for numbers only. A call begins when its stream has reached it
-// on every rank that takes part. Without streams (MPI) a rank does one thing at a time: collectives begin at its next
-// wait, messages at the call, and ranks that share a node's cores slow each other down.
+// of its groups, in the order of the calls, or one for those of all groups (--comm-streams), and a stream per channel
+// of messages. The host runs ahead of the device; it waits for numbers only. A call begins when its stream has reached
+// it on every rank that takes part. Without streams (MPI) a rank does one thing at a time: collectives begin at its
+// next wait, messages at the call, and ranks that share a node's cores slow each other down.
 //
 // A transfer takes its latency, then passes its bytes through its links at the rate that max-min fairness leaves it.
 #include <functional>

@@ -61,8 +61,8 @@ void Replay::add_rank(size_t c) {
     ranks_.push_back(std::move(rank));
 }
 
-// A stream per channel, which is a family of its own; one per group, or one for all, for collectives and shifts. Numbers,
-// and messages that are no channel's, go through the host.
+// A stream per channel, which is a family of its own; one per group, or one for all, for collectives and shifts.
+// Numbers, and messages that are no channel's, go through the host.
 int Replay::stream_of(const CommCall& call) const {
     if (!model_.streams || blocks_host(call)) return kHost;
     if (call.channel) return 1 + call.family;
