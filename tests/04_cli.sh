@@ -22,7 +22,7 @@ refused "links without tables" 2 "--links, --efficiency-csv" --links nowhere.jso
 
 links() { # NAME TEXT PART: a cluster that is none
     echo "$2" >links.json
-    run 2 "$bin/$program" --steps 1 --links links.json --metrics m.jsonl
+    run_refused 2 "$bin/$program" --steps 1 --links links.json --metrics m.jsonl
     verdict "refused: $1" "$(ends 2 10)$(says "--links links.json: $3")$(ls | grep -v '^\(out\|err\|links.json\)$')"
     rm -f links.json
 }
@@ -39,10 +39,10 @@ links "one device without links" '{"name": "x", "device": "H100", "nodes": 1, "g
 links "an unknown key" "{$node, \"links\": []}" "links: is no key of the format"
 links "links that are nested deeply" "$(printf '%200000s' | tr ' ' '[')" "nested deeper than 64 levels"
 mkfifo fifo
-run 2 "$bin/$program" --steps 1 --links fifo --metrics m.jsonl
+run_refused 2 "$bin/$program" --steps 1 --links fifo --metrics m.jsonl
 verdict "refused: links from a FIFO" "$(ends 2 10)$(says "--links fifo: is not a regular file")"
 rm -f fifo
-run 2 "$bin/$program" --steps 1 --links missing.json --metrics m.jsonl
+run_refused 2 "$bin/$program" --steps 1 --links missing.json --metrics m.jsonl
 verdict "refused: a file of links that is not there" "$(ends 2 10)$(says "--links missing.json: cannot be read")"
 
 # A model that is saved from its parts and loaded into parts is the model, and a reference run is one rank's.

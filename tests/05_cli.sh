@@ -47,7 +47,7 @@ refused "--pp and --dp unlike the ranks" 4 "--dp 4: there are 4 ranks, 2 per mod
 refused "a drawing without tables" 2 "--draw, --pipeline-trace: belong to the tables" --draw x.png
 
 tables_on() { # NAME RANKS PART FLAG...: as refused, with the tables
-    run "$2" "$bin/$program" --steps 1 --metrics m.jsonl "${@:4}"
+    run_refused "$2" "$bin/$program" --steps 1 --metrics m.jsonl "${@:4}"
     verdict "refused: $1" "$(ends 2 10)$(says "$3")$(ls | grep -v '^\(out\|err\)$')"
 }
 tables_on "a drawing of one rank" 1 "one stage is no pipeline to show" --draw x.png
@@ -84,7 +84,7 @@ if /usr/bin/python3 -c "import matplotlib" 2>/dev/null || python3 -c "import mat
     verdict "a drawing" "$(ends 0 60)$(head -c 8 "$name" 2>/dev/null | grep -q PNG || echo "no PNG")$(grep -v '^kept$' "$name.json")$(
         ls | grep -v '^\(out\|err\|.*\.jsonl\|[tp]\.json\|p.*\.png\|p.*\.png\.json\|one.*\|several.*\|again\)$')"
 fi
-run 2 "$bin/$program" "${shape[@]}" --steps 1 --draw one
+run_refused 2 "$bin/$program" "${shape[@]}" --steps 1 --draw one
 verdict "refused: a drawing where a folder is" "$(ends 2 10)$(says "--draw one: is a folder (must name a file)")"
 mkdir fake
 printf '#!/bin/sh\n[ "$1" = -c ] && exit 0\necho Traceback >&2\necho "Error: no ink" >&2\nexit 3\n' >fake/python3

@@ -9,7 +9,7 @@ refused() { # as ranks.sh has it; this program has no --tables
     local parts
     IFS='|' read -ra parts <<<"$3"
     rm -f ./*.jsonl
-    run "$2" "$bin/$program" --steps 1 --metrics m.jsonl "${@:4}"
+    run_refused "$2" "$bin/$program" --steps 1 --metrics m.jsonl "${@:4}"
     verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
         [ "$(grep -c "^$program: " "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(
         grep -iE "MPI_ABORT|^rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"

@@ -16,7 +16,7 @@ refused() { # NAME "PART|PART" FLAG...
     local parts
     IFS='|' read -ra parts <<<"$2"
     rm -f ./*.jsonl
-    run 2 "$bin/$program" --steps 3 --metrics m.jsonl "${@:3}"
+    run_refused 2 "$bin/$program" --steps 3 --metrics m.jsonl "${@:3}"
     verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
         [ "$(grep -c "^$program: " "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(ls ./*.jsonl 2>/dev/null)"
 }

@@ -14,6 +14,8 @@ run() {
     code=$?
     seconds=$((SECONDS - begin))
 }
+# The same where all ranks end with a usage error: mpirun need not leave the others the second that it gives them to end.
+run_refused() { OMPI_MCA_odls_base_sigkill_timeout=0 run "$@"; }
 # says PART...: every part is in stderr. Prints what is missing.
 says() {
     local part missing=
@@ -50,7 +52,7 @@ refused() { # NAME RANKS "PART|PART" FLAG...: exit code 2; one line of the progr
     local parts
     IFS='|' read -ra parts <<<"$3"
     rm -f ./*.jsonl
-    run "$2" "$bin/$program" --steps 1 --tables off --metrics m.jsonl "${@:4}"
+    run_refused "$2" "$bin/$program" --steps 1 --tables off --metrics m.jsonl "${@:4}"
     verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
         [ "$(grep -c "^$program: " "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(
         grep -iE "MPI_ABORT|^rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"

@@ -2,7 +2,8 @@
 # All tests: installs what is missing, builds, runs CTest; then once more, CPU only, under the address and
 # undefined-behaviour sanitizers. Where nvcc builds the CUDA path, its tests run on the emulated GPU (tests/emulate). Ends
 # with the seconds of each part.
-#   bash tests/run.sh           the default: long grids run one eighth of their layouts, picked by the commit's hash
+#   bash tests/run.sh           the default: long grids run one eighth of their layouts, picked by the commit's hash;
+#                               under the sanitizers the other grids run a quarter
 #   bash tests/run.sh --fast    without the sanitizers
 #   bash tests/run.sh --all     everything at full size; the scripts, and the kernels on the emulated GPU, under the
 #                               sanitizers too
@@ -32,7 +33,7 @@ part() { # NAME COMMAND...
 
 part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
 slice=$([ "$mode" = --all ] && echo all || echo "eighth $TRAIN70B_TEST_SLICE")
-part "tests, $slice of the long grids" ctest --test-dir build --output-on-failure
+part "tests, $slice of the long grids" ctest --test-dir build -j "$(nproc)" --output-on-failure
 part "fuzzing" bash tests/fuzz/run.sh 60
 if [ "$mode" != --fast ]; then
     cuda=$([ "$mode" = --all ] && grep -q "^CMAKE_CUDA_COMPILER:" build/CMakeCache.txt && echo EMULATE || echo OFF)
@@ -42,6 +43,7 @@ if [ "$mode" != --fast ]; then
     # made of is in the other tests.
     scripts=(-LE script)
     [ "$mode" != --all ] || scripts=()
-    part "tests under the sanitizers" ctest --test-dir build-sanitize --output-on-failure "${scripts[@]}"
+    part "tests under the sanitizers" ctest --test-dir build-sanitize -j "$(nproc)" \
+        --output-on-failure "${scripts[@]}"
 fi
 printf '%s\n' "== seconds" "${times[@]}" "== all tests passed"
