@@ -14,7 +14,7 @@ run() {
     code=$?
     seconds=$((SECONDS - begin))
 }
-# The same where all ranks end with a usage error: mpirun need not leave the others the second that it gives them to end.
+# The same where all ranks end with a usage error: mpirun need not leave the others its second to end in.
 run_refused() { OMPI_MCA_odls_base_sigkill_timeout=0 run "$@"; }
 # says PART...: every part is in stderr. Prints what is missing.
 says() {

@@ -43,7 +43,6 @@ if [ "$mode" != --fast ]; then
     # made of is in the other tests.
     scripts=(-LE script)
     [ "$mode" != --all ] || scripts=()
-    part "tests under the sanitizers" ctest --test-dir build-sanitize -j "$(nproc)" \
-        --output-on-failure "${scripts[@]}"
+    part "tests under the sanitizers" ctest --test-dir build-sanitize -j "$(nproc)" --output-on-failure "${scripts[@]}"
 fi
 printf '%s\n' "== seconds" "${times[@]}" "== all tests passed"
