@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 constexpr double kLeastBytesPerS = 1e6;        // of a link; a smaller number was meant in another unit
 constexpr double kLeast = 1e-9, kMost = 1e30;  // of rates, so that every time is a number
-constexpr double kRanks = 1e6;                 // so that ranks can be counted by int
+constexpr double kMostRanks = 1e6;             // so that ranks can be counted by int
 
 // An object of the file whose keys are read one by one; what is left at the end is unknown.
 class Reader {
@@ -190,12 +190,12 @@ ClusterModel from_json(const json& file, const std::string& where) {
     reader.text("name", cluster.name);
     cluster.device = read_device(reader.need("device"), where);
     reader.need("nodes");
-    reader.integer("nodes", cluster.nodes, 1, int64_t(kRanks));
+    reader.integer("nodes", cluster.nodes, 1, int64_t(kMostRanks));
     reader.need("gpus_per_node");
-    reader.integer("gpus_per_node", cluster.gpus_per_node, 1, int64_t(kRanks));
-    if (double(cluster.nodes) * double(cluster.gpus_per_node) > kRanks)
+    reader.integer("gpus_per_node", cluster.gpus_per_node, 1, int64_t(kMostRanks));
+    if (double(cluster.nodes) * double(cluster.gpus_per_node) > kMostRanks)
         reader.refuse("nodes", fmt::format("{} nodes of {} devices are more than {:.0f}", cluster.nodes,
-                                           cluster.gpus_per_node, kRanks));
+                                           cluster.gpus_per_node, kMostRanks));
     read_link(reader, "nvlink", where, cluster.nvlink);
     reader.boolean("nvls", cluster.nvls);
     read_link(reader, "rail", where, cluster.rail);
@@ -230,7 +230,8 @@ ClusterModel read_cluster(const std::string& path, const std::string& flag) {
 }
 
 ClusterModel resized(ClusterModel cluster, int64_t devices, const std::string& where) {
-    if (devices < 1 || double(devices) > kRanks) usage_error("{}: must be from 1 to {}", where, int64_t(kRanks));
+    if (devices < 1 || double(devices) > kMostRanks)
+        usage_error("{}: must be from 1 to {}", where, int64_t(kMostRanks));
     cluster.nodes = (devices + cluster.gpus_per_node - 1) / cluster.gpus_per_node;
     if (cluster.nodes > 1 && !(cluster.rail.bytes_per_s > 0))
         usage_error("{}: {} has {} devices in a node and no rail between nodes", where, cluster.name,

@@ -72,7 +72,7 @@ Table memory_table(const std::vector<PrecisionRun>& runs, bool formulas) {
     return table;
 }
 
-Table projection_table() {
+Table projection_of_70b() {
     const LlamaConfig c = preset("70b");
     constexpr double kDevice = 80e9, kRanks = 8;  // bytes, devices
     constexpr int64_t kSequence = 4096;
@@ -249,7 +249,7 @@ void Fp8Report::print(Program& p, const Layout& layout, const ZeroOptions& zero,
                 times.push_back(time_products(Device::cuda, chosen.fp8, rows, size, size));
         say(time_table(times, chosen.fp8.recipe));
     }
-    say(projection_table());
+    say(projection_of_70b());
 }
 
 }  // namespace train70b

@@ -21,7 +21,7 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
                            const ZeroOptions& zero, const Precision& precision);
 Table memory_table(const std::vector<PrecisionRun>& runs, bool formulas);
 
-Table projection_table();  // 70b on eight devices of 80 GB: computed
+Table projection_of_70b();  // 70b on eight devices of 80 GB: computed
 
 // TFLOP/s of products in bf16 and in 8 bits, and the cost of the casts, by shape. On a GPU: of a CPU's emulation
 // there is nothing to learn.

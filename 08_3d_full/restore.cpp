@@ -12,9 +12,9 @@ namespace train70b {
 namespace {
 
 // All rectangles of all files, by "state/parameter".
-class Source {
+class SavedStates {
   public:
-    explicit Source(const Manifest& manifest) {
+    explicit SavedStates(const Manifest& manifest) {
         allow_open_files(manifest.files.size() + 256);
         files_.reserve(manifest.files.size());
         for (const CheckpointFile& file : manifest.files) {
@@ -63,7 +63,7 @@ class Source {
 // Reads a stored tensor from its beginning on, in large pieces.
 class Window {
   public:
-    explicit Window(const Source::Stored& stored) : stored_(stored) {}
+    explicit Window(const SavedStates::Stored& stored) : stored_(stored) {}
 
     const char* at(int64_t begin, int64_t count) {  // bytes [begin, begin + count)
         constexpr int64_t kBytes = 8 << 20;
@@ -75,12 +75,12 @@ class Window {
     }
 
   private:
-    const Source::Stored& stored_;
+    const SavedStates::Stored& stored_;
     std::vector<char> bytes_;
     int64_t begin_ = 0;
 };
 
-std::vector<float> all_numbers(const Source::Stored& stored) {
+std::vector<float> all_numbers(const SavedStates::Stored& stored) {
     std::vector<float> numbers(size_t(stored.tensor->size()));
     stored.file->read_bytes(*stored.tensor, 0, numbers.data(), stored.tensor->bytes);
     return numbers;
@@ -107,12 +107,12 @@ void for_each_common_run(const Rect& rect, const Segment& segment, int64_t size,
 }
 
 // A state whose elements are stored as they are. Padding stays as it is, 0.
-void read_elements(const Source& source, const Segment& segment, const char* state, Tensor& values) {
+void read_elements(const SavedStates& source, const Segment& segment, const char* state, Tensor& values) {
     const bool on_host = values.device() == Device::cpu;
     Tensor host = on_host ? values : Tensor(values.shape(), values.dtype(), Device::cpu, Memory::workspace);
     if (!on_host) copy(host, values);
     const int64_t width = size_of(values.dtype());
-    for (const Source::Stored& stored : source.pieces(state, segment.param->name)) {
+    for (const SavedStates::Stored& stored : source.pieces(state, segment.param->name)) {
         if (stored.tensor->dtype != values.dtype())
             usage_error("{}: {} is {}, but this run keeps it in {} (try the --dtype and --optimizer of the checkpoint)",
                         stored.file->path(), stored.tensor->name, name_of(stored.tensor->dtype),
@@ -127,13 +127,13 @@ void read_elements(const Source& source, const Segment& segment, const char* sta
 }
 
 // Reads one 8-bit moment (the second if `second`): its codes, and one scale per block.
-void read_moments(const Source& source, const Segment& segment, bool second, Tensor& codes, float* scales) {
+void read_moments(const SavedStates& source, const Segment& segment, bool second, Tensor& codes, float* scales) {
     const BlockLayout layout{segment.global_index(), segment.data.size()};
     std::vector<uint8_t> values(size_t(layout.size), 0);
     std::vector<float> scale_of(size_t(layout.size), -1.0f);
     const std::string& name = segment.param->name;
-    for (const Source::Stored& stored : source.pieces(second ? "exp_avg_sq" : "exp_avg", name)) {
-        const Source::Stored& scale = source.scale(name, stored.rect);
+    for (const SavedStates::Stored& stored : source.pieces(second ? "exp_avg_sq" : "exp_avg", name)) {
+        const SavedStates::Stored& scale = source.scale(name, stored.rect);
         const BlockLayout blocks = blocks_of(stored.rect, segment.param->global_shape);
         if (stored.tensor->dtype != DType::u8 || scale.tensor->dtype != DType::f32 ||
             scale.tensor->size() != 2 * blocks.blocks())
@@ -153,17 +153,19 @@ void read_moments(const Source& source, const Segment& segment, bool second, Ten
     copy(codes, host);
 }
 
-void restore_rows(const Source& source, StepState& state, const std::string& own_file) {
+void restore_rows(const SavedStates& source, StepState& state, const std::string& own_file) {
     StepState::Rows rows = state.rows();
     if (rows.names.empty()) return;
     for (size_t i = 0; i < rows.names.size(); ++i) {
         float* row = &rows.values[i * size_t(rows.width)];
         std::fill_n(row, rows.width, 0.0f);
-        const std::vector<Source::Stored>& list = source.rows("fp8/" + rows.names[i]);
-        const auto is_own = [&](const Source::Stored& stored) { return stored.file->path().ends_with("/" + own_file); };
+        const std::vector<SavedStates::Stored>& list = source.rows("fp8/" + rows.names[i]);
+        const auto is_own = [&](const SavedStates::Stored& stored) {
+            return stored.file->path().ends_with("/" + own_file);
+        };
         // Stages may have other layers than they had.
         const bool only_own = !own_file.empty() && std::any_of(list.begin(), list.end(), is_own);
-        for (const Source::Stored& stored : list) {
+        for (const SavedStates::Stored& stored : list) {
             if (only_own && !is_own(stored)) continue;
             if (stored.tensor->dtype != DType::f32 || stored.tensor->size() != rows.width)
                 usage_error("{}: {} has {} numbers, but this run needs {} (try the --fp8-history of the checkpoint)",
@@ -179,7 +181,7 @@ void restore_rows(const Source& source, StepState& state, const std::string& own
 
 void restore(const Manifest& manifest, ParamStore& store, const std::vector<StepState*>& step_states,
              const std::string& own_file) {
-    const Source source(manifest);
+    const SavedStates source(manifest);
     Tensor first, second;  // codes, until their scales are visited
     store.for_each_state([&](const Segment& segment, const char* state_name, Tensor& values) {
         const std::string state = state_name;

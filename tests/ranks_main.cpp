@@ -1,7 +1,9 @@
-#define DOCTEST_CONFIG_IMPLEMENT
+#define DOCTEST_CONFIG_IMPLEMENT  // the header may have been seen without it
+#include <doctest/doctest.h>
 #include <mpi.h>
 
 #include <chrono>
+#include <fstream>
 #include <iostream>
 #include <thread>
 

@@ -44,12 +44,10 @@ inline bool in_sanitized_slice(int64_t layout) {
     return kThorough || in_slice(turn) || in_slice(turn + 4);
 }
 
-// On the emulated GPU (tests/emulate), which is some 100 times slower than the CPU, every grid is long.
-#ifdef TRAIN70B_EMULATED
-constexpr bool kEmulated = true;
-#else
-constexpr bool kEmulated = false;
-#endif
+// On the emulated GPU (tests/emulate), which is some 100 times slower than the CPU, every grid is long. The symbol is
+// there if the program is linked with it.
+extern "C" __attribute__((weak)) const int emulated_gpu;
+inline const bool kEmulated = &emulated_gpu != nullptr;
 inline bool in_gpu_slice(int64_t layout) { return !kEmulated || in_slice(layout); }
 
 // Numbers in [-1, 1), the same everywhere; key tells one array from another. Exact in dtype, fp32 or fp64: references

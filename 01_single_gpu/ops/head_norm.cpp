@@ -6,6 +6,7 @@
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/attention_shape.h"
+#include "01_single_gpu/ops/row_norm.h"
 
 namespace train70b {
 
@@ -19,15 +20,6 @@ struct Heads {
         q = all - 2 * k;
     }
 };
-
-template <class T>
-Wide<T> inv_rms_of(const T* x, int64_t size, double eps) {
-    using C = Wide<T>;
-    C sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t d = 0; d < size; ++d) sum += C(x[d]) * C(x[d]);
-    return C(1) / std::sqrt(sum / C(size) + C(eps));
-}
 
 // dweight_d += sum over rows and the heads [first, end) of dy * x * inv_rms.
 template <class T>

@@ -6,6 +6,7 @@
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/elementwise.h"
+#include "01_single_gpu/ops/row_norm.h"
 
 namespace train70b {
 
@@ -17,15 +18,6 @@ void norm_row(T* y, const T* x, const T* weight, Wide<T> inv, int64_t cols) {
     using C = Wide<T>;
 #pragma omp simd
     for (int64_t c = 0; c < cols; ++c) y[c] = T(C(x[c]) * inv * C(weight[c]));
-}
-
-template <class T>
-Wide<T> inv_rms_of(const T* x, int64_t cols, double eps) {
-    using C = Wide<T>;
-    C sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < cols; ++c) sum += C(x[c]) * C(x[c]);
-    return C(1) / std::sqrt(sum / C(cols) + C(eps));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "01_single_gpu/core/check.h"
+#include "08_3d_full/plan/numbering.h"
 #include "08_3d_full/plan/progress.h"
 
 namespace train70b {
@@ -22,16 +23,7 @@ std::string tensor_of(const CommCall& call, bool out) {
     return begin == text.npos ? text : text.substr(begin, end == text.npos ? end : end - begin);
 }
 
-// Numbers equal values alike, from 0.
-template <class T>
-class Numbering {
-  public:
-    int32_t of(const T& value) { return numbers_.insert({value, int32_t(numbers_.size())}).first->second; }
-
-  private:
-    std::map<T, int32_t> numbers_;
-};
-using List = std::vector<int32_t>;
+using CallIds = std::vector<int32_t>;
 
 class Matcher {
   public:
@@ -70,7 +62,7 @@ class Matcher {
     const Recording& recording_;
     const GroupTable& groups_;
     const std::vector<CallOrder>& orders_;
-    std::vector<List> kind_of_;  // by sequence and call: equal for calls that may meet in a collective
+    std::vector<CallIds> kind_of_;  // by sequence and call: equal for calls that may meet in a collective
     int64_t earliest_ = -1;
     std::string text_;
 };
@@ -81,7 +73,7 @@ void Matcher::match_groups_of_calls() {
         const CallOrder& order = order_of(rank);
         const auto in_group = [&](int family) { return groups_.of(family).group_of[size_t(rank)] >= 0; };
         for (size_t family = 0; family < order.collectives.size(); ++family)
-            if (const List& calls = order.collectives[family]; !calls.empty() && !in_group(int(family)))
+            if (const CallIds& calls = order.collectives[family]; !calls.empty() && !in_group(int(family)))
                 found(calls[0], [&] {
                     return fmt::format("rank {} calls {}, but is in no such group", rank, call(rank, calls[0]));
                 });
@@ -96,10 +88,10 @@ void Matcher::match_groups_of_calls() {
 
 // The families are made by the splits, in their order: it must be one order on all ranks, across groups.
 void Matcher::match_splits() {
-    std::vector<List> splits_of;  // by sequence
+    std::vector<CallIds> splits_of;  // by sequence
     bool recorded = false;
     for (size_t i = 0; i < orders_.size(); ++i) {
-        List& splits = splits_of.emplace_back();
+        CallIds& splits = splits_of.emplace_back();
         for (size_t k = 0; k < orders_[i].calls.size(); ++k)
             if (recording_.sequences[i].calls[size_t(orders_[i].calls[k].call)].operation == "split")
                 splits.push_back(int32_t(k));
@@ -134,22 +126,22 @@ void Matcher::match_splits() {
 void Matcher::match_collectives() {
     Numbering<std::tuple<std::string, std::string, int64_t>> kinds;
     for (const Sequence& sequence : recording_.sequences) {
-        List& mine = kind_of_.emplace_back();
+        CallIds& mine = kind_of_.emplace_back();
         for (const CommCall& each : sequence.calls)
             mine.push_back(kinds.of({each.operation, each.details, each.bytes}));
     }
     for (size_t family = 0; family < recording_.families.size(); ++family) {
-        Numbering<List> lists;
-        List list_of;  // by sequence: its list of collectives in this family
+        Numbering<CallIds> lists;
+        CallIds list_of;  // by sequence: its list of collectives in this family
         for (size_t i = 0; i < orders_.size(); ++i) {
-            List list;
+            CallIds list;
             for (const int32_t each : orders_[i].collectives[family])
                 list.push_back(kind_of_[i][size_t(orders_[i].calls[size_t(each)].call)]);
             list_of.push_back(lists.of(list));
         }
-        std::set<List> compared;
+        std::set<CallIds> compared;
         for (const std::vector<int32_t>& members : groups_.of(int(family)).members) {
-            List different;
+            CallIds different;
             for (const int32_t rank : members) different.push_back(list_of[size_t(recording_.class_of[size_t(rank)])]);
             std::sort(different.begin(), different.end());
             if (different.front() == different.back() || !compared.insert(different).second) continue;
@@ -174,8 +166,8 @@ void Matcher::compare(int family, const std::vector<int32_t>& members, const std
     std::set<int32_t> done = {list(usual)};
     for (const int32_t other : members) {
         if (!done.insert(list(other)).second) continue;
-        const List& a = order_of(usual).collectives[size_t(family)];
-        const List& b = order_of(other).collectives[size_t(family)];
+        const CallIds& a = order_of(usual).collectives[size_t(family)];
+        const CallIds& b = order_of(other).collectives[size_t(family)];
         size_t at = 0;
         while (at < a.size() && at < b.size() && kind(usual, at) == kind(other, at)) ++at;
         found(at < a.size() ? a[at] : b[at], [&] {
@@ -203,14 +195,14 @@ void Matcher::compare(int family, const std::vector<int32_t>& members, const std
 
 std::string Matcher::difference(int family, int64_t usual, int64_t other, size_t at) const {
     const auto call_of = [&](int64_t rank) -> const CommCall* {
-        const List& calls = order_of(rank).collectives[size_t(family)];
+        const CallIds& calls = order_of(rank).collectives[size_t(family)];
         if (at >= calls.size()) return nullptr;
         return &recording_.of(rank).calls[size_t(order_of(rank).calls[size_t(calls[at])].call)];
     };
     const CommCall *a = call_of(usual), *b = call_of(other);
     const bool bytes = a && b && a->operation == b->operation && a->details == b->details;
     const auto does = [&](int64_t rank) {
-        const List& calls = order_of(rank).collectives[size_t(family)];
+        const CallIds& calls = order_of(rank).collectives[size_t(family)];
         if (at < calls.size())
             return fmt::format("rank {} calls {}{}", rank, call(rank, calls[at]),
                                bytes ? fmt::format(", {} bytes", call_of(rank)->bytes) : "");
@@ -225,16 +217,16 @@ std::string Matcher::difference(int family, int64_t usual, int64_t other, size_t
 
 void Matcher::match_messages() {
     Numbering<std::pair<int64_t, std::string>> kinds;
-    Numbering<List> lists;
+    Numbering<CallIds> lists;
     std::vector<std::vector<int32_t>> list_of;  // by sequence and lane: what is sent or received
     const auto kind = [&](const Sequence& sequence, const CallOrder::Call& each, bool out) {
         const CommCall& c = sequence.calls[size_t(each.call)];
         return kinds.of({out || c.to < 0 ? c.bytes : c.received, tensor_of(c, out)});
     };
     for (size_t i = 0; i < orders_.size(); ++i) {
-        List& mine = list_of.emplace_back();
+        CallIds& mine = list_of.emplace_back();
         for (const CallOrder::Lane& lane : orders_[i].lanes) {
-            List list;
+            CallIds list;
             for (const int32_t each : lane.calls)
                 list.push_back(kind(recording_.sequences[i], orders_[i].calls[size_t(each)], lane.out));
             mine.push_back(lists.of(list));

@@ -5,9 +5,7 @@
 
 namespace train70b {
 
-namespace {
-constexpr Memory kActivations = Memory::activations, kComm = Memory::comm, kWorkspace = Memory::workspace;
-}
+namespace {}
 
 UnitWalk::QKV UnitWalk::q_k_v(int64_t rows, int64_t q, int64_t kv) {
     return {held(kActivations, s_.a * rows * q), held(kActivations, s_.a * rows * kv),

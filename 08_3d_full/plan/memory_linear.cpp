@@ -4,7 +4,6 @@
 namespace train70b {
 
 namespace {
-constexpr Memory kActivations = Memory::activations, kComm = Memory::comm, kWorkspace = Memory::workspace;
 
 bool column_parallel(Layer layer) { return layer == Layer::qkv || layer == Layer::gate_up || layer == Layer::head; }
 }  // namespace

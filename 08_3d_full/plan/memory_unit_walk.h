@@ -6,6 +6,8 @@
 
 namespace train70b {
 
+constexpr Memory kActivations = Memory::activations, kComm = Memory::comm, kWorkspace = Memory::workspace;
+
 struct Fp8Tensor {
     Held data, scales;  // 8 bits
 };

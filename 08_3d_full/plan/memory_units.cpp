@@ -5,9 +5,7 @@
 
 namespace train70b {
 
-namespace {
-constexpr Memory kActivations = Memory::activations, kComm = Memory::comm;
-}
+namespace {}
 
 // ---- a block, forward -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/check.h"
+#include "08_3d_full/plan/numbering.h"
 
 namespace train70b {
 
@@ -16,16 +17,6 @@ namespace train70b {
 namespace {
 
 using Key = std::vector<int32_t>;
-
-// Numbers different keys from 0.
-class Numbering {
-  public:
-    int32_t of(const Key& key) { return numbers_.insert({key, int32_t(numbers_.size())}).first->second; }
-    size_t size() const { return numbers_.size(); }
-
-  private:
-    std::map<Key, int32_t> numbers_;
-};
 
 }  // namespace
 
@@ -42,11 +33,11 @@ std::vector<int32_t> equal_ranks(const Recording& recording, const GroupTable& g
     for (size_t rank = 0; rank < ranks; ++rank)
         class_of[rank] = int32_t(std::distance(used.begin(), used.find(recording.class_of[rank])));
     for (size_t count = used.size();;) {
-        Numbering next;
+        Numbering<Key> next;
         std::vector<Key> keys(ranks);
         for (size_t rank = 0; rank < ranks; ++rank) keys[rank] = {class_of[rank]};
         for (size_t family = 0; family < recording.families.size(); ++family) {
-            Numbering sets;
+            Numbering<Key> sets;
             for (const std::vector<int32_t>& members : groups.of(int(family)).members) {
                 Key set;
                 for (const int32_t rank : members) set.push_back(class_of[size_t(rank)]);

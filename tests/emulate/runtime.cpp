@@ -18,6 +18,8 @@
 
 #include "internal.h"
 
+extern "C" const int emulated_gpu = 1;  // for tests/support.h
+
 namespace emulate {
 struct Point {  // in a stream, which an event stands for
     bool passed = false;
