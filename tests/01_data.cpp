@@ -23,15 +23,15 @@ constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;  // llm.c: version 1
 constexpr int64_t kSeq = 16;
 
 // A fresh folder, gone at the end of the test.
-struct Folder {
+struct DataFolder {
     fs::path path;
 
-    Folder() {
+    DataFolder() {
         std::string pattern = (fs::temp_directory_path() / "train70b_data_XXXXXX").string();
         REQUIRE(mkdtemp(pattern.data()) != nullptr);
         path = pattern;
     }
-    ~Folder() { fs::remove_all(path); }
+    ~DataFolder() { fs::remove_all(path); }
     std::string write(const std::string& name, const std::string& content) const {
         fs::create_directories((path / name).parent_path());
         std::ofstream(path / name, std::ios::binary) << content;
@@ -97,7 +97,7 @@ void expect_refusal(const std::string& line, const std::string& file, const std:
 }  // namespace
 
 TEST_CASE("a text file: one byte, one token, every byte as it is") {
-    const Folder folder;
+    const DataFolder folder;
     std::string text;
     for (int byte = 255; byte >= 0; --byte) text += static_cast<char>(byte);  // newlines, zeros and the upper half too
     const Source data(folder.write("text.txt", text), 256, kSeq, 0);
@@ -110,7 +110,7 @@ TEST_CASE("a text file: one byte, one token, every byte as it is") {
 }
 
 TEST_CASE("a folder of text: recursive, in the order of the names, without hidden files and folders") {
-    const Folder folder;
+    const DataFolder folder;
     folder.write("text/b.txt", "the second ");  // written first: the order must not come from the disk
     folder.write("text/sub/deep/c.md", "the last");
     folder.write("text/a.txt", "the first ");
@@ -126,7 +126,7 @@ TEST_CASE("a folder of text: recursive, in the order of the names, without hidde
 }
 
 TEST_CASE("token shards of uint16 and of uint32") {
-    const Folder folder;
+    const DataFolder folder;
     std::vector<int32_t> tokens = {0, 1, 255, 256, 32767, 32768, 65535};
     tokens.resize(20, 7);
     const Source narrow(folder.write("narrow.bin", shard<uint16_t>(tokens)), 65536, kSeq, -1);
@@ -143,7 +143,7 @@ TEST_CASE("token shards of uint16 and of uint32") {
 }
 
 TEST_CASE("a folder of shards is one stream; samples cross the borders of files") {
-    const Folder folder;
+    const DataFolder folder;
     folder.write("shards/train_2.bin", shard<uint32_t>(counting(25, 75)));  // widths may differ
     folder.write("shards/train_0.bin", shard<uint16_t>(counting(0, 20)));
     folder.write("shards/train_1.bin", shard<uint16_t>(counting(20, 5)));  // shorter than a sample
@@ -163,7 +163,7 @@ TEST_CASE("a folder of shards is one stream; samples cross the borders of files"
 }
 
 TEST_CASE("an epoch visits every window of the training part once and nothing else") {
-    const Folder folder;
+    const DataFolder folder;
     const Source data(folder.write("count.bin", shard<uint16_t>(counting(0, 1000))), 1000, kSeq, 0.1);
     REQUIRE(data.train_tokens() == 900);
     REQUIRE(data.samples_per_epoch() == 55);  // 899 targets hold 56 windows; one is left for the alignment
@@ -188,7 +188,7 @@ TEST_CASE("an epoch visits every window of the training part once and nothing el
 }
 
 TEST_CASE("samples stay inside the training part at every size of the source") {
-    const Folder folder;
+    const DataFolder folder;
     for (int64_t total = kSeq + 1; total < 200; ++total) {
         const std::string path = folder.write("count.bin", shard<uint16_t>(counting(0, total)));
         for (double fraction : {0.0, 0.1, 0.5}) {
@@ -205,7 +205,7 @@ TEST_CASE("samples stay inside the training part at every size of the source") {
 }
 
 TEST_CASE("seeds and epochs have orders of their own") {
-    const Folder folder;
+    const DataFolder folder;
     const Source data(folder.write("count.bin", shard<uint16_t>(counting(0, 1000))), 1000, kSeq, 0);
     std::set<std::vector<int64_t>> orders;
     for (uint64_t seed : {0, 1, 2, 3})
@@ -220,7 +220,7 @@ TEST_CASE("seeds and epochs have orders of their own") {
 }
 
 TEST_CASE("a sample depends on seed and index alone, not on the object or on earlier calls") {
-    const Folder folder;
+    const DataFolder folder;
     const std::string path = folder.write("count.bin", shard<uint16_t>(counting(0, 1000)));
     const Source data(path, 1000, kSeq, 0.1), other(path, 1000, kSeq, 0.1);
     std::vector<std::vector<int32_t>> forwards, backwards;
@@ -234,7 +234,7 @@ TEST_CASE("a sample depends on seed and index alone, not on the object or on ear
 }
 
 TEST_CASE("seq_len + 1 tokens are one valid sample, also where a tenth would be held out") {
-    const Folder folder;
+    const DataFolder folder;
     for (bool text : {true, false}) {
         const std::string path = text ? folder.write("short.txt", "seventeen bytes..")
                                       : folder.write("short.bin", shard<uint16_t>(bytes_of("seventeen bytes..")));
@@ -247,7 +247,7 @@ TEST_CASE("seq_len + 1 tokens are one valid sample, also where a tenth would be 
 }
 
 TEST_CASE("validation lies behind the training part: a tenth of a text, nothing of shards, or what is asked for") {
-    const Folder folder;
+    const DataFolder folder;
     std::string content;
     for (int i = 0; i < 1000; ++i) content += static_cast<char>(i % 251);
     const std::string text = folder.write("text.txt", content);
@@ -283,7 +283,7 @@ TEST_CASE("validation lies behind the training part: a tenth of a text, nothing 
 }
 
 TEST_CASE("refused: what is missing, empty or too short") {
-    const Folder folder;
+    const DataFolder folder;
     const std::string missing = (folder.path / "missing.txt").string(), hollow = (folder.path / "hollow").string();
     expect_refusal(refusal(missing), missing, "must be a text file, a folder of text, or .bin token shards");
     const std::string empty = folder.write("empty.txt", "");
@@ -302,7 +302,7 @@ TEST_CASE("refused: what is missing, empty or too short") {
 }
 
 TEST_CASE("refused: tokens outside the vocabulary, with the vocabulary that would hold them") {
-    const Folder folder;
+    const DataFolder folder;
     const std::string text = folder.write("text.txt", std::string(40, 'a') + "z");
     expect_refusal(refusal(text, 100), text, "token 122 at position 40");
     expect_refusal(refusal(text, 122), text, "--vocab 123 or more");
@@ -316,7 +316,7 @@ TEST_CASE("refused: tokens outside the vocabulary, with the vocabulary that woul
 }
 
 TEST_CASE("refused: damaged shards") {
-    const Folder folder;
+    const DataFolder folder;
     const std::string whole = shard<uint16_t>(counting(0, 40));
     REQUIRE(whole.size() == 1104);
     REQUIRE(refusal(folder.write("whole.bin", whole)).empty());
@@ -340,7 +340,7 @@ TEST_CASE("refused: damaged shards") {
 }
 
 TEST_CASE("masks: one byte per token, across the borders of shards") {
-    const Folder folder;
+    const DataFolder folder;
     std::vector<int32_t> bytes;
     for (int i = 0; i < 100; ++i) bytes.push_back(i % 3 == 0 || i == 50);
     const auto part = [&](int64_t begin, int64_t end) {
@@ -369,7 +369,7 @@ TEST_CASE("masks: one byte per token, across the borders of shards") {
 }
 
 TEST_CASE("refused: masks that do not fit") {
-    const Folder folder;
+    const DataFolder folder;
     const std::vector<int32_t> ones(40, 1);
     const std::string path = folder.write("a.bin", shard<uint16_t>(counting(0, 40)));
     const auto expect_mask_refused = [&](const std::string& content, const std::string& hint) {
@@ -397,7 +397,7 @@ TEST_CASE("refused: masks that do not fit") {
 }
 
 TEST_CASE("data that changes under the run: one line that names the file") {
-    const Folder folder;
+    const DataFolder folder;
     const auto error_of = [](const Source& data, int64_t begin) {
         try {
             data.read(begin, 10);
@@ -422,7 +422,7 @@ TEST_CASE("data that changes under the run: one line that names the file") {
 }
 
 TEST_CASE("more shards than files may be open, read by two threads") {
-    const Folder folder;
+    const DataFolder folder;
     constexpr int64_t kShards = 1000;
     for (int64_t i = 0; i < kShards; ++i)
         folder.write(fmt::format("shards/{:04}.bin", i), shard<uint16_t>(counting(20 * i, 20)));

@@ -7,7 +7,7 @@ using namespace train70b;
 using namespace train70b::test;
 
 namespace {
-std::vector<int32_t> ints(const Tensor& x) { return {x.data<int32_t>(), x.data<int32_t>() + x.size()}; }
+std::vector<int32_t> numbers_of(const Tensor& x) { return {x.data<int32_t>(), x.data<int32_t>() + x.size()}; }
 }  // namespace
 
 TEST_CASE("sizes: linear, rounded down to what is allowed, and the last ones from then on") {
@@ -77,9 +77,9 @@ TEST_CASE("a sequence ramp trains on the pieces of the same samples; each piece 
         const Batch pieces = run.trainer.micro_batch(1, index), samples = reference.trainer.micro_batch(1, index);
         EXPECT(pieces.sequences == 8);
         EXPECT(pieces.seq_len == 4);
-        EXPECT(ints(pieces.tokens) == ints(samples.tokens));
-        EXPECT(ints(pieces.targets) == ints(samples.targets));
-        const std::vector<int32_t> positions = ints(pieces.positions);
+        EXPECT(numbers_of(pieces.tokens) == numbers_of(samples.tokens));
+        EXPECT(numbers_of(pieces.targets) == numbers_of(samples.targets));
+        const std::vector<int32_t> positions = numbers_of(pieces.positions);
         for (size_t i = 0; i < positions.size(); ++i) EXPECT(positions[i] == int32_t(i % 4));
         EXPECT(pieces.loss_scale == samples.loss_scale);
     }

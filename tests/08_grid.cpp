@@ -40,7 +40,7 @@ TEST_CASE("the parity grid: every layout is one rank's run, to 1e-10 in fp64; ev
         std::map<std::tuple<int64_t, std::string, int64_t>, std::unique_ptr<Session>> ones;
         int64_t count = 0, number = 0;
         double worst = 0;
-        for (const Layout& layout : grid_layouts()) {
+        for (const GridLayout& layout : grid_layouts()) {
             const int64_t at = number++;
             if (parity.skips(at) || (!kThorough && at / parity.each % 4 != 3)) continue;
             TrainOptions o = grid_shape(text);
@@ -75,7 +75,7 @@ TEST_CASE(
     o.steps = kThorough ? 20 : 2;
     o.lr = o.min_lr = 3e-3;
     const auto one = run_on_one_rank(o);
-    ComposedRun run(o, world(), Layout{.mesh = {.tp = 2, .cp = 4, .dp = 2}, .zero = 1, .sequence = true}.config());
+    ComposedRun run(o, world(), GridLayout{.mesh = {.tp = 2, .cp = 4, .dp = 2}, .zero = 1, .sequence = true}.config());
     run.session.run();
     const Farthest deviation = one ? worst_deviation(run.session, *one) : Farthest();
     if (world().rank() == 0) fmt::print("12 x 192, 20 steps: {:.1e}\n", double(deviation));
@@ -92,7 +92,7 @@ TEST_CASE("tied embeddings in composed layouts: one rank's run, to 1e-10 in fp64
     o.model.kv_heads = 1;
     const auto one = run_on_one_rank(o);
     int64_t number = 0;
-    for (const Layout& layout : std::vector<Layout>{
+    for (const GridLayout& layout : std::vector<GridLayout>{
              {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3, .sequence = true},
              {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "zero-bubble", .zero = 2, .overlap = true},
              {.mesh = {.tp = 4, .cp = 2, .pp = 2}, .pipeline = "gpipe", .zero = 1, .sequence = true},
@@ -117,15 +117,15 @@ TEST_CASE("tied embeddings in composed layouts: one rank's run, to 1e-10 in fp64
 
 TEST_CASE("fp64: the formulas of a rank's memory are what it books") {
     const Text text;
-    for (const Layout& layout :
-         std::vector<Layout>{{.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 3, .sequence = true},
-                             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1},
-                             {.mesh = {.dp = 16}, .zero = 2, .offload = Offload::optimizer},
-                             {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 3, .sequence = true, .tied = true},
-                             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1, .tied = true},
-                             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "zb-v", .zero = 1, .tied = true},
-                             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "dualpipe-v", .zero = 3},
-                             {.mesh = {.dp = 4, .pp = 4}, .zero = 3, .offload = Offload::all, .tied = true}}) {
+    for (const GridLayout& layout : std::vector<GridLayout>{
+             {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 3, .sequence = true},
+             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1},
+             {.mesh = {.dp = 16}, .zero = 2, .offload = Offload::optimizer},
+             {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .zero = 3, .sequence = true, .tied = true},
+             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .zero = 1, .tied = true},
+             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "zb-v", .zero = 1, .tied = true},
+             {.mesh = {.tp = 4, .dp = 2, .pp = 2}, .pipeline = "dualpipe-v", .zero = 3},
+             {.mesh = {.dp = 4, .pp = 4}, .zero = 3, .offload = Offload::all, .tied = true}}) {
         TrainOptions o = grid_shape(text);
         o.dtype = "fp64";
         o.model.tied = layout.tied;

@@ -23,7 +23,7 @@ struct NoisyRun {
     ParallelConfig config;
     std::unique_ptr<Composed> composed;
     Session session;
-    NoisyRun(const TrainOptions& o, const Comm& ranks, const Layout& layout, bool measure)
+    NoisyRun(const TrainOptions& o, const Comm& ranks, const GridLayout& layout, bool measure)
         : stats(ranks),
           config(ComposedRun::validated(layout.config(), o, ranks)),
           session(
@@ -46,7 +46,7 @@ TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank
     o.z_loss = 0.03;
     o.mup = 8;
     std::map<std::string, std::unique_ptr<Session>> ones;
-    for (const Layout& layout : std::vector<Layout>{
+    for (const GridLayout& layout : std::vector<GridLayout>{
              {.mesh = {.dp = 8}},
              {.mesh = {.tp = 4, .dp = 2}, .zero = 1, .sequence = true, .recompute = "full"},
              {.mesh = {.tp = 2, .dp = 2, .pp = 2},
@@ -94,7 +94,7 @@ TEST_CASE("the noise scale is the same in all layouts with the same micro-batche
     o.micro_batch = 2;
     o.model.kv_heads = 4;
     Failures failures;
-    for (const std::vector<Layout>& layouts : std::vector<std::vector<Layout>>{
+    for (const std::vector<GridLayout>& layouts : std::vector<std::vector<GridLayout>>{
              {{.mesh = {.tp = 4, .dp = 2}},
               {.mesh = {.tp = 4, .dp = 2}, .zero = 3, .sequence = true, .overlap = true},
               {.mesh = {.tp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3, .sequence = true},
@@ -105,7 +105,7 @@ TEST_CASE("the noise scale is the same in all layouts with the same micro-batche
               {.mesh = {.tp = 2, .dp = 4}, .zero = 3, .hybrid_shard = 2},
               {.mesh = {.dp = 4, .pp = 2}, .pipeline = "zero-bubble", .zero = 3, .recompute = "full"}}}) {
         std::vector<double> expected;
-        for (const Layout& layout : layouts) {
+        for (const GridLayout& layout : layouts) {
             o.recompute = layout.recompute;
             NoisyRun plain(o, world(), layout, false), run(o, world(), layout, true);
             const auto expect = [&](bool good, const std::string& what) {
@@ -137,7 +137,8 @@ TEST_CASE("where a layout has no gradient of a small batch, there is no noise sc
     const Text text;
     TrainOptions o = shape(text);
     o.micro_batch = 2;
-    for (const Layout& layout : std::vector<Layout>{{.mesh = {.cp = 2, .dp = 4}}, {.mesh = {.tp = 4, .dp = 2}}}) {
+    for (const GridLayout& layout :
+         std::vector<GridLayout>{{.mesh = {.cp = 2, .dp = 4}}, {.mesh = {.tp = 4, .dp = 2}}}) {
         const NoisyRun run(o, world(), layout, true);
         INFO(layout.text());
         for (const StepReport& report : run.session.reports) EXPECT_EVERYWHERE(!report.noise_scale);

@@ -16,7 +16,7 @@ Recording recorded(const TrainOptions& options, ParallelConfig config, const Rec
     return record_step(options, data, config, how);
 }
 
-Recording recorded(const Text& text, const Layout& layout, int64_t family, const RecordOptions& how = {}) {
+Recording recorded(const Text& text, const GridLayout& layout, int64_t family, const RecordOptions& how = {}) {
     TrainOptions o = grid_shape(text);
     layout.use_family(o.model, family);
     o.model.tied = layout.tied;
@@ -33,7 +33,7 @@ TEST_CASE("the layouts of the parity grid match") {
     const Text text;
     Survey survey;
     int64_t number = 0;
-    for (const Layout& layout : grid_layouts()) {
+    for (const GridLayout& layout : grid_layouts()) {
         const int64_t at = number++;
         INFO(layout.text());
         expect_match(survey, recorded(text, layout, at % 3));
@@ -46,7 +46,7 @@ TEST_CASE("the layouts of the parity grid match") {
 TEST_CASE("tied embeddings match") {
     const Text text;
     Survey survey;
-    for (Layout layout : std::vector<Layout>{
+    for (GridLayout layout : std::vector<GridLayout>{
              {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "interleaved", .zero = 3, .sequence = true},
              {.mesh = {.dp = 4, .pp = 4}, .pipeline = "zero-bubble", .zero = 3, .hybrid_shard = 2},
              {.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, .pipeline = "zb-v", .zero = 3, .sequence = true}}) {
@@ -60,7 +60,7 @@ TEST_CASE("tied embeddings match") {
 TEST_CASE("steps of which few micro-batches were run match") {
     const Text text;
     Survey survey;
-    for (const Layout& layout : std::vector<Layout>{
+    for (const GridLayout& layout : std::vector<GridLayout>{
              {.mesh = {.tp = 2, .dp = 2}, .zero = 3, .sequence = true},
              {.mesh = {.dp = 2, .pp = 4}, .zero = 3},
              {.mesh = {.dp = 2, .pp = 4}, .pipeline = "gpipe", .zero = 2},
@@ -101,7 +101,7 @@ TEST_CASE("mistakes in recorded steps: every changed call is found, and the rank
     const Text text;
     Survey survey;
     int64_t number = 0;
-    for (const Layout& layout : grid_layouts()) {
+    for (const GridLayout& layout : grid_layouts()) {
         const int64_t at = number++;
         if (!kThorough && at % 5 > 0) continue;
         const Recording recording = recorded(text, layout, at % 3);

@@ -18,7 +18,7 @@ using namespace train70b::test;
 namespace {
 
 constexpr double kOfKind = 1e-3, kOfTotal = 1e-4;  // bounds: of the kind, or of the rank's total
-constexpr int kLayouts = 200;
+constexpr int kDrawnLayouts = 200;
 
 class Comparison {
   public:
@@ -273,7 +273,7 @@ TEST_CASE("the parity grid") {
     const Text text;
     Comparison grid("parity grid");
     int64_t family = 0;
-    for (const Layout& layout : grid_layouts()) {
+    for (const GridLayout& layout : grid_layouts()) {
         TrainOptions o = grid_shape(text);
         o.dry_run = true;
         o.recompute = layout.recompute;
@@ -292,7 +292,7 @@ TEST_CASE("random layouts, of every schedule and technique, in every precision")
     const Text text;
     Comparison random("random layouts");
     std::map<std::string, int64_t> drawn_of;  // schedules, recipes
-    for (int64_t number = 0; number < kLayouts; ++number) {
+    for (int64_t number = 0; number < kDrawnLayouts; ++number) {
         if (!in_slice(number)) continue;
         for (uint64_t attempt = 0;; ++attempt) {
             REQUIRE(attempt < 400);

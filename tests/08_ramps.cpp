@@ -8,7 +8,7 @@ using namespace train70b::test;
 
 namespace {
 
-TrainOptions shape(const Text& text) {
+TrainOptions ramped_shape(const Text& text) {
     TrainOptions o = tiny(text);
     o.model = {.name = "test", .layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 131};
     o.dtype = o.grad_dtype = "fp64";
@@ -22,11 +22,11 @@ TrainOptions shape(const Text& text) {
     return o;
 }
 
-struct Case {
+struct RampedRun {
     std::string name;
     ParallelConfig config;
 };
-std::vector<Case> cases() {
+std::vector<RampedRun> ramped_runs() {
     ParallelConfig data{.mesh = {.dp = 4, .pp = 2}}, context{.mesh = {.tp = 2, .cp = 4}},
         all{.mesh = {.tp = 2, .cp = 2, .pp = 2}}, split{.mesh = {.dp = 2, .pp = 4}},
         virtual_stages{.mesh = {.tp = 2, .dp = 2, .pp = 2}}, in_v = virtual_stages;
@@ -52,7 +52,7 @@ std::vector<Case> cases() {
 
 TEST_CASE("every layout is one rank's run through both ramps") {
     const Text text;
-    const TrainOptions o = shape(text);
+    const TrainOptions o = ramped_shape(text);
     std::unique_ptr<Session> one;
     only_on_rank_0([&] {
         TrainOptions alone = o;
@@ -60,7 +60,7 @@ TEST_CASE("every layout is one rank's run through both ramps") {
         one = std::make_unique<Session>(alone);
         one->run();
     });
-    for (const Case& c : cases()) {
+    for (const RampedRun& c : ramped_runs()) {
         ComposedRun run(o, world(), c.config);
         check_ramps(o, run.config);
         run.session.run();
@@ -75,8 +75,8 @@ TEST_CASE("every layout is one rank's run through both ramps") {
 
 TEST_CASE("a run resumed in the middle of the ramps is the uninterrupted one, in its own layout bit for bit") {
     const Text text;
-    const TrainOptions o = shape(text);
-    const std::vector<Case> list = cases();
+    const TrainOptions o = ramped_shape(text);
+    const std::vector<RampedRun> list = ramped_runs();
     const SharedFolder shared;
     const std::vector<double> all = history_of(o, list[4].config, {});
     history_of(o, list[4].config, {.dir = shared / "d", .stop_after = 2});
@@ -90,7 +90,7 @@ TEST_CASE("a run resumed in the middle of the ramps is the uninterrupted one, in
 
 TEST_CASE("a continuation of a prompt is the same in every layout, and on one rank") {
     const Text text;
-    TrainOptions o = shape(text);
+    TrainOptions o = ramped_shape(text);
     o.batch_ramp = o.seq_ramp = {};
     o.steps = 2;
     const auto one = run_on_one_rank(o);
@@ -101,7 +101,7 @@ TEST_CASE("a continuation of a prompt is the same in every layout, and on one ra
     });
     expected.resize(64);
     expected = world().sum(expected);
-    for (const Case& c : cases()) {
+    for (const RampedRun& c : ramped_runs()) {
         ComposedRun run(o, world(), c.config);
         run.session.run();
         const std::vector<int32_t> tokens = run.session.trainer.generate(48);
@@ -117,7 +117,7 @@ TEST_CASE("ramps that do not divide are refused with what would work") {
         check_ramps(o, config);
     };
     const ParallelConfig data{.mesh = {.dp = 8}}, context{.mesh = {.cp = 8}};
-    TrainOptions o = shape(text);
+    TrainOptions o = ramped_shape(text);
     EXPECT_USAGE_ERROR(
         check(o, data),
         "--batch-ramp 4:16:3: the batch grows in multiples of 4, which is not divisible by --micro-batch "

@@ -8,7 +8,7 @@ using namespace train70b::test;
 
 namespace {
 
-constexpr int kLayouts = 50;
+constexpr int kRandomLayouts = 50;
 
 }  // namespace
 
@@ -18,7 +18,7 @@ TEST_CASE("random layouts in fp64: every one is one rank's run, losses and norms
     double worst = 0;
     std::string farthest;
     int64_t count = 0, refused = 0;
-    for (int64_t number = 0; number < kLayouts; ++number) {
+    for (int64_t number = 0; number < kRandomLayouts; ++number) {
         if (!in_slice(number) || (!kThorough && number % 16 >= 8)) continue;
         // A draw that makes no run is refused by every rank alike; then comes the next.
         std::unique_ptr<ComposedRun> run;

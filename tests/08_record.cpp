@@ -134,7 +134,7 @@ TEST_CASE("few micro-batches explain a step of many: every event and the peak of
 TEST_CASE("ranks that are left out by symmetry would have made the same calls and held the same memory") {
     const Text text;
     int64_t number = 0, left_out = 0;
-    for (const Layout& layout : grid_layouts()) {
+    for (const GridLayout& layout : grid_layouts()) {
         if (number++ % 5 != 0 && !kThorough) continue;
         TrainOptions o = grid_shape(text);
         layout.use_family(o.model, number % 3);

@@ -513,7 +513,7 @@ TEST_CASE("layouts of the grid: recorded, and simulated as classes and rank by r
     const ClusterModel gpus = read_cluster("08_3d_full/clusters/h100-8x8.json", "cluster");
     ClusterModel cpus = read_cluster("08_3d_full/clusters/cpu.json", "cluster");
     cpus.cores = 16;  // on fewer, rounding grows until equal ranks fall out of step (quotient.h)
-    const std::vector<Layout> layouts = grid_layouts();
+    const std::vector<GridLayout> layouts = grid_layouts();
     int64_t fewer = 0;
     for (size_t i = 0; i < layouts.size(); ++i) {
         if (!in_slice(int64_t(i))) continue;

@@ -40,7 +40,7 @@ TrainOptions shape(const std::string& data, const char* dtype = "fp64") {
     return o;
 }
 
-struct Layout {
+struct Ranks {
     Mesh mesh;
     const char* pipeline = "1f1b";
     int zero = 0;
@@ -59,7 +59,7 @@ struct Layout {
     }
 };
 
-const std::vector<Layout> kLayouts = {
+const std::vector<Ranks> kRanks = {
     {.mesh = {.dp = 8}},
     {.mesh = {.dp = 8}, .zero = 3},
     {.mesh = {.tp = 4, .dp = 2}, .zero = 1, .sequence = true},
@@ -123,7 +123,7 @@ TEST_CASE("every layout is one rank's run, to 1e-10 in fp64, whichever rank and 
             EXPECT(steps < o.steps);
             const auto one = run_on_one_rank(o);
             double worst = 0;
-            for (const Layout& layout : kLayouts) {
+            for (const Ranks& layout : kRanks) {
                 if ((!kThorough || documents) && number++ % 4 != 0) continue;
                 o.recompute = layout.recompute;
                 ComposedRun run(o, world(), layout.config());
@@ -149,7 +149,7 @@ TEST_CASE("a message more where targets can be ignored: one number; none otherwi
         TrainOptions o = shape(masked ? sources.half : sources.all);
         o.steps = 2;
         std::optional<StepStats> stats;
-        ComposedRun run(o, world(), Layout{.mesh = {.tp = 2, .cp = 2, .dp = 2}}.config());
+        ComposedRun run(o, world(), Ranks{.mesh = {.tp = 2, .cp = 2, .dp = 2}}.config());
         stats.emplace(world());
         run.session.trainer.runtime = &*stats;
         run.session.run();
@@ -171,8 +171,8 @@ TEST_CASE("resumed at any step: bit for bit in the same layout, and the same run
         TrainOptions o = shape(sources.mixture());
         o.document_token = 9;
         o.mask_document_ends = true;
-        const ParallelConfig first = Layout{.mesh = {.tp = 2, .dp = 2, .pp = 2}, .zero = 1}.config();
-        const ParallelConfig second = Layout{.mesh = {.dp = 8}, .zero = 3}.config();
+        const ParallelConfig first = Ranks{.mesh = {.tp = 2, .dp = 2, .pp = 2}, .zero = 1}.config();
+        const ParallelConfig second = Ranks{.mesh = {.dp = 8}, .zero = 3}.config();
         const std::vector<double> all = history_of(o, first, {});
         const std::vector<double> begun = history_of(o, first, {.dir = shared / "d", .stop_after = stop});
         EXPECT_EVERYWHERE(begun == std::vector<double>(all.begin(), all.begin() + 2 * stop));
@@ -190,7 +190,7 @@ TEST_CASE("refused: going on with other weights, without the masks, or with othe
     const Sources sources;
     const SharedFolder shared;
     const TrainOptions o = shape(sources.mixture());
-    const ParallelConfig config = Layout{.mesh = {.dp = 8}}.config();
+    const ParallelConfig config = Ranks{.mesh = {.dp = 8}}.config();
     history_of(o, config, {.dir = shared / "d", .stop_after = 2});
     const auto refused = [&](const std::string& data) {
         TrainOptions other = o;

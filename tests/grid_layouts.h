@@ -13,7 +13,7 @@ inline TrainOptions grid_shape(const Text& text) {
     return o;
 }
 
-struct Layout {
+struct GridLayout {
     Mesh mesh;
     const char* pipeline = "1f1b";
     int zero = 0;
@@ -53,8 +53,8 @@ struct Layout {
     }
 };
 
-inline std::vector<Layout> grid_layouts() {
-    std::vector<Layout> list = {
+inline std::vector<GridLayout> grid_layouts() {
+    std::vector<GridLayout> list = {
         // each technique with each other one
         {.mesh = {.dp = 16}},
         {.mesh = {.dp = 16}, .zero = 3},
