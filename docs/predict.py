@@ -3,7 +3,7 @@
 
     python3 docs/predict.py 05 [--question N] [--build build] [--list]     --list: the questions only, runs nothing
     python3 docs/predict.py 05 --answers FILE [--json]                     one answer per line, for a teacher's script
-    python3 docs/predict.py --check [NN ...] [--write] [--all]             every printed number against its command
+    python3 docs/predict.py --check [NN ...] [--write] [--all] [--record]  every printed number against its command
 
 An answer is a number: 4096, 1.5 MB (10^6), 1.5 MiB (2^20), 27%, 3/16 (of what the table's first row has, where the
 figure is in bytes or a count), `same` (as the first row's). `?`, an empty line or the end of the input skips the
@@ -11,11 +11,13 @@ question. Points: 10 for an exact answer (to 0.1%), 7 within 10%, 4 within a fac
 from the first row's figure; where it is the same as the first row's, 10 or 0.
 
 Questions, figures and their commands stand in the READMEs, in comments above the tables (tests/lessons_figures.py has
-the syntax). --check runs all those commands and compares: bytes and counts exactly, losses to the printed digits and
-5e-6 (another CPU's matrix products round differently), times not at all. It ends with how many rows were checked, how
-many were left out, and why; exit code 1, with FILE:LINE and both numbers, if a figure is stale; --write corrects it in
-the README. --all also runs what takes minutes; --slice only an eighth of the commands, the one that
-TRAIN70B_TEST_SLICE says (tests/support.h). Bad input ends with exit code 2.
+the syntax). --check runs those commands and compares: bytes and counts exactly, losses to the printed digits and 5e-6
+(another CPU's matrix products round differently), times not at all. A command that passed before is run again only if
+the sources of its program or the figures changed (tests/checked.py); --record keeps what passed for all. It ends with
+how many rows were checked, unchanged or left out, and why, and which commands ran; exit code 1, with FILE:LINE and both
+numbers, if a figure is stale; --write corrects it in the README, for the next check. --all runs everything again, also
+what takes minutes; --slice runs, of what changed, the eighth that TRAIN70B_TEST_SLICE says (tests/support.h), or, where
+that is "all", everything again but what takes minutes. Bad input ends with exit code 2.
 """
 import argparse
 import collections
@@ -30,6 +32,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+from checked import RECORD, Checked  # noqa: E402
 from lessons import Lessons  # noqa: E402
 from lessons_commands import Commands  # noqa: E402
 from lessons_figures import FigureError, Readme, Runner, numbers  # noqa: E402
@@ -245,16 +248,29 @@ def read_answers(path, chosen):
 
 # ---- the check -------------------------------------------------------------------------------------------------------
 
+@dataclasses.dataclass
+class Part:
+    """A figure, or a fence: what a command's output is held to."""
+    line: int
+    rows: int
+    count: int                 # of its numbers
+    held: list
+    figure: object = None
+    fence: tuple = ()
+
+
 class Check:
     """Every figure of some READMEs against what its command gives."""
 
-    def __init__(self, root, programs, slice_=None, slow=False, announce=None):
+    def __init__(self, root, programs, slice_=None, slow=False, announce=None, everything=False):
         self.root, self.bin, self.slice, self.slow = root, programs, slice_, slow
         self.runner = Runner(root, programs, 3600 if slow else 600, announce)
         self.errors, self.stale, self.written, self.order, self.keys = [], [], [], {}, {}
         self.checked = collections.defaultdict(lambda: [set(), 0])              # chapter: rows, numbers
+        self.unchanged = collections.defaultdict(lambda: [set(), 0])            # the same, since they were checked
         self.left_out = collections.defaultdict(lambda: [set(), 0])             # (chapter, why): rows, numbers
-        self.known = Commands(root, programs)
+        self.known, self.lessons = Commands(root, programs), Lessons(root, programs)
+        self.record, self.not_run = Checked(root, programs, everything), 0
 
     def error(self, path, line, message):
         self.errors.append(f"{path.relative_to(self.root)}:{line}: {message}")
@@ -264,13 +280,14 @@ class Check:
         return self.slice is None or number % 8 == self.slice
 
     def skip(self, path, line, count, why, rows=1):
-        entry = self.left_out[path.parent.name, why]
-        entry[0] |= set(range(line, line + rows))
-        entry[1] += count
+        self.add(self.left_out[path.parent.name, why], line, count, rows)
 
     def count(self, path, line, count, rows=1):
-        self.checked[path.parent.name][0] |= set(range(line, line + rows))
-        self.checked[path.parent.name][1] += count
+        self.add(self.checked[path.parent.name], line, count, rows)
+
+    def add(self, entry, line, count, rows):
+        entry[0] |= set(range(line, line + rows))
+        entry[1] += count
 
     def readme(self, path, write=False):
         readme, changes = Readme(path), []
@@ -278,45 +295,67 @@ class Check:
             self.error(path, line, message)
         for line, rows, count, why in readme.unmarked:
             self.skip(path, line, count, why, rows)
-        for command in dict.fromkeys(figure.command for figure in readme.figures
-                                     if not figure.left_out and figure.command != "computed"):
-            line = next(figure.line for figure in readme.figures if figure.command == command)
-            self.known.check(command, [], False, lambda message: self.error(path, line, f"{message}, in: {command}"))
-        failed = set()
         for figure in readme.figures:
-            printed = numbers(figure.text)
             if figure.left_out:
-                self.skip(path, figure.line, len(printed), figure.left_out)
-            elif figure.slow and not self.slow:
-                self.skip(path, figure.line, len(printed), f"only with --all: {figure.slow}")
-            elif not self.in_slice(figure.command):
-                self.skip(path, figure.line, len(printed), "in another slice")
-            elif figure.command not in failed:
-                try:
-                    changes += self.figure(path, figure, printed, figure.actual(self.runner))
-                except FigureError as error:
-                    self.error(path, figure.line, str(error))
-                    if isinstance(self.runner.runs.get(figure.command), FigureError):
-                        failed.add(figure.command)
-        lessons = Lessons(self.root, self.bin)
-        for block, command, line, times in readme.fences:
-            count = sum(len(numbers(each)) for each in block.lines)
-            if not self.in_slice(command):
-                self.skip(path, block.line, count, "in another slice", len(block.lines))
-                continue
-            try:
-                lessons.outputs[command] = self.runner.run(command).lines
-            except FigureError as error:
-                self.error(path, line, str(error))
-                continue
-            table = lessons.prints(path, block, command, line, times)
-            self.count(path, block.line, count, len(block.lines))
-            if table is not None:
-                changes.append((block.line, 0, block.lines, table))
-        self.errors += lessons.errors
-        self.stale += [each for each in lessons.errors if "\n---" in each]
+                self.skip(path, figure.line, len(numbers(figure.text)), figure.left_out)
+        for command, parts in self.commands_of(readme).items():
+            changes += self.command(path, command, parts)
+        self.record.save()
         if write and changes:
             self.write(path, changes)
+
+    def commands_of(self, readme):
+        """{command: [Part]}"""
+        found = collections.defaultdict(list)
+        for figure in readme.figures:
+            if not figure.left_out:
+                found[figure.command].append(Part(figure.line, 1, len(numbers(figure.text)), figure.held(), figure))
+        for fence in readme.fences:
+            block, command, _, times = fence
+            found[command].append(Part(block.line, len(block.lines), sum(len(numbers(each)) for each in block.lines),
+                                       [times, block.lines], fence=fence))
+        return found
+
+    def command(self, path, command, parts):
+        """[change] of what is stale, if the command has to run."""
+        before, figures = len(self.errors), [part.figure for part in parts if part.figure]
+        if figures and command != "computed":
+            self.known.check(command, [], False,
+                             lambda message: self.error(path, figures[0].line, f"{message}, in: {command}"))
+        commands = [command, *(figure.expression for figure in figures)]
+        line = self.record.line(str(path.relative_to(self.root)), command, commands, [part.held for part in parts])
+        slow, in_slice = next((figure.slow for figure in figures if figure.slow), ""), self.in_slice(command)
+        if self.record.is_known(line):
+            self.not_run += 1
+            for part in parts:
+                self.add(self.unchanged[path.parent.name], part.line, part.count, part.rows)
+            return []
+        if slow and not self.slow or not in_slice:
+            why = f"only with --all: {slow}" if slow and not self.slow else "in another slice"
+            for part in parts:
+                self.skip(path, part.line, part.count, why, part.rows)
+            return []
+        changes = []
+        for part in parts:
+            try:
+                changes += self.fence(path, *part.fence) if part.fence else \
+                    self.figure(path, part.figure, numbers(part.figure.text), part.figure.actual(self.runner))
+            except FigureError as error:
+                self.error(path, part.line, str(error))
+                if isinstance(self.runner.runs.get(command), FigureError):
+                    break
+        self.record.result(line, commands, len(self.errors) == before)
+        return changes
+
+    def fence(self, path, block, command, line, times):
+        """[change] of a fence that is stale."""
+        self.lessons.errors = []
+        self.lessons.outputs[command] = self.runner.run(command).lines
+        table = self.lessons.prints(path, block, command, line, times)
+        self.count(path, block.line, sum(len(numbers(each)) for each in block.lines), len(block.lines))
+        self.errors += self.lessons.errors
+        self.stale += [each for each in self.lessons.errors if "\n---" in each]
+        return [] if table is None else [(block.line, 0, block.lines, table)]
 
     def figure(self, path, figure, printed, actual):
         """[(line, begin, old, new)] of what is stale."""
@@ -358,34 +397,59 @@ class Check:
         path.write_text(text)
 
     def report(self):
-        chapters = sorted({*self.checked, *(chapter for chapter, _ in self.left_out)})
-        for chapter in chapters:
+        for chapter in sorted({*self.checked, *self.unchanged, *(chapter for chapter, _ in self.left_out)}):
             rows, count = self.checked[chapter]
             print(f"{chapter}: {len(rows)} rows checked, {count} numbers")
+            if self.unchanged[chapter][1]:
+                rows, count = self.unchanged[chapter]
+                print(f"    unchanged since it was checked: {len(rows)} rows, {count} numbers")
             for (other, why), (lines, amount) in sorted(self.left_out.items(), key=str):
                 if other == chapter:
                     print(f"    left out: {len(lines)} rows, {amount} numbers: {why}")
-        print(f"all: {sum(len(rows) for rows, _ in self.checked.values())} rows checked, "
-              f"{sum(count for _, count in self.checked.values())} numbers; {len(self.runner.runs)} commands")
+        for word, counts in (("checked", self.checked), ("unchanged", self.unchanged)):
+            print(f"all: {sum(len(rows) for rows, _ in counts.values())} rows {word}, "
+                  f"{sum(count for _, count in counts.values())} numbers")
+
+    def report_runs(self, unit, seconds):
+        """Which commands ran, the slowest first."""
+        for command, took in sorted(self.runner.seconds.items(), key=lambda item: -item[1]):
+            print(f"{took:7.1f} s  {command}")
+        print(f"{counted(len(self.runner.runs), 'command')} run, {counted(self.not_run, unit)} unchanged since the "
+              f"last check, {seconds:.0f} s")
+        if self.record.held_back:
+            print(f"not recorded, for they are older than their sources: {', '.join(sorted(self.record.held_back))}")
+
+    def save(self, pages):
+        """With --record, after a whole run."""
+        if self.errors or self.written:
+            print(f"{RECORD} remains as it is: {'figures differ' if self.errors else 'check what was written first'}")
+        else:
+            self.record.record(pages)
+
+
+def test_slice():
+    """TRAIN70B_TEST_SLICE (tests/support.h): "all", or which eighth."""
+    text = os.environ.get("TRAIN70B_TEST_SLICE", "0")
+    if text != "all" and not text.isdecimal():
+        raise UsageError(f"TRAIN70B_TEST_SLICE={text}: is neither \"all\" nor a number")
+    return text if text == "all" else int(text) % 8
 
 
 def check(arguments, readmes, programs):
-    slice_ = None
-    if arguments.slice:
-        text = os.environ.get("TRAIN70B_TEST_SLICE", "0")
-        if text != "all" and not text.isdigit():
-            raise UsageError(f"TRAIN70B_TEST_SLICE={text}: is neither \"all\" nor a number")
-        slice_ = None if text == "all" else int(text) % 8
-    began = time.monotonic()
+    part, began = test_slice(), time.monotonic()
 
     def announce(command):
         print(f"{time.monotonic() - began:6.0f} s  {command}", file=sys.stderr, flush=True)
-    checker = Check(ROOT, programs, slice_, arguments.all, announce)
+    checker = Check(ROOT, programs, part if arguments.slice and part != "all" else None, arguments.all, announce,
+                    arguments.all or part == "all")
     for path in readmes:
         checker.readme(path, arguments.write)
     checker.report()
+    checker.report_runs("command", time.monotonic() - began)
     for each in checker.written:
         print(f"wrote {each}")
+    if arguments.record:
+        checker.save([str(path.relative_to(ROOT)) for path in readmes])
     for error in checker.errors:
         print(error)
     print(f"{len(checker.errors)} differences" if checker.errors else "every figure is what its command gives")
@@ -464,16 +528,19 @@ def main(words=None):
     parser.add_argument("--list", action="store_true", help="print the questions")
     parser.add_argument("--check", action="store_true", help="compare every figure with its command's")
     parser.add_argument("--write", action="store_true", help="with --check: correct stale figures")
-    parser.add_argument("--all", action="store_true", help="with --check: also what takes minutes")
+    parser.add_argument("--all", action="store_true", help="with --check: everything again, also what takes minutes")
     parser.add_argument("--slice", action="store_true", help="with --check: an eighth, by TRAIN70B_TEST_SLICE")
+    parser.add_argument("--record", action="store_true", help=f"with --check: keep what passed in {RECORD}")
     parser.add_argument("--self-test", action="store_true", help="check the check on a miniature of this repository")
     arguments = parser.parse_args(words)
     try:
         if arguments.self_test:
             from lessons_figures_self_test import self_test
             return self_test(sys.modules[__name__])
-        if (arguments.write or arguments.all or arguments.slice) and not arguments.check:
-            raise UsageError("--write, --all and --slice belong to --check")
+        if (arguments.write or arguments.all or arguments.slice or arguments.record) and not arguments.check:
+            raise UsageError("--write, --all, --slice and --record belong to --check")
+        if arguments.record and (arguments.slice or arguments.chapter):
+            raise UsageError("--record needs the whole check: leave out --slice and the chapters")
         asking = arguments.answers or arguments.json or arguments.list or arguments.question is not None
         if arguments.check and asking:
             raise UsageError("--check asks nothing: leave out --question, --answers, --json, --list")

@@ -3,6 +3,7 @@
 wrong.
 
     python3 tests/claims.py BIN_FOLDER [--write] [--list]     --write: correct stale figures; --list: rows and verdicts
+    python3 tests/claims.py BIN_FOLDER [--all] [--slice] [--record]     which rows: below
     python3 tests/claims.py --self-test
 
 A row of the page: name | quoted | here | verdict | shown by. A command of the page ends with `# run N`; where rows also
@@ -21,8 +22,12 @@ with run3.printed(...), run3(zero=1).sent() and all of tests/lessons_figures.py;
     quoted                  the quoted numbers
 
 Numbers in `code` are conditions and formulas, and not compared; all others are. "shown by" must name the runs that the
-expressions use, and `arithmetic` if they use that. Each command runs once. Then every number of the page is changed,
-one at a time, and must be found. A row with four columns (name | quoted | verdict | reference) is by reading.
+expressions use, and `arithmetic` if they use that. Each command runs once. Then every number of the row is changed, one
+at a time, and must be found. A row with four columns (name | quoted | verdict | reference) is by reading.
+
+A row that passed before is checked again only if it, its commands, its arithmetic or the sources of the programs
+changed (tests/checked.py); the page as a whole always. --record keeps what passed for all. --all checks every row
+again; --slice, of the rows that changed, the eighth that TRAIN70B_TEST_SLICE says, and all rows where it is "all".
 """
 import argparse
 import math
@@ -35,9 +40,10 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 sys.path.insert(0, str(ROOT / "tests"))
-from lessons import Lessons, parse  # noqa: E402
+from checked import RECORD  # noqa: E402
+from lessons import parse  # noqa: E402
 from lessons_figures import FigureError, Readme, Run, Runner, cells_of, numbers, plain  # noqa: E402
-from predict import Check  # noqa: E402
+from predict import Check, UsageError, test_slice  # noqa: E402
 
 ARITHMETIC = "python3 docs/claims.py"
 VERDICTS = ("right if", "right", "wrong", "open")
@@ -129,11 +135,11 @@ class Rows(Runner):
 class Claims(Check):
     """The page against its commands. Check has the comparison of a figure, and writes."""
 
-    def __init__(self, root, programs, announce=None):
-        super().__init__(root, programs)
+    def __init__(self, root, programs, slice_=None, announce=None, everything=False):
+        super().__init__(root, programs, slice_, everything=everything)
         self.runner = Rows(root, programs, 300, announce)
-        self.lessons = Lessons(root, programs)
         self.verdicts = {}  # of each row
+        self.passed = {}    # row: what self.record takes of it
 
     def page(self, path, text, write=False, only=None):
         """Checks the text of the page, or only the figures of one row; --write changes the file."""
@@ -153,20 +159,57 @@ class Claims(Check):
         figures = {name: [figure for figure in page.figures if figure.row[0] == name] for name in rows}
         used = set()
         for name, (line, cells) in rows.items():
-            used |= self.row(path, line, name, cells, figures[name])
-            for figure in figures[name]:
-                if figure.left_out or only not in (None, name):
+            before = len(self.errors)
+            runs = self.row(path, line, name, cells, figures[name])
+            used |= runs
+            measured = [figure for figure in figures[name] if not figure.left_out]
+            if not measured or only not in (None, name):
+                continue
+            if only is None:
+                entry, commands = self.entry(path, name, cells, measured, runs)
+                if self.leave(path, name, entry, measured):
                     continue
+            for figure in measured:
                 try:
                     changes += self.value(path, figure)
                 except FigureError as error:
                     self.error(path, line, f"{name}: {error}")
+            if only is None and len(self.errors) == before:
+                self.passed[name] = entry, commands
+            elif only is None:
+                self.record.result(entry, commands, False)
         for number in sorted(self.runner.commands.keys() - used):
             self.error(path, 1, f"run {number}: no row uses it")
         if not rows:
             self.error(path, 1, "the page has no rows")
         if write and changes:
             self.write(path, changes)
+
+    def entry(self, path, name, cells, figures, runs):
+        """(line, commands) of a row, for self.record."""
+        commands = [self.runner.commands[number] for number in sorted(runs & self.runner.commands.keys())]
+        arithmetic = []
+        if any("arithmetic(" in figure.expression for figure in figures):
+            try:
+                lines = [line.split("  ") for line in self.runner.run(ARITHMETIC).lines]
+                arithmetic = [cells[1:3] for cells in lines if cells[0] == name]
+            except FigureError:
+                pass  # the row will say so
+        held = [cells, [[figure.column, *figure.held()] for figure in figures], commands, arithmetic]
+        commands = [command for command, _ in commands]
+        return self.record.line(str(path.relative_to(self.root)), name, commands, held), commands
+
+    def leave(self, path, name, entry, figures):
+        """Whether the row is left out: it did not change, or is in another slice."""
+        in_slice = self.in_slice(name)
+        for figure in figures:
+            count = len(numbers(figure.text))
+            if self.record.is_known(entry):
+                self.add(self.unchanged[path.parent.name], figure.line, count, 1)
+            elif not in_slice:
+                self.skip(path, figure.line, count, "in another slice")
+        self.not_run += self.record.is_known(entry)
+        return self.record.is_known(entry) or not in_slice
 
     def read_commands(self, path, text):
         self.runner.commands.clear()
@@ -243,12 +286,12 @@ def other(number):
 
 
 def planted(checker, path, text):
-    """[what is not found] if one number of the page at a time is wrong."""
-    missed, count, lines = [], 0, text.split("\n")
+    """[what is not found] if one number at a time is wrong, in the rows that passed; those without any are recorded."""
+    missed, count, lines, errors = [], 0, text.split("\n"), checker.errors
     page = Readme(path, masked(text))
     for figure in page.figures:
-        name, verdict = figure.row[0], checker.verdicts[figure.row[0]]
-        for number in numbers(figure.text):
+        name, verdict = figure.row[0], checker.verdicts.get(figure.row[0])
+        for number in numbers(figure.text) if name in checker.passed else []:
             wrong = [other(number)]
             if figure.column == QUOTED:  # another limit of a range may be as right on one side
                 wrong = [number.like(number.value * 3 + 1), number.like(number.value / 3)]
@@ -263,7 +306,10 @@ def planted(checker, path, text):
             count += 1
             if not any(f": {name}: " in error or f" of \"{name}\" " in error for error in checker.errors):
                 missed.append(f"{path.name}:{figure.line}: {name}: {wrong[0]} in place of {number.text} is not found")
-    checker.errors = []
+    for name, (entry, commands) in checker.passed.items():
+        checker.record.result(entry, commands, not any(f": {name}: " in each for each in missed))
+    checker.record.save()
+    checker.errors = errors + missed
     return missed, count
 
 
@@ -332,18 +378,79 @@ MUTATIONS = [
 ]
 
 
+# (what is changed after a check, in which file, from, to, how many commands run then, how many figures are planted)
+CHANGES = [
+    ("nothing", "", "", "", 0, 0),
+    ("a comment", "03_zero/zero.cpp", "// of a rank", "/* of\n   rank 0 */", 0, 0),
+    ("a source of the chapter", "03_zero/zero.cpp", "16", "17", 2, 4),
+    ("a source of a later chapter", "04_later/later.cpp", "1", "2", 0, 0),
+    ("a figure", "docs/claims.md", "| 16.0 |", "| 16.1 |", 1, 0),
+    ("a verdict", "docs/claims.md", "**wrong** | run 2", "**right if** | run 2", 1, 0),
+    ("other words", "docs/claims.md", "# Page", "# The page", 0, 0),
+    ("the command of a row", "docs/claims.md", "--zero 1    # run 2", "--zero 01    # run 2", 1, 1),
+    ("an expression", "docs/claims.md", "M2 | 3: run2.printed(\"bytes\", 2)", "M2 | 3: 1 * run2.printed(\"bytes\", 2)",
+     1, 1),
+    ("the arithmetic of a row", "docs/claims.py", "BF16 + BF16 + MASTER + MOMENTS, \"w", "BF16 + MASTER, \"w", 2, 0),
+    ("another row's arithmetic", "docs/claims.py", "states = 16 *", "states = 17 *", 0, 0),
+    ("a damaged record", "checked.txt", "  docs/claims.md", " docs/claims.md", 2, 4),
+    ("another row's record", "checked.txt", "  M2", "  M3", 1, 1),
+]
+
+
+def make(folder, page):
+    root = pathlib.Path(folder).resolve()
+    files = {"CMakeLists.txt": "add_chapter(03_zero below)\n", "03_zero/zero.cpp": "int bytes = 16;  // of a rank\n",
+             "04_later/later.cpp": "int later = 1;\n", "bin/03_zero": PROGRAM, "docs/claims.md": page,
+             "docs/claims.py": (ROOT / "docs/claims.py").read_text()}
+    for file, text in files.items():
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).write_text(text)
+    (root / "bin/03_zero").chmod(0o755)
+    return root
+
+
+def checked_again(root, *arguments, **options):
+    """(checker, commands that ran beside the arithmetic, figures that were planted)"""
+    checker, path = Claims(root, root / "bin", *arguments, **options), root / "docs/claims.md"
+    checker.page(path, path.read_text())
+    _, count = planted(checker, path, path.read_text())
+    return checker, len(checker.runner.runs.keys() - {ARITHMETIC}), count
+
+
+def test_changes(expect):
+    for name, file, old, new, runs, count in CHANGES:
+        with tempfile.TemporaryDirectory() as folder:
+            root = make(folder, PAGE)
+            checked_again(root)
+            if file:
+                text = (root / file).read_text()
+                (root / file).write_text(text.replace(old, new))
+                (root / "bin/03_zero").touch()
+            checker, *ran = checked_again(root)
+            good = ran == [runs, count] and (not file or old in text)
+            if good and checker.errors:  # what fails is not recorded
+                good = checked_again(root)[1] == runs
+            elif good:
+                good = checked_again(root)[1] == 0 and checked_again(root, everything=True)[2] == 4
+            expect(good, f"after a check, {name}", f"{ran}: {checker.errors}")
+    with tempfile.TemporaryDirectory() as folder:
+        root = make(folder, PAGE)
+        ran = [checked_again(root, slice_)[1:] for slice_ in (0, 1, 1, None)]
+        expect(ran == [(2, 3), (1, 1), (0, 0), (0, 0)], "one eighth at a time", ran)
+        (root / "03_zero/zero.cpp").write_text("int bytes = 18;")
+        ran = [checked_again(root)[1:] for _ in range(2)]
+        expect(ran == [(2, 4), (2, 4)], "a program that is older than its source", ran)
+
+
 def self_test():
-    failed = 0
+    failed = []
+
+    def expect(good, name, said):
+        print(f"{'ok  ' if good else 'FAIL'} {name}" + ("" if good else f": {said}"))
+        failed.extend([] if good else [name])
     for name, old, new, said in MUTATIONS:
         with tempfile.TemporaryDirectory() as folder:
-            root = pathlib.Path(folder).resolve()
-            files = {"bin/03_zero": PROGRAM, "CMakeLists.txt": "add_chapter(03_zero below)\n",
-                     "docs/claims.md": PAGE.replace(old, new) if old else PAGE,
-                     "docs/claims.py": (ROOT / "docs/claims.py").read_text()}
-            for file, text in files.items():
-                (root / file).parent.mkdir(exist_ok=True)
-                (root / file).write_text(text)
-            (root / "bin/03_zero").chmod(0o755)
+            root = make(folder, PAGE.replace(old, new) if old else PAGE)
             path = root / "docs/claims.md"
             text = path.read_text()
             checker = Claims(root, root / "bin")
@@ -352,14 +459,13 @@ def self_test():
             if good and name == "nothing changed":
                 missed, count = planted(checker, path, text)
                 good = not missed and count == 4
-                checker.errors += missed + [f"{count} planted"]
+                checker.errors.append(f"{count} planted")
             if good and name == "another figure":  # --write mends it
                 path.write_text(text)
                 Claims(root, root / "bin").page(path, text, write=True)
                 good = path.read_text() == text.replace("16.1", "16.0")
-        print(f"{'ok  ' if good else 'FAIL'} {name}" +
-              ("" if good else ": " + "; ".join(checker.errors or ["no error"])))
-        failed += not good
+        expect(good, name, "; ".join(checker.errors or ["no error"]))
+    test_changes(expect)
     return bool(failed)
 
 
@@ -368,33 +474,43 @@ def main():
     parser.add_argument("bin", nargs="?", type=pathlib.Path, help="folder of the programs")
     parser.add_argument("--write", action="store_true", help="correct stale figures in the page")
     parser.add_argument("--list", action="store_true", help="print the rows with their verdicts")
+    parser.add_argument("--all", action="store_true", help="every row again")
+    parser.add_argument("--slice", action="store_true", help="of what changed an eighth, by TRAIN70B_TEST_SLICE")
+    parser.add_argument("--record", action="store_true", help=f"keep what passed in {RECORD}")
     parser.add_argument("--self-test", action="store_true", help="check the check on a small page")
     arguments = parser.parse_args()
     if arguments.self_test:
         return self_test()
     if not arguments.bin or not arguments.bin.is_dir():
         parser.error("which folder of programs?")
+    if arguments.record and arguments.slice:
+        parser.error("--record needs the whole check: leave out --slice")
+    try:
+        part = test_slice()
+    except UsageError as error:
+        parser.error(str(error))
     began, path = time.monotonic(), ROOT / "docs/claims.md"
 
     def announce(command):
         print(f"{time.monotonic() - began:6.1f} s  {command}", file=sys.stderr, flush=True)
-    checker, text = Claims(ROOT, arguments.bin.resolve(), announce=announce), path.read_text()
-    checker.page(path, text, arguments.write)
+    checker = Claims(ROOT, arguments.bin.resolve(), part if arguments.slice and part != "all" else None, announce,
+                     arguments.all or part == "all")
+    checker.page(path, path.read_text(), arguments.write)
     if arguments.list:
         for name, verdict in checker.verdicts.items():
             print(f"{name:4} {verdict}")
     for each in checker.written:
         print(f"wrote {each}")
-    figures = checker.checked[path.parent.name][1]
-    if not checker.errors:
-        missed, count = planted(checker, path, path.read_text())
-        checker.errors += missed
-        print(f"{count} wrong figures planted, one at a time: {count - len(missed)} found")
+    figures, unchanged = checker.checked[path.parent.name][1], checker.unchanged[path.parent.name][1]
+    missed, count = planted(checker, path, path.read_text())
+    print(f"{count} wrong figures planted, one at a time: {count - len(missed)} found")
+    checker.report_runs("claim", time.monotonic() - began)
+    if arguments.record:
+        checker.save([str(path.relative_to(ROOT))])
     for error in checker.errors:
         print(error)
-    print(f"{len(checker.verdicts)} claims, {figures} numbers, {len(checker.runner.runs)} commands, "
-          f"{time.monotonic() - began:.0f} s: " + (f"{len(checker.errors)} differences" if checker.errors else
-                                                   "every figure is what its command gives"))
+    print(f"{len(checker.verdicts)} claims, {figures} numbers checked, {unchanged} unchanged: " +
+          (f"{len(checker.errors)} differences" if checker.errors else "every figure is what its command gives"))
     return bool(checker.errors)
 
 

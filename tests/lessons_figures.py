@@ -42,6 +42,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import time
 
 from lessons import parse
 from lessons_commands import mpi_environment, working_folder
@@ -194,7 +195,8 @@ class Runner:
     """Runs each command once, in an empty folder that looks like the repository's root."""
 
     def __init__(self, root, programs, limit=300.0, announce=None):
-        self.root, self.bin, self.limit, self.announce, self.runs = root, programs, limit, announce, {}
+        self.root, self.bin, self.limit, self.announce = root, programs, limit, announce
+        self.runs, self.seconds = {}, {}
 
     def run(self, command):
         if command == "computed":
@@ -202,10 +204,12 @@ class Runner:
         if command not in self.runs:
             if self.announce:
                 self.announce(command)
+            began = time.monotonic()
             try:
                 self.runs[command] = self.start(command)
             except FigureError as error:
                 self.runs[command] = error
+            self.seconds[command] = time.monotonic() - began
         if isinstance(self.runs[command], FigureError):
             raise self.runs[command]
         return self.runs[command]
@@ -253,6 +257,11 @@ class Figure:
     first: object = None       # the figure in the table's first row
     column: int = 0
     name: str = ""             # of its row, short
+
+    def held(self):
+        """What the command's output is compared with."""
+        used = {name: getattr(self, name) for name in ("row", "head", "column") if name in self.expression}
+        return [self.expression, self.tolerance, self.slack, [number.text for number in numbers(self.text)], used]
 
     def actual(self, runner):
         return runner.run(self.command).evaluate(self.expression, self.row, self.head, self.column)

@@ -3,12 +3,15 @@ and how answers are read and scored."""
 import contextlib
 import dataclasses
 import io
+import os
 import pathlib
 import tempfile
 import textwrap
 
 MINIATURE = {
-    "CMakeLists.txt": "add_chapter(03_zero below)\n",
+    "CMakeLists.txt": "add_chapter(03_zero below)  # one\n",
+    "docs/data/corpus.txt": "text",
+    "03_zero/zero.cpp": "int bytes = 4096;  // of a rank\n", "04_later/later.cpp": "int later = 1;\n",
     "bin/03_zero": textwrap.dedent("""\
         #!/bin/sh
         if [ "$1" = --help ]; then
@@ -81,6 +84,30 @@ MUTATIONS = [
     ("a question about a time", "2 | 3.2 |", "2 | 5 |", "is not one figure that is measured"),
 ]
 
+# (what is changed after a check, in which file, from, to, how many of the three commands run then)
+CHANGES = [
+    ("nothing", "", "", "", 0),
+    ("a comment", "03_zero/zero.cpp", "// of a rank", "/* of\n   rank 0 */", 0),
+    ("white space", "03_zero/zero.cpp", "int bytes = 4096;", "int bytes =\n    4096 ;", 0),
+    ("a source of the chapter", "03_zero/zero.cpp", "4096", "4097", 3),
+    ("a source of a later chapter", "04_later/later.cpp", "1", "2", 0),
+    ("a comment of CMakeLists.txt", "CMakeLists.txt", "# one", "# two", 0),
+    ("CMakeLists.txt", "CMakeLists.txt", "below", "above", 3),
+    ("the course's text", "docs/data/corpus.txt", "text", "texts", 3),
+    ("a figure of a table", "03_zero/README.md", "2,048 · 2,048", "2,048 · 2,049", 1),
+    ("a figure of a paragraph", "03_zero/README.md", "4096 bytes", "4095 bytes", 1),
+    ("a figure of a fence", "03_zero/README.md", "stage 1  4096", "stage 1  4097", 1),
+    ("a time that is left out", "03_zero/README.md", "7.5 ms", "9.5 ms", 0),
+    ("an expression", "03_zero/README.md", "step(4).loss", "1 * step(4).loss", 2),
+    ("a tolerance", "03_zero/README.md", "4: 100 / 8", "4: 100 / 8 ~ 1%", 2),
+    ("words", "03_zero/README.md", "# Chapter", "# The chapter", 0),
+    ("lines of a record without their end", "checked.txt", " --zero 1", " --zero", 1),
+    ("keys of a record", "checked.txt", "  03_zero", "0  03_zero", 3),
+    ("what separates a record's columns", "checked.txt", "  03_zero", "\t03_zero", 3),
+    ("the chapter in a record", "checked.txt", "03_zero/README.md", "04_later/README.md", 3),
+    ("an empty record", "checked.txt", "", None, 3),
+]
+
 # (answer, its value or None: refused) of the question above, for which the first row has 4,096
 ANSWERS = [("2048", 2048), ("2,048", 2048), ("2 KiB", 2048), ("2.048 kB", 2048), ("1/2", 2048), ("50%", 2048),
            ("same", 4096), ("1e3", 1000), ("-1", -1), ("abc", None), ("2 parsecs", None), ("1/0", None)]
@@ -91,6 +118,11 @@ SCORES = [(2048, 10, "exact"), (2049, 10, "exact"), (2000, 7, "within 10%"), (11
 # (command line, exit code, what is said)
 COMMAND_LINES = [
     ("--check --build ROOT", 0, "03_zero: 5 rows checked, 12 numbers"),
+    ("--check --build ROOT", 0, "0 commands run, 3 commands unchanged since the last check"),
+    ("--check --build ROOT", 0, "    unchanged since it was checked: 5 rows, 12 numbers"),
+    ("--check --build ROOT --slice", 0, "3 commands run, 0 commands unchanged"),  # where TRAIN70B_TEST_SLICE is "all"
+    ("--check --build ROOT --all --record", 0, "3 commands run, 0 commands unchanged"),
+    ("--check --build ROOT --record 3", 2, "--record needs the whole check"), ("3 --record", 2, "belong to --check"),
     ("3 --list", 0, "1. How many bytes are sent in stage 2?"),
     ("", 2, "predict.py: which chapter?"), ("04", 2, "there is no chapter 04; chapters: 03_zero"),
     ("3 --question 3", 2, "--question 3: chapter 03_zero has questions 1 to 2"),
@@ -101,7 +133,10 @@ COMMAND_LINES = [
     ("--check --build ROOT/03_zero", 2, "there is no"), ("3 --write", 2, "belong to --check"),
     ("--check --json", 2, "--check asks nothing"),
     ("--check --build ROOT", 1, "has 2,049, today 2,048"),
+    ("--check --build ROOT", 1, "1 command run, 2 commands unchanged"),
+    ("--check --build ROOT --record", 1, "docs/results/checked.txt remains as it is: figures differ"),
     ("--check --build ROOT --write", 0, "wrote 03_zero/README.md:14: 2,049 -> 2,048"),
+    ("--check --build ROOT", 0, "0 commands run, 3 commands unchanged"),
 ]
 
 
@@ -114,10 +149,45 @@ def make(folder, text):
     return root
 
 
-def errors_of(predict, root, write=False):
-    checker = predict.Check(root, root / "bin")
+def errors_of(predict, root, write=False, **options):
+    checker = predict.Check(root, root / "bin", **options)
     checker.readme(root / "03_zero/README.md", write)
     return checker
+
+
+def test_changes(predict, original, expect):
+    """A command runs again where something changed, and only there."""
+    def runs(**options):
+        return len(errors_of(predict, root, **options).runner.runs)
+    for name, file, old, new, count in CHANGES:
+        with tempfile.TemporaryDirectory() as folder:
+            root = make(folder, original)
+            runs()
+            text = (root / file).read_text() if file else ""
+            if file:
+                (root / file).write_text("\udcff" if new is None else text.replace(old, new), errors="surrogateescape")
+                (root / "bin/03_zero").touch()
+            checker = errors_of(predict, root)
+            ran = len(checker.runner.runs)
+            again = ran if checker.errors else 0  # what fails is not recorded
+            expect(ran == count and runs() == again and runs(everything=True) == 3 and old in text,
+                   f"after a check, {name}", f"{ran}, {runs()}: {checker.errors}")
+    with tempfile.TemporaryDirectory() as folder:
+        root = make(folder, original)
+        ran = [runs(slice_=slice_) for slice_ in (3, 0, 0, 1)]
+        expect([*ran, runs(), runs()] == [0, 1, 0, 1, 1, 0], "one eighth at a time", ran)
+        (root / "03_zero/zero.cpp").write_text("int bytes = 4098;")
+        expect([runs(), runs()] == [3, 3], "a program that is older than its source")
+        record = root / "checked.txt"
+        (root / "bin/03_zero").touch()
+        (root / "03_zero/README.md").write_text(original.replace("4.9971996", "4.9972996"))
+        errors, lines = errors_of(predict, root).errors, record.read_text().split("\n")
+        expect(errors and len(lines) == 4, "only what passed is recorded", lines)
+        (root / "03_zero/README.md").write_text(original)
+        runs()
+        (root / "bin/03_zero").write_text(MINIATURE["bin/03_zero"].replace("4.99719954", "4.98719954"))
+        expect(not errors_of(predict, root).errors and errors_of(predict, root, everything=True).errors and
+               errors_of(predict, root).errors, "what fails with --all leaves the build folder's record")
 
 
 def self_test(predict):
@@ -137,6 +207,7 @@ def self_test(predict):
                 errors_of(predict, root, write=True)
                 good = not errors_of(predict, root).errors and (root / "03_zero/README.md").read_text() == original
             expect(good and (not old or old in original), name, "\n".join(errors) or "no error")
+    test_changes(predict, original, expect)
     with tempfile.TemporaryDirectory() as folder:
         root = make(folder, original)
         checker = errors_of(predict, root)
@@ -169,6 +240,7 @@ def self_test(predict):
         predict.ROOT = make(folder, original)
         (predict.ROOT / "answers").write_text("1/2\nfew\n")
         for words, code, said in COMMAND_LINES:
+            os.environ["TRAIN70B_TEST_SLICE"] = "all" if "--slice" in words else "0"
             if code == 1:  # and the next one mends it
                 make(folder, original.replace("2,048 · 2,048", "2,048 · 2,049"))
             text = io.StringIO()
