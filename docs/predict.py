@@ -311,9 +311,9 @@ class Check:
             if not figure.left_out:
                 found[figure.command].append(Part(figure.line, 1, len(numbers(figure.text)), figure.held(), figure))
         for fence in readme.fences:
-            block, command, _, times = fence
+            block, command, _, name = fence
             found[command].append(Part(block.line, len(block.lines), sum(len(numbers(each)) for each in block.lines),
-                                       [times, block.lines], fence=fence))
+                                       [name == "prints times", block.lines], fence=fence))
         return found
 
     def command(self, path, command, parts):
@@ -324,7 +324,10 @@ class Check:
                              lambda message: self.error(path, figures[0].line, f"{message}, in: {command}"))
         commands = [command, *(figure.expression for figure in figures)]
         line = self.record.line(str(path.relative_to(self.root)), command, commands, [part.held for part in parts])
-        slow, in_slice = next((figure.slow for figure in figures if figure.slow), ""), self.in_slice(command)
+        slow = next((figure.slow for figure in figures if figure.slow), "")
+        if any(part.fence and part.fence[3] == "prints slow" for part in parts):
+            slow = "takes minutes"
+        in_slice = self.in_slice(command)
         if self.record.is_known(line):
             self.not_run += 1
             for part in parts:
@@ -347,11 +350,11 @@ class Check:
         self.record.result(line, commands, len(self.errors) == before)
         return changes
 
-    def fence(self, path, block, command, line, times):
+    def fence(self, path, block, command, line, name):
         """[change] of a fence that is stale."""
         self.lessons.errors = []
         self.lessons.outputs[command] = self.runner.run(command).lines
-        table = self.lessons.prints(path, block, command, line, times)
+        table = self.lessons.prints(path, block, command, line, name == "prints times")
         self.count(path, block.line, sum(len(numbers(each)) for each in block.lines), len(block.lines))
         self.errors += self.lessons.errors
         self.stale += [each for each in self.lessons.errors if "\n---" in each]

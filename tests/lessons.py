@@ -13,7 +13,7 @@ commands   build/bin/, mpirun, bash, python3, cmake, ctest, in code or inline: c
            block or a paragraph: the reader fills its commands in; only their programs and flags are checked.
 printed    `<!-- prints: COMMAND -->` before a fence: with --run, the lines of COMMAND's output from the fence's first
            line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a decimal point may differ.
-           --write prints the fence anew.
+           `<!-- prints slow: COMMAND -->`: docs/predict.py --check runs it only with --all. --write prints the fence anew.
 figures    `measured`, `not measured` and `ask` belong to docs/predict.py.
 links      relative ones lead to files; a `name` in a table row of "The code" stands in a file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
@@ -33,7 +33,7 @@ import textwrap
 from lessons_commands import COMMAND, LOOP, Commands, mpi_environment, test_cases, working_folder
 
 MARKER = re.compile(r"^\s*(?://|#) (tag|end)::([a-z0-9_-]+)\[\]\s*$")
-DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times|measured|not measured|ask): (.*)$")
+DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times|prints slow|measured|not measured|ask): (.*)$")
 FENCE = re.compile(r"^\s*(```+|~~~+)(\w*)\s*$")
 SOURCES = {".h", ".cpp", ".inc", ".cu", ".cuh", ".py", ".sh", ".txt"}
 @dataclasses.dataclass

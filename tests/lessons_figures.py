@@ -380,9 +380,8 @@ class Readme:
             if block.kind == "fence" or not block.lines:
                 raise FigureError("measured: no table and no paragraph behind it")
             figures = self.table(block, directive) if is_table else self.paragraph(block, directive)
-        elif "prints" in found or "prints times" in found:
-            name = "prints" if "prints" in found else "prints times"
-            self.fences.append((block, *found[name], name == "prints times"))
+        elif name := next((each for each in ("prints", "prints times", "prints slow") if each in found), ""):
+            self.fences.append((block, *found[name], name))
             figures = self.fence(block, found[name][0])
         elif is_table:
             cells = [plain(each) for line in block.lines[2:] for each, _ in cells_of(line)[1:]]
