@@ -67,25 +67,9 @@ verdict "SIGSTOP: the watchdog names the wait" "$([ "$code" != 0 ] || echo "exit
     grep -Eq "rank [02]: dp\.(all_reduce|scalar) #[0-9]+.* has not ended" "$work/err" || echo "the wait is not named; ")"
 
 # ---- bad input ----
-refused "--dp unlike the ranks" 2 "--dp 3: there are 2 ranks|mpirun -np 3" --dp 3
-refused "--dp unlike the ranks, alone" 1 "--dp 2: there are 1 ranks" --dp 2
 refused "a batch that does not divide" 3 "--global-batch 16|3 data-parallel ranks (try --global-batch 18)" --global-batch 16
-refused "a batch that does not divide into micro-batches" 2 "--global-batch 12|--micro-batch 4|try --global-batch 16" --global-batch 12 --micro-batch 4
-refused "staged on the CPU" 2 "--comm staged|use --comm mpi" --device cpu --comm staged
-refused "nccl on the CPU" 2 "--comm nccl|use --comm mpi" --device cpu --comm nccl
-refused "unknown backend" 2 "--comm|smoke|auto|nccl|staged|fake" --comm smoke
-refused "unknown all-reduce" 2 "--all-reduce|star|ring|halving" --all-reduce star
-refused "no time at all" 2 "--comm-timeout|0|must be a number > 0" --comm-timeout 0
-refused "negative buckets" 2 "--bucket-mb|-1" --bucket-mb -1
-refused "overlap neither on nor off" 2 "--overlap|maybe|on|off" --overlap maybe
-refused "--comm fake without a number of ranks" 1 "--comm fake|requires --fake-world N" --comm fake
-refused "a fake rank outside the group" 1 "--fake-rank 4|0 to 3" --comm fake --fake-world 4 --fake-rank 4
 refused "--comm fake in several processes" 2 "--comm fake|one process" --comm fake --fake-world 4
-refused "--fake-world without --comm fake" 2 "--fake-world 4 requires --comm fake" --fake-world 4
 refused "an output file that only rank 0 opens" 2 "--trace nowhere/t.json|existing, writable folder" --trace nowhere/t.json
-refused "--fake-rank without --comm fake" 2 "--fake-rank 1 requires --comm fake" --fake-rank 1
-refused "a file for a table that is not made" 2 "--all-reduce-csv|--tables off" --all-reduce-csv a.csv
-refused "a flag of no chapter" 2 "--bucket-md: unknown flag; did you mean --bucket-mb?" --bucket-md 3
 run 2 "$bin/02_data_parallel" --help
 verdict "--help, once" "$(ends 0 5)$([ "$(grep -c -- '--all-reduce ' "$work/out")" = 1 ] || echo "not once")"
 exit $failed

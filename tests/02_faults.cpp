@@ -65,7 +65,7 @@ void program(int argc, char** argv) {
         });
     } else if (way == "write-for-long") {  // beyond any --comm-timeout, and rightly so
         const auto slow = [&] {
-            if (odd_one) std::this_thread::sleep_for(std::chrono::seconds(4));
+            if (odd_one) std::this_thread::sleep_for(std::chrono::seconds(2));
         };
         write_files(world, slow);
         together(slow);

@@ -4,17 +4,7 @@
 program=03_zero
 . "$(dirname "$0")/ranks.sh"
 
-refused "a stage that is none" 2 "--zero|4|0|1|2|3" --zero 4
-refused "a group that does not divide" 4 "the 4 ranks that share parameters (--dp, and --cp) are not divisible by --hybrid-shard 3" --hybrid-shard 3
-refused "a group of more ranks than there are" 2 "the 2 ranks that share parameters (--dp, and --cp) are not divisible by --hybrid-shard 4 (try --hybrid-shard 2)" --hybrid-shard 4
-refused "a group of nothing" 2 "--hybrid-shard|integer >= 1" --hybrid-shard 0
-refused "shards of stage 0" 2 "--hybrid-shard 2|--zero 1, 2 or 3" --zero 0 --hybrid-shard 2
-refused "offload of stage 0" 2 "--offload|--zero 1, 2 or 3" --zero 0 --offload optimizer
-refused "shards to the host without shards" 2 "--offload all|--zero 3|--offload optimizer" --zero 2 --offload all
-refused "offload to somewhere" 2 "--offload|disk|none|optimizer|all" --offload disk
-refused "negative prefetch" 2 "--prefetch|-1" --prefetch -1
 refused "more than the host has" 2 "--offload optimizer: needs|of host memory on this node|are available" --model 405b --offload optimizer
-refused "--dp unlike the ranks" 2 "--dp 3: there are 2 ranks" --dp 3
 
 # A model that is saved from shards and loaded into shards is the model, and a reference run is one rank's.
 shape=(--layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 4 --init-std 0.1 --lr 0.001)

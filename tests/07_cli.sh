@@ -4,21 +4,7 @@
 program=07_fp8
 . "$(dirname "$0")/ranks.sh"
 
-refused "a recipe that is none" 1 "--fp8: mx is unknown|off|current|delayed|rowwise|blockwise" --fp8 mx
-refused "an optimizer that is none" 1 "--optimizer|adamw|adamw8bit" --optimizer sgd
-refused "inputs that do not divide by 16" 1 "--fp8-strict on|q, k, v: 120 inputs (--hidden) on a rank are not divisible by 16 (try 128)" \
-    --fp8-strict on --hidden 120 --heads 4
-refused "inputs that do not divide by 128" 1 "--fp8 blockwise|down: 320 inputs (--ffn) on a rank are not divisible by 128 (try 384)" \
-    --fp8-strict on --fp8 blockwise --ffn 320
 refused "outputs that do not divide on a rank" 2 "q, k, v: 120 outputs (--hidden, --heads, --kv-heads) on a rank are not divisible by 16 (try 128)" --tp 2 --fp8-strict on --hidden 144 --heads 6 --kv-heads 2
-refused "rows that do not divide" 1 "--fp8-strict on|rows of a micro-batch (--micro-batch x --seq-len)" --fp8-strict on --seq-len 33 --global-batch 3
-refused "tensor parallelism that does not divide" 3 "--heads 8 is not divisible by --tp 3" --tp 3
-refused "a CSV of no comparison" 1 "--compare-csv|--compare 60" --compare-csv c.csv
-refused "fp64 in 8 bits" 1 "--fp8 current|--dtype fp64|try --fp8 off" --dtype fp64
-refused "fp64 with 8-bit moments" 2 "--optimizer adamw8bit|--dtype fp64|try --optimizer adamw" --dtype fp64 --fp8 off --optimizer adamw8bit
-refused "a comparison of recipes in fp64" 1 "--compare|--dtype fp64" --dtype fp64 --fp8 off --compare 2
-refused "a history of no steps" 1 "--fp8-history|integer from 1 to 65536" --fp8-history 0
-refused "a margin beyond the range" 1 "--fp8-margin" --fp8-margin 99
 
 small=(--hidden 128 --heads 4 --kv-heads 2 --vocab 256 --seq-len 32 --global-batch 8)
 shape=("${small[@]}" --layers 2 --ffn 256 --lr 0.001 --steps 4)

@@ -7,10 +7,11 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 export OMPI_MCA_btl_vader_single_copy_mechanism=none # some containers forbid it, and Open MPI then says so at every message
 cd "$work" || exit 1
 
-# run RANKS COMMAND...: code, seconds, $work/out, $work/err
+# run RANKS COMMAND...: one without mpirun. code, seconds, $work/out, $work/err
 run() {
-    local begin=$SECONDS
-    timeout -k 5 60 mpirun --oversubscribe -np "$1" "${@:2}" >"$work/out" 2>"$work/err"
+    local begin=$SECONDS mpirun=(mpirun --oversubscribe -np "$1")
+    [ "$1" -gt 1 ] || mpirun=()
+    timeout -k 5 60 "${mpirun[@]}" "${@:2}" >"$work/out" 2>"$work/err"
     code=$?
     seconds=$((SECONDS - begin))
 }
@@ -48,11 +49,13 @@ strike() { # SIGNAL VICTIM RANKS COMMAND...: sends it to a rank that trains, aft
     seconds=$((SECONDS - begin))
 }
 
+tables="--tables off" # where the program has such a flag
+# Real ranks; most of what is refused is in refusals.cpp.
 refused() { # NAME RANKS "PART|PART" FLAG...: exit code 2; one line of the program's own; nothing on disk
     local parts
     IFS='|' read -ra parts <<<"$3"
     rm -f ./*.jsonl
-    run_refused "$2" "$bin/$program" --steps 1 --tables off --metrics m.jsonl "${@:4}"
+    run_refused "$2" "$bin/$program" --steps 1 $tables --metrics m.jsonl "${@:4}"
     verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
         [ "$(grep -c "^$program: " "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(
         grep -iE "MPI_ABORT|^rank [0-9]+:" "$work/err")$(ls | grep -v '^\(out\|err\)$')"
@@ -83,8 +86,8 @@ loads_and_saves() { # RANKS FLAG...: ranks that load `one` and save it write the
         cmp one/model.safetensors again/model.safetensors 2>&1)"
 }
 evaluated_run() { # FLAG...: two steps on two ranks, evaluation after each: m.jsonl, t.json. Prints what is wrong.
-    run 2 "$bin/$program" "${shape[@]}" --steps 2 --val-fraction 0.2 --eval-every 1 --tables off --metrics m.jsonl \
-        --trace t.json "$@"
+    run 2 "$bin/$program" "${shape[@]}" --data "$root/README.md" --steps 2 --val-fraction 0.2 --eval-every 1 \
+        --tables off --metrics m.jsonl --trace t.json "$@"
     ends 0 20
     cat "$work/err"
     [ "$(grep -c '"event":"eval"' m.jsonl)" = 2 ] || echo "no evaluation; "
