@@ -114,25 +114,27 @@ SCALES = {
 
 def tests(node):
     """the CUDA tests; those of several ranks on two, through host memory and, with two GPUs, NCCL"""
-    node.run("01_cuda", ["test_01_cuda"], doctest, limit=300)
-    later = {path.name for path in node.bin.glob("test_0[89]_cuda")}
-    for name in sorted({f"test_0{chapter}_cuda" for chapter in range(2, 8)} | later):
-        node.run(name.removeprefix("test_"), [name], doctest, ranks=2, limit=300)
+    for chapter in range(1, 9):
+        node.run(f"0{chapter}_cuda", cuda_tests(chapter), doctest, ranks=min(chapter, 2), limit=300)
+
+
+def cuda_tests(chapter):
+    return [f"test_0{chapter}", f"--source-file=*/0{chapter}_cuda.cpp"]
 
 
 def sanitizer(node):
-    """compute-sanitizer on every case of test_01_cuda"""
+    """compute-sanitizer on every case of 01_cuda"""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if node.device == "cpu" or not pathlib.Path(tool).exists():
         return node.skip("all", "no GPU" if node.device == "cpu" else "no compute-sanitizer")
-    listed = node.output(["test_01_cuda", "--list-test-cases"])
+    listed = node.output([*cuda_tests(1), "--list-test-cases"])
     cases = [line.strip() for line in listed.splitlines() if line.strip().startswith("cuda: ")]
     if not cases:
-        return node.skip("all", "test_01_cuda lists no cases")
+        return node.skip("all", "01_cuda has no cases")
     for check in ("memcheck", "racecheck"):
         for case in cases:
             pattern = case.replace(",", "?")  # a comma would separate two patterns
-            node.run(f"{check}: {case}", ["test_01_cuda", f"--test-case={pattern}"], sanitizer_summary,
+            node.run(f"{check}: {case}", [*cuda_tests(1), f"--test-case={pattern}"], sanitizer_summary,
                      before=[tool, "--tool", check, "--error-exitcode", "9"])
 
 
@@ -215,7 +217,7 @@ def shared_card(node):
                 "NCCL_MNNVL_ENABLE": "0", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
     if node.device == "cpu":
         return node.skip("nccl", "no GPU")
-    node.run("nccl 2: test_02_cuda", ["test_02_cuda"], doctest, ranks=2, environment=as_hosts, own_host=True)
+    node.run("nccl 2: 02_cuda", cuda_tests(2), doctest, ranks=2, environment=as_hosts, own_host=True)
     train_layouts(node, node.scale.shared, [("nccl", ranks, flags, as_hosts) for ranks, flags in layouts[:6]], trained)
 
 

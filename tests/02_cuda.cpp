@@ -1,8 +1,8 @@
 // The backends of device tensors against definitions. Without a GPU nothing is tested, and the output says so.
-//   2 or 4 ranks on one GPU:  mpirun --oversubscribe -np 4 build/bin/test_02_cuda                       (staged)
+//   2 or 4 ranks on one GPU:  mpirun --oversubscribe -np 4 build/bin/test_02 -sf='*/02_cuda.cpp'          (staged)
 //   the same through NCCL, which has to be told that they are different hosts (see docs/results/gpu.md):
-//     mpirun --oversubscribe -np 2 bash -c 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec build/bin/test_02_cuda'
-//   one GPU per rank:         mpirun -np 8 build/bin/test_02_cuda                                  (staged and nccl)
+//     mpirun --oversubscribe -np 2 bash -c 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec build/bin/test_02 -sf=*/02_cuda.cpp'
+//   one GPU per rank:         mpirun -np 8 build/bin/test_02 -sf='*/02_cuda.cpp'                     (staged and nccl)
 #include "01_single_gpu/ops/ops.h"
 #include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/data_parallel.h"

@@ -27,15 +27,14 @@ def cmake_names(text):
     text = re.sub(r"foreach\((\w+)\s+([^)]*)\)(.*?)endforeach\(\)", unroll, text, flags=re.S)
     targets, tests = set(), set()
     for call, name in re.findall(r"(\w+)\(\s*(?:NAME )?([\w.-]+)", text):
-        if call in ("add_executable", "add_chapter", "add_custom_target"):
+        if call in ("add_executable", "add_program", "add_chapter", "add_custom_target"):
             targets.add(name)
         elif call in ("add_unit_test", "add_ranks_test", "add_cuda_test"):
-            targets.add("test_" + name)
+            targets.add("test_" + name[:2])
             tests.add(name)
             if call == "add_cuda_test":  # where nvcc compiles the CUDA path, on the emulated GPU too
-                targets.add("test_" + name.replace("cuda", "emulated"))
                 tests.add(name.replace("cuda", "emulated"))
-        elif call in ("add_script_test", "add_test"):
+        elif call in ("add_script_test", "add_timed_test"):
             tests.add(name)
     return targets, tests
 
@@ -179,7 +178,8 @@ class Commands:
     def check_program(self, name, words, wrong):
         for word in words:
             if name.startswith("test_") and word.startswith("-tc="):
-                cases = test_cases(self.root / "tests" / (name[len("test_"):] + ".cpp"))
+                files = (self.root / "tests").glob(name[len("test_"):] + "_*.cpp")
+                cases = [case for file in files for case in test_cases(file)]
                 if not any(re.fullmatch(re.escape(word[4:]).replace(r"\*", ".*"), case) for case in cases):
                     wrong(f"no test case is called {word[4:]}")
         program = self.program(name, wrong)

@@ -38,12 +38,12 @@ verdict "resumed at the end: nothing runs again" "$(ends 0)$(diff -r "$work/befo
 
 mkdir "$work/bin"
 ln -s "$bin"/* "$work/bin"
-rm -f "$work/bin/"{02_data_parallel,test_01_cuda,test_0[2-9]_cuda}
+rm -f "$work/bin/"{02_data_parallel,test_0[1-8]}
 printf '#!/bin/bash\necho "a reason"\nexit 3\n' >"$work/bin/02_data_parallel"
 chmod +x "$work/bin/02_data_parallel"
 node "$work/bin" tests ceilings
 verdict "a failing run and missing programs are recorded, the rest runs" "$(ends 1)$(expect ceilings 'ok copy' 4)$(
-    expect ceilings 'failed all-reduce over 2 exit code 3; .*a reason' 1)$(expect tests 'not run .* is not there' 7)$(
+    expect ceilings 'failed all-reduce over 2 exit code 3; .*a reason' 1)$(expect tests 'not run .* is not there' 8)$(
     grep -qx 'a reason' "$work/out/failed.log" || echo "not in failed.log; ")"
 
 bash docs/measure_node.sh --bin "$bin" --device cpu >"$work/log" 2>&1

@@ -1,48 +1,99 @@
 #!/usr/bin/env bash
-# All tests: installs what is missing, builds, runs CTest; then once more, CPU only, under the address and
-# undefined-behaviour sanitizers. Where nvcc builds the CUDA path, its tests run on the emulated GPU (tests/emulate). Ends
-# with the seconds of each part.
-#   bash tests/run.sh           the default: long grids run one eighth of their layouts, picked by the commit's hash;
-#                               under the sanitizers the other grids run a quarter
-#   bash tests/run.sh --fast    without the sanitizers
-#   bash tests/run.sh --all     everything at full size; the scripts, and the kernels on the emulated GPU, under the
-#                               sanitizers too
+# Builds and tests; installs what is missing. tests/README.md: which test is in which tier, and what only it catches.
+#   bash tests/run.sh            what a change can break: each technique at its smallest telling size
+#   bash tests/run.sh --commit   what .ci/run runs after that: slow scripts, emulated kernels, a slice under the
+#                                sanitizers, fuzzing, one of the other configurations in turn
+#   bash tests/run.sh --all      everything at full size, all configurations; documented commands run again
+# Ends with the seconds and units (tests/budgets.txt) of each part, and with what was skipped; exit code 1 if a test
+# fails or a part uses more than its budget. --write-times writes the CPU seconds of the tests to tests/README.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mode=${1:-default}
-case "$mode" in
-    default | --fast | --all) ;;
-    *) echo "tests/run.sh: $mode: unknown; --fast leaves out the sanitizers, --all runs everything" >&2; exit 2 ;;
-esac
-# Read by tests/support.h: "all", or which eighth.
-export TRAIN70B_TEST_SLICE=all
-if [ "$mode" != --all ]; then
-    commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
-    TRAIN70B_TEST_SLICE=$((0x$commit % 8))
-    export EMULATE_SEED=$((0x$commit % 1000 + 1))
+tier=change write_times=
+for word; do
+    case "$word" in
+        --commit | --all) tier=${word#--} ;;
+        --write-times) write_times=1 ;;
+        *) echo "tests/run.sh: $word: unknown; valid: --commit, --all, --write-times" >&2; exit 2 ;;
+    esac
+done
+commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
+if [ "$tier" = all ]; then
+    export TRAIN70B_TEST_SLICE=all
+else # which eighth of long grids: tests/support.h
+    export TRAIN70B_TEST_SLICE=$((0x$commit % 8)) EMULATE_SEED=$((0x$commit % 1000 + 1))
 fi
 
-times=()
-part() { # NAME COMMAND...
-    local name=$1 began=$SECONDS
-    shift
+used() { # CPU seconds of all child processes so far
+    local file
+    file=$(mktemp)
+    times >"$file"
+    tail -n 1 "$file" | tr 'ms' '  ' | awk '{print $1 * 60 + $2 + $3 * 60 + $4}'
+    rm "$file"
+}
+times=() failed=() skipped=()
+part() { # NAME BUDGET COMMAND...
+    local name=$1 budget=$2 began=$SECONDS cpu
+    cpu=$(used)
+    shift 2
     echo "== $name"
-    "$@"
-    times+=("$(printf '%6d s  %s' $((SECONDS - began)) "$name")")
+    "$@" || failed+=("$name")
+    times+=("$budget $((SECONDS - began)) $(used | awk -v before="$cpu" '{print $1 - before}') $name")
+}
+tests() { # BUILD_FOLDER CTEST_OPTION...
+    rm -f "$1/cpu_seconds.txt"
+    ctest --test-dir "$1" -j "$(nproc)" --output-on-failure "${@:2}" || return 1
+}
+cuda_build() { grep -q "^CMAKE_CUDA_COMPILER:FILEPATH=/" build/CMakeCache.txt; }
+
+# The configurations that CMake offers besides those that are tested anyway: built, and a training step each.
+configurations=("-DTRAIN70B_CUDA=OFF" "-DTRAIN70B_CUDA=EMULATE" "-DTRAIN70B_CUDA=EMULATE -DTRAIN70B_SANITIZE=address,undefined")
+configuration() { # NUMBER TARGET...
+    local options=${configurations[$1]} folder=build-configuration-$1 device=cpu
+    if [[ $options = *EMULATE* ]]; then device=cuda; fi
+    # shellcheck disable=SC2086
+    bash tests/setup.sh "$folder" $options "${@:2}"
+    "$folder/bin/01_single_gpu" --device $device --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 \
+        --global-batch 2 --steps 2
 }
 
-part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
-slice=$([ "$mode" = --all ] && echo all || echo "eighth $TRAIN70B_TEST_SLICE")
-part "tests, $slice of the long grids" ctest --test-dir build -j "$(nproc)" --output-on-failure
-part "fuzzing" bash tests/fuzz/run.sh 60
-if [ "$mode" != --fast ]; then
-    cuda=$([ "$mode" = --all ] && grep -q "^CMAKE_CUDA_COMPILER:" build/CMakeCache.txt && echo EMULATE || echo OFF)
-    part "build with sanitizers" bash tests/setup.sh build-sanitize -DTRAIN70B_SANITIZE=address,undefined \
-        -DTRAIN70B_CUDA="$cuda"
-    # The scripts start the programs again and again, which takes minutes under the sanitizers; what the programs are
-    # made of is in the other tests.
-    scripts=(-LE script)
-    [ "$mode" != --all ] || scripts=()
-    part "tests under the sanitizers" ctest --test-dir build-sanitize -j "$(nproc)" --output-on-failure "${scripts[@]}"
+unit=$(python3 tests/report.py unit)
+slice=$([ "$tier" = all ] && echo all || echo "eighth $TRAIN70B_TEST_SLICE")
+part "build" build bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
+if [ "$tier" = all ]; then
+    part "tests, everything" - tests build
+else
+    part "tests: $tier, $slice of the long grids" "$tier" tests build -L "^$tier\$"
 fi
-printf '%s\n' "== seconds" "${times[@]}" "== all tests passed"
+if [ ${#failed[@]} = 0 ] && [ "$tier" != change ]; then
+    seconds=$([ "$tier" = all ] && echo 60 || echo 15)
+    part "fuzzing" fuzzing bash tests/fuzz/run.sh "$seconds"
+    emulate=OFF only=(-L '^sanitized$') targets=(test_01 test_02 test_03 test_04 test_05 test_06 test_07 test_08)
+    if [ "$tier" = all ]; then
+        only=() targets=()
+        if cuda_build; then emulate=EMULATE; fi
+    fi
+    part "build with sanitizers" sanitizers-build bash tests/setup.sh build-sanitize \
+        -DTRAIN70B_SANITIZE=address,undefined -DTRAIN70B_CUDA=$emulate "${targets[@]}"
+    part "tests under the sanitizers" sanitizers tests build-sanitize "${only[@]}"
+    turn=$((0x$commit % ${#configurations[@]}))
+    for number in "${!configurations[@]}"; do
+        if [[ ${configurations[$number]} = *EMULATE* ]] && ! cuda_build; then
+            skipped+=("configuration ${configurations[$number]}: no headers of CUDA here")
+        elif [ "$tier" = all ]; then
+            part "configuration ${configurations[$number]}" - configuration "$number"
+        elif [ "$number" = $turn ]; then
+            part "configuration ${configurations[$number]}" configuration configuration "$number" 01_single_gpu objects_01_cuda
+        else
+            skipped+=("configuration ${configurations[$number]}: another commit's turn")
+        fi
+    done
+fi
+unit=$(python3 tests/report.py unit "$unit")
+[ -z "$write_times" ] || python3 tests/report.py write "$unit" build
+printf '%s\n' "${skipped[@]}" | python3 tests/report.py skipped "$tier" build build-sanitize
+printf '%s\n' "${times[@]}" | python3 tests/report.py budgets "$unit" build build-sanitize || failed+=("a budget")
+if [ ${#failed[@]} -gt 0 ]; then
+    printf '== FAILED: %s\n' "${failed[@]}"
+    exit 1
+fi
+echo "== all tests passed"
