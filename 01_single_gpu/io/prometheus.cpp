@@ -31,12 +31,13 @@ std::string number(double value) {
 using Labels = std::vector<std::pair<const char*, std::string>>;
 
 // The lines of one metric: its HELP and TYPE once, then its samples.
-class Family {
+class MetricFamily {
   public:
-    Family(std::string& out, std::string name, const char* type, const char* help) : out_(out), name_(std::move(name)) {
+    MetricFamily(std::string& out, std::string name, const char* type, const char* help)
+        : out_(out), name_(std::move(name)) {
         out_ += fmt::format("# HELP {0} {2}\n# TYPE {0} {1}\n", name_, type, help);
     }
-    Family& sample(double value, const Labels& labels = {}) {
+    MetricFamily& sample(double value, const Labels& labels = {}) {
         std::string text;
         for (const auto& [label, of] : labels)
             text += fmt::format("{}{}=\"{}\"", text.empty() ? "" : ",", label, escaped(of));
@@ -104,9 +105,9 @@ void Prometheus::write() {
 std::string Prometheus::text() const {
     std::string out;
     const auto gauge = [&](const char* name, const char* help, double value) {
-        Family(out, name, "gauge", help).sample(value);
+        MetricFamily(out, name, "gauge", help).sample(value);
     };
-    Family(out, "train70b_build_info", "gauge", "Always 1; the commit of the program.")
+    MetricFamily(out, "train70b_build_info", "gauge", "Always 1; the commit of the program.")
         .sample(1, {{"commit", build_commit()}});
     if (last_) {
         const StepReport& r = *last_;
@@ -117,13 +118,14 @@ std::string Prometheus::text() const {
         gauge("train70b_tokens_per_second", "Tokens per second of the step, all ranks.", r.tokens_per_s);
         gauge("train70b_step_seconds", "Seconds of the step.", r.step_s);
         gauge("train70b_data_seconds", "Seconds of the step in which data was read.", r.data_s);
-        Family bytes(out, "train70b_comm_bytes_total", "counter", "Bytes that rank 0 sent, by group and operation.");
+        MetricFamily bytes(out, "train70b_comm_bytes_total", "counter",
+                           "Bytes that rank 0 sent, by group and operation.");
         for (const auto& [operation, sum] : bytes_) bytes.sample(double(sum), {{"operation", operation}});
-        Family seconds(out, "train70b_comm_seconds_total", "counter",
-                       "Seconds of communication of rank 0, by group and operation.");
+        MetricFamily seconds(out, "train70b_comm_seconds_total", "counter",
+                             "Seconds of communication of rank 0, by group and operation.");
         for (const auto& [operation, sum] : seconds_) seconds.sample(sum, {{"operation", operation}});
         const auto memory = [&](const char* name, const char* help, const MemoryBytes& kinds) {
-            Family family(out, name, "gauge", help);
+            MetricFamily family(out, name, "gauge", help);
             for (int kind = 0; kind < kMemoryKinds; ++kind)
                 family.sample(double(kinds[size_t(kind)]), {{"kind", kMemoryNames[kind]}, {"rank", "0"}});
         };
@@ -137,14 +139,15 @@ std::string Prometheus::text() const {
                   r.straggler->waited_s);
         }
     }
-    Family alarms(out, "train70b_alarms_total", "counter", "Alarms since the start of the program, by kind.");
+    MetricFamily alarms(out, "train70b_alarms_total", "counter", "Alarms since the start of the program, by kind.");
     for (const auto& [kind, count] : alarms_) alarms.sample(double(count), {{"kind", kind}});
     if (checkpoint_) {
         gauge("train70b_checkpoint_step", "Step of the last complete checkpoint.", double(checkpoint_->step));
         gauge("train70b_checkpoint_age_seconds", "Seconds since the last checkpoint was complete.",
               now_seconds() - checkpoint_->when);
     }
-    Family(out, kRestarts, "counter", "How often the run was continued from a checkpoint.").sample(double(restarts_));
+    MetricFamily(out, kRestarts, "counter", "How often the run was continued from a checkpoint.")
+        .sample(double(restarts_));
     return out;
 }
 

@@ -70,8 +70,8 @@ namespace {
 
 // What of a sequence goes through the rank's stream: its collectives, in the order of their calls; on streams also its
 // ring shifts.
-struct Program {
-    Program(const Sequence& sequence, const CallOrder& calls, Launch launch) : order(&calls) {
+struct CallProgram {
+    CallProgram(const Sequence& sequence, const CallOrder& calls, Launch launch) : order(&calls) {
         for (size_t i = 0; i < calls.calls.size(); ++i) {
             const CommCall& call = sequence.calls[size_t(calls.calls[i].call)];
             const bool streamed = !call.message() || (call.shift && launch == Launch::on_streams);
@@ -87,7 +87,7 @@ struct Program {
 // The ranks of a class, in the middle of the execution.
 struct State {
     int64_t rank = 0;  // one of them
-    const Program* program = nullptr;
+    const CallProgram* program = nullptr;
     std::vector<int32_t> meeting;                    // by family: an index into meetings
     std::vector<std::pair<int32_t, int32_t>> peers;  // by lane: the peer's class, and its lane back
     size_t at = 0;                                   // the next event
@@ -252,7 +252,7 @@ class Execution {
     // What holds up a rank, or, if it has called `needed` (-1: none) but not begun it, what holds up that.
     Wait held_up(int64_t rank, int32_t needed) const {
         const State& state = state_of(rank);
-        const Program& program = *state.program;
+        const CallProgram& program = *state.program;
         const auto in_stream = [&] { return Wait{rank, program.stream[size_t(state.done)]}; };
         if (needed >= 0 && program.place[size_t(needed)] >= 0 && program.place[size_t(needed)] < state.issued)
             return in_stream();
@@ -269,7 +269,7 @@ class Execution {
     const std::vector<CallOrder>& orders_;
     const std::vector<int32_t>& class_of_;
     const Launch launch_;
-    std::vector<Program> programs_;
+    std::vector<CallProgram> programs_;
     std::vector<State> states_;
     std::vector<Meeting> meetings_;
     std::deque<int32_t> ready_;
