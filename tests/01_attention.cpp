@@ -259,8 +259,13 @@ std::array<Tensor, 5> run(bool naive, const AttentionShape& s, DType dtype, DTyp
     Tensor out = Tensor::like(q), lse({rows, s.heads}, stats_dtype(dtype), Device::cpu);
     Tensor dq(q.shape(), gradients, Device::cpu), dk(k.shape(), gradients, Device::cpu),
         dv(v.shape(), gradients, Device::cpu);
-    (naive ? naive_attention : attention)(out, lse, q, k, v, s, documents);
-    (naive ? naive_attention_backward : attention_backward)(dq, dk, dv, dout, q, k, v, out, lse, s, documents);
+    if (naive) {
+        naive_attention(out, lse, q, k, v, s, documents);
+        naive_attention_backward(dq, dk, dv, dout, q, k, v, out, lse, s, documents);
+    } else {
+        attention(out, lse, q, k, v, s, documents);
+        attention_backward(dq, dk, dv, dout, q, k, v, out, lse, s, documents);
+    }
     return {out, lse, dq, dk, dv};
 }
 

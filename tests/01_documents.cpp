@@ -9,7 +9,7 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-Ints ints(const Tensor& x) { return Ints(x.data<int32_t>(), x.data<int32_t>() + x.size()); }
+Ints int_list(const Tensor& x) { return Ints(x.data<int32_t>(), x.data<int32_t>() + x.size()); }
 
 }  // namespace
 
@@ -61,13 +61,13 @@ TEST_CASE("a batch's positions and document starts are those of the whole sample
                     for (int64_t t = 0; t < 16; ++t)
                         for (int64_t key = 0; key <= t; ++key) pairs += key >= start_of(sample, t, token);
                 INFO("token ", token, ", ", tokens.size(), " ranges, step ", step);
-                EXPECT(ints(batch.positions) == positions);
-                EXPECT(ints(batch.document_starts.on_device) == starts);
+                EXPECT(int_list(batch.positions) == positions);
+                EXPECT(int_list(batch.document_starts.on_device) == starts);
                 EXPECT(Ints(batch.document_starts.on_host.get(), batch.document_starts.on_host.get() + starts.size()) ==
                        starts);
                 EXPECT(batch.document_pairs == pairs);
                 const DocumentStarts part = batch.document_starts.rows(1, int64_t(starts.size()));
-                EXPECT(ints(part.on_device) == Ints(starts.begin() + 1, starts.end()));
+                EXPECT(int_list(part.on_device) == Ints(starts.begin() + 1, starts.end()));
                 EXPECT(part.on_host.get()[0] == starts[1]);
                 inner_starts += std::count_if(starts.begin(), starts.end(), [](int32_t s) { return s > 0; });
             }
@@ -83,7 +83,7 @@ TEST_CASE("without a document token a batch has no documents, and positions coun
     const Batch batch = batches.micro_batch(Coordinate(0, 1), 1, 0);
     EXPECT(!batch.document_starts);
     EXPECT(batch.document_pairs == 0);
-    for (int64_t row = 0; row < 8 * 16; ++row) EXPECT(ints(batch.positions)[size_t(row)] == row % 16);
+    for (int64_t row = 0; row < 8 * 16; ++row) EXPECT(int_list(batch.positions)[size_t(row)] == row % 16);
 }
 
 TEST_CASE(

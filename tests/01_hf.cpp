@@ -16,7 +16,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-LlamaConfig make_config() {
+LlamaConfig small_config() {
     LlamaConfig c;
     c.layers = 2, c.hidden = 16, c.heads = 4, c.kv_heads = 2, c.ffn = 24, c.vocab = 20, c.context = 7;
     return c;
@@ -26,10 +26,10 @@ void save(const std::string& dir, Llama& model, int64_t shard_bytes = 5'000'000'
     HfSaver(dir).save(model.config, model.options.dtype, local_full_params(model), shard_bytes);
 }
 
-// A valid checkpoint of make_config(), to be damaged.
+// A valid checkpoint of small_config(), to be damaged.
 struct Checkpoint : Folder {
     explicit Checkpoint(int64_t shard_bytes = 5'000'000'000) {
-        Llama model(make_config(), {.init_std = 0.3});
+        Llama model(small_config(), {.init_std = 0.3});
         model.materialize(3);
         save(text(), model, shard_bytes);
     }
@@ -45,7 +45,7 @@ struct Checkpoint : Folder {
         write_text(*this / "config.json", json.dump());
     }
     LlamaConfig read() const { return read_hf_config(text()); }
-    HfWeights weights() const { return HfWeights(text(), make_config()); }
+    HfWeights weights() const { return HfWeights(text(), small_config()); }
 };
 
 // The bits of every parameter, one after another.
@@ -61,7 +61,7 @@ TEST_CASE("save, load, save: identical bytes and identical weights, in one file 
     for (DType dtype : {DType::f32, DType::bf16})
         for (int64_t shard_bytes : {int64_t(1) << 40, int64_t(3000)}) {
             Folder first, second;
-            Llama model(make_config(), {.dtype = dtype, .init_std = 0.3}), loaded(make_config(), {.dtype = dtype});
+            Llama model(small_config(), {.dtype = dtype, .init_std = 0.3}), loaded(small_config(), {.dtype = dtype});
             model.materialize(3);
             loaded.materialize(4);
             save(first.text(), model, shard_bytes);
@@ -81,7 +81,7 @@ TEST_CASE("save, load, save: identical bytes and identical weights, in one file 
 TEST_CASE("shards: at most the size asked for, named and indexed as Hugging Face does") {
     const Checkpoint saved(3000);
     const auto index = ordered_json::parse(read_text(saved / "model.safetensors.index.json"));
-    EXPECT(index["metadata"]["total_size"] == 4 * make_config().parameters());
+    EXPECT(index["metadata"]["total_size"] == 4 * small_config().parameters());
     EXPECT(index["weight_map"].size() == 3 + 9 * 2);
     EXPECT(index["weight_map"]["model.embed_tokens.weight"].get<std::string>().starts_with("model-00001-of-000"));
     std::map<std::string, int64_t> bytes;
@@ -92,7 +92,7 @@ TEST_CASE("shards: at most the size asked for, named and indexed as Hugging Face
     EXPECT(bytes.size() > 3);
     for (const auto& [file, sum] : bytes) EXPECT(sum <= 3000);
     // One file over shards, and shards over one file: what is read is what was written last.
-    Llama model(make_config(), {.init_std = 0.1}), loaded(make_config(), {});
+    Llama model(small_config(), {.init_std = 0.1}), loaded(small_config(), {});
     for (int64_t shard_bytes : {int64_t(1) << 40, int64_t(3000)}) {
         model.materialize(uint64_t(shard_bytes));
         loaded.materialize(1);
@@ -104,16 +104,16 @@ TEST_CASE("shards: at most the size asked for, named and indexed as Hugging Face
 
 TEST_CASE("a file's dtype becomes the run's: bf16 in fp32 exactly, fp32 in bf16 rounded to nearest") {
     Folder wide, narrow;
-    Llama model(make_config(), {.init_std = 0.3}), rounded(make_config(), {.dtype = DType::bf16, .init_std = 0.3});
+    Llama model(small_config(), {.init_std = 0.3}), rounded(small_config(), {.dtype = DType::bf16, .init_std = 0.3});
     model.materialize(3);
     rounded.materialize(3);  // its values are the rounded normals
     save(wide.text(), model);
     save(narrow.text(), rounded);
-    Llama from_wide(make_config(), {.dtype = DType::bf16}), from_narrow(make_config(), {});
+    Llama from_wide(small_config(), {.dtype = DType::bf16}), from_narrow(small_config(), {});
     from_wide.materialize(9);
     from_narrow.materialize(9);
-    HfWeights(wide.text(), make_config()).load(from_wide.params());
-    HfWeights(narrow.text(), make_config()).load(from_narrow.params());
+    HfWeights(wide.text(), small_config()).load(from_wide.params());
+    HfWeights(narrow.text(), small_config()).load(from_narrow.params());
     EXPECT(bits(from_wide) == bits(rounded));
     for (size_t i = 0; i < rounded.params().size(); ++i)
         EXPECT(values(from_narrow.params()[i]->data) == values(rounded.params()[i]->data));
@@ -121,7 +121,7 @@ TEST_CASE("a file's dtype becomes the run's: bf16 in fp32 exactly, fp32 in bf16 
 
 TEST_CASE("a parameter loads its rectangle of the whole, into a view as well") {
     const Checkpoint saved;
-    Llama whole(make_config(), {});
+    Llama whole(small_config(), {});
     whole.materialize(1);
     saved.weights().load(whole.params());
     Param up = *whole.blocks[1].unit.params[7];  // mlp.up_proj (24, 16)
@@ -162,7 +162,7 @@ TEST_CASE("an older file: no num_key_value_heads, no rope_theta, inv_freq tables
     if (text.size() % 4 == 0) text += ' ';  // any length is allowed
     const uint64_t new_length = text.size();
     write_text(saved / "model.safetensors", std::string(reinterpret_cast<const char*>(&new_length), 8) + text + data);
-    Llama model(make_config(), {.init_std = 0.3}), loaded(make_config(), {});
+    Llama model(small_config(), {.init_std = 0.3}), loaded(small_config(), {});
     model.materialize(3);
     loaded.materialize(4);
     saved.weights().load(loaded.params());
@@ -303,11 +303,11 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         const char *type, *architecture;
         LlamaConfig config;
     };
-    std::vector<Case> cases = {{"llama", "LlamaForCausalLM", make_config()},
-                               {"llama", "LlamaForCausalLM", make_config()},
-                               {"mistral", "MistralForCausalLM", make_config()},
-                               {"qwen2", "Qwen2ForCausalLM", make_config()},
-                               {"qwen3", "Qwen3ForCausalLM", make_config()}};
+    std::vector<Case> cases = {{"llama", "LlamaForCausalLM", small_config()},
+                               {"llama", "LlamaForCausalLM", small_config()},
+                               {"mistral", "MistralForCausalLM", small_config()},
+                               {"qwen2", "Qwen2ForCausalLM", small_config()},
+                               {"qwen3", "Qwen3ForCausalLM", small_config()}};
     cases[1].config.head_size = 6;
     cases[1].config.rope_scaling = RopeScaling{.factor = 3, .linear = true};
     cases[2].config.hidden = 18, cases[2].config.head_size = 4;  // transformers' Llama wants it divisible by the heads
@@ -337,7 +337,7 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         EXPECT(bits(model) == bits(loaded));
     }
     {
-        LlamaConfig config = make_config();  // that of a Llama, but loaded as Mistral
+        LlamaConfig config = small_config();  // that of a Llama, but loaded as Mistral
         config.family = "mistral";
         EXPECT(hf_config(config, DType::f32)["architectures"] == ordered_json({"MistralForCausalLM"}));
         EXPECT(hf_config(parse_hf_config(nlohmann::json::parse(hf_config(config, DType::f32).dump()), "config.json"),
@@ -399,12 +399,12 @@ TEST_CASE("what a family's config.json leaves out, and which of its keys mean fu
 
 TEST_CASE("weights that are not this model's are refused before anything is loaded") {
     const Checkpoint saved;
-    LlamaConfig config = make_config();
+    LlamaConfig config = small_config();
     config.layers = 3;
     EXPECT_USAGE_ERROR(HfWeights(saved.text(), config), "tensor model.layers.2.input_layernorm.weight is missing");
     config.layers = 1;
     EXPECT_USAGE_ERROR(HfWeights(saved.text(), config), "tensor \"model.layers.1.input_layernorm.weight\" is not part");
-    config = make_config();
+    config = small_config();
     config.ffn = 32;
     EXPECT_USAGE_ERROR(HfWeights(saved.text(), config),
                        "model.safetensors: tensor model.layers.0.mlp.gate_proj.weight is (24, 16)");
@@ -413,7 +413,7 @@ TEST_CASE("weights that are not this model's are refused before anything is load
 }
 
 TEST_CASE("tied embeddings: saved without a head; a head that is in the file must be the embedding, bit for bit") {
-    LlamaConfig config = make_config();
+    LlamaConfig config = small_config();
     config.tied = true;
     Llama model(config, {.init_std = 0.3});
     model.materialize(3);

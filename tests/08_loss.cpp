@@ -9,7 +9,7 @@ using namespace train70b::test;
 
 namespace {
 
-TrainOptions shape(const Text& text) {
+TrainOptions loss_shape(const Text& text) {
     TrainOptions o =
         of_model(tiny(text), {.layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 131}, 16, 8);
     o.dtype = "fp64";
@@ -42,7 +42,7 @@ struct NoisyRun {
 
 TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank's to 1e-10") {
     const Text text;
-    TrainOptions o = shape(text);
+    TrainOptions o = loss_shape(text);
     o.z_loss = 0.03;
     o.mup = 8;
     std::map<std::string, std::unique_ptr<Session>> ones;
@@ -74,7 +74,7 @@ TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank
         EXPECT_EVERYWHERE(deviation <= 1e-10);
     }
     // They do something: the loss of step 1 is that of other logits, the gradient that of another loss.
-    TrainOptions plain = shape(text);
+    TrainOptions plain = loss_shape(text);
     const auto without = run_on_one_rank(plain);
     plain.z_loss = 0.03;
     const auto with_z = run_on_one_rank(plain);
@@ -90,7 +90,7 @@ TEST_CASE("z-loss and muP: losses, norms, gradients of every layout are one rank
 
 TEST_CASE("the noise scale is the same in all layouts with the same micro-batches, and changes no other number") {
     const Text text;
-    TrainOptions o = shape(text);
+    TrainOptions o = loss_shape(text);
     o.micro_batch = 2;
     o.model.kv_heads = 4;
     Failures failures;
@@ -135,7 +135,7 @@ TEST_CASE("the noise scale is the same in all layouts with the same micro-batche
 
 TEST_CASE("where a layout has no gradient of a small batch, there is no noise scale") {
     const Text text;
-    TrainOptions o = shape(text);
+    TrainOptions o = loss_shape(text);
     o.micro_batch = 2;
     for (const GridLayout& layout :
          std::vector<GridLayout>{{.mesh = {.cp = 2, .dp = 4}}, {.mesh = {.tp = 4, .dp = 2}}}) {

@@ -27,7 +27,7 @@ struct Sources {
     std::string mixture() const { return fmt::format("{}:0.2,{}:0.45,{}:0.35", all, half, none); }
 };
 
-TrainOptions shape(const std::string& data, const char* dtype = "fp64") {
+TrainOptions targets_shape(const std::string& data, const char* dtype = "fp64") {
     const Text text;
     TrainOptions o =
         of_model(tiny(text), {.layers = 4, .hidden = 32, .heads = 8, .kv_heads = 4, .ffn = 48, .vocab = 131}, 32, 8);
@@ -115,7 +115,7 @@ TEST_CASE("every layout is one rank's run, to 1e-10 in fp64, whichever rank and 
     int64_t number = 0;
     for (const bool documents : {false, true})
         for (const std::string& data : {sources.mixture(), sources.sparse}) {
-            TrainOptions o = shape(data);
+            TrainOptions o = targets_shape(data);
             if (documents) o.document_token = 9, o.mask_document_ends = true;
             const auto [parts, steps] = empty_parts(o, 8);
             EXPECT(parts >= 6);  // ranks of dp 8 without a target of their own
@@ -146,7 +146,7 @@ TEST_CASE("a message more where targets can be ignored: one number; none otherwi
     const Sources sources;
     std::map<std::string, int64_t> bytes[2];
     for (const bool masked : {false, true}) {
-        TrainOptions o = shape(masked ? sources.half : sources.all);
+        TrainOptions o = targets_shape(masked ? sources.half : sources.all);
         o.steps = 2;
         std::optional<StepStats> stats;
         ComposedRun run(o, world(), Ranks{.mesh = {.tp = 2, .cp = 2, .dp = 2}}.config());
@@ -168,7 +168,7 @@ TEST_CASE("resumed at any step: bit for bit in the same layout, and the same run
     const Sources sources;
     for (const int64_t stop : {1, 3, 4}) {
         const SharedFolder shared;
-        TrainOptions o = shape(sources.mixture());
+        TrainOptions o = targets_shape(sources.mixture());
         o.document_token = 9;
         o.mask_document_ends = true;
         const ParallelConfig first = Ranks{.mesh = {.tp = 2, .dp = 2, .pp = 2}, .zero = 1}.config();
@@ -189,7 +189,7 @@ TEST_CASE("resumed at any step: bit for bit in the same layout, and the same run
 TEST_CASE("refused: going on with other weights, without the masks, or with other ones") {
     const Sources sources;
     const SharedFolder shared;
-    const TrainOptions o = shape(sources.mixture());
+    const TrainOptions o = targets_shape(sources.mixture());
     const ParallelConfig config = Ranks{.mesh = {.dp = 8}}.config();
     history_of(o, config, {.dir = shared / "d", .stop_after = 2});
     const auto refused = [&](const std::string& data) {

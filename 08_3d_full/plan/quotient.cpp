@@ -21,24 +21,24 @@ Hash mixed(Hash a, double b) { return mixed(a, std::bit_cast<Hash>(b)); }
 Hash mixed(Hash a, const std::string& b) { return mixed(a, Hash(std::hash<std::string>()(b))); }
 
 // The groups of one family.
-struct Groups {
+struct RankGroups {
     std::vector<int32_t> group, index;  // by rank: its group, -1: none; its place in the group
     std::vector<std::vector<int64_t>> members;
 };
 
-std::vector<Groups> groups_of(const Recording& recording) {
+std::vector<RankGroups> groups_of(const Recording& recording) {
     const size_t n = size_t(recording.ranks);
-    Groups world{.group = std::vector<int32_t>(n, 0), .index = std::vector<int32_t>(n), .members = {{}}};
+    RankGroups world{.group = std::vector<int32_t>(n, 0), .index = std::vector<int32_t>(n), .members = {{}}};
     for (size_t rank = 0; rank < n; ++rank) {
         world.index[rank] = int32_t(rank);
         world.members[0].push_back(int64_t(rank));
     }
-    std::vector<Groups> all = {world};
+    std::vector<RankGroups> all = {world};
     for (size_t family = 1; family < recording.families.size(); ++family) {
         const GroupFamily& made = recording.families[family];
         CHECK(made.parent < int(family), "family {} of parent {}", family, made.parent);
-        const Groups& parent = all[size_t(std::max(0, made.parent))];
-        Groups groups{.group = std::vector<int32_t>(n, -1), .index = std::vector<int32_t>(n, -1)};
+        const RankGroups& parent = all[size_t(std::max(0, made.parent))];
+        RankGroups groups{.group = std::vector<int32_t>(n, -1), .index = std::vector<int32_t>(n, -1)};
         for (const std::vector<int64_t>& members : parent.members) {
             std::unordered_map<int, int32_t> group_of_color;
             for (size_t i = 0; i < members.size(); ++i) {
@@ -86,7 +86,7 @@ class Refinement {
         return model_.cores > 0 && std::min(model_.ranks_per_node, recording_.ranks) > model_.cores;
     }
     const Sequence& of(int64_t rank) const { return recording_.of(rank); }
-    const Groups& groups(const CommCall& call) const { return groups_[size_t(call.family)]; }
+    const RankGroups& groups(const CommCall& call) const { return groups_[size_t(call.family)]; }
     int64_t group_size(const CommCall& call, int64_t rank) const;
     // A peer's number in the group. A sequence has those of the rank that was recorded; ranks of one ring share it.
     int translated(const CommCall& call, int peer, int64_t rank) const;
@@ -107,7 +107,7 @@ class Refinement {
 
     const Recording& recording_;
     const ReplayModel& model_;
-    const std::vector<Groups> groups_;
+    const std::vector<RankGroups> groups_;
     std::vector<std::vector<char>> used_;              // by sequence and call
     std::vector<std::vector<int32_t>> collective_at_;  // by family and group: a site, -1: none yet
     std::unordered_map<Hash, int32_t> message_at_;
@@ -129,7 +129,7 @@ void Refinement::find_used_calls() {
                     if (event.kind == Event::Kind::call) calls[size_t(event.what)] = 1;
         used_.push_back(std::move(calls));
     }
-    for (const Groups& groups : groups_) collective_at_.emplace_back(groups.members.size(), -1);
+    for (const RankGroups& groups : groups_) collective_at_.emplace_back(groups.members.size(), -1);
     link_rates_ = model_.links;
 }
 
