@@ -494,6 +494,7 @@ Recording random_symmetric_program(Draws& draws) {
 TEST_CASE("random programs and mistakes: the same verdict as an execution") {
     Survey survey;
     for (uint64_t number = 0; number < 4000; ++number) {
+        if (!in_slice(int64_t(number + number / 8))) continue;
         Draws draws(7000 + number);
         Recording recording = random_program(draws);
         if (number % 8 == 0) {
@@ -512,14 +513,15 @@ TEST_CASE("random programs and mistakes: the same verdict as an execution") {
         if (!mistake.empty()) survey.check(recording, mistake);
     }
     survey.print();
-    EXPECT(survey.cases > 2000);
-    EXPECT(survey.circles > 50);
+    EXPECT(survey.cases > (all_slices() ? 2000 : 250));
+    EXPECT(survey.circles > (all_slices() ? 50 : 6));
 }
 
 TEST_CASE("random programs of equal ranks, and mistakes that several of them make: the same verdict by class") {
     Survey survey;
     int64_t classes = 0, ranks = 0;
     for (uint64_t number = 0; number < 2000; ++number) {
+        if (!in_slice(int64_t(number + number / 8))) continue;
         Draws draws(900000 + number);
         Recording recording = random_symmetric_program(draws);
         if (number % 8 == 0) {
@@ -550,7 +552,7 @@ TEST_CASE("random programs of equal ranks, and mistakes that several of them mak
     survey.print();
     fmt::print("{} sequences of {} ranks\n", classes, ranks);
     EXPECT(2 * classes < ranks);
-    EXPECT(survey.circles > 50);
+    EXPECT(survey.circles > (all_slices() ? 50 : 6));
 }
 
 // ---- size -----------------------------------------------------------------------------------------------------------

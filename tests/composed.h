@@ -1,8 +1,7 @@
 #pragma once
 // A small training run in a layout of chapter 08.
 #include "08_3d_full/compose.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/parallel.h"
 
 namespace train70b::test {
 
@@ -22,17 +21,5 @@ struct ComposedRun {
         return config;
     }
 };
-
-// The same on one rank, run; empty on all ranks but 0.
-inline std::unique_ptr<Session> run_on_one_rank(TrainOptions o) {
-    std::unique_ptr<Session> one;
-    o.micro_batch = o.global_batch;
-    only_on_rank_0([&] {
-        one = std::make_unique<Session>(o);
-        one->run();
-    });
-    DOCTEST_REQUIRE((one != nullptr) == (this_rank == 0));
-    return one;
-}
 
 }  // namespace train70b::test

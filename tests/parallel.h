@@ -8,9 +8,24 @@ namespace train70b::test {
 // For what only rank 0 knows: true on the other ranks.
 inline bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 
+// The options' run in one micro-batch on rank 0 alone; empty on the other ranks, which sleep meanwhile. Collective.
+inline std::unique_ptr<Session> run_on_one_rank(TrainOptions o) {
+    std::unique_ptr<Session> one;
+    o.micro_batch = o.global_batch;
+    only_on_rank_0([&] {
+        one = std::make_unique<Session>(o);
+        one->run();
+    });
+    DOCTEST_REQUIRE((one != nullptr) == (this_rank == 0));
+    return one;
+}
+
 // worst_deviation on rank 0, which has the gathered gradients; 0 on the other ranks.
 inline Farthest deviation_on_rank_0(const Session& run, const Session& one) {
     return world().rank() == 0 ? worst_deviation(run, one) : Farthest();
+}
+inline Farthest deviation_on_rank_0(const Session& run, const std::unique_ptr<Session>& one) {
+    return one ? worst_deviation(run, *one) : Farthest();
 }
 
 // All parameters' data or gradients, one behind another, on rank 0; empty on the other ranks. Collective.
@@ -26,18 +41,24 @@ inline std::vector<double> gathered(const Session& session, Which which) {
     return list;
 }
 
-// One rank's run and what it evaluates to. The options need a validation part.
+// One rank's run, on rank 0 alone, and what it evaluates to, on all. The options need a validation part.
 struct EvaluatedRun {
-    Session session;
-    double loss;
+    std::unique_ptr<Session> session;
+    double loss = 0;
 
-    explicit EvaluatedRun(const TrainOptions& o) : session(o), loss(session.run().trainer.evaluate()) {}
+    explicit EvaluatedRun(const TrainOptions& o) {
+        only_on_rank_0([&] {
+            session = std::make_unique<Session>(o);
+            loss = session->run().trainer.evaluate();
+        });
+        loss = world().sum(loss);
+    }
     // Whether `other`, on several ranks, evaluates to the same in fp32. Collective.
     bool evaluates_like(Session& other) const { return std::abs(other.trainer.evaluate() / loss - 1) <= 5e-6; }
     // Whether the weights of `other` are these, up to what four steps of AdamW make of the last bits. Collective.
     bool trained_like(const Session& other) {
         const std::vector<double> whole = gathered(other, Which::data);
-        return world().rank() > 0 || distance(whole, session.weights()) <= 1e-4;
+        return world().rank() > 0 || distance(whole, session->weights()) <= 1e-4;
     }
 };
 

@@ -49,7 +49,7 @@ struct StepStats : Runtime {
     std::map<std::string, CommStats::Entry> sent;
 };
 
-// The first n ranks as a group; the body runs on them only.
+// The first n ranks as a group; the body runs on them only, and the others sleep until it is done.
 void on_first_ranks(int n, const std::function<void(const Comm&)>& body);
 
 }  // namespace train70b::test

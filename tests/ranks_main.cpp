@@ -37,18 +37,26 @@ std::string Failures::of_all_ranks() const {
     return text;
 }
 
-void only_on_rank_0(const std::function<void()>& body) {
-    if (this_rank == 0) body();
+namespace {
+// A barrier of ranks that sleep.
+void sleep_until_all_arrive() {
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Ibarrier(MPI_COMM_WORLD, &request);
-    for (int done = 0; !done; MPI_Test(&request, &done, MPI_STATUS_IGNORE))
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    int done = 0;
+    for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done; MPI_Test(&request, &done, MPI_STATUS_IGNORE))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+}  // namespace
+
+void only_on_rank_0(const std::function<void()>& body) {
+    if (this_rank == 0) body();
+    sleep_until_all_arrive();
 }
 
 void on_first_ranks(int n, const std::function<void(const Comm&)>& body) {
     const Comm group = world().split([n](int rank) { return rank < n ? 0 : 1; }, "group");
     if (world().rank() < n) body(group);
-    world().barrier().wait();
+    sleep_until_all_arrive();
 }
 
 }  // namespace train70b::test

@@ -37,12 +37,16 @@ inline bool in_slice(int64_t layout) {
     if (slice && std::string(slice) == "all") return true;
     return layout % 8 == (slice ? std::atoll(slice) % 8 : 0);
 }
+inline bool all_slices() { return in_slice(0) && in_slice(1); }
+// Of each four layouts one, another one in the next four; and of each two.
+inline bool in_quarter(int64_t layout) {
+    const int64_t turn = layout + layout / 4;
+    return in_slice(turn) || in_slice(turn + 4);
+}
+inline bool in_half(int64_t layout) { return in_quarter(2 * layout) || in_quarter(2 * layout + 1); }
 
 // Under the sanitizers grids whose layouts run the same code take a quarter of them: of each four another one.
-inline bool in_sanitized_slice(int64_t layout) {
-    const int64_t turn = layout + layout / 4;
-    return kThorough || in_slice(turn) || in_slice(turn + 4);
-}
+inline bool in_sanitized_slice(int64_t layout) { return kThorough || in_quarter(layout); }
 
 // On the emulated GPU (tests/emulate), which is some 100 times slower than the CPU, every grid is long. The symbol is
 // there if the program is linked with it.
