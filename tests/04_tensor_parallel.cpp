@@ -16,7 +16,7 @@ TEST_CASE("tp 2, 4, 8, sequence parallel or not, overlapped or not, with data pa
                 TrainOptions o = shape(text, kv_heads);
                 o.dtype = parity.dtype;
                 o.recompute = recompute;
-                // Half of the layouts with this pair on each commit; an eighth with other pairs and with accumulation.
+                // A quarter of the layouts with this pair on each commit; an eighth with other pairs and with accumulation.
                 const bool in_full = kv_heads == 2 && recompute == std::string("none");
                 std::unique_ptr<Session> one;
                 bool first = true;
@@ -26,7 +26,7 @@ TEST_CASE("tp 2, 4, 8, sequence parallel or not, overlapped or not, with data pa
                         layout.micro_batches = m;
                         if (m > 1 && !in_full) continue;
                         if (parity.skips(number++)) continue;
-                        if (in_full && m == 1 ? !in_half(number / 2) : !in_slice(pair++)) continue;
+                        if (in_full && m == 1 ? !in_quarter(number / 2) : !in_slice(pair++)) continue;
                         if (!in_sanitized_slice(run_number++)) continue;
                         if (std::exchange(first, false)) one = run_on_one_rank(o);
                         Sharded run(o, world(), layout);

@@ -60,7 +60,9 @@ TEST_CASE("every layout is one rank's run through both ramps") {
         one = std::make_unique<Session>(alone);
         one->run();
     });
+    int64_t number = 0;
     for (const RampedRun& c : ramped_runs()) {
+        if (!in_half(number++)) continue;
         ComposedRun run(o, world(), c.config);
         check_ramps(o, run.config);
         run.session.run();
@@ -101,7 +103,9 @@ TEST_CASE("a continuation of a prompt is the same in every layout, and on one ra
     });
     expected.resize(64);
     expected = world().sum(expected);
+    int64_t number = 0;
     for (const RampedRun& c : ramped_runs()) {
+        if (!in_quarter(number++)) continue;
         ComposedRun run(o, world(), c.config);
         run.session.run();
         const std::vector<int32_t> tokens = run.session.trainer.generate(48);

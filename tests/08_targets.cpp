@@ -124,7 +124,7 @@ TEST_CASE("every layout is one rank's run, to 1e-10 in fp64, whichever rank and 
             const auto one = run_on_one_rank(o);
             double worst = 0;
             for (const Ranks& layout : kRanks) {
-                if (documents ? number++ % 4 != 0 || !in_half(number / 4) : !in_quarter(drawn++)) continue;
+                if (documents ? number++ % 4 != 0 || !in_half(number / 4) : !in_slice(drawn++)) continue;
                 o.recompute = layout.recompute;
                 ComposedRun run(o, world(), layout.config());
                 run.session.run();
