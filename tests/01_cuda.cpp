@@ -91,7 +91,16 @@ struct Maker {
 };
 
 // Rows and columns: whole packs, remainders, one, and rows that are not 16-byte aligned.
-const std::vector<std::array<int64_t, 2>> kSizes = {{4, 64}, {7, 40}, {5, 19}, {1, 1}, {33, 1000}, {300, 136}};
+// In a slice, one of the two long ones.
+const std::vector<std::array<int64_t, 2>> kSizes = [] {
+    std::vector<std::array<int64_t, 2>> list = {{4, 64}, {7, 40}, {5, 19}, {1, 1}};
+    for (const std::array<int64_t, 2> large : {std::array<int64_t, 2>{33, 1000}, {300, 136}}) {
+        bool taken = false;
+        for (int64_t i = 0; i < 4; ++i) taken = taken || in_gpu_slice(2 * i + (large[0] == 300));
+        if (taken) list.push_back(large);
+    }
+    return list;
+}();
 
 }  // namespace
 
@@ -221,9 +230,11 @@ TEST_CASE("cuda: RoPE and its gradient, positions anywhere") {
 
 TEST_CASE("cuda: the norms of each head of q and k, and their gradients") {
     if (!have_gpu()) return;
+    int64_t number = 0;
     for (DType dtype : kTypes)
         for (DType grad : {dtype, DType::f32})
-            for (auto [rows, D] : {std::array<int64_t, 2>{3, 2}, {37, 6}, {5, 64}, {300, 40}, {2, 128}, {4, 256}})
+            for (auto [rows, D] : {std::array<int64_t, 2>{3, 2}, {37, 6}, {5, 64}, {300, 40}, {2, 128}, {4, 256}}) {
+                if (rows == 300 && !in_gpu_slice(number++)) continue;
                 compare(ops("head_norm", {rows, D}), dtype, [&](Device device) {
                     const Maker make{device, dtype};
                     const int64_t H = 10, K = 5, width = (H + 2 * K) * D;
@@ -236,6 +247,7 @@ TEST_CASE("cuda: the norms of each head of q and k, and their gradients") {
                     head_norm_backward(dqkv, dwq, dwk, qkv, wq, wk, K * D, 1e-5);
                     return Results{y, dqkv, dwq, dwk};
                 });
+            }
 }
 
 TEST_CASE("cuda: the bias of a linear layer and its gradient") {
@@ -254,7 +266,7 @@ TEST_CASE("cuda: the bias of a linear layer and its gradient") {
 
 TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
     if (!have_gpu()) return;
-    int64_t number = 0;
+    int64_t number = 0;  // in a slice, each shape with one of the gradient's dtypes
     for (DType dtype : kTypes)
         for (int64_t D : {6, 16, 64, 128, 256})
             for (const AttentionShape& s : {AttentionShape{2, 65, 65, 4, 2, D, true},
@@ -264,7 +276,8 @@ TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
                                             {1, 70, 33, 2, 1, D, true},
                                             {1, 1, 3, 1, 1, D, false}})
                 for (DType grad : {dtype, DType::f32}) {
-                    if (!in_gpu_slice(number++)) continue;
+                    const int64_t shape = number++ / 2;
+                    if (!in_gpu_slice(shape) || (kSmall && shape / 8 % 2 != number % 2)) continue;
                     const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, H = s.heads, K = s.kv_heads;
                     struct Inputs {
                         Tensor q, k, v;
@@ -303,7 +316,7 @@ TEST_CASE("cuda: attention inside documents and its gradient, plain and on tenso
         AttentionShape shape;  // with the index of the first key
         int64_t query_offset;  // of the first query
     };
-    int64_t number = 0;
+    int64_t number = 0;  // in a slice, each shape with documents of one length, in one order
     for (DType dtype : kTypes)
         for (int64_t D : {6, 64, 128})
             for (const auto& [s, query_offset] :
@@ -314,7 +327,8 @@ TEST_CASE("cuda: attention inside documents and its gradient, plain and on tenso
                   {{1, 130, 130, 2, 1, D, false, 0}, 260}})  // keys farther back
                 for (const int64_t mean : {2, 10, 100})
                     for (const bool ordered : {true, false}) {
-                        if (!in_gpu_slice(number++)) continue;
+                        const int64_t drawn = number % 6, shape = number++ / 6;
+                        if (!in_gpu_slice(shape) || (kSmall && drawn != shape % 6)) continue;
                         const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, H = s.heads,
                                       K = s.kv_heads;
                         const auto starts = random_starts(s, query_offset, mean, ordered, uint64_t(number));
@@ -621,7 +635,10 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
     if (!have_gpu()) return;
     LlamaConfig config;
     config.layers = 2, config.hidden = 256, config.heads = 4, config.kv_heads = 2, config.ffn = 320, config.vocab = 300;
-    const int64_t sequences = 2, seq_len = 72, rows = sequences * seq_len;
+    if (kSmall) config.layers = 1, config.hidden = 128, config.heads = 2, config.kv_heads = 1, config.ffn = 96;
+    if (kSmall) config.vocab = 64;
+    const int64_t sequences = 2, seq_len = kSmall ? 24 : 72, rows = sequences * seq_len;
+    int64_t number = 0;
     struct Case {
         Recompute level;
         bool qkv_bias = false, qk_norm = false;
@@ -635,6 +652,8 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
                               {Recompute::none, true},
                               {Recompute::none, false, true},
                               {Recompute::pointwise, false, true, 96}}) {
+            const int64_t turn = number++ % 7;  // one of the seven for each dtype
+            if (!in_gpu_slice(turn) && !in_gpu_slice(turn + 7)) continue;
             const Recompute level = c.level;
             config.qkv_bias = c.qkv_bias, config.qk_norm = c.qk_norm, config.head_size = c.head_size;
             const auto run = [&](Device device) {
@@ -642,8 +661,8 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
                 model.materialize(1);
                 std::vector<int32_t> ids(rows), targets(rows), positions(rows);
                 for (int64_t i = 0; i < rows; ++i) {
-                    ids[i] = int32_t(random_bits(1, i) % 300);
-                    targets[i] = int32_t(random_bits(2, i) % 300);
+                    ids[i] = int32_t(random_bits(1, i) % uint64_t(config.vocab));
+                    targets[i] = int32_t(random_bits(2, i) % uint64_t(config.vocab));
                     positions[i] = int32_t(i % seq_len);
                 }
                 const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {rows}, device); };

@@ -9,7 +9,7 @@ TEST_CASE("every stage on a GPU, prefetch, overlap, accumulation, offload to pin
     if (!has_gpu()) return;
     const Text text;
     const TrainOptions o = tiny_on_gpu(text);
-    Session one(o);
+    Session one(reference_of(o));
     one.run();
     struct Case {
         ZeroOptions zero;

@@ -48,11 +48,12 @@ inline bool in_half(int64_t layout) { return in_quarter(2 * layout) || in_quarte
 // Under the sanitizers grids whose layouts run the same code take a quarter of them: of each four another one.
 inline bool in_sanitized_slice(int64_t layout) { return kThorough || in_quarter(layout); }
 
-// On the emulated GPU (tests/emulate), which is some 100 times slower than the CPU, every grid is long. The symbol is
-// there if the program is linked with it.
+// On the emulated GPU (tests/emulate), which is some 100 times slower than the CPU, every grid is long, and outside of
+// `all` the models are small. The symbol is there if the program is linked with it.
 extern "C" __attribute__((weak)) const int emulated_gpu;
 inline const bool kEmulated = &emulated_gpu != nullptr;
 inline bool in_gpu_slice(int64_t layout) { return !kEmulated || in_slice(layout); }
+inline const bool kSmall = kEmulated && !(in_slice(0) && in_slice(1));
 
 // Numbers in [-1, 1), the same everywhere; key tells one array from another. Exact in dtype, fp32 or fp64: references
 // in double start from the very same numbers.

@@ -47,6 +47,8 @@ struct Word {
     Access last[4];
 };
 Word* words_of(size_t bytes) { return reinterpret_cast<Word*>(reserve(bytes * (sizeof(Word) / 4))); }
+Word* const shared_words = kRaces ? words_of(kSharedArena) : nullptr;
+Word* const global_words = kRaces ? words_of(kArena) : nullptr;
 
 uint32_t offset_of(const void* code) { return uint32_t(static_cast<const char*>(code) - &__executable_start); }
 const void* code_at(uint32_t offset) { return &__executable_start + offset; }
@@ -74,38 +76,54 @@ const char* verb(Kind kind) {
 
 // Whether a's thread was past what b's thread does, or the other way round. Blocks of one launch are not ordered; their
 // shared memories are not the same.
-bool ordered(const Access& a, const Access& b, bool shared) {
+inline bool ordered(const Access& a, const Access& b, bool shared) {
     if (a.serial != b.serial) return shared || a.serial < uint32_t(now.first_serial);
     if (a.thread == b.thread || a.barriers != b.barriers) return true;
     return a.thread / 32 == b.thread / 32 && a.warp_barriers != b.warp_barriers;
 }
 
-void check_race(Word& word, const Access& mine, bool shared) {
+[[noreturn]] void report_race(const Access& before, const Access& mine, bool shared) {
+    fault(std::string("race in ") + (shared ? "shared" : "global") + " memory, no barrier between: thread " +
+          std::to_string(mine.thread) + " " + verb(mine.kind) + " in " + line_of(code_at(mine.code)) + ", thread " +
+          std::to_string(before.thread) + (before.serial == mine.serial ? "" : " of another block") + " " +
+          verb(before.kind) + " in " + line_of(code_at(before.code)));
+}
+
+// The newest access of a word comes first.
+inline void check_race(Word& word, const Access& mine, bool shared) {
+    const Access& newest = word.last[0];
+    if (shared ? newest.serial != mine.serial || newest.barriers != mine.barriers
+               : newest.serial < uint32_t(now.first_serial)) {  // all of them are ordered before this one
+        word = {{mine, {}, {}, {}}};
+        return;
+    }
+    if (newest.serial == mine.serial && newest.thread == mine.thread && newest.kind == mine.kind &&
+        newest.barriers == mine.barriers && newest.warp_barriers == mine.warp_barriers &&
+        (newest.bytes & mine.bytes) == mine.bytes)
+        return;  // once more the same, and nothing since
     for (const Access& before : word.last) {
         const bool conflict = (before.bytes & mine.bytes) && (before.kind != Kind::read || mine.kind != Kind::read) &&
                               !(before.kind == Kind::atomic && mine.kind == Kind::atomic);
-        if (conflict && !ordered(before, mine, shared))
-            fault(std::string("race in ") + (shared ? "shared" : "global") + " memory, no barrier between: thread " +
-                  std::to_string(mine.thread) + " " + verb(mine.kind) + " in " + line_of(code_at(mine.code)) +
-                  ", thread " + std::to_string(before.thread) +
-                  (before.serial == mine.serial ? "" : " of another block") + " " + verb(before.kind) + " in " +
-                  line_of(code_at(before.code)));
+        if (conflict && !ordered(before, mine, shared)) report_race(before, mine, shared);
     }
     // Kept in the place of this thread's last access of the kind; of one that cannot conflict any more; or of any.
     Access* place = &word.last[mine.thread % 4];
-    for (Access& before : word.last)
-        if (before.thread != mine.thread && ordered(before, mine, shared)) place = &before;
     uint8_t bytes = mine.bytes;
-    for (Access& before : word.last)
-        if (before.serial == mine.serial && before.thread == mine.thread && before.kind == mine.kind) {
+    for (Access& before : word.last) {
+        const bool mine_too = before.thread == mine.thread && before.serial == mine.serial;
+        if (mine_too && before.kind == mine.kind) {
             if (before.barriers == mine.barriers && before.warp_barriers == mine.warp_barriers) bytes |= before.bytes;
             place = &before;
+            break;
         }
-    *place = mine;
-    place->bytes = bytes;
+        if (!mine_too && ordered(before, mine, shared)) place = &before;
+    }
+    *place = word.last[0];
+    word.last[0] = mine;
+    word.last[0].bytes = bytes;
 }
 
-void check_races(Word* words, size_t offset, size_t bytes, Kind kind, const void* code, bool shared) {
+inline void check_races(Word* words, size_t offset, size_t bytes, Kind kind, const void* code, bool shared) {
     Access mine{offset_of(code), uint32_t(block_serial), now.thread, now.barriers, now.warp_barriers, 0, kind};
     for (size_t word = offset / 4; word <= (offset + bytes - 1) / 4; ++word) {
         const size_t begin = std::max(offset, 4 * word) - 4 * word,
@@ -165,41 +183,53 @@ void* static_shared(size_t bytes, size_t alignment) {
 
 size_t shared_bytes() { return static_bytes + dynamic_bytes; }
 
-void check_access(const void* p, size_t bytes, Kind kind, const void* code) {
+namespace {
+
+[[noreturn]] void illegal(size_t bytes, Kind kind, const void* code, const std::string& why) {
+    fault("illegal access: " + line_of(code) + " " + verb(kind) + " " + std::to_string(bytes) + " bytes: " + why);
+}
+
+// Neither shared memory nor the GPU's, the program's or the thread's own.
+void check_elsewhere(const void* p, size_t bytes, Kind kind, const void* code) {
+    const auto* byte = static_cast<const char*>(p);
+    const auto* arguments = static_cast<const char*>(now.launch->arguments.get());
+    const bool argument = byte >= arguments && byte < arguments + now.launch->argument_bytes;
+    if (!argument && place_of(p, bytes) != Place::pinned)
+        illegal(bytes, kind, code, "memory of the host that is not pinned");
+}
+
+// A copy for each size: this is half of what the emulated GPU does.
+__attribute__((always_inline)) inline void check(const void* p, size_t bytes, Kind kind, const void* code) {
     const Unchecked scope;
     const auto address = reinterpret_cast<uintptr_t>(p);
     const auto* byte = static_cast<const char*>(p);
-    const auto illegal = [&](const std::string& why) {
-        fault("illegal access: " + line_of(code) + " " + verb(kind) + " " + std::to_string(bytes) + " bytes: " + why);
-    };
     const bool aligned = bytes > 16 || (bytes & (bytes - 1)) != 0 || (address & (bytes - 1)) == 0;
+    if (byte >= now.stack && byte < now.stack_end) return;  // the thread's own variables
     if (const auto offset = size_t(byte - shared_memory); offset < kSharedArena) {
         if (offset + bytes > kSharedArena || !inside[offset] || !inside[offset + bytes - 1])
-            illegal("not declared in shared memory");
-        if (!kRaces && aligned) return;
-        static Word* const words = kRaces ? words_of(kSharedArena) : nullptr;
-        if (words) check_races(words, offset, bytes, kind, code, true);
-    } else if ((byte >= &__executable_start && byte < &_end) || (byte >= now.stack && byte < now.stack_end)) {
-        return;  // __constant__, threadIdx; the thread's own variables
+            illegal(bytes, kind, code, "not declared in shared memory");
+        if (shared_words) check_races(shared_words, offset, bytes, kind, code, true);
+    } else if (byte >= &__executable_start && byte < &_end) {
+        return;  // __constant__, threadIdx
     } else if (const auto offset = size_t(byte - now.arena); offset < kArena) {
-        if (!is_live(offset, bytes)) illegal(describe(p));
-        static Word* const words = kRaces ? words_of(kArena) : nullptr;
-        if (words) check_races(words, offset, bytes, kind, code, false);
+        if (!is_live(offset, bytes)) illegal(bytes, kind, code, describe(p));
+        if (global_words) check_races(global_words, offset, bytes, kind, code, false);
     } else {
-        const auto* arguments = static_cast<const char*>(now.launch->arguments.get());
-        const bool argument = byte >= arguments && byte < arguments + now.launch->argument_bytes;
-        if (!argument && place_of(p, bytes) != Place::pinned) illegal("memory of the host that is not pinned");
-        return;
+        return check_elsewhere(p, bytes, kind, code);
     }
-    if (!aligned) illegal("the address is not a multiple of that; " + describe(p));
+    if (!aligned) illegal(bytes, kind, code, "the address is not a multiple of that; " + describe(p));
 }
+
+}  // namespace
+
+void check_access(const void* p, size_t bytes, Kind kind, const void* code) { check(p, bytes, kind, code); }
 
 }  // namespace emulate
 
 // ---- what -fsanitize=thread calls ----
-#define EMULATE_ACCESS(name, bytes, kind)                                                                         \
-    void name(const void* p) {                                                                                    \
-        if (emulate::checking) emulate::check_access(p, bytes, emulate::Kind::kind, __builtin_return_address(0)); \
+#define EMULATE_ACCESS(name, bytes, kind)                                                                  \
+    void name(const void* p) {                                                                             \
+        if (emulate::checking) emulate::check(p, bytes, emulate::Kind::kind, __builtin_return_address(0)); \
     }
 #define EMULATE_ACCESSES(bytes)                              \
     EMULATE_ACCESS(__tsan_read##bytes, bytes, read)          \

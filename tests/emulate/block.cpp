@@ -57,7 +57,7 @@ namespace emulate {
 Position at;
 uint64_t block_serial = 0;
 Running now;
-thread_local bool checking = false, in_launch = false;
+constinit thread_local bool checking = false, in_launch = false;
 
 std::string to_string(const Where& where) {
     return std::string(where.file_name()) + ":" + std::to_string(where.line());
@@ -69,6 +69,8 @@ enum class Order { random, forward, reverse };
 const auto kOrder = Order(choice("EMULATE_ORDER", {"random", "forward", "reverse"}));
 
 constexpr size_t kStack = (EMULATE_ASAN ? 512 : 128) << 10, kGuard = 4096;
+// Stacks begin at different places of their first pages: the caches would hold only a few of 256 that begin at equal ones.
+constexpr size_t kPlaces = 64, kPlace = 64;
 
 struct Fiber {
     char* stack;
@@ -124,7 +126,8 @@ int pick() {  // the thread that goes on; -1: none can
 }
 
 void begin_fiber(Fiber& fiber) {
-    auto* sp = reinterpret_cast<uint64_t*>(fiber.stack + kStack - 64);
+    static size_t made = 0;
+    auto* sp = reinterpret_cast<uint64_t*>(fiber.stack + kStack - 64 - kPlace * (made++ % kPlaces));
     *--sp = 0;  // keeps the stack aligned to 16 bytes where emulate_fiber_start begins
     *--sp = reinterpret_cast<uint64_t>(&emulate_fiber_start);
     for (int saved = 0; saved < 6; ++saved) *--sp = 0;

@@ -29,8 +29,8 @@ struct Running {                     // the CUDA thread that runs
 extern Running now;
 // Whether accesses are a CUDA thread's. Not those of the emulator on its behalf: of the standard library's templates,
 // the linker may have chosen the copies in the kernels' objects, which report their accesses.
-extern thread_local bool checking;
-extern thread_local bool in_launch;  // whether this thread of the host runs one
+extern thread_local constinit bool checking;
+extern thread_local constinit bool in_launch;  // whether this thread of the host runs one
 class Unchecked {
   public:
     Unchecked() : before_(checking) { checking = false; }
@@ -52,7 +52,7 @@ size_t shared_bytes();  // static and dynamic, of the block that runs
 // ---- memory.cpp ----
 char* reserve(size_t bytes);  // address space; its pages appear as they are written
 int gpu_count();
-extern thread_local int current_gpu;
+extern thread_local constinit int current_gpu;
 constexpr size_t kArena = size_t(8) << 30;    // one GPU's memory
 const char* arena();                          // of the current GPU, which has memory
 bool is_live(size_t offset, size_t bytes);    // within one allocation

@@ -16,7 +16,7 @@
 
 namespace emulate {
 
-thread_local int current_gpu = 0;
+constinit thread_local int current_gpu = 0;
 
 char* reserve(size_t bytes) {
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
