@@ -15,7 +15,8 @@ TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubb
         TrainOptions o = tiny_on_gpu(text);
         o.recompute = recompute;
         o.model.layers = 2 * pp;
-        o.global_batch = 4 * pp;
+        const int micro_batches = (kSmall ? 2 : 4) * pp;
+        o.global_batch = micro_batches;
         if (kSmall) o.steps = 1;
         Session one(reference_of(o));
         one.run();
@@ -31,7 +32,8 @@ TEST_CASE("every schedule on a GPU, recomputed or not: one rank's run; zero-bubb
                 Session session(
                     o,
                     [&](Session& s) {
-                        pipeline = std::make_unique<Pipeline>(s.model, stages, pipeline_schedule(options, pp, 4 * pp));
+                        pipeline =
+                            std::make_unique<Pipeline>(s.model, stages, pipeline_schedule(options, pp, micro_batches));
                         s.trainer.loop = pipeline.get();
                         s.trainer.groups.pp = group_of(stages);
                     },

