@@ -24,15 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 from transform import closing, without_comments  # noqa: E402
 
-# file: the tests that are to notice, each (program, ranks, doctest's arguments, environment)
-OPS = [("test_01_cuda", 1, ["-tce=*attention*"], {})]
-ATTENTION = [("test_01_cuda", 1, ["-tc=*attention*,*merging*"], {"TRAIN70B_TEST_SLICE": str(n)}) for n in range(3)]
-MODEL = [("test_01_cuda", 1, [], {"TRAIN70B_TEST_SLICE": "2", "EMULATE_STREAMS": "lazy"})]
-NCCL = [("test_02_cuda", 2, [], {"EMULATE_STREAMS": s, "EMULATE_SEED": seed, "TRAIN70B_TEST_SLICE": part})
+# file: the tests that are to notice, each (chapter, ranks, doctest's arguments, environment)
+OPS = [("01", 1, ["-tce=*attention*"], {})]
+ATTENTION = [("01", 1, ["-tc=*attention*,*merging*"], {"TRAIN70B_TEST_SLICE": str(n)}) for n in range(8)]
+MODEL = [("01", 1, [], {"TRAIN70B_TEST_SLICE": "2", "EMULATE_STREAMS": "lazy"})]
+NCCL = [("02", 2, [], {"EMULATE_STREAMS": s, "EMULATE_SEED": seed, "TRAIN70B_TEST_SLICE": part})
         for s, seed, part in (("random", "1", "0"), ("lazy", "2", "2"), ("random", "3", "4"), ("eager", "4", "6"))]
-OFFLOAD = [("test_03_cuda", 2, [], {"EMULATE_STREAMS": s, "TRAIN70B_TEST_SLICE": part})
+OFFLOAD = [("03", 2, [], {"EMULATE_STREAMS": s, "TRAIN70B_TEST_SLICE": part})
            for s, part in (("lazy", "5"), ("random", "6"), ("random", "4"))]
-FP8 = [("test_07_cuda", 1, ["-tce=training*"], {})]
+FP8 = [("07", 1, ["-tce=training*"], {})]
 TESTS = {"attention": ATTENTION, "backend_nccl": NCCL, "cuda_device": MODEL + OFFLOAD, "fp8_cuda": FP8,
          "cuda.cuh": OPS + FP8, "": OPS}
 
@@ -80,12 +80,19 @@ def mutants_of(name):
 
 
 class Build:
+    """Its commands, and of each translated .cu file the file that is compiled: itself, or one that includes several."""
+
     def __init__(self, folder):
         self.folder = folder
         self.commands = {Path(c["output"]).name if "output" in c else c["file"]: c
                          for c in json.loads((folder / "compile_commands.json").read_text())}
-        files = [c["file"] for c in self.commands.values()]
-        self.sources = sorted(f for f in files if re.search(r"/emulated/.*\.cu\.cpp$", f))
+        self.compiled = {}
+        for file in sorted(c["file"] for c in self.commands.values()):
+            if re.search(r"/emulated/.*\.cu\.cpp$", file):
+                self.compiled[file] = file
+            elif "/emulated_objects_" in file:  # CMake's own, of TRAIN70B_UNITY
+                for source in re.findall(r'#include "(.*/emulated/.*\.cu\.cpp)"', Path(file).read_text()):
+                    self.compiled[source] = file
 
     def compile_command(self, source):
         return next(c["command"] for c in self.commands.values() if c["file"] == source)
@@ -98,9 +105,9 @@ class Build:
     def includers(self, name):
         """The sources that a file is compiled in."""
         if name.endswith(".cu"):
-            return [s for s in self.sources if s.endswith("/" + name + ".cpp")]
+            return [s for s in self.compiled if s.endswith("/emulated/" + name + ".cpp")]
         everywhere = Path(name).name == "cuda.cuh"  # also through the others
-        return [s for s in self.sources if everywhere or name in Path(s).read_text()]
+        return [s for s in self.compiled if everywhere or name in Path(s).read_text()]
 
 
 def try_mutant(build, mutant, timeout):
@@ -115,7 +122,8 @@ def try_mutant(build, mutant, timeout):
         made.parent.mkdir(parents=True)
         subprocess.run([sys.executable, ROOT / "tests/emulate/transform.py", name, changed, made], check=True)
         objects = {}
-        for original in build.includers(name):
+        includers = build.includers(name)
+        for original in sorted({build.compiled[s] for s in includers}):
             command = shlex.split(build.compile_command(original))
             output = command[command.index("-o") + 1]
             new_output = str(scratch / (Path(output).name))
@@ -123,7 +131,11 @@ def try_mutant(build, mutant, timeout):
             command[command.index("-o") + 1] = new_output
             command = [c for c in command if c not in ("-Werror",)]
             if name.endswith(".cu"):
-                command[command.index(original)] = str(made)
+                source = made
+                if original not in includers:
+                    source = scratch / Path(original).name
+                    source.write_text(Path(original).read_text().replace(includers[0], str(made)))
+                command[command.index(original)] = str(source)
             else:
                 command.insert(1 if command[0].endswith("++") else 2, "-I" + str(scratch / "emulated"))
             for flag in ("-MD", "-MT", "-MF"):
@@ -135,7 +147,8 @@ def try_mutant(build, mutant, timeout):
                 return "does not compile", result.stderr.strip().splitlines()[0][:160]
         tests = next(t for key, t in TESTS.items() if key in Path(name).name)
         programs = {}
-        for program, ranks, arguments, environment in tests:
+        for chapter, ranks, arguments, environment in tests:
+            program = f"test_{chapter}"
             if program not in programs:
                 programs[program] = scratch / program
                 command = build.link_command(program)
@@ -146,7 +159,8 @@ def try_mutant(build, mutant, timeout):
             start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
             settings = {"OMP_NUM_THREADS": "1", "EMULATE_GPUS": str(ranks), "EMULATE_RACES": "1",
                         "TRAIN70B_TEST_SLICE": "all"}
-            with subprocess.Popen(start + [str(scratch / program), "--abort-after=1", *arguments], cwd=ROOT, text=True,
+            with subprocess.Popen(start + [str(scratch / program), f"--source-file=*/{chapter}_cuda.cpp",
+                                           "--abort-after=1", *arguments], cwd=ROOT, text=True,
                                   env={**os.environ, **settings, **environment}, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, errors="replace") as run:
                 try:
