@@ -12,28 +12,11 @@ announced() { # KIND RANK STEP: at the start, and when it strikes
     says "FAULT INJECTION: rank $2: $1 at step $3"
 }
 steps_of() { grep -c '"event":"step"' "$1"; }
-refused() { # NAME "PART|PART" FLAG...
-    local parts
-    IFS='|' read -ra parts <<<"$2"
-    rm -f ./*.jsonl
-    run_refused 2 "$bin/$program" --steps 3 --metrics m.jsonl "${@:3}"
-    verdict "refused: $1" "$(ends 2 10)$(says "${parts[@]}")$(
-        [ "$(grep -c "^$program: " "$work/err")" = 1 ] || echo "not one line: $(head -c 800 "$work/err")")$(ls ./*.jsonl 2>/dev/null)"
-}
-refused "an unknown kind" "--inject melt:0:1: unknown kind|bitflip" --inject melt:0:1
-refused "a fault that is cut short" "--inject kill:0: must be KIND:RANK:STEP" --inject kill:0
-refused "an empty one in a list" "--inject : unknown kind" --inject kill:0:1,
-refused "a rank that does not exist" "--inject kill:2:1: valid ranks are 0 to 1" --inject nan:0:1,kill:2:1
-refused "a rank that is no number" "--inject kill:one:1: valid ranks" --inject kill:one:1
-refused "a step that the run does not have" "--inject kill:0:4: valid steps are 1 to 3" --inject kill:0:4
-refused "step 0" "--inject kill:0:0: valid steps are 1 to 3" --inject kill:0:0
-refused "a parameter that does not exist" "--inject nan:1:2:model.norm: the model has no parameter|its last lm_head.weight" \
-    --inject nan:1:2:model.norm
-refused "a parameter of a fault that has none" "--inject hang:1:2:lm_head.weight: only nan, wrong-sum, bitflip|try hang:1:2" \
-    --inject hang:1:2:lm_head.weight
-refused "a deadlock of one group" "--inject deadlock:0:2: takes two groups|--tp 2 --dp 2" --inject deadlock:0:2
-refused "replicas where nothing is replicated" "--replica-check 1: --zero 3 keeps one copy|--hybrid-shard" --replica-check 1 --zero 3
-refused "replicas of pipeline stages" "--replica-check 1: no two ranks hold the same" --replica-check 1 --pp 2
+tables= # it has no such flag
+refused "a rank that does not exist" 2 "--inject kill:2:1: valid ranks are 0 to 1" --inject nan:0:1,kill:2:1
+refused "a deadlock of one group" 2 "--inject deadlock:0:1: takes two groups|--tp 2 --dp 2" --inject deadlock:0:1
+refused "replicas where nothing is replicated" 2 "--replica-check 1: --zero 3 keeps one copy|--hybrid-shard" --replica-check 1 --zero 3
+refused "replicas of pipeline stages" 2 "--replica-check 1: no two ranks hold the same" --replica-check 1 --pp 2
 
 # ---- faults that end a run ----
 train --inject kill:1:3 --metrics m.jsonl

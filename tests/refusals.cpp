@@ -273,7 +273,7 @@ TEST_CASE("07") {
          {"a margin beyond the range", 1, "--fp8-margin", "--fp8-margin 99"}});
 }
 
-TEST_CASE("08") {
+TEST_CASE("08: flags") {
     expect_refused(
         Workplace(), "08_3d_full", kShort,
         {{"copies that do not fit", 4, "4 ranks are not divisible by --tp 1 x --cp 1 x --pp 3 = 3 (try mpirun -np 6)",
@@ -298,4 +298,21 @@ TEST_CASE("08") {
          {"a probe of what is not there", 4, "--probe on|try --probe off", "--probe on"},
          {"an unknown way to probe", 1, "--probe|maybe|off|on|strict", "--probe maybe"},
          {"saving one rank's part", 4, "--save-hf|--comm fake", "--save-hf d"}});
+}
+
+TEST_CASE("08: faults") {
+    expect_refused(
+        Workplace(), "08_3d_full", "--steps 3 --metrics m.jsonl",
+        {{"an unknown kind", 1, "--inject melt:0:1: unknown kind|bitflip", "--inject melt:0:1"},
+         {"a fault that is cut short", 1, "--inject kill:0: must be KIND:RANK:STEP", "--inject kill:0"},
+         {"an empty one in a list", 1, "--inject : unknown kind", "--inject kill:0:1,"},
+         {"a rank that is no number", 1, "--inject kill:one:1: valid ranks", "--inject kill:one:1"},
+         {"a step that the run does not have", 1, "--inject kill:0:4: valid steps are 1 to 3", "--inject kill:0:4"},
+         {"step 0", 1, "--inject kill:0:0: valid steps are 1 to 3", "--inject kill:0:0"},
+         {"a parameter that does not exist", 1,
+          "--inject nan:0:2:model.norm: the model has no parameter|its last lm_head.weight",
+          "--inject nan:0:2:model.norm"},
+         {"a parameter of a fault that has none", 1,
+          "--inject hang:0:2:lm_head.weight: only nan, wrong-sum, bitflip|try hang:0:2",
+          "--inject hang:0:2:lm_head.weight"}});
 }

@@ -4,6 +4,7 @@
 
 #include "01_single_gpu/core/memory.h"
 #include "01_single_gpu/io/report.h"
+#include "02_data_parallel/runtime/watchdog.h"
 #include "tests/files.h"
 #include "tests/programs.h"
 #include "tests/support.h"
@@ -57,8 +58,8 @@ class Workplace {
         call_program(program, int(words.size()), argv.data());
     }
 
-    // Expects a usage error of one line with all the parts, which | separates, and every file and this process's memory
-    // as they were.
+    // Expects a usage error of one line with all the parts, which | separates, every file and this process's memory as
+    // they were, and no collective that has not ended.
     void refused(const std::string& name, const std::string& program, const std::string& parts,
                  const std::string& flags) const {
         const auto files = contents();
@@ -81,6 +82,8 @@ class Workplace {
             if (const auto before = files.find(path); before == files.end() || before->second != content)
                 wrong += path + " is new or has changed; ";
         if (contents().size() < files.size()) wrong += "a file is gone; ";
+        // The watchdog would end a later program for it.
+        if (collective_log().text().find("NOT ENDED") != std::string::npos) wrong += "a collective is open; ";
         if (!wrong.empty()) empty_folder();
         if (ledger().total() != memory) wrong += fmt::format("{} bytes stay booked; ", ledger().total() - memory);
         DOCTEST_CHECK_MESSAGE(wrong.empty(), fmt::format("{}, {} {}: {}", name, program, flags, wrong));

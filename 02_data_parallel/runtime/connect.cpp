@@ -143,8 +143,12 @@ std::unique_ptr<Backend> make_backend(const std::string& name, [[maybe_unused]] 
 
 Comm connect(const CommOptions& options, Device device) {
     watchdog->set_timeout(options.timeout);
-    const uint64_t record = collective_log().add("connect", std::source_location::current());
-    collective_log().set(record, CollectiveLog::State::running);
+    struct Logged {  // until the end of this function: a usage error ends it, too
+        const uint64_t record = collective_log().add("connect", std::source_location::current());
+        Logged() { collective_log().set(record, CollectiveLog::State::running); }
+        ~Logged() { collective_log().set(record, CollectiveLog::State::done); }
+    };
+    const Logged logged;
     const Node node;
     watch_this_node(node);
     set_cpu_threads(node.size);
@@ -153,7 +157,6 @@ Comm connect(const CommOptions& options, Device device) {
     std::unique_ptr<Backend> backend = make_backend(choose_backend(options, device, node), options);
     CommSettings settings{.all_reduce = options.all_reduce, .check = options.check};
     if (settings.all_reduce.empty()) settings.all_reduce = backend->on_stream() ? "library" : "ring";
-    collective_log().set(record, CollectiveLog::State::done);
     return make_comm(std::move(backend), settings);
 }
 
