@@ -69,7 +69,7 @@ enum class Order { random, forward, reverse };
 const auto kOrder = Order(choice("EMULATE_ORDER", {"random", "forward", "reverse"}));
 
 constexpr size_t kStack = (EMULATE_ASAN ? 512 : 128) << 10, kGuard = 4096;
-// Stacks begin at different places of their first pages: the caches would hold only a few of 256 that begin at equal ones.
+// Stacks begin at different places of a page: of 256 that begin at equal ones, the caches would hold only a few.
 constexpr size_t kPlaces = 64, kPlace = 64;
 
 struct Fiber {
