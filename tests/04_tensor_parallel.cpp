@@ -16,7 +16,7 @@ TEST_CASE("tp 2, 4, 8, sequence parallel or not, overlapped or not, with data pa
                 TrainOptions o = shape(text, kv_heads);
                 o.dtype = parity.dtype;
                 o.recompute = recompute;
-                // A quarter of the layouts with this pair on each commit; an eighth with other pairs and with accumulation.
+                // On each commit a quarter of the layouts with this pair; an eighth with other pairs, or accumulation.
                 const bool in_full = kv_heads == 2 && recompute == std::string("none");
                 std::unique_ptr<Session> one;
                 bool first = true;
