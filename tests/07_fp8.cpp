@@ -115,15 +115,15 @@ TEST_CASE("tp 2 and 4: one rank's run but for roundings that flip, which 8 bits 
     const Text text;
     int64_t number = 0;
     for (const std::string& recipe : kRecipes)
-        for (const char* recompute : {"none", "full"}) {
-            if (!in_sanitized_slice(number++)) continue;
-            TrainOptions o = small(text);
-            o.model.layers = 1;
-            o.recompute = recompute;
-            Session wide(o);
-            wide.run();
-            Ranks one(o, Comm(), 1, {.stage = 0}, precision(recipe));
-            for (const int tp : {2, 4})
+        for (const char* recompute : {"none", "full"})
+            for (const int tp : {2, 4}) {
+                if (!in_quarter(number++)) continue;
+                TrainOptions o = small(text);
+                o.model.layers = 1;
+                o.recompute = recompute;
+                Session wide(o);
+                wide.run();
+                Ranks one(o, Comm(), 1, {.stage = 0}, precision(recipe));
                 on_first_ranks(tp, [&](const Comm& ranks) {
                     Ranks run(o, ranks, tp, {.stage = 0}, precision(recipe));
                     EXPECT(run.composition->fp8.layers().size() == 4);
@@ -137,7 +137,7 @@ TEST_CASE("tp 2 and 4: one rank's run but for roundings that flip, which 8 bits 
                     EXPECT(deviation <= (other_blocks ? noise.value : 0.02));
                     EXPECT(noise >= 0.02);
                 });
-        }
+            }
 }
 
 TEST_CASE(
@@ -147,7 +147,7 @@ TEST_CASE(
     for (const std::string& recipe : kRecipes)
         for (const char* dtype : {"fp32", "bf16"})
             for (const int64_t m : {1, 2}) {
-                if (!in_sanitized_slice(number++)) continue;
+                if (!in_quarter(number++)) continue;
                 TrainOptions o = small(text);
                 o.model.hidden = 128, o.model.heads = 4, o.model.kv_heads = 2, o.model.ffn = 256;
                 o.seq_len = 64;

@@ -23,21 +23,22 @@ else # which eighth of long grids: tests/support.h
     export TRAIN70B_TEST_SLICE=$((0x$commit % 8)) EMULATE_SEED=$((0x$commit % 1000 + 1))
 fi
 
-used() { # CPU seconds of all child processes so far
-    local file
-    file=$(mktemp)
-    times >"$file"
-    tail -n 1 "$file" | tr 'ms' '  ' | awk '{print $1 * 60 + $2 + $3 * 60 + $4}'
-    rm "$file"
+cpu_file=$(mktemp)
+trap 'rm -f "$cpu_file"' EXIT
+measure() { # cpu: the CPU seconds of all child processes so far. Not in a subshell, which has children of its own.
+    times >"$cpu_file"
+    cpu=$(tail -n 1 "$cpu_file" | tr 'ms' '  ' | awk '{print $1 * 60 + $2 + $3 * 60 + $4}')
 }
 times=() failed=() skipped=()
 part() { # NAME BUDGET COMMAND...
-    local name=$1 budget=$2 began=$SECONDS cpu
-    cpu=$(used)
+    local name=$1 budget=$2 began=$SECONDS cpu before
+    measure
+    before=$cpu
     shift 2
     echo "== $name"
     "$@" || failed+=("$name")
-    times+=("$budget $((SECONDS - began)) $(used | awk -v before="$cpu" '{print $1 - before}') $name")
+    measure
+    times+=("$budget $((SECONDS - began)) $(awk -v now="$cpu" -v before="$before" 'BEGIN {print now - before}') $name")
 }
 tests() { # BUILD_FOLDER CTEST_OPTION...
     rm -f "$1/cpu_seconds.txt"
