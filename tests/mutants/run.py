@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Does the short form of the tests notice what the long form notices? Makes the mistakes of mutants.txt, one at a time,
-in a clone of HEAD, builds it, and runs the tests of the mistake's chapter and 08_grid.
+in a clone of HEAD, builds it, and runs the tests of the mistake's chapter, 08_grid and refusals.
 
     python3 tests/mutants/run.py [NAME ...]      all mistakes, or these; rows that results.csv has are not run again
     python3 tests/mutants/run.py --report        who noticed which mistake
@@ -26,11 +26,11 @@ from mutants import CHAPTERS, HERE, LIST, ROOT, Error, Mutant, Refused
 
 
 def targets(chapter, known):
-    """What is built for a chapter: its programs and tests, and 08_grid. known: the build's targets."""
-    grid = next((name for name in ("test_08_grid", "test_08") if name in known), None)
-    if grid is None or f"tests_{chapter}" not in known:
-        raise Refused(f"the build has no target tests_{chapter}, or none for 08_grid: targets() in run.py names them")
-    return [f"tests_{chapter}", grid]
+    """What is built for a chapter: its programs and tests, 08_grid, the refusals. known: the build's targets."""
+    found = [f"tests_{chapter}", "test_08", "test_refusals"]
+    if missing := [name for name in found if name not in known]:
+        raise Refused(f"the build has no target {', '.join(missing)}: targets() in run.py names them")
+    return found
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,7 +94,7 @@ class Work:
         self.limit_tests(seconds)
         report, log = self.folder / "tests.xml", self.folder / "logs" / f"{mutant.name}-{form}.txt"
         report.unlink(missing_ok=True)
-        command = ["ctest", "--test-dir", self.build, "-R", rf"^({mutant.chapter}_|08_grid$)", "--timeout", seconds,
+        command = ["ctest", "--test-dir", self.build, "-R", rf"^({mutant.chapter}_|08_grid$|refusals$)", "--timeout", seconds,
                    "-j", options.jobs, "--output-on-failure", "--output-junit", report]
         command += ["--stop-on-failure"] if options.first else []
         command += ["-L", options.short_label] if short and options.short_label else []

@@ -162,8 +162,8 @@ def check_tests():
     expect("no such tests" in refusal(results.failed_tests, "<testsuite/>", 10), "no tests")
     text = 'LABELS "a" TIMEOUT "{}" X "200"\nTIMEOUT "60"'
     expect(run.limited(text.format(900), 120) == text.format(120), "time limits")
-    expect(run.targets("03", {"tests_03", "test_08_grid", "test_08"}) == ["tests_03", "test_08_grid"], "targets")
-    expect(run.targets("08", {"tests_08", "test_08"}) == ["tests_08", "test_08"], "targets of one program per chapter")
+    expect(run.targets("03", {"tests_03", "test_08", "test_refusals", "x"}) == ["tests_03", "test_08", "test_refusals"],
+           "targets")
     expect("no target tests_03" in refusal(run.targets, "03", {"test_08"}), "targets that are not there")
     for program, says in ((["false"], "what: exit code 1"), (["sh", "-c", "echo x -Werror; echo y: error: z; false"],
                                                              "what: y: error: z")):
