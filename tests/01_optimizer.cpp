@@ -110,6 +110,7 @@ TEST_CASE("weight decay: of matrices only, not of biases and norms") {
     for (const char* name : {"model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.k_norm.weight",
                              "model.layers.0.input_layernorm.weight", "model.norm.weight"})
         params.push_back(make_param(name, {6}, 0));
+    params[0].init_value = 0;  // as the model has it
     params.push_back(make_param("model.layers.0.self_attn.q_proj.weight", {2, 3}, 1));
     std::vector<Param*> list;
     for (Param& param : params) list.push_back(&param);
