@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The one command: installs what is missing, builds chapter 01's program and trains a small Llama on this repository's own
-# text; builds chapter 08's meanwhile and trains the same on eight ranks (2 data-parallel x 2 tensor-parallel x 2 pipeline
-# stages), for their losses to be compared. Then every technique by itself, and the pictures of the run.
+# The one command: installs what is missing, builds chapter 01's program and trains a small Llama on this repository's
+# own text; builds chapter 08's meanwhile and trains the same on eight ranks (2 data-parallel x 2 tensor-parallel x 2
+# pipeline stages), for their losses to be compared. Then every technique by itself, and the pictures of the run.
 #   bash 08_3d_full/demo.sh [FOLDER]        of the metrics and pictures; default: out/
 set -euo pipefail
 cd "$(dirname "$0")/.."
