@@ -74,7 +74,7 @@ def skipped(tier, builds, others):
         log = pathlib.Path(build, "Testing/Temporary/LastTest.log")
         text = log.read_text(errors="replace") if log.exists() else ""
         names = collections.defaultdict(set)
-        for name, output in re.findall(r"^\d+/\d+ Testing: (\S+)\n(.*?)\n-{58}$", text, re.M | re.S):
+        for name, output in re.findall(r"^\d+/\d+ Testing: (\S+)\n(.*?)\n<end of output>", text, re.M | re.S):
             for why in set(SKIPPED.findall(output)):
                 names[why].add(name)
         found += [(", ".join(sorted(tests)) + ("" if build == "build" else f" in {build}"), why)
