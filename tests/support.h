@@ -53,7 +53,7 @@ inline bool in_sanitized_slice(int64_t layout) { return kThorough || in_quarter(
 extern "C" __attribute__((weak)) const int emulated_gpu;
 inline const bool kEmulated = &emulated_gpu != nullptr;
 inline bool in_gpu_slice(int64_t layout) { return !kEmulated || in_slice(layout); }
-inline const bool kSmall = kEmulated && !(in_slice(0) && in_slice(1));
+inline const bool kSmall = kEmulated && !all_slices();
 
 // Numbers in [-1, 1), the same everywhere; key tells one array from another. Exact in dtype, fp32 or fp64: references
 // in double start from the very same numbers.
