@@ -12,11 +12,11 @@ cuda=()
 [ -f build/CMakeCache.txt ] || [ -e /dev/nvidia0 ] || cuda=(-DTRAIN70B_CUDA=OFF)
 bash tests/setup.sh build "${cuda[@]}" 01_single_gpu
 if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
-steps=300
+steps=100
 
 echo
 echo "== one rank: watch the loss fall from ln 256 = 5.5 (chapter 08 is being built meanwhile)"
-nice bash tests/setup.sh build 08_3d_full >"$out/build.txt" 2>&1 &
+bash tests/setup.sh build 08_3d_full >"$out/build.txt" 2>&1 &
 building=$!
 build/bin/01_single_gpu --steps $steps --metrics "$out/one.jsonl"
 wait $building || { cat "$out/build.txt" >&2; exit 1; }
@@ -24,12 +24,12 @@ wait $building || { cat "$out/build.txt" >&2; exit 1; }
 echo
 echo "== the same on eight ranks, and the losses side by side"
 mpirun --oversubscribe -np 8 build/bin/08_3d_full --dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4 \
-    --steps $steps --eval-every 100 --metrics "$out/eight.jsonl"
+    --steps $steps --eval-every 50 --metrics "$out/eight.jsonl"
 python3 - "$out/one.jsonl" "$out/eight.jsonl" <<'P'
 import json, sys
 one, eight = ([json.loads(line)["loss"] for line in open(path) if '"event":"step"' in line] for path in sys.argv[1:])
 print(f"{'step':>6}{'one rank':>14}{'eight ranks':>14}{'apart':>12}")
-for step in (1, 2, 3, 5, 10, 20, 50, 100, 200, len(one)):
+for step in (1, 2, 3, 5, 10, 20, 50, len(one)):
     a, b = one[step - 1], eight[step - 1]
     print(f"{step:>6}{a:>14.8f}{b:>14.8f}{abs(a - b) / a:>12.1e}")
 print("(Training amplifies the last bits: other sums, other roundings. Over the first steps the losses agree to 6 digits.)")

@@ -12,8 +12,6 @@
 namespace train70b {
 
 namespace {
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 // The Levenshtein distance.
 size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);

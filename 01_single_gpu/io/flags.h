@@ -2,6 +2,7 @@
 // Typed and checked command-line flags. Wraps CLI11, which only flags.cpp includes.
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -22,6 +23,7 @@ struct Check {
 };
 // Counts are limited to 10^9, so the product of any two of them fits into an int64_t.
 constexpr int64_t kMaxCount = 1'000'000'000;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Check integer_from(int64_t min, int64_t max = kMaxCount);
 Check real_number(double min, double max, bool min_allowed = true);
 Check one_of(std::vector<std::string> names);

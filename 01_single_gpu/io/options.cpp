@@ -15,7 +15,6 @@
 namespace train70b {
 
 namespace {
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr const char* kDefaultData = "docs/data/corpus.txt";
 
 struct TrainDType {

@@ -13,9 +13,9 @@ namespace train70b {
 namespace cpu {
 namespace {
 
-struct Heads {
+struct PackedHeads {
     int64_t size, q, k, all;  // D, H, K, H+2K
-    Heads(const Tensor& qkv, const Tensor& weight, int64_t kv_width)
+    PackedHeads(const Tensor& qkv, const Tensor& weight, int64_t kv_width)
         : size(weight.size()), k(kv_width / size), all(qkv.cols() / size) {
         q = all - 2 * k;
     }
@@ -24,7 +24,7 @@ struct Heads {
 // dweight_d += sum over rows and the heads [first, end) of dy * x * inv_rms.
 template <class T>
 void add_weight_gradient(Tensor& dweight, const Tensor& dy, const Tensor& x, const std::vector<Wide<T>>& inv_rms,
-                         const Heads& heads, int64_t first, int64_t end) {
+                         const PackedHeads& heads, int64_t first, int64_t end) {
     using C = Wide<T>;
     const int64_t rows = x.rows(), D = heads.size;
     with_float(dweight.dtype(), [&](auto dweight_zero) {
@@ -52,7 +52,7 @@ void add_weight_gradient(Tensor& dweight, const Tensor& dy, const Tensor& x, con
 
 void head_norm(Tensor& y, const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, int64_t kv_width,
                double eps) {
-    const Heads heads(qkv, q_weight, kv_width);
+    const PackedHeads heads(qkv, q_weight, kv_width);
     with_float(qkv.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using C = Wide<T>;
@@ -74,7 +74,7 @@ void head_norm(Tensor& y, const Tensor& qkv, const Tensor& q_weight, const Tenso
 
 void head_norm_backward(Tensor& grad, Tensor& dq_weight, Tensor& dk_weight, const Tensor& qkv, const Tensor& q_weight,
                         const Tensor& k_weight, int64_t kv_width, double eps) {
-    const Heads heads(qkv, q_weight, kv_width);
+    const PackedHeads heads(qkv, q_weight, kv_width);
     with_float(qkv.dtype(), [&](auto zero) {
         using T = decltype(zero);
         using C = Wide<T>;
