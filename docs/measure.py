@@ -229,8 +229,8 @@ def fp8_loss(runs):
 # ---- 08 -------------------------------------------------------------------------------------------------------------
 
 def one_and_eight(runs):
-    one = runs.metrics(1, "01_single_gpu", ["--steps", "300"], "one.jsonl")
-    mesh = "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4 --steps 300 --eval-every 100"
+    one = runs.metrics(1, "01_single_gpu", ["--steps", "100"], "one.jsonl")
+    mesh = "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4 --steps 100 --eval-every 50"
     eight = runs.metrics(8, "08_3d_full", mesh.split(), "eight.jsonl")
     return one, eight
 
