@@ -233,7 +233,7 @@ void transpose_fp8(Tensor& to, const Tensor& from) {
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
     using Key = std::tuple<int64_t, int64_t, int64_t, DType, DType, DType, Scaling, Scaling, bool, uint32_t, uint32_t,
                            uint32_t>;
-    static std::map<Key, CublasPlan> plans;
+    static auto& plans = *new std::map<Key, CublasPlan>;  // until the process ends, as lt()
     for (const Tensor& x : {a.data, b.data, a.scale_inv, b.scale_inv, c})
         CHECK(alignment_of(x) >= 16,
               "cuBLASLt requires 8-bit operands, their scales and their product to be aligned to 16 bytes");

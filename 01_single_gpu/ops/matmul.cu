@@ -100,7 +100,7 @@ void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, fl
 
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
     using Key = std::tuple<int64_t, int64_t, int64_t, Transpose, DType, DType, bool, uint32_t, uint32_t, uint32_t>;
-    static std::map<Key, CublasPlan> plans;
+    static auto& plans = *new std::map<Key, CublasPlan>;  // until the process ends, as lt()
     const Key key{a.rows(),  a.cols(),  c.cols(),        transpose,       a.dtype(),
                   c.dtype(), beta != 0, alignment_of(a), alignment_of(b), alignment_of(c)};
     auto plan = plans.find(key);
