@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds and tests; installs what is missing. tests/README.md: which test is in which tier, and what only it catches.
 #   bash tests/run.sh            what a change can break: each technique at its smallest telling size
-#   bash tests/run.sh --commit   what .ci/run runs after that: slow scripts, emulated kernels, a slice under the
-#                                sanitizers, fuzzing, one of the other configurations in turn
+#   bash tests/run.sh --commit   what .ci/run runs after that: emulated kernels, half of the slow scripts, a slice under
+#                                the sanitizers, fuzzing, one of the other configurations in turn
 #   bash tests/run.sh --all      everything at full size, all configurations; documented commands run again
 # Ends with the seconds and units (tests/budgets.txt) of each part, and with what was skipped; exit code 1 if a test
 # fails or a part uses more than its budget. --write-times writes the CPU seconds of the tests to tests/README.md.
@@ -22,6 +22,7 @@ if [ "$tier" = all ]; then
 else # which eighth of long grids: tests/support.h
     export TRAIN70B_TEST_SLICE=$((0x$commit % 8)) EMULATE_SEED=$((0x$commit % 1000 + 1))
 fi
+half=$((0x$commit / 8 % 2)) # of what takes turns; both halves have all eighths
 
 cpu_file=$(mktemp)
 trap 'rm -f "$cpu_file"' EXIT
@@ -51,6 +52,7 @@ configurations=("-DTRAIN70B_CUDA=OFF" "-DTRAIN70B_CUDA=EMULATE" "-DTRAIN70B_CUDA
 configuration() { # NUMBER TARGET...
     local options=${configurations[$1]} folder=build-configuration-$1 device=cpu
     if [[ $options = *EMULATE* ]]; then device=cuda; fi
+    if [[ $options = *SANITIZE* ]]; then folder=build-sanitize; fi # all but what computes is there
     # shellcheck disable=SC2086
     bash tests/setup.sh "$folder" $options "${@:2}" || return 1 # part() suspends set -e
     "$folder/bin/01_single_gpu" --device $device --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 \
@@ -64,17 +66,22 @@ part "build" build bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
 if [ "$tier" = all ]; then
     part "tests, everything" - tests build
 else
-    part "tests: $tier, $slice of the long grids" "$tier" tests build -L "^$tier\$"
+    labels=$tier
+    if [ "$tier" = commit ]; then
+        labels="(commit|turn-$half)"
+        skipped+=("$(ctest --test-dir build -N -L "^turn-$((1 - half))\$" | sed -n 's/^ *Test *#[0-9]*: //p' | xargs | sed 's/ /, /g'): another commit's turn")
+    fi
+    part "tests: $tier, $slice of the long grids" "$tier" tests build -L "^$labels\$"
 fi
 if [ ${#failed[@]} = 0 ] && [ "$tier" != change ]; then
-    seconds=$([ "$tier" = all ] && echo 60 || echo 15)
+    seconds=$([ "$tier" = all ] && echo 60 || echo 12)
     part "fuzzing" "$(budget fuzzing)" bash tests/fuzz/run.sh "$seconds"
     emulate=OFF only=() targets=() other=()
     if [ "$tier" = all ]; then
         if cuda_build; then emulate=EMULATE; fi
     else # every second chapter
         for chapter in 01 02 03 04 05 06 07 08; do
-            if (((10#$chapter + 0x$commit) % 2 == 0)); then targets+=("test_$chapter"); else other+=("$chapter"); fi
+            if (((10#$chapter + half) % 2 == 0)); then targets+=("test_$chapter"); else other+=("$chapter"); fi
         done
         only=(-L '^sanitized$' -R "^($(IFS='|' && echo "${targets[*]#test_}"))_")
         skipped+=("chapters ${other[*]} under the sanitizers: another commit's turn")
@@ -89,7 +96,9 @@ if [ ${#failed[@]} = 0 ] && [ "$tier" != change ]; then
         elif [ "$tier" = all ]; then
             part "configuration ${configurations[$number]}" - configuration "$number"
         elif [ "$number" = $turn ]; then
-            part "configuration ${configurations[$number]}" configuration configuration "$number" 01_single_gpu objects_01_cuda
+            targets=(01_single_gpu)
+            if [[ ${configurations[$number]} = *EMULATE* ]]; then targets+=(objects_01_cuda); fi
+            part "configuration ${configurations[$number]}" configuration configuration "$number" "${targets[@]}"
         else
             skipped+=("configuration ${configurations[$number]}: another commit's turn")
         fi

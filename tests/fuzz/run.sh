@@ -22,27 +22,32 @@ mkdir -p "$build"
 [[ $build = /* ]] || build=$PWD/$build
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined
     -fno-sanitize-recover=all -DTRAIN70B_CUDA=0 -DTRAIN70B_SOURCE_DIR="\"$PWD\"" -Wno-unknown-pragmas -I.)
-sources_of() { sed -n 's|^// sources: ||p' "tests/fuzz/$1.cpp"; }
-for name; do # NAME's own, and core/check and core/dtype, which all need; once each
-    echo "tests/fuzz/$name.cpp"
-    for source in core/check.cpp core/dtype.cpp $(sources_of "$name"); do
-        if [ -f "$source" ]; then echo "$source"; else echo "01_single_gpu/$source"; fi
-    done
-done | cat - <(echo tests/fuzz/main.cpp) | sort -u |
-    while read -r source; do # newer than its object, or any header is
-        object=$build/${source//\//-}.o
-        [ -f "$object" ] && [ -z "$(find "$source" 0*/ tests/fuzz -name '*.h' -newer "$object" -print -quit)" ] &&
-            [ "$object" -nt "$source" ] || echo "$source $object"
-    done | xargs -r -L 1 -P "$(nproc)" bash -c '"${@:1:$#-2}" -c "${@: -2:1}" -o "${@: -1}"' bash \
+# What the targets need, and core/check and core/dtype, which all need, as two files. Ops first: layers has functions of
+# their names.
+{
+    echo core/check.cpp core/dtype.cpp
+    for name; do sed -n 's|^// sources: ||p' "tests/fuzz/$name.cpp"; done
+} | tr ' ' '\n' | sort -u | while read -r source; do
+    [ -f "$source" ] || source=01_single_gpu/$source
+    echo "#include \"$source\""
+done >"$build/sources"
+awk '/\/ops\//' "$build/sources" >"$build/model.new"
+awk '!/\/ops\/|\/io\/|0[78]_/' "$build/sources" >>"$build/model.new"
+awk '/\/io\/|0[78]_/' "$build/sources" >"$build/readers.new"
+for part in model readers; do
+    cmp -s "$build/$part.new" "$build/$part.cpp" || cp "$build/$part.new" "$build/$part.cpp"
+done
+for source in "$build/readers.cpp" "$build/model.cpp" tests/fuzz/main.cpp "${@/%/.cpp}"; do
+    [ -f "$source" ] || source=tests/fuzz/$source
+    object=$build/$(basename "$source" .cpp).o # older than a file of the repository: made again
+    [ -f "$object" ] && [ -z "$(find 0*/ tests/fuzz "$source" -name '*.[ch]*' -newer "$object" -print -quit)" ] ||
+        echo "$source $object"
+done | xargs -r -L 1 -P "$(nproc)" bash -c '"${@:1:$#-2}" -c "${@: -2:1}" -o "${@: -1}"' bash \
     clang++ "${flags[@]}" -fsanitize=fuzzer-no-link
 
 failed=0
 for name; do
-    objects=("$build/tests-fuzz-main.cpp.o" "$build/tests-fuzz-$name.cpp.o")
-    for source in core/check.cpp core/dtype.cpp $(sources_of "$name"); do
-        [ -f "$source" ] || source=01_single_gpu/$source
-        objects+=("$build/${source//\//-}.o")
-    done
+    objects=("$build/main.o" "$build/$name.o" "$build/model.o" "$build/readers.o")
     # What the readers do not call need not be there.
     clang++ "${flags[@]}" -fsanitize=fuzzer "${objects[@]}" -lfmt -lz -no-pie -Wl,--unresolved-symbols=ignore-all -o "$build/$name"
     corpus=$build/$name.corpus
