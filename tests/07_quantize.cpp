@@ -280,7 +280,9 @@ TEST_CASE("recipes: formats, scalings, transposes") {
             const QuantizedPair pair = recipe->quantize({role, int64_t(role)}, x, Usage::both, true);
             INFO(name, ", role ", int(role));
             EXPECT(pair.rowwise.data.dtype() == (role == Operand::gradient && !blockwise ? DType::e5m2 : DType::e4m3));
-            EXPECT(pair.rowwise.scaling == recipe->scaling(role));
+            const Scaling blocks = role == Operand::weight ? Scaling::block128 : Scaling::vec128;
+            EXPECT(pair.rowwise.scaling == (blockwise ? blocks : name == "rowwise" ? Scaling::row : Scaling::tensor));
+            EXPECT(recipe->scaling(role) == pair.rowwise.scaling);
             EXPECT(pair.columnwise.data.shape() == Shape{128, 256});
             std::vector<double> turned(256 * 128);
             const std::vector<double> v = values(x);

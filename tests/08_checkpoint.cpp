@@ -82,7 +82,8 @@ TEST_CASE("the same layout: the resumed steps and weights are those of the unint
     const Text text;
     int64_t number = 0;
     for (const Case& c : cases()) {
-        if (!in_quarter(number++)) continue;
+        const bool offload = c.config.zero.offload == Offload::all;  // on every commit: its own optimizer step
+        if (!offload && !in_quarter(number++)) continue;
         INFO(c.name);
         const SharedFolder shared;
         const TrainOptions o = shape(text, c.dtype);
