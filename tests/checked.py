@@ -2,8 +2,9 @@
 """What was checked before: docs/predict.py and tests/claims.py run a documented command again only if its key is new.
 
 A key is a hash of
-    sources    of the programs that it starts: *.h, *.cpp, *.json of the program's chapter and all lower ones, of files
-               with a main() only its own; CMakeLists.txt. No comments, no formatting; no CUDA, all runs are on the CPU
+    sources    of the programs that it, or a Python script that it names, starts: *.h, *.cpp, *.json of the program's
+               chapter and all lower ones, of files with a main() only its own; CMakeLists.txt. No comments, no
+               formatting; no CUDA, all runs are on the CPU
     files      of the repository that it names, the Python modules that they import, the course's text
     text       the command, the expressions, and the figures that these are held to
 
@@ -65,6 +66,13 @@ class Checked:
         self.old = lines_of(self.recorded) | lines_of(self.built)
         self.now, self.failed, self.behind, self.held_back, self.code, self.hashes = set(), set(), set(), set(), {}, {}
 
+    def programs(self, commands):
+        """The programs that commands start; a script names a chapter's by the chapter's files."""
+        scripts = [self.root / path for path in re.findall(r"[\w./-]+\.py\b", " ".join(commands))]
+        text = "".join(path.read_text() for path in scripts if path.is_file())
+        chapters = [name for name in re.findall(r"\b(\d\d_\w+)/", text) if (self.root / name / "main.cpp").is_file()]
+        return sorted({*PROGRAM.findall(" ".join(commands)), *chapters})
+
     def program(self, name):
         """The hash of a program's sources; "" if it belongs to no chapter."""
         if name not in self.hashes:
@@ -97,7 +105,7 @@ class Checked:
 
     def line(self, page, name, commands, held):
         """The line of a check: of what it runs, and of what that is held to. "": it has no key."""
-        programs = sorted(set(PROGRAM.findall(" ".join(commands))))
+        programs = self.programs(commands)
         hashes = [self.program(each) for each in programs]
         words = re.findall(r"[\w./-]+", " ".join(commands)) + [CORPUS] * bool(programs)
         cmake = cmake_code((self.root / "CMakeLists.txt").read_text()) if programs else ""
@@ -114,7 +122,7 @@ class Checked:
         if not good:
             self.failed.add(line)
             self.now.discard(line)
-        elif behind := self.behind & set(PROGRAM.findall(" ".join(commands))):
+        elif behind := self.behind & set(self.programs(commands)):
             self.held_back |= behind
         elif line:
             self.now.add(line)
@@ -142,7 +150,10 @@ def self_test():
     wrong = [f"one meaning: {a!r} {b!r}" for a, b in SAME if cpp_code(a) != cpp_code(b)]
     wrong += [f"two meanings: {a!r} {b!r}" for a, b in OTHER if cpp_code(a) == cpp_code(b)]
     wrong += ["CMake"] * (cmake_code('set(A "#b") # c') != 'set(A "#b")')
-    print("\n".join(wrong) or f"ok   {len(SAME) + len(OTHER) + 1} texts")
+    root = pathlib.Path(__file__).resolve().parent.parent
+    programs = Checked(root, root / "build/bin").programs(["python3 docs/measure.py front"])
+    wrong += [f"a script's programs: {programs}"] * (len(programs) != 8)
+    print("\n".join(wrong) or f"ok   {len(SAME) + len(OTHER) + 2} texts")
     return int(bool(wrong))
 
 
