@@ -2,6 +2,7 @@
 """Runs the programs and writes the data of the pictures in docs/results, one NAME.csv each; docs/plots.py draws them.
 
     python3 docs/measure.py [NAME ...] [--bin build/bin] [--out docs/results] [--runs FOLDER]
+    python3 docs/measure.py front [--bin build/bin]      prints README.md's table, half a minute
 
 NAME: 01_loss, 05_measured, ...; default: all, about twenty minutes. A CSV begins with comment lines: what it holds, the
 commands that made it (from the repository's root; the file that a flag names is then read) and the hardware, or
@@ -292,6 +293,39 @@ def checkpoint_cost(runs):
     return rows
 
 
+# ---- README.md -------------------------------------------------------------------------------------------------------
+
+# Technique, ranks, the file to read, flags. In fp64: 50 steps do not amplify its rounding to a digit that is printed.
+FRONT = [
+    ("one device", 1, "01_single_gpu/trainer.cpp", ""),
+    ("data parallel", 2, "02_data_parallel/data_parallel.cpp", ""),
+    ("ZeRO-3", 2, "03_zero/zero.cpp", "--zero 3"),
+    ("tensor parallel", 2, "04_tensor_parallel/tensor_parallel.cpp", "--tp 2"),
+    ("pipeline", 2, "05_pipeline/pipeline.cpp", "--pp 2"),
+    ("context parallel", 2, "06_context_parallel/ring_attention.cpp", "--cp 2"),
+    ("FP8", 1, "07_fp8/fp8.cpp", "--dtype bf16 --fp8 current --optimizer adamw8bit"),
+    ("all of 02 to 06", 8, "08_3d_full/compose.cpp", "--tp 2 --cp 2 --pp 2 --zero 1 --sequence-parallel on"),
+]
+
+
+def front(runs):
+    """README.md's table"""
+    print(f"{'':<49}{'loss at step':>17}{'rank 0: MiB of':>20}{'MB':>11}\n"
+          f"{'chapter':<17}ranks  {'file to read':<18}lines{'1':>8}{'50':>12}"
+          f"{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}{'sent':>6}")
+    for technique, ranks, file, flags in FRONT:
+        program, fp64 = file.split("/")[0], "--dtype" not in flags
+        flags = f"{flags} --layers 2 --seq-len 64 --global-batch 4 --steps 50".split() + ["--dtype", "fp64"] * fp64
+        steps = [line for line in runs.metrics(ranks, program, flags, "front.jsonl") if line["event"] == "step"]
+        # In 8 bits the second decimal differs between CPUs.
+        losses = "".join(f"{steps[i]['loss']:11.7f}" if fp64 else f"{steps[i]['loss']:5.1f}{'':6}" for i in (0, -1))
+        memory = "".join(f"{steps[-1]['memory']['peak'][kind] / 2**20:6.1f}" for kind in KINDS[:4])
+        lines = pathlib.Path(file).read_text().count("\n")
+        print(f"{program[:2]} {technique:<16}{ranks:>3}  {pathlib.Path(file).name:<19}{lines:>4}{losses}{memory}"
+              f"{sum(steps[-1]['comm_bytes'].values()) / 1e6:6.1f}", flush=True)
+        (runs.folder / "front.jsonl").unlink()
+
+
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
           "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
           "04_efficiency": efficiency, "05_schedules": schedules, "05_measured": measured_pipeline,
@@ -323,9 +357,11 @@ def main():
     parser.add_argument("--runs", type=pathlib.Path)
     arguments = parser.parse_args()
     for name in arguments.names:
-        if name not in TABLES:
+        if name not in TABLES and arguments.names != ["front"]:
             parser.error(f"{name} is none of {', '.join(TABLES)}")
     with tempfile.TemporaryDirectory() as temporary:
+        if arguments.names == ["front"]:
+            return front(Runs(arguments.bin.resolve(), pathlib.Path(temporary)))
         folder = arguments.runs or pathlib.Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         arguments.out.mkdir(parents=True, exist_ok=True)
