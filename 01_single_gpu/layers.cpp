@@ -80,11 +80,13 @@ void finish_norm(Tape& tape, Var& y, const Var& x, const Tensor& inv_rms, Param&
             rmsnorm_recompute(normed, x, inv_rms, weight.data);
             return normed;
         });
+    // tag::rmsnorm-backward[]
     tape.record([x = x.data, dx = x.grad, dy = y.grad, inv_rms, &weight] {
         Tensor part = Tensor::like(x);
         rmsnorm_backward(part, weight.grad, *dy, x, inv_rms, weight.data);
         accumulate(*dx, part);
     });
+    // end::rmsnorm-backward[]
 }
 }  // namespace
 
