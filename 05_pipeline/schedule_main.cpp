@@ -210,8 +210,8 @@ class Sandbox {
         const Schedule all = consecutive(schedule, steps_);
         const Timeline timeline = steps_ == 1 ? once : simulate(all, costs_.of(schedule));
         if (steps_ > 1) say(steps_table(schedule, costs_, steps_));
-        constexpr int64_t kWidth = 110;
-        say("\neach step: its letter and micro-batch{}; a dot: idle\n{}",
+        constexpr int64_t kWidth = 84;
+        say("\neach step: its letter and micro-batch{}; =: on a critical path; a dot: idle\n{}",
             schedule.chunks > 1 ? ", in small letters on odd chunks" : "", ascii_gantt(timeline, kWidth));
 
         write_.write(schedule_text(schedule));

@@ -71,9 +71,42 @@ double Timeline::bubble() const {
     return sum / double(ranks.size());
 }
 
+namespace {
+
+// When the output of a pass through a stage is complete, and which of its rank's steps it is: (forward?, micro-batch,
+// stage index).
+struct Done {
+    double end;
+    size_t step;
+};
+using Outputs = std::map<std::tuple<bool, int64_t, int64_t>, Done>;
+
+// From the last end back: to the rank's own previous step if this one began at its end, else to its input.
+void mark_critical_path(const Schedule& s, const Outputs& done, Timeline& timeline) {
+    const auto end_of = [&](int64_t rank) {
+        const auto& spans = timeline.ranks[size_t(rank)];
+        return spans.empty() ? 0 : spans.back().end;
+    };
+    int64_t rank = 0;
+    for (int64_t other = 1; other < s.stages; ++other)
+        if (end_of(other) > end_of(rank)) rank = other;
+    for (size_t i = timeline.ranks[size_t(rank)].size(); i > 0;) {
+        auto& spans = timeline.ranks[size_t(rank)];
+        Timeline::Span& span = spans[--i];
+        span.critical = true;
+        if (i > 0 && spans[i - 1].end == span.begin) continue;
+        const bool forward = span.step.pass == Pass::forward;
+        const int64_t from = s.stage_index(rank, span.step.chunk) + (forward ? -1 : 1);
+        if (from < 0) return;  // the first step
+        rank = s.rank_of(from);
+        i = done.at({forward, span.step.micro_batch, from}).step + 1;
+    }
+}
+
+}  // namespace
+
 Timeline simulate(const Schedule& s, const Costs& costs) {
-    // When the output of a pass through a stage is complete: (forward?, micro-batch, stage index).
-    std::map<std::tuple<bool, int64_t, int64_t>, double> done;
+    Outputs done;
     Timeline timeline;
     timeline.ranks.resize(size_t(s.stages));
     for (bool moved = true; moved;) {
@@ -90,10 +123,10 @@ Timeline simulate(const Schedule& s, const Costs& costs) {
                 if (!weight && from >= 0 && from < s.stage_count()) {
                     const auto input = done.find({forward, step.micro_batch, from});
                     if (input == done.end()) break;  // not simulated yet
-                    begin = std::max(begin, input->second + (s.rank_of(from) == rank ? 0 : costs.hop));
+                    begin = std::max(begin, input->second.end + (s.rank_of(from) == rank ? 0 : costs.hop));
                 }
                 const double end = begin + costs.step(rank, step);
-                if (!weight) done[{forward, step.micro_batch, stage}] = end;
+                if (!weight) done[{forward, step.micro_batch, stage}] = {end, spans.size()};
                 spans.push_back({step, begin, end});
                 // end::simulate[]
             }
@@ -101,6 +134,7 @@ Timeline simulate(const Schedule& s, const Costs& costs) {
     }
     for (int64_t rank = 0; rank < s.stages; ++rank)
         CHECK(timeline.ranks[size_t(rank)].size() == s.ranks[size_t(rank)].size(), "{}", deadlock(s, Sends::posted));
+    mark_critical_path(s, done, timeline);
     return timeline;
 }
 
@@ -129,7 +163,8 @@ std::string ascii_gantt(const Timeline& timeline, int64_t width) {
             const char letter = letter_of(span.step.pass);
             const std::string name =
                 fmt::format("{}{}", span.step.chunk % 2 ? char(std::tolower(letter)) : letter, span.step.micro_batch);
-            const char fill = span.step.pass == Pass::forward           ? ' '
+            const char fill = span.critical                             ? '='
+                              : span.step.pass == Pass::forward         ? ' '
                               : span.step.pass == Pass::backward_weight ? '~'
                                                                         : '-';
             for (int64_t i = from; i < to; ++i)

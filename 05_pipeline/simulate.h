@@ -18,6 +18,7 @@ struct Timeline {
     struct Span {
         Step step;
         double begin, end;
+        bool critical = false;  // on a critical path; simulate() marks one
     };
     std::vector<std::vector<Span>> ranks;
 
@@ -39,8 +40,8 @@ Timeline simulate(const Schedule& schedule, const Costs& costs);  // CHECK fails
 // has no norm that all ranks sum. Micro-batch i of step k is k*m + i.
 Schedule consecutive(const Schedule& schedule, int64_t steps);
 
-// One line per rank, `width` characters for the whole step; dots where the rank is idle; small letters for chunk 1 (and
-// 3, 5, ...).
+// One line per rank, `width` characters for the whole step; dots where the rank is idle; = on the critical path; small
+// letters for chunk 1 (and 3, 5, ...).
 std::string ascii_gantt(const Timeline& timeline, int64_t width);
 // Chrome trace events (ui.perfetto.dev): one process per timeline, one thread per rank; the unit is taken as a second.
 std::string chrome_trace(const std::vector<std::pair<std::string, Timeline>>& timelines);

@@ -290,8 +290,8 @@ TEST_CASE("the simulator: steps follow one another, wait for what they need and 
     EXPECT(t.busy(0) == 8);
     EXPECT(std::abs(t.bubble() - (1 - (8.0 + 10.0) / 30)) <= 1e-12);
     const std::string drawn = ascii_gantt(t, 30);
-    EXPECT(drawn.find("rank 0  |F0F1..............B0----B1----|") != std::string::npos);
-    EXPECT(drawn.find("rank 1  |...F0  F1  B0----B1----.......|") != std::string::npos);
+    EXPECT(drawn.find("rank 0  |F0F1..............B0====B1====|") != std::string::npos);
+    EXPECT(drawn.find("rank 1  |...F0==F1==B0====B1----.......|") != std::string::npos);
     EXPECT(drawn.find("|  idle 46.7%\n") != std::string::npos);  // 1 - 8/15
 }
 
@@ -327,6 +327,19 @@ TEST_CASE("a message takes its time: with hops 1F1B is slower, and nothing begin
             }
         }
         EXPECT(wrong == "");
+        // The critical path: one step after another from 0 to the end, with a hop wherever it changes the rank.
+        std::map<double, std::pair<int64_t, double>> path;  // by begin: rank, end
+        for (int64_t rank = 0; rank < schedule.stages; ++rank)
+            for (const auto& span : timeline.ranks[size_t(rank)])
+                if (span.critical) path[span.begin] = {rank, span.end};
+        double at = 0, gap = 0;
+        int64_t on = 0;
+        for (const auto& [begin, step] : path) {
+            gap = std::max(gap, std::abs(begin - at - (step.first == on ? 0 : 0.37)));
+            std::tie(on, at) = step;
+        }
+        EXPECT(gap <= 1e-9);
+        EXPECT(at == timeline.total());
     });
 }
 
