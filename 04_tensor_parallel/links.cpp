@@ -17,7 +17,6 @@ double efficiency(const LlamaConfig& c, int64_t seq_len, int64_t tp, double flop
 namespace {
 constexpr int64_t kSeqLen = 8192, kRanks[] = {2, 4, 8, 16};
 constexpr const char* kModels[] = {"8b", "70b", "405b"};
-constexpr const char* kQuoted[] = {"95-98%", "90-95%", "80-90%", "60-75%"};  // of kRanks
 }  // namespace
 
 std::vector<ClusterModel::Link> links_of(const ClusterModel& cluster) {
@@ -31,23 +30,17 @@ Table efficiency_table(const ClusterModel& cluster) {
     const std::vector<ClusterModel::Link> links = links_of(cluster);
     std::vector<Column> columns = {""};
     for (const ClusterModel::Link& link : links) columns.push_back(link.name);
-    columns.push_back("often quoted");
     Table table(fmt::format("estimated: share of the time in which a rank computes ({}, bf16 at {:.0f} TFLOP/s, one "
                             "sequence of {}, nothing overlapped)",
                             cluster.device.name, cluster.device.flops_per_s / 1e12, kSeqLen),
                 columns);
     for (const char* model : kModels)
-        for (size_t i = 0; i < std::size(kRanks); ++i) {
-            std::vector<Cell> cells = {fmt::format("{}, tp {}", model, kRanks[i])};
+        for (const int64_t tp : kRanks) {
+            std::vector<Cell> cells = {fmt::format("{}, tp {}", model, tp)};
             for (const ClusterModel::Link& link : links)
-                cells.push_back(
-                    percent(efficiency(preset(model), kSeqLen, kRanks[i], cluster.device.flops_per_s, link), 0));
-            cells.push_back(kQuoted[i]);
+                cells.push_back(percent(efficiency(preset(model), kSeqLen, tp, cluster.device.flops_per_s, link), 0));
             table.row(cells);
         }
-    table.note(
-        "often quoted: for large models over NVLink, part of the communication overlapped; no source is known. "
-        "Most nodes have 8 GPUs");
     return table;
 }
 

@@ -22,7 +22,7 @@ constexpr Protocol kProtocols[] = {{8.4e-6, 1, 1, 1},              // Simple
                                    {6.6e-6, 0.18, 0.19, 3.8}};     // LL: a flag beside each 4 bytes
 constexpr double kTreeBytes = 1 / 0.92;                            // [NCCL]: trees reach 92% of the ring's bandwidth
 constexpr double kNvlsSeconds = 25e-6;                             // [NCCL]
-// 8 H200: a bus bandwidth of 482 GB/s, where the ring has 368 (8 H100: 430 and 330, NVIDIA/nccl #1221), is 1.31 times
+// 8 H200: a bus bandwidth of 482 GB/s, where the ring has 368 (8 H100: 480 and 370, docs/links.md), is 1.31 times
 // the ring's: a device's link then carries its n (N+1)/N bytes at 84% of the ring's rate.
 constexpr double kNvlsBytes = 1.19;
 
