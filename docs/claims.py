@@ -21,8 +21,8 @@ GB, TFLOPS, DAY = 1e9, 1e12, 86400
 BF16, FP32 = 2, 4                                        # bytes
 MASTER, MOMENTS = FP32, 2 * FP32
 A100, H100 = 312 * TFLOPS, 989 * TFLOPS                  # data sheets: bf16, without sparsity
-SUSTAINED, NVLINK, RAILS, CARD = 600 * TFLOPS, 370e9, 360e9, 45e9  # assumed, per GPU: FLOP/s, bytes/s
-MESSAGE = 5e-6                                           # assumed: seconds before the first byte
+SUSTAINED = 600 * TFLOPS                                 # assumed, per GPU
+NVLINK, CARD = 370e9, 45e9                               # bytes/s: docs/links.md
 ROWS = {}
 
 
@@ -78,7 +78,6 @@ class Llama:
 LLAMA_7B = Llama(32, 4096, 32, 32, 11008, 32000)
 LLAMA_8B = Llama(32, 4096, 32, 8, 14336, 128256)
 LLAMA_70B = Llama(80, 8192, 64, 8, 28672, 128256)
-LLAMA_405B = Llama(126, 16384, 128, 8, 53248, 128256)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -222,12 +221,12 @@ def speedup(model, tokens, bandwidth):
 
 @row("C2")
 def eight_gpus():
-    compute, wait = LLAMA_8B.flops(8192) / SUSTAINED, ring(8) * FP32 * LLAMA_8B.parameters() / RAILS
+    compute, wait = LLAMA_8B.flops(8192) / SUSTAINED, ring(8) * FP32 * LLAMA_8B.parameters() / NVLINK
     tokens = 15 * wait / compute
     yield "exposed share", 100 * (1 - 7.5 / 8), "%: 1 - 7.5 / 8"
-    yield "8192 tokens", speedup(LLAMA_8B, 8192, RAILS), "8B, fp32 gradients, 360 GB/s, 600 TFLOP/s, nothing hidden"
+    yield "8192 tokens", speedup(LLAMA_8B, 8192, NVLINK), "8B, fp32 gradients, 370 GB/s, 600 TFLOP/s, nothing hidden"
     yield "tokens", tokens, "tokens per GPU and step from which it is 7.5: compute = 15 x communication"
-    yield "speedup", speedup(LLAMA_8B, tokens, RAILS), "with that many tokens"
+    yield "speedup", speedup(LLAMA_8B, tokens, NVLINK), "with that many tokens"
     yield "one card", speedup(LLAMA_8B, 8192, CARD), "45 GB/s: one network card per GPU and one GPU per node"
 
 
@@ -246,16 +245,6 @@ def tensor_parallel():
 
 
 @row("C6")
-def tensor_parallel_efficiency():
-    for name, model in (("8b", LLAMA_8B), ("70b", LLAMA_70B), ("405b", LLAMA_405B)):
-        for ranks in (2, 4, 8, 16):
-            compute = (6 * model.block_matrices() + 3 * model.attention_flops(8192) / model.layers) / ranks / SUSTAINED
-            wait = 4 * ring(ranks) * BF16 * model.hidden / NVLINK + 4 * 2 * (ranks - 1) * MESSAGE / 8192
-            yield f"{name} tp {ranks}", 100 * compute / (compute + wait), \
-                "%: per token of a block; 600 TFLOP/s, 370 GB/s, 5 us per message"
-
-
-@row("C7")
 def links():
     yield "NVLink 3", 12 * 4 * 50 / 8, "GB/s, one direction: 12 links x 4 lanes x 50 Gb/s"
     yield "NVLink 4", 18 * 2 * 100 / 8, "GB/s, one direction: 18 links x 2 lanes x 100 Gb/s"
@@ -263,7 +252,7 @@ def links():
     yield "PCIe 5", 16 * 32 * 128 / 130 / 8, "GB/s, one direction: 16 lanes x 32 GT/s x 128/130"
 
 
-@row("C8")
+@row("C7")
 def zero3_shares():
     yield "share", 1 / 4, "of every layer's parameters on each of 4 ranks"
 

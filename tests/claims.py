@@ -23,7 +23,8 @@ with run3.printed(...), run3(zero=1).sent() and all of tests/lessons_figures.py;
 
 Numbers in `code` are conditions and formulas, and not compared; all others are. "shown by" must name the runs that the
 expressions use, and `arithmetic` if they use that. Each command runs once. Then every number of the row is changed, one
-at a time, and must be found. A row with four columns (name | quoted | verdict | reference) is by reading.
+at a time, and must be found. A row with four columns (name | quoted | verdict | reference) is by reading. A line
+"- M1, M2: ..." says who quotes these rows; all others are marked *(draft)*, and no row is both.
 
 A row that passed before is checked again only if it, its commands, its arithmetic or the sources of the programs
 changed (tests/checked.py); the page as a whole always. --record keeps what passed for all. --all checks every row
@@ -157,9 +158,14 @@ class Claims(Check):
                     self.error(path, number, f"{cells[0]} for the second time")
                 rows[cells[0]] = (number, cells)
         figures = {name: [figure for figure in page.figures if figure.row[0] == name] for name in rows}
+        said = {name for names in re.findall(r"^- ((?:[A-Z]\d+(?:, )?)+):", text, re.M) for name in names.split(", ")}
+        for name in sorted(said - rows.keys()):
+            self.error(path, 1, f"who says {name}: there is no such row")
         used = set()
         for name, (line, cells) in rows.items():
             before = len(self.errors)
+            if (name in said) == ("*(draft)*" in cells[QUOTED - 1]):
+                self.error(path, line, f"{name}: who says it? Either a line \"- {name}: ...\" or *(draft)*")
             runs = self.row(path, line, name, cells, figures[name])
             used |= runs
             measured = [figure for figure in figures[name] if not figure.left_out]
@@ -329,11 +335,13 @@ left out M3 | 2: open
 |---|---|---|---|---|
 | M1 | 16 bytes | 16 | **right** on `4 GPUs`: ZeRO-2 has 8 | run 1, arithmetic |
 | M2 | 12 bytes | 16.0 | **wrong** | run 2 |
-| M3 | 1 to 2 GB | - | **open** | - |
+| M3 | 1 to 2 GB *(draft)* | - | **open** | - |
+
+- M1, M2: somebody
 
 | | quoted | verdict | reference |
 |---|---|---|---|
-| A1 | a name | **wrong** | [its page](https://example.org) |
+| A1 | a name *(draft)* | **wrong** | [its page](https://example.org) |
 
     build/bin/03_zero --zero 1    # run 1; also --zero 2
     build/bin/03_zero --zero 1    # run 2
@@ -374,6 +382,9 @@ MUTATIONS = [
     ("a figure that is left out", "M2 | 3: run2.printed(\"bytes\", 2)", "left out M2 | 3: no",
      "only what an open claim quotes"),
     ("no reference", "https://example.org", "page", "A1: no reference"),
+    ("nobody who says it", "- M1, M2:", "- M1:", "M2: who says it?"),
+    ("a draft that somebody says", "- M1, M2:", "- M1, M2, M3:", "M3: who says it?"),
+    ("who says what is not there", "- M1, M2:", "- M1, M2, M9:", "who says M9: there is no such row"),
     ("nothing that shows it", "| **open** |", "| **right** |", "M3: neither a run nor arithmetic shows it"),
 ]
 
