@@ -19,6 +19,7 @@ links      relative ones lead to files; a `name` in a table row of "The code" st
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
            Answer), with text in it; its commands are checked like all others.
+minutes    "N minutes to read" is what `reading_minutes` counts, to a fifth.
 traps      each item of a section "Traps" names `tests/NN_x.cpp: "test case"` (or a script's case) that exists.
 """
 import argparse
@@ -85,6 +86,18 @@ def parse(text):
     if directives:
         blocks.append(Block("text", len(lines), [], "", directives))
     return blocks
+
+
+def reading_minutes(text):
+    """Without what is folded away: 150 words of text a minute, 15 seconds for a row of a table and a line of code."""
+    words = rows = 0
+    for block in parse(re.sub(r"<details>.*?</details>", "", text, flags=re.S)):
+        for line in block.lines:
+            if block.kind != "text" or line.startswith("|"):
+                rows += bool(line.strip())
+            else:
+                words += len(line.split())
+    return words / 150 + rows / 4
 
 
 class Lessons:
@@ -274,8 +287,15 @@ class Lessons:
             elif not re.match(r"\n\n.*\w.*\n\n$", answer[1], re.S):
                 self.error(path, number, "the answer of this exercise is empty, or no empty lines surround its text")
 
+    def check_minutes(self, path, text):
+        stated, counted = re.search(r"(\d+) minutes to read", text), reading_minutes(text)
+        if stated and not abs(int(stated[1]) - counted) <= counted / 5:
+            self.error(path, text[:stated.start()].count("\n") + 1,
+                       f"{stated[1]} minutes to read, counted are {counted:.0f}")
+
     def check_lesson(self, path, write, run):
         self.check_exercises(path, path.read_text())
+        self.check_minutes(path, path.read_text())
         blocks, section, changes = parse(path.read_text()), "", []
         for block in blocks:
             template = any(name == "template" for name, _, _ in block.directives)

@@ -16,7 +16,7 @@ MINIATURE = {
     "docs/results/a.csv": "# a: what it is\n# command: build/bin/03_zero --zero 3\nx,y\n",
     "03_zero/README.md": textwrap.dedent("""\
         # Chapter
-        See [zero](zero.cpp), run `build/bin/03_zero --zero 2`.
+        See [zero](zero.cpp), run `build/bin/03_zero --zero 2`. 4 minutes to read.
 
             mpirun --oversubscribe -np 2 build/bin/03_zero --zero 1 \\
                 --dry-run                              # a comment: a|b ...
@@ -109,6 +109,7 @@ MUTATIONS = [
     ("an exercise that is left out", "03_zero/README.md", "2. Write", "3. Write", "exercise 3, where 2"),
     ("a wrong command in an answer", "03_zero/README.md", "       build/bin/03_zero --zero 3",
      "       build/bin/03_zero --zer 3", "03_zero has no --zer,"),
+    ("minutes that are too few", "03_zero/README.md", "4 minutes", "2 minutes", "README.md:2: 2 minutes to read"),
     ("a picture without data", "docs/results/a.png", None, None, "b.png:1: a picture without its CSV"),
     ("a wrong flag in a CSV", "docs/results/a.csv", "--zero 3", "--stage 3", "a.csv:2: 03_zero has no --stage"),
     ("another printed number", "bin/03_zero", "100 ", "101 ", "+1       101     2.50 ms"),
