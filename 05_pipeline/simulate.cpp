@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/io/json.h"
 
 namespace train70b {
 
@@ -197,7 +198,7 @@ std::string chrome_trace(const std::vector<std::pair<std::string, Timeline>>& ti
                                   {"dur", (span.end - span.begin) * 1e6}});
         }
     }
-    return nlohmann::ordered_json{{"traceEvents", events}}.dump() + "\n";
+    return json_text(nlohmann::ordered_json{{"traceEvents", events}}) + "\n";
 }
 
 std::string timelines_json(const std::vector<std::pair<std::string, Timeline>>& timelines) {
@@ -213,7 +214,7 @@ std::string timelines_json(const std::vector<std::pair<std::string, Timeline>>& 
             ranks.push_back(std::move(list));
         }
     }
-    return json.dump() + "\n";
+    return json_text(json) + "\n";
 }
 
 }  // namespace train70b

@@ -199,7 +199,7 @@ void Checkpoints::commit(const Written& checkpoint) {
             entry.erase("seconds");
             manifest["files"].push_back(std::move(entry));
         }
-        const std::string text = manifest.dump(1) + "\n";
+        const std::string text = json_text(manifest, 1) + "\n";
         write_file(path + "/manifest.json", {text});
         for (int rank = 0; rank < world_.size(); ++rank) fs::remove(path + "/" + rank_file(rank) + ".json");
         sync_folder(path);

@@ -598,6 +598,6 @@ TEST_CASE("drawings for other programs: every step once, in seconds and in micro
     const Schedule schedule = make_schedule("interleaved", 2, 4, 2);
     const auto json = timelines_json({{"a", simulate(schedule, equal_costs(schedule))}});
     EXPECT(json.find("{\"step\":\"F0.1\",\"begin\":1.0,\"end\":1.5}") != std::string::npos);
-    const auto trace = chrome_trace({{"a", simulate(schedule, equal_costs(schedule))}});
+    const auto trace = chrome_trace({{"file:\xe9", simulate(schedule, equal_costs(schedule))}});  // not UTF-8
     EXPECT(trace.find("\"name\":\"F0.1\",\"pid\":0,\"tid\":0,\"ts\":1000000.0,\"dur\":500000.0") != std::string::npos);
 }

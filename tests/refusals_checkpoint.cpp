@@ -318,3 +318,16 @@ TEST_CASE("08: a flipped bit in the manifest: refused, or the same losses") {
     INFO(refused << " are refused");
     EXPECT(refused > 20);
 }
+
+TEST_CASE("08: paths that are not UTF-8, from the data to the checkpoint that is resumed") {
+    const Workplace place;
+    const std::string text = Workplace::file("d\xe9.txt"), run = "--data " + text + " --metrics ";
+    write_text(text, read_text(repository_file("README.md")));
+    const auto call = [&](const std::string& flags) { Workplace::call(kProgram, completed(run + flags, kShape)); };
+    call("whole.jsonl");
+    call("m.jsonl --checkpoint-dir c\xe9k --checkpoint-every 2 --stop-after 4 --save-reference r\xe9");
+    for (const char* path : {"c\xe9k/step-2/manifest.json", "c\xe9k/step-4/manifest.json", "r\xe9/reference.json"})
+        EXPECT(fs::exists(path));
+    call("m.jsonl --checkpoint-dir c\xe9k --resume");
+    EXPECT(losses("m.jsonl") == losses("whole.jsonl"));
+}

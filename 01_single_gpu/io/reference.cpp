@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "01_single_gpu/io/json.h"
+
 namespace train70b {
 
 using nlohmann::ordered_json;
@@ -41,7 +43,8 @@ ReferenceWriter::ReferenceWriter(const TrainOptions& o, const LlamaConfig& confi
         {"dtype", o.dtype},           {"seed", o.seed}, {"seq_len", o.seq_len}, {"global_batch", o.global_batch}};
     if (o.document_token) head["document_token"] = *o.document_token;
     json_file_->write("{\n");
-    for (const auto& [key, value] : head.items()) json_file_->write(fmt::format("  \"{}\": {},\n", key, value.dump()));
+    for (const auto& [key, value] : head.items())
+        json_file_->write(fmt::format("  \"{}\": {},\n", key, json_text(value)));
     json_file_->write("  \"steps\": [");
 }
 

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "01_single_gpu/io/json.h"
 #include "01_single_gpu/optimizer.h"
 
 namespace train70b {
@@ -41,7 +42,7 @@ Metrics::~Metrics() {
 
 void Metrics::write(const ordered_json& line) {
     if (!stream_) return;
-    const std::string text = line.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+    const std::string text = json_text(line) + "\n";
     const long whole_lines = std::ftell(stream_);
     if (std::fwrite(text.data(), 1, text.size(), stream_) == text.size()) return;
     const std::string why = std::strerror(errno);

@@ -12,7 +12,7 @@ using nlohmann::ordered_json;
 
 static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
 
-std::string quoted(const std::string& name) { return json(name).dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string quoted(const std::string& name) { return json_text(json(name)); }
 
 namespace {
 
