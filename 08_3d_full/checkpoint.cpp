@@ -22,6 +22,8 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 namespace {
+constexpr double kDiskFull = 1e6;  // a vote of more than all ranks' other failures, 1 each
+
 std::string rank_file(int64_t rank) { return fmt::format("rank-{:05}", rank); }
 
 std::string newest_text(const std::string& dir) {
@@ -66,18 +68,18 @@ int64_t Checkpoints::first_step() {
 std::vector<double> Checkpoints::votes(int64_t) {
     if (options_.dir.empty()) return {};
     const bool busy = writer_.busy();  // before the error: what has ended has thrown by then
-    return {watchdog->stop_requested() ? 1.0 : 0.0, busy ? 1.0 : 0.0, take_failure() ? 1.0 : 0.0};
+    return {watchdog->stop_requested() ? 1.0 : 0.0, busy ? 1.0 : 0.0, failure_vote()};
 }
 
 bool Checkpoints::after_step(const StepReport& report, const std::vector<double>& sums) {
     if (options_.dir.empty()) return true;
-    const bool stop = sums[0] > 0, busy = sums[1] > 0, failed = sums[2] > 0;
+    const bool stop = sums[0] > 0, busy = sums[1] > 0;
     step_ = report.step;
-    failed_ = failed_ || failed;  // perhaps while another rank, or the next file, was still being written
+    failures_ += sums[2];  // perhaps while another rank, or the next file, was still being written
     if (pending_ && !busy) {
-        end_pending(std::exchange(failed_, false));
-    } else if (!pending_ && failed_) {
-        commit_failed();
+        end_pending(std::exchange(failures_, 0));
+    } else if (!pending_ && failures_ > 0) {
+        commit_failed(std::exchange(failures_, 0));
     }
     full_is_due_ = full_is_due_ || (options_.every > 0 && step_ % options_.every == 0);
     weights_are_due_ = weights_are_due_ || (options_.weights_every > 0 && step_ % options_.weights_every == 0);
@@ -91,23 +93,26 @@ bool Checkpoints::after_step(const StepReport& report, const std::vector<double>
 void Checkpoints::finish() {
     if (options_.dir.empty()) return;
     wait_for_pending();
-    if (step_ > 0 && last_full_ != step_) {
+    for (int tries = 2; tries > 0 && step_ > 0 && last_full_ != step_; --tries) {  // the first may make room
         take_snapshot(true, weights_are_due_);
         wait_for_pending();
-        if (newest_ != step_ && this_rank == 0)
+    }
+    if (step_ > 0 && last_full_ != step_) {
+        if (this_rank == 0)
             throw std::runtime_error(
                 fmt::format("--checkpoint-dir {}: the checkpoint of the last step, {}, could not "
                             "be written; {}",
                             options_.dir, step_, newest_text(options_.dir)));
-        if (newest_ != step_) world_.barrier().wait();  // until rank 0 ends all
+        world_.barrier().wait();  // until rank 0 ends all
     }
     if (watchdog->stop_requested()) say("stopped by a signal after step {}; --resume goes on\n", step_);
 }
 
-bool Checkpoints::take_failure() {
-    const std::string error = writer_.take_error();
-    if (!error.empty()) fmt::print(stderr, "rank {}: checkpoint: {}\n", this_rank, error);
-    return !error.empty();
+double Checkpoints::failure_vote() {
+    const BackgroundWriter::Failure failure = writer_.take_failure();
+    if (failure.what.empty()) return 0;
+    fmt::print(stderr, "rank {}: checkpoint: {}\n", this_rank, failure.what);
+    return failure.disk_full ? kDiskFull : 1;
 }
 
 void Checkpoints::take_snapshot(bool full, bool weights) {
@@ -115,7 +120,7 @@ void Checkpoints::take_snapshot(bool full, bool weights) {
     if (full) pending_->folders.push_back(fmt::format("step-{}", step_));
     if (weights) pending_->folders.push_back(fmt::format("weights-{}", step_));
     if (full) last_full_ = step_;
-    full_is_due_ = weights_are_due_ = failed_ = false;
+    full_is_due_ = weights_are_due_ = false;
     for (const std::string& folder : pending_->folders) {
         writer_.start([this, weights_only = folder.starts_with("weights"), path = options_.dir + "/" + folder + ".tmp",
                        name = rank_file(world_.rank())] {
@@ -138,10 +143,10 @@ void Checkpoints::take_snapshot(bool full, bool weights) {
 }
 
 // All ranks have written their parts of the pending checkpoint, or one of them has failed.
-void Checkpoints::end_pending(bool failed) {
+void Checkpoints::end_pending(double failures) {
     const Written done = *pending_;
     pending_.reset();
-    if (!failed) {
+    if (failures == 0) {
         if (done.folders.front().starts_with("step-")) newest_ = done.step;
         committing_ = done.step;
         if (this_rank == 0)
@@ -159,14 +164,13 @@ void Checkpoints::end_pending(bool failed) {
     if (this_rank != 0) return;
     for (const std::string& folder : done.folders)
         writer_.start([path = options_.dir + "/" + folder + ".tmp"] { remove_folder(path); });
-    note_failure(done.step);
+    note_failure(done.step, failures);
 }
 
 // Nothing is known to be complete but what is on the disk.
-void Checkpoints::commit_failed() {
+void Checkpoints::commit_failed(double failures) {
     newest_ = last_full_ = 0;
-    failed_ = false;
-    if (this_rank == 0) note_failure(committing_);
+    if (this_rank == 0) note_failure(committing_, failures);
 }
 
 // What a rank says about its file, once the file is here: network file systems show other nodes' files with a delay.
@@ -207,12 +211,15 @@ void Checkpoints::commit(const Written& checkpoint) {
         // run went back to an older checkpoint.
         const std::string replaced = final + ".replaced.tmp";
         if (!full && fs::exists(final)) rename_durably(final, replaced);
-        if (full && fs::exists(final + "/manifest.json"))
+        if (full && fs::exists(final + "/manifest.json")) {
+            if (read_whole_file(final + "/manifest.json") != text)
+                throw std::runtime_error(final + ": is there already, with another manifest; it is left as it is");
             remove_folder(path);
-        else
+        } else {
             rename_durably(path, final);
+        }
         remove_folder(replaced);
-        if (full) remove_old_checkpoints(options_.dir, options_.keep.value_or(kCheckpointsKept));
+        if (full) remove_checkpoints(options_.dir, old_checkpoints(options_.dir, options_.kept(), checkpoint.step));
         const std::lock_guard lock(mutex_);
         committed_.push_back({{"event", "checkpoint"},
                               {"step", checkpoint.step},
@@ -242,22 +249,33 @@ void Checkpoints::report_committed() {
 
 // Until the pending checkpoint is complete, or dropped. Collective.
 void Checkpoints::wait_for_pending() {
-    for (int phase = 0; phase < 2; ++phase) {  // the ranks' files; rank 0's commit
+    for (int phase = 0; phase < 3; ++phase) {  // the ranks' files; rank 0's commit; room that it has made
         write_files(world_, [&] { writer_.wait(); });
-        const bool failed = world_.sum(take_failure() ? 1.0 : 0.0) > 0 || std::exchange(failed_, false);
+        const double failures = world_.sum(failure_vote()) + std::exchange(failures_, 0);
         if (pending_)
-            end_pending(failed);
-        else if (failed)
-            commit_failed();
+            end_pending(failures);
+        else if (failures > 0)
+            commit_failed(failures);
     }
     if (this_rank == 0) report_committed();
 }
 
 // On rank 0. What is complete now is what the disk has.
-void Checkpoints::note_failure(int64_t step) {
+void Checkpoints::note_failure(int64_t step, double failures) {
     const std::vector<int64_t> steps = checkpoint_steps(options_.dir);
-    trainer_.note(fmt::format("checkpoint of step {}: not written; {}", step, newest_text(options_.dir)),
-                  {{"event", "checkpoint_failed"}, {"step", step}, {"newest", steps.empty() ? 0 : steps.back()}});
+    std::string line = fmt::format("checkpoint of step {}: not written; {}", step, newest_text(options_.dir));
+    std::vector<int64_t> old;  // removed after a success only, which there would never be
+    if (failures >= kDiskFull) old = old_checkpoints(options_.dir, options_.kept(), step_);
+    if (!old.empty()) {
+        line += fmt::format("; the disk is full: removes {} older ones, up to step-{} (--keep {})", old.size(),
+                            old.back(), options_.kept());
+        writer_.start([dir = options_.dir, old] {
+            try {
+                remove_checkpoints(dir, old);
+            } catch (const std::exception&) {}  // tried again at the next failure
+        });
+    }
+    trainer_.note(line, {{"event", "checkpoint_failed"}, {"step", step}, {"newest", steps.empty() ? 0 : steps.back()}});
 }
 
 ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) const {

@@ -9,7 +9,8 @@
 //
 // A step waits for the copy only. The votes travel in the messages of the step's loss and norm, so checkpoints add no
 // message. If a rank fails to write, its vote says so, and the checkpoint is dropped: the one before it stays, and
-// training goes on. This is a two-phase commit, decided by the rename: a folder without .tmp is complete.
+// training goes on. If the disk is full, what --keep does not keep is removed, so that the next one has room. This is a
+// two-phase commit, decided by the rename: a folder without .tmp is complete.
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/trainer.h"
@@ -38,14 +39,14 @@ class Checkpoints : public RunControl {
         std::vector<std::string> folders;  // "step-12", "weights-12"
         double copy_s = 0, begin = 0;
     };
-    bool take_failure();  // of this rank's writer, since the last call
+    double failure_vote();  // of this rank's writer, since the last call
     void take_snapshot(bool full, bool weights);
-    void end_pending(bool failed);
+    void end_pending(double failures);
     void commit(const Written& checkpoint);
-    void commit_failed();
+    void commit_failed(double failures);
     void report_committed();
     void wait_for_pending();
-    void note_failure(int64_t step);
+    void note_failure(int64_t step, double failures);
     nlohmann::ordered_json manifest_of(int64_t step, const std::string& kind) const;
 
     const CheckpointOptions& options_;
@@ -60,7 +61,7 @@ class Checkpoints : public RunControl {
     std::optional<Snapshot> snapshot_;
     std::optional<Written> pending_;
     bool full_is_due_ = false, weights_are_due_ = false;
-    bool failed_ = false;                 // some rank, since the pending checkpoint's snapshot
+    double failures_ = 0;                 // of all ranks, since the pending checkpoint's snapshot: sum of their votes
     int64_t step_ = 0;                    // the last one that has ended
     int64_t newest_ = 0, last_full_ = 0;  // steps of full checkpoints: the last that all ranks wrote; or are writing
     int64_t committing_ = 0;              // step of the last commit that has begun

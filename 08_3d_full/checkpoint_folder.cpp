@@ -66,10 +66,16 @@ bool same_layout(const Manifest& manifest, const Mesh& mesh) {
     return manifest.json->value("layout", json()) == layout;
 }
 
-void remove_old_checkpoints(const std::string& dir, int64_t keep) {
-    const std::vector<int64_t> steps = checkpoint_steps(dir);
-    for (int64_t i = 0; i + keep < int64_t(steps.size()); ++i) {
-        const std::string folder = fmt::format("{}/step-{}", dir, steps[size_t(i)]);
+std::vector<int64_t> old_checkpoints(const std::string& dir, int64_t keep, int64_t newest) {
+    std::vector<int64_t> steps = checkpoint_steps(dir);
+    std::erase_if(steps, [&](int64_t step) { return step > newest; });
+    steps.resize(steps.size() - size_t(std::min(keep, int64_t(steps.size()))));
+    return steps;
+}
+
+void remove_checkpoints(const std::string& dir, const std::vector<int64_t>& steps) {
+    for (const int64_t step : steps) {
+        const std::string folder = fmt::format("{}/step-{}", dir, step);
         rename_durably(folder, folder + ".tmp");  // what is half removed must not look complete
         remove_folder(folder + ".tmp");
     }
@@ -153,8 +159,24 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
 CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, TrainOptions& training,
                                    const ParallelConfig& config, const ordered_json& flags, const Comm& world)
     : options(checkpoint_options) {
+    if (!options.dir.empty()) {  // what is there is read when no other run writes any more
+        together([&] {
+            if (this_rank != 0) return;
+            make_folder();
+            lock_.emplace(options.dir);
+        });
+        check_shared(world);
+    }
     if (options.resumes()) {
-        together([&] { open_start(training, flags, world); });
+        std::string folder = options.resume_from;
+        if (folder.empty()) {  // rank 0 decides: network file systems show other nodes' folders with a delay
+            const std::vector<int64_t> steps = checkpoint_steps(options.dir);
+            const double newest = world.sum(this_rank == 0 && !steps.empty() ? double(steps.back()) : 0.0);
+            if (newest == 0)
+                usage_error("--resume: {} has no complete checkpoint (leave it out to start at step 1)", options.dir);
+            folder = fmt::format("{}/step-{}", options.dir, int64_t(newest));
+        }
+        together([&] { open_start(folder, training, flags, world); });
         training.continues = true;
         say("resumes {}: step {} of {}, written by {} ranks{}\n", start->folder, start->step + 1, training.steps,
             start->ranks, same_layout(*start, config.mesh) ? "" : " in another layout");
@@ -162,25 +184,10 @@ CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, 
     if (options.dir.empty()) return;
     together([&] { check_other_runs(); });
     together([&] {
-        if (this_rank != 0) return;
-        std::vector<std::string> grown;  // folders that get a new entry
-        std::error_code error;
-        for (fs::path at = fs::absolute(options.dir); !fs::exists(at, error); at = at.parent_path())
-            grown.push_back(at.parent_path().string());
-        made_.emplace("--checkpoint-dir", options.dir);
-        try {
-            for (const std::string& folder : grown) sync_folder(folder);
-        } catch (const std::runtime_error& error) { usage_error("--checkpoint-dir {}: {}", options.dir, error.what()); }
+        if (!lock_) return;
+        lock_->keep();
+        remove_leftovers();
     });
-    check_shared(world);
-    together([&] {
-        if (this_rank == 0) take();
-    });
-}
-
-CheckpointFolder::~CheckpointFolder() {
-    if (lock_ < 0) return;
-    ::close(lock_);
 }
 
 void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions& training, const Comm& world) {
@@ -208,17 +215,23 @@ void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions
         usage_error("--stop-after {}: must be at most --steps {}", options.stop_after, training.steps);
 }
 
-void CheckpointFolder::open_start(const TrainOptions& training, const ordered_json& flags, const Comm& world) {
-    std::string folder = options.resume_from, advice;
+void CheckpointFolder::make_folder() {
+    std::vector<std::string> grown;  // folders that get a new entry
+    std::error_code error;
+    for (fs::path at = fs::absolute(options.dir); !fs::exists(at, error); at = at.parent_path())
+        grown.push_back(at.parent_path().string());
+    made_.emplace("--checkpoint-dir", options.dir);
+    try {
+        for (const std::string& folder : grown) sync_folder(folder);
+    } catch (const std::runtime_error& failure) { usage_error("--checkpoint-dir {}: {}", options.dir, failure.what()); }
+}
+
+void CheckpointFolder::open_start(std::string folder, const TrainOptions& training, const ordered_json& flags,
+                                  const Comm& world) {
     while (folder.size() > 1 && folder.ends_with("/")) folder.pop_back();
-    const std::string dir = folder.empty() ? options.dir : fs::path(folder).parent_path().string();
-    const std::vector<int64_t> steps = checkpoint_steps(dir.empty() ? "." : dir);
-    if (folder.empty()) {
-        if (steps.empty())
-            usage_error("--resume: {} has no complete checkpoint (leave it out to start at step 1)", options.dir);
-        folder = fmt::format("{}/step-{}", options.dir, steps.back());
-    }
-    for (const int64_t step : steps)  // the newest one before this
+    const std::string dir = fs::path(folder).parent_path().string();
+    std::string advice;
+    for (const int64_t step : checkpoint_steps(dir.empty() ? "." : dir))  // the newest one before this
         if (const std::string other = fmt::format("{}{}step-{}", dir, dir.empty() ? "" : "/", step); other != folder) {
             if (fs::path(folder).filename() == fmt::format("step-{}", step)) break;
             advice = fmt::format(" (try --resume-from {})", other);
@@ -279,8 +292,10 @@ void CheckpointFolder::check_shared(const Comm& world) const {
         ~Remove() { ::unlink(path.c_str()); }
     } const mine{probe(world.rank())};
     together([&] {
-        const int fd = ::open(mine.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-        if (fd < 0 || ::write(fd, "x", 1) != 1) {
+        ::unlink(mine.path.c_str());  // a killed run's; of a link never what it points to
+        const int fd = ::open(mine.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        // On a full disk a run that resumes may make room (--keep).
+        if (fd < 0 || (!options.resumes() && ::write(fd, "x", 1) != 1)) {
             const std::string why = std::strerror(errno);
             if (fd >= 0) ::close(fd);
             usage_error("--checkpoint-dir {}: rank {} cannot write there ({})", options.dir, world.rank(), why);
@@ -297,27 +312,7 @@ void CheckpointFolder::check_shared(const Comm& world) const {
     });
 }
 
-// Locks the folder for this run, for as long as rank 0 lives, and removes what a crash has left.
-void CheckpointFolder::take() {
-    const std::string path = options.dir + "/.lock";
-    lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (lock_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", options.dir, std::strerror(errno));
-    // A run that is ending needs a moment. The lock counts if the file is still this one, not removed by hand.
-    const auto taken = [&] {
-        struct stat mine {
-        }, there{};
-        return ::flock(lock_, LOCK_EX | LOCK_NB) == 0 && ::fstat(lock_, &mine) == 0 &&
-               ::stat(path.c_str(), &there) == 0 && mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
-    };
-    for (int tries = 50; !taken(); --tries) {
-        ::close(std::exchange(lock_, -1));
-        if (tries == 0)
-            usage_error("--checkpoint-dir {}: another run is writing there (use another folder, or end that run)",
-                        options.dir);
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-        if (lock_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", options.dir, std::strerror(errno));
-    }
+void CheckpointFolder::remove_leftovers() const {
     std::error_code error;
     for (auto it = fs::directory_iterator(options.dir, error); !error && it != fs::directory_iterator();
          it.increment(error)) {
@@ -325,6 +320,34 @@ void CheckpointFolder::take() {
         if (name.ends_with(".tmp") && (name.starts_with("step-") || name.starts_with("weights-")))
             remove_folder(it->path().string());
     }
+}
+
+FolderLock::FolderLock(const std::string& dir) : path_(dir + "/.lock") {
+    for (int tries = 50; !take(dir); --tries) {  // a run that is ending needs a moment
+        if (tries == 0)
+            usage_error("--checkpoint-dir {}: another run is writing there (use another folder, or end that run)", dir);
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+}
+
+FolderLock::~FolderLock() {
+    if (made_) ::unlink(path_.c_str());
+    ::close(file_);
+}
+
+bool FolderLock::take(const std::string& dir) {
+    file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    made_ = file_ >= 0;
+    if (!made_) file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (file_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", dir, std::strerror(errno));
+    struct stat mine {
+    }, there{};
+    // The lock counts if the file is still this one, not removed by hand.
+    if (::flock(file_, LOCK_EX | LOCK_NB) == 0 && ::fstat(file_, &mine) == 0 && ::stat(path_.c_str(), &there) == 0 &&
+        mine.st_dev == there.st_dev && mine.st_ino == there.st_ino)
+        return true;
+    ::close(file_);
+    return false;
 }
 
 }  // namespace train70b

@@ -20,6 +20,7 @@ struct CheckpointOptions {
     int64_t stop_after = 0;  // step; 0: --steps
 
     bool resumes() const { return resume || !resume_from.empty(); }
+    int64_t kept() const { return keep.value_or(kCheckpointsKept); }
 };
 void add_checkpoint_flags(CommandLine& flags, CheckpointOptions& options);
 // Usage error for flags that need others, or cannot be combined.
@@ -29,33 +30,50 @@ void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions
 // of several sources, the same of each, and its weight.
 nlohmann::ordered_json fingerprint(const Dataset& data);
 
+// The file .lock of --checkpoint-dir, locked as long as this lives. Usage error if another run has it and keeps it.
+class FolderLock {
+  public:
+    explicit FolderLock(const std::string& dir);
+    ~FolderLock();  // removes the file if it was made here, unless keep() was called
+    FolderLock(const FolderLock&) = delete;
+    void keep() { made_ = false; }
+
+  private:
+    bool take(const std::string& dir);
+    const std::string path_;
+    int file_ = -1;
+    bool made_ = false;
+};
+
 // Holds --checkpoint-dir for this run and, if it resumes, the verified checkpoint.
 class CheckpointFolder {
   public:
     // Usage error for everything else that can be refused: a checkpoint of another model, run or data, corrupt or
     // missing files (and which checkpoint to try instead), a folder that has another run's checkpoints, cannot be
-    // written, or is not shared by all ranks. Creates the folder if need be, locks it, and removes what a crash has
-    // left in it. Sets TrainOptions::continues. flags: of this run. Collective over the world.
+    // written, or is not shared by all ranks. Creates the folder if need be and locks it, then reads what is there, and
+    // removes what a crash has left. Sets TrainOptions::continues. flags: of this run. Collective over the world.
     CheckpointFolder(const CheckpointOptions& options, TrainOptions& training, const ParallelConfig& config,
                      const nlohmann::ordered_json& flags, const Comm& world);
-    ~CheckpointFolder();
     CheckpointFolder(const CheckpointFolder&) = delete;
 
     const CheckpointOptions& options;
     std::optional<Manifest> start;  // where the run goes on
 
   private:
-    void open_start(const TrainOptions& training, const nlohmann::ordered_json& flags, const Comm& world);
+    void make_folder();
+    void open_start(std::string folder, const TrainOptions& training, const nlohmann::ordered_json& flags,
+                    const Comm& world);
     void check_other_runs() const;
     void check_shared(const Comm& world) const;
-    void take();
+    void remove_leftovers() const;
 
-    std::optional<OutputFolder> made_;
-    int lock_ = -1;  // on rank 0
+    std::optional<OutputFolder> made_;  // on rank 0, like the lock, which goes first
+    std::optional<FolderLock> lock_;
 };
 
 bool same_layout(const Manifest& manifest, const Mesh& mesh);
-// Removes the oldest full checkpoints but `keep`. Throws as durable.h does.
-void remove_old_checkpoints(const std::string& dir, int64_t keep);
+// The full checkpoints up to step `newest` but the last `keep` of them. What is called newer is not this run's.
+std::vector<int64_t> old_checkpoints(const std::string& dir, int64_t keep, int64_t newest);
+void remove_checkpoints(const std::string& dir, const std::vector<int64_t>& steps);  // throws as durable.h does
 
 }  // namespace train70b

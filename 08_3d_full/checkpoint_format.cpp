@@ -136,6 +136,14 @@ CheckpointFile read_file_entry(const std::string& path, const std::string& folde
     return file;
 }
 
+// N of "step-N"; empty: not such a name.
+std::optional<int64_t> number_after(const std::string& prefix, const std::string& name) {
+    if (!name.starts_with(prefix)) return {};
+    const std::string digits = name.substr(prefix.size());
+    if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != digits.npos) return {};
+    return std::stoll(digits);
+}
+
 // Every element of every parameter once per state.
 void check_coverage(const std::string& path, const Manifest& manifest) {
     int64_t tensors = 0;  // fewer than layers: what a corrupt config may ask for is not built
@@ -209,12 +217,26 @@ Manifest read_manifest(const std::string& folder) {
                     path, version, kCheckpointVersion, manifest.json->value("commit", json("unknown")).dump());
     manifest.kind = read.text("kind", {"full", "weights"});
     manifest.step = read.number("step", 1, int64_t(1) << 40);
+    const auto named = number_after("step-", fs::path(folder).filename().string());
+    if (named && *named != manifest.step)
+        read.refuse("step", fmt::format("is {}, but the folder is step-{} (rename it to step-{}, or move it away)",
+                                        manifest.step, *named, manifest.step));
     manifest.ranks = read.number("ranks", 1);
     manifest.optimizer = read.text("optimizer", {"adamw", "adamw8bit"});
     manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp64"});
     manifest.model = parse_hf_config(read.object("model"), path);
     for (const json& entry : read.array("files")) manifest.files.push_back(read_file_entry(path, folder, entry));
     check_coverage(path, manifest);
+    if (manifest.ranks != int64_t(manifest.files.size()))
+        read.refuse("ranks", fmt::format("is {}, but \"files\" lists {}", manifest.ranks, manifest.files.size()));
+    const auto has = [&](const char* key) { return manifest.json->contains(key); };
+    for (const char* key : {"commit", "blas_core"})
+        if (has(key)) read.text(key);
+    if (has("layout")) read.object("layout");
+    if (has("flags")) {
+        const json& flags = read.object("flags");
+        for (const auto& [name, value] : flags.items()) Reader(path, flags).text(name.c_str());
+    }
     return manifest;
 }
 
@@ -276,11 +298,8 @@ std::vector<int64_t> checkpoint_steps(const std::string& dir, const std::string&
     std::vector<int64_t> steps;
     std::error_code error, unknown;
     for (auto it = fs::directory_iterator(dir, error); !error && it != fs::directory_iterator(); it.increment(error)) {
-        const std::string name = it->path().filename().string();
-        if (!name.starts_with(prefix)) continue;
-        const std::string digits = name.substr(prefix.size());
-        if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != digits.npos) continue;
-        if (fs::exists(it->path() / "manifest.json", unknown)) steps.push_back(std::stoll(digits));
+        const auto step = number_after(prefix, it->path().filename().string());
+        if (step && fs::exists(it->path() / "manifest.json", unknown)) steps.push_back(*step);
     }
     std::sort(steps.begin(), steps.end());
     return steps;

@@ -57,9 +57,9 @@ struct Manifest {
     std::vector<std::string> states() const;
 };
 
-// Usage error, naming the manifest and the entry, for a folder that is no checkpoint, another format version, files
-// that are missing, of another size, or outside the folder, and rectangles that overlap or do not cover a parameter.
-// Does not read the files.
+// Usage error, naming the manifest and the entry, for a folder that is no checkpoint or is named for another step,
+// another format version, files that are missing, of another size, or outside the folder, and rectangles that overlap or
+// do not cover a parameter. Does not read the files.
 Manifest read_manifest(const std::string& folder);
 
 // Usage error, naming the file and `advice`, if a file's CRC-32 or its list of tensors is not the manifest's. Reads all

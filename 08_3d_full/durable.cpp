@@ -21,7 +21,10 @@ namespace train70b {
 namespace {
 
 [[noreturn]] void fail(const std::string& path, const char* what) {
-    throw std::runtime_error(path + ": cannot be " + what + " (" + std::strerror(errno) + ")");
+    const int code = errno;
+    const std::string text = path + ": cannot be " + what + " (" + std::strerror(code) + ")";
+    if (code == ENOSPC || code == EDQUOT) throw DiskFull(text);
+    throw std::runtime_error(text);
 }
 
 class Descriptor {
@@ -139,9 +142,9 @@ void BackgroundWriter::wait() {
     changed_.wait(lock, [this] { return tasks_.empty(); });
 }
 
-std::string BackgroundWriter::take_error() {
+BackgroundWriter::Failure BackgroundWriter::take_failure() {
     const std::lock_guard lock(mutex_);
-    return std::exchange(error_, {});
+    return std::exchange(failure_, {});
 }
 
 void BackgroundWriter::run() {
@@ -151,12 +154,14 @@ void BackgroundWriter::run() {
         if (stop_) return;
         const std::function<void()>& task = tasks_.front();  // start() only appends: the reference stays valid
         lock.unlock();
-        std::string error;
+        Failure failure;
         try {
             task();
-        } catch (const std::exception& e) { error = e.what(); }
+        } catch (const DiskFull& error) { failure = {error.what(), true}; } catch (const std::exception& error) {
+            failure = {error.what(), false};
+        }
         lock.lock();
-        if (error_.empty()) error_ = error;
+        if (failure_.what.empty()) failure_ = failure;
         tasks_.pop_front();
         changed_.notify_all();
     }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -20,7 +21,11 @@ struct WrittenFile {
 };
 enum class Durable { no, yes };
 
-// Unless noexcept, these throw std::runtime_error "PATH: cannot be written (No space left on device)".
+struct DiskFull : std::runtime_error {
+    using runtime_error::runtime_error;
+};
+
+// Unless noexcept, these throw std::runtime_error "PATH: cannot be written (Input/output error)", or DiskFull.
 // Creates or replaces the file with these parts, one after another. Its entry in the folder is not yet durable.
 WrittenFile write_file(const std::string& path, const std::vector<std::string_view>& parts,
                        Durable durable = Durable::yes);
@@ -40,7 +45,11 @@ class BackgroundWriter {
     void start(std::function<void()> task);
     bool busy();
     void wait();
-    std::string take_error();  // what the first failed task threw since the last call; empty: none failed
+    struct Failure {
+        std::string what;  // empty: none
+        bool disk_full = false;
+    };
+    Failure take_failure();  // what the first failed task threw since the last call
 
   private:
     void run();
@@ -48,7 +57,7 @@ class BackgroundWriter {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::function<void()>> tasks_;  // the first one runs
-    std::string error_;
+    Failure failure_;
     bool stop_ = false;
     std::thread thread_;
 };

@@ -1,5 +1,10 @@
 // Checkpoints: what is resumed is the uninterrupted run, bit for bit in the same layout and within the course's bounds
 // in another; what is written while training goes on is what was there at that step.
+#include <sys/file.h>
+#include <sys/inotify.h>
+
+#include <thread>
+
 #include "08_3d_full/checkpoint_cost.h"
 #include "08_3d_full/restore.h"
 #include "tests/checkpoints.h"
@@ -286,6 +291,57 @@ TEST_CASE("written while training goes on: byte for byte what a run that stops a
         failures.expect(bytes == checkpoint_cost(o, config).bytes, fmt::format("{} bytes", bytes));
     }
     EXPECT_NONE(failures);
+}
+
+TEST_CASE("a run that waits for the folder's lock goes on from what the other one has written last") {
+    const Text text;
+    const SharedFolder shared;
+    const TrainOptions o = shape(text);
+    const ParallelConfig config = cases()[0].config;
+    history_of(o, config, {.dir = shared / "d", .every = 2, .stop_after = 4});
+    std::thread other;
+    if (this_rank == 0) {
+        const std::string newest = shared / "d/step-4", unseen = shared / "step-4", path = shared / "d/.lock";
+        std::filesystem::rename(newest, unseen);
+        const int lock = ::open(path.c_str(), O_RDWR | O_CLOEXEC), opened = ::inotify_init1(IN_CLOEXEC);
+        REQUIRE(::flock(lock, LOCK_EX | LOCK_NB) == 0);
+        REQUIRE(::inotify_add_watch(opened, path.c_str(), IN_OPEN) >= 0);
+        other = std::thread([=] {
+            char event[4096];
+            if (::read(opened, event, sizeof event) > 0) std::filesystem::rename(unseen, newest);
+            ::close(opened);
+            ::close(lock);
+        });
+    }
+    world().barrier().wait();
+    const std::vector<double> found = history_of(o, config, {.dir = shared / "d", .resume = true});
+    if (other.joinable()) other.join();
+    EXPECT_EVERYWHERE(found.size() == 4);  // steps 5 and 6
+}
+
+TEST_CASE("a folder step-N of something else: neither taken for the checkpoint of step N nor for the newest one") {
+    const Text text;
+    const SharedFolder shared;
+    struct Other : RunControl {
+        std::string dir;
+        std::map<int64_t, std::string> events;  // by step
+        bool after_step(const StepReport& report, const std::vector<double>&) override {
+            for (const int64_t step : {3, 99})
+                if (report.step == 1 && this_rank == 0) {
+                    const std::string folder = fmt::format("{}/step-{}", dir, step);
+                    std::filesystem::create_directory(folder);
+                    write_text(folder + "/manifest.json", "{}");
+                }
+            return true;
+        }
+        void recorded(const nlohmann::ordered_json& event) override { events[event.at("step")] += event.at("event"); }
+    } other;
+    other.dir = shared / "d";
+    CheckpointedRun run(shape(text), cases()[0].config, {.dir = other.dir, .every = 3, .keep = 1}, world(), &other);
+    const std::vector<int64_t> left = checkpoint_steps(other.dir);
+    EXPECT_EVERYWHERE(left == std::vector<int64_t>({6, 99}));
+    if (this_rank == 0) EXPECT(other.events[3] == "checkpoint_failed");
+    if (this_rank == 0) EXPECT(other.events[6] == "checkpoint");
 }
 
 TEST_CASE("saving a Hugging Face folder: no rank holds more than one parameter and two parts of it") {

@@ -35,13 +35,14 @@ struct CheckpointedRun {
     Checkpoints control;
 
     CheckpointedRun(const TrainOptions& o, const ParallelConfig& config, const CheckpointOptions& c,
-                    const Comm& ranks = world())
+                    const Comm& ranks = world(), RunControl* watching = nullptr)
         : options(o),
           checkpoint(c),
           folder(checkpoint, options, ComposedRun::validated(config, o, ranks), flags, ranks),
           run(options, ranks, config),
           control(folder, options, run.config, flags, run.session.data, run.session.trainer, ranks) {
         run.session.trainer.controls.push_back(&control);
+        if (watching) run.session.trainer.controls.push_back(watching);
         run.session.trainer.run();
     }
     std::vector<double> history() const { return run.session.history(); }

@@ -19,6 +19,16 @@ const std::string kShape =
 const std::string kResume = "--resume --checkpoint-dir ck", kOlder = "(try --resume-from ck/step-2)";
 const std::string kManifest = "ck/step-4/manifest.json", kTensors = "ck/step-4/rank-00000.safetensors";
 
+// Each step and its loss.
+std::vector<double> losses(const std::string& path) {
+    std::ifstream stream(path);
+    std::vector<double> found;
+    for (std::string line; std::getline(stream, line);)
+        if (const auto event = nlohmann::json::parse(line); event["event"] == "step")
+            found.insert(found.end(), {double(event["step"]), event["loss"]});
+    return found;
+}
+
 // A folder of checkpoints, ck, that is made anew for each case.
 class Checkpoints {
   public:
@@ -31,6 +41,13 @@ class Checkpoints {
     void renew() const {
         Workplace::empty_folder();
         fs::copy("../files/base", "ck", fs::copy_options::recursive);
+    }
+    // The losses of step 5 from a checkpoint with this manifest.
+    std::vector<double> resumed(const std::string& manifest) const {
+        renew();
+        write_text(kManifest, manifest);
+        Workplace::call(kProgram, completed("--stop-after 5 --resume-from ck/step-4", kShape));
+        return losses("m.jsonl");
     }
     // flags replace the shape's.
     void refused(const std::string& name, const std::string& parts, const std::function<void()>& change = {},
@@ -103,15 +120,6 @@ void edit_tensors(const std::function<void(std::map<std::string, Stored>&)>& cha
         m["files"][0]["crc32"] = crc32(0, reinterpret_cast<const Bytef*>(whole.data()), uInt(whole.size()));
         m["files"][0]["tensors"] = names;
     });
-}
-
-std::vector<double> losses(const std::string& path) {
-    std::ifstream stream(path);
-    std::vector<double> found;
-    for (std::string line; std::getline(stream, line);)
-        if (const auto event = nlohmann::json::parse(line); event["event"] == "step")
-            found.insert(found.end(), {double(event["step"]), event["loss"]});
-    return found;
 }
 
 }  // namespace
@@ -191,8 +199,22 @@ TEST_CASE("08: a manifest that is not of its files") {
               [](Json& m) { m["version"] = 2; }},
              {"another format", "its format is", [](Json& m) { m["format"] = "x"; }},
              {"an unknown kind", "\"kind\" is \"some\"", [](Json& m) { m["kind"] = "some"; }},
-             {"weights with moments", "is not part of a weights checkpoint", [](Json& m) { m["kind"] = "weights"; }}})
+             {"weights with moments", "is not part of a weights checkpoint", [](Json& m) { m["kind"] = "weights"; }},
+             {"more ranks than files", "\"ranks\" is 1000000000000, but \"files\" lists 1",
+              [](Json& m) { m["ranks"] = 1000000000000; }},
+             {"kernels of no name", "\"blas_core\" must be a string", [](Json& m) { m["blas_core"] = 5; }}})
         ck.refused(name, part, [&] { edit(change); });
+    for (const char* flag : {"batch-ramp", "seq-ramp", "document-token", "mup"})
+        for (const Json& value : {Json(8), Json::array({"8"})})
+            ck.refused("a flag of another type", kManifest + ": \"" + flag + "\" must be a string",
+                       [&] { edit([&](Json& m) { m["flags"][flag] = value; }); });
+    ck.refused("a folder of another name", "ck/step-9/manifest.json: \"step\" is 4, but the folder is step-9 (rename",
+               [] { fs::rename("ck/step-4", "ck/step-9"); });
+    ck.refused("two folders that have each other's names", kManifest + ": \"step\" is 2, but the folder is step-4", [] {
+        fs::rename("ck/step-4", "ck/step-3");
+        fs::rename("ck/step-2", "ck/step-4");
+        fs::rename("ck/step-3", "ck/step-2");
+    });
 
     // What agrees with its checksum, but not with what it says.
     using Tensors = std::map<std::string, Stored>;
@@ -294,13 +316,7 @@ TEST_CASE("08: a flipped bit in the manifest: refused, or the same losses") {
     for (int i = 0; i < 60; ++i)
         places.emplace_back(random_bits(1, 2 * i) % (i % 4 > 0 ? head : good.size()),
                             int(random_bits(1, 2 * i + 1) % 8));
-    const auto run = [&](const std::string& manifest) {
-        ck.renew();
-        write_text(kManifest, manifest);
-        Workplace::call(kProgram, completed("--stop-after 5 --resume-from ck/step-4", kShape));
-        return losses("m.jsonl");
-    };
-    const std::vector<double> expected = run(good);
+    const std::vector<double> expected = ck.resumed(good);
     REQUIRE(expected.size() == 2);
     int refused = 0;
     for (const auto& [at, bit] : places) {
@@ -308,7 +324,7 @@ TEST_CASE("08: a flipped bit in the manifest: refused, or the same losses") {
         manifest[at] = char(manifest[at] ^ (1 << bit));
         INFO("byte " << at << ", bit " << bit << ": " << good.substr(at - std::min<size_t>(at, 20), 40));
         try {
-            const std::vector<double> found = run(manifest);
+            const std::vector<double> found = ck.resumed(manifest);
             EXPECT(found == expected);
         } catch (const UsageError&) {
             EXPECT(!fs::exists("m.jsonl"));
@@ -317,6 +333,35 @@ TEST_CASE("08: a flipped bit in the manifest: refused, or the same losses") {
     }
     INFO(refused << " are refused");
     EXPECT(refused > 20);
+}
+
+TEST_CASE("08: a value of another kind in the manifest: refused, or the same losses") {
+    using Json = nlohmann::ordered_json;
+    const Checkpoints ck;
+    const Json good = Json::parse(read_text("../files/base/step-4/manifest.json"));
+    const std::vector<double> expected = ck.resumed(good.dump(1));
+    std::vector<std::string> places = {"/layout", "/model",   "/data",           "/flags",
+                                       "/files",  "/files/0", "/files/0/tensors"};
+    const Json leaves = good.flatten();
+    for (const auto& [place, value] : leaves.items())
+        if (!place.starts_with("/flags/") && (!place.starts_with("/files/0/tensors/") || place.ends_with("/0")))
+            places.push_back(place);
+    int64_t number = 0;
+    for (const std::string& place : places)
+        for (const char* value : {"null", "true", "-1", "4.5", "1000000000000", "\"x\"", "[]", "{}"}) {
+            const int64_t turn = number + number / 8;  // another value at each place
+            ++number;
+            if (!in_slice(turn)) continue;
+            INFO(place << ": " << value);
+            Json manifest = good;
+            manifest[Json::json_pointer(place)] = Json::parse(value);
+            try {
+                const std::vector<double> found = ck.resumed(manifest.dump(1));
+                EXPECT(found == expected);
+            } catch (const UsageError&) { EXPECT(!fs::exists("m.jsonl")); } catch (const std::exception& error) {
+                DOCTEST_FAIL_CHECK(error.what());
+            }
+        }
 }
 
 TEST_CASE("08: paths that are not UTF-8, from the data to the checkpoint that is resumed") {
@@ -330,4 +375,13 @@ TEST_CASE("08: paths that are not UTF-8, from the data to the checkpoint that is
         EXPECT(fs::exists(path));
     call("m.jsonl --checkpoint-dir c\xe9k --resume");
     EXPECT(losses("m.jsonl") == losses("whole.jsonl"));
+}
+
+TEST_CASE("08: a link where a rank tries whether it can write: what it points to stays as it is") {
+    const Checkpoints ck;
+    ck.renew();
+    write_text("precious", "data");
+    fs::create_symlink("../precious", "ck/.rank-0.probe");
+    Workplace::call(kProgram, completed(kResume + " --stop-after 5", kShape));
+    EXPECT(read_text("precious") == "data");
 }
