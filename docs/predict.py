@@ -8,8 +8,9 @@
 
 An answer is a number: 4096, 1.5 MB (10^6), 1.5 MiB (2^20), 27%, 3/16 (of what the table's first row has, where the
 figure is in bytes or a count), `same` (as the first row's). `?`, an empty line or the end of the input skips the
-question. Points: 10 for an exact answer (to 0.1%), 7 within 10%, 4 within a factor of 2, 1 for the right direction
-from the first row's figure; where it is the same as the first row's, 10 or 0.
+question. Points: 10 for an exact answer (to 0.1%, as 12.8 MB for 12,796,800, or to the digits that the lesson
+prints), 7 within 10%, 4 within a factor of 2, 1 for the right direction from the first row's figure; 0 for the wrong
+one, unless within 10%. Where the figure is the same as the first row's, 10 (to 1%) or 0.
 
 Questions, figures and their commands stand in the READMEs, in comments above the tables (tests/lessons_figures.py has
 the syntax). --check runs those commands and compares: bytes and counts exactly, losses to the printed digits and 5e-6
@@ -23,7 +24,6 @@ that is "all", everything again but what takes minutes. Bad input ends with exit
 import argparse
 import collections
 import dataclasses
-import fractions
 import json
 import os
 import pathlib
@@ -42,6 +42,7 @@ UNITS = {"": 1, "b": 1, "bytes": 1, "k": 1e3, "kb": 1e3, "mb": 1e6, "gb": 1e9, "
          "gib": 2**30, "m": 1e6, "g": 1e9, "million": 1e6, "thousand": 1e3}
 LEVELS = [(10, "exact"), (7, "within 10%"), (4, "within a factor of 2"), (1, "the right direction"), (0, "missed")]
 SKIPPED = ("?", "")
+MOST = 1e100
 
 
 class UsageError(Exception):
@@ -61,17 +62,21 @@ def parse_answer(text):
         return None
     if text in ("same", "the same"):
         return "same", 0.0
-    fraction = re.fullmatch(r"(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)", text)
-    if fraction and float(fraction[2]):
-        return "/", float(fractions.Fraction(fraction[1]) / fractions.Fraction(fraction[2]))
-    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(%|[a-z]*)", text)
-    if match and float(match[1]) * 1e12 == float("inf"):
-        raise UsageError(f"\"{text}\" is too large")
-    if match and match[2] == "%":
-        return "%", float(match[1]) / 100
-    if match and match[2] in UNITS:
-        return "bytes" if "b" in match[2] else "number", float(match[1]) * UNITS[match[2]]
-    raise UsageError(f"\"{text}\" is no number; valid: 4096, 1.5 MB, 2 GiB, 27%, 3/16, same, or ? to skip")
+    fraction = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*/\s*([0-9]+(?:\.[0-9]+)?)", text)
+    match = re.fullmatch(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*(%|[a-z]*)", text)
+    kind = None
+    if fraction and 0 < float(fraction[2]) < MOST:
+        kind, value = "/", float(fraction[1]) / float(fraction[2])
+    elif match and match[2] == "%":
+        kind, value = "%", float(match[1]) / 100
+    elif match and match[2] in UNITS:
+        kind, value = "bytes" if "b" in match[2] else "number", float(match[1]) * UNITS[match[2]]
+    short = text if len(text) <= 40 else text[:40] + "..."
+    if kind is None:
+        raise UsageError(f"\"{short}\" is no number; valid: 4096, 1.5 MB, 2 GiB, 27%, 3/16, same, or ? to skip")
+    if not abs(value) < MOST:
+        raise UsageError(f"\"{short}\" is too large")
+    return kind, value
 
 
 @dataclasses.dataclass
@@ -125,6 +130,10 @@ class Asked:
             return 100 * value
         share_of_first = self.first is not None and not self.printed.unit  # bytes and counts
         return value * self.first if share_of_first else value
+
+    def form(self, value):
+        text = f"{value:,.0f}" if float(value).is_integer() and 1000 <= abs(value) < 1e15 else f"{value:.9g}"
+        return text + ("%" if self.is_percent else f" {self.scale[0]}".rstrip())
 
     def points(self, predicted, actual):
         """(points, why, relative error)"""
@@ -180,15 +189,23 @@ class Quiz:
                 else f"{path}:{figure.line}", "table": f"{path}:{figure.line}"}
 
     def show(self, result, asked):
-        def form(value):
-            return f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:.9g}"
         error = result["relative_error"]
-        unit = "%" if asked.is_percent else f" {asked.scale[0]}".rstrip()
-        self.say(f"    predicted {form(result['predicted'])}{unit}   actual {form(result['actual'])}{unit}   "
+        self.say(f"    predicted {asked.form(result['predicted'])}   actual {asked.form(result['actual'])}   "
                  f"error {'-' if error is None else f'{error:.1%}'}   {result['result']}: "
                  f"{counted(result['points'], 'point')}")
         self.say(f"    row: {' | '.join(asked.figure.row) or asked.figure.label}  ({result['table']})")
         self.say(f"    why: {result['see']}")
+
+    def table(self, results):
+        rows = [["question", "points", "predicted", "actual", "result"]]
+        for each in results:
+            form = self.asked[each["question"] - 1].form
+            rows.append([str(each["question"]), str(each["points"]), form(each["predicted"]), form(each["actual"]),
+                         each["result"]])
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        self.say()
+        for *numbers_, result in rows:
+            self.say("  ".join([each.rjust(width) for each, width in zip(numbers_, widths)] + [result]))
 
     def run(self, chosen, answers=None):
         """[result] of the questions, answered from the list, or from the keyboard."""
@@ -204,6 +221,8 @@ class Quiz:
             self.say(f"    running: {asked.figure.command}")
             results.append(self.score(asked, answer))
             self.show(results[-1], asked)
+        if len(results) > 1:
+            self.table(results)
         points = sum(each["points"] for each in results)
         self.say(f"\n{points} of {LEVELS[0][0] * len(results)} points for {counted(len(results), 'answer')}"
                  + (f", {len(chosen) - len(results)} skipped" if len(results) < len(chosen) else ""))
@@ -522,8 +541,13 @@ def quiz(arguments):
     return 0
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"predict.py: {' '.join(message.split())}\n")
+
+
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("chapter", nargs="*", help="01 to 08")
     parser.add_argument("--build", help="build folder (build)")
     parser.add_argument("--question", type=int, help="only this one")
@@ -555,7 +579,7 @@ def main(words=None):
         commands = [figure.command for path in readmes for figure in Readme(path).figures]
         return check(arguments, readmes, programs_of(arguments.build, commands))
     except UsageError as error:
-        print(f"predict.py: {error}", file=sys.stderr)
+        print(f"predict.py: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except FigureError as error:
         print(f"predict.py: {error}", file=sys.stderr)
