@@ -6,7 +6,8 @@
 
 What the exit code of the command means:
     0    finished (or stopped as SIGUSR1 asked): ends
-    2    a usage error, which another try would repeat: ends
+    2    a usage error, which another try would repeat: ends. Except where the newest checkpoint is of the last
+         step (ends with 0), and where another run still writes to --checkpoint-dir (a failure)
     3    --probe strict found slow ranks: restarts without their hosts
     else a failure: restarts
 
@@ -30,10 +31,13 @@ An injected fault (--inject) strikes once: restarts leave the flag out.
 
 Gives up (exit code 1) after --max-failures failures in a row without one step beyond the best so far, according to the
 metrics and the checkpoints. SIGTERM, SIGINT and SIGUSR1 are passed on to the command, and end this loop with its exit
-code. Events are printed, one line each, to stderr, and written as JSON lines to --log.
+code. If this loop is killed, the command gets SIGTERM. Events are printed, one line each, to stderr, and written as
+JSON lines to --log.
 """
 import argparse
 import concurrent.futures
+import ctypes
+import errno
 import json
 import os
 import pathlib
@@ -46,10 +50,35 @@ import tempfile
 import threading
 import time
 
-PROBE_FAILED = 3
+from restart_readers import (BUSY, FINISHED, PROBE_FAILED, error_line, hosts_in, last_equal, newest_checkpoint, read_hosts,
+                             read_metrics, step_of, suspects)
+
 KEPT_LINES = 20000
+LONGEST_LINE, MOST_KEPT = 1 << 20, 1 << 16  # the hosts of 16,384 ranks are a line of 100 kB
 LAUNCHER_COUNT = ("-np", "--np", "-n", "-c")
 LAUNCHER_HOSTS = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "--default-hostfile")
+PR_SET_PDEATHSIG = 1
+prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # Linux has it
+
+
+def end_with(parent):
+    """In a new process: SIGTERM, at which mpirun ends its ranks, if the parent dies, whatever it dies of."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def write(stream, data):
+    """Unbuffered. What a full disk or a closed stream does not take is dropped: the run goes on."""
+    try:
+        while data:
+            data = data[os.write(stream.fileno(), data):]
+    except (OSError, AttributeError):
+        pass
+
+
+def whole(text):
+    return int(text) if text and re.fullmatch("[0-9]{1,9}", text) else None
 
 
 class Command:
@@ -67,8 +96,8 @@ class Command:
         return default
 
     def number(self, name, default):
-        value = self.get(name)
-        return int(value) if value and value.isdigit() else default
+        value = whole(self.get(name))
+        return default if value is None else value
 
     def set(self, value, *names):
         for i, word in enumerate(self.words):
@@ -87,54 +116,18 @@ class Command:
                 return
 
 
-def read_hosts(path):
-    """[(name, slots)] of an Open MPI host file."""
-    hosts = []
-    for line in pathlib.Path(path).read_text().splitlines():
-        words = line.split("#")[0].split()
-        if words:
-            slots = re.search(r"\bslots\s*=\s*(\d+)", line.split("#")[0])
-            if not slots:
-                raise ValueError(f"{path}: '{line.strip()}': slots=N is missing")
-            hosts.append((words[0], int(slots[1])))
-    if not hosts:
-        raise ValueError(f"{path}: no host")
-    return hosts
-
-
 def layout_for(command, slots):
     """(ranks, dp) of the largest data parallelism that fits, or None."""
-    tp, cp, pp = (command.number(flag, 1) for flag in ("--tp", "--cp", "--pp"))
+    tp, cp, pp = (max(1, command.number(flag, 1)) for flag in ("--tp", "--cp", "--pp"))
     copy, batch = tp * cp * pp, command.number("--global-batch", 16)
     micro = command.number("--micro-batch", 1 if pp > 1 else 0)
     shard = command.number("--hybrid-shard", 0)
-    ranks = int(command.get(*LAUNCHER_COUNT, default="0"))
-    for dp in range(min(slots, ranks) // copy, 0, -1):
+    ranks = whole(command.get(*LAUNCHER_COUNT))
+    for dp in range(min(min(slots, ranks) // copy, batch), 0, -1):
         divides = batch % (dp * micro) == 0 if micro else batch % dp == 0
         if divides and (shard in (0, 1) or dp * cp % shard == 0 or shard >= dp * cp):
             return copy * dp, dp
     return None
-
-
-def newest_checkpoint(folder):
-    """N of the newest folder/step-N with a manifest, or 0."""
-    steps = [int(path.parent.name[5:]) for path in pathlib.Path(folder).glob("step-*/manifest.json")
-             if path.parent.name[5:].isdigit()] if folder else []
-    return max(steps, default=0)
-
-
-def read_metrics(path):
-    events = []
-    try:
-        with open(path) as lines:
-            for line in lines:
-                try:
-                    events.append(json.loads(line))
-                except ValueError:
-                    pass  # the line that a killed run was writing
-    except (OSError, TypeError):
-        pass
-    return [event for event in events if isinstance(event, dict)]
 
 
 def free_name(path):
@@ -146,37 +139,31 @@ def free_name(path):
     return free
 
 
-def hosts_in(line):
-    """The host of each rank in "node-0: ranks 0 to 7, node-1: rank 8", or None if the line is another."""
-    entry = r"([^\s,]+): ranks? (\d+)(?: to (\d+))?"
-    if ": rank" not in line or not re.fullmatch(f"{entry}(?:, {entry})*", line.strip()):
-        return None
-    hosts = []
-    for host, first, last in re.findall(entry, line):
-        if int(first) != len(hosts):
-            return None
-        hosts += [host] * (int(last or first) + 1 - int(first))
-    return hosts
-
-
 class Restarter:
     def __init__(self, options, words):
         self.options, self.original = options, Command(words)
         self.folder, self.metrics = self.original.get("--checkpoint-dir"), self.original.get("--metrics")
-        self.hosts_file = self.original.get(*LAUNCHER_HOSTS)
-        self.hosts = read_hosts(self.hosts_file) if self.hosts_file else []
+        self.hosts_file, self.hosts = self.original.get(*LAUNCHER_HOSTS), []
         self.scratch = tempfile.TemporaryDirectory(prefix="restart-")
-        self.log = open(options.log, "a") if options.log else None
+        self.log = open(options.log, "ab", buffering=0) if options.log else None
         self.child, self.stopping = None, None
-        self.lines, self.named, self.probe_pointless, self.layout = [], {}, False, None
+        self.lines, self.errors, self.named, self.probe_pointless, self.layout = [], [], {}, False, None
         self.printed_hosts = None
         self.best = newest_checkpoint(self.folder)
 
     def event(self, kind, text, **values):
-        print(f"restart: {text}", file=sys.stderr, flush=True)
-        if self.log:
-            self.log.write(json.dumps({"event": kind, "time": round(time.time(), 3), **values}) + "\n")
-            self.log.flush()
+        self.say(text)
+        line = json.dumps({"event": kind, "time": round(time.time(), 3), **values}).encode() + b"\n"
+        try:
+            if self.log and self.log.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.log = None
+            self.say(f"--log {self.options.log}: {error.strerror}: goes on without it")
+
+    def say(self, text):
+        text = "".join(each if each.isprintable() else "?" for each in text)
+        write(sys.stderr, f"restart: {text}\n".encode(errors="replace"))
 
     # ---- one attempt ----
 
@@ -184,7 +171,7 @@ class Restarter:
         command = Command(self.original.words)
         layout = None
         if self.hosts_file:
-            ranks, slots = int(command.get(*LAUNCHER_COUNT, default="0")), sum(n for _, n in self.hosts)
+            ranks, slots = whole(command.get(*LAUNCHER_COUNT)), sum(n for _, n in self.hosts)
             if slots < ranks:
                 layout = layout_for(command, slots)
                 if layout is None:
@@ -214,24 +201,26 @@ class Restarter:
             command.set("strict", "--probe")
         return command
 
-    def relay(self, stream, to):
-        for line in stream:
-            to.write(line)
-            to.flush()
-            self.lines.append(line)
+    def relay(self, stream, to, *kept):
+        for data in iter(lambda: stream.readline(LONGEST_LINE), b""):
+            write(to, data)
+            line = data.decode(errors="replace")
             self.printed_hosts = hosts_in(line) or self.printed_hosts
-            del self.lines[:-KEPT_LINES]
+            for lines in kept:
+                lines.append(line[:MOST_KEPT])
+                del lines[:-KEPT_LINES]
 
     def run(self, words):
         """The exit code; negative if a signal ended the command."""
-        self.lines, self.printed_hosts = [], None
+        self.lines, self.errors, self.printed_hosts, me = [], [], None, os.getpid()
         # A session of its own: Ctrl-C reaches the command through this program only.
-        self.child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                      errors="replace", start_new_session=True)
+        self.child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                                      preexec_fn=lambda: end_with(me))
         if self.stopping:
             self.pass_on(self.stopping)
         relays = [threading.Thread(target=self.relay, args=pair, daemon=True)
-                  for pair in ((self.child.stdout, sys.stdout), (self.child.stderr, sys.stderr))]
+                  for pair in ((self.child.stdout, sys.stdout, self.lines),
+                               (self.child.stderr, sys.stderr, self.lines, self.errors))]
         for relay in relays:
             relay.start()
         killed_at = None
@@ -264,37 +253,6 @@ class Restarter:
 
     # ---- after a failure ----
 
-    def suspects(self, code, events):
-        """{host: why} of the hosts that this failure names."""
-        text = "".join(self.lines)
-        if code == PROBE_FAILED:
-            probes = [event for event in events if event.get("event") == "probe"]
-            return {slow["host"]: f"slow: rank {slow['rank']}, {slow['what']}, {slow['of_median']:.0%} of the median"
-                    for slow in (probes[-1]["slow"] if probes else [])} or \
-                   {host: f"slow: rank {rank}, {what}, {percent}% of the median" for rank, host, percent, what in
-                    re.findall(r"rank (\d+) on (\S+) has (\d+)% of the median (.+?)(?=, rank \d+ on |$)", text, re.M)}
-        found = {}
-        died = r"process rank (\d+) with PID \d+ on node (\S+) (exited on signal \d+[^.\n]*)"
-        for rank, host, how in re.findall(died, text):
-            found[host] = f"rank {rank} {how}"
-        for host in re.findall(r"Remote daemon: \[\[[^\]]*\][^\]]*\] on node (\S+)", text):
-            found[host] = "mpirun lost its daemon"
-        ranks = [hosts for hosts in (self.printed_hosts,) if hosts] + \
-                [event["hosts"] for event in events if event.get("event") == "hosts"]
-        differs = re.search(r"--replica-check: .* differs on ranks? ([\d, and]+) from ", text)
-        if ranks and differs:
-            for rank in re.findall(r"\d+", differs[1]):
-                found[ranks[-1][int(rank)]] = f"rank {rank} holds other values than its replicas"
-        if ranks and not found:
-            for rank in re.findall(r"rank (\d+) has not responded for", text):
-                found[ranks[-1][int(rank)]] = f"rank {rank} does not respond"
-            if "(--comm-timeout)" in text and not found:
-                heard = {int(rank) for rank in re.findall(r"^rank (\d+): ", text, re.M)}
-                silent = [rank for rank in range(len(ranks[-1])) if rank not in heard]
-                if 0 < len(silent) < len(ranks[-1]) / 2:
-                    found = {ranks[-1][rank]: f"rank {rank} is silent" for rank in silent}
-        return found
-
     def unreachable(self):
         def answers(host):
             if not self.options.host_check:
@@ -305,7 +263,7 @@ class Restarter:
                 command = ["sh", "-c", self.options.host_check.replace("{host}", host)]
             try:
                 return subprocess.run(command, timeout=self.options.host_timeout, stdin=subprocess.DEVNULL,
-                                      capture_output=True).returncode == 0
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
             except subprocess.TimeoutExpired:
                 return False
 
@@ -315,27 +273,24 @@ class Restarter:
 
     def set_aside(self, events):
         """After a failed --replica-check: the checkpoints since the replicas were last equal are not resumed from."""
-        equal = [event["equal"] for event in events[-3:] if event.get("event") == "replicas_differ"]
-        if not equal:  # no metrics
-            printed = r"replicas differ after step \d+; after step (\d+) they were equal"
-            equal = [int(step) for step in re.findall(printed, "".join(self.lines))]
-        if not equal or not self.folder:
+        equal = last_equal(events, "".join(self.lines))
+        if equal is None or not self.folder:
             return
         for path in sorted(pathlib.Path(self.folder).glob("step-*")):
-            if path.name[5:].isdigit() and int(path.name[5:]) > equal[-1]:
+            if step_of(path) > equal:
                 aside = free_name(path.with_name(path.name + ".suspect"))
                 path.rename(aside)
                 self.event("set_aside", f"{path} is set aside as {aside.name}: replicas were last equal after step "
-                           f"{equal[-1]}", checkpoint=str(path), aside=str(aside))
+                           f"{equal}", checkpoint=str(path), aside=str(aside))
 
     def leave_out(self, code, events):
         """Takes the hosts that failed out of self.hosts."""
-        suspects = self.suspects(code, events)
-        for host, why in suspects.items():
+        found = suspects(code, "".join(self.lines), self.printed_hosts, events)
+        for host, why in found.items():
             self.event("suspect", f"{host}: {why}", host=host, why=why)
-        self.named = {host: self.named.get(host, 0) + 1 for host in suspects}
+        self.named = {host: self.named.get(host, 0) + 1 for host in found}
         bad = {host: "does not answer the check" for host in self.unreachable()}
-        for host, why in suspects.items():
+        for host, why in found.items():
             if code == PROBE_FAILED or self.named[host] >= self.options.strikes:
                 bad.setdefault(host, why)
         for host, why in bad.items() if self.hosts else ():
@@ -372,14 +327,16 @@ class Restarter:
                            (f" after {self.stopping.name}" if self.stopping else ""), code=code, attempt=attempt,
                            signal=self.stopping.name if self.stopping else None)
                 return code if code >= 0 else 128 - code
-            if code == 2:
-                usage = [line.strip() for line in self.lines if re.match(r"^\S+: ", line)]
-                self.event("usage", f"not retried: a usage error: {usage[0] if usage else '(no message)'}", code=code,
-                           message=usage[0] if usage else "")
+            said = error_line(self.errors, map(str, command.words)) if code == 2 else ""
+            if re.search(FINISHED, said):
+                self.event("end", f"the run has finished: {self.folder}/step-{newest_checkpoint(self.folder)} is of its "
+                           "last step", code=0, attempt=attempt, signal=None)
+                return 0
+            if code == 2 and BUSY not in said:
+                self.event("usage", f"not retried: a usage error: {said or '(no message)'}", code=code, message=said)
                 return 2
-            fresh = self.metrics and os.path.exists(self.metrics) and os.stat(self.metrics).st_mtime_ns >= began
-            events = read_metrics(self.metrics) if fresh else []
-            step = max([event.get("step", 0) for event in events if event.get("event") == "step"] +
+            events = read_metrics(self.metrics, began)
+            step = max([event["step"] for event in events if event["event"] == "step"] +
                        [newest_checkpoint(self.folder)])
             failures, wait = (0, self.options.backoff) if step > self.best else (failures, wait)
             failures += 1
@@ -404,38 +361,64 @@ class Restarter:
                 return 1
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"restart.py: {' '.join(message.split())}\n")
+
+
+def at_least(least, kind):
+    def read(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = -1
+        if not least <= value <= 1e9:
+            raise argparse.ArgumentTypeError(f"{text}: must be {'an integer' if kind is int else 'a number'} from {least} "
+                                             "to 10^9")
+        return value
+    return read
+
+
 def main():
     words = sys.argv[1:]
     own, command = (words[:words.index("--")], words[words.index("--") + 1:]) if "--" in words else (words, [])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     usage="restart.py [options] -- COMMAND...")
-    parser.add_argument("--max-failures", type=int, default=3, metavar="M", help="in a row without a new step [3]")
-    parser.add_argument("--backoff", type=float, default=5, metavar="S",
-                        help="seconds before the first restart; doubles [5]")
-    parser.add_argument("--backoff-most", type=float, default=300, metavar="S", help="[300]")
-    parser.add_argument("--probe-every", type=int, default=3, metavar="N",
-                        help="--probe strict at every N-th restart; 0: never [3]")
-    parser.add_argument("--strikes", type=int, default=2, metavar="N",
-                        help="leave a host out that so many failures in a row name [2]")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                    usage="restart.py [options] -- COMMAND...")
+    for flag, least, default, name, text in (
+            ("--max-failures", 1, 3, "M", "in a row without a new step"),
+            ("--backoff", 0, 5.0, "S", "seconds before the first restart; doubles"),
+            ("--backoff-most", 0, 300.0, "S", "seconds, at most"),
+            ("--probe-every", 0, 3, "N", "--probe strict at every N-th restart; 0: never"),
+            ("--strikes", 1, 2, "N", "leave a host out that so many failures in a row name"),
+            ("--host-timeout", 0, 30.0, "S", "seconds for --host-check"),
+            ("--grace", 0, 60.0, "S", "seconds after SIGTERM or SIGINT, before the command is killed")):
+        parser.add_argument(flag, type=at_least(least, type(default)), default=default, metavar=name,
+                            help=f"{text} [{default:g}]")
     parser.add_argument("--host-check", metavar="'CMD {host}'", help="exit code 0: the host is well [ssh {host} true]")
-    parser.add_argument("--host-timeout", type=float, default=30, metavar="S", help="for the check [30]")
-    parser.add_argument("--grace", type=float, default=60, metavar="S",
-                        help="after SIGTERM or SIGINT, before the command is killed [60]")
     parser.add_argument("--log", metavar="FILE", help="events as JSON lines, appended")
     options = parser.parse_args(own)
     if not command:
-        parser.error("no command; put it behind --")
-    if options.max_failures < 1 or options.strikes < 1 or options.probe_every < 0 or options.backoff < 0:
-        parser.error("--max-failures and --strikes must be at least 1, --probe-every and --backoff at least 0")
+        parser.error("no command: it follows --, as in restart.py -- mpirun -np 4 build/bin/08_3d_full")
     try:
         restarter = Restarter(options, command)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    if restarter.hosts and not (restarter.original.get(*LAUNCHER_COUNT) or "").isdigit():
-        parser.error("with a host file, the number of ranks is needed: mpirun -np N")
+    except OSError as error:
+        parser.error(f"--log {options.log}: {error.strerror}" if error.filename == options.log else str(error))
+    if restarter.hosts_file:
+        flag = next(word for word in re.split("[ =]", " ".join(command)) if word in LAUNCHER_HOSTS)
+        try:
+            restarter.hosts = read_hosts(restarter.hosts_file)
+        except (OSError, ValueError) as error:
+            parser.error(f"{flag} {restarter.hosts_file}: {getattr(error, 'strerror', None) or error}")
+        if whole(restarter.original.get(*LAUNCHER_COUNT)) is None:
+            parser.error(f"-np: must be given with {flag}: mpirun -np N")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, restarter.pass_on)
-    sys.exit(restarter.loop())
+    try:
+        code = restarter.loop()
+    except OSError as error:  # of the folders and files of the run
+        restarter.event("gave_up", f"gave up: {error}", error=str(error))
+        code = 1
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Run: python3 tests/08_restart.py build/bin
 """
+import fcntl
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -28,7 +30,9 @@ hosts = words[words.index("--hostfile") + 1] if "--hostfile" in words else None
 with calls.open("a") as file:
     hosts = pathlib.Path(hosts).read_text() if hosts else ""
     file.write(json.dumps({"words": words, "time": time.time(), "hosts": hosts}) + "\\n")
-with open("m.jsonl" if "--metrics" in words else os.devnull, "a" if "--resume" in words else "w") as metrics:
+with open("m.jsonl" if "--metrics" in words else os.devnull, "a" if "--resume" in words else "w",
+          errors="surrogateescape") as metrics:
+    metrics.write(do.get("raw", ""))
     for event in do.get("events", []):
         metrics.write(json.dumps(event) + "\\n")
     for step in do.get("steps", []):
@@ -39,7 +43,8 @@ for step in do.get("checkpoints", []):
     (folder / "manifest.json").write_text("{}")
 for step in do.get("incomplete", []):
     pathlib.Path("d", f"step-{step}").mkdir(parents=True)
-print(do.get("out", ""))
+print(do.get("out", ""), flush=True)
+sys.stdout.buffer.write(bytes(do.get("bytes", [])))
 print(do.get("err", ""), file=sys.stderr, flush=True)
 if "hang" in do:  # two processes that note the signals they get, and end on SIGTERM if they may
     child = subprocess.Popen(["sleep", "1000"])
@@ -92,7 +97,8 @@ class Loop:
         command = [*LOOP, "--backoff", "0.01", "--log", "log.jsonl", "--host-check", "! grep -qx {host} down", *options,
                    "--", str(stub), "-np", "8", *host_flags, "program", "--checkpoint-dir", "d",
                    *(["--metrics", "m.jsonl"] if metrics else []), *flags]
-        self.process = subprocess.Popen(command, cwd=self.at, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, cwd=self.at, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        errors="replace")
         if during:
             during(self)
         try:
@@ -170,16 +176,56 @@ verdict("a checkpoint is progress", unlike("calls", len(loop.calls), 3), unlike(
 loop = Loop([{"code": -9}, {"code": 0}])
 verdict("a command that was killed is started again", unlike("code", loop.code, 0), unlike("calls", len(loop.calls), 2))
 
-loop = Loop([{"code": 2, "err": "08_3d_full: --pp 3: there are 2 ranks"}])
+loop = Loop([{"code": 2, "out": "tiny: 31.9k parameters", "err": "Warning: a host was added\nprogram: --pp 3: 2 ranks"}])
 verdict("a usage error is not retried, its line is shown", unlike("code", loop.code, 2),
         unlike("calls", len(loop.calls), 1), unlike("events", loop.kinds, ["start", "usage"]),
-        unlike("message", loop.events[-1].get("message"), "08_3d_full: --pp 3: there are 2 ranks"))
-for name, words, part in (("no command", ["--max-failures", "2"], "no command"),
-                          ("no failures", ["--max-failures", "0", "--", "true"], "--max-failures"),
-                          ("no host file", ["--", "mpirun", "-np", "2", "--hostfile", "/none", "x"], "/none"),
-                          ("no such program", ["--", "/no/program"], "cannot start")):
-    done = subprocess.run([*LOOP, *words], capture_output=True, text=True)
-    verdict(f"refused: {name}", unlike("code", done.returncode, 2), "" if part in done.stderr else done.stderr)
+        unlike("message", loop.events[-1].get("message"), "program: --pp 3: 2 ranks"))
+busy = {"code": 2, "err": "program: --checkpoint-dir d: another run is writing there (use another folder)"}
+loop = Loop([busy, busy, {"code": 0}])
+verdict("a folder that another run holds: tried again", unlike("code", loop.code, 0), unlike("calls", len(loop.calls), 3))
+for step, code, last in ((8, 0, "end"), (9, 2, "usage")):
+    loop = Loop([{"code": 1, "checkpoints": [step]},
+                 {"code": 2, "err": f"program: d/step-{step}: is of step {step}, and --steps is 8 (try --steps 16)"}])
+    verdict(f"step {step} of 8: exit code {code}", unlike("code", loop.code, code), unlike("last", loop.kinds[-1], last),
+            "" if code or "restart: the run has finished: d/step-8 " in loop.err else loop.err)
+
+# What a job prints and writes.
+garbage = [{"out": "a: ranks 0 to 900000000"}, {"out": "a: ranks 0 to 1", "err": "rank 7 has not responded for 3"},
+           {"out": "a: ranks 0 to 1", "err": f"rank {'9' * 5000} has not responded for 3"},
+           {"err": f"replicas differ after step 2; after step {'9' * 5000} they were equal"},
+           {"bytes": [*range(256)] * 9}, {"raw": "[" * 100000}, {"raw": '{"event": "step", "step": NaN}\n\udcff\n'},
+           {"events": [{"event": "step", "step": "2"}, {"event": ["step"]}, {"step": 3}, 4]},
+           {"events": [{"event": "hosts", "hosts": 7}, {"event": "hosts"}], "err": "rank 0 has not responded for 3"},
+           {"events": [{"event": "replicas_differ", "equal": "1"}]}, {"events": [{"event": "probe"}], "code": 3},
+           {"events": [{"event": "probe", "slow": [{"rank": 1, "host": "a"}]}], "code": 3}]
+loop = Loop([*({"code": 1} | each for each in garbage), {"code": 0}], ["--max-failures", "99", "--backoff-most", "0.01"],
+            folders=["d/step-²", "d/step-2"])
+verdict("garbage is printed and written: restarted", unlike("code", loop.code, 0), loop.err if "Traceb" in loop.err else "",
+        unlike("events", loop.kinds, ["continues", *["start", "failed", "wait"] * len(garbage), "start", "end"]))
+loop = Loop([{"code": 1}, {"code": 0}], ["--log", "/dev/full"])
+said = "restart: --log /dev/full: No space left on device: goes on without it"
+verdict("--log on a full disk: said once", unlike("code", loop.code, 0), unlike("said", loop.err.count(said), 1))
+with open("/dev/full", "w") as full:
+    done = subprocess.run([*LOOP, "--", "seq", "100000"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+verdict("stdout on a full disk: the command goes on", unlike("code", done.returncode, 0), unlike(
+    "lines", len(done.stderr.splitlines()), 2))
+
+with tempfile.TemporaryDirectory() as scratch:
+    garbled = pathlib.Path(scratch, "hosts")
+    garbled.write_bytes(bytes(range(256)))
+    mpirun = ["--", "mpirun", "x", "--hostfile"]
+    for words, part in ((["--max-failures", "2"], "no command"), (["--max-failures", "0", "--", "true"], "--max-failures"),
+                        (["--backoff", "nan", "--", "true"], "--backoff: nan: must be a number from 0"),
+                        (["--backoff-most", "-5", "--", "true"], "--backoff-most: -5: must be a number from 0"),
+                        (["--strikes", "1.5", "--", "true"], "--strikes: 1.5: must be an integer from 1"),
+                        (["--log", scratch, "--", "true"], f"--log {scratch}: Is a directory"),
+                        ([*mpirun, "/none", "-np", "2"], "--hostfile /none: No such file"),
+                        ([*mpirun, str(garbled), "-np", "2"], f"--hostfile {garbled}: "),
+                        (["--", "/no/program"], "cannot start")):
+        done = subprocess.run([*LOOP, *words], capture_output=True, text=True)
+        lines = [line for line in done.stderr.splitlines() if "attempt 1:" not in line]
+        verdict(f"refused: {part}", unlike("code", done.returncode, 2),
+                "" if len(lines) == 1 and part in lines[0] else done.stderr)
 
 # ---- hosts ----
 ALL, WITHOUT_B = "a slots=4\nb slots=4\nc slots=4\n", "a slots=4\nc slots=4\n"
@@ -298,6 +344,15 @@ loop = Loop([{"hang": "never"}], ["--grace", "1"], during=send(signal.SIGUSR1, s
 verdict("a command that ignores SIGTERM is killed after --grace", unlike("code", loop.code, 128 + signal.SIGKILL),
         unlike("got", (loop.at / "signals").read_text().split(), ["SIGUSR1", "SIGTERM"]),
         *(f"process {pid} is left" for pid in (loop.at / "pids").read_text().split() if alive(pid)))
+loop = Loop([{"hang": "ends"}], during=send(signal.SIGKILL))
+pids = [int(pid) for pid in (loop.at / "pids").read_text().split()]
+until = time.monotonic() + 10
+while alive(pids[0]) and time.monotonic() < until:
+    time.sleep(0.05)
+verdict("a loop that is killed ends its command", f"process {pids[0]} is left" if alive(pids[0]) else "",
+        unlike("got", loop.at.joinpath("signals").exists() and (loop.at / "signals").read_text().split(), ["SIGTERM"]))
+for pid in filter(alive, pids):
+    os.kill(pid, signal.SIGKILL)
 
 
 def while_waiting(loop):
@@ -327,9 +382,9 @@ def losses(path):
     return found
 
 
-def program(folder, words, *loop):
+def program(folder, words, *loop, ranks="4"):
     os.environ["OMP_NUM_THREADS"] = "1"
-    command = [*loop, "mpirun", "--oversubscribe", "-np", "4", str(BIN / "08_3d_full"), *SHAPE, "--steps", "40", *words]
+    command = [*loop, "mpirun", "--oversubscribe", "-np", ranks, str(BIN / "08_3d_full"), *SHAPE, "--steps", "40", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
@@ -363,6 +418,28 @@ with tempfile.TemporaryDirectory() as scratch:
             "" if max(resumed, default=0) <= 29 else f"resumed: {resumed}",
             unlike("suspect", host, [socket.gethostname()]),
             unlike("last loss", loss[-1:], [f"{min(plain[40]):.4f}"]), done.stderr[-1500:] if done.returncode else "")
+
+    # Two words of the program that the loop knows: it waits 5 s for the lock.
+    (folder / "e").mkdir()
+    lock = open(folder / "e/.lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    log = folder / "e.jsonl"
+
+    def release():
+        for _ in range(600):
+            if log.exists() and '"failed"' in log.read_text():
+                break
+            time.sleep(0.1)
+        lock.close()
+
+    threading.Thread(target=release).start()
+    for name, kinds in (("a folder that another run holds: tried again", ["start", "failed", "wait", "start", "end"]),
+                        ("the program has finished: exit code 0", ["continues", "start", "end"])):
+        log.unlink(missing_ok=True)
+        done = program(folder, ["--checkpoint-dir", "e"], *LOOP, "--backoff", "0.1", "--log", "e.jsonl", "--", ranks="1")
+        events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+        verdict(name, unlike("code", done.returncode, 0), unlike("events", events, kinds),
+                done.stderr[-1500:] if done.returncode else "")
 
 # ---- the job script of docs/cluster.md ----
 finds = re.findall(r"^latest=.*$", (ROOT / "docs" / "cluster.md").read_text(), re.M)
