@@ -8,6 +8,14 @@
 
 namespace train70b {
 
+void check_evaluation(const TrainOptions& options, const Dataset& data) {
+    if (options.eval_every > 0 && data.validation_samples() == 0)
+        usage_error("--eval-every {}: --data {} has no validation split; set --val-fraction, or use {}",
+                    options.eval_every, options.data,
+                    data.is_text() ? fmt::format("at least {} tokens", 20 * (options.seq_len + 1))
+                                   : "a held-out source (PATH:1,HELD_OUT:0)");
+}
+
 Batches::Batches(const TrainOptions& options, const Dataset& data)
     : sizes(options.sizes()), options_(options), data_(data) {}
 Batches::~Batches() = default;

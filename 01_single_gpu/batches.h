@@ -19,6 +19,9 @@ struct RankTokens {
     std::vector<TokenRange> computed, queries;
 };
 
+// Usage error if the run evaluates and no source has a validation split.
+void check_evaluation(const TrainOptions& options, const Dataset& data);
+
 class Batches {
   public:
     Batches(const TrainOptions& options, const Dataset& data);

@@ -22,7 +22,7 @@ static void program(int argc, char** argv) {
     flags.parse(argc, argv);
     flags.check_batches(1);
     set_cpu_threads(1);
-    check_memory(options, flags.values());
+    check_memory(options, flags);
     bench.open(options, flags);
 
     TrainingRun run(options, flags.values());

@@ -27,11 +27,7 @@ Trainer::Trainer(const TrainOptions& options, Llama& model, const Dataset& data,
       local_store_(model, AdamW::maker(options.adamw())),
       accumulate_(model),
       progress_(options.steps) {
-    if (options.eval_every > 0 && data.validation_samples() == 0)
-        usage_error("--eval-every {}: --data {} has no validation split; set --val-fraction, or use {}",
-                    options.eval_every, options.data,
-                    data.is_text() ? fmt::format("at least {} tokens", 20 * (options.seq_len + 1))
-                                   : "a held-out source (PATH:1,HELD_OUT:0)");
+    check_evaluation(options, data);
     if (!options.prompt.empty() && !data.is_text())
         usage_error(
             "--prompt: the tokens of --data {} are not bytes of text (leave it out, and the prompt is the "

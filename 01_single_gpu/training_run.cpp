@@ -1,7 +1,9 @@
 #include "01_single_gpu/training_run.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/core/cpu_setup.h"
@@ -9,32 +11,62 @@
 
 namespace train70b {
 
-double machine_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE)); }
+double control_group_memory(const std::string& list, const std::string& root) {
+    double least = kInfinity;
+    std::ifstream lines(list);
+    for (std::string line; std::getline(lines, line);) {  // "0::/a/b" or, version 1, "4:memory:/a/b"
+        const bool first_version = line.find(":memory:") != line.npos;
+        if (!first_version && !line.starts_with("0::")) continue;
+        std::string group = line.substr(line.find(':', line.find(':') + 1) + 1);
+        for (bool last = false; !last; group.resize(last ? 0 : group.rfind('/'))) {
+            std::ifstream file(first_version ? root + "/memory" + group + "/memory.limit_in_bytes"
+                                             : root + group + "/memory.max");
+            if (double bytes = 0; file >> bytes) least = std::min(least, bytes);
+            last = group.find('/') == group.npos;
+        }
+    }
+    return least;
+}
 
-// Lower bounds: the states, stored once over all ranks, and the input of every block.
-void check_memory(const TrainOptions& o, const nlohmann::ordered_json& flags, double ranks, double nodes) {
+std::string memory_shortage(double machine_needs, double process_needs) {
+    const double page = double(sysconf(_SC_PAGE_SIZE)), ram = double(sysconf(_SC_PHYS_PAGES)) * page;
+    if (machine_needs > ram)
+        return fmt::format("{}, but this machine has {}", human_bytes(machine_needs), human_bytes(ram));
+    if (const double group = control_group_memory(); machine_needs > group)
+        return fmt::format("{}, but the control group may use {}", human_bytes(machine_needs), human_bytes(group));
+    struct rlimit limit {};
+    if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+    double mapped = 0;  // pages
+    std::ifstream("/proc/self/statm") >> mapped;
+    const double left = std::max(double(limit.rlim_cur) - mapped * page, 0.0);
+    if (process_needs <= left) return "";
+    return fmt::format("{}, but ulimit -v leaves {}", human_bytes(process_needs), human_bytes(left));
+}
+
+// Lower bounds: the states, stored once over all ranks; the input of every block, and the logits.
+void check_memory(const TrainOptions& o, const Flags& flags, double ranks, double nodes) {
     if (o.device_kind() != Device::cpu) return;
-    const auto flag = [&](const char* name) { return flags.value(name, std::string()); };
-    const double machine = machine_memory();
+    const auto flag = [&](const char* name) { return flags.values().value(name, std::string()); };
     const Llama::Options types = o.llama();
     const double weight = double(size_of(types.dtype)), state = flag("optimizer") == "adamw8bit" ? 2 : 8;
-    const double states = double(o.model.parameters()) * (weight + double(size_of(types.grad_dtype)) + state) / nodes;
-    if (states > machine) {
+    const double states = double(o.model.parameters()) * (weight + double(size_of(types.grad_dtype)) + state);
+    if (const std::string shortage = memory_shortage(states / nodes, states / ranks); !shortage.empty()) {
         std::string what = o.load_hf.empty() ? "--model " + o.model.name : "--load-hf " + o.load_hf;
         for (const char* name : {"layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "vocab"})
             if (!flag(name).empty()) what += fmt::format(" --{} {}", name, flag(name));
         usage_error(
-            "{}: weights, gradients and optimizer states need at least {}, but this machine has {} (try a smaller "
-            "model, or 08_3d_full --dry-run)",
-            what, human_bytes(states), human_bytes(machine));
+            "{}: weights, gradients and optimizer states need at least {} (try a smaller model, or 08_3d_full "
+            "--dry-run)",
+            what, shortage);
     }
-    const double inputs =
-        double(o.micro_batch) * double(o.seq_len) * double(o.model.hidden) * double(o.model.layers) * weight / ranks;
-    if (inputs > machine)
-        usage_error(
-            "--micro-batch {} with --seq-len {}: activations need at least {}, but this machine has {} (try a smaller "
-            "--micro-batch or --seq-len)",
-            o.micro_batch, o.seq_len, human_bytes(inputs), human_bytes(machine));
+    const double per_token = double(o.model.hidden) * double(o.model.layers) + double(o.model.vocab);
+    const double activations = double(o.micro_batch) * double(o.seq_len) * per_token * weight / ranks;
+    if (const std::string shortage = memory_shortage(activations, activations); !shortage.empty()) {
+        const bool micro = flags.given("--micro-batch") || o.micro_batch == 1;
+        usage_error("{} {} with --seq-len {}: activations need at least {} (try a smaller --micro-batch or --seq-len)",
+                    micro ? "--micro-batch" : "--global-batch", micro ? o.micro_batch : o.global_batch, o.seq_len,
+                    shortage);
+    }
 }
 
 TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags,

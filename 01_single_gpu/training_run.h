@@ -6,11 +6,15 @@
 
 namespace train70b {
 
-double machine_memory();  // bytes of RAM
+// Empty, or what of these needs, in bytes, is above a limit: "23.0 GiB, but this machine has 16.0 GiB". The limits: RAM,
+// the control group's, and what is left of the process's address space.
+std::string memory_shortage(double machine_needs, double process_needs);
+// The least limit of the control groups in `list` and of those above them, version 1 or 2; infinite if there is none.
+double control_group_memory(const std::string& list = "/proc/self/cgroup", const std::string& root = "/sys/fs/cgroup");
 
 // Usage error, before anything is allocated, for a model or a batch that cannot fit into this machine's memory under
-// any parallel layout of `ranks` ranks on `nodes` machines. flags: as parsed, to name what is too large.
-void check_memory(const TrainOptions& options, const nlohmann::ordered_json& flags, double ranks = 1, double nodes = 1);
+// any parallel layout of `ranks` ranks on `nodes` machines.
+void check_memory(const TrainOptions& options, const Flags& flags, double ranks = 1, double nodes = 1);
 
 class TrainingRun {
   public:

@@ -31,6 +31,7 @@ std::string incomplete(const Schedule& s) {
         for (int64_t i = 0; i < s.micro_batches; ++i)
             for (int64_t c = 0; c < s.chunks; ++c) {
                 const std::string& letters = done[{i, c}];
+                if (letters.empty()) return fmt::format("rank {}: micro-batch {} is missing in chunk {}", rank, i, c);
                 if (letters != "FB" && letters != "FIW")
                     return fmt::format("rank {}: micro-batch {} goes through chunk {} as \"{}\", not FB or FIW", rank,
                                        i, c, letters);

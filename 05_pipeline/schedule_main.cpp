@@ -6,6 +6,7 @@
 // Watch: whether all ranks reach the end, with sends that are buffered and that wait for their receive; the idle time
 //        by the clock and within a rank's own span; what a rank holds. Exit code 1 if the schedule cannot run.
 #include <algorithm>
+#include <set>
 
 #include "01_single_gpu/io/files.h"
 #include "01_single_gpu/io/flags.h"
@@ -44,11 +45,14 @@ const Check kCosts = {[](const std::string& text) {
                       "F,I,W"};
 
 const Check kSlow = {[](const std::string& text) {
+                         std::set<std::string> ranks;
                          for (const std::string& each : split(text, ',')) {
                              const std::vector<std::string> parts = split(each, '=');
                              if (parts.size() != 2 || !integer_from(0).problem(parts[0]).empty() ||
                                  !real_number(0, 1e6, false).problem(parts[1]).empty())
                                  return fmt::format("{} must be RANK=TIMES, as 1=1.5, or several: 1=1.5,3=2", text);
+                             if (!ranks.insert(parts[0]).second)
+                                 return fmt::format("{} has rank {} twice (must be once)", text, parts[0]);
                          }
                          return std::string();
                      },
@@ -202,7 +206,7 @@ class Sandbox {
             schedule.micro_batches, schedule.chunks, schedule.chunks == 1 ? "" : "s", costs_.text());
         say("complete:           yes\n");
         say("buffered sends:     all ranks reach the end\n");
-        say("synchronous sends:  {}\n", waits.empty() ? "all ranks reach the end" : "deadlock: " + waits);
+        say("blocking sends:     {}\n", waits.empty() ? "all ranks reach the end" : "would deadlock: " + waits);
         say("bubble:             {:.1f}% by the clock ({:.4g}), {:.1f}% of the longest rank's own span ({:.4g})\n",
             100 * once.bubble(), once.total(), 100 * once.span_bubble(), once.longest_span());
         const Table ranks = ranks_table(schedule, once, costs_);
@@ -211,7 +215,7 @@ class Sandbox {
         const Timeline timeline = steps_ == 1 ? once : simulate(all, costs_.of(schedule));
         if (steps_ > 1) say(steps_table(schedule, costs_, steps_));
         constexpr int64_t kWidth = 84;
-        say("\neach step: its letter and micro-batch{}; =: on a critical path; a dot: idle\n{}",
+        say("\neach step: its letter and, if there is room, micro-batch{}; =: on a critical path; a dot: idle\n{}",
             schedule.chunks > 1 ? ", in small letters on odd chunks" : "", ascii_gantt(timeline, kWidth));
 
         write_.write(schedule_text(schedule));

@@ -98,7 +98,7 @@ Table comparison_table(const Schedule* given, int64_t p, int64_t m, const Sandbo
         fmt::format("{} ranks, {} micro-batches; {}: idle share by the clock, and of the longest rank's own span", p, m,
                     costs.text()),
         {"", "time", "idle", "formula", "own span", "formula", "in flight: most chunks", "micro-batches",
-         Column("synchronous sends").left()});
+         Column("blocking sends would").left()});
     const auto row = [&](const Schedule& s, bool formulas) {
         const Timeline timeline = simulate(s, costs.of(s));
         int64_t held = 0;

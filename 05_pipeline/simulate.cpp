@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <tuple>
 
 #include "01_single_gpu/core/check.h"
@@ -156,14 +157,28 @@ Schedule consecutive(const Schedule& s, int64_t steps) {
 std::string ascii_gantt(const Timeline& timeline, int64_t width) {
     std::string text;
     const double begin = timeline.begin(), total = timeline.total(), scale = double(width) / total;
+    struct Place {
+        int64_t from, to;
+        std::string name;
+    };
+    const auto place = [&](const Timeline::Span& span) {
+        const int64_t from = std::clamp<int64_t>(std::llround((span.begin - begin) * scale), 0, width - 1);
+        const int64_t to = std::clamp<int64_t>(std::llround((span.end - begin) * scale), from + 1, width);
+        const char letter = letter_of(span.step.pass);
+        return Place{
+            from, to,
+            fmt::format("{}{}", span.step.chunk % 2 ? char(std::tolower(letter)) : letter, span.step.micro_batch)};
+    };
+    std::set<Pass> short_of_room;  // a pass of which some step has no room for its number is drawn without numbers
+    for (const auto& spans : timeline.ranks)
+        for (const Timeline::Span& span : spans)
+            if (const Place at = place(span); at.to - at.from < int64_t(at.name.size()))
+                short_of_room.insert(span.step.pass);
     for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
         std::string line(size_t(width), '.');
         for (const Timeline::Span& span : timeline.ranks[rank]) {
-            const int64_t from = std::clamp<int64_t>(std::llround((span.begin - begin) * scale), 0, width - 1);
-            const int64_t to = std::clamp<int64_t>(std::llround((span.end - begin) * scale), from + 1, width);
-            const char letter = letter_of(span.step.pass);
-            const std::string name =
-                fmt::format("{}{}", span.step.chunk % 2 ? char(std::tolower(letter)) : letter, span.step.micro_batch);
+            auto [from, to, name] = place(span);
+            if (short_of_room.contains(span.step.pass)) name.resize(1);
             const char fill = span.critical                             ? '='
                               : span.step.pass == Pass::forward         ? ' '
                               : span.step.pass == Pass::backward_weight ? '~'

@@ -41,7 +41,7 @@ Timeline simulate(const Schedule& schedule, const Costs& costs);  // CHECK fails
 Schedule consecutive(const Schedule& schedule, int64_t steps);
 
 // One line per rank, `width` characters for the whole step; dots where the rank is idle; = on the critical path; small
-// letters for chunk 1 (and 3, 5, ...).
+// letters for chunk 1 (and 3, 5, ...). A pass has the numbers of its micro-batches if all of them fit.
 std::string ascii_gantt(const Timeline& timeline, int64_t width);
 // Chrome trace events (ui.perfetto.dev): one process per timeline, one thread per rank; the unit is taken as a second.
 std::string chrome_trace(const std::vector<std::pair<std::string, Timeline>>& timelines);

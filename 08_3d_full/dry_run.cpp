@@ -133,6 +133,7 @@ void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate)
     const TrainOptions& options = p.options;
     if (p.comm.backend != "fake") usage_error("--dry-run: needs simulated ranks (try --comm fake --fake-world N)");
     validate(config, options, p.world.size());
+    check_evaluation(options, p.data());
     std::optional<int64_t> only;
     if (p.flags.given("--fake-rank") && !simulate.asked()) only = p.comm.fake_rank;
     say("{}: {} parameters; a step is {} sequences of {}, {} at a time\n{}", options.model.name,

@@ -83,11 +83,32 @@ verdict "and the steps before it are on record" "$([ "$(grep -c '"event":"step"'
 rm -f ./*
 
 if command -v script >/dev/null; then # on a terminal, where the last progress line is still open
-    (trap '' XFSZ; ulimit -f 20; script -qec "'$program' --data '$work/text.txt' --layers 1 --hidden 32 --heads 4 \
+    (ulimit -f 20; script -qec "'$program' --data '$work/text.txt' --layers 1 --hidden 32 --heads 4 \
         --kv-heads 2 --ffn 48 --seq-len 16 --global-batch 2 --steps 200 --metrics m.jsonl" /dev/null) >"$work/out" 2>&1
     verdict "an error begins a line" "$(grep -q 'm.jsonl: write failed' "$work/out" || cat "$work/out")$(
         grep 'eta.*write failed' "$work/out")"
     rm -f ./*
+fi
+
+(ulimit -f 8; run --save-hf d; exit "$code"); code=$?
+verdict "a file beyond ulimit -f ends the run" "$(expect_line 1 '--save-hf d' 'File too large')$(ls -A)"
+rm -rf d
+
+# What the libraries read before main() begins.
+for setting in OMP_NUM_THREADS=0 OMP_NUM_THREADS=abc OPENBLAS_NUM_THREADS=1.5; do
+    export "$setting"
+    refused "$setting" "$setting: must be an integer from 1"
+    export OMP_NUM_THREADS=2
+    unset OPENBLAS_NUM_THREADS
+done
+if ! ldd "$program" | grep -q asan; then # OpenBLAS retries for ever to map its buffers
+    limited() { (ulimit -v "$1" -t 20; OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 run "${@:2}"; exit "$code"); code=$?; }
+    for limit in 150000 250000; do # not enough before main(), and for the first product
+        limited $limit --metrics m.jsonl
+        verdict "ulimit -v $limit" "$(expect_line 2 "ulimit -v $limit: leaves no room" "try ulimit -v ")$(ls -A)"
+    done
+    limited "$(sed 's/.*try ulimit -v \([0-9]*\).*/\1/' "$work/err")"
+    verdict "the limit that it suggests" "$([ "$code" = 0 ] || echo "exit code $code")$(cat "$work/err")"
 fi
 
 if [ -c /dev/full ]; then # a device that is always full

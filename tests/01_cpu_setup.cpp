@@ -42,6 +42,48 @@ TEST_CASE("a CPU that OpenBLAS takes for an older one gets the kernels that it c
         }
 }
 
+TEST_CASE("kernels that the CPU cannot run are refused") {
+    const CpuFeatures sse, avx2{.avx2 = true}, avx512{.avx2 = true, .avx512 = true};
+    for (const char* core : {"SkylakeX", "skylakex", "Cooperlake", "SapphireRapids"}) {
+        INFO(core);
+        EXPECT(cpu_lacks(avx512, core) == "");
+        EXPECT(cpu_lacks(avx2, core) ==
+               fmt::format("OPENBLAS_CORETYPE={}: this CPU has no AVX-512 (leave it out, or try "
+                           "Haswell)",
+                           core));
+        EXPECT(cpu_lacks(sse, core) ==
+               fmt::format("OPENBLAS_CORETYPE={}: this CPU has no AVX-512 (leave it out)", core));
+    }
+    EXPECT(cpu_lacks(sse, "Haswell") == "OPENBLAS_CORETYPE=Haswell: this CPU has no AVX2 (leave it out)");
+    for (const char* core : {"Haswell", "Zen", "Sandybridge", "Prescott", "Graniterapids", ""})
+        EXPECT(cpu_lacks(avx2, core) == "");
+}
+
+TEST_CASE("numbers of threads in the environment") {
+    for (const auto& [text, count] : {std::pair("1", 1),
+                                      {"64", 64},
+                                      {"1024", 1024},
+                                      {"0", 0},
+                                      {"1025", 0},
+                                      {"-1", 0},
+                                      {"1.5", 0},
+                                      {"2x", 0},
+                                      {" 2", 0},
+                                      {"abc", 0},
+                                      {"", 0},
+                                      {"99999999999", 0}}) {
+        INFO(text);
+        EXPECT(thread_count(text) == count);
+    }
+    const char* before = std::getenv("OPENBLAS_NUM_THREADS");
+    const std::string kept = before ? before : "";
+    for (const char* value : {"1.5", "0", "2x", "abc"}) {
+        ::setenv("OPENBLAS_NUM_THREADS", value, 1);
+        EXPECT_USAGE_ERROR(set_cpu_threads(1), fmt::format("OPENBLAS_NUM_THREADS={}: must be", value).c_str());
+    }
+    before ? ::setenv("OPENBLAS_NUM_THREADS", kept.c_str(), 1) : ::unsetenv("OPENBLAS_NUM_THREADS");
+}
+
 TEST_CASE("these tests run the kernels that fit this CPU, unless the environment chose") {
     if (!std::getenv("OPENBLAS_CORETYPE")) EXPECT(better_blas_core(cpu_features(), blas_core()) == "");
     const char* marker = std::getenv("TRAIN70B_STARTED");  // of this process: its children decide for themselves

@@ -1,8 +1,8 @@
 // The ledger against the formulas: parameters, gradients and optimizer states exactly, peak activations within 2%.
 #include <map>
 
-#include "01_single_gpu/llama.h"
-#include "01_single_gpu/optimizer.h"
+#include "01_single_gpu/training_run.h"
+#include "tests/files.h"
 #include "tests/support.h"
 
 using namespace train70b;
@@ -159,4 +159,28 @@ TEST_CASE("the timeline: one line per booking, ending where the ledger stands") 
     const std::string csv = ledger().timeline_csv();
     EXPECT(csv.starts_with("event,seconds,phase,params,grads,optimizer,activations,comm,workspace,total\n0,"));
     EXPECT(std::count(csv.begin(), csv.end(), '\n') == 3);
+}
+
+TEST_CASE("the limit of a control group is the least of its own and of those above it") {
+    const Folder folder;
+    std::filesystem::create_directories(folder / "a/b");
+    std::filesystem::create_directories(folder / "memory/job");
+    const auto limit = [&](const std::string& list) {
+        write_text(folder / "list", list);
+        return control_group_memory(folder / "list", folder.text());
+    };
+    EXPECT(limit("0::/a/b\n") == kInfinity);
+    write_text(folder / "a/b/memory.max", "max\n");
+    EXPECT(limit("0::/a/b\n") == kInfinity);
+    write_text(folder / "a/memory.max", "4096\n");
+    EXPECT(limit("0::/a/b\n") == 4096);
+    write_text(folder / "a/b/memory.max", "1024\n");
+    EXPECT(limit("0::/a/b\n") == 1024);
+    EXPECT(limit("0::/a\n") == 4096);
+    EXPECT(limit("0::/\n") == kInfinity);
+    write_text(folder / "memory.max", "512\n");  // the root of a container's own name space
+    EXPECT(limit("0::/\n") == 512);
+    write_text(folder / "memory/job/memory.limit_in_bytes", "2048\n");
+    EXPECT(limit("9:cpu:/job\n4:memory:/job\n") == 2048);
+    EXPECT(limit("nonsense\n") == kInfinity);
 }

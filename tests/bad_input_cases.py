@@ -60,8 +60,8 @@ def flags_of(binaries, program):
 INTEGERS = ["x", "1.5", "-1", "-2147483649", "", " ", " 1", "1 ", "010", "0x10", "1e3", "1,2", "nan",
     "99999999999999999999",
             "1000000000000000001", str(2**57), str(2**63 - 1), str(2**64 + 1), "1" * 3000]
-NUMBERS = ["x", "", " ", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "-1", "1,5", "1e-3x", "0x", "1 2",
-    "9" * 3000]
+NUMBERS = ["x", "", " ", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "-1", "1,5", "1e-3x", "0x", "0x1p-3",
+    " 1e-3", "1e-3 ", "1 2", "9" * 3000]
 PATHS = ["", "nowhere/file", "folder", "fifo", "loop", "text.txt/file", "n" * 300, "a\nb/file", "a\x1b[31m/file"]
 
 
@@ -150,7 +150,7 @@ def size_cases(add):
             ("--heads 1000000000 --head-dim 256", "--heads"), ("--qkv-bias on --qk-norm on", "--qkv-bias"),
             ("--model qwen2.5-7b --qk-norm on", "--qk-norm"), ("--model qwen3-8b --head-dim 7", "--head-dim"),
             ("--seq-len 1000000000", "--seq-len"), ("--seq-len 1900", "--seq-len"),
-            ("--global-batch 1000000000 --hidden 128", "--micro-batch"),
+            ("--global-batch 1000000000 --hidden 128", "--global-batch 1000000000"),
             ("--micro-batch 1000000000 --global-batch 1000000000 --hidden 128", "--micro-batch"),
             ("--micro-batch 3", "--micro-batch"), ("--micro-batch 1000000000", "--micro-batch"),
             ("--vocab 64", "--vocab"), ("--vocab 1", "--vocab"),
@@ -259,6 +259,7 @@ def layout_cases(add):
             ("08_3d_full", 2, "--probe-file p.json", "--probe-file"),
             ("08_3d_full", 2, "--offload optimizer", "--offload"), ("08_3d_full", 2, "--save-hf d", "--save-hf"),
             ("08_3d_full", 1000000, "--tp 1000000 --dry-run", "--tp"),
+            ("08_3d_full", 2, "--dry-run --eval-every 1 --val-fraction 0", "--eval-every"),
             ("08_3d_full", 2, "--dry-run --layers 1000000000 --pp 2 --dp 1", "--layers")):
         add("layouts", f"{program} of {world}: {flags}", program, fake + [str(world)] + flags.split(), expected)
     for program, flags, expected in (
@@ -354,7 +355,8 @@ def schedule_cases(add):
             ("schedule", "--slow-rank 1", "--slow-rank"), ("schedule", "--slow-rank 1=", "--slow-rank"),
             ("schedule", "--slow-rank =2", "--slow-rank"), ("schedule", "--slow-rank 1=0", "--slow-rank"),
             ("schedule", "--slow-rank 1=nan", "--slow-rank"), ("schedule", "--slow-rank 4=2", "--slow-rank"),
-            ("schedule", "--slow-rank 1=2,", "--slow-rank"), ("schedule", "--slow-rank -1=2", "--slow-rank"),
+            ("schedule", "--slow-rank 1=2,", "--slow-rank"), ("schedule", "--slow-rank 1=2,1=3", "--slow-rank"),
+            ("schedule", "--slow-rank -1=2", "--slow-rank"),
             ("schedule", "--csv a.csv", "--csv"), ("schedule", "--name 1f1b --csv nowhere/a.csv", "--csv"),
             ("schedule", "--name 1f1b --csv folder", "--csv"), ("schedule", "--name 1f1b --csv fifo", "--csv"),
             ("schedule", "--name 1f1b --csv a --spans-csv a", "--spans-csv"),
@@ -491,6 +493,20 @@ def data_cases(add):
             after(step, lambda f, name=name: (f / name).rename(f / (name + ".bin"))))
         add("data", f"{name} in a folder", FIRST, ["--data", "folder"], ["--data", "folder"],
             after(lambda f: (f / "folder").mkdir(), step, lambda f, name=name: (f / name).rename(f / "folder" / name)))
+    for name, make, expected in (
+            ("a text that leads nowhere", lambda f: (f / "b").symlink_to("nowhere"), "folder/b"),
+            ("a text that is a loop", lambda f: (f / "b").symlink_to("b"), "folder/b"),
+            ("a text that is a FIFO", lambda f: os.mkfifo(f / "b"), "folder/b"),
+            ("a link to a folder", lambda f: (f / "b").symlink_to("/proc/self/task"), ["folder/b", "a link to a folder"]),
+            ("a shard that leads nowhere", lambda f: (f / "b.bin").symlink_to("nowhere"), "folder/b.bin"),
+            ("a mask that leads nowhere", lambda f: (f / "a.mask.bin").symlink_to("nowhere"), "folder/a.mask.bin"),
+            ("a mask that is a folder", lambda f: (f / "a.mask.bin").mkdir(), "folder/a.mask.bin"),
+            ("a mask that is a FIFO", lambda f: os.mkfifo(f / "a.mask.bin"), "folder/a.mask.bin")):
+        first = ("a.bin", good) if "shard" in name or "mask" in name else ("a.txt", TEXT.encode())
+        setup = after(folder_of("folder", first), lambda folder, make=make: make(folder / "folder"))
+        add("data", f"a folder with {name}", FIRST, ["--data", "folder"], expected, setup)
+        if "mask" in name:
+            add("masks", name, FIRST, ["--data", "folder/a.bin"], expected, setup)
     for path in ("/dev/null", "/dev/zero", "/dev/stdin", "/proc/1/task", "/proc/self/mem", "/proc/self/fd",
             "/sys/kernel/mm",
                  "/", "/proc/self/task"):
@@ -620,6 +636,8 @@ def hf_cases(add, base):
         for value in ("NaN", "Infinity", "1e999"):
             text = json.dumps({**config, key: 7e77}).replace("7e+77", value).encode()
             case(f"config.json {key} {value}", folder_with(config__json=text), ["config.json"])
+    for value in (1e308, 1e-308, 0.5):
+        case(f"config.json rope_theta {value!r}", folder_with(config__json=changed("rope_theta", value)), "rope_theta")
     for key, value in (("model_type", "gemma2"), ("model_type", "qwen3_moe"), ("model_type", 1),
                        ("hidden_act", "gelu"), ("hidden_act", ["silu"]),
             ("attention_bias", True),
@@ -638,6 +656,9 @@ def hf_cases(add, base):
                        ("rope_scaling", "none"),
                        ("rope_scaling", {"rope_type": "llama3", "factor": "8", "low_freq_factor": 1,
                            "high_freq_factor": 4, "original_max_position_embeddings": 8192}),
+                       ("rope_scaling", {"rope_type": "llama3", "factor": 1e-300, "low_freq_factor": 1,
+                           "high_freq_factor": 4, "original_max_position_embeddings": 8192}),
+                       ("rope_scaling", {"rope_type": "linear", "factor": 1e300}),
                        ("rope_scaling", {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
                            "high_freq_factor": 1, "original_max_position_embeddings": 8192}),
                        ("rope_scaling", {"factor": 2}), ("rope_parameters", {"rope_theta": -1}),
@@ -1050,6 +1071,18 @@ def stream_cases(add, binaries):
             left=("m.jsonl", "t.json", "t.csv"))
 
 
+def environment_cases(add):
+    """What OpenMP and OpenBLAS read before the program begins."""
+    for program in (FIRST, "08_3d_full", "compare", "schedule", "plan"):
+        for value in ("0", "abc", "1.5", "-1", "", "99999999999"):
+            add("environment", f"OMP_NUM_THREADS={shown(value)} {program}", program, [], "OMP_NUM_THREADS",
+                environment={"OMP_NUM_THREADS": value})
+    for program in (FIRST, "08_3d_full"):
+        for value in ("0", "abc", "1.5", "-1", "1x", " 1", "1025"):
+            add("environment", f"OPENBLAS_NUM_THREADS={value} {program}", program, [], "OPENBLAS_NUM_THREADS",
+                environment={"OPENBLAS_NUM_THREADS": value})
+
+
 def disk_cases(add):
     """A tmpfs of 128 KiB; the model's files do not fit. Or one that is read only."""
     def disk(folder):
@@ -1132,6 +1165,7 @@ def all_cases(binaries, above, Case):
     simulate_cases(add)
     output_cases(add, above / "save-hf", binaries)
     stream_cases(add, binaries)
+    environment_cases(add)
     if can_mount():
         disk_cases(add)
     else:

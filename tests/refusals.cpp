@@ -130,6 +130,7 @@ static void write_schedules(const Workplace& place) {
     for (const auto& [name, text] : {std::pair("good", "F0 F1 B0 B1\nF0 B0 F1 B1\n"),
                                      {"typo", "F0 F1 B0 B1\nF0 b0 F1 B1\n"},
                                      {"half", "F0 F1 B0 B1\nF0 B0 F1\n"},
+                                     {"missing", "F0 F1 B0 B1\nF0 B0\n"},
                                      {"cycle", "F0 B0 F1 B1\nF0 F1 B0 B1\n"}})
         write_text(place.file(name), text);
 }
@@ -173,6 +174,8 @@ TEST_CASE("05") {
           "--pipeline file:../files/typo --global-batch 2"},
          {"half a schedule", 2, "half: rank 1: micro-batch 1 goes through chunk 0 as \"F\"",
           "--pipeline file:../files/half --global-batch 2"},
+         {"a micro-batch that a rank lacks", 2, "missing: rank 1: micro-batch 1 is missing in chunk 0",
+          "--pipeline file:../files/missing --global-batch 2"},
          {"a schedule that deadlocks", 2,
           "cycle: rank 0 at B0 waits for the gradient of micro-batch 0 from rank 1; rank 1 at F1",
           "--pipeline file:../files/cycle --global-batch 2"},
@@ -211,6 +214,7 @@ TEST_CASE("schedule") {
          {"costs that are none", 1, "1,2 must be three numbers F,I,W", "--costs 1,2"},
          {"costs of nothing", 1, "0,0,0 must be three numbers F,I,W that are not all 0", "--costs 0,0,0"},
          {"a rank that there is not", 1, "--slow-rank 4=1.5: there are ranks 0 to 3", "--slow-rank 4=1.5"},
+         {"a slow rank twice", 1, "--slow-rank: 0=2,0=3 has rank 0 twice", "--slow-rank 0=2,0=3"},
          {"a slow rank without a factor", 1, "2 must be RANK=TIMES", "--slow-rank 2"},
          {"a rank that takes no time", 1, "1=0 must be RANK=TIMES", "--slow-rank 1=0"},
          {"more ranks than are simulated", 1, "--file ../files/many: has 5000 lines of steps; at most 512",
@@ -292,6 +296,8 @@ TEST_CASE("08: flags") {
          {"an interleaved pipeline of one stage", 2, "--pipeline interleaved: needs at least two pipeline ranks",
           "--pipeline interleaved"},
          {"offload of nothing that is sharded", 2, "--offload|try --zero 1, 2 or 3", "--offload optimizer"},
+         {"a dry run of an evaluation of nothing", 4, "--eval-every 1: --data|set --val-fraction",
+          "--dry-run --eval-every 1 --val-fraction 0"},
          {"a dry run of what is there", 1, "--dry-run|--comm fake --fake-world N", "--dry-run"},
          {"fp64 in 8 bits", 1, "--fp8 delayed|--dtype fp64|try --fp8 off", "--dtype fp64 --fp8 delayed"},
          {"fp64 with 8-bit moments", 2, "--optimizer adamw8bit|--dtype fp64", "--dtype fp64 --optimizer adamw8bit"},

@@ -1,4 +1,5 @@
 // What chapter 01 refuses: flags, data, and outputs over inputs or where no file can be.
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "tests/refusals.h"
@@ -25,6 +26,20 @@ std::string shard(int32_t magic, int32_t version, int32_t tokens) {
     return std::string(reinterpret_cast<const char*>(header), sizeof header) + std::string(2 * size_t(tokens), '\0');
 }
 
+// While it exists, this process may map so many bytes more.
+struct AddressSpace {
+    struct rlimit before {};
+    explicit AddressSpace(int64_t bytes) {
+        int64_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages;
+        REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
+        struct rlimit low = before;
+        low.rlim_cur = rlim_t(pages) * rlim_t(::sysconf(_SC_PAGE_SIZE)) + rlim_t(bytes);
+        REQUIRE(::setrlimit(RLIMIT_AS, &low) == 0);
+    }
+    ~AddressSpace() { ::setrlimit(RLIMIT_AS, &before); }
+};
+
 }  // namespace
 
 TEST_CASE("01: flags") {
@@ -47,6 +62,8 @@ TEST_CASE("01: flags") {
             {"lr nan", "--lr|nan|must be a number >= 0", "--lr nan"},
             {"lr inf", "--lr|inf|must be a number >= 0", "--lr inf"},
             {"lr no number", "--lr|x|must be a number >= 0", "--lr x"},
+            {"lr in hexadecimal", "--lr: 0x1p-3 must be a number >= 0", "--lr 0x1p-3"},
+            {"lr behind a tab", "--lr: \\x091e-3 must be a number >= 0", "--lr \t1e-3"},
             {"lr with a tail", "--lr|1e-3x|must be a number >= 0", "--lr 1e-3x"},
             {"min-lr above lr", "--min-lr 0.5 must be at most --lr 0.1", "--lr 0.1 --min-lr 0.5"},
             {"a spike that is none", "--spike-z|must be a number > 0", "--spike-z 0"},
@@ -78,9 +95,17 @@ TEST_CASE("01: flags") {
             {"a sequence of 2^63-1", "--seq-len|to 1000000000", "--seq-len 9223372036854775807"},
             {"more layers than memory", "--layers 10000|this machine has|--dry-run",
              "--layers 10000 --hidden 4096 --heads 32"},
-            {"a batch beyond memory", "--micro-batch 1000000000 with --seq-len 16|this machine has",
+            {"a batch beyond memory", "--global-batch 1000000000 with --seq-len 16|this machine has",
              "--global-batch 1000000000 --hidden 128"},
+            {"a micro-batch beyond memory", "--micro-batch 500000000 with --seq-len 16|this machine has",
+             "--global-batch 1000000000 --micro-batch 500000000 --hidden 128"},
         });
+    const AddressSpace limit(1 << 30);
+    expect_refused(place, "--data ../files/text.txt " + kShape,
+                   {{"logits beyond the limit", "--global-batch 2 with --seq-len 1000000: activations|ulimit -v leaves",
+                     "--seq-len 1000000"},
+                    {"a model beyond the limit", "--layers 8 --hidden 1024|weights, gradients|ulimit -v leaves",
+                     "--layers 8 --hidden 1024 --ffn 4096"}});
 }
 
 TEST_CASE("01: data") {
@@ -107,6 +132,27 @@ TEST_CASE("01: data") {
                     {"wrong magic", "magic.bin|magic number 1234567|20240520", "--data ../files/magic.bin"},
                     {"data from a FIFO", "--data|fifo: is not a regular file", "--data ../files/fifo"},
                     {"no name of a model", "--load-hf: empty path", "--load-hf ''"}});
+    // What a folder names is not left out because it cannot be read.
+    for (const char* name : {"lost_mask", "mask_folder", "mask_fifo", "lost_shard", "loop", "link"})
+        std::filesystem::create_directory(place.file(name));
+    for (const char* name : {"lost_mask/a.bin", "mask_folder/a.bin", "mask_fifo/a.bin", "lost_shard/a.bin"})
+        write_text(place.file(name), good);
+    for (const char* name : {"lost_mask/a.mask.bin", "lost_shard/b.bin"})
+        std::filesystem::create_symlink("nowhere", place.file(name));
+    std::filesystem::create_directory(place.file("mask_folder/a.mask.bin"));
+    REQUIRE(::mkfifo(place.file("mask_fifo/a.mask.bin").c_str(), 0600) == 0);
+    for (const char* name : {"loop/a.txt", "link/a.txt"}) write_text(place.file(name), std::string(500, 'x'));
+    std::filesystem::create_symlink("b", place.file("loop/b"));
+    std::filesystem::create_directory_symlink("../deep", place.file("link/b"));
+    const std::string no_mask = "a.mask.bin: is not a regular file (must be the mask of its shard";
+    expect_refused(place, kShape,
+                   {{"a mask that leads nowhere", "lost_mask/a.mask.bin: cannot be read", "--data ../files/lost_mask"},
+                    {"a shard whose mask does", "lost_mask/a.mask.bin: cannot", "--data ../files/lost_mask/a.bin"},
+                    {"a mask that is a folder", "mask_folder/" + no_mask, "--data ../files/mask_folder"},
+                    {"a mask that is a FIFO", "mask_fifo/" + no_mask, "--data ../files/mask_fifo"},
+                    {"a shard that leads nowhere", "lost_shard/b.bin: cannot be read", "--data ../files/lost_shard"},
+                    {"a text that leads to itself", "loop/b: cannot be read", "--data ../files/loop"},
+                    {"a folder behind a link", "link/b: is a link to a folder", "--data ../files/link"}});
     place.refused("a config.json that is nested deeply", "01_single_gpu", "deep/config.json|nested deeper than 64",
                   "--load-hf ../files/deep");
 }

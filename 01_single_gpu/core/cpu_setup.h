@@ -1,13 +1,20 @@
 #pragma once
 // CPU threads, OpenBLAS kernels, and settings that are read before main() begins.
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace train70b {
 
-// Uses OPENBLAS_NUM_THREADS threads if it is set, else cores / ranks on the node.
+// Uses OPENBLAS_NUM_THREADS threads if it is set, else cores / ranks on the node. From here on OpenBLAS has all the
+// memory that it maps: it retries a mapping that fails for ever. Usage error if the limit of address space is too low.
 void set_cpu_threads(int ranks_on_node);
 int cpu_threads();  // of this process
+
+// A number of threads as the environment has it; 0: it is none.
+int thread_count(std::string_view text);
+// Empty, or that OpenBLAS cannot map so many of its buffers, and which limit of address space would do (ulimit -v).
+std::string no_room_for_blas(int buffers);
 
 // The CPU features that decide which OpenBLAS kernels it can run.
 struct CpuFeatures {
@@ -21,6 +28,9 @@ CpuFeatures cpu_features();  // of this machine; all false unless x86-64
 std::string blas_core();
 // If ranks run different kernels: a message that says which, and how to avoid it. Empty: all run the same.
 std::string mixed_blas_cores(const std::vector<std::string>& core_of_rank);
+
+// Empty, or that this value of OPENBLAS_CORETYPE needs AVX2 or AVX-512, which the CPU does not have.
+std::string cpu_lacks(const CpuFeatures& features, const std::string& core);
 
 // The value to set for OPENBLAS_CORETYPE if OpenBLAS chose the kernels of an older CPU: it does not know CPUs that are
 // newer than itself and may run SSE3 kernels on them, at a fifth of the speed. Empty: `reported` is right.

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -20,6 +21,7 @@ void open_standard_streams() {
 
 int run_program(int argc, char** argv, const std::function<void(int, char**)>& body) {
     open_standard_streams();
+    std::signal(SIGXFSZ, SIG_IGN);  // beyond ulimit -f a write fails, as on a full disk
     restart_with_settings(argv);
     const std::string program = std::filesystem::path(argv[0]).filename().string();
     const auto fail = [&](const std::string& why) {

@@ -111,9 +111,9 @@ void Bench::open(const TrainOptions& options, const CommandLine& flags) {
          {"--save-hf", "--save-reference", "--metrics", "--trace", "--memory-timeline", "--generate"})
         if (flags.given(flag)) usage_error("{}: --bench measures and does not train; leave out one of them", flag);
     const double side = double(side_), bytes = (8 * 4 * 2 + 3 * 4) * side * side;  // measure_ceilings, on a CPU
-    if (const double machine = machine_memory(); options.device_kind() == Device::cpu && bytes > machine)
-        usage_error("--bench-side {}: needs {}, but this machine has {} (try 2048)", side_, human_bytes(bytes),
-                    human_bytes(machine));
+    if (options.device_kind() == Device::cpu)
+        if (const std::string shortage = memory_shortage(bytes, bytes); !shortage.empty())
+            usage_error("--bench-side {}: needs {} (try 2048)", side_, shortage);
     csv_.open();
 }
 

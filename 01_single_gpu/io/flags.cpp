@@ -1,6 +1,7 @@
 #include "01_single_gpu/io/flags.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -74,10 +75,11 @@ Check integer_from(int64_t min, int64_t max) {
 
 Check real_number(double min, double max, bool min_allowed) {
     return {[=](const std::string& text) {
-                char* end = nullptr;
-                const double value = std::strtod(text.c_str(), &end);
+                double value = 0;
+                const char* end = text.data() + text.size();
+                const auto [stop, error] = std::from_chars(text.data(), end, value);  // no blanks, no 0x1p-3
                 const bool inside = std::isfinite(value) && (min_allowed ? value >= min : value > min) && value <= max;
-                if (!text.empty() && *end == '\0' && inside) return std::string();
+                if (error == std::errc() && stop == end && inside) return std::string();
                 return fmt::format("{} must be a number {} {}{}", text, min_allowed ? ">=" : ">", min,
                                    max < kInfinity ? fmt::format(" and <= {}", max) : "");
             },

@@ -10,7 +10,8 @@
 namespace train70b {
 
 // Reads DIR/config.json. Usage error, naming file and key, if a key is missing or has the wrong type, and for
-// unsupported models: biases, other activations, other kinds of RoPE.
+// unsupported models: biases, other activations, other kinds of RoPE, a rope_theta outside 1 to 10^12 or a scaling
+// factor outside 1 to 10^6.
 LlamaConfig read_hf_config(const std::string& dir);
 LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& path);  // the same of its content
 nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);            // the content of config.json

@@ -37,6 +37,11 @@ class Keys {
             refuse(key, "must be a number > 0");
         return value.get<double>();
     }
+    double real(const char* key, double min, double max) const {
+        const double value = real(key);
+        if (value < min || value > max) refuse(key, fmt::format("must be a number from {} to {}", min, max));
+        return value;
+    }
     std::string text(const char* key) const {
         const json& value = needed(key);
         if (!value.is_string()) refuse(key, "must be a string");
@@ -76,16 +81,20 @@ class Keys {
     json object_;
 };
 
+// No model has others; far beyond them the angles or their frequencies overflow.
+double read_theta(const Keys& keys) { return keys.real("rope_theta", 1, 1e12); }
+double read_factor(const Keys& rope) { return rope.real("factor", 1, 1e6); }
+
 // Reads both versions of the format: rope_theta and rope_scaling, or rope_parameters with all of it.
 void read_rope(const Keys& keys, LlamaConfig& config) {
-    if (keys.has("rope_theta")) config.rope_theta = keys.real("rope_theta");
+    if (keys.has("rope_theta")) config.rope_theta = read_theta(keys);
     if (keys.has("rope_scaling") && keys.has("rope_parameters"))
         keys.refuse("rope_scaling", "conflicts with rope_parameters (must be one of the two)");
     const char* key = keys.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
     if (!keys.has(key)) return;
     const Keys rope = keys.inner(key);
     if (rope.has("rope_theta")) {
-        const double theta = rope.real("rope_theta");
+        const double theta = read_theta(rope);
         if (keys.has("rope_theta") && theta != config.rope_theta)
             keys.refuse("rope_theta", fmt::format("but {} has {}", key, theta));
         config.rope_theta = theta;
@@ -96,11 +105,11 @@ void read_rope(const Keys& keys, LlamaConfig& config) {
     const std::string type = rope.text(type_key);
     if (type == "default") return;
     if (type == "linear") {
-        config.rope_scaling = RopeScaling{.factor = rope.real("factor"), .linear = true};
+        config.rope_scaling = RopeScaling{.factor = read_factor(rope), .linear = true};
         return;
     }
     if (type != "llama3") rope.refuse(type_key, "only \"default\", \"linear\" and \"llama3\" are supported");
-    const RopeScaling s{rope.real("factor"), rope.real("low_freq_factor"), rope.real("high_freq_factor"),
+    const RopeScaling s{read_factor(rope), rope.real("low_freq_factor"), rope.real("high_freq_factor"),
                         rope.integer("original_max_position_embeddings")};
     if (!(s.low_freq_factor < s.high_freq_factor))
         rope.refuse("low_freq_factor", fmt::format("must be less than high_freq_factor {}", s.high_freq_factor));

@@ -17,6 +17,7 @@ namespace {
 constexpr const char* kShardEnd = ".bin";
 constexpr const char* kMaskEnd = ".mask.bin";
 constexpr const char* kAdvice = "must be a text file, a folder of text, or .bin token shards";
+constexpr const char* kMaskAdvice = "must be the mask of its shard; without a mask, no file of this name";
 
 struct Format {
     int32_t magic, version;
@@ -79,7 +80,7 @@ struct Source::File {
     std::unique_ptr<File> mask;
 
     File(const std::string& path, const std::vector<Format>& formats) : path(path) {  // no formats: a text
-        const InputFile file("--data " + path, path, kAdvice);
+        const InputFile file("--data " + path, path, &formats == &kMasks ? kMaskAdvice : kAdvice);
         count = bytes = file.bytes();
         if (!formats.empty()) read_header(file, formats);
     }
@@ -151,7 +152,7 @@ Source::Source(const std::string& path, int64_t vocab, int64_t seq_len, double v
     windows_ = std::max<int64_t>(1, (train_ - 1) / seq_len - 1);  // one window is reserved for the alignment
 }
 
-// Each in the order of the names.
+// Each in the order of the names. What is no file or leads nowhere is listed too: it is refused where it is opened.
 void Source::list_files(std::vector<std::string>& texts, std::vector<std::string>& shards,
                         std::vector<std::string>& masks) const {
     const auto take = [&](const fs::path& file) {
@@ -163,10 +164,14 @@ void Source::list_files(std::vector<std::string>& texts, std::vector<std::string
         for (auto it = fs::recursive_directory_iterator(path, error);
              !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
             std::error_code unknown;  // a link that leads nowhere, for one
-            if (it->path().filename().string().starts_with("."))
+            const std::string name = it->path().filename().string();
+            if (name.starts_with("."))
                 it.disable_recursion_pending();
-            else if (it->is_regular_file(unknown))
+            else if (!it->is_directory(unknown) || name.ends_with(kMaskEnd))
                 take(it->path());
+            else if (it->is_symlink(unknown))
+                usage_error("--data {}: is a link to a folder (link its files, or name it as a source of its own)",
+                            it->path().string());
         }
         if (error) usage_error("--data {}: cannot be read: {} (must be a folder of text)", path, error.message());
         if (texts.empty() && shards.empty() && masks.empty())
@@ -174,7 +179,7 @@ void Source::list_files(std::vector<std::string>& texts, std::vector<std::string
     } else {
         take(path);
         for (const std::string& shard : shards)
-            if (fs::exists(mask_path(shard), error)) masks.push_back(mask_path(shard));
+            if (fs::exists(fs::symlink_status(mask_path(shard), error))) masks.push_back(mask_path(shard));
     }
     for (auto* list : {&texts, &shards, &masks}) std::sort(list->begin(), list->end());
 }

@@ -26,7 +26,7 @@ void Program::prepare(const std::function<void()>& checks, const std::function<S
     const double ranks = double(world.size()), nodes = world.has_peers() ? ranks / double(ranks_on_this_node()) : ranks;
     together([&] {
         if (checks) checks();
-        check_memory(options, flags.values(), ranks, nodes);
+        check_memory(options, flags, ranks, nodes);
         run_.emplace(options, flags.values(), stage ? std::make_optional(stage()) : std::nullopt);
     });
     run_->trainer.runtime = &*runtime_;
