@@ -67,7 +67,8 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     return run;
 }
 
-double attention_error(const Comm& ranks, const ContextParallelOptions& options, DType dtype, uint64_t seed) {
+double attention_error(const Comm& ranks, const ContextParallelOptions& options, DType dtype, uint64_t seed,
+                       float scale) {
     LlamaConfig c;
     c.heads = 8, c.kv_heads = 2, c.hidden = 8 * 16;
     const int64_t T = 128, B = 2, D = c.head_dim();
@@ -75,7 +76,8 @@ double attention_error(const Comm& ranks, const ContextParallelOptions& options,
     // Of the whole batch, in the order of sequences: q, k, v and the gradient of the output.
     const auto whole = [&](int64_t heads, uint64_t key, DType type) {
         Tensor x({B * T, heads * D}, DType::f32, Device::cpu, Memory::workspace);
-        fill_normal(x, random_bits(seed, key), {.cols = x.size(), .global_cols = x.size()}, 1.0f);
+        const float std = key < 2 ? scale : 1.0f;  // of q and k
+        fill_normal(x, random_bits(seed, key), {.cols = x.size(), .global_cols = x.size()}, std);
         Tensor rounded({B * T, heads * D}, dtype, Device::cpu, Memory::workspace);
         copy(rounded, x);
         Tensor result({B * T, heads * D}, type, Device::cpu, Memory::workspace);

@@ -24,8 +24,9 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
                        const ContextParallelOptions& context_options);
 
 // Relative error of attention's output and of the gradients of q, k, v (the worst of the four), against one device in
-// fp32 on the same inputs, which are rounded to dtype. Collective.
-double attention_error(const Comm& ranks, const ContextParallelOptions& options, DType dtype, uint64_t seed);
+// fp32 on the same inputs, which are rounded to dtype. Scores have a standard deviation of scale^2. Collective.
+double attention_error(const Comm& ranks, const ContextParallelOptions& options, DType dtype, uint64_t seed,
+                       float scale = 1);
 
 Table work_table(const std::vector<ContextRun>& runs);
 // With documents: the pairs of query and key that each rank counted, and what the layouts would do without documents.

@@ -11,8 +11,12 @@ import contextlib
 import io
 import os
 import pathlib
+import re
 import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 
@@ -67,7 +71,12 @@ def blank_fails(lab):
 def shipped_passes(lab):
     lab.file.write_text((lab.of / "solution.txt" if lab.puzzle else lab.source).read_text())
     card = labs.grade(lab, False)
-    return "" if labs.complete(card) and card["points"] > 0 else card_text(card)
+    if not labs.complete(card) or card["points"] == 0:
+        return card_text(card)
+    states = re.search(r"(\S+ GB) of parameters, gradients and optimizer states", str(card["rows"]))
+    if states and states[1] not in (lab.of / "solution.md").read_text():
+        return f"solution.md does not have the {states[0]} of the largest rank"
+    return ""
 
 
 def wrong_fails(lab, name, promise):
@@ -111,6 +120,78 @@ def check_lab(lab, verdict):
         verdict(f"{lab.name}, {what}", wrong, time.monotonic() - began)
 
 
+def says(command, *parts):
+    done = subprocess.run(["bash", "docs/lab.sh", *command], cwd=ROOT, capture_output=True, text=True)
+    good = done.returncode == 2 and done.stderr.count("\n") == 1 and all(part in done.stderr for part in parts)
+    return "" if good else f"exit code {done.returncode}: {done.stderr}"
+
+
+def said_of_build(folder, *lines):
+    """What is said where cmake prints these lines and fails."""
+    (folder / "CMakeCache.txt").write_text("")
+    (folder / "cmake").write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\nexit 1\n")
+    (folder / "cmake").chmod(0o755)
+    path = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}:{path}"
+    try:
+        return labs.compile_target(labs.Lab("zigzag", folder), "lab_zigzag") or ""
+    except labs.Refused as refused:
+        return f"refused: {refused}"
+    finally:
+        os.environ["PATH"] = path
+
+
+def expected_in(text, *parts):
+    missing = [part for part in parts if part not in text]
+    return f"no {missing} in: {text}" if missing else ""
+
+
+def check_tools(verdict, folder):
+    """The grader itself: bad input, an old build folder, a test that fails, a program that does not end."""
+    began = time.monotonic()
+    (folder / "file").write_text("")
+    (folder / "lab/zigzag").mkdir(parents=True)
+    (folder / "lab/zigzag/hints").write_text("two")
+    for what, wrong in (
+            ("a name of two lines", says(["start", "zig\nzag"], "there is no lab zig zag")),
+            ("--build FILE", says(["start", "zigzag", "--build", folder / "file"],
+                                  "Not a directory (is --build a folder")),
+            ("--build /proc", says(["start", "zigzag", "--build", "/proc"], "/proc/lab: ", "is --build a folder")),
+            ("damaged hints", says(["hint", "zigzag", "--build", folder], "hints is damaged: remove it")),
+            ("a library that is gone", expected_in(
+                said_of_build(folder, "[1/2] Linking", "/usr/bin/ld: cannot find -lopenblas", "collect2: error: ld "
+                              "returned 1 exit status"), "refused: ", "cannot find -lopenblas", "rm -r ")),
+            ("a build folder of another time", expected_in(
+                said_of_build(folder, "ninja: error: manifest 'build.ninja' still dirty after 100 tries"),
+                "refused: ", "still dirty", "rm -r ")),
+            ("a failed expectation", expected_in(
+                labs.of_doctest(DOCTEST), "\"every schedule\" fails: 2 is not 1 (1f1b, 3 stages, rank 0)")),
+            ("a failed expectation without values", expected_in(
+                labs.of_doctest("TEST CASE:  one\nx.cpp:1: ERROR: CHECK( good(x) ) is NOT correct!\n  values: CHECK( "
+                                "false )\n"), "\"one\" fails: good(x) does not hold"))):
+        verdict(f"lab.sh, {what}", wrong, time.monotonic() - began)
+    began = time.monotonic()
+    forks = "import os, time\nprint(1, flush=True)\nif not os.fork():\n os.setsid(); print(os.getpid(), flush=True); " \
+            "time.sleep(40)"
+    code, output = labs.run([sys.executable, "-c", forks], 1)
+    seconds = time.monotonic() - began
+    ended = code is None and output.startswith("1\n") and seconds < 20
+    verdict("lab.sh, a child that keeps stdout open", "" if ended else f"{code} after {seconds:.1f} s: {output}", seconds)
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        os.kill(int(output.split()[1]), signal.SIGKILL)
+
+
+DOCTEST = """
+TEST CASE:  every schedule
+
+05_schedule.cpp:51: ERROR: CHECK( in_flight(schedule, rank) == in_flight_formula(schedule, rank) ) is NOT correct!
+  values: CHECK( 2 == 1 )
+  logged: 1f1b, 3 stages
+          rank 0
+
+"""
+
+
 def main():
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         print(__doc__)
@@ -121,6 +202,8 @@ def main():
     turn = int(os.environ.get("EMULATE_SEED", "0")) % 2  # which of an eighth's two follows the commit
     chosen = names or [name for i, name in enumerate(every) if share == "all" or i == int(share) % 8 + 8 * turn]
     verdict = Verdicts()
+    with tempfile.TemporaryDirectory() as folder:
+        check_tools(verdict, pathlib.Path(folder))
     for name in chosen:
         lab, aside = labs.Lab(name, build), build / "lab" / f"{name}.aside"
         if lab.folder.exists():

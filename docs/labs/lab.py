@@ -43,10 +43,14 @@ class Refused(Exception):
     """One line for the user; exit code 2."""
 
 
+def complain(message):
+    print(f"lab.sh: {' '.join(str(message).split())}", file=sys.stderr)
+    return 2
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        print(f"lab.sh: {message} (bash docs/lab.sh help)", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(complain(f"{message} (bash docs/lab.sh help)"))
 
 
 # ---- a lab's own files ----
@@ -168,7 +172,12 @@ def compile_target(lab, target):
     for line in lines:
         if "undefined reference" in line or "multiple definition" in line:
             return "linker: " + re.sub(r"^.*?: (?=undefined|multiple)", "", line)
-    return next((line for line in lines if "error" in line.lower()), lines[-1])
+    # Not the student's fault. "ld returned 1 exit status" alone says nothing: the line before it does.
+    said = [line for line in lines if line.strip()] or [f"exit code {done.returncode}"]
+    at = next((number for number, line in enumerate(said) if "error" in line.lower()), len(said) - 1)
+    what = said[max(0, at - 1):at + 1] if "ld returned" in said[at] else said[at:at + 1 + said[at].startswith("CMake")]
+    raise Refused(f"{lab.show(lab.build)} does not build: {': '.join(map(str.strip, what))} (an old build folder? "
+                  f"rm -r {lab.show(lab.build)}, then bash tests/setup.sh)")
 
 
 def environment():
@@ -181,16 +190,21 @@ def limit_memory():  # of each process: an endless push_back must not make the m
 
 
 def run(command, seconds=None):
-    """(exit code or None after `seconds` or ROW_SECONDS, its output)"""
+    """(exit code or None after `seconds` or ROW_SECONDS, its output). A child that has left the group and keeps stdout
+    open is not waited for."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
                                errors="replace", env=environment(), start_new_session=True, preexec_fn=limit_memory)
-    output = ""
-    for patience, signal_after in ((seconds or ROW_SECONDS, signal.SIGTERM), (2, signal.SIGKILL), (None, None)):
+    for patience, signal_after in ((seconds or ROW_SECONDS, signal.SIGTERM), (2, signal.SIGKILL), (2, None)):
         try:
             output = process.communicate(timeout=patience)[0]
             return process.returncode if signal_after == signal.SIGTERM else None, output
-        except subprocess.TimeoutExpired:  # SIGTERM: each rank prints in which operation it waits
-            os.killpg(process.pid, signal_after)
+        except subprocess.TimeoutExpired as late:  # SIGTERM: each rank prints in which operation it waits
+            output = (late.output or b"").decode(errors="replace")
+            if signal_after:
+                os.killpg(process.pid, signal_after)  # a group of its first process, which nobody has waited for
+    process.stdout.close()
+    process.wait()
+    return None, output
 
 
 def test_program(name, ranks, cases=()):
@@ -212,14 +226,17 @@ def of_doctest(output):
     values = " ".join(line.split("values:")[1].strip() for line in lines[at:end] if "values:" in line)
     values = re.sub(r"^(?:CHECK|REQUIRE)\( (.*) \)$", r"\1", values)
     logged = next((number for number in range(at, end) if "logged:" in lines[number]), end)
-    notes = " ".join(line.replace("logged:", "").strip() for line in lines[logged:end]).strip()
+    notes = ", ".join(line.replace("logged:", "").strip() for line in lines[logged:end])
+    expected = re.fullmatch(r"(.+) (?:== |(<= |< |>= |> |!= ))(.+)", values)
     if "THREW" in text:
-        parts = [re.sub(r"test case THREW", "threw", text) + " " + " ".join(each.strip() for each in lines[at + 1:end])]
+        text = re.sub(r"test case THREW", "threw", text) + " " + " ".join(each.strip() for each in lines[at + 1:end])
     elif "everywhere(" in text or values in ("true", "false") or not values:
-        parts = [] if notes else [text]
+        text = "" if notes else re.sub(r"^(?:CHECK|REQUIRE)\( (.*) \) is NOT correct!$", r"\1 does not hold", text)
+    elif expected:
+        text = f"{expected[1]} is not {expected[2] or ''}{expected[3]}"
     else:
-        parts = [f"not {values}"]
-    return f"in \"{case}\": " + "; ".join([*parts, *([notes] if notes else [])])
+        text = f"{values} does not hold"
+    return f"the test \"{case}\" fails: " + text + (f" ({notes})" if notes and text else notes)
 
 
 def shorten(text, most=300):
@@ -411,7 +428,10 @@ def start(lab, again):
 
 def hint(lab, which):
     hints, seen = lab.hints(), lab.folder / "hints"
-    count = int(seen.read_text()) if seen.is_file() else 0
+    try:
+        count = int(seen.read_text()) if seen.is_file() else 0
+    except ValueError:
+        raise Refused(f"{lab.show(seen)} is damaged: remove it") from None
     which = min(count + 1, len(hints)) if which is None else which
     if not 1 <= which <= len(hints):
         raise Refused(f"lab {lab.name} has hints 1 to {len(hints)}")
@@ -448,7 +468,7 @@ def main():
     if arguments.verb in (None, "help"):
         print(textwrap.dedent(__doc__.split("\n\n", 1)[1].rsplit("\n\n", 1)[0]))
         return 0 if arguments.verb else 2
-    build = arguments.build.resolve()
+    build = pathlib.Path(os.path.abspath(arguments.build))
     try:
         if arguments.verb == "list":
             return list_labs(build)
@@ -462,11 +482,10 @@ def main():
         if arguments.verb == "solution":
             return solution(lab)
         card = grade(lab, arguments.full, arguments.output)
+        if card.get("compiles", True):
+            (lab.folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     except Refused as refused:
-        print(f"lab.sh: {refused}", file=sys.stderr)
-        return 2
-    if card.get("compiles", True):
-        (lab.folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
+        return complain(refused)
     print(json.dumps(card, indent=1)) if arguments.json else print_card(card)
     return 0 if complete(card) else 1 if card.get("compiles", True) else 2
 
@@ -477,3 +496,5 @@ if __name__ == "__main__":
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        sys.exit(complain(f"{error.filename}: {error.strerror} (is --build a folder that you may write?)"))

@@ -97,10 +97,12 @@ TEST_CASE("lab: a set without keys") {
 }
 
 TEST_CASE("lab: ring attention") {
-    for (const char* algorithm : {"ring", "zigzag"}) {
-        const double error = attention_error(world(), {algorithm}, DType::f32, 1);
-        INFO(std::string(algorithm), " on ", world().size(),
-             " ranks, against one device: relative error of output and gradients ", error);
-        EXPECT_EVERYWHERE(error <= 2e-6);
-    }
+    for (const char* algorithm : {"ring", "zigzag"})
+        for (const float scale : {1.0f, 8.0f}) {
+            const double error = attention_error(world(), {algorithm}, DType::f32, 1, scale);
+            const double most = scale == 1.0f ? 2e-6 : 2e-4;  // scores of hundreds in fp32's 24 bits
+            INFO(std::string(algorithm), " on ", world().size(), " ranks, scores of about ", scale * scale,
+                 ": relative error of output and gradients ", error, " (rounding: at most ", most, ")");
+            EXPECT_EVERYWHERE(error <= most);
+        }
 }
