@@ -88,6 +88,8 @@ def definitions():
             problems.append(f"{each.name}: docs/troubleshooting.md has no row \"{each.troubleshooting}\"")
         if f"| {number} | {each.name} | {each.title} | {each.teaches} | {each.needs} | {each.minutes} |" not in table:
             problems.append(f"{each.name}: its row is not in docs/drills/README.md")
+        if each.quiet != (f"`{each.name}` measures times and needs a quiet machine" in table):
+            problems.append(f"{each.name}: docs/drills/README.md says otherwise of its machine")
         if set(each.remarks) != set(each.fields) or len(each.hints) != 3 or not set(each.confusions) < set(CAUSES):
             problems.append(f"{each.name}: remarks, hints or confusions")
         for seed in range(200):
@@ -237,6 +239,23 @@ def bad_input(shell, programs, started):
             "" if f"{len(started.fields)} of {len(started.fields)}" in table.stdout else table.stdout)
 
 
+def busy_machine(folder):
+    """A drill that times, on a machine where nothing shows."""
+    incident = next(each for each in INCIDENTS if each.quiet)
+
+    class Nothing:
+        def job(self, name, flags, fault, ranks, folder):
+            (folder / "metrics.jsonl").write_text("")
+    try:
+        drills.start(Nothing(), incident, folder, 7)
+        said = "started"
+    except drills.Usage as usage:
+        said = str(usage)
+    wanted = ("needs two idle cores", "End what else runs here", "bash docs/drill.sh list")
+    verdict("a drill on a busy machine says what to do", *[f"no {part} in: {said}" for part in wanted
+                                                         if part not in said])
+
+
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
@@ -245,6 +264,8 @@ def main():
     chosen = [each for i, each in enumerate(INCIDENTS)
               if each.name in names or not names and (part == "all" or i == int(part) % 8)]
     definitions()
+    with tempfile.TemporaryDirectory() as name:
+        busy_machine(pathlib.Path(name))
     with tempfile.TemporaryDirectory(prefix="train70b_drills_") as name:
         shell = Shell(programs, pathlib.Path(name))
         for incident in chosen:

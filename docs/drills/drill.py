@@ -108,7 +108,8 @@ class Runner:
                     str(self.programs / "08_3d_full"), *words_of(flags)], folder)
         (folder / "launcher.log").rename(folder / "logs/mpirun.log")
         if code is None:
-            raise Usage(f"the job has not ended after {LIMIT} s; is the machine busy? Try again")
+            raise Usage(f"the job has not ended after {LIMIT} s, and takes a few on an idle machine: end what else "
+                        "runs here, and start again")
         clean(folder, name, rank_names or list(range(ranks)))
         return code
 
@@ -283,7 +284,9 @@ def start(runner, incident, folder, seed):
         print((final / "brief.md").read_text())
         print(f"All of it is in {short(final)}, this text in {short(final / 'brief.md')}.")
         return 0
-    raise Usage(f"{incident.name} did not show its evidence in six runs; is the machine busy? Try again")
+    why = "it measures times and needs two idle cores" if incident.quiet else "the machine is too busy"
+    raise Usage(f"{incident.name} did not show its evidence in six runs: {why}. End what else runs here (uptime: a "
+                "load below 1), or start another drill: bash docs/drill.sh list")
 
 
 def short(path):

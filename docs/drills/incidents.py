@@ -226,6 +226,7 @@ class Incident:
     confusions = {}     # remarks on the cause, by wrong cause
     steps = 24
     step_tolerance = 0
+    quiet = False       # measures times: needs two idle cores
     extra = {}          # {file: a run without the fault, "same" layout or "one" rank}
 
     def draw(self, dice):
@@ -305,8 +306,8 @@ the code since yesterday. Two teams are asked to look: network and drivers. Whic
     reasoning = """Three ranks are inside the same collective. The fourth has ended its previous call and begun no
 other one; but its process is alive, for it prints its log at SIGTERM. So its main thread is somewhere between two
 calls: in a driver call, a data loader, a lock."""
-    cluster = """Before it is killed, look at that process: `py-spy dump` or `gdb -p` shows the line where it
-stands. Then call the driver team, not the network's. Restart without the host: docs/cluster.md,
+    cluster = """Before it is killed, look at that process: `gdb -p PID -batch -ex "thread apply all bt"` shows
+where it stands. Then call the driver team, not the network's. Restart without the host: docs/cluster.md,
 08_3d_full/restart.py."""
     troubleshooting = "Nothing is printed any more"
 
@@ -378,6 +379,7 @@ class Slow(Incident):
     place = "the operation in which the other ranks wait for it"
     step_tolerance = 1
     steps = 40
+    quiet = True
     story = """dune completes, and its losses are right. But finance asks why the second half costs twice the GPU
 hours of the first. The steps' communication seconds have gone up on three of four ranks, so the network team is
 already on the call."""
