@@ -50,8 +50,8 @@ import tempfile
 import threading
 import time
 
-from restart_readers import (BUSY, FINISHED, PROBE_FAILED, error_line, hosts_in, last_equal, newest_checkpoint, read_hosts,
-                             read_metrics, step_of, suspects)
+from restart_readers import (BUSY, FINISHED, PROBE_FAILED, error_line, hosts_in, last_equal, newest_checkpoint,
+                             read_hosts, read_metrics, step_of, suspects)
 
 KEPT_LINES = 20000
 LONGEST_LINE, MOST_KEPT = 1 << 20, 1 << 16  # the hosts of 16,384 ranks are a line of 100 kB
@@ -329,8 +329,8 @@ class Restarter:
                 return code if code >= 0 else 128 - code
             said = error_line(self.errors, map(str, command.words)) if code == 2 else ""
             if re.search(FINISHED, said):
-                self.event("end", f"the run has finished: {self.folder}/step-{newest_checkpoint(self.folder)} is of its "
-                           "last step", code=0, attempt=attempt, signal=None)
+                self.event("end", f"the run has finished: {self.folder}/step-{newest_checkpoint(self.folder)} is of "
+                           "its last step", code=0, attempt=attempt, signal=None)
                 return 0
             if code == 2 and BUSY not in said:
                 self.event("usage", f"not retried: a usage error: {said or '(no message)'}", code=code, message=said)
@@ -373,8 +373,8 @@ def at_least(least, kind):
         except ValueError:
             value = -1
         if not least <= value <= 1e9:
-            raise argparse.ArgumentTypeError(f"{text}: must be {'an integer' if kind is int else 'a number'} from {least} "
-                                             "to 10^9")
+            what = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text}: must be {what} from {least} to 10^9")
         return value
     return read
 

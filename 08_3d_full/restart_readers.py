@@ -1,4 +1,4 @@
-"""What restart.py reads: host files, checkpoint folders, metrics, and what a command prints. Any of it may be garbage."""
+"""What restart.py reads: host files, checkpoint folders, metrics, what a command prints. Any of it may be garbage."""
 import json
 import os
 import pathlib

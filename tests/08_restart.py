@@ -176,32 +176,35 @@ verdict("a checkpoint is progress", unlike("calls", len(loop.calls), 3), unlike(
 loop = Loop([{"code": -9}, {"code": 0}])
 verdict("a command that was killed is started again", unlike("code", loop.code, 0), unlike("calls", len(loop.calls), 2))
 
-loop = Loop([{"code": 2, "out": "tiny: 31.9k parameters", "err": "Warning: a host was added\nprogram: --pp 3: 2 ranks"}])
+wrong = {"code": 2, "out": "tiny: 31.9k parameters", "err": "Warning: a host was added\nprogram: --pp 3: 2 ranks"}
+loop = Loop([wrong])
 verdict("a usage error is not retried, its line is shown", unlike("code", loop.code, 2),
         unlike("calls", len(loop.calls), 1), unlike("events", loop.kinds, ["start", "usage"]),
         unlike("message", loop.events[-1].get("message"), "program: --pp 3: 2 ranks"))
 busy = {"code": 2, "err": "program: --checkpoint-dir d: another run is writing there (use another folder)"}
 loop = Loop([busy, busy, {"code": 0}])
-verdict("a folder that another run holds: tried again", unlike("code", loop.code, 0), unlike("calls", len(loop.calls), 3))
+verdict("a folder that another run holds: tried again", unlike("code", loop.code, 0),
+        unlike("calls", len(loop.calls), 3))
 for step, code, last in ((8, 0, "end"), (9, 2, "usage")):
     loop = Loop([{"code": 1, "checkpoints": [step]},
                  {"code": 2, "err": f"program: d/step-{step}: is of step {step}, and --steps is 8 (try --steps 16)"}])
-    verdict(f"step {step} of 8: exit code {code}", unlike("code", loop.code, code), unlike("last", loop.kinds[-1], last),
-            "" if code or "restart: the run has finished: d/step-8 " in loop.err else loop.err)
+    verdict(f"step {step} of 8: exit code {code}", unlike("code", loop.code, code),
+            unlike("last", loop.kinds[-1], last), "" if code or "restart: the run has finished: d/step-8 " in loop.err else loop.err)
 
 # What a job prints and writes.
-garbage = [{"out": "a: ranks 0 to 900000000"}, {"out": "a: ranks 0 to 1", "err": "rank 7 has not responded for 3"},
-           {"out": "a: ranks 0 to 1", "err": f"rank {'9' * 5000} has not responded for 3"},
-           {"err": f"replicas differ after step 2; after step {'9' * 5000} they were equal"},
-           {"bytes": [*range(256)] * 9}, {"raw": "[" * 100000}, {"raw": '{"event": "step", "step": NaN}\n\udcff\n'},
-           {"events": [{"event": "step", "step": "2"}, {"event": ["step"]}, {"step": 3}, 4]},
-           {"events": [{"event": "hosts", "hosts": 7}, {"event": "hosts"}], "err": "rank 0 has not responded for 3"},
-           {"events": [{"event": "replicas_differ", "equal": "1"}]}, {"events": [{"event": "probe"}], "code": 3},
+many = "9" * 5000
+garbage = [{"out": "a: ranks 0 to 900000000"},
+           {"out": "a: ranks 0 to 1", "bytes": [*range(256)] * 9, "raw": "[" * 100000 + '\n{"event": "step"}\n\udcff\n',
+            "err": f"rank 7 has not responded for 3\nrank {many} has not responded for 3\n"
+                   f"replicas differ after step 2; after step {many} they were equal",
+            "events": [{"event": "step", "step": "2"}, {"event": "step", "step": float("nan")}, {"event": ["step"]},
+                       {"step": 3}, 4, {"event": "hosts", "hosts": 7}, {"event": "replicas_differ", "equal": "1"}]},
+           {"events": [{"event": "probe"}], "code": 3},
            {"events": [{"event": "probe", "slow": [{"rank": 1, "host": "a"}]}], "code": 3}]
-loop = Loop([*({"code": 1} | each for each in garbage), {"code": 0}], ["--max-failures", "99", "--backoff-most", "0.01"],
-            folders=["d/step-²", "d/step-2"])
-verdict("garbage is printed and written: restarted", unlike("code", loop.code, 0), loop.err if "Traceb" in loop.err else "",
-        unlike("events", loop.kinds, ["continues", *["start", "failed", "wait"] * len(garbage), "start", "end"]))
+loop = Loop([*({"code": 1} | each for each in garbage), {"code": 0}],
+            ["--max-failures", "99", "--backoff-most", "0.01"], folders=["d/step-²", "d/step-2"])
+verdict("garbage is printed and written: restarted", unlike("code", loop.code, 0),
+        loop.err if "Traceback" in loop.err else "", unlike("events", loop.kinds, ["continues", *["start", "failed", "wait"] * len(garbage), "start", "end"]))
 loop = Loop([{"code": 1}, {"code": 0}], ["--log", "/dev/full"])
 said = "restart: --log /dev/full: No space left on device: goes on without it"
 verdict("--log on a full disk: said once", unlike("code", loop.code, 0), unlike("said", loop.err.count(said), 1))
@@ -214,7 +217,8 @@ with tempfile.TemporaryDirectory() as scratch:
     garbled = pathlib.Path(scratch, "hosts")
     garbled.write_bytes(bytes(range(256)))
     mpirun = ["--", "mpirun", "x", "--hostfile"]
-    for words, part in ((["--max-failures", "2"], "no command"), (["--max-failures", "0", "--", "true"], "--max-failures"),
+    for words, part in ((["--max-failures", "2"], "no command"),
+                        (["--max-failures", "0", "--", "true"], "--max-failures"),
                         (["--backoff", "nan", "--", "true"], "--backoff: nan: must be a number from 0"),
                         (["--backoff-most", "-5", "--", "true"], "--backoff-most: -5: must be a number from 0"),
                         (["--strikes", "1.5", "--", "true"], "--strikes: 1.5: must be an integer from 1"),
@@ -384,7 +388,8 @@ def losses(path):
 
 def program(folder, words, *loop, ranks="4"):
     os.environ["OMP_NUM_THREADS"] = "1"
-    command = [*loop, "mpirun", "--oversubscribe", "-np", ranks, str(BIN / "08_3d_full"), *SHAPE, "--steps", "40", *words]
+    command = [*loop, "mpirun", "--oversubscribe", "-np", ranks, str(BIN / "08_3d_full"), *SHAPE, "--steps", "40",
+               *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
@@ -436,7 +441,8 @@ with tempfile.TemporaryDirectory() as scratch:
     for name, kinds in (("a folder that another run holds: tried again", ["start", "failed", "wait", "start", "end"]),
                         ("the program has finished: exit code 0", ["continues", "start", "end"])):
         log.unlink(missing_ok=True)
-        done = program(folder, ["--checkpoint-dir", "e"], *LOOP, "--backoff", "0.1", "--log", "e.jsonl", "--", ranks="1")
+        done = program(folder, ["--checkpoint-dir", "e"], *LOOP, "--backoff", "0.1", "--log", "e.jsonl", "--",
+                       ranks="1")
         events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
         verdict(name, unlike("code", done.returncode, 0), unlike("events", events, kinds),
                 done.stderr[-1500:] if done.returncode else "")
