@@ -4,7 +4,7 @@
     python3 docs/predict.py 05 [--question N] [--build build] [--list]     --list: the questions only, runs nothing
     python3 docs/predict.py 05 --answers FILE [--json]                     one answer per line, for a teacher's script
     python3 docs/predict.py --check [NN ...] [--write] [--all] [--record]  every printed number against its command
-                                                                           (without NN also docs/appendix.md's)
+                                                                           (without NN also README.md's and docs/appendix.md's)
 
 An answer is a number: 4096, 1.5 MB (10^6), 1.5 MiB (2^20), 27%, 3/16 (of what the table's first row has, where the
 figure is in bytes or a count), `same` (as the first row's). `?`, an empty line or the end of the input skips the
@@ -575,7 +575,7 @@ def main(words=None):
         if not arguments.check:
             return quiz(arguments)
         readmes = chapters(arguments.chapter)
-        readmes += [] if arguments.chapter else ROOT.glob("docs/appendix.md")  # figures, no questions
+        readmes += [] if arguments.chapter else [ROOT / "README.md", *ROOT.glob("docs/appendix.md")]  # no questions
         commands = [figure.command for path in readmes for figure in Readme(path).figures]
         return check(arguments, readmes, programs_of(arguments.build, commands))
     except UsageError as error:
