@@ -232,7 +232,9 @@ Manifest read_manifest(const std::string& folder) {
     const auto has = [&](const char* key) { return manifest.json->contains(key); };
     for (const char* key : {"commit", "blas_core"})
         if (has(key)) read.text(key);
-    if (has("layout")) read.object("layout");
+    if (has("layout"))
+        for (const char* key : {"tp", "cp", "dp", "pp"})
+            Reader(path, read.object("layout")).number(key, 1, manifest.ranks);
     if (has("flags")) {
         const json& flags = read.object("flags");
         for (const auto& [name, value] : flags.items()) Reader(path, flags).text(name.c_str());

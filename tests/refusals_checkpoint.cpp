@@ -346,20 +346,25 @@ TEST_CASE("08: a value of another kind in the manifest: refused, or the same los
     for (const auto& [place, value] : leaves.items())
         if (!place.starts_with("/flags/") && (!place.starts_with("/files/0/tensors/") || place.ends_with("/0")))
             places.push_back(place);
+    const auto kind = [](const Json& manifest, const std::string& place) {
+        const Json& value = manifest[Json::json_pointer(place)];
+        return std::string(value.is_number_integer() ? "integer" : value.type_name());
+    };
     int64_t number = 0;
     for (const std::string& place : places)
         for (const char* value : {"null", "true", "-1", "4.5", "1000000000000", "\"x\"", "[]", "{}"}) {
             const int64_t turn = number + number / 8;  // another value at each place
             ++number;
             if (!in_slice(turn)) continue;
-            INFO(place << ": " << value);
+            INFO(place << ": " << std::string(value));
             Json manifest = good;
             manifest[Json::json_pointer(place)] = Json::parse(value);
             try {
                 const std::vector<double> found = ck.resumed(manifest.dump(1));
                 EXPECT(found == expected);
+                EXPECT((place.starts_with("/model") || kind(manifest, place) == kind(good, place)));
             } catch (const UsageError&) { EXPECT(!fs::exists("m.jsonl")); } catch (const std::exception& error) {
-                DOCTEST_FAIL_CHECK(error.what());
+                DOCTEST_FAIL_CHECK(std::string(error.what()));
             }
         }
 }
