@@ -58,8 +58,8 @@ struct Manifest {
 };
 
 // Usage error, naming the manifest and the entry, for a folder that is no checkpoint or is named for another step,
-// another format version, files that are missing, of another size, or outside the folder, and rectangles that overlap or
-// do not cover a parameter. Does not read the files.
+// another format version, files that are missing, of another size, or outside the folder, rectangles that overlap or do
+// not cover a parameter, and values of another type. Does not read the files.
 Manifest read_manifest(const std::string& folder);
 
 // Usage error, naming the file and `advice`, if a file's CRC-32 or its list of tensors is not the manifest's. Reads all

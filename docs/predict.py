@@ -575,7 +575,8 @@ def main(words=None):
         if not arguments.check:
             return quiz(arguments)
         readmes = chapters(arguments.chapter)
-        readmes += [] if arguments.chapter else [ROOT / "README.md", *ROOT.glob("docs/appendix.md")]  # no questions
+        if not arguments.chapter:  # figures, no questions
+            readmes += [path for path in (ROOT / "README.md", ROOT / "docs/appendix.md") if path.is_file()]
         commands = [figure.command for path in readmes for figure in Readme(path).figures]
         return check(arguments, readmes, programs_of(arguments.build, commands))
     except UsageError as error:

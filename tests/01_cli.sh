@@ -103,8 +103,10 @@ for setting in OMP_NUM_THREADS=0 OMP_NUM_THREADS=abc OPENBLAS_NUM_THREADS=1.5; d
 done
 if ! ldd "$program" | grep -q asan; then # OpenBLAS retries for ever to map its buffers
     limited() { (ulimit -v "$1" -t 20; OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 run "${@:2}"; exit "$code"); code=$?; }
-    for limit in 150000 250000; do # not enough before main(), and for the first product
-        limited $limit --metrics m.jsonl
+    least=150000 # in which the program itself has room, with CUDA's libraries if it is linked with them
+    while limited $least --version && [ "$code" = 127 ]; do least=$((least + 20000)); done
+    for limit in $least $((least + 140000)); do # not enough before main(), and for the first product
+        limited "$limit" --metrics m.jsonl
         verdict "ulimit -v $limit" "$(expect_line 2 "ulimit -v $limit: leaves no room" "try ulimit -v ")$(ls -A)"
     done
     limited "$(sed 's/.*try ulimit -v \([0-9]*\).*/\1/' "$work/err")"
