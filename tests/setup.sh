@@ -2,6 +2,7 @@
 # Installs the Debian/Ubuntu packages that are missing (as root or through sudo) and builds; a second run installs and
 # rebuilds nothing. Used by 08_3d_full/demo.sh and tests/run.sh.
 #   bash tests/setup.sh [BUILD_FOLDER] [-DCMAKE_OPTION=VALUE ...] [TARGET ...]        default: build/, every target
+#   bash tests/setup.sh --packages                                                    installs only
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,6 +25,7 @@ if [ ${#missing[@]} -gt 0 ]; then
         apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
     echo "== installed in $((SECONDS - began)) s"
 fi
+if [ "${1:-}" = --packages ]; then exit 0; fi
 
 folder=${1:-build}
 shift || true
