@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds and tests; installs what is missing. tests/README.md: which test is in which tier, and what only it catches.
 #   bash tests/run.sh            what a change can break: each technique at its smallest telling size
-#   bash tests/run.sh --commit   what .ci/run runs after that: emulated kernels, half of the slow scripts, a slice under
-#                                the sanitizers, fuzzing, one of the other configurations in turn
+#   bash tests/run.sh --commit   what .ci/run runs after that: emulated kernels, a quarter of the slow scripts, a slice
+#                                under the sanitizers, fuzzing, one of the other configurations in turn
 #   bash tests/run.sh --all      everything at full size, all configurations; documented commands run again
 # Ends with the seconds and units (tests/budgets.txt) of each part, and with what was skipped; exit code 1 if a test
 # fails or a part uses more than its budget. --write-times writes the CPU seconds of the tests to tests/README.md.
@@ -22,7 +22,7 @@ if [ "$tier" = all ]; then
 else # which eighth of long grids: tests/support.h
     export TRAIN70B_TEST_SLICE=$((0x$commit % 8)) EMULATE_SEED=$((0x$commit % 1000 + 1))
 fi
-half=$((0x$commit / 8 % 2)) # of what takes turns; both halves have all eighths
+turn=$((0x$commit / 8 % 4)) # of what takes turns; each has all eighths
 
 cpu_file=$(mktemp)
 trap 'rm -f "$cpu_file"' EXIT
@@ -69,8 +69,8 @@ if [ "$tier" = all ]; then
 else
     labels=$tier
     if [ "$tier" = commit ]; then
-        labels="(commit|turn-$half)"
-        skipped+=("$(ctest --test-dir build -N -L "^turn-$((1 - half))\$" | sed -n 's/^ *Test *#[0-9]*: //p' | xargs | sed 's/ /, /g'): another commit's turn")
+        labels="(commit|turn-$turn)"
+        skipped+=("$(ctest --test-dir build -N -L "^turn-[^$turn]\$" | sed -n 's/^ *Test *#[0-9]*: //p' | xargs | sed 's/ /, /g'): another commit's turn")
     fi
     part "tests: $tier, $slice of the long grids" "$tier" tests build -L "^$labels\$"
 fi
@@ -80,9 +80,9 @@ if [ ${#failed[@]} = 0 ] && [ "$tier" != change ]; then
     emulate=OFF only=() targets=() other=()
     if [ "$tier" = all ]; then
         if cuda_build; then emulate=EMULATE; fi
-    else # every second chapter
+    else # every fourth chapter
         for chapter in 01 02 03 04 05 06 07 08; do
-            if (((10#$chapter + half) % 2 == 0)); then targets+=("test_$chapter"); else other+=("$chapter"); fi
+            if (((10#$chapter - 1) % 4 == turn)); then targets+=("test_$chapter"); else other+=("$chapter"); fi
         done
         only=(-L '^sanitized$' -R "^($(IFS='|' && echo "${targets[*]#test_}"))_")
         skipped+=("chapters ${other[*]} under the sanitizers: another commit's turn")
@@ -90,13 +90,13 @@ if [ ${#failed[@]} = 0 ] && [ "$tier" != change ]; then
     part "build with sanitizers" "$(budget sanitizers-build)" bash tests/setup.sh build-sanitize \
         -DTRAIN70B_SANITIZE=address,undefined -DTRAIN70B_CUDA=$emulate "${targets[@]}"
     part "tests under the sanitizers" "$(budget sanitizers)" tests build-sanitize "${only[@]}"
-    turn=$((0x$commit % ${#configurations[@]}))
+    of_turn=$((0x$commit % ${#configurations[@]}))
     for number in "${!configurations[@]}"; do
         if [[ ${configurations[$number]} = *EMULATE* ]] && ! cuda_build; then
             skipped+=("configuration ${configurations[$number]}: no headers of CUDA here")
         elif [ "$tier" = all ]; then
             part "configuration ${configurations[$number]}" - configuration "$number"
-        elif [ "$number" = $turn ]; then
+        elif [ "$number" = $of_turn ]; then
             targets=(01_single_gpu)
             if [[ ${configurations[$number]} = *EMULATE* ]]; then targets+=(objects_01_cuda); fi
             part "configuration ${configurations[$number]}" configuration configuration "$number" "${targets[@]}"
