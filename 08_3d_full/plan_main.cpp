@@ -3,9 +3,13 @@
 // Run:   build/bin/plan --model 70b --gpus 64 --cluster h100-8x8.json --seq-len 4096 --global-batch 1024
 //        build/bin/plan --model 8b --gpus 128 --cluster h100-8x8.json --seq-len 1048576 --global-batch 8 --csv 1m.csv
 //        build/bin/plan --model 405b --gpus 16384 --cluster h100-8x8.json --seq-len 8192 --global-batch 2048 --tp 8
-// Watch: memory excludes most layouts; bubble, tp and recomputation decide among the rest. Each of the ten best comes
-//        with the flags of chapter 08. Exit code 2 if no layout fits: how much is missing, and how many devices do.
+// Watch: memory excludes most layouts; bubble, tp and recomputation decide among the rest. The first list comes after
+//        seconds, by the estimate; then the best are simulated, and each comes with the flags of chapter 08. Exit code 2
+//        if no layout fits: how much is missing, and how many devices do.
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -53,13 +57,35 @@ class Sequences {
     std::optional<Dataset> dataset_;
 };
 
-// Beyond the first 20, layouts that are slower than this by the estimate are not simulated: among the best, estimate
-// and
-// simulation differ by less.
-constexpr int64_t kLeastSimulations = 20;
-constexpr double kFarBehind = 1.06;
+// How far the work is, on stderr: on a terminal one line that is written again and again, else a line every ten seconds.
+class ProgressLine {
+  public:
+    ~ProgressLine() { clear(); }
+    void show(const char* what, double part) {
+        const auto now = std::chrono::steady_clock::now();
+        if (now < next_) return;
+        next_ = now + (terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
+        std::fputs(
+            fmt::format("{}plan: {}: {:.0f}%{}", terminal_ ? "\r\033[K" : "", what, 100 * part, terminal_ ? "" : "\n")
+                .c_str(),
+            stderr);
+        shown_ = terminal_;
+    }
+    void clear() {
+        if (std::exchange(shown_, false)) std::fputs("\r\033[K", stderr);
+    }
 
-constexpr int64_t kMostGpus = 131'072, kMostBatch = 1'000'000;
+  private:
+    const bool terminal_ = isatty(STDERR_FILENO) == 1;
+    bool shown_ = false;
+    std::chrono::steady_clock::time_point next_ =
+        std::chrono::steady_clock::now() + (terminal_ ? std::chrono::milliseconds(500) : std::chrono::seconds(10));
+};
+
+// Beyond those that are printed, layouts that are slower than this by the estimate are not simulated.
+constexpr double kFarBehind = 1.1;
+
+constexpr int64_t kMostGpus = 131'072, kMostBatch = 1'000'000, kFirstList = 5;
 
 class Planner {
   public:
@@ -74,7 +100,8 @@ class Planner {
         flags_.add("--gpus", gpus_, "devices; more or fewer nodes like those of the file", integer_from(1, kMostGpus))
             .default_text("those of the file");
         flags_.add("--reserve-gb", reserve_gb_,
-                   "of a device, not for tensors: its context, NCCL's buffers, workspace of libraries, fragmentation",
+                   "GB of a device that are not for tensors: its context, NCCL's buffers, workspace of libraries, "
+                   "fragmentation",
                    real_number(0, 1e6));
         flags_.group("Workload");
         flags_.add("--seq-len", request_.seq_len, "tokens per sequence", integer_from(1));
@@ -87,7 +114,6 @@ class Planner {
                    one_of(names_of(optimizers())));
         flags_.add("--cp-algorithm", request_.cp_algorithm, "attention algorithm over the context-parallel ranks",
                    one_of(names_of(context_algorithms())));
-        flags_.add_switch("--tp-overlap", request_.tp_overlap, "overlap tp's communication with matrix products");
         flags_.group("Layouts to choose from (a list a,b,...; default: all)");
         const auto axis = [this](const char* flag, std::vector<int64_t>& values, const char* text, int64_t least,
                                  int64_t most) {
@@ -98,20 +124,21 @@ class Planner {
         axis("--dp", request_.dp, "data-parallel ranks", 1, kMostGpus);
         axis("--pp", request_.pp, "pipeline stages", 1, kMostGpus);
         axis("--zero", request_.zero, "ZeRO stages", 0, 3);
+        axis("--hybrid-shard", request_.hybrid_shard, "ranks of ZeRO's shard groups; 0: all", 0, kMostGpus);
         axis("--micro-batch", request_.micro_batch, "sequences per micro-batch", 1, kMostBatch);
         axis("--virtual-stages", request_.virtual_stages, "model chunks per rank of --pipeline interleaved", 1, 1000);
         names("--pipeline", request_.pipeline, names_of(schedule_generators()), "pipeline schedules");
         names("--recompute", request_.recompute, recompute_names(), "what to recompute");
         names("--sequence-parallel", request_.sequence_parallel, {"on", "off"}, "sequence parallelism");
+        names("--tp-overlap", request_.tp_overlap, {"on", "off"}, "overlap tp's communication with matrix products");
         flags_.group("Output");
         flags_.add("--best", best_, "layouts to print", integer_from(1, 1000));
         flags_
             .add("--simulations", asked_simulations_,
-                 "most layouts to simulate, the best by the estimate and within 6% of it; 0: the estimate alone",
-                 integer_from(0, 10'000))
-            .default_text("100; 24 of more than 1024 devices");
+                 "most layouts to simulate, the best by the estimate; 0: the estimate alone", integer_from(0, 10'000))
+            .default_text("24; 6 of more than 1024 devices");
         flags_.add("--groups", groups_, "rows of the table of the others", integer_from(0, 10'000));
-        flags_.add("--price", budget_.price, "of a GPU-hour, in dollars", real_number(0, 1e6));
+        flags_.add("--price", budget_.price, "dollars per GPU-hour", real_number(0, 1e6));
         flags_.add("--tokens", budget_.tokens, "tokens to train on, of the budget", real_number(0, 1e18, false));
         flags_.add(
             "--noise-scale", budget_.noise_scale,
@@ -127,10 +154,14 @@ class Planner {
         check_flags();
         for (OptionalOutput* file : {&json_, &csv_}) file->open();
         const double limit = cluster_.device.memory_bytes - reserve_gb_ * 1e9;
-        const Choice choice = choose(request_, cluster_, limit, std::max(best_, simulations_));
+        const Listener listener{show_, [this](const Choice& choice) { print_first(choice); }};
+        const Choice choice = choose(request_, cluster_, limit, std::max(best_, simulations_), listener);
+        progress_.clear();
         if (choice.layouts == 0) no_layout(choice);
         if (choice.best.empty()) too_small(choice);
-        print(choice, predictions(choice));
+        const std::vector<Prediction> best = predictions(choice);
+        progress_.clear();
+        print(choice, best);
     }
 
   private:
@@ -175,7 +206,8 @@ class Planner {
         if (gpus_ == 0) gpus_ = cluster_.devices();
         cluster_ = resized(cluster_, gpus_, fmt::format("--gpus {}", gpus_));
         request_.gpus = gpus_;
-        simulations_ = asked_simulations_.value_or(gpus_ > 1024 ? 24 : 100);
+        simulations_ = asked_simulations_.value_or(gpus_ > 1024 ? 6 : 24);
+        request_.gpus_per_node = std::max<int64_t>(cluster_.gpus_per_node, 1);
         request_.grad_dtype = grad_dtype_ == "bf16" ? DType::bf16 : DType::f32;
         if (!(cluster_.device.memory_bytes > 0))
             usage_error("--cluster {}: has no memory_bytes of the device, which a plan needs", cluster_file_);
@@ -185,7 +217,7 @@ class Planner {
         if (request_.fp8.recipe != "off" && !(cluster_.device.peak_fp8 > 0))
             usage_error("--fp8 {}: a {} has no FP8 products (try --fp8 off)", request_.fp8.recipe,
                         cluster_.device.name);
-        if (request_.fp8.recipe != "off" && request_.tp_overlap)
+        if (request_.fp8.recipe != "off" && request_.tp_overlap == std::vector<std::string>{"on"})
             usage_error("--tp-overlap on: not supported with --fp8 {} (try --tp-overlap off, or --fp8 off)",
                         request_.fp8.recipe);
         for (const auto& [flag, values] :
@@ -201,43 +233,54 @@ class Planner {
         usage_error("--gpus {}: no layout is possible: {}", gpus_, why.empty() ? "the flags exclude all" : why);
     }
 
+    // Names what makes it large: the model, the shape's flags, the sequence and what is held in reserve.
     [[noreturn]] void too_small(const Choice& choice) const {
         const Candidate& smallest = *choice.smallest;
-        const int64_t enough = fewest_gpus(request_, std::max<int64_t>(cluster_.gpus_per_node, 1), choice.limit);
-        usage_error("--model {} --gpus {}: fits in no layout: {} GB per device are missing ({} of {} GB, with {}); {}",
-                    request_.model.name, gpus_, gigabytes(double(smallest.memory.total) - choice.limit),
-                    gigabytes(double(smallest.memory.total)), gigabytes(choice.limit), short_text(smallest.layout),
-                    enough > 0 ? fmt::format("the fewest that work: --gpus {}", enough)
-                               : std::string("no number of devices works with these flags"));
+        const int64_t enough = fewest_gpus(request_, choice.limit);
+        std::string flags = model_flags();
+        if (!flags_.given("--model")) flags = " --model " + request_.model.name + flags;
+        usage_error(
+            "{} --seq-len {} --reserve-gb {} --gpus {}: fits in no layout: {} GB per device are missing ({} of {} "
+            "GB, with {}); {}",
+            flags.substr(1), request_.seq_len, reserve_gb_, gpus_,
+            gigabytes(double(smallest.memory.total) - choice.limit), gigabytes(double(smallest.memory.total)),
+            gigabytes(choice.limit), short_text(smallest.layout),
+            enough > 0 ? fmt::format("the fewest that work: --gpus {}", enough)
+                       : std::string("no number of devices works with these flags"));
+    }
+
+    std::string model_flags() const {  // those that were given
+        std::string text;
+        for (const std::string& flag : ModelFlags::names())
+            if (flags_.given(flag))
+                text += fmt::format(" {} {}", flag, flags_.values().at(flag.substr(2)).get<std::string>());
+        return text;
     }
 
     // The best by simulation; without one, by the estimate.
-    std::vector<Prediction> predictions(const Choice& choice) const {
+    std::vector<Prediction> predictions(const Choice& choice) {
         std::vector<Prediction> all;
         if (simulations_ > 0) {
             const Sequences sequences(request_);
             std::vector<Candidate> candidates = choice.best;
             candidates.resize(std::min(candidates.size(), size_t(simulations_)));
-            while (int64_t(candidates.size()) > std::max(best_, kLeastSimulations) &&
+            while (int64_t(candidates.size()) > best_ &&
                    candidates.back().estimate.seconds() > kFarBehind * candidates.front().estimate.seconds())
                 candidates.pop_back();
-            all = simulated(candidates, int64_t(std::thread::hardware_concurrency()), [&](const Candidate& candidate) {
+            const auto simulate = [&](const Candidate& candidate) {
                 return simulated(request_, cluster_, sequences.dataset(), candidate);
-            });
+            };
+            all = simulated(candidates, int64_t(std::thread::hardware_concurrency()), simulate, show_);
         } else {
             for (const Candidate& candidate : choice.best) all.push_back(estimated(candidate));
         }
-        std::stable_sort(all.begin(), all.end(),
-                         [](const Prediction& a, const Prediction& b) { return a.seconds < b.seconds; });
+        all = ordered(std::move(all), cluster_.device.memory_bytes, choice.limit);
         if (int64_t(all.size()) > best_) all.resize(size_t(best_));
         return all;
     }
 
     std::string command(const Layout& layout) const {
-        std::string text = "build/bin/08_3d_full";
-        for (const std::string& flag : ModelFlags::names())
-            if (flags_.given(flag))
-                text += fmt::format(" {} {}", flag, flags_.values().at(flag.substr(2)).get<std::string>());
+        std::string text = "build/bin/08_3d_full" + model_flags();
         text += fmt::format(" --seq-len {} --global-batch {} --dtype bf16", request_.seq_len, request_.global_batch);
         if (grad_dtype_ != "fp32") text += " --grad-dtype " + grad_dtype_;
         return text + " " + flags_of(request_, layout);
@@ -247,17 +290,34 @@ class Planner {
         return command(layout) + fmt::format(" --comm fake --fake-world {} --dry-run", gpus_);
     }
 
-    void print(const Choice& choice, const std::vector<Prediction>& best) {
-        const Prediction& winner = best.front();
+    // Before anything is simulated.
+    void print_first(const Choice& choice) {
+        progress_.clear();
         say("{} ({:.4g} parameters) on {} {} of {}; a step is {} sequences of {}\n", request_.model.name,
             double(request_.model.parameters()), gpus_, cluster_.device.name, cluster_.name, request_.global_batch,
             request_.seq_len);
-        say("{} layouts, of which {} fit {} GB\n", choice.layouts, choice.fit, gigabytes(choice.limit));
+        say("each has {} GB (of 10^9 bytes) for tensors: {} less --reserve-gb {}\n", gigabytes(choice.limit),
+            gigabytes(cluster_.device.memory_bytes), reserve_gb_);
+        if (simulations_ > 0) {
+            std::vector<Prediction> first;
+            for (const Candidate& candidate : choice.best) first.push_back(estimated(candidate));
+            first = ordered(std::move(first), cluster_.device.memory_bytes, choice.limit);
+            first.resize(std::min(first.size(), size_t(std::min(best_, kFirstList))));
+            say(best_table(request_, cluster_.device, first, choice,
+                           "first list, by the estimate; the simulation follows"));
+        }
+        std::fflush(stdout);
+    }
+
+    void print(const Choice& choice, const std::vector<Prediction>& best) {
+        const Prediction& winner = best.front();
+        say("\n{} layouts, of which {} fit {} GB\n", choice.layouts, choice.fit, gigabytes(choice.limit));
         int step = 0;
         say("\nthe decision, step by step (times by the estimate)\n");
         for (const std::string& text : decision_steps(request_, cluster_, choice, winner))
             say("{}. {}\n", ++step, text);
-        const Table table = best_table(request_, cluster_.device, best, fmt::format("the {} best", best.size()));
+        const Table table =
+            best_table(request_, cluster_.device, best, choice, fmt::format("the {} best", best.size()));
         say(table);
         const Table memory = memory_table(best, choice);
         say(memory);
@@ -295,6 +355,7 @@ class Planner {
         all["seq_len"] = request_.seq_len;
         all["global_batch"] = request_.global_batch;
         all["limit_bytes"] = choice.limit;
+        all["device_bytes"] = cluster_.device.memory_bytes;
         all["layouts"] = choice.layouts;
         all["fit"] = choice.fit;
         all["steps"] = decision_steps(request_, cluster_, choice, best.front());
@@ -307,13 +368,16 @@ class Planner {
             one["micro_batch"] = l.micro_batch;
             one["recompute"] = name_of(l.recompute);
             one["sequence_parallel"] = l.sequence_parallel;
+            one["tp_overlap"] = l.tp_overlap;
+            one["hybrid_shard"] = l.hybrid_shard;
+            one["equal_to"] = each.equal_to;
             one["flags"] = flags_of(request_, l);
             one["dry_run"] = dry_run(l);
             one["predicted_by"] = each.simulated ? "simulation" : "estimate";
             one["step_s"] = each.seconds;
             one["tokens_per_s_per_gpu"] = each.tokens_per_s_per_gpu(request_);
             one["mfu"] = each.mfu(request_, cluster_.device);
-            one["bubble"] = each.bubble;
+            one["pp_wait"] = each.pp_wait;
             for (const auto& [group, seconds] : each.exposed) one["exposed_s"][group] = seconds;
             for (const auto& [part, seconds] : parts_of(each.candidate.estimate)) one["estimate_s"][part] = seconds;
             one["largest_rank"] = each.candidate.rank;
@@ -337,8 +401,8 @@ class Planner {
             }
             all["groups"].push_back(one);
         }
-        for (const NotDivisible& other : choice.others)
-            all["not_divisible"].push_back({{"what", other.what}, {"sizes", other.sizes}, {"why", other.why}});
+        for (const LeftOut& other : choice.others)
+            all["left_out"].push_back({{"what", other.what}, {"sizes", other.sizes}, {"why", other.why}});
         return all;
     }
 
@@ -349,9 +413,11 @@ class Planner {
     ClusterModel cluster_;
     int64_t gpus_ = 0, best_ = 10, groups_ = 20, simulations_ = 0;
     std::optional<int64_t> asked_simulations_;
-    double reserve_gb_ = 4;
+    double reserve_gb_ = 8;
     BudgetOptions budget_;
     OptionalOutput json_{"--json"}, csv_{"--csv"};
+    ProgressLine progress_;
+    const OnProgress show_ = [this](const char* what, double part) { progress_.show(what, part); };
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "08_3d_full/record.h"
@@ -28,7 +29,7 @@ Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, co
     const ParallelConfig config = config_of(request, candidate.layout);
     const Recording recording = record_step(options_of(request, candidate.layout), data, config, {.most_ranks = 1});
     const SimulatedStep step = simulate_step(recording, cluster);
-    Prediction prediction{candidate, step.seconds, true, step.bubble, {}};
+    Prediction prediction{candidate, step.seconds, true, step.bubble, {}, 0};
     for (const auto& [group, seconds] : step.exposed)
         prediction.exposed.emplace_back(group == "dp_cp" ? "dp" : group, seconds);
     return prediction;
@@ -36,68 +37,72 @@ Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, co
 
 namespace {
 
-// Of one worker: candidate number, seconds, bubble, groups and their seconds; a line each.
+// One worker's: for every candidate a line with its number, seconds, wait along pp, and groups with their seconds. Lines
+// are shorter than what a pipe passes as one piece.
 void work(const std::vector<Candidate>& candidates, size_t first, size_t stride,
-          const std::function<Prediction(const Candidate&)>& simulate, FILE* out) {
+          const std::function<Prediction(const Candidate&)>& simulate, int out) {
     for (size_t i = first; i < candidates.size(); i += stride) {
         const Prediction p = simulate(candidates[i]);
-        std::string line = fmt::format("{} {:.17g} {:.17g}", i, p.seconds, p.bubble);
+        std::string line = fmt::format("{} {:.17g} {:.17g}", i, p.seconds, p.pp_wait);
         for (const auto& [group, seconds] : p.exposed) line += fmt::format(" {} {:.17g}", group, seconds);
-        std::fputs((line + "\n").c_str(), out);
+        line += "\n";
+        CHECK(::write(out, line.data(), line.size()) == ssize_t(line.size()), "a simulating process cannot report");
     }
 }
 
 }  // namespace
 
 std::vector<Prediction> simulated(const std::vector<Candidate>& candidates, int64_t processes,
-                                  const std::function<Prediction(const Candidate&)>& simulate) {
+                                  const std::function<Prediction(const Candidate&)>& simulate,
+                                  const OnProgress& progress) {
     const size_t count = std::min(size_t(std::max<int64_t>(processes, 1)), candidates.size());
     std::vector<Prediction> all(candidates.size());
-    if (count <= 1) {
-        for (size_t i = 0; i < candidates.size(); ++i) all[i] = simulate(candidates[i]);
-        return all;
-    }
+    int ends[2];
+    if (pipe(ends) != 0) throw CommonError("a pipe to simulating processes cannot be made");
     std::fflush(nullptr);
-    std::vector<std::pair<pid_t, FILE*>> workers;
+    std::vector<pid_t> workers;
     for (size_t w = 0; w < count; ++w) {
-        int ends[2];
-        if (pipe(ends) != 0) throw CommonError("a pipe to a simulating process cannot be made");
         const pid_t child = fork();
         if (child < 0) throw CommonError("a simulating process cannot be started");
         if (child == 0) {
-            int code = 1;
+            int code = 0;
             try {
-                close(ends[0]);
-                FILE* out = fdopen(ends[1], "w");
-                work(candidates, w, count, simulate, out);
-                code = std::fclose(out) == 0 ? 0 : 1;
-            } catch (const std::exception& error) { std::fprintf(stderr, "plan: %s\n", error.what()); }
+                ::close(ends[0]);
+                work(candidates, w, count, simulate, ends[1]);
+            } catch (const std::exception& error) {
+                std::fprintf(stderr, "plan: %s\n", error.what());
+                code = 1;
+            }
             std::_Exit(code);
         }
-        close(ends[1]);
-        workers.emplace_back(child, fdopen(ends[0], "r"));
+        workers.push_back(child);
     }
+    ::close(ends[1]);
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n, lines = 0; (n = ::read(ends[0], buffer, sizeof buffer)) > 0;) {
+        text.append(buffer, size_t(n));
+        lines += std::count(buffer, buffer + n, '\n');
+        progress("simulating layouts", double(lines) / double(candidates.size()));
+    }
+    ::close(ends[0]);
     bool failed = false;
-    for (const auto& [child, in] : workers) {
-        std::string text;
-        char buffer[4096];
-        for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, in)) > 0;) text.append(buffer, n);
-        std::fclose(in);
+    for (const pid_t child : workers) {
         int status = 0;
         if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) failed = true;
-        std::istringstream lines(text);
-        for (std::string line; std::getline(lines, line);) {
-            std::istringstream words(line);
-            size_t i = 0;
-            double seconds = 0, bubble = 0;
-            words >> i >> seconds >> bubble;
-            Prediction prediction{candidates.at(i), seconds, true, bubble, {}};
-            std::string group;
-            for (double exposed = 0; words >> group >> exposed;) prediction.exposed.emplace_back(group, exposed);
-            all[i] = std::move(prediction);
-        }
     }
     if (failed) throw CommonError("a simulating process failed");
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+        std::istringstream words(line);
+        size_t i = 0;
+        double seconds = 0, pp_wait = 0;
+        words >> i >> seconds >> pp_wait;
+        Prediction prediction{candidates.at(i), seconds, true, pp_wait, {}, 0};
+        std::string group;
+        for (double exposed = 0; words >> group >> exposed;) prediction.exposed.emplace_back(group, exposed);
+        all[i] = std::move(prediction);
+    }
     for (const Prediction& each : all) CHECK(each.simulated, "a layout was not simulated");
     return all;
 }

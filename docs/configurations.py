@@ -18,9 +18,6 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs/configurations.md"
 TOLERANCE = 0.01
-# Layouts that are simulated, of each case: the planner's default, 100, takes minutes.
-SIMULATIONS = {"30b-16": 40, "405b-16384": 6}
-FEW = 20
 # Name: the flags of build/bin/plan. Batches: 4M tokens (Llama 1 and 2), 3.2M (GPT-3), 16M (Llama 3). --model 70b is
 # Llama 3's shape; 70b-64 trains it with Llama 2's batch and length.
 CASES = {
@@ -33,12 +30,14 @@ CASES = {
     "405b-16384": "--model 405b --gpus 16384 --cluster h100-16384.json --seq-len 8192 --global-batch 2048",
     "8b-128-1m": "--model 8b --gpus 128 --cluster h100-32x8.json --seq-len 1048576 --global-batch 16",
 }
+# Layouts that are simulated, where the planner's default takes minutes.
+SIMULATIONS = {"8b-128-1m": 6}
 KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace", "total"]
 COMMENT = "<!-- not measured: predicted; written by docs/configurations.py, compared by tests/08_plan_program.py -->"
 
 
 def flags_of(name):
-    return f"{CASES[name]} --simulations {SIMULATIONS.get(name, FEW)}"
+    return CASES[name] + (f" --simulations {SIMULATIONS[name]}" if name in SIMULATIONS else "")
 
 
 def plan(folder, name):
@@ -70,7 +69,8 @@ def table(head, rows):
 def chosen(report):
     best = report["best"][0]
     words = [f"tp {best['tp']}"] + [f"{axis} {best[axis]}" for axis in ("cp", "pp") if best[axis] > 1]
-    words += [f"dp {best['dp']}", f"ZeRO-{best['zero']}"]
+    groups = f" in groups of {best['hybrid_shard']}" if best["hybrid_shard"] else ""
+    words += [f"dp {best['dp']}", f"ZeRO-{best['zero']}{groups}"]
     if best["pp"] > 1:
         chunks = f" x {best['virtual_stages']}" if best["pipeline"] == "interleaved" else ""
         words.append(best["pipeline"] + chunks)
@@ -98,7 +98,7 @@ def section(name, report):
     lines += ["", "<!-- template: the hosts, the data and the number of steps are the reader's -->",
               *wrapped(command, "    "), ""]
     lines += [f"Predicted by {best['predicted_by']}: {best['tokens_per_s_per_gpu']:.0f} tokens/s per GPU, MFU "
-              f"{100 * best['mfu']:.1f}%, bubble {100 * best['bubble']:.1f}%, a step of {best['step_s']:.1f} s."]
+              f"{100 * best['mfu']:.1f}%, pp wait {100 * best['pp_wait']:.1f}%, a step of {best['step_s']:.1f} s."]
     return lines
 
 
@@ -110,7 +110,7 @@ def blocks(reports):
     def layout(name, report):
         best = report["best"][0]
         return [name, chosen(report), str(best["micro_batch"]), best["recompute"],
-                "on" if best["sequence_parallel"] else "off", f"{best['tokens_per_s_per_gpu']:.0f}",
+                ("on, overlap" if best["tp_overlap"] else "on") if best["sequence_parallel"] else "off", f"{best['tokens_per_s_per_gpu']:.0f}",
                 f"{100 * best['mfu']:.1f}%", gigabytes(best["memory"]["total"])]
 
     def memory(name, report):

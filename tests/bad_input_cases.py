@@ -410,8 +410,12 @@ def plan_cases(add, binaries):
             ("--micro-batch 3", "--micro-batch"), ("--pipeline interleaved --pp 1", "no layout"),
             ("--zero 4", "--zero"), ("--recompute some", "--recompute"), ("--pipeline 2f2b", "--pipeline"),
             ("--pipeline file:my.txt", "--pipeline"), ("--fp8 current --tp-overlap on", ["--tp-overlap", "--fp8"]),
+            ("--hybrid-shard 3", "no layout"), ("--cluster " + 500 * "x", ["--cluster x", "File name too long"]),
             ("--model 70b", ["--model 70b", "fits in no layout", "GB", "--gpus"]),
-            ("--model 7b --reserve-gb 79", ["fits in no layout", "GB"]), ("--reserve-gb 86", "--reserve-gb"),
+            ("--vocab 1000000000", ["--vocab 1000000000", "fits in no layout"]),
+            ("--seq-len 1000000000", ["--seq-len 1000000000", "fits in no layout"]),
+            ("--model 7b --reserve-gb 79", ["--reserve-gb 79", "fits in no layout", "GB"]),
+            ("--reserve-gb 86", "--reserve-gb"),
             ("--gpuz 8", "--gpuz"), ("125m", "125m"), ("--load-hf folder", "--load-hf")):
         bad(given.split(), expected)
     for without in (["--cluster"], ["--global-batch"]):

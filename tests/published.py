@@ -5,11 +5,13 @@ the program: python3 tests/published.py BIN_FOLDER [--self-test]
 rows        each row of the JSON is in the CSV, with the value that docs/published.py converts; at most three calibrate
 formulas    where a source gives tokens/s and TFLOP/s, the FLOPs of a token agree to 0.2%
 prediction  a twelfth of the rows, simulated again, agree with the CSV to 0.2% (TRAIN70B_TEST_SLICE=all: all rows)
+comparisons what plan/explain.h calls equal is the median error of the ratio of two predictions
 lesson      docs/published.md and the README's table are what docs/published.py writes
 """
 import csv
 import os
 import pathlib
+import re
 import statistics
 import sys
 
@@ -46,6 +48,14 @@ def check_rows(data, written):
         yield f"the median error of the held-out rows is {statistics.median(errors):.1f}%"
 
 
+def check_comparisons(data, written):
+    """The planner calls equal what the median of the comparisons cannot tell apart."""
+    median = statistics.median(published.comparison_errors(data, written))
+    equal = float(re.search(r"kEqual = ([\d.]+);", (ROOT / "08_3d_full/plan/explain.h").read_text())[1])
+    if not abs(median / 100 - equal) <= 0.005:
+        yield f"the ratio of two predictions is off by {median:.1f}%; plan/explain.h calls {100 * equal:g}% equal"
+
+
 def check_formulas(data):
     for row in data["rows"]:
         if "tflops" in row:
@@ -76,6 +86,7 @@ def check_lesson(data, written):
 def problems(data, written, program=None):
     yield from check_rows(data, written)
     yield from check_formulas(data)
+    yield from check_comparisons(data, written)
     yield from check_lesson(data, written)
     if program:
         yield from check_predictions(data, written, program)
@@ -87,7 +98,8 @@ def self_test(data, written):
         rows, lines = [dict(row) for row in data["rows"]], [dict(line) for line in written]
         change(rows, lines)
         changed = {**data, "rows": rows}
-        return [*check_rows(changed, lines), *check_formulas(changed), *check_lesson(changed, lines)]
+        return [*check_rows(changed, lines), *check_formulas(changed), *check_comparisons(changed, lines),
+                *check_lesson(changed, lines)]
 
     def given(rows):
         return next(row for row in rows if "tflops" in row)
@@ -97,6 +109,7 @@ def self_test(data, written):
              "other prediction": lambda rows, lines: lines[0].update(predicted="1"),
              "NaN": lambda rows, lines: lines[0].update(published="nan"),
              "four calibrate": lambda rows, lines: [x.update(role="calibration") for x in rows[:4] + lines[:4]],
+             "ratios that are off": lambda rows, lines: [line.update(error=str(30 * (i % 3))) for i, line in enumerate(lines)],
              "large errors": lambda rows, lines: [line.update(error="50") for line in lines],
              "other shape": lambda rows, lines: given(rows).update(seq_len=2 * given(rows)["seq_len"]),
              "other error in the lesson": lambda rows, lines: lines[5].update(error="-77.7")}

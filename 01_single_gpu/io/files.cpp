@@ -205,7 +205,8 @@ void OptionalOutput::write(const std::string& text) {
 }
 
 std::string repository_file(const std::string& path) {
-    return std::filesystem::exists(path) ? path : std::string(TRAIN70B_SOURCE_DIR) + "/" + path;
+    std::error_code error;
+    return std::filesystem::exists(path, error) ? path : std::string(TRAIN70B_SOURCE_DIR) + "/" + path;
 }
 
 namespace {

@@ -6,16 +6,31 @@
 
 namespace train70b {
 
-double states_bytes(const PlanRequest& request, const Layout& l) {
+namespace {
+
+double optimizer_bytes(const PlanRequest& r) {  // per element
+    return r.optimizer == "adamw8bit" ? 6 : r.dtype == DType::bf16 ? 12 : 8;
+}
+
+// The most of a rank: its states, and, if asked for, the inputs of its blocks where these take more than gradients.
+double bound(const PlanRequest& request, const Layout& l, bool inputs) {
     const double a = double(size_of(request.dtype)), g = double(size_of(request.grad_dtype));
-    const double states = request.optimizer == "adamw8bit" ? 6 : request.dtype == DType::bf16 ? 12 : 8;
-    const double shards = double(l.dp * l.cp);
+    const double states = optimizer_bytes(request), shards = double(l.shards());
+    const double rows =
+        double(l.micro_batch) * double(request.seq_len / l.cp) / (l.sequence_parallel ? double(l.tp) : 1);
+    const double input = inputs ? a * rows * double(request.model.hidden) : 0;
     double most = 0;
     for (const StageSize& stage : stage_sizes(request.model, l))
-        most = std::max(most, stage.elements * (a / (l.zero == 3 ? shards : 1) + g / (l.zero >= 2 ? shards : 1) +
-                                                states / (l.zero >= 1 ? shards : 1)));
+        most =
+            std::max(most, stage.elements * (a / (l.zero == 3 ? shards : 1) + states / shards) +
+                               std::max(stage.elements * g / (l.zero >= 2 ? shards : 1), double(stage.layers) * input));
     return most;
 }
+
+}  // namespace
+
+double states_bytes(const PlanRequest& request, const Layout& l) { return bound(request, l, false); }
+double least_bytes(const PlanRequest& request, const Layout& l) { return bound(request, l, true); }
 
 std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& l) {
     const ParallelConfig config = config_of(request, l);
@@ -43,26 +58,29 @@ struct Ranked {
 };
 }  // namespace
 
-Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t most) {
+Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t most,
+              const Listener& listener) {
     Enumeration all = enumerate_layouts(request);
     Choice choice{.limit = limit, .layouts = int64_t(all.layouts.size()), .others = std::move(all.others)};
     Estimator estimator(request, cluster);
     std::vector<Ranked> ranked;
     using Key = std::array<int64_t, 3>;
     std::map<Key, LayoutGroup> groups;
-    std::map<Key, std::pair<double, Layout>> least;  // states alone, where those do not fit
+    std::map<Key, std::pair<double, Layout>> least;  // by least_bytes(), where that does not fit
+    size_t done = 0;
     for (const Layout& layout : all.layouts) {
+        listener.progress("estimating layouts", double(done++) / double(all.layouts.size()));
         const Key key = {layout.tp, layout.cp, layout.pp};
         LayoutGroup& group = groups[key];
         group.tp = layout.tp, group.cp = layout.cp, group.pp = layout.pp;
         ++group.layouts;
-        if (const double states = states_bytes(request, layout); states > limit) {
-            auto [at, is_new] = least.try_emplace(key, states, layout);
-            const auto order = [](double bytes, const Layout& l) {
-                return std::tuple(bytes, l.micro_batch, -int(l.recompute), !l.sequence_parallel);
+        if (const double bytes = least_bytes(request, layout); bytes > limit) {
+            auto [at, is_new] = least.try_emplace(key, bytes, layout);
+            const auto order = [](double least, const Layout& l) {
+                return std::tuple(least, l.micro_batch, -int(l.recompute), !l.sequence_parallel);
             };
-            if (!is_new && order(states, layout) < order(at->second.first, at->second.second))
-                at->second = {states, layout};
+            if (!is_new && order(bytes, layout) < order(at->second.first, at->second.second))
+                at->second = {bytes, layout};
             continue;
         }
         const Estimate estimate = estimator(layout);
@@ -70,20 +88,32 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
     }
     std::sort(ranked.begin(), ranked.end());
 
-    std::map<std::string, int64_t> of_mesh;
+    std::map<Layout, int64_t> of_mesh, of_variant;
+    done = 0;
     for (const Ranked& each : ranked) {
+        listener.progress("fitting layouts into memory", double(done++) / double(ranked.size()));
         const auto [rank, memory] = largest_rank(request, each.layout);
         LayoutGroup& group = groups[{each.layout.tp, each.layout.cp, each.layout.pp}];
         const Candidate candidate{each.layout, each.estimate, memory, rank};
         if (double(memory.total) <= limit) {
             ++group.fit, ++choice.fit;
             if (!group.best) group.best = candidate;
-            if (int64_t(choice.best.size()) < most && ++of_mesh[each.layout.mesh()] <= kMostOfMesh)
-                choice.best.push_back(candidate);
+            if (int64_t(choice.best.size()) < most) {
+                const Layout& l = each.layout;
+                Layout variant = l;
+                variant.virtual_stages = 1;
+                int64_t& meshes = of_mesh[{.tp = l.tp, .cp = l.cp, .dp = l.dp, .pp = l.pp}];
+                if (meshes < kMostOfMesh && ++of_variant[variant] <= kMostOfVariant) {
+                    ++meshes;
+                    choice.best.push_back(candidate);
+                    if (int64_t(choice.best.size()) == most) listener.first_list(choice);
+                }
+            }
         } else if (!group.best && (!group.smallest || memory.total < group.smallest->memory.total)) {
             group.smallest = candidate;
         }
     }
+    if (!choice.best.empty() && int64_t(choice.best.size()) < most) listener.first_list(choice);
     for (auto& [key, group] : groups) {
         if (group.best) group.smallest.reset();
         if (!group.best && !group.smallest) {
@@ -102,16 +132,19 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
 bool any_fits(const PlanRequest& request, double limit) {
     const Enumeration all = enumerate_layouts(request);
     return std::any_of(all.layouts.begin(), all.layouts.end(), [&](const Layout& layout) {
-        return states_bytes(request, layout) <= limit && double(largest_rank(request, layout).second.total) <= limit;
+        return least_bytes(request, layout) <= limit && double(largest_rank(request, layout).second.total) <= limit;
     });
 }
 
-int64_t fewest_gpus(const PlanRequest& request, int64_t gpus_per_node, double limit) {
+int64_t fewest_gpus(const PlanRequest& request, double limit) {
     PlanRequest r = request;
     r.dp.clear();  // the axis that grows with the number of devices
-    // What a device holds at least, if everything is sharded evenly.
-    const double each = double(size_of(r.dtype)) + double(size_of(r.grad_dtype)) + 6;
-    const double bound = each * double(r.model.parameters()) / limit;
+    const int64_t gpus_per_node = r.gpus_per_node;
+    // least_bytes() of a device, if everything is divided evenly.
+    const double a = double(size_of(r.dtype)), parameters = double(r.model.parameters());
+    const double inputs = a * double(r.model.layers) * double(r.seq_len) * double(r.model.hidden);
+    const double bound =
+        ((a + optimizer_bytes(r)) * parameters + std::max(double(size_of(r.grad_dtype)) * parameters, inputs)) / limit;
     constexpr int64_t kMost = 1 << 20, kMostTries = 256;
     if (!(bound <= double(kMost))) return 0;
     int64_t n = std::max<int64_t>(1, int64_t(std::ceil(bound)));

@@ -1,6 +1,8 @@
 #pragma once
 // From all layouts to the best ones: what does not fit is left out by the memory formula, the rest is ranked by the
 // estimate. And why each group of the others lost.
+#include <functional>
+
 #include "08_3d_full/plan/estimate.h"
 #include "08_3d_full/plan/memory_formula.h"
 
@@ -27,22 +29,32 @@ struct Choice {
     std::vector<Candidate> best;        // by estimate, fastest first
     std::optional<Candidate> smallest;  // of all, where none fits
     std::vector<LayoutGroup> groups;    // by tp, then cp, then pp
-    std::vector<NotDivisible> others;
+    std::vector<LeftOut> others;
 };
-// most: of `best`, and at most kMostOfMesh of them with one mesh: the simulation is to see different ones.
-constexpr int64_t kMostOfMesh = 10;
-Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t most);
+// most: of `best`. The simulation is to see different ones: at most so many with one mesh, and that differ in nothing but
+// the number of model chunks.
+constexpr int64_t kMostOfMesh = 6, kMostOfVariant = 2;
+using OnProgress = std::function<void(const char* what, double part)>;  // now and then: what is done, 0 to 1 of it
+struct Listener {
+    OnProgress progress = [](const char*, double) {};
+    // As soon as `best` is complete, before the groups are; not called if nothing fits.
+    std::function<void(const Choice&)> first_list = [](const Choice&) {};
+};
+Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t most,
+              const Listener& listener = {});
 
 // The rank with the largest peak, and the peak, among the ranks that may be it: the first of the first, the second and
 // the last stage.
 std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& layout);
-// A bound from below: parameters, gradients and optimizer states alone.
+// Bounds from below: parameters, gradients and optimizer states alone; and with the blocks' inputs of a micro-batch, all
+// of which a rank holds before the first backward pass, when it need not have gradients yet.
 double states_bytes(const PlanRequest& request, const Layout& layout);
+double least_bytes(const PlanRequest& request, const Layout& layout);
 // Whether any layout fits.
 bool any_fits(const PlanRequest& request, double limit);
 // The fewest devices on which a layout fits, in whole nodes if there are several. 0: none was found among
-// the 256 smallest numbers that could hold the states.
-int64_t fewest_gpus(const PlanRequest& request, int64_t gpus_per_node, double limit);
+// the 256 smallest numbers that could hold the states and the blocks' inputs.
+int64_t fewest_gpus(const PlanRequest& request, double limit);
 
 // Why a layout is slower than the best: the part of the step that is larger by the most. "bubble +12.3%"
 std::string why_slower(const Estimate& estimate, const Estimate& best);

@@ -11,14 +11,17 @@ namespace {
 
 constexpr int64_t kMicroBatches[] = {1, 2, 4, 8};
 constexpr int64_t kMostVirtualStages = 10;
-constexpr double kMostUneven = 1.2;  // the largest stage's layers over the mean
+constexpr double kMostUneven = 1.2;   // the largest stage's layers over the mean
+constexpr int64_t kLeastRows = 1024;  // of a call of attention over cp > 1 ranks
 
 template <class T>
 bool allowed(const std::vector<T>& values, const T& value) {
     return values.empty() || std::find(values.begin(), values.end(), value) != values.end();
 }
 
-bool dominated(const std::string& schedule) { return schedule == "naive" || schedule == "gpipe"; }
+bool on_request(const std::string& schedule) {
+    return schedule == "naive" || schedule == "gpipe" || schedule == "dualpipe-v";
+}
 
 // A schedule with its number of model chunks.
 struct Passes {
@@ -50,12 +53,18 @@ class Enumerator {
             std::sort(other.sizes.begin(), other.sizes.end());
             found_.others.push_back(std::move(other));
         }
+        if (r_.pipeline.empty() && std::any_of(found_.layouts.begin(), found_.layouts.end(),
+                                               [](const Layout& layout) { return layout.pp > 1; }))
+            found_.others.push_back({"dualpipe-v",
+                                     "what its two directions overlap for each other is not implemented here "
+                                     "(--pipeline dualpipe-v asks for it)",
+                                     {}});
         return std::move(found_);
     }
 
   private:
     void leave_out(const std::string& what, int64_t size, const std::string& why) {
-        NotDivisible& other = others_[{what, why}];
+        LeftOut& other = others_[{what, why}];
         other.what = what, other.why = why;
         if (std::find(other.sizes.begin(), other.sizes.end(), size) == other.sizes.end()) other.sizes.push_back(size);
     }
@@ -83,6 +92,9 @@ class Enumerator {
         if (r_.seq_len % layout.granularity() != 0)
             return fmt::format("--seq-len {} is not divisible by {}", r_.seq_len,
                                layout.granularity() == cp ? "it" : "twice that");
+        if (const int64_t rows = r_.seq_len * ulysses / layout.granularity(); r_.cp.empty() && rows < kLeastRows)
+            return fmt::format("calls of attention with fewer than {} rows, see chapter 06 (--cp asks for them)",
+                               kLeastRows);
         return "";
     }
 
@@ -111,8 +123,14 @@ class Enumerator {
                 layout.schedule = passes.schedule, layout.virtual_stages = passes.chunks;
                 layout.micro_batch = micro_batch;
                 any = true;
-                for (int64_t zero = 0; zero <= (sharded ? 3 : 0); ++zero)
-                    if (layout.zero = zero; allowed(r_.zero, zero)) precision(layout);
+                for (int64_t zero = 0; zero <= (sharded ? 3 : 0); ++zero) {
+                    if (!allowed(r_.zero, zero)) continue;
+                    layout.zero = zero;
+                    for (const int64_t ranks : shard_groups(layout)) {
+                        layout.hybrid_shard = ranks;
+                        precision(layout);
+                    }
+                }
             }
         if (!any && layout.pp > 1) leave_out("pp", layout.pp, "no schedule for these layers and micro-batches");
     }
@@ -126,9 +144,31 @@ class Enumerator {
                     continue;
                 if (layout.tp > 1 && !allowed(r_.sequence_parallel, std::string(on ? "on" : "off"))) continue;
                 layout.sequence_parallel = on;
-                found_.layouts.push_back(layout);
+                for (const bool overlap : {false, true}) {
+                    if (overlap && (layout.tp == 1 || r_.fp8.recipe != "off")) continue;
+                    if (overlap && !on && r_.tp_overlap.empty()) continue;  // without it, g has nothing beside it
+                    if (layout.tp > 1 && !allowed(r_.tp_overlap, std::string(overlap ? "on" : "off"))) continue;
+                    layout.tp_overlap = overlap;
+                    found_.layouts.push_back(layout);
+                }
             }
         }
+    }
+
+    // Sizes of ZeRO's shard groups; 0: all ranks.
+    std::vector<int64_t> shard_groups(const Layout& layout) const {
+        if (layout.zero == 0)
+            return allowed(r_.hybrid_shard, int64_t(0)) ? std::vector<int64_t>{0} : std::vector<int64_t>{};
+        const int64_t ranks = layout.dp * layout.cp;
+        std::vector<int64_t> sizes;
+        for (const int64_t size : r_.hybrid_shard)
+            if (size < ranks && (size == 0 || ranks % size == 0)) sizes.push_back(size);
+        if (!r_.hybrid_shard.empty()) return sizes;
+        sizes.push_back(0);
+        if (layout.zero < 3) return sizes;
+        for (int64_t size = std::max<int64_t>(r_.gpus_per_node / layout.tp, 1); size < ranks; size *= 2)
+            if (size > 1 && ranks % size == 0) sizes.push_back(size);
+        return sizes;
     }
 
     std::vector<int64_t> micro_batch_sizes(int64_t dp) const {
@@ -148,7 +188,7 @@ class Enumerator {
         const std::vector<ScheduleGenerator>& all = schedule_generators();
         for (size_t i = 0; i < all.size(); ++i) {
             const ScheduleGenerator& generator = all[i];
-            if (r_.pipeline.empty() ? dominated(generator.name) : !allowed(r_.pipeline, generator.name)) continue;
+            if (r_.pipeline.empty() ? on_request(generator.name) : !allowed(r_.pipeline, generator.name)) continue;
             if (pp == 1) {  // every schedule is 1f1b's list; one of them
                 if (generator.name == "1f1b" || (!r_.pipeline.empty() && generator.default_chunks() == 1))
                     return {{int64_t(i), 1}};
@@ -173,7 +213,7 @@ class Enumerator {
     const PlanRequest& r_;
     const LlamaConfig& c_;
     Enumeration found_;
-    std::map<std::pair<std::string, std::string>, NotDivisible> others_;
+    std::map<std::pair<std::string, std::string>, LeftOut> others_;
 };
 
 }  // namespace
@@ -237,19 +277,22 @@ std::string short_text(const Layout& l) {
     std::string text = fmt::format("tp {}", l.tp);
     if (l.cp > 1) text += fmt::format(" cp {}", l.cp);
     text += fmt::format(" pp {} dp {} ZeRO-{}", l.pp, l.dp, l.zero);
+    if (l.hybrid_shard > 0) text += fmt::format(" in {}s", l.hybrid_shard);
     if (l.pp > 1) text += " " + schedule_generators()[size_t(l.schedule)].name;
     const bool loop = schedule_generators()[size_t(l.schedule)].chunks == ScheduleGenerator::Chunks::loop;
     if (loop) text += fmt::format(" x{}", l.virtual_stages);
     text += fmt::format(" mb {} {}", l.micro_batch, name_of(l.recompute));
-    return l.sequence_parallel ? text + " sp" : text;
+    if (l.sequence_parallel) text += " sp";
+    return l.tp_overlap ? text + " overlap" : text;
 }
 
 ParallelConfig config_of(const PlanRequest& request, const Layout& l) {
     ParallelConfig config;
     config.mesh = {.tp = l.tp, .cp = l.cp, .dp = l.dp, .pp = l.pp};
     config.zero.stage = int(l.zero);
+    config.zero.hybrid_shard = l.hybrid_shard;
     config.tensor.sequence_parallel = l.sequence_parallel;
-    config.tensor.overlap = request.tp_overlap && l.tp > 1;
+    config.tensor.overlap = l.tp_overlap;
     const ScheduleGenerator& generator = schedule_generators()[size_t(l.schedule)];
     config.pipeline.schedule = generator.name;
     if (generator.chunks == ScheduleGenerator::Chunks::loop) config.pipeline.virtual_stages = l.virtual_stages;
@@ -274,6 +317,7 @@ Workload workload_of(const PlanRequest& request, const Layout& l) {
 std::string flags_of(const PlanRequest& request, const Layout& l) {
     const ParallelConfig config = config_of(request, l);
     std::string text = fmt::format("--tp {} --cp {} --dp {} --pp {} --zero {}", l.tp, l.cp, l.dp, l.pp, l.zero);
+    if (l.hybrid_shard > 0) text += fmt::format(" --hybrid-shard {}", l.hybrid_shard);
     if (l.pp > 1) text += " --pipeline " + config.pipeline.schedule;
     if (config.pipeline.virtual_stages > 0) text += fmt::format(" --virtual-stages {}", l.virtual_stages);
     for (size_t i = 0; i < config.pipeline.stage_layers.size(); ++i)

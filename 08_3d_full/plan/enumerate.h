@@ -7,11 +7,15 @@
 //         pp   divides the layers, or leaves stages that differ by one layer (--stage-layers)
 //         dp   divides the global batch
 //     and each of those meshes with every ZeRO stage (if there is something to shard), every schedule with its numbers
-//     of model chunks, micro-batches of 1, 2, 4 and 8 sequences, each level of recomputation, and sequence parallelism
-//     on and off (if tp > 1).
+//     of model chunks, micro-batches of 1, 2, 4 and 8 sequences, and each level of recomputation; with tp > 1 without and
+//     with sequence parallelism, and this with overlapped communication, too; ZeRO-3 also as hybrid shard, with groups
+//     of 1, 2, 4, ... nodes.
 //
-// Left out unless asked for, because another choice is better in every case: gpipe (1f1b has its bubble and holds fewer
-// micro-batches), naive.
+// Left out unless a flag asks for it:
+//     gpipe, naive        another schedule is better in every case (1f1b has gpipe's bubble and holds fewer micro-batches)
+//     dualpipe-v          its advantage, communication that one direction overlaps for the other, is not implemented here
+//     cp with few rows    calls of attention with fewer than 1,024 rows, which no kernel is fast for, and whose exchange
+//                         of keys and values nothing hides over a network (chapter 06)
 #include "08_3d_full/config.h"
 #include "08_3d_full/plan/workload.h"
 
@@ -23,32 +27,34 @@ struct Layout {
     int64_t zero = 0, schedule = 0, virtual_stages = 1;  // schedule: index into schedule_generators()
     int64_t micro_batch = 1;
     Recompute recompute = Recompute::none;
-    bool sequence_parallel = false;
+    bool sequence_parallel = false, tp_overlap = false;
+    int64_t hybrid_shard = 0;  // ranks of a shard group; 0: all
     auto operator<=>(const Layout&) const = default;
 
     int64_t gpus() const { return tp * cp * dp * pp; }
+    int64_t shards() const { return zero == 0 ? 1 : hybrid_shard > 0 ? hybrid_shard : dp * cp; }
+    int64_t axes() const { return (tp > 1) + (cp > 1) + (dp > 1) + (pp > 1) + (hybrid_shard > 0); }  // that divide
     std::string mesh() const;  // "tp 8 x cp 1 x dp 2 x pp 4"
 };
 
 struct PlanRequest {
     LlamaConfig model;
-    int64_t gpus = 1, seq_len = 4096, global_batch = 1;
+    int64_t gpus = 1, gpus_per_node = 8, seq_len = 4096, global_batch = 1;
     DType dtype = DType::bf16, grad_dtype = DType::f32;
     Fp8Options fp8{.recipe = "off"};
     std::string optimizer = "adamw", cp_algorithm = "zigzag";
-    bool tp_overlap = false;
-    // Values to choose from; empty: all.
-    std::vector<int64_t> tp, cp, dp, pp, zero, virtual_stages, micro_batch;
-    std::vector<std::string> pipeline, recompute, sequence_parallel;
+    // Values to choose from; empty: all that are above.
+    std::vector<int64_t> tp, cp, dp, pp, zero, hybrid_shard, virtual_stages, micro_batch;
+    std::vector<std::string> pipeline, recompute, sequence_parallel, tp_overlap;
 };
 
-struct NotDivisible {
-    std::string what, why;       // "tp", "--heads 64 is not divisible by it"
+struct LeftOut {
+    std::string what, why;       // "tp", "--heads 64 is not divisible by it"; sizes none: a schedule
     std::vector<int64_t> sizes;  // 128, 256
 };
 struct Enumeration {
     std::vector<Layout> layouts;
-    std::vector<NotDivisible> others;
+    std::vector<LeftOut> others;
 };
 Enumeration enumerate_layouts(const PlanRequest& request);
 

@@ -100,10 +100,48 @@ Estimator::Pass Estimator::attention(const Layout& l, int64_t parts) {
             n * op("attention_backward", shape, 2.5 * flops, 2 * bytes, request_.dtype) + (n - 1) * merge_back, 0};
 }
 
+// f and g of a layer's two column-parallel and two row-parallel products. With overlap (04_tensor_parallel/overlap.h) a
+// product is tp pieces of rows, and what a ring's shift takes longer than a piece is exposed, as is what the pieces take
+// longer than the whole; in the backward pass the gather of x stands beside dX, and f's collective beside dW.
+Estimator::Pass Estimator::tp_of(const Layout& l) {
+    const LlamaConfig& c = request_.model;
+    const int64_t rows = l.micro_batch * request_.seq_len / l.cp, E = c.hidden, F = c.ffn / l.tp;
+    const int64_t q = c.q_width(l.tp), kv = c.kv_width(l.tp);
+    const double bytes = double(element_) * double(rows) * double(E), steps = double(l.tp - 1);
+    const double gather = l.sequence_parallel ? collective("all_gather", bytes, 1, l.tp) : 0;
+    const double reduce = collective(l.sequence_parallel ? "reduce_scatter" : "all_reduce", bytes, 1, l.tp);
+    Pass all;
+    if (!l.tp_overlap) {  // sequence parallelism gathers the input of the weight gradients once more
+        all.forward = 2 * (gather + reduce);
+        all.backward = 2 * (2 * gather + reduce);
+    } else if (!l.sequence_parallel) {
+        all.forward = 2 * reduce;
+        for (const int64_t out : {q + 2 * kv, 2 * F})
+            all.backward += std::max(0.0, reduce - product(out, E, rows, false));
+    } else {
+        const double shift = neighbor(bytes / double(l.tp), 1, l.tp);
+        const auto ring = [&](int64_t out, int64_t in) {
+            const double piece = product(rows / l.tp, out, in, false);
+            return double(l.tp) * piece - product(rows, out, in, false) + steps * std::max(0.0, shift - piece);
+        };
+        for (const int64_t out : {q + 2 * kv, 2 * F}) {  // column-parallel: x (rows, E) -> (rows, out)
+            all.forward += ring(out, E);
+            all.backward += std::max(0.0, gather - product(rows, E, out, false)) +
+                            std::max(0.0, reduce - product(out, E, rows, false));
+        }
+        for (const int64_t in : {q, F}) {  // row-parallel: x (rows, in) -> (rows, E)
+            all.forward += ring(E, in);
+            all.backward += ring(in, E);
+        }
+    }
+    all.again = l.recompute == Recompute::full ? all.forward : 0;
+    return all;
+}
+
 // Rows: tokens of a micro-batch on a rank. Products and attention see all rows of the tp group; with sequence
 // parallelism norms and residuals see their part.
 Estimator::Layer Estimator::layer_of(const Layout& l) {
-    const auto key = std::tuple(l.tp, l.cp, l.micro_batch, l.sequence_parallel, l.recompute);
+    const auto key = std::tuple(l.tp, l.cp, l.micro_batch, l.sequence_parallel, l.tp_overlap, l.recompute);
     if (const auto found = layers_.find(key); found != layers_.end()) return found->second;
     const LlamaConfig& c = request_.model;
     const bool fp8 = request_.fp8.recipe != "off";
@@ -128,20 +166,7 @@ Estimator::Layer Estimator::layer_of(const Layout& l) {
                           : l.recompute == Recompute::pointwise ? pointwise
                           : l.recompute == Recompute::selective ? pointwise + attend.forward
                                                                 : layer.compute.forward;
-    if (l.tp > 1) {
-        const double bytes = a * R * double(E);
-        const double pair = l.sequence_parallel ? collective("all_gather", bytes, 1, l.tp) +
-                                                      collective("reduce_scatter", bytes, 1, l.tp)
-                                                : collective("all_reduce", bytes, 1, l.tp);
-        // Sequence parallelism gathers the input of the weight gradients once more.
-        const double more = l.sequence_parallel ? 2 * collective("all_gather", bytes, 1, l.tp) : 0;
-        layer.tp = {2 * pair, 2 * pair + more, l.recompute == Recompute::full ? 2 * pair : 0};
-        if (request_.tp_overlap) {  // behind the products beside which they stand
-            layer.tp.forward = std::max(0.0, layer.tp.forward - products) + 0.25 * std::min(layer.tp.forward, products);
-            layer.tp.backward =
-                std::max(0.0, layer.tp.backward - gradients) + 0.25 * std::min(layer.tp.backward, gradients);
-        }
-    }
+    if (l.tp > 1) layer.tp = tp_of(l);
     if (l.cp > 1) {  // keys and values of the others; backward their gradients as well
         const double bytes = a * R * double(2 * kv), n = double(l.cp);
         if (ring) {  // each shift beside one step of attention
@@ -168,8 +193,12 @@ Estimator::Pass Estimator::head_of(const Layout& l) {
                           product(rows, E, V, false) + product(V, E, rows, false) + loss, 0};
 }
 
+// Over the ranks that share parameters. Hybrid shard: over a group's, and what was reduced there over its replicas.
 double Estimator::reduction(const Layout& l, const StageSize& stage, const char* operation, double bytes_per_element) {
-    return collective(operation, stage.elements * bytes_per_element, l.tp, l.dp * l.cp);
+    const int64_t ranks = l.dp * l.cp, group = l.zero == 0 ? ranks : l.shards();
+    const double bytes = stage.elements * bytes_per_element, own = collective(operation, bytes, l.tp, group);
+    if (group == ranks || std::string(operation) == "all_gather") return own;
+    return own + collective("all_reduce", bytes / double(group), l.tp * group, ranks / group);
 }
 
 double Estimator::tp_bytes_per_layer(const Layout& l) const {
@@ -219,7 +248,7 @@ Estimate Estimator::operator()(const Layout& l) {
             if (l.zero == 1 || l.zero == 2) e.update += reduction(l, stage, "all_gather", a);
         }
         // Master weights and moments are read and written, gradients read, weights written.
-        const double owned = stage.elements / (l.zero > 0 ? double(l.dp * l.cp) : 1);
+        const double owned = stage.elements / double(l.shards());
         const double states = request_.optimizer == "adamw8bit" ? 6 : 12;
         e.update += memory_bound(owned * (2 * states + g + a));
         if (l.pp > 1) {

@@ -7,7 +7,8 @@
 //          + what the reduction of gradients exceeds the backward pass that hides it by
 //          + update                                        the optimizer, and ZeRO-1's and 2's all-gather
 //
-// m: micro-batches. F, B: the forward and the backward pass of a micro-batch on a stage: every product by its shape
+// Communication of tp is exposed as a whole, or, with --tp-overlap, where a piece of the ring takes longer than the product
+// of the piece before it. m: micro-batches. F, B: the forward and the backward pass of a micro-batch on a stage: every product by its shape
 // (op_seconds), every collective by its group's place in the cluster (Network), alone on its links. What this leaves
 // out, the simulation has: contention, buckets, ranks that wait for each other.
 #include <map>
@@ -56,6 +57,7 @@ class Estimator {
     double message(double bytes, int64_t to);  // from rank 0, on a channel
     double neighbor(double bytes, int64_t stride, int64_t count);
     Pass attention(const Layout& layout, int64_t parts);
+    Pass tp_of(const Layout& layout);  // of a layer, exposed
     Layer layer_of(const Layout& layout);
     Pass head_of(const Layout& layout);
     double reduction(const Layout& layout, const StageSize& stage, const char* operation, double bytes_per_element);
@@ -64,7 +66,7 @@ class Estimator {
     const ClusterModel& cluster_;
     Network network_;
     int64_t element_;  // bytes of an activation
-    std::map<std::tuple<int64_t, int64_t, int64_t, bool, Recompute>, Layer> layers_;
+    std::map<std::tuple<int64_t, int64_t, int64_t, bool, bool, Recompute>, Layer> layers_;
     std::map<std::tuple<int64_t, int64_t, int64_t, bool>, Pass> heads_;
     std::map<std::tuple<std::string, double, int64_t, int64_t>, double> collectives_;
 };

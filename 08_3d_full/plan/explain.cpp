@@ -37,7 +37,7 @@ const Candidate* fastest(const Choice& choice, const Which& which) {
 
 }  // namespace
 
-std::string text_of(const NotDivisible& other) {
+std::string text_of(const LeftOut& other) {
     std::string text = other.what;
     for (size_t i = 0; i < other.sizes.size(); ++i) text += fmt::format("{} {}", i > 0 ? "," : "", other.sizes[i]);
     return text + ": " + other.why;
@@ -57,18 +57,32 @@ double Prediction::mfu(const PlanRequest& r, const DeviceModel& device) const {
 
 Prediction estimated(const Candidate& candidate) {
     const Estimate& e = candidate.estimate;
-    return {candidate,
-            e.seconds(),
-            false,
-            e.bubble / e.seconds(),
-            {{"tp", e.tp}, {"cp", e.cp}, {"pp", e.pp}, {"dp", e.dp}}};
+    return {
+        candidate, e.seconds(), false, e.bubble / e.seconds(), {{"tp", e.tp}, {"cp", e.cp}, {"pp", e.pp}, {"dp", e.dp}},
+        0};
+}
+
+std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes, double limit) {
+    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+    const auto key = [&](const Prediction& p) {
+        const bool tight = limit - double(p.candidate.memory.total) < device_bytes / 10;
+        return std::tuple(tight, p.candidate.layout.axes());
+    };
+    for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+        const double slowest = (1 + kEqual) * all[begin].seconds;
+        while (end < all.size() && all[end].seconds <= slowest) all[end++].equal_to = int64_t(begin) + 1;
+        std::stable_sort(all.begin() + std::ptrdiff_t(begin), all.begin() + std::ptrdiff_t(end),
+                         [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    }
+    return all;
 }
 
 Table best_table(const PlanRequest& request, const DeviceModel& device, const std::vector<Prediction>& best,
-                 const std::string& caption) {
-    Table table(caption, {"", Column("layout").left(), "tokens/s/GPU", "MFU", "step, s", "GB", "bubble", "tp", "cp",
-                          "pp", "dp", Column("by").left()});
+                 const Choice& choice, const std::string& caption) {
+    Table table(caption, {Column("").left(), Column("layout").left(), "tokens/s/GPU", "MFU", "step, s", "GB",
+                          "free, GB", "pp wait", "tp", "cp", "pp", "dp", Column("by").left()});
     int64_t number = 0;
+    bool some_equal = false;
     for (const Prediction& each : best) {
         const auto exposed = [&](const std::string& name) {
             double seconds = 0;
@@ -76,12 +90,23 @@ Table best_table(const PlanRequest& request, const DeviceModel& device, const st
                 if (group == name) seconds += s;
             return percent(seconds / each.seconds);
         };
-        table.row({++number, short_text(each.candidate.layout), fixed(each.tokens_per_s_per_gpu(request), 0),
+        const bool equal = ++number != each.equal_to;
+        some_equal = some_equal || equal;
+        table.row({equal ? fmt::format("{} = {}", number, each.equal_to) : std::to_string(number),
+                   short_text(each.candidate.layout), fixed(each.tokens_per_s_per_gpu(request), 0),
                    percent(each.mfu(request, device)), fixed(each.seconds, 2),
                    Cell(gigabytes(double(each.candidate.memory.total)), std::to_string(each.candidate.memory.total)),
-                   percent(each.bubble), exposed("tp"), exposed("cp"), exposed("pp"), exposed("dp"),
-                   each.simulated ? "simulation" : "estimate"});
+                   gigabytes(choice.limit - double(each.candidate.memory.total)), percent(each.pp_wait), exposed("tp"),
+                   exposed("cp"), exposed("pp"), exposed("dp"), each.simulated ? "simulation" : "estimate"});
     }
+    if (some_equal)
+        table.note(
+            fmt::format("= N: as fast as N: within {:.0f}%, which is how well predictions tell two layouts apart "
+                        "(docs/published.md);",
+                        100 * kEqual));
+    if (some_equal)
+        table.note(
+            "of equal ones those with a tenth of the device's memory free come first, then those with the fewest axes");
     return table;
 }
 
@@ -115,10 +140,10 @@ Table groups_table(const Choice& choice, const Candidate& winner, const DeviceMo
         table.note(fmt::format("({} more groups: slower still, or larger; --groups {} shows all)",
                                order.size() - most_rows, order.size()));
     table.note(
-        "best of them: the step of the group's fastest layout over the fastest of all, both by the estimate; why: "
+        "best of them: the step of the group's fastest layout over that of the first above, both by the estimate; why: "
         "what it loses, in");
-    table.note("percent of the fastest step");
-    for (const NotDivisible& other : choice.others) table.note(text_of(other));
+    table.note("percent of the first one's step");
+    for (const LeftOut& other : choice.others) table.note(text_of(other));
     return table;
 }
 
@@ -151,7 +176,7 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
                                                                                                          : 8);
     const double all = parameters * states, best_s = winner.candidate.estimate.seconds();
     const auto against = [&](const Candidate& other) {
-        return fmt::format("{:.2f} x the best step ({})", other.estimate.seconds() / best_s,
+        return fmt::format("{:.2f} x the chosen step ({})", other.estimate.seconds() / best_s,
                            why_slower(other.estimate, winner.candidate.estimate));
     };
 
@@ -171,8 +196,7 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
             "Data parallelism alone: ZeRO-{} over {} devices holds {} GB of {} GB; {:.3g} sequences per device. {}",
             data->layout.zero, data->layout.dp * data->layout.cp, gigabytes(double(data->memory.total)),
             gigabytes(choice.limit), batch,
-            won ? fmt::format("No other mesh is faster; by simulation with ZeRO-{}.", w.zero)
-                : fmt::format("It takes {}.", against(*data))));
+            won ? fmt::format("Chosen, with ZeRO-{}.", w.zero) : fmt::format("It takes {}.", against(*data))));
     } else {
         const auto group = std::find_if(choice.groups.begin(), choice.groups.end(),
                                         [](const LayoutGroup& g) { return g.tp == 1 && g.cp == 1 && g.pp == 1; });
@@ -195,9 +219,10 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
     const Candidate* beyond = fastest(choice, [&](const LayoutGroup& g) { return g.tp > cluster.gpus_per_node; });
     std::string text = fmt::format(
         "Tensor parallelism, inside a node of {}: {} heads and {} key/value heads; {} MB per layer and micro-batch "
-        "({:.0f} tokens), none of it hidden. Chosen: tp {}",
+        "({:.0f} tokens), {}. Chosen: tp {}",
         cluster.gpus_per_node, c.heads, c.kv_heads, fmt::format("{:.0f}", estimator.tp_bytes_per_layer(full) / 1e6),
-        rows, w.tp);
+        rows, w.tp_overlap || w.tp == 1 ? "hidden where --tp-overlap puts a product beside it" : "none of it hidden",
+        w.tp);
     if (w.tp > 1) text += fmt::format(", {} of the step", share(winner.candidate.estimate.tp, best_s));
     if (w.tp > 1 && none) text += fmt::format("; tp 1: {}", against(*none));
     if (w.tp > 1 && !none) text += "; tp 1 fits in no layout";
@@ -236,13 +261,18 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
     } else if (divided) {
         text += fmt::format("; the best with more: cp {}, {}", divided->layout.cp, against(*divided));
     }
+    for (const LeftOut& other : choice.others)
+        if (other.what == "cp" && other.why.find("rows") != other.why.npos) text += "; left out: " + text_of(other);
     steps.push_back(text + ".");
     steps.push_back(fmt::format(
-        "What is left, {} / ({} x {} x {}) = {}, is data parallelism, with ZeRO-{}: {} of the step exposed. "
-        "Micro-batches "
-        "of {} sequence{}; recomputation: {}, {} of the step{}. {} of {} GB.",
-        r.gpus, w.tp, w.cp, w.pp, w.dp, w.zero, share(winner.candidate.estimate.dp, best_s), w.micro_batch,
-        w.micro_batch == 1 ? "" : "s", name_of(w.recompute), share(winner.candidate.estimate.recompute, best_s),
+        "What is left, {} / ({} x {} x {}) = {}, is data parallelism, with ZeRO-{}{}: {} of the step exposed. "
+        "Micro-batches of {} sequence{}; recomputation: {}, {} of the step{}. {} of {} GB.",
+        r.gpus, w.tp, w.cp, w.pp, w.dp, w.zero,
+        w.hybrid_shard > 0
+            ? fmt::format(" in groups of {}, replicated over {}", w.hybrid_shard, w.dp * w.cp / w.hybrid_shard)
+            : "",
+        share(winner.candidate.estimate.dp, best_s), w.micro_batch, w.micro_batch == 1 ? "" : "s", name_of(w.recompute),
+        share(winner.candidate.estimate.recompute, best_s),
         w.sequence_parallel ? "; sequence parallelism divides the rest of the activations by tp" : "",
         gigabytes(double(winner.candidate.memory.total)), gigabytes(choice.limit)));
     return steps;
@@ -255,9 +285,10 @@ double run_checkpoint_bytes(const PlanRequest& r) {
 Table budget_table(const PlanRequest& r, const Prediction& winner, const BudgetOptions& o) {
     const double gpus = double(r.gpus), rate = winner.tokens_per_s_per_gpu(r) * gpus;
     const double parameters = double(r.model.parameters()), batch = double(r.global_batch * r.seq_len);
-    Table table(fmt::format("budget: {} tokens per day at {:.0f} tokens/s; {:.4g} per GPU-hour",
-                            human(tokens_per_day(rate)), rate, o.price),
-                {Column("tokens").left(), "number", "steps", "days", "GPU-hours", "cost", "loss (Chinchilla's fit)"});
+    Table table(
+        fmt::format("budget: {} tokens per day at {:.0f} tokens/s of all GPUs; {:.4g} dollars per GPU-hour",
+                    human(tokens_per_day(rate)), rate, o.price),
+        {Column("tokens").left(), "number", "steps", "days", "GPU-hours", "dollars", "loss (Chinchilla's fit), nats"});
     const auto row = [&](const std::string& name, double tokens) {
         const RunCost cost = run_cost(tokens, rate, gpus, o.price);
         table.row({name, Cell(human(tokens), tokens), fixed(tokens / batch, 0), fixed(cost.days, 1),

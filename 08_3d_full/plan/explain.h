@@ -11,16 +11,25 @@ struct Prediction {
     Candidate candidate;
     double seconds = 0;                                   // of a step
     bool simulated = false;                               // else by the estimate
-    double bubble = 0;                                    // share of the step
+    double pp_wait = 0;                                   // share of the step that ranks wait along the pipeline
     std::vector<std::pair<std::string, double>> exposed;  // seconds, by group ("tp")
+    int64_t equal_to = 0;                                 // place in the list, from 1, of the first that is as fast
 
     double tokens_per_s_per_gpu(const PlanRequest& request) const;
     double mfu(const PlanRequest& request, const DeviceModel& device) const;  // of the bf16 peak
 };
 Prediction estimated(const Candidate& candidate);
 
+// Best first. Layouts that are slower than the fastest by no more than kEqual are equal to it: first those that leave a
+// tenth of the device free besides the reserve, then by the fewest axes, then by speed. (More free memory than that is of
+// no use: an axis that only makes room is a cost.) Then come the next fastest and its equals.
+// kEqual: where published runs differ in the layout alone, half of the simulated ratios of two speeds are off by more
+// (docs/published.md).
+constexpr double kEqual = 0.04;
+std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes, double limit);
+
 Table best_table(const PlanRequest& request, const DeviceModel& device, const std::vector<Prediction>& best,
-                 const std::string& caption);
+                 const Choice& choice, const std::string& caption);
 Table groups_table(const Choice& choice, const Candidate& winner, const DeviceModel& device, size_t most_rows);
 Table memory_table(const std::vector<Prediction>& best, const Choice& choice);
 
@@ -29,12 +38,12 @@ std::vector<std::string> decision_steps(const PlanRequest& request, const Cluste
                                         const Prediction& winner);
 
 struct BudgetOptions {
-    double price = 2, tokens = 15e12, noise_scale = 0;  // noise_scale: in tokens; 0: not measured
+    double price = 2, tokens = 15e12, noise_scale = 0;  // dollars per GPU-hour; noise_scale: in tokens; 0: not measured
 };
 Table budget_table(const PlanRequest& request, const Prediction& winner, const BudgetOptions& options);
 
 double run_checkpoint_bytes(const PlanRequest& request);
-std::string text_of(const NotDivisible& other);  // "tp 128, 256: --heads 64 is not divisible by it"
-std::string gigabytes(double bytes);             // "12.3"
+std::string text_of(const LeftOut& other);  // "tp 128, 256: --heads 64 is not divisible by it"
+std::string gigabytes(double bytes);        // "12.3"
 
 }  // namespace train70b
