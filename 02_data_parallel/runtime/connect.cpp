@@ -160,6 +160,8 @@ Comm connect(const CommOptions& options, Device device) {
     return make_comm(std::move(backend), settings);
 }
 
+Comm connect(Device device) { return connect(CommOptions(), device); }
+
 Comm connect(const CommOptions& options, const TrainOptions& training) {
     if (options.backend == "fake")
         for (const auto& [flag, path] :

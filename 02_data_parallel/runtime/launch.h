@@ -1,16 +1,12 @@
 #pragma once
 // From main() to a Comm of all ranks: starting and ending MPI, choosing the backend.
 #include "01_single_gpu/trainer.h"
-#include "02_data_parallel/comm.h"
 #include "02_data_parallel/flags.h"
+#include "02_data_parallel/runtime/connect.h"
 
 namespace train70b {
 
-// Calls the body as run_program does, between MPI_Init and MPI_Finalize. Under mpirun, or without it as a single rank.
-int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body);
-
-// The group of all ranks. Also sets this rank's number of CPU threads and selects its GPU. Usage error, on all ranks,
-// if the backend cannot work here.
+// As connect(device), with the backend of the options. Usage error, on all ranks, if it cannot work here.
 Comm connect(const CommOptions& options, Device device);
 // The same; with --comm fake also a usage error for outputs that need the whole model.
 Comm connect(const CommOptions& options, const TrainOptions& training);

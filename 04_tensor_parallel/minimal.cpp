@@ -1,0 +1,89 @@
+// Tensor parallelism (Shoeybi et al. 2019): every matrix is cut over N ranks, and so is the work; every rank computes
+// the whole batch. A half of a block is f, a column-parallel layer, a row-parallel layer, g:
+//
+//            forward                                              backward
+//   f        x, the same on all ranks                             all-reduce: dx is the sum of the ranks' parts
+//   A x      q, k, v, gate, up: a rank has some outputs           attention and SwiGLU work on those alone
+//   B y      o, down: and of these layers the matching inputs
+//   g        all-reduce: the output is the sum of the parts       dy, the same on all ranks
+//
+// So a block sends four all-reduces of (R, E) per step. Norms and the residual stream are the same on all ranks.
+//
+// Run:   mpirun -np 4 --oversubscribe build/bin/04_minimal
+#include "01_single_gpu/minimal.h"
+
+#include "02_data_parallel/runtime/connect.h"
+
+namespace train70b::minimal {
+
+struct TensorParallel : OneDevice {
+    Comm ranks;
+
+    explicit TensorParallel(const Comm& all) : ranks(all) {}
+    Tensor f_backward(const Tensor& dx) { return summed(dx); }
+    Tensor g(const Tensor& y) { return summed(y); }
+    Tensor summed(const Tensor& x) {
+        ranks.all_reduce(x).wait();
+        return x;
+    }
+
+    // The logits of a row lie on all ranks, V/N on each: instead of them, three numbers per row travel.
+    //   max = max of the ranks' maxima,  sum = sum of e^(logit - max),  target's logit: 0 on all ranks but its own
+    void whole_vocabulary(Tensor& row_max, Tensor& row_sum, Tensor& target_logit) {
+        Tensor whole_max = Tensor::like(row_max);
+        copy(whole_max, row_max);
+        ranks.all_reduce(whole_max, Reduce::max).wait();
+        rescale_sums(row_sum, row_max, whole_max);  // e^(logit - row_max) becomes e^(logit - whole_max)
+        row_max = whole_max;
+        ranks.all_reduce(row_sum).wait();
+        ranks.all_reduce(target_logit).wait();
+    }
+};
+
+class Training {
+  public:
+    const Sizes s;
+    const Comm ranks;
+    Llama model;
+
+    // A rank has N-th parts of all matrices; the embedding's table and the head are cut by tokens of the vocabulary.
+    Training(const Sizes& sizes, const Comm& all)
+        : s(checked(sizes, all.size())),
+          ranks(all),
+          model(s, {all.size(), all.rank()}),
+          text_(open_text(s)),
+          parts_(all) {
+        model.allocate(s);
+    }
+
+    Result step(int64_t number) {
+        for (Unit& unit : model.units) fill(unit.grad, 0);
+        const Batch batch = make_batch(text_, s, (number - 1) * s.batch, s.batch, {{0, s.T}});
+        Llama::Saved saved;
+        const Tensor loss = model.forward({}, saved, batch, parts_);
+        model.backward({}, saved, batch, parts_);
+
+        const double norm = std::sqrt(ranks.sum(squares(model)));  // norm weights are counted on one rank
+        for (Unit& unit : model.units) update(unit, unit.data, unit.grad, number, norm);
+        return {read(loss)[0], norm};  // the loss is the same on all ranks
+    }
+
+  private:
+    static Sizes checked(const Sizes& s, int64_t ranks) {
+        for (int64_t size : {s.H, s.K, s.F, s.V})
+            if (size % ranks != 0) usage_error("{} ranks: heads, ffn and vocabulary must be divisible by them", ranks);
+        return s;
+    }
+    const Source text_;
+    TensorParallel parts_;
+};
+
+static void program(int, char**) {
+    const Sizes s;
+    Training training(s, connect(s.device));
+    train(training);
+}
+
+}  // namespace train70b::minimal
+
+int main(int argc, char** argv) { return train70b::run_ranks(argc, argv, train70b::minimal::program); }

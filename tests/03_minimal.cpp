@@ -1,0 +1,65 @@
+// 03_zero/minimal.cpp: the three stages.
+#define main minimal_main
+#include "03_zero/minimal.cpp"
+#undef main
+#include "tests/device_comms.h"
+#include "tests/minimal.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+struct OwnShard {
+    const minimal::Training& training;
+    std::pair<Tensor, int64_t> operator()(size_t unit) const {
+        const Tensor& grad = training.shards[unit].grad;
+        return {grad, training.ranks.rank() * grad.size()};
+    }
+};
+
+void check(Failures& failures, const minimal::Sizes& s, const Session& complete, int stage, const Comm& ranks) {
+    const MemoryBytes before = ledger().now();
+    minimal::Training training(s, stage, ranks);
+    const Comparison result = compare(training, complete, OwnShard{training});
+    const double bound = s.dtype == DType::f64 ? 1e-10 : 5e-6;
+    failures.expect(result.worst <= bound, fmt::format("stage {} on {} ranks: {} at {}", stage, ranks.size(),
+                                                       double(result.worst), result.worst.where));
+    failures.expect(ranks.sum(result.elements) == double(options_of(s, 1).model.parameters()), "elements left out");
+    // What stays between steps, on N ranks: all, or an N-th (up to padding) of it.
+    const double all = double(options_of(s, 1).model.parameters() * size_of(s.dtype));
+    const auto is_nth = [&](Memory kind, double of, bool sharded) {
+        const double bytes = double(ledger().now()[size_t(kind)] - before[size_t(kind)]);
+        failures.expect(std::abs(bytes - of / (sharded ? ranks.size() : 1)) < 1000,
+                        fmt::format("stage {} on {} ranks: {} bytes of {} {}", stage, ranks.size(), bytes, of,
+                                    kMemoryNames[size_t(kind)]));
+    };
+    is_nth(Memory::params, all, stage == 3);
+    is_nth(Memory::grads, all, stage >= 2);
+    is_nth(Memory::optimizer, 2 * all, true);
+}
+}  // namespace
+
+TEST_CASE("stages 1 to 3 on 1, 2, 4 and 8 ranks: the complete program's numbers to 1e-10, and an N-th of the memory") {
+    if (kEmulated) return;
+    const minimal::Sizes s = small_sizes();
+    const auto whole_program = complete(s);
+    Failures failures;
+    for (const int n : {1, 2, 4, 8})
+        on_first_ranks(n, [&](const Comm& ranks) {
+            for (int stage = 1; stage <= 3; ++stage) check(failures, s, *whole_program, stage, ranks);
+        });
+    EXPECT_NONE(failures);
+}
+
+TEST_CASE("on a GPU, to 5e-6") {
+    if (!has_gpu()) return;
+    const minimal::Sizes s = small_sizes(Device::cuda);
+    const auto whole_program = complete(s, 2);
+    Failures failures;
+    const std::vector<Comm> comms = device_comms();
+    const int64_t variants = 3 * int64_t(comms.size());
+    for (int64_t i = 0; i < variants; ++i)
+        if (const Comm& comm = comms[size_t(i / 3)]; comm.size() <= s.batch && has_turn(i, variants))
+            check(failures, s, *whole_program, int(1 + i % 3), comm);
+    EXPECT_NONE(failures);
+}
