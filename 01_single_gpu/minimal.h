@@ -10,7 +10,7 @@
 // B sequences of T tokens, R = B*T rows, E hidden, H heads, K key/value heads, D head size, F ffn, V vocabulary.
 #include <cmath>
 
-#include "01_single_gpu/io/source.h"
+#include "01_single_gpu/data/source.h"
 #include "01_single_gpu/param.h"
 
 namespace train70b::minimal {

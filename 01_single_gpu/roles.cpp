@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "01_single_gpu/core/profile.h"
-#include "01_single_gpu/io/report.h"
-#include "01_single_gpu/io/trace.h"
+#include "01_single_gpu/report/report.h"
+#include "01_single_gpu/report/trace.h"
 
 namespace train70b {
 

@@ -72,8 +72,8 @@ struct Groups {
 // those meets the others here, where --comm-check sees it. Collective.
 std::vector<double> gather(const Groups& groups, const std::vector<double>& mine);
 
-struct StepReport;  // io/report.h
-class OutputFile;   // io/files.h
+struct StepReport;  // report/report.h
+class OutputFile;   // core/files.h
 
 class Runtime {
   public:

@@ -8,8 +8,8 @@
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/version.h"
-#include "01_single_gpu/generate.h"
-#include "01_single_gpu/non_finite.h"
+#include "01_single_gpu/run/generate.h"
+#include "01_single_gpu/run/non_finite.h"
 
 namespace train70b {
 

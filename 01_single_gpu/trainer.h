@@ -2,8 +2,8 @@
 // The training loop of all eight chapters. A technique does not change it but implements one of the roles (roles.h).
 //
 //   step:  loop: forward and backward of all micro-batches -> store: reduce gradients -> norm, clip -> store: update
-#include "01_single_gpu/batches.h"
-#include "01_single_gpu/io/reference.h"
+#include "01_single_gpu/data/batches.h"
+#include "01_single_gpu/report/reference.h"
 #include "01_single_gpu/roles.h"
 
 namespace train70b {

@@ -1,6 +1,6 @@
 #pragma once
 // The flags of communication, of this chapter and of all later ones.
-#include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/flags/flags.h"
 #include "02_data_parallel/comm.h"
 
 namespace train70b {

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "01_single_gpu/io/report.h"
+#include "01_single_gpu/report/report.h"
 #include "03_zero/offload.h"
 
 namespace train70b {

@@ -1,6 +1,6 @@
 #pragma once
 // The flags of ZeRO and their checks.
-#include "01_single_gpu/io/options.h"
+#include "01_single_gpu/flags/options.h"
 #include "03_zero/zero.h"
 
 namespace train70b {

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "01_single_gpu/core/check.h"
-#include "01_single_gpu/io/json.h"
+#include "01_single_gpu/core/json.h"
 
 namespace train70b {
 

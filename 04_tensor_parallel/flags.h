@@ -1,6 +1,6 @@
 #pragma once
 // The flags of tensor parallelism, and the sizes that it accepts.
-#include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/flags/flags.h"
 #include "04_tensor_parallel/tensor_parallel.h"
 
 namespace train70b {

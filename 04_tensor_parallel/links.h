@@ -1,7 +1,7 @@
 #pragma once
 // What the links between ranks make of tensor parallelism: an estimate, no measurement.
 #include "01_single_gpu/config.h"
-#include "01_single_gpu/io/table.h"
+#include "01_single_gpu/report/table.h"
 #include "04_tensor_parallel/cluster.h"
 
 namespace train70b {

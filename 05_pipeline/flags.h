@@ -1,6 +1,6 @@
 #pragma once
 // The flags of the pipeline, and which layers a rank holds.
-#include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/flags/flags.h"
 #include "05_pipeline/pipeline.h"
 
 namespace train70b {

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "01_single_gpu/core/check.h"
-#include "01_single_gpu/io/files.h"
+#include "01_single_gpu/core/files.h"
 
 namespace train70b {
 

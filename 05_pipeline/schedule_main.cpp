@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <set>
 
-#include "01_single_gpu/io/files.h"
-#include "01_single_gpu/io/flags.h"
-#include "01_single_gpu/io/report.h"
+#include "01_single_gpu/core/files.h"
+#include "01_single_gpu/flags/flags.h"
+#include "01_single_gpu/report/report.h"
 #include "05_pipeline/draw.h"
 #include "05_pipeline/schedule_file.h"
 #include "05_pipeline/schedule_report.h"

@@ -1,6 +1,6 @@
 #pragma once
 // What `schedule` prints of a schedule: its ranks, its training steps one after another, and the other schedules.
-#include "01_single_gpu/io/table.h"
+#include "01_single_gpu/report/table.h"
 #include "05_pipeline/simulate.h"
 
 namespace train70b {

@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "01_single_gpu/core/check.h"
-#include "01_single_gpu/io/json.h"
+#include "01_single_gpu/core/json.h"
 
 namespace train70b {
 

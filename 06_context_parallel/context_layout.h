@@ -6,7 +6,7 @@
 
 namespace train70b {
 
-struct TokenRange;  // 01_single_gpu/batches.h
+struct TokenRange;  // 01_single_gpu/data/batches.h
 struct RankTokens;
 
 struct ContextParallelOptions {

@@ -1,6 +1,6 @@
 #pragma once
 // The flags of context parallelism, and the sizes that it accepts.
-#include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/flags/flags.h"
 #include "06_context_parallel/context_parallel.h"
 
 namespace train70b {

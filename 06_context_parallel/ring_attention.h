@@ -18,7 +18,7 @@
 // groups.
 //
 // R_l = B*T/N rows of this rank
-#include "01_single_gpu/batches.h"
+#include "01_single_gpu/data/batches.h"
 #include "01_single_gpu/layers.h"
 #include "02_data_parallel/comm.h"
 #include "06_context_parallel/context_layout.h"

@@ -1,6 +1,6 @@
 #pragma once
 // What rounding to 8 bits costs in accuracy: of one product, and of a training run.
-#include "01_single_gpu/io/table.h"
+#include "01_single_gpu/report/table.h"
 #include "07_fp8/compose.h"
 
 namespace train70b {

@@ -1,6 +1,6 @@
 #pragma once
 // The flags of chapter 07, and what cannot be combined.
-#include "01_single_gpu/io/flags.h"
+#include "01_single_gpu/flags/flags.h"
 #include "07_fp8/fp8.h"
 
 namespace train70b {

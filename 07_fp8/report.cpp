@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "01_single_gpu/core/registry.h"
-#include "01_single_gpu/io/bench.h"
+#include "01_single_gpu/report/bench.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "03_zero/flags.h"
 #include "07_fp8/adamw8bit.h"

@@ -5,13 +5,13 @@
 //        build/bin/08_3d_full --model 70b --comm fake --fake-world 64 --tp 8 --pp 4 --zero 1 --seq-len 4096 --dry-run
 // Watch: the loss is chapter 01's, whatever the layout; one rank of it, bit for bit.
 #include "02_data_parallel/runtime/program.h"
-#include "08_3d_full/checkpoint.h"
+#include "08_3d_full/checkpoint/checkpoint.h"
 #include "08_3d_full/compose.h"
-#include "08_3d_full/dry_run.h"
-#include "08_3d_full/inject.h"
-#include "08_3d_full/probe.h"
-#include "08_3d_full/ramps.h"
-#include "08_3d_full/replica_check.h"
+#include "08_3d_full/plan/dry_run.h"
+#include "08_3d_full/watch/inject.h"
+#include "08_3d_full/watch/probe.h"
+#include "08_3d_full/watch/ramps.h"
+#include "08_3d_full/watch/replica_check.h"
 
 using namespace train70b;
 

@@ -1,6 +1,6 @@
 #pragma once
 // The flags of the parallel configuration, and which of its values work together.
-#include "01_single_gpu/io/options.h"
+#include "01_single_gpu/flags/options.h"
 #include "08_3d_full/config.h"
 
 namespace train70b {

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "01_single_gpu/alarms.h"
-#include "01_single_gpu/training_run.h"
+#include "01_single_gpu/run/training_run.h"
 #include "tests/training.h"
 
 using namespace train70b;

@@ -10,7 +10,7 @@
 #include <set>
 #include <thread>
 
-#include "01_single_gpu/io/source.h"
+#include "01_single_gpu/data/source.h"
 #include "tests/support.h"
 
 using namespace train70b;

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "01_single_gpu/io/hf.h"
+#include "01_single_gpu/hf/hf.h"
 #include "tests/files.h"
 #include "tests/support.h"
 

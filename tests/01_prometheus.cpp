@@ -6,7 +6,7 @@
 
 #include "01_single_gpu/core/version.h"
 #include "01_single_gpu/io/prometheus.h"
-#include "01_single_gpu/training_run.h"
+#include "01_single_gpu/run/training_run.h"
 #include "tests/training.h"
 
 using namespace train70b;

@@ -1,6 +1,6 @@
 // --batch-ramp and --seq-ramp: the sizes of every step, and the tokens that are trained on.
-#include "01_single_gpu/batches.h"
-#include "01_single_gpu/ramp.h"
+#include "01_single_gpu/data/batches.h"
+#include "01_single_gpu/data/ramp.h"
 #include "tests/training.h"
 
 using namespace train70b;

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/io/comparison.h"
+#include "01_single_gpu/report/comparison.h"
 #include "01_single_gpu/trainer.h"
 #include "tests/files.h"
 #include "tests/support.h"

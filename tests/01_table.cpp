@@ -1,5 +1,5 @@
-#include "01_single_gpu/io/report.h"
-#include "01_single_gpu/io/table.h"
+#include "01_single_gpu/report/report.h"
+#include "01_single_gpu/report/table.h"
 #include "tests/support.h"
 
 using namespace train70b;

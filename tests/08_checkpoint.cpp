@@ -5,8 +5,8 @@
 
 #include <thread>
 
-#include "08_3d_full/checkpoint_cost.h"
-#include "08_3d_full/restore.h"
+#include "08_3d_full/checkpoint/cost.h"
+#include "08_3d_full/checkpoint/restore.h"
 #include "tests/checkpoints.h"
 
 using namespace train70b;

@@ -1,6 +1,6 @@
 // The parity grid: layouts that mix every technique with every other, held to one rank: losses and
 // gradient norms over four steps, and every parameter's gradient at step 1.
-#include "08_3d_full/dry_run.h"
+#include "08_3d_full/plan/dry_run.h"
 #include "tests/composed.h"
 #include "tests/grid_layouts.h"
 

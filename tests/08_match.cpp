@@ -2,7 +2,7 @@
 #include <chrono>
 #include <set>
 
-#include "08_3d_full/plan/match.h"
+#include "08_3d_full/plan/check_calls.h"
 #include "tests/mistakes.h"
 
 using namespace train70b;

@@ -1,6 +1,6 @@
 // The recorded steps of real layouts match, and mistakes made in them are found. In one process: collective operations
 // of a dry run have no peers.
-#include "08_3d_full/record.h"
+#include "08_3d_full/plan/record.h"
 #include "tests/drawn_layouts.h"
 #include "tests/grid_layouts.h"
 #include "tests/mistakes.h"

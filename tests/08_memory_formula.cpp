@@ -6,7 +6,7 @@
 #include <set>
 
 #include "05_pipeline/schedule_file.h"
-#include "08_3d_full/dry_run.h"
+#include "08_3d_full/plan/dry_run.h"
 #include "08_3d_full/plan/memory_formula.h"
 #include "tests/drawn_layouts.h"
 #include "tests/grid_layouts.h"

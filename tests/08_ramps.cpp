@@ -1,6 +1,6 @@
 // --batch-ramp and --seq-ramp in every layout: one rank's run, also where it is resumed in the middle of a ramp; and
 // continuations of a prompt, which are the same in every layout.
-#include "08_3d_full/ramps.h"
+#include "08_3d_full/watch/ramps.h"
 #include "tests/checkpoints.h"
 
 using namespace train70b;

@@ -1,8 +1,8 @@
 // Recordings of dry runs: what was left out by symmetry or by replaying micro-batches is what would have been run.
 #include <nlohmann/json.hpp>
 
-#include "08_3d_full/dry_run.h"
-#include "08_3d_full/record.h"
+#include "08_3d_full/plan/dry_run.h"
+#include "08_3d_full/plan/record.h"
 #include "tests/drawn_layouts.h"
 #include "tests/grid_layouts.h"
 

@@ -4,8 +4,8 @@
 
 #include "05_pipeline/simulate.h"
 #include "08_3d_full/plan/flows.h"
-#include "08_3d_full/plan/replay_report.h"
-#include "08_3d_full/record.h"
+#include "08_3d_full/plan/record.h"
+#include "08_3d_full/plan/simulate_report.h"
 #include "tests/grid_layouts.h"
 #include "tests/replay.h"
 

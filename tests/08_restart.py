@@ -1,4 +1,4 @@
-"""The restart loop (08_3d_full/restart.py): its decisions with a stub for mpirun, then with the program.
+"""The restart loop (08_3d_full/checkpoint/restart.py): its decisions with a stub for mpirun, then with the program.
 
 Run: python3 tests/08_restart.py build/bin
 """

@@ -21,8 +21,8 @@ import sys
 import urllib.parse
 
 RECORD, CORPUS = "docs/results/checked.txt", "docs/data/corpus.txt"
-MAINS = {"compare": "01_single_gpu/io/compare.cpp", "schedule": "05_pipeline/schedule_main.cpp",
-         "plan": "08_3d_full/plan_main.cpp"}  # of all other programs: NAME/main.cpp
+MAINS = {"compare": "01_single_gpu/report/compare.cpp", "schedule": "05_pipeline/schedule_main.cpp",
+         "plan": "08_3d_full/plan/main.cpp"}  # of all other programs: NAME/main.cpp
 PROGRAM = re.compile(r"build/bin/([\w.-]+)")
 # Comments, literals, and what a quotation mark may belong to: 1'000, names before a string.
 TOKEN = re.compile(r"""//(?:\\\n|[^\n])* | /\*.*?\*/ | (?:u8|[uUL])?R"([^\s()\\]{0,16})\(.*?\)\1"

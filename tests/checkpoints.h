@@ -2,7 +2,7 @@
 // Runs of chapter 08 that write checkpoints, in a folder that all ranks share.
 #include <nlohmann/json.hpp>
 
-#include "08_3d_full/checkpoint.h"
+#include "08_3d_full/checkpoint/checkpoint.h"
 #include "tests/composed.h"
 #include "tests/files.h"
 

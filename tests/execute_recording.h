@@ -1,12 +1,12 @@
 #pragma once
-// Executes a recording rank by rank, as the program would: the slow, obvious version of 08_3d_full/plan/match.h. Every
+// Executes a recording rank by rank, as the program would: the slow, obvious version of 08_3d_full/plan/check_calls.h. Every
 // call does what the ranks of its group do together, when they have all come to it.
 #include <deque>
 #include <map>
 #include <tuple>
 #include <utility>
 
-#include "08_3d_full/plan/progress.h"
+#include "08_3d_full/plan/check_deadlock.h"
 
 namespace train70b::test {
 

@@ -3,7 +3,7 @@
 #include <array>
 #include <map>
 
-#include "08_3d_full/plan/match.h"
+#include "08_3d_full/plan/check_calls.h"
 #include "tests/execute_recording.h"
 #include "tests/recordings.h"
 

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "01_single_gpu/core/memory.h"
-#include "01_single_gpu/io/report.h"
+#include "01_single_gpu/report/report.h"
 #include "02_data_parallel/runtime/watchdog.h"
 #include "tests/files.h"
 #include "tests/programs.h"

@@ -2,7 +2,7 @@
 // Recordings made by hand, and a cluster whose times are plain numbers: an op takes as many seconds as it has FLOPs.
 #include <utility>
 
-#include "08_3d_full/plan/replay.h"
+#include "08_3d_full/plan/simulate.h"
 #include "tests/support.h"
 
 namespace train70b::test {

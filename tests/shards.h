@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "01_single_gpu/core/random.h"
-#include "01_single_gpu/io/source.h"
+#include "01_single_gpu/data/source.h"
 #include "tests/files.h"
 
 namespace train70b::test {

@@ -38,7 +38,7 @@ class Known:
         paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
         # Texts that are split into several literals count as one.
         self.sources = "\n".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in paths)
-        self.script = (ROOT / "08_3d_full/restart.py").read_text()
+        self.script = (ROOT / "08_3d_full/checkpoint/restart.py").read_text()
 
     def run(self, folder, ranks, program, flags, code):
         """A short run; its metrics are added."""

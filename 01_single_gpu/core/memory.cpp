@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/recorder.h"
-#include "01_single_gpu/io/files.h"
 
 namespace train70b {
 

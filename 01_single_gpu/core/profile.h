@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/tensor.h"
-#include "01_single_gpu/io/files.h"
 
 namespace train70b {
 

@@ -1,6 +1,6 @@
 #pragma once
 // What a rank does, written down while it does it: ops, communication, memory. Chapter 08's dry run is such a recording
-// (08_3d_full/record.h); without one, each of these costs one branch.
+// (08_3d_full/plan/record.h); without one, each of these costs one branch.
 #include <cstdint>
 #include <string>
 #include <vector>

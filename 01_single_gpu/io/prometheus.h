@@ -4,7 +4,7 @@
 #include <limits>
 #include <optional>
 
-#include "01_single_gpu/io/report.h"
+#include "01_single_gpu/report/report.h"
 #include "01_single_gpu/roles.h"
 
 namespace train70b {

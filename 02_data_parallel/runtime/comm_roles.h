@@ -1,6 +1,6 @@
 #pragma once
 // The trainer's groups and runtime (01_single_gpu/roles.h) over Comm.
-#include "01_single_gpu/io/report.h"
+#include "01_single_gpu/report/report.h"
 #include "01_single_gpu/roles.h"
 #include "02_data_parallel/comm.h"
 #include "02_data_parallel/runtime/trace_merge.h"

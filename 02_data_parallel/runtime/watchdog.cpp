@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "01_single_gpu/core/check.h"
-#include "01_single_gpu/io/files.h"
+#include "01_single_gpu/core/files.h"
 
 namespace train70b {
 

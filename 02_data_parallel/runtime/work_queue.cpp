@@ -3,9 +3,9 @@
 #include <thread>
 #include <utility>
 
+#include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/recorder.h"
-#include "01_single_gpu/io/files.h"
 #include "02_data_parallel/runtime/watchdog.h"
 
 namespace train70b {

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "01_single_gpu/io/files.h"
+#include "01_single_gpu/core/files.h"
 
 namespace train70b {
 

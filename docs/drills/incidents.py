@@ -308,7 +308,7 @@ other one; but its process is alive, for it prints its log at SIGTERM. So its ma
 calls: in a driver call, a data loader, a lock."""
     cluster = """Before it is killed, look at that process: `gdb -p PID -batch -ex "thread apply all bt"` shows
 where it stands. Then call the driver team, not the network's. Restart without the host: docs/cluster.md,
-08_3d_full/restart.py."""
+08_3d_full/checkpoint/restart.py."""
     troubleshooting = "Nothing is printed any more"
 
     def draw(self, dice):
@@ -350,7 +350,7 @@ that one process where it was. Eight ranks, two on each node (nodes.txt)."""
     reasoning = """Six ranks were alive when the launcher ended the job: they say so. Two say nothing at all, not
 even that they were terminated, and these are exactly the two of one node."""
     cluster = """Do not start there again: leave the node out (a spare one, or fewer data-parallel ranks) and resume
-from the last checkpoint. 08_3d_full/restart.py does so when a host does not answer. Then ask for its power supply
+from the last checkpoint. 08_3d_full/checkpoint/restart.py does so when a host does not answer. Then ask for its power supply
 and its BMC log."""
     troubleshooting = "A rank is killed"
 
@@ -491,7 +491,7 @@ checkpoint may it be resumed, and without which device?"""
 replica's weight differs from the other three: it was changed after an update, in that rank's memory. The losses
 tell the step: equal up to it, different from the next one on."""
     cluster = """Resume from a checkpoint before that step (replicas_differ.equal is always safe), leave the device
-out, and read its ECC counters. 08_3d_full/restart.py sets aside the checkpoints after the last good check."""
+out, and read its ECC counters. 08_3d_full/checkpoint/restart.py sets aside the checkpoints after the last good check."""
     troubleshooting = "A rank computes other numbers than its replicas"
     extra = {"good.jsonl": "same"}
 

@@ -1,10 +1,10 @@
 // A Hugging Face folder: config.json and model.safetensors.index.json, beside a shard that belongs to them.
-// sources: io/hf.cpp io/hf_config.cpp io/safetensors.cpp io/json.cpp io/files.cpp config.cpp llama.cpp layers.cpp
+// sources: hf/hf.cpp hf/hf_config.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp llama.cpp layers.cpp
 // sources: param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
 // sources: ops/rope.cpp
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/io/hf.h"
+#include "01_single_gpu/hf/hf.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/llama.h"
 

@@ -1,14 +1,14 @@
 // The manifest of a checkpoint, beside the file that it lists.
-// sources: 08_3d_full/checkpoint_format.cpp 07_fp8/moments.cpp
-// sources: io/hf.cpp io/hf_config.cpp io/safetensors.cpp io/json.cpp io/files.cpp config.cpp llama.cpp layers.cpp
+// sources: 08_3d_full/checkpoint/format.cpp 07_fp8/moments.cpp
+// sources: hf/hf.cpp hf/hf_config.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp llama.cpp layers.cpp
 // sources: param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
 // sources: ops/rope.cpp
 #include <zlib.h>
 
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/io/hf.h"
-#include "08_3d_full/checkpoint_format.h"
+#include "01_single_gpu/hf/hf.h"
+#include "08_3d_full/checkpoint/format.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/llama.h"
 

@@ -1,8 +1,8 @@
 // Token shards in llm.c's .bin format, and masks.
-// sources: io/source.cpp io/files.cpp
+// sources: data/source.cpp core/files.cpp
 #include <cstring>
 
-#include "01_single_gpu/io/source.h"
+#include "01_single_gpu/data/source.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace train70b::fuzz {

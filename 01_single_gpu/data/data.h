@@ -1,0 +1,66 @@
+#pragma once
+// The training data of a run: one source, or several with weights. docs/data-format.md describes the files, and how
+// samples are drawn.
+#include "01_single_gpu/data/mixture.h"
+#include "01_single_gpu/data/source.h"
+
+namespace train70b {
+
+// Tokens [begin, begin + count) of a sequence.
+struct TokenRange {
+    int64_t begin, count;
+    bool operator==(const TokenRange&) const = default;
+};
+
+// Tokens (seq_len + 1), and the target of each but the last: the next token, or -1 if it is ignored.
+struct Sample {
+    std::vector<int32_t> tokens, targets;
+};
+
+class Dataset {
+  public:
+    // data: a path, or PATH:WEIGHT,PATH:WEIGHT,... A source of weight 0 is held out wholly, for evaluation. Usage error
+    // of parse_mixture and Source, and for a file that two sources have.
+    Dataset(const std::string& data, int64_t vocab, int64_t seq_len, double val_fraction);
+
+    struct Part {
+        std::string name;  // the shortest end of its path that no other source has
+        double weight = 1;
+        std::unique_ptr<const Source> source;
+    };
+    const std::vector<Part>& parts() const { return parts_; }
+    bool is_text() const;  // all sources
+    bool is_mixture() const { return parts_.size() > 1; }
+    bool has_masks() const;            // any source
+    int64_t train_tokens() const;      // of all sources
+    int64_t longest_sequence() const;  // the largest --seq-len for which every source has a sample
+    int64_t validation_samples() const;
+
+    // Sample `index` (from 0) of the run's stream, seq_len + 1 tokens. A pure function of (seed, index).
+    std::vector<int32_t> sample(uint64_t seed, int64_t index) const;
+    // Of each token of that sample 1, or 0 where it is no target; empty if the source has no masks.
+    std::vector<uint8_t> sample_mask(uint64_t seed, int64_t index) const;
+    // The same of sample `index` of the validation split of a source.
+    std::vector<int32_t> validation_sample(size_t part, int64_t index) const;
+    std::vector<uint8_t> validation_mask(size_t part, int64_t index) const;
+
+    // At most count tokens: the beginning of the first source's validation split, or of its data.
+    std::vector<int32_t> opening(int64_t count) const;
+
+  private:
+    struct Place {
+        const Source* source;
+        int64_t begin;
+    };
+    Place place(uint64_t seed, int64_t index) const;
+    std::vector<uint8_t> mask(const Place& place) const;
+
+    std::vector<Part> parts_;
+    std::unique_ptr<const Mixture> mixture_;
+    int64_t seq_len_;
+};
+
+// Every path that --data names: files and folders of all sources, and the masks of single shards.
+std::vector<std::string> data_paths(const std::string& data);
+
+}  // namespace train70b

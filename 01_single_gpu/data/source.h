@@ -1,0 +1,91 @@
+#pragma once
+// One source of training data: a text file or a folder of text (one byte is one token), or token shards in llm.c's .bin
+// format, with or without masks. docs/data-format.md describes the files.
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "01_single_gpu/core/files.h"
+
+namespace train70b {
+
+// Data files that stay open from one sample to the next: of thousands of shards, those that were read last. May be used
+// by several threads, like InputFile::read.
+class OpenFiles {
+  public:
+    OpenFiles();  // as many as a quarter of the process's limit
+    // Throws, naming the file, if it cannot be opened or has another size than it had.
+    std::shared_ptr<const InputFile> get(const std::string& path, int64_t bytes);
+
+  private:
+    struct Entry {
+        std::string path;
+        std::shared_ptr<const InputFile> file;
+    };
+    size_t most_;
+    std::mutex mutex_;
+    std::list<Entry> entries_;  // the file used last comes first
+    std::unordered_map<std::string, std::list<Entry>::iterator> by_path_;
+};
+
+class Source {
+  public:
+    // val_fraction < 0: 0.1 for text, 0 for token shards; 1: everything is held out. The validation split is the end of
+    // the data; it is empty if the data is too short for one sample in each split. Usage error if the data cannot be
+    // read, is too short for one sample of seq_len + 1 tokens, has a token outside the vocabulary, or if a mask does
+    // not match its shard.
+    Source(const std::string& path, int64_t vocab, int64_t seq_len, double val_fraction,
+           std::shared_ptr<OpenFiles> open_files = std::make_shared<OpenFiles>());
+    ~Source();
+    Source(const Source&) = delete;
+
+    const std::string path;
+    int64_t tokens() const { return total_; }
+    int64_t train_tokens() const { return train_; }
+    bool is_text() const { return is_text_; }
+    bool has_masks() const { return has_masks_; }
+    std::vector<std::string> files() const;  // of tokens, in order
+
+    // Sample `index` (from 0) of an infinite stream of samples of seq_len + 1 tokens. A pure function of (seed, index),
+    // so a run can resume at any sample and a rank can read its samples independently. An epoch visits every window of
+    // the training split once; order and alignment of the windows differ between epochs.
+    std::vector<int32_t> sample(uint64_t seed, int64_t index) const { return read_sample(sample_begin(seed, index)); }
+    int64_t samples_per_epoch() const { return windows_; }
+
+    int64_t validation_samples() const;  // consecutive windows of the validation split
+    std::vector<int32_t> validation_sample(int64_t index) const { return read_sample(validation_begin(index)); }
+
+    // The place of a sample's first token in the data.
+    int64_t sample_begin(uint64_t seed, int64_t index) const;
+    int64_t validation_begin(int64_t index) const { return train_ + index * seq_len_; }
+
+    // Tokens [begin, begin + count) of the data; of their masks one byte per token: 1, or 0 where the token is no
+    // target. Both throw, naming the file, if it has vanished or changed since.
+    std::vector<int32_t> read(int64_t begin, int64_t count) const;
+    std::vector<uint8_t> read_mask(int64_t begin, int64_t count) const;
+
+  private:
+    struct File;
+    void list_files(std::vector<std::string>& texts, std::vector<std::string>& shards,
+                    std::vector<std::string>& masks) const;
+    void add_masks(const std::vector<std::string>& masks);
+    void scan() const;
+    std::vector<int32_t> read_sample(int64_t begin) const { return read(begin, seq_len_ + 1); }
+    // Calls visit(file, from, count, at) for the parts of [begin, begin + count) in order; at: from begin.
+    template <class Visit>
+    void for_each_part(int64_t begin, int64_t count, const Visit& visit) const;
+
+    const std::shared_ptr<OpenFiles> open_files_;
+    std::vector<std::unique_ptr<File>> files_;
+    int64_t vocab_, seq_len_, total_ = 0, train_ = 0, windows_ = 0;
+    bool is_text_ = false, has_masks_ = false;
+};
+
+// The mask of a shard: NAME.mask.bin of NAME.bin.
+std::string mask_path(const std::string& shard);
+
+}  // namespace train70b

@@ -1,0 +1,243 @@
+#include "01_single_gpu/flags/options.h"
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/core/files.h"
+#include "01_single_gpu/core/registry.h"
+#include "01_single_gpu/data/data.h"
+#include "01_single_gpu/hf/hf.h"
+#include "01_single_gpu/io/prometheus.h"
+#include "01_single_gpu/report/reference.h"
+
+namespace train70b {
+
+namespace {
+constexpr const char* kDefaultData = "docs/data/corpus.txt";
+
+struct TrainDType {
+    const char* name;
+    DType dtype;
+};
+const std::vector<TrainDType> kTrainDTypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp64", DType::f64}};
+
+struct DeviceChoice {
+    const char* name;
+    std::optional<Device> device;  // empty: chosen at run time
+};
+const std::vector<DeviceChoice> kDevices = {{"auto", std::nullopt}, {"cpu", Device::cpu}, {"cuda", Device::cuda}};
+}  // namespace
+
+CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flags(description), options_(o) {
+    const Check count = integer_from(1), count0 = integer_from(0);
+    const Check positive = real_number(0, kInfinity, false), positive0 = real_number(0, kInfinity);
+
+    model_.add_to(*this);
+    add_input("--load-hf", o.load_hf, "DIR: load shape and weights of a Hugging Face Llama, Mistral, Qwen2 or Qwen3");
+    add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
+    add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
+
+    group("Data");
+    add_input("--data", o.data,
+              fmt::format("PATH: text file, folder of text, or .bin token shards; several, with weights that sum to 1: "
+                          "PATH:WEIGHT,PATH:WEIGHT,... [default: {}]",
+                          kDefaultData));
+    add("--seq-len", o.seq_len, "tokens per sequence", count);
+    add("--micro-batch", o.micro_batch, "sequences per micro-batch [default: --global-batch / data-parallel ranks]",
+        count)
+        .default_text("global / ranks");
+    add("--global-batch", o.global_batch, "sequences per optimizer step", count);
+    add("--val-fraction", o.val_fraction,
+        "fraction of the data held out for validation [default: 0.1 for text, 0 for shards]", real_number(0, 0.9))
+        .default_text("0.1 of a text, 0 of shards");
+    add("--document-token", o.document_token,
+        "token that ends a document: positions restart behind it, and attention stops [default: none]", integer_from(0))
+        .default_text("");
+    add_switch("--mask-document-ends", o.mask_document_ends,
+               "do not train to predict the first token of a document from the document token before it");
+    add("--eval-every", o.eval_every, "steps between evaluations of the validation loss; 0: never", count0);
+
+    add("--sample-every", o.sample_every, "steps between printed continuations of the prompt; 0: never", count0);
+    add("--prompt", o.prompt, "text to continue [default: the first tokens of the held-out data]",
+        {.problem = {}, .name = "TEXT"})
+        .default_text("");
+
+    group("Training");
+    add("--steps", o.steps, "number of optimizer steps", count0);
+    add("--lr", o.lr, "peak learning rate", positive0);
+    add("--min-lr", o.min_lr, "final learning rate [default: --lr / 10]", positive0).default_text("lr / 10");
+    add("--warmup-steps", o.warmup_steps, "steps of linear warmup", count0);
+    add("--lr-schedule", o.lr_schedule,
+        help_of("learning-rate schedule after the warmup [default: cosine]", lr_shapes()),
+        one_of(names_of(lr_shapes())));
+    add("--weight-decay", o.weight_decay, "AdamW: decoupled weight decay, of matrices only", positive0);
+    add("--beta1", o.beta1, "AdamW: decay rate of exp_avg", real_number(0, 0.999999));
+    add("--beta2", o.beta2, "AdamW: decay rate of exp_avg_sq", real_number(0, 0.999999));
+    add("--eps", o.eps, "AdamW: added to the denominator", positive);
+    add("--clip", o.clip, "maximum gradient norm; 0: no clipping", positive0);
+    add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
+    add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
+        .default_text("");
+    add_switch("--noise-scale", o.noise_scale, "measure the gradient noise scale: the critical batch size");
+
+    group("Precision, memory");
+    add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(names_of(kTrainDTypes)));
+    add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(names_of(kTrainDTypes)));
+    add("--recompute", o.recompute, "activations to recompute in the backward pass", one_of(recompute_names()));
+    add("--device", o.device, "device; auto: cuda if available", one_of(names_of(kDevices)));
+
+    group("Output");
+    add_output("--metrics", o.metrics, "FILE.jsonl: write metrics, one JSON line per step");
+    add_output("--trace", o.trace, "FILE.json: write Chrome trace events, of all ranks on one clock");
+    add_output("--memory-timeline", o.memory_timeline,
+               "FILE.csv: write the memory by kind after every allocation and release");
+    add_output(Prometheus::kFlag, o.prometheus, "FILE.prom: keep the current metrics for Prometheus' node exporter");
+    add("--spike-window", o.spike_window, "steps that a loss is compared with, to report a spike; 0: never", count0);
+    add("--spike-z", o.spike_z, "report a loss this many standard deviations above the recent ones", positive);
+    add_output("--save-hf", o.save_hf, "DIR: save the trained model in Hugging Face's format", hf_files());
+    add_output("--save-reference", o.save_reference, "DIR: save a reference run for build/bin/compare",
+               reference_files());
+}
+
+void CommandLine::parse(int argc, char** argv) {
+    Flags::parse(argc, argv);
+    TrainOptions& o = options_;
+    o.model = model_shape();
+    if (o.document_token && *o.document_token >= o.model.vocab)
+        usage_error("--document-token {} is outside the vocabulary (must be at most {}; newline in text: 10)",
+                    *o.document_token, o.model.vocab - 1);
+    record("--tied-embeddings", o.model.tied ? "on" : "off");
+    if (!o.prompt.empty() && o.sample_every == 0 && values().value("generate", std::string("0")) == "0")
+        usage_error("--prompt: nothing continues it without --sample-every N");
+    if (o.min_lr < 0) record("--min-lr", fmt::format("{}", o.min_lr = o.lr / 10));
+    if (o.min_lr > o.lr) usage_error("--min-lr {} must be at most --lr {}", o.min_lr, o.lr);
+    if (o.dtype == "fp64") {
+        if (given("--grad-dtype") && o.grad_dtype != "fp64")
+            usage_error("--grad-dtype {}: must be fp64 with --dtype fp64", o.grad_dtype);
+        if (o.device == "cuda")
+            usage_error("--dtype fp64: not supported with --device cuda (try --device cpu, or --dtype fp32)");
+        record("--grad-dtype", o.grad_dtype = "fp64");
+    } else if (o.grad_dtype == "fp64") {
+        usage_error("--grad-dtype fp64: not supported with --dtype {} (try --grad-dtype fp32, or --dtype fp64)",
+                    o.dtype);
+    }
+    if (o.dtype == "fp32" && o.grad_dtype == "bf16")
+        usage_error("--grad-dtype bf16: gradients must not be less precise than weights (try --dtype bf16)");
+    if (o.device == "cuda" && !why_no_cuda().empty())
+        usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
+    if (o.mask_document_ends && !o.document_token)
+        usage_error("--mask-document-ends on: needs --document-token N, the token that ends a document");
+    if (o.data.empty() && !given("--data")) o.data = repository_file(kDefaultData);
+    if (o.mup && !o.load_hf.empty())
+        usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
+                    o.load_hf);
+    check_path_flags();
+}
+
+Flags::Flag CommandLine::add_output(const std::string& flag, std::string& path, const std::string& text,
+                                    std::vector<std::string> files) {
+    path_flags_.push_back({flag, &path, true, std::move(files)});
+    return add_path(flag, path, text);
+}
+
+Flags::Flag CommandLine::add_output(OptionalOutput& file, const std::string& text) {
+    return add_output(file.flag, file.path, text);
+}
+
+Flags::Flag CommandLine::add_input(const std::string& flag, std::string& path, const std::string& text) {
+    path_flags_.push_back({flag, &path, false, {}});
+    return add_path(flag, path, text);
+}
+
+Flags::Flag CommandLine::add_path(const std::string& flag, std::string& path, const std::string& text) {
+    const size_t colon = text.find(": ");
+    CHECK(colon != text.npos, "{}: {}", flag, text);
+    return add(flag, path, text.substr(colon + 2), {.problem = {}, .name = text.substr(0, colon)});
+}
+
+void CommandLine::check_path_flags() const {
+    namespace fs = std::filesystem;
+    std::vector<PathUse> uses;
+    for (const auto& [flag, path, output, files] : path_flags_) {
+        if (path->empty() && given(flag)) usage_error("{}: empty path (must name a file or folder)", flag);
+        if (path->empty()) continue;
+        if (output) {
+            for (const std::string& file : files) uses.push_back({flag, *path + "/" + file, true});
+            if (files.empty()) uses.push_back({flag, *path, true});
+            continue;
+        }
+        for (const std::string& input : flag == "--data" ? data_paths(*path) : std::vector{*path}) {
+            std::error_code error;
+            if (!fs::is_directory(input, error)) uses.push_back({flag, input, false});
+            for (auto it = fs::recursive_directory_iterator(input, error); it != fs::recursive_directory_iterator();
+                 it.increment(error))
+                if (it->is_regular_file(error)) uses.push_back({flag, it->path().string(), false});
+        }
+    }
+    check_paths(uses);
+}
+
+LlamaConfig CommandLine::model_shape() const {
+    const TrainOptions& o = options_;
+    if (!o.load_hf.empty()) {
+        for (const std::string& flag : ModelFlags::names())
+            if (given(flag))
+                usage_error("{}: not allowed with --load-hf, because {}/config.json has the shape", flag, o.load_hf);
+        return read_hf_config(o.load_hf);
+    }
+    return model_.shape(*this);
+}
+
+void CommandLine::check_batches(int64_t data_ranks) {
+    TrainOptions& o = options_;
+    if (o.micro_batch == 0) {
+        if (o.global_batch % data_ranks != 0)
+            usage_error("--global-batch {} is not divisible by {} data-parallel ranks (try --global-batch {})",
+                        o.global_batch, data_ranks, (o.global_batch / data_ranks + 1) * data_ranks);
+        record("--micro-batch", fmt::format("{}", o.micro_batch = o.global_batch / data_ranks));
+    }
+    const int64_t at_once = o.micro_batch * data_ranks;
+    if (o.global_batch % at_once != 0)
+        usage_error(
+            "--global-batch {} is not divisible by --micro-batch {} x {} data-parallel ranks (try --global-batch {})",
+            o.global_batch, o.micro_batch, data_ranks, (o.global_batch / at_once + 1) * at_once);
+}
+
+LrSchedule TrainOptions::schedule() const { return {lr, min_lr, warmup_steps, steps, lr_schedule}; }
+
+StepSizes TrainOptions::sizes() const { return {global_batch, seq_len, batch_ramp, seq_ramp}; }
+
+Llama::Options TrainOptions::llama() const {
+    const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).dtype;
+    const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).dtype;
+    return {weights,        weights == DType::f64 ? weights : grads,
+            device_kind(),  recompute_of(recompute),
+            init_std,       z_loss,
+            mup.value_or(0)};
+}
+
+AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }
+
+bool TrainOptions::writes_files() const {
+    for (const std::string* path : {&metrics, &trace, &memory_timeline, &prometheus, &save_hf, &save_reference})
+        if (!path->empty()) return true;
+    return false;
+}
+
+TrainOptions TrainOptions::without_files() const {
+    TrainOptions o = *this;
+    o.metrics = o.trace = o.memory_timeline = o.prometheus = o.load_hf = o.save_hf = o.save_reference = "";
+    o.eval_every = o.sample_every = 0;
+    o.noise_scale = false;
+    return o;
+}
+
+Device TrainOptions::device_kind() const {
+    if (dry_run) return Device::meta;
+    if (const auto chosen = find_entry(kDevices, "--device", device).device) return *chosen;
+    return dtype != "fp64" && why_no_cuda().empty() ? Device::cuda : Device::cpu;
+}
+
+}  // namespace train70b

@@ -1,0 +1,89 @@
+#pragma once
+// The flags shared by all chapters: typed, checked, and written to the metrics file.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "01_single_gpu/core/files.h"
+#include "01_single_gpu/data/ramp.h"
+#include "01_single_gpu/flags/flags.h"
+#include "01_single_gpu/flags/lr_schedule.h"
+#include "01_single_gpu/flags/model_flags.h"
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+
+namespace train70b {
+
+struct TrainOptions {
+    LlamaConfig model;  // set by parse(): the preset with its overrides, or the loaded model's
+
+    std::string data;
+    int64_t seq_len = 128, micro_batch = 0, global_batch = 16;  // sequences; micro_batch 0: global / ranks
+    double val_fraction = -1;                                   // < 0: depends on the kind of data
+    int64_t eval_every = 0;
+    bool mask_document_ends = false;        // the token after a document's end is no target
+    std::optional<int64_t> document_token;  // ends a document (documents.h); empty: every sequence is one document
+    int64_t sample_every = 0;               // steps between continuations of the prompt; 0: none
+    std::string prompt;                     // text; empty: the beginning of the held-out data
+    Ramp batch_ramp, seq_ramp;              // chapter 08
+
+    int64_t steps = 200, warmup_steps = 20;
+    double lr = 3e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
+    std::string lr_schedule = "cosine";
+    double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
+    double z_loss = 0;
+    std::optional<int64_t> mup;  // base hidden size
+    bool noise_scale = false;
+    uint64_t seed = 1;
+
+    std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
+    std::string metrics, trace, memory_timeline, prometheus;
+    int64_t spike_window = 64;  // steps; 0: no alarm
+    double spike_z = 6;
+    std::string load_hf, save_hf, save_reference;  // folders; empty: none
+    bool dry_run = false;                          // chapter 08: book memory, compute nothing
+    bool continues = false;                        // chapter 08: an earlier run, and its metrics file
+
+    LrSchedule schedule() const;
+    StepSizes sizes() const;
+    Llama::Options llama() const;  // dtype, device, recompute, initial values
+    AdamW::Hyper adamw() const;
+    Device device_kind() const;  // auto: cuda if there is one and it has kernels for dtype
+    bool writes_files() const;
+    TrainOptions without_files() const;  // a copy without files and evaluation, for measurements
+    int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }
+};
+
+// The command line of a chapter: the shared flags, and those that the chapter adds.
+class CommandLine : public Flags {
+  public:
+    CommandLine(const std::string& description, TrainOptions& options);
+
+    void parse(int argc, char** argv);       // usage error for invalid values
+    void check_batches(int64_t data_ranks);  // usage error if the global batch is not divisible
+
+    // Flags whose values are paths. Before anything is opened, parse() checks that no output is also an input or
+    // another output, and that outputs can be written. files: the names that will be written if the path is a folder.
+    // text: "FILE.csv: what it is" shows FILE.csv as the value in --help.
+    Flag add_output(const std::string& flag, std::string& path, const std::string& text,
+                    std::vector<std::string> files = {});
+    Flag add_output(OptionalOutput& file, const std::string& text);
+    Flag add_input(const std::string& flag, std::string& path, const std::string& text);  // file or folder
+
+  private:
+    struct PathFlag {
+        std::string flag;
+        const std::string* path;
+        bool output;
+        std::vector<std::string> files;
+    };
+    Flag add_path(const std::string& flag, std::string& path, const std::string& text);
+    LlamaConfig model_shape() const;
+    void check_path_flags() const;
+
+    std::vector<PathFlag> path_flags_;
+    TrainOptions& options_;
+    ModelFlags model_;
+};
+
+}  // namespace train70b

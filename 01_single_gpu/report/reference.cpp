@@ -1,0 +1,85 @@
+#include "01_single_gpu/report/reference.h"
+
+#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/core/json.h"
+
+namespace train70b {
+
+using nlohmann::ordered_json;
+
+namespace {
+constexpr const char* kFlag = "--save-reference";
+
+std::vector<StoredTensor> entries(const std::vector<Param>& params, DType dtype) {
+    std::vector<StoredTensor> list;
+    for (const Param& param : params) list.push_back({param.name, dtype, param.global_shape});
+    return list;
+}
+}  // namespace
+
+std::vector<std::string> reference_files() {
+    return {"config.json", "initial.safetensors", "gradients.safetensors", "after_step_1.safetensors",
+            "reference.json"};
+}
+
+ReferenceWriter::ReferenceWriter(const TrainOptions& o, const LlamaConfig& config, const ordered_json& flags)
+    : params_(all_params(config)), dtype_(o.llama().dtype) {
+    if (o.steps < 1)
+        usage_error("{} {}: --steps must be at least 1, because it saves the gradients of step 1", kFlag,
+                    o.save_reference);
+    if (this_rank != 0) return;
+    folder_.emplace(kFlag, o.save_reference);
+    config_file_.emplace(kFlag, folder_->file("config.json"));
+    initial_.emplace(kFlag, folder_->file("initial.safetensors"), entries(params_, dtype_));
+    gradients_.emplace(kFlag, folder_->file("gradients.safetensors"), entries(params_, o.llama().grad_dtype));
+    after_step_1_.emplace(kFlag, folder_->file("after_step_1.safetensors"), entries(params_, dtype_));
+    json_file_.emplace(kFlag, folder_->file("reference.json"));
+
+    const ordered_json model = hf_config(config, dtype_);
+    config_file_->write(model.dump(2) + "\n");
+    ordered_json head = {
+        {"format", kReferenceFormat}, {"version", 2},   {"flags", flags},       {"model", model},
+        {"dtype", o.dtype},           {"seed", o.seed}, {"seq_len", o.seq_len}, {"global_batch", o.global_batch}};
+    if (o.document_token) head["document_token"] = *o.document_token;
+    json_file_->write("{\n");
+    for (const auto& [key, value] : head.items())
+        json_file_->write(fmt::format("  \"{}\": {},\n", key, json_text(value)));
+    json_file_->write("  \"steps\": [");
+}
+
+void ReferenceWriter::initial_weights(const GetFullParam& get_full) {
+    write_full_params(initial_ ? &*initial_ : nullptr, params_, get_full, Which::data);
+}
+
+void ReferenceWriter::gradients(const GetFullParam& get_full) {
+    write_full_params(gradients_ ? &*gradients_ : nullptr, params_, get_full, Which::grad);
+}
+
+void ReferenceWriter::after_step_1(const GetFullParam& get_full) {
+    write_full_params(after_step_1_ ? &*after_step_1_ : nullptr, params_, get_full, Which::data);
+}
+
+void ReferenceWriter::step(const StepReport& report, const std::vector<Sample>& samples, bool with_targets) {
+    if (!json_file_) return;
+    ordered_json line = {{"step", report.step},
+                         {"loss", significant_digits(report.loss, dtype_)},
+                         {"grad_norm", significant_digits(report.grad_norm, dtype_)},
+                         {"lr", report.lr}};
+    for (const Sample& sample : samples) line["tokens"].push_back(sample.tokens);
+    for (const Sample& sample : samples)
+        if (with_targets) line["targets"].push_back(sample.targets);
+    json_file_->write((steps_++ ? ",\n    " : "\n    ") + line.dump());
+}
+
+void ReferenceWriter::finish() {
+    if (!json_file_) return;
+    json_file_->write("\n  ]\n}\n");
+    initial_->commit();
+    gradients_->commit();
+    after_step_1_->commit();
+    config_file_->commit();
+    json_file_->commit();
+}
+
+}  // namespace train70b

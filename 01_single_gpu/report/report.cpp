@@ -1,0 +1,215 @@
+#include "01_single_gpu/report/report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/core/json.h"
+#include "01_single_gpu/optimizer.h"
+
+namespace train70b {
+
+using nlohmann::ordered_json;
+
+void Metrics::open(const std::string& path, bool append) {
+    if (path.empty() || this_rank != 0) return;
+    path_ = path;
+    const std::string target = output_target("--metrics", path);
+    std::error_code error;
+    if (append && std::filesystem::is_regular_file(target, error)) {  // a killed run may have left half a line
+        std::ifstream lines(target, std::ios::binary);
+        int64_t complete = 0;
+        for (std::string line; std::getline(lines, line) && !lines.eof();) complete += int64_t(line.size()) + 1;
+        std::filesystem::resize_file(target, uintmax_t(complete), error);
+    }
+    stream_ = std::fopen(target.c_str(), append ? "a" : "w");
+    if (!stream_)
+        usage_error("--metrics {}: cannot be written: {} (must be in an existing, writable folder)", path,
+                    std::strerror(errno));
+    std::setvbuf(stream_, nullptr, _IONBF, 0);  // what fails to be written is not kept for a second attempt
+}
+
+Metrics::~Metrics() {
+    if (stream_) std::fclose(stream_);
+}
+
+void Metrics::write(const ordered_json& line) {
+    if (!stream_) return;
+    const std::string text = json_text(line) + "\n";
+    const long whole_lines = std::ftell(stream_);
+    if (std::fwrite(text.data(), 1, text.size(), stream_) == text.size()) return;
+    const std::string why = std::strerror(errno);
+    if (whole_lines >= 0 && ::ftruncate(::fileno(stream_), whole_lines) != 0) {}  // a device has no length
+    throw std::runtime_error(fmt::format("--metrics {}: write failed ({})", path_, why));
+}
+
+double significant_digits(double value, DType dtype) {
+    return dtype == DType::f64 ? value : std::stod(fmt::format("{:.9g}", value));
+}
+
+ordered_json number_or_null(double value) {
+    return std::isfinite(value) ? ordered_json(significant_digits(value)) : ordered_json(nullptr);
+}
+
+namespace {
+ordered_json kinds_to_json(const MemoryBytes& bytes) {
+    ordered_json json;
+    for (int i = 0; i < kDeviceMemoryKinds; ++i) json[kMemoryNames[i]] = bytes[i];
+    if (const int64_t host = bytes[int(Memory::host)]) json["host"] = host;
+    return json;
+}
+}  // namespace
+
+ordered_json to_json(const MemoryPeak& peak) {
+    ordered_json json = kinds_to_json(peak.kind);
+    json["total"] = peak.total;
+    return json;
+}
+
+ordered_json to_json(const StepReport& r, DType dtype) {
+    ordered_json memory = kinds_to_json(r.memory);
+    memory["peak"] = to_json(r.peak);
+    ordered_json comm = ordered_json::object();
+    for (const auto& [name, bytes] : r.comm_bytes) comm[name] = bytes;
+    ordered_json json = {{"event", "step"}, {"step", r.step}, {"loss", significant_digits(r.loss, dtype)}};
+    if (r.z_loss) json["z_loss"] = significant_digits(*r.z_loss, dtype);
+    json.update({{"grad_norm", significant_digits(r.grad_norm, dtype)},
+                 {"lr", r.lr},
+                 {"param_norm", significant_digits(r.param_norm, dtype)},
+                 {"tokens_per_s", significant_digits(r.tokens_per_s)},
+                 {"mfu", r.mfu ? ordered_json(*r.mfu) : ordered_json(nullptr)},
+                 {"step_s", significant_digits(r.step_s)},
+                 {"comm_s", significant_digits(r.comm_s)},
+                 {"data_s", significant_digits(r.data_s)}});
+    if (r.size) json["global_batch"] = r.size->sequences, json["seq_len"] = r.size->seq_len;
+    if (r.attention_pairs) json["attention_pairs"] = *r.attention_pairs;
+    if (r.noise_scale) json["noise_scale"] = number_or_null(*r.noise_scale);
+    if (r.targets) json["targets"] = *r.targets;
+    if (const auto& s = r.straggler)
+        json["straggler"] = {{"rank", s->rank},
+                             {"busy_s", significant_digits(s->busy_s)},
+                             {"median_busy_s", significant_digits(s->median_busy_s)},
+                             {"waited_s", significant_digits(s->waited_s)}};
+    json["memory"] = memory;
+    json["comm_bytes"] = comm;
+    return json;
+}
+
+namespace {
+double middle(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const size_t half = values.size() / 2;
+    return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+}  // namespace
+
+Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s) {
+    std::vector<double> busy, others;
+    for (size_t i = 0; i < step_s.size(); ++i) busy.push_back(step_s[i] - waited_s[i]);
+    const auto slowest = size_t(std::max_element(busy.begin(), busy.end()) - busy.begin());
+    for (size_t i = 0; i < waited_s.size(); ++i)
+        if (i != slowest) others.push_back(waited_s[i]);
+    return {.rank = int64_t(slowest),
+            .busy_s = busy[slowest],
+            .median_busy_s = middle(busy),
+            .waited_s = std::max(0.0, middle(others) - waited_s[slowest])};
+}
+
+std::string human_bytes(double bytes) {
+    const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    while (bytes >= 1024 && unit < 4) bytes /= 1024, ++unit;
+    return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, units[unit]);
+}
+
+std::string human_count(double count) {
+    const char* units[] = {"", "k", "M", "G", "T"};
+    int unit = 0;
+    while (count >= 1000 && unit < 4) count /= 1000, ++unit;
+    return fmt::format("{:.{}f}{}", count, unit == 0 ? 0 : 1, units[unit]);
+}
+
+void Progress::step(const StepReport& r) {
+    if (this_rank != 0 || Quiet::on()) return;
+    seconds_ += r.step_s;
+    ++since_print_;
+    const bool milestone = r.step == 1 || r.step == steps_ || since_print_ >= std::max<int64_t>(1, steps_ / 20);
+    // Under mpirun, isatty is true even if mpirun's own output is not a terminal.
+    const bool terminal = isatty(STDOUT_FILENO) && !std::getenv("OMPI_COMM_WORLD_SIZE");
+    if (!milestone && !terminal) return;
+    if (milestone) since_print_ = 0;
+    const auto left = static_cast<int64_t>(seconds_ / double(r.step) * double(steps_ - r.step) + 0.5);
+    std::fputs(live_ ? "\r\x1b[K" : "", stdout);
+    const std::string line =
+        fmt::format("step {:>5}/{}  loss {:.4f}  |g| {:<6.3g}  lr {:.2e}  {:>6} tok/s  {}{}  eta {}:{:02}", r.step,
+                    steps_, r.loss, r.grad_norm, r.lr, human_count(r.tokens_per_s), human_bytes(double(r.peak.total)),
+                    r.mfu ? fmt::format("  mfu {:.1f}%", 100 * *r.mfu) : "", left / 60, left % 60);
+    std::fputs(line.c_str(), stdout);
+    live_ = !milestone;
+    if (milestone) std::fputc('\n', stdout);
+    std::fflush(stdout);
+}
+
+Progress::~Progress() {
+    if (!live_) return;
+    std::fputc('\n', stdout);
+    std::fflush(stdout);
+}
+
+void Progress::line(const std::string& text) {
+    if (this_rank != 0 || Quiet::on()) return;
+    std::fputs(fmt::format("{}{}\n", live_ ? "\r\x1b[K" : "", text).c_str(), stdout);
+    live_ = false;
+    std::fflush(stdout);
+}
+
+Table memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
+                   const MemoryPeak& peak) {
+    const int64_t n = config.parameters(), weight = size_of(options.dtype), grad = size_of(options.grad_dtype);
+    const int64_t state = AdamW::state_bytes(options.dtype);
+    const ActivationFormula act = activation_formula(config, micro_batch, seq_len, options.dtype, options.recompute);
+    Table table("", {"peak bytes", "measured", "formula", Column("formula").left()});
+    const auto row = [&](Memory kind, const Cell& expected, const std::string& text) {
+        table.row({kMemoryNames[int(kind)], peak.kind[size_t(kind)], expected, text});
+    };
+    row(Memory::params, weight * n, fmt::format("{} N, N = {} parameters", weight, n));
+    row(Memory::grads, grad * n, fmt::format("{} N", grad));
+    row(Memory::optimizer, state * n,
+        fmt::format("{} N: exp_avg, exp_avg_sq{} in {}", state, master_bytes(options.dtype) ? ", master" : "",
+                    name_of(stats_dtype(options.dtype))));
+    row(Memory::activations, act.total,
+        fmt::format("{} blocks x {} + {} + working set {}", config.layers, act.block, act.fixed, act.working));
+    row(Memory::workspace, "-", "depends on the device");
+    table.row({"total", peak.total, "-", fmt::format("peak of the sum ({})", human_bytes(double(peak.total)))});
+    return table;
+}
+
+Table memory_table(const std::string& caption, const std::vector<MemoryRow>& rows) {
+    int kinds = kDeviceMemoryKinds;
+    for (const MemoryRow& row : rows)
+        if (row.peak.kind[int(Memory::host)] > 0) kinds = kMemoryKinds;
+    std::vector<Column> columns = {""};
+    columns.insert(columns.end(), kMemoryNames.begin(), kMemoryNames.begin() + kinds);
+    columns.push_back("total");
+    Table table(caption, columns);
+    for (const MemoryRow& row : rows) {
+        std::vector<Cell> measured = {row.name}, formula = {""};
+        for (int i = 0; i < kinds; ++i) {
+            measured.push_back(row.peak.kind[i]);
+            formula.push_back(row.formula[i] < 0 ? Cell() : Cell(row.formula[i]));
+        }
+        measured.push_back(row.peak.total);
+        table.row(measured);
+        if (row.formula != kNoFormula) table.row(formula);
+    }
+    return table;
+}
+
+}  // namespace train70b

@@ -1,0 +1,122 @@
+#pragma once
+// Output of a run: progress lines, the metrics file, the memory table. Printed and written by rank 0.
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+
+#include "01_single_gpu/core/files.h"
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/report/table.h"
+
+namespace train70b {
+
+// The rank with the most work of its own in a step: seconds of the step in which it did not wait for communication.
+struct Straggler {
+    int64_t rank = 0;
+    double busy_s = 0, median_busy_s = 0;  // of this rank; the median of all ranks
+    double waited_s = 0;  // how much longer than this rank the others (their median) waited for communication
+};
+// Of several ranks' steps, in rank order: the seconds of the step, and those in which its own work waited.
+Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s);
+
+struct StepReport {
+    int64_t step = 0;               // from 1
+    double loss = 0;                // mean over the global batch, before the update; the cross-entropy alone
+    double grad_norm = 0;           // before clipping
+    double lr = 0, param_norm = 0;  // param_norm: after the update
+    double tokens_per_s = 0, step_s = 0, comm_s = 0, data_s = 0;
+    std::optional<int64_t> targets;  // of the global batch, where some are ignored
+    struct Size {
+        int64_t sequences, seq_len;
+    };
+    std::optional<Size> size;               // of the global batch, where it varies from step to step
+    std::optional<double> z_loss;           // what it adds to the loss, where there is one
+    std::optional<double> noise_scale;      // tokens; NaN: not known yet
+    double flops = 0;                       // model FLOPs of all ranks
+    std::optional<double> mfu;              // model FLOPs / peak FLOPs, if the peak is known
+    std::optional<double> attention_pairs;  // (query, key) of the global batch, with --document-token
+    MemoryBytes memory{};                   // after the update
+    MemoryPeak peak;                        // since the step began
+    double waited_s = 0;                    // seconds in which this rank's own work waited for communication
+    std::map<std::string, int64_t> comm_bytes;
+    std::map<std::string, double> comm_seconds;
+    std::optional<Straggler> straggler;  // where there are several ranks
+};
+
+// A JSON lines file, flushed after every line so that a run can be followed. Writes nothing until it is opened.
+class Metrics {
+  public:
+    Metrics() = default;
+    ~Metrics();
+    Metrics(const Metrics&) = delete;
+    // Usage error if it cannot be written. append: after the complete lines that it has.
+    void open(const std::string& path, bool append = false);
+    bool is_open() const { return stream_ != nullptr; }
+    void write(const nlohmann::ordered_json& line);
+
+  private:
+    std::string path_;
+    FILE* stream_ = nullptr;
+};
+
+nlohmann::ordered_json to_json(const StepReport& report, DType dtype);  // dtype of the run
+nlohmann::ordered_json to_json(const MemoryPeak& peak);
+// Rounds a loss or norm for output: 17 significant digits in an fp64 run, else 9.
+double significant_digits(double value, DType dtype = DType::f32);
+nlohmann::ordered_json number_or_null(double value);  // 9 significant digits; null: not finite
+
+// "step   20/200  loss 3.1415  |g| 0.92  lr 3.0e-03  28.1k tok/s  36.2 MiB  eta 0:07"
+class Progress {
+  public:
+    explicit Progress(int64_t steps) : steps_(steps) {}
+    ~Progress();  // ends an open line
+    Progress(const Progress&) = delete;
+    void step(const StepReport& report);
+    void line(const std::string& text);  // prints a line between progress lines
+
+  private:
+    int64_t steps_, since_print_ = 0;
+    double seconds_ = 0;
+    bool live_ = false;  // on a terminal: the next line overwrites the last one
+};
+
+// Suppresses say() and progress lines for its lifetime: for runs that only measure.
+class Quiet {
+  public:
+    Quiet() { ++count_; }
+    ~Quiet() { --count_; }
+    Quiet(const Quiet&) = delete;
+    static bool on() { return count_ > 0; }
+
+  private:
+    static inline int count_ = 0;
+};
+
+// Prints on rank 0 only.
+template <class... Args>
+void say(fmt::format_string<Args...> text, Args&&... args) {
+    if (this_rank != 0 || Quiet::on()) return;
+    std::fputs(fmt::format(text, std::forward<Args>(args)...).c_str(), stdout);  // run_program checks stdout at the end
+    std::fflush(stdout);
+}
+
+inline void say(const Table& table) { say("\n{}", table.text()); }  // after an empty line
+
+std::string human_bytes(double bytes);  // "36.2 MiB"
+std::string human_count(double count);  // "28.1k"
+
+// Measured bytes per kind next to the formula: 2, 4 or 8 bytes per parameter and per gradient, 8, 12 or 16 of optimizer
+// states, and the activation formula of config.h.
+Table memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,
+                   const MemoryPeak& peak);
+
+// Peaks of several runs: a row of bytes for each, and below it what the formulas say (-1: there is none). Host memory
+// is shown only where there is some.
+inline constexpr MemoryBytes kNoFormula = {-1, -1, -1, -1, -1, -1, -1};
+struct MemoryRow {
+    std::string name;
+    MemoryPeak peak;
+    MemoryBytes formula = kNoFormula;
+};
+Table memory_table(const std::string& caption, const std::vector<MemoryRow>& rows);
+
+}  // namespace train70b

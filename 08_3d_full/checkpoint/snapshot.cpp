@@ -1,0 +1,161 @@
+#include "08_3d_full/checkpoint/snapshot.h"
+
+#include <algorithm>
+#include <deque>
+
+#include "01_single_gpu/core/files.h"
+#include "03_zero/offload.h"
+
+namespace train70b {
+
+Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states)
+    : store_(store), step_states_(step_states) {
+    // What this rank writes of each segment: all of its elements that count are divided over the replicas.
+    const auto elements = [](const Segment& segment) {  // without padding; 0 for what another tp rank writes
+        if (segment.param->replica > 0) return int64_t(0);
+        return std::clamp<int64_t>(segment.param->real().size() - segment.offset, 0, segment.data.size());
+    };
+    struct Visit {
+        Segment segment;
+        std::string state;
+        DType dtype;
+    };
+    std::vector<Visit> visits;
+    int64_t all = 0;
+    store_.for_each_state([&](const Segment& segment, const char* state, Tensor& values) {
+        visits.push_back({segment, state, values.dtype()});
+        if (visits.back().state == "weight") all += elements(segment);
+    });
+    const GroupPtr replicas = store_.state_replicas();
+    const int64_t first = all * replicas->rank() / replicas->size(),
+                  end = all * (replicas->rank() + 1) / replicas->size();
+
+    int64_t begin = 0;  // of the segment among all elements
+    const auto visit_range = [&](const Visit& visit, int64_t& from, int64_t& size) {
+        const int64_t count = elements(visit.segment);
+        from = std::clamp<int64_t>(first - begin, 0, count);
+        size = std::clamp<int64_t>(end - begin, 0, count) - from;
+        return size > 0;
+    };
+    int64_t wide = 0, codes = 0;
+    DType wide_dtype = DType::f32;
+    // Weights first, so that a file of weights only is the beginning of the others.
+    for (const bool weights : {true, false}) {
+        begin = 0;
+        for (size_t i = 0; i < visits.size(); ++i) {
+            const Visit& visit = visits[i];
+            const Param& param = *visit.segment.param;
+            const bool is_weight = visit.state == "weight";
+            int64_t from = 0, size = 0;
+            // begin: of this segment, whose first state is the weight
+            if (is_weight && i > 0) begin += elements(visits[i - 1].segment);
+            if (is_weight != weights || !visit_range(visit, from, size)) continue;
+            const std::vector<Rect> rects = rectangles(param.local, visit.segment.offset + from, size);
+            const auto piece = [&](const Rect& rect) {
+                return Piece{visit.state, param.name, rect, param.is_matrix()}.name();
+            };
+            if (visit.state == "scale") {
+                Scales scales{.visit = int64_t(i), .from = from, .begin = wide, .rects = rects};
+                for (const Rect& rect : rects) {
+                    const int64_t blocks = blocks_of(rect, param.global_shape).blocks();
+                    wide_tensors_.push_back({piece(rect), DType::f32, {2, blocks}});
+                    wide += 2 * blocks;
+                }
+                scales_.push_back(std::move(scales));
+                continue;
+            }
+            const bool is_code = visit.dtype == DType::u8;
+            if (!is_code) wide_dtype = visit.dtype;
+            int64_t& at = is_code ? codes : wide;
+            parts_.push_back({int64_t(i), from, size, at, is_code});
+            at += size;
+            for (const Rect& rect : rects)
+                (is_code ? code_tensors_ : wide_tensors_)
+                    .push_back(
+                        {piece(rect), visit.dtype, param.is_matrix() ? Shape{rect.rows, rect.cols} : Shape{rect.rows}});
+        }
+        if (weights) {
+            weights_ = wide_tensors_.size();
+            weight_elements_ = wide;
+        }
+    }
+    // copy() meets them in the order of the visits.
+    std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.visit < b.visit; });
+    step_states_begin_ = wide;
+    for (StepState* state : step_states_) {
+        const StepState::Rows rows = state->rows();
+        for (const std::string& name : rows.names) wide_tensors_.push_back({"fp8/" + name, DType::f32, {rows.width}});
+        wide += int64_t(rows.values.size());
+    }
+    wide_ = Tensor({wide}, wide_dtype, Device::cpu, Memory::host);
+    if (codes > 0) codes_ = Tensor({codes}, DType::u8, Device::cpu, Memory::host);
+}
+
+double Snapshot::copy() {
+    const double start = now_seconds();
+    std::deque<HostCopy> copies;
+    auto part = parts_.begin();
+    auto scales = scales_.begin();
+    int64_t visit = 0;
+    store_.for_each_state([&](const Segment& segment, const char*, Tensor& values) {
+        if (part != parts_.end() && part->visit == visit) {
+            Tensor& to = part->is_code ? codes_ : wide_;
+            copies.emplace_back(to.element_slice(part->begin, {part->size}),
+                                values.element_slice(part->from, {part->size}));
+            ++part;
+        } else if (scales != scales_.end() && scales->visit == visit) {
+            const BlockLayout layout{segment.global_index(), segment.data.size()};
+            Tensor host(values.shape(), values.dtype(), Device::cpu, Memory::workspace);
+            train70b::copy(host, values);
+            float* to = wide_.data<float>() + scales->begin;
+            int64_t from = scales->from;
+            for (size_t i = 0; i < scales->rects.size(); ++i) {
+                const BlockLayout rect = blocks_of(scales->rects[i], segment.param->global_shape);
+                for (int moment = 0; moment < 2; ++moment)
+                    for (int64_t block = 0; block < rect.blocks(); ++block) {
+                        const BlockLayout::Range range = rect.block(block);
+                        *to++ =
+                            range.begin < range.end
+                                ? host.data<float>()[moment * layout.blocks() + block_of(layout, from + range.begin)]
+                                : 0;
+                    }
+                from += rect.size;
+            }
+            ++scales;
+        }
+        ++visit;
+    });
+    for (HostCopy& copy : copies) copy.host_waits();
+    add_step_states();
+    return now_seconds() - start;
+}
+
+void Snapshot::add_step_states() {
+    int64_t at = step_states_begin_;
+    for (StepState* state : step_states_) {
+        const StepState::Rows rows = state->rows();
+        std::copy(rows.values.begin(), rows.values.end(), wide_.data<float>() + at);
+        at += int64_t(rows.values.size());
+    }
+}
+
+int64_t Snapshot::bytes() const { return wide_.bytes() + (codes_ ? codes_.bytes() : 0); }
+
+Snapshot::Content Snapshot::content(bool weights_only) const {
+    std::vector<StoredTensor> tensors = wide_tensors_;
+    int64_t wide_bytes = wide_.bytes();
+    if (weights_only) {
+        tensors.resize(weights_);
+        wide_bytes = weight_elements_ * size_of(wide_.dtype());
+    } else {
+        tensors.insert(tensors.end(), code_tensors_.begin(), code_tensors_.end());
+    }
+    Content content{.names = {}, .header = safetensors_header(tensors), .data = {}};
+    for (const StoredTensor& tensor : tensors) content.names.push_back(tensor.name);
+    content.data.emplace_back(static_cast<const char*>(wide_.raw()), size_t(wide_bytes));
+    if (!weights_only && codes_)
+        content.data.emplace_back(static_cast<const char*>(codes_.raw()), size_t(codes_.bytes()));
+    return content;
+}
+
+}  // namespace train70b

@@ -1,0 +1,52 @@
+#pragma once
+// What a rank writes of a checkpoint, and its copy in host memory: training goes on while the copy is written.
+//
+// Ranks that hold the same states (data-parallel replicas) write equal parts of them. A file holds, in this order: all
+// weights; moments and scales; FP8 histories; 8-bit codes.
+#include <string_view>
+
+#include "01_single_gpu/roles.h"
+#include "07_fp8/moments.h"
+#include "08_3d_full/checkpoint/format.h"
+
+namespace train70b {
+
+class Snapshot {
+  public:
+    // The trainer's optimizer states must exist. Allocates the copy, booked as Memory::host.
+    Snapshot(ParamStore& store, const std::vector<StepState*>& step_states);
+
+    double copy();  // returns the seconds that it took
+    int64_t bytes() const;
+
+    // The tensors of the file, and its content as of the last copy(): header and data. For the writer thread.
+    struct Content {
+        std::vector<std::string> names;
+        std::string header;
+        std::vector<std::string_view> data;
+    };
+    Content content(bool weights_only) const;
+
+  private:
+    struct Part {  // of a state of a segment: elements [from, from + size)
+        int64_t visit, from, size;
+        int64_t begin;  // in wide_ or codes_
+        bool is_code;
+    };
+    struct Scales {  // of the blocks of such rectangles
+        int64_t visit, from, begin;
+        std::vector<Rect> rects;
+    };
+    void add_step_states();
+
+    ParamStore& store_;
+    std::vector<StepState*> step_states_;
+    std::vector<Part> parts_;
+    std::vector<Scales> scales_;
+    std::vector<StoredTensor> wide_tensors_, code_tensors_;
+    size_t weights_ = 0;  // the first tensors of wide_tensors_
+    int64_t weight_elements_ = 0, step_states_begin_ = 0;
+    Tensor wide_, codes_;  // fp32 (fp64 in an fp64 run), u8
+};
+
+}  // namespace train70b

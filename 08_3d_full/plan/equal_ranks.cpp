@@ -1,0 +1,419 @@
+#include "08_3d_full/plan/equal_ranks.h"
+
+#include <algorithm>
+#include <bit>
+#include <unordered_map>
+
+#include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/random.h"
+
+namespace train70b {
+
+bool in_step(const Sequence::Part& part) {
+    return part.kind != Sequence::Part::Kind::setup && part.kind != Sequence::Part::Kind::end;
+}
+
+namespace {
+
+using Hash = uint64_t;
+Hash mixed(Hash a, Hash b) { return random_bits(a, b); }
+Hash mixed(Hash a, double b) { return mixed(a, std::bit_cast<Hash>(b)); }
+Hash mixed(Hash a, const std::string& b) { return mixed(a, Hash(std::hash<std::string>()(b))); }
+
+// The groups of one family.
+struct RankGroups {
+    std::vector<int32_t> group, index;  // by rank: its group, -1: none; its place in the group
+    std::vector<std::vector<int64_t>> members;
+};
+
+std::vector<RankGroups> groups_of(const Recording& recording) {
+    const size_t n = size_t(recording.ranks);
+    RankGroups world{.group = std::vector<int32_t>(n, 0), .index = std::vector<int32_t>(n), .members = {{}}};
+    for (size_t rank = 0; rank < n; ++rank) {
+        world.index[rank] = int32_t(rank);
+        world.members[0].push_back(int64_t(rank));
+    }
+    std::vector<RankGroups> all = {world};
+    for (size_t family = 1; family < recording.families.size(); ++family) {
+        const GroupFamily& made = recording.families[family];
+        CHECK(made.parent < int(family), "family {} of parent {}", family, made.parent);
+        const RankGroups& parent = all[size_t(std::max(0, made.parent))];
+        RankGroups groups{.group = std::vector<int32_t>(n, -1), .index = std::vector<int32_t>(n, -1)};
+        for (const std::vector<int64_t>& members : parent.members) {
+            std::unordered_map<int, int32_t> group_of_color;
+            for (size_t i = 0; i < members.size(); ++i) {
+                const int color = made.colors[i];
+                if (color < 0) continue;
+                const auto [at, is_new] = group_of_color.try_emplace(color, int32_t(groups.members.size()));
+                if (is_new) groups.members.emplace_back();
+                std::vector<int64_t>& mine = groups.members[size_t(at->second)];
+                groups.group[size_t(members[i])] = at->second;
+                groups.index[size_t(members[i])] = int32_t(mine.size());
+                mine.push_back(members[i]);
+            }
+        }
+        all.push_back(std::move(groups));
+    }
+    return all;
+}
+
+class Refinement {
+  public:
+    Refinement(const Recording& recording, const ReplayModel& model, const ReplayOptions& options)
+        : recording_(recording), model_(model), groups_(groups_of(recording)) {
+        find_used_calls();
+        for (int64_t rank = 0; rank < recording.ranks; ++rank) add_sites(rank);
+        if (shares_cores()) add_cores();
+        color(options);
+    }
+    Quotient quotient() const;
+
+  private:
+    struct Site {
+        Hash kind;                                    // the family, and a collective or which messages
+        std::vector<std::pair<int64_t, bool>> ranks;  // and whether it receives
+        size_t first_entry = 0, end_entry = 0;
+        std::vector<std::pair<Hash, double>> latency;  // by call
+    };
+    // Bytes that a site's call passes through a link.
+    struct Entry {
+        int32_t site, link;
+        Hash call;
+        double bytes;
+    };
+
+    bool shares_cores() const {
+        return model_.cores > 0 && std::min(model_.ranks_per_node, recording_.ranks) > model_.cores;
+    }
+    const Sequence& of(int64_t rank) const { return recording_.of(rank); }
+    const RankGroups& groups(const CommCall& call) const { return groups_[size_t(call.family)]; }
+    int64_t group_size(const CommCall& call, int64_t rank) const;
+    // A peer's number in the group. A sequence has those of the rank that was recorded; ranks of one ring share it.
+    int translated(const CommCall& call, int peer, int64_t rank) const;
+    int64_t peer_rank(const CommCall& call, int peer, int64_t rank) const;
+    static Hash call_hash(const CommCall& call);
+    static Hash message_kind(const CommCall& call);
+    int32_t find_message(const CommCall& call, int64_t sender, int64_t receiver) const;
+
+    void find_used_calls();
+    void add_sites(int64_t rank);
+    void add_collectives(const CommCall& first, int64_t rank);
+    void add_messages(const CommCall& call, int64_t sender, int64_t receiver);
+    void add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int64_t>& members,
+                      int64_t sender);
+    void add_cores();
+    void color(const ReplayOptions& options);
+    Quotient::Meeting meeting(const Quotient& q, int32_t site, int32_t rank_class, bool receives) const;
+
+    const Recording& recording_;
+    const ReplayModel& model_;
+    const std::vector<RankGroups> groups_;
+    std::vector<std::vector<char>> used_;              // by sequence and call
+    std::vector<std::vector<int32_t>> collective_at_;  // by family and group: a site, -1: none yet
+    std::unordered_map<Hash, int32_t> message_at_;
+    std::vector<Site> sites_;
+    std::vector<Entry> entries_;
+    std::vector<double> link_rates_;
+    std::vector<int32_t> core_site_;  // by rank
+    std::vector<Hash> rank_color_, site_color_, link_color_;
+};
+
+void Refinement::find_used_calls() {
+    for (const Sequence& sequence : recording_.sequences) {
+        std::vector<char> segments(sequence.segments.size()), calls(sequence.calls.size());
+        for (const Sequence::Part& part : sequence.parts)
+            if (in_step(part) && part.segment >= 0) segments[size_t(part.segment)] = 1;
+        for (size_t i = 0; i < segments.size(); ++i)
+            if (segments[i])
+                for (const Event& event : sequence.segments[i])
+                    if (event.kind == Event::Kind::call) calls[size_t(event.what)] = 1;
+        used_.push_back(std::move(calls));
+    }
+    for (const RankGroups& groups : groups_) collective_at_.emplace_back(groups.members.size(), -1);
+    link_rates_ = model_.links;
+}
+
+int64_t Refinement::group_size(const CommCall& call, int64_t rank) const {
+    const int32_t group = groups(call).group[size_t(rank)];
+    CHECK(group >= 0, "rank {} is in no group {}", rank, recording_.families[size_t(call.family)].name);
+    return int64_t(groups(call).members[size_t(group)].size());
+}
+
+int Refinement::translated(const CommCall& call, int peer, int64_t rank) const {
+    if (!call.shift) return peer;
+    const std::vector<int32_t>& index = groups(call).index;
+    const int64_t n = group_size(call, rank), by = peer - index[size_t(of(rank).rank)];
+    return int(((index[size_t(rank)] + by) % n + n) % n);
+}
+
+int64_t Refinement::peer_rank(const CommCall& call, int peer, int64_t rank) const {
+    const int64_t n = group_size(call, rank);
+    const int peer_index = translated(call, peer, rank);
+    CHECK(peer_index < n, "{} with rank {} of {}", call.operation, peer_index, n);
+    return groups(call).members[size_t(groups(call).group[size_t(rank)])][size_t(peer_index)];
+}
+
+Hash Refinement::message_kind(const CommCall& call) {
+    return mixed(Hash(call.family) + 1, Hash(call.channel ? 1 : call.shift ? 2 : 3));
+}
+
+// Equal for the calls of all ranks of a site that are one call.
+Hash Refinement::call_hash(const CommCall& call) {
+    const Hash what = call.message() ? message_kind(call) : mixed(Hash(call.family) + 1, call.operation);
+    return mixed(what, Hash(call.bytes));
+}
+
+int32_t Refinement::find_message(const CommCall& call, int64_t sender, int64_t receiver) const {
+    const auto found = message_at_.find(mixed(mixed(message_kind(call), Hash(sender)), Hash(receiver)));
+    return found == message_at_.end() ? -1 : found->second;
+}
+
+void Refinement::add_sites(int64_t rank) {
+    const size_t sequence = size_t(recording_.class_of[size_t(rank)]);
+    const std::vector<CommCall>& calls = of(rank).calls;
+    for (size_t i = 0; i < calls.size(); ++i) {
+        const CommCall& call = calls[i];
+        if (!used_[sequence][i]) continue;
+        if (!call.message()) {
+            group_size(call, rank);
+            if (collective_at_[size_t(call.family)][size_t(groups(call).group[size_t(rank)])] < 0)
+                add_collectives(call, rank);
+            continue;
+        }
+        if (call.to >= 0) add_messages(call, rank, peer_rank(call, call.to, rank));
+        if (call.from >= 0) add_messages(call, peer_rank(call, call.from, rank), rank);
+    }
+}
+
+void Refinement::add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int64_t>& members,
+                              int64_t sender) {
+    const Hash hash = call_hash(call);
+    for (const auto& [known, latency] : site.latency)
+        if (known == hash) return;
+    const Transfer transfer = model_.transfer(call, members, sender);
+    CHECK(transfer.latency_s >= 0, "a latency of {} s", transfer.latency_s);
+    site.latency.push_back({hash, transfer.latency_s});
+    for (const auto& [link, bytes] : transfer.loads)
+        if (bytes > 0) entries_.push_back({id, link, hash, bytes});
+}
+
+// All collectives of this rank's group in the family.
+void Refinement::add_collectives(const CommCall& first, int64_t rank) {
+    const int32_t group = groups(first).group[size_t(rank)], id = int32_t(sites_.size());
+    const std::vector<int64_t>& members = groups(first).members[size_t(group)];
+    collective_at_[size_t(first.family)][size_t(group)] = id;
+    Site site{.kind = mixed(Hash(first.family) + 1, Hash(0)), .first_entry = entries_.size()};
+    for (const int64_t member : members) site.ranks.push_back({member, false});
+    const size_t sequence = size_t(recording_.class_of[size_t(rank)]);
+    const std::vector<CommCall>& calls = of(rank).calls;
+    for (size_t i = 0; i < calls.size(); ++i)
+        if (used_[sequence][i] && !calls[i].message() && calls[i].family == first.family)
+            add_transfer(site, id, calls[i], members, groups(first).index[size_t(rank)]);
+    site.end_entry = entries_.size();
+    sites_.push_back(std::move(site));
+}
+
+// All messages of this kind from one rank to the other, as the sender's sequence has them.
+void Refinement::add_messages(const CommCall& call, int64_t sender, int64_t receiver) {
+    if (find_message(call, sender, receiver) >= 0) return;
+    const int32_t id = int32_t(sites_.size());
+    message_at_[mixed(mixed(message_kind(call), Hash(sender)), Hash(receiver))] = id;
+    const std::vector<int32_t>& index = groups(call).index;
+    const int64_t n = group_size(call, sender), by = index[size_t(receiver)] - index[size_t(sender)];
+    Site site{.kind = mixed(message_kind(call), Hash((by + n) % n)),  // to the next rank and to the one before: two
+              .ranks = {{sender, false}, {receiver, true}},
+              .first_entry = entries_.size()};
+    const size_t sequence = size_t(recording_.class_of[size_t(sender)]);
+    const std::vector<CommCall>& calls = of(sender).calls;
+    const std::vector<int64_t>& members = groups(call).members[size_t(groups(call).group[size_t(sender)])];
+    for (size_t i = 0; i < calls.size(); ++i) {
+        if (!used_[sequence][i] || calls[i].to < 0 || message_kind(calls[i]) != message_kind(call) ||
+            peer_rank(calls[i], calls[i].to, sender) != receiver)
+            continue;
+        CommCall mine = calls[i];
+        mine.to = translated(mine, mine.to, sender);
+        if (mine.from >= 0) mine.from = translated(mine, mine.from, sender);
+        add_transfer(site, id, mine, members, groups(call).index[size_t(sender)]);
+    }
+    site.end_entry = entries_.size();
+    sites_.push_back(std::move(site));
+}
+
+constexpr Hash kCores = 0x636f726573;
+
+// A rank's computation passes core-seconds through its own core and through its node's cores.
+void Refinement::add_cores() {
+    const int64_t nodes = (recording_.ranks + model_.ranks_per_node - 1) / model_.ranks_per_node;
+    const int32_t first = int32_t(link_rates_.size());
+    link_rates_.insert(link_rates_.end(), size_t(nodes), double(model_.cores));
+    link_rates_.insert(link_rates_.end(), size_t(recording_.ranks), 1.0);
+    for (int64_t rank = 0; rank < recording_.ranks; ++rank) {
+        const int32_t id = int32_t(sites_.size()), node = first + int32_t(rank / model_.ranks_per_node);
+        core_site_.push_back(id);
+        Site site{.kind = kCores, .ranks = {{rank, false}}, .first_entry = entries_.size()};
+        entries_.push_back({id, node, kCores, 1});
+        entries_.push_back({id, first + int32_t(nodes + rank), kCores, 1});
+        site.latency = {{kCores, 0.0}};
+        site.end_entry = entries_.size();
+        sites_.push_back(std::move(site));
+    }
+}
+
+size_t distinct(std::vector<Hash> colors) {
+    std::sort(colors.begin(), colors.end());
+    return size_t(std::unique(colors.begin(), colors.end()) - colors.begin());
+}
+
+void Refinement::color(const ReplayOptions& options) {
+    const bool alone = !options.symmetry || options.jitter > 0;
+    for (int64_t rank = 0; rank < recording_.ranks; ++rank) {
+        const auto slow = options.slow_ranks.find(rank);
+        const Hash color =
+            mixed(Hash(recording_.class_of[size_t(rank)]), slow == options.slow_ranks.end() ? 1.0 : slow->second);
+        rank_color_.push_back(alone ? mixed(color, Hash(rank)) : color);
+    }
+    for (size_t link = 0; link < link_rates_.size(); ++link) {
+        const Hash color = mixed(Hash(7), link_rates_[link]);
+        link_color_.push_back(alone ? mixed(color, Hash(link)) : color);
+    }
+    // An edge of a site and a link has one label for all its calls.
+    struct Edge {
+        int32_t site, link;
+        Hash label;
+    };
+    std::vector<Edge> edges;
+    std::vector<Hash> initial;
+    for (size_t id = 0; id < sites_.size(); ++id) {
+        const Site& site = sites_[id];
+        Hash color = site.kind;
+        for (const auto& [call, latency] : site.latency) color += mixed(call, latency);
+        initial.push_back(color);
+        const size_t first = edges.size();
+        for (size_t i = site.first_entry; i < site.end_entry; ++i)
+            edges.push_back({int32_t(id), entries_[i].link, mixed(entries_[i].call, entries_[i].bytes)});
+        std::sort(edges.begin() + int64_t(first), edges.end(),
+                  [](const Edge& a, const Edge& b) { return a.link < b.link; });
+        size_t last = first;
+        for (size_t i = first; i < edges.size(); ++i) {
+            if (i > first && edges[i].link == edges[last].link)
+                edges[last].label += edges[i].label;
+            else
+                edges[i > first ? ++last : last] = edges[i];
+        }
+        if (edges.size() > first) edges.resize(last + 1);
+    }
+    site_color_ = initial;
+    for (size_t before = 0;;) {
+        std::vector<Hash> site = initial;
+        for (size_t id = 0; id < sites_.size(); ++id)
+            for (const auto& [rank, receives] : sites_[id].ranks)
+                site[id] += mixed(rank_color_[size_t(rank)], Hash(receives) + 11);
+        for (const Edge& edge : edges) site[size_t(edge.site)] += mixed(edge.label, link_color_[size_t(edge.link)]);
+        std::vector<Hash> link = link_color_, rank = rank_color_;
+        for (Hash& color : link) color = mixed(color, Hash(1));
+        for (const Edge& edge : edges) link[size_t(edge.link)] += mixed(edge.label, site[size_t(edge.site)]);
+        for (Hash& color : rank) color = mixed(color, Hash(2));
+        for (size_t id = 0; id < sites_.size(); ++id)
+            for (const auto& [member, receives] : sites_[id].ranks)
+                rank[size_t(member)] += mixed(site[id], Hash(receives) + 13);
+        const size_t classes = distinct(rank) + distinct(site) + distinct(link);
+        rank_color_ = std::move(rank);
+        site_color_ = std::move(site);
+        link_color_ = std::move(link);
+        if (classes == before) break;
+        before = classes;
+    }
+}
+
+// Classes, numbered in the order of their first members, and those.
+struct Classes {
+    std::vector<int32_t> of;
+    std::vector<int64_t> first;
+    explicit Classes(const std::vector<Hash>& colors) {
+        std::unordered_map<Hash, int32_t> known;
+        for (size_t i = 0; i < colors.size(); ++i) {
+            const auto [at, is_new] = known.try_emplace(colors[i], int32_t(first.size()));
+            if (is_new) first.push_back(int64_t(i));
+            of.push_back(at->second);
+        }
+    }
+};
+
+Quotient::Meeting Refinement::meeting(const Quotient& q, int32_t site, int32_t rank_class, bool receives) const {
+    const std::vector<Quotient::Participant>& all = q.sites[size_t(site)].participants;
+    const auto at = std::find(all.begin(), all.end(), Quotient::Participant{rank_class, receives});
+    CHECK(at != all.end(), "rank class {} does not meet site {}", rank_class, site);
+    return {.site = site, .participant = int32_t(at - all.begin())};
+}
+
+Quotient Refinement::quotient() const {
+    const Classes ranks(rank_color_), sites(site_color_), links(link_color_);
+    Quotient q{.class_of = ranks.of, .representative = ranks.first};
+    q.count.resize(ranks.first.size());
+    for (const int32_t c : ranks.of) ++q.count[size_t(c)];
+    for (const int64_t link : links.first) q.links.push_back(link_rates_[size_t(link)]);
+
+    // Transfers, by class of site and call: bytes of the first site of a class, and what all sites of the class load on
+    // the first link of each class.
+    std::unordered_map<Hash, int32_t> transfer_at;
+    const auto key = [](int32_t site_class, Hash call) { return mixed(Hash(site_class) + 1, call); };
+    for (size_t c = 0; c < sites.first.size(); ++c) {
+        const Site& first = sites_[size_t(sites.first[c])];
+        Quotient::Site& site = q.sites.emplace_back();
+        for (const auto& [rank, receives] : first.ranks)
+            site.participants.push_back({ranks.of[size_t(rank)], receives});
+        std::sort(site.participants.begin(), site.participants.end());
+        site.participants.erase(std::unique(site.participants.begin(), site.participants.end()),
+                                site.participants.end());
+        for (const auto& [call, latency] : first.latency) {
+            transfer_at[key(int32_t(c), call)] = int32_t(q.transfers.size());
+            q.transfers.push_back({.latency_s = latency});
+        }
+        for (size_t i = first.first_entry; i < first.end_entry; ++i) {
+            SharedTransfer& transfer = q.transfers[size_t(transfer_at.at(key(int32_t(c), entries_[i].call)))];
+            transfer.bytes = std::max(transfer.bytes, entries_[i].bytes);
+        }
+    }
+    for (const Entry& entry : entries_) {
+        const int32_t link = links.of[size_t(entry.link)];
+        if (links.first[size_t(link)] != entry.link) continue;
+        SharedTransfer& transfer = q.transfers[size_t(transfer_at.at(key(sites.of[size_t(entry.site)], entry.call)))];
+        const auto same = [link](const FlowLoad& load) { return load.link == link; };
+        auto at = std::find_if(transfer.loads.begin(), transfer.loads.end(), same);
+        if (at == transfer.loads.end()) at = transfer.loads.insert(at, {link, 0});
+        at->share += entry.bytes / transfer.bytes;
+    }
+
+    for (size_t c = 0; c < ranks.first.size(); ++c) {
+        const int64_t rank = ranks.first[c];
+        const size_t sequence = size_t(recording_.class_of[size_t(rank)]);
+        const std::vector<CommCall>& calls = of(rank).calls;
+        std::vector<Quotient::Use>& uses = q.uses.emplace_back(calls.size());
+        for (size_t i = 0; i < calls.size(); ++i) {
+            const CommCall& call = calls[i];
+            if (!used_[sequence][i]) continue;
+            const auto sends = [&](int32_t site) {
+                uses[i].collective_or_send = meeting(q, sites.of[size_t(site)], int32_t(c), false);
+                const auto found = transfer_at.find(key(sites.of[size_t(site)], call_hash(call)));
+                CHECK(found != transfer_at.end(), "{}: no other rank of the group makes this call", call.operation);
+                uses[i].collective_or_send.transfer = found->second;
+            };
+            if (!call.message()) sends(collective_at_[size_t(call.family)][size_t(groups(call).group[size_t(rank)])]);
+            if (call.to >= 0) sends(find_message(call, rank, peer_rank(call, call.to, rank)));
+            if (call.from >= 0)
+                uses[i].receive = meeting(
+                    q, sites.of[size_t(find_message(call, peer_rank(call, call.from, rank), rank))], int32_t(c), true);
+        }
+        q.cores.push_back(core_site_.empty() ? -1
+                                             : transfer_at.at(key(sites.of[size_t(core_site_[size_t(rank)])], kCores)));
+    }
+    return q;
+}
+
+}  // namespace
+
+Quotient quotient_of(const Recording& recording, const ReplayModel& model, const ReplayOptions& options) {
+    return Refinement(recording, model, options).quotient();
+}
+
+}  // namespace train70b

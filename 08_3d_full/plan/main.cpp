@@ -1,0 +1,427 @@
+// The planner: for a model and a cluster, which layout to train with, what it will reach, and why not another.
+//
+// Run:   build/bin/plan --model 70b --gpus 64 --cluster h100-8x8.json --seq-len 4096 --global-batch 1024
+//        build/bin/plan --model 8b --gpus 128 --cluster h100-8x8.json --seq-len 1048576 --global-batch 8 --csv 1m.csv
+//        build/bin/plan --model 405b --gpus 16384 --cluster h100-8x8.json --seq-len 8192 --global-batch 2048 --tp 8
+// Watch: memory excludes most layouts; bubble, tp and recomputation decide among the rest. The first list comes after
+//        seconds, by the estimate; then the best are simulated, and each comes with the flags of chapter 08. Exit code 2
+//        if no layout fits: how much is missing, and how many devices do.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "01_single_gpu/core/files.h"
+#include "01_single_gpu/core/registry.h"
+#include "01_single_gpu/data/data.h"
+#include "01_single_gpu/flags/model_flags.h"
+#include "01_single_gpu/report/report.h"
+#include "07_fp8/flags.h"
+#include "08_3d_full/plan/simulate_best.h"
+
+using namespace train70b;
+
+namespace {
+
+// Text for the recordings, which look at no token of it: the course's corpus, or, for sequences that are longer, a
+// temporary file without a name.
+class Sequences {
+  public:
+    explicit Sequences(const PlanRequest& request) {
+        const std::string corpus = repository_file("docs/data/corpus.txt");
+        const int64_t bytes = int64_t(std::filesystem::file_size(corpus));
+        std::string path = corpus;
+        if (request.seq_len + 1 > bytes / 2) {
+            file_ = std::tmpfile();
+            if (!file_) throw CommonError("no temporary file can be made, which --seq-len needs");
+            const std::string line(1 << 16, 'a');
+            for (int64_t written = 0; written < 2 * request.seq_len + 2; written += int64_t(line.size()))
+                if (std::fwrite(line.data(), 1, line.size(), file_) != line.size())
+                    throw CommonError("the temporary file that --seq-len needs cannot be written");
+            std::fflush(file_);
+            path = fmt::format("/proc/self/fd/{}", fileno(file_));
+        }
+        dataset_.emplace(path, std::max<int64_t>(request.model.vocab, 256), request.seq_len, 0.0);
+    }
+    ~Sequences() {
+        if (file_) std::fclose(file_);
+    }
+    Sequences(const Sequences&) = delete;
+    const Dataset& dataset() const { return *dataset_; }
+
+  private:
+    FILE* file_ = nullptr;
+    std::optional<Dataset> dataset_;
+};
+
+// How far the work is, on stderr: on a terminal one line that is written again and again, else a line every ten seconds.
+class ProgressLine {
+  public:
+    ~ProgressLine() { clear(); }
+    void show(const char* what, double part) {
+        const auto now = std::chrono::steady_clock::now();
+        if (now < next_) return;
+        next_ = now + (terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
+        std::fputs(
+            fmt::format("{}plan: {}: {:.0f}%{}", terminal_ ? "\r\033[K" : "", what, 100 * part, terminal_ ? "" : "\n")
+                .c_str(),
+            stderr);
+        shown_ = terminal_;
+    }
+    void clear() {
+        if (std::exchange(shown_, false)) std::fputs("\r\033[K", stderr);
+    }
+
+  private:
+    const bool terminal_ = isatty(STDERR_FILENO) == 1;
+    bool shown_ = false;
+    std::chrono::steady_clock::time_point next_ =
+        std::chrono::steady_clock::now() + (terminal_ ? std::chrono::milliseconds(500) : std::chrono::seconds(10));
+};
+
+// Beyond those that are printed, layouts that are slower than this by the estimate are not simulated.
+constexpr double kFarBehind = 1.1;
+
+constexpr int64_t kMostGpus = 131'072, kMostBatch = 1'000'000, kFirstList = 5;
+
+class Planner {
+  public:
+    Planner() {
+        model_.add_to(flags_);
+        flags_.group("Cluster");
+        flags_
+            .add("--cluster", cluster_file_, "cluster file, or the name of one in 08_3d_full/clusters",
+                 {{}, "FILE.json"})
+            .required()
+            .default_text("");
+        flags_.add("--gpus", gpus_, "devices; more or fewer nodes like those of the file", integer_from(1, kMostGpus))
+            .default_text("those of the file");
+        flags_.add("--reserve-gb", reserve_gb_,
+                   "GB of a device that are not for tensors: its context, NCCL's buffers, workspace of libraries, "
+                   "fragmentation",
+                   real_number(0, 1e6));
+        flags_.group("Workload");
+        flags_.add("--seq-len", request_.seq_len, "tokens per sequence", integer_from(1));
+        flags_.add("--global-batch", request_.global_batch, "sequences per optimizer step", integer_from(1, kMostBatch))
+            .required()
+            .default_text("");
+        flags_.add("--grad-dtype", grad_dtype_, "dtype of gradients; weights are bf16", one_of({"fp32", "bf16"}));
+        flags_.add("--fp8", request_.fp8.recipe, "FP8 scaling recipe of the linear layers", one_of(fp8_values()));
+        flags_.add("--optimizer", request_.optimizer, "optimizer; moments of 4 bytes or 1 byte",
+                   one_of(names_of(optimizers())));
+        flags_.add("--cp-algorithm", request_.cp_algorithm, "attention algorithm over the context-parallel ranks",
+                   one_of(names_of(context_algorithms())));
+        flags_.group("Layouts to choose from (a list a,b,...; default: all)");
+        const auto axis = [this](const char* flag, std::vector<int64_t>& values, const char* text, int64_t least,
+                                 int64_t most) {
+            flags_.add(flag, values, text, {integer_from(least, most).problem, "INT,..."}).default_text("");
+        };
+        axis("--tp", request_.tp, "tensor-parallel ranks", 1, kMostGpus);
+        axis("--cp", request_.cp, "context-parallel ranks", 1, kMostGpus);
+        axis("--dp", request_.dp, "data-parallel ranks", 1, kMostGpus);
+        axis("--pp", request_.pp, "pipeline stages", 1, kMostGpus);
+        axis("--zero", request_.zero, "ZeRO stages", 0, 3);
+        axis("--hybrid-shard", request_.hybrid_shard, "ranks of ZeRO's shard groups; 0: all", 0, kMostGpus);
+        axis("--micro-batch", request_.micro_batch, "sequences per micro-batch", 1, kMostBatch);
+        axis("--virtual-stages", request_.virtual_stages, "model chunks per rank of --pipeline interleaved", 1, 1000);
+        names("--pipeline", request_.pipeline, names_of(schedule_generators()), "pipeline schedules");
+        names("--recompute", request_.recompute, recompute_names(), "what to recompute");
+        names("--sequence-parallel", request_.sequence_parallel, {"on", "off"}, "sequence parallelism");
+        names("--tp-overlap", request_.tp_overlap, {"on", "off"}, "overlap tp's communication with matrix products");
+        flags_.group("Output");
+        flags_.add("--best", best_, "layouts to print", integer_from(1, 1000));
+        flags_
+            .add("--simulations", asked_simulations_,
+                 "most layouts to simulate, the best by the estimate; 0: the estimate alone", integer_from(0, 10'000))
+            .default_text("24; 6 of more than 1024 devices");
+        flags_.add("--groups", groups_, "rows of the table of the others", integer_from(0, 10'000));
+        flags_.add("--price", budget_.price, "dollars per GPU-hour", real_number(0, 1e6));
+        flags_.add("--tokens", budget_.tokens, "tokens to train on, of the budget", real_number(0, 1e18, false));
+        flags_.add(
+            "--noise-scale", budget_.noise_scale,
+            "gradient noise scale that chapter 01's --noise-scale measured, in tokens; 0: by Kaplan et al.'s fit",
+            real_number(0, 1e15));
+        add_output(json_, "FILE.json", "write everything");
+        add_output(csv_, "FILE.csv", "write the table of the best layouts");
+    }
+
+    void run(int argc, char** argv) {
+        flags_.parse(argc, argv);
+        request_.model = model_.shape(flags_);
+        check_flags();
+        for (OptionalOutput* file : {&json_, &csv_}) file->open();
+        const double limit = cluster_.device.memory_bytes - reserve_gb_ * 1e9;
+        const Listener listener{show_, [this](const Choice& choice) { print_first(choice); }};
+        const Choice choice = choose(request_, cluster_, limit, std::max(best_, simulations_), listener);
+        progress_.clear();
+        if (choice.layouts == 0) no_layout(choice);
+        if (choice.best.empty()) too_small(choice);
+        const std::vector<Prediction> best = predictions(choice);
+        progress_.clear();
+        print(choice, best);
+    }
+
+  private:
+    void add_output(OptionalOutput& file, const std::string& type, const std::string& text) {
+        flags_.add(file.flag, file.path, text, {{}, type}).default_text("");
+    }
+
+    void names(const char* flag, std::vector<std::string>& values, const std::vector<std::string>& known,
+               const char* text) {
+        const auto each = [](const std::string& list, const auto& use) {
+            for (size_t begin = 0, end = 0; end != list.npos; begin = end + 1)
+                use(list.substr(begin, (end = list.find(',', begin)) - begin));
+        };
+        const Check check = one_of(known);
+        const auto problem = [=](const std::string& list) {
+            std::string first;
+            each(list, [&](const std::string& item) {
+                if (first.empty()) first = check.problem(item);
+            });
+            return first;
+        };
+        flags_
+            .add_word(flag,
+                      [=, &values](const std::string& list) {
+                          each(list, [&](const std::string& item) { values.push_back(item); });
+                      },
+                      text, {problem, check.name + ",..."})
+            .default_text("");
+    }
+
+    void check_flags() {
+        std::vector<PathUse> paths;
+        if (cluster_file_.empty()) usage_error("--cluster: must name a file");
+        const std::string path = cluster_path(cluster_file_);
+        paths.push_back({"--cluster", path, false});
+        for (const OptionalOutput* file : {&json_, &csv_}) {
+            if (flags_.given(file->flag) && !file->given()) usage_error("{}: must name a file", file->flag);
+            if (file->given()) paths.push_back({file->flag, file->path, true});
+        }
+        check_paths(paths);
+        cluster_ = read_cluster(path, "--cluster");
+        if (gpus_ == 0) gpus_ = cluster_.devices();
+        cluster_ = resized(cluster_, gpus_, fmt::format("--gpus {}", gpus_));
+        request_.gpus = gpus_;
+        simulations_ = asked_simulations_.value_or(gpus_ > 1024 ? 6 : 24);
+        request_.gpus_per_node = std::max<int64_t>(cluster_.gpus_per_node, 1);
+        request_.grad_dtype = grad_dtype_ == "bf16" ? DType::bf16 : DType::f32;
+        if (!(cluster_.device.memory_bytes > 0))
+            usage_error("--cluster {}: has no memory_bytes of the device, which a plan needs", cluster_file_);
+        if (!(reserve_gb_ * 1e9 < cluster_.device.memory_bytes))
+            usage_error("--reserve-gb {}: each {} has {} GB", reserve_gb_, cluster_.device.name,
+                        gigabytes(cluster_.device.memory_bytes));
+        if (request_.fp8.recipe != "off" && !(cluster_.device.peak_fp8 > 0))
+            usage_error("--fp8 {}: a {} has no FP8 products (try --fp8 off)", request_.fp8.recipe,
+                        cluster_.device.name);
+        if (request_.fp8.recipe != "off" && request_.tp_overlap == std::vector<std::string>{"on"})
+            usage_error("--tp-overlap on: not supported with --fp8 {} (try --tp-overlap off, or --fp8 off)",
+                        request_.fp8.recipe);
+        for (const auto& [flag, values] :
+             {std::pair("--tp", &request_.tp), {"--cp", &request_.cp}, {"--dp", &request_.dp}, {"--pp", &request_.pp}})
+            for (const int64_t value : *values)
+                if (gpus_ % value != 0) usage_error("{} {}: --gpus {} is not divisible by it", flag, value, gpus_);
+    }
+
+    [[noreturn]] void no_layout(const Choice& choice) const {
+        std::string why;
+        for (size_t i = 0; i < choice.others.size() && i < 3; ++i)
+            why += (i > 0 ? "; " : "") + text_of(choice.others[i]);
+        usage_error("--gpus {}: no layout is possible: {}", gpus_, why.empty() ? "the flags exclude all" : why);
+    }
+
+    // Names what makes it large: the model, the shape's flags, the sequence and what is held in reserve.
+    [[noreturn]] void too_small(const Choice& choice) const {
+        const Candidate& smallest = *choice.smallest;
+        const int64_t enough = fewest_gpus(request_, choice.limit);
+        std::string flags = model_flags();
+        if (!flags_.given("--model")) flags = " --model " + request_.model.name + flags;
+        usage_error(
+            "{} --seq-len {} --reserve-gb {} --gpus {}: fits in no layout: {} GB per device are missing ({} of {} "
+            "GB, with {}); {}",
+            flags.substr(1), request_.seq_len, reserve_gb_, gpus_,
+            gigabytes(double(smallest.memory.total) - choice.limit), gigabytes(double(smallest.memory.total)),
+            gigabytes(choice.limit), short_text(smallest.layout),
+            enough > 0 ? fmt::format("the fewest that work: --gpus {}", enough)
+                       : std::string("no number of devices works with these flags"));
+    }
+
+    std::string model_flags() const {  // those that were given
+        std::string text;
+        for (const std::string& flag : ModelFlags::names())
+            if (flags_.given(flag))
+                text += fmt::format(" {} {}", flag, flags_.values().at(flag.substr(2)).get<std::string>());
+        return text;
+    }
+
+    // The best by simulation; without one, by the estimate.
+    std::vector<Prediction> predictions(const Choice& choice) {
+        std::vector<Prediction> all;
+        if (simulations_ > 0) {
+            const Sequences sequences(request_);
+            std::vector<Candidate> candidates = choice.best;
+            candidates.resize(std::min(candidates.size(), size_t(simulations_)));
+            while (int64_t(candidates.size()) > best_ &&
+                   candidates.back().estimate.seconds() > kFarBehind * candidates.front().estimate.seconds())
+                candidates.pop_back();
+            const auto simulate = [&](const Candidate& candidate) {
+                return simulated(request_, cluster_, sequences.dataset(), candidate);
+            };
+            all = simulated(candidates, int64_t(std::thread::hardware_concurrency()), simulate, show_);
+        } else {
+            for (const Candidate& candidate : choice.best) all.push_back(estimated(candidate));
+        }
+        all = ordered(std::move(all), cluster_.device.memory_bytes, choice.limit);
+        if (int64_t(all.size()) > best_) all.resize(size_t(best_));
+        return all;
+    }
+
+    std::string command(const Layout& layout) const {
+        std::string text = "build/bin/08_3d_full" + model_flags();
+        text += fmt::format(" --seq-len {} --global-batch {} --dtype bf16", request_.seq_len, request_.global_batch);
+        if (grad_dtype_ != "fp32") text += " --grad-dtype " + grad_dtype_;
+        return text + " " + flags_of(request_, layout);
+    }
+
+    std::string dry_run(const Layout& layout) const {
+        return command(layout) + fmt::format(" --comm fake --fake-world {} --dry-run", gpus_);
+    }
+
+    // Before anything is simulated.
+    void print_first(const Choice& choice) {
+        progress_.clear();
+        say("{} ({:.4g} parameters) on {} {} of {}; a step is {} sequences of {}\n", request_.model.name,
+            double(request_.model.parameters()), gpus_, cluster_.device.name, cluster_.name, request_.global_batch,
+            request_.seq_len);
+        say("each has {} GB (of 10^9 bytes) for tensors: {} less --reserve-gb {}\n", gigabytes(choice.limit),
+            gigabytes(cluster_.device.memory_bytes), reserve_gb_);
+        if (simulations_ > 0) {
+            std::vector<Prediction> first;
+            for (const Candidate& candidate : choice.best) first.push_back(estimated(candidate));
+            first = ordered(std::move(first), cluster_.device.memory_bytes, choice.limit);
+            first.resize(std::min(first.size(), size_t(std::min(best_, kFirstList))));
+            say(best_table(request_, cluster_.device, first, choice,
+                           "first list, by the estimate; the simulation follows"));
+        }
+        std::fflush(stdout);
+    }
+
+    void print(const Choice& choice, const std::vector<Prediction>& best) {
+        const Prediction& winner = best.front();
+        say("\n{} layouts, of which {} fit {} GB\n", choice.layouts, choice.fit, gigabytes(choice.limit));
+        int step = 0;
+        say("\nthe decision, step by step (times by the estimate)\n");
+        for (const std::string& text : decision_steps(request_, cluster_, choice, winner))
+            say("{}. {}\n", ++step, text);
+        const Table table =
+            best_table(request_, cluster_.device, best, choice, fmt::format("the {} best", best.size()));
+        say(table);
+        const Table memory = memory_table(best, choice);
+        say(memory);
+        say("\ncommands, as dry runs; to train: the same under mpirun -np {}, without --comm fake, --fake-world and "
+            "--dry-run\n",
+            gpus_);
+        for (size_t i = 0; i < best.size(); ++i) say("{}: {}\n", i + 1, dry_run(best[i].candidate.layout));
+        if (groups_ > 0) say(groups_table(choice, winner.candidate, cluster_.device, size_t(groups_)));
+        say(budget_table(request_, winner, budget_));
+        csv_.write(table.csv());
+        if (json_.given()) json_.write(report(choice, best).dump(2) + "\n");
+    }
+
+    nlohmann::ordered_json budget(const Prediction& winner) const {
+        const double rate = winner.tokens_per_s_per_gpu(request_) * double(gpus_);
+        const double parameters = double(request_.model.parameters());
+        nlohmann::ordered_json all = {
+            {"tokens_per_s", rate}, {"tokens_per_day", tokens_per_day(rate)}, {"price_per_gpu_hour", budget_.price}};
+        for (const auto& [name, tokens] :
+             {std::pair("chinchilla", kTokensPerParameter * parameters), {"tokens", budget_.tokens}}) {
+            const RunCost cost = run_cost(tokens, rate, double(gpus_), budget_.price);
+            all[name] = {{"tokens", tokens}, {"days", cost.days}, {"gpu_hours", cost.gpu_hours}, {"price", cost.price}};
+        }
+        all["checkpoint_bytes"] = run_checkpoint_bytes(request_);
+        return all;
+    }
+
+    nlohmann::ordered_json report(const Choice& choice, const std::vector<Prediction>& best) const {
+        nlohmann::ordered_json all;
+        all["model"] = request_.model.name;
+        all["parameters"] = request_.model.parameters();
+        all["cluster"] = cluster_.name;
+        all["device"] = cluster_.device.name;
+        all["gpus"] = gpus_;
+        all["seq_len"] = request_.seq_len;
+        all["global_batch"] = request_.global_batch;
+        all["limit_bytes"] = choice.limit;
+        all["device_bytes"] = cluster_.device.memory_bytes;
+        all["layouts"] = choice.layouts;
+        all["fit"] = choice.fit;
+        all["steps"] = decision_steps(request_, cluster_, choice, best.front());
+        for (const Prediction& each : best) {
+            const Layout& l = each.candidate.layout;
+            nlohmann::ordered_json one;
+            one["tp"] = l.tp, one["cp"] = l.cp, one["dp"] = l.dp, one["pp"] = l.pp, one["zero"] = l.zero;
+            one["pipeline"] = config_of(request_, l).pipeline.schedule;
+            one["virtual_stages"] = l.virtual_stages;
+            one["micro_batch"] = l.micro_batch;
+            one["recompute"] = name_of(l.recompute);
+            one["sequence_parallel"] = l.sequence_parallel;
+            one["tp_overlap"] = l.tp_overlap;
+            one["hybrid_shard"] = l.hybrid_shard;
+            one["equal_to"] = each.equal_to;
+            one["flags"] = flags_of(request_, l);
+            one["dry_run"] = dry_run(l);
+            one["predicted_by"] = each.simulated ? "simulation" : "estimate";
+            one["step_s"] = each.seconds;
+            one["tokens_per_s_per_gpu"] = each.tokens_per_s_per_gpu(request_);
+            one["mfu"] = each.mfu(request_, cluster_.device);
+            one["pp_wait"] = each.pp_wait;
+            for (const auto& [group, seconds] : each.exposed) one["exposed_s"][group] = seconds;
+            for (const auto& [part, seconds] : parts_of(each.candidate.estimate)) one["estimate_s"][part] = seconds;
+            one["largest_rank"] = each.candidate.rank;
+            for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
+                one["memory"][kMemoryNames[size_t(kind)]] = each.candidate.memory.kind[size_t(kind)];
+            one["memory"]["total"] = each.candidate.memory.total;
+            all["best"].push_back(one);
+        }
+        all["budget"] = budget(best.front());
+        for (const LayoutGroup& g : choice.groups) {
+            nlohmann::ordered_json one = {
+                {"tp", g.tp}, {"cp", g.cp}, {"pp", g.pp}, {"layouts", g.layouts}, {"fit", g.fit}};
+            if (g.best) {
+                one["flags"] = flags_of(request_, g.best->layout);
+                one["step_s_estimate"] = g.best->estimate.seconds();
+                one["why"] = why_slower(g.best->estimate, best.front().candidate.estimate);
+            } else {
+                one["flags"] = flags_of(request_, g.smallest->layout);
+                one["bytes"] = g.smallest->memory.total;
+                one["bytes_too_many"] = double(g.smallest->memory.total) - choice.limit;
+            }
+            all["groups"].push_back(one);
+        }
+        for (const LeftOut& other : choice.others)
+            all["left_out"].push_back({{"what", other.what}, {"sizes", other.sizes}, {"why", other.why}});
+        return all;
+    }
+
+    Flags flags_{"Plan a training run: the layouts of a model on a cluster, ranked, with the reasons"};
+    ModelFlags model_;
+    PlanRequest request_;
+    std::string cluster_file_, grad_dtype_ = "fp32";
+    ClusterModel cluster_;
+    int64_t gpus_ = 0, best_ = 10, groups_ = 20, simulations_ = 0;
+    std::optional<int64_t> asked_simulations_;
+    double reserve_gb_ = 8;
+    BudgetOptions budget_;
+    OptionalOutput json_{"--json"}, csv_{"--csv"};
+    ProgressLine progress_;
+    const OnProgress show_ = [this](const char* what, double part) { progress_.show(what, part); };
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return run_program(argc, argv, [](int argc, char** argv) { Planner().run(argc, argv); });
+}

@@ -1,0 +1,359 @@
+#include "08_3d_full/plan/record.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "01_single_gpu/core/recorder.h"
+#include "02_data_parallel/runtime/backend.h"
+#include "02_data_parallel/runtime/work_queue.h"
+#include "05_pipeline/flags.h"
+#include "08_3d_full/plan/dry_run.h"
+
+namespace train70b {
+
+namespace {
+
+using Part = Sequence::Part;
+
+// A part with its own events, before equal ones are shared.
+struct RawPart {
+    Part part;
+    std::vector<Event> events;
+};
+
+// Position of a value in a list without duplicates; appends it if it is new.
+template <class T>
+int32_t index_of(const T& value, std::vector<T>& list, std::multimap<double, int32_t>& by_hash, double hash) {
+    for (auto [at, end] = by_hash.equal_range(hash); at != end; ++at)
+        if (list[size_t(at->second)] == value) return at->second;
+    list.push_back(value);
+    by_hash.insert({hash, int32_t(list.size()) - 1});
+    return int32_t(list.size()) - 1;
+}
+
+// One rank's recorder. Several runs of it share the lists of ops and calls.
+class StepRecorder : public Recorder, public RunControl {
+  public:
+    std::vector<OpCall> ops;
+    std::vector<CommCall> calls;
+    std::vector<GroupFamily> families;
+    std::vector<RawPart> parts;
+
+    void begin_run() {
+        parts.clear();
+        families = {{.name = "world"}};
+        made_.clear();
+        latest_ = {0};
+        mark({.kind = Part::Kind::setup});
+    }
+    void mark(const Part& part) { parts.push_back({part, {}}); }
+
+    // ---- Recorder ----
+    void op(const char* name, const std::vector<int64_t>& shape, DType dtype, double flops, double bytes) override {
+        if (transport_ > 0 || parts.back().part.kind == Part::Kind::setup) return;  // only the step is simulated
+        if (std::string_view(name) == "fill_normal") return;  // what a simulated group computes for its absent peers
+        const OpCall call{name, shape, dtype, flops, bytes};
+        add({.kind = Event::Kind::compute, .what = index_of(call, ops, ops_by_hash_, flops + bytes)});
+    }
+    void book(Memory kind, int64_t bytes) override { add({.kind = Event::Kind::book, .memory = kind, .bytes = bytes}); }
+    void phase(const std::string& name) override {
+        if (const std::optional<Step> step = schedule_step(name)) mark({Part::Kind::schedule_step, *step});
+    }
+    int split(int parent, const std::vector<int>& colors, const std::string& name) override {
+        families.push_back({name, parent, colors});
+        latest_.push_back(0);
+        return int(families.size()) - 1;
+    }
+    uint64_t call(const RecordedCall& recorded) override {
+        const Operation& o = recorded.operation;
+        CommCall call{.family = recorded.family,
+                      .operation = o.name,
+                      .details = o.details,
+                      .bytes = o.bytes,
+                      .wire_bytes = o.wire_bytes,
+                      .to = o.to,
+                      .from = o.from,
+                      .channel = recorded.channel,
+                      .shift = o.shift,
+                      .where = fmt::format("{}:{}", o.where.file_name(), o.where.line())};
+        if (o.message) {
+            call.bytes = o.tensors.back().bytes();
+            if (o.tensors.size() > 1) call.received = o.tensors[0].bytes();
+        } else {
+            for (const Tensor& tensor : o.tensors) call.bytes = std::max(call.bytes, tensor.bytes());
+        }
+        add({.kind = Event::Kind::call,
+             .what = index_of(call, calls, calls_by_hash_, double(call.bytes) + 1e-3 * double(o.where.line()))});
+        made_.push_back({recorded.family, ++latest_[size_t(recorded.family)]});
+        return made_.size();
+    }
+    void wait(uint64_t number) override {
+        CHECK(number > 0, "a wait for a call that was not recorded");
+        const auto [family, in_family] = made_[number - 1];
+        add({.kind = Event::Kind::wait,
+             .family = int16_t(family),
+             .what = int32_t(latest_[size_t(family)] - in_family + 1)});
+    }
+    void begin_transport() override { ++transport_; }
+    void end_transport() override { --transport_; }
+
+    // ---- RunControl ----
+    void before_step(int64_t) override { mark({.kind = Part::Kind::begin}); }
+    void gradients_ready(int64_t) override { mark({.kind = Part::Kind::update}); }
+    void finish() override { mark({.kind = Part::Kind::end}); }
+
+  private:
+    void add(const Event& event) { parts.back().events.push_back(event); }
+
+    // "F3.1": the schedule's step whose name a phase is.
+    static std::optional<Step> schedule_step(const std::string& name) {
+        const size_t pass = std::string("FBIW").find(name[0]), dot = name.find('.');
+        if (pass == std::string::npos || name.size() < 2 || name[1] < '0' || name[1] > '9') return {};
+        return Step{Pass(pass), std::stoll(name.substr(1)),
+                    dot == std::string::npos ? 0 : std::stoll(name.substr(dot + 1))};
+    }
+
+    std::multimap<double, int32_t> ops_by_hash_, calls_by_hash_;
+    std::vector<std::pair<int, int64_t>> made_;  // by call: its family, and its number there
+    std::vector<int64_t> latest_;                // by family: calls so far
+    int transport_ = 0;
+};
+
+// The pipeline, with marks between its micro-batches' data, its steps, and what follows.
+class MarkedLoop : public MicroBatchLoop {
+  public:
+    MarkedLoop(MicroBatchLoop& loop, StepRecorder& marks) : loop_(loop), marks_(marks) {}
+    Tensor forward_backward(const MicroBatches& batches) override {
+        std::vector<Batch> kept;  // so that each is released under a mark of its own
+        const Tensor loss = loop_.forward_backward({batches.count, [&](int64_t index) {
+                                                        marks_.mark({Part::Kind::batch, {Pass::forward, index}});
+                                                        return kept.emplace_back(batches.get(index));
+                                                    }});
+        for (int64_t i = 0; i < batches.count; ++i) {
+            marks_.mark({Part::Kind::release, {Pass::forward, i}});
+            kept[size_t(i)] = {};
+        }
+        marks_.mark({.kind = Part::Kind::gradients});
+        return loss;
+    }
+    Tensor forward_only(const Batch& batch) override { return loop_.forward_only(batch); }
+
+  private:
+    MicroBatchLoop& loop_;
+    StepRecorder& marks_;
+};
+
+// ---- from the micro-batches that were run to all of them ------------------------------------------------------------
+
+// What a part's events depend on: for a step of the schedule, which it is, whether it is among the first or the last
+// `depth` of its kind on this rank, the `depth` parts before it and the one behind it.
+using Context = std::vector<int64_t>;
+
+std::vector<Context> contexts(const std::vector<Part>& parts, int64_t depth) {
+    const auto kind = [](const Part& part) -> int64_t {
+        if (part.kind != Part::Kind::schedule_step) return -int64_t(part.kind) - 1;
+        return part.step.chunk * 4 + int64_t(part.step.pass);
+    };
+    std::map<int64_t, int64_t> count, seen;
+    for (const Part& part : parts) ++count[kind(part)];
+    std::vector<Context> result;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        const int64_t own = kind(parts[i]), before = seen[own]++, after = count[own] - before - 1;
+        Context context = {own, std::min(before, depth), std::min(after, depth)};
+        for (int64_t offset = -depth; offset <= 1; ++offset) {
+            const int64_t at = int64_t(i) + offset;
+            context.push_back(at < 0 || at >= int64_t(parts.size()) ? INT64_MIN : kind(parts[size_t(at)]));
+        }
+        result.push_back(context);
+    }
+    return result;
+}
+
+std::vector<Part> parts_of(const std::vector<RawPart>& raw) {
+    std::vector<Part> parts;
+    for (const RawPart& each : raw) parts.push_back(each.part);
+    return parts;
+}
+
+// The parts of a rank in a step of m micro-batches.
+std::vector<Part> parts_of(const Schedule& schedule, int64_t stage) {
+    std::vector<Part> parts = {{.kind = Part::Kind::setup}, {.kind = Part::Kind::begin}};
+    for (int64_t i = 0; i < schedule.micro_batches; ++i) parts.push_back({Part::Kind::batch, {Pass::forward, i}});
+    for (const Step& step : schedule.ranks[size_t(stage)]) parts.push_back({Part::Kind::schedule_step, step});
+    for (int64_t i = 0; i < schedule.micro_batches; ++i) parts.push_back({Part::Kind::release, {Pass::forward, i}});
+    for (const Part::Kind kind : {Part::Kind::gradients, Part::Kind::update, Part::Kind::end})
+        parts.push_back({.kind = kind});
+    return parts;
+}
+
+// Segments by context; empty if two parts of one context differ.
+class Explained {
+  public:
+    Explained(const std::vector<RawPart>& run, int64_t depth) : depth_(depth) {
+        const std::vector<Context> of = contexts(parts_of(run), depth);
+        for (size_t i = 0; i < run.size(); ++i) {
+            const auto [known, is_new] = segment_.insert({of[i], int32_t(segments.size())});
+            if (is_new) {
+                segments.push_back(run[i].events);
+            } else if (segments[size_t(known->second)] != run[i].events) {
+                consistent_ = false;
+                return;
+            }
+        }
+    }
+    // The parts with their segments; empty if some context is unknown.
+    std::optional<std::vector<Part>> find(std::vector<Part> parts) const {
+        const std::vector<Context> of = contexts(parts, depth_);
+        for (size_t i = 0; consistent_ && i < parts.size(); ++i) {
+            const auto known = segment_.find(of[i]);
+            if (known == segment_.end()) return {};
+            parts[i].segment = known->second;
+        }
+        return consistent_ ? std::optional(parts) : std::nullopt;
+    }
+    bool explains(const std::vector<RawPart>& run) const {
+        const auto found = find(parts_of(run));
+        for (size_t i = 0; found && i < run.size(); ++i)
+            if (segments[size_t((*found)[i].segment)] != run[i].events) return false;
+        return found.has_value();
+    }
+    std::vector<std::vector<Event>> segments;
+
+  private:
+    const int64_t depth_;
+    std::map<Context, int32_t> segment_;
+    bool consistent_ = true;
+};
+
+// Every part as it was run; equal ones share a segment.
+void keep_all(Sequence& sequence, const std::vector<RawPart>& run) {
+    std::multimap<double, int32_t> by_size;
+    for (const RawPart& raw : run) {
+        Part part = raw.part;
+        part.segment = index_of(raw.events, sequence.segments, by_size, double(raw.events.size()));
+        sequence.parts.push_back(part);
+    }
+}
+
+// ---- one rank -------------------------------------------------------------------------------------------------------
+
+// Also an error ends the recording, before the recorder is gone.
+class RecorderScope {
+  public:
+    explicit RecorderScope(Recorder& during) { recorder = &during; }
+    ~RecorderScope() { recorder = nullptr; }
+    RecorderScope(const RecorderScope&) = delete;
+};
+
+class Rank {
+  public:
+    Rank(const TrainOptions& options, const Dataset& data, const ParallelConfig& config, int64_t rank)
+        : options_(options.without_files()), data_(data), config_(config), rank_(rank) {}
+
+    Sequence record(bool all_micro_batches) {
+        const int64_t p = config_.mesh.pp, all = options_.accumulation(config_.mesh.dp);
+        const Schedule schedule = schedule_of(config_, options_);
+        Sequence sequence{.rank = rank_};
+        // Steps of a multiple of what the schedule needs; enough for its beginning, its end and both repeated.
+        const int64_t multiple = schedule_multiple(schedule);
+        const auto at_least = [&](int64_t m) { return (m + multiple - 1) / multiple * multiple; };
+        for (int64_t m = at_least(3 * p + 6); !all_micro_batches && sequence.parts.empty() && m + multiple < all;
+             m *= 2) {
+            const std::vector<RawPart> shorter = run(m), longer = run(m + multiple);
+            for (const int64_t depth : {2, 4, 8}) {
+                const Explained explained(longer, depth);
+                const auto parts = explained.find(parts_of(schedule, config_.mesh.coordinate(rank_).pp));
+                if (!parts || !explained.explains(shorter)) continue;
+                sequence.micro_batches_run = m + multiple;
+                sequence.segments = explained.segments;
+                sequence.parts = *parts;
+                break;
+            }
+        }
+        if (sequence.parts.empty()) keep_all(sequence, run(sequence.micro_batches_run = all));
+        sequence.ops = recorder_.ops;
+        sequence.calls = recorder_.calls;
+        return sequence;
+    }
+    const std::vector<GroupFamily>& families() const { return recorder_.families; }
+
+  private:
+    std::vector<RawPart> run(int64_t micro_batches) {
+        TrainOptions options = options_;
+        options.global_batch = micro_batches * options.micro_batch * config_.mesh.dp;
+        std::optional<MarkedLoop> loop;
+        recorder_.begin_run();
+        const RecorderScope scope(recorder_);
+        run_meta_step(
+            options, nlohmann::ordered_json::object(), data_, config_, rank_,
+            [&](Trainer& trainer) {
+                trainer.loop = &loop.emplace(*trainer.loop, recorder_);
+                trainer.controls.push_back(&recorder_);
+            },
+            [](const Trainer&) { recorder = nullptr; });
+        return std::move(recorder_.parts);
+    }
+    // A schedule from a file has no other number of micro-batches.
+    int64_t schedule_multiple(const Schedule& schedule) const {
+        if (from_file(config_.pipeline)) return INT32_MAX;
+        const ScheduleGenerator& generator = find_schedule(schedule.name);
+        return generator.multiple ? generator.multiple(schedule.stages) : 1;
+    }
+
+    const TrainOptions options_;
+    const Dataset& data_;
+    const ParallelConfig& config_;
+    const int64_t rank_;
+    StepRecorder recorder_;
+};
+
+// Ranks with equal keys differ only in their peers' numbers, and in where a shard cuts parameters.
+std::vector<int64_t> symmetry_key(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
+    const Mesh::Coordinates at = config.mesh.coordinate(rank);
+    ParallelConfig plain = config;
+    plain.optimizer = "adamw";  // whose states tell the size of the rank's shards
+    const RankMemory memory = rank_formula(options, plain, rank);
+    // Replicas of a parameter are counted by the first of them: of norms, and of key/value heads.
+    const int64_t copies = std::max<int64_t>(config.mesh.tp / options.model.kv_heads, 1);
+    const int64_t counts = at.tp == 0 ? 0 : at.tp % copies == 0 ? 1 : 2;
+    return {at.pp, at.cp, config.tensor.overlap ? at.tp : counts, memory.optimizer, memory.host};
+}
+
+bool equal_calls_and_memory(const Sequence& a, const Sequence& b) {
+    return a.ops == b.ops && a.calls == b.calls && a.segments == b.segments && a.parts.size() == b.parts.size() &&
+           std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(),
+                      [](const Part& x, const Part& y) { return x.segment == y.segment; });
+}
+
+}  // namespace
+
+Recording record_step(const TrainOptions& options, const Dataset& data, const ParallelConfig& config,
+                      const RecordOptions& how) {
+    const int64_t ranks = config.mesh.size();
+    Recording recording{.ranks = ranks, .class_of = std::vector<int32_t>(size_t(ranks))};
+    std::map<std::vector<int64_t>, int32_t> known;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+        std::vector<int64_t> key = {rank};
+        if (how.only >= 0)
+            key = {0};
+        else if (ranks > how.most_ranks)
+            key = symmetry_key(options, config, rank);
+        const auto [found, is_new] = known.insert({key, int32_t(recording.sequences.size())});
+        if (is_new) {
+            Rank run(options, data, config, how.only >= 0 ? how.only : rank);
+            Sequence sequence = run.record(how.all_micro_batches);
+            if (recording.families.empty()) recording.families = run.families();
+            CHECK(run.families() == recording.families, "rank {} makes other groups than rank 0", rank);
+            for (size_t i = 0; i < recording.sequences.size(); ++i)
+                if (equal_calls_and_memory(recording.sequences[i], sequence)) found->second = int32_t(i);
+            if (found->second == int32_t(recording.sequences.size()))
+                recording.sequences.push_back(std::move(sequence));
+        }
+        recording.class_of[size_t(rank)] = found->second;
+    }
+    return recording;
+}
+
+}  // namespace train70b

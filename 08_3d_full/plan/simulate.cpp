@@ -1,0 +1,111 @@
+#include "08_3d_full/plan/simulate.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "01_single_gpu/core/check.h"
+#include "08_3d_full/plan/simulate_run.h"
+
+namespace train70b {
+
+void Replay::stuck(const Rank& rank) const {
+    std::string what = "a call";
+    if (rank.blocked >= 0) {
+        const CommCall& call = rank.sequence->calls[size_t(rank.made[size_t(rank.blocked)].call)];
+        what = name_of(call) + (call.where.empty() ? "" : " (" + call.where + ")");
+    }
+    throw CommonError(fmt::format("simulation: rank {} waits for {}, which other ranks never make", rank.rank, what));
+}
+
+SimulatedStep Replay::result() {
+    SimulatedStep step{.simulated_ranks = int64_t(ranks_.size())};
+    for (const Rank& rank : ranks_) step.seconds = std::max(step.seconds, rank.now);
+    std::vector<char> pipeline(recording_.families.size());
+    for (const Sequence& sequence : recording_.sequences)
+        for (const CommCall& call : sequence.calls)
+            if (call.channel) pipeline[size_t(call.family)] = 1;
+    std::map<std::string, bool> is_pipeline;
+    for (size_t family = 0; family < pipeline.size(); ++family)
+        if (pipeline[family]) is_pipeline[recording_.families[family].name] = true;
+    for (size_t c = 0; c < ranks_.size(); ++c) {
+        const Rank& rank = ranks_[c];
+        const double share = double(quotient_.count[c]) / double(recording_.ranks);
+        step.compute += share * rank.compute;
+        step.host += share * rank.host_wait;
+        for (size_t family = 0; family < rank.exposed.size(); ++family) {
+            const std::string& name = recording_.families[family].name;
+            if (rank.exposed[family] > 0) step.exposed[name] += share * rank.exposed[family];
+            if (rank.waiting[family] > 0) step.waiting[name] += share * rank.waiting[family];
+        }
+        if (rank.now < step.seconds) step.waiting["end"] += share * (step.seconds - rank.now);
+        for (const auto& [name, op] : rank.program->ops) {
+            step.ops[name].calls += share * op.calls;
+            step.ops[name].seconds += share * op.seconds;
+        }
+    }
+    for (const auto& [name, seconds] : step.waiting)
+        if (is_pipeline.contains(name) || name == "end") step.bubble += seconds / step.seconds;
+    for (const int64_t rank : options_.traced) {  // each of them as the rank that was simulated for it
+        const int64_t simulated = quotient_.representative[size_t(quotient_.class_of[size_t(rank)])];
+        std::vector<SimulatedStep::Span> spans;
+        for (const SimulatedStep::Span& span : spans_)
+            if (span.rank == simulated) spans.push_back(span);
+        spread_messages(spans);
+        for (SimulatedStep::Span& span : spans) {
+            step.stream_names[span.stream] = stream_name(span.stream);
+            span.rank = rank;
+            step.spans.push_back(std::move(span));
+        }
+        for (SimulatedStep::MemorySample sample : memory_) {
+            if (sample.rank != simulated) continue;
+            sample.rank = rank;
+            step.memory.push_back(sample);
+        }
+    }
+    return step;
+}
+
+std::string Replay::stream_name(int stream) const {
+    if (stream < kComputation) return "schedule";
+    if (stream == kComputation) return "computation";
+    if (stream >= first_message()) return fmt::format("messages {}", stream - first_message());
+    const int family = stream - kFirstComm - 1;
+    return family < 0 ? "communication" : "communication " + recording_.families[size_t(family)].name;
+}
+
+// Messages that are under way at the same time get streams of their own.
+void Replay::spread_messages(std::vector<SimulatedStep::Span>& spans) const {
+    std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+    std::vector<double> ends;  // by stream, from first_message() on
+    for (SimulatedStep::Span& span : spans) {
+        if (span.stream != first_message()) continue;
+        size_t stream = 0;
+        while (stream < ends.size() && ends[stream] > span.begin) ++stream;
+        if (stream == ends.size()) ends.push_back(0);
+        ends[stream] = span.end;
+        span.stream = first_message() + int(stream);
+    }
+}
+
+SimulatedStep simulate_step(const Recording& recording, const ReplayModel& model, const ReplayOptions& options) {
+    for (const auto& [rank, times] : options.slow_ranks)
+        if (rank < 0 || rank >= recording.ranks || !(times > 0))
+            usage_error("slow rank {}, {} times: there are {} ranks", rank, times, recording.ranks);
+    for (const int64_t rank : options.traced)
+        if (rank < 0 || rank >= recording.ranks)
+            usage_error("no rank {} to trace: there are {} ranks", rank, recording.ranks);
+    if (!(options.jitter >= 0 && options.jitter < 1))
+        usage_error("a jitter of {}: must be from 0 to 1 (try 0.02)", options.jitter);
+    if (options.jitter > 0 && recording.ranks > kMaxJitterRanks)
+        usage_error("jitter: {} ranks, each of which would have to be simulated (try at most {} ranks, or no jitter)",
+                    recording.ranks, kMaxJitterRanks);
+    ReplayModel slowed = model;
+    for (const auto& [link, times] : options.slow_links) {
+        if (link < 0 || link >= int(model.links.size()) || !(times > 0))
+            usage_error("slow link {}, {} times: there are {} links", link, times, model.links.size());
+        slowed.links[size_t(link)] /= times;
+    }
+    return Replay(recording, slowed, options).run();
+}
+
+}  // namespace train70b

@@ -1,0 +1,22 @@
+#pragma once
+// The planner's last step: a candidate's dry run is recorded and replayed on the cluster.
+#include "01_single_gpu/flags/options.h"
+#include "08_3d_full/plan/explain.h"
+#include "08_3d_full/plan/simulate.h"
+
+namespace train70b {
+
+class Dataset;
+
+// One step of the layout, simulated. data: any text that is longer than a sequence; a dry run looks at no token.
+Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, const Dataset& data,
+                     const Candidate& candidate);
+// All of them in so many processes (the ledger of a recording is a process's own); in the order of the candidates.
+std::vector<Prediction> simulated(
+    const std::vector<Candidate>& candidates, int64_t processes,
+    const std::function<Prediction(const Candidate&)>& simulate,
+    const OnProgress& progress = [](const char*, double) {});
+// What is recorded: the options of chapter 08 for this layout.
+TrainOptions options_of(const PlanRequest& request, const Layout& layout);
+
+}  // namespace train70b

@@ -1,0 +1,344 @@
+#include "08_3d_full/plan/simulate_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/random.h"
+
+namespace train70b {
+
+Replay::Replay(const Recording& recording, const ReplayModel& model, const ReplayOptions& options)
+    : recording_(recording),
+      model_(model),
+      options_(options),
+      quotient_(quotient_of(recording, model, options)),
+      flows_(quotient_.links) {
+    for (const Quotient::Site& site : quotient_.sites)
+        sites_.push_back({.participants = site.participants, .calls = std::vector<int32_t>(site.participants.size())});
+    for (size_t c = 0; c < quotient_.representative.size(); ++c) add_rank(c);
+}
+
+SimulatedStep Replay::run() {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) advance(ranks_[rank]);
+    while (true) {
+        const double begin = begins_.empty() ? kNever : begins_.top().time, end = flows_.next();
+        if (begin == kNever && end == kNever) break;
+        if (end <= begin) {
+            const int32_t slot = flows_.pop();
+            free_.push_back(slot);
+            ends(end, running_[size_t(slot)]);
+        } else {
+            const Begin event = begins_.top();
+            begins_.pop();
+            begins(event.time, event.what);
+        }
+    }
+    for (const Rank& rank : ranks_)
+        if (!rank.done) stuck(rank);
+    return result();
+}
+
+void Replay::add_rank(size_t c) {
+    const int64_t number = quotient_.representative[c];
+    const int32_t sequence = recording_.class_of[size_t(number)];
+    const auto slow = options_.slow_ranks.find(number);
+    const double factor = slow == options_.slow_ranks.end() ? 1 : slow->second;
+    const bool traced = std::any_of(options_.traced.begin(), options_.traced.end(),
+                                    [&](int64_t r) { return quotient_.class_of[size_t(r)] == int32_t(c); });
+    const auto key = std::tuple(sequence, factor, traced);
+    const Sequence& events = recording_.sequences[size_t(sequence)];
+    if (!programs_.contains(key)) programs_[key] = replay_program(events, model_, factor, traced);
+    const size_t families = recording_.families.size();
+    Rank rank{.sequence = &events, .program = &programs_.at(key), .uses = &quotient_.uses[c], .rank = number};
+    rank.traced = traced;
+    rank.calls.resize(families);
+    rank.last.assign(families + 1, -1);
+    rank.exposed.resize(families);
+    rank.waiting.resize(families);
+    rank.memory = rank.program->held;
+    ranks_.push_back(std::move(rank));
+}
+
+// A stream per channel, which is a family of its own; one per group, or one for all, for collectives and shifts.
+// Numbers, and messages that are no channel's, go through the host.
+int Replay::stream_of(const CommCall& call) const {
+    if (!model_.streams || blocks_host(call)) return kHost;
+    if (call.channel) return 1 + call.family;
+    if (call.message() && !call.shift) return kHost;
+    return options_.stream_per_group ? 1 + call.family : kAllGroups;
+}
+
+// ---- a rank ---------------------------------------------------------------------------------------------------------
+
+void Replay::advance(Rank& rank) {
+    if (rank.blocked >= 0) {
+        settle(rank, rank.made[size_t(rank.blocked)]);
+        rank.blocked = -1;
+        if (std::exchange(rank.blocks_host, false)) rank.host = std::max(rank.host, rank.now);
+        if (!model_.streams && !launch_queue(rank)) return;
+    }
+    const ReplayProgram& program = *rank.program;
+    while (rank.part < program.parts.size()) {
+        const std::vector<Item>& items = program.segments[size_t(program.parts[rank.part].segment)];
+        if (rank.item == items.size()) {
+            end_part(rank);
+            ++rank.part;
+            rank.item = 0;
+            continue;
+        }
+        const Item& item = items[rank.item++];
+        bool goes_on = true;
+        switch (item.kind) {
+            case Item::Kind::compute: goes_on = compute(rank, program.runs[size_t(item.what)]); break;
+            case Item::Kind::call: goes_on = call(rank, item.what); break;
+            case Item::Kind::wait: {
+                const std::vector<int32_t>& calls = rank.calls[size_t(item.family)];
+                if (item.what <= int32_t(calls.size()))  // else it was made before the step
+                    goes_on = wait_for(rank, calls[calls.size() - size_t(item.what)]);
+                break;
+            }
+            case Item::Kind::book: {
+                const ReplayProgram::Booking& booking = program.bookings[size_t(item.what)];
+                rank.memory[size_t(booking.memory)] += booking.bytes;
+                if (!memory_.empty() && memory_.back().rank == rank.rank && memory_.back().seconds == rank.now)
+                    memory_.back().now = rank.memory;
+                else
+                    memory_.push_back({rank.rank, rank.now, rank.memory});
+                break;
+            }
+        }
+        if (!goes_on) return;
+    }
+    rank.done = finish(rank);
+}
+
+void Replay::end_part(Rank& rank) {
+    if (!rank.traced) return;
+    const Sequence::Part& part = rank.sequence->parts[size_t(rank.program->parts[rank.part].part)];
+    trace(rank, -1, to_string(part), rank.begin_of_part, rank.now);
+    rank.begin_of_part = rank.now;
+}
+
+// Of a run that takes `run.seconds` without jitter: the sum of independent deviations of its ops.
+double Replay::jitter(Rank& rank, const Run& run) const {
+    if (options_.jitter == 0) return 0;
+    const uint64_t key = random_bits(options_.seed, uint64_t(rank.rank)), i = 2 * rank.jittered++;
+    const double u = (double(random_bits(key, i) >> 11) + 0.5) * 0x1p-53;
+    const double v = double(random_bits(key, i + 1) >> 11) * 0x1p-53;
+    const double normal = std::sqrt(-2 * std::log(u)) * std::cos(2 * std::acos(-1.0) * v);
+    return std::max(-run.seconds, options_.jitter * std::sqrt(run.squares) * normal);
+}
+
+bool Replay::compute(Rank& rank, const Run& run) {
+    const double more = jitter(rank, run), seconds = run.seconds + more;
+    if (quotient_.cores[size_t(index_of(rank))] >= 0 && seconds > 0) {
+        rank.core_seconds = seconds;
+        rank.core_op = run.op;
+        begins_.push({rank.now, ++order_, {kCores, index_of(rank)}});
+        return false;
+    }
+    double end = rank.now + seconds;
+    if (model_.streams) {
+        end = std::max(end, rank.host + run.launched + more);
+        rank.host += run.count * model_.host_s;
+    }
+    trace(rank, kComputation, rank.sequence->ops[size_t(run.op)].name, end - seconds, end);
+    rank.compute += seconds;
+    rank.host_wait += std::max(0.0, end - seconds - rank.now);
+    rank.now = end;
+    return true;
+}
+
+bool Replay::call(Rank& rank, int32_t what) {
+    const CommCall& call = rank.sequence->calls[size_t(what)];
+    if (model_.streams) rank.host += model_.host_s;
+    const int32_t id = make(rank, what);
+    Made& made = rank.made.back();
+    made.ready = made.head = std::max(rank.now, rank.host);
+    if (!model_.streams && !call.message()) {
+        rank.queue.push_back(id);
+        return !blocks_host(call) || launch_queue(rank);
+    }
+    const int stream = stream_of(call);
+    if (stream == kHost) {
+        arrive(rank, made, made.ready);
+        if (!model_.streams || !blocks_host(call)) return true;
+        rank.blocked = id;
+        rank.blocks_host = true;
+        return false;
+    }
+    made.previous = std::exchange(rank.last[size_t(stream)], id);
+    if (made.previous >= 0) {
+        Made& previous = rank.made[size_t(made.previous)];
+        if (previous.end < 0) {
+            previous.next = id;
+            return true;
+        }
+        made.head = std::max(made.ready, previous.end);
+    }
+    arrive(rank, made, made.head);
+    return true;
+}
+
+bool Replay::wait_for(Rank& rank, int32_t id) {
+    if (!model_.streams) {
+        rank.after_queue = id;
+        return launch_queue(rank);
+    }
+    if (rank.made[size_t(id)].end < 0) {
+        rank.blocked = id;
+        return false;
+    }
+    settle(rank, rank.made[size_t(id)]);
+    return true;
+}
+
+// Without streams: the collectives called so far, one after another, then the call that the rank waits for.
+bool Replay::launch_queue(Rank& rank) {
+    if (rank.queued < rank.queue.size()) {
+        rank.blocked = rank.queue[rank.queued++];
+        Made& made = rank.made[size_t(rank.blocked)];
+        made.ready = made.head = rank.now;
+        arrive(rank, made, rank.now);
+        return false;
+    }
+    const int32_t after = std::exchange(rank.after_queue, -1);
+    if (after < 0) return true;
+    if (rank.made[size_t(after)].end < 0) {
+        rank.blocked = after;
+        return false;
+    }
+    settle(rank, rank.made[size_t(after)]);
+    return true;
+}
+
+// The rank has waited until the call's end: for whom, back along the call's stream.
+void Replay::settle(Rank& rank, const Made& waited) {
+    double t = waited.end;
+    for (const Made* made = &waited; t > rank.now;) {
+        const size_t family = size_t(rank.sequence->calls[size_t(made->call)].family);
+        const double start = std::min(t, std::max(made->start, rank.now));
+        const double head = std::min(start, std::max(made->head, rank.now));
+        rank.exposed[family] += t - start;
+        rank.waiting[family] += start - head;
+        t = head;
+        const Made* previous = made->previous < 0 ? nullptr : &rank.made[size_t(made->previous)];
+        if (!previous || previous->end < t) {
+            rank.host_wait += t - rank.now;  // its launch was late
+            break;
+        }
+        made = previous;
+    }
+    rank.now = std::max(rank.now, waited.end);
+}
+
+// At the end of the step: what nobody has waited for.
+bool Replay::finish(Rank& rank) {
+    if (!model_.streams && !launch_queue(rank)) return false;
+    for (; rank.finished < rank.made.size(); ++rank.finished) {
+        if (rank.made[rank.finished].end < 0) {
+            rank.blocked = int32_t(rank.finished);
+            return false;
+        }
+        settle(rank, rank.made[rank.finished]);
+    }
+    return true;
+}
+
+// ---- sites ----------------------------------------------------------------------------------------------------------
+
+int32_t Replay::make(Rank& rank, int32_t what) {
+    const Quotient::Use& use = (*rank.uses)[size_t(what)];
+    const int32_t id = int32_t(rank.made.size());
+    Made& made = rank.made.emplace_back();
+    made.call = what;
+    const Quotient::Meeting* meetings[2] = {&use.collective_or_send, &use.receive};
+    for (int end = 0; end < 2; ++end) {
+        if (meetings[end]->site < 0) continue;
+        Site& site = sites_[size_t(meetings[end]->site)];
+        const size_t participants = site.participants.size(), mine = size_t(meetings[end]->participant);
+        made.instance[end] = site.calls[mine]++;
+        ++made.pending;
+        if (made.instance[end] == int32_t(site.instances.size())) {
+            site.instances.emplace_back();
+            site.made.resize(site.instances.size() * participants, -1);
+        }
+        site.made[size_t(made.instance[end]) * participants + mine] = id;
+    }
+    rank.calls[size_t(rank.sequence->calls[size_t(what)].family)].push_back(id);
+    return id;
+}
+
+void Replay::arrive(Rank& rank, const Made& made, double time) {
+    const Quotient::Use& use = (*rank.uses)[size_t(made.call)];
+    if (made.instance[0] >= 0) arrive(use.collective_or_send, made.instance[0], time);
+    if (made.instance[1] >= 0) arrive(use.receive, made.instance[1], time);
+}
+
+void Replay::arrive(const Quotient::Meeting& meeting, int32_t id, double time) {
+    Site& site = sites_[size_t(meeting.site)];
+    Instance& instance = site.instances[size_t(id)];
+    instance.start = std::max(instance.start, time);
+    if (meeting.transfer >= 0) instance.transfer = meeting.transfer;
+    if (++instance.arrived < int32_t(site.participants.size())) return;
+    CHECK(instance.transfer >= 0, "a message without a sender");
+    const double latency = quotient_.transfers[size_t(instance.transfer)].latency_s;
+    begins_.push({instance.start + latency, ++order_, {meeting.site, id}});
+}
+
+// The first byte of a transfer; or a rank begins to compute on cores that others use.
+void Replay::begins(double now, What what) {
+    const bool cores = what.site == kCores;
+    const int32_t id = cores ? quotient_.cores[size_t(what.instance)]
+                             : sites_[size_t(what.site)].instances[size_t(what.instance)].transfer;
+    const SharedTransfer& transfer = quotient_.transfers[size_t(id)];
+    if (transfer.loads.empty()) return ends(now, what);
+    if (free_.empty()) {
+        free_.push_back(int32_t(running_.size()));
+        running_.emplace_back();
+    }
+    const int32_t slot = free_.back();
+    free_.pop_back();
+    running_[size_t(slot)] = what;
+    flows_.add(now, cores ? ranks_[size_t(what.instance)].core_seconds : transfer.bytes, transfer.loads, slot);
+}
+
+void Replay::ends(double now, What what) {
+    if (what.site == kCores) {
+        Rank& rank = ranks_[size_t(what.instance)];
+        trace(rank, kComputation, rank.sequence->ops[size_t(rank.core_op)].name, rank.now, now);
+        rank.compute += now - rank.now;
+        rank.now = now;
+        return advance(rank);
+    }
+    const Site& site = sites_[size_t(what.site)];
+    const size_t participants = site.participants.size();
+    const double start = site.instances[size_t(what.instance)].start;
+    resumed_.clear();
+    for (size_t i = 0; i < participants; ++i) {
+        const int32_t id = site.made[size_t(what.instance) * participants + i];
+        const int32_t index = site.participants[i].rank_class;
+        Rank& rank = ranks_[size_t(index)];
+        Made& made = rank.made[size_t(id)];
+        made.start = std::max(made.start, start);
+        if (--made.pending > 0) continue;
+        made.end = now;
+        const CommCall& call = rank.sequence->calls[size_t(made.call)];
+        if (rank.traced) {
+            const int stream = model_.streams ? stream_of(call) : call.message() ? kHost : kAllGroups;
+            const bool message = stream == kHost || call.channel;
+            trace(rank, message ? first_message() : kFirstComm + stream, name_of(call), made.start, now);
+        }
+        if (made.next >= 0) {
+            Made& next = rank.made[size_t(made.next)];
+            next.head = std::max(next.ready, now);
+            arrive(rank, next, next.head);
+        }
+        if (rank.blocked == id) resumed_.push_back(index);
+    }
+    for (const int32_t index : resumed_) advance(ranks_[size_t(index)]);
+}
+
+}  // namespace train70b

@@ -1,0 +1,253 @@
+#include "08_3d_full/watch/inject.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <utility>
+
+namespace train70b {
+
+namespace {
+
+using Words = std::vector<std::string>;
+const Words kKinds = {"kill", "hang", "stop", "slow", "nan", "wrong-sum", "skip-collective", "deadlock", "bitflip"};
+const Words kKindsWithParam = {"nan", "wrong-sum", "bitflip"};
+
+bool contains(const Words& words, const std::string& word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+std::string list_of(const Words& words) {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+    return text;
+}
+
+// A group whose next sum returns this rank's own numbers, once, without a word to the others.
+class Forgetful : public Group {
+  public:
+    Forgetful(GroupPtr group, std::shared_ptr<bool> skip) : group_(std::move(group)), skip_(std::move(skip)) {}
+    int rank() const override { return group_->rank(); }
+    int size() const override { return group_->size(); }
+    std::vector<double> sum(const std::vector<double>& x) const override {
+        return std::exchange(*skip_, false) ? x : group_->sum(x);
+    }
+    std::vector<double> gather(const std::vector<double>& mine) const override { return group_->gather(mine); }
+    void sum_tensor(Tensor x) const override { group_->sum_tensor(x); }
+    void all_gather(Tensor full, const Tensor& part) const override { group_->all_gather(full, part); }
+    void send(const Tensor& x, int to) const override { group_->send(x, to); }
+    void recv(Tensor x, int from) const override { group_->recv(x, from); }
+
+  private:
+    GroupPtr group_;
+    std::shared_ptr<bool> skip_;
+};
+
+template <class Bits>
+void flip(Tensor& x, int bit) {
+    Bits bits;
+    std::memcpy(&bits, x.raw(), sizeof bits);
+    bits = Bits(bits ^ Bits(Bits(1) << bit));
+    std::memcpy(x.raw(), &bits, sizeof bits);
+}
+
+}  // namespace
+
+Inject::Inject(std::vector<Fault> faults, Trainer& trainer, Llama& model) : trainer_(trainer), model_(model) {
+    for (Fault& fault : faults) {
+        say("FAULT INJECTION: {} of rank {} at step {}\n", fault.kind, fault.rank, fault.step);
+        if (fault.rank == this_rank) mine_.push_back(std::move(fault));
+    }
+    for (const Fault& fault : mine_)
+        if (fault.kind == "wrong-sum") leave_out(fault);
+    if (faults.empty()) return;
+    Groups& groups = trainer.groups;
+    for (GroupPtr* group : {&groups.dp_cp, &groups.tp, &groups.pp}) {
+        if ((*group)->size() == 1) continue;
+        *group = std::make_shared<Forgetful>(*group, skip_);
+        break;
+    }
+}
+
+const Fault* Inject::strikes(const char* kind, int64_t step) const {
+    for (const Fault& fault : mine_) {
+        if (fault.kind != kind || fault.step != step) continue;
+        fmt::print(stderr, "FAULT INJECTION: rank {}: {} at step {}\n", this_rank, kind, step);
+        std::fflush(stderr);
+        return &fault;
+    }
+    return nullptr;
+}
+
+void Inject::before_step(int64_t step) {
+    begin_ = now_seconds();
+    if (strikes("kill", step)) ::kill(getpid(), SIGKILL);
+    if (strikes("stop", step)) ::kill(getpid(), SIGSTOP);
+    if (strikes("hang", step))
+        while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+    slow_ = strikes("slow", step) || slow_;
+    left_out_ = strikes("wrong-sum", step) || left_out_;
+    *skip_ = strikes("skip-collective", step);
+}
+
+void Inject::gradients_ready(int64_t step) {
+    if (const Fault* fault = strikes("nan", step)) put_nan(*fault);
+    if (strikes("deadlock", step)) trainer_.groups.tp->sum({0.0});
+    if (slow_) std::this_thread::sleep_for(std::chrono::duration<double>(now_seconds() - begin_));
+}
+
+bool Inject::after_step(const StepReport& report, const std::vector<double>&) {
+    if (const Fault* fault = strikes("bitflip", report.step)) flip_bit(*fault);
+    return true;
+}
+
+// Into an element that this rank reduces and counts in the norm.
+void Inject::put_nan(const Fault& fault) {
+    bool done = false;
+    trainer_.store->for_each_state([&](const Segment& segment, const char*, Tensor&) {
+        if (done || !segment.counts() || segment.data.size() == 0) return;
+        if (!fault.param.empty() && segment.param->name != fault.param) return;
+        const std::vector<Tensor> parts = trainer_.store->gradient_parts(*segment.param);
+        if (parts.empty()) return;
+        const bool full = parts[0].size() == segment.param->local.size();
+        Tensor element = parts[0].element_slice(full ? segment.offset : 0, {1});
+        fill(element, std::numeric_limits<double>::quiet_NaN());
+        fmt::print(stderr, "FAULT INJECTION: rank {}: step {}: the gradient of {} has a NaN\n", this_rank, fault.step,
+                   segment.param->name);
+        done = true;
+    });
+    if (!done) fmt::print(stderr, "FAULT INJECTION: rank {}: no gradient is counted here\n", this_rank);
+}
+
+// Its gradient is set to 0 after each backward pass of the unit, before the store reduces it.
+void Inject::leave_out(const Fault& fault) {
+    const std::vector<Param*> params = model_.params();
+    const Param* param = nullptr;
+    for (size_t i = 0; i < params.size() && !param; ++i) {
+        const Param* candidate = params[(params.size() / 2 + i) % params.size()];
+        if (fault.param.empty() ? candidate->is_matrix() : candidate->name == fault.param) param = candidate;
+    }
+    if (!param) {
+        fmt::print(stderr, "FAULT INJECTION: rank {}: it has no such parameter\n", this_rank);
+        return;
+    }
+    for (Unit* unit : model_.passes()) {
+        const std::vector<Param*>& own = (unit->owner ? unit->owner : unit)->params;
+        if (std::find(own.begin(), own.end(), param) == own.end()) continue;
+        // The innermost wrapper: what it records runs before what the store has recorded.
+        unit->wrappers.push_back([this, param](Tape& tape, const Var& x, const Unit::Body& body) {
+            tape.record_wgrad([this, param] {
+                if (!left_out_ || !param->grad) return;
+                Tensor grad = param->grad;
+                fill(grad, 0);
+            });
+            return body(tape, x);
+        });
+    }
+    fmt::print(stderr, "FAULT INJECTION: rank {}: from step {} on, its gradient of {} is missing\n", this_rank,
+               fault.step, param->name);
+}
+
+void Inject::flip_bit(const Fault& fault) {
+    const auto wanted = [&](const Param& param) { return fault.param.empty() || param.name == fault.param; };
+    Tensor weight;
+    const Param* param = nullptr;
+    const std::vector<Param*> params = model_.params();
+    // From a middle layer on: a row of the embedding is seldom used.
+    for (size_t i = 0; i < params.size() && !weight; ++i) {
+        const Param* candidate = params[(params.size() / 2 + i) % params.size()];
+        if (candidate->data && wanted(*candidate) && (candidate->is_matrix() || !fault.param.empty()))
+            weight = (param = candidate)->data;
+    }
+    if (!weight)  // ZeRO-3: a shard
+        trainer_.store->for_each_state([&](const Segment& segment, const char*, Tensor&) {
+            if (!weight && wanted(*segment.param) && segment.data.size() > 0)
+                weight = segment.data, param = segment.param;
+        });
+    if (!weight) {
+        fmt::print(stderr, "FAULT INJECTION: rank {}: it has no such weight\n", this_rank);
+        return;
+    }
+    const int64_t element = weight.size() / 2;
+    Tensor there = weight.element_slice(element, {1}), here({1}, weight.dtype(), Device::cpu, Memory::workspace);
+    copy(here, there);
+    const double before = read(here)[0];
+    switch (weight.dtype()) {
+        case DType::f64: flip<uint64_t>(here, 51); break;
+        case DType::bf16: flip<uint16_t>(here, 6); break;
+        default: flip<uint32_t>(here, 22);
+    }
+    copy(there, here);
+    fmt::print(stderr, "FAULT INJECTION: rank {}: after step {}: {}, element {} of this rank's: {} becomes {}\n",
+               this_rank, fault.step, param->name, element, before, read(here)[0]);
+}
+
+void add_inject_flag(Flags& flags, std::string& text) {
+    flags.group("Faults");
+    flags
+        .add("--inject", text,
+             "KIND:RANK:STEP,...: a rank fails at a step, for drills; kinds: " + list_of(kKinds) + "; " +
+                 list_of(kKindsWithParam) + " may name a parameter: KIND:RANK:STEP:PARAMETER")
+        .default_text("");
+}
+
+std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm, const TrainOptions& options,
+                                const Mesh& mesh) {
+    std::vector<Fault> faults;
+    if (!text.empty() && comm.backend == "fake")
+        usage_error("--inject {}: not supported with --comm fake, whose other ranks do not exist", text);
+    const auto number = [](const std::string& word) {
+        int64_t value = -1;
+        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+        return error == std::errc() && end == word.data() + word.size() ? value : -1;
+    };
+    const int64_t ranks = mesh.size();
+    for (size_t begin = 0; begin < text.size() + (text.empty() ? 0 : 1);) {
+        const size_t end = std::min(text.find(',', begin), text.size());
+        const std::string item = text.substr(begin, end - begin);
+        begin = end + 1;
+        const size_t first = item.find(':'), second = item.find(':', first + 1), third = item.find(':', second + 1);
+        const std::string kind = item.substr(0, first);
+        if (!contains(kKinds, kind))
+            usage_error("--inject {}: unknown kind of fault; kinds: {}", item, list_of(kKinds));
+        if (second == std::string::npos || second == first)
+            usage_error("--inject {}: must be KIND:RANK:STEP, as in kill:0:3", item);
+        Fault fault{kind, number(item.substr(first + 1, second - first - 1)),
+                    number(item.substr(second + 1, third - second - 1))};
+        if (fault.rank < 0 || fault.rank >= ranks) usage_error("--inject {}: valid ranks are 0 to {}", item, ranks - 1);
+        if (fault.step < 1 || fault.step > options.steps)
+            usage_error("--inject {}: valid steps are 1 to {}", item, options.steps);
+        if (third != std::string::npos) {
+            fault.param = item.substr(third + 1);
+            if (!contains(kKindsWithParam, kind))
+                usage_error("--inject {}: only {} take a parameter (try {})", item, list_of(kKindsWithParam),
+                            item.substr(0, third));
+            Llama model(options.model, options.llama());
+            const std::vector<Param*> params = model.params();
+            const auto is_it = [&](const Param* param) { return param->name == fault.param; };
+            if (std::none_of(params.begin(), params.end(), is_it))
+                usage_error("--inject {}: the model has no parameter \"{}\" (its first is {}, its last {})", item,
+                            fault.param, params.front()->name, params.back()->name);
+        }
+        if (kind == "skip-collective" && ranks == 1) usage_error("--inject {}: a single rank has no collectives", item);
+        if (kind != "deadlock") {
+            faults.push_back(fault);
+            continue;
+        }
+        if (mesh.tp < 2 || mesh.dp * mesh.cp < 2)
+            usage_error("--inject {}: takes two groups that wait for each other (try --tp 2 --dp 2)", item);
+        const auto parity = [](const Mesh::Coordinates& at) { return (at.dp + at.cp + at.tp) % 2; };
+        const Mesh::Coordinates its = mesh.coordinate(fault.rank);
+        for (fault.rank = 0; fault.rank < ranks; ++fault.rank)
+            if (const Mesh::Coordinates at = mesh.coordinate(fault.rank); at.pp == its.pp && parity(at) == parity(its))
+                faults.push_back(fault);
+    }
+    return faults;
+}
+
+}  // namespace train70b

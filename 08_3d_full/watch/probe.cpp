@@ -1,0 +1,193 @@
+#include "08_3d_full/watch/probe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+
+#include "01_single_gpu/report/bench.h"
+#include "02_data_parallel/runtime/measure.h"
+#include "08_3d_full/mesh_comms.h"
+
+namespace train70b {
+
+namespace {
+
+constexpr int kCalls = 5;
+
+void add_row(ProbeResult& result, const std::string& name, const std::string& unit,
+             const std::vector<double>& of_rank) {
+    constexpr double kOutlier = 0.8;  // of the median
+    std::vector<double> rates;
+    for (const double rate : of_rank)
+        if (rate > 0) rates.push_back(rate);
+    if (rates.empty()) return;
+    const double middle = median(rates);
+    const auto [least, most] = std::minmax_element(rates.begin(), rates.end());
+    std::optional<SlowRank> slowest;
+    for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+        if (!(of_rank[rank] < kOutlier * middle)) continue;
+        result.slow.push_back({int64_t(rank), name, of_rank[rank] / middle});
+        if (!slowest || result.slow.back().of_median < slowest->of_median) slowest = result.slow.back();
+    }
+    const std::string outlier =
+        slowest ? fmt::format("rank {} is slow: {:.0f}% of the median", slowest->rank, 100 * slowest->of_median) : "";
+    result.table.row({name, fixed(*least, 2), fixed(middle, 2), fixed(*most, 2), unit, outlier});
+}
+
+// "node-0: ranks 0 to 7, node-1: ranks 8 to 15"
+std::string text_of(const std::vector<std::string>& hosts) {
+    std::string text;
+    for (size_t begin = 0, end = 0; begin < hosts.size(); begin = end) {
+        while (end < hosts.size() && hosts[end] == hosts[begin]) ++end;
+        text += fmt::format("{}{}: ", begin ? ", " : "", hosts[begin]);
+        text += end - begin == 1 ? fmt::format("rank {}", begin) : fmt::format("ranks {} to {}", begin, end - 1);
+    }
+    return text;
+}
+
+}  // namespace
+
+ProbeResult probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype) {
+    const int64_t side = device == Device::cuda ? 4096 : 384, elements = device == Device::cuda ? 1 << 25 : 1 << 19;
+    Tensor a({side, side}, dtype, device, Memory::workspace), b = Tensor::like(a, Memory::workspace);
+    Tensor c = Tensor::like(a, Memory::workspace), message({elements}, dtype, device, Memory::comm);
+    for (Tensor* x : {&a, &b}) fill_normal(*x, 1, {.cols = x->size(), .global_cols = x->size()}, 1);
+    fill(message, 1);
+    const MeshComms ranks = split(world, config.mesh);
+    world.barrier().wait();
+    const double product = 2.0 * double(side) * double(side) * double(side) /
+                           median_seconds(device, kCalls, [&] { matmul_into(c, a, b, Transpose::b); }) / 1e12;
+    ProbeResult result{.table = Table(fmt::format("probe of {} ranks", world.size()),
+                                      {"", "least", "median", "most", Column("").left(), Column("").left()})};
+    add_row(result, fmt::format("product, {} x {}", side, side), "TFLOP/s", world.gather({product}));
+    for (const auto& [name, comm] :
+         {std::pair("tp", ranks.tp), {"cp", ranks.cp}, {"dp", ranks.dp_cp}, {"pp", ranks.pp}}) {
+        if (comm.size() == 1) continue;
+        world.barrier().wait();
+        // Along pp, a message to the next stage; else an all-reduce.
+        const bool to_next = name == std::string("pp");
+        Tensor in = to_next ? Tensor::like(message, Memory::comm) : Tensor();
+        const double seconds = median_seconds(device, kCalls, [&, group = comm] {
+            to_next ? group.ring_shift(message, in).wait() : group.all_reduce(message).wait();
+        });
+        fill(message, 1);
+        const double factor = to_next ? 1 : 2.0 * (comm.size() - 1) / comm.size();  // bytes that a rank sends
+        add_row(result, fmt::format("{}, {} over {}", name, to_next ? "shift" : "all-reduce", comm.size()), "GB/s",
+                world.gather({factor * double(message.bytes()) / seconds / 1e9}));
+    }
+    world.take_stats();
+    return result;
+}
+
+namespace {
+
+struct MeasuredLink {
+    double bytes_per_s = 0, seconds = 0;
+};
+
+// All-reduces of a large tensor, in bytes that a rank sends, and messages of one element to the next rank.
+MeasuredLink measure_link(const Comm& group, Device device) {
+    constexpr int kSmallCalls = 101;
+    const int64_t elements = device == Device::cuda ? 1 << 26 : 1 << 18;
+    Tensor large({elements}, DType::f32, device, Memory::comm), in = Tensor::like(large, Memory::comm);
+    fill(large, 0);
+    const Tensor out = large.element_slice(0, {1}), received = in.element_slice(0, {1});
+    group.barrier().wait();
+    MeasuredLink link;
+    link.seconds = median_seconds(device, kSmallCalls, [&] { group.ring_shift(out, received).wait(); });
+    group.barrier().wait();
+    const double seconds = median_seconds(device, 4 * kCalls, [&] { group.all_reduce(large).wait(); });
+    const double sent = 2.0 * (group.size() - 1) / group.size() * double(large.bytes());
+    link.bytes_per_s = sent / std::max(seconds - 2 * (group.size() - 1) * link.seconds, 0.1 * seconds);
+    return link;
+}
+
+}  // namespace
+
+std::string probe_links(const Comm& world, Device device) {
+    if (world.size() == 1) usage_error("--probe-file: one rank has no links (try mpirun -np 2)");
+    const int64_t per_node = ranks_on_this_node(), nodes = world.size() / per_node;
+    for (const double ranks : world.gather({double(per_node)}))
+        if (ranks != double(per_node)) usage_error("--probe-file: nodes have {} and {} ranks", per_node, ranks);
+    const Comm node = world.split([=](int rank) { return int(rank / per_node); }, "node");
+    const Comm across = world.split([=](int rank) { return int(rank % per_node); }, "across");
+    nlohmann::ordered_json file = {{"nodes", nodes}, {"gpus_per_node", per_node}};
+    if (device == Device::cpu) file["cores"] = std::thread::hardware_concurrency();
+    const auto measure = [&](const char* key, const Comm& group) {
+        MeasuredLink link;
+        if (group.size() > 1) link = measure_link(group, device);
+        const std::vector<double> rates = world.gather({link.bytes_per_s}), latencies = world.gather({link.seconds});
+        if (group.size() > 1) file[key] = {{"bytes_per_s", std::round(median(rates))}, {"seconds", median(latencies)}};
+    };
+    measure(device == Device::cpu ? "host" : "nvlink", node);
+    measure("rail", across);
+    if (file.contains("rail")) file["rails"] = device == Device::cpu ? 1 : per_node;
+    if (device == Device::cuda) {  // messages that are no channel's, and host numbers
+        const Tensor out({1 << 24}, DType::f32, device, Memory::comm), in = Tensor::like(out, Memory::comm);
+        const int n = world.size(), next = (world.rank() + 1) % n, before = (world.rank() + n - 1) % n;
+        world.barrier().wait();
+        const double large = median_seconds(device, kCalls, [&] { world.send_recv(out, next, in, before).wait(); });
+        const double sum = median_seconds(Device::cpu, 101, [&] { world.sum(1.0); });
+        file["host"] = {{"bytes_per_s", std::round(median(world.gather({double(out.bytes()) / large})))},
+                        {"seconds", median(world.gather({sum})) / std::log2(double(n))}};
+    }
+    world.take_stats();
+    return file.dump(2) + "\n";
+}
+
+void check_machines(Program& p, const ParallelConfig& config, Probing probing, OptionalOutput& links) {
+    const std::vector<std::string> hosts = hosts_of_ranks();
+    p.trainer().note(text_of(hosts), {{"event", "hosts"}, {"hosts", hosts}});
+    if (probing == Probing::off) return;
+    const ProbeResult result = probe(p.world, config, p.options.device_kind(), p.options.llama().dtype);
+    say(result.table);
+    if (links.given()) {
+        const std::string text = probe_links(p.world, p.options.device_kind());
+        if (this_rank == 0) links.write(text);
+    }
+    auto slow = nlohmann::ordered_json::array();
+    std::string text;
+    if (this_rank == 0)
+        for (const SlowRank& rank : result.slow) {
+            const std::string& host = hosts[size_t(rank.rank)];
+            slow.push_back({{"rank", rank.rank}, {"host", host}, {"what", rank.what}, {"of_median", rank.of_median}});
+            text += fmt::format("{}rank {} on {} has {:.0f}% of the median {}", text.empty() ? "slow: " : ", ",
+                                rank.rank, host, 100 * rank.of_median, rank.what);
+        }
+    if (text.empty()) text = "no rank is slow";
+    p.trainer().note(text, {{"event", "probe"}, {"slow", slow}});
+    if (probing != Probing::strict || result.slow.empty()) return;
+    say("--probe strict: the run ends with exit code {}\n", kProbeFailed);
+    p.finish();
+    throw EarlyEnd{kProbeFailed};
+}
+
+void add_probe_flag(CommandLine& flags, Probing& probing, OptionalOutput& links) {
+    flags.group("Output");
+    flags.add_word(
+        "--probe",
+        [&probing](const std::string& word) {
+            probing = word == "strict" ? Probing::strict : word == "on" ? Probing::on : Probing::off;
+        },
+        "measure all ranks and links before training; strict: exit code 3 if a rank is below 80% of the median",
+        one_of({"off", "on", "strict"}));
+    flags.at("--probe").default_text("off");
+    flags.add_output(links, "FILE.json: write the links that --probe measures, as a part of a cluster file");
+}
+
+void check_probe(Probing& probing, OptionalOutput& links, const CommOptions& comm) {
+    if (links.given()) {
+        if (comm.backend == "fake") usage_error("--probe-file: not supported with --comm fake, which has no links");
+        if (probing == Probing::off) probing = Probing::on;
+        together([&] {
+            if (this_rank == 0) links.open();
+        });
+    }
+    if (probing != Probing::off && comm.backend == "fake")
+        usage_error("--probe {}: not supported with --comm fake, which has no links (try --probe off)",
+                    probing == Probing::on ? "on" : "strict");
+}
+
+}  // namespace train70b

@@ -1,0 +1,221 @@
+#include "08_3d_full/watch/replica_check.h"
+
+#include <zlib.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace train70b {
+
+namespace {
+
+uint32_t checksum_of(const void* bytes, int64_t count) {
+    return uint32_t(crc32_z(0, static_cast<const Bytef*>(bytes), size_t(count)));
+}
+
+// Of the bytes in memory, which Python's zlib.crc32 computes as well.
+uint32_t checksum_of(const Tensor& x) {
+    if (x.device() == Device::cpu) return checksum_of(x.raw(), x.bytes());
+    Tensor here(x.shape(), x.dtype(), Device::cpu, Memory::workspace);
+    copy(here, x);
+    return checksum_of(here.raw(), here.bytes());
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < ranks.size(); ++i)
+        text += fmt::format("{}{}", i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
+    return text;
+}
+
+// Whether embedding and head are on two pipeline ranks; in a V they are on one.
+bool ends_apart(const LlamaConfig& model, const ParallelConfig& config) {
+    for (int64_t pp = 0; pp < config.mesh.pp; ++pp) {
+        const Stage stage = stage_of(config, model, config.mesh.rank({0, 0, 0, pp}));
+        if (stage.embedding) return !stage.head;
+    }
+    return false;
+}
+
+struct Compared {
+    bool weights, states, tp, stages;
+};
+Compared compared(const LlamaConfig& model, const ParallelConfig& config) {
+    const int64_t ranks = config.mesh.dp * config.mesh.cp, shard = config.zero.hybrid_shard;
+    const int stage = config.zero.stage;
+    const bool several = ranks > 1, hybrid = shard > 0 && shard < ranks;
+    return {.weights = several && (stage < 3),
+            .states = several && (stage == 0 || hybrid),
+            .tp = config.mesh.tp > 1,
+            .stages = model.tied && ends_apart(model, config)};
+}
+
+}  // namespace
+
+ReplicaCheck::ReplicaCheck(int64_t every, Trainer& trainer, Llama& model, const Comm& world,
+                           const ParallelConfig& config)
+    : every_(every), trainer_(trainer), model_(model), world_(world) {
+    if (every == 0) return;
+    const Compared what = compared(model.config, config);
+    const char* over = config.zero.stage == 0 ? "over the data-parallel ranks" : "over the replicas of a shard";
+    std::string yes, no;
+    const auto add = [](std::string& text, const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
+    if (what.weights) add(yes, "weights over the data-parallel ranks");
+    if (what.states) add(yes, fmt::format("{}optimizer states {}", what.weights ? "" : "weights and ", over));
+    if (what.tp) add(yes, "parameters that tensor-parallel ranks replicate, with their states");
+    if (what.stages) add(yes, "the tied matrix of first and last stage, with its states");
+    if (!what.weights && !what.states) add(no, "all other weights and states, which have one copy");
+    if (what.weights && !what.states) add(no, "the shards of the optimizer states, which have one copy");
+    say("replica check every {}: {}{}\n", every == 1 ? "step" : fmt::format("{} steps", every), yes,
+        no.empty() ? "" : " (not compared: " + no + ")");
+}
+
+void ReplicaCheck::before_step(int64_t step) {
+    if (good_ < 0) good_ = step - 1;
+    last_ = step;
+}
+
+void ReplicaCheck::gradients_ready(int64_t step) {
+    if (every_ > 0 && step % every_ == 0) check(step);
+}
+
+void ReplicaCheck::check(int64_t step) {
+    const std::string line = difference();
+    const std::vector<double> found = world_.gather({line.empty() ? 0.0 : 1.0});
+    const auto first = std::find(found.begin(), found.end(), 1.0);
+    if (first == found.end()) {
+        good_ = step - 1;
+        return;
+    }
+    if (first - found.begin() == world_.rank())
+        fmt::print(stderr,
+                   "rank {}: --replica-check: after step {}: {}; resume from the newest checkpoint before step {}\n",
+                   world_.rank(), step - 1, line, good_ + 1);
+    // Rank 0 may not know the tensor.
+    trainer_.note(fmt::format("replicas differ after step {}; after step {} they were equal", step - 1, good_),
+                  {{"event", "replicas_differ"}, {"step", step - 1}, {"equal", good_}});
+    throw EarlyEnd{1};
+}
+
+void ReplicaCheck::finish() {
+    if (every_ > 0) check(last_ + 1);
+}
+
+std::vector<ReplicaCheck::Copy> ReplicaCheck::weights() const {
+    std::vector<Copy> copies;
+    for (const Param* param : model_.params()) {
+        if (!param->data) continue;
+        const Rect& at = param->local;
+        const std::string name =
+            fmt::format("{} {} {} {} {}", param->name, at.row_begin, at.rows, at.col_begin, at.cols);
+        copies.push_back({param, "weight", checksum_of(name.data(), int64_t(name.size())), checksum_of(param->data)});
+    }
+    return copies;
+}
+
+std::vector<ReplicaCheck::Copy> ReplicaCheck::states() const {
+    std::vector<Copy> copies;
+    const auto add = [&](const Segment& segment, const std::string& what, const Tensor& x) {
+        if (!x) return;
+        const Rect& at = segment.param->local;
+        const std::string name = fmt::format("{} {} {} {} {} {} {} {}", what, segment.param->name, at.row_begin,
+                                             at.rows, at.col_begin, at.cols, segment.offset, segment.data.size());
+        copies.push_back({segment.param, what, checksum_of(name.data(), int64_t(name.size())), checksum_of(x)});
+    };
+    const void* previous = nullptr;  // segment's data
+    trainer_.store->for_each_state([&](const Segment& segment, const char* name, Tensor& state) {
+        if (!segment.data) return;
+        // With a master weight, "weight" is that. Shards, and what is offloaded, are compared here.
+        const bool kept = segment.param->data && segment.data.same_memory(segment.param->data);  // in weights()
+        if (segment.data.raw() != previous && !kept) add(segment, "weight", segment.data);
+        previous = segment.data.raw();
+        if (state.same_memory(segment.data)) return;
+        add(segment, name == std::string("weight") ? "master weight" : name, state);
+    });
+    return copies;
+}
+
+std::string ReplicaCheck::compare(const Group& group, const std::vector<Copy>& copies) const {
+    std::vector<double> mine = {double(world_.rank())};
+    for (const Copy& copy : copies) mine.insert(mine.end(), {double(copy.identity), double(copy.checksum)});
+    const std::vector<double> all = group.gather(mine);
+    CHECK(all.size() == mine.size() * size_t(group.size()), "{} numbers of {} ranks", all.size(), group.size());
+    std::string text;
+    int more = 0;
+    for (size_t i = 0; i < copies.size(); ++i) {
+        std::map<double, std::vector<int>> ranks;  // by checksum: those that hold what this rank holds
+        size_t holders = 0;
+        for (size_t begin = 0; begin < all.size(); begin += mine.size()) {
+            if (all[begin + 1 + 2 * i] != double(copies[i].identity)) continue;
+            ranks[all[begin + 2 + 2 * i]].push_back(int(all[begin]));
+            ++holders;
+        }
+        if (ranks.size() < 2) continue;
+        if (!text.empty()) {
+            ++more;
+            continue;
+        }
+        std::vector<int> odd, majority;
+        for (const auto& [checksum, list] : ranks) {
+            std::vector<int>& side = 2 * list.size() > holders ? majority : odd;
+            side.insert(side.end(), list.begin(), list.end());
+        }
+        std::sort(odd.begin(), odd.end());
+        text = fmt::format("the {} of {} differs ", copies[i].what, copies[i].param->name);
+        text += majority.empty()
+                    ? fmt::format("between {}; to tell which is wrong takes a majority of three or more", list_of(odd))
+                    : fmt::format("on {} from {}", list_of(odd), list_of(majority));
+    }
+    if (more > 0) text += fmt::format(" (and {} more tensors)", more);
+    return text;
+}
+
+std::string ReplicaCheck::difference() {
+    const std::vector<Copy> kept = weights(), updated = states();
+    const Groups& groups = trainer_.groups;
+    const GroupPtr replicas = trainer_.store->state_replicas();
+    std::string text;
+    const auto add = [&](const Group& group, const std::vector<Copy>& copies) {
+        if (group.size() == 1) return;
+        const std::string found = compare(group, copies);
+        if (text.empty()) text = found;
+    };
+    add(*groups.dp_cp, kept);
+    add(*replicas, updated);
+    std::vector<Copy> over_tp;
+    for (const std::vector<Copy>* copies : {&kept, &updated})
+        for (const Copy& copy : *copies)
+            if (copy.param->replicas > 1) over_tp.push_back(copy);
+    add(*groups.tp, over_tp);
+    const Param& tied = model_.embed_tokens;
+    if (!model_.config.tied || !tied.partial_grad_group) return text;
+    std::vector<Copy> over_stages;
+    for (const std::vector<Copy>* copies : {&kept, &updated})
+        for (const Copy& copy : *copies)
+            if (copy.param == &tied) over_stages.push_back(copy);
+    add(*tied.partial_grad_group, over_stages);
+    return text;
+}
+
+void add_replica_check_flag(Flags& flags, int64_t& every) {
+    flags.group("Faults");
+    flags.add("--replica-check", every, "compare checksums of replicated weights and states every N steps; 0: never",
+              integer_from(0));
+}
+
+void check_replica_check(int64_t every, const LlamaConfig& model, const ParallelConfig& config,
+                         const CommOptions& comm) {
+    if (every == 0) return;
+    if (comm.backend == "fake")
+        usage_error("--replica-check {}: not supported with --comm fake, whose ranks do not exist", every);
+    const Compared what = compared(model, config);
+    if (what.weights || what.states || what.tp || what.stages) return;
+    if (config.mesh.dp * config.mesh.cp == 1)
+        usage_error(
+            "--replica-check {}: no two ranks hold the same parameters; needs --dp, --cp or --tp above 1, or "
+            "--tied-embeddings on with --pp",
+            every);
+    usage_error("--replica-check {}: --zero 3 keeps one copy of everything (try --hybrid-shard, or --zero 2)", every);
+}
+
+}  // namespace train70b
