@@ -146,7 +146,7 @@ std::vector<Unit*> Llama::units() {
     return list;
 }
 
-std::vector<Unit*> Llama::passes() {
+std::vector<Unit*> Llama::units_run() {
     std::vector<Unit*> list;
     if (stage.embedding) list.push_back(&embedding_unit);
     for (Block& block : blocks) list.push_back(&block.unit);

@@ -103,9 +103,9 @@ class Llama {
     const TensorParallelOps* tensor_parallel;             // not owned; never null
     std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R, V_l) before each loss
 
-    std::vector<Unit*> units();    // those that hold parameters, in the order of their first forward pass
-    std::vector<Unit*> passes();   // those that a micro-batch runs, in forward order
-    std::vector<Param*> params();  // of all units
+    std::vector<Unit*> units();      // those that hold parameters, in the order of their first forward pass
+    std::vector<Unit*> units_run();  // those that a micro-batch runs, in forward order
+    std::vector<Param*> params();    // of all units
     // Tied embeddings: the head's stage has the matrix as well.
     bool has_embedding_matrix() const { return stage.embedding || (config.tied && stage.head); }
     bool is_matrix_of_one_use(const Param& p) const { return p.is_matrix() && !(config.tied && &p == &embed_tokens); }

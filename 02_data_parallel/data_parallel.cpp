@@ -22,7 +22,7 @@ DataParallel::DataParallel(Llama& model, const Comm& ranks, const DataParallelOp
     passes_.resize(units_.size());
     for (size_t i = 0; i < units_.size(); ++i)
         unit_end_.push_back((i ? unit_end_[i - 1] : 0) + total_size(units_[i]->params));
-    for (Unit* unit : model.passes()) {
+    for (Unit* unit : model.units_run()) {
         Unit* const owner = unit->owner ? unit->owner : unit;
         const size_t i = size_t(std::find(units_.begin(), units_.end(), owner) - units_.begin());
         ++runs_[i];

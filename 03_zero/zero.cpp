@@ -20,7 +20,7 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
         replicas_ = ranks.split([group](int rank) { return int(rank % group); }, "dp_replica");
     }
     flats_ = flat_params(model, shards_);
-    for (Unit* unit : model.passes()) {
+    for (Unit* unit : model.units_run()) {
         const auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const FlatParam& each) {
             return each.unit == (unit->owner ? unit->owner : unit);
         });

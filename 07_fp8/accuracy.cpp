@@ -152,7 +152,7 @@ Table error_table(const std::vector<ProductErrors>& errors) {
     return table;
 }
 
-std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& data, const Layout& layout,
+std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& data, const TensorComms& layout,
                                    const ZeroOptions& zero, const Precision& chosen, int64_t steps) {
     TrainOptions o = options;
     o.steps = steps;
@@ -162,7 +162,7 @@ std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& d
         Precision precision = chosen;
         precision.fp8.recipe = recipe;
         precision.optimizer = optimizer;
-        const Composition composition(fresh.model, fresh.trainer, o, layout, zero, precision);
+        const Fp8Trainer composed(fresh.model, fresh.trainer, o, layout, zero, precision);
         LossCurve& curve = curves.emplace_back(LossCurve{name, {}});
         for (const MeasuredStep& step : fresh.measure(layout.data_ranks, steps))
             curve.losses.push_back(step.report.loss);

@@ -21,7 +21,7 @@ struct LossCurve {
     std::string name;
     std::vector<double> losses;
 };
-std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& data, const Layout& layout,
+std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& data, const TensorComms& layout,
                                    const ZeroOptions& zero, const Precision& chosen, int64_t steps);
 Table curve_table(
     const std::vector<LossCurve>& curves);  // the mean of the last ten steps, and its distance from the first

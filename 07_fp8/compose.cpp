@@ -6,8 +6,8 @@
 
 namespace train70b {
 
-Composition::Composition(Llama& model, Trainer& trainer, const TrainOptions& options, const Layout& layout,
-                         const ZeroOptions& zero_options, const Precision& precision)
+Fp8Trainer::Fp8Trainer(Llama& model, Trainer& trainer, const TrainOptions& options, const TensorComms& layout,
+                       const ZeroOptions& zero_options, const Precision& precision)
     : tensor_parallel(model, layout.tensor_ranks),
       fp8(apply_fp8(model, precision.fp8, options.micro_batch * options.seq_len, layout.tensor_ranks)),
       zero(model, layout.data_ranks, zero_options, make_optimizer_of(precision.optimizer, options.adamw()),

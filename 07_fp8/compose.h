@@ -12,16 +12,16 @@ struct Precision {
     Fp8Options fp8;
     std::string optimizer = "adamw";
 };
-using Layout = TensorComms;  // the ranks of tensor parallelism and of ZeRO
 
-struct Composition {
+// layout: the ranks of tensor parallelism and of ZeRO.
+struct Fp8Trainer {
     TensorParallel tensor_parallel;
     Fp8 fp8;
     Zero zero;
 
     // Construct it before Trainer::allocate(); it gives the trainer its roles. The model and the trainer outlive this.
-    Composition(Llama& model, Trainer& trainer, const TrainOptions& options, const Layout& layout,
-                const ZeroOptions& zero_options, const Precision& precision);
+    Fp8Trainer(Llama& model, Trainer& trainer, const TrainOptions& options, const TensorComms& layout,
+               const ZeroOptions& zero_options, const Precision& precision);
 };
 
 }  // namespace train70b

@@ -25,11 +25,11 @@ static void program(int argc, char** argv) {
     p.connect(argc, argv);
     p.divide(tp, 0, "--tp");
     p.prepare([&] { report.open(p, tp, zero, precision); });
-    const Layout layout = split(p.world, tp);
+    const TensorComms layout = split(p.world, tp);
     {
-        const Composition composition(p.model(), p.trainer(), p.options, layout, zero, precision);
+        const Fp8Trainer composed(p.model(), p.trainer(), p.options, layout, zero, precision);
         p.allocate();
-        say_layout(p, composition, layout, zero, precision);
+        say_layout(p, composed, layout, zero, precision);
         p.train();
     }
     report.print(p, layout, zero, precision);

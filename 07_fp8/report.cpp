@@ -32,10 +32,10 @@ int64_t fp8_activations(const LlamaConfig& c, int64_t rows, DType dtype, Recompu
     return f.total;  // pointwise, selective: they are made again, not kept
 }
 
-PrecisionRun run_precision(const TrainOptions& o, const Dataset& data, const Layout& layout,
+PrecisionRun run_precision(const TrainOptions& o, const Dataset& data, const TensorComms& layout,
                            const ZeroOptions& zero_options, const Precision& precision) {
     FreshRun fresh(o, data);
-    const Composition composition(fresh.model, fresh.trainer, o, layout, zero_options, precision);
+    const Fp8Trainer composed(fresh.model, fresh.trainer, o, layout, zero_options, precision);
     const MeasuredStep step = fresh.measure(layout.data_ranks, 2).back();
     PrecisionRun run{
         .peak = step.report.peak,
@@ -167,13 +167,13 @@ Table time_table(const std::vector<ProductTimes>& times, const std::string& reci
     return table;
 }
 
-void say_layout(const Program& p, const Composition& composition, const Layout& layout, const ZeroOptions& zero,
+void say_layout(const Program& p, const Fp8Trainer& composed, const TensorComms& layout, const ZeroOptions& zero,
                 const Precision& precision) {
-    for (const std::string& why : composition.fp8.left_out()) say("stays in {}: {}\n", p.options.dtype, why);
+    for (const std::string& why : composed.fp8.left_out()) say("stays in {}: {}\n", p.options.dtype, why);
     say("{} of {} linear layers of the blocks in 8 bits ({}); {}; {} tensor-parallel x {} data-parallel ranks ({}), "
         "ZeRO "
         "stage {}\n",
-        composition.fp8.layers().size(), 4 * p.options.model.layers, precision.fp8.recipe, precision.optimizer,
+        composed.fp8.layers().size(), 4 * p.options.model.layers, precision.fp8.recipe, precision.optimizer,
         layout.tensor_ranks.size(), p.dp, p.world.backend(), zero.stage);
 }
 
@@ -211,7 +211,7 @@ std::string describe(const Precision& precision, const std::string& dtype) {
 }
 
 // Every recipe with AdamW; with 8-bit AdamW only the chosen one and none.
-std::vector<PrecisionRun> run_precisions(Program& p, const Layout& layout, const ZeroOptions& zero,
+std::vector<PrecisionRun> run_precisions(Program& p, const TensorComms& layout, const ZeroOptions& zero,
                                          const Precision& chosen) {
     std::vector<PrecisionRun> runs;
     const std::string& dtype = p.options.dtype;
@@ -232,7 +232,7 @@ std::vector<PrecisionRun> run_precisions(Program& p, const Layout& layout, const
 
 }  // namespace
 
-void Fp8Report::print(Program& p, const Layout& layout, const ZeroOptions& zero, const Precision& chosen) {
+void Fp8Report::print(Program& p, const TensorComms& layout, const ZeroOptions& zero, const Precision& chosen) {
     p.release();
     if (!p.tables || !p.world.has_peers()) return;
     if (this_rank == 0) say(error_table(product_errors(256, 512, 512, 1)));

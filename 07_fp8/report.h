@@ -17,7 +17,7 @@ struct PrecisionRun {
     int64_t gathered = 0, reduced = 0;  // bytes that this rank sends in a step: all-gathers, reductions of gradients
     double step_s = 0;
 };
-PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, const Layout& layout,
+PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, const TensorComms& layout,
                            const ZeroOptions& zero, const Precision& precision);
 Table memory_table(const std::vector<PrecisionRun>& runs, bool formulas);
 
@@ -33,7 +33,7 @@ struct ProductTimes {
 ProductTimes time_products(Device device, const Fp8Options& options, int64_t rows, int64_t in, int64_t out);
 Table time_table(const std::vector<ProductTimes>& times, const std::string& recipe);
 
-void say_layout(const Program& program, const Composition& composition, const Layout& layout, const ZeroOptions& zero,
+void say_layout(const Program& program, const Fp8Trainer& composed, const TensorComms& layout, const ZeroOptions& zero,
                 const Precision& precision);
 
 class Fp8Report {
@@ -42,7 +42,7 @@ class Fp8Report {
     // What cannot be combined or divided; then the file. Usage errors.
     void open(const Program& program, int64_t tp, const ZeroOptions& zero, const Precision& precision);
     // Releases the run first: the tables train models of their own.
-    void print(Program& program, const Layout& layout, const ZeroOptions& zero, const Precision& chosen);
+    void print(Program& program, const TensorComms& layout, const ZeroOptions& zero, const Precision& chosen);
 
   private:
     int64_t compare_steps_ = 0;

@@ -449,13 +449,13 @@ TEST_CASE("tied embeddings: no head of its own in parameters, units, memory and 
         return text;
     };
     EXPECT(names(model.units()) == "embedding, block 0, block 1, head, ");
-    EXPECT(names(model.passes()) == "embedding, block 0, block 1, head, tied head, ");
-    EXPECT(model.passes().back()->owner == model.passes().front());
+    EXPECT(names(model.units_run()) == "embedding, block 0, block 1, head, tied head, ");
+    EXPECT(model.units_run().back()->owner == model.units_run().front());
     Llama last(tied, {.init_std = 0.3}, {{{1, 2}}, false, true});  // a copy of the matrix, which it does not look up
     EXPECT(names(last.units()) == "block 1, head, embedding, ");
-    EXPECT(names(last.passes()) == "block 1, head, tied head, ");
+    EXPECT(names(last.units_run()) == "block 1, head, tied head, ");
     Llama first(tied, {}, {{{0, 1}}, true, false});
-    EXPECT(names(first.passes()) == "embedding, block 0, ");
+    EXPECT(names(first.units_run()) == "embedding, block 0, ");
     last.materialize(3);
     EXPECT(values(last.embed_tokens.data) == values(model.embed_tokens.data));
 }

@@ -39,7 +39,7 @@ Precision precision(const std::string& recipe, const std::string& optimizer = "a
 // All ranks of `all`, tp to a copy of the model.
 struct Ranks {
     Comm tensor, data;
-    std::unique_ptr<Composition> composition;
+    std::unique_ptr<Fp8Trainer> composed;
     StepStats stats;
     Session session;
     std::vector<double> weights;  // all, on rank 0
@@ -51,8 +51,8 @@ struct Ranks {
           data(all.split([tp](int rank) { return rank % tp; }, "dp")),
           stats(data),
           session(divide(o, all.size() / tp * micro_batches), [&](Session& s) {
-              composition =
-                  std::make_unique<Composition>(s.model, s.trainer, s.options, Layout{tensor, data}, zero, how);
+              composed =
+                  std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, TensorComms{tensor, data}, zero, how);
               s.trainer.runtime = &stats;
           }) {
         session.run();
@@ -134,7 +134,7 @@ TEST_CASE("tp 2 and 4: one rank's run but for roundings that flip, which 8 bits 
                 Ranks one(o, Comm(), 1, {.stage = 0}, precision(recipe));
                 on_first_ranks(tp, [&](const Comm& ranks) {
                     Ranks run(o, ranks, tp, {.stage = 0}, precision(recipe));
-                    EXPECT(run.composition->fp8.layers().size() == 4);
+                    EXPECT(run.composed->fp8.layers().size() == 4);
                     if (ranks.rank() > 0) return;
                     const Farthest deviation = worst_gradient(run.session, one.session);
                     const Farthest noise = worst_gradient(one.session, wide);
@@ -165,7 +165,7 @@ TEST_CASE(
                 std::unique_ptr<Ranks> gathered_fp8;
                 // With accumulation stages 2 and 3 reduce each micro-batch by itself: a sum in another order.
                 Ranks first(o, world(), 1, {.stage = m == 1 ? 0 : 2}, precision(recipe), m);
-                EXPECT(first.composition->fp8.layers().size() == 8);
+                EXPECT(first.composed->fp8.layers().size() == 8);
                 for (const ZeroOptions& zero : std::vector<ZeroOptions>{{.stage = 1},
                                                                         {.stage = 2},
                                                                         {.stage = 3},
@@ -261,10 +261,10 @@ TEST_CASE("what is not finite on one rank ends all with the non-finite error") {
         std::string said;
         try {
             const Comm data = world().split([](int) { return 0; }, "dp");
-            std::unique_ptr<Composition> composition;
+            std::unique_ptr<Fp8Trainer> composed;
             Session session(o, [&](Session& s) {
-                composition = std::make_unique<Composition>(s.model, s.trainer, s.options, Layout{Comm(), data},
-                                                            ZeroOptions{.stage = 0}, precision(recipe));
+                composed = std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, TensorComms{Comm(), data},
+                                                        ZeroOptions{.stage = 0}, precision(recipe));
             });
             if (world().rank() == 2) session.model.blocks[0].gate_proj.data.data<float>()[5] = NAN;
             session.trainer.run();
@@ -282,7 +282,7 @@ TEST_CASE("layers that stay as they are, alone or with several weights, under Ze
         Ranks first(o, world(), 1, {.stage = 0}, precision("current"));
         Ranks run(o, world(), 1, {.stage = 3}, precision("current"));
         INFO("ffn ", ffn);
-        EXPECT(run.composition->fp8.layers().size() == layers);
+        EXPECT(run.composed->fp8.layers().size() == layers);
         EXPECT_EVERYWHERE(on_rank_0(run.history == first.history));
         EXPECT_EVERYWHERE(on_rank_0(run.weights == first.weights && !run.weights.empty()));
     }

@@ -68,7 +68,7 @@ inline std::string make_mistake(RankEdit& list, Draws& draws, const Recording& r
 
 struct Survey {
     std::map<std::string, std::array<int64_t, 2>> found;  // by mistake: how many, how many found
-    int64_t circles = 0, cases = 0;
+    int64_t deadlocks = 0, cases = 0;
 
     // Matched and executed, by rank and by class: one verdict. Returns the mismatch, "" if there is none.
     std::string check(const Recording& recording, const std::string& mistake) {
@@ -82,13 +82,13 @@ struct Survey {
         ++cases;
         ++found[mistake][0];
         found[mistake][1] += by_rank.has_value();
-        circles += by_rank && by_rank->text.starts_with("these ranks");
+        deadlocks += by_rank && by_rank->text.starts_with("these ranks");
         if (by_rank) EXPECT(by_rank->text.size() < 1500);
         return by_rank ? by_rank->text : "";
     }
     void print() const {
         for (const auto& [mistake, count] : found) fmt::print("{:>24}: {} of {} found\n", mistake, count[1], count[0]);
-        fmt::print("{:>24}: {} of {} cases\n", "circles", circles, cases);
+        fmt::print("{:>24}: {} of {} cases\n", "deadlocks", deadlocks, cases);
     }
 };
 

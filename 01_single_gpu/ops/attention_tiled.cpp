@@ -31,9 +31,10 @@ Heads heads_of(const Tensor& x) {
 }
 
 // One row of scratch for each thread that has work; for one thread if there is none.
-Tensor scratch_for(const AttentionShape& s, Pass pass, int64_t units, DType dtype) {
-    return Tensor({std::clamp<int64_t>(units, 1, omp_get_max_threads()), chosen_attention()->scratch_elements(s, pass)},
-                  stats_dtype(dtype), Device::cpu, Memory::workspace);
+Tensor scratch_for(const AttentionShape& s, Direction direction, int64_t units, DType dtype) {
+    return Tensor(
+        {std::clamp<int64_t>(units, 1, omp_get_max_threads()), chosen_attention()->scratch_elements(s, direction)},
+        stats_dtype(dtype), Device::cpu, Memory::workspace);
 }
 
 }  // namespace
@@ -43,7 +44,7 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
     AttentionArgs args{s, heads_of(q), heads_of(k), heads_of(v), heads_of(out), heads_of(lse)};
     args.starts = documents.on_host.get();
     const int64_t units = s.batch * s.heads;
-    Tensor scratch = scratch_for(s, Pass::forward, units, q.dtype());
+    Tensor scratch = scratch_for(s, Direction::forward, units, q.dtype());
 #pragma omp parallel num_threads(scratch.rows())
     {
         char* mine = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());
@@ -68,7 +69,7 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
                              heads_of(dv),
                              documents.on_host.get()};
     const int64_t units = s.batch * s.kv_heads;
-    Tensor scratch = scratch_for(s, Pass::backward, units, q.dtype());
+    Tensor scratch = scratch_for(s, Direction::backward, units, q.dtype());
 #pragma omp parallel num_threads(scratch.rows())
     {
         char* mine = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());

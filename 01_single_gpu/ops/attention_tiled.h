@@ -21,14 +21,14 @@ struct AttentionArgs {
     const int32_t* starts = nullptr;  // DocumentStarts; null: every sequence is one document
 };
 
-enum class Pass { forward, backward };
+enum class Direction { forward, backward };
 
 // The kernels, compiled for one instruction set. They compute in double if q is fp64, else in float, and need a scratch
 // buffer of scratch_elements() such numbers. One call of forward computes one query head, 0 <= head < batch * heads;
 // `packed` says whose keys are in the scratch buffer (-1: none), so that the next head can share them. One call of
 // backward computes one key/value head, 0 <= kv_head < batch * kv_heads: its query heads add to the same dk and dv.
 struct AttentionKernels {
-    int64_t (*scratch_elements)(const AttentionShape& shape, Pass pass);
+    int64_t (*scratch_elements)(const AttentionShape& shape, Direction direction);
     void (*forward)(const AttentionArgs& args, int64_t head, void* scratch, int64_t& packed);
     void (*backward)(const AttentionArgs& args, int64_t kv_head, void* scratch);
 };

@@ -52,13 +52,13 @@ struct Scratch {
     C *p, *ds;               // (kQueryTile, kKeyTile); the forward pass needs kBlockRows of it
     int64_t W, elements = 0;
 
-    Scratch(const AttentionShape& s, Pass pass, C* base) : W(round_up(s.head_dim, kPad)) {
+    Scratch(const AttentionShape& s, Direction direction, C* base) : W(round_up(s.head_dim, kPad)) {
         const auto take = [&](int64_t rows, int64_t cols, bool needed = true) {
             C* begin = base ? base + elements : nullptr;
             if (needed) elements += rows * cols;
             return begin;
         };
-        const bool forward = pass == Pass::forward, backward = !forward;
+        const bool forward = direction == Direction::forward, backward = !forward;
         const int64_t T = round_up(s.key_len, kKeyTile);
         k_t = take(T, s.head_dim), v_t = take(T, s.head_dim, backward);
         k = take(T, W, backward), v = take(T, W, forward);
@@ -198,7 +198,7 @@ void online_softmax(C* p, const C* unseen, const C* seen, int64_t width, C* max,
 template <bool kDocuments, class C>
 void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& packed) {
     const AttentionShape& s = t.shape;
-    const Scratch<C> m(s, Pass::forward, scratch);
+    const Scratch<C> m(s, Direction::forward, scratch);
     const int64_t D = s.head_dim, W = m.W, group = s.heads / s.kv_heads;
     const int64_t sequence = unit / s.heads, head = unit % s.heads;
     if (packed != unit / group) {
@@ -247,7 +247,7 @@ template <bool kDocuments, class C>
 void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
     constexpr int lanes = Simd<C>::lanes;
     const AttentionShape& s = t.shape;
-    const Scratch<C> m(s, Pass::backward, scratch);
+    const Scratch<C> m(s, Direction::backward, scratch);
     const int64_t D = s.head_dim, W = m.W, group = s.heads / s.kv_heads;
     const int64_t sequence = unit / s.kv_heads, kv_head = unit % s.kv_heads, key_row0 = sequence * s.key_len;
     const C inv_sqrt_d = C(1 / __builtin_sqrt(double(D)));
@@ -329,7 +329,9 @@ void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
     store(t.dv, m.dv, W, key_row0, s.key_len, kv_head, D);
 }
 
-int64_t scratch_elements(const AttentionShape& s, Pass pass) { return Scratch<float>(s, pass, nullptr).elements; }
+int64_t scratch_elements(const AttentionShape& s, Direction direction) {
+    return Scratch<float>(s, direction, nullptr).elements;
+}
 
 // body(kDocuments, a number of the type to compute in)
 template <class Body>

@@ -296,7 +296,7 @@ std::optional<Mismatch> mismatch(const Recording& recording, const MatchOptions&
     const std::vector<int32_t> class_of =
         equal_ranks(recording, groups, orders, recording.ranks <= options.rank_by_rank);
     for (const Launch launch : {Launch::at_waits, Launch::on_streams}) {
-        const std::string ranks = circle(recording, groups, orders, class_of, launch);
+        const std::string ranks = deadlock(recording, groups, orders, class_of, launch);
         if (ranks.empty()) continue;
         return Mismatch{fmt::format("these ranks wait for one another, where collectives begin {}: {}",
                                     launch == Launch::at_waits ? "at the next wait (mpi)" : "on streams (nccl)",
@@ -322,8 +322,8 @@ std::string match_text(const Recording& recording) {
         messages += of_sequence[size_t(each)][1];
     }
     return fmt::format(
-        "all {} ranks' {} calls match: every collective on all its ranks, {} messages at both ends; no rank waits in a "
-        "circle, with mpi or nccl",
+        "all {} ranks' {} calls match: every collective on all its ranks, {} messages at both ends; no "
+        "deadlock, with mpi or nccl",
         recording.ranks, calls, messages);
 }
 

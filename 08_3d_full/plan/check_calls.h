@@ -9,7 +9,7 @@
 //   2. Messages. From each rank of a group to each other the k-th send meets the k-th receive, with equal bytes,
 //      element counts and dtypes; messages of channels, ring shifts and all others are matched separately, as the
 //      backends do. None is left over.
-//   3. Progress. All ranks reach the end of their sequences, under both rules by which calls begin:
+//   3. No deadlock. All ranks reach the end of their sequences, under both rules by which calls begin:
 //        at waits   (mpi, staged) a collective begins at the next wait of its rank, in the order of the calls, and
 //                   holds up the rank until all members have begun it; a message is posted at the call
 //        on streams (nccl) a collective or ring shift begins when the computation before its call and all earlier
@@ -31,7 +31,7 @@
 //
 // How it is fast: ranks of one class (sequence.h) have one list of calls, and lists are compared once. Progress is
 // executed for one rank of each class of a finer partition, in which the ranks of a class also meet ranks of the same
-// classes in the same roles: they then take every step together (progress.h). Worlds of up to 64 ranks are executed
+// classes in the same roles: they then take every step together (check_deadlock.h). Worlds of up to 64 ranks are executed
 // rank by rank.
 #include <optional>
 #include <string>

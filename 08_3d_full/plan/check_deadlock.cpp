@@ -341,8 +341,8 @@ std::string Execution::who_waits() const {
 
 }  // namespace
 
-std::string circle(const Recording& recording, const GroupTable& groups, const std::vector<CallOrder>& orders,
-                   const std::vector<int32_t>& class_of, Launch launch) {
+std::string deadlock(const Recording& recording, const GroupTable& groups, const std::vector<CallOrder>& orders,
+                     const std::vector<int32_t>& class_of, Launch launch) {
     if (recording.ranks == 0) return {};
     Execution execution(recording, groups, orders, class_of, launch);
     execution.run();

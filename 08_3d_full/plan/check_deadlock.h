@@ -1,5 +1,5 @@
 #pragma once
-// Executes the calls and waits of all ranks and says who waits for whom in a circle.
+// Executes the calls and waits of all ranks and says who waits for whom in a deadlock.
 //
 // Ranks are executed in classes. Two ranks are in one class if they have the same sequence, if for each family the
 // groups of the two contain the same classes, and if each message of one has a peer of the same class as the other's,
@@ -12,16 +12,16 @@
 
 namespace train70b {
 
-// When a collective begins (match.h).
+// When a collective begins (check_calls.h).
 enum class Launch { at_waits, on_streams };
 
 // The class of each rank, from 0 without gaps. by_rank: every rank is a class of its own.
 std::vector<int32_t> equal_ranks(const Recording& recording, const GroupTable& groups,
                                  const std::vector<CallOrder>& orders, bool by_rank);
 
-// Empty if all ranks reach the end; else who waits for whom. Collectives and messages must match (match.h, 1 and 2).
+// Empty if all ranks reach the end; else who waits for whom. Collectives and messages must match (check_calls.h, 1 and 2).
 // orders: of the recording's sequences.
-std::string circle(const Recording& recording, const GroupTable& groups, const std::vector<CallOrder>& orders,
-                   const std::vector<int32_t>& class_of, Launch launch);
+std::string deadlock(const Recording& recording, const GroupTable& groups, const std::vector<CallOrder>& orders,
+                     const std::vector<int32_t>& class_of, Launch launch);
 
 }  // namespace train70b

@@ -24,7 +24,7 @@ bool on_request(const std::string& schedule) {
 }
 
 // A schedule with its number of model chunks.
-struct Passes {
+struct ScheduleChunks {
     int64_t schedule, chunks;
 };
 
@@ -112,7 +112,7 @@ class Enumerator {
                 fmt::format("--global-batch {} over it is not divisible by --micro-batch", r_.global_batch));
         const bool sharded = layout.dp * layout.cp > 1;
         bool any = false;
-        for (const Passes& passes : schedules(layout.pp))
+        for (const ScheduleChunks& passes : schedules(layout.pp))
             for (const int64_t micro_batch : micro_batches) {
                 const int64_t m = r_.global_batch / (layout.dp * micro_batch);
                 const ScheduleGenerator& generator = schedule_generators()[size_t(passes.schedule)];
@@ -183,8 +183,8 @@ class Enumerator {
         return sizes;
     }
 
-    std::vector<Passes> schedules(int64_t pp) const {
-        std::vector<Passes> list;
+    std::vector<ScheduleChunks> schedules(int64_t pp) const {
+        std::vector<ScheduleChunks> list;
         const std::vector<ScheduleGenerator>& all = schedule_generators();
         for (size_t i = 0; i < all.size(); ++i) {
             const ScheduleGenerator& generator = all[i];

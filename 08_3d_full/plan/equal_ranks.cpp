@@ -59,14 +59,14 @@ std::vector<RankGroups> groups_of(const Recording& recording) {
 
 class Refinement {
   public:
-    Refinement(const Recording& recording, const ReplayModel& model, const ReplayOptions& options)
+    Refinement(const Recording& recording, const SimulationModel& model, const SimulationOptions& options)
         : recording_(recording), model_(model), groups_(groups_of(recording)) {
         find_used_calls();
         for (int64_t rank = 0; rank < recording.ranks; ++rank) add_sites(rank);
         if (shares_cores()) add_cores();
         color(options);
     }
-    Quotient quotient() const;
+    EqualRanks result() const;
 
   private:
     struct Site {
@@ -102,11 +102,11 @@ class Refinement {
     void add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int64_t>& members,
                       int64_t sender);
     void add_cores();
-    void color(const ReplayOptions& options);
-    Quotient::Meeting meeting(const Quotient& q, int32_t site, int32_t rank_class, bool receives) const;
+    void color(const SimulationOptions& options);
+    EqualRanks::Meeting meeting(const EqualRanks& q, int32_t site, int32_t rank_class, bool receives) const;
 
     const Recording& recording_;
-    const ReplayModel& model_;
+    const SimulationModel& model_;
     const std::vector<RankGroups> groups_;
     std::vector<std::vector<char>> used_;              // by sequence and call
     std::vector<std::vector<int32_t>> collective_at_;  // by family and group: a site, -1: none yet
@@ -264,7 +264,7 @@ size_t distinct(std::vector<Hash> colors) {
     return size_t(std::unique(colors.begin(), colors.end()) - colors.begin());
 }
 
-void Refinement::color(const ReplayOptions& options) {
+void Refinement::color(const SimulationOptions& options) {
     const bool alone = !options.symmetry || options.jitter > 0;
     for (int64_t rank = 0; rank < recording_.ranks; ++rank) {
         const auto slow = options.slow_ranks.find(rank);
@@ -339,16 +339,16 @@ struct Classes {
     }
 };
 
-Quotient::Meeting Refinement::meeting(const Quotient& q, int32_t site, int32_t rank_class, bool receives) const {
-    const std::vector<Quotient::Participant>& all = q.sites[size_t(site)].participants;
-    const auto at = std::find(all.begin(), all.end(), Quotient::Participant{rank_class, receives});
+EqualRanks::Meeting Refinement::meeting(const EqualRanks& q, int32_t site, int32_t rank_class, bool receives) const {
+    const std::vector<EqualRanks::Participant>& all = q.sites[size_t(site)].participants;
+    const auto at = std::find(all.begin(), all.end(), EqualRanks::Participant{rank_class, receives});
     CHECK(at != all.end(), "rank class {} does not meet site {}", rank_class, site);
     return {.site = site, .participant = int32_t(at - all.begin())};
 }
 
-Quotient Refinement::quotient() const {
+EqualRanks Refinement::result() const {
     const Classes ranks(rank_color_), sites(site_color_), links(link_color_);
-    Quotient q{.class_of = ranks.of, .representative = ranks.first};
+    EqualRanks q{.class_of = ranks.of, .representative = ranks.first};
     q.count.resize(ranks.first.size());
     for (const int32_t c : ranks.of) ++q.count[size_t(c)];
     for (const int64_t link : links.first) q.links.push_back(link_rates_[size_t(link)]);
@@ -359,7 +359,7 @@ Quotient Refinement::quotient() const {
     const auto key = [](int32_t site_class, Hash call) { return mixed(Hash(site_class) + 1, call); };
     for (size_t c = 0; c < sites.first.size(); ++c) {
         const Site& first = sites_[size_t(sites.first[c])];
-        Quotient::Site& site = q.sites.emplace_back();
+        EqualRanks::Site& site = q.sites.emplace_back();
         for (const auto& [rank, receives] : first.ranks)
             site.participants.push_back({ranks.of[size_t(rank)], receives});
         std::sort(site.participants.begin(), site.participants.end());
@@ -388,7 +388,7 @@ Quotient Refinement::quotient() const {
         const int64_t rank = ranks.first[c];
         const size_t sequence = size_t(recording_.class_of[size_t(rank)]);
         const std::vector<CommCall>& calls = of(rank).calls;
-        std::vector<Quotient::Use>& uses = q.uses.emplace_back(calls.size());
+        std::vector<EqualRanks::Use>& uses = q.uses.emplace_back(calls.size());
         for (size_t i = 0; i < calls.size(); ++i) {
             const CommCall& call = calls[i];
             if (!used_[sequence][i]) continue;
@@ -412,8 +412,9 @@ Quotient Refinement::quotient() const {
 
 }  // namespace
 
-Quotient quotient_of(const Recording& recording, const ReplayModel& model, const ReplayOptions& options) {
-    return Refinement(recording, model, options).quotient();
+EqualRanks find_equal_ranks(const Recording& recording, const SimulationModel& model,
+                            const SimulationOptions& options) {
+    return Refinement(recording, model, options).result();
 }
 
 }  // namespace train70b

@@ -21,7 +21,7 @@ struct SharedTransfer {
     std::vector<FlowLoad> loads;      // link classes
 };
 
-struct Quotient {
+struct EqualRanks {
     std::vector<int32_t> class_of;        // by rank
     std::vector<int64_t> representative;  // by class: its lowest rank
     std::vector<int64_t> count;
@@ -52,6 +52,6 @@ struct Quotient {
 // Whether a part of a sequence belongs to the step: all but the setup before it and the end after it.
 bool in_step(const Sequence::Part& part);
 
-Quotient quotient_of(const Recording& recording, const ReplayModel& model, const ReplayOptions& options);
+EqualRanks find_equal_ranks(const Recording& recording, const SimulationModel& model, const SimulationOptions& options);
 
 }  // namespace train70b

@@ -81,7 +81,7 @@ double Estimator::neighbor(double bytes, int64_t stride, int64_t count) {
 
 // Of a layer: 4 FLOPs per pair of tokens, head and dimension, for scores and values; backward five products instead of
 // two. A ring does it in `parts`, each with a block of the keys, and merges them.
-Estimator::Pass Estimator::attention(const Layout& l, int64_t parts) {
+Estimator::PassSeconds Estimator::attention(const Layout& l, int64_t parts) {
     const LlamaConfig& c = request_.model;
     const double T = double(request_.seq_len), rows = double(l.micro_batch) * T / double(l.cp), n = double(parts);
     const double q = double(c.q_width(l.tp)), kv = double(c.kv_width(l.tp)), a = double(element_);
@@ -103,14 +103,14 @@ Estimator::Pass Estimator::attention(const Layout& l, int64_t parts) {
 // f and g of a layer's two column-parallel and two row-parallel products. With overlap (04_tensor_parallel/overlap.h) a
 // product is tp pieces of rows, and what a ring's shift takes longer than a piece is exposed, as is what the pieces take
 // longer than the whole; in the backward pass the gather of x stands beside dX, and f's collective beside dW.
-Estimator::Pass Estimator::tp_of(const Layout& l) {
+Estimator::PassSeconds Estimator::tp_of(const Layout& l) {
     const LlamaConfig& c = request_.model;
     const int64_t rows = l.micro_batch * request_.seq_len / l.cp, E = c.hidden, F = c.ffn / l.tp;
     const int64_t q = c.q_width(l.tp), kv = c.kv_width(l.tp);
     const double bytes = double(element_) * double(rows) * double(E), steps = double(l.tp - 1);
     const double gather = l.sequence_parallel ? collective("all_gather", bytes, 1, l.tp) : 0;
     const double reduce = collective(l.sequence_parallel ? "reduce_scatter" : "all_reduce", bytes, 1, l.tp);
-    Pass all;
+    PassSeconds all;
     if (!l.tp_overlap) {  // sequence parallelism gathers the input of the weight gradients once more
         all.forward = 2 * (gather + reduce);
         all.backward = 2 * (2 * gather + reduce);
@@ -155,7 +155,7 @@ Estimator::Layer Estimator::layer_of(const Layout& l) {
         gradients += product(rows, in, out, fp8) + product(out, in, rows, fp8);
     }
     const bool ring = l.cp > 1 && (request_.cp_algorithm == "zigzag" || request_.cp_algorithm == "ring");
-    const Pass attend = attention(l, ring ? l.cp : 1);
+    const PassSeconds attend = attention(l, ring ? l.cp : 1);
     // Elements read and written: two norms, two residuals (own rows); RoPE; SwiGLU. Backward: twice.
     const double pointwise =
         memory_bound(a * (own * double(2 * 2 * E + 2 * 3 * E) + R * double(2 * (q + kv)) + R * double(3 * F)));
@@ -183,7 +183,7 @@ Estimator::Layer Estimator::layer_of(const Layout& l) {
 }
 
 // The head: its product and the loss. (The embedding is a lookup.)
-Estimator::Pass Estimator::head_of(const Layout& l) {
+Estimator::PassSeconds Estimator::head_of(const Layout& l) {
     const auto key = std::tuple(l.tp, l.cp, l.micro_batch, l.sequence_parallel);
     if (const auto found = heads_.find(key); found != heads_.end()) return found->second;
     const LlamaConfig& c = request_.model;
@@ -210,7 +210,7 @@ double Estimator::tp_bytes_per_layer(const Layout& l) const {
 
 Estimate Estimator::operator()(const Layout& l) {
     const Layer layer = layer_of(l);
-    const Pass head = head_of(l);
+    const PassSeconds head = head_of(l);
     const double m = double(request_.global_batch) / double(l.dp * l.micro_batch), a = double(element_);
     const double g = double(size_of(request_.grad_dtype));
     const ScheduleGenerator& generator = schedule_generators()[size_t(l.schedule)];

@@ -42,12 +42,12 @@ class Estimator {
     double tp_bytes_per_layer(const Layout& layout) const;
 
   private:
-    struct Pass {  // seconds
+    struct PassSeconds {
         double forward = 0, backward = 0, again = 0;
         double total() const { return forward + backward; }
     };
     struct Layer {
-        Pass compute, tp, cp;
+        PassSeconds compute, tp, cp;
     };
     double op(const std::string& name, std::vector<int64_t> shape, double flops, double bytes, DType dtype);
     double product(int64_t m, int64_t n, int64_t k, bool fp8);
@@ -56,10 +56,10 @@ class Estimator {
     double collective(const char* operation, double bytes, int64_t stride, int64_t count);
     double message(double bytes, int64_t to);  // from rank 0, on a channel
     double neighbor(double bytes, int64_t stride, int64_t count);
-    Pass attention(const Layout& layout, int64_t parts);
-    Pass tp_of(const Layout& layout);  // of a layer, exposed
+    PassSeconds attention(const Layout& layout, int64_t parts);
+    PassSeconds tp_of(const Layout& layout);  // of a layer, exposed
     Layer layer_of(const Layout& layout);
-    Pass head_of(const Layout& layout);
+    PassSeconds head_of(const Layout& layout);
     double reduction(const Layout& layout, const StageSize& stage, const char* operation, double bytes_per_element);
 
     const PlanRequest& request_;
@@ -67,7 +67,7 @@ class Estimator {
     Network network_;
     int64_t element_;  // bytes of an activation
     std::map<std::tuple<int64_t, int64_t, int64_t, bool, bool, Recompute>, Layer> layers_;
-    std::map<std::tuple<int64_t, int64_t, int64_t, bool>, Pass> heads_;
+    std::map<std::tuple<int64_t, int64_t, int64_t, bool>, PassSeconds> heads_;
     std::map<std::tuple<std::string, double, int64_t, int64_t>, double> collectives_;
 };
 

@@ -8,7 +8,7 @@
 
 namespace train70b {
 
-void Replay::stuck(const Rank& rank) const {
+void Simulation::stuck(const Rank& rank) const {
     std::string what = "a call";
     if (rank.blocked >= 0) {
         const CommCall& call = rank.sequence->calls[size_t(rank.made[size_t(rank.blocked)].call)];
@@ -17,7 +17,7 @@ void Replay::stuck(const Rank& rank) const {
     throw CommonError(fmt::format("simulation: rank {} waits for {}, which other ranks never make", rank.rank, what));
 }
 
-SimulatedStep Replay::result() {
+SimulatedStep Simulation::result() {
     SimulatedStep step{.simulated_ranks = int64_t(ranks_.size())};
     for (const Rank& rank : ranks_) step.seconds = std::max(step.seconds, rank.now);
     std::vector<char> pipeline(recording_.families.size());
@@ -29,7 +29,7 @@ SimulatedStep Replay::result() {
         if (pipeline[family]) is_pipeline[recording_.families[family].name] = true;
     for (size_t c = 0; c < ranks_.size(); ++c) {
         const Rank& rank = ranks_[c];
-        const double share = double(quotient_.count[c]) / double(recording_.ranks);
+        const double share = double(equal_.count[c]) / double(recording_.ranks);
         step.compute += share * rank.compute;
         step.host += share * rank.host_wait;
         for (size_t family = 0; family < rank.exposed.size(); ++family) {
@@ -46,7 +46,7 @@ SimulatedStep Replay::result() {
     for (const auto& [name, seconds] : step.waiting)
         if (is_pipeline.contains(name) || name == "end") step.bubble += seconds / step.seconds;
     for (const int64_t rank : options_.traced) {  // each of them as the rank that was simulated for it
-        const int64_t simulated = quotient_.representative[size_t(quotient_.class_of[size_t(rank)])];
+        const int64_t simulated = equal_.representative[size_t(equal_.class_of[size_t(rank)])];
         std::vector<SimulatedStep::Span> spans;
         for (const SimulatedStep::Span& span : spans_)
             if (span.rank == simulated) spans.push_back(span);
@@ -65,7 +65,7 @@ SimulatedStep Replay::result() {
     return step;
 }
 
-std::string Replay::stream_name(int stream) const {
+std::string Simulation::stream_name(int stream) const {
     if (stream < kComputation) return "schedule";
     if (stream == kComputation) return "computation";
     if (stream >= first_message()) return fmt::format("messages {}", stream - first_message());
@@ -74,7 +74,7 @@ std::string Replay::stream_name(int stream) const {
 }
 
 // Messages that are under way at the same time get streams of their own.
-void Replay::spread_messages(std::vector<SimulatedStep::Span>& spans) const {
+void Simulation::spread_messages(std::vector<SimulatedStep::Span>& spans) const {
     std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
     std::vector<double> ends;  // by stream, from first_message() on
     for (SimulatedStep::Span& span : spans) {
@@ -87,7 +87,8 @@ void Replay::spread_messages(std::vector<SimulatedStep::Span>& spans) const {
     }
 }
 
-SimulatedStep simulate_step(const Recording& recording, const ReplayModel& model, const ReplayOptions& options) {
+SimulatedStep simulate_step(const Recording& recording, const SimulationModel& model,
+                            const SimulationOptions& options) {
     for (const auto& [rank, times] : options.slow_ranks)
         if (rank < 0 || rank >= recording.ranks || !(times > 0))
             usage_error("slow rank {}, {} times: there are {} ranks", rank, times, recording.ranks);
@@ -99,13 +100,13 @@ SimulatedStep simulate_step(const Recording& recording, const ReplayModel& model
     if (options.jitter > 0 && recording.ranks > kMaxJitterRanks)
         usage_error("jitter: {} ranks, each of which would have to be simulated (try at most {} ranks, or no jitter)",
                     recording.ranks, kMaxJitterRanks);
-    ReplayModel slowed = model;
+    SimulationModel slowed = model;
     for (const auto& [link, times] : options.slow_links) {
         if (link < 0 || link >= int(model.links.size()) || !(times > 0))
             usage_error("slow link {}, {} times: there are {} links", link, times, model.links.size());
         slowed.links[size_t(link)] /= times;
     }
-    return Replay(recording, slowed, options).run();
+    return Simulation(recording, slowed, options).run();
 }
 
 }  // namespace train70b

@@ -14,7 +14,7 @@
 
 namespace train70b {
 
-struct ReplayOptions {
+struct SimulationOptions {
     std::map<int64_t, double> slow_ranks;  // rank: its ops take this many times longer
     std::map<int, double> slow_links;      // link of Network: its bandwidth is divided by this
     double jitter = 0;                     // relative standard deviation of every op's time
@@ -57,10 +57,11 @@ struct SimulatedStep {
 constexpr int64_t kMaxJitterRanks = 512;  // with jitter no two ranks do the same, and every one is simulated
 
 // Ranks of equal sequences that meet equal ranks are simulated once. Usage error if the cluster has too few devices.
-SimulatedStep simulate_step(const Recording& recording, const ClusterModel& cluster, const ReplayOptions& options = {});
+SimulatedStep simulate_step(const Recording& recording, const ClusterModel& cluster,
+                            const SimulationOptions& options = {});
 
 // What the simulation asks of a cluster.
-struct ReplayModel {
+struct SimulationModel {
     std::function<double(const OpCall&)> op_seconds;
     // members: world ranks; sender: in the group.
     std::function<Transfer(const CommCall&, const std::vector<int64_t>& members, int64_t sender)> transfer;
@@ -69,6 +70,7 @@ struct ReplayModel {
     bool streams = true;
     int64_t cores = 0, ranks_per_node = 8;  // cores of a node, which its ranks share; 0: a device each
 };
-SimulatedStep simulate_step(const Recording& recording, const ReplayModel& model, const ReplayOptions& options = {});
+SimulatedStep simulate_step(const Recording& recording, const SimulationModel& model,
+                            const SimulationOptions& options = {});
 
 }  // namespace train70b

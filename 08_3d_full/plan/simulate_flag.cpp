@@ -47,8 +47,8 @@ void add_simulate_flags(CommandLine& flags, SimulateOptions& simulate) {
     flags.add("--simulate-slow", simulate.slow, "RANK:TIMES,...: simulated ranks whose ops take so many times longer");
     flags.add("--simulate-slow-network", simulate.slow_network,
               "NODE:TIMES,...: simulated nodes whose network links have so many times less bandwidth");
-    flags.add("--simulate-jitter", simulate.replay.jitter, "relative standard deviation of every simulated op's time",
-              real_number(0, 0.5));
+    flags.add("--simulate-jitter", simulate.simulation.jitter,
+              "relative standard deviation of every simulated op's time", real_number(0, 0.5));
 }
 
 void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Program& program) {
@@ -73,19 +73,19 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
     if (config.fp8.recipe != "off" && !(device.peak_fp8 > 0) && !device.measured.contains("scaled_matmul"))
         usage_error("--fp8 {}: {} of --simulate {} has no FP8 products (try --fp8 off)", config.fp8.recipe, device.name,
                     simulate.cluster_file);
-    simulate.replay.slow_ranks = parse_slow("--simulate-slow", simulate.slow, "rank", ranks);
+    simulate.simulation.slow_ranks = parse_slow("--simulate-slow", simulate.slow, "rank", ranks);
     const int64_t nodes = (ranks + simulate.cluster.gpus_per_node - 1) / simulate.cluster.gpus_per_node;
     const Network network(simulate.cluster, ranks);
     for (const auto& [node, times] : parse_slow("--simulate-slow-network", simulate.slow_network, "node", nodes))
         for (int link = 0; link < network.links(); ++link)
             if (network.name(link).starts_with(fmt::format("node {}, rail ", node)) ||
                 network.name(link).starts_with(fmt::format("node {}, network", node)))
-                simulate.replay.slow_links[link] = times;
-    simulate.replay.seed = options.seed;
-    simulate.replay.stream_per_group = program.comm.streams == "group";
-    if (simulate.replay.jitter > 0 && ranks > kMaxJitterRanks)
+                simulate.simulation.slow_links[link] = times;
+    simulate.simulation.seed = options.seed;
+    simulate.simulation.stream_per_group = program.comm.streams == "group";
+    if (simulate.simulation.jitter > 0 && ranks > kMaxJitterRanks)
         usage_error("--simulate-jitter {}: each of {} ranks would have to be simulated (try at most {} ranks)",
-                    simulate.replay.jitter, ranks, kMaxJitterRanks);
+                    simulate.simulation.jitter, ranks, kMaxJitterRanks);
     simulate.trace.path = std::exchange(options.trace, "");
     if (simulate.trace.given()) simulate.trace.open();
 }
@@ -93,13 +93,13 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
 void print_simulation(const Program& program, const ParallelConfig& config, SimulateOptions& simulate,
                       const Recording& recording) {
     const TrainOptions& options = program.options;
-    ReplayOptions& replay = simulate.replay;
+    SimulationOptions& simulation = simulate.simulation;
     if (simulate.trace.given() && program.flags.given("--fake-rank"))
-        replay.traced = {program.comm.fake_rank};
+        simulation.traced = {program.comm.fake_rank};
     else if (simulate.trace.given())
         for (int64_t stage = 0; stage < config.mesh.pp; ++stage)
-            replay.traced.push_back(config.mesh.rank({.pp = stage}));
-    const SimulatedStep step = simulate_step(recording, simulate.cluster, replay);
+            simulation.traced.push_back(config.mesh.rank({.pp = stage}));
+    const SimulatedStep step = simulate_step(recording, simulate.cluster, simulation);
     const double tokens = double(options.global_batch) * double(options.seq_len);
     const StepWork work{tokens, tokens * flops_per_token(options.model, options.seq_len), options.llama().dtype};
     Table table = step_table(step, recording, simulate.cluster, work);

@@ -9,7 +9,7 @@ namespace train70b {
 struct SimulateOptions {
     std::string cluster_file, device_csv;
     std::string slow, slow_network;  // "3:1.2,7:2": ranks whose ops, nodes whose links are so many times slower
-    ReplayOptions replay;
+    SimulationOptions simulation;
     ClusterModel cluster;             // of the files
     OptionalOutput trace{"--trace"};  // of the simulated step
 

@@ -10,7 +10,7 @@ namespace {
 
 class Compiler {
   public:
-    Compiler(const Sequence& sequence, const ReplayModel& model, double slow, bool every_op)
+    Compiler(const Sequence& sequence, const SimulationModel& model, double slow, bool every_op)
         : sequence_(sequence), model_(model), every_op_(every_op) {
         for (const OpCall& op : sequence.ops) {
             // Without streams the host is the device: launching an op is work between two ops.
@@ -19,7 +19,7 @@ class Compiler {
             seconds_.push_back(model.streams ? seconds : seconds + model.host_s);
         }
     }
-    ReplayProgram program() {
+    SimulationProgram program() {
         const std::vector<std::vector<Event>>& segments = sequence_.segments;
         std::vector<int64_t> times(segments.size());
         program_.segments.resize(segments.size());
@@ -82,15 +82,16 @@ class Compiler {
     }
 
     const Sequence& sequence_;
-    const ReplayModel& model_;
+    const SimulationModel& model_;
     const bool every_op_;
     std::vector<double> seconds_;  // by op
-    ReplayProgram program_;
+    SimulationProgram program_;
 };
 
 }  // namespace
 
-ReplayProgram replay_program(const Sequence& sequence, const ReplayModel& model, double slow, bool every_op) {
+SimulationProgram simulation_program(const Sequence& sequence, const SimulationModel& model, double slow,
+                                     bool every_op) {
     return Compiler(sequence, model, slow, every_op).program();
 }
 

@@ -20,7 +20,7 @@ struct Item {
     int32_t what = 0;    // a run, a call, calls of the family ago, a booking
 };
 
-struct ReplayProgram {
+struct SimulationProgram {
     struct Part {
         int32_t segment;
         int32_t part;  // of the sequence
@@ -38,6 +38,7 @@ struct ReplayProgram {
 };
 
 // slow: its ops take this many times longer. every_op: a run per op, and bookings, for a trace.
-ReplayProgram replay_program(const Sequence& sequence, const ReplayModel& model, double slow, bool every_op);
+SimulationProgram simulation_program(const Sequence& sequence, const SimulationModel& model, double slow,
+                                     bool every_op);
 
 }  // namespace train70b

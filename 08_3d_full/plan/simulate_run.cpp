@@ -9,18 +9,18 @@
 
 namespace train70b {
 
-Replay::Replay(const Recording& recording, const ReplayModel& model, const ReplayOptions& options)
+Simulation::Simulation(const Recording& recording, const SimulationModel& model, const SimulationOptions& options)
     : recording_(recording),
       model_(model),
       options_(options),
-      quotient_(quotient_of(recording, model, options)),
-      flows_(quotient_.links) {
-    for (const Quotient::Site& site : quotient_.sites)
+      equal_(find_equal_ranks(recording, model, options)),
+      flows_(equal_.links) {
+    for (const EqualRanks::Site& site : equal_.sites)
         sites_.push_back({.participants = site.participants, .calls = std::vector<int32_t>(site.participants.size())});
-    for (size_t c = 0; c < quotient_.representative.size(); ++c) add_rank(c);
+    for (size_t c = 0; c < equal_.representative.size(); ++c) add_rank(c);
 }
 
-SimulatedStep Replay::run() {
+SimulatedStep Simulation::run() {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) advance(ranks_[rank]);
     while (true) {
         const double begin = begins_.empty() ? kNever : begins_.top().time, end = flows_.next();
@@ -40,18 +40,18 @@ SimulatedStep Replay::run() {
     return result();
 }
 
-void Replay::add_rank(size_t c) {
-    const int64_t number = quotient_.representative[c];
+void Simulation::add_rank(size_t c) {
+    const int64_t number = equal_.representative[c];
     const int32_t sequence = recording_.class_of[size_t(number)];
     const auto slow = options_.slow_ranks.find(number);
     const double factor = slow == options_.slow_ranks.end() ? 1 : slow->second;
     const bool traced = std::any_of(options_.traced.begin(), options_.traced.end(),
-                                    [&](int64_t r) { return quotient_.class_of[size_t(r)] == int32_t(c); });
+                                    [&](int64_t r) { return equal_.class_of[size_t(r)] == int32_t(c); });
     const auto key = std::tuple(sequence, factor, traced);
     const Sequence& events = recording_.sequences[size_t(sequence)];
-    if (!programs_.contains(key)) programs_[key] = replay_program(events, model_, factor, traced);
+    if (!programs_.contains(key)) programs_[key] = simulation_program(events, model_, factor, traced);
     const size_t families = recording_.families.size();
-    Rank rank{.sequence = &events, .program = &programs_.at(key), .uses = &quotient_.uses[c], .rank = number};
+    Rank rank{.sequence = &events, .program = &programs_.at(key), .uses = &equal_.uses[c], .rank = number};
     rank.traced = traced;
     rank.calls.resize(families);
     rank.last.assign(families + 1, -1);
@@ -63,7 +63,7 @@ void Replay::add_rank(size_t c) {
 
 // A stream per channel, which is a family of its own; one per group, or one for all, for collectives and shifts.
 // Numbers, and messages that are no channel's, go through the host.
-int Replay::stream_of(const CommCall& call) const {
+int Simulation::stream_of(const CommCall& call) const {
     if (!model_.streams || blocks_host(call)) return kHost;
     if (call.channel) return 1 + call.family;
     if (call.message() && !call.shift) return kHost;
@@ -72,14 +72,14 @@ int Replay::stream_of(const CommCall& call) const {
 
 // ---- a rank ---------------------------------------------------------------------------------------------------------
 
-void Replay::advance(Rank& rank) {
+void Simulation::advance(Rank& rank) {
     if (rank.blocked >= 0) {
         settle(rank, rank.made[size_t(rank.blocked)]);
         rank.blocked = -1;
         if (std::exchange(rank.blocks_host, false)) rank.host = std::max(rank.host, rank.now);
         if (!model_.streams && !launch_queue(rank)) return;
     }
-    const ReplayProgram& program = *rank.program;
+    const SimulationProgram& program = *rank.program;
     while (rank.part < program.parts.size()) {
         const std::vector<Item>& items = program.segments[size_t(program.parts[rank.part].segment)];
         if (rank.item == items.size()) {
@@ -100,7 +100,7 @@ void Replay::advance(Rank& rank) {
                 break;
             }
             case Item::Kind::book: {
-                const ReplayProgram::Booking& booking = program.bookings[size_t(item.what)];
+                const SimulationProgram::Booking& booking = program.bookings[size_t(item.what)];
                 rank.memory[size_t(booking.memory)] += booking.bytes;
                 if (!memory_.empty() && memory_.back().rank == rank.rank && memory_.back().seconds == rank.now)
                     memory_.back().now = rank.memory;
@@ -114,7 +114,7 @@ void Replay::advance(Rank& rank) {
     rank.done = finish(rank);
 }
 
-void Replay::end_part(Rank& rank) {
+void Simulation::end_part(Rank& rank) {
     if (!rank.traced) return;
     const Sequence::Part& part = rank.sequence->parts[size_t(rank.program->parts[rank.part].part)];
     trace(rank, -1, to_string(part), rank.begin_of_part, rank.now);
@@ -122,7 +122,7 @@ void Replay::end_part(Rank& rank) {
 }
 
 // Of a run that takes `run.seconds` without jitter: the sum of independent deviations of its ops.
-double Replay::jitter(Rank& rank, const Run& run) const {
+double Simulation::jitter(Rank& rank, const Run& run) const {
     if (options_.jitter == 0) return 0;
     const uint64_t key = random_bits(options_.seed, uint64_t(rank.rank)), i = 2 * rank.jittered++;
     const double u = (double(random_bits(key, i) >> 11) + 0.5) * 0x1p-53;
@@ -131,9 +131,9 @@ double Replay::jitter(Rank& rank, const Run& run) const {
     return std::max(-run.seconds, options_.jitter * std::sqrt(run.squares) * normal);
 }
 
-bool Replay::compute(Rank& rank, const Run& run) {
+bool Simulation::compute(Rank& rank, const Run& run) {
     const double more = jitter(rank, run), seconds = run.seconds + more;
-    if (quotient_.cores[size_t(index_of(rank))] >= 0 && seconds > 0) {
+    if (equal_.cores[size_t(index_of(rank))] >= 0 && seconds > 0) {
         rank.core_seconds = seconds;
         rank.core_op = run.op;
         begins_.push({rank.now, ++order_, {kCores, index_of(rank)}});
@@ -151,7 +151,7 @@ bool Replay::compute(Rank& rank, const Run& run) {
     return true;
 }
 
-bool Replay::call(Rank& rank, int32_t what) {
+bool Simulation::call(Rank& rank, int32_t what) {
     const CommCall& call = rank.sequence->calls[size_t(what)];
     if (model_.streams) rank.host += model_.host_s;
     const int32_t id = make(rank, what);
@@ -182,7 +182,7 @@ bool Replay::call(Rank& rank, int32_t what) {
     return true;
 }
 
-bool Replay::wait_for(Rank& rank, int32_t id) {
+bool Simulation::wait_for(Rank& rank, int32_t id) {
     if (!model_.streams) {
         rank.after_queue = id;
         return launch_queue(rank);
@@ -196,7 +196,7 @@ bool Replay::wait_for(Rank& rank, int32_t id) {
 }
 
 // Without streams: the collectives called so far, one after another, then the call that the rank waits for.
-bool Replay::launch_queue(Rank& rank) {
+bool Simulation::launch_queue(Rank& rank) {
     if (rank.queued < rank.queue.size()) {
         rank.blocked = rank.queue[rank.queued++];
         Made& made = rank.made[size_t(rank.blocked)];
@@ -215,7 +215,7 @@ bool Replay::launch_queue(Rank& rank) {
 }
 
 // The rank has waited until the call's end: for whom, back along the call's stream.
-void Replay::settle(Rank& rank, const Made& waited) {
+void Simulation::settle(Rank& rank, const Made& waited) {
     double t = waited.end;
     for (const Made* made = &waited; t > rank.now;) {
         const size_t family = size_t(rank.sequence->calls[size_t(made->call)].family);
@@ -235,7 +235,7 @@ void Replay::settle(Rank& rank, const Made& waited) {
 }
 
 // At the end of the step: what nobody has waited for.
-bool Replay::finish(Rank& rank) {
+bool Simulation::finish(Rank& rank) {
     if (!model_.streams && !launch_queue(rank)) return false;
     for (; rank.finished < rank.made.size(); ++rank.finished) {
         if (rank.made[rank.finished].end < 0) {
@@ -249,12 +249,12 @@ bool Replay::finish(Rank& rank) {
 
 // ---- sites ----------------------------------------------------------------------------------------------------------
 
-int32_t Replay::make(Rank& rank, int32_t what) {
-    const Quotient::Use& use = (*rank.uses)[size_t(what)];
+int32_t Simulation::make(Rank& rank, int32_t what) {
+    const EqualRanks::Use& use = (*rank.uses)[size_t(what)];
     const int32_t id = int32_t(rank.made.size());
     Made& made = rank.made.emplace_back();
     made.call = what;
-    const Quotient::Meeting* meetings[2] = {&use.collective_or_send, &use.receive};
+    const EqualRanks::Meeting* meetings[2] = {&use.collective_or_send, &use.receive};
     for (int end = 0; end < 2; ++end) {
         if (meetings[end]->site < 0) continue;
         Site& site = sites_[size_t(meetings[end]->site)];
@@ -271,29 +271,29 @@ int32_t Replay::make(Rank& rank, int32_t what) {
     return id;
 }
 
-void Replay::arrive(Rank& rank, const Made& made, double time) {
-    const Quotient::Use& use = (*rank.uses)[size_t(made.call)];
+void Simulation::arrive(Rank& rank, const Made& made, double time) {
+    const EqualRanks::Use& use = (*rank.uses)[size_t(made.call)];
     if (made.instance[0] >= 0) arrive(use.collective_or_send, made.instance[0], time);
     if (made.instance[1] >= 0) arrive(use.receive, made.instance[1], time);
 }
 
-void Replay::arrive(const Quotient::Meeting& meeting, int32_t id, double time) {
+void Simulation::arrive(const EqualRanks::Meeting& meeting, int32_t id, double time) {
     Site& site = sites_[size_t(meeting.site)];
     Instance& instance = site.instances[size_t(id)];
     instance.start = std::max(instance.start, time);
     if (meeting.transfer >= 0) instance.transfer = meeting.transfer;
     if (++instance.arrived < int32_t(site.participants.size())) return;
     CHECK(instance.transfer >= 0, "a message without a sender");
-    const double latency = quotient_.transfers[size_t(instance.transfer)].latency_s;
+    const double latency = equal_.transfers[size_t(instance.transfer)].latency_s;
     begins_.push({instance.start + latency, ++order_, {meeting.site, id}});
 }
 
 // The first byte of a transfer; or a rank begins to compute on cores that others use.
-void Replay::begins(double now, What what) {
+void Simulation::begins(double now, What what) {
     const bool cores = what.site == kCores;
-    const int32_t id = cores ? quotient_.cores[size_t(what.instance)]
+    const int32_t id = cores ? equal_.cores[size_t(what.instance)]
                              : sites_[size_t(what.site)].instances[size_t(what.instance)].transfer;
-    const SharedTransfer& transfer = quotient_.transfers[size_t(id)];
+    const SharedTransfer& transfer = equal_.transfers[size_t(id)];
     if (transfer.loads.empty()) return ends(now, what);
     if (free_.empty()) {
         free_.push_back(int32_t(running_.size()));
@@ -305,7 +305,7 @@ void Replay::begins(double now, What what) {
     flows_.add(now, cores ? ranks_[size_t(what.instance)].core_seconds : transfer.bytes, transfer.loads, slot);
 }
 
-void Replay::ends(double now, What what) {
+void Simulation::ends(double now, What what) {
     if (what.site == kCores) {
         Rank& rank = ranks_[size_t(what.instance)];
         trace(rank, kComputation, rank.sequence->ops[size_t(rank.core_op)].name, rank.now, now);

@@ -10,9 +10,9 @@
 
 namespace train70b {
 
-class Replay {
+class Simulation {
   public:
-    Replay(const Recording& recording, const ReplayModel& model, const ReplayOptions& options);
+    Simulation(const Recording& recording, const SimulationModel& model, const SimulationOptions& options);
     SimulatedStep run();
 
   private:
@@ -34,7 +34,7 @@ class Replay {
     };
 
     struct Site {
-        std::vector<Quotient::Participant> participants;
+        std::vector<EqualRanks::Participant> participants;
         std::vector<int32_t> calls;       // of each participant, so far
         std::vector<Instance> instances;  // in the order of the calls
         std::vector<int32_t> made;        // [instance][participant]: which of its rank's calls
@@ -42,8 +42,8 @@ class Replay {
 
     struct Rank {
         const Sequence* sequence = nullptr;
-        const ReplayProgram* program = nullptr;
-        const std::vector<Quotient::Use>* uses = nullptr;
+        const SimulationProgram* program = nullptr;
+        const std::vector<EqualRanks::Use>* uses = nullptr;
         int64_t rank = 0;
         bool traced = false;
 
@@ -106,7 +106,7 @@ class Replay {
 
     int32_t make(Rank& rank, int32_t what);
     void arrive(Rank& rank, const Made& made, double time);
-    void arrive(const Quotient::Meeting& meeting, int32_t instance, double time);
+    void arrive(const EqualRanks::Meeting& meeting, int32_t instance, double time);
     void begins(double now, What what);
     void ends(double now, What what);
     int32_t index_of(const Rank& rank) const { return int32_t(&rank - ranks_.data()); }
@@ -123,11 +123,11 @@ class Replay {
     std::string stream_name(int stream) const;
 
     const Recording& recording_;
-    const ReplayModel& model_;
-    const ReplayOptions& options_;
-    const Quotient quotient_;
+    const SimulationModel& model_;
+    const SimulationOptions& options_;
+    const EqualRanks equal_;
     Flows flows_;
-    std::map<std::tuple<int32_t, double, bool>, ReplayProgram> programs_;
+    std::map<std::tuple<int32_t, double, bool>, SimulationProgram> programs_;
     std::vector<Site> sites_;
     std::vector<Rank> ranks_;
     std::priority_queue<Begin, std::vector<Begin>, std::greater<>> begins_;

@@ -136,7 +136,7 @@ void Inject::leave_out(const Fault& fault) {
         fmt::print(stderr, "FAULT INJECTION: rank {}: it has no such parameter\n", this_rank);
         return;
     }
-    for (Unit* unit : model_.passes()) {
+    for (Unit* unit : model_.units_run()) {
         const std::vector<Param*>& own = (unit->owner ? unit->owner : unit)->params;
         if (std::find(own.begin(), own.end(), param) == own.end()) continue;
         // The innermost wrapper: what it records runs before what the store has recorded.

@@ -33,7 +33,7 @@ struct Watched {
         : session(o, [&](Session& s) {
               data_parallel = std::make_unique<DataParallel>(s.model, world(), DataParallelOptions{bucket_mb, overlap},
                                                              AdamW::maker(s.options.adamw()));
-              for (Unit* unit : s.model.passes()) unit->wrappers.insert(unit->wrappers.begin(), watch(s, *unit));
+              for (Unit* unit : s.model.units_run()) unit->wrappers.insert(unit->wrappers.begin(), watch(s, *unit));
               use_store(s.trainer, *data_parallel, world());
               s.on_step = [this](const StepReport&) {
                   take();

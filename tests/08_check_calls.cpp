@@ -101,10 +101,9 @@ TEST_CASE("a step whose calls match") {
     const std::string text = match_text(step.hand.recording);
     INFO(text);
     // A rank: 4 layers of 3 calls, of them one shift, 4 messages to or from the other stage, 4 calls at the end.
-    EXPECT(
-        text ==
-        "all 8 ranks' 160 calls match: every collective on all its ranks, 48 messages at both ends; no rank waits in "
-        "a circle, with mpi or nccl");
+    EXPECT(text ==
+           "all 8 ranks' 160 calls match: every collective on all its ranks, 48 messages at both ends; no "
+           "deadlock, with mpi or nccl");
     EXPECT(matched(step.hand.recording) == text);
     // An edit that edits nothing.
     EXPECT(wrong(step.edited(3, [](RankEdit&) {})) == "");
@@ -282,9 +281,9 @@ TEST_CASE("a wait for a call that has not been made") {
     EXPECT(wrong(hand.recording) == "rank 1 waits in setup for a call that it has not made");
 }
 
-// ---- circles --------------------------------------------------------------------------------------------------------
+// ---- deadlocks ------------------------------------------------------------------------------------------------------
 
-TEST_CASE("collectives of two groups in the other order: a circle of two") {
+TEST_CASE("collectives of two groups in the other order: a deadlock of two") {
     ByHand hand(2);
     const int other = hand.family("other", {0, 0});
     hand.call(0, collective(0, "all_reduce", 4, "a.cpp:1"));
@@ -297,7 +296,7 @@ TEST_CASE("collectives of two groups in the other order: a circle of two") {
            "setup (b.cpp:1) for rank 0");
 }
 
-TEST_CASE("collectives of two groups in the other order on two of four ranks: a circle of four, or none") {
+TEST_CASE("collectives of two groups in the other order on two of four ranks: a deadlock of four, or none") {
     const Step8 step;
     const CommCall extra = collective(step.tp, "all_gather", 7, "extra.cpp:1");
     const auto before = [&](RankEdit& list) { list.insert(at(list, "zero.cpp:1") - 1, extra); };
@@ -373,7 +372,7 @@ TEST_CASE("ranks of one sequence that are in different places of it") {
                   "rank 2 waits in world.barrier #1, 0 fp32 in setup (b.cpp:2) for rank 1"});
 }
 
-TEST_CASE("a circle only where collectives begin at waits, and one only on streams") {
+TEST_CASE("a deadlock only where collectives begin at waits, and one only on streams") {
     ByHand waits(2);
     waits.later(0, collective(0, "all_reduce", 4, "a.cpp:1"));
     waits.call(0, recv(0, 4, 1, "a.cpp:2"));
@@ -514,7 +513,7 @@ TEST_CASE("random programs and mistakes: the same verdict as an execution") {
     }
     survey.print();
     EXPECT(survey.cases > (all_slices() ? 2000 : 250));
-    EXPECT(survey.circles > (all_slices() ? 50 : 6));
+    EXPECT(survey.deadlocks > (all_slices() ? 50 : 6));
 }
 
 TEST_CASE("random programs of equal ranks, and mistakes that several of them make: the same verdict by class") {
@@ -552,7 +551,7 @@ TEST_CASE("random programs of equal ranks, and mistakes that several of them mak
     survey.print();
     fmt::print("{} sequences of {} ranks\n", classes, ranks);
     EXPECT(2 * classes < ranks);
-    EXPECT(survey.circles > (all_slices() ? 50 : 6));
+    EXPECT(survey.deadlocks > (all_slices() ? 50 : 6));
 }
 
 // ---- size -----------------------------------------------------------------------------------------------------------
@@ -628,7 +627,7 @@ TEST_CASE("16,384 ranks: seconds, whether they match or one of them does not") {
     Recording recording = large(64, 100);
     EXPECT(timed(recording) == "");
     // A barrier of one tp group behind its gradients' reduction: the group is late, no more. In two groups, with one
-    // rank of each behind, and not the same one: a circle of four.
+    // rank of each behind, and not the same one: a deadlock of four.
     const auto with_barriers = [&](const std::vector<int64_t>& behind, int64_t end) {
         Recording edited = recording;
         for (int64_t rank = 2048; rank < end; ++rank)

@@ -67,9 +67,9 @@ inline Recording recording_of(int64_t ranks, std::vector<GroupFamily> families, 
 
 // Every rank sends over a link of its own, and out of its node over one that the node's ranks share. A collective is a
 // ring: each rank sends the bytes to the next.
-inline ReplayModel plain_model(int64_t ranks, int64_t per_node, double rate, double node_rate, double latency = 0) {
+inline SimulationModel plain_model(int64_t ranks, int64_t per_node, double rate, double node_rate, double latency = 0) {
     const int64_t nodes = (ranks + per_node - 1) / per_node;
-    ReplayModel model{.op_seconds = [](const OpCall& op) { return op.flops; }, .ranks_per_node = per_node};
+    SimulationModel model{.op_seconds = [](const OpCall& op) { return op.flops; }, .ranks_per_node = per_node};
     model.links.assign(size_t(ranks), rate);
     model.links.insert(model.links.end(), size_t(nodes), node_rate);
     model.transfer = [=](const CommCall& call, const std::vector<int64_t>& members, int64_t sender) {

@@ -7,7 +7,7 @@
 #include "08_3d_full/plan/record.h"
 #include "08_3d_full/plan/simulate_report.h"
 #include "tests/grid_layouts.h"
-#include "tests/replay.h"
+#include "tests/simulation.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -234,7 +234,7 @@ TEST_CASE("an all-reduce of two ranks: overlapped, exposed, and behind a slow ra
         const int32_t id = overlapped.collective(0, 20);
         overlapped.op(3).wait(id).op(1);
         exposed.op(1).wait(exposed.collective(0, 20)).op(4);
-        ReplayModel model = plain_model(2, 2, 10, 10);  // 20 bytes each way: 2 s
+        SimulationModel model = plain_model(2, 2, 10, 10);  // 20 bytes each way: 2 s
         model.streams = streams;
         const SimulatedStep hidden = simulate_step(recording_of(2, {}, {overlapped}, [](int64_t) { return 0; }), model);
         const SimulatedStep open = simulate_step(recording_of(2, {}, {exposed}, [](int64_t) { return 0; }), model);
@@ -261,7 +261,7 @@ TEST_CASE("collectives of a group run in the order of the calls; those of two gr
     script.wait(second).op(0.5).wait(third).wait(first);
     const Recording recording =
         recording_of(2, {family("tp", 2, [](int64_t) { return 0; })}, {script}, [](int64_t) { return 0; });
-    ReplayModel model = plain_model(2, 2, 10, 10);
+    SimulationModel model = plain_model(2, 2, 10, 10);
     model.links.assign(2, 10);
     model.transfer = [](const CommCall& call, const std::vector<int64_t>&, int64_t) {
         return Transfer{.loads = {{call.family, double(call.bytes)}}};
@@ -290,7 +290,7 @@ TEST_CASE("equal groups that share a link slow each other down") {
     script.wait(script.collective(1, 10));
     const Recording recording =
         recording_of(8, {family("dp", 8, [](int64_t r) { return int(r % 4); })}, {script}, [](int64_t) { return 0; });
-    const ReplayModel model = plain_model(8, 4, 10, 20);
+    const SimulationModel model = plain_model(8, 4, 10, 20);
     const SimulatedStep step = simulate_step(recording, model);
     EXPECT(step.simulated_ranks == 1);
     EXPECT(near(step.seconds, 4 * 10 / 20.0));
@@ -305,7 +305,7 @@ TEST_CASE("equal groups that share a link slow each other down") {
 }
 
 TEST_CASE("the host launches ops one by one, and waits for numbers") {
-    ReplayModel model = plain_model(1, 1, 1, 1);
+    SimulationModel model = plain_model(1, 1, 1, 1);
     model.host_s = 2;
     Script script;
     script.op(1).op(1).op(10).op(1).op(1);  // launched at 2, 4, 6, 8, 10
@@ -337,7 +337,7 @@ TEST_CASE("a pipeline takes what chapter 05 says, for every schedule") {
                 const Timeline expected = simulate(schedule, costs);
                 const Recording recording =
                     pipeline_recording(schedule, [&](const Step& step) { return costs.step(0, step); });
-                ReplayModel model = plain_model(p, p, 1, 1);
+                SimulationModel model = plain_model(p, p, 1, 1);
                 model.transfer = [](const CommCall&, const std::vector<int64_t>&, int64_t) { return Transfer{}; };
                 for (const bool streams : {true, false}) {
                     model.streams = streams;
@@ -355,11 +355,11 @@ TEST_CASE("a rank stands for all that do the same: equal to the simulation of ev
         const int64_t tp = 1 + int64_t(seed % 3), dp = 1 + int64_t(seed / 3 % 4), pp = 1 + int64_t(seed / 12 % 3);
         const int64_t ranks = tp * dp * pp, per_node = 1 + int64_t(random_bits(seed, 99) % 5);
         const Recording recording = random_recording(seed, tp, dp, pp);
-        ReplayModel model = plain_model(ranks, per_node, 100, 150, 0.02);
+        SimulationModel model = plain_model(ranks, per_node, 100, 150, 0.02);
         model.streams = seed % 5 > 1;
         if (model.streams && seed % 7 < 2) model.host_s = 0.05;
         if (!model.streams && seed % 2 == 0) model.cores = 1 + int64_t(random_bits(seed, 98) % 3);
-        ReplayOptions options;
+        SimulationOptions options;
         options.stream_per_group = seed % 3 != 0;
         if (seed % 4 == 1) options.slow_ranks = {{int64_t(seed) % ranks, 3.0}};
         if (seed % 4 == 2) options.slow_links = {{int(seed % uint64_t(ranks)), 3.0}};
@@ -379,7 +379,7 @@ TEST_CASE("a rank stands for all that do the same: equal to the simulation of ev
 
 TEST_CASE("a slow rank delays all, jitter is the seed's, and neither makes a step shorter than its longest rank") {
     const Recording recording = random_recording(5, 2, 2, 2);
-    const ReplayModel model = plain_model(8, 4, 100, 150, 0.02);
+    const SimulationModel model = plain_model(8, 4, 100, 150, 0.02);
     const double plain = simulate_step(recording, model).seconds;
     EXPECT(simulate_step(recording, model, {.slow_ranks = {{3, 1.5}}}).seconds > plain);
     const auto jittered = [&](uint64_t seed) {
@@ -408,7 +408,7 @@ TEST_CASE("ranks that share cores") {
     Script script;
     script.op(3);
     const Recording recording = recording_of(4, {}, {script}, [](int64_t) { return 0; });
-    ReplayModel model = plain_model(4, 4, 1, 1);
+    SimulationModel model = plain_model(4, 4, 1, 1);
     model.streams = false;
     for (const auto& [cores, seconds] : {std::pair(0, 3.0), {1, 12.0}, {2, 6.0}, {3, 4.0}, {4, 3.0}, {8, 3.0}}) {
         model.cores = cores;
@@ -437,7 +437,7 @@ TEST_CASE("messages of a channel follow each other, and do not wait for collecti
     receives.wait(first).op(7).wait(second);
     const Recording recording = recording_of(2, {family("pp", 2, [](int64_t) { return 0; })}, {sends, receives},
                                              [](int64_t rank) { return int(rank); });
-    ReplayModel model = plain_model(2, 2, 10, 10);
+    SimulationModel model = plain_model(2, 2, 10, 10);
     model.transfer = [](const CommCall& call, const std::vector<int64_t>&, int64_t) {
         return Transfer{.loads = {{call.channel ? 1 : 0, double(call.bytes)}}};
     };
@@ -512,7 +512,7 @@ TEST_CASE("layouts of the grid: recorded, and simulated as classes and rank by r
     const Text text;
     const ClusterModel gpus = read_cluster("08_3d_full/clusters/h100-8x8.json", "cluster");
     ClusterModel cpus = read_cluster("08_3d_full/clusters/cpu.json", "cluster");
-    cpus.cores = 16;  // on fewer, rounding grows until equal ranks fall out of step (quotient.h)
+    cpus.cores = 16;  // on fewer, rounding grows until equal ranks fall out of step (equal_ranks.h)
     const std::vector<GridLayout> layouts = grid_layouts();
     int64_t fewer = 0;
     for (size_t i = 0; i < layouts.size(); ++i) {
@@ -528,7 +528,7 @@ TEST_CASE("layouts of the grid: recorded, and simulated as classes and rank by r
         for (const ClusterModel& cluster : {gpus, cpus}) {
             INFO(cluster.name);
             const SimulatedStep one = simulate_step(recording, cluster);
-            ReplayOptions options{.symmetry = false};
+            SimulationOptions options{.symmetry = false};
             for (int64_t rank = 0; rank < recording.ranks; ++rank) options.traced.push_back(rank);
             const SimulatedStep all = simulate_step(recording, cluster, options);
             fewer += one.simulated_ranks < all.simulated_ranks;
@@ -549,7 +549,7 @@ TEST_CASE("what cannot be simulated is said in one line") {
     Script script;
     script.op(1);
     const Recording recording = recording_of(600, {}, {script}, [](int64_t) { return 0; });
-    const ReplayModel model = plain_model(600, 8, 1, 1);
+    const SimulationModel model = plain_model(600, 8, 1, 1);
     EXPECT_USAGE_ERROR(simulate_step(recording, model, {.jitter = 0.1}), "jitter: 600 ranks");
     EXPECT_USAGE_ERROR(simulate_step(recording, model, {.jitter = 2}), "a jitter of 2");
     EXPECT_USAGE_ERROR(simulate_step(recording, model, {.slow_ranks = {{600, 2}}}), "slow rank 600");
