@@ -27,6 +27,7 @@ class RingAllReduce {
     RingAllReduce(const Tensor& x, const Ranks& ranks, int tag) : x_(x), ranks_(ranks), tag_(tag) { start(); }
 
     // Takes all steps whose messages have arrived; returns whether it was the last one.
+    // tag::ring[]
     bool advance() {
         for (int arrived; step_ < 2 * (N_ - 1); start()) {
             MPI_Testall(2, requests_, &arrived, MPI_STATUSES_IGNORE);
@@ -36,6 +37,7 @@ class RingAllReduce {
         }
         return true;
     }
+    // end::ring[]
 
   private:
     Tensor chunk(int number) const {

@@ -77,6 +77,7 @@ class Training {
 
   private:
     // ---- what the stages do around a unit ----
+    // tag::stages[]
     void before_forward(size_t unit) {
         if (stage == 3) gather_weights(unit);
     }
@@ -99,6 +100,7 @@ class Training {
         }
         if (stage == 3) free_weights(u);
     }
+    // end::stages[]
     // ---- and after the backward pass: AdamW on this rank's shards ----
     double update_weights(int64_t number) {
         double squares = 0;

@@ -20,12 +20,14 @@ struct TensorParallel : OneDevice {
     Comm ranks;
 
     explicit TensorParallel(const Comm& all) : ranks(all) {}
+    // tag::f-and-g[]
     Tensor f_backward(const Tensor& dx) { return summed(dx); }
     Tensor g(const Tensor& y) { return summed(y); }
     Tensor summed(const Tensor& x) {
         ranks.all_reduce(x).wait();
         return x;
     }
+    // end::f-and-g[]
 
     // The logits of a row lie on all ranks, V/N on each: instead of them, three numbers per row travel.
     //   max = max of the ranks' maxima,  sum = sum of e^(logit - max),  target's logit: 0 on all ranks but its own

@@ -24,6 +24,7 @@ struct Step {
 };
 
 // What a rank does, in this order.
+// tag::list[]
 inline std::vector<Step> one_f_one_b(int64_t ranks, int64_t rank, int64_t micro_batches) {
     const int64_t warmup = std::min(micro_batches, ranks - 1 - rank);
     std::vector<Step> steps;
@@ -35,6 +36,7 @@ inline std::vector<Step> one_f_one_b(int64_t ranks, int64_t rank, int64_t micro_
     for (int64_t i = micro_batches - warmup; i < micro_batches; ++i) steps.push_back({'B', i});
     return steps;
 }
+// end::list[]
 
 // Messages to and from the stages beside this one, a channel for each direction: (R, E), activations and gradients.
 class Neighbours {

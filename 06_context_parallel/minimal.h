@@ -55,6 +55,7 @@ struct RingAttention : OneDevice {
         fill(h.lse, -INFINITY);
         Tensor own_k = part(kv, 0, 2), own_v = part(kv, 1, 2);
         copy(own_k, h.k), copy(own_v, h.v);  // one buffer, one message
+        // tag::ring[]
         for (int64_t step = 0; step < ranks.size(); ++step) {
             Work arriving;
             if (step + 1 < ranks.size()) {
@@ -71,6 +72,7 @@ struct RingAttention : OneDevice {
             arriving.wait();
             kv = next;
         }
+        // end::ring[]
         copy(h.out, out);
     }
 

@@ -24,6 +24,7 @@ struct Format {
 constexpr Format kE4M3 = {3, 7, 0b0'1111'110, 0b0'1111'111}, kE5M2 = {2, 15, 0b0'11110'11, 0b0'11111'00};
 
 // The code of the number nearest to x; of two that are as near, the one whose last bit is 0.
+// tag::encode[]
 inline uint8_t encode(float x, const Format& f) {
     const uint8_t sign = std::signbit(x) ? 0x80 : 0;
     const float magnitude = std::abs(x);
@@ -39,6 +40,7 @@ inline uint8_t encode(float x, const Format& f) {
     const int code = ((exponent + f.bias - 1) << f.mantissa_bits) + units;
     return sign | uint8_t(std::min<int>(code, f.largest));  // beyond the largest: saturates
 }
+// end::encode[]
 
 inline float decode(uint8_t code, const Format& f) {
     const int field = (code & 0x7f) >> f.mantissa_bits, mantissa = code & ((1 << f.mantissa_bits) - 1);

@@ -39,10 +39,12 @@ struct Groups {
           p(world.rank() / (m.tp * m.cp * m.dp)) {
         // A group: the ranks with the same color, that is, those which differ along its axes only.
         const int64_t T = m.tp, TC = T * m.cp, TCD = TC * m.dp;
+        // tag::groups[]
         tp = world.split([=](int r) { return int(r / T); }, "tp");
         cp = world.split([=](int r) { return int(r / TC * T + r % T); }, "cp");
         dp_cp = world.split([=](int r) { return int(r / TCD * T + r % T); }, "dp_cp");
         pp = world.split([=](int r) { return int(r % TCD); }, "pp");
+        // end::groups[]
     }
 };
 

@@ -2,7 +2,7 @@
 """Runs the programs and writes the data of the pictures in docs/results, one NAME.csv each; docs/plots.py draws them.
 
     python3 docs/measure.py [NAME ...] [--bin build/bin] [--out docs/results] [--runs FOLDER]
-    python3 docs/measure.py front [--bin build/bin]      prints README.md's table, half a minute
+    python3 docs/measure.py front [--bin build/bin]      prints README.md's table, ten seconds
 
 NAME: 01_loss, 05_measured, ...; default: all, about twenty minutes. A CSV begins with comment lines: what it holds, the
 commands that made it (from the repository's root; the file that a flag names is then read) and the hardware, or
@@ -297,31 +297,30 @@ def checkpoint_cost(runs):
 
 # Technique, ranks, the file to read, flags. In fp64: 50 steps do not amplify its rounding to a digit that is printed.
 FRONT = [
-    ("one device", 1, "01_single_gpu/trainer.cpp", ""),
-    ("data parallel", 2, "02_data_parallel/data_parallel.cpp", ""),
-    ("ZeRO-3", 2, "03_zero/zero.cpp", "--zero 3"),
-    ("tensor parallel", 2, "04_tensor_parallel/tensor_parallel.cpp", "--tp 2"),
-    ("pipeline", 2, "05_pipeline/pipeline.cpp", "--pp 2"),
-    ("context parallel", 2, "06_context_parallel/ring_attention.cpp", "--cp 2"),
-    ("FP8", 1, "07_fp8/fp8.cpp", "--dtype bf16 --fp8 current --optimizer adamw8bit"),
-    ("all of 02 to 06", 8, "08_3d_full/compose.cpp", "--tp 2 --cp 2 --pp 2 --zero 1 --sequence-parallel on"),
+    ("one device", 1, "01_single_gpu/", ""),
+    ("data parallel", 2, "02_data_parallel/", "--tables off"),
+    ("ZeRO-3", 2, "03_zero/", "--zero 3 --tables off"),
+    ("tensor parallel", 2, "04_tensor_parallel/", "--tp 2 --tables off"),
+    ("pipeline", 2, "05_pipeline/", "--pp 2 --tables off"),
+    ("context parallel", 2, "06_context_parallel/", "--cp 2 --tables off"),
+    ("FP8", 1, "07_fp8/", "--dtype bf16 --fp8 current --optimizer adamw8bit --tables off"),
+    ("all of 02 to 06", 8, "08_3d_full/", "--tp 2 --cp 2 --pp 2 --zero 1 --sequence-parallel on"),
 ]
 
 
 def front(runs):
     """README.md's table"""
-    print(f"{'':<49}{'loss at step':>17}{'rank 0: MiB of':>20}{'MB':>11}\n"
-          f"{'chapter':<17}ranks  {'file to read':<18}lines{'1':>8}{'50':>12}"
-          f"{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}{'sent':>6}")
-    for technique, ranks, file, flags in FRONT:
-        program, fp64 = file.split("/")[0], "--dtype" not in flags
+    print(f"{'':<17}{'':>5}{'lines of':>14}{'loss at step':>18}{'rank 0: MiB of':>20}{'MB':>11}\n"
+          f"{'chapter':<17}ranks{'minimal':>14}{'1':>9}{'50':>12}{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}{'sent':>6}")
+    for technique, ranks, folder, flags in FRONT:
+        program, fp64 = folder[:-1], "--dtype" not in flags
         flags = f"{flags} --layers 2 --seq-len 64 --global-batch 4 --steps 50".split() + ["--dtype", "fp64"] * fp64
         steps = [line for line in runs.metrics(ranks, program, flags, "front.jsonl") if line["event"] == "step"]
         # In 8 bits the second decimal differs between CPUs.
-        losses = "".join(f"{steps[i]['loss']:11.7f}" if fp64 else f"{steps[i]['loss']:5.1f}{'':6}" for i in (0, -1))
+        losses = "".join(f"{steps[i]['loss']:12.7f}" if fp64 else f"{steps[i]['loss']:6.1f}{'':6}" for i in (0, -1))
         memory = "".join(f"{steps[-1]['memory']['peak'][kind] / 2**20:6.1f}" for kind in KINDS[:4])
-        lines = pathlib.Path(file).read_text().count("\n")
-        print(f"{program[:2]} {technique:<16}{ranks:>3}  {pathlib.Path(file).name:<19}{lines:>4}{losses}{memory}"
+        lines = sum(path.read_text().count("\n") for path in pathlib.Path(folder).glob("minimal.*"))
+        print(f"{program[:2]} {technique:<16}{ranks:>3}{lines:>14}{losses}{memory}"
               f"{sum(steps[-1]['comm_bytes'].values()) / 1e6:6.1f}", flush=True)
         (runs.folder / "front.jsonl").unlink()
 

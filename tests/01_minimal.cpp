@@ -18,3 +18,24 @@ TEST_CASE("losses, norms and the gradients of step 1: the complete program's, to
         EXPECT(result.elements == double(options_of(s, 1).model.parameters()));
     }
 }
+
+TEST_CASE("the short forms stay short: lines, and columns") {
+    const std::pair<const char*, int64_t> most[] = {{"01_single_gpu/minimal.h", 330},
+                                                    {"01_single_gpu/minimal.cpp", 60},
+                                                    {"02_data_parallel/minimal.cpp", 125},
+                                                    {"03_zero/minimal.cpp", 160},
+                                                    {"04_tensor_parallel/minimal.cpp", 110},
+                                                    {"05_pipeline/minimal.cpp", 170},
+                                                    {"06_context_parallel/minimal.h", 115},
+                                                    {"06_context_parallel/minimal.cpp", 55},
+                                                    {"07_fp8/minimal.cpp", 170},
+                                                    {"08_3d_full/minimal.cpp", 280}};
+    for (const auto& [name, lines] : most) {
+        INFO(name);
+        std::ifstream file(repository_file(name));
+        int64_t count = 0;
+        for (std::string line; std::getline(file, line); ++count) EXPECT(line.size() <= 120);
+        EXPECT(count > 0);
+        EXPECT(count <= lines);
+    }
+}

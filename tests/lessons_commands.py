@@ -29,7 +29,9 @@ def cmake_names(text):
     for call, name in re.findall(r"(\w+)\(\s*(?:NAME )?([\w.-]+)", text):
         if call in ("add_executable", "add_program", "add_chapter", "add_custom_target"):
             targets.add(name)
-        elif call in ("add_unit_test", "add_ranks_test", "add_cuda_test"):
+            if call == "add_chapter":
+                targets.add(name[:2] + "_minimal")
+        elif call in ("add_unit_test", "add_ranks_test", "add_minimal_test", "add_cuda_test"):
             targets.add("test_" + name[:2])
             tests.add(name)
             if call == "add_cuda_test":  # where nvcc compiles the CUDA path, on the emulated GPU too
@@ -43,6 +45,9 @@ class Program:
     """What a program's --help says: {flag: None (a switch), or the set of possible values, empty: any}."""
 
     def __init__(self, path):
+        if path.name.endswith("_minimal"):  # no flags, at most one word
+            self.flags, self.positionals = {}, 1
+            return
         text = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60,
                               env=mpi_environment()).stdout
         self.flags, self.positionals = {}, len(re.findall(r"^  [A-Z]+ [A-Z]+  ", text, re.M))
