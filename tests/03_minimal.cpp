@@ -36,6 +36,17 @@ void check(Failures& failures, const minimal::Sizes& s, const Session& complete,
     is_nth(Memory::params, all, stage == 3);
     is_nth(Memory::grads, all, stage >= 2);
     is_nth(Memory::optimizer, 2 * all, true);
+    // In a step, on top of that, no more than one unit's.
+    int64_t largest = 0;
+    for (const minimal::Unit& unit : training.model.units)
+        largest = std::max(largest, (total_size(unit.params) + ranks.size()) * size_of(s.dtype));
+    const MemoryBytes held = ledger().now();
+    ledger().reset_peak();
+    training.step(int64_t(complete.reports.size()) + 1);
+    for (const Memory kind : {Memory::params, Memory::grads})
+        failures.expect(ledger().peak().kind[size_t(kind)] <= held[size_t(kind)] + largest,
+                        fmt::format("stage {} on {} ranks: more than a unit of {}", stage, ranks.size(),
+                                    kMemoryNames[size_t(kind)]));
 }
 }  // namespace
 
