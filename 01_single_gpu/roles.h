@@ -7,7 +7,7 @@
 //   Groups           the ranks along each axis of the layout             one rank (01), Comm (02)
 //   Runtime          statistics and files of all ranks                   one rank (01), CommRuntime (02)
 //   StepState        other state that changes at every step              none (01), delayed scaling (07)
-//   RunControl       where a run starts and stops, and what happens      alarms (01), checkpoints, faults (08)
+//   RunControl       where a run starts and stops, and what happens      alarms, checkpoints, faults (08)
 //                    between its steps
 #include <nlohmann/json_fwd.hpp>
 

@@ -86,7 +86,8 @@ struct RingAttention : OneDevice {
         fill(dh.q, 0);
         for (int64_t step = 0; step < ranks.size(); ++step) {
             const Tensor next = Tensor::like(kv, Memory::comm), dnext = Tensor::like(dkv, Memory::comm);
-            Work arriving = ranks.ring_shift(kv, next);
+            Work arriving;
+            if (step + 1 < ranks.size()) arriving = ranks.ring_shift(kv, next);
             const Tensor k = part(kv, 0, 2), v = part(kv, 1, 2), dk = part(dkv, 0, 2), dv = part(dkv, 1, 2);
             for_visible(shape, source(step), [&](const AttentionShape& visible, int64_t i, int64_t j) {
                 Heads d = {Tensor::like(chunk(h.q, i)), Tensor::like(chunk(k, j)), Tensor::like(chunk(v, j)), {}, {}};

@@ -12,6 +12,7 @@
 #include "08_3d_full/watch/probe.h"
 #include "08_3d_full/watch/ramps.h"
 #include "08_3d_full/watch/replica_check.h"
+#include "08_3d_full/watch/watch.h"
 
 using namespace train70b;
 
@@ -23,6 +24,8 @@ static void program(int argc, char** argv) {
     CheckpointOptions checkpoint;
     add_parallel_flags(p.flags, config);
     add_ramp_flags(p.flags, o);
+    WatchOptions watch;
+    add_watch_flags(p.flags, watch);
     SimulateOptions simulate;
     add_dry_run_flag(p.flags, o);
     add_simulate_flags(p.flags, simulate);
@@ -45,14 +48,17 @@ static void program(int argc, char** argv) {
     together([&] {
         validate(config, o, p.world.size());
         check_ramps(o, config);
+        check_watch(watch, o);
         planned = parse_faults(faults, p.comm, o, config.mesh);
         check_replica_check(replica_check, p.options.model, config, p.comm);
         check_checkpoint_flags(checkpoint, o, p.world);
     });
     if (o.dry_run) return print_dry_run(p, config, simulate);
     const CheckpointFolder folder(checkpoint, o, config, p.flags.values(), p.world);
-    p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
+    std::optional<Watch> watching;
+    p.prepare([&] { watching.emplace(watch); }, [&] { return stage_of(config, o.model, p.world.rank()); });
 
+    watching->add_to(p.trainer(), p.model(), o);
     const Composed composed(p.model(), p.trainer(), o, config, p.world);
     Inject inject(planned, p.trainer(), p.model());
     ReplicaCheck replicas(replica_check, p.trainer(), p.model(), p.world, config);

@@ -1,6 +1,6 @@
 // What is added to the loss and measured of the gradients, in layouts that mix the techniques: z-loss and muP as on one
 // rank, the gradient noise scale as in every other layout with the same micro-batches.
-#include "01_single_gpu/noise_scale.h"
+#include "08_3d_full/watch/noise_scale.h"
 #include "tests/composed.h"
 #include "tests/grid_layouts.h"
 
@@ -17,13 +17,13 @@ TrainOptions loss_shape(const Text& text) {
     return o;
 }
 
-struct NoisyRun {
+struct NoisyLayout {
     StepStats stats;
     std::optional<NoiseScale> noise;
     ParallelConfig config;
     std::unique_ptr<Composed> composed;
     Session session;
-    NoisyRun(const TrainOptions& o, const Comm& ranks, const GridLayout& layout, bool measure)
+    NoisyLayout(const TrainOptions& o, const Comm& ranks, const GridLayout& layout, bool measure)
         : stats(ranks),
           config(ComposedRun::validated(layout.config(), o, ranks)),
           session(
@@ -109,7 +109,7 @@ TEST_CASE("the noise scale is the same in all layouts with the same micro-batche
         for (const GridLayout& layout : layouts) {
             if (!expected.empty() && !in_half(number++)) continue;  // the first is what the others are compared with
             o.recompute = layout.recompute;
-            NoisyRun plain(o, world(), layout, false), run(o, world(), layout, true);
+            NoisyLayout plain(o, world(), layout, false), run(o, world(), layout, true);
             const auto expect = [&](bool good, const std::string& what) {
                 failures.expect(good, layout.text() + ": " + what);
             };
@@ -141,7 +141,7 @@ TEST_CASE("where a layout has no gradient of a small batch, there is no noise sc
     o.micro_batch = 2;
     for (const GridLayout& layout :
          std::vector<GridLayout>{{.mesh = {.cp = 2, .dp = 4}}, {.mesh = {.tp = 4, .dp = 2}}}) {
-        const NoisyRun run(o, world(), layout, true);
+        const NoisyLayout run(o, world(), layout, true);
         INFO(layout.text());
         for (const StepReport& report : run.session.reports) EXPECT_EVERYWHERE(!report.noise_scale);
     }

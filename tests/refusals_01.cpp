@@ -66,7 +66,6 @@ TEST_CASE("01: flags") {
             {"lr behind a tab", "--lr: \\x091e-3 must be a number >= 0", "--lr \t1e-3"},
             {"lr with a tail", "--lr|1e-3x|must be a number >= 0", "--lr 1e-3x"},
             {"min-lr above lr", "--min-lr 0.5 must be at most --lr 0.1", "--lr 0.1 --min-lr 0.5"},
-            {"a spike that is none", "--spike-z|must be a number > 0", "--spike-z 0"},
             {"beta of one", "--beta2|<= 0.99", "--beta2 1"},
             {"heads do not divide hidden", "--hidden 32 is not divisible by --heads 7 (try --hidden 35)", "--heads 7"},
             {"kv-heads do not divide heads", "--heads 8 is not divisible by --kv-heads 3 (try --kv-heads 1)",
@@ -194,7 +193,5 @@ TEST_CASE("01: outputs") {
          {"--metrics in no folder", "--metrics nowhere/file|existing, writable folder", "--metrics nowhere/file"},
          {"--trace in no folder", "--trace nowhere/file|existing, writable folder", "--trace nowhere/file"},
          {"--memory-timeline in no folder", "--memory-timeline nowhere/file|existing, writable folder",
-          "--memory-timeline nowhere/file"},
-         {"--prometheus in no folder", "--prometheus nowhere/file|existing, writable folder",
-          "--prometheus nowhere/file"}});
+          "--memory-timeline nowhere/file"}});
 }

@@ -9,7 +9,6 @@
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/data/data.h"
 #include "01_single_gpu/hf/hf.h"
-#include "01_single_gpu/io/prometheus.h"
 #include "01_single_gpu/report/reference.h"
 
 namespace train70b {
@@ -80,7 +79,6 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
     add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
         .default_text("");
-    add_switch("--noise-scale", o.noise_scale, "measure the gradient noise scale: the critical batch size");
 
     group("Precision, memory");
     add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(names_of(kTrainDTypes)));
@@ -93,9 +91,6 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add_output("--trace", o.trace, "FILE.json: write Chrome trace events, of all ranks on one clock");
     add_output("--memory-timeline", o.memory_timeline,
                "FILE.csv: write the memory by kind after every allocation and release");
-    add_output(Prometheus::kFlag, o.prometheus, "FILE.prom: keep the current metrics for Prometheus' node exporter");
-    add("--spike-window", o.spike_window, "steps that a loss is compared with, to report a spike; 0: never", count0);
-    add("--spike-z", o.spike_z, "report a loss this many standard deviations above the recent ones", positive);
     add_output("--save-hf", o.save_hf, "DIR: save the trained model in Hugging Face's format", hf_files());
     add_output("--save-reference", o.save_reference, "DIR: save a reference run for build/bin/compare",
                reference_files());
@@ -221,16 +216,15 @@ Llama::Options TrainOptions::llama() const {
 AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }
 
 bool TrainOptions::writes_files() const {
-    for (const std::string* path : {&metrics, &trace, &memory_timeline, &prometheus, &save_hf, &save_reference})
+    for (const std::string* path : {&metrics, &trace, &memory_timeline, &save_hf, &save_reference})
         if (!path->empty()) return true;
     return false;
 }
 
 TrainOptions TrainOptions::without_files() const {
     TrainOptions o = *this;
-    o.metrics = o.trace = o.memory_timeline = o.prometheus = o.load_hf = o.save_hf = o.save_reference = "";
+    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
     o.eval_every = o.sample_every = 0;
-    o.noise_scale = false;
     return o;
 }
 

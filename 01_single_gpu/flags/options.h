@@ -33,13 +33,10 @@ struct TrainOptions {
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
     double z_loss = 0;
     std::optional<int64_t> mup;  // base hidden size
-    bool noise_scale = false;
     uint64_t seed = 1;
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
-    std::string metrics, trace, memory_timeline, prometheus;
-    int64_t spike_window = 64;  // steps; 0: no alarm
-    double spike_z = 6;
+    std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
     bool dry_run = false;                          // chapter 08: book memory, compute nothing
     bool continues = false;                        // chapter 08: an earlier run, and its metrics file

@@ -75,12 +75,7 @@ TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_js
       weights_(options.load_hf.empty() ? std::nullopt : std::make_optional<HfWeights>(options.load_hf, options.model)),
       data(options.data, options.model.vocab, options.seq_len, options.val_fraction),
       model(options.model, options.llama(), stage.value_or(full_model(options.model))),
-      prometheus(options.prometheus),
-      trainer(options, model, data, flags),
-      spike_alarm_(trainer, options) {
-    trainer.controls = {&spike_alarm_, &prometheus};
-    if (options.noise_scale) trainer.controls.push_back(&noise_scale_.emplace(trainer, model, options));
-}
+      trainer(options, model, data, flags) {}
 
 void TrainingRun::allocate() {
     const LlamaConfig& c = options_.model;

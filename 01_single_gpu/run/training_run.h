@@ -1,8 +1,6 @@
 #pragma once
 // Everything a run needs, constructed so that usage errors are found before output files are opened.
-#include "01_single_gpu/alarms.h"
-#include "01_single_gpu/io/prometheus.h"
-#include "01_single_gpu/noise_scale.h"
+#include "01_single_gpu/trainer.h"
 
 namespace train70b {
 
@@ -29,12 +27,7 @@ class TrainingRun {
   public:
     Dataset data;
     Llama model;
-    Prometheus prometheus;
     Trainer trainer;
-
-  private:
-    SpikeAlarm spike_alarm_;
-    std::optional<NoiseScale> noise_scale_;
 };
 
 }  // namespace train70b

@@ -33,7 +33,6 @@ class Program {
 
     Llama& model() { return run_->model; }
     Trainer& trainer() { return run_->trainer; }
-    Prometheus& prometheus() { return run_->prometheus; }
     const Dataset& data();                                           // of the run, or made anew after it
     void use(ParamStore& store, const Comm& dp_cp);                  // data parallelism in some form
     void use(ParamStore& store, const Comm& dp_cp, const Comm& cp);  // the same beside context parallelism

@@ -1,4 +1,4 @@
-#include "01_single_gpu/alarms.h"
+#include "08_3d_full/watch/alarms.h"
 
 #include <algorithm>
 #include <cmath>

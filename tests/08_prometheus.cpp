@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "01_single_gpu/core/version.h"
-#include "01_single_gpu/io/prometheus.h"
 #include "01_single_gpu/run/training_run.h"
+#include "08_3d_full/watch/watch.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -16,12 +16,12 @@ namespace {
 
 // The text format 0.0.4, as strictly as the textfile collector takes it: HELP and TYPE before the samples of a metric,
 // all samples of it together, no sample twice, a line end at the end. Samples by name and labels; problem: the first.
-struct Parsed {
+struct ParsedMetrics {
     std::map<std::string, double> samples;
     std::map<std::string, std::string> types;
     std::string problem;
 
-    explicit Parsed(const std::string& text) {
+    explicit ParsedMetrics(const std::string& text) {
         const std::regex comment(R"(# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*) (.+))");
         const std::string label = R"([a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\\\|\\"|\\n)*")";
         const std::regex sample("([a-zA-Z_:][a-zA-Z0-9_:]*)(\\{" + label + "(?:," + label + ")*\\})? (\\S+)");
@@ -72,20 +72,20 @@ StepReport report(int64_t step) {
 }  // namespace
 
 TEST_CASE("Prometheus: the parser refuses what the collector refuses") {
-    EXPECT(Parsed("# HELP a x\n# TYPE a gauge\na 1\n").problem.empty());
-    EXPECT(Parsed("# HELP a x\n# TYPE a gauge\na{b=\"c\\\"\\\\\"} +Inf\n").problem.empty());
+    EXPECT(ParsedMetrics("# HELP a x\n# TYPE a gauge\na 1\n").problem.empty());
+    EXPECT(ParsedMetrics("# HELP a x\n# TYPE a gauge\na{b=\"c\\\"\\\\\"} +Inf\n").problem.empty());
     for (const char* bad : {"a 1\n", "# HELP a x\n# TYPE a gauge\na 1", "# HELP a x\n# TYPE a gauge\na 1\na 2\n",
                             "# HELP a x\n# TYPE a gauge\na one\n", "# HELP a x\n# TYPE a gauge\na{b=c} 1\n",
                             "# HELP a x\n# TYPE a counter\na 1\n", "# HELP a x\n# TYPE a total\na 1\n",
                             "# HELP a x\n# TYPE a gauge\n# HELP b x\n# TYPE b gauge\nb 1\n# HELP a x\n"})
-        DOCTEST_CHECK_MESSAGE(!Parsed(bad).problem.empty(), bad);
+        DOCTEST_CHECK_MESSAGE(!ParsedMetrics(bad).problem.empty(), bad);
 }
 
 TEST_CASE("Prometheus: every metric, valid and with its value") {
     const Folder folder;
     Prometheus prometheus(folder / "a.prom", 0);
     EXPECT(folder.files() == 0);  // until there is something to say
-    EXPECT(Parsed(prometheus.text()).problem == "");
+    EXPECT(ParsedMetrics(prometheus.text()).problem == "");
     prometheus.after_step(report(1), {});
     prometheus.after_step(report(2), {});
     prometheus.recorded({{"event", "alarm"}, {"kind", "loss_spike"}});
@@ -93,11 +93,11 @@ TEST_CASE("Prometheus: every metric, valid and with its value") {
     prometheus.recorded({{"event", "replicas_differ"}});
     prometheus.recorded({{"event", "probe"}});
     prometheus.recorded({{"event", "checkpoint"}, {"step", 1}, {"folder", "weights-1"}});
-    EXPECT(std::isnan(Parsed(prometheus.text()).at("train70b_checkpoint_step")));
+    EXPECT(std::isnan(ParsedMetrics(prometheus.text()).at("train70b_checkpoint_step")));
     prometheus.finish();
     prometheus.recorded({{"event", "checkpoint"}, {"step", 2}, {"folder", "step-2"}});  // the last one comes late
     EXPECT(folder.files() == 1);
-    const Parsed parsed(read_text(folder / "a.prom"));
+    const ParsedMetrics parsed(read_text(folder / "a.prom"));
     EXPECT(parsed.problem == "");
     const std::map<std::string, double> expected = {
         {fmt::format("train70b_build_info{{commit=\"{}\"}}", build_commit()), 1},
@@ -133,7 +133,7 @@ TEST_CASE("Prometheus: a run that goes on counts its restarts; a new one does no
         Prometheus prometheus(folder / "a.prom");
         prometheus.after_step(report(first_step), {});
         prometheus.finish();
-        return Parsed(read_text(folder / "a.prom")).at("train70b_restarts_total");
+        return ParsedMetrics(read_text(folder / "a.prom")).at("train70b_restarts_total");
     };
     EXPECT(restarts(1) == 0);
     EXPECT(restarts(11) == 1);
@@ -144,7 +144,7 @@ TEST_CASE("Prometheus: a run that goes on counts its restarts; a new one does no
 TEST_CASE("Prometheus: at most once in the given time, and at the end") {
     const Folder folder;
     Prometheus prometheus(folder / "a.prom", 3600);
-    const auto step = [&] { return Parsed(read_text(folder / "a.prom")).at("train70b_step"); };
+    const auto step = [&] { return ParsedMetrics(read_text(folder / "a.prom")).at("train70b_step"); };
     prometheus.after_step(report(1), {});
     EXPECT(step() == 1);
     prometheus.after_step(report(2), {});
@@ -169,14 +169,16 @@ TEST_CASE("Prometheus: a file that cannot be written any more does not end the r
 TEST_CASE("Prometheus: a run's file, and that of one that ends because it is not finite") {
     const Text text;
     TrainOptions options = tiny(text);
-    options.prometheus = text.folder / "a.prom";
+    const WatchOptions watched{.prometheus = text.folder / "a.prom"};
     const Quiet quiet;
     {
         TrainingRun run(options, nlohmann::ordered_json::object());
+        Watch watch(watched);
+        watch.add_to(run.trainer, run.model, options);
         run.allocate();
         run.trainer.run();
     }
-    const Parsed good(read_text(options.prometheus));
+    const ParsedMetrics good(read_text(watched.prometheus));
     EXPECT(good.problem == "");
     EXPECT(good.at("train70b_step") == options.steps);
     EXPECT(good.at("train70b_memory_bytes{kind=\"params\",rank=\"0\"}") > 0);
@@ -185,9 +187,11 @@ TEST_CASE("Prometheus: a run's file, and that of one that ends because it is not
     options.clip = 0;
     options.steps = 20;
     TrainingRun run(options, nlohmann::ordered_json::object());
+    Watch watch(watched);
+    watch.add_to(run.trainer, run.model, options);
     run.allocate();
     EXPECT_THROWS_AS(run.trainer.run(), CommonError);
-    const Parsed bad(read_text(options.prometheus));
+    const ParsedMetrics bad(read_text(watched.prometheus));
     EXPECT(bad.problem == "");
     EXPECT(bad.at("train70b_alarms_total{kind=\"non_finite\"}") == 1);
 }

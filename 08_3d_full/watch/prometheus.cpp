@@ -1,4 +1,4 @@
-#include "01_single_gpu/io/prometheus.h"
+#include "08_3d_full/watch/prometheus.h"
 
 #include <cmath>
 #include <cstdlib>

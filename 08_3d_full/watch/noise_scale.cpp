@@ -1,4 +1,4 @@
-#include "01_single_gpu/noise_scale.h"
+#include "08_3d_full/watch/noise_scale.h"
 
 #include <cmath>
 #include <limits>

@@ -36,8 +36,7 @@ class LossSpikes {
 
 class SpikeAlarm : public RunControl {
   public:
-    SpikeAlarm(Trainer& trainer, const TrainOptions& options)
-        : trainer_(trainer), spikes_(options.spike_window, options.spike_z) {}
+    SpikeAlarm(Trainer& trainer, int64_t window, double z) : trainer_(trainer), spikes_(window, z) {}
     bool after_step(const StepReport& report, const std::vector<double>&) override;
 
   private:

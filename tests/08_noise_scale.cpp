@@ -1,6 +1,6 @@
 // The gradient noise scale: the estimates' expectations where the covariance is known, and its squared norms against
 // gradients that are computed apart.
-#include "01_single_gpu/noise_scale.h"
+#include "08_3d_full/watch/noise_scale.h"
 #include "tests/training.h"
 
 using namespace train70b;

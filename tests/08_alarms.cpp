@@ -2,8 +2,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "01_single_gpu/alarms.h"
 #include "01_single_gpu/run/training_run.h"
+#include "08_3d_full/watch/watch.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -79,10 +79,11 @@ TEST_CASE("a loss spike of a run is a line of its metrics file") {
     options.steps = 40;
     options.lr = options.min_lr = 1e-3;
     options.metrics = text.folder / "m.jsonl";
-    options.spike_window = 20;
     const Quiet quiet;
     {
         TrainingRun run(options, nlohmann::ordered_json::object());
+        Watch watch({.spike_window = 20});
+        watch.add_to(run.trainer, run.model, options);
         run.allocate();
         struct Damage : Observer {  // before step 35
             explicit Damage(Llama& model) : model(model) {}
