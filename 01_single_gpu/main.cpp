@@ -6,7 +6,6 @@
 //        changes the activation memory only, not one bit of the loss.
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/report/bench.h"
-#include "01_single_gpu/run/generate.h"
 
 using namespace train70b;
 
@@ -32,7 +31,7 @@ static void program(int argc, char** argv) {
     run.trainer.run();
     if (options.steps > 0)
         say(memory_table(options.model, run.model.options, options.micro_batch, options.seq_len, run.trainer.peak()));
-    if (tokens_to_generate > 0) say("\n{}\n", printable(run.trainer.generate(tokens_to_generate), run.data.is_text()));
+    if (tokens_to_generate > 0) say("\n{}\n", printable(generate(run.trainer, tokens_to_generate), run.data.is_text()));
 }
 
 int main(int argc, char** argv) { return run_program(argc, argv, program); }

@@ -269,8 +269,8 @@ inline Batch make_batch(const Source& text, const Sizes& s, int64_t first, int64
     std::vector<int32_t> tokens, targets, positions;
     for (const auto& [begin, length] : ranges)
         for (int64_t index = first; index < first + count; ++index) {
-            const std::vector<int32_t> sample = text.sample(kSeed, index);
-            const auto from = sample.begin() + begin;
+            const std::vector<int32_t> window = text.window(kSeed, index);
+            const auto from = window.begin() + begin;
             tokens.insert(tokens.end(), from, from + length);
             targets.insert(targets.end(), from + 1, from + length + 1);
             for (int64_t t = begin; t < begin + length; ++t) positions.push_back(int32_t(t));

@@ -7,8 +7,8 @@
 //   Groups           the ranks along each axis of the layout             one rank (01), Comm (02)
 //   Runtime          statistics and files of all ranks                   one rank (01), CommRuntime (02)
 //   StepState        other state that changes at every step              none (01), delayed scaling (07)
-//   RunControl       where a run starts and stops, and what happens      alarms, checkpoints, faults (08)
-//                    between its steps
+//   RunControl       where a run starts and stops, and what happens      metrics, evaluation, files (01),
+//                    between its steps                                   alarms, checkpoints, faults (08)
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/llama.h"
@@ -66,6 +66,10 @@ class MicroBatchLoop {
 // over it.
 struct Groups {
     GroupPtr dp = one_rank(), cp = one_rank(), dp_cp = one_rank(), tp = one_rank(), pp = one_rank();
+
+    // Sums of what the ranks of tp have in common, as a loss; of what each rank has. Collective, equal on all ranks.
+    std::vector<double> sum_loss(const std::vector<double>& mine) const { return pp->sum(dp_cp->sum(mine)); }
+    std::vector<double> sum(const std::vector<double>& mine) const { return tp->sum(sum_loss(mine)); }
 };
 
 // Numbers of all ranks, in rank order. Axis by axis, in the groups of the step's sums: a rank that has missed one of
@@ -98,17 +102,11 @@ class RunControl {
     virtual int64_t first_step() { return 1; }
     virtual int64_t last_step() const { return INT64_MAX; }  // of this run, if before --steps
     virtual void before_step(int64_t /*step*/) {}
-    virtual void gradients_ready(int64_t /*step*/) {}  // complete on this rank, before norm and clipping
-    // This rank's numbers, always equally many, which are summed over all ranks in the messages of the step's loss and
-    // gradient norm.
-    virtual std::vector<double> votes(int64_t /*step*/) { return {}; }
-    // After the update, with the sums of the votes, equal on all ranks: may add to the report.
-    virtual void complete(StepReport&, const std::vector<double>& /*sums*/) {}
-    // When the step has been reported. Returns false if this is the run's last step.
-    virtual bool after_step(const StepReport&, const std::vector<double>& /*sums*/) { return true; }
-    virtual void recorded(const nlohmann::ordered_json& /*event*/) {
-    }                         // every event that Trainer::note() or an alarm writes
-    virtual void finish() {}  // after the last step
+    virtual void gradients_ready(int64_t /*step*/) {}            // complete on this rank, before norm and clipping
+    virtual void complete(StepReport&) {}                        // after the update: may add to the report
+    virtual bool after_step(const StepReport&) { return true; }  // once it is printed; false: it was the last step
+    virtual void recorded(const nlohmann::ordered_json& /*event*/) {}  // of Trainer::note() or record()
+    virtual void finish() {}                                           // after the last step
 };
 
 class StepState {

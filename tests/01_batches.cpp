@@ -44,6 +44,14 @@ struct Sources {
     Dataset data() const { return {options.data, options.model.vocab, options.seq_len, options.val_fraction}; }
 };
 
+// The mask of tokens that are somewhere in the second source; empty if they are not.
+std::vector<uint8_t> mask_of(const Dataset& data, const Ints& tokens) {
+    const Source& masked = *data.parts()[1].source;
+    const Ints all = masked.read(0, masked.tokens());
+    const auto found = std::search(all.begin(), all.end(), tokens.begin(), tokens.end());
+    return found == all.end() ? std::vector<uint8_t>() : masked.read_mask(found - all.begin(), int64_t(tokens.size()));
+}
+
 }  // namespace
 
 TEST_CASE("the thread: in order, so many ahead, and no more") {
@@ -107,13 +115,13 @@ TEST_CASE("targets: the next token, or -1 where the mask says 0, and behind the 
     REQUIRE(batches.ignores_targets());
     int64_t masked = 0, ends = 0, left = 0, plain = 0;
     for (int64_t step = 1; step <= 5; ++step) {
-        const std::vector<Sample> samples = batches.samples(step);
+        const std::vector<Sample> samples = batches.global_batch(step);
         REQUIRE(samples.size() == 8);
         for (int64_t i = 0; i < 8; ++i) {
             const int64_t index = (step - 1) * 8 + i;
-            const std::vector<uint8_t> mask = data.sample_mask(sources.options.seed, index);
-            const Ints tokens = data.sample(sources.options.seed, index);
+            const Ints tokens = data.sample(sources.options.seed, index).tokens;
             EXPECT(samples[size_t(i)].tokens == tokens);
+            const std::vector<uint8_t> mask = mask_of(data, tokens);
             plain += mask.empty();
             for (size_t t = 0; t < 16; ++t) {
                 const bool ignored = !mask.empty() && mask[t + 1] == 0, end = tokens[t] == 7;
@@ -133,7 +141,7 @@ TEST_CASE("a batch is a pure function of seed, step, rank and micro-batch: every
     const Sources sources;
     const Dataset data = sources.data();
     for (const int64_t step : {1, 2, 1000000}) {
-        const std::vector<Sample> samples = Batches(sources.options, data).samples(step);
+        const std::vector<Sample> samples = Batches(sources.options, data).global_batch(step);
         double targets = 0;
         for (const Sample& sample : samples)
             for (const int32_t target : sample.targets) targets += target >= 0;
@@ -199,7 +207,7 @@ TEST_CASE("ramps: shorter sequences and smaller batches have the samples' target
     batches.start_reading(dp, 1, 8);
     for (int64_t step = 1; step <= 8; ++step) {
         Ints expected, found;
-        for (const Sample& sample : batches.samples(step))
+        for (const Sample& sample : batches.global_batch(step))
             expected.insert(expected.end(), sample.targets.begin(), sample.targets.end());
         const double targets = batches.begin_step(dp, Group(), step);
         EXPECT(targets == double(std::count_if(expected.begin(), expected.end(), [](int t) { return t >= 0; })));
@@ -252,7 +260,7 @@ TEST_CASE("a step whose targets are all ignored has no loss and updates nothing;
         EXPECT(report.targets == 0);
     }
     EXPECT(none.weights() == before);
-    EXPECT(std::isnan(none.trainer.evaluate()));
+    EXPECT(std::isnan(evaluate(none.trainer)));
 
     // One target in all: steps without it change nothing, and its loss is that of one token.
     std::vector<uint8_t> mask(400, 0);
@@ -280,15 +288,15 @@ TEST_CASE("evaluation: every source by itself, over its real targets") {
     const Sources sources;
     Session session(sources.options);
     Trainer& trainer = session.trainer;
-    const std::vector<std::optional<double>> losses = trainer.evaluate_sources();
+    const std::vector<std::optional<double>> losses = evaluate_sources(trainer);
     REQUIRE(losses.size() == 3);
     const Dataset& data = session.data;
     for (size_t part = 0; part < 3; ++part) {
         // The definition: the mean of every target's own loss, one sequence at a time.
         double sum = 0, targets = 0;
         for (int64_t i = 0; i < data.parts()[part].source->validation_samples(); ++i) {
-            const Ints tokens = data.validation_sample(part, i);
-            const std::vector<uint8_t> mask = data.validation_mask(part, i);
+            const Ints tokens = data.validation_sample(part, i).tokens;
+            const std::vector<uint8_t> mask = mask_of(data, tokens);
             EXPECT(mask.empty() == (part != 1));
             for (size_t t = 0; t < 16; ++t) {
                 if ((!mask.empty() && mask[t + 1] == 0) || tokens[t] == 7) continue;
@@ -312,7 +320,7 @@ TEST_CASE("evaluation: every source by itself, over its real targets") {
         REQUIRE(losses[part].has_value());
         EXPECT(std::abs(*losses[part] / (sum / targets) - 1) <= 1e-6);
     }
-    EXPECT(std::abs(trainer.evaluate() - (0.4 * *losses[0] + 0.6 * *losses[1])) <= 1e-12);
+    EXPECT(std::abs(evaluate(trainer) - (0.4 * *losses[0] + 0.6 * *losses[1])) <= 1e-12);
 }
 
 TEST_CASE("masks of ones alone: bit for bit the run without masks") {
@@ -327,7 +335,7 @@ TEST_CASE("masks of ones alone: bit for bit the run without masks") {
         Session session(o);
         session.run();
         histories.push_back(session.history());
-        histories.back().push_back(session.trainer.evaluate());
+        histories.back().push_back(evaluate(session.trainer));
         weights.push_back(session.weights());
     }
     EXPECT(histories[0] == histories[1]);

@@ -4,97 +4,14 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <filesystem>
-#include <fstream>
-#include <numeric>
 #include <set>
 #include <thread>
 
-#include "01_single_gpu/data/source.h"
-#include "tests/support.h"
+#include "tests/data_folder.h"
 
 using namespace train70b;
 using namespace train70b::test;
 namespace fs = std::filesystem;
-
-namespace {
-
-constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;  // llm.c: version 1 and version 7
-constexpr int64_t kSeq = 16;
-
-// A fresh folder, gone at the end of the test.
-struct DataFolder {
-    fs::path path;
-
-    DataFolder() {
-        std::string pattern = (fs::temp_directory_path() / "train70b_data_XXXXXX").string();
-        REQUIRE(mkdtemp(pattern.data()) != nullptr);
-        path = pattern;
-    }
-    ~DataFolder() { fs::remove_all(path); }
-    std::string write(const std::string& name, const std::string& content) const {
-        fs::create_directories((path / name).parent_path());
-        std::ofstream(path / name, std::ios::binary) << content;
-        return (path / name).string();
-    }
-};
-
-// A shard of llm.c: 256 int32 of header, then tokens of type T. count < -1 means: the true one.
-template <class T>
-std::string shard(const std::vector<int32_t>& tokens, int32_t magic = sizeof(T) == 2 ? kMagic16 : kMagic32,
-                  int32_t count = -2) {
-    const int32_t version = sizeof(T) == 2 ? 1 : 7;
-    std::vector<int32_t> header = {magic, version, count < -1 ? int32_t(tokens.size()) : count};
-    header.resize(256);
-    const std::vector<T> body(tokens.begin(), tokens.end());
-    return std::string(reinterpret_cast<const char*>(header.data()), 1024) +
-           std::string(reinterpret_cast<const char*>(body.data()), body.size() * sizeof(T));
-}
-
-// The mask of a shard: a header like the shard's, then one byte per token.
-std::string mask(const std::vector<int32_t>& bytes, int32_t magic = 20261122, int32_t version = 1) {
-    std::vector<int32_t> header = {magic, version, int32_t(bytes.size())};
-    header.resize(256);
-    return std::string(reinterpret_cast<const char*>(header.data()), 1024) + std::string(bytes.begin(), bytes.end());
-}
-
-std::vector<int32_t> counting(int64_t begin, int64_t count) {
-    std::vector<int32_t> numbers(count);
-    std::iota(numbers.begin(), numbers.end(), int32_t(begin));
-    return numbers;
-}
-
-std::vector<int32_t> bytes_of(const std::string& text) {
-    std::vector<int32_t> tokens;
-    for (char c : text) tokens.push_back(static_cast<unsigned char>(c));
-    return tokens;
-}
-
-// Where the samples of one epoch begin, in their order.
-std::vector<int64_t> begins(const Source& data, uint64_t seed, int64_t epoch) {
-    std::vector<int64_t> list;
-    for (int64_t i = 0; i < data.samples_per_epoch(); ++i)
-        list.push_back(data.sample(seed, epoch * data.samples_per_epoch() + i)[0]);
-    return list;
-}
-
-// The line with which a source is refused; empty if it is not.
-std::string refusal(const std::string& path, int64_t vocab = 256, int64_t seq_len = kSeq) {
-    try {
-        Source data(path, vocab, seq_len, -1);
-    } catch (const UsageError& error) { return error.what(); }
-    return "";
-}
-
-// One line that names the file and says what would work.
-void expect_refusal(const std::string& line, const std::string& file, const std::string& hint) {
-    INFO("refusal: " << line);
-    EXPECT(line.find("--data " + file + ":") == 0);
-    EXPECT(line.find(hint) != std::string::npos);
-    EXPECT(line.find('\n') == std::string::npos);
-}
-
-}  // namespace
 
 TEST_CASE("a text file: one byte, one token, every byte as it is") {
     const DataFolder folder;
@@ -155,7 +72,7 @@ TEST_CASE("a folder of shards is one stream; samples cross the borders of files"
     EXPECT(data.read(0, 100) == counting(0, 100));
     int over_three_files = 0;
     for (int64_t i = 0; i < 10 * data.samples_per_epoch(); ++i) {
-        const std::vector<int32_t> sample = data.sample(1, i);
+        const std::vector<int32_t> sample = data.window(1, i);
         EXPECT(sample == counting(sample[0], kSeq + 1));
         over_three_files += sample[0] < 20 && sample[0] + kSeq >= 25;
     }
@@ -180,7 +97,7 @@ TEST_CASE("an epoch visits every window of the training part once and nothing el
             for (int64_t t = sorted[0]; t <= sorted.back() + kSeq; ++t) covered.insert(t);
         }
     for (int64_t i = 0; i < 110; ++i) {
-        const std::vector<int32_t> sample = data.sample(3, i);
+        const std::vector<int32_t> sample = data.window(3, i);
         EXPECT(sample == counting(sample[0], kSeq + 1));  // targets are the tokens moved by one
     }
     EXPECT(alignments.size() == 20);  // 899 - 55 * 16 = 19 tokens to spare: all twenty places
@@ -224,13 +141,13 @@ TEST_CASE("a sample depends on seed and index alone, not on the object or on ear
     const std::string path = folder.write("count.bin", shard<uint16_t>(counting(0, 1000)));
     const Source data(path, 1000, kSeq, 0.1), other(path, 1000, kSeq, 0.1);
     std::vector<std::vector<int32_t>> forwards, backwards;
-    for (int64_t i = 0; i < 150; ++i) forwards.push_back(data.sample(7, i));
+    for (int64_t i = 0; i < 150; ++i) forwards.push_back(data.window(7, i));
     for (int64_t i = 149; i >= 0; --i) {
-        other.sample(8, 3 * i);
-        backwards.insert(backwards.begin(), other.sample(7, i));
+        other.window(8, 3 * i);
+        backwards.insert(backwards.begin(), other.window(7, i));
     }
     EXPECT(forwards == backwards);
-    EXPECT(data.sample(~uint64_t(0), int64_t(1) << 50) == other.sample(~uint64_t(0), int64_t(1) << 50));
+    EXPECT(data.window(~uint64_t(0), int64_t(1) << 50) == other.window(~uint64_t(0), int64_t(1) << 50));
 }
 
 TEST_CASE("seq_len + 1 tokens are one valid sample, also where a tenth would be held out") {
@@ -242,7 +159,7 @@ TEST_CASE("seq_len + 1 tokens are one valid sample, also where a tenth would be 
         EXPECT(data.train_tokens() == 17);
         EXPECT(data.samples_per_epoch() == 1);
         EXPECT(data.validation_samples() == 0);
-        for (int64_t index : {0, 1, 99}) EXPECT(data.sample(5, index) == bytes_of("seventeen bytes.."));
+        for (int64_t index : {0, 1, 99}) EXPECT(data.window(5, index) == bytes_of("seventeen bytes.."));
     }
 }
 
@@ -257,15 +174,15 @@ TEST_CASE("validation lies behind the training part: a tenth of a text, nothing 
     EXPECT(by_default.train_tokens() == 900);
     REQUIRE(by_default.validation_samples() == 6);  // 99 targets
     for (int64_t i = 0; i < 6; ++i)
-        EXPECT(by_default.validation_sample(i) == bytes_of(content.substr(900 + i * kSeq, kSeq + 1)));
+        EXPECT(by_default.validation_window(i) == bytes_of(content.substr(900 + i * kSeq, kSeq + 1)));
 
     const Source shards(tokens, 1000, kSeq, -1), quarter(tokens, 1000, kSeq, 0.25), none(text, 256, kSeq, 0);
     EXPECT(shards.train_tokens() == 1000);
     EXPECT(shards.validation_samples() == 0);
     EXPECT(quarter.train_tokens() == 750);
     REQUIRE(quarter.validation_samples() == 15);
-    EXPECT(quarter.validation_sample(0) == counting(750, kSeq + 1));
-    EXPECT(quarter.validation_sample(14) == counting(974, kSeq + 1));
+    EXPECT(quarter.validation_window(0) == counting(750, kSeq + 1));
+    EXPECT(quarter.validation_window(14) == counting(974, kSeq + 1));
     const Source even(folder.write("256.bin", shard<uint16_t>(counting(0, 256))), 256, kSeq, 0.25);
     EXPECT(even.validation_samples() == 3);  // 64 tokens: the last one is only a target
     EXPECT(none.train_tokens() == 1000);
@@ -360,7 +277,7 @@ TEST_CASE("masks: one byte per token, across the borders of shards") {
     EXPECT(data.read(0, 100) == counting(0, 100));
     EXPECT(data.read_mask(0, 100) == std::vector<uint8_t>(bytes.begin(), bytes.end()));
     EXPECT(data.read_mask(18, 9) == std::vector<uint8_t>(bytes.begin() + 18, bytes.begin() + 27));
-    for (int64_t i = 0; i < 20; ++i) EXPECT(data.sample(1, i) == plain.sample(1, i));
+    for (int64_t i = 0; i < 20; ++i) EXPECT(data.window(1, i) == plain.window(1, i));
     EXPECT_CHECK_FAILS(data.read_mask(95, 6));
     EXPECT_CHECK_FAILS(plain.read_mask(0, 1));
     const Source one((folder.path / "shards/2.bin").string(), 100, kSeq, 0);  // a single file's mask lies beside it
@@ -443,7 +360,7 @@ TEST_CASE("more shards than files may be open, read by two threads") {
     std::atomic<int64_t> wrong = 0;
     const auto read = [&](int64_t first) {
         for (int64_t i = first; i < 2 * data.samples_per_epoch(); i += 2) {
-            const std::vector<int32_t> sample = data.sample(1, i);
+            const std::vector<int32_t> sample = data.window(1, i);
             wrong += sample != counting(sample[0], kSeq + 1);
         }
     };

@@ -46,8 +46,8 @@ TEST_CASE("a batch's positions and document starts are those of the whole sample
                     step > 0 ? batches.micro_batch(dp, step, 0) : batches.validation_batch(dp, 0, 0, targets);
                 std::vector<Ints> samples;
                 for (int64_t i = 2; i < 4; ++i)
-                    samples.push_back(step > 0 ? batches.samples(step)[size_t(i)].tokens
-                                               : data.validation_sample(0, i));
+                    samples.push_back(
+                        (step > 0 ? batches.global_batch(step)[size_t(i)] : data.validation_sample(0, i)).tokens);
                 Ints positions, starts;
                 double pairs = 0;
                 for (const auto [begin, count] : tokens.empty() ? whole : tokens)
@@ -113,7 +113,7 @@ TEST_CASE(
                      " documents: ", deviation);
                 EXPECT(deviation <= 1e-10);
                 double pairs = 0;
-                for (const Sample& sample : packed.trainer.batches.samples(1))
+                for (const Sample& sample : packed.trainer.batches.global_batch(1))
                     pairs += document_pairs(document_starts(sample.tokens, seq_len, kEnd));
                 EXPECT(packed.reports[0].attention_pairs == pairs);
                 const LlamaConfig& c = o.model;
@@ -157,12 +157,11 @@ TEST_CASE("evaluation and generation see documents") {
     o.document_token = kEnd;
     Session packed(o);
     packed.run();
-    EXPECT(std::abs(packed.trainer.evaluate() / plain.trainer.evaluate() - 1) > 1e-4);
+    EXPECT(std::abs(evaluate(packed.trainer) / evaluate(plain.trainer) - 1) > 1e-4);
 
     // What stands before the prompt's last end does not matter; without documents it does.
-    const auto behind = [&](const Session& s, const Ints& prompt) {
-        const Trainer& t = s.trainer;
-        const Ints all = Generator{packed.model, *packed.trainer.loop, t.groups, t.batches, 16}.generate(prompt, 12, 1);
+    const auto behind = [&](Session& s, const Ints& prompt) {
+        const Ints all = generate(s.trainer, prompt, 12, 1);
         return Ints(all.begin() + int64_t(prompt.size()), all.end());
     };
     const Ints a = {'a', 'b', 'c', kEnd, 'x', 'y'}, b = {'q', 'r', 's', kEnd, 'x', 'y'};

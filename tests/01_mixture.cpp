@@ -170,17 +170,17 @@ TEST_CASE("several sources as one stream; one of weight 0 is held out wholly") {
     EXPECT(data.parts()[1].source->validation_samples() == 3);
     EXPECT(data.parts()[2].source->validation_samples() == 6);  // of all of its 99 targets
     EXPECT(data.validation_samples() == 15);
-    EXPECT(data.validation_sample(2, 5) == std::vector<int32_t>(17, 'c'));
-    EXPECT_CHECK_FAILS(data.parts()[2].source->sample(1, 0));
+    EXPECT(data.validation_sample(2, 5).tokens == std::vector<int32_t>(17, 'c'));
+    EXPECT_CHECK_FAILS(data.parts()[2].source->window(1, 0));
     std::map<int32_t, int64_t> counts;
-    for (int64_t i = 0; i < 640; ++i) ++counts[data.sample(1, i)[0]];
+    for (int64_t i = 0; i < 640; ++i) ++counts[data.sample(1, i).tokens[0]];
     EXPECT(std::abs(counts['a'] - 480) <= 2);
     EXPECT(counts['a'] + counts['b'] == 640);
 
     // Each source has its own order, and an epoch of it visits all its windows.
     const Dataset one(a, 256, 16, -1);
     EXPECT(!one.is_mixture());
-    for (int64_t i = 0; i < 100; ++i) EXPECT(one.sample(1, i) == one.parts()[0].source->sample(1, i));
+    for (int64_t i = 0; i < 100; ++i) EXPECT(one.sample(1, i).tokens == one.parts()[0].source->window(1, i));
     EXPECT_USAGE_ERROR(Dataset(fmt::format("{0}:0.5,{0}:0.5", a), 256, 16, -1), "each file must be in one source");
     EXPECT_USAGE_ERROR(Dataset(fmt::format("{}:0.5,{}:0.5", a, folder.text()), 256, 16, -1), "both have the file");
     EXPECT_USAGE_ERROR(Dataset(fmt::format("{}:0.5,{}:0.5", a, folder / "no.txt"), 256, 16, -1),

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/report/comparison.h"
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/run/outputs.h"
 #include "tests/files.h"
 #include "tests/support.h"
 
@@ -36,7 +36,9 @@ void run(const std::string& to, uint64_t seed = 1, int64_t micro_batch = 4, int6
     const Dataset data(o.data, o.model.vocab, o.seq_len, 0);
     Llama model(o.model, o.llama());
     model.materialize(seed);
-    Trainer(o, model, data, flags).run();
+    Trainer trainer(o, model, data);
+    const RunOutputs outputs(trainer, flags);
+    trainer.run();
 }
 
 // A copy of run a under the name b, altered, and compared with a.

@@ -29,7 +29,7 @@ TEST_CASE("a step's tokens are the stream's, whichever micro-batch and rank they
         const Batch batch = session.trainer.micro_batch(3, part / 2);
         std::vector<int32_t> tokens, targets;
         for (int64_t i = 0; i < 2; ++i) {  // two steps of 8 samples came before
-            const std::vector<int32_t> sample = session.data.sample(options.seed, 16 + 2 * part + i);
+            const std::vector<int32_t> sample = session.data.sample(options.seed, 16 + 2 * part + i).tokens;
             tokens.insert(tokens.end(), sample.begin(), sample.end() - 1);
             targets.insert(targets.end(), sample.begin() + 1, sample.end());
         }
@@ -261,7 +261,7 @@ TEST_CASE("evaluate is the mean over the validation samples and leaves the model
     const std::vector<double> before = session.weights();
     double sum = 0;
     for (int64_t i = 0; i < samples; ++i) {
-        const std::vector<int32_t> sample = session.data.validation_sample(0, i);
+        const std::vector<int32_t> sample = session.data.validation_sample(0, i).tokens;
         Batch batch{.sequences = 1, .seq_len = 16, .loss_scale = 1.0 / 16};
         batch.tokens = upload({sample.begin(), sample.end() - 1}, {16}, Device::cpu);
         batch.targets = upload({sample.begin() + 1, sample.end()}, {16}, Device::cpu);
@@ -269,27 +269,27 @@ TEST_CASE("evaluate is the mean over the validation samples and leaves the model
         Tape tape{.recording = false};
         sum += read(session.model.forward(tape, batch).data)[0];
     }
-    EXPECT(std::abs(session.trainer.evaluate() / (sum / double(samples)) - 1) <= 1e-6);
+    EXPECT(std::abs(evaluate(session.trainer) / (sum / double(samples)) - 1) <= 1e-6);
     EXPECT(session.weights() == before);
     EXPECT(session.trainer.norm(Which::grad) == 0);
 }
 
 TEST_CASE("generate continues the prompt by the count asked for; equal for equal seeds") {
     const Text text;
-    Session session(tiny(text));
+    TrainOptions o = tiny(text);
+    Session session(o);
+    Trainer& trainer = session.trainer;
     const std::vector<int32_t> prompt = {116, 104, 101, 32};
-    const auto generate = [&](const std::vector<int32_t>& from, int64_t count, int64_t context, uint64_t seed) {
-        const Trainer& t = session.trainer;
-        return Generator{session.model, *t.loop, t.groups, t.batches, context}.generate(from, count, seed);
-    };
-    const auto tokens = generate(prompt, 40, 16, 3);  // far beyond the context
+    const auto tokens = generate(trainer, prompt, 40, 3);  // far beyond the context of 16
     REQUIRE(tokens.size() == 44);
     EXPECT(std::equal(prompt.begin(), prompt.end(), tokens.begin()));
-    EXPECT(generate(prompt, 40, 16, 3) == tokens);
-    EXPECT(generate(prompt, 40, 16, 4) != tokens);
-    EXPECT(generate(prompt, 0, 16, 3) == prompt);
-    const auto last = generate({prompt.begin() + 1, prompt.end()}, 9, 3, 3);  // the context is 3 tokens:
-    const auto all = generate(prompt, 9, 3, 3);                               // the first one is not seen
+    EXPECT(generate(trainer, prompt, 40, 3) == tokens);
+    EXPECT(generate(trainer, prompt, 40, 4) != tokens);
+    EXPECT(generate(trainer, prompt, 0, 3) == prompt);
+    o.seq_len = 3;
+    Session narrow(o);
+    const auto last = generate(narrow.trainer, {prompt.begin() + 1, prompt.end()}, 9, 3);  // the context is 3 tokens:
+    const auto all = generate(narrow.trainer, prompt, 9, 3);                               // the first one is not seen
     EXPECT(std::equal(last.begin(), last.end(), all.begin() + 1));
 }
 
@@ -317,8 +317,7 @@ TEST_CASE("generate draws from softmax(logits / 0.8), of the prompt's last token
             sum += p.back();
         }
         constexpr int kDraws = 2000;
-        const Generator generator{model, *session.trainer.loop, session.trainer.groups, session.trainer.batches, 16};
-        for (int seed = 0; seed < kDraws; ++seed) ++seen[generator.generate(prompt, 1, seed)[3]];
+        for (int seed = 0; seed < kDraws; ++seed) ++seen[generate(session.trainer, prompt, 1, seed)[3]];
         for (int i = 0; i < 5; ++i)  // four standard deviations
             EXPECT(std::abs(seen[i] / kDraws - p[i] / sum) <= 4 * std::sqrt(p[i] / sum * (1 - p[i] / sum) / kDraws));
     }

@@ -1,64 +1,8 @@
 // Every algorithm against one rank: losses, norms, gradients, in fp32 and bf16; who does how much; what is sent.
-#include "01_single_gpu/core/profile.h"
-#include "01_single_gpu/core/registry.h"
-#include "02_data_parallel/data_parallel.h"
-#include "04_tensor_parallel/tensor_parallel.h"
-#include "06_context_parallel/flags.h"
-#include "06_context_parallel/report.h"
-#include "tests/documents.h"
-#include "tests/parallel.h"
+#include "tests/context.h"
 
 using namespace train70b;
 using namespace train70b::test;
-
-namespace {
-
-TrainOptions shape(const Text& text, int64_t kv_heads, int64_t global_batch) {
-    return of_model(tiny(text), {.layers = 2, .hidden = 64, .heads = 8, .kv_heads = kv_heads, .ffn = 72, .vocab = 131},
-                    48, global_batch);
-}
-
-// All ranks of `all`, cp to a copy of the model.
-struct Context {
-    ContextLayout layout;
-    Comm context;
-    CommRuntime runtime;
-    std::unique_ptr<DataParallel> data_parallel;
-    Session session;
-
-    Context(TrainOptions o, const Comm& all, int64_t cp, const ContextParallelOptions& options)
-        : layout(context_layout(o.model, o.seq_len, cp, options)),
-          context(all.split([cp](int rank) { return int(rank / cp); }, "cp")),
-          runtime(all),
-          session(with_micro_batch(o, all.size() / cp), [&](Session& s) {
-              apply_context_parallel(s.model, context, layout);
-              const Comm copies = all.split([](int) { return 0; }, "dp_cp");
-              data_parallel =
-                  std::make_unique<DataParallel>(s.model, copies, DataParallelOptions{}, AdamW::maker(o.adamw()));
-              use_store(s.trainer, *data_parallel, copies);
-              s.trainer.runtime = &runtime;
-              s.trainer.groups.dp = std::make_shared<Coordinate>(all.rank() / cp, all.size() / cp);
-              s.trainer.batches.of_rank = layout.of_rank(context.rank());
-          }) {}
-    static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks) {
-        o.micro_batch = o.global_batch / data_ranks;
-        return o;
-    }
-};
-
-std::vector<ContextParallelOptions> algorithms(int64_t cp) {
-    std::vector<ContextParallelOptions> list;
-    for (const std::string& name : names_of(context_algorithms())) list.push_back({name});
-    if (cp == 8) list.push_back({"hybrid", 4});
-    if (cp > 2) list.push_back({"hybrid", cp});
-    return list;
-}
-
-std::string options_text(const ContextParallelOptions& options) {
-    return options.algorithm + (options.ulysses_size > 0 ? fmt::format(" {}", options.ulysses_size) : "");
-}
-
-}  // namespace
 
 TEST_CASE("every algorithm on 2, 4, 8 ranks, grouped queries, recomputation, data ranks: one rank's run") {
     const Text text;
@@ -93,97 +37,6 @@ TEST_CASE("every algorithm on 2, 4, 8 ranks, grouped queries, recomputation, dat
                 }
 }
 
-TEST_CASE("documents: every algorithm's loss and gradients are the sums over the documents, each alone on one device") {
-    const DocumentText text;
-    int64_t number = 0;
-    for (const uint64_t seed : {1, 2, 3, 4}) {  // other samples each time
-        TrainOptions o = shape(Text(), seed % 2 ? 2 : 8, 8);
-        o.data = text.path;
-        o.dtype = "fp64";
-        o.steps = 1;
-        o.seed = seed;
-        o.document_token = kEnd;
-        std::optional<Alone> alone;
-        only_on_rank_0([&] { alone.emplace(o); });
-        for (const int64_t cp : {1, 2, 4, 8})
-            for (const ContextParallelOptions& options : algorithms(cp)) {
-                const std::vector<std::string> levels = recompute_names();
-                o.recompute = levels[size_t(number++) % levels.size()];
-                if (!in_quarter(number)) continue;
-                Context run(o, world(), cp, options);
-                run.session.run();
-                const Farthest deviation = alone ? alone->deviation(run.session) : Farthest();
-                INFO(options_text(options), ", cp ", cp, ", seed ", seed, ", recompute ", o.recompute, ": ", deviation);
-                EXPECT_EVERYWHERE(deviation <= 1e-10);
-                double pairs = 0;
-                for (const Sample& sample : run.session.trainer.batches.samples(1))
-                    pairs += document_pairs(document_starts(sample.tokens, o.seq_len, kEnd));
-                EXPECT_EVERYWHERE(run.session.reports[0].attention_pairs == pairs);
-            }
-    }
-}
-
-TEST_CASE("documents: FLOPs are those of the pairs that are left, rank by rank; bytes are those without documents") {
-    const DocumentText text;
-    Failures failures;
-    for (const uint64_t seed : {1, 2}) {
-        if (!in_half(int64_t(seed))) continue;
-        TrainOptions o = shape(Text(), 2, 2);
-        o.data = text.path;
-        o.steps = 1;
-        o.seed = seed;
-        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
-        TrainOptions packed = o;
-        packed.document_token = kEnd;
-        for (const int n : {2, 4, 8})
-            on_first_ranks(n, [&](const Comm& ranks) {
-                for (const ContextParallelOptions& options : algorithms(n)) {
-                    const ContextRun run = run_context(packed, data, ranks, options);
-                    const auto expect = [&](bool good, const std::string& what) {
-                        failures.expect(good, fmt::format("cp {}, {}: {}", n, options_text(options), what));
-                    };
-                    for (int64_t rank = 0; rank < n; ++rank) {
-                        // Query by query and key by key: those of the rank's group, for its share of the heads.
-                        double pairs = 0, formula = 0;
-                        for (const auto& [sample, targets] : Batches(o, data).samples(2)) {
-                            for (int64_t other = 0; other < n; ++other)
-                                if (other / run.layout.ulysses == rank / run.layout.ulysses)
-                                    for (const auto [begin, count] : run.layout.tokens_of(other, o.seq_len))
-                                        for (int64_t t = begin; t < begin + count; ++t)
-                                            for (int64_t key = 0; key <= t; ++key)
-                                                pairs += key >= start_of(sample, t, kEnd);
-                            formula += attention_pairs(run.layout, rank, document_starts(sample, o.seq_len, kEnd));
-                        }
-                        expect(formula == pairs, fmt::format("pairs of rank {}", rank));
-                        expect(run.flops[size_t(rank)] == 14 * 8 * 2 * pairs * 8 / double(run.layout.ulysses),
-                               fmt::format("FLOPs of rank {}", rank));
-                    }
-                    expect(run.sent == run.formula && run.sent == run_context(o, data, ranks, options).sent, "bytes");
-                }
-            });
-    }
-    EXPECT_NONE(failures);
-}
-
-TEST_CASE("documents: the ring computes no step that they mask, and goes round all the same") {
-    Folder folder;
-    const std::string path = folder / "ends.txt";
-    std::ofstream(path) << std::string(2000, char(kEnd));
-    TrainOptions o = shape(Text(), 2, 8);
-    o.data = path;
-    o.steps = 1;
-    o.document_token = kEnd;  // every token is a document: only the chunks on the diagonal are left
-    for (const char* algorithm : {"ring", "zigzag"}) {
-        const ProfileScope scope({.sums_on = true});
-        Context run(o, world(), 8, {algorithm});
-        run.session.run();
-        const int64_t calls = o.model.layers * run.layout.chunks;
-        EXPECT_EVERYWHERE(profile().sums["attention"].calls == calls);
-        EXPECT_EVERYWHERE(profile().sums["attention_backward"].calls == calls);
-        EXPECT_EVERYWHERE(profile().sums["attention"].flops == 4 * 8 * 8 * 2 * 8 * 48 / 8);
-    }
-}
-
 TEST_CASE("batches of one sequence, three ranks, evaluation") {
     const Text text;
     for (const Parity& parity : kParity)
@@ -200,7 +53,7 @@ TEST_CASE("batches of one sequence, three ranks, evaluation") {
                     Context run(o, ranks, n, options);
                     run.session.run();
                     const Farthest deviation = deviation_on_rank_0(run.session, one.session);
-                    const double off = std::abs(run.session.trainer.evaluate() / one.loss - 1);
+                    const double off = std::abs(evaluate(run.session.trainer) / one.loss - 1);
                     INFO(options.algorithm, ", cp ", n, ": ", deviation, ", ", off);
                     EXPECT(ranks.max(deviation) <= parity.bound);
                     EXPECT(ranks.max(off) <= parity.bound);

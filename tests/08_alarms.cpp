@@ -85,16 +85,16 @@ TEST_CASE("a loss spike of a run is a line of its metrics file") {
         Watch watch({.spike_window = 20});
         watch.add_to(run.trainer, run.model, options);
         run.allocate();
-        struct Damage : Observer {  // before step 35
+        struct Damage : RunControl {  // before step 35
             explicit Damage(Llama& model) : model(model) {}
-            void step_done(const StepReport& report) override {
+            void complete(StepReport& report) override {
                 if (report.step == 34)
                     for (Param* param : model.params())
                         if (param->name == "lm_head.weight") scale(param->data, -20);
             }
             Llama& model;
         } damage(run.model);
-        run.trainer.observer = &damage;
+        run.trainer.controls.push_back(&damage);
         run.trainer.run();
     }
     std::vector<nlohmann::json> alarms;

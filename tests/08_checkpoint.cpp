@@ -14,57 +14,6 @@ using namespace train70b::test;
 
 namespace {
 
-TrainOptions shape(const Text& text, const std::string& dtype = "fp32") {
-    TrainOptions o = tiny(text);
-    o.model = {.name = "test", .layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 259};
-    o.seq_len = 32;
-    o.micro_batch = 1;
-    o.steps = 6;
-    o.lr = o.min_lr = 1e-3;
-    o.dtype = dtype;
-    if (dtype == "fp64") o.grad_dtype = dtype;
-    // Other families too: a model of bf16 has biases of q, k, v, one of fp64 norms of q and k, of wide heads.
-    o.model.qkv_bias = dtype == "bf16";
-    o.model.qk_norm = dtype == "fp64";
-    if (dtype == "fp64") o.model.head_size = 12;
-    return o;
-}
-
-struct Case {
-    std::string name, dtype;
-    ParallelConfig config;
-    int64_t global_batch = 8;
-};
-std::vector<Case> cases() {
-    ParallelConfig plain{.mesh = {.dp = 8}}, mixed{.mesh = {.tp = 2, .dp = 2, .pp = 2}}, sharded = plain;
-    mixed.zero.stage = 1;
-    sharded.zero.stage = 3;
-    ParallelConfig offload = sharded, hybrid = sharded, fp8 = sharded, interleaved = mixed, context = sharded,
-                   v = mixed;
-    offload.zero.offload = Offload::all;
-    hybrid.zero.hybrid_shard = 2;
-    hybrid.optimizer = "adamw8bit";
-    fp8.mesh = {.tp = 2, .dp = 2, .pp = 2};
-    fp8.fp8.recipe = "delayed";
-    fp8.fp8.history = 3;
-    interleaved.pipeline.schedule = "interleaved";
-    interleaved.zero.stage = 2;
-    interleaved.zero.offload = Offload::optimizer;
-    interleaved.optimizer = "adamw8bit";
-    context.mesh = {.tp = 2, .cp = 2, .dp = 2};
-    context.tensor.sequence_parallel = true;
-    context.zero.stage = 2;
-    v.pipeline.schedule = "zb-v";
-    return {{"dp 8, ZeRO-0", "fp32", plain},
-            {"dp 2, tp 2, pp 2, ZeRO-1", "bf16", mixed},
-            {"ZeRO-3, offload", "bf16", offload},
-            {"ZeRO-3, hybrid shard, 8-bit moments", "fp32", hybrid},
-            {"ZeRO-3, tp 2, pp 2, delayed FP8", "bf16", fp8},
-            {"interleaved, ZeRO-2, offload, 8-bit moments", "bf16", interleaved},
-            {"zb-v, ZeRO-1", "fp32", v},
-            {"tp 2, cp 2, sequence parallel, ZeRO-2", "fp64", context}};
-}
-
 std::vector<double> first(const std::vector<double>& list, long count) { return {list.begin(), list.begin() + count}; }
 std::vector<double> last(const std::vector<double>& list, size_t count) {
     return {list.end() - long(count), list.end()};
@@ -325,7 +274,7 @@ TEST_CASE("a folder step-N of something else: neither taken for the checkpoint o
     struct Other : RunControl {
         std::string dir;
         std::map<int64_t, std::string> events;  // by step
-        bool after_step(const StepReport& report, const std::vector<double>&) override {
+        bool after_step(const StepReport& report) override {
             for (const int64_t step : {3, 99})
                 if (report.step == 1 && this_rank == 0) {
                     const std::string folder = fmt::format("{}/step-{}", dir, step);

@@ -86,8 +86,8 @@ TEST_CASE("Prometheus: every metric, valid and with its value") {
     Prometheus prometheus(folder / "a.prom", 0);
     EXPECT(folder.files() == 0);  // until there is something to say
     EXPECT(ParsedMetrics(prometheus.text()).problem == "");
-    prometheus.after_step(report(1), {});
-    prometheus.after_step(report(2), {});
+    prometheus.after_step(report(1));
+    prometheus.after_step(report(2));
     prometheus.recorded({{"event", "alarm"}, {"kind", "loss_spike"}});
     prometheus.recorded({{"event", "alarm"}, {"kind", "a \"new\"\nkind"}});
     prometheus.recorded({{"event", "replicas_differ"}});
@@ -131,7 +131,7 @@ TEST_CASE("Prometheus: a run that goes on counts its restarts; a new one does no
     const Folder folder;
     const auto restarts = [&](int64_t first_step) {
         Prometheus prometheus(folder / "a.prom");
-        prometheus.after_step(report(first_step), {});
+        prometheus.after_step(report(first_step));
         prometheus.finish();
         return ParsedMetrics(read_text(folder / "a.prom")).at("train70b_restarts_total");
     };
@@ -145,9 +145,9 @@ TEST_CASE("Prometheus: at most once in the given time, and at the end") {
     const Folder folder;
     Prometheus prometheus(folder / "a.prom", 3600);
     const auto step = [&] { return ParsedMetrics(read_text(folder / "a.prom")).at("train70b_step"); };
-    prometheus.after_step(report(1), {});
+    prometheus.after_step(report(1));
     EXPECT(step() == 1);
-    prometheus.after_step(report(2), {});
+    prometheus.after_step(report(2));
     EXPECT(step() == 1);
     prometheus.finish();
     EXPECT(step() == 2);
@@ -157,11 +157,11 @@ TEST_CASE("Prometheus: a file that cannot be written any more does not end the r
     const Folder folder;
     std::filesystem::create_directories(folder.path / "inner");
     Prometheus prometheus(folder / "inner/a.prom", 0);
-    prometheus.after_step(report(1), {});
+    prometheus.after_step(report(1));
     std::filesystem::remove_all(folder.path / "inner");
-    prometheus.after_step(report(2), {});
+    prometheus.after_step(report(2));
     std::filesystem::create_directories(folder.path / "inner");
-    prometheus.after_step(report(3), {});  // off from the failure on
+    prometheus.after_step(report(3));  // off from the failure on
     EXPECT(!std::filesystem::exists(folder.path / "inner/a.prom"));
     EXPECT_USAGE_ERROR(Prometheus(folder / "nowhere/a.prom"), "--prometheus");
 }

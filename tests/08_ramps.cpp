@@ -98,7 +98,7 @@ TEST_CASE("a continuation of a prompt is the same in every layout, and on one ra
     const auto one = run_on_one_rank(o);
     std::vector<double> expected(64);
     only_on_rank_0([&] {
-        const std::vector<int32_t> tokens = one->trainer.generate(48);  // beyond the context of 32
+        const std::vector<int32_t> tokens = generate(one->trainer, 48);  // beyond the context of 32
         expected.assign(tokens.begin(), tokens.end());
     });
     expected.resize(64);
@@ -108,7 +108,7 @@ TEST_CASE("a continuation of a prompt is the same in every layout, and on one ra
         if (!in_quarter(number++)) continue;
         ComposedRun run(o, world(), c.config);
         run.session.run();
-        const std::vector<int32_t> tokens = run.session.trainer.generate(48);
+        const std::vector<int32_t> tokens = generate(run.session.trainer, 48);
         INFO(c.name);
         EXPECT_EVERYWHERE(std::vector<double>(tokens.begin(), tokens.end()) == expected);
     }

@@ -17,7 +17,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.argv[1]).resolve()
-LOOP = [sys.executable, str(ROOT / "08_3d_full" / "restart.py")]
+LOOP = [sys.executable, str(ROOT / "08_3d_full/checkpoint/restart.py")]
 # Does what the next entry of plan.json says, and records how it was called.
 STUB = """#!/usr/bin/env python3
 import json, os, pathlib, signal, subprocess, sys, time

@@ -97,7 +97,7 @@ std::pair<int64_t, int64_t> empty_parts(const TrainOptions& o, int64_t ranks) {
     for (int64_t step = 1; step <= o.steps; ++step) {
         std::vector<int64_t> of_rank(static_cast<size_t>(ranks));
         int64_t all = 0;
-        const std::vector<Sample> samples = batches.samples(step);
+        const std::vector<Sample> samples = batches.global_batch(step);
         for (size_t i = 0; i < samples.size(); ++i)
             for (const int32_t target : samples[i].targets)
                 of_rank[i % size_t(ranks)] += target >= 0, all += target >= 0;
@@ -133,9 +133,9 @@ TEST_CASE("every layout is one rank's run, to 1e-10 in fp64, whichever rank and 
                      documents, ": ", deviation);
                 EXPECT_EVERYWHERE(deviation <= 1e-10);
                 worst = std::max(worst, double(deviation));
-                const double loss = run.session.trainer.evaluate();
+                const double loss = evaluate(run.session.trainer);
                 double expected = 0;
-                only_on_rank_0([&] { expected = one->trainer.evaluate(); });
+                only_on_rank_0([&] { expected = evaluate(one->trainer); });
                 EXPECT_EVERYWHERE(this_rank != 0 || std::abs(loss / expected - 1) <= 1e-10);
             }
             if (this_rank == 0) fmt::print("ignored targets: the farthest layout from one rank's run: {:.1e}\n", worst);

@@ -43,7 +43,7 @@ struct Alone {
         const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
         Llama model(o.model, o.llama());
         model.materialize(o.seed);
-        for (const auto& [sample, targets] : Batches(o, data).samples(1))
+        for (const auto& [sample, targets] : Batches(o, data).global_batch(1))
             for (int64_t begin = 0, next; begin < o.seq_len; begin = next) {
                 for (next = begin + 1; next < o.seq_len && start_of(sample, next, end) == begin;) ++next;
                 const auto part = [&, &tokens = sample](int64_t from) {

@@ -27,9 +27,9 @@ void drop_caches(const Folder& folder) {
 }
 
 // Milliseconds of each step but the first two, ascending.
-struct DataTimes : Observer {
+struct DataTimes : RunControl {
     std::vector<double> data, step;
-    void step_done(const StepReport& report) override {
+    void complete(StepReport& report) override {
         if (report.step <= 2) return;
         data.push_back(1e3 * report.data_s);
         step.push_back(1e3 * report.step_s);
@@ -42,7 +42,7 @@ DataTimes measure(const TrainOptions& o, const Folder& folder, bool cold, bool t
     Llama model(o.model, o.llama());
     Trainer trainer(o, model, data);
     DataTimes times;
-    trainer.observer = &times;
+    trainer.controls.push_back(&times);
     trainer.allocate();
     if (cold) drop_caches(folder);  // the tokens have been checked, and are in it
     if (thread) {

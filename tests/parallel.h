@@ -49,12 +49,12 @@ struct EvaluatedRun {
     explicit EvaluatedRun(const TrainOptions& o) {
         only_on_rank_0([&] {
             session = std::make_unique<Session>(o);
-            loss = session->run().trainer.evaluate();
+            loss = evaluate(session->run().trainer);
         });
         loss = world().sum(loss);
     }
     // Whether `other`, on several ranks, evaluates to the same in fp32. Collective.
-    bool evaluates_like(Session& other) const { return std::abs(other.trainer.evaluate() / loss - 1) <= 5e-6; }
+    bool evaluates_like(Session& other) const { return std::abs(evaluate(other.trainer) / loss - 1) <= 5e-6; }
     // Whether the weights of `other` are these, up to what four steps of AdamW make of the last bits. Collective.
     bool trained_like(const Session& other) {
         const std::vector<double> whole = gathered(other, Which::data);

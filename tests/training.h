@@ -1,6 +1,6 @@
 #pragma once
 // A small training run for tests, and what is compared between two of them.
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/run/outputs.h"
 #include "tests/files.h"
 #include "tests/support.h"
 
@@ -59,11 +59,12 @@ inline TrainOptions odd(const Text& text, int64_t global_batch) {
 }
 
 // Dataset, model and trainer of one run. While it lives, runs print nothing.
-struct Session : Observer {
+struct Session : RunControl {
     TrainOptions options;
     Dataset data;
     Llama model;
     Trainer trainer;
+    RunOutputs outputs;
     std::vector<StepReport> reports;
     std::function<void(const StepReport&)> on_step;  // empty, or called once a report is there
     std::vector<std::string> names;                  // of all parameters of the whole model
@@ -76,9 +77,10 @@ struct Session : Observer {
         : options(o),
           data(o.data, o.model.vocab, o.seq_len, o.val_fraction),
           model(o.model, o.llama(), stage.value_or(full_model(o.model))),
-          trainer(o, model, data) {
-        trainer.observer = this;
+          trainer(o, model, data),
+          outputs(trainer, nlohmann::ordered_json::object()) {
         if (apply) apply(*this);
+        trainer.controls.push_back(this);
         trainer.allocate();
     }
 
@@ -90,7 +92,7 @@ struct Session : Observer {
             gradients.push_back(full ? values(full) : std::vector<double>());
         }
     }
-    void step_done(const StepReport& report) override {
+    void complete(StepReport& report) override {
         reports.push_back(report);
         if (on_step) on_step(report);
     }

@@ -1,20 +1,13 @@
 #include "01_single_gpu/data/batches.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/data/documents.h"
 
 namespace train70b {
-
-void check_evaluation(const TrainOptions& options, const Dataset& data) {
-    if (options.eval_every > 0 && data.validation_samples() == 0)
-        usage_error("--eval-every {}: --data {} has no validation split; set --val-fraction, or use {}",
-                    options.eval_every, options.data,
-                    data.is_text() ? fmt::format("at least {} tokens", 20 * (options.seq_len + 1))
-                                   : "a held-out source (PATH:1,HELD_OUT:0)");
-}
 
 Batches::Batches(const TrainOptions& options, const Dataset& data)
     : sizes(options.sizes()), options_(options), data_(data) {}
@@ -26,115 +19,104 @@ RankTokens Batches::tokens(int64_t seq_len) const {
 
 // ---- on the host ----------------------------------------------------------------------------------------------------
 
-Sample Batches::sample(std::vector<int32_t> tokens, const std::vector<uint8_t>& mask) const {
-    Sample s{std::move(tokens), {}};
-    s.targets.assign(s.tokens.begin() + 1, s.tokens.end());
-    for (size_t t = 0; t < s.targets.size(); ++t) {
-        const bool masked = !mask.empty() && mask[t + 1] == 0;
-        const bool ends_document = options_.mask_document_ends && s.tokens[t] == *options_.document_token;
-        if (masked || ends_document) s.targets[t] = -1;
-    }
-    return s;
+Sample Batches::without_document_ends(Sample sample) const {
+    for (size_t t = 0; options_.mask_document_ends && t < sample.targets.size(); ++t)
+        if (sample.tokens[t] == *options_.document_token) sample.targets[t] = -1;
+    return sample;
 }
 
-Sample Batches::train_sample(int64_t index) const {
-    return sample(data_.sample(options_.seed, index), data_.sample_mask(options_.seed, index));
-}
+Sample Batches::train_sample(int64_t index) const { return without_document_ends(data_.sample(options_.seed, index)); }
 
-Batches::HostBatch Batches::prepare(const std::vector<Sample>& samples) const {
-    const int64_t seq_len = int64_t(samples[0].targets.size());
-    const RankTokens mine = tokens(seq_len);
-    std::vector<std::vector<int32_t>> starts;  // of the documents of each sample; empty: none are marked
-    if (options_.document_token)
-        for (const Sample& sample : samples)
-            starts.push_back(document_starts(sample.tokens, seq_len, *options_.document_token));
-    HostBatch host{.sequences = int64_t(samples.size())};
-    for (const auto [begin, count] : mine.computed)
-        for (size_t i = 0; i < samples.size(); ++i)
-            for (int64_t t = begin; t < begin + count; ++t) {
-                host.tokens.push_back(samples[i].tokens[size_t(t)]);
-                host.targets.push_back(samples[i].targets[size_t(t)]);
-                host.positions.push_back(static_cast<int32_t>(starts.empty() ? t : t - starts[i][size_t(t)]));
-                host.target_count += host.targets.back() >= 0;
-            }
-    if (starts.empty()) return host;
-    for (const auto [begin, count] : mine.queries)
-        for (const std::vector<int32_t>& sequence : starts)
-            host.document_starts.insert(host.document_starts.end(), sequence.begin() + begin,
-                                        sequence.begin() + begin + count);
-    for (const std::vector<int32_t>& sequence : starts) host.document_pairs += document_pairs(sequence);
-    return host;
+std::vector<Sample> Batches::global_batch(int64_t step) const {
+    std::vector<Sample> list;
+    for (int64_t i = 0; i < sizes.samples(step); ++i) list.push_back(train_sample(sizes.first_sample(step) + i));
+    return list;
 }
 
 namespace {
-// Pieces of equal length; the last token of one is the first of the next.
-std::vector<Sample> cut(const std::vector<Sample>& samples, int64_t seq_len) {
-    std::vector<Sample> list;
-    for (const Sample& sample : samples)
-        for (int64_t at = 0; at < int64_t(sample.targets.size()); at += seq_len)
-            list.push_back({{sample.tokens.begin() + at, sample.tokens.begin() + at + seq_len + 1},
-                            {sample.targets.begin() + at, sample.targets.begin() + at + seq_len}});
-    return list;
+// Appends pieces of equal length; the last token of one is the first of the next.
+void cut(const Sample& sample, int64_t seq_len, std::vector<Sample>& list) {
+    for (int64_t at = 0; at < int64_t(sample.targets.size()); at += seq_len)
+        list.push_back({{sample.tokens.begin() + at, sample.tokens.begin() + at + seq_len + 1},
+                        {sample.targets.begin() + at, sample.targets.begin() + at + seq_len}});
 }
 }  // namespace
 
-Batches::HostBatch Batches::prepare(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const {
-    std::vector<Sample> samples;
+std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const {
     const int64_t first = sizes.first_sample(step) + (index * dp_size + dp_rank) * options_.micro_batch;
-    for (int64_t i = 0; i < options_.micro_batch; ++i) samples.push_back(train_sample(first + i));
-    return prepare(sizes.pieces(step) > 1 ? cut(samples, sizes.seq_len(step)) : samples);
+    std::vector<Sample> list;
+    for (int64_t i = 0; i < options_.micro_batch; ++i) cut(train_sample(first + i), sizes.seq_len(step), list);
+    return list;
 }
 
-Batches::HostStep Batches::prepare_step(int64_t dp_rank, int64_t dp_size, int64_t step) const {
-    HostStep micro_batches;
+std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step) const {
+    std::vector<Sample> list;
     for (int64_t index = 0; index < count(dp_size, step); ++index)
-        micro_batches.push_back(prepare(dp_rank, dp_size, step, index));
-    return micro_batches;
+        std::ranges::move(rank_samples(dp_rank, dp_size, step, index), std::back_inserter(list));
+    return list;
 }
 
 // The thread reads files and fills vectors: it makes no MPI call, computes no op, and books no memory.
 void Batches::start_reading(const Group& dp, int64_t first, int64_t last) {
     reader_.reset();
     if (first > last) return;
-    reader_ = std::make_unique<Prefetch<HostStep>>(
+    reader_ = std::make_unique<Prefetch<std::vector<Sample>>>(
         first, last, kAhead,
-        [this, rank = dp.rank(), size = dp.size()](int64_t step) { return prepare_step(rank, size, step); });
+        [this, rank = dp.rank(), size = dp.size()](int64_t step) { return rank_samples(rank, size, step); });
 }
 
 void Batches::stop_reading() { reader_.reset(); }
 
-std::vector<Sample> Batches::samples(int64_t step) const {
-    std::vector<Sample> list;
-    for (int64_t i = 0; i < sizes.samples(step); ++i) list.push_back(train_sample(sizes.first_sample(step) + i));
-    return list;
+int64_t Batches::target_count(std::span<const Sample> samples) const {
+    int64_t targets = 0;
+    for (const auto [begin, count] : tokens(int64_t(samples[0].targets.size())).computed)
+        for (const Sample& sample : samples)
+            targets += std::count_if(sample.targets.begin() + begin, sample.targets.begin() + begin + count,
+                                     [](int32_t target) { return target >= 0; });
+    return targets;
 }
 
 // ---- on the device --------------------------------------------------------------------------------------------------
 
-Batch Batches::upload(const HostBatch& host, double loss_scale) const {
-    const int64_t rows = int64_t(host.tokens.size());
+Batch Batches::upload(std::span<const Sample> samples, double loss_scale) const {
+    const int64_t seq_len = int64_t(samples[0].targets.size());
+    const RankTokens mine = tokens(seq_len);
+    std::vector<std::vector<int32_t>> starts;  // of the documents of each sample; empty: none are marked
+    if (options_.document_token)
+        for (const Sample& sample : samples)
+            starts.push_back(document_starts(sample.tokens, seq_len, *options_.document_token));
+    std::vector<int32_t> token, target, position, start;  // of each row
+    for (const auto [begin, count] : mine.computed)
+        for (size_t i = 0; i < samples.size(); ++i)
+            for (int64_t t = begin; t < begin + count; ++t) {
+                token.push_back(samples[i].tokens[size_t(t)]);
+                target.push_back(samples[i].targets[size_t(t)]);
+                position.push_back(static_cast<int32_t>(starts.empty() ? t : t - starts[i][size_t(t)]));
+            }
+    const int64_t rows = int64_t(token.size()), sequences = int64_t(samples.size());
     const Device device = options_.llama().device;
     const auto on_device = [&](const std::vector<int32_t>& values) { return train70b::upload(values, {rows}, device); };
-    Batch batch{host.sequences,          rows / host.sequences,     on_device(host.tokens),
-                on_device(host.targets), on_device(host.positions), loss_scale};
-    if (host.document_starts.empty()) return batch;
-    batch.document_starts = DocumentStarts(host.document_starts, device);
-    batch.document_pairs = host.document_pairs;
+    Batch batch{sequences, rows / sequences, on_device(token), on_device(target), on_device(position), loss_scale};
+    if (starts.empty()) return batch;
+    for (const auto [begin, count] : mine.queries)
+        for (const std::vector<int32_t>& sequence : starts)
+            start.insert(start.end(), sequence.begin() + begin, sequence.begin() + begin + count);
+    batch.document_starts = DocumentStarts(start, device);
+    for (const std::vector<int32_t>& sequence : starts) batch.document_pairs += train70b::document_pairs(sequence);
     return batch;
 }
 
 // tag::counts[]
 double Batches::begin_step(const Group& dp, const Group& dp_cp, int64_t step) {
     counted_step_ = step;
+    document_pairs_.clear();
     step_targets_ = double(sizes.tokens(step));
     if (!ignores_targets()) return step_targets_;
     const double begin = now_seconds();
-    const bool prepared = reader_ && reader_->has(step);
-    const HostStep mine = prepared ? HostStep() : prepare_step(dp.rank(), dp.size(), step);
-    double targets = 0;
-    for (const HostBatch& host : prepared ? reader_->get(step) : mine) targets += double(host.target_count);
+    const bool is_read = reader_ && reader_->has(step);
+    const int64_t mine = target_count(is_read ? reader_->get(step) : rank_samples(dp.rank(), dp.size(), step));
     seconds_ += now_seconds() - begin;
-    return step_targets_ = dp_cp.sum(targets);
+    return step_targets_ = dp_cp.sum(double(mine));
 }
 // end::counts[]
 
@@ -143,10 +125,19 @@ Batch Batches::micro_batch(const Group& dp, int64_t step, int64_t index) {
     const double begin = now_seconds();
     const double targets = counted_step_ == step ? step_targets_ : double(sizes.tokens(step));
     const double loss_scale = targets > 0 ? 1.0 / targets : 0.0;
-    Batch batch = reader_ && reader_->has(step) ? upload(reader_->get(step)[size_t(index)], loss_scale)
-                                                : upload(prepare(dp.rank(), dp.size(), step, index), loss_scale);
+    const auto size = size_t(options_.micro_batch * sizes.pieces(step));
+    Batch batch = reader_ && reader_->has(step)
+                      ? upload(std::span(reader_->get(step)).subspan(size_t(index) * size, size), loss_scale)
+                      : upload(rank_samples(dp.rank(), dp.size(), step, index), loss_scale);
+    document_pairs_[index] = batch.document_pairs;
     seconds_ += now_seconds() - begin;
     return batch;
+}
+
+double Batches::document_pairs() const {
+    double sum = 0;
+    for (const auto& [index, pairs] : document_pairs_) sum += pairs;
+    return sum;
 }
 
 // ---- evaluation -----------------------------------------------------------------------------------------------------
@@ -167,13 +158,15 @@ Batch Batches::validation_batch(const Group& dp, size_t part, int64_t round, int
     std::vector<Sample> mine;
     for (int64_t i = 0; i < std::max<int64_t>(count, 1); ++i) {
         const int64_t index = count > 0 ? begin + i : 0;
-        mine.push_back(sample(data_.validation_sample(part, index), data_.validation_mask(part, index)));
+        mine.push_back(without_document_ends(data_.validation_sample(part, index)));
     }
-    const HostBatch host = prepare(mine);
-    if (count > 0) targets += host.target_count;
-    return upload(host, count > 0 ? 1.0 / validation_tokens(part) : 0.0);
+    if (count > 0) targets += target_count(mine);
+    return upload(mine, count > 0 ? 1.0 / validation_tokens(part) : 0.0);
 }
 
-Batch Batches::of_one(const std::vector<int32_t>& tokens) const { return upload(prepare({sample(tokens, {})}), 0); }
+Batch Batches::of_one(const std::vector<int32_t>& tokens) const {
+    const Sample sample{tokens, {tokens.begin() + 1, tokens.end()}};
+    return upload({&sample, 1}, 0);
+}
 
 }  // namespace train70b

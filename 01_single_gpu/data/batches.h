@@ -1,8 +1,10 @@
 #pragma once
 // Which tokens this rank computes in each micro-batch: the global batch is divided over the data-parallel ranks, each
 // sequence over the context-parallel ranks.
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "01_single_gpu/data/data.h"
@@ -19,9 +21,6 @@ struct RankTokens {
     std::vector<TokenRange> computed, queries;
 };
 
-// Usage error if the run evaluates and no source has a validation split.
-void check_evaluation(const TrainOptions& options, const Dataset& data);
-
 class Batches {
   public:
     Batches(const TrainOptions& options, const Dataset& data);
@@ -29,13 +28,13 @@ class Batches {
 
     const StepSizes sizes;
     // The tokens of a sequence that this rank has; empty: all. The rows of a batch are ordered by range, then by
-    // sequence. The reading thread calls it too.
+    // sequence.
     std::function<RankTokens(int64_t seq_len)> of_rank;
     RankTokens tokens(int64_t seq_len) const;
 
-    // From here on a thread reads and prepares this rank's micro-batches of the steps first to last, up to kAhead steps
-    // before they are asked for. Without this call, and for other steps, they are prepared when they are asked for; the
-    // batches are the same. Set `of_rank` before.
+    // From here on a thread reads this rank's samples of the steps first to last, up to kAhead steps before they are
+    // asked for. Without this call, and for other steps, they are read when they are asked for; the batches are the
+    // same.
     static constexpr int64_t kAhead = 2;
     void start_reading(const Group& dp, int64_t first, int64_t last);
     void stop_reading();
@@ -64,35 +63,29 @@ class Batches {
     // This rank's part of one sequence of count - 1 inputs, of weight 0 in the loss.
     Batch of_one(const std::vector<int32_t>& tokens) const;
 
-    std::vector<Sample> samples(int64_t step) const;                // the global batch of a step
+    std::vector<Sample> global_batch(int64_t step) const;
     double take_seconds() { return std::exchange(seconds_, 0.0); }  // spent here since the last call
+    double document_pairs() const;  // of all micro-batches that were made since begin_step
 
   private:
-    // A micro-batch before it is on the device.
-    struct HostBatch {
-        int64_t sequences = 0;
-        std::vector<int32_t> tokens, targets, positions, document_starts;
-        int64_t target_count = 0;
-        double document_pairs = 0;
-    };
-    using HostStep = std::vector<HostBatch>;
-
     int64_t count(int64_t dp_size, int64_t step) const {
         return sizes.samples(step) / (options_.micro_batch * dp_size);
     }
-    Sample sample(std::vector<int32_t> tokens, const std::vector<uint8_t>& mask) const;
+    Sample without_document_ends(Sample sample) const;
     Sample train_sample(int64_t index) const;
-    HostBatch prepare(const std::vector<Sample>& samples) const;
-    HostBatch prepare(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const;
-    HostStep prepare_step(int64_t dp_rank, int64_t dp_size, int64_t step) const;
-    Batch upload(const HostBatch& host, double loss_scale) const;
+    // The sequences of a rank's micro-batch, and of its whole step, one micro-batch behind another.
+    std::vector<Sample> rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const;
+    std::vector<Sample> rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step) const;
+    int64_t target_count(std::span<const Sample> samples) const;  // on this rank
+    Batch upload(std::span<const Sample> samples, double loss_scale) const;
 
     const TrainOptions options_;
     const Dataset& data_;
     double seconds_ = 0;
     int64_t counted_step_ = 0;  // the step that begin_step was called for
     double step_targets_ = 0;
-    std::unique_ptr<Prefetch<HostStep>> reader_;  // last: its thread uses the above
+    std::map<int64_t, double> document_pairs_;               // by micro-batch of that step
+    std::unique_ptr<Prefetch<std::vector<Sample>>> reader_;  // last: its thread uses the above
 };
 
 }  // namespace train70b

@@ -65,33 +65,28 @@ int64_t Dataset::validation_samples() const {
     return sum;
 }
 
-Dataset::Place Dataset::place(uint64_t seed, int64_t index) const {
-    if (!is_mixture()) return {parts_[0].source.get(), parts_[0].source->sample_begin(seed, index)};
+Sample Dataset::read(const Source& source, int64_t begin) const {
+    Sample sample{source.read(begin, seq_len_ + 1), {}};
+    sample.targets.assign(sample.tokens.begin() + 1, sample.tokens.end());
+    if (!source.has_masks()) return sample;
+    const std::vector<uint8_t> mask = source.read_mask(begin, seq_len_ + 1);
+    for (size_t t = 0; t < sample.targets.size(); ++t)
+        if (mask[t + 1] == 0) sample.targets[t] = -1;
+    return sample;
+}
+
+Sample Dataset::sample(uint64_t seed, int64_t index) const {
+    if (!is_mixture()) return read(*parts_[0].source, parts_[0].source->train_begin(seed, index));
     constexpr uint64_t kSources = 0x6d6978'73656564u;  // each source has an order of its own
     const Mixture::Draw draw = mixture_->draw(seed, index);
-    const Source* source = parts_[size_t(draw.source)].source.get();
+    const Source& source = *parts_[size_t(draw.source)].source;
     const uint64_t key = random_bits(random_bits(seed, kSources), uint64_t(draw.source));
-    return {source, source->sample_begin(key, draw.sample)};
+    return read(source, source.train_begin(key, draw.sample));
 }
 
-std::vector<uint8_t> Dataset::mask(const Place& place) const {
-    return place.source->has_masks() ? place.source->read_mask(place.begin, seq_len_ + 1) : std::vector<uint8_t>();
-}
-
-std::vector<int32_t> Dataset::sample(uint64_t seed, int64_t index) const {
-    const Place at = place(seed, index);
-    return at.source->read(at.begin, seq_len_ + 1);
-}
-
-std::vector<uint8_t> Dataset::sample_mask(uint64_t seed, int64_t index) const { return mask(place(seed, index)); }
-
-std::vector<int32_t> Dataset::validation_sample(size_t part, int64_t index) const {
-    return parts_[part].source->validation_sample(index);
-}
-
-std::vector<uint8_t> Dataset::validation_mask(size_t part, int64_t index) const {
-    const Source* source = parts_[part].source.get();
-    return mask({source, source->validation_begin(index)});
+Sample Dataset::validation_sample(size_t part, int64_t index) const {
+    const Source& source = *parts_[part].source;
+    return read(source, source.validation_begin(index));
 }
 
 std::vector<int32_t> Dataset::opening(int64_t count) const {

@@ -12,7 +12,7 @@ struct TokenRange {
     bool operator==(const TokenRange&) const = default;
 };
 
-// Tokens (seq_len + 1), and the target of each but the last: the next token, or -1 if it is ignored.
+// Tokens (seq_len + 1), and the target of each but the last: the next token, or -1 if a mask says that it is none.
 struct Sample {
     std::vector<int32_t> tokens, targets;
 };
@@ -37,23 +37,14 @@ class Dataset {
     int64_t validation_samples() const;
 
     // Sample `index` (from 0) of the run's stream, seq_len + 1 tokens. A pure function of (seed, index).
-    std::vector<int32_t> sample(uint64_t seed, int64_t index) const;
-    // Of each token of that sample 1, or 0 where it is no target; empty if the source has no masks.
-    std::vector<uint8_t> sample_mask(uint64_t seed, int64_t index) const;
-    // The same of sample `index` of the validation split of a source.
-    std::vector<int32_t> validation_sample(size_t part, int64_t index) const;
-    std::vector<uint8_t> validation_mask(size_t part, int64_t index) const;
+    Sample sample(uint64_t seed, int64_t index) const;
+    Sample validation_sample(size_t part, int64_t index) const;  // of the validation split of a source
 
     // At most count tokens: the beginning of the first source's validation split, or of its data.
     std::vector<int32_t> opening(int64_t count) const;
 
   private:
-    struct Place {
-        const Source* source;
-        int64_t begin;
-    };
-    Place place(uint64_t seed, int64_t index) const;
-    std::vector<uint8_t> mask(const Place& place) const;
+    Sample read(const Source& source, int64_t begin) const;
 
     std::vector<Part> parts_;
     std::unique_ptr<const Mixture> mixture_;

@@ -241,7 +241,7 @@ std::vector<std::string> Source::files() const {
 
 // ---- samples --------------------------------------------------------------------------------------------------------
 
-int64_t Source::sample_begin(uint64_t seed, int64_t index) const {
+int64_t Source::train_begin(uint64_t seed, int64_t index) const {
     CHECK(windows_ > 0, "{} is held out", path);
     const int64_t epoch = index / windows_, slack = train_ - 1 - windows_ * seq_len_;
     const uint64_t key = random_bits(seed, epoch);

@@ -50,18 +50,18 @@ class Source {
     bool has_masks() const { return has_masks_; }
     std::vector<std::string> files() const;  // of tokens, in order
 
-    // Sample `index` (from 0) of an infinite stream of samples of seq_len + 1 tokens. A pure function of (seed, index),
-    // so a run can resume at any sample and a rank can read its samples independently. An epoch visits every window of
-    // the training split once; order and alignment of the windows differ between epochs.
-    std::vector<int32_t> sample(uint64_t seed, int64_t index) const { return read_sample(sample_begin(seed, index)); }
-    int64_t samples_per_epoch() const { return windows_; }
-
-    int64_t validation_samples() const;  // consecutive windows of the validation split
-    std::vector<int32_t> validation_sample(int64_t index) const { return read_sample(validation_begin(index)); }
-
-    // The place of a sample's first token in the data.
-    int64_t sample_begin(uint64_t seed, int64_t index) const;
+    // A sample is a window of seq_len + 1 tokens. These are the places of the first tokens of sample `index` (from 0) of
+    // an infinite stream, and of the consecutive windows of the validation split. The stream is a pure function of
+    // (seed, index), so a run can resume at any sample and a rank can read its samples independently; an epoch visits
+    // every window of the training split once, in an order and alignment of its own.
+    int64_t train_begin(uint64_t seed, int64_t index) const;
     int64_t validation_begin(int64_t index) const { return train_ + index * seq_len_; }
+    int64_t samples_per_epoch() const { return windows_; }
+    int64_t validation_samples() const;
+    std::vector<int32_t> window(uint64_t seed, int64_t index) const {
+        return read(train_begin(seed, index), seq_len_ + 1);
+    }
+    std::vector<int32_t> validation_window(int64_t index) const { return read(validation_begin(index), seq_len_ + 1); }
 
     // Tokens [begin, begin + count) of the data; of their masks one byte per token: 1, or 0 where the token is no
     // target. Both throw, naming the file, if it has vanished or changed since.
@@ -74,7 +74,6 @@ class Source {
                     std::vector<std::string>& masks) const;
     void add_masks(const std::vector<std::string>& masks);
     void scan() const;
-    std::vector<int32_t> read_sample(int64_t begin) const { return read(begin, seq_len_ + 1); }
     // Calls visit(file, from, count, at) for the parts of [begin, begin + count) in order; at: from begin.
     template <class Visit>
     void for_each_part(int64_t begin, int64_t count, const Visit& visit) const;

@@ -75,7 +75,8 @@ TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_js
       weights_(options.load_hf.empty() ? std::nullopt : std::make_optional<HfWeights>(options.load_hf, options.model)),
       data(options.data, options.model.vocab, options.seq_len, options.val_fraction),
       model(options.model, options.llama(), stage.value_or(full_model(options.model))),
-      trainer(options, model, data, flags) {}
+      trainer(options, model, data),
+      outputs(trainer, flags) {}
 
 void TrainingRun::allocate() {
     const LlamaConfig& c = options_.model;

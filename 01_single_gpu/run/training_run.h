@@ -1,6 +1,6 @@
 #pragma once
 // Everything a run needs, constructed so that usage errors are found before output files are opened.
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/run/outputs.h"
 
 namespace train70b {
 
@@ -28,6 +28,7 @@ class TrainingRun {
     Dataset data;
     Llama model;
     Trainer trainer;
+    RunOutputs outputs;
 };
 
 }  // namespace train70b

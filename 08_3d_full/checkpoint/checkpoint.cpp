@@ -65,17 +65,14 @@ int64_t Checkpoints::first_step() {
 // ---- a step ------------------------------------------------------------------------------------------------------
 
 // tag::step[]
-std::vector<double> Checkpoints::votes(int64_t) {
-    if (options_.dir.empty()) return {};
-    const bool busy = writer_.busy();  // before the error: what has ended has thrown by then
-    return {watchdog->stop_requested() ? 1.0 : 0.0, busy ? 1.0 : 0.0, failure_vote()};
-}
-
-bool Checkpoints::after_step(const StepReport& report, const std::vector<double>& sums) {
+bool Checkpoints::after_step(const StepReport& report) {
     if (options_.dir.empty()) return true;
-    const bool stop = sums[0] > 0, busy = sums[1] > 0;
+    const bool is_busy = writer_.busy();  // before the failure: what has ended has thrown by then
+    const std::vector<double> votes =
+        trainer_.groups.sum({watchdog->stop_requested() ? 1.0 : 0.0, is_busy ? 1.0 : 0.0, failure_vote()});
+    const bool stop = votes[0] > 0, busy = votes[1] > 0;
     step_ = report.step;
-    failures_ += sums[2];  // perhaps while another rank, or the next file, was still being written
+    failures_ += votes[2];  // perhaps while another rank, or the next file, was still being written
     if (pending_ && !busy) {
         end_pending(std::exchange(failures_, 0));
     } else if (!pending_ && failures_ > 0) {

@@ -7,9 +7,8 @@
 //   14           vote: all idle, none failed: commit          manifest.json, fsync,
 //   15                                                        rename to step-12, fsync
 //
-// A step waits for the copy only. The votes travel in the messages of the step's loss and norm, so checkpoints add no
-// message. If a rank fails to write, its vote says so, and the checkpoint is dropped: the one before it stays, and
-// training goes on. If the disk is full, what --keep does not keep is removed, so that the next one has room. This is a
+// A step waits for the copy and for the vote, a sum of three numbers. If a rank fails to write, its vote says so, and
+// the checkpoint is dropped: the one before it stays, and training goes on. If the disk is full, what --keep does not keep is removed, so that the next one has room. This is a
 // two-phase commit, decided by the rename: a folder without .tmp is complete.
 #include <nlohmann/json.hpp>
 
@@ -28,8 +27,7 @@ class Checkpoints : public RunControl {
 
     int64_t first_step() override;
     int64_t last_step() const override { return options_.stop_after > 0 ? options_.stop_after : training_.steps; }
-    std::vector<double> votes(int64_t step) override;
-    bool after_step(const StepReport& report, const std::vector<double>& sums) override;
+    bool after_step(const StepReport& report) override;
     void finish() override;
     int64_t host_bytes() const { return snapshot_ ? snapshot_->bytes() : 0; }
 

@@ -41,7 +41,8 @@ void run_meta_step(const TrainOptions& options, const nlohmann::ordered_json& fl
     for (const int64_t bytes : ledger().now()) CHECK(bytes == 0, "{} bytes are still booked", bytes);
     const Comm world = make_comm(make_fake_backend(int(rank), int(config.mesh.size())), {});
     Llama model(o.model, o.llama(), stage_of(config, o.model, rank));
-    Trainer trainer(o, model, data, flags);
+    Trainer trainer(o, model, data);
+    const RunOutputs outputs(trainer, flags);
     const Quiet no_progress;
     CommRuntime runtime(world);
     const Composed composed(model, trainer, o, config, world);

@@ -6,6 +6,7 @@
 
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/random.h"
+#include "08_3d_full/plan/group_table.h"
 
 namespace train70b {
 
@@ -20,47 +21,10 @@ Hash mixed(Hash a, Hash b) { return random_bits(a, b); }
 Hash mixed(Hash a, double b) { return mixed(a, std::bit_cast<Hash>(b)); }
 Hash mixed(Hash a, const std::string& b) { return mixed(a, Hash(std::hash<std::string>()(b))); }
 
-// The groups of one family.
-struct RankGroups {
-    std::vector<int32_t> group, index;  // by rank: its group, -1: none; its place in the group
-    std::vector<std::vector<int64_t>> members;
-};
-
-std::vector<RankGroups> groups_of(const Recording& recording) {
-    const size_t n = size_t(recording.ranks);
-    RankGroups world{.group = std::vector<int32_t>(n, 0), .index = std::vector<int32_t>(n), .members = {{}}};
-    for (size_t rank = 0; rank < n; ++rank) {
-        world.index[rank] = int32_t(rank);
-        world.members[0].push_back(int64_t(rank));
-    }
-    std::vector<RankGroups> all = {world};
-    for (size_t family = 1; family < recording.families.size(); ++family) {
-        const GroupFamily& made = recording.families[family];
-        CHECK(made.parent < int(family), "family {} of parent {}", family, made.parent);
-        const RankGroups& parent = all[size_t(std::max(0, made.parent))];
-        RankGroups groups{.group = std::vector<int32_t>(n, -1), .index = std::vector<int32_t>(n, -1)};
-        for (const std::vector<int64_t>& members : parent.members) {
-            std::unordered_map<int, int32_t> group_of_color;
-            for (size_t i = 0; i < members.size(); ++i) {
-                const int color = made.colors[i];
-                if (color < 0) continue;
-                const auto [at, is_new] = group_of_color.try_emplace(color, int32_t(groups.members.size()));
-                if (is_new) groups.members.emplace_back();
-                std::vector<int64_t>& mine = groups.members[size_t(at->second)];
-                groups.group[size_t(members[i])] = at->second;
-                groups.index[size_t(members[i])] = int32_t(mine.size());
-                mine.push_back(members[i]);
-            }
-        }
-        all.push_back(std::move(groups));
-    }
-    return all;
-}
-
 class Refinement {
   public:
     Refinement(const Recording& recording, const SimulationModel& model, const SimulationOptions& options)
-        : recording_(recording), model_(model), groups_(groups_of(recording)) {
+        : recording_(recording), model_(model), groups_(recording) {
         find_used_calls();
         for (int64_t rank = 0; rank < recording.ranks; ++rank) add_sites(rank);
         if (shares_cores()) add_cores();
@@ -86,7 +50,7 @@ class Refinement {
         return model_.cores > 0 && std::min(model_.ranks_per_node, recording_.ranks) > model_.cores;
     }
     const Sequence& of(int64_t rank) const { return recording_.of(rank); }
-    const RankGroups& groups(const CommCall& call) const { return groups_[size_t(call.family)]; }
+    const GroupTable::Family& groups(const CommCall& call) const { return groups_.of(call.family); }
     int64_t group_size(const CommCall& call, int64_t rank) const;
     // A peer's number in the group. A sequence has those of the rank that was recorded; ranks of one ring share it.
     int translated(const CommCall& call, int peer, int64_t rank) const;
@@ -99,7 +63,7 @@ class Refinement {
     void add_sites(int64_t rank);
     void add_collectives(const CommCall& first, int64_t rank);
     void add_messages(const CommCall& call, int64_t sender, int64_t receiver);
-    void add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int64_t>& members,
+    void add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int32_t>& members,
                       int64_t sender);
     void add_cores();
     void color(const SimulationOptions& options);
@@ -107,7 +71,7 @@ class Refinement {
 
     const Recording& recording_;
     const SimulationModel& model_;
-    const std::vector<RankGroups> groups_;
+    const GroupTable groups_;
     std::vector<std::vector<char>> used_;              // by sequence and call
     std::vector<std::vector<int32_t>> collective_at_;  // by family and group: a site, -1: none yet
     std::unordered_map<Hash, int32_t> message_at_;
@@ -129,19 +93,20 @@ void Refinement::find_used_calls() {
                     if (event.kind == Event::Kind::call) calls[size_t(event.what)] = 1;
         used_.push_back(std::move(calls));
     }
-    for (const RankGroups& groups : groups_) collective_at_.emplace_back(groups.members.size(), -1);
+    for (size_t family = 0; family < recording_.families.size(); ++family)
+        collective_at_.emplace_back(groups_.of(int(family)).members.size(), -1);
     link_rates_ = model_.links;
 }
 
 int64_t Refinement::group_size(const CommCall& call, int64_t rank) const {
-    const int32_t group = groups(call).group[size_t(rank)];
+    const int32_t group = groups(call).group_of[size_t(rank)];
     CHECK(group >= 0, "rank {} is in no group {}", rank, recording_.families[size_t(call.family)].name);
     return int64_t(groups(call).members[size_t(group)].size());
 }
 
 int Refinement::translated(const CommCall& call, int peer, int64_t rank) const {
     if (!call.shift) return peer;
-    const std::vector<int32_t>& index = groups(call).index;
+    const std::vector<int32_t>& index = groups(call).place;
     const int64_t n = group_size(call, rank), by = peer - index[size_t(of(rank).rank)];
     return int(((index[size_t(rank)] + by) % n + n) % n);
 }
@@ -150,7 +115,7 @@ int64_t Refinement::peer_rank(const CommCall& call, int peer, int64_t rank) cons
     const int64_t n = group_size(call, rank);
     const int peer_index = translated(call, peer, rank);
     CHECK(peer_index < n, "{} with rank {} of {}", call.operation, peer_index, n);
-    return groups(call).members[size_t(groups(call).group[size_t(rank)])][size_t(peer_index)];
+    return groups(call).members[size_t(groups(call).group_of[size_t(rank)])][size_t(peer_index)];
 }
 
 Hash Refinement::message_kind(const CommCall& call) {
@@ -176,7 +141,7 @@ void Refinement::add_sites(int64_t rank) {
         if (!used_[sequence][i]) continue;
         if (!call.message()) {
             group_size(call, rank);
-            if (collective_at_[size_t(call.family)][size_t(groups(call).group[size_t(rank)])] < 0)
+            if (collective_at_[size_t(call.family)][size_t(groups(call).group_of[size_t(rank)])] < 0)
                 add_collectives(call, rank);
             continue;
         }
@@ -185,12 +150,12 @@ void Refinement::add_sites(int64_t rank) {
     }
 }
 
-void Refinement::add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int64_t>& members,
+void Refinement::add_transfer(Site& site, int32_t id, const CommCall& call, const std::vector<int32_t>& members,
                               int64_t sender) {
     const Hash hash = call_hash(call);
     for (const auto& [known, latency] : site.latency)
         if (known == hash) return;
-    const Transfer transfer = model_.transfer(call, members, sender);
+    const Transfer transfer = model_.transfer(call, {members.begin(), members.end()}, sender);
     CHECK(transfer.latency_s >= 0, "a latency of {} s", transfer.latency_s);
     site.latency.push_back({hash, transfer.latency_s});
     for (const auto& [link, bytes] : transfer.loads)
@@ -199,16 +164,16 @@ void Refinement::add_transfer(Site& site, int32_t id, const CommCall& call, cons
 
 // All collectives of this rank's group in the family.
 void Refinement::add_collectives(const CommCall& first, int64_t rank) {
-    const int32_t group = groups(first).group[size_t(rank)], id = int32_t(sites_.size());
-    const std::vector<int64_t>& members = groups(first).members[size_t(group)];
+    const int32_t group = groups(first).group_of[size_t(rank)], id = int32_t(sites_.size());
+    const std::vector<int32_t>& members = groups(first).members[size_t(group)];
     collective_at_[size_t(first.family)][size_t(group)] = id;
     Site site{.kind = mixed(Hash(first.family) + 1, Hash(0)), .first_entry = entries_.size()};
-    for (const int64_t member : members) site.ranks.push_back({member, false});
+    for (const int32_t member : members) site.ranks.push_back({member, false});
     const size_t sequence = size_t(recording_.class_of[size_t(rank)]);
     const std::vector<CommCall>& calls = of(rank).calls;
     for (size_t i = 0; i < calls.size(); ++i)
         if (used_[sequence][i] && !calls[i].message() && calls[i].family == first.family)
-            add_transfer(site, id, calls[i], members, groups(first).index[size_t(rank)]);
+            add_transfer(site, id, calls[i], members, groups(first).place[size_t(rank)]);
     site.end_entry = entries_.size();
     sites_.push_back(std::move(site));
 }
@@ -218,14 +183,14 @@ void Refinement::add_messages(const CommCall& call, int64_t sender, int64_t rece
     if (find_message(call, sender, receiver) >= 0) return;
     const int32_t id = int32_t(sites_.size());
     message_at_[mixed(mixed(message_kind(call), Hash(sender)), Hash(receiver))] = id;
-    const std::vector<int32_t>& index = groups(call).index;
+    const std::vector<int32_t>& index = groups(call).place;
     const int64_t n = group_size(call, sender), by = index[size_t(receiver)] - index[size_t(sender)];
     Site site{.kind = mixed(message_kind(call), Hash((by + n) % n)),  // to the next rank and to the one before: two
               .ranks = {{sender, false}, {receiver, true}},
               .first_entry = entries_.size()};
     const size_t sequence = size_t(recording_.class_of[size_t(sender)]);
     const std::vector<CommCall>& calls = of(sender).calls;
-    const std::vector<int64_t>& members = groups(call).members[size_t(groups(call).group[size_t(sender)])];
+    const std::vector<int32_t>& members = groups(call).members[size_t(groups(call).group_of[size_t(sender)])];
     for (size_t i = 0; i < calls.size(); ++i) {
         if (!used_[sequence][i] || calls[i].to < 0 || message_kind(calls[i]) != message_kind(call) ||
             peer_rank(calls[i], calls[i].to, sender) != receiver)
@@ -233,7 +198,7 @@ void Refinement::add_messages(const CommCall& call, int64_t sender, int64_t rece
         CommCall mine = calls[i];
         mine.to = translated(mine, mine.to, sender);
         if (mine.from >= 0) mine.from = translated(mine, mine.from, sender);
-        add_transfer(site, id, mine, members, groups(call).index[size_t(sender)]);
+        add_transfer(site, id, mine, members, groups(call).place[size_t(sender)]);
     }
     site.end_entry = entries_.size();
     sites_.push_back(std::move(site));
@@ -398,7 +363,8 @@ EqualRanks Refinement::result() const {
                 CHECK(found != transfer_at.end(), "{}: no other rank of the group makes this call", call.operation);
                 uses[i].collective_or_send.transfer = found->second;
             };
-            if (!call.message()) sends(collective_at_[size_t(call.family)][size_t(groups(call).group[size_t(rank)])]);
+            if (!call.message())
+                sends(collective_at_[size_t(call.family)][size_t(groups(call).group_of[size_t(rank)])]);
             if (call.to >= 0) sends(find_message(call, rank, peer_rank(call, call.to, rank)));
             if (call.from >= 0)
                 uses[i].receive = meeting(

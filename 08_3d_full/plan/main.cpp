@@ -6,10 +6,7 @@
 // Watch: memory excludes most layouts; bubble, tp and recomputation decide among the rest. The first list comes after
 //        seconds, by the estimate; then the best are simulated, and each comes with the flags of chapter 08. Exit code 2
 //        if no layout fits: how much is missing, and how many devices do.
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -20,6 +17,7 @@
 #include "01_single_gpu/flags/model_flags.h"
 #include "01_single_gpu/report/report.h"
 #include "07_fp8/flags.h"
+#include "08_3d_full/plan/progress_line.h"
 #include "08_3d_full/plan/simulate_best.h"
 
 using namespace train70b;
@@ -55,31 +53,6 @@ class Sequences {
   private:
     FILE* file_ = nullptr;
     std::optional<Dataset> dataset_;
-};
-
-// How far the work is, on stderr: on a terminal one line that is written again and again, else a line every ten seconds.
-class ProgressLine {
-  public:
-    ~ProgressLine() { clear(); }
-    void show(const char* what, double part) {
-        const auto now = std::chrono::steady_clock::now();
-        if (now < next_) return;
-        next_ = now + (terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
-        std::fputs(
-            fmt::format("{}plan: {}: {:.0f}%{}", terminal_ ? "\r\033[K" : "", what, 100 * part, terminal_ ? "" : "\n")
-                .c_str(),
-            stderr);
-        shown_ = terminal_;
-    }
-    void clear() {
-        if (std::exchange(shown_, false)) std::fputs("\r\033[K", stderr);
-    }
-
-  private:
-    const bool terminal_ = isatty(STDERR_FILENO) == 1;
-    bool shown_ = false;
-    std::chrono::steady_clock::time_point next_ =
-        std::chrono::steady_clock::now() + (terminal_ ? std::chrono::milliseconds(500) : std::chrono::seconds(10));
 };
 
 // Beyond those that are printed, layouts that are slower than this by the estimate are not simulated.

@@ -41,7 +41,7 @@ std::optional<LossSpikes::Spike> LossSpikes::add(double loss) {
     return spike;
 }
 
-bool SpikeAlarm::after_step(const StepReport& report, const std::vector<double>&) {
+bool SpikeAlarm::after_step(const StepReport& report) {
     if (report.targets == 0) return true;  // no loss at all
     if (const auto spike = spikes_.add(report.loss))
         trainer_.note(

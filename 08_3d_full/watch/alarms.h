@@ -37,7 +37,7 @@ class LossSpikes {
 class SpikeAlarm : public RunControl {
   public:
     SpikeAlarm(Trainer& trainer, int64_t window, double z) : trainer_(trainer), spikes_(window, z) {}
-    bool after_step(const StepReport& report, const std::vector<double>&) override;
+    bool after_step(const StepReport& report) override;
 
   private:
     Trainer& trainer_;

@@ -101,7 +101,7 @@ void Inject::gradients_ready(int64_t step) {
     if (slow_) std::this_thread::sleep_for(std::chrono::duration<double>(now_seconds() - begin_));
 }
 
-bool Inject::after_step(const StepReport& report, const std::vector<double>&) {
+bool Inject::after_step(const StepReport& report) {
     if (const Fault* fault = strikes("bitflip", report.step)) flip_bit(*fault);
     return true;
 }

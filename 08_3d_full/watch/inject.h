@@ -38,7 +38,7 @@ class Inject : public RunControl {
 
     void before_step(int64_t step) override;
     void gradients_ready(int64_t step) override;
-    bool after_step(const StepReport& report, const std::vector<double>& sums) override;
+    bool after_step(const StepReport& report) override;
 
   private:
     const Fault* strikes(const char* kind, int64_t step) const;  // says so; null: it does not

@@ -81,14 +81,15 @@ void NoiseScale::backward_ended(size_t unit) {
     }
 }
 
-std::vector<double> NoiseScale::votes(int64_t) {
-    if (!measures_) return {};
+void NoiseScale::gradients_ready(int64_t) {
+    if (!measures_) return;
     const std::vector<double> small = read(sums_);
-    return {std::accumulate(small.begin(), small.end(), 0.0), trainer_.store->matrix_squares()};
+    squares_ = {std::accumulate(small.begin(), small.end(), 0.0), trainer_.store->matrix_squares()};
 }
 
-void NoiseScale::complete(StepReport& report, const std::vector<double>& sums) {
+void NoiseScale::complete(StepReport& report) {
     if (!measures_) return;
+    const std::vector<double> sums = trainer_.groups.sum(squares_);
     const double ranks = double(trainer_.groups.dp->size());
     const double parts = double(trainer_.micro_batches(report.step)) * ranks, b_small = double(micro_batch_);
     // The loss is scaled by the tokens of the global batch, so a micro-batch's gradient is 1 / parts of its mean.

@@ -9,7 +9,7 @@
 //
 // big: the global batch. small: a rank's first micro-batch, whose gradient alone is in the buffers when a unit's first
 // backward pass has ended, before anything is added to it or reduced; |G_small|^2 is averaged over the data-parallel
-// ranks. That costs two passes over the gradients per step, and no message: the sums ride in those of loss and norm.
+// ranks. That costs two passes over the gradients and a sum of two numbers per step.
 // One step's |G|^2 is noisy and may be negative, so both are averaged over steps before they are divided.
 #include "01_single_gpu/trainer.h"
 
@@ -35,8 +35,8 @@ class NoiseScale : public RunControl {
     NoiseScale(const NoiseScale&) = delete;
 
     void before_step(int64_t step) override;
-    std::vector<double> votes(int64_t step) override;
-    void complete(StepReport& report, const std::vector<double>& sums) override;
+    void gradients_ready(int64_t step) override;
+    void complete(StepReport& report) override;
     void finish() override;
 
   private:
@@ -50,6 +50,7 @@ class NoiseScale : public RunControl {
     std::vector<int64_t> first_sum_;             // of each unit in sums_
     std::vector<bool> measured_;                 // whether the unit's first backward pass of the step has ended
     Tensor sums_;                                // of the squares of each matrix' gradient, fp64
+    std::vector<double> squares_;                // of this rank: of its first micro-batch's gradient, of the whole one
     bool begun_ = false, measures_ = false;
     NoiseMoments moments_;
 };

@@ -67,7 +67,7 @@ Prometheus::Prometheus(const std::string& path, double every_seconds)
     OutputFile(kFlag, path_);  // whether it can be written; the file of an earlier run stays for now
 }
 
-bool Prometheus::after_step(const StepReport& report, const std::vector<double>&) {
+bool Prometheus::after_step(const StepReport& report) {
     if (!last_ && report.step == 1) restarts_ = 0;
     last_ = report;
     for (const auto& [operation, bytes] : report.comm_bytes) bytes_[operation] += bytes;

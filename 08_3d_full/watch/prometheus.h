@@ -18,7 +18,7 @@ class Prometheus : public RunControl {
     // path empty: does nothing. Usage error if it cannot be written.
     explicit Prometheus(const std::string& path, double every_seconds = 1);
 
-    bool after_step(const StepReport& report, const std::vector<double>&) override;
+    bool after_step(const StepReport& report) override;
     // Counts alarms, by kind; knows the events of chapter 08's checkpoints and of its check of replicas.
     void recorded(const nlohmann::ordered_json& event) override;
     void finish() override;

@@ -1,6 +1,6 @@
 #pragma once
 // What the parts of the emulated GPU need of each other: block.cpp runs a launch, access.cpp checks what its threads
-// touch, memory.cpp owns device memory, runtime.cpp the streams.
+// touch, memory.cpp owns device memory, runtime.cpp the streams, devices.cpp the GPUs and the last error.
 #include "cuda_runtime.h"
 #include "emulate.h"
 
@@ -40,6 +40,11 @@ class Unchecked {
   private:
     bool before_;
 };
+
+// ---- devices.cpp ----
+// What cudaGetLastError() returns from here on; `what` is printed.
+cudaError_t error(cudaError_t code);
+cudaError_t error(cudaError_t code, const std::string& what);
 
 // ---- access.cpp ----
 enum class Kind : uint8_t { read, write, atomic };

@@ -88,13 +88,7 @@ const auto kPace = Pace(choice("EMULATE_STREAMS", {"random", "eager", "lazy"}));
 std::recursive_mutex& device = *new std::recursive_mutex;
 auto& streams = *new std::vector<cudaStream_t>;
 std::atomic<uint64_t> calls = 0;  // of the host
-thread_local cudaError_t last_error = cudaSuccess;
 auto& allowed_shared = *new std::map<const void*, int>;
-
-cudaError_t error(cudaError_t code, const std::string& what) {
-    refuse(what);
-    return last_error = code;
-}
 
 // Tries the first operation of a stream: true if it is done.
 bool try_first(cudaStream_t stream) {
@@ -225,62 +219,6 @@ using namespace emulate;
 
 extern "C" {
 
-// ---- GPUs ----
-
-cudaError_t CUDARTAPI cudaGetDeviceCount(int* count) {
-    *count = gpu_count();
-    return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
-}
-cudaError_t CUDARTAPI cudaGetDevice(int* gpu) { return *gpu = current_gpu, cudaSuccess; }
-cudaError_t CUDARTAPI cudaSetDevice(int gpu) {
-    if (gpu < 0 || gpu >= gpu_count())
-        return error(cudaErrorInvalidDevice, "cudaSetDevice: no GPU " + std::to_string(gpu));
-    current_gpu = gpu;
-    return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* id, int length, int gpu) {
-    std::snprintf(id, size_t(length), "0000:%02x:00.0", gpu + 1);
-    return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-    *properties = {};
-    std::strcpy(properties->name, "NVIDIA H200 (emulated)");
-    properties->totalGlobalMem = kArena;
-    properties->multiProcessorCount = 132;
-    properties->major = 9;
-    return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free, size_t* total) {
-    *total = kArena;
-    *free = *total - device_bytes();
-    return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t CUDARTAPI cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t CUDARTAPI cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
-cudaError_t CUDARTAPI cudaPeekAtLastError() { return last_error; }
-const char* CUDARTAPI cudaGetErrorString(cudaError_t code) {
-    switch (code) {
-        case cudaSuccess: return "no error";
-        case cudaErrorInvalidValue: return "invalid argument";
-        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-        case cudaErrorInvalidDevice: return "invalid device ordinal";
-        case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-        case cudaErrorMemoryAllocation: return "out of memory";
-        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-        case cudaErrorNotReady: return "device not ready";
-        default: return "an error";
-    }
-}
-cudaError_t CUDARTAPI cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
-    static char only = 0;
-    return *pool = reinterpret_cast<cudaMemPool_t>(&only), cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-    return *least = 0, *greatest = -5, cudaSuccess;
-}
-
 // ---- streams and events ----
 
 cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
@@ -373,7 +311,7 @@ cudaError_t CUDARTAPI cudaMallocAsync(void** p, size_t bytes, cudaStream_t strea
         return error(cudaErrorInvalidValue, "cudaMallocAsync: the stream belongs to another GPU than the current one");
     if (bytes == 0) return error(cudaErrorInvalidValue, "cudaMallocAsync: 0 bytes");
     *p = allocate(bytes);
-    return *p ? cudaSuccess : last_error = cudaErrorMemoryAllocation;
+    return *p ? cudaSuccess : error(cudaErrorMemoryAllocation);
 }
 cudaError_t CUDARTAPI cudaFreeAsync(void* p, cudaStream_t stream) {
     {
@@ -388,7 +326,7 @@ cudaError_t CUDARTAPI cudaFreeAsync(void* p, cudaStream_t stream) {
 }
 cudaError_t CUDARTAPI cudaMallocHost(void** p, size_t bytes) {
     *p = allocate_pinned(bytes);
-    return *p ? cudaSuccess : last_error = cudaErrorMemoryAllocation;
+    return *p ? cudaSuccess : error(cudaErrorMemoryAllocation);
 }
 cudaError_t CUDARTAPI cudaFreeHost(void* p) {
     cudaDeviceSynchronize();

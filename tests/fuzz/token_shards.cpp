@@ -39,8 +39,8 @@ Target target() {
         folder.write(text ? "data/a.txt" : "data/a.bin", input.substr(0, cut));
         if (two) folder.write(mask ? "data/a.mask.bin" : "data/b.bin", input.substr(cut));
         const Source data(folder.path() + "/data", choice & 4 ? 300 : 60000, 1 + (choice >> 4), choice & 8 ? 0.3 : -1);
-        for (int64_t i = 0; i < 2 * data.samples_per_epoch() && i < 50; ++i) data.sample(1, i);
-        for (int64_t i = 0; i < data.validation_samples() && i < 50; ++i) data.validation_sample(i);
+        for (int64_t i = 0; i < 2 * data.samples_per_epoch() && i < 50; ++i) data.window(1, i);
+        for (int64_t i = 0; i < data.validation_samples() && i < 50; ++i) data.validation_window(i);
         data.read(0, data.tokens());
         if (data.has_masks()) data.read_mask(0, data.tokens());
     };

@@ -1,0 +1,238 @@
+// config.json: rope scaling, families of models, and what is refused by key.
+#include <numbers>
+
+#include "tests/hf.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+TEST_CASE("llama3 rope scaling: long waves slowed down, short ones kept, a blend between; both ways to write it") {
+    const Checkpoint saved;
+    const ordered_json scaling = {{"rope_type", "llama3"},
+                                  {"factor", 8.0},
+                                  {"low_freq_factor", 1.0},
+                                  {"high_freq_factor", 4.0},
+                                  {"original_max_position_embeddings", 8192}};
+    saved.set("rope_theta", 500000.0);
+    saved.set("rope_scaling", scaling);
+    LlamaConfig config = saved.read();
+    config.hidden = 128 * config.heads;  // D = 128, as Llama-3.1 has it
+    const Rope rope = config.rope();
+    int kept = 0, slowed = 0, blended = 0;
+    for (int i = 0; i < 64; ++i) {
+        const double plain = std::pow(500000.0, -i / 64.0), wavelength = 2 * std::numbers::pi / plain;
+        double expected = plain;
+        if (wavelength > 8192.0 / 1)
+            expected = plain / 8, ++slowed;
+        else if (wavelength < 8192.0 / 4)
+            ++kept;
+        else {
+            const double smooth = (8192 / wavelength - 1) / (4 - 1);
+            expected = (1 - smooth) * plain / 8 + smooth * plain, ++blended;
+        }
+        EXPECT(std::abs(rope.inv_freq[i] / expected - 1) <= 1e-12);
+    }
+    EXPECT(kept > 20);
+    EXPECT(slowed > 20);
+    EXPECT(blended > 3);
+
+    const LlamaConfig first = saved.read();
+    EXPECT(hf_config(first, DType::f32)["rope_scaling"] == scaling);
+    saved.remove("rope_scaling");
+    saved.remove("rope_theta");
+    ordered_json newer = scaling;
+    newer["rope_theta"] = 500000.0;
+    saved.set("rope_parameters", newer);
+    EXPECT(hf_config(saved.read(), DType::f32) == hf_config(first, DType::f32));
+    saved.set("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 77.0}});
+    EXPECT(saved.read().rope_theta == 77);
+    EXPECT(!saved.read().rope_scaling);
+}
+
+TEST_CASE("config.json: what is missing, ill-typed or another model is refused by key") {
+    const Checkpoint saved;
+    for (const char* key : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                            "vocab_size", "rms_norm_eps"}) {
+        const ordered_json value = saved.config()[key];
+        saved.remove(key);
+        EXPECT_USAGE_ERROR(saved.read(), (std::string("config.json: ") + key + " is missing").c_str());
+        for (const ordered_json& bad : {ordered_json("16"), ordered_json(-16), ordered_json(0), ordered_json(true),
+                                        ordered_json({16}), ordered_json(1e300 * 1e300)}) {
+            saved.set(key, bad);
+            EXPECT_USAGE_ERROR(saved.read(), key);
+        }
+        saved.set(key, value);
+        (void)saved.read();
+    }
+    const ordered_json good = {{"rope_type", "llama3"},
+                               {"factor", 8.0},
+                               {"low_freq_factor", 1.0},
+                               {"high_freq_factor", 4.0},
+                               {"original_max_position_embeddings", 8192}};
+    const auto changed = [&](const char* key, const ordered_json& value) {
+        ordered_json scaling = good;
+        scaling[key] = value;
+        return scaling;
+    };
+    const std::tuple<const char*, ordered_json, const char*> bad[] = {
+        {"hidden_size", 16.5, "hidden_size 16.5: must be an integer"},
+        {"head_dim", 5, "config.json: head_dim 5: the head size must be even"},
+        {"head_dim", 258, "config.json: head_dim 258: the head size must be at most 256"},
+        {"num_key_value_heads", 3,
+         "num_attention_heads 4 is not divisible by num_key_value_heads 3 (try num_key_value_heads 1)"},
+        {"num_hidden_layers", 2000000000, "num_hidden_layers"},
+        {"tie_word_embeddings", 1, "tie_word_embeddings 1: must be true or false"},
+        {"attention_bias", true, "attention_bias true: a bias of o_proj is not supported"},
+        {"mlp_bias", true, "mlp_bias"},
+        {"hidden_act", "gelu", "hidden_act \"gelu\""},
+        {"model_type", "gemma2", "model_type \"gemma2\""},
+        {"model_type", "qwen3_moe", "model_type \"qwen3_moe\""},
+        {"model_type", "mistral", "sliding_window is missing, which means 4096"},
+        {"num_experts", 8, "num_experts 8: mixtures of experts are not supported"},
+        {"num_local_experts", 8, "num_local_experts 8: mixtures of experts are not supported"},
+        {"layer_types", {"full_attention", "sliding_attention"}, "layer_types"},
+        {"layer_types", "full_attention", "layer_types \"full_attention\": must be a list"},
+        {"quantization_config", {{"bits", 4}}, "quantization_config"},
+        {"rope_theta", "x", "rope_theta"},
+        {"rope_theta", 1e308, "rope_theta 1e+308: must be a number from 1 to 1000000000000"},
+        {"rope_theta", 1e-308, "rope_theta 1e-308: must be a number from 1 to"},
+        {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5.0}}, "rope_theta 10000.0: but"},
+        {"rope_scaling", 8, "rope_scaling 8: must be an object"},
+        {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}, "rope_scaling: type \"dynamic\""},
+        {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}}, "rope_scaling: rope_type \"yarn\""},
+        {"rope_scaling", {{"rope_type", "longrope"}}, "rope_scaling: rope_type \"longrope\""},
+        {"rope_scaling", {{"type", "linear"}}, "rope_scaling: factor is missing"},
+        {"rope_scaling", {{"factor", 2.0}}, "rope_scaling: type is missing"},
+        {"rope_scaling", changed("factor", -1), "rope_scaling: factor -1"},
+        {"rope_scaling", changed("factor", 1e-300), "rope_scaling: factor 1e-300: must be a number from 1 to 1000000"},
+        {"rope_scaling", changed("factor", nullptr), "rope_scaling: factor is missing"},
+        {"rope_scaling", changed("low_freq_factor", 4.0), "low_freq_factor 4.0: must be less than high_freq_factor"},
+        {"rope_scaling", changed("original_max_position_embeddings", 0.5), "original_max_position_embeddings"},
+    };
+    for (const auto& [key, value, part] : bad) {
+        const Checkpoint damaged;
+        damaged.set(key, value);
+        INFO(key);
+        EXPECT_USAGE_ERROR(damaged.read(), part);
+    }
+    {
+        const Checkpoint damaged;
+        damaged.remove("head_dim");
+        damaged.set("hidden_size", 18);
+        EXPECT_USAGE_ERROR(damaged.read(),
+                           "hidden_size 18 is not divisible by num_attention_heads 4 (try hidden_size 20)");
+        damaged.set("hidden_size", 16);
+        damaged.set("num_attention_heads", 16);
+        EXPECT_USAGE_ERROR(damaged.read(), "must be even");
+    }
+    write_text(saved / "config.json", "{\"hidden_size\": ");
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: truncated or corrupt: byte 17 is not valid JSON");
+    write_text(saved / "config.json", "[]");
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a JSON object");
+    write_text(saved / "config.json", nested_lists(200'000));
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: nested deeper than 64 levels");
+    fs::remove(saved / "config.json");
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: cannot be read");
+    REQUIRE(mkfifo((saved / "config.json").c_str(), 0600) == 0);
+    EXPECT_USAGE_ERROR(saved.read(), "config.json: is not a regular file");
+    EXPECT_USAGE_ERROR(read_hf_config(saved / "nowhere"), "nowhere: is not a folder");
+}
+
+TEST_CASE("families: written with their own model_type, class and keys, and read again as they were") {
+    struct Case {
+        const char *type, *architecture;
+        LlamaConfig config;
+    };
+    std::vector<Case> cases = {{"llama", "LlamaForCausalLM", small_config()},
+                               {"llama", "LlamaForCausalLM", small_config()},
+                               {"mistral", "MistralForCausalLM", small_config()},
+                               {"qwen2", "Qwen2ForCausalLM", small_config()},
+                               {"qwen3", "Qwen3ForCausalLM", small_config()}};
+    cases[1].config.head_size = 6;
+    cases[1].config.rope_scaling = RopeScaling{.factor = 3, .linear = true};
+    cases[2].config.hidden = 18, cases[2].config.head_size = 4;  // transformers' Llama wants it divisible by the heads
+    cases[3].config.qkv_bias = true;
+    cases[4].config.qk_norm = true, cases[4].config.head_size = 10;
+    for (const auto& [type, architecture, config] : cases) {
+        LlamaConfig expected = config;
+        expected.family = type;
+        EXPECT(hf_config(expected, DType::f32) == hf_config(config, DType::f32));  // what it is written as by itself
+        INFO(std::string(type) << ", hidden " << config.hidden << ", heads of " << config.head_dim());
+        const ordered_json json = hf_config(config, DType::f32);
+        EXPECT(json["model_type"] == type);
+        EXPECT(json["architectures"] == ordered_json({architecture}));
+        const Folder folder;
+        Llama model(config, {.init_std = 0.3});
+        model.materialize(3);
+        save(folder.text(), model);
+        const LlamaConfig again = read_hf_config(folder.text());
+        EXPECT(hf_config(again, DType::f32) == json);
+        EXPECT(again.head_dim() == config.head_dim());
+        EXPECT(again.qkv_bias == config.qkv_bias);
+        EXPECT(again.qk_norm == config.qk_norm);
+        EXPECT(again.rope().inv_freq[1] == config.rope().inv_freq[1]);
+        Llama loaded(again, {});
+        loaded.materialize(4);
+        HfWeights(folder.text(), again).load(loaded.params());
+        EXPECT(bits(model) == bits(loaded));
+    }
+    {
+        LlamaConfig config = small_config();  // that of a Llama, but loaded as Mistral
+        config.family = "mistral";
+        EXPECT(hf_config(config, DType::f32)["architectures"] == ordered_json({"MistralForCausalLM"}));
+        EXPECT(hf_config(parse_hf_config(nlohmann::json::parse(hf_config(config, DType::f32).dump()), "config.json"),
+                         DType::f32) == hf_config(config, DType::f32));
+    }
+    EXPECT(cases[1].config.rope().inv_freq[1] == std::pow(10000.0, -2.0 / 6) / 3);
+    const std::map<std::string, Shape> added = {{"model.layers.1.self_attn.q_proj.bias", {16}},
+                                                {"model.layers.1.self_attn.k_proj.bias", {8}},
+                                                {"model.layers.1.self_attn.v_proj.bias", {8}},
+                                                {"model.layers.1.self_attn.q_norm.weight", {10}},
+                                                {"model.layers.1.self_attn.k_norm.weight", {10}}};
+    size_t found = 0;
+    for (const Case& each : {cases[3], cases[4]})
+        for (const Param& param : all_params(each.config))
+            if (const auto at = added.find(param.name); at != added.end())
+                found += param.global_shape == at->second ? 1 : 0;
+    EXPECT(found == added.size());
+}
+
+TEST_CASE("what a family's config.json leaves out, and which of its keys mean full attention") {
+    const auto parse = [](const std::string& type, const ordered_json& changes) {
+        ordered_json json = {{"model_type", type},      {"hidden_size", 64}, {"num_attention_heads", 32},
+                             {"intermediate_size", 24}, {"vocab_size", 20},  {"num_hidden_layers", 2},
+                             {"rms_norm_eps", 1e-6}};
+        json.update(changes);
+        return parse_hf_config(nlohmann::json::parse(json.dump()), "config.json");
+    };
+    const ordered_json none = ordered_json::object();
+    EXPECT(parse("llama", none).kv_heads == 32);
+    EXPECT(parse("llama", none).head_dim() == 2);
+    EXPECT(parse("qwen2", none).kv_heads == 32);
+    EXPECT(parse("qwen2", none).head_dim() == 2);
+    EXPECT(parse("qwen2", {{"num_attention_heads", 64}, {"head_dim", 4}}).kv_heads == 32);
+    EXPECT(parse("qwen2", {{"num_key_value_heads", nullptr}}).kv_heads == 32);
+    EXPECT(parse("qwen3", none).head_dim() == 128);
+    EXPECT(parse("qwen3", none).kv_heads == 32);
+    EXPECT(parse("qwen3", none).rope_theta == 10000);
+    EXPECT(parse("mistral", {{"sliding_window", nullptr}}).kv_heads == 8);
+    EXPECT((parse("qwen2", none).qkv_bias && !parse("qwen2", none).qk_norm));
+    EXPECT((!parse("qwen3", none).qkv_bias && parse("qwen3", none).qk_norm));
+    EXPECT(parse("qwen2", {{"attention_bias", false}}).qkv_bias);  // a key that Qwen2 does not have
+
+    (void)parse("qwen2", {{"use_sliding_window", false}, {"sliding_window", 4096}, {"max_window_layers", 0}});
+    (void)parse("qwen2", {{"use_sliding_window", true}});  // from layer 28 on
+    (void)parse("qwen2", {{"use_sliding_window", true}, {"sliding_window", nullptr}, {"max_window_layers", 0}});
+    (void)parse("qwen3", {{"use_sliding_window", true},
+                          {"max_window_layers", 0},
+                          {"layer_types", {"full_attention", "full_attention"}}});
+    for (const char* type : {"qwen2", "qwen3"})
+        EXPECT_USAGE_ERROR(parse(type, {{"use_sliding_window", true}, {"max_window_layers", 1}}),
+                           "use_sliding_window true: sliding-window attention is not supported");
+    EXPECT_USAGE_ERROR(parse("qwen2", {{"use_sliding_window", 1}}), "use_sliding_window 1: must be true or false");
+    EXPECT_USAGE_ERROR(parse("mistral", {{"sliding_window", 4096}}), "sliding_window 4096: sliding-window attention");
+    EXPECT_USAGE_ERROR(parse("qwen3", {{"attention_bias", true}}), "attention_bias true: a bias of o_proj");
+    EXPECT_USAGE_ERROR(parse("qwen3", {{"partial_rotary_factor", 0.5}}), "partial_rotary_factor 0.5");
+    EXPECT(parse("llama", {{"rope_parameters", {{"rope_type", "linear"}, {"factor", 2}, {"rope_theta", 7}}}})
+               .rope_scaling->linear);
+}

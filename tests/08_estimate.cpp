@@ -1,0 +1,161 @@
+// The planner's estimate of a step, and what it says of days, tokens and batches.
+#include <algorithm>
+#include <map>
+
+#include "tests/plans.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+TEST_CASE("the estimate: products at the peak, communication that takes no time, the schedule's bubble") {
+    for (const int64_t gpus : {1, 4, 12}) {
+        PlanRequest r = small_request(gpus);
+        const ClusterModel cluster = ideal(gpus);
+        Estimator estimator(r, cluster);
+        // 6 FLOPs per parameter and token (without the embedding), and attention over half of the pairs.
+        const double tokens = double(r.global_batch * r.seq_len);
+        const double flops = tokens * flops_per_token(r.model, double(r.seq_len));
+        const double least = flops / double(gpus) / 1e6;
+        for (const Layout& layout : enumerate_layouts(r).layouts) {
+            const Estimate e = estimator(layout);
+            INFO(flags_of(r, layout));
+            EXPECT(e.compute >= 0.97 * least);  // norms' weights are no products
+            EXPECT(e.tp + e.cp + e.dp + e.pp <= 1e-4 * e.compute);
+            if (layout.pp == 1) {
+                EXPECT(e.bubble == 0);
+                if (r.model.kv_heads % layout.tp == 0 && r.model.vocab % layout.tp == 0)
+                    EXPECT(e.compute <= 1.1 * least);  // attention's backward pass: 2.5 forward ones, not 2
+            } else {
+                const int64_t m = r.global_batch / (layout.dp * layout.micro_batch);
+                const double b =
+                    schedule_generators()[size_t(layout.schedule)].bubble({layout.pp, m, layout.virtual_stages});
+                EXPECT(e.bubble == doctest::Approx((e.compute + e.recompute) * b / (1 - b)).epsilon(1e-4));
+            }
+            if (layout.recompute == Recompute::none) EXPECT(e.recompute == 0);
+            if (layout.recompute == Recompute::full) EXPECT(e.recompute > 0.2 * e.compute);
+        }
+    }
+}
+
+TEST_CASE("the estimate: slower links make exposed communication, of the axis that uses them") {
+    PlanRequest r = small_request(8);
+    ClusterModel slow = ideal(8, 1e15);
+    slow.nvlink = slow.rail = {1e6, 1e-3, "wire"};
+    Estimator estimator(r, slow);
+    for (const Layout& layout : enumerate_layouts(r).layouts) {
+        const Estimate e = estimator(layout);
+        INFO(flags_of(r, layout));
+        EXPECT((e.tp > 0) == (layout.tp > 1));
+        EXPECT((e.cp > 0) == (layout.cp > 1));
+        EXPECT((e.pp > 0) == (layout.pp > 1));
+        EXPECT((e.dp > 0) == (layout.dp * layout.cp > 1));
+    }
+}
+
+TEST_CASE("the estimate: the bytes of every axis, over the links between its ranks") {
+    // Nodes of two devices that compute and copy in no time, at 1000 bytes/s between nodes.
+    constexpr double kRate = 1e3;
+    PlanRequest r = small_request(8);
+    ClusterModel cluster = ideal(8, 1e15);
+    cluster.nodes = 4, cluster.gpus_per_node = cluster.rails = 2;
+    cluster.rail = {kRate, 0, "wire"};
+    const double E = double(r.model.hidden), layers = double(r.model.layers), kv = double(r.model.kv_width(1));
+    const auto about = [](double seconds) { return doctest::Approx(seconds).epsilon(1e-3); };
+    Estimator estimator(r, cluster);
+    for (const int64_t b : {1, 2}) {  // tp 2 inside a node, dp 4 over the nodes: each on its rail
+        const double m = 24.0 / (4 * double(b));
+        for (int64_t zero = 0; zero <= 3; ++zero) {
+            const Layout layout{.tp = 2, .dp = 4, .zero = zero, .micro_batch = b};
+            const Estimate e = estimator(layout);
+            const double once = stage_sizes(r.model, layout)[0].elements * 3 / 4 / kRate;
+            INFO(flags_of(r, layout));
+            // Gradients of 4 bytes, parameters of 2: gathered after the update, or twice per micro-batch.
+            EXPECT(e.dp == about(once * (zero == 0 ? 8 : zero == 1 ? 4 : zero == 2 ? 4 * m : (2 + 2 + 4) * m)));
+            EXPECT(e.update == about(zero == 1 || zero == 2 ? 2 * once : 0));
+        }
+    }
+    for (const int64_t v : {1, 2}) {  // dp 2 inside a node, pp 4 over the nodes
+        PlanRequest eight = r;
+        eight.model.layers = 8;
+        int64_t schedule = 0;
+        while (schedule_generators()[size_t(schedule)].name != (v == 1 ? "1f1b" : "interleaved")) ++schedule;
+        const Estimate e =
+            Estimator(eight, cluster)({.dp = 2, .pp = 4, .schedule = schedule, .virtual_stages = v, .micro_batch = 1});
+        EXPECT(e.pp == about(2 * (3 + 12 * double(v)) * (48 * E * 2 / kRate)));
+    }
+    // tp over the nodes: two all-reduces forward, two backward, and two more to recompute.
+    const Layout tp{.tp = 4, .dp = 2, .micro_batch = 1};
+    Layout again = tp;
+    again.recompute = Recompute::full;
+    EXPECT(estimator(tp).tp > 0);
+    EXPECT(estimator(again).tp == about(1.5 * estimator(tp).tp));
+    // cp over the nodes, tp 2 inside: keys and values around a ring, 3 hops forward, and backward with gradients.
+    const Layout cp{.tp = 2, .cp = 4, .micro_batch = 1};
+    const double part = 2 * 12 * kv / 2 * 2 / kRate;  // K and V of 12 tokens of half of the heads
+    EXPECT(estimator(cp).cp == about(24 * layers * 3 * (1 + 2) * part));
+    r.cp_algorithm = "gather";
+    Estimator gather(r, cluster);
+    again = cp;
+    again.recompute = Recompute::selective;
+    EXPECT(gather(cp).cp == about(24 * layers * 3 * (1 + 1 + 1) * part));
+    EXPECT(gather(again).cp == about(24 * layers * 3 * (2 + 1 + 1) * part));
+}
+
+TEST_CASE("the estimate: the update reads and writes what the rank owns") {
+    for (const bool narrow : {false, true})
+        for (int64_t zero = 0; zero <= 3; ++zero) {
+            PlanRequest r = small_request(8);
+            if (narrow) r.optimizer = "adamw8bit";
+            ClusterModel cluster = ideal(8, 1e15);
+            cluster.device.measured["pointwise"] = {0, 1e3};
+            const Layout layout{.dp = 8, .zero = zero, .micro_batch = 1};
+            const double owned = stage_sizes(r.model, layout)[0].elements / (zero > 0 ? 8 : 1);
+            // Masters and two moments, both ways; gradients of 4 bytes, weights of 2.
+            EXPECT(Estimator(r, cluster)(layout).update ==
+                   doctest::Approx(owned * (2 * (narrow ? 6 : 12) + 4 + 2) / 1e3).epsilon(1e-3));
+        }
+}
+
+TEST_CASE("days, hours and price") {
+    // 86,400 tokens/s: a token per second of the day, so a day is 86,400^2 tokens.
+    EXPECT(tokens_per_day(86400) == doctest::Approx(86400.0 * 86400.0));
+    const RunCost cost = run_cost(86400.0 * 86400.0 * 3, 86400, 8, 2.5);
+    EXPECT(cost.days == doctest::Approx(3));
+    EXPECT(cost.gpu_hours == doctest::Approx(3 * 24 * 8));
+    EXPECT(cost.price == doctest::Approx(3 * 24 * 8 * 2.5));
+    EXPECT(checkpoint_bytes(1e9) == doctest::Approx(12e9));
+}
+
+TEST_CASE("Chinchilla: the optimum of the fitted loss, found by search; the ratio; the paper's own model") {
+    for (const double flops : {1e19, 5.76e23, 1e26}) {
+        const ModelAndTokens by_fit = chinchilla_by_fit(flops), by_ratio = chinchilla_by_ratio(flops);
+        EXPECT(6 * by_fit.parameters * by_fit.tokens == doctest::Approx(flops));
+        EXPECT(6 * by_ratio.parameters * by_ratio.tokens == doctest::Approx(flops));
+        EXPECT(by_ratio.tokens / by_ratio.parameters == doctest::Approx(20));
+        double best = 1e30, at = 0;  // over 8 decades of model sizes
+        for (double n = 1e6; n < 1e14; n *= 1.001)
+            if (const double loss = chinchilla_loss(n, flops / 6 / n); loss < best) best = loss, at = n;
+        EXPECT(by_fit.parameters == doctest::Approx(at).epsilon(0.01));
+    }
+    // Hoffmann et al., equation 10: the loss of the data, of a model too small, of too few tokens.
+    EXPECT(chinchilla_loss(1e300, 1e300) == doctest::Approx(1.69));
+    EXPECT(chinchilla_loss(1, 1e300) == doctest::Approx(1.69 + 406.4));
+    EXPECT(chinchilla_loss(1e300, 1) == doctest::Approx(1.69 + 410.7));
+    // Chinchilla itself: 70B parameters, 1.4T tokens, the FLOPs of Gopher (5.76e23).
+    const ModelAndTokens chinchilla = chinchilla_by_ratio(5.76e23);
+    EXPECT(chinchilla.parameters == doctest::Approx(70e9).epsilon(0.02));
+    EXPECT(chinchilla.tokens == doctest::Approx(1.4e12).epsilon(0.02));
+}
+
+TEST_CASE("the critical batch: the hyperbola of steps and tokens, and Kaplan's fit") {
+    for (const double batch : {1e4, 1e6, 3e7}) {
+        const double noise = 2e6;
+        // (S / S_min - 1) (E / E_min - 1) = 1, and S B / (S_min B_noise) = E / E_min
+        EXPECT((steps_factor(batch, noise) - 1) * (tokens_factor(batch, noise) - 1) == doctest::Approx(1));
+        EXPECT(steps_factor(batch, noise) * batch / noise == doctest::Approx(tokens_factor(batch, noise)));
+    }
+    EXPECT(steps_factor(2e6, 2e6) == doctest::Approx(2));
+    EXPECT(kaplan_critical_batch(1) == doctest::Approx(2.1e8));
+    // "The critical batch size doubles for every 13% decrease in loss" (Kaplan et al., section 5.1).
+    EXPECT(kaplan_critical_batch(2 * 0.87) / kaplan_critical_batch(2) == doctest::Approx(2).epsilon(0.04));
+}

@@ -1,0 +1,59 @@
+#pragma once
+// A run whose sequences are spread over ranks.
+#include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/core/registry.h"
+#include "02_data_parallel/data_parallel.h"
+#include "04_tensor_parallel/tensor_parallel.h"
+#include "06_context_parallel/flags.h"
+#include "06_context_parallel/report.h"
+#include "tests/documents.h"
+#include "tests/parallel.h"
+
+namespace train70b::test {
+
+inline TrainOptions shape(const Text& text, int64_t kv_heads, int64_t global_batch) {
+    return of_model(tiny(text), {.layers = 2, .hidden = 64, .heads = 8, .kv_heads = kv_heads, .ffn = 72, .vocab = 131},
+                    48, global_batch);
+}
+
+// All ranks of `all`, cp to a copy of the model.
+struct Context {
+    ContextLayout layout;
+    Comm context;
+    CommRuntime runtime;
+    std::unique_ptr<DataParallel> data_parallel;
+    Session session;
+
+    Context(TrainOptions o, const Comm& all, int64_t cp, const ContextParallelOptions& options)
+        : layout(context_layout(o.model, o.seq_len, cp, options)),
+          context(all.split([cp](int rank) { return int(rank / cp); }, "cp")),
+          runtime(all),
+          session(with_micro_batch(o, all.size() / cp), [&](Session& s) {
+              apply_context_parallel(s.model, context, layout);
+              const Comm copies = all.split([](int) { return 0; }, "dp_cp");
+              data_parallel =
+                  std::make_unique<DataParallel>(s.model, copies, DataParallelOptions{}, AdamW::maker(o.adamw()));
+              use_store(s.trainer, *data_parallel, copies);
+              s.trainer.runtime = &runtime;
+              s.trainer.groups.dp = std::make_shared<Coordinate>(all.rank() / cp, all.size() / cp);
+              s.trainer.batches.of_rank = layout.of_rank(context.rank());
+          }) {}
+    static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks) {
+        o.micro_batch = o.global_batch / data_ranks;
+        return o;
+    }
+};
+
+inline std::vector<ContextParallelOptions> algorithms(int64_t cp) {
+    std::vector<ContextParallelOptions> list;
+    for (const std::string& name : names_of(context_algorithms())) list.push_back({name});
+    if (cp == 8) list.push_back({"hybrid", 4});
+    if (cp > 2) list.push_back({"hybrid", cp});
+    return list;
+}
+
+inline std::string options_text(const ContextParallelOptions& options) {
+    return options.algorithm + (options.ulysses_size > 0 ? fmt::format(" {}", options.ulysses_size) : "");
+}
+
+}  // namespace train70b::test

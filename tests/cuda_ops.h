@@ -1,0 +1,103 @@
+#pragma once
+// An op on the GPU beside the same on the CPU.
+#include <cstring>
+#include <map>
+
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+#include "tests/ops.h"
+
+namespace train70b::test {
+
+inline bool have_gpu() {
+    if (why_no_cuda().empty()) return true;
+    DOCTEST_MESSAGE("skipped: " << why_no_cuda());
+    return false;
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16};
+
+// Results of the ops under test; the same call on both devices must agree within the rounding of the dtype. `what`: op
+// and shape, for the message where one fails.
+using Results = std::vector<Tensor>;
+inline double norm(const std::vector<double>& x) { return std::sqrt(dot(x, x)); }
+
+// Relative to the norm of each result, or to `least` where that is larger.
+inline void expect_near(const std::string& what, DType dtype, const Results& cuda, const Results& cpu,
+                        double fp32_bound, double least = 0) {
+    REQUIRE(cpu.size() == cuda.size());
+    for (size_t i = 0; i < cpu.size(); ++i) {
+        INFO(what << ": result " << i << ", " << std::string(name_of(dtype)));
+        // bf16: both round the same fp32 value, up to the last bit of bf16 where the values differ in fp32's last bits.
+        std::vector<double> found = values(cuda[i]), expected = values(cpu[i]);
+        for (size_t j = 0; j < expected.size(); ++j)  // the lse of a query that sees no key
+            if (expected[j] == -INFINITY && found[j] == -INFINITY) expected[j] = found[j] = 0;
+        const double size = norm(expected), scale = size > 0 && size < least ? size / least : 1;
+        EXPECT(scale * distance(found, expected) <= (dtype == DType::f32 ? fp32_bound : 4e-3));
+    }
+}
+
+inline void compare(const std::string& what, DType dtype, const std::function<Results(Device)>& op,
+                    double fp32_bound = 5e-6) {
+    const Results cpu = op(Device::cpu);
+    expect_near(what, dtype, op(Device::cuda), cpu, fp32_bound);
+}
+
+// An op and its gradient, which takes the op's results: compares the results, then the gradients that both devices
+// compute from the CPU's results. From its own results each would compute other gradients: attention's takes
+// sum(dout * out), a sum in which the rounding of out can be much of what is left. Where each query sees one key at
+// most, dq and dk are 0 but for rounding: no gradient is held to less than a tenth of the largest one's norm, dv's.
+inline void compare_with_gradient(const std::string& what, DType dtype, DType gradient_dtype,
+                                  const std::function<Results(Device)>& op,
+                                  const std::function<Results(Device, const Results&)>& gradient, double fp32_bound) {
+    const Results cpu = op(Device::cpu);
+    expect_near(what, dtype, op(Device::cuda), cpu, fp32_bound);
+    Results copies;
+    for (const Tensor& x : cpu) copy(copies.emplace_back(x.shape(), x.dtype(), Device::cuda), x);
+    const Results expected = gradient(Device::cpu, cpu);
+    double largest = 0;
+    for (const Tensor& x : expected) largest = std::max(largest, norm(values(x)));
+    expect_near(what + ", gradient", gradient_dtype, gradient(Device::cuda, copies), expected, fp32_bound,
+                0.1 * largest);
+}
+
+inline std::string ops(const std::string& names, const Shape& sizes) { return names + " " + to_string(sizes); }
+
+// An array of the test, on one device.
+struct Maker {
+    Device device;
+    DType dtype;
+    Tensor random(Shape shape, uint64_t key, double size = 1) const {
+        int64_t count = 1;
+        for (int64_t dim : shape) count *= dim;
+        std::vector<double> numbers = randoms(count, key);
+        for (double& x : numbers) x *= size;
+        return tensor(numbers, std::move(shape), dtype, device);
+    }
+    Tensor empty(Shape shape) const { return Tensor(std::move(shape), dtype, device); }
+    Tensor floats(Shape shape) const { return Tensor(std::move(shape), DType::f32, device); }
+    Tensor zeros(Shape shape, DType type = DType::f32) const {
+        Tensor x(std::move(shape), type, device);
+        fill(x, 0);
+        return x;
+    }
+    Tensor ids(int64_t count, int64_t below, uint64_t key) const {
+        std::vector<int32_t> list(count);
+        for (int64_t i = 0; i < count; ++i) list[i] = int32_t(random_bits(key, i) % uint64_t(below));
+        return upload(list, {count}, device);
+    }
+};
+
+// Rows and columns: whole packs, remainders, one, and rows that are not 16-byte aligned.
+// In a slice, one of the two long ones.
+const std::vector<std::array<int64_t, 2>> kSizes = [] {
+    std::vector<std::array<int64_t, 2>> list = {{4, 64}, {7, 40}, {5, 19}, {1, 1}};
+    for (const std::array<int64_t, 2> large : {std::array<int64_t, 2>{33, 1000}, {300, 136}}) {
+        bool taken = false;
+        for (int64_t i = 0; i < 4; ++i) taken = taken || in_gpu_slice(2 * i + (large[0] == 300));
+        if (taken) list.push_back(large);
+    }
+    return list;
+}();
+
+}  // namespace train70b::test

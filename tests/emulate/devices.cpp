@@ -1,0 +1,78 @@
+// The runtime API's calls about GPUs, and errors.
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "internal.h"
+
+namespace emulate {
+
+static thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t error(cudaError_t code) { return last_error = code; }
+cudaError_t error(cudaError_t code, const std::string& what) {
+    refuse(what);
+    return error(code);
+}
+
+}  // namespace emulate
+
+using namespace emulate;
+
+extern "C" {
+
+cudaError_t CUDARTAPI cudaGetDeviceCount(int* count) {
+    *count = gpu_count();
+    return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+cudaError_t CUDARTAPI cudaGetDevice(int* gpu) { return *gpu = current_gpu, cudaSuccess; }
+cudaError_t CUDARTAPI cudaSetDevice(int gpu) {
+    if (gpu < 0 || gpu >= gpu_count())
+        return error(cudaErrorInvalidDevice, "cudaSetDevice: no GPU " + std::to_string(gpu));
+    current_gpu = gpu;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* id, int length, int gpu) {
+    std::snprintf(id, size_t(length), "0000:%02x:00.0", gpu + 1);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+    *properties = {};
+    std::strcpy(properties->name, "NVIDIA H200 (emulated)");
+    properties->totalGlobalMem = kArena;
+    properties->multiProcessorCount = 132;
+    properties->major = 9;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free, size_t* total) {
+    *total = kArena;
+    *free = *total - device_bytes();
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t CUDARTAPI cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t CUDARTAPI cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t CUDARTAPI cudaPeekAtLastError() { return last_error; }
+const char* CUDARTAPI cudaGetErrorString(cudaError_t code) {
+    switch (code) {
+        case cudaSuccess: return "no error";
+        case cudaErrorInvalidValue: return "invalid argument";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+        case cudaErrorNotReady: return "device not ready";
+        default: return "an error";
+    }
+}
+cudaError_t CUDARTAPI cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
+    static char only = 0;
+    return *pool = reinterpret_cast<cudaMemPool_t>(&only), cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    return *least = 0, *greatest = -5, cudaSuccess;
+}
+
+}  // extern "C"

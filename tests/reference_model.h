@@ -1,0 +1,225 @@
+#pragma once
+// The models of chapter 01 once more, in double precision: weights by name, one token at a time.
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/llama.h"
+#include "01_single_gpu/optimizer.h"
+#include "tests/support.h"
+
+namespace train70b::test {
+
+constexpr LlamaConfig make_config() {
+    LlamaConfig c;
+    c.layers = 2, c.hidden = 16, c.heads = 4, c.kv_heads = 2, c.ffn = 24, c.vocab = 20;
+    return c;
+}
+
+struct Tokens {
+    int64_t sequences = 2, seq_len = 7;
+    std::vector<int32_t> tokens, targets, positions;
+    Tokens() {
+        for (int64_t i = 0; i < sequences * seq_len; ++i) {
+            tokens.push_back(int32_t(random_bits(5, i) % 20));
+            targets.push_back(int32_t(random_bits(6, i) % 20));
+            positions.push_back(int32_t(i % seq_len));
+        }
+    }
+    Batch batch(Device device = Device::cpu) const {
+        const auto up = [&](const std::vector<int32_t>& v) { return upload(v, {int64_t(v.size())}, device); };
+        return {sequences, seq_len, up(tokens), up(targets), up(positions), 1.0 / double(tokens.size())};
+    }
+};
+
+// ---- the reference: weights by name, one token at a time ------------------------------------------------------------
+using Weights = std::map<std::string, Doubles>;
+
+inline Doubles times(const Doubles& w, const Doubles& x) {  // W x
+    Doubles y(w.size() / x.size());
+    for (size_t o = 0; o < y.size(); ++o) y[o] = std::inner_product(x.begin(), x.end(), &w[o * x.size()], 0.0);
+    return y;
+}
+
+inline Doubles normed(const Doubles& x, const Doubles& weight, double eps) {
+    const double scale = 1 / std::sqrt(dot(x, x) / double(x.size()) + eps);
+    Doubles y(x);
+    for (size_t i = 0; i < x.size(); ++i) y[i] *= scale * weight[i];
+    return y;
+}
+
+inline Doubles heads_normed(const Doubles& heads, const Doubles& weight, double eps) {
+    Doubles y;
+    for (size_t h = 0; h < heads.size(); h += weight.size())
+        for (double value : normed(Doubles(heads.begin() + h, heads.begin() + h + weight.size()), weight, eps))
+            y.push_back(value);
+    return y;
+}
+
+inline void rotate(Doubles& heads, int64_t D, double position, double theta) {
+    for (int64_t i = 0; i < D / 2; ++i) {
+        const double angle = position * std::pow(theta, -2.0 * i / D), cosine = std::cos(angle), sine = std::sin(angle);
+        for (size_t h = 0; h < heads.size(); h += D) {
+            const double a = heads[h + i], b = heads[h + i + D / 2];
+            heads[h + i] = a * cosine - b * sine;
+            heads[h + i + D / 2] = b * cosine + a * sine;
+        }
+    }
+}
+
+inline void add_to(Doubles& x, const Doubles& y) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+}
+
+inline double reference_loss(const LlamaConfig& c, const Weights& w, const Tokens& data) {
+    const int64_t D = c.head_dim();
+    double loss = 0;
+    for (int64_t s = 0; s < data.sequences; ++s) {
+        const int64_t first = s * data.seq_len;
+        std::vector<Doubles> x;
+        for (int64_t t = 0; t < data.seq_len; ++t) {
+            const double* row = &w.at("model.embed_tokens.weight")[data.tokens[first + t] * c.hidden];
+            x.emplace_back(row, row + c.hidden);
+        }
+        for (int64_t layer = 0; layer < c.layers; ++layer) {
+            const auto find = [&](const char* name, const char* what = "weight", bool there = true) -> const Doubles& {
+                static const Doubles none;
+                return there ? w.at(fmt::format("model.layers.{}.{}.{}", layer, name, what)) : none;
+            };
+            const Doubles &input_norm = find("input_layernorm"), &mlp_norm = find("post_attention_layernorm"),
+                          &q_proj = find("self_attn.q_proj"), &q_bias = find("self_attn.q_proj", "bias", c.qkv_bias),
+                          &k_proj = find("self_attn.k_proj"), &k_bias = find("self_attn.k_proj", "bias", c.qkv_bias),
+                          &v_proj = find("self_attn.v_proj"), &v_bias = find("self_attn.v_proj", "bias", c.qkv_bias),
+                          &q_norm = find("self_attn.q_norm", "weight", c.qk_norm),
+                          &k_norm = find("self_attn.k_norm", "weight", c.qk_norm), &o_proj = find("self_attn.o_proj"),
+                          &gate_proj = find("mlp.gate_proj"), &up_proj = find("mlp.up_proj"),
+                          &down_proj = find("mlp.down_proj");
+            std::vector<Doubles> keys, vals;
+            for (int64_t t = 0; t < data.seq_len; ++t) {
+                const Doubles n = normed(x[t], input_norm, c.norm_eps);
+                const auto product = [&](const Doubles& weight, const Doubles& bias) {
+                    Doubles y = times(weight, n);
+                    if (c.qkv_bias) add_to(y, bias);
+                    return y;
+                };
+                Doubles q = product(q_proj, q_bias), k = product(k_proj, k_bias);
+                if (c.qk_norm) {
+                    q = heads_normed(q, q_norm, c.norm_eps);
+                    k = heads_normed(k, k_norm, c.norm_eps);
+                }
+                const double position = double(t) / (c.rope_scaling ? c.rope_scaling->factor : 1);  // linear
+                rotate(q, D, position, c.rope_theta);
+                rotate(k, D, position, c.rope_theta);
+                keys.push_back(k);
+                vals.push_back(product(v_proj, v_bias));
+                Doubles mixed(c.q_width());
+                for (int64_t h = 0; h < c.heads; ++h) {
+                    const int64_t kv = h / (c.heads / c.kv_heads);
+                    Doubles p(t + 1);
+                    double sum = 0;
+                    for (int64_t j = 0; j <= t; ++j) {
+                        for (int64_t d = 0; d < D; ++d) p[j] += q[h * D + d] * keys[j][kv * D + d];
+                        sum += p[j] = std::exp(p[j] / std::sqrt(double(D)));
+                    }
+                    for (int64_t j = 0; j <= t; ++j)
+                        for (int64_t d = 0; d < D; ++d) mixed[h * D + d] += p[j] / sum * vals[j][kv * D + d];
+                }
+                add_to(x[t], times(o_proj, mixed));
+                const Doubles m = normed(x[t], mlp_norm, c.norm_eps);
+                Doubles gate = times(gate_proj, m);
+                const Doubles up = times(up_proj, m);
+                for (int64_t f = 0; f < c.ffn; ++f) gate[f] *= up[f] / (1 + std::exp(-gate[f]));
+                add_to(x[t], times(down_proj, gate));
+            }
+        }
+        const Doubles& head = w.at(c.tied ? "model.embed_tokens.weight" : "lm_head.weight");
+        const Doubles& last_norm = w.at("model.norm.weight");
+        for (int64_t t = 0; t < data.seq_len; ++t) {
+            const Doubles logits = times(head, normed(x[t], last_norm, c.norm_eps));
+            double sum = 0;
+            for (double logit : logits) sum += std::exp(logit);
+            loss += std::log(sum) - logits[data.targets[first + t]];
+        }
+    }
+    return loss / double(data.tokens.size());
+}
+
+inline Weights weights_of(Llama& model) {
+    Weights w;
+    for (Param* param : model.params()) w[param->name] = values(param->data);
+    return w;
+}
+
+// The elements of a parameter that are differentiated: all, or an eighth of a large one on each commit.
+inline Doubles chosen(const Doubles& all, bool every_element) {
+    Doubles some;
+    for (size_t i = 0; i < all.size(); ++i)
+        if (every_element || all.size() < 128 || in_slice(int64_t(i + i / 8))) some.push_back(all[i]);
+    return some;
+}
+
+inline Weights reference_gradient(const LlamaConfig& c, Weights w, const Tokens& data, bool every_element) {
+    Weights gradient;
+    for (auto& [name, weight] : w) {
+        std::vector<double*> elements;  // those that are chosen, in the same order
+        Doubles places(weight.size());
+        for (size_t i = 0; i < places.size(); ++i) places[i] = double(i);
+        for (const double place : chosen(places, every_element)) elements.push_back(&weight[size_t(place)]);
+        const Doubles before = chosen(weight, every_element);
+        const auto write = [&elements](const Doubles& numbers) {
+            for (size_t i = 0; i < elements.size(); ++i) *elements[i] = numbers[i];
+        };
+        gradient[name] = differentiate(
+            [&](const Doubles& numbers) {
+                write(numbers);
+                return reference_loss(c, w, data);
+            },
+            before);
+        write(before);
+    }
+    return gradient;
+}
+
+// The families of models: Llama's, and what others have besides.
+struct Family {
+    const char* name;
+    LlamaConfig config;
+};
+inline std::vector<Family> families() {
+    std::vector<Family> list = {{"llama", make_config()}};
+    const auto add = [&](const char* name) -> LlamaConfig& {
+        list.push_back({name, make_config()});
+        return list.back().config;
+    };
+    add("tied embeddings").tied = true;
+    add("biases of q, k, v").qkv_bias = true;
+    LlamaConfig& normed = add("norms of q and k, heads wider than the hidden size");
+    normed.qk_norm = true, normed.head_size = 6;
+    LlamaConfig& narrow = add("narrow heads, linear RoPE scaling");
+    narrow.heads = 2, narrow.kv_heads = 1, narrow.head_size = 4,
+    narrow.rope_scaling = RopeScaling{.factor = 3, .linear = true};
+    return list;
+}
+
+// Biases and the norms of q and k start as 0 and 1, where mistakes do not show: others instead.
+inline void draw_vectors(Llama& model) {
+    uint64_t key = 77;
+    for (Block& block : model.blocks)
+        for (Param* param : {&block.q_bias, &block.k_bias, &block.v_bias, &block.q_norm, &block.k_norm})
+            if (param->data) {
+                Doubles drawn = randoms(param->data.size(), ++key);
+                for (double& x : drawn) x = param->init_value + 0.3 * x;
+                copy(param->data, tensor(drawn, param->data.shape(), DType::f64, Device::cpu));
+            }
+}
+
+inline double run_model(Llama& model, const Tokens& data) {
+    for (Param* param : model.params()) fill(param->grad, 0);
+    Tape tape;
+    const double loss = read(model.forward(tape, data.batch()).data)[0];
+    tape.backward();
+    return loss;
+}
+
+}  // namespace train70b::test
