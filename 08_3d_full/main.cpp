@@ -23,7 +23,8 @@ static void program(int argc, char** argv) {
     Probing probing = Probing::off;
     CheckpointOptions checkpoint;
     add_parallel_flags(p.flags, config);
-    add_ramp_flags(p.flags, o);
+    Ramps ramps;
+    add_ramp_flags(p.flags, ramps);
     WatchOptions watch;
     add_watch_flags(p.flags, watch);
     SimulateOptions simulate;
@@ -43,11 +44,12 @@ static void program(int argc, char** argv) {
     config.mesh = mesh_of(config.mesh, p.world.size());
     p.dp = config.mesh.dp;
     // Many small micro-batches fill a pipeline.
-    p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : ramp_micro_batch(o, p.dp));
+    p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : ramp_micro_batch(ramps, p.dp));
     std::vector<Fault> planned;
     together([&] {
         validate(config, o, p.world.size());
-        check_ramps(o, config);
+        check_ramps(ramps, o, config);
+        if (ramps.batch || ramps.seq) o.step_sizes = std::make_shared<RampedSizes>(o.global_batch, o.seq_len, ramps);
         check_watch(watch, o);
         planned = parse_faults(faults, p.comm, o, config.mesh);
         check_replica_check(replica_check, p.options.model, config, p.comm);
@@ -66,6 +68,7 @@ static void program(int argc, char** argv) {
     std::vector<RunControl*>& controls = p.trainer().controls;
     controls.insert(controls.end(), {&inject, &replicas, &checkpoints});
     p.allocate();
+    say_ramps(ramps);
     say_layout(p, composed, config);
     check_machines(p, config, probing, links);
     p.train();

@@ -195,13 +195,21 @@ TEST_CASE("with the reading thread and without it: the same batches, in a run th
     }
 }
 
+// Steps of 2, 4, 6 and from then on 8 samples, whose sequences have 4, 8 and from then on 16 tokens.
+struct Growing : StepSizes {
+    Growing() : StepSizes(8, 16) {}
+    int64_t samples(int64_t step) const override { return std::min<int64_t>(2 * step, 8); }
+    int64_t seq_len(int64_t step) const override { return step < 3 ? 4 * step : 16; }
+    int64_t first_sample(int64_t step) const override { return step < 5 ? step * (step - 1) : 12 + 8 * (step - 4); }
+    bool vary() const override { return true; }
+};
+
 TEST_CASE("ramps: shorter sequences and smaller batches have the samples' targets, and their own number of them") {
     const Sources sources;
     const Dataset data = sources.data();
     TrainOptions o = sources.options;
     o.micro_batch = 2;
-    o.batch_ramp = {2, 8, 6};
-    o.seq_ramp = {4, 16, 6};
+    o.step_sizes = std::make_shared<Growing>();
     Batches batches(o, data);
     const Coordinate dp(0, 1);
     batches.start_reading(dp, 1, 8);
@@ -213,15 +221,15 @@ TEST_CASE("ramps: shorter sequences and smaller batches have the samples' target
         EXPECT(targets == double(std::count_if(expected.begin(), expected.end(), [](int t) { return t >= 0; })));
         for (int64_t index = 0; index < batches.count(dp, step); ++index) {
             const Batch batch = batches.micro_batch(dp, step, index);
-            EXPECT(batch.seq_len == batches.sizes.seq_len(step));
+            EXPECT(batch.seq_len == batches.sizes().seq_len(step));
             EXPECT(batch.loss_scale == 1 / targets);
             const Ints part = ints(batch.targets);
             found.insert(found.end(), part.begin(), part.end());
         }
         EXPECT(found == expected);
     }
-    EXPECT(batches.sizes.seq_len(1) == 4);
-    EXPECT(batches.sizes.samples(1) == 2);
+    EXPECT(batches.sizes().seq_len(1) == 4);
+    EXPECT(batches.sizes().samples(1) == 2);
 }
 
 TEST_CASE("a data file that vanishes under a run: the step that needs it says so, not an earlier one") {

@@ -8,6 +8,9 @@ using namespace train70b::test;
 
 namespace {
 
+// 4, 8, 12, 16, 16 sequences of 8, 8, 16, 16, 32 tokens, cut from samples of 32.
+const Ramps kRamps = {.batch = {4, 16, 3}, .seq = {8, 32, 4}};
+
 TrainOptions ramped_shape(const Text& text) {
     TrainOptions o = tiny(text);
     o.model = {.name = "test", .layers = 4, .hidden = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 131};
@@ -17,8 +20,7 @@ TrainOptions ramped_shape(const Text& text) {
     o.micro_batch = 1;
     o.steps = 5;
     o.lr = o.min_lr = 1e-3;
-    o.batch_ramp = {4, 16, 3};  // 4, 8, 12, 16, 16 sequences
-    o.seq_ramp = {8, 32, 4};    // of 8, 8, 16, 16, 32 tokens; cut from samples of 32
+    o.step_sizes = std::make_shared<RampedSizes>(o.global_batch, o.seq_len, kRamps);
     return o;
 }
 
@@ -64,7 +66,7 @@ TEST_CASE("every layout is one rank's run through both ramps") {
     for (const RampedRun& c : ramped_runs()) {
         if (!in_half(number++)) continue;
         ComposedRun run(o, world(), c.config);
-        check_ramps(o, run.config);
+        check_ramps(kRamps, o, run.config);
         run.session.run();
         const Farthest deviation = one ? worst_deviation(run.session, *one) : Farthest();
         INFO(c.name, ": ", deviation);
@@ -93,7 +95,7 @@ TEST_CASE("a run resumed in the middle of the ramps is the uninterrupted one, in
 TEST_CASE("a continuation of a prompt is the same in every layout, and on one rank") {
     const Text text;
     TrainOptions o = ramped_shape(text);
-    o.batch_ramp = o.seq_ramp = {};
+    o.step_sizes = nullptr;
     o.steps = 2;
     const auto one = run_on_one_rank(o);
     std::vector<double> expected(64);
@@ -116,24 +118,25 @@ TEST_CASE("a continuation of a prompt is the same in every layout, and on one ra
 
 TEST_CASE("ramps that do not divide are refused with what would work") {
     const Text text;
+    TrainOptions o = ramped_shape(text);
+    Ramps ramps = kRamps;
     const auto check = [&](TrainOptions o, ParallelConfig config) {
         validate(config, o, world().size());
-        check_ramps(o, config);
+        check_ramps(ramps, o, config);
     };
     const ParallelConfig data{.mesh = {.dp = 8}}, context{.mesh = {.cp = 8}};
-    TrainOptions o = ramped_shape(text);
     EXPECT_USAGE_ERROR(
         check(o, data),
         "--batch-ramp 4:16:3: the batch grows in multiples of 4, which is not divisible by --micro-batch "
         "1 x 8 data-parallel ranks (try FROM and TO that are multiples of 8)");
     EXPECT_USAGE_ERROR(check(o, context), "--seq-ramp 8:32:4: pieces of 8 tokens are not divisible by 16 (--cp 8");
-    o.seq_ramp.to = 64;
+    ramps.seq.to = 64;
     EXPECT_USAGE_ERROR(check(o, {.mesh = {.dp = 2, .pp = 4}}),
                        "--seq-ramp 8:64:4: must end at --seq-len 32 (try --seq-ramp 8:32:4, or --seq-len 64)");
-    o.seq_ramp = {12, 32, 4};
+    ramps.seq = {12, 32, 4};
     EXPECT_USAGE_ERROR(check(o, {.mesh = {.dp = 2, .pp = 4}}), "TO is not divisible by FROM (try 4:32:4)");
-    o.seq_ramp = {};
-    o.batch_ramp = {4, 16, 3};
+    ramps.seq = {};
+    ramps.batch = {4, 16, 3};
     ParallelConfig interleaved{.mesh = {.dp = 4, .pp = 2}};
     interleaved.pipeline.schedule = "interleaved";
     EXPECT_USAGE_ERROR(check(o, interleaved), "a batch of 4 sequences is 1 micro-batches, and --pipeline interleaved");

@@ -10,7 +10,7 @@
 namespace train70b {
 
 Batches::Batches(const TrainOptions& options, const Dataset& data)
-    : sizes(options.sizes()), options_(options), data_(data) {}
+    : options_(options), sizes_(options.sizes()), data_(data) {}
 Batches::~Batches() = default;
 
 RankTokens Batches::tokens(int64_t seq_len) const {
@@ -29,7 +29,7 @@ Sample Batches::train_sample(int64_t index) const { return without_document_ends
 
 std::vector<Sample> Batches::global_batch(int64_t step) const {
     std::vector<Sample> list;
-    for (int64_t i = 0; i < sizes.samples(step); ++i) list.push_back(train_sample(sizes.first_sample(step) + i));
+    for (int64_t i = 0; i < sizes_->samples(step); ++i) list.push_back(train_sample(sizes_->first_sample(step) + i));
     return list;
 }
 
@@ -43,9 +43,9 @@ void cut(const Sample& sample, int64_t seq_len, std::vector<Sample>& list) {
 }  // namespace
 
 std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const {
-    const int64_t first = sizes.first_sample(step) + (index * dp_size + dp_rank) * options_.micro_batch;
+    const int64_t first = sizes_->first_sample(step) + (index * dp_size + dp_rank) * options_.micro_batch;
     std::vector<Sample> list;
-    for (int64_t i = 0; i < options_.micro_batch; ++i) cut(train_sample(first + i), sizes.seq_len(step), list);
+    for (int64_t i = 0; i < options_.micro_batch; ++i) cut(train_sample(first + i), sizes_->seq_len(step), list);
     return list;
 }
 
@@ -110,7 +110,7 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale) const 
 double Batches::begin_step(const Group& dp, const Group& dp_cp, int64_t step) {
     counted_step_ = step;
     document_pairs_.clear();
-    step_targets_ = double(sizes.tokens(step));
+    step_targets_ = double(sizes_->tokens(step));
     if (!ignores_targets()) return step_targets_;
     const double begin = now_seconds();
     const bool is_read = reader_ && reader_->has(step);
@@ -123,9 +123,9 @@ double Batches::begin_step(const Group& dp, const Group& dp_cp, int64_t step) {
 Batch Batches::micro_batch(const Group& dp, int64_t step, int64_t index) {
     CHECK(counted_step_ == step || !ignores_targets(), "step {}: its targets have not been counted", step);
     const double begin = now_seconds();
-    const double targets = counted_step_ == step ? step_targets_ : double(sizes.tokens(step));
+    const double targets = counted_step_ == step ? step_targets_ : double(sizes_->tokens(step));
     const double loss_scale = targets > 0 ? 1.0 / targets : 0.0;
-    const auto size = size_t(options_.micro_batch * sizes.pieces(step));
+    const auto size = size_t(options_.micro_batch * sizes_->pieces(step));
     Batch batch = reader_ && reader_->has(step)
                       ? upload(std::span(reader_->get(step)).subspan(size_t(index) * size, size), loss_scale)
                       : upload(rank_samples(dp.rank(), dp.size(), step, index), loss_scale);

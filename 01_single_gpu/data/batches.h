@@ -26,7 +26,7 @@ class Batches {
     Batches(const TrainOptions& options, const Dataset& data);
     ~Batches();
 
-    const StepSizes sizes;
+    const StepSizes& sizes() const { return *sizes_; }
     // The tokens of a sequence that this rank has; empty: all. The rows of a batch are ordered by range, then by
     // sequence.
     std::function<RankTokens(int64_t seq_len)> of_rank;
@@ -69,7 +69,7 @@ class Batches {
 
   private:
     int64_t count(int64_t dp_size, int64_t step) const {
-        return sizes.samples(step) / (options_.micro_batch * dp_size);
+        return sizes_->samples(step) / (options_.micro_batch * dp_size);
     }
     Sample without_document_ends(Sample sample) const;
     Sample train_sample(int64_t index) const;
@@ -80,6 +80,7 @@ class Batches {
     Batch upload(std::span<const Sample> samples, double loss_scale) const;
 
     const TrainOptions options_;
+    const std::shared_ptr<const StepSizes> sizes_;
     const Dataset& data_;
     double seconds_ = 0;
     int64_t counted_step_ = 0;  // the step that begin_step was called for

@@ -202,7 +202,9 @@ void CommandLine::check_batches(int64_t data_ranks) {
 
 LrSchedule TrainOptions::schedule() const { return {lr, min_lr, warmup_steps, steps, lr_schedule}; }
 
-StepSizes TrainOptions::sizes() const { return {global_batch, seq_len, batch_ramp, seq_ramp}; }
+std::shared_ptr<const StepSizes> TrainOptions::sizes() const {
+    return step_sizes ? step_sizes : std::make_shared<StepSizes>(global_batch, seq_len);
+}
 
 Llama::Options TrainOptions::llama() const {
     const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).dtype;

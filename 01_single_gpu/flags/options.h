@@ -1,11 +1,12 @@
 #pragma once
 // The flags shared by all chapters: typed, checked, and written to the metrics file.
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "01_single_gpu/core/files.h"
-#include "01_single_gpu/data/ramp.h"
+#include "01_single_gpu/data/step_sizes.h"
 #include "01_single_gpu/flags/flags.h"
 #include "01_single_gpu/flags/lr_schedule.h"
 #include "01_single_gpu/flags/model_flags.h"
@@ -25,7 +26,7 @@ struct TrainOptions {
     std::optional<int64_t> document_token;  // ends a document (documents.h); empty: every sequence is one document
     int64_t sample_every = 0;               // steps between continuations of the prompt; 0: none
     std::string prompt;                     // text; empty: the beginning of the held-out data
-    Ramp batch_ramp, seq_ramp;              // chapter 08
+    std::shared_ptr<const StepSizes> step_sizes;  // null: global_batch sequences of seq_len in every step
 
     int64_t steps = 200, warmup_steps = 20;
     double lr = 3e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
@@ -38,12 +39,12 @@ struct TrainOptions {
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
     std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
-    bool dry_run = false;                          // chapter 08: book memory, compute nothing
-    bool continues = false;                        // chapter 08: an earlier run, and its metrics file
+    bool dry_run = false;                          // book memory, compute nothing
+    bool append_metrics = false;                   // to the file of the run that this one continues
 
     LrSchedule schedule() const;
-    StepSizes sizes() const;
-    Llama::Options llama() const;  // dtype, device, recompute, initial values
+    std::shared_ptr<const StepSizes> sizes() const;  // never null
+    Llama::Options llama() const;                    // dtype, device, recompute, initial values
     AdamW::Hyper adamw() const;
     Device device_kind() const;  // auto: cuda if there is one and it has kernels for dtype
     bool writes_files() const;

@@ -103,7 +103,7 @@ void ReferenceRun::finish() { writer_.finish(); }
 
 MetricsFile::MetricsFile(Trainer& trainer, const ordered_json& flags) : trainer_(trainer) {
     const TrainOptions& o = trainer.options;
-    file_.open(o.metrics, o.continues);
+    file_.open(o.metrics, o.append_metrics);
     const LlamaConfig& c = trainer.model.config;
     const Llama::Options& model = trainer.model.options;
     const std::string mfu = mfu_text(model.device, model.dtype, o.document_token.has_value());
@@ -146,7 +146,7 @@ bool MetricsFile::after_step(const StepReport& report) {
 void MetricsFile::finish() {
     const bool any = last_.step > 0;
     const double seconds = any ? now_seconds() - begin_ : 0;
-    const StepSizes& sizes = trainer_.batches.sizes;
+    const StepSizes& sizes = trainer_.batches.sizes();
     const double tokens = any ? double(sizes.tokens_until(last_.step + 1) - sizes.tokens_until(*first_step_)) : 0;
     ordered_json summary = {
         {"event", "summary"},

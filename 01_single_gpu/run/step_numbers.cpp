@@ -39,7 +39,7 @@ void compare_ranks(StepReport& report, Trainer& trainer, double my_loss) {
 }  // namespace
 
 void add_step_numbers(StepReport& report, Trainer& trainer, double my_loss) {
-    const StepSizes& sizes = trainer.batches.sizes;
+    const StepSizes& sizes = trainer.batches.sizes();
     const double tokens = double(sizes.tokens(report.step));
     report.data_s = trainer.batches.take_seconds();
     report.tokens_per_s = tokens / report.step_s;

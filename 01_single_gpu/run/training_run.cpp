@@ -92,9 +92,6 @@ void TrainingRun::allocate() {
     say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
         data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
         options_.micro_batch);
-    for (const auto& [ramp, what] :
-         {std::pair(options_.batch_ramp, "sequences of a step"), {options_.seq_ramp, "tokens of a sequence"}})
-        if (ramp) say("      {}: from {} to {} over {} steps\n", what, ramp.from, ramp.to, ramp.steps);
     if (data.has_masks()) say("      with masks: the loss is the mean over the targets that they leave\n");
     for (const Dataset::Part& part : data.parts())
         if (data.is_mixture())

@@ -281,7 +281,7 @@ ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) con
             {"version", kCheckpointVersion},
             {"kind", kind},
             {"step", step},
-            {"next_sample", trainer_.batches.sizes.first_sample(step + 1)},
+            {"next_sample", trainer_.batches.sizes().first_sample(step + 1)},
             {"ranks", world_.size()},
             {"layout", {{"tp", mesh.tp}, {"cp", mesh.cp}, {"dp", mesh.dp}, {"pp", mesh.pp}}},
             {"dtype", training_.dtype},

@@ -177,7 +177,7 @@ CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, 
             folder = fmt::format("{}/step-{}", options.dir, int64_t(newest));
         }
         together([&] { open_start(folder, training, flags, world); });
-        training.continues = true;
+        training.append_metrics = true;
         say("resumes {}: step {} of {}, written by {} ranks{}\n", start->folder, start->step + 1, training.steps,
             start->ranks, same_layout(*start, config.mesh) ? "" : " in another layout");
     }
@@ -245,7 +245,7 @@ void CheckpointFolder::open_start(std::string folder, const TrainOptions& traini
         usage_error("{}: holds the weights only; a run goes on from a full checkpoint, DIR/step-N{}", folder, advice);
     check_model(*start, training.model);
     check_flags_of(*start, flags);
-    if (start->json->value("next_sample", json()) != json(training.sizes().first_sample(start->step + 1)))
+    if (start->json->value("next_sample", json()) != json(training.sizes()->first_sample(start->step + 1)))
         usage_error(
             "{}/manifest.json: corrupt: \"next_sample\" is not \"step\" x --global-batch, or what --batch-ramp makes "
             "of "

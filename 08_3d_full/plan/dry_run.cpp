@@ -35,7 +35,7 @@ void run_meta_step(const TrainOptions& options, const nlohmann::ordered_json& fl
                    const std::function<void(const Trainer&)>& after) {
     TrainOptions o = options;
     o.eval_every = o.sample_every = 0;
-    o.batch_ramp = o.seq_ramp = {};  // the largest step
+    o.step_sizes = nullptr;  // the largest step
     o.dry_run = true;
     o.steps = 1;
     for (const int64_t bytes : ledger().now()) CHECK(bytes == 0, "{} bytes are still booked", bytes);

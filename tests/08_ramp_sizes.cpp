@@ -1,6 +1,5 @@
 // --batch-ramp and --seq-ramp: the sizes of every step, and the tokens that are trained on.
-#include "01_single_gpu/data/batches.h"
-#include "01_single_gpu/data/ramp.h"
+#include "08_3d_full/watch/ramps.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -11,7 +10,7 @@ std::vector<int32_t> numbers_of(const Tensor& x) { return {x.data<int32_t>(), x.
 }  // namespace
 
 TEST_CASE("sizes: linear, rounded down to what is allowed, and the last ones from then on") {
-    const StepSizes batch(16, 64, {4, 16, 6}, {});  // 4, 6, 8, 10, 12, 14 before rounding to multiples of 4
+    const RampedSizes batch(16, 64, {{4, 16, 6}, {}});  // 4, 6, 8, 10, 12, 14 before rounding to multiples of 4
     std::vector<int64_t> samples, first;
     for (int64_t step = 1; step <= 8; ++step) {
         samples.push_back(batch.samples(step));
@@ -22,7 +21,7 @@ TEST_CASE("sizes: linear, rounded down to what is allowed, and the last ones fro
     EXPECT(first == std::vector<int64_t>{0, 4, 8, 16, 24, 36, 48, 64});
     EXPECT(batch.tokens_until(9) == 80 * 64);
 
-    const StepSizes seq(16, 48, {}, {8, 48, 5});  // 8, 16, 24, 32, 40 before rounding to 8, 16, 24, 48
+    const RampedSizes seq(16, 48, {{}, {8, 48, 5}});  // 8, 16, 24, 32, 40 before rounding to 8, 16, 24, 48
     std::vector<int64_t> lengths;
     for (int64_t step = 1; step <= 7; ++step) {
         lengths.push_back(seq.seq_len(step));
@@ -39,7 +38,7 @@ TEST_CASE("any ramp: sizes grow, divide, and count every sample once") {
         const auto random = [&](int64_t n) { return int64_t(random_bits(draw, ++drawn) % uint64_t(n)); };
         const int64_t unit = 1 + random(5), from = unit * (1 + random(6)), to = from + unit * random(20);
         const int64_t piece = 1 + random(6), length = piece * (1 + random(12)), steps = 1 + random(30);
-        const StepSizes sizes(to, length, {from, to, steps}, {piece, length, 1 + random(30)});
+        const RampedSizes sizes(to, length, {{from, to, steps}, {piece, length, 1 + random(30)}});
         int64_t next = 0, before = 0, before_len = 0;
         for (int64_t step = 1; step <= 40; ++step) {
             DOCTEST_CHECK_MESSAGE(sizes.first_sample(step) == next, draw);
@@ -67,11 +66,11 @@ TEST_CASE("what a ramp may be") {
 TEST_CASE("a sequence ramp trains on the pieces of the same samples; each piece is a sequence of its own") {
     const Text text;
     TrainOptions o = tiny(text);
-    o.seq_ramp = {4, 16, 2};
     o.micro_batch = 2;
+    o.step_sizes = std::make_shared<RampedSizes>(o.global_batch, o.seq_len, Ramps{{}, {4, 16, 2}});
     Session run(o);
     TrainOptions whole = o;
-    whole.seq_ramp = {};
+    whole.step_sizes = nullptr;
     Session reference(whole);
     for (int64_t index = 0; index < 4; ++index) {
         const Batch pieces = run.trainer.micro_batch(1, index), samples = reference.trainer.micro_batch(1, index);
@@ -90,7 +89,7 @@ TEST_CASE("a batch ramp: fewer micro-batches of the same stream; loss and counts
     const Text text;
     TrainOptions o = tiny(text);
     o.micro_batch = 2;
-    o.batch_ramp = {4, 8, 2};
+    o.step_sizes = std::make_shared<RampedSizes>(o.global_batch, o.seq_len, Ramps{{4, 8, 2}, {}});
     o.steps = 3;
     Session run(o);
     run.run();
