@@ -18,7 +18,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs/drills"))
 import drill as drills  # noqa: E402
-from incidents import CAUSES, INCIDENTS, PARAMETERS  # noqa: E402
+from evidence import CAUSES, PARAMETERS  # noqa: E402
+from incidents import INCIDENTS  # noqa: E402
 
 SEEDS = [7, 23]
 failed = 0

@@ -22,9 +22,11 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs/labs"))
+import grade  # noqa: E402
 import lab as labs  # noqa: E402
+import lab_files  # noqa: E402
 
-labs.ROW_SECONDS = 60  # the machine may be busy with other things
+grade.ROW_SECONDS = 60  # the machine may be busy with other things
 
 
 class Verdicts:
@@ -45,23 +47,23 @@ def card_text(card):
 def with_body(lab, text):
     """The shipped file with the regions of `text`, or with `text` as the body of its only region."""
     shipped = lab.source.read_text()
-    found = labs.regions(text)
+    found = lab_files.regions(text)
     if not found:
-        return labs.replace(shipped, lab.tags()[0], textwrap.indent(text.rstrip("\n"), "    "))
+        return lab_files.replace(shipped, lab.tags()[0], textwrap.indent(text.rstrip("\n"), "    "))
     for tag, begin, end in found:
-        shipped = labs.replace(shipped, tag, "\n".join(text.split("\n")[begin:end]))
+        shipped = lab_files.replace(shipped, tag, "\n".join(text.split("\n")[begin:end]))
     return shipped
 
 
 def blank_fails(lab):
-    card = labs.grade(lab, False)
-    if card["points"] != 0 or labs.complete(card) or "nothing is written yet" not in card.get("error", ""):
+    card = grade.grade(lab, False)
+    if card["points"] != 0 or grade.complete(card) or "nothing is written yet" not in card.get("error", ""):
         return f"the blank file: {card_text(card)}"
     # The blank body also fails where it is compiled: one written region of two, or a comment added.
     if lab.puzzle:
         return ""
     lab.file.write_text(lab.blank() + "// begun\n")
-    card = labs.grade(lab, False)
+    card = grade.grade(lab, False)
     if card["points"] == card["of"] or not any("not written yet" in row.get("found", "") or "not written yet" in
                                                row.get("remark", "") for row in card["rows"]):
         return f"the blank body: {card_text(card)}"
@@ -70,8 +72,8 @@ def blank_fails(lab):
 
 def shipped_passes(lab):
     lab.file.write_text((lab.of / "solution.txt" if lab.puzzle else lab.source).read_text())
-    card = labs.grade(lab, False)
-    if not labs.complete(card) or card["points"] == 0:
+    card = grade.grade(lab, False)
+    if not grade.complete(card) or card["points"] == 0:
         return card_text(card)
     states = re.search(r"(\S+ GB) of parameters, gradients and optimizer states", str(card["rows"]))
     if states and states[1] not in (lab.of / "solution.md").read_text():
@@ -82,7 +84,7 @@ def shipped_passes(lab):
 def wrong_fails(lab, name, promise):
     text = (lab.of / "wrong" / f"{name}.inc").read_text()
     lab.file.write_text(text if lab.puzzle else with_body(lab, text))
-    card = labs.grade(lab, False)
+    card = grade.grade(lab, False)
     shown = card_text(card)
     lost = [row["row"] for row in card["rows"] if row["points"] < row["of"]]
     if "error" in card or lost != promise["loses"] or not 0 < card["points"] < card["of"]:
@@ -93,8 +95,8 @@ def wrong_fails(lab, name, promise):
 def puzzle_refuses(lab, text, says):
     lab.file.write_text(text + "\n")
     try:
-        labs.grade(lab, False)
-    except labs.Refused as refused:
+        grade.grade(lab, False)
+    except lab_files.Refused as refused:
         return "" if says in str(refused) and "\n" not in str(refused) else f"does not say \"{says}\": {refused}"
     return "is not refused"
 
@@ -115,7 +117,7 @@ def check_lab(lab, verdict):
         began = time.monotonic()
         try:
             wrong = step()
-        except labs.Refused as refused:
+        except lab_files.Refused as refused:
             wrong = str(refused)
         verdict(f"{lab.name}, {what}", wrong, time.monotonic() - began)
 
@@ -134,8 +136,8 @@ def said_of_build(folder, *lines):
     path = os.environ["PATH"]
     os.environ["PATH"] = f"{folder}:{path}"
     try:
-        return labs.compile_target(labs.Lab("zigzag", folder), "lab_zigzag") or ""
-    except labs.Refused as refused:
+        return grade.compile_target(lab_files.Lab("zigzag", folder), "lab_zigzag") or ""
+    except lab_files.Refused as refused:
         return f"refused: {refused}"
     finally:
         os.environ["PATH"] = path
@@ -165,15 +167,15 @@ def check_tools(verdict, folder):
                 said_of_build(folder, "ninja: error: manifest 'build.ninja' still dirty after 100 tries"),
                 "refused: ", "still dirty", "rm -r ")),
             ("a failed expectation", expected_in(
-                labs.of_doctest(DOCTEST), "\"every schedule\" fails: 2 is not 1 (1f1b, 3 stages, rank 0)")),
+                grade.of_doctest(DOCTEST), "\"every schedule\" fails: 2 is not 1 (1f1b, 3 stages, rank 0)")),
             ("a failed expectation without values", expected_in(
-                labs.of_doctest("TEST CASE:  one\nx.cpp:1: ERROR: CHECK( good(x) ) is NOT correct!\n  values: CHECK( "
+                grade.of_doctest("TEST CASE:  one\nx.cpp:1: ERROR: CHECK( good(x) ) is NOT correct!\n  values: CHECK( "
                                 "false )\n"), "\"one\" fails: good(x) does not hold"))):
         verdict(f"lab.sh, {what}", wrong, time.monotonic() - began)
     began = time.monotonic()
     forks = "import os, time\nprint(1, flush=True)\nif not os.fork():\n os.setsid(); print(os.getpid(), flush=True); " \
             "time.sleep(40)"
-    code, output = labs.run([sys.executable, "-c", forks], 1)
+    code, output = grade.run([sys.executable, "-c", forks], 1)
     seconds = time.monotonic() - began
     ended = code is None and output.startswith("1\n") and seconds < 20
     verdict("lab.sh, a child that keeps stdout open", "" if ended else f"{code} after {seconds:.1f} s: {output}", seconds)
@@ -198,14 +200,14 @@ def main():
         return 2
     build, names = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:]
     share = os.environ.get("TRAIN70B_TEST_SLICE", "0")
-    every = [name for _, name in labs.all_labs()]
+    every = [name for _, name in lab_files.all_labs()]
     turn = int(os.environ.get("EMULATE_SEED", "0")) % 2  # which of an eighth's two follows the commit
     chosen = names or [name for i, name in enumerate(every) if share == "all" or i == int(share) % 8 + 8 * turn]
     verdict = Verdicts()
     with tempfile.TemporaryDirectory() as folder:
         check_tools(verdict, pathlib.Path(folder))
     for name in chosen:
-        lab, aside = labs.Lab(name, build), build / "lab" / f"{name}.aside"
+        lab, aside = lab_files.Lab(name, build), build / "lab" / f"{name}.aside"
         if lab.folder.exists():
             shutil.rmtree(aside, ignore_errors=True)
             lab.folder.rename(aside)

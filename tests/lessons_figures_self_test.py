@@ -199,6 +199,7 @@ def self_test(predict):
         print(f"{'ok  ' if good else 'FAIL'} {name}" + ("" if good else f": {said}"))
         if not good:
             failed.append(name)
+    import predict_answers  # beside predict, which has set the path
     for name, old, new, said in MUTATIONS:
         with tempfile.TemporaryDirectory() as folder:
             root = make(folder, original.replace(old, new) if old else original)
@@ -220,7 +221,7 @@ def self_test(predict):
         asked = quiz.asked[0]
         for text, value in ANSWERS:
             try:
-                got = asked.value(predict.parse_answer(text))
+                got = asked.value(predict_answers.parse_answer(text))
             except predict.UsageError:
                 got = None
             expect(got == value, f"the answer {text}", got)
@@ -231,8 +232,8 @@ def self_test(predict):
             got = asked.points(answer, 4096)
             expect(got[0] == points, f"the points for {answer} where nothing changes", got)
         in_gb = dataclasses.replace(asked, question=dataclasses.replace(asked.question, text="How many GB?"))
-        expect([in_gb.value(predict.parse_answer(text)) for text in ("3", "3 GB", "3000 MB")] == [3, 3, 3], "GB")
-        results = quiz.run(quiz.asked, [predict.parse_answer("1/2"), predict.parse_answer("4200")])
+        expect([in_gb.value(predict_answers.parse_answer(text)) for text in ("3", "3 GB", "3000 MB")] == [3, 3, 3], "GB")
+        results = quiz.run(quiz.asked, [predict_answers.parse_answer("1/2"), predict_answers.parse_answer("4200")])
         see = "03_zero/README.md:2, \"The idea\""
         expect(len(results) == 2 and results[1]["result"] == "within 10%" and results[0]["points"] == 10 and
                results[0]["actual"] == 2048 and see in out.getvalue(), "a question", out.getvalue())

@@ -159,7 +159,7 @@ def try_mutant(build, mutant, timeout):
             start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
             settings = {"OMP_NUM_THREADS": "1", "EMULATE_GPUS": str(ranks), "EMULATE_RACES": "1",
                         "TRAIN70B_TEST_SLICE": "all"}
-            with subprocess.Popen(start + [str(scratch / program), f"--source-file=*/{chapter}_cuda.cpp",
+            with subprocess.Popen(start + [str(scratch / program), f"--source-file=*/{chapter}_cuda*.cpp",
                                            "--abort-after=1", *arguments], cwd=ROOT, text=True,
                                   env={**os.environ, **settings, **environment}, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, errors="replace") as run:

@@ -1,0 +1,238 @@
+"""What an incident is made of: a case that is drawn, the evidence that is found in its artefacts."""
+import dataclasses
+import json
+import re
+
+CAUSES = {
+    "hang": "one process is stuck in its own code, outside any collective",
+    "dead-process": "one process was killed (out of memory, a crash); its node is well",
+    "lost-node": "a node is gone, with all of its processes",
+    "slow-device": "one rank's own work takes longer: a throttled or broken device",
+    "slow-network": "the transfers take longer on all ranks",
+    "slow-data": "steps wait for the data",
+    "nan-one-rank": "NaN arises on one rank alone: its device or its kernels",
+    "divergence": "training diverges: learning rate or initial values, alike on all ranks",
+    "skipped-collective": "a rank leaves out a collective that the others call",
+    "deadlock": "ranks call the collectives of two groups in different orders, so that each waits for another",
+    "missing-gradient": "a rank's gradient is missing in the sum over the ranks",
+    "rounding": "another order of sums: the last bits differ, nothing is wrong",
+    "bit-flip": "a weight changed in one rank's memory between two updates",
+    "other-data": "a rank trains on other samples than it should",
+}
+SHAPE = {"--layers": "2", "--hidden": "32", "--heads": "4", "--kv-heads": "2", "--ffn": "48", "--seq-len": "32",
+         "--init-std": "0.1", "--global-batch": "12"}
+# Not the embedding: a single row of it is seldom used.
+PARAMETERS = ["model.norm.weight", "lm_head.weight"] + [
+    f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
+    for part in ("input_layernorm", "self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+                 "mlp.down_proj")]
+# Weights near 1, of which a flipped bit shows in the next step's loss.
+NORMS = ["model.norm.weight"] + [f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
+                                 for part in ("input_layernorm", "post_attention_layernorm")]
+PER_NODE = 2
+
+
+def node_of(job, rank):
+    return f"{job}-n{rank // PER_NODE + 1:02}"
+
+
+@dataclasses.dataclass
+class Case:
+    """One drawing of an incident."""
+    flags: dict             # of the job
+    fault: list             # [(kind, rank, step, parameter or "")]
+    answer: dict            # {"rank": {3}, "step": 7, "place": "dp.all_reduce", "cause": "hang"}
+    ranks: int = 4
+
+
+@dataclasses.dataclass
+class Evidence:
+    """`find(folder)` returns what the solution cites, or None. rerun: looks into another run of the job."""
+    says: str
+    find: object
+    rerun: dict = None      # flags
+    on: list = None         # ranks of the rerun
+    one_rank: bool = False  # and a run of chapter 01 with the same flags, whose reference is beside it
+
+
+# ---- reading the artefacts -----------------------------------------------------------------------------------------
+def first_line(pattern, *files):
+    """Evidence.find: the first line of the files (globs) that the pattern matches, as FILE:LINE: TEXT."""
+    def find(folder):
+        for glob in files:
+            for path in sorted(folder.glob(glob)):
+                for number, text in enumerate(path.read_text().splitlines(), 1):
+                    if re.search(pattern, text):
+                        shown = text if len(text) < 200 else text[:200] + " ..."
+                        return f"{path.relative_to(folder)}:{number}: {shown}"
+        return None
+    return find
+
+
+def events(folder, kind, file="metrics.jsonl"):
+    lines = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+def last_step(step):
+    """The metrics end with that step."""
+    def find(folder):
+        steps = events(folder, "step")
+        if not steps or steps[-1]["step"] != step:
+            return None
+        return f"metrics.jsonl: the last step is {step}, with loss {steps[-1]['loss']}"
+    return find
+
+
+def unfinished(folder, rank):
+    """The operations that a rank's log calls NOT ENDED."""
+    text = (folder / f"logs/rank-{rank}.log").read_text()
+    return re.findall(rf"^rank {rank}:   (\S+) #.*NOT ENDED", text, re.M)
+
+
+def only_missing(rank, ranks, operation):
+    """Every rank but one is in that operation; that one has ended all of its own."""
+    def find(folder):
+        inside = [other for other in range(ranks) if operation in unfinished(folder, other)]
+        text = (folder / f"logs/rank-{rank}.log").read_text()
+        if inside != [other for other in range(ranks) if other != rank] or unfinished(folder, rank):
+            return None
+        calls = re.findall(rf"^rank {rank}:   (\S+ #\d+)", text, re.M)
+        return calls and (f"logs: ranks {listed(inside)} list {operation} as NOT ENDED; the last call of rank "
+                          f"{rank} is {calls[-1]}, and it has ended")
+    return find
+
+
+def listed(numbers):
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def straggles(rank, step):
+    """From that step on the straggler is that rank, with about twice the median's work of its own."""
+    def factor(line):
+        its = line["straggler"]
+        return its["busy_s"] / its["median_busy_s"] if its["rank"] == rank else 0
+
+    def find(folder):
+        steps = events(folder, "step")
+        factors = {line["step"]: factor(line) for line in steps}
+        after = [value for number, value in factors.items() if number >= step]
+        if not after or not factors[step] >= 1.5 or factors[step - 1] >= 1.5 or factors.get(step - 2, 0) >= 1.5:
+            return None
+        if sum(value >= 1.5 for value in after) < 0.9 * len(after):
+            return None
+        its = steps[step - 1]["straggler"]
+        return (f"metrics.jsonl: step {step} is the first with straggler.rank {rank} and busy_s {its['busy_s']:.3g}, "
+                f"{factors[step]:.1f} times the median; it stays so in "
+                f"{sum(value >= 1.5 for value in after)} of {len(after)} steps")
+    return find
+
+
+def waits_in(operation, rank, ranks):
+    """In the trace that rank spends the least time in the operation."""
+    def find(folder):
+        spans = json.loads((folder / "trace.json").read_text())
+        spans = spans["traceEvents"] if isinstance(spans, dict) else spans
+        sums = {}
+        for span in spans:
+            if span.get("ph") == "X" and span.get("cat", "").startswith("comm"):
+                by_rank = sums.setdefault(span["name"], [0.0] * ranks)
+                by_rank[span["pid"]] += span["dur"] / 1000
+        most = max(sums, key=lambda name: sum(sums[name][other] for other in range(ranks) if other != rank) -
+                   (ranks - 1) * sums[name][rank])
+        mine = sums[operation]
+        if most != operation or not mine[rank] < min(mine[other] for other in range(ranks) if other != rank):
+            return None
+        times = ", ".join(f"rank {other} {mine[other]:.0f}" for other in range(ranks))
+        return f"trace.json: milliseconds in spans of {operation}: {times}"
+    return find
+
+
+def first_difference(step):
+    """The losses are those of the good run up to that step, and differ in the next one."""
+    def find(folder):
+        pairs = list(zip(events(folder, "step"), events(folder, "step", "good.jsonl")))
+        differ = [mine["step"] for mine, good in pairs if mine["loss"] != good["loss"]]
+        if not differ or differ[0] != step + 1:
+            return None
+        mine, good = pairs[step]
+        return (f"metrics.jsonl and good.jsonl: step {step} is equal, step {step + 1} has {mine['loss']} and "
+                f"{good['loss']}")
+    return find
+
+
+def same_loss_other_norm(folder):
+    mine, good = events(folder, "step")[0], events(folder, "step", "one-rank.jsonl")[0]
+    if not abs(mine["loss"] / good["loss"] - 1) < 1e-6 or not abs(mine["grad_norm"] / good["grad_norm"] - 1) > 5e-6:
+        return None
+    return (f"metrics.jsonl and one-rank.jsonl, step 1: losses {mine['loss']} and {good['loss']}, norms "
+            f"{mine['grad_norm']} and {good['grad_norm']}")
+
+
+def all_terminated_but(dead, ranks):
+    def find(folder):
+        told = {rank for rank in range(ranks)
+                if "terminated by SIGTERM" in (folder / f"logs/rank-{rank}.log").read_text()}
+        if told != set(range(ranks)) - dead:
+            return None
+        return (f'logs: ranks {listed(told)} say "terminated by SIGTERM"; those of ranks {listed(dead)} end without a '
+                "word")
+    return find
+
+
+def out_of_order(early, ranks):
+    """The early ranks are in tp.scalar, the others in dp.scalar, and before that dp.scalar came first."""
+    def find(folder):
+        for rank in range(ranks):
+            if unfinished(folder, rank) != ["tp.scalar" if rank in early else "dp.scalar"]:
+                return None
+        return (f"logs: tp.scalar is NOT ENDED on ranks {listed(early)}, dp.scalar on ranks "
+                f"{listed(set(range(ranks)) - early)}")
+    return find
+
+
+def usual_order(folder):
+    for path in sorted(folder.glob("logs/rank-*.log")):
+        calls = re.findall(r"^rank \d+:   (\S+) #(\d+)(.*)$", path.read_text(), re.M)
+        for before, after in zip(calls, calls[1:]):
+            if before[0] == "dp.scalar" and after[0] == "tp.scalar" and "1 numbers" in before[2] and \
+                    "1 numbers" in after[2] and "NOT ENDED" not in after[2]:
+                return f"{path.relative_to(folder)}: a step before: dp.scalar #{before[1]}, then tp.scalar #{after[1]}"
+    return None
+
+
+def compared(pattern):
+    """In what build/bin/compare prints of the run's reference and one rank's."""
+    def find(folder):
+        line = first_line(pattern, "compare.txt")(folder)
+        return line and line.replace("compare.txt:", "build/bin/compare reference one, line ", 1)
+    return find
+
+
+# ---- the incidents -------------------------------------------------------------------------------------------------
+class Incident:
+    name = title = teaches = story = meaning = troubleshooting = reasoning = cluster = ""
+    minutes = 10
+    needs = "chapter 02"
+    fields = ("rank", "step", "place", "cause")
+    # What the fields ask for.
+    rank = "the rank with the fault"
+    step = "the first step that went wrong"
+    place = ""
+    hints = ()
+    remarks = {}        # by field
+    confusions = {}     # remarks on the cause, by wrong cause
+    steps = 24
+    step_tolerance = 0
+    quiet = False       # measures times: needs two idle cores
+    extra = {}          # {file: a run without the fault, "same" layout or "one" rank}
+
+    def draw(self, dice):
+        raise NotImplementedError
+
+    def evidence(self, case):
+        raise NotImplementedError
+
+    def job(self, **more):
+        flags = {**SHAPE, "--steps": str(self.steps)}
+        return {**flags, **{"--" + key.replace("_", "-"): str(value) for key, value in more.items()}}

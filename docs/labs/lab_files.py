@@ -1,0 +1,112 @@
+"""A lab's own files, and the bodies of functions between markers."""
+import json
+import pathlib
+import re
+import textwrap
+
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LABS = ROOT / "docs/labs"
+MARKER = re.compile(r"^\s*// (tag|end)::([a-z0-9-]+)\[\]\s*$")
+FULL_SECONDS = 900
+MOST_MEMORY = 8 << 30  # bytes of addresses
+ROW_SECONDS = 10  # more is a hang
+
+
+class Refused(Exception):
+    """One line for the user; exit code 2."""
+
+
+# ---- a lab's own files ----
+
+def all_labs():
+    return sorted((json.loads(path.read_text())["chapter"], path.parent.name) for path in LABS.glob("*/lab.json"))
+
+
+class Lab:
+    def __init__(self, name, build):
+        names = [each for _, each in all_labs()]
+        if name not in names:
+            raise Refused(f"there is no lab {name}; the labs are: {', '.join(names)}")
+        self.name, self.build, self.of = name, build, LABS / name
+        self.about = json.loads((self.of / "lab.json").read_text())
+        self.folder = build / "lab" / name
+        self.source = ROOT / self.about["source"]  # of a puzzle: the file that `start` copies
+        self.file = self.folder / self.source.name
+        self.puzzle = "grader" in self.about
+
+    def show(self, path):
+        try:
+            return str(path.relative_to(pathlib.Path.cwd()))
+        except ValueError:
+            return str(path)
+
+    def task(self):
+        return (self.of / "task.md").read_text().strip()
+
+    def hints(self):
+        return [part.strip("\n") for part in re.split(r"^## \d\n", (self.of / "hints.md").read_text(), flags=re.M)[1:]]
+
+    def tags(self):
+        return [name for name, _, _ in regions(self.source.read_text()) if self.owns(name)]
+
+    def owns(self, tag):
+        return tag == f"lab-{self.name}" or tag.startswith(f"lab-{self.name}-")
+
+    def blank(self):
+        """The shipped source with this lab's bodies removed, the task in the place of the first."""
+        if self.puzzle:  # a text file in which # begins a comment
+            task = [f"LAB {self.name}", ""] + self.task().split("\n")
+            return "\n".join(f"# {line}".rstrip() for line in task) + "\n" + self.source.read_text()
+        text, first = self.source.read_text(), True
+        for tag in self.tags():
+            indent = body_of(text, tag)[1]
+            what = tag.removeprefix(f"lab-{self.name}").lstrip("-") or "the body"
+            lines = [f"// LAB {self.name}: {what}"]
+            if first:
+                lines += ["//"] + [f"// {line}".rstrip() for line in self.task().split("\n")]
+            lines.append(self.about.get("blank", {}).get(tag) or f'CHECK(false, "{what} is not written yet");')
+            text = replace(text, tag, textwrap.indent("\n".join(lines), indent))
+            first = False
+        return text
+
+    def written(self):
+        if not self.file.is_file():
+            raise Refused(f"lab {self.name} has not been started: bash docs/lab.sh start {self.name}")
+        try:
+            return self.file.read_text()
+        except UnicodeDecodeError:
+            raise Refused(f"{self.show(self.file)} is no text: start --again begins anew") from None
+
+
+def regions(text):
+    """[(name, line of its first line, line behind its last)], from 0."""
+    open_at, found = {}, []
+    for number, line in enumerate(text.split("\n")):
+        if marker := MARKER.match(line):
+            if marker[1] == "tag":
+                open_at[marker[2]] = number + 1
+            elif marker[2] in open_at:
+                found.append((marker[2], open_at.pop(marker[2]), number))
+    return sorted(found, key=lambda each: each[1])
+
+
+def body_of(text, tag):
+    """The lines of a region without the markers in it, and their indentation."""
+    for name, begin, end in regions(text):
+        if name == tag:
+            lines = [line for line in text.split("\n")[begin:end] if not MARKER.match(line)]
+            code = [line for line in lines if line.strip() and not line.startswith("#")]
+            indent = min((len(line) - len(line.lstrip()) for line in code), default=0)
+            return "\n".join(lines), " " * indent
+    raise Refused(f"the markers // tag::{tag}[] and // end::{tag}[] are gone from the file: "
+                  "put them around your body again, or start --again")
+
+
+def replace(text, tag, body):
+    for name, begin, end in regions(text):
+        if name == tag:
+            lines = text.split("\n")
+            return "\n".join(lines[:begin] + body.split("\n") + lines[end:])
+    raise Refused(f"no region {tag}")

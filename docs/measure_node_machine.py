@@ -1,0 +1,281 @@
+"""The machine that measure_node.py measures: it runs commands there, and keeps a record of each."""
+import csv
+import ctypes
+import datetime
+import hashlib
+import importlib.util
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+
+import measure
+from measure_node_readers import NotTested, Unreadable, found
+from measure_node_shapes import SCALES, SMALL
+
+# ---- the machine, the runs and their records ------------------------------------------------------------------------
+
+class OutOfTime(Exception):
+    pass
+
+
+class Usage(Exception):
+    pass
+
+
+LIBC = ctypes.CDLL(None)
+COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def clean(text):
+    return " ".join(re.sub(r"[^\x20-\x7e\n]", "", text).split())
+
+
+REASON = re.compile(r"check failed|rror\b|ERROR|cannot|not allocate|timeout|emulate: ")
+
+
+def last_lines(text):
+    """The first line that sounds like a reason and the last ones, without the blocks that mpirun draws."""
+    own = re.sub(r"^-{40,}\s*\n.*?^-{40,}\s*\n", "", text + "\n", flags=re.M | re.S)
+    lines = (own if own.strip() else text).strip().splitlines()
+    reason = [line for line in lines[:-5] if REASON.search(line)][:1]
+    return clean("\n".join([line[:300] for line in [*reason, *lines[-5:]]]))
+
+
+def shown(value):
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def own_group():
+    """In the child: a group of its own, which can be ended as one, and which ends if this script is killed."""
+    os.setpgrp()
+    PR_SET_PDEATHSIG = 1
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Node:
+    FIRST = ["run", "status"]
+    LAST = ["seconds", "note", "hardware", "driver", "commit", "date", "command"]
+
+    def __init__(self, options, started, folder):
+        self.options, self.scale, self.bin = options, SCALES[options.scale], options.bin
+        self.device, self.out = options.device, options.out
+        self.end = started + 60 * options.minutes - 12 if options.minutes else float("inf")
+        self.folder, self.file, self.child = folder, folder / "file", None
+        self.started = set()  # (part, run) of this call
+        self.environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                                OMPI_MCA_btl_vader_single_copy_mechanism="none", GOMP_SPINCOUNT="1000")
+        if not shutil.which("ssh") and not shutil.which("rsh"):
+            self.environment.setdefault("OMPI_MCA_plm", "isolated")  # else Open MPI refuses to start at all
+        self.part, self.columns, self.part_end, self.rows = None, (), float("inf"), []
+        self.look()
+
+    def look(self):
+        """What is here: the device's name as CUDA reports it, how many there are, the driver, the commit."""
+        command = ["01_single_gpu", *SMALL.flags(), "--dtype", "bf16", "--steps", "0", "--device", self.device]
+        code, text, _ = self.execute([str(self.bin / command[0]), *command[1:]], {}, 120)
+        if code != 0:
+            reason = clean(text)[-300:]
+            raise Usage(f"no usable GPU: {reason}" if self.device == "cuda" else f"the programs do not run: {reason}")
+        peak = re.search(r"of ([\d.]+) TFLOP/s, the dense bf16 peak", text)
+        self.peak = float(peak[1]) * 1e12 if peak else None
+        self.name, visible, self.driver = measure.hardware(), 1, ""
+        if self.device == "cuda":
+            match = found(r" on cuda \((.*), (\d+) visible\)", text, "name of the device")
+            self.name, visible = match[1], int(match[2])
+            self.driver = self.driver_version()
+        self.hardware = f"{visible} x {self.name}" if self.device == "cuda" else self.name
+        self.ranks = min(self.options.ranks or visible, 8)
+        self.commit = self.options.commit or self.commit_here()
+
+    def __str__(self):
+        return f"{self.hardware}, driver {self.driver or '-'}, commit {self.commit}"
+
+    def driver_version(self):
+        if "emulated" in self.name:
+            return "none"
+        if shutil.which("nvidia-smi"):
+            asked = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                                   capture_output=True, text=True)
+            if asked.returncode == 0 and asked.stdout.strip():
+                return asked.stdout.split("\n")[0].strip()
+        try:
+            text = pathlib.Path("/proc/driver/nvidia/version").read_text()
+            return found(r"(\d+\.\d[\d.]*)", text, "version")[1]
+        except (OSError, Unreadable):
+            return "unknown"
+
+    def commit_here(self):
+        """Where there is no git, the programs themselves say which build this is."""
+        def git(*words):
+            return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+        try:
+            changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
+            return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
+        except (OSError, subprocess.CalledProcessError):
+            return "build " + hashlib.sha256((self.bin / "08_3d_full").read_bytes()).hexdigest()[:12]
+
+    def side(self):
+        return ["--bench-side", str(self.scale.side)]
+
+    def file_text(self):
+        if not self.file.exists():
+            raise Unreadable("the program wrote no file")
+        return self.file.read_text()
+
+    def output(self, command):
+        return self.execute([str(self.bin / command[0]), *command[1:]], {}, 60)[1]
+
+    # -- records --
+
+    def path(self):
+        return self.out / f"{self.part}.csv"
+
+    def begin(self, part, columns, seconds):
+        self.part, self.columns, self.part_end = part, columns, min(self.end, time.monotonic() + seconds)
+        self.rows = []
+        if self.path().exists():
+            with open(self.path(), newline="") as file:
+                self.rows = [row for row in csv.DictReader(file) if None not in row.values()]
+
+    def mine(self, name):
+        return [row for row in self.rows if row["run"] == name and row["hardware"] == self.hardware]
+
+    def record(self, name, status, rows, seconds, note, command):
+        if status == "not reached" and any(row["status"] != "not reached" for row in self.mine(name)):
+            return self.mine(name)
+        common = {"run": name, "status": status, "seconds": f"{seconds:.2f}", "hardware": self.hardware,
+                  "driver": self.driver, "commit": self.commit, "command": command,
+                  "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        rows = [{key: shown(value) for key, value in {**row, **common, "note": note or row.get("note", "")}.items()}
+                for row in rows]
+        old = self.mine(name)
+        at = self.rows.index(old[0]) if old else len(self.rows)
+        self.rows = self.rows[:at] + rows + [row for row in self.rows[at:] if row not in old]
+        columns = [*self.FIRST, *self.columns, *self.LAST]
+        self.out.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path().with_suffix(".tmp")
+        with open(unfinished, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore", restval="")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(unfinished, self.path())
+        why = f"  ({note[:150]})" if note else ""
+        print(f"{self.part:12} {status:11} {seconds:7.2f} s  {name}{why}", flush=True)
+        return rows
+
+    def done(self, name):
+        """The rows of a run that need not be repeated."""
+        rows = self.mine(name)
+        if (self.part, name) in self.started:
+            return rows
+        kept = all(row["commit"] == self.commit and row["status"] not in ("not run", "not reached") for row in rows)
+        return rows if self.options.resume and kept else []
+
+    def skip(self, name, why):
+        if not self.done(name):
+            self.started.add((self.part, name))
+            self.record(name, "not run", [{}], 0, why, "")
+
+    # -- runs --
+
+    def torch(self, name, words, parse):
+        if self.done(name):
+            return
+        if importlib.util.find_spec("torch") is None:
+            return self.skip(name, "no PyTorch")
+        self.run(name, ["docs/peer_torch_gpu.py", *words], parse, before=["python3"], limit=240)
+
+    def run(self, name, command, parse, ranks=1, limit=150, environment=None, own_host=False, before=(),
+            file_flag=None):
+        """Runs a program of the build (or a script of docs), records its rows and returns them."""
+        if rows := self.done(name):
+            return rows
+        script = command[0].startswith("docs/")
+        words = [command[0] if script else str(self.bin / command[0]), *command[1:]]
+        if script or not command[0].startswith("test_"):
+            words += ["--device", self.device]
+        words = [*before, *words]
+        if file_flag:
+            words += [file_flag, str(self.file)]
+        if own_host:
+            words = ["bash", "-c", f"NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec {shlex.join(words)}"]
+        if ranks > 1:
+            words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *words]
+        environment = dict(environment or {})
+        text = " ".join([*(f"{key}={value}" for key, value in environment.items()), shlex.join(words)])
+        text = text.replace(str(self.file), "FILE")
+        program = self.bin / command[0]
+        if not script and not os.access(program, os.X_OK):
+            self.started.add((self.part, name))
+            return self.record(name, "not run", [{}], 0, f"{program} is not there", text)
+        if ranks > 1 and not shutil.which("mpirun"):
+            self.started.add((self.part, name))
+            return self.record(name, "not run", [{}], 0, "no mpirun in PATH", text)
+        left = self.end - time.monotonic()
+        if time.monotonic() > self.part_end or left < self.options.least:
+            self.record(name, "not reached", [{}], 0, "nor the runs after it", text)
+            raise OutOfTime
+        self.file.unlink(missing_ok=True)
+        if ranks == 1:
+            environment["OMPI_MCA_ess_singleton_isolated"] = "1"  # starts without mpirun's daemon
+        code, output, seconds = self.execute(words, environment, min(limit, left))
+        if code is None and limit > left:
+            note = f"cut off after {seconds:.0f} s; nor the runs after it"
+            self.record(name, "not reached", [{}], seconds, note, text)
+            raise OutOfTime
+        rows, note = [{}], ""
+        status = "timeout" if code is None else "failed" if code else "ok"
+        try:
+            rows = parse(output, self)  # of a failed run: what there is
+        except NotTested as why:
+            status, note = ("not tested", str(why)) if status == "ok" else (status, "")
+        except (Unreadable, ValueError, KeyError, TypeError) as why:
+            status, note = ("failed", f"{type(why).__name__}: {why}") if status == "ok" else (status, "")
+        if status in ("failed", "timeout"):
+            ended = f"no end within {limit} s" if code is None else f"exit code {code}"
+            note = "; ".join(filter(None, [note or ended, last_lines(output)]))[:1000]
+            self.out.mkdir(parents=True, exist_ok=True)
+            with open(self.out / "failed.log", "a") as log:
+                log.write(f"==== {self.part}: {name}\n{text}\n{output[-20000:]}\n")
+        self.started.add((self.part, name))
+        return self.record(name, status, rows, seconds, note, text)
+
+    def execute(self, words, environment, limit):
+        """(exit code or None at the limit, output, seconds); nothing of it is left running."""
+        begin = time.monotonic()
+        with open(self.folder / "output", "w+b") as file:
+            try:
+                self.child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                              env={**self.environment, **environment}, preexec_fn=own_group)
+            except OSError as why:
+                return 127, str(why), 0.0
+            try:
+                code = self.child.wait(limit)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                self.stop()
+            file.seek(0)
+            return code, COLORS.sub("", file.read().decode(errors="replace")), time.monotonic() - begin
+
+    def stop(self):
+        """Ends the child and its group: mpirun needs a moment to end its ranks."""
+        child, self.child = self.child, None
+        if child is None:
+            return
+        for kind, wait in ((signal.SIGTERM, 8), (signal.SIGKILL, 2)):
+            if child.poll() is None:
+                try:
+                    os.killpg(child.pid, kind)
+                    child.wait(wait)
+                except (ProcessLookupError, subprocess.TimeoutExpired):
+                    pass
+        try:
+            os.killpg(child.pid, signal.SIGKILL)  # what it started and left
+        except ProcessLookupError:
+            pass

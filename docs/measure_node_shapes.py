@@ -1,0 +1,72 @@
+"""The models and scales that measure_node.py trains."""
+import dataclasses
+import pathlib
+
+GPU_RESULTS = pathlib.Path("docs/results/gpu")
+# Rates of other programs on the same hardware: a large copy (bytes read and written) and a bf16 product of 8192^3.
+REFERENCE = {"NVIDIA H200": {"copy": 4.3e12, "product": 795e12}}
+RECIPES = ("current", "delayed", "rowwise", "blockwise")
+BF16_BOUND = 2e-2  # of a layout's loss against one rank's: that of tests/08_grid.cpp
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    seq_len: int
+    global_batch: int = 1
+    micro_batch: int = 1
+
+    def flags(self, *leave_out):
+        values = [(field.name.replace("_", "-"), getattr(self, field.name)) for field in dataclasses.fields(self)]
+        return [word for name, value in values if name not in leave_out for word in (f"--{name}", str(value))]
+
+    def flops_per_token(self):  # the programs' definition, flops_per_token() in 01_single_gpu/config.cpp
+        E, kv = self.hidden, self.hidden // self.heads * self.kv_heads
+        block = 2 * E + 2 * (E + kv) * E + 3 * self.ffn * E
+        return 6 * (self.layers * block + E + self.vocab * E) + 6 * self.layers * E * self.seq_len
+
+
+LLAMA_8B = Shape(32, 4096, 32, 8, 14336, 32768, 8192)
+LLAMA_70B = Shape(80, 8192, 64, 8, 28672, 128256, 4096)
+SMALL = Shape(1, 64, 1, 1, 64, 256, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    slice: Shape           # a few layers of 8B
+    block: Shape           # one layer of 70B
+    attention: list        # lengths
+    rank: Shape            # 70B, one rank of 64
+    shared: Shape          # ranks that share a card
+    layout: Shape          # one rank per GPU
+    steps: int             # of which the first two warm up
+    side: int              # of the product that measures the ceiling; 0: the program's default
+    all_reduce_mb: int
+    fp8_products: bool     # chapter 07's table has fixed, large shapes
+
+
+def resized(shape, **sizes):
+    return dataclasses.replace(shape, **sizes)
+
+
+SCALES = {
+    "full": Scale(
+        slice=resized(LLAMA_8B, layers=4), block=resized(LLAMA_70B, layers=1, vocab=32768),
+        attention=[4096, 8192, 16384, 32768], rank=resized(LLAMA_70B, global_batch=16),
+        shared=Shape(4, 1024, 8, 8, 2816, 32768, 1024, global_batch=8),
+        layout=resized(LLAMA_8B, layers=8, seq_len=4096, global_batch=8),
+        steps=12, side=0, all_reduce_mb=256, fp8_products=True),
+    # A few seconds for each run on a CPU, to try this script.
+    "tiny": Scale(
+        slice=SMALL, block=resized(SMALL, ffn=96), attention=[32, 64, 96, 128],
+        rank=Shape(4, 64, 16, 8, 128, 256, 32, global_batch=16),
+        shared=Shape(2, 32, 4, 4, 32, 256, 32, global_batch=8), layout=Shape(8, 32, 8, 8, 32, 256, 32, global_batch=8),
+        steps=4, side=64, all_reduce_mb=1, fp8_products=False),
+}
