@@ -121,19 +121,21 @@ Placement v_placement(int64_t p) {
 const std::vector<ScheduleGenerator>& schedule_generators() {
     using Size = PipelineSize;
     using enum ScheduleGenerator::Chunks;
-    static const std::vector<ScheduleGenerator> list = {
+    static std::vector<ScheduleGenerator> list = {
         {.name = "naive",
          .description = "one micro-batch at a time",
          .chunks = one,
          .steps = [](Size s, int64_t) { return naive(s.m); },
          .bubble = [](Size s) { return share(s.p - 1, 1); },
-         .in_flight = [](Size, int64_t) { return int64_t(1); }},
+         .in_flight = [](Size, int64_t) { return int64_t(1); },
+         .on_request = "all ranks but one idle"},
         {.name = "gpipe",
          .description = "all forward passes, then all backward passes",
          .chunks = one,
          .steps = [](Size s, int64_t) { return gpipe(s.m); },
          .bubble = [](Size s) { return share(s.p - 1, s.m); },
-         .in_flight = [](Size s, int64_t) { return s.m; }},
+         .in_flight = [](Size s, int64_t) { return s.m; },
+         .on_request = "1f1b has its bubble, and holds fewer micro-batches"},
         {.name = "1f1b",
          .description = "one forward pass, one backward pass in turn",
          .chunks = one,
@@ -170,7 +172,8 @@ const std::vector<ScheduleGenerator>& schedule_generators() {
          .steps = [](Size s, int64_t rank) { return dualpipe_v(s.p, s.m, rank); },
          .bubble = [](Size s) { return share(s.p - 1, 6 * s.m); },
          .in_flight = [](Size s, int64_t) { return 2 * s.p + 1; },
-         .least = [](int64_t p) { return 2 * p; }}};
+         .least = [](int64_t p) { return 2 * p; },
+         .on_request = "what its two directions overlap for each other is not implemented here"}};
     return list;
 }
 

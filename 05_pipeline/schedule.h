@@ -70,6 +70,7 @@ struct ScheduleGenerator {
     // The least number of micro-batches it works with, and what their number must be a multiple of; null: 1.
     int64_t (*least)(int64_t p) = nullptr;
     int64_t (*multiple)(int64_t p) = nullptr;
+    const char* on_request = nullptr;  // why a plan tries it only where a flag asks for it; null: it does not need to
 
     int64_t default_chunks() const { return chunks == Chunks::one ? 1 : 2; }
     // What is wrong with m micro-batches on p ranks, and what would work; empty if they are fine.

@@ -10,7 +10,7 @@ const std::vector<ContextAlgorithm>& context_algorithms() {
     const auto one = [](int64_t, int64_t) { return int64_t(1); };
     const auto all = [](int64_t cp, int64_t) { return cp; };
     const auto hybrid = [](int64_t cp, int64_t size) { return size > 0 ? size : std::min<int64_t>(2, cp); };
-    static const std::vector<ContextAlgorithm> list = {
+    static std::vector<ContextAlgorithm> list = {
         {"ring", "keys and values are passed around a ring", 1, false, false, one},
         {"zigzag", "the ring, with an early and a late chunk of the sequence on each rank", 2, false, false, one},
         {"ulysses", "all-to-alls: each rank has all tokens of some heads", 1, false, false, all},

@@ -17,18 +17,25 @@ void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
 }
 
 const std::vector<OptimizerEntry>& optimizers() {
-    static const std::vector<OptimizerEntry> list = {
-        {"adamw", AdamW::maker, [](DType dtype) { return 2 * double(size_of(stats_dtype(dtype))); }},
-        {"adamw8bit", AdamW8bit::maker, [](DType) { return 2 + 8.0 / kMomentBlock; }}};  // and two scales per block
+    static std::vector<OptimizerEntry> list = {
+        {"adamw", AdamW::maker, stats_dtype},
+        {"adamw8bit", AdamW8bit::maker, [](DType) { return DType::u8; }, kMomentBlock}};
     return list;
 }
 
+const OptimizerEntry& find_optimizer(const std::string& name) { return find_entry(optimizers(), "--optimizer", name); }
+
 MakeOptimizer make_optimizer_of(const std::string& name, const AdamW::Hyper& hyper) {
-    return find_entry(optimizers(), "--optimizer", name).maker(hyper);
+    return find_optimizer(name).maker(hyper);
 }
 
 double moment_bytes(const std::string& optimizer, DType dtype) {
-    return find_entry(optimizers(), "--optimizer", optimizer).moment_bytes(dtype);
+    const OptimizerEntry& entry = find_optimizer(optimizer);
+    return 2 * double(size_of(entry.moments(dtype))) + (entry.scale_block > 0 ? 8.0 / double(entry.scale_block) : 0);
+}
+
+double state_bytes(const std::string& optimizer, DType dtype) {
+    return double(master_bytes(dtype)) + moment_bytes(optimizer, dtype);
 }
 
 void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype) {

@@ -9,7 +9,7 @@ namespace train70b {
 
 const std::vector<Fp8Recipe>& fp8_recipes() {
     using Pointer = std::unique_ptr<Recipe>;
-    static const std::vector<Fp8Recipe> list = {
+    static std::vector<Fp8Recipe> list = {
         {"current", "one scale per tensor, from its current amax",
          [](const Fp8Options&, int64_t, Device, const Comm& ranks) -> Pointer {
              return std::make_unique<CurrentScaling>(ranks);

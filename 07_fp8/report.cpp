@@ -50,10 +50,10 @@ PrecisionRun run_precision(const TrainOptions& o, const Dataset& data, const Ten
             ? activation_formula(o.model, o.micro_batch, o.seq_len, dtype, recompute, {tp, false}).total
             : fp8_activations(o.model, rows, dtype, recompute, *make_recipe(precision.fp8, 3, Device::cpu, Comm()), tp);
     for (const Param* param : fresh.model.params()) {
-        const int64_t size = param->local.size(), master = master_bytes(dtype) * size;
-        run.optimizer_formula += master + (precision.optimizer == "adamw8bit"
-                                               ? 2 * size + 8 * BlockLayout{param->global_index(0), size}.blocks()
-                                               : (AdamW::state_bytes(dtype) - master_bytes(dtype)) * size);
+        const OptimizerEntry& optimizer = find_optimizer(precision.optimizer);
+        const int64_t size = param->local.size();
+        run.optimizer_formula += (master_bytes(dtype) + 2 * size_of(optimizer.moments(dtype))) * size;
+        if (optimizer.scale_block > 0) run.optimizer_formula += 8 * BlockLayout{param->global_index(0), size}.blocks();
     }
     return run;
 }

@@ -4,7 +4,7 @@ writes docs/results/08_published.csv, which docs/plots.py draws.
 
     python3 docs/published.py [ROW ...] [--bin build/bin] [--out docs/results] [--jobs N]
                              [--commands | --check | --lesson]
-    python3 docs/published.py --estimate [ROW ...]      without a program: closed formulas, on the same rows
+    python3 docs/published.py --estimate [ROW ...]      the planner's estimate of the same rows, in seconds
 
 ROW: a part of a row's name; default: all, some minutes. --commands prints what would run. --check runs the dry runs
 only: every layout must be one that the program accepts. --lesson writes the tables of docs/published.md and of
@@ -121,61 +121,28 @@ def simulate(row, data, program, clusters):
     return float(found.group(1)) / 1e3
 
 
-# ---- an estimate in closed formulas, to know what to expect ----------------------------------------------------------
+# ---- the planner's estimate -----------------------------------------------------------------------------------------
 
-# Products in bf16 and FP8, attention forward and backward (FLOP/s), memory (bytes/s, read plus written); one direction
-# of NVLink and of the network per GPU (bytes/s). What large ops reach; "H100, 500 W" is torchtitan's.
-GRAND_TETON = (5.2e14, 9.0e14, 4.2e14, 3.4e14, 2.1e12, 3.6e11, 4.5e10)
-DEVICES = {"grand-teton-h100": GRAND_TETON, "dgx-a100": (2.5e14, 0, 1.9e14, 1.7e14, 1.8e12, 2.3e11, 2.2e10),
-           "h200": (6.6e14, 1.15e15, 6.0e14, 5.0e14, 4.3e12, 3.7e11, 4.5e10)}
-H100 = (6.4e14, 1.1e15, 5.2e14, 4.3e14, 3.0e12, 3.7e11, 4.5e10)
+PLANNED = {"--tp": "1", "--cp": "1", "--pp": "1", "--zero": "0", "--recompute": "none", "--hybrid-shard": "0",
+           "--sequence-parallel": "off", "--tp-overlap": "off"}
 
 
-def option(layout, name, default):
-    words = layout.split()
-    return type(default)(words[words.index(name) + 1]) if name in words else default
-
-
-def estimate(row, data):
-    """Tokens per second and GPU: products + attention + pointwise traffic, exposed collectives, bubble, update."""
-    model, layout, seq = data["models"][row["model"]], row["layout"], row["seq_len"]
-    tp, pp, cp = (option(layout, name, 1) for name in ("--tp", "--pp", "--cp"))
-    zero, chunks, fp8 = option(layout, "--zero", 0), option(layout, "--virtual-stages", 1), "--fp8" in layout
-    recompute = option(layout, "--recompute", "none")
-    dp = row["gpus"] // (tp * pp * cp)
-    micro_batches = row["global_batch"] // dp // row["micro_batch"]
-    bf16, products8, forward, backward, memory, nvlink, network = DEVICES.get(row["cluster"], H100)
-    tokens, hidden = row["micro_batch"] * seq / cp, model["hidden"]
-    head = model["vocab"] * hidden
-    weights = (product_weights(model) - head) / tp / pp
-    # One micro-batch of one stage.
-    passes = 4 if recompute == "full" else 3
-    seconds = 2 * passes * tokens * weights / (products8 if fp8 else bf16)
-    seconds += 6 * tokens * head / tp / pp / bf16
-    pairs = model["layers"] / pp * tokens * hidden / tp * seq * 2  # FLOPs of causal attention forward
-    seconds += pairs * ((2 if recompute == "full" else 1) / forward + 2.5 / backward)
-    width = hidden / (tp if "--sequence-parallel on" in layout else 1)
-    traffic = model["layers"] / pp * tokens * (40 * width + 32 * model["ffn"] / tp + 20 * hidden / tp)
-    traffic += tokens * model["vocab"] / tp * 12 / pp
-    eager = row["software"] == "eager"
-    seconds += traffic * (4 if eager else 1.2 if recompute == "none" else 1.4) / memory
-    # Collectives of tensor parallelism: two forward, two backward, two for a second forward pass, of bf16 activations.
-    collectives = (6 if recompute == "full" else 4) * model["layers"] / pp
-    tp_seconds = collectives * 2 * (tp - 1) / tp * 2 * tokens * hidden / (nvlink if tp <= 8 else network)
-    seconds += tp_seconds * (0.3 if "--tp-overlap on" in layout else 1)
-    # Keys and values of context parallelism, forward and backward, half hidden.
-    key_values = 2 * 2 * tokens * cp * hidden / tp * model["kv_heads"] / model["heads"]
-    seconds += (cp - 1) / cp * model["layers"] / pp * 2 * key_values / 2 / (nvlink if tp * cp <= 8 else network)
-    # Weights and gradients over dp * cp, hidden behind nine tenths of the computation, with one adapter per GPU.
-    shards, held = dp * cp, weights + 2 * head / tp / pp
-    gathers = (2 * micro_batches if zero == 3 else 1 if zero else 0) * held * (1 if fp8 else 2)
-    reductions = (micro_batches if zero >= 2 else 1 if zero else 2) * held * (2 if "--grad-dtype bf16" in layout else 4)
-    link = nvlink if row["gpus"] <= 8 else min(nvlink, network * 8 / tp)
-    wire = (gathers + reductions) * (shards - 1) / shards / link
-    step = seconds * micro_batches * (1 + (pp - 1) / (chunks * micro_batches))
-    step += max(0, wire - 0.9 * (step if zero >= 2 else seconds))
-    step += held / (shards if zero else 1) * (80 if eager else 32) / memory
-    return row["global_batch"] * seq / step / row["gpus"]
+def estimate(row, data, program, clusters):
+    """Tokens per second and GPU of the row's layout by the planner's estimate, whether it fits or not."""
+    words = flags(row, data)
+    options = PLANNED | dict(zip(words[::2], words[1::2]))
+    for name in ("--dtype", "--comm", "--overlap", "--stage-layers"):  # bf16; what the planner decides itself
+        options.pop(name, None)
+    options["--gpus"] = options.pop("--fake-world")
+    with tempfile.TemporaryDirectory() as temporary:
+        path = write_cluster(row, data, clusters, pathlib.Path(temporary))
+        cluster = json.loads(path.read_text())
+        cluster["device"]["memory_bytes"] = 1e18
+        path.write_text(json.dumps(cluster))
+        table = path.with_suffix(".csv")
+        run([str(program), *itertools.chain(*options.items()), "--cluster", str(path), "--simulations", "0", "--best",
+             "1", "--csv", str(table)])
+        return float(read_csv(table)[0]["tokens/s/GPU"])
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -320,7 +287,7 @@ def main():
         """Tokens per second and GPU, and what went wrong."""
         try:
             if arguments.estimate:
-                return estimate(row, data), ""
+                return estimate(row, data, arguments.bin / "plan", arguments.clusters), ""
             if arguments.check:
                 run([str(program), *flags(row, data), "--dry-run", "--fake-rank", "0"])
                 return None, ""

@@ -1,5 +1,7 @@
 #pragma once
 // A small training run for tests, and what is compared between two of them.
+#include <nlohmann/json.hpp>
+
 #include "01_single_gpu/run/outputs.h"
 #include "tests/files.h"
 #include "tests/support.h"

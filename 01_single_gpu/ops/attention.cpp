@@ -192,14 +192,18 @@ void check_attention(const Tensor& out, const Tensor& lse, const Tensor& q, cons
 }  // namespace
 
 double visible_pairs(const AttentionShape& s, const DocumentStarts& documents) {
-    if (!s.causal && !documents) return double(s.query_len) * s.key_len * s.heads * s.batch;
+    if (!documents) {  // the last query sees all keys, the one before it one less, ...
+        const auto triangle = [](int64_t n) { return n > 0 ? double(n) * double(n + 1) / 2 : 0; };
+        const double seen = triangle(s.key_len) - triangle(s.key_len - s.query_len);
+        return (s.causal ? seen : double(s.query_len) * double(s.key_len)) * double(s.heads) * double(s.batch);
+    }
     double pairs = 0;
-    for (int64_t row = 0; row < (documents ? s.batch : 1) * s.query_len; ++row) {
+    for (int64_t row = 0; row < s.batch * s.query_len; ++row) {
         const int64_t limit = s.causal ? row % s.query_len + 1 + s.key_len - s.query_len : s.key_len;
-        const int64_t first = documents ? documents.on_host.get()[row] - s.key_offset : 0;
+        const int64_t first = documents.on_host.get()[row] - s.key_offset;
         pairs += std::max<int64_t>(std::min(limit, s.key_len) - std::max<int64_t>(first, 0), 0);
     }
-    return pairs * s.heads * (documents ? 1 : s.batch);
+    return pairs * s.heads;
 }
 
 void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,

@@ -23,9 +23,13 @@ Work Comm::start(Operation operation) const {
     Group& group = *group_;
     auto work = std::make_shared<Work::State>();
     uint64_t& count = operation.message ? group.messages : group.collectives;
-    work->label = fmt::format("{}.{} #{}{}", group.name, operation.name, ++count, operation.details);
-    work->log_id = collective_log().add(work->label, operation.where);
-    if (recorder) work->recorded = recorder->call({operation, group.family, group.tag == Tag::p2p_channel});
+    ++count;
+    if (recorder) {  // of a dry run: nothing can hang
+        work->recorded = recorder->call({operation, group.family, group.tag == Tag::p2p_channel});
+    } else {
+        work->label = fmt::format("{}.{} #{}{}", group.name, operation.name, count, operation.details);
+        work->log_id = collective_log().add(work->label, operation.where);
+    }
     Group::Sums& sums = group.sums[operation.name];
     ++sums.calls;
     sums.wire_bytes += operation.wire_bytes;

@@ -4,15 +4,14 @@
 #include <cmath>
 
 #include "01_single_gpu/report/report.h"
-#include "07_fp8/adamw8bit.h"
+#include "07_fp8/flags.h"
 
 namespace train70b {
 
 CheckpointCost checkpoint_cost(const TrainOptions& options, const ParallelConfig& config) {
     CheckpointCost cost;
-    const double weight = double(size_of(stats_dtype(options.llama().dtype)));
-    const double moments = config.optimizer == "adamw8bit" ? 2 + 2 * 4.0 / double(kMomentBlock) : 2 * weight;
-    cost.bytes_per_parameter = weight + moments;
+    const DType dtype = options.llama().dtype;
+    cost.bytes_per_parameter = double(size_of(stats_dtype(dtype))) + moment_bytes(config.optimizer, dtype);
     cost.bytes = std::llround(cost.bytes_per_parameter * double(options.model.parameters()));
     const int64_t ranks = config.mesh.size();
     cost.nodes = (ranks + kRanksPerNode - 1) / kRanksPerNode;

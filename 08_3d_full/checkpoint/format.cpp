@@ -11,7 +11,9 @@
 #include <memory>
 
 #include "01_single_gpu/core/json.h"
+#include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/hf/hf.h"
+#include "07_fp8/flags.h"
 #include "07_fp8/moments.h"
 
 namespace train70b {
@@ -222,7 +224,7 @@ Manifest read_manifest(const std::string& folder) {
         read.refuse("step", fmt::format("is {}, but the folder is step-{} (rename it to step-{}, or move it away)",
                                         manifest.step, *named, manifest.step));
     manifest.ranks = read.number("ranks", 1);
-    manifest.optimizer = read.text("optimizer", {"adamw", "adamw8bit"});
+    manifest.optimizer = read.text("optimizer", names_of(optimizers()));
     manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp64"});
     manifest.model = parse_hf_config(read.object("model"), path);
     for (const json& entry : read.array("files")) manifest.files.push_back(read_file_entry(path, folder, entry));
@@ -247,7 +249,8 @@ static void check_tensors(const Manifest& manifest, const SafetensorsFile& file)
     std::map<std::string, Shape> shapes;
     for (const Param& param : all_params(manifest.model)) shapes[param.name] = param.global_shape;
     const DType wide = manifest.dtype == "fp64" ? DType::f64 : DType::f32;
-    const DType moments = manifest.optimizer == "adamw8bit" ? DType::u8 : wide;
+    const OptimizerEntry& optimizer = find_optimizer(manifest.optimizer);
+    const DType moments = optimizer.moments(wide);
     for (const auto& [name, tensor] : file.tensors()) {
         const auto expect = [&, &name = name, &tensor = tensor](DType dtype, const Shape& shape) {
             if (tensor.dtype != dtype || tensor.shape != shape)
@@ -265,10 +268,10 @@ static void check_tensors(const Manifest& manifest, const SafetensorsFile& file)
         if (!of_codes)
             expect(piece->state == "weight" ? wide : moments,
                    piece->matrix ? Shape{rect.rows, rect.cols} : Shape{rect.rows});
-        else if (moments != DType::u8)
+        else if (optimizer.scale_block == 0)
             usage_error("{}: tensor {} is not part of a checkpoint of {}", file.path(), quoted(name),
                         manifest.optimizer);
-        if (tensor.dtype != DType::u8 && !of_codes) continue;
+        if (!of_codes && (piece->state == "weight" || optimizer.scale_block == 0)) continue;
         piece->state = of_codes ? "exp_avg" : "scale";  // what must be there too
         if (!file.tensors().contains(piece->name()))
             usage_error("{}: tensor {} needs {}, which is missing", file.path(), quoted(name), quoted(piece->name()));

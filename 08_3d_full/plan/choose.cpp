@@ -4,18 +4,16 @@
 #include <cmath>
 #include <numeric>
 
+#include "07_fp8/flags.h"
+
 namespace train70b {
 
 namespace {
 
-double optimizer_bytes(const PlanRequest& r) {  // per element
-    return r.optimizer == "adamw8bit" ? 6 : r.dtype == DType::bf16 ? 12 : 8;
-}
-
 // The most of a rank: its states, and, if asked for, the inputs of its blocks where these take more than gradients.
 double bound(const PlanRequest& request, const Layout& l, bool inputs) {
     const double a = double(size_of(request.dtype)), g = double(size_of(request.grad_dtype));
-    const double states = optimizer_bytes(request), shards = double(l.shards());
+    const double states = state_bytes(request.optimizer, request.dtype), shards = double(l.shards());
     const double rows =
         double(l.micro_batch) * double(request.seq_len / l.cp) / (l.sequence_parallel ? double(l.tp) : 1);
     const double input = inputs ? a * rows * double(request.model.hidden) : 0;
@@ -32,7 +30,7 @@ double bound(const PlanRequest& request, const Layout& l, bool inputs) {
 double states_bytes(const PlanRequest& request, const Layout& l) { return bound(request, l, false); }
 double least_bytes(const PlanRequest& request, const Layout& l) { return bound(request, l, true); }
 
-std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& l) {
+std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& l, double enough) {
     const ParallelConfig config = config_of(request, l);
     const Workload workload = workload_of(request, l);
     std::pair<int64_t, MemoryPeak> largest{-1, {}};
@@ -43,6 +41,7 @@ std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const La
         const int64_t rank = config.mesh.rank({.tp = 0, .cp = 0, .dp = 0, .pp = stage});
         const MemoryPeak peak = memory_formula(workload, config, rank);
         if (largest.first < 0 || peak.total > largest.second.total) largest = {rank, peak};
+        if (double(peak.total) > enough) break;
     }
     return largest;
 }
@@ -92,8 +91,11 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
     done = 0;
     for (const Ranked& each : ranked) {
         listener.progress("fitting layouts into memory", double(done++) / double(ranked.size()));
-        const auto [rank, memory] = largest_rank(request, each.layout);
         LayoutGroup& group = groups[{each.layout.tp, each.layout.cp, each.layout.pp}];
+        const bool wants_smallest = !group.best;  // where none fits
+        const double smallest = group.smallest ? double(group.smallest->memory.total) : kInfinity;
+        const auto [rank, memory] =
+            largest_rank(request, each.layout, wants_smallest ? std::max(limit, smallest) : limit);
         const Candidate candidate{each.layout, each.estimate, memory, rank};
         if (double(memory.total) <= limit) {
             ++group.fit, ++choice.fit;
@@ -132,7 +134,8 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
 bool any_fits(const PlanRequest& request, double limit) {
     const Enumeration all = enumerate_layouts(request);
     return std::any_of(all.layouts.begin(), all.layouts.end(), [&](const Layout& layout) {
-        return least_bytes(request, layout) <= limit && double(largest_rank(request, layout).second.total) <= limit;
+        return least_bytes(request, layout) <= limit &&
+               double(largest_rank(request, layout, limit).second.total) <= limit;
     });
 }
 
@@ -143,8 +146,9 @@ int64_t fewest_gpus(const PlanRequest& request, double limit) {
     // least_bytes() of a device, if everything is divided evenly.
     const double a = double(size_of(r.dtype)), parameters = double(r.model.parameters());
     const double inputs = a * double(r.model.layers) * double(r.seq_len) * double(r.model.hidden);
-    const double bound =
-        ((a + optimizer_bytes(r)) * parameters + std::max(double(size_of(r.grad_dtype)) * parameters, inputs)) / limit;
+    const double bound = ((a + state_bytes(r.optimizer, r.dtype)) * parameters +
+                          std::max(double(size_of(r.grad_dtype)) * parameters, inputs)) /
+                         limit;
     constexpr int64_t kMost = 1 << 20, kMostTries = 256;
     if (!(bound <= double(kMost))) return 0;
     int64_t n = std::max<int64_t>(1, int64_t(std::ceil(bound)));

@@ -2,6 +2,7 @@
 // From all layouts to the best ones: what does not fit is left out by the memory formula, the rest is ranked by the
 // estimate. And why each group of the others lost.
 #include <functional>
+#include <limits>
 
 #include "08_3d_full/plan/estimate.h"
 #include "08_3d_full/plan/memory_formula.h"
@@ -44,8 +45,9 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
               const Listener& listener = {});
 
 // The rank with the largest peak, and the peak, among the ranks that may be it: the first of the first, the second and
-// the last stage.
-std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& layout);
+// the last stage; or the first of these whose peak is above `enough`.
+std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& layout,
+                                            double enough = std::numeric_limits<double>::infinity());
 // Bounds from below: parameters, gradients and optimizer states alone; and with the blocks' inputs of a micro-batch, all
 // of which a rank holds before the first backward pass, when it need not have gradients yet.
 double states_bytes(const PlanRequest& request, const Layout& layout);

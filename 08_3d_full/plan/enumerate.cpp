@@ -19,10 +19,6 @@ bool allowed(const std::vector<T>& values, const T& value) {
     return values.empty() || std::find(values.begin(), values.end(), value) != values.end();
 }
 
-bool on_request(const std::string& schedule) {
-    return schedule == "naive" || schedule == "gpipe" || schedule == "dualpipe-v";
-}
-
 // A schedule with its number of model chunks.
 struct ScheduleChunks {
     int64_t schedule, chunks;
@@ -53,12 +49,12 @@ class Enumerator {
             std::sort(other.sizes.begin(), other.sizes.end());
             found_.others.push_back(std::move(other));
         }
-        if (r_.pipeline.empty() && std::any_of(found_.layouts.begin(), found_.layouts.end(),
-                                               [](const Layout& layout) { return layout.pp > 1; }))
-            found_.others.push_back({"dualpipe-v",
-                                     "what its two directions overlap for each other is not implemented here "
-                                     "(--pipeline dualpipe-v asks for it)",
-                                     {}});
+        const bool pipelines = std::any_of(found_.layouts.begin(), found_.layouts.end(),
+                                           [](const Layout& layout) { return layout.pp > 1; });
+        for (const ScheduleGenerator& each : schedule_generators())
+            if (pipelines && r_.pipeline.empty() && each.on_request)
+                found_.others.push_back(
+                    {each.name, fmt::format("{} (--pipeline {} asks for it)", each.on_request, each.name), {}});
         return std::move(found_);
     }
 
@@ -188,9 +184,10 @@ class Enumerator {
         const std::vector<ScheduleGenerator>& all = schedule_generators();
         for (size_t i = 0; i < all.size(); ++i) {
             const ScheduleGenerator& generator = all[i];
-            if (r_.pipeline.empty() ? on_request(generator.name) : !allowed(r_.pipeline, generator.name)) continue;
-            if (pp == 1) {  // every schedule is 1f1b's list; one of them
-                if (generator.name == "1f1b" || (!r_.pipeline.empty() && generator.default_chunks() == 1))
+            if (r_.pipeline.empty() ? generator.on_request != nullptr : !allowed(r_.pipeline, generator.name)) continue;
+            if (pp == 1) {  // all lists are the same; one of them, the default if it is allowed
+                if (generator.name == PipelineOptions().schedule ||
+                    (!r_.pipeline.empty() && generator.default_chunks() == 1))
                     return {{int64_t(i), 1}};
                 continue;
             }

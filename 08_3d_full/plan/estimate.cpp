@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include "01_single_gpu/core/registry.h"
 #include "05_pipeline/simulate.h"
+#include "07_fp8/flags.h"
 
 namespace train70b {
 
@@ -154,7 +156,8 @@ Estimator::Layer Estimator::layer_of(const Layout& l) {
         products += product(rows, out, in, fp8);
         gradients += product(rows, in, out, fp8) + product(out, in, rows, fp8);
     }
-    const bool ring = l.cp > 1 && (request_.cp_algorithm == "zigzag" || request_.cp_algorithm == "ring");
+    const ContextAlgorithm& algorithm = find_entry(context_algorithms(), "--cp-algorithm", request_.cp_algorithm);
+    const bool ring = l.cp > 1 && !algorithm.gather && algorithm.ulysses(l.cp, 0) == 1;
     const PassSeconds attend = attention(l, ring ? l.cp : 1);
     // Elements read and written: two norms, two residuals (own rows); RoPE; SwiGLU. Backward: twice.
     const double pointwise =
@@ -249,7 +252,7 @@ Estimate Estimator::operator()(const Layout& l) {
         }
         // Master weights and moments are read and written, gradients read, weights written.
         const double owned = stage.elements / double(l.shards());
-        const double states = request_.optimizer == "adamw8bit" ? 6 : 12;
+        const double states = state_bytes(request_.optimizer, request_.dtype);
         e.update += memory_bound(owned * (2 * states + g + a));
         if (l.pp > 1) {
             const double busy = e.compute + e.recompute + e.tp + e.cp;

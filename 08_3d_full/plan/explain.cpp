@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "07_fp8/flags.h"
+
 namespace train70b {
 
 namespace {
@@ -171,9 +173,7 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
     const Layout& w = winner.candidate.layout;
     const LlamaConfig& c = r.model;
     const double parameters = double(c.parameters()), gpus = double(r.gpus);
-    const double states = double(size_of(r.dtype) + size_of(r.grad_dtype)) + (r.optimizer == "adamw8bit" ? 6.03
-                                                                              : r.dtype == DType::bf16   ? 12
-                                                                                                         : 8);
+    const double states = double(size_of(r.dtype) + size_of(r.grad_dtype)) + state_bytes(r.optimizer, r.dtype);
     const double all = parameters * states, best_s = winner.candidate.estimate.seconds();
     const auto against = [&](const Candidate& other) {
         return fmt::format("{:.2f} x the chosen step ({})", other.estimate.seconds() / best_s,
@@ -279,7 +279,8 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
 }
 
 double run_checkpoint_bytes(const PlanRequest& r) {
-    return checkpoint_bytes(double(r.model.parameters()), r.optimizer == "adamw8bit" ? 6.03125 : 12);
+    const double weight = double(size_of(stats_dtype(r.dtype)));
+    return checkpoint_bytes(double(r.model.parameters()), weight + moment_bytes(r.optimizer, r.dtype));
 }
 
 Table budget_table(const PlanRequest& r, const Prediction& winner, const BudgetOptions& o) {

@@ -5,117 +5,11 @@
 
 #include "05_pipeline/schedule_file.h"
 #include "08_3d_full/plan/memory_state.h"
-#include "08_3d_full/plan/memory_units.h"
+#include "08_3d_full/plan/memory_zero.h"
 
 namespace train70b {
 
 namespace {
-
-// ---- ZeRO: unsharded parameters and gradients -----------------------------------------------------------------------
-
-// A unit's buffers, and who uses them.
-struct ShardedUnit {
-    int64_t gathering = 0, params = 0, grads = 0;  // bytes: while and after it is gathered; unsharded gradients
-    int64_t rest = 0;                              // FP8: what is not gathered in 8 bits, at the end of `gathering`
-    int64_t host_sum = 0;                          // offload all: a shard's gradients, to be added on the host
-    bool unsharded = false, finished = false, has_grads = false, has_reduced = false;
-    int64_t users = 0, open_passes = 0;
-};
-
-// What Zero (03_zero/zero.cpp) holds in its workspace while a step runs.
-class ShardedUnits {
-  public:
-    ShardedUnits(const ZeroOptions& options, MemoryWalk& walk) : options_(options), walk_(walk) {
-        bucket_ = options.bucket_mb < 0 ? 0 : options.bucket_mb * (1 << 20);
-    }
-    std::vector<ShardedUnit> units;
-    std::vector<int> passes;  // of a micro-batch, in forward order: indices into units
-
-    void begin_forward(int64_t pass) {
-        if (options_.stage == 3) unshard(pass, +1);
-    }
-    void end_forward(int64_t pass) {
-        if (options_.stage == 3) reshard(of(pass));
-    }
-    void begin_backward(int64_t pass) {
-        if (options_.stage == 3) unshard(pass, -1);
-        if (options_.stage < 2) return;
-        ShardedUnit& unit = of(pass);
-        ++unit.open_passes;
-        std::erase(ready_, &unit);
-        if (unit.has_grads) return;
-        unit.has_grads = true;
-        walk_.book(Memory::workspace, unit.grads);
-    }
-    void end_backward(int64_t pass) {  // its weight gradients, too
-        ShardedUnit& unit = of(pass);
-        if (options_.stage == 3) reshard(unit);
-        if (options_.stage < 2 || --unit.open_passes > 0) return;
-        ready_.push_back(&unit);
-        double bytes = 0;
-        for (const ShardedUnit* waiting : ready_) bytes += double(waiting->grads);
-        if (bytes >= bucket_ || pass == 0) reduce_ready();
-    }
-    void finish() {
-        reduce_ready();
-        finish(std::exchange(in_flight_, {}));
-        for (ShardedUnit& unit : units)
-            if (unit.unsharded) free_params(unit);
-    }
-
-  private:
-    ShardedUnit& of(int64_t pass) { return units[size_t(passes[size_t(pass)])]; }
-
-    void start_unshard(ShardedUnit& unit) {
-        if (unit.unsharded) return;
-        unit.unsharded = true;
-        unit.finished = false;
-        walk_.book(Memory::workspace, unit.gathering);
-    }
-    void unshard(int64_t pass, int64_t direction) {
-        ShardedUnit& unit = of(pass);
-        start_unshard(unit);
-        const int64_t count = int64_t(passes.size());
-        for (int64_t ahead = 1; ahead <= std::min(options_.prefetch, count); ++ahead)
-            if (const int64_t next = pass + direction * ahead; next >= 0 && next < count) start_unshard(of(next));
-        if (unit.users++ > 0 || unit.finished) return;
-        unit.finished = true;  // FP8: what is not in 8 bits is assembled from the shards
-        if (unit.params == unit.gathering) return;
-        walk_.book(Memory::workspace, unit.rest);
-        walk_.book(Memory::workspace, unit.params - unit.gathering - unit.rest);
-    }
-    void reshard(ShardedUnit& unit) {
-        if (--unit.users == 0) free_params(unit);
-    }
-    void free_params(ShardedUnit& unit) {
-        walk_.book(Memory::workspace, unit.finished ? -unit.params : -unit.gathering);
-        unit.unsharded = unit.finished = false;
-    }
-
-    void reduce_ready() {
-        for (ShardedUnit* unit : ready_) {
-            const Reduction before = std::exchange(
-                in_flight_, {unit->grads, std::exchange(unit->has_reduced, true) ? unit->host_sum : int64_t(0)});
-            unit->has_grads = false;
-            finish(before);
-            if (!options_.overlap) finish(std::exchange(in_flight_, {}));
-        }
-        ready_.clear();
-    }
-    struct Reduction {
-        int64_t grads = 0, host_sum = 0;  // bytes; the second meanwhile only
-    };
-    void finish(const Reduction& reduction) {
-        walk_.book(Memory::workspace, reduction.host_sum);
-        walk_.book(Memory::workspace, -reduction.host_sum - reduction.grads);
-    }
-
-    const ZeroOptions& options_;
-    MemoryWalk& walk_;
-    double bucket_;
-    std::vector<ShardedUnit*> ready_;
-    Reduction in_flight_;
-};
 
 // ---- the pipeline ---------------------------------------------------------------------------------------------------
 
@@ -163,10 +57,9 @@ class StepWalk {
         : w_(workload),
           config_(config),
           units_(workload, config, rank),
-          shapes_(workload, config, rank),
+          memory_(unit_memory(workload, config, rank)),
           steps_(workload, config, config.mesh.coordinate(rank).pp),
-          zero_(config.zero, walk_),
-          message_(shapes_.a * shapes_.R_l * shapes_.E) {
+          zero_(config.zero, walk_) {
         book_states();
         add_passes();
     }
@@ -186,7 +79,7 @@ class StepWalk {
     void book_states();
     void add_passes();
     void add_pass(const ShardedUnit& unit, const UnitMemory& memory, int64_t skipped = 0);
-    ShardedUnit sharded(const UnitState& unit) const;
+    ShardedUnit sharded(const UnitState& unit, const std::vector<bool>& in_8_bits = {}) const;
     void run(const Step& step);
     void forward(int64_t chunk);
     void backward(int64_t chunk, bool weights_later);
@@ -197,25 +90,25 @@ class StepWalk {
     }
     void expect(bool forward, int64_t stage);
     void receive(bool forward, int64_t stage);
-    void release() { walk_.book(Memory::activations, -message_); }
+    void release() { walk_.book(Memory::activations, -memory_.hidden); }
     void end_of_step();
     // Tokens, targets and positions of all micro-batches
-    int64_t batches() const { return w_.micro_batches(config_.mesh.dp) * 3 * 4 * shapes_.R; }
+    int64_t batches() const {
+        return w_.micro_batches(config_.mesh.dp) * 3 * 4 * w_.micro_batch * (w_.seq_len / config_.mesh.cp);
+    }
     PassMemory net_since(const MemoryBytes& before) const;
 
     const Workload& w_;
     const ParallelConfig& config_;
     const RankUnits units_;
-    const UnitShapes shapes_;
+    const RankUnitMemory& memory_;
     const RankSteps steps_;
     MemoryWalk walk_;
     ShardedUnits zero_;
-    UnitMemory embedding_, block_, head_, head_product_;
     std::vector<UnitPass> passes_;
     std::vector<int64_t> first_pass_;  // of each chunk, and the end
     std::vector<Channel> channels_;    // by rank: gradients, activations
     bool has_loss_ = false;
-    const int64_t message_;  // between stages: (R_l, E)
 };
 
 void StepWalk::book_states() {
@@ -224,31 +117,27 @@ void StepWalk::book_states() {
     walk_.book(Memory::grads, states.grads);
     walk_.book(Memory::optimizer, states.optimizer);
     walk_.book(Memory::host, states.host);
-    if (config_.fp8.recipe == "delayed")  // of 12 operands per block: amax, and scale in 16 bytes
-        walk_.book(Memory::workspace, units_.blocks * 12 * (4 + 16));
-    if (shapes_.gathered)  // a scale per layer
-        walk_.book(Memory::workspace, units_.blocks * 4 * std::count(shapes_.fp8, shapes_.fp8 + 4, true));
+    walk_.book(Memory::workspace, units_.blocks * memory_.block_workspace);
     walk_.book(Memory::activations, batches());
 }
 
 // ---- units ----------------------------------------------------------------------------------------------------------
 
-// Unsharded, and the gradients. With FP8 the weights of its products are gathered in a byte per element of the unit,
-// and what is not cast in a second message: from each shard as much as from the one with most.
-ShardedUnit StepWalk::sharded(const UnitState& unit) const {
-    const int64_t a = shapes_.a, g = size_of(w_.grad_dtype);
+// Unsharded, and the gradients. Parameters in 8 bits are gathered in a byte per element of the unit, and what is not in
+// a second message: from each shard as much as from the one with most.
+ShardedUnit StepWalk::sharded(const UnitState& unit, const std::vector<bool>& in_8_bits) const {
+    const int64_t a = size_of(w_.dtype), g = size_of(w_.grad_dtype);
     ShardedUnit sharded{.gathering = a * unit.padded(), .params = a * unit.padded(), .grads = g * unit.padded()};
     if (config_.zero.offload == Offload::all) sharded.host_sum = g * unit.part();
-    const auto casts = [&](const ParamShape& param) { return param.layer >= 0 && shapes_.fp8[param.layer]; };
-    if (!shapes_.gathered || std::none_of(unit.params.begin(), unit.params.end(), casts)) return sharded;
+    if (std::find(in_8_bits.begin(), in_8_bits.end(), true) == in_8_bits.end()) return sharded;
     int64_t rest = 0, most = 0;
-    for (const ParamShape& param : unit.params)
-        if (!casts(param)) rest += param.size();
+    for (size_t i = 0; i < in_8_bits.size(); ++i)
+        if (!in_8_bits[i]) rest += unit.params[i].size();
     for (const int64_t shard : unit.special_shards()) {
         int64_t here = 0;
-        for (const ParamShape& param : unit.params) {
-            const auto [begin, end] = unit.piece(param, shard);
-            if (!casts(param)) here += end - begin;
+        for (size_t i = 0; i < in_8_bits.size(); ++i) {
+            const auto [begin, end] = unit.piece(unit.params[i], shard);
+            if (!in_8_bits[i]) here += end - begin;
         }
         most = std::max(most, here);
     }
@@ -267,35 +156,29 @@ void StepWalk::add_pass(const ShardedUnit& unit, const UnitMemory& memory, int64
 void StepWalk::add_passes() {
     const bool split = steps_.splits;
     const Stage& stage = units_.stage;
-    block_ = block_memory(shapes_, split);
-    const ShardedUnit block = sharded(units_.block);
+    const ShardedUnit block = sharded(units_.block, memory_.in_8_bits);
     // Of many equal blocks the first ones and the last ones, unless each holds workspace of its own for long.
     const bool all = (config_.zero.stage >= 2 && (split || config_.zero.bucket_mb > 0));
     const int64_t shown = all ? INT64_MAX : 2 * (config_.zero.prefetch + 2);
     if (stage.embedding) {
-        embedding_ = embedding_memory(shapes_);
         first_pass_.push_back(0);
-        add_pass(sharded(*units_.embedding), embedding_);
+        add_pass(sharded(*units_.embedding), memory_.embedding);
     }
     for (const Chunk& chunk : stage.chunks) {
         if (!(stage.embedding && first_pass_.size() == 1 && passes_.size() == 1))
             first_pass_.push_back(int64_t(passes_.size()));
         const int64_t layers = chunk.end_layer - chunk.first_layer, booked = std::min(layers, shown);
-        for (int64_t i = 0; i < booked; ++i) add_pass(block, block_, i + 1 == (booked + 1) / 2 ? layers - booked : 0);
+        for (int64_t i = 0; i < booked; ++i)
+            add_pass(block, memory_.block, i + 1 == (booked + 1) / 2 ? layers - booked : 0);
     }
+    if (stage.head) add_pass(sharded(*units_.head), memory_.head);
     if (stage.head && w_.model.tied) {
-        head_ = head_norm_memory(shapes_);
-        head_product_ = head_product_memory(shapes_, split);
-        add_pass(sharded(*units_.head), head_);
         if (stage.embedding) {
-            passes_.push_back({&head_product_, 0});
+            passes_.push_back({&memory_.tied_head, 0});
             zero_.passes.push_back(0);
         } else {
-            add_pass(sharded(*units_.embedding), head_product_);
+            add_pass(sharded(*units_.embedding), memory_.tied_head);
         }
-    } else if (stage.head) {
-        head_ = head_memory(shapes_, split);
-        add_pass(sharded(*units_.head), head_);
     }
     first_pass_.push_back(int64_t(passes_.size()));
 }
@@ -310,24 +193,22 @@ void StepWalk::expect(bool forward, int64_t stage) {
 void StepWalk::receive(bool forward, int64_t stage) {
     if (is_here(stage)) return;  // what the other chunk has kept
     Channel& from = channel(forward, stage);
-    if (!from.posted) walk_.book(Memory::activations, message_);
+    if (!from.posted) walk_.book(Memory::activations, memory_.hidden);
     from.posted = --from.expected > 0;
-    if (from.posted) walk_.book(Memory::activations, message_);
+    if (from.posted) walk_.book(Memory::activations, memory_.hidden);
 }
 
 void StepWalk::forward(int64_t chunk) {
     for (int64_t i = first_pass_[size_t(chunk)]; i < first_pass_[size_t(chunk) + 1]; ++i) {
         const UnitPass& pass = passes_[size_t(i)];
         zero_.begin_forward(i);
-        // The first loss, which stays; over several ranks it comes after the head's worst moment.
-        const bool last = i + 1 == int64_t(passes_.size());
-        const int64_t loss = last && units_.stage.head && !std::exchange(has_loss_, true) ? shapes_.s : 0;
-        if (!shapes_.tensor_parallel) walk_.book(Memory::activations, loss);
         walk_.book(pass.memory->forward);
-        if (shapes_.tensor_parallel) walk_.book(Memory::activations, loss);
         zero_.end_forward(i);
         walk_.skip(pass.memory->forward, pass.skipped);
     }
+    // The first loss stays, and the others are added to it.
+    const bool ends_with_loss = units_.stage.head && chunk + 1 == int64_t(units_.stage.chunks.size());
+    if (ends_with_loss && std::exchange(has_loss_, true)) walk_.book(Memory::activations, -memory_.loss);
 }
 
 void StepWalk::backward(int64_t chunk, bool weights_later) {
@@ -370,7 +251,7 @@ void StepWalk::run(const Step& step) {
 
 void StepWalk::end_of_step() {
     walk_.book(Memory::activations, -batches());
-    if (!units_.stage.head) walk_.book(Memory::activations, shapes_.s);  // a loss of 0
+    if (!units_.stage.head) walk_.book(Memory::activations, memory_.loss);  // a loss of 0
     zero_.finish();
     const int64_t message = partial_gradient_message(units_, w_, config_);
     walk_.book(Memory::comm, message);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "07_fp8/flags.h"
+
 namespace train70b {
 
 std::pair<int64_t, int64_t> UnitState::piece(const ParamShape& param, int64_t of_shard) const {
@@ -47,29 +49,27 @@ RankUnits::RankUnits(const Workload& w, const ParallelConfig& config, int64_t ra
     const auto vector = [](int64_t size, Sum sum, bool counts, int64_t place = 0) {
         return ParamShape{size, 1, 1, sum, counts, place * size};
     };
-    const auto matrix = [](int64_t rows, int64_t cols, int64_t all_cols, int layer, int64_t place = 0,
-                           Sum sum = Sum::none, bool counts = true) {
-        return ParamShape{rows, cols, all_cols, sum, counts, place * rows, layer};
-    };
+    const auto matrix = [](int64_t rows, int64_t cols, int64_t all_cols, int64_t place = 0, Sum sum = Sum::none,
+                           bool counts = true) { return ParamShape{rows, cols, all_cols, sum, counts, place * rows}; };
     const int64_t kv_place = at.tp / kv_copies;
     const ParamShape norm = vector(E, of_norms, first), head_norm = vector(D, of_heads, first);
-    const ParamShape kv_proj = matrix(kv, E, E, 0, kv_place, of_kv, first_kv);
+    const ParamShape kv_proj = matrix(kv, E, E, kv_place, of_kv, first_kv);
     const ParamShape kv_bias = vector(kv, of_kv, first_kv, kv_place);
-    std::vector<ParamShape> params = {norm, matrix(q, E, E, 0, at.tp), kv_proj, kv_proj};
+    std::vector<ParamShape> params = {norm, matrix(q, E, E, at.tp), kv_proj, kv_proj};
     if (c.qkv_bias) params.insert(params.end(), {vector(q, Sum::none, true, at.tp), kv_bias, kv_bias});
     if (c.qk_norm) params.insert(params.end(), {head_norm, head_norm});
-    const ParamShape gate = matrix(F, E, E, 2, at.tp);
-    params.insert(params.end(), {matrix(E, q, c.q_width(), 1), norm, gate, gate, matrix(E, F, c.ffn, 3)});
+    const ParamShape gate = matrix(F, E, E, at.tp);
+    params.insert(params.end(), {matrix(E, q, c.q_width()), norm, gate, gate, matrix(E, F, c.ffn)});
     block = unit(std::move(params));
     for (const Chunk& chunk : stage.chunks) blocks += chunk.end_layer - chunk.first_layer;
 
     const int64_t V = (c.vocab + tp - 1) / tp;
     const bool two = c.tied && stage.embedding != stage.head;  // copies of a tied matrix
     if (stage.embedding || (c.tied && stage.head))
-        embedding = unit({matrix(V, E, E, -1, at.tp, two ? Sum::tied : Sum::none, stage.embedding || !two)});
+        embedding = unit({matrix(V, E, E, at.tp, two ? Sum::tied : Sum::none, stage.embedding || !two)});
     if (stage.head) {
         params = {norm};
-        if (!c.tied) params.push_back(matrix(V, E, E, -1, at.tp));
+        if (!c.tied) params.push_back(matrix(V, E, E, at.tp));
         head = unit(std::move(params));
     }
 }
@@ -84,26 +84,24 @@ void for_each_unit(const RankUnits& units, const Body& body) {
     if (units.head) body(*units.head, 1);
 }
 
-// Blocks of 256 elements of 8-bit moments in elements [begin, end) of a parameter (07_fp8/adamw8bit.h): a rectangle of
-// all columns is one run, one of some columns a run per row.
-int64_t moment_blocks(const ParamShape& param, int64_t begin, int64_t end) {
-    constexpr int64_t kBlock = 256;
-    if (begin == end) return 0;
+// Blocks of elements whose moments share their scales, in elements [begin, end) of a parameter (07_fp8/adamw8bit.h): a
+// rectangle of all columns is one run, one of some columns a run per row.
+int64_t moment_blocks(const ParamShape& param, int64_t begin, int64_t end, int64_t block) {
+    if (begin == end || block == 0) return 0;
     const int64_t first = param.first_row * param.cols;
-    if (param.cols == param.global_cols) return (first + end - 1) / kBlock - (first + begin) / kBlock + 1;
+    if (param.cols == param.global_cols) return (first + end - 1) / block - (first + begin) / block + 1;
     const int64_t rows = (end - 1) / param.cols - begin / param.cols + 1;
-    return rows * ((param.cols + kBlock - 2) / kBlock + 1);
+    return rows * ((param.cols + block - 2) / block + 1);
 }
 
 int64_t optimizer_bytes(const UnitState& unit, const Workload& w, const ParallelConfig& config) {
-    const bool narrow = config.optimizer == "adamw8bit";
-    const int64_t wide = size_of(stats_dtype(w.dtype)), master = wide == size_of(w.dtype) ? 0 : wide;
+    const OptimizerEntry& optimizer = find_optimizer(config.optimizer);
+    const int64_t of_each = master_bytes(w.dtype) + 2 * size_of(optimizer.moments(w.dtype));
     int64_t bytes = 0;
     for (const ParamShape& param : unit.params) {
         const auto [begin, end] =
             config.zero.stage == 0 ? std::pair<int64_t, int64_t>{0, param.size()} : unit.piece(param, unit.shard);
-        bytes += (end - begin) * (master + (narrow ? 2 : 2 * wide));
-        if (narrow) bytes += 2 * 4 * moment_blocks(param, begin, end);
+        bytes += (end - begin) * of_each + 2 * 4 * moment_blocks(param, begin, end, optimizer.scale_block);
     }
     return bytes;
 }

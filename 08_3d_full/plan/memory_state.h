@@ -10,7 +10,6 @@ struct ParamShape {
     enum class Sum { none, tp, kv, tied } sum = Sum::none;
     bool counts = true;     // in norms: replica 0
     int64_t first_row = 0;  // in the global parameter
-    int layer = -1;         // a weight matrix of the block's linear layer (memory_units.h)
     int64_t begin = 0;      // in the unit's flat buffer
     int64_t size() const { return rows * cols; }
 };

@@ -219,6 +219,7 @@ class Explained {
             if (segments[size_t((*found)[i].segment)] != run[i].events) return false;
         return found.has_value();
     }
+    bool consistent() const { return consistent_; }
     std::vector<std::vector<Event>> segments;
 
   private:
@@ -252,30 +253,44 @@ class Rank {
     Rank(const TrainOptions& options, const Dataset& data, const ParallelConfig& config, int64_t rank)
         : options_(options.without_files()), data_(data), config_(config), rank_(rank) {}
 
-    Sequence record(bool all_micro_batches) {
-        const int64_t p = config_.mesh.pp, all = options_.accumulation(config_.mesh.dp);
+    // A sequence for each number of micro-batches, of which the first is the step's; or the first one alone.
+    // verified: how many micro-batches and which depth explained another rank of this stage; -1: not known yet.
+    std::vector<Sequence> record(const std::vector<int64_t>& counts, bool all_micro_batches,
+                                 std::pair<int64_t, int64_t>& verified) {
+        const int64_t p = config_.mesh.pp, all = counts[0], stage = config_.mesh.coordinate(rank_).pp;
         const Schedule schedule = schedule_of(config_, options_);
-        Sequence sequence{.rank = rank_};
+        std::vector<Sequence> sequences;
         // Steps of a multiple of what the schedule needs; enough for its beginning, its end and both repeated.
         const int64_t multiple = schedule_multiple(schedule);
         const auto at_least = [&](int64_t m) { return (m + multiple - 1) / multiple * multiple; };
-        for (int64_t m = at_least(3 * p + 6); !all_micro_batches && sequence.parts.empty() && m + multiple < all;
-             m *= 2) {
-            const std::vector<RawPart> shorter = run(m), longer = run(m + multiple);
+        for (int64_t m = at_least(2 * p + 2); !all_micro_batches && sequences.empty() && m + multiple < all; m *= 2) {
+            const bool again = verified.first == m;
+            const std::vector<RawPart> longer = run(m + multiple), shorter = again ? std::vector<RawPart>() : run(m);
             for (const int64_t depth : {2, 4, 8}) {
                 const Explained explained(longer, depth);
-                const auto parts = explained.find(parts_of(schedule, config_.mesh.coordinate(rank_).pp));
-                if (!parts || !explained.explains(shorter)) continue;
-                sequence.micro_batches_run = m + multiple;
-                sequence.segments = explained.segments;
-                sequence.parts = *parts;
-                break;
+                if (again ? depth != verified.second || !explained.consistent() : !explained.explains(shorter))
+                    continue;
+                verified = {m, depth};
+                for (const int64_t count : counts) {
+                    const auto parts = explained.find(parts_of(of_count(schedule, count), stage));
+                    if (!parts) break;
+                    sequences.push_back({.rank = rank_,
+                                         .micro_batches_run = m + multiple,
+                                         .segments = explained.segments,
+                                         .parts = *parts});
+                }
+                if (!sequences.empty()) break;
             }
         }
-        if (sequence.parts.empty()) keep_all(sequence, run(sequence.micro_batches_run = all));
-        sequence.ops = recorder_.ops;
-        sequence.calls = recorder_.calls;
-        return sequence;
+        if (sequences.empty()) {
+            sequences.push_back({.rank = rank_, .micro_batches_run = all});
+            keep_all(sequences[0], run(all));
+        }
+        for (Sequence& sequence : sequences) {
+            sequence.ops = recorder_.ops;
+            sequence.calls = recorder_.calls;
+        }
+        return sequences;
     }
     const std::vector<GroupFamily>& families() const { return recorder_.families; }
 
@@ -295,6 +310,10 @@ class Rank {
             [](const Trainer&) { recorder = nullptr; });
         return std::move(recorder_.parts);
     }
+    static Schedule of_count(const Schedule& schedule, int64_t micro_batches) {
+        if (micro_batches == schedule.micro_batches) return schedule;
+        return make_schedule(schedule.name, schedule.stages, micro_batches, schedule.chunks);
+    }
     // A schedule from a file has no other number of micro-batches.
     int64_t schedule_multiple(const Schedule& schedule) const {
         if (from_file(config_.pipeline)) return INT32_MAX;
@@ -313,7 +332,7 @@ class Rank {
 std::vector<int64_t> symmetry_key(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
     const Mesh::Coordinates at = config.mesh.coordinate(rank);
     ParallelConfig plain = config;
-    plain.optimizer = "adamw";  // whose states tell the size of the rank's shards
+    plain.optimizer = ParallelConfig().optimizer;  // whose states tell the size of the rank's shards
     const RankMemory memory = rank_formula(options, plain, rank);
     // Replicas of a parameter are counted by the first of them: of norms, and of key/value heads.
     const int64_t copies = std::max<int64_t>(config.mesh.tp / options.model.kv_heads, 1);
@@ -329,31 +348,49 @@ bool equal_calls_and_memory(const Sequence& a, const Sequence& b) {
 
 }  // namespace
 
-Recording record_step(const TrainOptions& options, const Dataset& data, const ParallelConfig& config,
-                      const RecordOptions& how) {
+std::vector<Recording> record_steps(const TrainOptions& options, const Dataset& data, const ParallelConfig& config,
+                                    std::vector<int64_t> micro_batches, const RecordOptions& how) {
     const int64_t ranks = config.mesh.size();
-    Recording recording{.ranks = ranks, .class_of = std::vector<int32_t>(size_t(ranks))};
+    micro_batches.insert(micro_batches.begin(), options.accumulation(config.mesh.dp));
+    std::vector<Recording> recordings(micro_batches.size(), {.ranks = ranks});
+    std::vector<int32_t> class_of(static_cast<size_t>(ranks));
     std::map<std::vector<int64_t>, int32_t> known;
+    std::vector<std::pair<int64_t, int64_t>> verified(size_t(config.mesh.pp), {-1, -1});
     for (int64_t rank = 0; rank < ranks; ++rank) {
         std::vector<int64_t> key = {rank};
         if (how.only >= 0)
             key = {0};
         else if (ranks > how.most_ranks)
             key = symmetry_key(options, config, rank);
-        const auto [found, is_new] = known.insert({key, int32_t(recording.sequences.size())});
+        const std::vector<Sequence>& all = recordings[0].sequences;
+        const auto [found, is_new] = known.insert({key, int32_t(all.size())});
         if (is_new) {
             Rank run(options, data, config, how.only >= 0 ? how.only : rank);
-            Sequence sequence = run.record(how.all_micro_batches);
-            if (recording.families.empty()) recording.families = run.families();
-            CHECK(run.families() == recording.families, "rank {} makes other groups than rank 0", rank);
-            for (size_t i = 0; i < recording.sequences.size(); ++i)
-                if (equal_calls_and_memory(recording.sequences[i], sequence)) found->second = int32_t(i);
-            if (found->second == int32_t(recording.sequences.size()))
-                recording.sequences.push_back(std::move(sequence));
+            std::vector<Sequence> sequences =
+                run.record(micro_batches, how.all_micro_batches, verified[size_t(config.mesh.coordinate(rank).pp)]);
+            std::vector<GroupFamily>& families = recordings[0].families;
+            if (families.empty()) families = run.families();
+            CHECK(run.families() == families, "rank {} makes other groups than rank 0", rank);
+            for (size_t i = 0; i < all.size(); ++i)
+                if (equal_calls_and_memory(all[i], sequences[0])) found->second = int32_t(i);
+            if (found->second == int32_t(all.size())) {
+                recordings.resize(std::min(recordings.size(), sequences.size()));
+                for (size_t i = 0; i < recordings.size(); ++i)
+                    recordings[i].sequences.push_back(std::move(sequences[i]));
+            }
         }
-        recording.class_of[size_t(rank)] = found->second;
+        class_of[size_t(rank)] = found->second;
     }
-    return recording;
+    for (Recording& recording : recordings) {
+        recording.class_of = class_of;
+        recording.families = recordings[0].families;
+    }
+    return recordings;
+}
+
+Recording record_step(const TrainOptions& options, const Dataset& data, const ParallelConfig& config,
+                      const RecordOptions& how) {
+    return std::move(record_steps(options, data, config, {}, how)[0]);
 }
 
 }  // namespace train70b

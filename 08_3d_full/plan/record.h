@@ -26,5 +26,9 @@ struct RecordOptions {
 // Of the options' largest step. Collective operations have no peers, so it needs no MPI.
 Recording record_step(const TrainOptions& options, const Dataset& data, const ParallelConfig& config,
                       const RecordOptions& how = {});
+// The same, and then steps of other numbers of micro-batches, which are no work of their own; the first alone where it
+// does not repeat itself.
+std::vector<Recording> record_steps(const TrainOptions& options, const Dataset& data, const ParallelConfig& config,
+                                    std::vector<int64_t> micro_batches, const RecordOptions& how = {});
 
 }  // namespace train70b

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <sstream>
 
 #include "08_3d_full/plan/record.h"
@@ -24,14 +26,52 @@ TrainOptions options_of(const PlanRequest& request, const Layout& layout) {
     return o;
 }
 
+namespace {
+
+// Seconds of a step and of what it waits for, by name.
+std::map<std::string, double> seconds_of(const Recording& recording, const ClusterModel& cluster) {
+    const SimulatedStep step = simulate_step(recording, cluster);
+    std::map<std::string, double> seconds = {{"step", step.seconds}, {"bubble", step.bubble * step.seconds}};
+    for (const auto& [group, exposed] : step.exposed) seconds["exposed " + (group == "dp_cp" ? "dp" : group)] = exposed;
+    return seconds;
+}
+
+// From steps of m, m + d and m + 2 d micro-batches to one of `more` d beyond, if what the second d takes is what the
+// first one takes.
+bool extend(std::map<std::string, double>& m, std::map<std::string, double>& m1, std::map<std::string, double>& m2,
+            double more) {
+    constexpr double kRounding = 1e-9;
+    const double step = m2["step"];
+    for (auto& [name, seconds] : m2) {
+        const double slope = seconds - m1[name];
+        if (!(std::abs(slope - (m1[name] - m[name])) <= kRounding * step)) return false;
+        seconds += more * slope;
+    }
+    return true;
+}
+
+}  // namespace
+
 Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, const Dataset& data,
                      const Candidate& candidate) {
     const ParallelConfig config = config_of(request, candidate.layout);
-    const Recording recording = record_step(options_of(request, candidate.layout), data, config, {.most_ranks = 1});
-    const SimulatedStep step = simulate_step(recording, cluster);
-    Prediction prediction{candidate, step.seconds, true, step.bubble, {}, 0};
-    for (const auto& [group, seconds] : step.exposed)
-        prediction.exposed.emplace_back(group == "dp_cp" ? "dp" : group, seconds);
+    const TrainOptions options = options_of(request, candidate.layout);
+    const int64_t all = options.accumulation(config.mesh.dp), d = config.mesh.pp;
+    std::vector<int64_t> counts, begins;
+    for (const int64_t m : {6 * d + all % d, 18 * d + all % d})
+        if (3 * (m + 2 * d) < all) begins.push_back(m), counts.insert(counts.end(), {m, m + d, m + 2 * d});
+    const std::vector<Recording> steps = record_steps(options, data, config, counts, {.most_ranks = 1});
+    std::map<std::string, double> seconds;
+    for (size_t i = 0; i < begins.size() && seconds.empty() && steps.size() > 1; ++i) {
+        std::map<std::string, double> first = seconds_of(steps[3 * i + 1], cluster);
+        std::map<std::string, double> second = seconds_of(steps[3 * i + 2], cluster);
+        seconds = seconds_of(steps[3 * i + 3], cluster);
+        if (!extend(first, second, seconds, double((all - begins[i]) / d - 2))) seconds.clear();
+    }
+    if (seconds.empty()) seconds = seconds_of(steps[0], cluster);
+    Prediction prediction{candidate, seconds["step"], true, seconds["bubble"] / seconds["step"], {}, 0};
+    for (const auto& [name, exposed] : seconds)
+        if (name.starts_with("exposed ")) prediction.exposed.emplace_back(name.substr(8), exposed);
     return prediction;
 }
 

@@ -96,16 +96,16 @@ def changed_by_lab(mutant, root):
     try:
         lab = labs.labs.Lab(name, root / "build")
         if wrong not in lab.about["wrong"] or lab.puzzle:
-            raise labs.labs.Refused(f"lab {name} has no wrong body {wrong}")
+            raise labs.lab_files.Refused(f"lab {name} has no wrong body {wrong}")
         lab.source = root / lab.about["source"]
         return {lab.about["source"]: labs.with_body(lab, body(mutant.lab))}
-    except labs.labs.Refused as refused:
+    except labs.lab_files.Refused as refused:
         raise Refused(f"{mutant.name}: {refused}") from None
 
 
 def body(lab):
     name, _, wrong = lab.partition("/")
-    return (labs.labs.LABS / name / "wrong" / f"{wrong}.inc").read_text()
+    return (labs.lab_files.LABS / name / "wrong" / f"{wrong}.inc").read_text()
 
 
 def digest(mutant):

@@ -1,0 +1,128 @@
+#include "08_3d_full/plan/unit_memory.h"
+
+#include <map>
+#include <tuple>
+
+#include "02_data_parallel/runtime/backend.h"
+#include "03_zero/zero.h"
+#include "04_tensor_parallel/tensor_parallel.h"
+#include "06_context_parallel/context_parallel.h"
+#include "07_fp8/flags.h"
+#include "07_fp8/zero_cast.h"
+#include "08_3d_full/mesh_comms.h"
+
+namespace train70b {
+
+namespace {
+
+class LedgerReading {
+  public:
+    void begin() {
+        before_ = ledger().now();
+        total_ = ledger().total();
+        ledger().reset_peak();
+    }
+    PassMemory end() const {
+        PassMemory pass{.net_total = ledger().total() - total_, .peak = ledger().peak()};
+        for (size_t kind = 0; kind < size_t(kMemoryKinds); ++kind) {
+            pass.net[kind] = ledger().now()[kind] - before_[kind];
+            pass.peak.kind[kind] -= before_[kind];
+        }
+        pass.peak.total -= total_;
+        return pass;
+    }
+
+  private:
+    MemoryBytes before_{};
+    int64_t total_ = 0;
+};
+
+// Reads the ledger around the unit's passes, inside of what ZeRO does around them. The tape's order makes it simple:
+// what is recorded before the body runs after its backward pass, and what is recorded after it before.
+void measure(Unit& unit, UnitMemory& memory, LedgerReading& reading, const bool& deferred) {
+    const auto wrap = [&](Tape& tape, const Var& x, const Unit::Body& body) {
+        if (deferred) tape.record_wgrad([&] { memory.weights = reading.end(); });
+        tape.record([&] { (deferred ? memory.backward_input : memory.backward) = reading.end(); });
+        reading.begin();
+        Var y = body(tape, x);
+        memory.forward = reading.end();
+        tape.record([&] { reading.begin(); });
+        if (deferred) tape.record_wgrad([&] { reading.begin(); });
+        return y;
+    };
+    unit.wrappers.insert(unit.wrappers.begin() + 1, wrap);
+}
+
+RankUnitMemory measured(const Workload& w, const ParallelConfig& config, int64_t cp_rank) {
+    Mesh mesh{.tp = config.mesh.tp, .cp = config.mesh.cp, .dp = 1, .pp = 1};
+    const Comm world = make_comm(make_fake_backend(int(cp_rank * mesh.tp), int(mesh.size())), {});
+    const MeshComms ranks = split(world, mesh);
+    LlamaConfig one_block = w.model;
+    one_block.layers = 1;
+    const MemoryBytes before = ledger().now();
+
+    Llama model(one_block,
+                {.dtype = w.dtype, .grad_dtype = w.grad_dtype, .device = Device::meta, .recompute = w.recompute});
+    const TensorParallel tensor_parallel(model, ranks.tp, config.tensor);
+    const int64_t sequence = w.seq_len / mesh.cp, rows = w.micro_batch * sequence;
+    const Fp8 fp8 = apply_fp8(model, config.fp8, rows, ranks.tp);
+    Zero zero(model, ranks.dp_cp, config.zero, make_optimizer_of(config.optimizer, {}), make_fp8_unsharder(fp8));
+    apply_context_parallel(model, ranks.cp, context_layout(w.model, w.seq_len, mesh.cp, config.context));
+    zero.allocate(1);
+    zero.weights_changed();
+
+    RankUnitMemory memory;
+    for (const Param* param : model.blocks[0].unit.params) {
+        const auto casts = [&](const auto& layer) {
+            const std::vector<Param*>& weights = layer->linear->weights;
+            return layer->gathered_scale_inv && std::find(weights.begin(), weights.end(), param) != weights.end();
+        };
+        memory.in_8_bits.push_back(std::any_of(fp8.layers().begin(), fp8.layers().end(), casts));
+    }
+    LedgerReading reading;
+    bool deferred = false;
+    measure(model.embedding_unit, memory.embedding, reading, deferred);
+    measure(model.blocks[0].unit, memory.block, reading, deferred);
+    measure(model.head_unit, memory.head, reading, deferred);
+    if (w.model.tied) measure(model.tied_unit, memory.tied_head, reading, deferred);
+
+    const auto numbers = [&] { return Tensor({rows}, DType::i32, Device::meta); };
+    const Batch batch{w.micro_batch, sequence, numbers(), numbers(), numbers(), 1};
+    for (const bool each : {false, true}) {
+        deferred = each;
+        zero.begin_step(1);
+        Tape::Steps wgrads;
+        Tape tape{.deferred_wgrads = deferred ? &wgrads : nullptr};
+        memory.loss = model.forward(tape, batch).data.bytes();
+        tape.backward();
+        for (auto& wgrad : wgrads) std::exchange(wgrad, nullptr)();
+        zero.finish_gradients();
+    }
+    memory.hidden = rows / (config.tensor.sequence_parallel ? mesh.tp : 1) * w.model.hidden * size_of(w.dtype);
+    memory.block_workspace = ledger().now()[size_t(Memory::workspace)] - before[size_t(Memory::workspace)];
+    return memory;
+}
+
+}  // namespace
+
+const RankUnitMemory& unit_memory(const Workload& w, const ParallelConfig& config, int64_t rank) {
+    const LlamaConfig& c = w.model;
+    const Mesh& mesh = config.mesh;
+    const ContextLayout context = context_layout(c, w.seq_len, mesh.cp, config.context);
+    // The ring's first rank sees one block of keys, the last one all of them; zigzag makes them equal.
+    const int64_t position = mesh.coordinate(rank).cp;
+    const bool equal_positions = context.groups() == 1 || (context.chunks > 1 && !context.gather);
+    const bool fp8 = config.fp8.recipe != "off", shards = config.zero.stage == 3;
+    const auto key = std::tuple(
+        std::tuple(c.hidden, c.heads, c.kv_heads, c.head_dim(), c.ffn, c.vocab, c.tied, c.qkv_bias, c.qk_norm),
+        std::tuple(w.dtype, w.grad_dtype, w.seq_len, w.micro_batch, w.recompute),
+        std::tuple(mesh.tp, config.tensor.sequence_parallel, config.tensor.overlap),
+        std::tuple(mesh.cp, config.context.algorithm, config.context.ulysses_size, equal_positions ? 0 : position),
+        std::tuple(config.fp8.recipe, config.fp8.history, fp8 && shards ? int(config.zero.offload) : -1));
+    static std::map<decltype(key), RankUnitMemory> known;
+    auto found = known.find(key);
+    if (found == known.end()) found = known.emplace(key, measured(w, config, equal_positions ? 0 : position)).first;
+    return found->second;
+}
+
+}  // namespace train70b

@@ -1,0 +1,35 @@
+#pragma once
+// What a unit (embedding, block, head) holds of a micro-batch, read off the ledger: a model of one block runs on meta
+// tensors, with the tensor and context parallelism, FP8 and recomputation of the layout.
+#include "01_single_gpu/core/memory.h"
+#include "08_3d_full/config.h"
+#include "08_3d_full/plan/workload.h"
+
+namespace train70b {
+
+// What a pass leaves behind and what it needs at most, both on top of what was held when it began.
+struct PassMemory {
+    MemoryBytes net{};
+    int64_t net_total = 0;
+    MemoryPeak peak;
+};
+
+// The passes of one micro-batch: F, B, and its halves I and W where the schedule splits it. A pass begins when the
+// unit's input, or the gradient of its output, is there. F leaves the output, B takes the input and leaves its gradient.
+struct UnitMemory {
+    PassMemory forward, backward, backward_input, weights;
+};
+
+struct RankUnitMemory {
+    UnitMemory embedding, block, head;
+    UnitMemory tied_head;         // tied embeddings: the product, whose unit is not that of the norm
+    int64_t block_workspace = 0;  // of each block from step to step: FP8's amaxes and scales
+    std::vector<bool> in_8_bits;  // of a block's parameters, in their order: ZeRO gathers them as FP8 data
+    int64_t hidden = 0;           // bytes of the hidden states between stages, (R_l, E)
+    int64_t loss = 0;             // bytes of the loss, which is part of the head's F
+};
+
+// The same object for all ranks and layouts whose units are equal. The configuration must be valid (validate.h).
+const RankUnitMemory& unit_memory(const Workload& workload, const ParallelConfig& config, int64_t rank);
+
+}  // namespace train70b
