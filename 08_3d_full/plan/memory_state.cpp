@@ -1,7 +1,7 @@
 #include "08_3d_full/plan/memory_state.h"
 
 #include <algorithm>
-#include <numeric>
+#include <map>
 
 #include "07_fp8/flags.h"
 
@@ -24,53 +24,30 @@ std::vector<int64_t> UnitState::special_shards() const {
 }
 
 RankUnits::RankUnits(const Workload& w, const ParallelConfig& config, int64_t rank) {
-    const LlamaConfig& c = w.model;
     const Mesh& mesh = config.mesh;
     const Mesh::Coordinates at = mesh.coordinate(rank);
-    const int64_t tp = mesh.tp, all = mesh.dp * mesh.cp, E = c.hidden, F = c.ffn / tp, D = c.head_dim();
+    const int64_t all = mesh.dp * mesh.cp;
     const int64_t shards = config.zero.hybrid_shard > 0 ? std::min(config.zero.hybrid_shard, all) : all;
     const int64_t shard = (at.dp * mesh.cp + at.cp) % shards;
-    using Sum = ParamShape::Sum;
-    stage = stage_of(config, c, rank);
+    stage = stage_of(config, w.model, rank);
+    for (const Chunk& chunk : stage.chunks) blocks += chunk.end_layer - chunk.first_layer;
 
-    const int64_t kv_copies = tp / std::gcd(c.kv_heads, tp), q = c.q_width(tp), kv = c.kv_width(tp);
-    const Sum of_norms = tp > 1 && config.tensor.sequence_parallel ? Sum::tp : Sum::none;
-    const Sum of_heads = tp > 1 ? Sum::tp : Sum::none, of_kv = kv_copies > 1 ? Sum::kv : Sum::none;
-    const bool first = at.tp == 0, first_kv = at.tp % kv_copies == 0;
-    const auto unit = [&](std::vector<ParamShape> params) {
-        UnitState state{std::move(params), shards, shard};
+    const UnitParams& params = unit_params(w.model, mesh.tp, at.tp, config.tensor.sequence_parallel);
+    const auto unit = [&](const std::vector<ParamShape>& list) {
+        UnitState state{list, shards, shard};
         for (ParamShape& param : state.params) {
             param.begin = state.size;
             state.size += param.size();
         }
         return state;
     };
-    // Parts of one parameter: this rank's is number `place`.
-    const auto vector = [](int64_t size, Sum sum, bool counts, int64_t place = 0) {
-        return ParamShape{size, 1, 1, sum, counts, place * size};
-    };
-    const auto matrix = [](int64_t rows, int64_t cols, int64_t all_cols, int64_t place = 0, Sum sum = Sum::none,
-                           bool counts = true) { return ParamShape{rows, cols, all_cols, sum, counts, place * rows}; };
-    const int64_t kv_place = at.tp / kv_copies;
-    const ParamShape norm = vector(E, of_norms, first), head_norm = vector(D, of_heads, first);
-    const ParamShape kv_proj = matrix(kv, E, E, kv_place, of_kv, first_kv);
-    const ParamShape kv_bias = vector(kv, of_kv, first_kv, kv_place);
-    std::vector<ParamShape> params = {norm, matrix(q, E, E, at.tp), kv_proj, kv_proj};
-    if (c.qkv_bias) params.insert(params.end(), {vector(q, Sum::none, true, at.tp), kv_bias, kv_bias});
-    if (c.qk_norm) params.insert(params.end(), {head_norm, head_norm});
-    const ParamShape gate = matrix(F, E, E, at.tp);
-    params.insert(params.end(), {matrix(E, q, c.q_width()), norm, gate, gate, matrix(E, F, c.ffn)});
-    block = unit(std::move(params));
-    for (const Chunk& chunk : stage.chunks) blocks += chunk.end_layer - chunk.first_layer;
-
-    const int64_t V = (c.vocab + tp - 1) / tp;
-    const bool two = c.tied && stage.embedding != stage.head;  // copies of a tied matrix
-    if (stage.embedding || (c.tied && stage.head))
-        embedding = unit({matrix(V, E, E, at.tp, two ? Sum::tied : Sum::none, stage.embedding || !two)});
-    if (stage.head) {
-        params = {norm};
-        if (!c.tied) params.push_back(matrix(V, E, E, at.tp));
-        head = unit(std::move(params));
+    block = unit(params.block);
+    if (stage.head) head = unit(params.head);
+    if (!stage.embedding && !(w.model.tied && stage.head)) return;
+    embedding = unit(params.embedding);
+    if (w.model.tied && stage.embedding != stage.head) {  // two copies of the matrix
+        embedding->params[0].sum = ParamShape::kTiedSum;
+        embedding->params[0].counts = stage.embedding;
     }
 }
 
@@ -137,20 +114,23 @@ StateMemory state_memory(const RankUnits& units, const Workload& w, const Parall
 // parallelism and of the norms of the heads over tp, of k and v over the ranks with copies of a head, of a tied
 // matrix. A message of one tensor is the tensor itself.
 int64_t partial_gradient_message(const RankUnits& units, const Workload& w, const ParallelConfig& config) {
-    int64_t most = 0;
-    for (const auto group : {ParamShape::Sum::tp, ParamShape::Sum::kv, ParamShape::Sum::tied}) {
+    struct Message {
         int64_t elements = 0, tensors = 0;
-        for_each_unit(units, [&](const UnitState& unit, int64_t count) {
-            for (const ParamShape& param : unit.params) {
-                if (param.sum != group) continue;
-                const auto [begin, end] = config.zero.stage < 2 ? std::pair<int64_t, int64_t>{0, param.size()}
-                                                                : unit.piece(param, unit.shard);
-                elements += count * (end - begin);
-                if (end > begin) tensors += count;
-            }
-        });
-        if (tensors > 1) most = std::max(most, elements * size_of(w.grad_dtype));
-    }
+    };
+    std::map<int, Message> messages;
+    for_each_unit(units, [&](const UnitState& unit, int64_t count) {
+        for (const ParamShape& param : unit.params) {
+            if (param.sum == ParamShape::kNoSum) continue;
+            const auto [begin, end] =
+                config.zero.stage < 2 ? std::pair<int64_t, int64_t>{0, param.size()} : unit.piece(param, unit.shard);
+            Message& message = messages[param.sum];
+            message.elements += count * (end - begin);
+            if (end > begin) message.tensors += count;
+        }
+    });
+    int64_t most = 0;
+    for (const auto& [group, message] : messages)
+        if (message.tensors > 1) most = std::max(most, message.elements * size_of(w.grad_dtype));
     return most;
 }
 

@@ -1,18 +1,9 @@
 #pragma once
-// What a rank holds of the model's units, from shapes alone.
+// What a rank holds of the model's units from step to step.
 #include "08_3d_full/plan/memory_formula.h"
+#include "08_3d_full/plan/unit_memory.h"
 
 namespace train70b {
-
-// A parameter's rectangle on this rank, and what its gradient must still be summed over when the step ends.
-struct ParamShape {
-    int64_t rows, cols, global_cols;
-    enum class Sum { none, tp, kv, tied } sum = Sum::none;
-    bool counts = true;     // in norms: replica 0
-    int64_t first_row = 0;  // in the global parameter
-    int64_t begin = 0;      // in the unit's flat buffer
-    int64_t size() const { return rows * cols; }
-};
 
 // One unit: its parameters in one flat buffer, padded to a multiple of `shards`, of which this rank has one.
 struct UnitState {

@@ -15,6 +15,14 @@ namespace train70b {
 
 namespace {
 
+auto shape_of(const LlamaConfig& c) {
+    return std::tuple(c.hidden, c.heads, c.kv_heads, c.head_dim(), c.ffn, c.vocab, c.tied, c.qkv_bias, c.qk_norm);
+}
+LlamaConfig one_block(LlamaConfig config) {
+    config.layers = 1;
+    return config;
+}
+
 class LedgerReading {
   public:
     void begin() {
@@ -57,11 +65,9 @@ RankUnitMemory measured(const Workload& w, const ParallelConfig& config, int64_t
     Mesh mesh{.tp = config.mesh.tp, .cp = config.mesh.cp, .dp = 1, .pp = 1};
     const Comm world = make_comm(make_fake_backend(int(cp_rank * mesh.tp), int(mesh.size())), {});
     const MeshComms ranks = split(world, mesh);
-    LlamaConfig one_block = w.model;
-    one_block.layers = 1;
     const MemoryBytes before = ledger().now();
 
-    Llama model(one_block,
+    Llama model(one_block(w.model),
                 {.dtype = w.dtype, .grad_dtype = w.grad_dtype, .device = Device::meta, .recompute = w.recompute});
     const TensorParallel tensor_parallel(model, ranks.tp, config.tensor);
     const int64_t sequence = w.seq_len / mesh.cp, rows = w.micro_batch * sequence;
@@ -105,6 +111,32 @@ RankUnitMemory measured(const Workload& w, const ParallelConfig& config, int64_t
 
 }  // namespace
 
+const UnitParams& unit_params(const LlamaConfig& config, int64_t tp, int64_t tp_rank, bool sequence_parallel) {
+    const auto key = std::tuple(shape_of(config), tp, tp_rank, sequence_parallel);
+    static std::map<decltype(key), UnitParams> known;
+    const auto [found, is_new] = known.insert({key, {}});
+    if (!is_new) return found->second;
+    Llama model(one_block(config), {.device = Device::meta});
+    const Comm ranks = make_comm(make_fake_backend(int(tp_rank), int(tp)), {});
+    const TensorParallel tensor_parallel(model, ranks, {sequence_parallel, false});
+    std::vector<const Group*> groups;
+    const auto list = [&](const Unit& unit) {
+        std::vector<ParamShape> shapes;
+        for (const Param* param : unit.params) {
+            const GlobalIndex index = param->global_index(0);
+            int sum = ParamShape::kNoSum;
+            if (const Group* group = param->partial_grad_group.get()) {
+                sum = int(std::find(groups.begin(), groups.end(), group) - groups.begin());
+                if (sum == int(groups.size())) groups.push_back(group);
+            }
+            shapes.push_back({param->local.size() / index.cols, index.cols, index.global_cols, index.row_begin, sum,
+                              param->replica == 0});
+        }
+        return shapes;
+    };
+    return found->second = {list(model.embedding_unit), list(model.blocks[0].unit), list(model.head_unit)};
+}
+
 const RankUnitMemory& unit_memory(const Workload& w, const ParallelConfig& config, int64_t rank) {
     const LlamaConfig& c = w.model;
     const Mesh& mesh = config.mesh;
@@ -114,8 +146,7 @@ const RankUnitMemory& unit_memory(const Workload& w, const ParallelConfig& confi
     const bool equal_positions = context.groups() == 1 || (context.chunks > 1 && !context.gather);
     const bool fp8 = config.fp8.recipe != "off", shards = config.zero.stage == 3;
     const auto key = std::tuple(
-        std::tuple(c.hidden, c.heads, c.kv_heads, c.head_dim(), c.ffn, c.vocab, c.tied, c.qkv_bias, c.qk_norm),
-        std::tuple(w.dtype, w.grad_dtype, w.seq_len, w.micro_batch, w.recompute),
+        shape_of(c), std::tuple(w.dtype, w.grad_dtype, w.seq_len, w.micro_batch, w.recompute),
         std::tuple(mesh.tp, config.tensor.sequence_parallel, config.tensor.overlap),
         std::tuple(mesh.cp, config.context.algorithm, config.context.ulysses_size, equal_positions ? 0 : position),
         std::tuple(config.fp8.recipe, config.fp8.history, fp8 && shards ? int(config.zero.offload) : -1));

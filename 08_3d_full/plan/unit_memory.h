@@ -1,11 +1,28 @@
 #pragma once
-// What a unit (embedding, block, head) holds of a micro-batch, read off the ledger: a model of one block runs on meta
-// tensors, with the tensor and context parallelism, FP8 and recomputation of the layout.
+// What a unit (embedding, block, head) has and holds of a micro-batch: a model of one block is made with the layout's
+// tensor and context parallelism, FP8 and recomputation; its parameters are listed, and while it runs on meta tensors the
+// ledger is read.
 #include "01_single_gpu/core/memory.h"
 #include "08_3d_full/config.h"
 #include "08_3d_full/plan/workload.h"
 
 namespace train70b {
+
+// A parameter's rectangle on this rank.
+struct ParamShape {
+    int64_t rows, cols, global_cols, first_row;  // first_row: in the global parameter
+    // What its gradient must still be summed over when the step ends: parameters with the same number share a group.
+    static constexpr int kNoSum = -1, kTiedSum = INT32_MAX;
+    int sum = kNoSum;
+    bool counts = true;  // in norms: replica 0
+    int64_t begin = 0;   // in the unit's flat buffer
+    int64_t size() const { return rows * cols; }
+};
+struct UnitParams {
+    std::vector<ParamShape> embedding, block, head;  // head: without a tied matrix
+};
+// The same object for equal shapes. tp_rank: of mesh.tp.
+const UnitParams& unit_params(const LlamaConfig& config, int64_t tp, int64_t tp_rank, bool sequence_parallel);
 
 // What a pass leaves behind and what it needs at most, both on top of what was held when it began.
 struct PassMemory {
