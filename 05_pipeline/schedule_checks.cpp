@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <map>
-#include <set>
 #include <tuple>
 
 #include "01_single_gpu/core/check.h"
@@ -15,12 +13,12 @@ using enum Pass;
 std::string incomplete(const Schedule& s) {
     if (int64_t(s.ranks.size()) != s.stages) return fmt::format("{} lists for {} ranks", s.ranks.size(), s.stages);
     for (int64_t rank = 0; rank < s.stages; ++rank) {
-        std::map<std::tuple<int64_t, int64_t>, std::string> done;  // micro-batch, chunk -> the letters so far
+        std::vector<std::string> done(size_t(s.micro_batches * s.chunks));  // of each chunk of each: the letters so far
         for (const Step& step : s.ranks[size_t(rank)]) {
             const auto where = [&] { return fmt::format("rank {}: {}", rank, to_string(step)); };
             if (step.micro_batch < 0 || step.micro_batch >= s.micro_batches || step.chunk < 0 || step.chunk >= s.chunks)
                 return fmt::format("{} names no micro-batch or chunk of the schedule", where());
-            std::string& letters = done[{step.micro_batch, step.chunk}];
+            std::string& letters = done[size_t(step.micro_batch * s.chunks + step.chunk)];
             const std::string before = step.pass == forward ? "" : step.pass == backward_weight ? "FI" : "F";
             if (before != letters && before.starts_with(letters))
                 return fmt::format("{} comes before the {} of its micro-batch", where(), before[letters.size()]);
@@ -30,7 +28,7 @@ std::string incomplete(const Schedule& s) {
         }
         for (int64_t i = 0; i < s.micro_batches; ++i)
             for (int64_t c = 0; c < s.chunks; ++c) {
-                const std::string& letters = done[{i, c}];
+                const std::string& letters = done[size_t(i * s.chunks + c)];
                 if (letters.empty()) return fmt::format("rank {}: micro-batch {} is missing in chunk {}", rank, i, c);
                 if (letters != "FB" && letters != "FIW")
                     return fmt::format("rank {}: micro-batch {} goes through chunk {} as \"{}\", not FB or FIW", rank,
@@ -87,12 +85,15 @@ std::string deadlock(const Schedule& s, Sends sends) {
     const auto current = [&](int64_t rank) -> const Action* {
         return at[size_t(rank)] < todo[size_t(rank)].size() ? &todo[size_t(rank)][at[size_t(rank)]] : nullptr;
     };
-    std::set<Message> sent;
+    std::vector<char> sent(size_t(2 * s.micro_batches * s.stage_count()));
+    const auto was_sent = [&](const Action& a) -> char& {
+        const int64_t before = a.step.pass == forward ? 0 : s.micro_batches;
+        return sent[size_t((before + a.step.micro_batch) * s.stage_count() + a.stage)];
+    };
     // Whether the rank can do this now; a blocking send needs both ranks to have reached it.
     const auto can_go = [&](int64_t rank, const Action& action) {
         if (action.kind == Action::Kind::compute) return true;
-        if (sends == Sends::posted || action.peer == rank)
-            return action.kind == Action::Kind::send || sent.contains(message_of(action));
+        if (sends == Sends::posted || action.peer == rank) return action.kind == Action::Kind::send || was_sent(action);
         const Action* other = current(action.peer);
         return other && other->kind != Action::Kind::compute && other->kind != action.kind &&
                message_of(*other) == message_of(action);
@@ -101,7 +102,7 @@ std::string deadlock(const Schedule& s, Sends sends) {
         moved = false;
         for (int64_t rank = 0; rank < s.stages; ++rank)
             for (const Action* action = current(rank); action && can_go(rank, *action); action = current(rank)) {
-                if (action->kind == Action::Kind::send) sent.insert(message_of(*action));
+                if (action->kind == Action::Kind::send) was_sent(*action) = 1;
                 if (sends == Sends::blocking && action->kind != Action::Kind::compute && action->peer != rank)
                     ++at[size_t(action->peer)];
                 ++at[size_t(rank)];
