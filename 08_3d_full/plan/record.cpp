@@ -9,6 +9,7 @@
 #include "02_data_parallel/runtime/backend.h"
 #include "02_data_parallel/runtime/work_queue.h"
 #include "05_pipeline/flags.h"
+#include "08_3d_full/plan/alike_ranks.h"
 #include "08_3d_full/plan/dry_run.h"
 
 namespace train70b {
@@ -328,18 +329,6 @@ class Rank {
     StepRecorder recorder_;
 };
 
-// Ranks with equal keys differ only in their peers' numbers, and in where a shard cuts parameters.
-std::vector<int64_t> symmetry_key(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
-    const Mesh::Coordinates at = config.mesh.coordinate(rank);
-    ParallelConfig plain = config;
-    plain.optimizer = ParallelConfig().optimizer;  // whose states tell the size of the rank's shards
-    const RankMemory memory = rank_formula(options, plain, rank);
-    // Replicas of a parameter are counted by the first of them: of norms, and of key/value heads.
-    const int64_t copies = std::max<int64_t>(config.mesh.tp / options.model.kv_heads, 1);
-    const int64_t counts = at.tp == 0 ? 0 : at.tp % copies == 0 ? 1 : 2;
-    return {at.pp, at.cp, config.tensor.overlap ? at.tp : counts, memory.optimizer, memory.host};
-}
-
 bool equal_calls_and_memory(const Sequence& a, const Sequence& b) {
     return a.ops == b.ops && a.calls == b.calls && a.segments == b.segments && a.parts.size() == b.parts.size() &&
            std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(),
@@ -354,32 +343,47 @@ std::vector<Recording> record_steps(const TrainOptions& options, const Dataset& 
     micro_batches.insert(micro_batches.begin(), options.accumulation(config.mesh.dp));
     std::vector<Recording> recordings(micro_batches.size(), {.ranks = ranks});
     std::vector<int32_t> class_of(static_cast<size_t>(ranks));
-    std::map<std::vector<int64_t>, int32_t> known;
+    std::map<RankKind, int32_t> known;
+    std::map<std::vector<int64_t>, std::pair<AlikeRanks::Places, int32_t>> first_of;  // of each stage: places, class
+    AlikeRanks alike;
     std::vector<std::pair<int64_t, int64_t>> verified(size_t(config.mesh.pp), {-1, -1});
     for (int64_t rank = 0; rank < ranks; ++rank) {
-        std::vector<int64_t> key = {rank};
+        RankKind kind{{rank}, {}};
         if (how.only >= 0)
-            key = {0};
+            kind.stage = {0};
         else if (ranks > how.most_ranks)
-            key = symmetry_key(options, config, rank);
-        const std::vector<Sequence>& all = recordings[0].sequences;
-        const auto [found, is_new] = known.insert({key, int32_t(all.size())});
-        if (is_new) {
+            kind = kind_of(options, config, rank);
+        std::vector<Sequence>& all = recordings[0].sequences;
+        const auto [found, is_new] = known.insert({kind, int32_t(all.size())});
+        class_of[size_t(rank)] = found->second;
+        if (!is_new) continue;
+        const auto [first, is_first] = first_of.insert({kind.stage, {kind.places, found->second}});
+        AlikeRanks::Places places = first->second.first;
+        places.insert(places.end(), kind.places.begin(), kind.places.end());
+        std::vector<Sequence> sequences;
+        for (size_t i = 0; !is_first && i < recordings.size(); ++i) {
+            auto derived = alike.derive(places, recordings[i].sequences[size_t(first->second.second)]);
+            if (!derived) break;
+            derived->rank = rank;
+            sequences.push_back(std::move(*derived));
+        }
+        if (sequences.size() < recordings.size()) {
             Rank run(options, data, config, how.only >= 0 ? how.only : rank);
-            std::vector<Sequence> sequences =
+            sequences =
                 run.record(micro_batches, how.all_micro_batches, verified[size_t(config.mesh.coordinate(rank).pp)]);
             std::vector<GroupFamily>& families = recordings[0].families;
             if (families.empty()) families = run.families();
             CHECK(run.families() == families, "rank {} makes other groups than rank 0", rank);
-            for (size_t i = 0; i < all.size(); ++i)
-                if (equal_calls_and_memory(all[i], sequences[0])) found->second = int32_t(i);
-            if (found->second == int32_t(all.size())) {
-                recordings.resize(std::min(recordings.size(), sequences.size()));
-                for (size_t i = 0; i < recordings.size(); ++i)
-                    recordings[i].sequences.push_back(std::move(sequences[i]));
-            }
+            recordings.resize(std::min(recordings.size(), sequences.size()));
+            for (size_t i = 0; !is_first && i < recordings.size(); ++i)
+                alike.learn(places, recordings[i].sequences[size_t(first->second.second)], sequences[i]);
         }
+        for (size_t i = 0; i < all.size(); ++i)
+            if (equal_calls_and_memory(all[i], sequences[0])) found->second = int32_t(i);
+        first->second.second = is_first ? found->second : first->second.second;
         class_of[size_t(rank)] = found->second;
+        if (found->second < int32_t(all.size())) continue;
+        for (size_t i = 0; i < recordings.size(); ++i) recordings[i].sequences.push_back(std::move(sequences[i]));
     }
     for (Recording& recording : recordings) {
         recording.class_of = class_of;

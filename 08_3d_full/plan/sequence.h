@@ -14,6 +14,7 @@
 // the rank waits for it; a message (send, recv, send_recv) begins at the call.
 //
 // Ranks that differ in nothing but the numbers of their peers have one sequence: `class_of` names it for every rank.
+#include <compare>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ struct OpCall {
     std::vector<int64_t> shape;
     DType dtype = DType::f32;     // of the inputs
     double flops = 0, bytes = 0;  // bytes: the minimum that must be read and written
-    bool operator==(const OpCall&) const = default;
+    auto operator<=>(const OpCall&) const = default;
 };
 
 // All groups that one Comm::split makes. Every rank makes the same splits in the same order (matched like any
@@ -56,7 +57,7 @@ struct CommCall {
     bool channel = false;    // a message on a channel of its own (Comm::p2p_channel)
     bool shift = false;      // Comm::ring_shift: matched with shifts only
     std::string where;       // "03_zero/zero.cpp:130"
-    bool operator==(const CommCall&) const = default;
+    auto operator<=>(const CommCall&) const = default;
     bool message() const { return to >= 0 || from >= 0; }
 };
 
@@ -67,7 +68,7 @@ struct Event {
     int16_t family = 0;                   // of wait
     int32_t what = 0;
     int64_t bytes = 0;  // of book: > 0 allocated, < 0 freed
-    bool operator==(const Event&) const = default;
+    auto operator<=>(const Event&) const = default;
 };
 
 struct Sequence {
@@ -78,6 +79,7 @@ struct Sequence {
         int32_t segment = -1;  // index into segments
     };
     int64_t rank = 0;               // the one that was recorded
+    bool derived = false;           // it was not run: alike_ranks.h
     int64_t micro_batches_run = 0;  // of the step's; the others repeat them
     std::vector<OpCall> ops;
     std::vector<CommCall> calls;

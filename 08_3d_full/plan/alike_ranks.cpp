@@ -1,0 +1,110 @@
+#include "08_3d_full/plan/alike_ranks.h"
+
+#include <algorithm>
+
+#include "08_3d_full/plan/dry_run.h"
+
+namespace train70b {
+
+namespace {
+
+// A rank's channels, in the order of their families.
+std::vector<int> channels_of(const Sequence& sequence) {
+    std::vector<int> channels;
+    for (const CommCall& call : sequence.calls)
+        if (call.channel) channels.push_back(call.family);
+    std::sort(channels.begin(), channels.end());
+    channels.erase(std::unique(channels.begin(), channels.end()), channels.end());
+    return channels;
+}
+
+// -1 for the first channel, and so on; other families stay.
+int without_stage(int family, const std::vector<int>& channels) {
+    const auto found = std::lower_bound(channels.begin(), channels.end(), family);
+    return found != channels.end() && *found == family ? -1 - int(found - channels.begin()) : family;
+}
+int with_stage(int family, const std::vector<int>& channels) {
+    return family < 0 ? channels[size_t(-1 - family)] : family;
+}
+
+template <class T>
+int32_t number_of(const T& value, Numbering<T>& numbers, std::vector<T>& values) {
+    const int32_t number = numbers.of(value);
+    if (number == int32_t(values.size())) values.push_back(value);
+    return number;
+}
+
+}  // namespace
+
+RankKind kind_of(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
+    const Mesh::Coordinates at = config.mesh.coordinate(rank);
+    ParallelConfig plain = config;
+    plain.optimizer = ParallelConfig().optimizer;  // whose states tell the size of the rank's shards
+    const RankMemory memory = rank_formula(options, plain, rank);
+    // Replicas of a parameter are counted by the first of them: of norms, and of key/value heads.
+    const int64_t copies = std::max<int64_t>(config.mesh.tp / options.model.kv_heads, 1);
+    const int64_t counts = at.tp == 0 ? 0 : at.tp % copies == 0 ? 1 : 2;
+    return {{at.pp, memory.optimizer, memory.host}, {at.cp, config.tensor.overlap ? at.tp : counts}};
+}
+
+std::vector<int32_t> AlikeRanks::numbers_of(const Sequence& sequence) {
+    const std::vector<int> channels = channels_of(sequence);
+    std::vector<int32_t> ops, calls, segments;
+    for (const OpCall& op : sequence.ops) ops.push_back(number_of(op, op_numbers_, ops_));
+    for (CommCall call : sequence.calls) {
+        call.family = without_stage(call.family, channels);
+        calls.push_back(number_of(call, call_numbers_, calls_));
+    }
+    for (Segment segment : sequence.segments) {
+        for (Event& event : segment) {
+            if (event.kind == Event::Kind::compute) event.what = ops[size_t(event.what)];
+            if (event.kind == Event::Kind::call) event.what = calls[size_t(event.what)];
+            if (event.kind == Event::Kind::wait) event.family = int16_t(without_stage(event.family, channels));
+        }
+        segments.push_back(number_of(segment, segment_numbers_, segments_));
+    }
+    return segments;
+}
+
+void AlikeRanks::learn(const Places& places, const Sequence& first, const Sequence& other) {
+    if (first.parts.size() != other.parts.size()) return;
+    const std::vector<int32_t> from = numbers_of(first), to = numbers_of(other);
+    std::map<int32_t, int32_t>& becomes = becomes_[places];
+    for (size_t i = 0; i < first.parts.size(); ++i) {
+        const int32_t image = to[size_t(other.parts[i].segment)];
+        const auto [known, is_new] = becomes.insert({from[size_t(first.parts[i].segment)], image});
+        if (known->second != image) known->second = -1;
+    }
+}
+
+std::optional<Sequence> AlikeRanks::derive(const Places& places, const Sequence& first) {
+    const std::map<int32_t, int32_t>& becomes = becomes_[places];
+    const std::vector<int> channels = channels_of(first);
+    Sequence derived{
+        .derived = true, .micro_batches_run = first.micro_batches_run, .segments = {}, .parts = first.parts};
+    Numbering<int32_t> ops, calls, segments;
+    std::vector<int32_t> image;  // by segment of first
+    for (const int32_t number : numbers_of(first)) {
+        const auto known = becomes.find(number);
+        if (known == becomes.end() || known->second < 0) return {};
+        image.push_back(segments.of(known->second));
+        if (segments.size() > derived.segments.size()) derived.segments.push_back(segments_[size_t(known->second)]);
+    }
+    for (Segment& segment : derived.segments)
+        for (Event& event : segment) {
+            if (event.kind == Event::Kind::wait) event.family = int16_t(with_stage(event.family, channels));
+            if (event.kind == Event::Kind::compute) {
+                const int32_t op = event.what;
+                if ((event.what = ops.of(op)) == int32_t(derived.ops.size())) derived.ops.push_back(ops_[size_t(op)]);
+            }
+            if (event.kind != Event::Kind::call) continue;
+            CommCall call = calls_[size_t(event.what)];
+            if ((event.what = calls.of(event.what)) < int32_t(derived.calls.size())) continue;
+            call.family = with_stage(call.family, channels);
+            derived.calls.push_back(call);
+        }
+    for (Sequence::Part& part : derived.parts) part.segment = image[size_t(part.segment)];
+    return derived;
+}
+
+}  // namespace train70b
