@@ -8,6 +8,7 @@
 //   loss = cross_entropy(head(norm(x)))
 //
 // B sequences of T tokens, R = B*T rows, E hidden, H heads, K key/value heads, D head size, F ffn, V vocabulary.
+// A Tensor refers to its memory: a copy shares it, as in PyTorch.
 #include <cmath>
 
 #include "01_single_gpu/data/source.h"
@@ -60,6 +61,10 @@ struct Heads {
 
 // What chapters replace in the model, as one device has it. Their own Parts inherit from this.
 struct OneDevice {
+    // What a rank has of a parameter: some outputs of a layer, some inputs, or, like all ranks, the whole (04).
+    Param rows(Param p) const { return p; }
+    Param cols(Param p) const { return p; }
+    Param whole(Param p) const { return p; }
     // Around each half of a block (chapter 04).
     Tensor f(const Tensor& x) { return x; }
     Tensor f_backward(const Tensor& dx) { return dx; }
@@ -80,23 +85,6 @@ struct OneDevice {
     }
 };
 
-// tp: ranks of tensor parallelism, of which this is number t (chapters 04 and 08).
-struct Shard {
-    int64_t tp = 1, t = 0;
-    Param rows(Param p) const {  // of the outputs of a layer: "column-parallel"
-        p.local = {p.local.rows / tp * t, p.local.rows / tp, 0, p.local.cols};
-        return p;
-    }
-    Param cols(Param p) const {  // of its inputs: "row-parallel"
-        p.local = {0, p.local.rows, p.local.cols / tp * t, p.local.cols / tp};
-        return p;
-    }
-    Param whole(Param p) const {  // on all of them; only the first one counts it in norms
-        p.replica = int(t);
-        return p;
-    }
-};
-
 struct Block {
     Param norm1, q, k, v, o, norm2, gate, up, down;
     int64_t D;
@@ -106,18 +94,18 @@ struct Block {
         Heads heads;
     };
 
-    Block(const Sizes& s, int64_t layer, const Shard& shard) : D(s.D()), rope{.head_dim = int(D)} {
+    Block(const Sizes& s, int64_t layer, const auto& parts) : D(s.D()), rope{.head_dim = int(D)} {
         const std::string name = "model.layers." + std::to_string(layer) + ".";
         const double out_std = kInitStd / std::sqrt(2.0 * double(s.layers));
-        norm1 = shard.whole(make_param(name + "input_layernorm.weight", {s.E}, 0));
-        q = shard.rows(make_param(name + "self_attn.q_proj.weight", {s.H * D, s.E}, kInitStd));
-        k = shard.rows(make_param(name + "self_attn.k_proj.weight", {s.K * D, s.E}, kInitStd));
-        v = shard.rows(make_param(name + "self_attn.v_proj.weight", {s.K * D, s.E}, kInitStd));
-        o = shard.cols(make_param(name + "self_attn.o_proj.weight", {s.E, s.H * D}, out_std));
-        norm2 = shard.whole(make_param(name + "post_attention_layernorm.weight", {s.E}, 0));
-        gate = shard.rows(make_param(name + "mlp.gate_proj.weight", {s.F, s.E}, kInitStd));
-        up = shard.rows(make_param(name + "mlp.up_proj.weight", {s.F, s.E}, kInitStd));
-        down = shard.cols(make_param(name + "mlp.down_proj.weight", {s.E, s.F}, out_std));
+        norm1 = parts.whole(make_param(name + "input_layernorm.weight", {s.E}, 0));
+        q = parts.rows(make_param(name + "self_attn.q_proj.weight", {s.H * D, s.E}, kInitStd));
+        k = parts.rows(make_param(name + "self_attn.k_proj.weight", {s.K * D, s.E}, kInitStd));
+        v = parts.rows(make_param(name + "self_attn.v_proj.weight", {s.K * D, s.E}, kInitStd));
+        o = parts.cols(make_param(name + "self_attn.o_proj.weight", {s.E, s.H * D}, out_std));
+        norm2 = parts.whole(make_param(name + "post_attention_layernorm.weight", {s.E}, 0));
+        gate = parts.rows(make_param(name + "mlp.gate_proj.weight", {s.F, s.E}, kInitStd));
+        up = parts.rows(make_param(name + "mlp.up_proj.weight", {s.F, s.E}, kInitStd));
+        down = parts.cols(make_param(name + "mlp.down_proj.weight", {s.E, s.F}, out_std));
         for (int64_t i = 0; i < D / 2; ++i) rope.inv_freq[i] = std::pow(kRopeTheta, -2.0 * double(i) / double(D));
     }
     std::vector<Param*> params() { return {&norm1, &q, &k, &v, &o, &norm2, &gate, &up, &down}; }
@@ -188,12 +176,13 @@ struct Llama {
         Tensor x, inv_rms, normed, dlogits;  // of the head
     };
 
-    explicit Llama(const Sizes& s, const Shard& shard = {}, int64_t first_layer = 0, int64_t end_layer = -1)
+    template <class Parts = OneDevice>
+    explicit Llama(const Sizes& s, const Parts& parts = {}, int64_t first_layer = 0, int64_t end_layer = -1)
         : first(first_layer), end(end_layer < 0 ? s.layers : end_layer), all(s.layers) {
-        table = shard.rows(make_param("model.embed_tokens.weight", {s.V, s.E}, kInitStd));
-        norm = shard.whole(make_param("model.norm.weight", {s.E}, 0));
-        head = shard.rows(make_param("lm_head.weight", {s.V, s.E}, kInitStd));
-        for (int64_t layer = first; layer < end; ++layer) blocks.emplace_back(s, layer, shard);
+        table = parts.rows(make_param("model.embed_tokens.weight", {s.V, s.E}, kInitStd));
+        norm = parts.whole(make_param("model.norm.weight", {s.E}, 0));
+        head = parts.rows(make_param("lm_head.weight", {s.V, s.E}, kInitStd));
+        for (int64_t layer = first; layer < end; ++layer) blocks.emplace_back(s, layer, parts);
         if (first == 0) units.push_back({.params = {&table}});
         for (Block& block : blocks) units.push_back({.params = block.params()});
         if (end == all) units.push_back({.params = {&norm, &head}});
@@ -311,8 +300,7 @@ inline void update(Unit& unit, const Tensor& data, const Tensor& grad, int64_t s
     for_params(unit, data, offset, [&](const Param& p, int64_t begin, int64_t end) {
         const auto part = [&](const Tensor& x) { return x.element_slice(begin, {end - begin}); };
         Tensor w = part(data), m = part(unit.exp_avg), v = part(unit.exp_avg_sq), no_master;
-        const double decay = p.is_matrix() ? kWeightDecay : 0;
-        adamw(w, no_master, m, v, part(grad), {lr, kBeta1, kBeta2, kEps, decay, clip, step});
+        adamw(w, no_master, m, v, part(grad), {lr, kBeta1, kBeta2, kEps, p.is_matrix() ? kWeightDecay : 0, clip, step});
     });
 }
 

@@ -1,5 +1,6 @@
 // Data parallelism: every rank has the whole model and computes 1/N of the batch; a ring sums the gradients, unit by
-// unit, while the backward pass of the units before is still computing. On the host, with nothing but MPI.
+// unit, while the backward pass of the units before is computing. A sum, not a mean: the loss is scaled by the tokens
+// of all ranks. On the host, with nothing but MPI.
 //
 // Run:   mpirun -np 4 --oversubscribe build/bin/02_minimal
 #include "01_single_gpu/minimal.h"
@@ -25,8 +26,7 @@ struct Ranks {
 class RingAllReduce {
   public:
     RingAllReduce(const Tensor& x, const Ranks& ranks, int tag) : x_(x), ranks_(ranks), tag_(tag) { start(); }
-
-    // Takes all steps whose messages have arrived; returns whether it was the last one.
+    // Takes all steps whose messages have arrived (MPI moves them while it is called); returns whether it was the last.
     // tag::ring[]
     bool advance() {
         for (int arrived; step_ < 2 * (N_ - 1); start()) {
@@ -64,50 +64,45 @@ class Training {
   public:
     const Sizes s;
     Llama model;
+    const Ranks world;
+    const Source text;
+    OneDevice parts;
 
-    Training(const Sizes& sizes, const Ranks& world) : s(sizes), model(s), world_(world), text_(open_text(s)) {
-        if (s.batch % world.size != 0) usage_error("{} sequences do not divide over {} ranks", s.batch, world.size);
+    Training(const Sizes& sizes, const Ranks& ranks) : s(sizes), model(s), world(ranks), text(open_text(s)) {
+        if (s.batch % ranks.size != 0) usage_error("{} sequences do not divide over {} ranks", s.batch, ranks.size);
         model.allocate(s);
     }
 
     Result step(int64_t number) {
         for (Unit& unit : model.units) fill(unit.grad, 0);
-        const int64_t mine = s.batch / world_.size;
-        const Batch batch = make_batch(text_, s, (number - 1) * s.batch + world_.rank * mine, mine, {{0, s.T}});
+        const int64_t mine = s.batch / world.size;
+        const Batch batch = make_batch(text, s, (number - 1) * s.batch + world.rank * mine, mine, {{0, s.T}});
         Llama::Saved saved;
-        const Tensor loss = model.forward({}, saved, batch, parts_);
-
+        const Tensor loss = model.forward({}, saved, batch, parts);
         // Backward, the last unit first: as soon as a unit's gradients are complete, their ring starts.
         std::vector<RingAllReduce> rings;
-        size_t unit = model.units.size();
         const auto complete = [&] {
-            --unit;
-            rings.emplace_back(model.units[unit].grad, world_, int(unit));
+            const size_t unit = model.units.size() - 1 - rings.size();
+            rings.emplace_back(model.units[unit].grad, world, int(unit));  // a tag for its messages
             for (RingAllReduce& ring : rings) ring.advance();
         };
-        Tensor dx = model.loss_backward(saved, parts_);
+        Tensor dx = model.loss_backward(saved, parts);
         complete();
         for (size_t i = model.blocks.size(); i-- > 0;) {
-            dx = model.blocks[i].backward(dx, saved.blocks[i], batch, parts_);
+            dx = model.blocks[i].backward(dx, saved.blocks[i], batch, parts);
             complete();
         }
-        model.embed_backward(dx, batch, parts_);
+        model.embed_backward(dx, batch, parts);
         complete();
         for (RingAllReduce& ring : rings)
             while (!ring.advance()) {}
-
         // From here on all ranks have the same numbers and compute the same update.
         double sum_of_losses = read(loss)[0];
-        MPI_Allreduce(MPI_IN_PLACE, &sum_of_losses, 1, MPI_DOUBLE, MPI_SUM, world_.comm);
+        MPI_Allreduce(MPI_IN_PLACE, &sum_of_losses, 1, MPI_DOUBLE, MPI_SUM, world.comm);
         const double norm = std::sqrt(squares(model));
         for (Unit& u : model.units) update(u, u.data, u.grad, number, norm);
         return {sum_of_losses, norm};
     }
-
-  private:
-    const Ranks world_;
-    const Source text_;
-    OneDevice parts_;
 };
 
 static void program(int, char**) {

@@ -6,6 +6,8 @@
 //   2          4         4/N           8/N          the same, the gradients unit by unit                  2 P (N-1)/N
 //   3         4/N        4/N           8/N          two all-gathers of weights, one reduce-scatter        3 P (N-1)/N
 //
+// Every collective is waited for at once; the complete version starts them earlier, beside the computation.
+//
 // Run:   mpirun -np 4 --oversubscribe build/bin/03_minimal 3
 #include "01_single_gpu/minimal.h"
 

@@ -20,6 +20,21 @@ struct TensorParallel : OneDevice {
     Comm ranks;
 
     explicit TensorParallel(const Comm& all) : ranks(all) {}
+    // A rank's rectangle {first row, rows, first column, columns} of a matrix (out, in).
+    Param rows(Param p) const {  // some outputs: column-parallel
+        const int64_t n = p.local.rows / ranks.size();
+        p.local = {n * ranks.rank(), n, 0, p.local.cols};
+        return p;
+    }
+    Param cols(Param p) const {  // some inputs: row-parallel
+        const int64_t n = p.local.cols / ranks.size();
+        p.local = {0, p.local.rows, n * ranks.rank(), n};
+        return p;
+    }
+    Param whole(Param p) const {  // on all of them; only the first one counts it in norms
+        p.replica = ranks.rank();
+        return p;
+    }
     // tag::f-and-g[]
     Tensor f_backward(const Tensor& dx) { return summed(dx); }
     Tensor g(const Tensor& y) { return summed(y); }
@@ -45,16 +60,12 @@ struct TensorParallel : OneDevice {
 class Training {
   public:
     const Sizes s;
-    const Comm ranks;
+    TensorParallel parts;
     Llama model;
 
     // A rank has N-th parts of all matrices; the embedding's table and the head are cut by tokens of the vocabulary.
     Training(const Sizes& sizes, const Comm& all)
-        : s(checked(sizes, all.size())),
-          ranks(all),
-          model(s, {all.size(), all.rank()}),
-          text_(open_text(s)),
-          parts_(all) {
+        : s(checked(sizes, all.size())), parts(all), model(s, parts), text_(open_text(s)) {
         model.allocate(s);
     }
 
@@ -62,10 +73,10 @@ class Training {
         for (Unit& unit : model.units) fill(unit.grad, 0);
         const Batch batch = make_batch(text_, s, (number - 1) * s.batch, s.batch, {{0, s.T}});
         Llama::Saved saved;
-        const Tensor loss = model.forward({}, saved, batch, parts_);
-        model.backward({}, saved, batch, parts_);
+        const Tensor loss = model.forward({}, saved, batch, parts);
+        model.backward({}, saved, batch, parts);
 
-        const double norm = std::sqrt(ranks.sum(squares(model)));  // norm weights are counted on one rank
+        const double norm = std::sqrt(parts.ranks.sum(squares(model)));  // norm weights are counted on one rank
         for (Unit& unit : model.units) update(unit, unit.data, unit.grad, number, norm);
         return {read(loss)[0], norm};  // the loss is the same on all ranks
     }
@@ -77,7 +88,6 @@ class Training {
         return s;
     }
     const Source text_;
-    TensorParallel parts_;
 };
 
 static void program(int, char**) {

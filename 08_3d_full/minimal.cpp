@@ -53,6 +53,21 @@ struct Parts : RingAttention {
     Comm tp;
     explicit Parts(const Groups& groups) : RingAttention(groups.cp, 2), tp(groups.tp) {}
 
+    // As in chapter 04.
+    Param rows(Param p) const {
+        const int64_t n = p.local.rows / tp.size();
+        p.local = {n * tp.rank(), n, 0, p.local.cols};
+        return p;
+    }
+    Param cols(Param p) const {
+        const int64_t n = p.local.cols / tp.size();
+        p.local = {0, p.local.rows, n * tp.rank(), n};
+        return p;
+    }
+    Param whole(Param p) const {
+        p.replica = tp.rank();
+        return p;
+    }
     Tensor f_backward(const Tensor& dx) { return summed(dx); }
     Tensor g(const Tensor& y) { return summed(y); }
     Tensor summed(const Tensor& x) {
@@ -95,6 +110,7 @@ class Training {
     const Sizes s;
     const Mesh mesh;
     const Groups groups;
+    Parts parts;
     Llama model;                     // this rank's shards of this stage's layers
     std::vector<Tensor> grad_shard;  // of each unit: what this rank updates
 
@@ -102,9 +118,9 @@ class Training {
         : s(checked(sizes, m)),
           mesh(m),
           groups(world, m),
-          model(s, {m.tp, groups.t}, s.layers / m.pp * groups.p, s.layers / m.pp * (groups.p + 1)),
+          parts(groups),
+          model(s, parts, s.layers / m.pp * groups.p, s.layers / m.pp * (groups.p + 1)),
           text_(open_text(s)),
-          parts_(groups),
           neighbours_(groups.pp) {
         model.allocate(s, groups.dp_cp.size());
         for (const Unit& unit : model.units) grad_shard.push_back(own(unit.grad));
@@ -138,19 +154,19 @@ class Training {
         std::vector<Work> sends;
         double loss = 0;
         for (const auto& [pass, micro_batch] : one_f_one_b(mesh.pp, groups.p, m)) {
-            const Batch batch = make_batch(text_, s, first + micro_batch, 1, parts_.tokens(s.T));
+            const Batch batch = make_batch(text_, s, first + micro_batch, 1, parts.tokens(s.T));
             Llama::Saved& mine = saved[size_t(micro_batch)];
             Tensor message({batch.T, s.E}, s.dtype, s.device);
             if (pass == 'F') {
                 if (!is_first) neighbours_.from_previous.recv(message, 0).wait();
-                const Tensor y = model.forward(message, mine, batch, parts_);
+                const Tensor y = model.forward(message, mine, batch, parts);
                 if (is_last)
                     loss += read(y)[0];
                 else
                     sends.push_back(neighbours_.to_next.send(y, 1));
             } else {
                 if (!is_last) neighbours_.from_next.recv(message, 1).wait();
-                const Tensor dx = model.backward(message, mine, batch, parts_);
+                const Tensor dx = model.backward(message, mine, batch, parts);
                 if (!is_first) sends.push_back(neighbours_.to_previous.send(dx, 0));
             }
         }
@@ -174,7 +190,6 @@ class Training {
     }
 
     const Source text_;
-    Parts parts_;
     Neighbours neighbours_;
 };
 
