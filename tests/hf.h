@@ -11,6 +11,8 @@
 namespace train70b::test {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
 
 inline LlamaConfig small_config() {
     LlamaConfig c;

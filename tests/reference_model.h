@@ -11,6 +11,8 @@
 
 namespace train70b::test {
 
+using Doubles = std::vector<double>;
+
 constexpr LlamaConfig make_config() {
     LlamaConfig c;
     c.layers = 2, c.hidden = 16, c.heads = 4, c.kv_heads = 2, c.ffn = 24, c.vocab = 20;

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "01_single_gpu/core/json.h"
+#include "01_single_gpu/report/facts.h"
 #include "01_single_gpu/report/reference.h"
 
 namespace train70b {
@@ -38,13 +39,14 @@ void sort_worst_first(std::vector<Deviation>& list) {
 
 struct Step {
     double loss, grad_norm, lr;
-    std::vector<std::vector<int64_t>> tokens;
+    std::vector<std::vector<int64_t>> tokens, targets;
 };
 
 struct Run {
     std::string dir;
     DType dtype = DType::f32;
-    json flags;
+    int64_t version = 2;
+    json flags, model;
     double hidden = NAN;  // of the model
     std::vector<Step> steps;
 
@@ -70,10 +72,12 @@ Run read_run(const std::string& dir) {
     const json version = file.is_object() ? file.value("version", json()) : json();
     if (!file.is_object() || file.value("format", json()) != kReferenceFormat || (version != 1 && version != 2))
         usage_error("{}: is not a \"{}\" of version 1 or 2", path, kReferenceFormat);
-    Run run{.dir = dir, .flags = file.value("flags", json::object())};
+    Run run{.dir = dir,
+            .version = version,
+            .flags = file.value("flags", json::object()),
+            .model = file.value("model", json())};
     if (!run.flags.is_object()) usage_error("{}: \"flags\" is not an object", path);
-    const json model = file.value("model", json());
-    const json hidden = model.is_object() ? model.value("hidden_size", json()) : json();
+    const json hidden = run.model.is_object() ? run.model.value("hidden_size", json()) : json();
     if (hidden.is_number()) run.hidden = hidden.get<double>();
     const json dtype = file.value("dtype", json("fp32"));
     if (dtype == "bf16")
@@ -93,18 +97,30 @@ Run read_run(const std::string& dir) {
             if (!value.is_null() && !value.is_number()) refuse(fmt::format("\"{}\" must be a number", key));
             return value.is_null() ? NAN : value.get<double>();
         };
-        Step read{number("loss"), number("grad_norm"), NAN, {}};
+        Step read{number("loss"), number("grad_norm"), NAN, {}, {}};
         if (read.grad_norm < 0) refuse(fmt::format("\"grad_norm\" is {} (must not be negative)", read.grad_norm));
         if (step.contains("lr")) read.lr = number("lr");
-        const json tokens = step.value("tokens", json());
-        if (!tokens.is_array()) refuse("\"tokens\" must be a list of samples");
-        for (const json& sample : tokens) {
-            if (!sample.is_array()) refuse("\"tokens\" must be a list of samples");
-            std::vector<int64_t>& ids = read.tokens.emplace_back();
-            for (const json& id : sample) {
-                if (!id.is_number_integer()) refuse(fmt::format("has token {} (must be an integer)", id.dump()));
-                ids.push_back(id.get<int64_t>());
+        const auto samples = [&](const char* key) {
+            std::vector<std::vector<int64_t>> list;
+            const json value = step.value(key, json());
+            if (!value.is_array()) refuse(fmt::format("\"{}\" must be a list of samples", key));
+            for (const json& sample : value) {
+                if (!sample.is_array()) refuse(fmt::format("\"{}\" must be a list of samples", key));
+                std::vector<int64_t>& ids = list.emplace_back();
+                for (const json& id : sample) {
+                    if (!id.is_number_integer()) refuse(fmt::format("has token {} (must be an integer)", id.dump()));
+                    ids.push_back(id.get<int64_t>());
+                }
             }
+            return list;
+        };
+        read.tokens = samples("tokens");
+        if (step.contains("targets")) {
+            read.targets = samples("targets");
+        } else {  // each token's is the next one
+            read.targets = read.tokens;
+            for (std::vector<int64_t>& sample : read.targets)
+                if (!sample.empty()) sample.erase(sample.begin());
         }
         run.steps.push_back(std::move(read));
     }
@@ -147,13 +163,20 @@ std::vector<Deviation> compare_files(const FilePair& files) {
     std::vector<Deviation> list;
     for (const std::string& name : files.names) {
         const Tensor x = read_doubles(files.a, name), y = read_doubles(files.b, name);
-        double difference = 0, size = 0;
+        double difference = 0, size = 0, product = 0, rest = 0;
         for (int64_t i = 0; i < x.size(); ++i) {
             const double xi = x.data<double>()[i], yi = y.data<double>()[i];
             difference += (xi - yi) * (xi - yi);
             size += yi * yi;
+            product += xi * yi;
         }
-        list.push_back({name, relative(std::sqrt(difference), std::sqrt(size)), std::sqrt(size)});
+        const double multiple = size > 0 ? product / size : 1;
+        for (int64_t i = 0; i < x.size(); ++i) {
+            const double left = x.data<double>()[i] - multiple * y.data<double>()[i];
+            rest += left * left;
+        }
+        list.push_back({name, relative(std::sqrt(difference), std::sqrt(size)), std::sqrt(size), multiple,
+                        relative(std::sqrt(rest), multiple * std::sqrt(size))});
     }
     sort_worst_first(list);
     return list;
@@ -209,6 +232,24 @@ std::vector<Deviation> compare_updates(const Run& run_a, const Run& run_b, const
     return list;
 }
 
+// Settings that change the numbers, where both runs state them. Flags and keys that a run does not state are its own
+// affair.
+std::vector<std::string> contradictions(const Run& a, const Run& b) {
+    std::vector<std::string> list;
+    for (const char* name : {"beta1", "beta2", "eps", "weight-decay", "clip", "z-loss", "mup"}) {
+        const double x = a.flag(name), y = b.flag(name);
+        if (std::isfinite(x) && std::isfinite(y) && !(std::abs(x - y) <= 1e-6 * std::abs(y)))
+            list.push_back(fmt::format("{} is {:g} in {}, {:g} in {}", name, x, a.dir, y, b.dir));
+    }
+    if (!a.model.is_object() || !b.model.is_object()) return list;
+    for (const char* key : {"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+                            "num_hidden_layers", "head_dim", "rms_norm_eps", "rope_theta", "tie_word_embeddings"})
+        if (a.model.contains(key) && b.model.contains(key) && a.model[key] != b.model[key])
+            list.push_back(
+                fmt::format("{} is {} in {}, {} in {}", key, a.model[key].dump(), a.dir, b.model[key].dump(), b.dir));
+    return list;
+}
+
 bool made_by_adamw(const Run& run) { return run.flags.value("optimizer", json("adamw")) == "adamw"; }
 
 }  // namespace
@@ -222,15 +263,25 @@ Comparison compare_references(const std::string& a, const std::string& b) {
     const FilePair initial = pair("initial.safetensors"), gradients = pair("gradients.safetensors");
     c.weights = compare_files(initial);
     c.gradients = compare_files(gradients);
-    const std::string after = "/after_step_1.safetensors";
-    std::error_code error;
-    if (std::filesystem::exists(a + after, error) && std::filesystem::exists(b + after, error)) {
-        c.check_updates = made_by_adamw(of_a) && made_by_adamw(of_b);
-        c.updates = compare_updates(of_a, of_b, initial, gradients, pair(after.substr(1)), c.dtype);
+    const std::string after = "after_step_1.safetensors";
+    bool missing = false;
+    for (const Run* run : {&of_a, &of_b}) {
+        std::error_code error;
+        if (std::filesystem::exists(run->dir + "/" + after, error)) continue;
+        missing = true;
+        if (run->version > 1) c.problems.push_back(fmt::format("{}/{} is missing", run->dir, after));
     }
-    if (of_a.steps.size() != of_b.steps.size())
-        c.problems.push_back(fmt::format("{} steps in {}, {} in {}", of_a.steps.size(), a, of_b.steps.size(), b));
+    if (!missing) {
+        c.check_updates = made_by_adamw(of_a) && made_by_adamw(of_b);
+        c.updates = compare_updates(of_a, of_b, initial, gradients, pair(after), c.dtype);
+    }
     c.steps = int64_t(std::min(of_a.steps.size(), of_b.steps.size()));
+    c.contradictions = contradictions(of_a, of_b);
+    if (of_a.steps.size() != of_b.steps.size())
+        c.not_checked.push_back(fmt::format("all but the first {} steps: {} has {}, {} has {}", c.steps, a,
+                                            of_a.steps.size(), b, of_b.steps.size()));
+    if (!c.check_updates) c.not_checked.push_back("the weights after step 1");
+    if (c.steps == 1) c.not_checked.push_back("moments, learning rates, zeroed gradients: they show from step 2 on");
     const int64_t checked = c.dtype != DType::f64            ? kCheckedSteps
                             : of_a.gentle() && of_b.gentle() ? kCheckedStepsFp64Gentle
                                                              : kCheckedStepsFp64;
@@ -238,6 +289,9 @@ Comparison compare_references(const std::string& a, const std::string& b) {
         const Step &x = of_a.steps[size_t(i)], &y = of_b.steps[size_t(i)];
         const std::string name = fmt::format("step {}", i + 1);
         c.same_tokens = c.same_tokens && x.tokens == y.tokens;
+        c.same_targets = c.same_targets && x.targets == y.targets;
+        if (std::isfinite(x.lr) && std::isfinite(y.lr) && !(std::abs(x.lr - y.lr) <= 1e-6 * std::abs(y.lr)))
+            c.problems.push_back(fmt::format("lr of {} is {:.9g} in {}, {:.9g} in {}", name, x.lr, a, y.lr, b));
         c.samples += int64_t(x.tokens.size());
         (i < checked ? c.losses : c.later_losses)
             .push_back({name, relative(std::abs(x.loss - y.loss), y.loss), y.loss});
@@ -257,6 +311,7 @@ std::vector<std::string> Comparison::beyond(double tolerance) const {
     if (!problems.empty())
         lines.push_back(problems[0] + (problems.size() > 1 ? fmt::format(" (and {} more)", problems.size() - 1) : ""));
     if (!same_tokens) lines.push_back("tokens: the runs trained on different tokens");
+    if (same_tokens && !same_targets) lines.push_back("targets: the runs counted different targets");
     // `where`: printed after the name of the largest deviation.
     const auto check = [&](const char* kind, const std::vector<Deviation>& list, double bound, const char* where) {
         const auto count =
@@ -276,8 +331,13 @@ std::vector<std::string> Comparison::beyond(double tolerance) const {
 std::string comparison_table(const Comparison& c, double tolerance) {
     std::string text;
     for (const std::string& problem : c.problems) text += problem + "\n";
-    text += fmt::format("{:<26}{} ({} samples in {} steps)\n", "tokens", c.same_tokens ? "equal" : "differ", c.samples,
-                        c.steps);
+    text += fmt::format("{:<26}{} ({} samples in {} steps)\n", "tokens",
+                        !c.same_tokens   ? "differ"
+                        : c.same_targets ? "equal"
+                                         : "equal, but the targets differ",
+                        c.samples, c.steps);
+    for (const std::string& each : c.contradictions) text += fmt::format("{:<26}{}\n", "contradiction", each);
+    for (const std::string& each : c.not_checked) text += fmt::format("{:<26}{}\n", "not checked", each);
     const auto line = [&](const std::string& what, const std::vector<Deviation>& list) {
         if (list.empty()) return;
         const Deviation& worst = list[0];
@@ -317,6 +377,8 @@ std::string comparison_table(const Comparison& c, double tolerance) {
     }
     text += "\nthe runs DIFFER:\n";
     for (const std::string& what : beyond) text += "  " + what + "\n";
+    text += "in the order of computation:\n";
+    for (const std::string& fact : facts(c, tolerance)) text += "  " + fact + "\n";
     return text;
 }
 

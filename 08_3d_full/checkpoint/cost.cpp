@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "01_single_gpu/report/report.h"
-#include "07_fp8/flags.h"
+#include "07_fp8/optimizers.h"
 
 namespace train70b {
 

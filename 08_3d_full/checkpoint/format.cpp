@@ -13,8 +13,8 @@
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/hf/hf.h"
-#include "07_fp8/flags.h"
 #include "07_fp8/moments.h"
+#include "07_fp8/optimizers.h"
 
 namespace train70b {
 

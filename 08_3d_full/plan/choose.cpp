@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "07_fp8/flags.h"
+#include "07_fp8/optimizers.h"
 
 namespace train70b {
 

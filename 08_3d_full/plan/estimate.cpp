@@ -4,7 +4,7 @@
 
 #include "01_single_gpu/core/registry.h"
 #include "05_pipeline/simulate.h"
-#include "07_fp8/flags.h"
+#include "07_fp8/optimizers.h"
 
 namespace train70b {
 

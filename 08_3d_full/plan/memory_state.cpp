@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "07_fp8/flags.h"
+#include "07_fp8/optimizers.h"
 
 namespace train70b {
 
