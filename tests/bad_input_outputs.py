@@ -164,7 +164,7 @@ def stream_cases(add, binaries):
 
 def environment_cases(add):
     """What OpenMP and OpenBLAS read before the program begins."""
-    for program in (FIRST, "08_3d_full", "compare", "schedule", "plan"):
+    for program in (FIRST, "08_3d_full", "schedule", "plan"):
         for value in ("0", "abc", "1.5", "-1", "", "99999999999"):
             add("environment", f"OMP_NUM_THREADS={shown(value)} {program}", program, [], "OMP_NUM_THREADS",
                 environment={"OMP_NUM_THREADS": value})

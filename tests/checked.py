@@ -21,7 +21,7 @@ import sys
 import urllib.parse
 
 RECORD, CORPUS = "docs/results/checked.txt", "docs/data/corpus.txt"
-MAINS = {"compare": "01_single_gpu/report/compare.cpp", "schedule": "05_pipeline/schedule_main.cpp",
+MAINS = {"schedule": "05_pipeline/schedule_main.cpp",
          "plan": "08_3d_full/plan/main.cpp"}  # of all other programs: NAME/main.cpp
 PROGRAM = re.compile(r"build/bin/([\w.-]+)")
 # Comments, literals, and what a quotation mark may belong to: 1'000, names before a string.
@@ -71,7 +71,7 @@ class Checked:
         scripts = [self.root / path for path in re.findall(r"[\w./-]+\.py\b", " ".join(commands))]
         text = "".join(path.read_text() for path in scripts if path.is_file())
         chapters = [name for name in re.findall(r"\b(\d\d_\w+)/", text) if (self.root / name / "main.cpp").is_file()]
-        return sorted({*PROGRAM.findall(" ".join(commands)), *chapters})
+        return sorted({*PROGRAM.findall(" ".join(commands)), *chapters} - {"compare"})
 
     def program(self, name):
         """The hash of a program's sources; "" if it belongs to no chapter."""
@@ -108,6 +108,8 @@ class Checked:
         programs = self.programs(commands)
         hashes = [self.program(each) for each in programs]
         words = re.findall(r"[\w./-]+", " ".join(commands)) + [CORPUS] * bool(programs)
+        if "build/bin/compare" in words:  # a link to a script
+            words += ["docs/compare.py", *(str(path.relative_to(self.root)) for path in self.root.glob("docs/validate/*.py"))]
         cmake = cmake_code((self.root / "CMakeLists.txt").read_text()) if programs else ""
         text = json.dumps([programs, hashes, cmake, self.files(words), commands, held])
         line = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}  {page}  {' '.join(name.split())}" * all(hashes)

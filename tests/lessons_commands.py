@@ -26,6 +26,7 @@ def cmake_names(text):
     text = re.sub(r"function\(.*?endfunction\(\)", "", re.sub(r"#.*", "", text), flags=re.S)
     text = re.sub(r"foreach\((\w+)\s+([^)]*)\)(.*?)endforeach\(\)", unroll, text, flags=re.S)
     targets, tests = set(), set()
+    targets.update(re.findall(r"CREATE_LINK \S+ \S+/([\w.-]+)", text))
     for call, name in re.findall(r"(\w+)\(\s*(?:NAME )?([\w.-]+)", text):
         if call in ("add_executable", "add_program", "add_chapter", "add_custom_target"):
             targets.add(name)

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(g++ make cmake ninja-build libopenblas-openmp-dev libopenmpi-dev openmpi-bin libfmt-dev libcli11-dev
-          nlohmann-json3-dev zlib1g-dev doctest-dev python3 python3-matplotlib)
+          nlohmann-json3-dev zlib1g-dev doctest-dev python3 python3-numpy python3-matplotlib)
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Compares two reference runs (docs/reference-format.md): every gradient of step 1, the weights after it, the losses
+and gradient norms of the first steps. Losses alone may agree although gradients are scaled wrongly, because AdamW is
+invariant to their scale. build/bin/compare is this program.
+
+Run:   build/bin/01_single_gpu --steps 4 --save-reference a
+       build/bin/01_single_gpu --steps 4 --micro-batch 4 --save-reference b
+       python3 docs/compare.py a b
+Watch: only the order of sums differs: deviations of about 1e-7. Exit code 0 if within the tolerance, 1 if not, 2 if a
+folder is no reference run. --diagnose says which known fault, if any, explains the numbers of a run that differs.
+"""
+
+import os
+import re
+import sys
+
+try:
+    import numpy  # noqa: F401
+except ImportError:
+    if os.path.realpath(sys.executable) != os.path.realpath("/usr/bin/python3") and os.path.exists("/usr/bin/python3"):
+        os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)  # Debian's has its packages
+    sys.exit("compare: needs NumPy (Debian: python3-numpy)")
+sys.dont_write_bytecode = True
+from validate import comparison, facts, runs  # noqa: E402
+
+HELP = """Compare two reference runs, which --save-reference or docs/torch_reference.py wrote
+Usage: compare [OPTIONS] A B
+
+Positionals:
+  A DIR                           folder of the run to check
+  B DIR                           folder of the reference run
+
+Options:
+  -h,--help                       print this help and exit
+  --version                       print the commit of the build and exit
+  --tolerance NUMBER              maximum relative deviation [default: by dtype: fp64 1e-10, fp32 5e-6, bf16 rounding]
+  --diagnose                      which known fault explains the numbers exactly, if one does
+"""
+LISTED = "(--help lists all flags)"
+
+
+def parse(words):
+    """(folders, tolerance or None, diagnose?)."""
+    folders, tolerance, diagnose = [], None, False
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag in ("-h", "--help") and not equals:
+            raise Printed(HELP)
+        if word == "--version":
+            raise Printed(f"compare: commit {commit()}\n")
+        if flag == "--tolerance":
+            if tolerance is not None:
+                raise runs.UsageError("--tolerance: given twice")
+            if not equals and not words:
+                raise runs.UsageError("--tolerance: needs a value")
+            value = value if equals else words.pop(0)
+            number = re.fullmatch(r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value)
+            if not number or not float(value) <= 1:
+                raise runs.UsageError(f"--tolerance: {shown_value(value)} must be a number >= 0 and <= 1")
+            tolerance = float(value)
+        elif word == "--diagnose":
+            if diagnose:
+                raise runs.UsageError("--diagnose: given twice")
+            diagnose = True
+        elif flag == "--diagnose":
+            raise runs.UsageError("--diagnose: takes no value")
+        elif word.startswith("-"):
+            raise runs.UsageError(f"{shown_value(word)}: unknown flag {LISTED}")
+        elif len(folders) == 2:
+            raise runs.UsageError(f"{shown_value(word)}: unexpected argument {LISTED}")
+        elif not word:
+            raise runs.UsageError(f"{'AB'[len(folders)]}: must name a folder")
+        else:
+            folders.append(word)
+    if len(folders) < 2:
+        raise runs.UsageError(f"{'AB'[len(folders)]} is required")
+    return folders, tolerance, diagnose
+
+
+def commit():
+    """Of the build that this was started from, build/bin/compare; otherwise unknown."""
+    path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "../version.cpp")
+    found = re.search(r'return "(\w[^"]*)"', open(path).read()) if os.path.isfile(path) else None
+    return found[1] if found else "unknown"
+
+
+def shown_value(value):
+    value = runs.shown(value) if value else '""'
+    return value if len(value) < 200 else value[:200] + "..."
+
+
+class Printed(Exception):
+    pass
+
+
+def table(c):
+    """Everything that is compared, and the verdict."""
+    lines = list(c.problems)
+
+    def line(what, text):
+        lines.append(f"{what:<26}{text}")
+
+    def worst(what, deviations):
+        if deviations:
+            d = deviations[0]
+            line(what, "equal" if d.relative == 0 else f"worst {d.relative:.3g}, {d.name}")
+
+    same = "equal" if c.same_targets else "equal, but the targets differ"
+    line("tokens", f"{same if c.same_tokens else 'differ'} ({c.samples} samples in {c.steps} steps)")
+    for each in c.contradictions:
+        line("contradiction", each)
+    for each in c.not_checked:
+        line("not checked", each)
+    worst("initial weights", c.weights)
+    worst("weights after step 1" if c.check_updates else "weights after it, not checked", c.updates)
+    worst("weights after step 2", c.updates_2)
+    worst(f"losses, steps 1 to {len(c.losses)}", c.losses)
+    worst("gradient norms", c.norms)
+    worst("later losses, not checked", c.later_losses)
+    worst("later norms, not checked", c.later_norms)
+    shown = c.gradients[:5]
+    lines += ["", f"gradients at step 1, the worst {len(shown)} of {len(c.gradients)} parameters"]
+    if c.exact:
+        lines.append(f"{'to the exact':>14}{'bound':>14}   parameter")
+        lines += [f"{d.relative:>14.3g}{d.bound:>14.3g}   {d.name}" for d in shown]
+    else:
+        lines.append(f"{'|a-b| / |b|':>14}{'|b|':>14}   parameter")
+        lines += [f"{d.relative:>14.3g}{d.size:>14.6g}   {d.name}" for d in shown]
+    differences = c.differences()
+    if differences:
+        return (
+            "\n".join(
+                lines
+                + ["", "the runs DIFFER:"]
+                + ["  " + each for each in differences]
+                + ["in the order of computation:"]
+                + ["  " + each for each in facts.facts(c)]
+            )
+            + "\n"
+        )
+    within = f"{c.tolerance:g}" if not c.exact else "bf16's rounding"
+    verdict = f"the runs agree within {within}"
+    kinds = [
+        (each[0].relative, kind, each[0].name)
+        for kind, each in (("gradient", c.gradients), ("loss", c.losses), ("gradient norm", c.norms))
+        if each
+    ]
+    if kinds:
+        largest = max(kinds, key=lambda each: each[0])
+        verdict += f"; largest deviation: {largest[1]} {largest[2]} by {largest[0]:.3g}"
+    return "\n".join(lines + ["", verdict]) + "\n"
+
+
+def main(words):
+    try:
+        folders, tolerance, diagnose = parse(words)
+        with numpy.errstate(all="ignore"):
+            c = comparison.Comparison(*folders, tolerance)
+            text = table(c)
+            if diagnose and c.differences():
+                from validate import doctor
+
+                text += doctor.report(c)
+        code = 1 if c.differences() else 0
+    except Printed as printed:
+        text, code = str(printed), 0
+    except runs.UsageError as error:
+        if sys.stderr:
+            print(f"compare: {error}", file=sys.stderr)
+        return 2
+    try:
+        if sys.stdout:
+            sys.stdout.reconfigure(errors="backslashreplace")
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except OSError as error:
+        print(f"compare: standard output: {error.strerror}", file=sys.stderr)
+        sys.stdout = None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

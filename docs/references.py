@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Makes the six reference runs of docs/references, or the same in fp64 or bf16. docs/validate.md has their table.
+
+Run:   python3 docs/references.py [--programs build/bin] [--out docs/references] [--dtype fp32|fp64|bf16]
+"""
+
+import argparse
+import json
+import pathlib
+import struct
+import subprocess
+import tempfile
+
+# Some 40,000 parameters each.
+SHAPE = ["--layers", "3", "--hidden", "32", "--heads", "4", "--kv-heads", "2", "--ffn", "48"]
+RUN = ["--seq-len", "32", "--global-batch", "8", "--steps", "6", "--init-std", "0.1", "--clip", "0.5", "--eps", "1e-5"]
+# What each has beside that; "hf": the family whose parameters Hugging Face has and Llama has not.
+REFERENCES = {
+    "gqa": {},
+    "masked": {"flags": ["--document-token", "46", "--val-fraction", "0"], "masks": True},
+    "tied": {"flags": ["--tied-embeddings", "on"]},
+    "biases": {"hf": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "biases": True},
+    "qk-norm": {
+        "hf": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False},
+        "head_norms": True,
+    },
+    "clipped": {
+        "flags": ["--clip", "0.05", "--eps", "1e-3", "--lr", "0.01", "--weight-decay", "0.3", "--warmup-steps", "2"]
+    },
+}
+
+
+def normal(seed, count):
+    """Numbers of mean 0 and variance 1, the same on every machine."""
+    numbers, state = [], seed
+    for _ in range(count):
+        total = 0
+        for _ in range(12):
+            state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+            total += state >> 40
+        numbers.append(total / 2**24 - 6)
+    return numbers
+
+
+def hugging_face(folder, config, kind):
+    """Adds to a folder that --save-hf wrote the parameters of Qwen2 or Qwen3."""
+    blob = (folder / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", blob[:8])[0]
+    entries, data = json.loads(blob[8 : 8 + length]), blob[8 + length :]
+    entries.pop("__metadata__", None)
+    for layer in range(config["num_hidden_layers"]):
+        sizes = (
+            {"q_norm.weight": 8, "k_norm.weight": 8}
+            if "head_norms" in kind
+            else {f"{part}_proj.bias": len_ for part, len_ in (("q", 32), ("k", 16), ("v", 16))}
+        )
+        for i, (name, size) in enumerate(sizes.items()):
+            values = [("norm" in name) + 0.1 * x for x in normal(100 * layer + i, size)]
+            entries[f"model.layers.{layer}.self_attn.{name}"] = {
+                "dtype": "F32",
+                "shape": [size],
+                "data_offsets": [len(data), len(data) + 4 * size],
+            }
+            data += struct.pack(f"<{size}f", *values)
+    head = json.dumps(entries).encode()
+    head += b" " * (-len(head) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + data)
+    (folder / "config.json").write_text(json.dumps({**config, **kind["hf"]}))
+
+
+def masked_text(folder, text):
+    """The text as a shard; of each 40 tokens, the first 3 to 29 are no targets. docs/data-format.md."""
+    text = text[:60000]
+    (folder / "text.bin").write_bytes(
+        struct.pack("<3i", 20240520, 1, len(text)).ljust(1024, b"\0") + b"".join(struct.pack("<H", c) for c in text)
+    )
+    (folder / "text.mask.bin").write_bytes(
+        struct.pack("<3i", 20261122, 1, len(text)).ljust(1024, b"\0")
+        + bytes(int(i % 40 >= 3 + (i // 40 * 7) % 27) for i in range(len(text)))
+    )
+
+
+def make(programs, out, name, dtype="fp32", more=()):
+    kind = REFERENCES[name]
+    corpus = pathlib.Path(__file__).resolve().parent / "data/corpus.txt"
+    with tempfile.TemporaryDirectory() as work:
+        work = pathlib.Path(work)
+
+        def run(*words):
+            done = subprocess.run(
+                [str(programs / "01_single_gpu"), *map(str, words), "--device", "cpu"],
+                capture_output=True,
+                text=True,
+                cwd=work,
+            )
+            if done.returncode:
+                raise SystemExit(done.stderr or done.stdout)
+
+        flags, data = [*kind.get("flags", []), *more], corpus
+        model = [*SHAPE, *RUN[6:8]]
+        if "hf" in kind:
+            run(*model, "--steps", "0", "--save-hf", work / "model")
+            hugging_face(work / "model", json.loads((work / "model/config.json").read_text()), kind)
+            model = ["--load-hf", work / "model"]
+        if "masks" in kind:
+            masked_text(work, corpus.read_bytes())
+            data = work / "text.bin"
+        given = {word for word in flags if word.startswith("--")}  # the last of those given twice
+        flags = [word for pair in dict(zip(flags[::2], flags[1::2])).items() for word in pair]
+        settings = [
+            word
+            for pair in zip((RUN[:6] + RUN[8:])[::2], (RUN[:6] + RUN[8:])[1::2])
+            if pair[0] not in given
+            for word in pair
+        ]
+        run(*model, *settings, *flags, "--data", data, "--dtype", dtype, "--save-reference", out / name)
+    reference = out / name / "reference.json"  # paths are this machine's
+    file = json.loads(reference.read_text())
+    for flag in ("data", "save-reference", "load-hf"):
+        if flag in file["flags"]:
+            file["flags"][flag] = pathlib.Path(file["flags"][flag]).name
+    reference.write_text(json.dumps(file) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--programs", type=pathlib.Path, default="build/bin")
+    parser.add_argument("--out", type=pathlib.Path, default="docs/references")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "fp64", "bf16"])
+    args = parser.parse_args()
+    for name in REFERENCES:
+        make(args.programs.resolve(), args.out.resolve(), name, args.dtype)
+        print(args.out / name)
+
+
+if __name__ == "__main__":
+    main()

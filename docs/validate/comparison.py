@@ -1,0 +1,333 @@
+"""What two reference runs have in common and where they differ, in numbers. docs/reference-format.md states every rule.
+
+The first run is A, the second, the reference, is B.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from .llama import AdamW, Llama, norm_of
+from .runs import DIGITS, Run, quoted, shown
+
+TOLERANCES = {"fp64": 1e-10, "fp32": 5e-6, "bf16": 2e-2}  # of ||a - b|| / ||b||, for a correct implementation
+# The update of step 1 divides gradients by their magnitude: in fp32, (1 - beta2) / (1 - beta2^1) alone is off by up to
+# 1.3e-5 for beta2 = 0.999. Its bound is this many tolerances; a wrong weight decay of 0.1 deviates by 0.1 x std.
+UPDATE_TOLERANCES = 20
+# bf16: a gradient may be this many times as far from the exact one as B's. Measured on Hugging Face's classes: up to
+# 2.0 (docs/validate.md). The embedding's, where it is stored in bf16, may have been rounded after each of its n
+# additions: it deviates by some sqrt(n) half units.
+ROUNDINGS, HALF_UNIT = 3.0, 2.0**-9
+# The exact gradients are computed where that takes a few seconds: 6 FLOPs per parameter and token.
+EXACT_FLOPS = 2e11
+CHECKED_STEPS = {"bf16": 4, "fp32": 4, "fp64": 2}  # then AdamW amplifies the rounding of the first steps
+CHECKED_STEPS_GENTLE = 20
+FLAGS = ("beta1", "beta2", "eps", "weight-decay", "clip", "z-loss", "mup")
+MODEL = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "tie_word_embeddings",
+)
+
+
+@dataclasses.dataclass
+class Deviation:
+    name: str  # a parameter, or "step 3"
+    relative: float  # ||a - b|| / ||b||; in bf16 ||a - exact|| / ||exact||, where the exact gradients are known
+    size: float  # ||b||
+    bound: float = math.inf
+    # a is best explained as multiple x b, up to rest = ||a - multiple b|| / ||multiple b||
+    multiple: float = 1.0
+    rest: float = 0.0
+
+    @property
+    def wrong(self):
+        return not self.relative <= self.bound
+
+
+def relative(difference, size):
+    """0 if both are equal, infinite if only b is 0; NaN stays NaN."""
+    return 0.0 if difference == 0 else difference / abs(size) if size else difference * math.inf
+
+
+def norm(x):
+    return float(np.sqrt(np.sum(x * x)))
+
+
+def deviation(name, a, b, bound=math.inf):
+    size, product = norm(b), float(np.sum(a * b))
+    multiple = product / size**2 if size > 0 else 1.0
+    return Deviation(
+        name, relative(norm(a - b), size), size, bound, multiple, relative(norm(a - multiple * b), multiple * size)
+    )
+
+
+def worst_first(deviations):
+    """By how much the bound is exceeded; NaN first."""
+
+    def key(d):
+        return -math.inf if math.isnan(d.relative) else -d.relative / (d.bound if 0 < d.bound < math.inf else 1)
+
+    return sorted(deviations, key=key)
+
+
+def spacing(dtype, x):
+    """The distance between adjacent numbers of a dtype at x."""
+    return np.where(x == 0, 0, np.exp2(np.floor(np.log2(np.where(x == 0, 1, np.abs(x)))) + 1 - DIGITS[dtype]))
+
+
+def settings(run, **changed):
+    """B's optimizer, as a run's flags state it; None where they do not."""
+    values = [changed.get(key, run.flag(key)) for key in ("beta1", "beta2", "eps", "weight-decay", "clip")]
+    return AdamW(*values) if all(map(math.isfinite, values)) else None
+
+
+def model_of(run, weights, kind=Llama, **more):
+    """A run's model in double precision, or None: its configuration is not one that llama.py computes."""
+    mup, hidden = run.flag("mup", 0), run.model.get("hidden_size", 0)
+    try:
+        return kind(
+            run.model,
+            weights,
+            document_token=run.document_token,
+            z_loss=run.flag("z-loss", 0),
+            logit_scale=mup / hidden if mup > 0 else 1.0,
+            **more,
+        )
+    except (KeyError, TypeError, NotImplementedError, ZeroDivisionError):
+        return None
+
+
+def exact_gradients(run):
+    """Those of step 1 in double precision, from the run's stored weights; None if that is too much or unknown."""
+    step, parameters = run.steps[0], sum(math.prod(run.initial.shape(name)) for name in run.initial.tensors)
+    if 6 * parameters * sum(map(len, step.targets)) > EXACT_FLOPS or run.flags.get("fp8", "off") != "off":
+        return None
+    model = model_of(run, run.initial.all())
+    try:
+        with np.errstate(all="ignore"):
+            return model and model.loss_and_gradients(*step.arrays())[1]
+    except (KeyError, ValueError, IndexError):
+        return None
+
+
+class Comparison:
+    """problems: mismatched names, shapes, learning rates, a file that is missing; contradictions and not_checked do not
+    decide. Lists of Deviations, worst first: weights, gradients, updates, losses, norms, and those of later steps.
+    """
+
+    def __init__(self, a, b, tolerance=None):
+        self.a, self.b = a, b = Run(a), Run(b)
+        self.dtype = max(a.dtype, b.dtype, key=list(DIGITS).index)
+        self.tolerance = TOLERANCES[self.dtype] if tolerance is None else tolerance
+        self.problems, self.contradictions, self.not_checked = [], [], []
+        self.names = self.pair("initial"), self.pair("gradients")
+        same = a.dtype == b.dtype
+        self.weights = worst_first(
+            deviation(name, a.initial.read(name), b.initial.read(name), 0 if same else self.tolerance)
+            for name in self.names[0]
+        )
+        self.exact = None
+        if self.dtype == "bf16" and tolerance is None:
+            self.exact = exact_gradients(b)
+            if self.exact is None:
+                self.not_checked.append(
+                    "gradients against their own rounding: the exact ones are not known here; "
+                    f"the bound is {self.tolerance:g}"
+                )
+        self.norm_bound = 0.0  # what these gradients may add to their norm, with B's own rounding
+        self.gradients = worst_first(map(self.gradient, self.names[1]))
+        if self.exact:
+            self.norm_bound = math.sqrt(self.norm_bound) / norm_of(self.exact)
+        self.compare_updates()
+        self.compare_second_update()
+        self.compare_steps()
+        self.compare_settings()
+
+    def pair(self, file):
+        """The names of the tensors that both runs have in one shape; the others are problems."""
+        a, b = getattr(self.a, file), getattr(self.b, file)
+        names = []
+        for name in a.tensors:
+            if name not in b.tensors:
+                hint = ""
+                for prefix in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
+                    if name.startswith(prefix) and name.replace(prefix, "") in b.tensors:
+                        hint = f': strip "{prefix}" from the names'
+                self.problems.append(f"{quoted(name)} is in {shown(a.path)} only{hint}")
+            elif a.shape(name) != b.shape(name):
+                self.problems.append(
+                    f"{quoted(name)} is {a.shape(name)} in {shown(a.path)} and {b.shape(name)} in " f"{shown(b.path)}"
+                )
+            else:
+                names.append(name)
+        self.problems += [f"{quoted(name)} is in {shown(b.path)} only" for name in b.tensors if name not in a.tensors]
+        return sorted(names)
+
+    def gradient(self, name):
+        a, b = self.a.gradients.read(name), self.b.gradients.read(name)
+        result = deviation(name, a, b, self.tolerance)
+        exact = self.exact.get(name) if self.exact else None
+        if exact is None or exact.shape != a.shape:
+            return result
+        least = HALF_UNIT  # B may have been lucky
+        if "embed_tokens" in name and self.a.gradients.dtype(name) == "bf16":
+            least *= math.sqrt(np.bincount(self.b.steps[0].arrays()[0].ravel()).max())
+        of_b = relative(norm(b - exact), norm(exact))
+        result.relative = relative(norm(a - exact), norm(exact))
+        result.bound = ROUNDINGS * max(of_b, least)
+        self.norm_bound += ((result.bound + of_b) * norm(exact)) ** 2
+        return result
+
+    def expected_update(self, run, name, optimizer):
+        """The weight after step 1 that the run's own gradients give."""
+        step_lr, mup = self.b.steps[0].lr, self.b.flag("mup", 0)
+        g, w = run.gradients.read(name), run.initial.read(name)
+        decay, lr = optimizer.decay if w.ndim == 2 else 0.0, step_lr
+        if mup > 0 and ".layers." in name and w.ndim == 2:  # muP: the matrices of the blocks
+            lr, decay = lr * mup / self.b.model["hidden_size"], decay / (mup / self.b.model["hidden_size"])
+        factor = min(1.0, optimizer.clip / (run.steps[0].grad_norm + 1e-6)) if optimizer.clip > 0 else 1.0
+        size = np.abs(g)
+        u = np.divide(g, size + optimizer.eps / factor, out=np.zeros_like(g), where=size > 0)
+        return w - lr * (u + decay * w)
+
+    def compare_updates(self):
+        """The weights after step 1: by how much A's are not what A's own gradients give, beyond rounding, relative to
+        B's update. An element of the gradient that is almost 0 moves its weight by a full lr whatever its sign.
+        """
+        a, b, after = self.a, self.b, "after_step_1.safetensors"
+        self.updates, self.check_updates = [], a.adamw() and b.adamw()
+        for run in (a, b):
+            if run.after_step_1 is None:
+                self.check_updates = False
+                if run.version > 1:
+                    self.problems.append(f"{shown(run.folder)}/{after} is missing")
+        if a.after_step_1 is None or b.after_step_1 is None:
+            self.not_checked.append("the weights after step 1")
+            return
+        if not self.check_updates:
+            self.not_checked.append("the weights after step 1")
+        optimizer = settings(b) if math.isfinite(b.steps[0].lr) else None
+        for name in self.pair("after_step_1"):
+            shapes = {
+                file.shape(name)
+                for file in (a.initial, b.initial, a.gradients, b.gradients, a.after_step_1)
+                if name in file.tensors
+            }
+            if len(shapes) > 1 or any(name not in names for names in self.names):
+                continue  # already reported as a problem
+            x, y, before = a.after_step_1.read(name), b.after_step_1.read(name), b.initial.read(name)
+            left = x - y
+            if optimizer:  # what the two runs' own gradients and weights explain
+                left = left - self.expected_update(a, name, optimizer) + self.expected_update(b, name, optimizer)
+            with np.errstate(invalid="ignore"):
+                left = np.abs(left) - spacing(self.dtype, np.fmax(np.abs(x), np.abs(y)))
+                left = np.where(np.isfinite(x), np.maximum(left, 0), np.nan)
+            size = norm(y - before)
+            self.updates.append(Deviation(name, relative(norm(left), size), size, UPDATE_TOLERANCES * self.tolerance))
+        self.updates = worst_first(self.updates)
+
+    def compare_second_update(self):
+        """Version 3: A's weights after step 2 against what B's AdamW makes of A's own two gradients: the moments."""
+        a, b = self.a, self.b
+        self.updates_2, optimizer = [], settings(b)
+        if not (a.gradients_2 and a.after_step_2 and optimizer and self.check_updates) or b.flag("mup", 0) > 0:
+            return
+        names = [name for name in self.names[1] if name in self.names[0] and name in a.gradients_2.tensors]
+        weights = {name: a.initial.read(name) for name in names}
+        for gradients, step in ((a.gradients, b.steps[0]), (a.gradients_2, b.steps[min(1, len(b.steps) - 1)])):
+            before = weights
+            weights = optimizer.step(weights, {name: gradients.read(name) for name in names}, step.lr)
+        for name in names:
+            stored = (
+                a.after_step_2.read(name) if name in a.after_step_2.tensors else np.full(weights[name].shape, np.nan)
+            )
+            left = np.abs(stored - weights[name]) - 2 * spacing(
+                self.dtype, np.fmax(np.abs(stored), np.abs(weights[name]))
+            )
+            size = norm(weights[name] - before[name])
+            deviates = relative(norm(np.where(np.isfinite(stored), np.maximum(left, 0), np.nan)), size)
+            self.updates_2.append(Deviation(name, deviates, size, UPDATE_TOLERANCES * self.tolerance))
+        self.updates_2 = worst_first(self.updates_2)
+
+    def compare_steps(self):
+        a, b = self.a, self.b
+        self.steps = min(len(a.steps), len(b.steps))
+        checked = CHECKED_STEPS[self.dtype]
+        if self.dtype == "fp64" and a.gentle() and b.gentle():
+            checked = CHECKED_STEPS_GENTLE
+        self.losses, self.norms, self.later_losses, self.later_norms = [], [], [], []
+        common = list(zip(a.steps, b.steps))
+        self.same_tokens = all(x.tokens == y.tokens for x, y in common)
+        self.same_targets = all(x.targets == y.targets for x, y in common)
+        self.samples = sum(len(x.tokens) for x, _ in common)
+        for i, (x, y) in enumerate(common):
+            if abs(x.lr - y.lr) > 1e-6 * abs(y.lr):
+                self.problems.append(
+                    f"lr of step {i + 1} is {x.lr:.9g} in {shown(a.folder)}, {y.lr:.9g} in " f"{shown(b.folder)}"
+                )
+            judged = i < checked
+            bounds = {"loss": self.tolerance, "grad_norm": max(self.tolerance, self.norm_bound)}
+            for key, lists in (
+                ("loss", (self.later_losses, self.losses)),
+                ("grad_norm", (self.later_norms, self.norms)),
+            ):
+                of_a, of_b = getattr(x, key), getattr(y, key)
+                deviates, bound = relative(abs(of_a - of_b), of_b), bounds[key] if judged else math.inf
+                lists[judged].append(Deviation(f"step {i + 1}", deviates, of_b, bound))
+        for name in ("losses", "norms", "later_losses", "later_norms"):
+            setattr(self, name, worst_first(getattr(self, name)))
+        if len(a.steps) != len(b.steps):
+            self.not_checked.append(
+                f"all but the first {self.steps} steps: {shown(a.folder)} has {len(a.steps)}, "
+                f"{shown(b.folder)} has {len(b.steps)}"
+            )
+        if self.steps == 1:
+            self.not_checked.append("moments, learning rates, zeroed gradients: they show from step 2 on")
+
+    def compare_settings(self):
+        """Settings that change the numbers, where both runs state them."""
+        a, b = self.a, self.b
+        for name in FLAGS:
+            x, y = a.flag(name), b.flag(name)
+            if abs(x - y) > 1e-6 * abs(y):
+                self.contradictions.append(f"{name} is {x:g} in {shown(a.folder)}, {y:g} in {shown(b.folder)}")
+        for key in MODEL:
+            if key in a.model and key in b.model and a.model[key] != b.model[key]:
+                self.contradictions.append(
+                    f"{key} is {a.model[key]} in {shown(a.folder)}, {b.model[key]} in " f"{shown(b.folder)}"
+                )
+
+    def differences(self):
+        """One line per kind that exceeds its bound; none: the runs agree."""
+        lines = []
+        if self.problems:
+            more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+            lines.append(self.problems[0] + more)
+        if not self.same_tokens:
+            lines.append("tokens: the runs trained on different tokens")
+        elif not self.same_targets:
+            lines.append("targets: the runs counted different targets")
+        for kind, deviations, where in (
+            ("initial weight", self.weights, " before step 1"),
+            ("gradient", self.gradients, " at step 1"),
+            ("weight after step 1", self.updates if self.check_updates else [], ""),
+            ("weight after step 2", self.updates_2, ", from the run's own gradients"),
+            ("loss", self.losses, ""),
+            ("gradient norm", self.norms, ""),
+        ):
+            wrong = [d for d in deviations if d.wrong]
+            if wrong:
+                of = " from the exact one" if kind == "gradient" and self.exact else ""
+                lines.append(
+                    f"{kind}: {wrong[0].name}{where} by {wrong[0].relative:.3g}{of}, more than "
+                    f"{wrong[0].bound:g} ({len(wrong)} of {len(deviations)} exceed it)"
+                )
+        return lines

@@ -1,0 +1,400 @@
+"""Which known fault explains a run's numbers to rounding? Nothing is learnt and no threshold is tuned: a fault is named
+only if, computed in double precision from the run's own weights and tokens, it gives all of its numbers within
+compare's bounds. Otherwise the facts stand, and it is said that no known fault explains them.
+
+Tried in the order of a step: the weights of the targets (by least squares from the head's gradient), conventions and
+parallel faults (replays.py), the update (facts.py), what lasts from step to step (below).
+"""
+
+import math
+
+import numpy as np
+
+from . import facts
+from .comparison import model_of, norm, relative, settings
+from .llama import AdamW, Llama, norm_of
+from .replays import KNOWN
+
+SAMPLES = 4096  # targets whose weights are solved for: a system of that size
+
+
+def wrong_gradients(c):
+    return any(d.wrong for d in c.gradients) or any(d.wrong for d in c.losses if d.name == "step 1")
+
+
+class Doctor:
+    def __init__(self, c):
+        self.c, self.a, self.b, self.rests = c, c.a, c.b, []
+        self.tokens, self.targets = self.a.steps[0].arrays()
+        self.reference_targets = self.b.steps[0].arrays()[1]
+        self.weights = self.a.initial.all()
+        self.measured = {name: self.a.gradients.read(name) for name in c.names[1]}
+        self.bounds = {d.name: d.bound for d in c.gradients}
+        self.lines, self.names = [], []
+
+    def model(self, kind=Llama, weights=None):
+        return model_of(self.b, dict(weights or self.weights), kind)
+
+    def rest(self, loss, gradients):
+        """The largest deviation of A's loss and gradients of step 1 from these, in bounds. inf: not these numbers."""
+        if set(gradients) != set(self.measured):
+            return math.inf
+        worst = relative(abs(self.a.steps[0].loss - loss), loss) / self.c.tolerance if loss is not None else 0.0
+        for name, g in gradients.items():
+            if not np.isfinite(g).all():
+                return math.inf
+            worst = max(worst, relative(norm(self.measured[name] - g), norm(g)) / self.bounds[name])
+        return worst if math.isfinite(worst) else math.inf
+
+    def say(self, text):
+        self.lines.append(text)
+
+    # ---- weights of targets
+    def rows(self):
+        """(name, rows): what part of the head's gradient is the head's alone."""
+        if not self.b.model.get("tie_word_embeddings"):
+            return "lm_head.weight", slice(None)
+        vocabulary = self.weights["model.embed_tokens.weight"].shape[0]
+        absent = np.ones(vocabulary, bool)
+        absent[np.unique(self.tokens)] = False
+        return "model.embed_tokens.weight", np.flatnonzero(absent)
+
+    def solve_targets(self):
+        """(B, T): how often A counts each target, 1 if as it should; None: its head's gradient is not such a sum."""
+        name, rows = self.rows()
+        targets = np.where(self.all_targets() >= 0, self.all_targets(), 0)
+        if targets.size > SAMPLES or name not in self.measured or len(self.measured[name][rows]) == 0:
+            return None
+        model = self.model()
+        n, _ = model.forward(self.tokens)
+        logits, _ = model.head(n)
+        top = logits.max(axis=2, keepdims=True)
+        lse = top + np.log(np.exp(logits - top).sum(axis=2, keepdims=True))
+        d = np.exp(logits - lse) * (1 + 2 * model.z_loss * lse)
+        np.put_along_axis(d, targets[:, :, None], np.take_along_axis(d, targets[:, :, None], axis=2) - 1, axis=2)
+        d = d.reshape(targets.size, -1)[:, rows] * model.logit_scale
+        h = n.reshape(targets.size, -1)
+        gram = (d @ d.T) * (h @ h.T)
+        right = np.einsum("tv,ve,te->t", d, self.measured[name][rows], h, optimize=True)
+        weights = np.linalg.lstsq(gram, right, rcond=1e-13)[0]
+        rest = norm((d * weights[:, None]).T @ h - self.measured[name][rows])
+        self.target_rest = relative(rest, norm(self.measured[name][rows])) / self.bounds[name]
+        if not self.target_rest <= 1:
+            return None
+        counted = (self.reference_targets >= 0).sum()
+        return weights.reshape(targets.shape) * counted
+
+    def all_targets(self):
+        """Targets without masks: each token's next one."""
+        return np.array(self.a.steps[0].tokens)[:, 1:]
+
+    def explain_targets(self):
+        weights = self.solve_targets()
+        if weights is None:
+            return False
+        right = self.reference_targets >= 0
+        for candidate, words, name in self.patterns(weights, right):
+            if (candidate == right).all():
+                continue
+
+            class Weighted(Llama):
+                def target_weights(self, targets, candidate=candidate):
+                    return candidate / right.sum()
+
+            loss, gradients = self.model(Weighted).loss_and_gradients(self.tokens, self.all_targets())
+            if not self.rest(None, gradients) <= 1:
+                continue
+            self.say(f"weights of targets, 1 is right, from the head's gradient: {words}")
+            of_loss = relative(abs(self.a.steps[0].loss - loss), loss) <= self.c.tolerance
+            self.say(
+                "  they give every gradient to rounding; A's loss counts "
+                + ("the same" if of_loss else "its targets otherwise")
+            )
+            if name:
+                self.names.append(name)
+            return True
+        return False
+
+    def patterns(self, w, right):
+        """(weights, in words, a name or None), the simplest first. The least squares leave open how equal tokens with
+        equal pasts share their weight, so that patterns are made from medians; the caller holds them to all gradients.
+        """
+        samples, length = w.shape
+
+        def nice(x):
+            near = float(facts.fractions.Fraction(float(x)).limit_denominator(64))
+            return near if abs(near - x) <= 1e-3 * max(1.0, abs(x)) else float(x)
+
+        def median(values):
+            return nice(np.median(values)) if len(values) else 1.0
+
+        for by, word in ((1, "late"), (-1, "early")):
+            for first in (True, False):
+                moved = np.full_like(right, first)
+                if by == 1:
+                    moved[:, 1:] = right[:, :-1]
+                else:
+                    moved[:, :-1] = right[:, 1:]
+                for counted in (right.sum(), moved.sum()):
+                    yield (
+                        moved * (right.sum() / counted),
+                        self.set_words(moved, right),
+                        f"the mask of targets is {word} by one position",
+                    )
+        if not right.all():
+            for level in (1.0, right.sum() / right.size):
+                yield (
+                    np.full(right.shape, level),
+                    f"all of the {int((~right).sum())} targets that should not count do",
+                    "the mask of targets is ignored",
+                )
+        for groups in (g for g in range(2, samples + 1) if samples % g == 0):
+            counts = np.repeat(right.sum(axis=1).reshape(groups, -1).sum(axis=1), samples // groups)
+            if counts.all():
+                exact = right.sum() / groups / counts
+                yield (
+                    exact[:, None] * right,
+                    "by sample: " + self.in_groups(exact),
+                    f"mean of means: each of {groups} parts of the batch divides by its own number of targets",
+                )
+        values = np.array([median(w[i][right[i]]) for i in range(samples)])
+        kept = values != 0
+        name = None
+        if not kept.all() and len(set(values[kept])) == 1:
+            name = (
+                f"only samples {facts.ranges(np.flatnonzero(kept))} of {samples} count, {values[kept][0]:g} times: the rest "
+                "is lost, by data-parallel ranks whose gradients are not reduced or that read the same data, or by "
+                "micro-batches that are not accumulated"
+            )
+        yield values[:, None] * right, "by sample: " + self.in_groups(values), name
+        values = np.array([median(w[:, t][right[:, t]]) for t in range(length)])
+        yield values[None, :] * right, "by position: " + self.in_groups(values), None
+        for parts in (2, 4, 8):
+            if length % parts == 0:
+                counts = np.stack([each.sum(axis=1) for each in np.split(right, parts, axis=1)], axis=1)
+                exact = right.sum() / parts / np.repeat(np.maximum(counts.sum(axis=0), 1), length // parts)
+                yield (
+                    exact[None, :] * right,
+                    "by position: " + self.in_groups(exact),
+                    f"mean of means: each of {parts} parts of the sequence divides by its own number of targets",
+                )
+        yield w, f"from {w.min():.3g} to {w.max():.3g}", None
+
+    @staticmethod
+    def set_words(counted, right):
+        return (
+            f"{int((counted & ~right).sum())} count that should not, {int((right & ~counted).sum())} do not that should"
+        )
+
+    @staticmethod
+    def in_groups(values):
+        """[2, 2, 0, 0] -> "0-1: 2, 2-3: 0"."""
+        text, begin = [], 0
+        for i in range(1, len(values) + 1):
+            if i == len(values) or abs(values[i] - values[begin]) > 1e-3 * max(1, abs(values[begin])):
+                number = facts.multiple_in_words(values[begin]) if abs(values[begin]) > 1e-9 else "0"
+                text.append(f"{begin}{f'-{i - 1}' if i - 1 > begin else ''}: {number}")
+                begin = i
+        return ", ".join(text[:8]) + (" ..." if len(text) > 8 else "")
+
+    # ---- replays
+    def explain_replays(self):
+        rests = []
+        for name, kind in KNOWN.items():
+            model = self.model(kind)
+            try:
+                result = model and model.loss_and_gradients(self.tokens, self.reference_targets)
+            except (ValueError, IndexError, KeyError, FloatingPointError, ZeroDivisionError):
+                continue
+            if not result:
+                continue
+            loss, gradients = result
+            same = self.same_as_right(loss, gradients)
+            if not same:
+                rests.append((self.rest(loss, gradients), name))
+        rests.sort()
+        self.rests = rests
+        exact = [name for rest, name in rests if rest <= 1]
+        if exact:
+            self.names.append(" or ".join(exact))
+        return bool(exact)
+
+    def same_as_right(self, loss, gradients):
+        """Whether this fault changes nothing here: it then explains nothing."""
+        right_loss, right = self.right
+        return relative(abs(loss - right_loss), right_loss) <= self.c.tolerance / 10 and all(
+            relative(norm(gradients[name] - right[name]), norm(right[name])) <= self.bounds.get(name, 0) / 10
+            for name in right
+            if name in gradients
+        )
+
+    # ---- what lasts from step to step
+    def later(self):
+        """{name: losses and norms of the common steps} of faults that step 1 does not show."""
+        o = settings(self.b)
+        rates = [step.lr for step in self.a.steps[: self.c.steps]]
+
+        def train(optimizer=None, rates=rates, accumulate=False, late=False):
+            # late: the forward pass uses the weights before the last update
+            clip = 0.0 if accumulate == "clipped" else o.clip
+            optimizer = optimizer or AdamW(o.beta1, o.beta2, o.eps, o.decay, clip)
+            weights, before, total, numbers = dict(self.weights), dict(self.weights), {}, []
+            for step, lr in zip(self.a.steps, rates):
+                model = self.model(weights=before if late else weights)
+                loss, g = model.loss_and_gradients(*step.arrays())
+                total = {name: total.get(name, 0) + g[name] for name in g} if accumulate else g
+                numbers += [loss, norm_of(total)]
+                factor = min(1.0, o.clip / (numbers[-1] + 1e-6)) if accumulate == "clipped" and o.clip > 0 else 1.0
+                total = {name: g * factor for name, g in total.items()}
+                before, weights = weights, optimizer.step(weights, total, lr)
+            return numbers
+
+        class NoMoments(AdamW):
+            def step(self, *args):
+                self.m, self.v, self.t = {}, {}, 0
+                return super().step(*args)
+
+        class StuckCount(AdamW):
+            def step(self, *args):
+                self.t = 0
+                return super().step(*args)
+
+        class Nothing(AdamW):
+            def step(self, weights, *_):
+                return weights
+
+        def of(kind=AdamW, **changed):
+            values = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps, "decay": o.decay, "clip": o.clip, **changed}
+            return kind(**values)
+
+        faults = {
+            "gradients are not zeroed between steps": lambda: train(accumulate=True),
+            "gradients are not zeroed between steps, after clipping in place": lambda: train(accumulate="clipped"),
+            "the forward pass uses weights that are one update old": lambda: train(late=True),
+            "the learning rate is late by one step": lambda: train(rates=[rates[0]] + rates[:-1]),
+            "the learning rate is early by one step": lambda: train(rates=rates[1:] + rates[-1:]),
+            "the learning rate is that of step 1 in every step": lambda: train(rates=rates[:1] * len(rates)),
+            "the moments are not kept": lambda: train(of(NoMoments)),
+            "the bias correction always is that of step 1": lambda: train(of(StuckCount)),
+            "no update reaches the forward pass": lambda: train(of(Nothing)),
+            "clipping is not applied": lambda: train(of(clip=0.0)),
+        }
+        for beta2 in (0.9, 0.95, 0.98, 0.99, 0.999):
+            if abs(beta2 - o.beta2) > 1e-9:
+                faults[f"beta2 is {beta2}"] = lambda beta2=beta2: train(of(beta2=beta2))
+        for beta1 in (0.0, 0.8, 0.9, 0.95):
+            if abs(beta1 - o.beta1) > 1e-9:
+                faults[f"beta1 is {beta1}"] = lambda beta1=beta1: train(of(beta1=beta1))
+        faults["beta1 and beta2 are exchanged"] = lambda: train(of(beta1=o.beta2, beta2=o.beta1))
+        return train, faults
+
+    def explain_later(self):
+        if settings(self.b) is None or not self.b.adamw() or self.b.flag("mup", 0) > 0:
+            return False
+        train, faults = self.later()
+        judged = {d.name for d in self.c.losses}
+        measured = [
+            x
+            for i, step in enumerate(self.a.steps[: self.c.steps])
+            if f"step {i + 1}" in judged
+            for x in (step.loss, step.grad_norm)
+        ]
+
+        def rest(numbers):
+            deviations = [relative(abs(a - b), b) for a, b in zip(measured, numbers)]
+            return max(deviations) / self.c.tolerance if all(map(math.isfinite, deviations)) else math.inf
+
+        right = train()
+        of_b = [x for step in self.b.steps[: len(measured) // 2] for x in (step.loss, step.grad_norm)]
+        drift = max(relative(abs(x - y), y) for x, y in zip(right, of_b)) / self.c.tolerance
+        if not drift <= 1:
+            self.say("what lasts from step to step: not tried, since rounding grows too fast in these steps")
+            return False
+        self.rests = sorted((rest(run()), name) for name, run in faults.items())
+        exact = [name for r, name in self.rests if r <= 1]
+        if exact:
+            self.names.append(" or ".join(exact))
+        return bool(exact)
+
+    def activations(self):
+        """The first wrong activation in the order of the forward pass, and where in it."""
+        model = self.model()
+        model.activations = {}
+        model.loss_and_gradients(self.tokens, self.reference_targets)
+        stored, bound = self.a.activations, max(self.c.tolerance, 0)
+        for name, right in model.activations.items():
+            if name not in stored.tensors or math.prod(stored.shape(name)) != right.size:
+                continue
+            a = stored.read(name).reshape(right.shape)
+            if relative(norm(a - right), norm(right)) <= bound:
+                continue
+            if right.ndim == 4:
+                a, right = a.swapaxes(1, 2), right.swapaxes(1, 2)
+            error = np.sqrt(np.sum((a - right) ** 2, axis=-1)) > bound * max(
+                norm(right) / math.sqrt(right.size), 1e-300
+            )
+            while error.ndim > 2:
+                error = error.any(axis=-1)
+            text = (
+                f"first wrong activation: {name}, samples {facts.ranges(np.flatnonzero(error.any(axis=1)))} of "
+                f"{len(error)}, positions {facts.ranges(np.flatnonzero(error.any(axis=0)))} of 0-{error.shape[1] - 1}"
+            )
+            if name.endswith(("q_proj", "k_proj", "v_proj", "context")) and right.shape[-1] % model.dim == 0:
+                each = np.abs(a - right).reshape(-1, right.shape[-1] // model.dim, model.dim).max(axis=(0, 2))
+                heads = np.flatnonzero(each > bound * np.abs(right).max())
+                text += f", heads {facts.ranges(heads)} of {len(each)}"
+            return text
+        return "every recorded activation is right"
+
+    def run(self):
+        c = self.c
+        if c.problems or any(d.wrong for d in c.weights) or not (c.same_tokens and c.same_targets):
+            self.say("the runs do not begin alike: see the lines above")
+            return
+        model = self.model()
+        try:
+            self.right = model.loss_and_gradients(self.tokens, self.reference_targets)
+        except (AttributeError, KeyError, ValueError, IndexError):
+            self.say("B is no model that docs/validate/llama.py computes: nothing could be tried")
+            return
+        of_b = max(
+            relative(norm(self.b.gradients.read(name) - g), norm(g)) / self.bounds[name]
+            for name, g in self.right[1].items()
+            if name in self.bounds
+        )
+        if not of_b <= 1:
+            self.say("B's gradients are not those of its equations (fp8?): nothing could be tried")
+            return
+        if self.a.activations:
+            self.say(self.activations())
+        if wrong_gradients(c):
+            scaled = facts.multiples(c)
+            forward = any(d.wrong for d in c.losses if d.name == "step 1")
+            if scaled and not forward and "multiples" not in scaled[0]:
+                self.names.append(
+                    scaled[0].removeprefix("gradients: ") + ": a sum for a mean over ranks or micro-batches, "
+                    "or the reverse"
+                )
+            elif not self.explain_targets():
+                self.explain_replays()
+        elif any(d.wrong for d in c.updates) and c.check_updates:
+            self.names += facts.update(c)[1] and [" or ".join(facts.update(c)[1])]
+        else:
+            self.explain_later()
+
+    def report(self):
+        self.run()
+        lines = [f"  {line}" for line in self.lines]
+        for name in self.names:
+            lines.append(f"  explains A's numbers to rounding: {name}")
+        if not self.names:
+            lines.append("  no known fault explains A's numbers")
+        if self.rests:
+            shown = [f"{rest:.3g} ({name})" for rest, name in self.rests[:3]]
+            lines.append(f"  nearest of {len(self.rests)} faults that were tried, 1 is the bound: " + "; ".join(shown))
+        return "diagnosis:\n" + "\n".join(lines) + "\n"
+
+
+def report(c):
+    """The lines of --diagnose for runs that differ."""
+    return Doctor(c).report()

@@ -1,0 +1,27 @@
+# python3 docs/validate/examples/hugging_face.py docs/references/gqa out/mine
+import pathlib
+import sys
+sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]
+import torch.nn.functional as F
+import transformers
+from torch_reference import Recorder, Reference, norm_of
+reference = Reference(sys.argv[1])
+config = transformers.AutoConfig.from_pretrained(sys.argv[1])
+model = transformers.AutoModelForCausalLM.from_config(config, torch_dtype=reference.dtype)
+record = Recorder(reference, sys.argv[2])
+record.load(model)
+optimizer = reference.adamw(model.parameters())
+for step in reference:
+    optimizer.zero_grad()
+    logits = model(input_ids=step.inputs, use_cache=False).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), step.targets.flatten(), ignore_index=-1)
+    loss.backward()
+    record.gradients(model)
+    norm = norm_of(p.grad for p in model.parameters())
+    for p in model.parameters():
+        p.grad *= min(1, reference.clip / (norm + 1e-6))
+    for group in optimizer.param_groups:
+        group["lr"] = step.lr
+    optimizer.step()
+    record.step(model, loss, norm, step.lr, step.inputs, step.targets)
+record.write()

@@ -1,0 +1,239 @@
+"""Known faults, each as a Llama that computes one thing otherwise: here those of the backward pass and of parallel
+ranks, in conventions.py those of the forward pass. doctor.py asks which of them, if any, gives a run's numbers to
+rounding. KNOWN lists all; a new one is a class and a line there.
+"""
+
+import numpy as np
+
+from . import conventions as of
+from .llama import Llama
+
+RANKS = (2, 4, 8)
+
+
+# ---- the backward pass of one rank
+class OnlyFirstQueryHead(Llama):
+    """The gradient of keys and values is that of the group's first query head."""
+
+    def of_group(self, gradient, head):
+        return gradient[:, np.searchsorted(head, np.arange(self.kv_heads))]
+
+
+class MeanOverQueryHeads(Llama):
+    def of_group(self, gradient, head):
+        return super().of_group(gradient, head) * self.kv_heads / self.heads
+
+
+class TiedPart(Llama):
+    """A tied weight has only the gradient of the head, or only that of the embedding."""
+
+    kept = "head"
+
+    def head(self, x):
+        y, back = super().head(x)
+        return y, lambda dy: self.part("head", back, dy)
+
+    def embedding(self, tokens):
+        x, back = super().embedding(tokens)
+        return x, lambda dx: self.part("embedding", back, dx)
+
+    def part(self, name, back, gradient):
+        add = self.add
+        if name != self.kept:
+            self.add = lambda *_: None
+        result = back(gradient)
+        self.add = add
+        return result
+
+
+# ---- parallel ranks
+class NoSumAtF(Llama):
+    """Tensor parallelism without f: the gradient of a column-parallel layer's input is each rank's own part."""
+
+    ranks, rank, head_too = 2, 0, True
+
+    def keep(self, x, axis):
+        """Zero outside this rank's part of an axis."""
+        size = x.shape[axis] // self.ranks
+        inside = np.arange(x.shape[axis]) // size == self.rank
+        return x * inside.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+    def attention(self, q, k, v, visible):
+        out, back = super().attention(q, k, v, visible)
+        return out, lambda dout: back(self.keep(dout, 1))
+
+    def linear(self, name, x):
+        y, back = super().linear(name, x)
+        if name.endswith("down_proj"):
+            return y, lambda dy: self.keep(back(dy), 2)
+        return y, back
+
+    def head(self, x):
+        y, back = super().head(x)
+        return y, lambda dy: back(self.keep(dy, 2)) if self.head_too else back(dy)
+
+    def loss_and_gradients(self, tokens, targets):
+        size = self.heads, self.kv_heads, self.config["intermediate_size"]
+        if any(n % self.ranks for n in size):
+            return None
+        total = {}
+        for self.rank in range(self.ranks):
+            loss, gradients = super().loss_and_gradients(tokens, targets)
+            for name, g in gradients.items():
+                sharded = any(part in name for part in ("_proj", "lm_head")) and (
+                    self.head_too or "lm_head" not in name
+                )
+                if name.endswith(("o_proj.weight", "down_proj.weight")):  # its columns are this rank's
+                    g = self.keep(g, 1)
+                elif name == "lm_head.weight" and self.head_too:
+                    g = self.keep(g, 0)
+                if self.rank == 0 or sharded:
+                    total[name] = total.get(name, 0) + g
+        return loss, total
+
+
+class SumAtG(Llama):
+    """Tensor parallelism whose all-reduce at the exit sums in the backward pass, too: equal gradients, ranks times."""
+
+    ranks, halves = 2, ("attention", "mlp")
+
+    def g(self, gradient, half):
+        return gradient * self.ranks if half in self.halves else gradient
+
+
+class NormsNotSummed(Llama):
+    """Sequence parallelism: the gradients of norms are those of the first rank's positions."""
+
+    ranks = 2
+
+    def rmsnorm(self, name, x):
+        own = self.own
+        self.own = lambda dy: dy * (np.arange(dy.shape[1]) * self.ranks < dy.shape[1])[:, None]
+        y, back = super().rmsnorm(name, x)
+        del self.own
+        if x.ndim > 3:
+            return super().rmsnorm(name, x)
+
+        def backward(dy):
+            self.own = lambda dy: dy * (np.arange(dy.shape[1]) * self.ranks < dy.shape[1])[:, None]
+            dx = back(dy)
+            self.own = own
+            return dx
+
+        return y, backward
+
+
+class FirstChunkOnly(Llama):
+    """Context parallelism without the sum over its ranks: each weight's gradient is that of the first chunk, which is
+    counted `times`."""
+
+    ranks, times = 2, 1
+
+    def own(self, gradient):
+        axis = gradient.ndim - 2  # positions
+        first = np.arange(gradient.shape[axis]) * self.ranks < gradient.shape[axis]
+        return gradient * first[:, None] * self.times
+
+
+class BlockLse(Llama):
+    """Ring attention whose backward pass normalises each block of keys by the block's own sum."""
+
+    ranks = 2
+
+    def attention_backward(self, q, k, v, p, dout, delta):
+        length = p.shape[3]
+        chunk = np.arange(length) // -(-length // self.ranks)
+        p = p.copy()
+        for i in range(self.ranks):
+            keys = chunk == i
+            total = p[..., keys].sum(axis=3, keepdims=True)
+            p[..., keys] = np.divide(p[..., keys], total, out=np.zeros_like(p[..., keys]), where=total > 0)
+        return super().attention_backward(q, k, v, p, dout, delta)
+
+
+class KeysNotReturned(Llama):
+    """Ring attention that loses the gradients of the other ranks' keys and values."""
+
+    ranks = 2
+
+    def attention_backward(self, q, k, v, p, dout, delta):
+        length = p.shape[3]
+        chunk = np.arange(length) // -(-length // self.ranks)
+        dq, _, _ = super().attention_backward(q, k, v, p, dout, delta)
+        own = p * (chunk[:, None] == chunk)
+        _, dk, dv = super().attention_backward(q, k, v, own, dout, delta)
+        return dq, dk, dv
+
+
+def made(kind, **values):
+    return type(kind.__name__, (kind,), values)
+
+
+def _known():
+    yield "RoPE: cos and sin in bf16", of.RopeTable
+    yield "RoPE: cos and sin in fp32", made(of.RopeTable, dtype="fp32")
+    yield "RoPE: angles in bf16", of.RopeAngles
+    yield "RoPE: angles in fp32", made(of.RopeAngles, dtype="fp32")
+    for base in (1e4, 5e4, 1e5, 5e5, 1e6):
+        yield f"RoPE: base {base:g}", made(of.RopeBase, base=base)
+    yield "RoPE: scaling of frequencies ignored", of.RopeUnscaled
+    yield "RoPE: interleaved pairs", of.RopeInterleaved
+    yield "RoPE: rotated backwards", of.RopeBackwards
+    yield "RoPE: the sine is lost", of.RopeNoSine
+    yield "RoPE: k is not rotated", made(of.RopeOnly, rotated="q")
+    yield "RoPE: q is not rotated", made(of.RopeOnly, rotated="k")
+    yield "RoPE: nothing is rotated", of.RopeOnly
+    yield "RoPE: positions of q are one too large", of.PositionsOffByOneOnQueries
+    yield "documents: attention sees the others", of.MaskIgnoresDocuments
+    yield "attention: scaled by 1 / D", of.AttentionScale
+    yield "attention: not scaled", made(of.AttentionScale, power=0.0)
+    yield "attention: scaled by 1 / sqrt(hidden)", of.ScaleOfHidden
+    yield "attention: the mask sees one token ahead", of.Mask
+    yield "attention: no causal mask", made(of.Mask, ahead=1 << 30)
+    yield "attention: a token does not see itself", made(of.Mask, ahead=-1)
+    yield "grouped heads: tiled instead of repeated", of.HeadsTiled
+    yield "grouped heads: all use the first key/value head", of.FirstKeyHead
+    yield "grouped heads: gradient of the first query head only", OnlyFirstQueryHead
+    yield "grouped heads: mean over query heads instead of their sum", MeanOverQueryHeads
+    yield "MLP: GELU instead of SiLU", of.Gelu
+    yield "MLP: GELU by tanh instead of SiLU", of.GeluTanh
+    yield "MLP: ReLU instead of SiLU", of.Relu
+    yield "MLP: sigmoid instead of SiLU", of.Sigmoid
+    yield "MLP: gate and up are swapped", of.GateAndUpSwapped
+    for eps in (0.0, 1e-8, 1e-6, 1e-5, 1e-3):
+        yield f"RMSNorm: eps {eps:g}", made(of.NormEps, value=eps)
+    yield "RMSNorm: gain 1 + w", of.NormGainPlusOne
+    yield "RMSNorm: the mean is subtracted", of.LayerNorm
+    yield "RMSNorm: none before the head", of.NoFinalNorm
+    yield "embedding: times sqrt(hidden)", of.EmbeddingScaled
+    yield "targets: shifted twice", of.TargetsShifted
+    yield "targets: not shifted", of.TargetsAreInputs
+    yield "q, k, v: biases are ignored", of.NoBias
+    yield "q, k: norms are ignored", of.NoHeadNorm
+    yield "q, k: norms after RoPE", of.HeadNormAfterRope
+    yield "tied weights: gradient of the embedding is lost", TiedPart
+    yield "tied weights: gradient of the head is lost", made(TiedPart, kept="embedding")
+    for n in RANKS:
+        yield f"context parallelism ({n} ranks): positions begin at 0 on each", made(of.PositionsPerChunk, ranks=n)
+        yield f"context parallelism ({n} ranks): causal mask on every block", made(of.MaskPerBlock, ranks=n)
+        yield f"context parallelism ({n} ranks): no rank sees the others' keys", made(of.MaskOwnBlock, ranks=n)
+        yield f"context parallelism ({n} ranks): backward with the block's own log-sum-exp", made(BlockLse, ranks=n)
+        yield f"context parallelism ({n} ranks): gradients of the others' keys are lost", made(KeysNotReturned, ranks=n)
+        for times in (1, n):
+            yield (
+                f"context parallelism ({n} ranks): gradients are not summed"
+                + (f", but multiplied by {n}" if times > 1 else "")
+            ), made(FirstChunkOnly, ranks=n, times=times)
+        yield f"sequence parallelism ({n} ranks): gradients of norms are not summed", made(NormsNotSummed, ranks=n)
+        yield (f"tensor parallelism ({n} ranks): no f, the inputs' gradients are not summed"), made(NoSumAtF, ranks=n)
+        yield (f"tensor parallelism ({n} ranks): no f in the blocks, the inputs' gradients are not summed"), made(
+            NoSumAtF, ranks=n, head_too=False
+        )
+        for halves in (("attention", "mlp"), ("attention",), ("mlp",)):
+            which = f" of {halves[0]}" if len(halves) == 1 else ""
+            yield f"tensor parallelism ({n} ranks): g{which} sums in the backward pass, too", made(
+                SumAtG, ranks=n, halves=halves
+            )
+
+
+KNOWN = dict(_known())
