@@ -45,7 +45,7 @@ class Reference:
         for entry in self.json["steps"]:
             tokens = torch.tensor(entry["tokens"])
             targets = torch.tensor(entry["targets"]) if "targets" in entry else tokens[:, 1:].contiguous()
-            yield types.SimpleNamespace(tokens=tokens, inputs=tokens[:, :-1].contiguous(), targets=targets, lr=entry["lr"])
+            yield types.SimpleNamespace(tokens=tokens, inputs=tokens[:, :-1], targets=targets, lr=entry["lr"])
 
     def adamw(self, parameters):
         """torch's AdamW with the reference's settings; set every group's "lr" before each step."""

@@ -127,6 +127,11 @@ class Mask(Llama):
         return seen
 
 
+class NoDocuments(Llama):
+    def starts(self, tokens):
+        return np.zeros_like(tokens)
+
+
 class MaskIgnoresDocuments(Llama):
     def visible(self, tokens):
         place = np.arange(tokens.shape[1])

@@ -184,7 +184,8 @@ def _known():
     yield "RoPE: q is not rotated", made(of.RopeOnly, rotated="k")
     yield "RoPE: nothing is rotated", of.RopeOnly
     yield "RoPE: positions of q are one too large", of.PositionsOffByOneOnQueries
-    yield "documents: attention sees the others", of.MaskIgnoresDocuments
+    yield "documents are ignored: attention sees the others, positions do not restart", of.NoDocuments
+    yield "documents: attention sees the others, positions restart", of.MaskIgnoresDocuments
     yield "attention: scaled by 1 / D", of.AttentionScale
     yield "attention: not scaled", made(of.AttentionScale, power=0.0)
     yield "attention: scaled by 1 / sqrt(hidden)", of.ScaleOfHidden
