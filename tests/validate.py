@@ -18,7 +18,7 @@ import references
 from validate import comparison, facts
 from validate.llama import norm_of
 from validate.runs import Run, UsageError
-from validate_doctor import activations, half_precision, later, replayed, updates, weighted
+from validate_doctor import activations, half_precision, later, named, replayed, updates, weighted
 
 
 # ---- the equations
@@ -297,6 +297,22 @@ def places(bench):
     check(facts.facts(bench.compared(base)) == [], "no facts where runs agree")
 
 
+def recorded(bench):
+    """Small runs of foreign code (tests/strangers/record.sh): this machine needs no torch."""
+    folder = ROOT / "tests/strangers/recorded"
+    expected = {
+        "plant_tp_no_f": "tensor parallelism (2 ranks): no f, the inputs' gradients are not summed",
+        "plant_beta2": "beta2 is 0.999",
+    }
+    for run in sorted(each for each in folder.iterdir() if each.name != "reference"):
+        c = comparison.Comparison(str(run), str(folder / "reference"))
+        names = [] if agrees(c) else named(c)
+        if run.name in expected:
+            check(len(names) == 1 and expected[run.name] in names[0].split(" or "), f"recorded: {run.name}: {names}")
+        else:
+            check(agrees(c), f"recorded: {run.name}: {c.differences()}")
+
+
 def program(bench, binaries):
     """build/bin/compare as its user meets it."""
     base = bench.reference("gqa", "fp32")
@@ -343,6 +359,7 @@ def main():
             later,
             activations,
             half_precision,
+            recorded,
             replayed,
         ):
             began = time.monotonic()

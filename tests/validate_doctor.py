@@ -175,12 +175,10 @@ def half_precision(bench):
                 made[n] = g + noise * (times * max(of_b, 2.0**-9 * comparison.norm(g)) / comparison.norm(noise))
             return {"gradients": made}
 
-        keep = {"after_step_1": {}}
         for times, passes in ((2.0, True), (2.9, True), (3.2, False)):
             c2 = bench.compared(base, files=noisy(times), dtype="F32")
             wrong = [d for d in c2.gradients if d.wrong]
             check((not wrong) == passes, f"bf16: {name}: {times} times B's rounding")
-        del keep
     found = {}
     for fault in ("RMSNorm: eps 1e-06", "RoPE: base 500000", "attention: scaled by 1 / D"):
         run = Run(str(bench.reference("gqa", "bf16")))
@@ -189,4 +187,12 @@ def half_precision(bench):
         )
         c = bench.compared(bench.reference("gqa", "bf16"), files={"gradients": gradients}, dtype="F32")
         found[fault] = any(d.wrong for d in c.gradients)
+    run = bench.reference("clipped", "bf16", "--weight-decay", "0")  # what master weights show
+    folder = bench.altered(run, lambda content: content["flags"].update({"weight-decay": "0.3"}))
+    c = comparison.Comparison(str(folder), str(bench.reference("clipped", "bf16")))
+    check(
+        [line.split(":")[0] for line in c.differences()][:1] == ["weight after step 1"],
+        f"bf16: decay {c.differences()}",
+    )
+    check("no weight decay" in " or ".join(named(c)), f"bf16: no weight decay is named: {named(c)}")
     check(found["RoPE: base 500000"] and found["attention: scaled by 1 / D"], f"bf16: conventions are seen: {found}")

@@ -126,7 +126,7 @@ class Comparison:
     def __init__(self, a, b, tolerance=None):
         self.a, self.b = a, b = Run(a), Run(b)
         self.dtype = max(a.dtype, b.dtype, key=list(DIGITS).index)
-        self.tolerance = TOLERANCES[self.dtype] if tolerance is None else tolerance
+        self.tolerance, self.default = TOLERANCES[self.dtype] if tolerance is None else tolerance, tolerance is None
         self.problems, self.contradictions, self.not_checked = [], [], []
         self.names = self.pair("initial"), self.pair("gradients")
         same = a.dtype == b.dtype
@@ -186,6 +186,10 @@ class Comparison:
         self.norm_bound += ((result.bound + of_b) * norm(exact)) ** 2
         return result
 
+    def rounding(self, x, y):
+        """Of stored weights: half a spacing where they are rounded from master weights, else one."""
+        return (0.5 if self.masters else 1.0) * spacing(self.dtype, np.fmax(np.abs(x), np.abs(y)))
+
     def expected_update(self, run, name, optimizer):
         """The weight after step 1 that the run's own gradients give."""
         step_lr, mup = self.b.steps[0].lr, self.b.flag("mup", 0)
@@ -204,6 +208,9 @@ class Comparison:
         """
         a, b, after = self.a, self.b, "after_step_1.safetensors"
         self.updates, self.check_updates = [], a.adamw() and b.adamw()
+        # In bf16 weights are rounded from fp32 master weights, which are computed as exactly as those of an fp32 run.
+        self.masters = a.dtype == b.dtype == "bf16" and self.default
+        self.update_bound = UPDATE_TOLERANCES * (TOLERANCES["fp32"] if self.masters else self.tolerance)
         for run in (a, b):
             if run.after_step_1 is None:
                 self.check_updates = False
@@ -224,14 +231,14 @@ class Comparison:
             if len(shapes) > 1 or any(name not in names for names in self.names):
                 continue  # already reported as a problem
             x, y, before = a.after_step_1.read(name), b.after_step_1.read(name), b.initial.read(name)
-            left = x - y
-            if optimizer:  # what the two runs' own gradients and weights explain
+            left, rounding = x - y, self.rounding(x, y)
+            if optimizer and self.masters:  # the nearest bf16 to what A's own gradients give
+                left = x - self.expected_update(a, name, optimizer)
+            elif optimizer:  # what the two runs' own gradients and weights explain
                 left = left - self.expected_update(a, name, optimizer) + self.expected_update(b, name, optimizer)
-            with np.errstate(invalid="ignore"):
-                left = np.abs(left) - spacing(self.dtype, np.fmax(np.abs(x), np.abs(y)))
-                left = np.where(np.isfinite(x), np.maximum(left, 0), np.nan)
+            left = np.where(np.isfinite(x), np.maximum(np.abs(left) - rounding, 0), np.nan)
             size = norm(y - before)
-            self.updates.append(Deviation(name, relative(norm(left), size), size, UPDATE_TOLERANCES * self.tolerance))
+            self.updates.append(Deviation(name, relative(norm(left), size), size, self.update_bound))
         self.updates = worst_first(self.updates)
 
     def compare_second_update(self):
@@ -249,12 +256,10 @@ class Comparison:
             stored = (
                 a.after_step_2.read(name) if name in a.after_step_2.tensors else np.full(weights[name].shape, np.nan)
             )
-            left = np.abs(stored - weights[name]) - 2 * spacing(
-                self.dtype, np.fmax(np.abs(stored), np.abs(weights[name]))
-            )
+            left = np.abs(stored - weights[name]) - (1 if self.masters else 2) * self.rounding(stored, weights[name])
             size = norm(weights[name] - before[name])
             deviates = relative(norm(np.where(np.isfinite(stored), np.maximum(left, 0), np.nan)), size)
-            self.updates_2.append(Deviation(name, deviates, size, UPDATE_TOLERANCES * self.tolerance))
+            self.updates_2.append(Deviation(name, deviates, size, self.update_bound))
         self.updates_2 = worst_first(self.updates_2)
 
     def compare_steps(self):

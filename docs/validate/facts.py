@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from .comparison import UPDATE_TOLERANCES, norm, relative, settings, spacing
+from .comparison import UPDATE_TOLERANCES, norm, relative, settings
 
 # Within a block, in the order of the backward pass; parameters of one product stand together.
 PARTS = (
@@ -84,6 +84,17 @@ def multiple_in_words(x):
     if x > 0 and root and abs(x * x / float(root) - 1) <= 1e-5:
         return f"sqrt({root})"
     return f"{x:.6g}"
+
+
+def in_groups(values):
+    """[2, 2, 0, 0] -> "0-1: 2, 2-3: 0"."""
+    text, begin = [], 0
+    for i in range(1, len(values) + 1):
+        if i == len(values) or abs(values[i] - values[begin]) > 1e-3 * max(1, abs(values[begin])):
+            number = multiple_in_words(values[begin]) if abs(values[begin]) > 1e-9 else "0"
+            text.append(f"{begin}{f'-{i - 1}' if i - 1 > begin else ''}: {number}")
+            begin = i
+    return ", ".join(text[:8]) + (" ..." if len(text) > 8 else "")
 
 
 def slices(a, b, axis, size=1):
@@ -277,9 +288,9 @@ def explained_updates(c):
         worst = 0.0
         for name, w, g, stored in tensors:
             expected = after(name, w, g)
-            left = np.maximum(np.abs(stored - expected) - spacing(c.dtype, np.fmax(np.abs(stored), np.abs(w))), 0)
+            left = np.maximum(np.abs(stored - expected) - c.rounding(stored, expected), 0)
             size = next((d.size for d in c.updates if d.name == name), norm(expected - w))
-            worst = max(worst, relative(norm(left), size) / (UPDATE_TOLERANCES * c.tolerance))
+            worst = max(worst, relative(norm(left), size) / c.update_bound)
         rests.append((worst if math.isfinite(worst) else math.inf, description))
     first = rests[0]
     return first, sorted(rests[1:])

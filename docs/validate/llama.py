@@ -29,8 +29,10 @@ def rope_frequencies(config):
 class Llama:
     """Each layer's function returns its result and, as a closure, the gradient of its input from that of its output."""
 
+    whole_head = True  # the head's gradient is computed at once
+
     def __init__(self, config, weights, document_token=None, z_loss=0.0, logit_scale=1.0):
-        self.config, self.w, self.grad, self.activations = config, weights, {}, None
+        self.config, self.w, self.grad, self.activations, self.after_head = config, weights, {}, None, None
         self.layers, self.eps = config["num_hidden_layers"], config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.frequencies = rope_frequencies(config)
@@ -257,7 +259,10 @@ class Llama:
         dlogits = p * (1 + 2 * self.z_loss * lse)
         np.put_along_axis(dlogits, at, np.take_along_axis(dlogits, at, axis=2) - 1, axis=2)
         dlogits *= weights[:, :, None]
-        backward(self.f(head_back(dlogits), "head"))
+        dn = head_back(dlogits)
+        if self.after_head:  # may raise, and so save the rest of the backward pass
+            self.after_head(float(loss), self.grad if self.whole_head else {})
+        backward(self.f(dn, "head"))
         return float(loss), self.grad
 
 

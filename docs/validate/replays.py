@@ -50,7 +50,7 @@ class TiedPart(Llama):
 class NoSumAtF(Llama):
     """Tensor parallelism without f: the gradient of a column-parallel layer's input is each rank's own part."""
 
-    ranks, rank, head_too = 2, 0, True
+    ranks, rank, head_too, whole_head = 2, 0, True, False
 
     def keep(self, x, axis):
         """Zero outside this rank's part of an axis."""
