@@ -1,6 +1,5 @@
 # python3 docs/validate/examples/hugging_face.py docs/references/gqa out/mine
-import pathlib
-import sys
+import pathlib, sys
 sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]
 import torch.nn.functional as F
 import transformers
