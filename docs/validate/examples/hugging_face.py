@@ -1,12 +1,11 @@
 # python3 docs/validate/examples/hugging_face.py docs/references/gqa out/mine
 import pathlib, sys
 sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]
-import torch.nn.functional as F
-import transformers
+import torch.nn.functional as F, transformers
 from torch_reference import Recorder, Reference, norm_of
 reference = Reference(sys.argv[1])
-config = transformers.AutoConfig.from_pretrained(sys.argv[1])
-model = transformers.AutoModelForCausalLM.from_config(config, torch_dtype=reference.dtype)
+config = transformers.AutoConfig.from_pretrained(sys.argv[1], torch_dtype=reference.dtype)
+model = transformers.AutoModelForCausalLM.from_config(config).to(reference.dtype)
 record = Recorder(reference, sys.argv[2])
 record.load(model)
 optimizer = reference.adamw(model.parameters())
