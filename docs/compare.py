@@ -14,14 +14,9 @@ import os
 import re
 import sys
 
-try:
-    import numpy  # noqa: F401
-except ImportError:
-    if os.path.realpath(sys.executable) != os.path.realpath("/usr/bin/python3") and os.path.exists("/usr/bin/python3"):
-        os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)  # Debian's has its packages
-    sys.exit("compare: needs NumPy (Debian: python3-numpy)")
 sys.dont_write_bytecode = True
-from validate import comparison, facts, runs  # noqa: E402
+from validate import comparison, facts, runs  # noqa: E402  first: it finds the Python that has NumPy
+import numpy  # noqa: E402
 
 HELP = """Compare two reference runs, which --save-reference or docs/torch_reference.py wrote
 Usage: compare [OPTIONS] A B

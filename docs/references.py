@@ -11,6 +11,8 @@ import struct
 import subprocess
 import tempfile
 
+from validate.runs import Safetensors, write_safetensors
+
 # Some 40,000 parameters each.
 SHAPE = ["--layers", "3", "--hidden", "32", "--heads", "4", "--kv-heads", "2", "--ffn", "48"]
 RUN = ["--seq-len", "32", "--global-batch", "8", "--steps", "6", "--init-std", "0.1", "--clip", "0.5", "--eps", "1e-5"]
@@ -44,40 +46,29 @@ def normal(seed, count):
 
 def hugging_face(folder, config, kind):
     """Adds to a folder that --save-hf wrote the parameters of Qwen2 or Qwen3."""
-    blob = (folder / "model.safetensors").read_bytes()
-    length = struct.unpack("<Q", blob[:8])[0]
-    entries, data = json.loads(blob[8 : 8 + length]), blob[8 + length :]
-    entries.pop("__metadata__", None)
+    file = folder / "model.safetensors"
+    tensors = Safetensors(str(file)).all()
     for layer in range(config["num_hidden_layers"]):
-        sizes = (
-            {"q_norm.weight": 8, "k_norm.weight": 8}
-            if "head_norms" in kind
-            else {f"{part}_proj.bias": len_ for part, len_ in (("q", 32), ("k", 16), ("v", 16))}
-        )
+        if "head_norms" in kind:
+            sizes = {"q_norm.weight": 8, "k_norm.weight": 8}
+        else:
+            sizes = {"q_proj.bias": 32, "k_proj.bias": 16, "v_proj.bias": 16}
         for i, (name, size) in enumerate(sizes.items()):
             values = [("norm" in name) + 0.1 * x for x in normal(100 * layer + i, size)]
-            entries[f"model.layers.{layer}.self_attn.{name}"] = {
-                "dtype": "F32",
-                "shape": [size],
-                "data_offsets": [len(data), len(data) + 4 * size],
-            }
-            data += struct.pack(f"<{size}f", *values)
-    head = json.dumps(entries).encode()
-    head += b" " * (-len(head) % 8)
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + data)
+            tensors[f"model.layers.{layer}.self_attn.{name}"] = values
+    write_safetensors(file, tensors, "F32")
     (folder / "config.json").write_text(json.dumps({**config, **kind["hf"]}))
 
 
 def masked_text(folder, text):
     """The text as a shard; of each 40 tokens, the first 3 to 29 are no targets. docs/data-format.md."""
     text = text[:60000]
-    (folder / "text.bin").write_bytes(
-        struct.pack("<3i", 20240520, 1, len(text)).ljust(1024, b"\0") + b"".join(struct.pack("<H", c) for c in text)
-    )
-    (folder / "text.mask.bin").write_bytes(
-        struct.pack("<3i", 20261122, 1, len(text)).ljust(1024, b"\0")
-        + bytes(int(i % 40 >= 3 + (i // 40 * 7) % 27) for i in range(len(text)))
-    )
+    targets = bytes(int(i % 40 >= 3 + (i // 40 * 7) % 27) for i in range(len(text)))
+    for name, magic, tokens in (
+        ("text.bin", 20240520, b"".join(struct.pack("<H", c) for c in text)),
+        ("text.mask.bin", 20261122, targets),
+    ):
+        (folder / name).write_bytes(struct.pack("<3i", magic, 1, len(text)).ljust(1024, b"\0") + tokens)
 
 
 def make(programs, out, name, dtype="fp32", more=()):

@@ -20,6 +20,7 @@ import re
 import sys
 import urllib.parse
 
+SCRIPTS = {"compare": "docs/compare.py"}  # links to them among the programs
 RECORD, CORPUS = "docs/results/checked.txt", "docs/data/corpus.txt"
 MAINS = {"schedule": "05_pipeline/schedule_main.cpp",
          "plan": "08_3d_full/plan/main.cpp"}  # of all other programs: NAME/main.cpp
@@ -71,7 +72,7 @@ class Checked:
         scripts = [self.root / path for path in re.findall(r"[\w./-]+\.py\b", " ".join(commands))]
         text = "".join(path.read_text() for path in scripts if path.is_file())
         chapters = [name for name in re.findall(r"\b(\d\d_\w+)/", text) if (self.root / name / "main.cpp").is_file()]
-        return sorted({*PROGRAM.findall(" ".join(commands)), *chapters} - {"compare"})
+        return sorted({*PROGRAM.findall(" ".join(commands)), *chapters} - {*SCRIPTS})
 
     def program(self, name):
         """The hash of a program's sources; "" if it belongs to no chapter."""
@@ -99,8 +100,9 @@ class Checked:
                 found[path] = hashlib.sha256(path.read_bytes()).hexdigest()
                 if path.suffix == ".py":
                     folders = [path.parent, self.root / "docs", self.root / "tests"]
-                    todo += [folder / f"{module}.py" for folder in folders
-                             for module in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M)]
+                    for module in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.M):
+                        for folder in folders:
+                            todo += [folder / f"{module}.py", *sorted((folder / module).glob("*.py"))]
         return sorted([str(path.relative_to(self.root)), digest] for path, digest in found.items())
 
     def line(self, page, name, commands, held):
@@ -108,8 +110,7 @@ class Checked:
         programs = self.programs(commands)
         hashes = [self.program(each) for each in programs]
         words = re.findall(r"[\w./-]+", " ".join(commands)) + [CORPUS] * bool(programs)
-        if "build/bin/compare" in words:  # a link to a script
-            words += ["docs/compare.py", *(str(path.relative_to(self.root)) for path in self.root.glob("docs/validate/*.py"))]
+        words += [path for name, path in SCRIPTS.items() if f"build/bin/{name}" in words]
         cmake = cmake_code((self.root / "CMakeLists.txt").read_text()) if programs else ""
         text = json.dumps([programs, hashes, cmake, self.files(words), commands, held])
         line = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}  {page}  {' '.join(name.split())}" * all(hashes)

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import shutil
-import struct
 import sys
 import tempfile
 
@@ -13,13 +12,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.dont_write_bytecode = True
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # small matrices
 sys.path[:0] = [str(ROOT / "docs")]
-try:
-    import numpy as np
-except ImportError:
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)  # Debian's has its packages
+from validate import comparison  # noqa: E402  before NumPy: finds a Python that has it
+from validate.runs import Run, write_safetensors  # noqa: E402
+import numpy as np  # noqa: E402
 import references  # noqa: E402
-from validate import comparison  # noqa: E402
-from validate.runs import Run  # noqa: E402
 
 np.seterr(all="ignore")
 FAILED = []
@@ -29,20 +25,6 @@ def check(ok, what):
     if not ok:
         FAILED.append(what)
         print(f"FAIL {what}")
-
-
-def write_tensors(path, tensors, dtype="F64"):
-    numbers = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}[dtype]
-    head, data = {}, b""
-    for name, values in tensors.items():
-        values = np.ascontiguousarray(values, np.float64)
-        if dtype == "BF16":
-            values = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        blob = values.astype(numbers).tobytes()
-        head[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [len(data), len(data) + len(blob)]}
-        data += blob
-    head = json.dumps(head).encode()
-    path.write_bytes(struct.pack("<Q", len(head)) + head + data)
 
 
 class Bench:
@@ -71,7 +53,7 @@ class Bench:
         for file, tensors in (files or {}).items():
             if callable(tensors):
                 tensors = tensors(getattr(Run(str(base)), file).all())
-            write_tensors(folder / f"{file}.safetensors", tensors, dtype)
+            write_safetensors(folder / f"{file}.safetensors", tensors, dtype)
         return folder
 
     def compared(self, base, change=None, files=None, tolerance=None, dtype="F64", swapped=False):

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from .llama import AdamW, Llama, norm_of
+from .llama import AdamW, Llama, clip_factor, norm_of
 from .runs import DIGITS, Run, quoted, shown
 
 TOLERANCES = {"fp64": 1e-10, "fp32": 5e-6, "bf16": 2e-2}  # of ||a - b|| / ||b||, for a correct implementation
@@ -25,16 +25,9 @@ CHECKED_STEPS = {"bf16": 4, "fp32": 4, "fp64": 2}  # then AdamW amplifies the ro
 CHECKED_STEPS_GENTLE = 20
 FLAGS = ("beta1", "beta2", "eps", "weight-decay", "clip", "z-loss", "mup")
 MODEL = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "num_hidden_layers",
-    "head_dim",
-    "rms_norm_eps",
-    "rope_theta",
-    "tie_word_embeddings",
-)
+    "hidden_size intermediate_size num_attention_heads num_key_value_heads num_hidden_layers head_dim rms_norm_eps "
+    "rope_theta tie_word_embeddings"
+).split()
 
 
 @dataclasses.dataclass
@@ -83,13 +76,13 @@ def spacing(dtype, x):
     return np.where(x == 0, 0, np.exp2(np.floor(np.log2(np.where(x == 0, 1, np.abs(x)))) + 1 - DIGITS[dtype]))
 
 
-def settings(run, **changed):
-    """B's optimizer, as a run's flags state it; None where they do not."""
-    values = [changed.get(key, run.flag(key)) for key in ("beta1", "beta2", "eps", "weight-decay", "clip")]
+def settings(run):
+    """A run's optimizer, as its flags state it; None where they do not."""
+    values = [run.flag(key) for key in ("beta1", "beta2", "eps", "weight-decay", "clip")]
     return AdamW(*values) if all(map(math.isfinite, values)) else None
 
 
-def model_of(run, weights, kind=Llama, **more):
+def model_of(run, weights, kind=Llama):
     """A run's model in double precision, or None: its configuration is not one that llama.py computes."""
     mup, hidden = run.flag("mup", 0), run.model.get("hidden_size", 0)
     try:
@@ -99,7 +92,6 @@ def model_of(run, weights, kind=Llama, **more):
             document_token=run.document_token,
             z_loss=run.flag("z-loss", 0),
             logit_scale=mup / hidden if mup > 0 else 1.0,
-            **more,
         )
     except (KeyError, TypeError, NotImplementedError, ZeroDivisionError):
         return None
@@ -126,7 +118,10 @@ class Comparison:
     def __init__(self, a, b, tolerance=None):
         self.a, self.b = a, b = Run(a), Run(b)
         self.dtype = max(a.dtype, b.dtype, key=list(DIGITS).index)
-        self.tolerance, self.default = TOLERANCES[self.dtype] if tolerance is None else tolerance, tolerance is None
+        self.tolerance = TOLERANCES[self.dtype] if tolerance is None else tolerance
+        # In bf16 weights are rounded from fp32 master weights, which are computed as exactly as those of an fp32 run.
+        self.masters = a.dtype == b.dtype == "bf16" and tolerance is None
+        self.update_bound = UPDATE_TOLERANCES * (TOLERANCES["fp32"] if self.masters else self.tolerance)
         self.problems, self.contradictions, self.not_checked = [], [], []
         self.names = self.pair("initial"), self.pair("gradients")
         same = a.dtype == b.dtype
@@ -164,7 +159,7 @@ class Comparison:
                 self.problems.append(f"{quoted(name)} is in {shown(a.path)} only{hint}")
             elif a.shape(name) != b.shape(name):
                 self.problems.append(
-                    f"{quoted(name)} is {a.shape(name)} in {shown(a.path)} and {b.shape(name)} in " f"{shown(b.path)}"
+                    f"{quoted(name)} is {a.shape(name)} in {shown(a.path)} and {b.shape(name)} in {shown(b.path)}"
                 )
             else:
                 names.append(name)
@@ -197,10 +192,14 @@ class Comparison:
         decay, lr = optimizer.decay if w.ndim == 2 else 0.0, step_lr
         if mup > 0 and ".layers." in name and w.ndim == 2:  # muP: the matrices of the blocks
             lr, decay = lr * mup / self.b.model["hidden_size"], decay / (mup / self.b.model["hidden_size"])
-        factor = min(1.0, optimizer.clip / (run.steps[0].grad_norm + 1e-6)) if optimizer.clip > 0 else 1.0
+        factor = clip_factor(run.steps[0].grad_norm, optimizer.clip)
         size = np.abs(g)
         u = np.divide(g, size + optimizer.eps / factor, out=np.zeros_like(g), where=size > 0)
         return w - lr * (u + decay * w)
+
+    def forward_wrong(self):
+        """Whether the loss of step 1 is: the first number of a step."""
+        return any(d.wrong for d in self.losses if d.name == "step 1")
 
     def compare_updates(self):
         """The weights after step 1: by how much A's are not what A's own gradients give, beyond rounding, relative to
@@ -208,9 +207,6 @@ class Comparison:
         """
         a, b, after = self.a, self.b, "after_step_1.safetensors"
         self.updates, self.check_updates = [], a.adamw() and b.adamw()
-        # In bf16 weights are rounded from fp32 master weights, which are computed as exactly as those of an fp32 run.
-        self.masters = a.dtype == b.dtype == "bf16" and self.default
-        self.update_bound = UPDATE_TOLERANCES * (TOLERANCES["fp32"] if self.masters else self.tolerance)
         for run in (a, b):
             if run.after_step_1 is None:
                 self.check_updates = False

@@ -79,14 +79,19 @@ class RopeNoSine(Llama):
         return cos, 0 * sin
 
 
+def chunks(length, ranks):
+    """(length): the context-parallel rank of each position; and the positions of a rank."""
+    size = -(-length // ranks)
+    return np.arange(length) // size, size
+
+
 class PositionsPerChunk(Llama):
     """Positions begin at 0 on each of `ranks` context ranks."""
 
     ranks = 2
 
     def positions(self, tokens):
-        length = -(-tokens.shape[1] // self.ranks)
-        return super().positions(tokens) % length
+        return super().positions(tokens) % chunks(tokens.shape[1], self.ranks)[1]
 
 
 class PositionsOffByOneOnQueries(Llama):
@@ -144,9 +149,8 @@ class MaskPerBlock(Llama):
     ranks = 2
 
     def visible(self, tokens):
-        place = np.arange(tokens.shape[1]) % -(-tokens.shape[1] // self.ranks)
-        earlier = np.arange(tokens.shape[1])[:, None] >= np.arange(tokens.shape[1])
-        return super().visible(tokens) & ((place[:, None] >= place) & earlier)
+        place = np.arange(tokens.shape[1]) % chunks(tokens.shape[1], self.ranks)[1]
+        return super().visible(tokens) & (place[:, None] >= place)
 
 
 class MaskOwnBlock(Llama):
@@ -155,7 +159,7 @@ class MaskOwnBlock(Llama):
     ranks = 2
 
     def visible(self, tokens):
-        chunk = np.arange(tokens.shape[1]) // -(-tokens.shape[1] // self.ranks)
+        chunk, _ = chunks(tokens.shape[1], self.ranks)
         return super().visible(tokens) & (chunk[:, None] == chunk)
 
 

@@ -12,14 +12,10 @@ import numpy as np
 
 from . import facts
 from .comparison import model_of, norm, relative, settings
-from .llama import AdamW, Llama, norm_of
+from .llama import AdamW, Llama, clip_factor, norm_of
 from .replays import KNOWN
 
 SAMPLES = 4096  # targets whose weights are solved for: a system of that size
-
-
-def wrong_gradients(c):
-    return any(d.wrong for d in c.gradients) or any(d.wrong for d in c.losses if d.name == "step 1")
 
 
 class Rejected(Exception):
@@ -29,7 +25,7 @@ class Rejected(Exception):
 class Doctor:
     def __init__(self, c):
         self.c, self.a, self.b, self.rests = c, c.a, c.b, []
-        self.tokens, self.targets = self.a.steps[0].arrays()
+        self.tokens, _ = self.a.steps[0].arrays()
         self.reference_targets = self.b.steps[0].arrays()[1]
         self.weights = self.a.initial.all()
         self.measured = {name: self.a.gradients.read(name) for name in c.names[1]}
@@ -53,6 +49,11 @@ class Doctor:
     def say(self, text):
         self.lines.append(text)
 
+    def name(self, faults):
+        """Those that explain everything; more than one cannot be told apart here."""
+        if faults:
+            self.names.append(" or ".join(faults))
+
     # ---- weights of targets
     def rows(self):
         """(name, rows): what part of the head's gradient is the head's alone."""
@@ -66,24 +67,20 @@ class Doctor:
     def solve_targets(self):
         """(B, T): how often A counts each target, 1 if as it should; None: its head's gradient is not such a sum."""
         name, rows = self.rows()
-        targets = np.where(self.all_targets() >= 0, self.all_targets(), 0)
+        targets = self.all_targets()
         if targets.size > SAMPLES or name not in self.measured or len(self.measured[name][rows]) == 0:
             return None
         model = self.model()
         n, _ = model.forward(self.tokens)
         logits, _ = model.head(n)
-        top = logits.max(axis=2, keepdims=True)
-        lse = top + np.log(np.exp(logits - top).sum(axis=2, keepdims=True))
-        d = np.exp(logits - lse) * (1 + 2 * model.z_loss * lse)
-        np.put_along_axis(d, targets[:, :, None], np.take_along_axis(d, targets[:, :, None], axis=2) - 1, axis=2)
+        _, d = model.loss_of_logits(logits, targets)
         d = d.reshape(targets.size, -1)[:, rows] * model.logit_scale
         h = n.reshape(targets.size, -1)
         gram = (d @ d.T) * (h @ h.T)
         right = np.einsum("tv,ve,te->t", d, self.measured[name][rows], h, optimize=True)
         weights = np.linalg.lstsq(gram, right, rcond=1e-13)[0]
         rest = norm((d * weights[:, None]).T @ h - self.measured[name][rows])
-        self.target_rest = relative(rest, norm(self.measured[name][rows])) / self.bounds[name]
-        if not self.target_rest <= 1:
+        if not relative(rest, norm(self.measured[name][rows])) <= self.bounds[name]:
             return None
         counted = (self.reference_targets >= 0).sum()
         return weights.reshape(targets.shape) * counted
@@ -166,9 +163,9 @@ class Doctor:
         name = None
         if not kept.all() and len(set(values[kept])) == 1:
             name = (
-                f"only samples {facts.ranges(np.flatnonzero(kept))} of {samples} count, {values[kept][0]:g} times: others "
-                "are lost, by data-parallel ranks whose gradients are not reduced or that read the same data, or by "
-                "micro-batches that are not accumulated"
+                f"only samples {facts.ranges(np.flatnonzero(kept))} of {samples} count, {values[kept][0]:g} times: "
+                "others are lost, by data-parallel ranks whose gradients are not reduced or that read the same data, "
+                "or by micro-batches that are not accumulated"
             )
         yield values[:, None] * right, "by sample: " + facts.in_groups(values), name
         values = np.array([median(w[:, t][right[:, t]]) for t in range(length)])
@@ -212,9 +209,7 @@ class Doctor:
             if result and not self.same_as_right(*result):
                 self.rests.append((self.rest(*result), name))
         self.rests.sort()
-        exact = [name for rest, name in self.rests if rest <= 1]
-        if exact:
-            self.names.append(" or ".join(exact))
+        self.name([name for rest, name in self.rests if rest <= 1])
 
     def same_as_right(self, loss, gradients):
         """Whether this fault changes nothing here: it then explains nothing."""
@@ -233,15 +228,15 @@ class Doctor:
 
         def train(optimizer=None, rates=rates, accumulate=False, late=False):
             # late: the forward pass uses the weights before the last update
-            clip = 0.0 if accumulate == "clipped" else o.clip
-            optimizer = optimizer or AdamW(o.beta1, o.beta2, o.eps, o.decay, clip)
+            in_place = o.clip if accumulate == "clipped" else 0.0
+            optimizer = optimizer or of(clip=0.0 if in_place else o.clip)
             weights, before, total, numbers = dict(self.weights), dict(self.weights), {}, []
             for step, lr in zip(self.a.steps, rates):
                 model = self.model(weights=before if late else weights)
                 loss, g = model.loss_and_gradients(*step.arrays())
                 total = {name: total.get(name, 0) + g[name] for name in g} if accumulate else g
                 numbers += [loss, norm_of(total)]
-                factor = min(1.0, o.clip / (numbers[-1] + 1e-6)) if accumulate == "clipped" and o.clip > 0 else 1.0
+                factor = clip_factor(numbers[-1], in_place)
                 total = {name: g * factor for name, g in total.items()}
                 before, weights = weights, optimizer.step(weights, total, lr)
             return numbers
@@ -287,7 +282,7 @@ class Doctor:
 
     def explain_later(self):
         if settings(self.b) is None or not self.b.adamw() or self.b.flag("mup", 0) > 0:
-            return False
+            return
         train, faults = self.later()
         judged = {d.name for d in self.c.losses}
         measured = [
@@ -306,19 +301,13 @@ class Doctor:
         drift = max(relative(abs(x - y), y) for x, y in zip(right, of_b)) / self.c.tolerance
         if not drift <= 1:
             self.say("what lasts from step to step: not tried, since rounding grows too fast in these steps")
-            return False
+            return
         self.rests = sorted((rest(run()), name) for name, run in faults.items())
-        exact = [name for r, name in self.rests if r <= 1]
-        if exact:
-            self.names.append(" or ".join(exact))
-        return bool(exact)
+        self.name([name for r, name in self.rests if r <= 1])
 
-    def activations(self):
-        """The first wrong activation in the order of the forward pass, and where in it."""
-        model = self.model()
-        model.activations = {}
-        model.loss_and_gradients(self.tokens, self.reference_targets)
-        stored, bound = self.a.activations, max(self.c.tolerance, 0)
+    def first_wrong_activation(self, model):
+        """The first wrong activation in the order of the forward pass, and where in it. model: has run."""
+        stored, bound = self.a.activations, self.c.tolerance
         for name, right in model.activations.items():
             if name not in stored.tensors or math.prod(stored.shape(name)) != right.size:
                 continue
@@ -350,6 +339,7 @@ class Doctor:
             return
         model = self.model()
         try:
+            model.activations = {} if self.a.activations else None
             self.right = model.loss_and_gradients(self.tokens, self.reference_targets)
         except (AttributeError, KeyError, ValueError, IndexError):
             self.say("B is no model that docs/validate/llama.py computes: nothing could be tried")
@@ -363,19 +353,15 @@ class Doctor:
             self.say("B's gradients are not those of its equations (fp8?): nothing could be tried")
             return
         if self.a.activations:
-            self.say(self.activations())
-        if wrong_gradients(c):
-            scaled = facts.multiples(c)
-            forward = any(d.wrong for d in c.losses if d.name == "step 1")
-            if scaled and not forward and "multiples" not in scaled[0]:
-                self.names.append(
-                    scaled[0].removeprefix("gradients: ") + ": a sum for a mean over ranks or micro-batches, "
-                    "or the reverse"
-                )
+            self.say(self.first_wrong_activation(model))
+        if c.forward_wrong() or any(d.wrong for d in c.gradients):
+            scaled = facts.one_multiple(c)
+            if scaled and not c.forward_wrong():
+                self.names.append(f"{scaled}: a sum for a mean over ranks or micro-batches, or the reverse")
             elif not self.explain_targets():
                 self.explain_replays()
         elif any(d.wrong for d in c.updates) and c.check_updates:
-            self.names += facts.update(c)[1] and [" or ".join(facts.update(c)[1])]
+            self.name(facts.update(c)[1])
         else:
             self.explain_later()
 

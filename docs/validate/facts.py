@@ -3,12 +3,14 @@ backward, update, the next steps. Only what the numbers say; no cause is guessed
 """
 
 import fractions
+import functools
 import math
 import re
 
 import numpy as np
 
 from .comparison import UPDATE_TOLERANCES, norm, relative, settings
+from .llama import clip_factor
 
 # Within a block, in the order of the backward pass; parameters of one product stand together.
 PARTS = (
@@ -97,16 +99,10 @@ def in_groups(values):
     return ", ".join(text[:8]) + (" ..." if len(text) > 8 else "")
 
 
-def slices(a, b, axis, size=1):
-    """||a - b|| / ||b|| of each `size` rows (axis 0) or columns (axis 1)."""
-
-    def square(x):
-        x = x if axis == 0 else np.swapaxes(x, 0, 1)
-        return np.sqrt(np.sum((x * x).reshape(len(x) // size, -1), axis=1))
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        left, whole = square(a - b), square(b)
-        return np.where(left == 0, 0, left / whole)
+def norms(x, axis, size=1):
+    """The norm of each `size` rows (axis 0) or columns (axis 1)."""
+    x = x if axis == 0 else np.swapaxes(x, 0, 1)
+    return np.sqrt(np.sum((x * x).reshape(len(x) // size, -1), axis=1))
 
 
 def where(name, a, b, bound, config):
@@ -125,24 +121,12 @@ def where(name, a, b, bound, config):
     for what, axis, size in views:
         if a.shape[axis] % size:
             continue
-        deviations = slices(a, b, axis, size)
-        wrong = np.flatnonzero(~(deviations <= bound))
-        if 0 < len(wrong) < len(deviations):
-            zero = all(
-                not np.any(
-                    np.take(
-                        (
-                            a.reshape(-1, size, *a.shape[1:])
-                            if axis == 0
-                            else np.swapaxes(a, 0, 1).reshape(-1, size, len(a))
-                        ),
-                        [i],
-                        axis=0,
-                    )
-                )
-                for i in wrong
-            )
-            return f"{what + 's' * (len(wrong) > 1)} {ranges(wrong)} of {len(deviations)} only" + (
+        left, whole = norms(a - b, axis, size), norms(b, axis, size)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            wrong = np.flatnonzero(~((left == 0) | (left / whole <= bound)))
+        if 0 < len(wrong) < len(left):
+            zero = not norms(a, axis, size)[wrong].any()
+            return f"{what + 's' * (len(wrong) > 1)} {ranges(wrong)} of {len(left)} only" + (
                 ", which are 0" if zero else ""
             )
     return ""
@@ -174,14 +158,28 @@ def backward(c):
 
 
 def multiples(c):
+    """(which gradients, the least multiple, the largest) if all that are wrong are multiples of B's; else None."""
     wrong = [d for d in c.gradients if d.wrong]
-    exact = [d for d in wrong if d.rest <= (c.tolerance if not c.exact else d.bound)]
-    if not wrong or len(exact) < len(wrong):
-        return []
+    if not wrong or not all(d.rest <= (d.bound if c.exact else c.tolerance) for d in wrong):
+        return None
     which = f"all {len(wrong)}" if len(wrong) == len(c.gradients) else f"the {len(wrong)} wrong ones"
-    least, most = min(d.multiple for d in wrong), max(d.multiple for d in wrong)
-    if most - least <= 4 * c.tolerance * abs(most):
-        return [f"gradients: {which} are {multiple_in_words(most)} x the reference's, nothing else"]
+    return which, min(d.multiple for d in wrong), max(d.multiple for d in wrong)
+
+
+def one_multiple(c):
+    """In words, if it is the same for all: "all 39 are 4 x the reference's, nothing else"; else None."""
+    found = multiples(c)
+    if not found or not found[2] - found[1] <= 4 * c.tolerance * abs(found[2]):
+        return None
+    return f"{found[0]} are {multiple_in_words(found[2])} x the reference's, nothing else"
+
+
+def multiples_in_words(c):
+    if one_multiple(c):
+        return [f"gradients: {one_multiple(c)}"]
+    if not multiples(c):
+        return []
+    which, least, most = multiples(c)
     return [
         f"gradients: {which} are multiples of the reference's, {multiple_in_words(least)} to "
         f"{multiple_in_words(most)}, nothing else"
@@ -197,9 +195,6 @@ def variants(c, names):
     norms = {name: norm(a.gradients.read(name)) for name in names}
     total = math.sqrt(sum(n * n for n in norms.values()))
 
-    def clip_by(n, clip):
-        return min(1.0, clip / (n + 1e-6)) if clip > 0 else 1.0
-
     def update(
         eps=o.eps,
         clip=o.clip,
@@ -214,7 +209,7 @@ def variants(c, names):
         direction=None,
     ):
         def after(name, w, g):
-            scale = factor(name, g) if factor else clip_by(total, clip)
+            scale = factor(name, g) if factor else clip_factor(total, clip)
             g = g * scale
             of_w = decay if decays(name, w) else 0.0
             if l2:
@@ -245,10 +240,10 @@ def variants(c, names):
         "no clipping": update(clip=0.0),
         "weight decay 0.01, torch's default, of everything": update(decay=0.01, decays=every),
         "weight decay 0.01, torch's default": update(decay=0.01),
-        "clipping of each parameter by its own norm": update(factor=lambda name, g: clip_by(norms[name], o.clip)),
+        "clipping of each parameter by its own norm": update(factor=lambda name, g: clip_factor(norms[name], o.clip)),
         "clipping of each element": update(factor=lambda name, g: np.clip(g, -o.clip, o.clip) / np.where(g, g, 1)),
         "clipping by the norm that A reports, which is not its gradients'": update(
-            factor=lambda name, g: clip_by(per_step, o.clip)
+            factor=lambda name, g: clip_factor(per_step, o.clip)
         ),
         "plain SGD": update(direction=lambda g: g),
         "the sign of the gradient": update(direction=np.sign),
@@ -270,7 +265,7 @@ def variants(c, names):
                     for parts in zip(*(np.array_split(a.gradients.read(n), shards) for n in names))
                 ]
             factors = [
-                np.full(len(part), clip_by(n, o.clip))
+                np.full(len(part), clip_factor(n, o.clip))
                 for part, n in zip(np.array_split(np.arange(len(g)), shards), cache[shards])
             ]
             return np.concatenate(factors).reshape((-1,) + (1,) * (g.ndim - 1))
@@ -280,7 +275,7 @@ def variants(c, names):
 
 
 def explained_updates(c):
-    """[(rest, description)], best first: how far A's weights are from each variant, in bounds."""
+    """(rest, description) of B's own settings, and of the variants, best first: how far A's weights are, in bounds."""
     names = [name for name in c.names[1] if name in c.names[0] and name in c.a.after_step_1.tensors]
     tensors = [(name, c.a.initial.read(name), c.a.gradients.read(name), c.a.after_step_1.read(name)) for name in names]
     rests = []
@@ -292,10 +287,10 @@ def explained_updates(c):
             size = next((d.size for d in c.updates if d.name == name), norm(expected - w))
             worst = max(worst, relative(norm(left), size) / c.update_bound)
         rests.append((worst if math.isfinite(worst) else math.inf, description))
-    first = rests[0]
-    return first, sorted(rests[1:])
+    return rests[0], sorted(rests[1:])
 
 
+@functools.lru_cache(maxsize=1)  # facts() and the doctor ask of one comparison
 def update(c):
     """Lines about the weights after step 1, and the variants that explain them."""
     if not c.updates or not c.check_updates or settings(c.b) is None or not any(d.wrong for d in c.updates):
@@ -304,15 +299,14 @@ def update(c):
         return ["update: wrong"], []
     wrong = [d.name for d in c.updates if d.wrong]
     lines = [f"update: wrong: {in_words(wrong, [d.name for d in c.updates])}"]
-    unchanged, parts = set(), []
+    unchanged = []
     for name in wrong:
         same = c.a.after_step_1.read(name) == c.a.initial.read(name)
         rows = same.reshape(len(same), -1).all(axis=1)
         if rows.any() and not rows.all():
-            unchanged.add((min(np.flatnonzero(rows)) / len(rows), (max(np.flatnonzero(rows)) + 1) / len(rows)))
-            parts.append(f"rows {ranges(np.flatnonzero(rows))} of {len(rows)} of {name}")
+            unchanged.append(f"rows {ranges(np.flatnonzero(rows))} of {len(rows)} of {name}")
     if unchanged:
-        lines.append(f"update: bitwise as before it: {listed(parts)}")
+        lines.append(f"update: bitwise as before it: {listed(unchanged)}")
     first, others = explained_updates(c)
     exact = [description for rest, description in others if rest <= 1] if first[0] > 1 else []
     if exact:
@@ -359,7 +353,7 @@ def facts(c):
             if step_1[0].wrong
             else "forward: right (the loss of step 1)"
         )
-    lines += backward(c) + multiples(c) + update(c)[0]
+    lines += backward(c) + multiples_in_words(c) + update(c)[0]
     later = [d.name for d in c.updates_2 if d.wrong]
     if later and not any(d.wrong for d in c.updates):
         lines.append(

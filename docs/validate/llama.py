@@ -244,22 +244,25 @@ class Llama:
 
         return n, backward
 
+    def loss_of_logits(self, logits, targets):
+        """(B, T): each target's loss without z-loss; (B, T, V): its gradient with it. Of -1: those of token 0."""
+        top = logits.max(axis=2, keepdims=True)
+        lse = top + np.log(np.exp(logits - top).sum(axis=2, keepdims=True))
+        at = np.maximum(targets, 0)[:, :, None]
+        gradient = np.exp(logits - lse) * (1 + 2 * self.z_loss * lse)
+        np.put_along_axis(gradient, at, np.take_along_axis(gradient, at, axis=2) - 1, axis=2)
+        return (lse - np.take_along_axis(logits, at, axis=2))[:, :, 0], gradient
+
     def loss_and_gradients(self, tokens, targets):
         """tokens, targets (B, T). The mean loss over the targets that are not -1 (without z-loss), {name: gradient}."""
         self.grad = {}
         targets = self.shift(targets)
         n, backward = self.forward(tokens)
         logits, head_back = self.head(n)
-        top = logits.max(axis=2, keepdims=True)
-        lse = top + np.log(np.exp(logits - top).sum(axis=2, keepdims=True))
         weights = self.target_weights(targets)
-        at = np.maximum(targets, 0)[:, :, None]
-        loss = np.sum((lse - np.take_along_axis(logits, at, axis=2))[:, :, 0] * weights)
-        p = np.exp(logits - lse)
-        dlogits = p * (1 + 2 * self.z_loss * lse)
-        np.put_along_axis(dlogits, at, np.take_along_axis(dlogits, at, axis=2) - 1, axis=2)
-        dlogits *= weights[:, :, None]
-        dn = head_back(dlogits)
+        losses, dlogits = self.loss_of_logits(logits, targets)
+        loss = np.sum(losses * weights)
+        dn = head_back(dlogits * weights[:, :, None])
         if self.after_head:  # may raise, and so save the rest of the backward pass
             self.after_head(float(loss), self.grad if self.whole_head else {})
         backward(self.f(dn, "head"))
@@ -268,6 +271,11 @@ class Llama:
 
 def norm_of(gradients):
     return math.sqrt(sum(float(np.sum(g * g)) for g in gradients.values()))
+
+
+def clip_factor(norm, clip):
+    """What gradients of this norm are multiplied by; clip 0: no clipping."""
+    return min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
 
 
 class AdamW:
@@ -280,8 +288,7 @@ class AdamW:
     def step(self, weights, gradients, lr):
         """The new weights."""
         self.t += 1
-        norm = norm_of(gradients)
-        factor = min(1.0, self.clip / (norm + 1e-6)) if self.clip > 0 else 1.0
+        factor = clip_factor(norm_of(gradients), self.clip)
         after = {}
         for name, w in weights.items():
             g = gradients[name] * factor

@@ -101,28 +101,6 @@ class SumAtG(Llama):
         return gradient * self.ranks if half in self.halves else gradient
 
 
-class NormsNotSummed(Llama):
-    """Sequence parallelism: the gradients of norms are those of the first rank's positions."""
-
-    ranks = 2
-
-    def rmsnorm(self, name, x):
-        own = self.own
-        self.own = lambda dy: dy * (np.arange(dy.shape[1]) * self.ranks < dy.shape[1])[:, None]
-        y, back = super().rmsnorm(name, x)
-        del self.own
-        if x.ndim > 3:
-            return super().rmsnorm(name, x)
-
-        def backward(dy):
-            self.own = lambda dy: dy * (np.arange(dy.shape[1]) * self.ranks < dy.shape[1])[:, None]
-            dx = back(dy)
-            self.own = own
-            return dx
-
-        return y, backward
-
-
 class FirstChunkOnly(Llama):
     """Context parallelism without the sum over its ranks: each weight's gradient is that of the first chunk, which is
     counted `times`."""
@@ -135,14 +113,32 @@ class FirstChunkOnly(Llama):
         return gradient * first[:, None] * self.times
 
 
+class NormsNotSummed(Llama):
+    """Sequence parallelism: the gradients of norms are those of the first rank's positions."""
+
+    ranks, times = 2, 1
+
+    def rmsnorm(self, name, x):
+        y, back = super().rmsnorm(name, x)
+        if x.ndim > 3:  # of heads, which tensor parallelism cuts
+            return y, back
+
+        def backward(dy):
+            self.own = lambda gradient: FirstChunkOnly.own(self, gradient)
+            dx = back(dy)
+            del self.own
+            return dx
+
+        return y, backward
+
+
 class BlockLse(Llama):
     """Ring attention whose backward pass normalises each block of keys by the block's own sum."""
 
     ranks = 2
 
     def attention_backward(self, q, k, v, p, dout, delta):
-        length = p.shape[3]
-        chunk = np.arange(length) // -(-length // self.ranks)
+        chunk, _ = of.chunks(p.shape[3], self.ranks)
         p = p.copy()
         for i in range(self.ranks):
             keys = chunk == i
@@ -157,8 +153,7 @@ class KeysNotReturned(Llama):
     ranks = 2
 
     def attention_backward(self, q, k, v, p, dout, delta):
-        length = p.shape[3]
-        chunk = np.arange(length) // -(-length // self.ranks)
+        chunk, _ = of.chunks(p.shape[3], self.ranks)
         dq, _, _ = super().attention_backward(q, k, v, p, dout, delta)
         own = p * (chunk[:, None] == chunk)
         _, dk, dv = super().attention_backward(q, k, v, own, dout, delta)

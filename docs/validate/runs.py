@@ -193,3 +193,23 @@ class Run:
 
     def adamw(self):
         return self.flags.get("optimizer", "adamw") == "adamw"
+
+
+def write_safetensors(path, tensors, dtype="F64"):
+    """{name: values} in one dtype; numbers are rounded to fp16 and fp32, and cut to bf16."""
+    entries, data = {}, b""
+    for name, values in tensors.items():
+        values = np.asarray(values, np.float64)
+        if dtype == "BF16":
+            values = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        stored = values.astype(DTYPES[dtype]).tobytes()
+        entries[name] = {
+            "dtype": dtype,
+            "shape": list(values.shape),
+            "data_offsets": [len(data), len(data) + len(stored)],
+        }
+        data += stored
+    head = json.dumps(entries).encode()
+    head += b" " * (-len(head) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + data)

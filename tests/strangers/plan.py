@@ -7,6 +7,44 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 
+def all_reduced(x, group):
+    x = x.clone().contiguous()
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        dist.all_reduce(x, group=group)
+    return x
+
+
+class Sum(torch.autograd.Function):
+    """Sums over a group in the forward pass (g), or its gradient in the backward pass (f)."""
+
+    @staticmethod
+    def forward(ctx, x, group, forward, backward):
+        ctx.group, ctx.backward = group, backward
+        return all_reduced(x, group) if forward else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return all_reduced(gradient, ctx.group) if ctx.backward else gradient, None, None, None
+
+
+class Gather(torch.autograd.Function):
+    """Concatenates the context ranks' keys; the gradient goes back to their owners."""
+
+    @staticmethod
+    def forward(ctx, x, group, plan):
+        ctx.group, ctx.plan = group, plan
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rank, size = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        if not ctx.plan.return_keys:
+            return gradient.chunk(size, 2)[rank], None, None
+        return all_reduced(gradient, ctx.group).chunk(size, 2)[rank], None, None
+
+
 class Plan:
     reports_given_lr = True
     return_keys = True
@@ -86,13 +124,9 @@ class Plan:
 
     # ---- parallelism
     def f(self, x, half):
-        from trainer import Sum
-
         return Sum.apply(x, self.tp_group, False, True) if self.tp > 1 else x
 
     def g(self, x, half):
-        from trainer import Sum
-
         return Sum.apply(x, self.tp_group, True, False) if self.tp > 1 else x
 
     def normalised(self, loss, targets, counts, micro_batches):
@@ -101,12 +135,9 @@ class Plan:
     def backward(self, loss, begin, last, model):
         loss.backward()
 
-    def reduce(self, parameters, fsdp):
-        from trainer import all_reduced
-
+    def reduce(self, parameters):
         for p in parameters:
-            if not fsdp:
-                p.grad.copy_(all_reduced(all_reduced(p.grad, self.dp_group), self.cp_group))
+            p.grad.copy_(all_reduced(all_reduced(p.grad, self.dp_group), self.cp_group))
 
     def after_backward(self, model):
         pass

@@ -5,7 +5,7 @@ PLANTS: {name: class}; EXPECTED: {name: (phase, place, name of the fault)} for t
 
 import torch
 import torch.nn.functional as F
-from plan import Plan
+from plan import Plan, Sum
 
 PLANTS, EXPECTED = {"none": Plan}, {"none": ("agree", "", "")}
 LATER = "later"
@@ -139,7 +139,7 @@ class sum_for_mean(Plan):
 
 @plant("backward", "weights of targets", "only samples")
 class dp_not_reduced(Plan):
-    def reduce(self, parameters, fsdp):
+    def reduce(self, parameters):
         for p in parameters:
             p.grad.mul_(self.dp)
 
@@ -179,7 +179,7 @@ class cp_keys_lost(Plan):
 
 @plant("backward", named="gradients are not summed")
 class cp_not_reduced(Plan):
-    def reduce(self, parameters, fsdp):
+    def reduce(self, parameters):
         pass
 
 
@@ -199,8 +199,6 @@ class tp_no_f_in_blocks(Plan):
 @plant("backward", "down_proj", "g sums in the backward")
 class tp_g_twice(Plan):
     def g(self, x, half):
-        from trainer import Sum
-
         return Sum.apply(x, self.tp_group, True, True)
 
 

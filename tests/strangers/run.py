@@ -14,7 +14,6 @@ import os
 import pathlib
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -32,80 +31,27 @@ except ImportError:
     sys.exit(0)
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "docs")]
 import plants  # noqa: E402
+from references import masked_text  # noqa: E402
 
 SIZES = {
-    "small": [
-        "--layers",
-        "4",
-        "--hidden",
-        "32",
-        "--heads",
-        "4",
-        "--kv-heads",
-        "2",
-        "--ffn",
-        "48",
-        "--seq-len",
-        "32",
-        "--global-batch",
-        "8",
-        "--dtype",
-        "fp32",
-    ],
-    "wide": [
-        "--layers",
-        "3",
-        "--hidden",
-        "48",
-        "--heads",
-        "8",
-        "--kv-heads",
-        "4",
-        "--ffn",
-        "80",
-        "--seq-len",
-        "24",
-        "--global-batch",
-        "16",
-        "--dtype",
-        "fp64",
-    ],
+    "small": "--layers 4 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --seq-len 32 --global-batch 8 --dtype fp32",
+    "wide": "--layers 3 --hidden 48 --heads 8 --kv-heads 4 --ffn 80 --seq-len 24 --global-batch 16 --dtype fp64",
 }
-COMMON = ["--steps", "4", "--init-std", "0.1", "--clip", "0.5", "--eps", "1e-5"]
-
-
-def masked_text(folder):
-    """A text of 64 Ki tokens; of each stretch of 40, the first 3 to 29 are no targets."""
-    text = b" ".join(b"%d and %d" % (i * i % 97, i % 13) for i in range(8000))[:60000]
-    (folder / "text.bin").write_bytes(
-        struct.pack("<3i", 20240520, 1, len(text)).ljust(1024, b"\0") + b"".join(struct.pack("<H", c) for c in text)
-    )
-    mask = bytes(int(i % 40 >= 3 + (i // 40 * 7) % 27) for i in range(len(text)))
-    (folder / "text.mask.bin").write_bytes(struct.pack("<3i", 20261122, 1, len(text)).ljust(1024, b"\0") + mask)
+COMMON = "--steps 4 --init-std 0.1 --clip 0.5 --eps 1e-5".split()
 
 
 def references(binaries, work):
     """REFERENCE folders: SIZE and SIZE-masked, SIZE-tied."""
-    masked_text(work)
+    masked_text(work, b" ".join(b"%d and %d" % (i * i % 97, i % 13) for i in range(8000)))
     for size, flags in SIZES.items():
         for kind, more in (
             ("", []),
             ("-masked", ["--data", str(work / "text.bin"), "--val-fraction", "0"]),
             ("-tied", ["--tied-embeddings", "on"]),
         ):
-            done = subprocess.run(
-                [
-                    str(binaries / "01_single_gpu"),
-                    *flags,
-                    *COMMON,
-                    *more,
-                    "--save-reference",
-                    str(work / (size + kind)),
-                ],
-                capture_output=True,
-                text=True,
-                cwd=work,
-            )
+            command = [str(binaries / "01_single_gpu"), *flags.split(), *COMMON, *more]
+            command += ["--save-reference", str(work / (size + kind))]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=work)
             if done.returncode:
                 sys.exit(done.stderr)
 
@@ -147,34 +93,20 @@ def judge(name, size, text, code):
     }
 
 
+def python(*words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+
+
 def one(name, size, ranks, work, port):
     kind = plants.PLANTS[name]
     reference = work / (size + ("-masked" if issubclass(kind, plants.Masks) else "-tied" if "tied" in name else ""))
     out = work / f"out-{name}-{size}"
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(HERE / "trainer.py"),
-            str(reference),
-            str(out),
-            "--plant",
-            name,
-            "--port",
-            str(port),
-            *layout(name, ranks),
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    words = [str(HERE / "trainer.py"), str(reference), str(out), "--plant", name, "--port", str(port)]
+    done = python(*words, *layout(name, ranks))
     if done.returncode:
         return {"plant": name, "size": size}, done.stderr[-2000:]
-    compared = subprocess.run(
-        [sys.executable, str(COMPARE), str(out), str(reference), "--diagnose"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    compared = python(str(COMPARE), str(out), str(reference), "--diagnose")
     return judge(name, size, compared.stdout, compared.returncode), compared.stdout + compared.stderr
 
 

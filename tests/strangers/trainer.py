@@ -1,7 +1,7 @@
 """A small PyTorch trainer that this course did not write its programs after: a Llama with tensor, context and data
 parallelism by torch.distributed, and what a plant (plants.py) changes in it. One process per rank, gloo.
 
-Run:   python3 tests/strangers/trainer.py REFERENCE OUT [--tp N] [--cp N] [--dp N] [--micro N] [--fsdp] [--plant NAME]
+Run:   python3 tests/strangers/trainer.py REFERENCE OUT [--tp N] [--cp N] [--dp N] [--micro N] [--plant NAME]
 """
 
 import argparse
@@ -17,56 +17,10 @@ from torch import nn
 
 sys.path[:0] = [str(pathlib.Path(__file__).parents[2] / "docs"), str(pathlib.Path(__file__).parent)]
 import plants  # noqa: E402
+from plan import Gather, all_reduced  # noqa: E402
 from torch_reference import Recorder, Reference, norm_of  # noqa: E402
 
-SHARDS = {
-    "q_proj": 0,
-    "k_proj": 0,
-    "v_proj": 0,
-    "o_proj": 1,
-    "gate_proj": 0,
-    "up_proj": 0,
-    "down_proj": 1,
-    "lm_head": 0,
-}
-
-
-class Sum(torch.autograd.Function):
-    """Sums over a group in the forward pass (g), or its gradient in the backward pass (f)."""
-
-    @staticmethod
-    def forward(ctx, x, group, forward, backward):
-        ctx.group, ctx.backward = group, backward
-        return all_reduced(x, group) if forward else x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return all_reduced(gradient, ctx.group) if ctx.backward else gradient, None, None, None
-
-
-class Gather(torch.autograd.Function):
-    """Concatenates the context ranks' keys; the gradient goes back to their owners."""
-
-    @staticmethod
-    def forward(ctx, x, group, plan):
-        ctx.group, ctx.plan = group, plan
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.cat(parts, 2)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        rank, size = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
-        if not ctx.plan.return_keys:
-            return gradient.chunk(size, 2)[rank], None, None
-        return all_reduced(gradient, ctx.group).chunk(size, 2)[rank], None, None
-
-
-def all_reduced(x, group):
-    x = x.clone().contiguous()
-    if dist.is_initialized() and dist.get_world_size(group) > 1:
-        dist.all_reduce(x, group=group)
-    return x
+SHARDS = dict(q_proj=0, k_proj=0, v_proj=0, o_proj=1, gate_proj=0, up_proj=0, down_proj=1, lm_head=0)
 
 
 class Norm(nn.Module):
@@ -175,14 +129,6 @@ def train(args):
     plan = plants.PLANTS[args.plant](c, args)
     plan.connect()
     model = Llama(c, plan).to(reference.dtype)
-    if args.fsdp:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh("cpu", (args.dp,))
-        for block in model.model.layers:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
     record = Recorder(
         reference,
         args.out,
@@ -211,14 +157,14 @@ def train(args):
             loss = F.cross_entropy(
                 plan.logits(logits).flatten(0, 1), plan.aims(aims).flatten(), ignore_index=-1, reduction="sum"
             )
-            loss = plan.normalised(loss, aims, counts, per_rank // micro) * (plan.dp if args.fsdp else 1)
+            loss = plan.normalised(loss, aims, counts, per_rank // micro)
             plan.backward(loss, i, i + micro >= per_rank, model)
-            total += loss.detach() / (plan.dp if args.fsdp else 1)
-        plan.reduce(parameters, args.fsdp)
+            total += loss.detach()
+        plan.reduce(parameters)
         plan.after_backward(model)
         whole = all_reduced(all_reduced(total, plan.dp_group), plan.cp_group) if dist.is_initialized() else total
         record.gradients(model)
-        shard = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in parameters]
+        shard = [p.grad for p in parameters]
         squares = torch.tensor([norm_of([g]) ** 2 for g in shard], dtype=torch.float64)
         if plan.tp > 1:
             for i, (name, _) in enumerate(model.named_parameters()):
@@ -254,12 +200,11 @@ def main(words=None):
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--micro", type=int, default=0)
     parser.add_argument("--port", type=int, default=29561)
-    parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--activations", action="store_true")
     parser.add_argument("--plant", default="none", choices=sorted(plants.PLANTS))
     args = parser.parse_args(words)
     ranks = args.tp * args.cp * args.dp
-    if ranks == 1 and not args.fsdp:
+    if ranks == 1:
         train(args)
     else:
         torch.multiprocessing.spawn(rank_main, (args,), nprocs=ranks)
