@@ -14,7 +14,8 @@ class Training {
 
     explicit Training(const Sizes& sizes) : s(sizes), model(s), text_(open_text(s)) { model.allocate(s); }
 
-    // The gradients stay where they are until the next step.
+    // Gradients are zeroed first, then added to, and stay until the next step. On a GPU operations are only queued; the
+    // host waits in make_batch, which uploads, and where it reads numbers: squares and read.
     Result step(int64_t number) {
         for (Unit& unit : model.units) fill(unit.grad, 0);
         const Batch batch = make_batch(text_, s, (number - 1) * s.batch, s.batch, {{0, s.T}});
@@ -33,7 +34,7 @@ class Training {
 };
 
 static void program(int, char**) {
-    set_cpu_threads(1);
+    set_cpu_threads(1);  // of ranks that share the cores
     Training training({});
     train(training);
 }

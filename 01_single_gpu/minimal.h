@@ -16,10 +16,10 @@
 
 namespace train70b::minimal {
 
-struct Sizes {  // the default model and batch of all chapters
+struct Sizes {  // the default model and batch of all chapters; a token is a byte of the text
     int64_t layers = 4, E = 128, H = 8, K = 4, F = 384, V = 256, T = 128;
-    int64_t batch = 16;  // sequences of a step, over all ranks
-    DType dtype = DType::f32;
+    int64_t batch = 16;        // sequences per step, over all ranks
+    DType dtype = DType::f32;  // of weights, activations, gradients and moments; or f64
     Device device = why_no_cuda().empty() ? Device::cuda : Device::cpu;
     int64_t D() const { return E / H; }
 };
@@ -38,7 +38,7 @@ inline Tensor zeros(int64_t size, const Sizes& s, Memory kind) {
     fill(x, 0);
     return x;
 }
-inline Tensor sum(const Tensor& a, const Tensor& b) {
+inline Tensor sum(const Tensor& a, const Tensor& b) {  // a + b, element by element
     Tensor y = Tensor::like(a);
     add(y, a, b);
     return y;
@@ -56,12 +56,12 @@ struct Batch {
 };
 struct Heads {
     Tensor q, k, v;   // (R, H*D), (R, K*D), (R, K*D)
-    Tensor out, lse;  // (R, H*D), (R, H): the log of the sum of a row's exponentials
+    Tensor out, lse;  // (R, H*D), (R, H): per token and head, log(sum(exp(scores)))
 };
 
-// What chapters replace in the model, as one device has it. Their own Parts inherit from this.
+// The parts of the model that chapters replace, here for one device. A chapter's own Parts inherits from this.
 struct OneDevice {
-    // What a rank has of a parameter: some outputs of a layer, some inputs, or, like all ranks, the whole (04).
+    // What a rank holds of an (out, in) weight: some rows (Megatron: column-parallel), some columns, or all of it (04).
     Param rows(Param p) const { return p; }
     Param cols(Param p) const { return p; }
     Param whole(Param p) const { return p; }
@@ -78,7 +78,8 @@ struct OneDevice {
         matmul_into(dw, dy, x, Transpose::a, 1);  // dW += dY^T X
         return matmul(dy, w);                     // dX = dY W
     }
-    // Attention: h.out and h.lse from h.q, h.k, h.v; their gradients from dout (06).
+    // Causal attention, scores / sqrt(D); query head i uses key/value head i / (H / K). h.out and h.lse from h.q, h.k,
+    // h.v; their gradients from dout (06), with probabilities recomputed from lse: no T x T matrix is stored.
     void attend(Heads& h, const AttentionShape& shape) { attention(h.out, h.lse, h.q, h.k, h.v, shape); }
     void attend_backward(Heads& dh, const Tensor& dout, const Heads& h, const AttentionShape& shape) {
         attention_backward(dh.q, dh.k, dh.v, dout, h.q, h.k, h.v, h.out, h.lse, shape);
@@ -88,8 +89,8 @@ struct OneDevice {
 struct Block {
     Param norm1, q, k, v, o, norm2, gate, up, down;
     int64_t D;
-    Rope rope;
-    struct Saved {  // of a forward pass, for the backward pass
+    Rope rope;      // turns elements i and i + D/2 of a head; its backward pass turns them back
+    struct Saved {  // for the backward pass: (R, E), but inv_rms (R), gate_up (R, 2F), and h, swiglu's output (R, F)
         Tensor x, inv_rms1, normed1, middle, inv_rms2, normed2, gate_up, h;
         Heads heads;
     };
@@ -97,7 +98,7 @@ struct Block {
     Block(const Sizes& s, int64_t layer, const auto& parts) : D(s.D()), rope{.head_dim = int(D)} {
         const std::string name = "model.layers." + std::to_string(layer) + ".";
         const double out_std = kInitStd / std::sqrt(2.0 * double(s.layers));
-        norm1 = parts.whole(make_param(name + "input_layernorm.weight", {s.E}, 0));
+        norm1 = parts.whole(make_param(name + "input_layernorm.weight", {s.E}, 0));  // std 0: all ones
         q = parts.rows(make_param(name + "self_attn.q_proj.weight", {s.H * D, s.E}, kInitStd));
         k = parts.rows(make_param(name + "self_attn.k_proj.weight", {s.K * D, s.E}, kInitStd));
         v = parts.rows(make_param(name + "self_attn.v_proj.weight", {s.K * D, s.E}, kInitStd));
@@ -109,7 +110,7 @@ struct Block {
         for (int64_t i = 0; i < D / 2; ++i) rope.inv_freq[i] = std::pow(kRopeTheta, -2.0 * double(i) / double(D));
     }
     std::vector<Param*> params() { return {&norm1, &q, &k, &v, &o, &norm2, &gate, &up, &down}; }
-    // q, k and v lie side by side, and so do gate and up: one product each.
+    // q, k and v are neighbors in the unit's buffer, and so are gate and up: a view of them is one matrix.
     Tensor qkv(Tensor Param::*what) { return Tensor::stack_neighbors({q.*what, k.*what, v.*what}); }
     Tensor gate_up(Tensor Param::*what) { return Tensor::stack_neighbors({gate.*what, up.*what}); }
     AttentionShape shape(const Batch& b) const { return {b.B, b.T, b.T, q.local.rows / D, k.local.rows / D, D}; }
@@ -160,7 +161,7 @@ struct Block {
 
 // ---- the model, or a stage of it: layers [first, end) (chapters 05 and 08) ------------------------------------------
 
-// Parameters in one buffer, side by side: what a bucket sends (chapter 02) and ZeRO shards (03).
+// Parameters in one buffer, side by side: what a ring sums (chapter 02) and ZeRO shards (03).
 struct Unit {
     std::vector<Param*> params;
     Tensor data, grad, exp_avg, exp_avg_sq;
@@ -189,8 +190,8 @@ struct Llama {
     }
     Llama(const Llama&) = delete;  // the units point to the parameters
 
-    // shards: ranks that share AdamW's work on a unit (03), whose buffers are padded to a multiple of them. An initial
-    // weight is a function of the parameter's name and of its place in the whole parameter: the same in every layout.
+    // shards: ranks that share AdamW's work on a unit (03), whose buffers are padded to a multiple of that. An initial
+    // weight is normal, a function of seed, name and place in the whole parameter: the same in every layout.
     void allocate(const Sizes& s, int64_t shards = 1) {
         for (Unit& u : units) {
             const int64_t shard = (total_size(u.params) + shards - 1) / shards;
@@ -211,7 +212,7 @@ struct Llama {
     void embed_backward(const Tensor& dx, const Batch& b, auto& parts) {
         embedding_backward(table.grad, b.tokens, parts.g_backward(dx), table.local.row_begin);
     }
-    // This rank's share of the loss, (1); also computes the gradient of the logits, in their place.
+    // This rank's share of the loss, (1); the gradient of the logits replaces the logits.
     Tensor loss(const Tensor& x, Saved& s, const Batch& b, auto& parts) {
         s.x = x, s.inv_rms = per_row(x), s.normed = Tensor::like(x);
         rmsnorm(s.normed, s.inv_rms, x, norm.data, kNormEps);
@@ -251,8 +252,8 @@ struct Llama {
 
 inline Source open_text(const Sizes& s) { return Source(repository_file("docs/data/corpus.txt"), s.V, s.T, -1); }
 
-// Samples first to first + count - 1, T + 1 tokens each; of every sample the tokens in `ranges` (begin, count), all of
-// the first range before the second.
+// Samples [first, first + count) of the shuffled text, T + 1 tokens each. Rows: the first of `ranges` (begin, count of
+// tokens) of every sample, then the second of every sample (06); {{0, T}} is all of each.
 using Ranges = std::vector<std::pair<int64_t, int64_t>>;
 inline Batch make_batch(const Source& text, const Sizes& s, int64_t first, int64_t count, const Ranges& ranges) {
     std::vector<int32_t> tokens, targets, positions;
@@ -269,8 +270,8 @@ inline Batch make_batch(const Source& text, const Sizes& s, int64_t first, int64
     return {count, R / count, on_device(tokens), on_device(targets), on_device(positions), 1 / double(s.batch * s.T)};
 }
 
-// Calls body(param, begin, end) for the elements of each parameter in `part`, which is elements [offset, offset +
-// part.size()) of the unit's: all of them, or a shard (03). begin, end: in `part`.
+// Calls body(param, begin, end) for every parameter with elements in `part`, which is elements [offset, offset +
+// part.size()) of the unit's buffer: all of it, or a shard (03). begin and end count from the start of `part`.
 void for_params(const Unit& unit, const Tensor& part, int64_t offset, auto&& body) {
     int64_t begin = -offset;
     for (const Param* p : unit.params) {
@@ -280,7 +281,7 @@ void for_params(const Unit& unit, const Tensor& part, int64_t offset, auto&& bod
     }
 }
 
-// Of a gradient; what several ranks have is counted on one of them.
+// Sum of squares of a gradient. A parameter that several ranks hold (04) counts on one of them only.
 inline double squares(const Unit& unit, const Tensor& grad, int64_t offset = 0) {
     double total = 0;
     for_params(unit, grad, offset, [&](const Param& p, int64_t begin, int64_t end) {

@@ -1,6 +1,6 @@
 // Data parallelism: every rank has the whole model and computes 1/N of the batch; a ring sums the gradients, unit by
-// unit, while the backward pass of the units before is computing. A sum, not a mean: the loss is scaled by the tokens
-// of all ranks. On the host, with nothing but MPI.
+// unit, in turns with the backward pass of the earlier units. A sum, not a mean: the loss is already divided by the
+// tokens of all ranks. On the CPU, with nothing but MPI.
 //
 // Run:   mpirun -np 4 --oversubscribe build/bin/02_minimal
 #include "01_single_gpu/minimal.h"
@@ -20,19 +20,19 @@ struct Ranks {
     }
 };
 
-// x becomes its sum over all ranks. The buffer is cut into N chunks; in every step a rank sends one chunk to the rank
-// after it and receives another from the rank before it. In the first N - 1 steps it adds what arrives, so that a chunk
-// collects one rank's part per step; in the next N - 1 it stores what arrives, the sums. A rank sends 2 (N-1)/N of x.
+// x becomes its sum over all ranks, in place. It is cut into N chunks; in every step a rank sends one to the rank after
+// it and receives another from the rank before it. In the first N - 1 steps it adds what arrives: rank r then has the
+// whole sum of chunk r. In the next N - 1 it stores what arrives, the other sums. A rank sends 2 (N-1)/N of x.
 class RingAllReduce {
   public:
     RingAllReduce(const Tensor& x, const Ranks& ranks, int tag) : x_(x), ranks_(ranks), tag_(tag) { start(); }
-    // Takes all steps whose messages have arrived (MPI moves them while it is called); returns whether it was the last.
+    // Takes all steps whose messages have arrived; true: x is summed. MPI may move messages only during its own calls.
     // tag::ring[]
     bool advance() {
         for (int arrived; step_ < 2 * (N_ - 1); start()) {
             MPI_Testall(2, requests_, &arrived, MPI_STATUSES_IGNORE);
             if (!arrived) return false;
-            Tensor here = chunk(ranks_.rank - step_ - 1);
+            Tensor here = chunk(ranks_.rank - step_ - 2);
             step_++ < N_ - 1 ? add(here, here, incoming_) : copy(here, incoming_);
         }
         return true;
@@ -46,8 +46,8 @@ class RingAllReduce {
     }
     void start() {
         if (step_ == 2 * (N_ - 1)) return;
-        const Tensor out = chunk(ranks_.rank - step_);
-        incoming_ = Tensor::like(chunk(ranks_.rank - step_ - 1), Memory::comm);
+        const Tensor out = chunk(ranks_.rank - step_ - 1);
+        incoming_ = Tensor::like(chunk(ranks_.rank - step_ - 2), Memory::comm);
         const int after = (ranks_.rank + 1) % N_, before = (ranks_.rank + N_ - 1) % N_;
         MPI_Irecv(incoming_.raw(), int(incoming_.bytes()), MPI_BYTE, before, tag_, ranks_.comm, &requests_[0]);
         MPI_Isend(out.raw(), int(out.bytes()), MPI_BYTE, after, tag_, ranks_.comm, &requests_[1]);
@@ -69,8 +69,8 @@ class Training {
     OneDevice parts;
 
     Training(const Sizes& sizes, const Ranks& ranks) : s(sizes), model(s), world(ranks), text(open_text(s)) {
-        if (s.batch % ranks.size != 0) usage_error("{} sequences do not divide over {} ranks", s.batch, ranks.size);
-        model.allocate(s);
+        if (s.batch % ranks.size != 0) usage_error("{} sequences are not divisible by {} ranks", s.batch, ranks.size);
+        model.allocate(s);  // the same weights on every rank, without a message: functions of seed and name
     }
 
     Result step(int64_t number) {
@@ -83,7 +83,7 @@ class Training {
         std::vector<RingAllReduce> rings;
         const auto complete = [&] {
             const size_t unit = model.units.size() - 1 - rings.size();
-            rings.emplace_back(model.units[unit].grad, world, int(unit));  // a tag for its messages
+            rings.emplace_back(model.units[unit].grad, world, int(unit));  // the unit is the tag
             for (RingAllReduce& ring : rings) ring.advance();
         };
         Tensor dx = model.loss_backward(saved, parts);
@@ -95,8 +95,8 @@ class Training {
         model.embed_backward(dx, batch, parts);
         complete();
         for (RingAllReduce& ring : rings)
-            while (!ring.advance()) {}
-        // From here on all ranks have the same numbers and compute the same update.
+            while (!ring.advance()) {}  // in the same order on all ranks
+        // Now all ranks have the same gradients, bit for bit, and compute the same update. The loss is still a part.
         double sum_of_losses = read(loss)[0];
         MPI_Allreduce(MPI_IN_PLACE, &sum_of_losses, 1, MPI_DOUBLE, MPI_SUM, world.comm);
         const double norm = std::sqrt(squares(model));
@@ -110,7 +110,7 @@ static void program(int, char**) {
     std::atexit([] { MPI_Finalize(); });
     const Ranks world(MPI_COMM_WORLD);
     this_rank = world.rank;
-    set_cpu_threads(world.size);
+    set_cpu_threads(world.size);  // of ranks that share the cores
     Training training({.device = Device::cpu}, world);
     train(training);
 }

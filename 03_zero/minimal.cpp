@@ -1,12 +1,13 @@
 // ZeRO: data parallelism in which each of N ranks stores 1/N of what all of them would otherwise hold. Per parameter in
 // fp32, bytes on a rank between two steps:
 //
-//   stage   weights   gradients   AdamW's moments   what a rank sends per step, of P bytes of weights
+//   stage   weights   gradients   AdamW's moments   what a rank sends per step, for P bytes of weights
 //   1          4          4            8/N          reduce-scatter of gradients, all-gather of weights    2 P (N-1)/N
-//   2          4         4/N           8/N          the same, the gradients unit by unit                  2 P (N-1)/N
+//   2          4         4/N           8/N          the same, each unit's gradients in its backward pass  2 P (N-1)/N
 //   3         4/N        4/N           8/N          two all-gathers of weights, one reduce-scatter        3 P (N-1)/N
 //
-// Every collective is waited for at once; the complete version starts them earlier, beside the computation.
+// Reductions are sums: the loss is scaled by the tokens of all ranks. Every collective is waited for immediately; the
+// complete version starts them earlier, beside the computation.
 //
 // Run:   mpirun -np 4 --oversubscribe build/bin/03_minimal 3
 #include "01_single_gpu/minimal.h"
@@ -21,17 +22,17 @@ class Training {
     const int stage;
     const Comm ranks;
     Llama model;
-    struct Shard {
-        Tensor data, grad;  // elements [rank * size / N, (rank + 1) * size / N) of a unit
+    struct Shard {          // of a unit's buffer, padded to a multiple of N: it may begin and end inside a parameter
+        Tensor data, grad;  // elements [rank * size / N, (rank + 1) * size / N)
     };
     std::vector<Shard> shards;  // one per unit
 
     Training(const Sizes& sizes, int zero_stage, const Comm& all)
         : s(sizes), stage(zero_stage), ranks(all), model(s), text_(open_text(s)) {
-        if (s.batch % N() != 0) usage_error("{} sequences do not divide over {} ranks", s.batch, N());
-        model.allocate(s, N());
+        if (s.batch % N() != 0) usage_error("{} sequences are not divisible by {} ranks", s.batch, N());
+        model.allocate(s, N());  // whole, for the initial values; the complete version allocates only shards
         for (Unit& unit : model.units) {
-            Shard shard = {own(unit.data), own(unit.grad)};  // views, where the whole buffers stay
+            Shard shard = {own(unit.data), own(unit.grad)};  // views: what a stage does not shard stays whole
             if (stage >= 2) shard.grad = Tensor::like(shard.grad, Memory::grads), free_grads(unit);
             if (stage == 3) {
                 shard.data = Tensor::like(shard.data, Memory::params);
@@ -43,7 +44,8 @@ class Training {
     }
 
     Result step(int64_t number) {
-        for (size_t i = 0; i < shards.size(); ++i) fill(stage == 1 ? model.units[i].grad : shards[i].grad, 0);
+        if (stage == 1)
+            for (Unit& unit : model.units) fill(unit.grad, 0);
         const int64_t mine = s.batch / N();
         const Batch batch = make_batch(text_, s, (number - 1) * s.batch + ranks.rank() * mine, mine, {{0, s.T}});
 
@@ -63,7 +65,7 @@ class Training {
         const Tensor loss = model.loss(x, saved, batch, parts_);
         after_forward(L + 1);
 
-        before_backward(L + 1);
+        before_backward(L + 1);  // gathers again what has just been freed, like every other unit
         Tensor dx = model.loss_backward(saved, parts_);
         after_backward(L + 1);
         for (size_t i = L; i-- > 0;) {
@@ -131,7 +133,7 @@ class Training {
         ranks.all_gather(u.data, shards[unit].data).wait();
         bind_data(u.params, u.data);
     }
-    // A tensor's memory is freed with its last reference.
+    // Empties the views of the unit and its parameters: a tensor's memory is freed with its last reference.
     static void free_weights(Unit& u) { bind_data(u.params, u.data = {}); }
     static void free_grads(Unit& u) { bind_grads(u.params, u.grad = {}); }
 

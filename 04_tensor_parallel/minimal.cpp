@@ -3,11 +3,13 @@
 //
 //            forward                                              backward
 //   f        x, the same on all ranks                             all-reduce: dx is the sum of the ranks' parts
-//   A x      q, k, v, gate, up: a rank has some outputs           attention and SwiGLU work on those alone
-//   B y      o, down: and of these layers the matching inputs
+//   A        q, k, v, gate, up: a rank has some of the outputs    a part of dx: what comes through these outputs
+//   B        o, down: a rank has the matching inputs              the gradient of these inputs
 //   g        all-reduce: the output is the sum of the parts       dy, the same on all ranks
 //
-// So a block sends four all-reduces of (R, E) per step. Norms and the residual stream are the same on all ranks.
+// Between A and B, attention and SwiGLU need this rank's heads and channels only. So a block costs four all-reduces of
+// (R, E) per step, the embedding (which ends in g) and the head (which begins with f) one each. The residual stream is
+// the same on all ranks, and so are norm weights and their gradients, which are computed after f's all-reduce.
 //
 // Run:   mpirun -np 4 --oversubscribe build/bin/04_minimal
 #include "01_single_gpu/minimal.h"
@@ -21,7 +23,7 @@ struct TensorParallel : OneDevice {
 
     explicit TensorParallel(const Comm& all) : ranks(all) {}
     // A rank's rectangle {first row, rows, first column, columns} of a matrix (out, in).
-    Param rows(Param p) const {  // some outputs: column-parallel
+    Param rows(Param p) const {  // some outputs (of q, k, v whole heads): column-parallel
         const int64_t n = p.local.rows / ranks.size();
         p.local = {n * ranks.rank(), n, 0, p.local.cols};
         return p;
@@ -31,10 +33,11 @@ struct TensorParallel : OneDevice {
         p.local = {0, p.local.rows, n * ranks.rank(), n};
         return p;
     }
-    Param whole(Param p) const {  // on all of them; only the first one counts it in norms
+    Param whole(Param p) const {  // on all of them; only rank 0 counts it in the norm of the gradient
         p.replica = ranks.rank();
         return p;
     }
+    // In place: x is a fresh tensor in every call.
     // tag::f-and-g[]
     Tensor f_backward(const Tensor& dx) { return summed(dx); }
     Tensor g(const Tensor& y) { return summed(y); }
@@ -44,8 +47,8 @@ struct TensorParallel : OneDevice {
     }
     // end::f-and-g[]
 
-    // The logits of a row lie on all ranks, V/N on each: instead of them, three numbers per row travel.
-    //   max = max of the ranks' maxima,  sum = sum of e^(logit - max),  target's logit: 0 on all ranks but its own
+    // A row's logits lie on all ranks, V/N on each. Only three numbers per row travel:
+    //   max = max of the ranks' maxima,  sum = sum of e^(logit - max),  target's logit, 0 where its column is not
     void whole_vocabulary(Tensor& row_max, Tensor& row_sum, Tensor& target_logit) {
         Tensor whole_max = Tensor::like(row_max);
         copy(whole_max, row_max);
@@ -63,7 +66,7 @@ class Training {
     TensorParallel parts;
     Llama model;
 
-    // A rank has N-th parts of all matrices; the embedding's table and the head are cut by tokens of the vocabulary.
+    // A rank has 1/N of every matrix; the embedding's table and the head are cut along the vocabulary.
     Training(const Sizes& sizes, const Comm& all)
         : s(checked(sizes, all.size())), parts(all), model(s, parts), text_(open_text(s)) {
         model.allocate(s);
@@ -76,7 +79,7 @@ class Training {
         const Tensor loss = model.forward({}, saved, batch, parts);
         model.backward({}, saved, batch, parts);
 
-        const double norm = std::sqrt(parts.ranks.sum(squares(model)));  // norm weights are counted on one rank
+        const double norm = std::sqrt(parts.ranks.sum(squares(model)));  // RMSNorms' weights: counted on rank 0 only
         for (Unit& unit : model.units) update(unit, unit.data, unit.grad, number, norm);
         return {read(loss)[0], norm};  // the loss is the same on all ranks
     }

@@ -1,6 +1,6 @@
-// Context parallelism: every rank computes some tokens of each sequence, with the whole model. All of a Llama but
-// attention works on single tokens; attention is minimal.h's. Gradients are sums over tokens, so they are summed over
-// the ranks as in chapter 02.
+// Context parallelism: every rank has the whole model, and computes some tokens of each sequence. Everything in a Llama
+// but attention works on single tokens; attention is the ring of this folder's minimal.h. Gradients are sums over
+// tokens, so they are summed over the ranks as in chapter 02.
 //
 // Run:   mpirun -np 4 --oversubscribe build/bin/06_minimal           (zigzag)
 //        mpirun -np 4 --oversubscribe build/bin/06_minimal ring      (tokens in order: the last rank has the most work)

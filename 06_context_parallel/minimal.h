@@ -3,7 +3,8 @@
 // of all ranks travel round a ring, and after N - 1 transfers every query has met every key that it may see.
 //
 // Causal attention has work below the diagonal only. With the tokens in order, rank 0 has next to none and the last
-// rank twice the mean; "zigzag" cuts a sequence into 2N chunks, of which rank r has r and 2N-1-r, an early and a late:
+// rank nearly twice the mean; "zigzag" cuts a sequence into 2N chunks, of which rank r has r and 2N-1-r, an early and a
+// late one. Then every rank has the work of two pairs of chunks at every step (at step 0: one, and two halves):
 //
 //   N = 4, by chunks:   0  1  2  3  4  5  6  7
 //            of rank:   0  1  2  3  3  2  1  0
@@ -30,12 +31,12 @@ struct RingAttention : OneDevice {
         return ranges;
     }
 
-    // Calls body(shape, i, j) for chunk i of this rank's queries and chunk j of the keys of rank `source`, where the
-    // one may see the other: all keys of an earlier chunk; in its own, those up to itself.
-    void for_visible(const AttentionShape& all, int64_t source, auto&& body) const {
+    // Calls body(shape, i, j) for chunk i of this rank's queries and chunk j of the keys of rank `owner`, unless j is
+    // later in the sequence: a query sees all keys of an earlier chunk and, in its own chunk, those up to itself.
+    void for_visible(const AttentionShape& all, int64_t owner, auto&& body) const {
         for (int64_t i = 0; i < chunks; ++i)
             for (int64_t j = 0; j < chunks; ++j) {
-                const int64_t query = chunk_number(ranks.rank(), i), key = chunk_number(source, j);
+                const int64_t query = chunk_number(ranks.rank(), i), key = chunk_number(owner, j);
                 AttentionShape shape = all;
                 shape.query_len = shape.key_len = all.query_len / chunks;
                 shape.causal = key == query;
@@ -43,7 +44,7 @@ struct RingAttention : OneDevice {
             }
     }
     int64_t source(int64_t step) const { return (ranks.rank() - step + ranks.size()) % ranks.size(); }
-    Tensor part(const Tensor& x, int64_t i, int64_t parts) const {  // rows of one of so many
+    Tensor part(const Tensor& x, int64_t i, int64_t parts) const {  // part i of x's rows
         return x.row_slice(i * x.rows() / parts, (i + 1) * x.rows() / parts);
     }
     Tensor chunk(const Tensor& x, int64_t i) const { return part(x, i, chunks); }
@@ -77,8 +78,8 @@ struct RingAttention : OneDevice {
     }
 
     // P = e^(S - lse) and dS = P (dP - sum(dout * out)) need out and lse over all keys, which are known by now: so each
-    // block's part of the gradients can be computed alone. Those of k and v travel with them, and a last transfer
-    // brings them home.
+    // block's part of the gradients can be computed alone. dk and dv travel with their k and v, and one more transfer
+    // brings them home. kv's transfers overlap the computation, dkv's do not (in ring_attention.cpp they do).
     void attend_backward(Heads& dh, const Tensor& dout, const Heads& h, const AttentionShape& shape) {
         Tensor kv = zeros({2 * h.k.rows(), h.k.cols()}, h), dkv = zeros(kv.shape(), h);
         Tensor own_k = part(kv, 0, 2), own_v = part(kv, 1, 2);
@@ -104,7 +105,7 @@ struct RingAttention : OneDevice {
     }
 
   private:
-    static Tensor zeros(const Shape& shape, const Heads& like) {
+    static Tensor zeros(const Shape& shape, const Heads& like) {  // fp32; in bf16 training kv would be bf16
         Tensor x(shape, stats_dtype(like.q.dtype()), like.q.device(), Memory::comm);
         fill(x, 0);
         return x;

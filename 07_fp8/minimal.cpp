@@ -1,11 +1,13 @@
-// FP8 (Micikevicius et al. 2022): the products of a block's linear layers, on numbers of 8 bits. Everything else, and
-// the weights that AdamW updates, stays in fp32.
+// FP8 (Micikevicius et al. 2022): the three products of each of a block's linear layers, on numbers of 8 bits. All else
+// stays in fp32: embedding, norms, attention, head, dW, the weights that AdamW updates, and the x that is saved for the
+// backward pass, which quantizes x and w once more.
 //
 //          bits: sign, exponent, mantissa     bias   largest   smallest normal, subnormal
 //   E4M3         1     4         3              7       448    2^-6,  2^-9                  weights, activations
-//   E5M2         1     5         2             15     57344    2^-14, 2^-16                 gradients: range first
+//   E5M2         1     5         2             15     57344    2^-14, 2^-16                 dY: range over precision
 //
-// A tensor is scaled so that its largest value becomes the format's: data = round(x / scale), scale = amax / largest.
+// A tensor has one scale, from its own values ("current scaling"), which maps its largest magnitude to the format's:
+// data = round(x / scale_inv), scale_inv = amax / largest. (Transformer Engine's names: its `scale` is 1 / scale_inv.)
 //
 // Run:   build/bin/07_minimal        (not quite the loss of the other chapters: 3 bits of mantissa)
 #include "01_single_gpu/minimal.h"
@@ -50,7 +52,7 @@ inline float decode(uint8_t code, const Format& f) {
 }
 
 // x (rows, cols) in 8 bits with one scale_inv, by which the data is multiplied to give x again. Quantized is chapter
-// 07's, and so is the product that takes it, on a CPU and on a GPU.
+// 07's, and so is the product that takes it: on a GPU by tensor cores, on a CPU in fp32, of the decoded numbers.
 inline Quantized quantize(const Tensor& x, DType dtype) {
     Quantized q = make_quantized(x.rows(), x.cols(), dtype, Scaling::tensor, x.device());
     if (x.device() != Device::cpu) {  // the same by chapter 07's kernels
@@ -66,21 +68,23 @@ inline Quantized quantize(const Tensor& x, DType dtype) {
     float amax = 0;
     for (int64_t i = 0; i < x.size(); ++i) amax = std::max(amax, std::abs(x.data<float>()[i]));
     const bool usable = amax > 0 && std::isfinite(amax);
-    const float scale = usable ? std::max(amax * (1 / decode(format.largest, format)), FLT_MIN) : 1;
-    q.scale_inv.data<float>()[0] = scale;
-    for (int64_t i = 0; i < x.size(); ++i) q.data.data<uint8_t>()[i] = encode(x.data<float>()[i] * (1 / scale), format);
+    // FLT_MIN: 1 / scale_inv has to be finite.
+    const float scale_inv = usable ? std::max(amax * (1 / decode(format.largest, format)), FLT_MIN) : 1;
+    const float scale = 1 / scale_inv;
+    q.scale_inv.data<float>()[0] = scale_inv;
+    for (int64_t i = 0; i < x.size(); ++i) q.data.data<uint8_t>()[i] = encode(x.data<float>()[i] * scale, format);
     return q;
 }
 
-// The tensor cores want the summed dimension innermost in both operands, c = a b^T: for the gradients that is not how
-// the data lies.
+// The tensor cores want the summed dimension innermost in both operands, c = a b^T. Forward it is; for dX, w has to be
+// transposed, for dW both dy and x: their 8 bits, with the same scale, so nothing is rounded again.
 inline Quantized transposed(const Quantized& q) {
     Quantized t = {Tensor({q.data.cols(), q.data.rows()}, q.data.dtype(), q.data.device()), q.scale_inv, q.scaling};
     transpose_fp8(t.data, q.data);
     return t;
 }
 
-// c = scale_a scale_b (a b^T): products of 8-bit numbers, summed in fp32.
+// c = scale_inv_a scale_inv_b (a b^T): products of 8-bit numbers, summed in fp32.
 inline Tensor multiply(const Quantized& a, const Quantized& b) {
     Tensor c({a.data.rows(), b.data.rows()}, DType::f32, a.data.device());
     scaled_matmul_into(c, a, b);
@@ -88,7 +92,8 @@ inline Tensor multiply(const Quantized& a, const Quantized& b) {
 }
 
 struct Fp8 : OneDevice {
-    Tensor product(const Tensor& x, const Tensor& w) {  // Y (R, out) = X (R, in) W (out, in)^T
+    // Y (R, out) = X (R, in) W (out, in)^T. W may be q, k and v, or gate and up: these share a scale.
+    Tensor product(const Tensor& x, const Tensor& w) {
         return multiply(quantize(x, DType::e4m3), quantize(w, DType::e4m3));
     }
     // dW (out, in) += dY^T (out, R) X^T (in, R)^T,  dX (R, in) = dY (R, out) W^T (in, out)^T

@@ -1,5 +1,5 @@
-// Everything together: tensor (tp), context (cp), pipeline (pp) and data parallelism (dp), and ZeRO-1. A rank has a
-// place in a mesh of tp x cp x dp x pp ranks, with tp numbered fastest, so that those which talk most are neighbours.
+// Chapters 02-06 together: tensor (tp), context (cp), pipeline (pp) and data parallelism (dp), and ZeRO-1. A rank has a
+// place in a mesh of tp x cp x dp x pp ranks, with tp numbered fastest, so that those that talk most are neighbours.
 // Every axis is a group, and every technique a call on its group:
 //
 //   group   who                                   what it does                                          chapter
@@ -48,12 +48,12 @@ struct Groups {
     }
 };
 
-// A block's communication: of the sequence by chapter 06's ring, of the matrices as in chapter 04.
+// A block's communication: chapter 06's ring for the tokens, over cp (its `ranks`); chapter 04's sums for the matrices.
 struct Parts : RingAttention {
     Comm tp;
-    explicit Parts(const Groups& groups) : RingAttention(groups.cp, 2), tp(groups.tp) {}
+    explicit Parts(const Groups& groups) : RingAttention(groups.cp, /*zigzag*/ 2), tp(groups.tp) {}
 
-    // As in chapter 04.
+    // As in chapter 04, without sequence parallelism: f and g_backward do nothing.
     Param rows(Param p) const {
         const int64_t n = p.local.rows / tp.size();
         p.local = {n * tp.rank(), n, 0, p.local.cols};
@@ -64,7 +64,7 @@ struct Parts : RingAttention {
         p.local = {0, p.local.rows, n * tp.rank(), n};
         return p;
     }
-    Param whole(Param p) const {
+    Param whole(Param p) const {  // its gradient is complete on every tp rank: not summed, one counts it in the norm
         p.replica = tp.rank();
         return p;
     }
@@ -84,19 +84,20 @@ struct Parts : RingAttention {
     }
 };
 
-// The stages before and after this one, and 1F1B, as in chapter 05.
+// The stages before and after this one, a channel for each direction; in a channel the earlier stage is rank 0, the
+// later one rank 1. Then 1F1B. Both as in chapter 05.
 struct Neighbours {
     Comm to_next, from_next, to_previous, from_previous;
     explicit Neighbours(const Comm& pp) {
         for (int left = 0; left + 1 < pp.size(); ++left) {
-            const Comm down = pp.p2p_channel(left, left + 1), up = pp.p2p_channel(left + 1, left);
-            if (pp.rank() == left) to_next = down, from_next = up;
-            if (pp.rank() == left + 1) from_previous = down, to_previous = up;
+            const Comm up = pp.p2p_channel(left, left + 1), down = pp.p2p_channel(left + 1, left);
+            if (pp.rank() == left) to_next = up, from_next = down;
+            if (pp.rank() == left + 1) from_previous = up, to_previous = down;
         }
     }
 };
 inline std::vector<std::pair<char, int64_t>> one_f_one_b(int64_t stages, int64_t stage, int64_t micro_batches) {
-    const int64_t ahead = std::min(micro_batches, stages - 1 - stage);
+    const int64_t ahead = std::min(micro_batches, stages - 1 - stage);  // F's before F and B alternate
     std::vector<std::pair<char, int64_t>> steps;
     for (int64_t i = 0; i < micro_batches + ahead; ++i) {
         if (i < micro_batches) steps.push_back({'F', i});
@@ -112,7 +113,7 @@ class Training {
     const Groups groups;
     Parts parts;
     Llama model;                     // this rank's shards of this stage's layers
-    std::vector<Tensor> grad_shard;  // of each unit: what this rank updates
+    std::vector<Tensor> grad_shard;  // of each unit's gradient: what this rank updates, a view
 
     Training(const Sizes& sizes, const Comm& world, const Mesh& m)
         : s(checked(sizes, m)),
@@ -130,19 +131,21 @@ class Training {
         for (Unit& unit : model.units) fill(unit.grad, 0);
         const double loss = forward_backward(number);
 
-        // ZeRO-1: gradients are summed over the ranks that have the same weights, each of which updates a part.
+        // ZeRO-1: gradients are summed over the ranks that have the same weights, each of which updates a part. Nothing
+        // overlaps the backward pass here.
         double squares = 0;
         for (size_t i = 0; i < model.units.size(); ++i) {
             groups.dp_cp.reduce_scatter(grad_shard[i], model.units[i].grad).wait();
             squares += minimal::squares(model.units[i], grad_shard[i], offset(i));
         }
+        // Shards over dp_cp, parts of matrices over tp, layers over pp.
         const double norm = std::sqrt(groups.pp.sum(groups.tp.sum(groups.dp_cp.sum(squares))));
         for (size_t i = 0; i < model.units.size(); ++i) {
             const Tensor shard = own(model.units[i].data);
             update(model.units[i], shard, grad_shard[i], number, norm, offset(i));
             groups.dp_cp.all_gather(model.units[i].data, shard).wait();
         }
-        return {groups.pp.sum(groups.dp_cp.sum(loss)), norm};  // tp ranks have the same one, stages but the last none
+        return {groups.pp.sum(groups.dp_cp.sum(loss)), norm};  // tp ranks: the same loss; other stages: 0
     }
 
   private:
@@ -156,7 +159,9 @@ class Training {
         for (const auto& [pass, micro_batch] : one_f_one_b(mesh.pp, groups.p, m)) {
             const Batch batch = make_batch(text_, s, first + micro_batch, 1, parts.tokens(s.T));
             Llama::Saved& mine = saved[size_t(micro_batch)];
+            // This cp rank's tokens, all of E: every tp rank sends the same to its own peer in the next stage.
             Tensor message({batch.T, s.E}, s.dtype, s.device);
+            std::erase_if(sends, [](Work& work) { return work.done(); });  // frees what has arrived
             if (pass == 'F') {
                 if (!is_first) neighbours_.from_previous.recv(message, 0).wait();
                 const Tensor y = model.forward(message, mine, batch, parts);
