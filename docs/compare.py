@@ -136,7 +136,8 @@ def table(c):
             + "\n"
         )
     within = f"{c.tolerance:g}" if not c.exact else "bf16's rounding"
-    verdict = f"the runs agree within {within}"
+    of = max(len(c.a.steps), len(c.b.steps))
+    verdict = f"the runs agree within {within}" + (f" in the first {c.steps} of {of} steps" if c.steps < of else "")
     kinds = [
         (each[0].relative, kind, each[0].name)
         for kind, each in (("gradient", c.gradients), ("loss", c.losses), ("gradient norm", c.norms))

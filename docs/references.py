@@ -115,10 +115,13 @@ def make(programs, out, name, dtype="fp32", more=()):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--programs", type=pathlib.Path, default="build/bin")
-    parser.add_argument("--out", type=pathlib.Path, default="docs/references")
+    here = pathlib.Path(__file__).resolve().parents[1]
+    parser.add_argument("--programs", type=pathlib.Path, default=here / "build/bin")
+    parser.add_argument("--out", type=pathlib.Path, default=here / "docs/references")
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "fp64", "bf16"])
     args = parser.parse_args()
+    if not (args.programs / "01_single_gpu").is_file():
+        parser.error(f"--programs {args.programs}: has no 01_single_gpu (bash tests/setup.sh builds it)")
     for name in REFERENCES:
         make(args.programs.resolve(), args.out.resolve(), name, args.dtype)
         print(args.out / name)

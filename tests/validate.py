@@ -18,7 +18,7 @@ import references
 from validate import comparison, facts
 from validate.llama import norm_of
 from validate.runs import Run, UsageError
-from validate_doctor import activations, half_precision, later, named, replayed, updates, weighted
+from validate_doctor import activations, claims, half_precision, later, named, replayed, updates, weighted
 
 
 # ---- the equations
@@ -284,6 +284,12 @@ def places(bench):
     has("forward: right", loss(2))
     has("first wrong loss: step 2", loss(2))
     has("first wrong norm: step 2", loss(2, "grad_norm"))
+    has("norm: that of step 1 is wrong, although every gradient is right", loss(1, "grad_norm"))
+    has("only losses deviate", lambda content: content["steps"][0].update(loss=content["steps"][0]["loss"] + 1e-8))
+    initial = Run(str(base)).initial.all()
+    faster = {n: 20.0 if "norm" in n else 1.0 for n in initial}
+    of_norms = {"after_step_1": lambda t: {n: initial[n] + faster[n] * (w - initial[n]) for n, w in t.items()}}
+    has("update: 20 times what A's own gradients give", files=of_norms)
     half = {
         "after_step_1": lambda t: {
             n: np.concatenate([w[: len(w) // 2], Run(str(base)).initial.read(n)[len(w) // 2 :]]) for n, w in t.items()
@@ -354,6 +360,7 @@ def main():
             updates,
             later,
             activations,
+            claims,
             half_precision,
             recorded,
             replayed,

@@ -19,6 +19,7 @@ UPDATE_TOLERANCES = 20
 # 2.0 (docs/validate.md). The embedding's, where it is stored in bf16, may have been rounded after each of its n
 # additions: it deviates by some sqrt(n) half units.
 ROUNDINGS, HALF_UNIT = 3.0, 2.0**-9
+CLIPPED_IN_BF16 = 3 * HALF_UNIT  # torch's clip_grad_norm_ rounds the norm, the factor and each product
 # The exact gradients are computed where that takes a few seconds: 6 FLOPs per parameter and token.
 EXACT_FLOPS = 2e11
 CHECKED_STEPS = {"bf16": 4, "fp32": 4, "fp64": 2}  # then AdamW amplifies the rounding of the first steps
@@ -185,6 +186,14 @@ class Comparison:
         """Of stored weights: half a spacing where they are rounded from master weights, else one."""
         return (0.5 if self.masters else 1.0) * spacing(self.dtype, np.fmax(np.abs(x), np.abs(y)))
 
+    def rounding_of_clipped(self, name, optimizer):
+        """What A's weight after step 1 may be off by because it clips in bf16: CLIPPED_IN_BF16."""
+        factor = clip_factor(self.a.steps[0].grad_norm, optimizer.clip)
+        if not self.masters or factor == 1 or self.a.gradients.dtype(name) != "bf16":
+            return 0.0
+        size = np.abs(self.a.gradients.read(name)) * factor
+        return self.b.steps[0].lr * CLIPPED_IN_BF16 * size * optimizer.eps / (size + optimizer.eps) ** 2
+
     def expected_update(self, run, name, optimizer):
         """The weight after step 1 that the run's own gradients give."""
         step_lr, mup = self.b.steps[0].lr, self.b.flag("mup", 0)
@@ -230,6 +239,7 @@ class Comparison:
             left, rounding = x - y, self.rounding(x, y)
             if optimizer and self.masters:  # the nearest bf16 to what A's own gradients give
                 left = x - self.expected_update(a, name, optimizer)
+                rounding = rounding + self.rounding_of_clipped(name, optimizer)
             elif optimizer:  # what the two runs' own gradients and weights explain
                 left = left - self.expected_update(a, name, optimizer) + self.expected_update(b, name, optimizer)
             left = np.where(np.isfinite(x), np.maximum(np.abs(left) - rounding, 0), np.nan)
@@ -245,14 +255,19 @@ class Comparison:
             return
         names = [name for name in self.names[1] if name in self.names[0] and name in a.gradients_2.tensors]
         weights = {name: a.initial.read(name) for name in names}
+        # Clipped in bf16: numerator and denominator are off by at most this share of what |g| gives.
+        doubt, nothing = settings(b), {name: 0 * w for name, w in weights.items()}
         for gradients, step in ((a.gradients, b.steps[0]), (a.gradients_2, b.steps[min(1, len(b.steps) - 1)])):
-            before = weights
-            weights = optimizer.step(weights, {name: gradients.read(name) for name in names}, step.lr)
+            before, g = weights, {name: gradients.read(name) for name in names}
+            weights = optimizer.step(weights, g, step.lr)
+            of_size = doubt.step(nothing, {name: np.abs(x) for name, x in g.items()}, step.lr)
         for name in names:
             stored = (
                 a.after_step_2.read(name) if name in a.after_step_2.tensors else np.full(weights[name].shape, np.nan)
             )
             left = np.abs(stored - weights[name]) - (1 if self.masters else 2) * self.rounding(stored, weights[name])
+            if self.masters and optimizer.clip > 0:
+                left = left - 2 * CLIPPED_IN_BF16 * np.abs(of_size[name])
             size = norm(weights[name] - before[name])
             deviates = relative(norm(np.where(np.isfinite(stored), np.maximum(left, 0), np.nan)), size)
             self.updates_2.append(Deviation(name, deviates, size, self.update_bound))

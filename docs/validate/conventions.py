@@ -48,6 +48,14 @@ class RopeUnscaled(Llama):
         super().__init__({**config, "rope_scaling": None}, *args, **more)
 
 
+class RopeExponent(Llama):
+    """Frequencies base^(-i / D) instead of base^(-2 i / D)."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.frequencies = self.config.get("rope_theta", 10000.0) ** (-np.arange(self.dim // 2) / self.dim)
+
+
 class RopeInterleaved(Llama):
     """Pairs (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ..."""
 
@@ -135,6 +143,14 @@ class Mask(Llama):
 class NoDocuments(Llama):
     def starts(self, tokens):
         return np.zeros_like(tokens)
+
+
+class TokenBeginsDocument(Llama):
+    """The document token is the first of the next document, not the last of its own."""
+
+    def starts(self, tokens):
+        begins = np.where(tokens == self.document_token, np.arange(tokens.shape[1]), 0)
+        return np.maximum.accumulate(begins, axis=1)
 
 
 class MaskIgnoresDocuments(Llama):

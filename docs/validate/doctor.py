@@ -10,12 +10,13 @@ import math
 
 import numpy as np
 
-from . import facts
+from . import activations, facts
 from .comparison import model_of, norm, relative, settings
 from .llama import AdamW, Llama, clip_factor, norm_of
 from .replays import KNOWN
 
 SAMPLES = 4096  # targets whose weights are solved for: a system of that size
+NEAR = 100  # bounds, up to which a fault that explains nothing is shown
 
 
 class Rejected(Exception):
@@ -103,13 +104,13 @@ class Doctor:
                     return candidate / right.sum()
 
             loss, gradients = self.model(Weighted).loss_and_gradients(self.tokens, self.all_targets())
-            if not self.rest(None, gradients) <= 1:
+            if not self.rest(None, gradients) <= 1 or self.same_as_right(None, gradients, 1):
                 continue
             self.say(f"weights of targets, 1 is right, from the head's gradient: {words}")
             of_loss = relative(abs(self.a.steps[0].loss - loss), loss) <= self.c.tolerance
+            other = "is neither that of these weights nor right" if self.c.forward_wrong() else "is right"
             self.say(
-                "  they give every gradient to rounding; A's loss counts "
-                + ("the same" if of_loss else "its targets otherwise")
+                "  they give every gradient to rounding; A's loss " + ("counts the same" if of_loss else other)
             )
             if name:
                 self.names.append(name)
@@ -211,11 +212,12 @@ class Doctor:
         self.rests.sort()
         self.name([name for rest, name in self.rests if rest <= 1])
 
-    def same_as_right(self, loss, gradients):
-        """Whether this fault changes nothing here: it then explains nothing."""
+    def same_as_right(self, loss, gradients, share=0.1):
+        """Whether this fault changes nothing here, within a share of the bounds: it then explains nothing."""
         right_loss, right = self.right
-        return relative(abs(loss - right_loss), right_loss) <= self.c.tolerance / 10 and all(
-            relative(norm(gradients[name] - right[name]), norm(right[name])) <= self.bounds.get(name, 0) / 10
+        of_loss = 0.0 if loss is None else relative(abs(loss - right_loss), right_loss)
+        return of_loss <= self.c.tolerance * share and all(
+            relative(norm(gradients[name] - right[name]), norm(right[name])) <= self.bounds.get(name, 0) * share
             for name in right
             if name in gradients
         )
@@ -283,6 +285,9 @@ class Doctor:
     def explain_later(self):
         if settings(self.b) is None or not self.b.adamw() or self.b.flag("mup", 0) > 0:
             return
+        if not any(d.wrong for each in (self.c.losses, self.c.norms) for d in each):
+            self.say("losses and norms are right: of step 1 and later ones nothing is left to be explained")
+            return
         train, faults = self.later()
         judged = {d.name for d in self.c.losses}
         measured = [
@@ -305,32 +310,13 @@ class Doctor:
         self.rests = sorted((rest(run()), name) for name, run in faults.items())
         self.name([name for r, name in self.rests if r <= 1])
 
-    def first_wrong_activation(self, model):
-        """The first wrong activation in the order of the forward pass, and where in it. model: has run."""
-        stored, bound = self.a.activations, self.c.tolerance
-        for name, right in model.activations.items():
-            if name not in stored.tensors or math.prod(stored.shape(name)) != right.size:
-                continue
-            a = stored.read(name).reshape(right.shape)
-            if relative(norm(a - right), norm(right)) <= bound:
-                continue
-            if right.ndim == 4:
-                a, right = a.swapaxes(1, 2), right.swapaxes(1, 2)
-            error = np.sqrt(np.sum((a - right) ** 2, axis=-1)) > bound * max(
-                norm(right) / math.sqrt(right.size), 1e-300
-            )
-            while error.ndim > 2:
-                error = error.any(axis=-1)
-            text = (
-                f"first wrong activation: {name}, samples {facts.ranges(np.flatnonzero(error.any(axis=1)))} of "
-                f"{len(error)}, positions {facts.ranges(np.flatnonzero(error.any(axis=0)))} of 0-{error.shape[1] - 1}"
-            )
-            if name.endswith(("q_proj", "k_proj", "v_proj", "context")) and right.shape[-1] % model.dim == 0:
-                each = np.abs(a - right).reshape(-1, right.shape[-1] // model.dim, model.dim).max(axis=(0, 2))
-                heads = np.flatnonzero(each > bound * np.abs(right).max())
-                text += f", heads {facts.ranges(heads)} of {len(each)}"
-            return text
-        return "every recorded activation is right"
+    def cause_of_multiple(self):
+        """Of gradients that are all one multiple of the reference's."""
+        o, multiple = settings(self.b), facts.multiples(self.c)[2]
+        clipped = clip_factor(self.b.steps[0].grad_norm, o.clip) if o else 1.0
+        if clipped < 1 and abs(multiple / clipped - 1) <= 4 * self.c.tolerance:
+            return "they were recorded after clipping; record.gradients belongs before it"
+        return "a sum for a mean over ranks or micro-batches, or the reverse"
 
     def run(self):
         c = self.c
@@ -353,11 +339,11 @@ class Doctor:
             self.say("B's gradients are not those of its equations (fp8?): nothing could be tried")
             return
         if self.a.activations:
-            self.say(self.first_wrong_activation(model))
+            self.say(activations.first_wrong(self.a.activations, model, self.c.tolerance))
         if c.forward_wrong() or any(d.wrong for d in c.gradients):
             scaled = facts.one_multiple(c)
             if scaled and not c.forward_wrong():
-                self.names.append(f"{scaled}: a sum for a mean over ranks or micro-batches, or the reverse")
+                self.names.append(f"{scaled}: {self.cause_of_multiple()}")
             elif not self.explain_targets():
                 self.explain_replays()
         elif any(d.wrong for d in c.updates) and c.check_updates:
@@ -373,10 +359,10 @@ class Doctor:
         if not self.names:
             lines.append("  no known fault explains A's numbers")
         if self.rests:
-            shown = "; ".join(f"{rest:.3g} ({name})" for rest, name in self.rests[:3])
+            shown = "; ".join(f"{rest:.3g} ({name})" for rest, name in self.rests[:3] if rest <= NEAR)
             lines.append(
-                f"  nearest of {len(self.rests)} faults that were tried, 1 is the bound: {shown}; many are farther, "
-                "as a replay ends at the first number that is not A's"
+                f"  nearest of {len(self.rests)} faults that were tried, 1 is the bound: "
+                + (shown or f"none within {NEAR}, {self.rests[0][0]:.3g} at least")
             )
         return "diagnosis:\n" + "\n".join(lines) + "\n"
 

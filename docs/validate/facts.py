@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from .comparison import UPDATE_TOLERANCES, norm, relative, settings
+from .comparison import UPDATE_TOLERANCES, deviation, norm, relative, settings
 from .llama import clip_factor
 
 # Within a block, in the order of the backward pass; parameters of one product stand together.
@@ -283,11 +283,39 @@ def explained_updates(c):
         worst = 0.0
         for name, w, g, stored in tensors:
             expected = after(name, w, g)
-            left = np.maximum(np.abs(stored - expected) - c.rounding(stored, expected), 0)
+            rounding = c.rounding(stored, expected) + c.rounding_of_clipped(name, settings(c.b))
+            left = np.maximum(np.abs(stored - expected) - rounding, 0)
             size = next((d.size for d in c.updates if d.name == name), norm(expected - w))
             worst = max(worst, relative(norm(left), size) / c.update_bound)
         rests.append((worst if math.isfinite(worst) else math.inf, description))
     return rests[0], sorted(rests[1:])
+
+
+def expected_updates(c, names):
+    """(name, weight before, after, what A's own gradients and B's settings give) of each."""
+    for name in names:
+        yield name, c.a.initial.read(name), c.a.after_step_1.read(name), c.expected_update(c.a, name, settings(c.b))
+
+
+def multiple_of_update(c, wrong):
+    """[a line] if the wrong updates are one multiple of what they should be."""
+    found = [
+        deviation(name, after - w, expected - w, 0) for name, w, after, expected in expected_updates(c, wrong)
+    ]
+    least, most = min(d.multiple for d in found), max(d.multiple for d in found)
+    if not all(d.rest <= c.update_bound for d in found) or not most - least <= c.update_bound * abs(most):
+        return []
+    return [f"update: {multiple_in_words(most)} times what A's own gradients give"]
+
+
+def without_masters(c):
+    """[a line] if bf16 weights are near the right ones, by units in the last place."""
+    if not c.masters:
+        return []
+    for name, _, after, expected in expected_updates(c, [d.name for d in c.updates]):
+        if not (np.abs(after - expected) <= 4 * c.rounding(after, expected)).all():
+            return []
+    return ["update: within two units in the last place of bf16: does A update fp32 master weights?"]
 
 
 @functools.lru_cache(maxsize=1)  # facts() and the doctor ask of one comparison
@@ -313,6 +341,7 @@ def update(c):
         lines.append("update: exactly what A's own gradients give with " + ", or with ".join(exact))
     else:
         lines.append("update: none of the known variants of AdamW and clipping explains it")
+        lines += multiple_of_update(c, wrong) or without_masters(c)
     return lines, exact
 
 
@@ -333,6 +362,9 @@ def islands(c):
         ),
         default=0,
     )
+    others = [d.wrong for each in (c.gradients, c.updates, c.norms) for d in each]
+    if c.tolerance < worst <= 1e-6 and not any(others):
+        return [f"only losses deviate, by {worst:.2g}: are they recorded in fp32?"]
     if c.tolerance < worst <= 1e-6:
         return [
             f"all within {worst:.2g}: as far as fp32's rounding goes. Does A compute RoPE's tables, norms, softmax or "
@@ -353,7 +385,10 @@ def facts(c):
             if step_1[0].wrong
             else "forward: right (the loss of step 1)"
         )
-    lines += backward(c) + multiples_in_words(c) + update(c)[0]
+    lines += backward(c) + multiples_in_words(c)
+    if not any(d.wrong for d in c.gradients) and any(d.wrong and d.name == "step 1" for d in c.norms):
+        lines.append("norm: that of step 1 is wrong, although every gradient is right")
+    lines += update(c)[0]
     later = [d.name for d in c.updates_2 if d.wrong]
     if later and not any(d.wrong for d in c.updates):
         lines.append(

@@ -24,6 +24,59 @@ class MeanOverQueryHeads(Llama):
         return super().of_group(gradient, head) * self.kv_heads / self.heads
 
 
+class CopiedHeads(Llama):
+    """Tensor parallelism over more ranks than key/value heads: each of `copies` ranks has the weights of one, and keeps
+    the gradient by its own query heads; that of their input is summed."""
+
+    copies, kept = 2, ()
+
+    def of_group(self, gradient, head):  # of k, then of v
+        group = self.heads // self.kv_heads
+        first = np.arange(self.heads) % group * self.copies < group
+        self.kept = self.kept[-1:] + (super().of_group(gradient * first[:, None, None], head),)
+        return super().of_group(gradient, head)
+
+    def linear(self, name, x):
+        y, back = super().linear(name, x)
+        if not name.endswith(("k_proj", "v_proj")):
+            return y, back
+
+        def backward(dy):
+            dk, dv = self.kept
+            part = self.together(self.rotate(dk, -1, "k") if name.endswith("k_proj") else dv)
+            self.own = lambda _: part
+            dx = back(dy)
+            del self.own
+            return dx
+
+        return y, backward
+
+    def loss_and_gradients(self, tokens, targets):
+        if self.heads // self.kv_heads % self.copies or any("k_norm" in name for name in self.w):
+            return None
+        return super().loss_and_gradients(tokens, targets)
+
+
+class HeadNormsNotSummed(Llama):
+    """Tensor parallelism: the gradients of q's and k's norms are those of the first rank's heads."""
+
+    ranks = 2
+
+    def rmsnorm(self, name, x):
+        y, back = super().rmsnorm(name, x)
+        if x.ndim < 4:
+            return y, back
+
+        def backward(dy):
+            self.own = lambda gradient: NoSumAtF.keep(self, gradient, 1)
+            dx = back(dy)
+            del self.own
+            return dx
+
+        self.rank = 0
+        return y, backward
+
+
 class TiedPart(Llama):
     """A tied weight has only the gradient of the head, or only that of the embedding."""
 
@@ -173,6 +226,7 @@ def _known():
         yield f"RoPE: base {base:g}", made(of.RopeBase, base=base)
     yield "RoPE: scaling of frequencies ignored", of.RopeUnscaled
     yield "RoPE: interleaved pairs", of.RopeInterleaved
+    yield "RoPE: frequencies base^(-i / D)", of.RopeExponent
     yield "RoPE: rotated backwards", of.RopeBackwards
     yield "RoPE: the sine is lost", of.RopeNoSine
     yield "RoPE: k is not rotated", made(of.RopeOnly, rotated="q")
@@ -181,6 +235,7 @@ def _known():
     yield "RoPE: positions of q are one too large", of.PositionsOffByOneOnQueries
     yield "documents are ignored: attention sees the others, positions do not restart", of.NoDocuments
     yield "documents: attention sees the others, positions restart", of.MaskIgnoresDocuments
+    yield "documents: their token is the next document's first", of.TokenBeginsDocument
     yield "attention: scaled by 1 / D", of.AttentionScale
     yield "attention: not scaled", made(of.AttentionScale, power=0.0)
     yield "attention: scaled by 1 / sqrt(hidden)", of.ScaleOfHidden
@@ -220,6 +275,12 @@ def _known():
                 f"context parallelism ({n} ranks): gradients are not summed"
                 + (f", but multiplied by {n}" if times > 1 else "")
             ), made(FirstChunkOnly, ranks=n, times=times)
+        yield f"tensor parallelism: gradients of {n} copies of each key/value head are not summed", made(
+            CopiedHeads, copies=n
+        )
+        yield f"tensor parallelism ({n} ranks): gradients of q's and k's norms are not summed", made(
+            HeadNormsNotSummed, ranks=n
+        )
         yield f"sequence parallelism ({n} ranks): gradients of norms are not summed", made(NormsNotSummed, ranks=n)
         yield (f"tensor parallelism ({n} ranks): no f, the inputs' gradients are not summed"), made(NoSumAtF, ranks=n)
         yield (f"tensor parallelism ({n} ranks): no f in the blocks, the inputs' gradients are not summed"), made(

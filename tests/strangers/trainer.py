@@ -18,7 +18,7 @@ from torch import nn
 sys.path[:0] = [str(pathlib.Path(__file__).parents[2] / "docs"), str(pathlib.Path(__file__).parent)]
 import plants  # noqa: E402
 from plan import Gather, all_reduced  # noqa: E402
-from torch_reference import Recorder, Reference, norm_of  # noqa: E402
+from torch_reference import Recorder, Reference  # noqa: E402
 
 SHARDS = dict(q_proj=0, k_proj=0, v_proj=0, o_proj=1, gate_proj=0, up_proj=0, down_proj=1, lm_head=0)
 
@@ -165,7 +165,7 @@ def train(args):
         whole = all_reduced(all_reduced(total, plan.dp_group), plan.cp_group) if dist.is_initialized() else total
         record.gradients(model)
         shard = [p.grad for p in parameters]
-        squares = torch.tensor([norm_of([g]) ** 2 for g in shard], dtype=torch.float64)
+        squares = torch.stack([g.double().square().sum() for g in shard])
         if plan.tp > 1:
             for i, (name, _) in enumerate(model.named_parameters()):
                 if name.split(".")[-2] in SHARDS:

@@ -15,7 +15,7 @@ record = Recorder(reference, sys.argv[2], layout={"dp": world})
 record.load(model)
 optimizer = reference.adamw(model.parameters())
 for step in reference:
-    optimizer.zero_grad()
+    model.zero_grad()
     logits = model(input_ids=step.inputs.chunk(world)[rank], use_cache=False).logits
     mine, counted = step.targets.chunk(world)[rank], (step.targets >= 0).sum()
     loss = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), ignore_index=-1, reduction="sum") / counted

@@ -10,7 +10,7 @@ record = Recorder(reference, sys.argv[2])
 record.load(model)
 optimizer = reference.adamw(model.parameters())
 for step in reference:
-    optimizer.zero_grad()
+    model.zero_grad()
     logits = model(input_ids=step.inputs, use_cache=False).logits
     loss = F.cross_entropy(logits.flatten(0, 1), step.targets.flatten(), ignore_index=-1)
     loss.backward()
