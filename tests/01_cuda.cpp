@@ -22,6 +22,23 @@ TEST_CASE("cuda: matrix product in every orientation, accumulating, mixed dtypes
                         });
 }
 
+TEST_CASE("cuda: products of one shape, aligned or not: each by an algorithm that its pointers allow") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        for (const int64_t shifted : {-1, 0, 1, 2, -1})  // which operand begins an element behind an aligned address
+            compare(ops("matmul, unaligned operand", {shifted}), dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                const auto at = [&](int64_t operand, int64_t rows, int64_t cols) {
+                    const int64_t begin = operand == shifted ? 1 : 0;
+                    return make.random({begin + rows * cols}, uint64_t(operand)).element_slice(begin, {rows, cols});
+                };
+                const Tensor a = at(0, 64, 32), b = at(1, 32, 48);
+                Tensor c = at(2, 64, 48);
+                matmul_into(c, a, b);
+                return Results{c};
+            });
+}
+
 TEST_CASE("cuda: fill, copy, scale, add, sum of squares") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
@@ -40,6 +57,24 @@ TEST_CASE("cuda: fill, copy, scale, add, sum of squares") {
                 add(a, a, wide);  // in place, mixed dtypes
                 return Results{sum, wide, squares, constant, a};
             });
+}
+
+TEST_CASE("cuda: the sum of squares of more elements than its blocks take in one pass") {
+    if (!have_gpu()) return;
+    const int64_t n = (1 << 21) + 5000;  // 1,024 blocks x 256 threads x 8
+    for (int64_t turn = 0; turn < (kSmall ? 8 : 2); ++turn) {
+        if (!in_gpu_slice(turn)) continue;
+        const DType dtype = kTypes[turn % 2];
+        const auto run = [&](Device device) {
+            Tensor x({n}, dtype, device), squares({1}, DType::f64, device);
+            fill(x, 1);
+            Tensor tail = x.element_slice(n - 4000, {4000});
+            scale(tail, 30);
+            sum_squares(squares, x);
+            return Results{squares};
+        };
+        expect_near("sum_squares of 2.1 M elements", dtype, run(Device::cuda), run(Device::cpu), 5e-6);
+    }
 }
 
 TEST_CASE("cuda: fill with 0 in every dtype, with other numbers in those that kernels compute in") {
@@ -84,6 +119,21 @@ TEST_CASE("cuda: embedding and its gradient, repeated and foreign tokens") {
                 });
 }
 
+TEST_CASE("cuda: the embedding's gradient, more rows and more tokens than a block has threads") {
+    if (!have_gpu()) return;
+    for (DType dtype : kTypes)
+        compare("embedding of 600 rows", dtype, [&](Device device) {
+            const Maker make{device, dtype};
+            std::vector<int32_t> ids;
+            for (int32_t r = 0; r < 600; ++r) ids.push_back(r < 550 ? r * 7 % 997 : (r - 550) * 7 % 997);
+            const Tensor tokens = upload(ids, {600}, device);
+            Tensor y = make.empty({600, 8}), dtable = make.zeros({997, 8});
+            embedding(y, tokens, make.random({997, 8}, 1), 0);
+            embedding_backward(dtable, tokens, make.random({600, 8}, 2), 0);
+            return Results{y, dtable};
+        });
+}
+
 TEST_CASE("cuda: rmsnorm, with the residual addition, recomputed, and its gradient") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
@@ -112,10 +162,10 @@ TEST_CASE("cuda: rmsnorm, with the residual addition, recomputed, and its gradie
 TEST_CASE("cuda: RoPE and its gradient, positions anywhere") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
-        for (int D : {4, 6, 16, 64, 128})
-            compare(ops("split_rope, head size", {D}), dtype, [&](Device device) {
+        for (const auto [D, H, R] : {std::array<int, 3>{4, 4, 37}, {6, 4, 37}, {16, 4, 37}, {64, 4, 37}, {128, 40, 3}})
+            compare(ops("split_rope, head size, heads", {D, H}), dtype, [&, D = D, H = H, R = R](Device device) {
                 const Maker make{device, dtype};
-                const int64_t H = 4, K = 2, R = 37;
+                const int64_t K = H / 2;
                 Rope rope;
                 rope.head_dim = D;
                 for (int i = 0; i < D / 2; ++i) rope.inv_freq[i] = std::pow(10000.0, -2.0 * i / D);

@@ -9,7 +9,7 @@ TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
     int64_t number = 0;  // in a slice, each shape with one of the gradient's dtypes
     for (DType dtype : kTypes)
         for (int64_t D : {6, 16, 64, 128, 256})
-            for (const AttentionShape& s : {AttentionShape{2, 65, 65, 4, 2, D, true},
+            for (const AttentionShape& s : {AttentionShape{2, 65, 65, 6, 2, D, true},
                                             {1, 200, 200, 2, 2, D, true},
                                             {1, 130, 70, 4, 1, D, false},
                                             {2, 5, 140, 2, 1, D, true},
@@ -139,6 +139,13 @@ TEST_CASE("cuda: merging two sets of keys, exchanging blocks") {
                 return Results{to};
             });
         }
+    for (const int64_t bytes : {65'536, 65'552, 9'002})  // of a run: several blocks and passes; the last one unaligned
+        compare(ops("swap_blocks, bytes of a run", {bytes}), DType::bf16, [&](Device device) {
+            const Maker make{device, DType::bf16};
+            Tensor to = make.empty({6, bytes / 2});
+            swap_blocks(to, make.random({6, bytes / 2}, 1), 3, 2);
+            return Results{to};
+        });
 }
 
 TEST_CASE("cuda: masked logits, -inf for whole packs, count nothing") {

@@ -133,6 +133,44 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
     world().use("library");
 }
 
+TEST_CASE("device tensors: a Work keeps what it reads and writes, whoever else lets go of it") {
+    if (!has_gpu()) return;
+    for (const Comm& comm : device_comms()) {
+        const int N = comm.size(), r = comm.rank();
+        const int64_t each = kSmall ? 5'000 : 200'000;
+        std::vector<Tensor> others;
+        const auto reuse = [&](int64_t size) {  // the memory of a tensor that nobody holds, if there is one
+            others.emplace_back(Shape{size}, DType::f32, Device::cuda);
+            fill(others.back(), 99);
+        };
+        Tensor sums({each}, DType::f32, Device::cuda), all({each * N}, DType::f32, Device::cuda);
+        Tensor theirs({each}, DType::f32, Device::cuda), before({each}, DType::f32, Device::cuda);
+        std::vector<Work> works;
+        works.push_back(comm.reduce_scatter(sums, numbers(DType::f32, each * N, r)));
+        reuse(each * N);
+        works.push_back(comm.all_gather(all, numbers(DType::f32, each, r)));
+        reuse(each);
+        works.push_back(comm.send_recv(numbers(DType::f32, each, r), (r + 1) % N, before, (r + N - 1) % N));
+        reuse(each);
+        if (N > 1) {
+            Work arrives = comm.recv(theirs, (r + N - 1) % N);
+            works.push_back(comm.send(numbers(DType::f32, each, r), (r + 1) % N));
+            reuse(each);
+            arrives.wait();
+        }
+        for (Work& work : works) work.wait();
+        INFO(comm.backend());
+        EXPECT_EVERYWHERE(equals(sums, [&](int64_t i) {
+            double total = 0;
+            for (int p = 0; p < N; ++p) total += element(p, r * each + i);
+            return total;
+        }));
+        EXPECT_EVERYWHERE(equals(all, [&](int64_t i) { return element(int(i / each), i % each); }));
+        const auto neighbour = [&](int64_t i) { return element((r + N - 1) % N, i); };
+        EXPECT_EVERYWHERE(equals(before, neighbour) && (N == 1 || equals(theirs, neighbour)));
+    }
+}
+
 TEST_CASE("device tensors: messages and collectives in any order that MPI allows") {
     if (!has_gpu()) return;
     for (const Comm& comm : device_comms()) expect_messages_in_any_order(comm, Device::cuda);
