@@ -226,57 +226,14 @@ Table error_table(const Comm& world) {
     return table;
 }
 
-namespace {
-// Bytes of one rank at the peak of a forward and backward pass, on top of the parameters.
-int64_t booked_peak(const LlamaConfig& config, int64_t tokens, int ranks, Recompute recompute) {
-    const Comm fake = make_comm(make_fake_backend(0, ranks), {});
-    Llama model(config, {.dtype = DType::bf16, .device = Device::meta, .recompute = recompute});
-    apply_context_parallel(model, fake, context_layout(config, tokens, ranks, {"zigzag"}));
-    model.materialize(1);
-    const int64_t rows = tokens / ranks, held = ledger().total();
-    const auto ids = [&] { return Tensor({rows}, DType::i32, Device::meta); };
-    ledger().reset_peak();
-    Tape tape;
-    model.forward(tape, {1, rows, ids(), ids(), ids(), 1.0 / double(tokens)});
-    tape.backward();
-    return ledger().peak().total - held;
-}
-}  // namespace
-
-Table long_context_table() {
-    Table table(
-        "dry run: one sequence in bf16, zigzag, peak GB of one rank's activations + comm + workspace, without "
-        "parameters",
-        {"", "tokens", "ranks", "no recompute", "full recompute"});
-    struct Row {
-        const char* model;
-        int64_t tokens;
-        int ranks;
-    };
-    for (const auto& [model, tokens, ranks] : {Row{"8b", 4096, 1},
-                                               {"8b", 131072, 1},
-                                               {"8b", 131072, 8},
-                                               {"8b", 262144, 8},
-                                               {"8b", 1048576, 32},
-                                               {"8b", 1048576, 128},
-                                               {"70b", 131072, 8},
-                                               {"70b", 131072, 32},
-                                               {"70b", 1048576, 128}}) {
-        const LlamaConfig config = preset(model);
-        table.row({model, tokens, ranks, fixed(double(booked_peak(config, tokens, ranks, Recompute::none)) / 1e9, 1),
-                   fixed(double(booked_peak(config, tokens, ranks, Recompute::full)) / 1e9, 1)});
-    }
-    return table;
-}
-
 void say_layout(const Program& p, const std::string& algorithm, const ContextLayout& layout) {
     say("{} context-parallel x {} data-parallel ranks ({}); {}: {} {}, {} divide heads\n", layout.ranks, p.dp,
         p.world.backend(), algorithm, layout.groups(), layout.gather ? "gather" : "in the ring", layout.ulysses);
 }
 
-namespace {
-
-void print_measured(Program& p, const Comm& ranks, const ContextParallelOptions& chosen) {
+void print_tables(Program& p, const Comm& ranks, const ContextParallelOptions& chosen) {
+    p.release();
+    if (!p.compares(ranks.size())) return;
     const TrainOptions& options = p.options;
     std::vector<ContextRun> algorithms, lengths;
     for (const std::string& name : names_of(context_algorithms())) {
@@ -298,16 +255,6 @@ void print_measured(Program& p, const Comm& ranks, const ContextParallelOptions&
                     {.algorithm = name}));
     say(memory_table(lengths));
     say(error_table(p.world));
-}
-
-}  // namespace
-
-void print_tables(Program& p, const Comm& ranks, const ContextParallelOptions& chosen) {
-    p.release();
-    if (!p.tables) return;
-    if (p.compares(ranks.size())) print_measured(p, ranks, chosen);
-    if (this_rank == 0) say(long_context_table());
-    if (p.world.has_peers()) p.world.barrier().wait();
 }
 
 }  // namespace train70b

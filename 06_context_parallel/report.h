@@ -34,8 +34,6 @@ Table document_table(const std::vector<ContextRun>& runs, const TrainOptions& op
 Table traffic_table(const std::vector<ContextRun>& runs);
 Table memory_table(const std::vector<ContextRun>& runs);
 Table error_table(const Comm& world);  // collective
-// One rank's peak of a forward and backward pass, booked by a dry run: meta tensors in a fake process group.
-Table long_context_table();
 
 void say_layout(const Program& program, const std::string& algorithm, const ContextLayout& layout);
 // Releases the run first: the tables train models of their own, with every algorithm. chosen: its group sizes are the

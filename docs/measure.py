@@ -2,11 +2,12 @@
 """Runs the programs and writes the data of the pictures in docs/results, one NAME.csv each; docs/plots.py draws them.
 
     python3 docs/measure.py [NAME ...] [--bin build/bin] [--out docs/results] [--runs FOLDER]
-    python3 docs/measure.py front [--bin build/bin]      prints README.md's table, ten seconds
+    python3 docs/measure.py TABLE [--bin build/bin] [--runs FOLDER]
 
 NAME: 01_loss, 05_measured, ...; default: all, about twenty minutes. A CSV begins with comment lines: what it holds, the
 commands that made it (from the repository's root; the file that a flag names is then read) and the hardware, or
 "computed".
+TABLE: front (README.md's, ten seconds), 06_lengths; printed, not written.
 --runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
 """
 import argparse
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import measure_memory
 
 KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace"]
 
@@ -332,6 +335,9 @@ TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "0
           "08_memory": mesh_memory, "08_checkpoint": checkpoint_cost}
 
 
+PRINTED = {"front": front, "06_lengths": measure_memory.lengths}
+
+
 def hardware():
     models = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     return f"{models[0] if models else 'CPU'}, {len(models) or os.cpu_count()} cores"
@@ -355,14 +361,17 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
     parser.add_argument("--runs", type=pathlib.Path)
     arguments = parser.parse_args()
+    printed = [PRINTED[name] for name in arguments.names if name in PRINTED]
     for name in arguments.names:
-        if name not in TABLES and arguments.names != ["front"]:
-            parser.error(f"{name} is none of {', '.join(TABLES)}")
+        if name not in (PRINTED if printed else TABLES):
+            parser.error(f"{name} is none of {', '.join(TABLES)}; printed: {', '.join(PRINTED)}")
     with tempfile.TemporaryDirectory() as temporary:
-        if arguments.names == ["front"]:
-            return front(Runs(arguments.bin.resolve(), pathlib.Path(temporary)))
         folder = arguments.runs or pathlib.Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        for table in printed:
+            table(Runs(arguments.bin.resolve(), folder.resolve()))
+        if printed:
+            return
         arguments.out.mkdir(parents=True, exist_ok=True)
         for name in arguments.names or TABLES:
             write(arguments.out / f"{name}.csv", name, TABLES[name], Runs(arguments.bin.resolve(), folder.resolve()))
