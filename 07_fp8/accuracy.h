@@ -1,5 +1,5 @@
 #pragma once
-// What rounding to 8 bits costs in accuracy: of one product, and of a training run.
+// What rounding to 8 bits costs in accuracy: the error of one product.
 #include "01_single_gpu/report/table.h"
 #include "07_fp8/compose.h"
 
@@ -15,16 +15,5 @@ struct ProductErrors {
 };
 std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out, uint64_t seed);
 Table error_table(const std::vector<ProductErrors>& errors);
-
-// Trains the same model with the dtype as it is, with each recipe, and with adamw8bit; a loss per step. Collective.
-struct LossCurve {
-    std::string name;
-    std::vector<double> losses;
-};
-std::vector<LossCurve> loss_curves(const TrainOptions& options, const Dataset& data, const TensorComms& layout,
-                                   const ZeroOptions& zero, const Precision& chosen, int64_t steps);
-Table curve_table(
-    const std::vector<LossCurve>& curves);  // the mean of the last ten steps, and its distance from the first
-Table curve_rows(const std::vector<LossCurve>& curves);  // for CSV: a row per step, a column per run
 
 }  // namespace train70b

@@ -20,11 +20,16 @@ static void program(int argc, char** argv) {
     add_zero_flags(p.flags, p.dp, zero);
     p.flags.add("--tp", tp, "tensor-parallel ranks", integer_from(1));
     add_fp8_flags(p.flags, precision.fp8, precision.optimizer);
-    Fp8Report report(p.flags);
 
     p.connect(argc, argv);
     p.divide(tp, 0, "--tp");
-    p.prepare([&] { report.open(p, tp, zero, precision); });
+    p.prepare([&, node_ranks = ranks_on_this_node()] {
+        const TrainOptions& o = p.options;
+        check_tensor_parallel(o.model, o.seq_len, tp, {});
+        check_precision(precision.fp8, precision.optimizer, o.dtype);
+        check_zero(zero, o, p.dp, node_ranks, moment_bytes(precision.optimizer, o.llama().dtype));
+        check_fp8(precision.fp8, o.model, o.micro_batch * o.seq_len, tp);
+    });
     const TensorComms layout = split(p.world, tp);
     {
         const Fp8Trainer composed(p.model(), p.trainer(), p.options, layout, zero, precision);
@@ -32,7 +37,7 @@ static void program(int argc, char** argv) {
         say_layout(p, composed, layout, zero, precision);
         p.train();
     }
-    report.print(p, layout, zero, precision);
+    print_tables(p, layout, zero, precision);
     p.finish();
 }
 

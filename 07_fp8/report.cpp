@@ -5,9 +5,7 @@
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/report/bench.h"
 #include "02_data_parallel/runtime/measure.h"
-#include "03_zero/flags.h"
 #include "07_fp8/adamw8bit.h"
-#include "07_fp8/flags.h"
 
 namespace train70b {
 
@@ -69,47 +67,6 @@ Table memory_table(const std::vector<PrecisionRun>& runs, bool formulas) {
                    milliseconds(run.step_s)});
         if (formulas) table.row({"", "", "", run.optimizer_formula, run.activations_formula});
     }
-    return table;
-}
-
-Table projection_of_70b() {
-    const LlamaConfig c = preset("70b");
-    constexpr double kDevice = 80e9, kRanks = 8;  // bytes, devices
-    constexpr int64_t kSequence = 4096;
-    const double n = double(c.parameters()), block = double(c.block_parameters());
-    Table table(fmt::format("computed: 70b on {:.0f} devices of {:.0f} GB, ZeRO-3, one sequence of {} with full "
-                            "recomputation; GB of one device",
-                            kRanks, kDevice / 1e9, kSequence),
-                {"", "params", "grads", "optimizer", "gathered", "activations", "all", "needs"});
-    const auto giga = [](double bytes) { return fixed(bytes / 1e9, 1); };
-    struct Row {
-        const char* name;
-        double grad, states;  // bytes per parameter; of the weights: 2
-        bool fp8;
-    };
-    const double moments8 = moment_bytes("adamw8bit", DType::bf16);
-    for (const Row& row : {Row{"bf16, fp32 gradients, AdamW", 4, 12, false}, Row{"bf16 gradients", 2, 12, false},
-                           Row{"bf16 gradients, adamw8bit", 2, 4 + moments8, false},
-                           Row{"bf16 gradients, adamw8bit, fp8", 2, 4 + moments8, true},
-                           Row{"the same, optimizer offloaded", 2, 0, true},
-                           Row{"bf16 gradients, 8 bits, no masters", 2, moments8, false}}) {
-        // Whole at once, in the backward pass: a unit and the one fetched ahead, and the gradients of it and of the one
-        // whose reduction is under way. The head, larger than a block, is never FP8.
-        const double head = double(c.vocab * c.hidden), P = row.fp8 ? 1 : 2, G = row.grad;
-        const double gathered = std::max(
-            {2 * head + P * block + G * head, 2 * P * block + G * (block + head), 2 * P * block + 2 * G * block});
-        const double activations =
-            double(row.fp8 ? fp8_activations(c, kSequence, DType::bf16, Recompute::full, CurrentScaling(Comm()), 1)
-                           : activation_formula(c, 1, kSequence, DType::bf16, Recompute::full).total);
-        const double shared = (2 + row.grad + row.states) * n, own = gathered + activations;
-        table.row({row.name, giga(2 * n / kRanks), giga(row.grad * n / kRanks), giga(row.states * n / kRanks),
-                   giga(gathered), giga(activations), giga(shared / kRanks + own),
-                   fixed(std::ceil(shared / (kDevice - own)), 0)});
-    }
-    table.note(
-        fmt::format("needs: devices of that size. Offloaded, the node's host memory holds {:.0f} GB. Without "
-                    "masters: bf16 weights, updated with stochastic rounding; not a mode of this program yet",
-                    (4 + 4 + moments8) * n / 1e9));
     return table;
 }
 
@@ -179,30 +136,6 @@ void say_layout(const Program& p, const Fp8Trainer& composed, const TensorComms&
 
 // ---- all of it ------------------------------------------------------------------------------------------------------
 
-Fp8Report::Fp8Report(CommandLine& flags) {
-    flags.group("Output");
-    flags.add("--compare", compare_steps_, "train every recipe for this many steps and compare losses; 0: off",
-              integer_from(0));
-    flags.add_output(csv_, "FILE.csv: write the losses of --compare");
-}
-
-void Fp8Report::open(const Program& p, int64_t tp, const ZeroOptions& zero, const Precision& precision) {
-    const int64_t node_ranks = ranks_on_this_node();  // collective
-    const TrainOptions& o = p.options;
-    check_tensor_parallel(o.model, o.seq_len, tp, {});
-    check_precision(precision.fp8, precision.optimizer, o.dtype);
-    check_zero(zero, o, p.dp, node_ranks, moment_bytes(precision.optimizer, o.llama().dtype));
-    check_fp8(precision.fp8, o.model, o.micro_batch * o.seq_len, tp);
-    if (csv_.given() && (compare_steps_ == 0 || !p.tables))
-        usage_error("--compare-csv: holds the losses of --compare N; add --compare 60, and leave out --tables off");
-    if (compare_steps_ > 0 && o.dtype == "fp64")
-        usage_error("--compare: trains in FP8, too, which does not go with --dtype fp64; leave one of them out");
-    if (compare_steps_ > 0 && (!p.tables || !p.world.has_peers()))
-        usage_error("--compare {}: belongs to the tables of real ranks; leave out --tables off and --comm fake",
-                    compare_steps_);
-    csv_.open();
-}
-
 namespace {
 
 std::string describe(const Precision& precision, const std::string& dtype) {
@@ -232,16 +165,11 @@ std::vector<PrecisionRun> run_precisions(Program& p, const TensorComms& layout, 
 
 }  // namespace
 
-void Fp8Report::print(Program& p, const TensorComms& layout, const ZeroOptions& zero, const Precision& chosen) {
+void print_tables(Program& p, const TensorComms& layout, const ZeroOptions& zero, const Precision& chosen) {
     p.release();
     if (!p.tables || !p.world.has_peers()) return;
     if (this_rank == 0) say(error_table(product_errors(256, 512, 512, 1)));
     say(memory_table(run_precisions(p, layout, zero, chosen), layout.data_ranks.size() == 1));
-    if (compare_steps_ > 0) {
-        const auto curves = loss_curves(p.options, p.data(), layout, zero, chosen, compare_steps_);
-        say(curve_table(curves));
-        csv_.write(curve_rows(curves).csv());
-    }
     if (p.options.device_kind() == Device::cuda && chosen.fp8.recipe != "off" && this_rank == 0) {
         std::vector<ProductTimes> times;
         for (const int64_t size : {1024, 2048, 4096, 8192})
@@ -249,7 +177,6 @@ void Fp8Report::print(Program& p, const TensorComms& layout, const ZeroOptions& 
                 times.push_back(time_products(Device::cuda, chosen.fp8, rows, size, size));
         say(time_table(times, chosen.fp8.recipe));
     }
-    say(projection_of_70b());
 }
 
 }  // namespace train70b

@@ -21,8 +21,6 @@ PrecisionRun run_precision(const TrainOptions& options, const Dataset& data, con
                            const ZeroOptions& zero, const Precision& precision);
 Table memory_table(const std::vector<PrecisionRun>& runs, bool formulas);
 
-Table projection_of_70b();  // 70b on eight devices of 80 GB: computed
-
 // TFLOP/s of products in bf16 and in 8 bits, and the cost of the casts, by shape. On a GPU: of a CPU's emulation
 // there is nothing to learn.
 struct ProductTimes {
@@ -36,17 +34,7 @@ Table time_table(const std::vector<ProductTimes>& times, const std::string& reci
 void say_layout(const Program& program, const Fp8Trainer& composed, const TensorComms& layout, const ZeroOptions& zero,
                 const Precision& precision);
 
-class Fp8Report {
-  public:
-    explicit Fp8Report(CommandLine& flags);  // adds --compare, --compare-csv
-    // What cannot be combined or divided; then the file. Usage errors.
-    void open(const Program& program, int64_t tp, const ZeroOptions& zero, const Precision& precision);
-    // Releases the run first: the tables train models of their own.
-    void print(Program& program, const TensorComms& layout, const ZeroOptions& zero, const Precision& chosen);
-
-  private:
-    int64_t compare_steps_ = 0;
-    OptionalOutput csv_{"--compare-csv"};
-};
+// Releases the run first: the tables train models of their own.
+void print_tables(Program& program, const TensorComms& layout, const ZeroOptions& zero, const Precision& chosen);
 
 }  // namespace train70b

@@ -7,7 +7,7 @@
 NAME: 01_loss, 05_measured, ...; default: all, about twenty minutes. A CSV begins with comment lines: what it holds, the
 commands that made it (from the repository's root; the file that a flag names is then read) and the hardware, or
 "computed".
-TABLE: front (README.md's, ten seconds), 06_lengths; printed, not written.
+TABLE: front (README.md's, ten seconds), 06_lengths, 07_recipes (minutes), 07_memory; printed, not written.
 --runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
 """
 import argparse
@@ -226,8 +226,26 @@ def formats(runs):
 
 def fp8_loss(runs):
     """training losses of bf16, of every recipe and of 8-bit moments"""
-    return runs.table(1, "07_fp8", ["--dtype", "bf16", "--lr", "1e-3", "--steps", "0", "--compare", "300"],
-                      "--compare-csv", "recipes.csv")
+    flags = {"bf16": "off", **{name: name for name in ("current", "delayed", "rowwise", "blockwise")},
+             "bf16, adamw8bit": "off --optimizer adamw8bit", "current, adamw8bit": "current --optimizer adamw8bit"}
+    columns = [["step", *range(1, 301)]]
+    for name, chosen in flags.items():
+        command = f"--dtype bf16 --lr 1e-3 --steps 300 --tables off --fp8 {chosen}".split()
+        lines = runs.metrics(1, "07_fp8", command, f"{name.replace(', ', '_')}.jsonl")
+        columns.append([name, *(line["loss"] for line in lines if line["event"] == "step")])
+    return list(zip(*columns))
+
+
+def recipes(runs):
+    """chapter 07: what recipes and 8-bit moments do to the loss; minutes"""
+    names, *rows = fp8_loss(runs)
+    _, first, *others = zip(*rows)
+    print(f"{'mean of the last ten losses':<30}{'difference':>10}{'largest at any step':>21}\n"
+          f"{names[1]:<19}{statistics.mean(first[-10:]):11.4f}")
+    for name, losses in zip(names[2:], others):
+        distance = [a - b for a, b in zip(losses, first)]
+        print(f"{name:<19}{statistics.mean(losses[-10:]):11.4f}{statistics.mean(distance[-10:]):+10.3f}"
+              f"{max(map(abs, distance)):21.3f}")
 
 
 # ---- 08 -------------------------------------------------------------------------------------------------------------
@@ -335,7 +353,8 @@ TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "0
           "08_memory": mesh_memory, "08_checkpoint": checkpoint_cost}
 
 
-PRINTED = {"front": front, "06_lengths": measure_memory.lengths}
+PRINTED = {"front": front, "06_lengths": measure_memory.lengths, "07_recipes": recipes,
+           "07_memory": measure_memory.large_model}
 
 
 def hardware():

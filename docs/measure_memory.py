@@ -1,4 +1,5 @@
 """For measure.py: bytes of one rank of large models at the peak of a step, booked by chapter 08's dry run."""
+import bisect
 import re
 import subprocess
 
@@ -28,3 +29,24 @@ def lengths(runs):
                                f"--recompute {recompute} --data {text}")
             peaks.append(run["total"] - run["params"] - run["grads"] - run["optimizer"])
         print(f"{model:<4}{tokens:>10}{ranks:>7}{peaks[0]:>18.1f}{peaks[1]:>20.1f}")
+
+
+PRECISIONS = {"fp32 gradients, AdamW": "fp32", "bf16 gradients": "bf16",
+              "bf16 gradients, adamw8bit": "bf16 --optimizer adamw8bit",
+              "and FP8": "bf16 --optimizer adamw8bit --fp8 current",
+              "and the optimizer offloaded": "bf16 --optimizer adamw8bit --fp8 current --offload optimizer"}
+DEVICE = 80  # GB
+
+
+def large_model(runs):
+    """chapter 07: 70B on eight devices, and how many would be needed"""
+    kinds = ["params", "grads", "optimizer", "workspace", "activations", "total", "host"]
+    print(f"70b, ZeRO-3 on eight devices, a sequence of 4096 each, full recomputation: GB of one; needed: of {DEVICE} GB\n"
+          f"{'':<28}{''.join(f'{kind:>13}' for kind in kinds)}  devices needed")
+    for name, flags in PRECISIONS.items():
+        def on(devices):
+            return booked(runs, f"--model 70b --zero 3 --recompute full --seq-len 4096 --fake-world {devices} "
+                                f"--global-batch {devices} --grad-dtype {flags}")
+        needed = 1 + bisect.bisect_left(range(1, 64), True, key=lambda devices: on(devices)["total"] <= DEVICE)
+        peak = on(8)
+        print(f"{name:<28}{''.join(f'{peak.get(kind, 0):>13.1f}' for kind in kinds)}{needed:>9}", flush=True)

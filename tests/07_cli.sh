@@ -52,9 +52,9 @@ if not (off - on <= sent and off - on >= sent - 2 * norms):
     print(off, on, sent)
 P
 )"
-run 1 "$bin/$program" "${small[@]}" --layers 2 --ffn 256 --steps 1 --compare 2 --compare-csv c.csv
-verdict "the tables" "$(ends 0 60)$(for word in "mxfp8, scale: OCP floor" "mxfp8, rounded up" "blockwise" "current, adamw8bit" "steps with each" "70b on 8 devices"; do
-    grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)$([ "$(wc -l <c.csv)" = 3 ] || echo "c.csv: $(cat c.csv)")"
+run 1 "$bin/$program" "${small[@]}" --layers 2 --ffn 256 --steps 1
+verdict "the tables" "$(ends 0 60)$(for word in "mxfp8, scale: OCP floor" "mxfp8, rounded up" "blockwise" "current, adamw8bit"; do
+    grep -qF -- "$word" "$work/out" || echo "no '$word'; "; done)"
 run 1 "$bin/$program" "${small[@]}" --layers 2 --ffn 256 --lr 1e30 --clip 0 --warmup-steps 0 --steps 9 --tables off
 verdict "a run that breaks says so" "$(ends 1 20)$(says "first non-finite parameter")"
 exit $failed

@@ -66,8 +66,7 @@ def flag_cases(add, binaries):
                 [], write_text)
 
 
-TABLE_FILES = ("--all-reduce-csv", "--modes-csv", "--efficiency-csv", "--links", "--draw", "--pipeline-trace",
-               "--compare-csv")
+TABLE_FILES = ("--all-reduce-csv", "--modes-csv", "--efficiency-csv", "--links", "--draw", "--pipeline-trace")
 
 
 def size_cases(add):

@@ -122,12 +122,11 @@ def output_cases(add, base, binaries):
         add("output paths", f"{flag} in /proc", FIRST, [flag, "/proc/d"], flag)
     add("output paths", "--save-hf and --save-reference, one folder", FIRST,
         ["--save-hf", "d", "--save-reference", "d"], ["--save-hf", "--save-reference"])
-    for program, flag, more in (("02_data_parallel", "--all-reduce-csv", []), ("02_data_parallel", "--modes-csv", []),
-            ("04_tensor_parallel", "--efficiency-csv", []),
-                                ("05_pipeline", "--pipeline-trace", []), ("05_pipeline", "--draw", []),
-                                ("07_fp8", "--compare-csv", ["--compare", "1"])):
+    for program, flag in (("02_data_parallel", "--all-reduce-csv"), ("02_data_parallel", "--modes-csv"),
+                          ("04_tensor_parallel", "--efficiency-csv"), ("05_pipeline", "--pipeline-trace"),
+                          ("05_pipeline", "--draw")):
         for path in ("folder", "fifo", "loop", "nowhere/x", "text.txt"):
-            add("output paths", f"{program} {flag} {path}", program, ["--tables", "on", flag, path] + more, flag,
+            add("output paths", f"{program} {flag} {path}", program, ["--tables", "on", flag, path], flag,
                 after(odd_files), ranks=2)
     for content, name in cluster_files():
         add("--links", name, "04_tensor_parallel", ["--tables", "on", "--links", "links.json"],

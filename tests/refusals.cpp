@@ -268,11 +268,9 @@ TEST_CASE("07") {
          {"rows that do not divide", 1, "--fp8-strict on|rows of a micro-batch (--micro-batch x --seq-len)",
           "--fp8-strict on --seq-len 33 --global-batch 3"},
          {"tensor parallelism that does not divide", 3, "--heads 8 is not divisible by --tp 3", "--tp 3"},
-         {"a CSV of no comparison", 1, "--compare-csv|--compare 60", "--compare-csv c.csv"},
          {"fp64 in 8 bits", 1, "--fp8 current|--dtype fp64|try --fp8 off", "--dtype fp64"},
          {"fp64 with 8-bit moments", 2, "--optimizer adamw8bit|--dtype fp64|try --optimizer adamw",
           "--dtype fp64 --fp8 off --optimizer adamw8bit"},
-         {"a comparison of recipes in fp64", 1, "--compare|--dtype fp64", "--dtype fp64 --fp8 off --compare 2"},
          {"a history of no steps", 1, "--fp8-history|integer from 1 to 65536", "--fp8-history 0"},
          {"a margin beyond the range", 1, "--fp8-margin", "--fp8-margin 99"}});
 }
