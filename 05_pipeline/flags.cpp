@@ -27,9 +27,7 @@ void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
         .add("--virtual-stages", o.virtual_stages, "model chunks per rank, with --pipeline interleaved (in a V: 2)",
              integer_from(1))
         .default_text("2; 1 for the others");
-    flags
-        .add("--stage-layers", o.stage_layers, "number of layers of each stage [default: equal]",
-             {integer_from(0).problem, "INT,..."})
+    flags.add("--stage-layers", o.stage_layers, "number of layers of each stage [default: equal]", integer_from(0))
         .default_text("");
 }
 

@@ -1,5 +1,7 @@
 #include "05_pipeline/report.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -13,12 +15,7 @@ namespace train70b {
 
 namespace {
 bool of_file(const Schedule& schedule) { return schedule.name.starts_with("file:"); }
-
-std::string list_text(const std::vector<int64_t>& counts) {  // "4 3 2 1"
-    std::string text;
-    for (const int64_t count : counts) text += fmt::format("{}{}", text.empty() ? "" : " ", count);
-    return text;
-}
+std::string list_text(const std::vector<int64_t>& counts) { return fmt::format("{}", fmt::join(counts, " ")); }
 }  // namespace
 
 Table promise_table() {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "01_single_gpu/core/files.h"
+#include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/flags/flags.h"
 #include "01_single_gpu/report/report.h"
 #include "05_pipeline/draw.h"
@@ -21,17 +22,11 @@ namespace {
 
 constexpr int64_t kMostRanks = 512;  // zb-v's lists take time in p^3
 
-std::vector<std::string> split(const std::string& text, char by) {
-    std::vector<std::string> parts(1);
-    for (const char c : text) c == by ? (void)parts.emplace_back() : parts.back().push_back(c);
-    return parts;
-}
-
 // Of a text that real_number() has accepted; std::stod throws for 1e-320.
 double number_of(const std::string& text) { return std::strtod(text.c_str(), nullptr); }
 
 const Check kCosts = {[](const std::string& text) {
-                          const std::vector<std::string> parts = split(text, ',');
+                          const std::vector<std::string> parts = split_text(text, ',');
                           double sum = 0;
                           for (const std::string& part : parts) {
                               if (const std::string problem = real_number(0, 1e6).problem(part); !problem.empty())
@@ -46,8 +41,8 @@ const Check kCosts = {[](const std::string& text) {
 
 const Check kSlow = {[](const std::string& text) {
                          std::set<std::string> ranks;
-                         for (const std::string& each : split(text, ',')) {
-                             const std::vector<std::string> parts = split(each, '=');
+                         for (const std::string& each : split_text(text, ',')) {
+                             const std::vector<std::string> parts = split_text(each, '=');
                              if (parts.size() != 2 || !integer_from(0).problem(parts[0]).empty() ||
                                  !real_number(0, 1e6, false).problem(parts[1]).empty())
                                  return fmt::format("{} must be RANK=TIMES, as 1=1.5, or several: 1=1.5,3=2", text);
@@ -63,9 +58,10 @@ class Sandbox {
     Sandbox() {
         flags_.group("Schedule");
         flags_.add("--file", file_, "one line of steps per rank: F0 F1 B0 F2 ...", {{}, "FILE"}).default_text("");
-        std::vector<std::string> names;
-        for (const ScheduleGenerator& generator : schedule_generators()) names.push_back(generator.name);
-        flags_.add("--name", name_, "a schedule by name [default: a table of all]", one_of(names)).default_text("");
+        flags_
+            .add("--name", name_, "a schedule by name [default: a table of all]",
+                 one_of(names_of(schedule_generators())))
+            .default_text("");
         flags_.add("--stages", stages_, "pipeline ranks", integer_from(1, kMostRanks))
             .default_text("4; the file's lines");
         flags_.add("--micro-batches", micro_batches_, "micro-batches of a training step", integer_from(1, 1'000'000))
@@ -79,7 +75,7 @@ class Sandbox {
             .add_word(
                 "--costs",
                 [this](const std::string& text) {
-                    const std::vector<std::string> parts = split(text, ',');
+                    const std::vector<std::string> parts = split_text(text, ',');
                     costs_.forward = number_of(parts[0]);
                     costs_.input = number_of(parts[1]);
                     costs_.weight = number_of(parts[2]);
@@ -91,8 +87,9 @@ class Sandbox {
             .add_word(
                 "--slow-rank",
                 [this](const std::string& text) {
-                    for (const std::string& each : split(text, ','))
-                        costs_.slow.emplace_back(std::stoll(split(each, '=')[0]), number_of(split(each, '=')[1]));
+                    for (const std::string& each : split_text(text, ','))
+                        costs_.slow.emplace_back(std::stoll(split_text(each, '=')[0]),
+                                                 number_of(split_text(each, '=')[1]));
                 },
                 "a rank whose steps take TIMES as long; several: 1=1.5,3=2", kSlow)
             .default_text("");

@@ -1,5 +1,7 @@
 #include "05_pipeline/schedule_report.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "01_single_gpu/core/check.h"
@@ -13,8 +15,6 @@ Cell number(double x) { return {fmt::format("{:.4g}", x), x}; }
 
 // Activations held, in micro-batches of a whole rank: a chunk's are 1/v of them.
 Cell in_micro_batches(int64_t chunks_held, int64_t chunks) { return number(double(chunks_held) / double(chunks)); }
-
-double last_end(const std::vector<Timeline::Span>& spans) { return spans.back().end; }
 
 }  // namespace
 
@@ -43,19 +43,16 @@ Table ranks_table(const Schedule& s, const Timeline& timeline, const SandboxCost
          Column("begin"), Column("end"), Column("busy"), Column("idle"), Column("own span", "span"),
          Column("idle in it", "span_idle"), Column("in flight: chunks", "in_flight_chunks"),
          Column("micro-batches", "in_flight_micro_batches")});
-    const double total = timeline.total();
     for (int64_t rank = 0; rank < s.stages; ++rank) {
-        std::string stages;
-        for (const int64_t stage : s.placement.stage[size_t(rank)])
-            stages += fmt::format("{}{}", stages.empty() ? "" : " ", stage);
         double slowdown = 1;
         for (const auto& [which, times] : costs.slow)
             if (which == rank) slowdown *= times;
         const auto& spans = timeline.ranks[size_t(rank)];
         const int64_t held = in_flight(s, rank);
         table.row({rank, s.name, s.stages, s.micro_batches, s.chunks, number(costs.forward), number(costs.input),
-                   number(costs.weight), number(costs.hop), number(slowdown), stages, number(spans.front().begin),
-                   number(last_end(spans)), number(timeline.busy(rank)), percent(1 - timeline.busy(rank) / total),
+                   number(costs.weight), number(costs.hop), number(slowdown),
+                   fmt::format("{}", fmt::join(s.placement.stage[size_t(rank)], " ")), number(spans.front().begin),
+                   number(spans.back().end), number(timeline.busy(rank)), percent(timeline.idle(rank)),
                    number(timeline.span(rank)), percent(1 - timeline.busy(rank) / timeline.span(rank)), held,
                    in_micro_batches(held, s.chunks)});
     }

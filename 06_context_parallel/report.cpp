@@ -17,6 +17,11 @@ std::string name_of(const ContextRun& run) {
     return run.algorithm +
            (run.algorithm == "hybrid" ? fmt::format(" {} x {}", run.layout.ulysses, run.layout.groups()) : "");
 }
+
+Cell imbalance(const std::vector<double>& work) {  // of all ranks: slowest / mean
+    const double sum = std::accumulate(work.begin(), work.end(), 0.0);
+    return fixed(*std::max_element(work.begin(), work.end()) * double(work.size()) / sum, 2);
+}
 }  // namespace
 
 ContextRun run_context(const TrainOptions& options, const Dataset& data, const Comm& ranks,
@@ -143,11 +148,9 @@ Table work_table(const std::vector<ContextRun>& runs) {
     columns.push_back("slowest / mean");
     Table table("attention of one step, rank by rank: GFLOP counted, CPU ms measured", columns);
     const auto row = [&](const std::string& name, const char* what, const std::vector<double>& values, double unit) {
-        const double sum = std::accumulate(values.begin(), values.end(), 0.0);
-        const double most = *std::max_element(values.begin(), values.end());
         std::vector<Cell> cells = {name, what};
         for (const double value : values) cells.push_back(fixed(value / unit, 3));
-        cells.push_back(fixed(most * double(values.size()) / sum, 2));
+        cells.push_back(imbalance(values));
         table.row(cells);
     };
     for (const ContextRun& run : runs) {
@@ -163,10 +166,6 @@ Table document_table(const std::vector<ContextRun>& runs, const TrainOptions& op
     for (int64_t rank = 0; rank < ranks; ++rank) columns.push_back(fmt::format("rank {}", rank));
     columns.insert(columns.end(), {"slowest / mean", "without documents"});
     Table table("pairs of query and key inside documents, of one step and block, per head", columns);
-    const auto imbalance = [&](const std::vector<double>& work) {
-        const double sum = std::accumulate(work.begin(), work.end(), 0.0);
-        return fixed(*std::max_element(work.begin(), work.end()) * double(ranks) / sum, 2);
-    };
     // Each pair and element of a head: 4 operations forward, 10 backward, and 4 more if attention is recomputed.
     const Recompute recompute = options.llama().recompute;
     const double operations = recompute == Recompute::none || recompute == Recompute::pointwise ? 14 : 18;

@@ -1,7 +1,5 @@
 #include "07_fp8/report.h"
 
-#include <cmath>
-
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/report/bench.h"
 #include "02_data_parallel/runtime/measure.h"
@@ -128,8 +126,7 @@ void say_layout(const Program& p, const Fp8Trainer& composed, const TensorComms&
                 const Precision& precision) {
     for (const std::string& why : composed.fp8.left_out()) say("stays in {}: {}\n", p.options.dtype, why);
     say("{} of {} linear layers of the blocks in 8 bits ({}); {}; {} tensor-parallel x {} data-parallel ranks ({}), "
-        "ZeRO "
-        "stage {}\n",
+        "ZeRO stage {}\n",
         composed.fp8.layers().size(), 4 * p.options.model.layers, precision.fp8.recipe, precision.optimizer,
         layout.tensor_ranks.size(), p.dp, p.world.backend(), zero.stage);
 }
@@ -137,11 +134,6 @@ void say_layout(const Program& p, const Fp8Trainer& composed, const TensorComms&
 // ---- all of it ------------------------------------------------------------------------------------------------------
 
 namespace {
-
-std::string describe(const Precision& precision, const std::string& dtype) {
-    return (precision.fp8.recipe == "off" ? dtype : precision.fp8.recipe) +
-           (precision.optimizer == "adamw" ? "" : ", " + precision.optimizer);
-}
 
 // Every recipe with AdamW; with 8-bit AdamW only the chosen one and none.
 std::vector<PrecisionRun> run_precisions(Program& p, const TensorComms& layout, const ZeroOptions& zero,
@@ -158,7 +150,7 @@ std::vector<PrecisionRun> run_precisions(Program& p, const TensorComms& layout, 
             precision.fp8.strict = false;
             precision.optimizer = optimizer;
             runs.push_back(run_precision(p.options, p.data(), layout, zero, precision));
-            runs.back().name = describe(precision, dtype);
+            runs.back().name = (recipe == "off" ? dtype : recipe) + (optimizer == "adamw" ? "" : ", " + optimizer);
         }
     return runs;
 }

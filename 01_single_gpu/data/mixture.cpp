@@ -7,6 +7,7 @@
 
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/data/permutation.h"
+#include "01_single_gpu/flags/flags.h"
 
 namespace train70b {
 
@@ -65,16 +66,6 @@ Mixture::Draw Mixture::draw(uint64_t seed, int64_t index) const {
 // ---- the command line -----------------------------------------------------------------------------------------------
 
 namespace {
-std::vector<std::string> split(const std::string& text) {
-    std::vector<std::string> parts(1);
-    for (const char c : text)
-        if (c == ',')
-            parts.emplace_back();
-        else
-            parts.back() += c;
-    return parts;
-}
-
 // What stands behind the last colon, as a number (or "nan"); empty if it is none.
 std::optional<double> weight_of(const std::string& part) {
     const size_t colon = part.rfind(':');
@@ -88,7 +79,7 @@ std::optional<double> weight_of(const std::string& part) {
 
 std::vector<WeightedPath> parse_mixture(const std::string& data) {
     std::error_code error;
-    const std::vector<std::string> parts = split(data);
+    const std::vector<std::string> parts = split_text(data, ',');
     bool weighted = false;
     for (const std::string& part : parts) weighted = weighted || weight_of(part);
     if (!weighted || fs::exists(data, error)) return {{data, 1}};

@@ -97,6 +97,21 @@ Check one_of(std::vector<std::string> names) {
             list};
 }
 
+std::vector<std::string> split_text(const std::string& text, char separator) {
+    std::vector<std::string> parts(1);
+    for (const char c : text) c == separator ? (void)parts.emplace_back() : parts.back().push_back(c);
+    return parts;
+}
+
+Check each_of(const Check& item) {
+    return {[problem = item.problem](const std::string& list) {
+                for (const std::string& each : split_text(list, ','))
+                    if (std::string wrong = problem(each); !wrong.empty()) return wrong;
+                return std::string();
+            },
+            item.name + ",..."};
+}
+
 Flags::Flags(const std::string& description)
     : app_(std::make_unique<CLI::App>(description)), values_(std::make_unique<nlohmann::ordered_json>()) {
     app_->formatter(std::make_shared<HelpFormatter>());
@@ -131,22 +146,11 @@ Flags::Flag Flags::checked(CLI::Option* option, const Check& check) {
 template <class T>
 Flags::Flag Flags::add(const std::string& name, T& value, const std::string& text, const Check& check) {
     if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
-        const auto each = [](const std::string& list, const std::function<void(const std::string&)>& use) {
-            for (size_t begin = 0, end = 0; end != list.npos; begin = end + 1)
-                use(list.substr(begin, (end = list.find(',', begin)) - begin));
-        };
-        const auto problem = [=](const std::string& list) {
-            std::string first;
-            each(list, [&](const std::string& item) {
-                if (first.empty()) first = check.problem(item);
-            });
-            return first;
-        };
-        const auto read = [=, &value](const std::string& list) {
+        const auto read = [&value](const std::string& list) {
             value.clear();
-            each(list, [&](const std::string& item) { value.push_back(std::stoll(item)); });
+            for (const std::string& item : split_text(list, ',')) value.push_back(std::stoll(item));
         };
-        return add_word(name, read, text, {problem, check.name});
+        return add_word(name, read, text, each_of(check));
     } else {
         return checked(app_->add_option(name, value, text)->capture_default_str(), check);
     }

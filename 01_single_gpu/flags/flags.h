@@ -27,6 +27,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Check integer_from(int64_t min, int64_t max = kMaxCount);
 Check real_number(double min, double max, bool min_allowed = true);
 Check one_of(std::vector<std::string> names);
+Check each_of(const Check& item);                                              // of a list: 1,2,3
+std::vector<std::string> split_text(const std::string& text, char separator);  // "a,b": "a" and "b"; "": one empty part
 
 class Flags {
   public:

@@ -90,7 +90,7 @@ class Planner {
         flags_.group("Layouts to choose from (a list a,b,...; default: all)");
         const auto axis = [this](const char* flag, std::vector<int64_t>& values, const char* text, int64_t least,
                                  int64_t most) {
-            flags_.add(flag, values, text, {integer_from(least, most).problem, "INT,..."}).default_text("");
+            flags_.add(flag, values, text, integer_from(least, most)).default_text("");
         };
         axis("--tp", request_.tp, "tensor-parallel ranks", 1, kMostGpus);
         axis("--cp", request_.cp, "context-parallel ranks", 1, kMostGpus);
@@ -144,24 +144,10 @@ class Planner {
 
     void names(const char* flag, std::vector<std::string>& values, const std::vector<std::string>& known,
                const char* text) {
-        const auto each = [](const std::string& list, const auto& use) {
-            for (size_t begin = 0, end = 0; end != list.npos; begin = end + 1)
-                use(list.substr(begin, (end = list.find(',', begin)) - begin));
-        };
-        const Check check = one_of(known);
-        const auto problem = [=](const std::string& list) {
-            std::string first;
-            each(list, [&](const std::string& item) {
-                if (first.empty()) first = check.problem(item);
-            });
-            return first;
-        };
         flags_
-            .add_word(flag,
-                      [=, &values](const std::string& list) {
-                          each(list, [&](const std::string& item) { values.push_back(item); });
-                      },
-                      text, {problem, check.name + ",..."})
+            .add_word(
+                flag, [&values](const std::string& list) { values = split_text(list, ','); }, text,
+                each_of(one_of(known)))
             .default_text("");
     }
 

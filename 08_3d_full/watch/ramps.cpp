@@ -12,17 +12,8 @@ int64_t Ramp::linear(int64_t step) const { return step > steps ? to : from + (to
 
 std::string Ramp::text() const { return fmt::format("{}:{}:{}", from, to, steps); }
 
-namespace {
-std::vector<std::string> fields(const std::string& text) {
-    std::vector<std::string> list;
-    for (size_t begin = 0, end = 0; end != text.npos; begin = end + 1)
-        list.push_back(text.substr(begin, (end = text.find(':', begin)) - begin));
-    return list;
-}
-}  // namespace
-
 std::string ramp_problem(const std::string& text) {
-    const std::vector<std::string> parts = fields(text);
+    const std::vector<std::string> parts = split_text(text, ':');
     if (parts.size() != 3) return text + " must be FROM:TO:STEPS, for example 4:16:100";
     for (const std::string& part : parts)
         if (const std::string problem = integer_from(1, &part == &parts[2] ? kMaxRampSteps : kMaxCount).problem(part);
@@ -34,7 +25,7 @@ std::string ramp_problem(const std::string& text) {
 }
 
 Ramp parse_ramp(const std::string& text) {
-    const std::vector<std::string> parts = fields(text);
+    const std::vector<std::string> parts = split_text(text, ':');
     return {std::stoll(parts[0]), std::stoll(parts[1]), std::stoll(parts[2])};
 }
 
