@@ -347,12 +347,10 @@ def front(runs):
 
 
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
-          "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
-          "04_efficiency": efficiency, "05_schedules": schedules, "05_measured": measured_pipeline,
-          "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss,
-          "08_memory": mesh_memory, "08_checkpoint": checkpoint_cost}
-
-
+          "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory,
+          "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
+          "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
+          "08_loss": mesh_loss, "08_memory": mesh_memory, "08_checkpoint": checkpoint_cost}
 PRINTED = {"front": front, "06_lengths": measure_memory.lengths, "07_recipes": recipes,
            "07_memory": measure_memory.large_model}
 

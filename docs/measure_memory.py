@@ -41,12 +41,12 @@ DEVICE = 80  # GB
 def large_model(runs):
     """chapter 07: 70B on eight devices, and how many would be needed"""
     kinds = ["params", "grads", "optimizer", "workspace", "activations", "total", "host"]
-    print(f"70b, ZeRO-3 on eight devices, a sequence of 4096 each, full recomputation: GB of one; needed: of {DEVICE} GB\n"
-          f"{'':<28}{''.join(f'{kind:>13}' for kind in kinds)}  devices needed")
+    print("70b on 8 devices, ZeRO-3, a sequence of 4096 on each, full recomputation: GB of one device\n"
+          f"{'':<28}{''.join(f'{kind:>13}' for kind in kinds)}  devices of {DEVICE} GB needed")
     for name, flags in PRECISIONS.items():
         def on(devices):
             return booked(runs, f"--model 70b --zero 3 --recompute full --seq-len 4096 --fake-world {devices} "
                                 f"--global-batch {devices} --grad-dtype {flags}")
         needed = 1 + bisect.bisect_left(range(1, 64), True, key=lambda devices: on(devices)["total"] <= DEVICE)
         peak = on(8)
-        print(f"{name:<28}{''.join(f'{peak.get(kind, 0):>13.1f}' for kind in kinds)}{needed:>9}", flush=True)
+        print(f"{name:<28}{''.join(f'{peak.get(kind, 0):>13.1f}' for kind in kinds)}{needed:>18}", flush=True)
