@@ -57,10 +57,10 @@ static void program(int argc, char** argv) {
     });
     if (o.dry_run) return print_dry_run(p, config, simulate);
     const CheckpointFolder folder(checkpoint, o, config, p.flags.values(), p.world);
-    std::optional<Watch> watching;
-    p.prepare([&] { watching.emplace(watch); }, [&] { return stage_of(config, o.model, p.world.rank()); });
+    Watch watching(watch);
+    p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
 
-    watching->add_to(p.trainer(), p.model(), o);
+    watching.add_to(p.trainer(), p.model(), o);
     const Composed composed(p.model(), p.trainer(), o, config, p.world);
     Inject inject(planned, p.trainer(), p.model());
     ReplicaCheck replicas(replica_check, p.trainer(), p.model(), p.world, config);

@@ -120,8 +120,8 @@ verdict "a dry run's files" "$(ends 0 20)$(grep '"event":"summary"' m.jsonl | gr
 run 1 "$bin/$program" "${shape[@]}" --comm fake --fake-world 16 --fake-rank 5 --tp 2 --pp 2 --cp 2 --steps 2 --metrics m.jsonl
 verdict "one rank of 16, really computed" "$(ends 0 30)$(grep -q '"rank":5' m.jsonl || echo "no rank 5: $(tail -n 1 m.jsonl | head -c 300)")"
 
-run 8 "$bin/$program" "${shape[@]}" --tp 2 --pp 2 --dp 2 --micro-batch 1 --steps 2 --trace t.json --prometheus p.prom --metrics m.jsonl
-verdict "a trace of all ranks, with their places; the slowest rank; Prometheus" "$(ends 0 30)$(python3 - <<'P'
+run 8 "$bin/$program" "${shape[@]}" --tp 2 --pp 2 --dp 2 --micro-batch 1 --steps 2 --trace t.json --metrics m.jsonl
+verdict "a trace of all ranks, with their places; the slowest rank; Prometheus" "$(ends 0 30)$(python3 "$root/docs/prometheus.py" --once m.jsonl p.prom)$(python3 - <<'P'
 import json
 events = json.load(open("t.json"))["traceEvents"]
 titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}

@@ -4,9 +4,9 @@
     python3 tests/troubleshooting.py BIN_FOLDER
 
 In its rows, `event.key` is a key of that event in the metrics of a few short runs (or, of an event that only a failing
-disk writes, in the sources), `train70b_...` a metric of their --prometheus file, `--flag VALUE` a flag of a program or
-script and one of its values, `path/file` a file, any other `word` a program; "text" is part of a line that the sources
-print. Ends by checking that wrong names are found.
+disk writes, in the sources), `train70b_...` a metric that docs/prometheus.py makes of them, `--flag VALUE` a flag of a
+program or script and one of its values, `path/file` a file, any other `word` a program; "text" is part of a line that
+the sources print. Ends by checking that wrong names are found.
 """
 import json
 import pathlib
@@ -44,7 +44,7 @@ class Known:
         """A short run; its metrics are added."""
         with tempfile.TemporaryDirectory() as work:
             words = [] if ranks == 1 else ["mpirun", "--oversubscribe", "-np", str(ranks)]
-            words += [str(folder / program), *SHAPE, *flags.split(), "--metrics", "m.jsonl", "--prometheus", "p.prom"]
+            words += [str(folder / program), *SHAPE, *flags.split(), "--metrics", "m.jsonl"]
             done = subprocess.run(words, cwd=work, capture_output=True, text=True, timeout=100,
                                   env=dict(mpi_environment(), OMP_NUM_THREADS="1"))
             if done.returncode != code:
@@ -52,6 +52,8 @@ class Known:
             for line in pathlib.Path(work, "m.jsonl").read_text().splitlines():
                 event = json.loads(line)
                 self.events.setdefault(event["event"], []).append(event)
+            subprocess.run(["python3", str(ROOT / "docs/prometheus.py"), "--once", "m.jsonl", "p.prom"], cwd=work,
+                           check=True)
             text = pathlib.Path(work, "p.prom").read_text()
             self.metrics |= set(re.findall(r"^# TYPE (\w+)", text, re.M))
 
@@ -81,7 +83,7 @@ class Known:
                 return f"{word} is one of {'|'.join(sorted(choices))}"
             return f"{word} takes no value" if values and choices is None else None
         if word.startswith("train70b_"):
-            return None if word in self.metrics else f"no {word} in the Prometheus files"
+            return None if word in self.metrics else f"no {word} in what docs/prometheus.py writes"
         if "/" in word:
             return None if (ROOT / word).exists() else f"no file {word}"
         if "." in word:

@@ -38,7 +38,6 @@ struct StepReport {
     MemoryPeak peak;                        // since the step began
     double waited_s = 0;                    // seconds in which this rank's own work waited for communication
     std::map<std::string, int64_t> comm_bytes;
-    std::map<std::string, double> comm_seconds;
     std::optional<Straggler> straggler;  // where there are several ranks
 };
 

@@ -53,7 +53,6 @@ void CommRuntime::add(const CommStats& stats, StepReport& report) {
     report.waited_s = stats.waited;
     for (const auto& [name, entry] : stats.operations) {
         report.comm_bytes[name] = entry.bytes;
-        report.comm_seconds[name] = entry.seconds;
         report.comm_s += entry.seconds;
     }
 }

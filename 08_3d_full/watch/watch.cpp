@@ -4,8 +4,6 @@ namespace train70b {
 
 void add_watch_flags(CommandLine& flags, WatchOptions& o) {
     flags.group("Output");
-    flags.add_output(Prometheus::kFlag, o.prometheus,
-                     "FILE.prom: keep the current metrics for Prometheus' node exporter");
     flags.add("--spike-window", o.spike_window, "steps that a loss is compared with, to report a spike; 0: never",
               integer_from(0));
     flags.add("--spike-z", o.spike_z, "report a loss this many standard deviations above the recent ones",
@@ -14,17 +12,12 @@ void add_watch_flags(CommandLine& flags, WatchOptions& o) {
 }
 
 void check_watch(const WatchOptions& o, const TrainOptions& training) {
-    if (!training.dry_run) return;
-    if (!o.prometheus.empty())
-        usage_error("{} {}: a dry run has no steps to report; leave it out", Prometheus::kFlag, o.prometheus);
-    if (o.noise_scale) usage_error("--noise-scale on: a dry run computes no gradients; leave it out");
+    if (training.dry_run && o.noise_scale)
+        usage_error("--noise-scale on: a dry run computes no gradients; leave it out");
 }
-
-Watch::Watch(const WatchOptions& o) : options_(o), prometheus_(o.prometheus) {}
 
 void Watch::add_to(Trainer& trainer, Llama& model, const TrainOptions& training) {
     trainer.controls.push_back(&spike_alarm_.emplace(trainer, options_.spike_window, options_.spike_z));
-    trainer.controls.push_back(&prometheus_);
     if (options_.noise_scale) trainer.controls.push_back(&noise_scale_.emplace(trainer, model, training));
 }
 

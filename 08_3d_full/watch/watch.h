@@ -1,13 +1,11 @@
 #pragma once
-// What watches a run of weeks: loss spikes, a file for Prometheus, the gradient noise scale.
+// What watches a run of weeks: loss spikes, the gradient noise scale.
 #include "08_3d_full/watch/alarms.h"
 #include "08_3d_full/watch/noise_scale.h"
-#include "08_3d_full/watch/prometheus.h"
 
 namespace train70b {
 
 struct WatchOptions {
-    std::string prometheus;     // a file; empty: none
     int64_t spike_window = 64;  // steps; 0: no alarm
     double spike_z = 6;
     bool noise_scale = false;
@@ -18,7 +16,7 @@ void check_watch(const WatchOptions& options, const TrainOptions& training);
 
 class Watch {
   public:
-    explicit Watch(const WatchOptions& options);  // usage error if a file cannot be written
+    explicit Watch(const WatchOptions& options) : options_(options) {}
     Watch(const Watch&) = delete;
     // Adds its controls. Call it before the store is made, inside of which the noise scale wraps the units; this outlives
     // the run.
@@ -26,7 +24,6 @@ class Watch {
 
   private:
     const WatchOptions options_;
-    Prometheus prometheus_;
     std::optional<SpikeAlarm> spike_alarm_;
     std::optional<NoiseScale> noise_scale_;
 };

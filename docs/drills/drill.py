@@ -84,7 +84,7 @@ def brief(incident, case, shown, programs):
                         *words_of({**case.flags, **OUTPUT})])
     there = {"logs/": "rank-R.log: what each rank printed; mpirun.log: the launcher",
              "metrics.jsonl": "one event a line",
-             "metrics.prom": "what the dashboard read last; written once a second at most: it may be some steps behind",
+             "metrics.prom": "what the dashboard read last, from docs/prometheus.py",
              "trace.json": "all ranks on one clock: ui.perfetto.dev", "nodes.txt": "which ranks share a node",
              "good.jsonl": "the metrics of a run without the fault",
              "one-rank.jsonl": "the metrics of one good device",

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 
 from evidence import node_of
 
@@ -14,7 +15,7 @@ ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_R
                "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "1",
                # Time for every rank to print its log before the launcher kills it.
                "OMPI_MCA_odls_base_sigkill_timeout": "3"}
-OUTPUT = {"--metrics": "metrics.jsonl", "--prometheus": "metrics.prom", "--trace": "trace.json"}
+OUTPUT = {"--metrics": "metrics.jsonl", "--trace": "trace.json"}
 # Chapter 01's program has no other flags of the jobs.
 ONE_RANK = {"--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--seq-len", "--init-std", "--global-batch",
             "--steps", "--lr", "--save-reference", "--dtype"}
@@ -85,6 +86,9 @@ class Runner:
             raise Usage(f"the job has not ended after {LIMIT} s, and takes a few on an idle machine: end what else "
                         "runs here, and start again")
         clean(folder, name, rank_names or list(range(ranks)))
+        if (folder / "metrics.jsonl").exists():
+            subprocess.run([sys.executable, str(ROOT / "docs/prometheus.py"), "--once", "metrics.jsonl",
+                            "metrics.prom"], cwd=folder, check=True)
         return code
 
     def one_rank(self, flags, folder, metrics=None):
