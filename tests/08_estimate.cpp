@@ -1,4 +1,4 @@
-// The planner's estimate of a step, and what it says of days, tokens and batches.
+// The planner's estimate of a step, and what it says of days and money.
 #include <algorithm>
 #include <map>
 
@@ -118,44 +118,12 @@ TEST_CASE("the estimate: the update reads and writes what the rank owns") {
 
 TEST_CASE("days, hours and price") {
     // 86,400 tokens/s: a token per second of the day, so a day is 86,400^2 tokens.
-    EXPECT(tokens_per_day(86400) == doctest::Approx(86400.0 * 86400.0));
     const RunCost cost = run_cost(86400.0 * 86400.0 * 3, 86400, 8, 2.5);
     EXPECT(cost.days == doctest::Approx(3));
     EXPECT(cost.gpu_hours == doctest::Approx(3 * 24 * 8));
     EXPECT(cost.price == doctest::Approx(3 * 24 * 8 * 2.5));
-    EXPECT(checkpoint_bytes(1e9) == doctest::Approx(12e9));
-}
-
-TEST_CASE("Chinchilla: the optimum of the fitted loss, found by search; the ratio; the paper's own model") {
-    for (const double flops : {1e19, 5.76e23, 1e26}) {
-        const ModelAndTokens by_fit = chinchilla_by_fit(flops), by_ratio = chinchilla_by_ratio(flops);
-        EXPECT(6 * by_fit.parameters * by_fit.tokens == doctest::Approx(flops));
-        EXPECT(6 * by_ratio.parameters * by_ratio.tokens == doctest::Approx(flops));
-        EXPECT(by_ratio.tokens / by_ratio.parameters == doctest::Approx(20));
-        double best = 1e30, at = 0;  // over 8 decades of model sizes
-        for (double n = 1e6; n < 1e14; n *= 1.001)
-            if (const double loss = chinchilla_loss(n, flops / 6 / n); loss < best) best = loss, at = n;
-        EXPECT(by_fit.parameters == doctest::Approx(at).epsilon(0.01));
-    }
-    // Hoffmann et al., equation 10: the loss of the data, of a model too small, of too few tokens.
-    EXPECT(chinchilla_loss(1e300, 1e300) == doctest::Approx(1.69));
-    EXPECT(chinchilla_loss(1, 1e300) == doctest::Approx(1.69 + 406.4));
-    EXPECT(chinchilla_loss(1e300, 1) == doctest::Approx(1.69 + 410.7));
-    // Chinchilla itself: 70B parameters, 1.4T tokens, the FLOPs of Gopher (5.76e23).
-    const ModelAndTokens chinchilla = chinchilla_by_ratio(5.76e23);
-    EXPECT(chinchilla.parameters == doctest::Approx(70e9).epsilon(0.02));
-    EXPECT(chinchilla.tokens == doctest::Approx(1.4e12).epsilon(0.02));
-}
-
-TEST_CASE("the critical batch: the hyperbola of steps and tokens, and Kaplan's fit") {
-    for (const double batch : {1e4, 1e6, 3e7}) {
-        const double noise = 2e6;
-        // (S / S_min - 1) (E / E_min - 1) = 1, and S B / (S_min B_noise) = E / E_min
-        EXPECT((steps_factor(batch, noise) - 1) * (tokens_factor(batch, noise) - 1) == doctest::Approx(1));
-        EXPECT(steps_factor(batch, noise) * batch / noise == doctest::Approx(tokens_factor(batch, noise)));
-    }
-    EXPECT(steps_factor(2e6, 2e6) == doctest::Approx(2));
-    EXPECT(kaplan_critical_batch(1) == doctest::Approx(2.1e8));
-    // "The critical batch size doubles for every 13% decrease in loss" (Kaplan et al., section 5.1).
-    EXPECT(kaplan_critical_batch(2 * 0.87) / kaplan_critical_batch(2) == doctest::Approx(2).epsilon(0.04));
+    PlanRequest r = small_request(8);  // fp32 weights and both moments; moments of a byte, and their blocks' scales
+    EXPECT(checkpoint_bytes(r) == doctest::Approx(12 * double(r.model.parameters())));
+    r.optimizer = "adamw8bit";
+    EXPECT(checkpoint_bytes(r) == doctest::Approx((6 + 8.0 / 256) * double(r.model.parameters())));
 }

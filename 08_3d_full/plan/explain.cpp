@@ -278,45 +278,30 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
     return steps;
 }
 
-double run_checkpoint_bytes(const PlanRequest& r) {
-    const double weight = double(size_of(stats_dtype(r.dtype)));
-    return checkpoint_bytes(double(r.model.parameters()), weight + moment_bytes(r.optimizer, r.dtype));
+RunCost run_cost(double tokens, double tokens_per_s, double gpus, double price_per_gpu_hour) {
+    const double seconds = tokens / tokens_per_s, hours = gpus * seconds / 3600;
+    return {seconds / kSecondsPerDay, hours, hours * price_per_gpu_hour};
+}
+
+double checkpoint_bytes(const PlanRequest& r) {
+    return double(r.model.parameters()) * (double(size_of(stats_dtype(r.dtype))) + moment_bytes(r.optimizer, r.dtype));
 }
 
 Table budget_table(const PlanRequest& r, const Prediction& winner, const BudgetOptions& o) {
     const double gpus = double(r.gpus), rate = winner.tokens_per_s_per_gpu(r) * gpus;
     const double parameters = double(r.model.parameters()), batch = double(r.global_batch * r.seq_len);
-    Table table(
-        fmt::format("budget: {} tokens per day at {:.0f} tokens/s of all GPUs; {:.4g} dollars per GPU-hour",
-                    human(tokens_per_day(rate)), rate, o.price),
-        {Column("tokens").left(), "number", "steps", "days", "GPU-hours", "dollars", "loss (Chinchilla's fit), nats"});
+    Table table(fmt::format("budget: {} tokens per day at {:.0f} tokens/s of all GPUs; {:.4g} dollars per GPU-hour",
+                            human(rate * kSecondsPerDay), rate, o.price),
+                {Column("tokens").left(), "number", "steps", "days", "GPU-hours", "dollars"});
     const auto row = [&](const std::string& name, double tokens) {
         const RunCost cost = run_cost(tokens, rate, gpus, o.price);
         table.row({name, Cell(human(tokens), tokens), fixed(tokens / batch, 0), fixed(cost.days, 1),
-                   Cell(human(cost.gpu_hours), cost.gpu_hours), Cell(human(cost.price), cost.price),
-                   fixed(chinchilla_loss(parameters, tokens), 3)});
+                   Cell(human(cost.gpu_hours), cost.gpu_hours), Cell(human(cost.price), cost.price)});
     };
     row("20 per parameter (Chinchilla)", kTokensPerParameter * parameters);
     row("--tokens", o.tokens);
-    const double bytes = run_checkpoint_bytes(r);
-    table.note(fmt::format("checkpoint: {} GB; its weights alone: {} GB", gigabytes(bytes),
-                           gigabytes(checkpoint_bytes(parameters, 4))));
-    const double flops = 6 * parameters * o.tokens;
-    const ModelAndTokens by_ratio = chinchilla_by_ratio(flops), by_fit = chinchilla_by_fit(flops);
-    table.note(fmt::format(
-        "the compute of --tokens, 6 N D = {:.2e} FLOPs, is optimal for {} parameters and {} tokens (20 per parameter), "
-        "or "
-        "{} and {} (the paper's fit)",
-        flops, human(by_ratio.parameters), human(by_ratio.tokens), human(by_fit.parameters), human(by_fit.tokens)));
-    const double loss = chinchilla_loss(parameters, o.tokens);
-    const double critical = o.noise_scale > 0 ? o.noise_scale : kaplan_critical_batch(loss);
-    table.note(fmt::format(
-        "critical batch: {} tokens ({}); a batch of {} takes {:.2f} times the fewest steps and {:.2f} times the fewest "
-        "tokens",
-        human(critical),
-        o.noise_scale > 0 ? "the noise scale that was measured, McCandlish et al."
-                          : fmt::format("Kaplan et al.'s fit at a loss of {:.2f}", loss),
-        human(batch), steps_factor(batch, critical), tokens_factor(batch, critical)));
+    table.note(fmt::format("checkpoint: {} GB; its weights alone: {} GB", gigabytes(checkpoint_bytes(r)),
+                           gigabytes(double(size_of(stats_dtype(r.dtype))) * parameters)));
     return table;
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 // The planner's answer as tables and as sentences.
 #include "01_single_gpu/report/table.h"
-#include "08_3d_full/plan/budget.h"
 #include "08_3d_full/plan/choose.h"
 
 namespace train70b {
@@ -37,12 +36,19 @@ Table memory_table(const std::vector<Prediction>& best, const Choice& choice);
 std::vector<std::string> decision_steps(const PlanRequest& request, const ClusterModel& cluster, const Choice& choice,
                                         const Prediction& winner);
 
+constexpr double kSecondsPerDay = 86400;
+constexpr double kTokensPerParameter = 20;  // Hoffmann et al. 2022 (Chinchilla), approaches 1 and 2
 struct BudgetOptions {
-    double price = 2, tokens = 15e12, noise_scale = 0;  // dollars per GPU-hour; noise_scale: in tokens; 0: not measured
+    double price = 2, tokens = 15e12;  // dollars per GPU-hour; tokens to train on
 };
+struct RunCost {
+    double days = 0, gpu_hours = 0, price = 0;
+};
+// tokens_per_s: of all `gpus` together. No failures: checkpoint/cost.h has what they cost.
+RunCost run_cost(double tokens, double tokens_per_s, double gpus, double price_per_gpu_hour);
+double checkpoint_bytes(const PlanRequest& request);
 Table budget_table(const PlanRequest& request, const Prediction& winner, const BudgetOptions& options);
 
-double run_checkpoint_bytes(const PlanRequest& request);
 std::string text_of(const LeftOut& other);  // "tp 128, 256: --heads 64 is not divisible by it"
 std::string gigabytes(double bytes);        // "12.3"
 

@@ -113,10 +113,6 @@ class Planner {
         flags_.add("--groups", groups_, "rows of the table of the others", integer_from(0, 10'000));
         flags_.add("--price", budget_.price, "dollars per GPU-hour", real_number(0, 1e6));
         flags_.add("--tokens", budget_.tokens, "tokens to train on, of the budget", real_number(0, 1e18, false));
-        flags_.add(
-            "--noise-scale", budget_.noise_scale,
-            "gradient noise scale that chapter 01's --noise-scale measured, in tokens; 0: by Kaplan et al.'s fit",
-            real_number(0, 1e15));
         add_output(json_, "FILE.json", "write everything");
         add_output(csv_, "FILE.csv", "write the table of the best layouts");
     }
@@ -294,13 +290,13 @@ class Planner {
         const double rate = winner.tokens_per_s_per_gpu(request_) * double(gpus_);
         const double parameters = double(request_.model.parameters());
         nlohmann::ordered_json all = {
-            {"tokens_per_s", rate}, {"tokens_per_day", tokens_per_day(rate)}, {"price_per_gpu_hour", budget_.price}};
+            {"tokens_per_s", rate}, {"tokens_per_day", rate * kSecondsPerDay}, {"price_per_gpu_hour", budget_.price}};
         for (const auto& [name, tokens] :
              {std::pair("chinchilla", kTokensPerParameter * parameters), {"tokens", budget_.tokens}}) {
             const RunCost cost = run_cost(tokens, rate, double(gpus_), budget_.price);
             all[name] = {{"tokens", tokens}, {"days", cost.days}, {"gpu_hours", cost.gpu_hours}, {"price", cost.price}};
         }
-        all["checkpoint_bytes"] = run_checkpoint_bytes(request_);
+        all["checkpoint_bytes"] = checkpoint_bytes(request_);
         return all;
     }
 
