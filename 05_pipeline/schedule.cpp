@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "01_single_gpu/core/registry.h"
-#include "05_pipeline/schedule_v.h"
 
 namespace train70b {
 

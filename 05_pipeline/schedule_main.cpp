@@ -26,7 +26,7 @@ constexpr int64_t kMostRanks = 512;  // zb-v's lists take time in p^3
 double number_of(const std::string& text) { return std::strtod(text.c_str(), nullptr); }
 
 const Check kCosts = {[](const std::string& text) {
-                          const std::vector<std::string> parts = split_text(text, ',');
+                          const std::vector<std::string> parts = items_of(text);
                           double sum = 0;
                           for (const std::string& part : parts) {
                               if (const std::string problem = real_number(0, 1e6).problem(part); !problem.empty())
@@ -41,8 +41,8 @@ const Check kCosts = {[](const std::string& text) {
 
 const Check kSlow = {[](const std::string& text) {
                          std::set<std::string> ranks;
-                         for (const std::string& each : split_text(text, ',')) {
-                             const std::vector<std::string> parts = split_text(each, '=');
+                         for (const std::string& each : items_of(text)) {
+                             const std::vector<std::string> parts = items_of(each, '=');
                              if (parts.size() != 2 || !integer_from(0).problem(parts[0]).empty() ||
                                  !real_number(0, 1e6, false).problem(parts[1]).empty())
                                  return fmt::format("{} must be RANK=TIMES, as 1=1.5, or several: 1=1.5,3=2", text);
@@ -75,7 +75,7 @@ class Sandbox {
             .add_word(
                 "--costs",
                 [this](const std::string& text) {
-                    const std::vector<std::string> parts = split_text(text, ',');
+                    const std::vector<std::string> parts = items_of(text);
                     costs_.forward = number_of(parts[0]);
                     costs_.input = number_of(parts[1]);
                     costs_.weight = number_of(parts[2]);
@@ -87,9 +87,9 @@ class Sandbox {
             .add_word(
                 "--slow-rank",
                 [this](const std::string& text) {
-                    for (const std::string& each : split_text(text, ','))
-                        costs_.slow.emplace_back(std::stoll(split_text(each, '=')[0]),
-                                                 number_of(split_text(each, '=')[1]));
+                    for (const std::string& each : items_of(text))
+                        costs_.slow.emplace_back(std::stoll(items_of(each, '=')[0]),
+                                                 number_of(items_of(each, '=')[1]));
                 },
                 "a rank whose steps take TIMES as long; several: 1=1.5,3=2", kSlow)
             .default_text("");

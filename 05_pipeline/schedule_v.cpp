@@ -1,7 +1,7 @@
-#include "05_pipeline/schedule_v.h"
-
 #include <algorithm>
 #include <deque>
+
+#include "05_pipeline/schedule.h"
 
 namespace train70b {
 

@@ -2,8 +2,8 @@
 // The tables of chapter 06: memory against sequence length, who computes how much, what is sent, and what rounding
 // does.
 #include "02_data_parallel/runtime/program.h"
+#include "06_context_parallel/context_parallel.h"
 #include "06_context_parallel/gather_attention.h"
-#include "06_context_parallel/traffic.h"
 
 namespace train70b {
 

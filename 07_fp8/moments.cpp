@@ -1,7 +1,7 @@
-#include "07_fp8/moments.h"
-
 #include <algorithm>
 #include <cmath>
+
+#include "07_fp8/adamw8bit.h"
 
 namespace train70b {
 

@@ -7,10 +7,15 @@
 #include "05_pipeline/pipeline.h"
 #include "06_context_parallel/context_parallel.h"
 #include "07_fp8/fp8.h"
-#include "08_3d_full/mesh_comms.h"
-#include "08_3d_full/validate.h"
+#include "08_3d_full/config.h"
 
 namespace train70b {
+
+// This rank's groups along each axis of the mesh (group_colors).
+struct MeshComms {
+    Comm tp, cp, dp_cp, pp;
+};
+MeshComms split(const Comm& world, const Mesh& mesh);
 
 class Composed {
   public:

@@ -57,10 +57,9 @@ static void program(int argc, char** argv) {
     });
     if (o.dry_run) return print_dry_run(p, config, simulate);
     const CheckpointFolder folder(checkpoint, o, config, p.flags.values(), p.world);
-    Watch watching(watch);
     p.prepare({}, [&] { return stage_of(config, o.model, p.world.rank()); });
 
-    watching.add_to(p.trainer(), p.model(), o);
+    const Watch watching(watch, p.trainer(), p.model());
     const Composed composed(p.model(), p.trainer(), o, config, p.world);
     Inject inject(planned, p.trainer(), p.model());
     ReplicaCheck replicas(replica_check, p.trainer(), p.model(), p.world, config);

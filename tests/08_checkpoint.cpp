@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "08_3d_full/checkpoint/cost.h"
-#include "08_3d_full/checkpoint/restore.h"
+#include "08_3d_full/checkpoint/snapshot.h"
 #include "tests/checkpoints.h"
 
 using namespace train70b;

@@ -43,7 +43,7 @@ inline std::string make_mistake(RankEdit& list, Draws& draws, const Recording& r
         return what == 0 ? "swap two events" : "swap two calls";
     }
     // A group of one rank has nobody to disagree.
-    if (!item.is_call() || recording.members(item.call.family, list.rank()).size() < 2) return "";
+    if (!item.is_call() || GroupTable(recording).members(item.call.family, list.rank()).size() < 2) return "";
     switch (what) {
         case 4: list.drop(at); return "drop a call";
         case 5: list.insert(at, CommCall(item.call)); return "make a call twice";

@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "08_3d_full/plan/group_table.h"
+#include "08_3d_full/plan/sequence.h"
 #include "tests/support.h"
 
 namespace train70b::test {

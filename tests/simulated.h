@@ -6,7 +6,7 @@
 #include "05_pipeline/simulate.h"
 #include "08_3d_full/plan/flows.h"
 #include "08_3d_full/plan/record.h"
-#include "08_3d_full/plan/simulate_report.h"
+#include "08_3d_full/plan/simulate_flag.h"
 #include "tests/simulation.h"
 
 namespace train70b::test {

@@ -82,7 +82,7 @@ std::optional<double> peak_flops(Device device, DType dtype);
 // The definition of MFU, printed with every MFU; empty if the peak is unknown. See flops_per_token (config.h).
 inline constexpr const char* kModelFlops =
     "6 per parameter without the input embedding + 6 L H D T for causal attention, per token; no recomputation";
-// With documents (documents.h) instead of the last summand.
+// With documents (data.h) instead of the last summand.
 inline constexpr const char* kDocumentFlops =
     "inside documents 12 L H D for every pair of a query and a key that it sees";
 std::string mfu_text_of(std::string_view device_name, DType dtype, bool documents = false);

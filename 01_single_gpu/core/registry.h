@@ -33,4 +33,12 @@ const Entry& find_entry(const std::vector<Entry>& registry, const std::string& f
     usage_error("{} {}: unknown; must be one of {}", flag, name, known);
 }
 
+// The items of "a,b,c"; at least one.
+inline std::vector<std::string> items_of(const std::string& list, char separator = ',') {
+    std::vector<std::string> items;
+    for (size_t begin = 0, end = 0; end != list.npos; begin = end + 1)
+        items.push_back(list.substr(begin, (end = list.find(separator, begin)) - begin));
+    return items;
+}
+
 }  // namespace train70b

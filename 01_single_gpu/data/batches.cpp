@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/profile.h"
-#include "01_single_gpu/data/documents.h"
+#include "01_single_gpu/data/data.h"
 
 namespace train70b {
 

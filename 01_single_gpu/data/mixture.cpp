@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "01_single_gpu/core/check.h"
-#include "01_single_gpu/data/permutation.h"
-#include "01_single_gpu/flags/flags.h"
+#include "01_single_gpu/core/random.h"
+#include "01_single_gpu/core/registry.h"
 
 namespace train70b {
 
@@ -79,7 +79,7 @@ std::optional<double> weight_of(const std::string& part) {
 
 std::vector<WeightedPath> parse_mixture(const std::string& data) {
     std::error_code error;
-    const std::vector<std::string> parts = split_text(data, ',');
+    const std::vector<std::string> parts = items_of(data);
     bool weighted = false;
     for (const std::string& part : parts) weighted = weighted || weight_of(part);
     if (!weighted || fs::exists(data, error)) return {{data, 1}};

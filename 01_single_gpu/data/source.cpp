@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "01_single_gpu/core/check.h"
-#include "01_single_gpu/data/permutation.h"
+#include "01_single_gpu/core/random.h"
 
 namespace train70b {
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/core/version.h"
 
 namespace train70b {
@@ -97,21 +98,6 @@ Check one_of(std::vector<std::string> names) {
             list};
 }
 
-std::vector<std::string> split_text(const std::string& text, char separator) {
-    std::vector<std::string> parts(1);
-    for (const char c : text) c == separator ? (void)parts.emplace_back() : parts.back().push_back(c);
-    return parts;
-}
-
-Check each_of(const Check& item) {
-    return {[problem = item.problem](const std::string& list) {
-                for (const std::string& each : split_text(list, ','))
-                    if (std::string wrong = problem(each); !wrong.empty()) return wrong;
-                return std::string();
-            },
-            item.name + ",..."};
-}
-
 Flags::Flags(const std::string& description)
     : app_(std::make_unique<CLI::App>(description)), values_(std::make_unique<nlohmann::ordered_json>()) {
     app_->formatter(std::make_shared<HelpFormatter>());
@@ -143,12 +129,27 @@ Flags::Flag Flags::checked(CLI::Option* option, const Check& check) {
     return Flag(option);
 }
 
+// Of a list of such items, 1,2,3.
+static Check each_of(const Check& item) {
+    return {[problem = item.problem](const std::string& list) {
+                for (const std::string& each : items_of(list))
+                    if (std::string wrong = problem(each); !wrong.empty()) return wrong;
+                return std::string();
+            },
+            item.name + ",..."};
+}
+
 template <class T>
 Flags::Flag Flags::add(const std::string& name, T& value, const std::string& text, const Check& check) {
-    if constexpr (std::is_same_v<T, std::vector<int64_t>>) {
+    constexpr bool kIntegers = std::is_same_v<T, std::vector<int64_t>>;
+    if constexpr (kIntegers || std::is_same_v<T, std::vector<std::string>>) {
         const auto read = [&value](const std::string& list) {
             value.clear();
-            for (const std::string& item : split_text(list, ',')) value.push_back(std::stoll(item));
+            for (const std::string& item : items_of(list))
+                if constexpr (kIntegers)
+                    value.push_back(std::stoll(item));
+                else
+                    value.push_back(item);
         };
         return add_word(name, read, text, each_of(check));
     } else {
@@ -162,6 +163,7 @@ template Flags::Flag Flags::add(const std::string&, double&, const std::string&,
 template Flags::Flag Flags::add(const std::string&, std::string&, const std::string&, const Check&);
 template Flags::Flag Flags::add(const std::string&, std::optional<int64_t>&, const std::string&, const Check&);
 template Flags::Flag Flags::add(const std::string&, std::vector<int64_t>&, const std::string&, const Check&);
+template Flags::Flag Flags::add(const std::string&, std::vector<std::string>&, const std::string&, const Check&);
 
 Flags::Flag Flags::add_switch(const std::string& name, bool& value, const std::string& text) {
     return add_word(

@@ -27,8 +27,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 Check integer_from(int64_t min, int64_t max = kMaxCount);
 Check real_number(double min, double max, bool min_allowed = true);
 Check one_of(std::vector<std::string> names);
-Check each_of(const Check& item);                                              // of a list: 1,2,3
-std::vector<std::string> split_text(const std::string& text, char separator);  // "a,b": "a" and "b"; "": one empty part
 
 class Flags {
   public:
@@ -50,8 +48,8 @@ class Flags {
 
     void group(const std::string& name) { group_ = name; }  // heading in --help of the flags that follow
     // `value` holds the default. T: int, int64_t, uint64_t, double, std::string, std::optional<int64_t> (empty: not
-    // given) or std::vector<int64_t> (a,b,...). A name without dashes is a positional argument. --help appends
-    // "[default: X]" to the text unless the text contains such a note.
+    // given), or a vector of int64_t or std::string (a,b,...). A name without dashes is a positional argument. --help
+    // appends "[default: X]" to the text unless the text contains such a note.
     template <class T>
     Flag add(const std::string& name, T& value, const std::string& text, const Check& check = {});
     Flag add_switch(const std::string& name, bool& value, const std::string& text);  // on or off

@@ -6,14 +6,48 @@
 #include <vector>
 
 #include "01_single_gpu/core/files.h"
-#include "01_single_gpu/data/step_sizes.h"
 #include "01_single_gpu/flags/flags.h"
 #include "01_single_gpu/flags/lr_schedule.h"
-#include "01_single_gpu/flags/model_flags.h"
 #include "01_single_gpu/llama.h"
 #include "01_single_gpu/optimizer.h"
 
 namespace train70b {
+
+// The flags that say which model: a preset, and its dimensions one by one.
+class ModelFlags {
+  public:
+    void add_to(Flags& flags);                       // under the heading "Model"; this outlives the flags
+    LlamaConfig shape(const Flags& flags) const;     // after Flags::parse(); usage error for an invalid shape
+    static const std::vector<std::string>& names();  // "--model", ...
+
+  private:
+    std::string model_ = "tiny";
+    std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
+    std::optional<bool> qkv_bias_, qk_norm_;
+    bool tied_ = false;
+};
+
+// How many sequences a step has, and how long they are. A sample of the data is a window of --seq-len + 1 tokens, and a
+// sequence is all of it or a piece.
+// The same in every step; a chapter may derive others. They must not depend on the layout.
+class StepSizes {
+  public:
+    StepSizes(int64_t global_batch, int64_t seq_len) : global_batch_(global_batch), seq_len_(seq_len) {}
+    virtual ~StepSizes() = default;
+
+    virtual int64_t samples(int64_t /*step*/) const { return global_batch_; }                // steps from 1
+    virtual int64_t seq_len(int64_t /*step*/) const { return seq_len_; }                     // divides --seq-len
+    virtual int64_t first_sample(int64_t step) const { return (step - 1) * global_batch_; }  // of all samples before it
+    virtual bool vary() const { return false; }
+
+    int64_t pieces(int64_t step) const { return seq_len_ / seq_len(step); }  // sequences of one sample
+    int64_t sequences(int64_t step) const { return samples(step) * pieces(step); }
+    int64_t tokens(int64_t step) const { return samples(step) * seq_len_; }
+    int64_t tokens_until(int64_t step) const { return first_sample(step) * seq_len_; }
+
+  protected:
+    const int64_t global_batch_, seq_len_;
+};
 
 struct TrainOptions {
     LlamaConfig model;  // set by parse(): the preset with its overrides, or the loaded model's
@@ -22,10 +56,10 @@ struct TrainOptions {
     int64_t seq_len = 128, micro_batch = 0, global_batch = 16;  // sequences; micro_batch 0: global / ranks
     double val_fraction = -1;                                   // < 0: depends on the kind of data
     int64_t eval_every = 0;
-    bool mask_document_ends = false;        // the token after a document's end is no target
-    std::optional<int64_t> document_token;  // ends a document (documents.h); empty: every sequence is one document
-    int64_t sample_every = 0;               // steps between continuations of the prompt; 0: none
-    std::string prompt;                     // text; empty: the beginning of the held-out data
+    bool mask_document_ends = false;              // the token after a document's end is no target
+    std::optional<int64_t> document_token;        // ends a document (data.h); empty: every sequence is one document
+    int64_t sample_every = 0;                     // steps between continuations of the prompt; 0: none
+    std::string prompt;                           // text; empty: the beginning of the held-out data
     std::shared_ptr<const StepSizes> step_sizes;  // null: global_batch sequences of seq_len in every step
 
     int64_t steps = 200, warmup_steps = 20;

@@ -14,7 +14,7 @@
 #include "02_data_parallel/runtime/comm_roles.h"
 #include "02_data_parallel/runtime/watchdog.h"
 #include "08_3d_full/checkpoint/folder.h"
-#include "08_3d_full/checkpoint/restore.h"
+#include "08_3d_full/checkpoint/snapshot.h"
 
 namespace train70b {
 

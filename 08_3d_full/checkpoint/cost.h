@@ -5,7 +5,7 @@
 //     again. The sum is least at  t = sqrt(2 C M)  (Young 1974; Daly 2006 has the next terms), and is  sqrt(2 C / M).
 //     Asynchronous: C is the copy only, but the newest complete checkpoint is older by the time of writing.
 #include "01_single_gpu/report/table.h"
-#include "08_3d_full/validate.h"
+#include "08_3d_full/config.h"
 
 namespace train70b {
 

@@ -5,7 +5,7 @@
 #include "01_single_gpu/hf/hf.h"
 #include "02_data_parallel/comm.h"
 #include "08_3d_full/checkpoint/format.h"
-#include "08_3d_full/validate.h"
+#include "08_3d_full/config.h"
 
 namespace train70b {
 

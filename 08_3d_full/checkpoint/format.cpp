@@ -13,7 +13,7 @@
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/hf/hf.h"
-#include "07_fp8/moments.h"
+#include "07_fp8/adamw8bit.h"
 #include "07_fp8/optimizers.h"
 
 namespace train70b {

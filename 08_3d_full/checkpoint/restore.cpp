@@ -1,4 +1,3 @@
-#include "08_3d_full/checkpoint/restore.h"
 
 #include <sys/resource.h>
 

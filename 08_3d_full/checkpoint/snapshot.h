@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "01_single_gpu/roles.h"
-#include "07_fp8/moments.h"
+#include "07_fp8/adamw8bit.h"
 #include "08_3d_full/checkpoint/format.h"
 
 namespace train70b {
@@ -48,5 +48,13 @@ class Snapshot {
     int64_t weight_elements_ = 0, step_states_begin_ = 0;
     Tensor wide_, codes_;  // fp32 (fp64 in an fp64 run), u8
 };
+
+// ---- the way back (restore.cpp): every rank picks from all rectangles what its own segments hold ----
+
+// Writes the states of the store, and the step states, from a full checkpoint of this model and optimizer; then the
+// parameters follow. own_file: the name of the file that this rank wrote if the layout is the same, empty otherwise:
+// then FP8 histories are merged over all ranks. Collective, through ParamStore::states_changed.
+void restore(const Manifest& manifest, ParamStore& store, const std::vector<StepState*>& step_states,
+             const std::string& own_file);
 
 }  // namespace train70b

@@ -27,13 +27,6 @@ int with_stage(int family, const std::vector<int>& channels) {
     return family < 0 ? channels[size_t(-1 - family)] : family;
 }
 
-template <class T>
-int32_t number_of(const T& value, Numbering<T>& numbers, std::vector<T>& values) {
-    const int32_t number = numbers.of(value);
-    if (number == int32_t(values.size())) values.push_back(value);
-    return number;
-}
-
 }  // namespace
 
 RankKind kind_of(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
@@ -50,10 +43,10 @@ RankKind kind_of(const TrainOptions& options, const ParallelConfig& config, int6
 std::vector<int32_t> AlikeRanks::numbers_of(const Sequence& sequence) {
     const std::vector<int> channels = channels_of(sequence);
     std::vector<int32_t> ops, calls, segments;
-    for (const OpCall& op : sequence.ops) ops.push_back(number_of(op, op_numbers_, ops_));
+    for (const OpCall& op : sequence.ops) ops.push_back(ops_.of(op));
     for (CommCall call : sequence.calls) {
         call.family = without_stage(call.family, channels);
-        calls.push_back(number_of(call, call_numbers_, calls_));
+        calls.push_back(calls_.of(call));
     }
     for (Segment segment : sequence.segments) {
         for (Event& event : segment) {
@@ -61,7 +54,7 @@ std::vector<int32_t> AlikeRanks::numbers_of(const Sequence& sequence) {
             if (event.kind == Event::Kind::call) event.what = calls[size_t(event.what)];
             if (event.kind == Event::Kind::wait) event.family = int16_t(without_stage(event.family, channels));
         }
-        segments.push_back(number_of(segment, segment_numbers_, segments_));
+        segments.push_back(segments_.of(segment));
     }
     return segments;
 }
@@ -88,17 +81,17 @@ std::optional<Sequence> AlikeRanks::derive(const Places& places, const Sequence&
         const auto known = becomes.find(number);
         if (known == becomes.end() || known->second < 0) return {};
         image.push_back(segments.of(known->second));
-        if (segments.size() > derived.segments.size()) derived.segments.push_back(segments_[size_t(known->second)]);
+        if (segments.size() > derived.segments.size()) derived.segments.push_back(segments_[known->second]);
     }
     for (Segment& segment : derived.segments)
         for (Event& event : segment) {
             if (event.kind == Event::Kind::wait) event.family = int16_t(with_stage(event.family, channels));
             if (event.kind == Event::Kind::compute) {
                 const int32_t op = event.what;
-                if ((event.what = ops.of(op)) == int32_t(derived.ops.size())) derived.ops.push_back(ops_[size_t(op)]);
+                if ((event.what = ops.of(op)) == int32_t(derived.ops.size())) derived.ops.push_back(ops_[op]);
             }
             if (event.kind != Event::Kind::call) continue;
-            CommCall call = calls_[size_t(event.what)];
+            CommCall call = calls_[event.what];
             if ((event.what = calls.of(event.what)) < int32_t(derived.calls.size())) continue;
             call.family = with_stage(call.family, channels);
             derived.calls.push_back(call);

@@ -7,7 +7,6 @@
 
 #include "01_single_gpu/flags/options.h"
 #include "08_3d_full/config.h"
-#include "08_3d_full/plan/numbering.h"
 #include "08_3d_full/plan/sequence.h"
 
 namespace train70b {
@@ -36,12 +35,9 @@ class AlikeRanks {
     using Segment = std::vector<Event>;
     std::vector<int32_t> numbers_of(const Sequence& sequence);
 
-    Numbering<OpCall> op_numbers_;
-    Numbering<CommCall> call_numbers_;
-    Numbering<Segment> segment_numbers_;
-    std::vector<OpCall> ops_;
-    std::vector<CommCall> calls_;
-    std::vector<Segment> segments_;
+    Numbering<OpCall> ops_;
+    Numbering<CommCall> calls_;
+    Numbering<Segment> segments_;
     std::map<Places, std::map<int32_t, int32_t>> becomes_;  // segments; -1: not always the same one
 };
 

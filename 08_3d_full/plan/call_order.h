@@ -1,7 +1,7 @@
 #pragma once
 // A sequence without its computations: the calls in their order, numbered as the program numbers them, and the waits.
 // Sends that nobody waits for before the end of the schedule are waited for there.
-#include "08_3d_full/plan/group_table.h"
+#include "08_3d_full/plan/sequence.h"
 
 namespace train70b {
 

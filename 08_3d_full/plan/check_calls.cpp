@@ -8,7 +8,7 @@
 
 #include "01_single_gpu/core/check.h"
 #include "08_3d_full/plan/check_deadlock.h"
-#include "08_3d_full/plan/numbering.h"
+#include "08_3d_full/plan/sequence.h"
 
 namespace train70b {
 

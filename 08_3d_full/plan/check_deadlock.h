@@ -8,7 +8,7 @@
 // same states, so they are in the same state after the round. The partition is found by refinement: start from the
 // sequences, split the classes that differ in what they meet, until none does (as in colour refinement of graphs).
 #include "08_3d_full/plan/call_order.h"
-#include "08_3d_full/plan/group_table.h"
+#include "08_3d_full/plan/sequence.h"
 
 namespace train70b {
 

@@ -10,6 +10,8 @@
 
 namespace train70b {
 
+static bool smaller(const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; }
+
 Workload workload_of(const TrainOptions& options) {
     const Llama::Options types = options.llama();
     return {.model = options.model,
@@ -22,12 +24,7 @@ Workload workload_of(const TrainOptions& options) {
 }
 
 RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
-    const StateMemory states = state_memory(workload_of(options), config, rank);
-    return {.rank = rank,
-            .params = states.params,
-            .grads = states.grads,
-            .optimizer = states.optimizer,
-            .host = states.host};
+    return {state_memory(workload_of(options), config, rank), rank, {}};
 }
 
 void run_meta_step(const TrainOptions& options, const nlohmann::ordered_json& flags, const Dataset& data,
@@ -81,7 +78,6 @@ Table rank_table(const RankMemory& memory, const TrainOptions& options) {
 }
 
 Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config) {
-    const auto smaller = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
     const RankMemory& most = *std::max_element(ranks.begin(), ranks.end(), smaller);
     const RankMemory& least = *std::min_element(ranks.begin(), ranks.end(), smaller);
     const bool giga = most.peak.total >= 1e9;
@@ -148,7 +144,6 @@ void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate)
         ranks.push_back(rank_formula(options, config, rank));
         ranks.back().peak = peak_of(recording.of(rank));
     }
-    const auto smaller = [](const RankMemory& a, const RankMemory& b) { return a.peak.total < b.peak.total; };
     say(rank_table(*std::max_element(ranks.begin(), ranks.end(), smaller), options));
     if (!only) say(ranks_table(ranks, config));
     if (!only) say("\n{}\n", matched(recording));

@@ -3,16 +3,15 @@
 // tensors and collectives have no peers; everything else is the real program, so allocations are booked in the order in
 // which a real rank would make them.
 #include "02_data_parallel/runtime/program.h"
+#include "08_3d_full/config.h"
 #include "08_3d_full/plan/memory_formula.h"
 #include "08_3d_full/plan/simulate_flag.h"
-#include "08_3d_full/validate.h"
 
 namespace train70b {
 
-struct RankMemory {
+struct RankMemory : StateMemory {  // that by formula
     int64_t rank = 0;
-    MemoryPeak peak;                                         // of a step
-    int64_t params = 0, grads = 0, optimizer = 0, host = 0;  // by formula, bytes
+    MemoryPeak peak;  // of a step
 };
 
 Workload workload_of(const TrainOptions& options);

@@ -17,7 +17,6 @@
 //     cp with few rows    calls of attention with fewer than 1,024 rows, which no kernel is fast for, and whose exchange
 //                         of keys and values nothing hides over a network (chapter 06)
 #include "08_3d_full/config.h"
-#include "08_3d_full/plan/workload.h"
 
 namespace train70b {
 

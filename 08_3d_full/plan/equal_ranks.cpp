@@ -6,7 +6,7 @@
 
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/random.h"
-#include "08_3d_full/plan/group_table.h"
+#include "08_3d_full/plan/sequence.h"
 
 namespace train70b {
 

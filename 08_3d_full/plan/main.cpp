@@ -6,52 +6,63 @@
 // Watch: memory excludes most layouts; bubble, tp and recomputation decide among the rest. The first list comes after
 //        seconds, by the estimate; then the best are simulated, and each comes with the flags of chapter 08. Exit code 2
 //        if no layout fits: how much is missing, and how many devices do.
+#include <unistd.h>
+
 #include <algorithm>
-#include <filesystem>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/data/data.h"
-#include "01_single_gpu/flags/model_flags.h"
+#include "01_single_gpu/flags/options.h"
 #include "01_single_gpu/report/report.h"
 #include "07_fp8/flags.h"
-#include "08_3d_full/plan/progress_line.h"
 #include "08_3d_full/plan/simulate_best.h"
 
 using namespace train70b;
 
 namespace {
 
-// Text for the recordings, which look at no token of it: the course's corpus, or, for sequences that are longer, a
-// temporary file without a name.
+// How far a computation is, on stderr: on a terminal one line, written again and again; else one every ten seconds.
+class ProgressLine {
+  public:
+    ~ProgressLine() { clear(); }
+    void show(const char* what, double part) {
+        const auto now = std::chrono::steady_clock::now();
+        if (now < next_) return;
+        next_ = now + (terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
+        std::fputs(
+            fmt::format("{}plan: {}: {:.0f}%{}", terminal_ ? "\r\033[K" : "", what, 100 * part, terminal_ ? "" : "\n")
+                .c_str(),
+            stderr);
+        shown_ = terminal_;
+    }
+    void clear() {
+        if (std::exchange(shown_, false)) std::fputs("\r\033[K", stderr);
+    }
+
+  private:
+    const bool terminal_ = isatty(STDERR_FILENO) == 1;
+    bool shown_ = false;
+    std::chrono::steady_clock::time_point next_ =
+        std::chrono::steady_clock::now() + (terminal_ ? std::chrono::milliseconds(500) : std::chrono::seconds(10));
+};
+
+// Text for the recordings, which look at no token of it: a temporary file without a name, of zeros.
 class Sequences {
   public:
     explicit Sequences(const PlanRequest& request) {
-        const std::string corpus = repository_file("docs/data/corpus.txt");
-        const int64_t bytes = int64_t(std::filesystem::file_size(corpus));
-        std::string path = corpus;
-        if (request.seq_len + 1 > bytes / 2) {
-            file_ = std::tmpfile();
-            if (!file_) throw CommonError("no temporary file can be made, which --seq-len needs");
-            const std::string line(1 << 16, 'a');
-            for (int64_t written = 0; written < 2 * request.seq_len + 2; written += int64_t(line.size()))
-                if (std::fwrite(line.data(), 1, line.size(), file_) != line.size())
-                    throw CommonError("the temporary file that --seq-len needs cannot be written");
-            std::fflush(file_);
-            path = fmt::format("/proc/self/fd/{}", fileno(file_));
-        }
-        dataset_.emplace(path, std::max<int64_t>(request.model.vocab, 256), request.seq_len, 0.0);
+        if (!file_ || ::ftruncate(fileno(file_.get()), 2 * request.seq_len + 2) != 0)
+            throw CommonError("no temporary file can be made, which the simulation needs");
+        dataset_.emplace(fmt::format("/proc/self/fd/{}", fileno(file_.get())),
+                         std::max<int64_t>(request.model.vocab, 256), request.seq_len, 0.0);
     }
-    ~Sequences() {
-        if (file_) std::fclose(file_);
-    }
-    Sequences(const Sequences&) = delete;
     const Dataset& dataset() const { return *dataset_; }
 
   private:
-    FILE* file_ = nullptr;
+    const std::unique_ptr<FILE, int (*)(FILE*)> file_{std::tmpfile(), std::fclose};
     std::optional<Dataset> dataset_;
 };
 
@@ -140,11 +151,7 @@ class Planner {
 
     void names(const char* flag, std::vector<std::string>& values, const std::vector<std::string>& known,
                const char* text) {
-        flags_
-            .add_word(
-                flag, [&values](const std::string& list) { values = split_text(list, ','); }, text,
-                each_of(one_of(known)))
-            .default_text("");
+        flags_.add(flag, values, text, one_of(known)).default_text("");
     }
 
     void check_flags() {

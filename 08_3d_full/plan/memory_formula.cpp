@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "05_pipeline/schedule_file.h"
-#include "08_3d_full/plan/memory_state.h"
 #include "08_3d_full/plan/memory_zero.h"
+#include "08_3d_full/plan/unit_memory.h"
 
 namespace train70b {
 

@@ -20,12 +20,11 @@
 // 5. The end of the step: one message with the gradients of which every tp rank has a part (norms under sequence
 //    parallelism; k and v where heads are copied), comm; 8 bytes per tensor for the norm, workspace.
 #include "08_3d_full/config.h"
-#include "08_3d_full/plan/workload.h"
 
 namespace train70b {
 
 // Peak bytes of a step, by kind and of their sum, as the ledger books them in a dry run (MemoryPeak). rank: in the
-// mesh. The configuration must be valid (validate.h). Not counted: masks of documents, a device's own workspace.
+// mesh. The configuration must be valid (config.h). Not counted: masks of documents, a device's own workspace.
 MemoryPeak memory_formula(const Workload& workload, const ParallelConfig& config, int64_t rank);
 
 // What a rank holds from one step to the next, in bytes.

@@ -1,9 +1,8 @@
-#include "08_3d_full/plan/memory_state.h"
-
 #include <algorithm>
 #include <map>
 
 #include "07_fp8/optimizers.h"
+#include "08_3d_full/plan/unit_memory.h"
 
 namespace train70b {
 

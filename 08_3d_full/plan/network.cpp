@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/files.h"
 
 namespace train70b {
 
@@ -261,6 +263,16 @@ double Network::seconds_alone(const Transfer& transfer) const {
     double seconds = 0;
     for (const auto& [link, bytes] : transfer.loads) seconds = std::max(seconds, bytes / bytes_per_s(link));
     return transfer.latency_s + seconds;
+}
+
+std::string cluster_path(const std::string& name) {
+    std::error_code error;
+    if (std::filesystem::exists(name, error) || name.find('/') != std::string::npos) return name;
+    for (const char* ending : {"", ".json"}) {
+        const std::string known = repository_file("08_3d_full/clusters/" + name + ending);
+        if (!name.empty() && std::filesystem::is_regular_file(known, error)) return known;
+    }
+    return name;
 }
 
 }  // namespace train70b

@@ -4,12 +4,6 @@
 
 namespace train70b {
 
-size_t Sequence::event_count() const {
-    size_t count = 0;
-    for (const Part& part : parts) count += segments[size_t(part.segment)].size();
-    return count;
-}
-
 std::string to_string(const Sequence::Part& part) {
     using Kind = Sequence::Part::Kind;
     switch (part.kind) {
@@ -23,25 +17,6 @@ std::string to_string(const Sequence::Part& part) {
         case Kind::end: return "end";
     }
     return "?";
-}
-
-std::vector<int64_t> Recording::members(int family, int64_t rank) const {
-    if (family < 0) return {};
-    std::vector<int64_t> within;
-    const GroupFamily& own = families[size_t(family)];
-    if (own.parent < 0) {
-        for (int64_t each = 0; each < ranks; ++each) within.push_back(each);
-        return within;
-    }
-    within = members(own.parent, rank);
-    const auto place = std::find(within.begin(), within.end(), rank);
-    if (place == within.end()) return {};
-    const int color = own.colors[size_t(place - within.begin())];
-    if (color < 0) return {};
-    std::vector<int64_t> group;
-    for (size_t i = 0; i < within.size(); ++i)
-        if (own.colors[i] == color) group.push_back(within[i]);
-    return group;
 }
 
 MemoryPeak peak_of(const Sequence& sequence) {
@@ -60,6 +35,46 @@ MemoryPeak peak_of(const Sequence& sequence) {
         }
     }
     return peak;
+}
+
+GroupTable::GroupTable(const Recording& recording) {
+    const size_t ranks = size_t(recording.ranks);
+    for (size_t index = 0; index < recording.families.size(); ++index) {
+        const GroupFamily& family = recording.families[index];
+        CHECK(family.parent < int(index), "family {} is made of family {}", index, family.parent);
+        Family all{.group_of = std::vector<int32_t>(ranks, 0), .place = {}, .members = {{}}};
+        for (size_t rank = 0; rank < ranks; ++rank) {
+            all.place.push_back(int32_t(rank));
+            all.members[0].push_back(int32_t(rank));
+        }
+        if (family.parent < 0 && family.colors.empty()) {
+            families_.push_back(std::move(all));
+            continue;
+        }
+        const Family& parent = family.parent < 0 ? all : families_[size_t(family.parent)];
+        Family mine{.group_of = std::vector<int32_t>(ranks, -1), .place = std::vector<int32_t>(ranks, -1)};
+        for (const std::vector<int32_t>& whole : parent.members) {
+            CHECK(whole.size() == family.colors.size(), "{}: {} colors for a group of {}", family.name,
+                  family.colors.size(), whole.size());
+            std::map<int, int32_t> group_of_color;
+            for (size_t i = 0; i < whole.size(); ++i) {
+                if (family.colors[i] < 0) continue;
+                const auto [found, is_new] = group_of_color.insert({family.colors[i], int32_t(mine.members.size())});
+                if (is_new) mine.members.emplace_back();
+                std::vector<int32_t>& group = mine.members[size_t(found->second)];
+                mine.group_of[size_t(whole[i])] = found->second;
+                mine.place[size_t(whole[i])] = int32_t(group.size());
+                group.push_back(whole[i]);
+            }
+        }
+        families_.push_back(std::move(mine));
+    }
+}
+
+const std::vector<int32_t>& GroupTable::members(int family, int64_t rank) const {
+    static const std::vector<int32_t> none;
+    const int32_t group = of(family).group_of[size_t(rank)];
+    return group < 0 ? none : of(family).members[size_t(group)];
 }
 
 }  // namespace train70b

@@ -15,6 +15,7 @@
 //
 // Ranks that differ in nothing but the numbers of their peers have one sequence: `class_of` names it for every rank.
 #include <compare>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -85,8 +86,6 @@ struct Sequence {
     std::vector<CommCall> calls;
     std::vector<std::vector<Event>> segments;
     std::vector<Part> parts;
-
-    size_t event_count() const;
 };
 std::string to_string(const Sequence::Part& part);  // "F3", "update"
 // What the ledger books from the beginning of the step to its end.
@@ -99,8 +98,42 @@ struct Recording {
     std::vector<int32_t> class_of;  // by rank: an index into sequences
 
     const Sequence& of(int64_t rank) const { return sequences[size_t(class_of[size_t(rank)])]; }
-    // The world ranks of this rank's group in a family, in the group's order; empty: it is in none.
-    std::vector<int64_t> members(int family, int64_t rank) const;
+};
+
+// The groups of a recording, for all ranks at once.
+class GroupTable {
+  public:
+    struct Family {
+        std::vector<int32_t> group_of;              // by world rank: an index into members; -1: in no group
+        std::vector<int32_t> place;                 // by world rank: its rank in that group
+        std::vector<std::vector<int32_t>> members;  // world ranks, in the group's order
+    };
+
+    explicit GroupTable(const Recording& recording);
+
+    const Family& of(int family) const { return families_[size_t(family)]; }
+    // World ranks of this rank's group; empty: it is in none.
+    const std::vector<int32_t>& members(int family, int64_t rank) const;
+
+  private:
+    std::vector<Family> families_;
+};
+
+// Numbers equal values alike, from 0.
+template <class T>
+class Numbering {
+  public:
+    int32_t of(const T& value) {
+        const auto [at, is_new] = numbers_.insert({value, int32_t(numbers_.size())});
+        if (is_new) values_.push_back(&at->first);
+        return at->second;
+    }
+    const T& operator[](int32_t number) const { return *values_[size_t(number)]; }
+    size_t size() const { return numbers_.size(); }
+
+  private:
+    std::map<T, int32_t> numbers_;
+    std::vector<const T*> values_;
 };
 
 }  // namespace train70b

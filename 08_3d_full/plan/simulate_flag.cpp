@@ -1,9 +1,13 @@
 #include "08_3d_full/plan/simulate_flag.h"
 
-#include <charconv>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
 #include <utility>
 
-#include "08_3d_full/plan/simulate_report.h"
+#include "01_single_gpu/core/registry.h"
 
 namespace train70b {
 
@@ -15,23 +19,16 @@ std::map<int64_t, double> parse_slow(const char* flag, const std::string& text, 
     const auto refuse = [&](const std::string& item, const std::string& problem) {
         usage_error("{} {}: {} (try 0:1.5, or 0:1.5,3:2)", flag, item, problem);
     };
-    for (size_t begin = 0; begin < text.size();) {
-        const size_t end = std::min(text.find(',', begin), text.size());
-        const std::string item = text.substr(begin, end - begin);
-        const size_t colon = item.find(':');
-        if (colon == std::string::npos)
+    if (text.empty()) return slow;
+    for (const std::string& item : items_of(text)) {
+        const std::vector<std::string> parts = items_of(item, ':');
+        if (parts.size() != 2)
             refuse(item, fmt::format("must be a {}, a colon, and how many times slower it is", what));
-        int64_t rank = 0;
-        double times = 0;
-        const char *last = item.data() + item.size(), *middle = item.data() + colon;
-        const auto first_part = std::from_chars(item.data(), middle, rank);
-        if (first_part.ec != std::errc() || first_part.ptr != middle || rank < 0 || rank >= count)
+        if (!integer_from(0, count - 1).problem(parts[0]).empty())
             refuse(item, fmt::format("the {} must be from 0 to {}", what, count - 1));
-        const auto second_part = std::from_chars(middle + 1, last, times);
-        if (second_part.ec != std::errc() || second_part.ptr != last || !(times >= 0.01 && times <= 1000))
-            refuse(item, "the times must be from 0.01 to 1000");
-        if (!slow.emplace(rank, times).second) refuse(item, fmt::format("the {} is listed twice", what));
-        begin = end + 1;
+        if (!real_number(0.01, 1000).problem(parts[1]).empty()) refuse(item, "the times must be from 0.01 to 1000");
+        if (!slow.emplace(std::stoll(parts[0]), std::stod(parts[1])).second)
+            refuse(item, fmt::format("the {} is listed twice", what));
     }
     return slow;
 }
@@ -62,20 +59,19 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
     const int64_t ranks = program.world.size();
     TrainOptions& options = program.options;
     options.dry_run = true;
-    simulate.cluster = read_cluster(cluster_path(simulate.cluster_file), "--simulate");
-    if (!simulate.device_csv.empty()) read_device_csv(simulate.device_csv, "--device-csv", simulate.cluster.device);
-    if (ranks > simulate.cluster.devices())
+    ClusterModel& cluster = simulate.cluster = read_cluster(cluster_path(simulate.cluster_file), "--simulate");
+    DeviceModel& device = cluster.device;
+    if (!simulate.device_csv.empty()) read_device_csv(simulate.device_csv, "--device-csv", device);
+    const int64_t nodes = (ranks + cluster.gpus_per_node - 1) / cluster.gpus_per_node;
+    if (ranks > cluster.devices())
         usage_error(
             "--simulate {}: {} ranks, but {} has {} devices (try --fake-world {}, or \"nodes\": {} in the file)",
-            simulate.cluster_file, ranks, simulate.cluster.name, simulate.cluster.devices(), simulate.cluster.devices(),
-            (ranks + simulate.cluster.gpus_per_node - 1) / simulate.cluster.gpus_per_node);
-    const DeviceModel& device = simulate.cluster.device;
+            simulate.cluster_file, ranks, cluster.name, cluster.devices(), cluster.devices(), nodes);
     if (config.fp8.recipe != "off" && !(device.peak_fp8 > 0) && !device.measured.contains("scaled_matmul"))
         usage_error("--fp8 {}: {} of --simulate {} has no FP8 products (try --fp8 off)", config.fp8.recipe, device.name,
                     simulate.cluster_file);
     simulate.simulation.slow_ranks = parse_slow("--simulate-slow", simulate.slow, "rank", ranks);
-    const int64_t nodes = (ranks + simulate.cluster.gpus_per_node - 1) / simulate.cluster.gpus_per_node;
-    const Network network(simulate.cluster, ranks);
+    const Network network(cluster, ranks);
     for (const auto& [node, times] : parse_slow("--simulate-slow-network", simulate.slow_network, "node", nodes))
         for (int link = 0; link < network.links(); ++link)
             if (network.name(link).starts_with(fmt::format("node {}, rail ", node)) ||
@@ -88,6 +84,118 @@ void check_simulate(SimulateOptions& simulate, const ParallelConfig& config, Pro
                     simulate.simulation.jitter, ranks, kMaxJitterRanks);
     simulate.trace.path = std::exchange(options.trace, "");
     if (simulate.trace.given()) simulate.trace.open();
+}
+
+namespace {
+
+double peak_flops_of(const DeviceModel& device, DType dtype) {
+    return dtype == DType::bf16 ? device.peak_bf16 : dtype == DType::f64 ? device.peak_fp32 / 2 : device.peak_fp32;
+}
+
+// "70,123"
+std::string grouped(double number) {
+    const std::string digits = fmt::format("{:.0f}", number);
+    std::string text;
+    for (size_t i = 0; i < digits.size(); ++i) {
+        if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+        text += digits[i];
+    }
+    return text;
+}
+
+std::string memory_text(const Recording& recording, const ClusterModel& cluster) {
+    MemoryPeak most;
+    int64_t rank = 0;
+    for (const Sequence& sequence : recording.sequences) {
+        const MemoryPeak peak = peak_of(sequence);
+        if (peak.total <= most.total) continue;
+        most = peak;
+        rank = sequence.rank;
+    }
+    const double capacity = cluster.device.memory_bytes;
+    return fmt::format("peak memory {:.2f} GB on rank {}, of the {:.4g} GB of each {}{}", double(most.total) / 1e9,
+                       rank, capacity / 1e9, cluster.device.name,
+                       capacity > 0 && double(most.total) > capacity ? ": it does not fit" : "");
+}
+
+}  // namespace
+
+double tokens_per_s_per_gpu(const SimulatedStep& step, const StepWork& work, int64_t ranks) {
+    return work.tokens / step.seconds / double(ranks);
+}
+
+double mfu(const SimulatedStep& step, const StepWork& work, const ClusterModel& cluster, int64_t ranks) {
+    return work.flops / step.seconds / double(ranks) / peak_flops_of(cluster.device, work.dtype);
+}
+
+Table step_table(const SimulatedStep& step, const Recording& recording, const ClusterModel& cluster,
+                 const StepWork& work) {
+    Table table(fmt::format("simulated step on {}: mean of the ranks", cluster.name), {"", "ms", "share"});
+    const auto row = [&](const std::string& name, double seconds) {
+        table.row({name, fixed(1e3 * seconds, 3), percent(seconds / step.seconds)});
+    };
+    row("computation", step.compute);
+    if (step.host > 1e-9 * step.seconds) row("the host's launches", step.host);
+    for (const auto& [name, seconds] : step.exposed) row(name + ": exposed communication", seconds);
+    for (const auto& [name, seconds] : step.waiting)
+        if (name != "end") row(name + ": waiting for other ranks", seconds);
+    if (step.waiting.contains("end")) row("waiting for the last rank's end", step.waiting.at("end"));
+    table.row({"the step", fixed(1e3 * step.seconds, 3), percent(1.0)});
+    table.note(fmt::format("{} tokens/s, {} per device; MFU {:.1f}% of {:.4g} TFLOP/s ({}); bubble {:.1f}%",
+                           grouped(work.tokens / step.seconds),
+                           grouped(tokens_per_s_per_gpu(step, work, recording.ranks)),
+                           100 * mfu(step, work, cluster, recording.ranks),
+                           peak_flops_of(cluster.device, work.dtype) / 1e12, name_of(work.dtype), 100 * step.bubble));
+    table.note(memory_text(recording, cluster));
+    if (step.simulated_ranks < recording.ranks)
+        table.note(fmt::format("simulated: {} of {} ranks; each other one does the same as one of them",
+                               step.simulated_ranks, recording.ranks));
+    return table;
+}
+
+Table ops_table(const SimulatedStep& step) {
+    std::vector<std::pair<std::string, SimulatedStep::Op>> ops(step.ops.begin(), step.ops.end());
+    std::stable_sort(ops.begin(), ops.end(),
+                     [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    double all = 0;
+    for (const auto& [name, op] : ops) all += op.seconds;
+    Table table("computation, by op: mean of the ranks", {"op", "calls", "ms", "share"});
+    for (const auto& [name, op] : ops)
+        table.row({name, fixed(op.calls, op.calls == double(int64_t(op.calls)) ? 0 : 1), fixed(1e3 * op.seconds, 3),
+                   percent(all > 0 ? op.seconds / all : 0)});
+    return table;
+}
+
+std::string chrome_trace(const SimulatedStep& step) {
+    std::string text = "{\"traceEvents\": [\n";
+    const auto out = std::back_inserter(text);
+    const auto title = [&](const char* what, int64_t rank, int stream, const std::string& name) {
+        fmt::format_to(out, R"({{"ph": "M", "name": "{}", "pid": {}, "tid": {}, "args": {{"name": "{}"}}}},)", what,
+                       rank, stream + 1, name);
+        text += "\n";
+    };
+    std::set<std::pair<int64_t, int>> streams;
+    for (const SimulatedStep::Span& span : step.spans) streams.insert({span.rank, span.stream});
+    std::set<int64_t> ranks;
+    for (const auto& [rank, stream] : streams) {
+        if (ranks.insert(rank).second) title("process_name", rank, -1, fmt::format("rank {}", rank));
+        title("thread_name", rank, stream, step.stream_names.at(stream));
+    }
+    for (const SimulatedStep::Span& span : step.spans) {
+        fmt::format_to(out, R"({{"ph": "X", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},)",
+                       span.name, span.rank, span.stream + 1, 1e6 * span.begin, 1e6 * (span.end - span.begin));
+        text += "\n";
+    }
+    for (const SimulatedStep::MemorySample& sample : step.memory) {
+        fmt::format_to(out, R"({{"ph": "C", "name": "memory, MB", "pid": {}, "ts": {:.3f}, "args": {{)", sample.rank,
+                       1e6 * sample.seconds);
+        for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
+            fmt::format_to(out, R"({}"{}": {:.3f})", kind ? ", " : "", kMemoryNames[size_t(kind)],
+                           double(sample.now[size_t(kind)]) / 1e6);
+        text += "}},\n";
+    }
+    if (text.ends_with(",\n")) text.erase(text.size() - 2);
+    return text + "\n]}\n";
 }
 
 void print_simulation(const Program& program, const ParallelConfig& config, SimulateOptions& simulate,

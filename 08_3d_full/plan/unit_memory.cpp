@@ -9,7 +9,7 @@
 #include "06_context_parallel/context_parallel.h"
 #include "07_fp8/flags.h"
 #include "07_fp8/zero_cast.h"
-#include "08_3d_full/mesh_comms.h"
+#include "08_3d_full/compose.h"
 
 namespace train70b {
 

@@ -1,14 +1,16 @@
 #include "08_3d_full/watch/inject.h"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <limits>
 #include <thread>
 #include <utility>
+
+#include "01_single_gpu/core/registry.h"
 
 namespace train70b {
 
@@ -22,11 +24,7 @@ bool contains(const Words& words, const std::string& word) {
     return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-std::string list_of(const Words& words) {
-    std::string text;
-    for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-    return text;
-}
+std::string list_of(const Words& words) { return fmt::format("{}", fmt::join(words, ", ")); }
 
 // A group whose next sum returns this rank's own numbers, once, without a word to the others.
 class Forgetful : public Group {
@@ -199,34 +197,29 @@ void add_inject_flag(Flags& flags, std::string& text) {
 std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm, const TrainOptions& options,
                                 const Mesh& mesh) {
     std::vector<Fault> faults;
-    if (!text.empty() && comm.backend == "fake")
+    if (text.empty()) return faults;
+    if (comm.backend == "fake")
         usage_error("--inject {}: not supported with --comm fake, whose other ranks do not exist", text);
-    const auto number = [](const std::string& word) {
-        int64_t value = -1;
-        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-        return error == std::errc() && end == word.data() + word.size() ? value : -1;
+    const auto number = [](const std::string& word) -> int64_t {
+        return integer_from(0).problem(word).empty() ? std::stoll(word) : -1;
     };
     const int64_t ranks = mesh.size();
-    for (size_t begin = 0; begin < text.size() + (text.empty() ? 0 : 1);) {
-        const size_t end = std::min(text.find(',', begin), text.size());
-        const std::string item = text.substr(begin, end - begin);
-        begin = end + 1;
-        const size_t first = item.find(':'), second = item.find(':', first + 1), third = item.find(':', second + 1);
-        const std::string kind = item.substr(0, first);
+    for (const std::string& item : items_of(text)) {
+        const std::vector<std::string> parts = items_of(item, ':');
+        const std::string& kind = parts[0];
         if (!contains(kKinds, kind))
             usage_error("--inject {}: unknown kind of fault; kinds: {}", item, list_of(kKinds));
-        if (second == std::string::npos || second == first)
+        if (parts.size() < 3 || parts.size() > 4)
             usage_error("--inject {}: must be KIND:RANK:STEP, as in kill:0:3", item);
-        Fault fault{kind, number(item.substr(first + 1, second - first - 1)),
-                    number(item.substr(second + 1, third - second - 1))};
+        Fault fault{kind, number(parts[1]), number(parts[2])};
         if (fault.rank < 0 || fault.rank >= ranks) usage_error("--inject {}: valid ranks are 0 to {}", item, ranks - 1);
         if (fault.step < 1 || fault.step > options.steps)
             usage_error("--inject {}: valid steps are 1 to {}", item, options.steps);
-        if (third != std::string::npos) {
-            fault.param = item.substr(third + 1);
+        if (parts.size() == 4) {
+            fault.param = parts[3];
             if (!contains(kKindsWithParam, kind))
-                usage_error("--inject {}: only {} take a parameter (try {})", item, list_of(kKindsWithParam),
-                            item.substr(0, third));
+                usage_error("--inject {}: only {} take a parameter (try {}:{}:{})", item, list_of(kKindsWithParam),
+                            kind, parts[1], parts[2]);
             Llama model(options.model, options.llama());
             const std::vector<Param*> params = model.params();
             const auto is_it = [&](const Param* param) { return param->name == fault.param; };

@@ -20,7 +20,7 @@
 // nan, wrong-sum and bitflip take a parameter behind the step; without one they choose.
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/flags.h"
-#include "08_3d_full/mesh_comms.h"
+#include "08_3d_full/mesh.h"
 
 namespace train70b {
 

@@ -8,7 +8,7 @@
 
 #include "01_single_gpu/report/bench.h"
 #include "02_data_parallel/runtime/measure.h"
-#include "08_3d_full/mesh_comms.h"
+#include "08_3d_full/compose.h"
 
 namespace train70b {
 

@@ -3,7 +3,7 @@
 // axis of the mesh, and names the ranks that are outliers. For restart.py, which leaves their hosts out, the metrics
 // file has the host of every rank ({"event":"hosts"}) and the slow ranks ({"event":"probe"}).
 #include "02_data_parallel/runtime/program.h"
-#include "08_3d_full/validate.h"
+#include "08_3d_full/config.h"
 
 namespace train70b {
 

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <set>
 
+#include "01_single_gpu/core/registry.h"
+#include "01_single_gpu/report/report.h"
 #include "05_pipeline/flags.h"
 
 namespace train70b {
@@ -13,7 +15,7 @@ int64_t Ramp::linear(int64_t step) const { return step > steps ? to : from + (to
 std::string Ramp::text() const { return fmt::format("{}:{}:{}", from, to, steps); }
 
 std::string ramp_problem(const std::string& text) {
-    const std::vector<std::string> parts = split_text(text, ':');
+    const std::vector<std::string> parts = items_of(text, ':');
     if (parts.size() != 3) return text + " must be FROM:TO:STEPS, for example 4:16:100";
     for (const std::string& part : parts)
         if (const std::string problem = integer_from(1, &part == &parts[2] ? kMaxRampSteps : kMaxCount).problem(part);
@@ -25,7 +27,7 @@ std::string ramp_problem(const std::string& text) {
 }
 
 Ramp parse_ramp(const std::string& text) {
-    const std::vector<std::string> parts = split_text(text, ':');
+    const std::vector<std::string> parts = items_of(text, ':');
     return {std::stoll(parts[0]), std::stoll(parts[1]), std::stoll(parts[2])};
 }
 

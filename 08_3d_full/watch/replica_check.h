@@ -12,7 +12,7 @@
 // what it did to the gradients is then in all ranks alike.
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/flags.h"
-#include "08_3d_full/validate.h"
+#include "08_3d_full/config.h"
 
 namespace train70b {
 
