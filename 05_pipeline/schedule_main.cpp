@@ -88,8 +88,7 @@ class Sandbox {
                 "--slow-rank",
                 [this](const std::string& text) {
                     for (const std::string& each : items_of(text))
-                        costs_.slow.emplace_back(std::stoll(items_of(each, '=')[0]),
-                                                 number_of(items_of(each, '=')[1]));
+                        costs_.slow.emplace_back(std::stoll(items_of(each, '=')[0]), number_of(items_of(each, '=')[1]));
                 },
                 "a rank whose steps take TIMES as long; several: 1=1.5,3=2", kSlow)
             .default_text("");
