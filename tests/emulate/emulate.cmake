@@ -41,7 +41,7 @@ function(translate name made)
     add_custom_command(OUTPUT ${made} DEPENDS ${name} ${emulate}/transform.py
         COMMAND ${Python3_EXECUTABLE} ${emulate}/transform.py ${name} ${CMAKE_SOURCE_DIR}/${name} ${made})
 endfunction()
-set(TRAIN70B_TRANSLATED_OPTIONS -O2 -g1 -gdwarf-4 -fno-strict-aliasing -Wno-unknown-pragmas
+set(TRAIN70B_TRANSLATED_OPTIONS -O2 -Wconversion -Wno-sign-conversion -g1 -gdwarf-4 -fno-strict-aliasing -Wno-unknown-pragmas
     -ffile-prefix-map=${CMAKE_BINARY_DIR}=. ${TRAIN70B_CHECKED_ACCESSES})
 
 if(NOT TRAIN70B_SANITIZE)

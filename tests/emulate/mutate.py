@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Do the CUDA tests notice a mistake? Removes or inverts, one at a time, each barrier, event, wait and bound check of
-the .cu and .cuh files, and runs the tests of that file on the emulated GPU.
+the .cu and .cuh files, doubles each stride of a loop, makes each 64-bit number an int, and runs the tests of that file on
+the emulated GPU.
 
     tests/emulate/mutate.py BUILD [--only REGEX] [--list] [--jobs N] [--csv FILE]
 
@@ -76,6 +77,14 @@ def mutants_of(name):
         if "<<" not in m[1] and "template" not in m[1]:
             add(m.start(1), m.end(1), "bound removed", " true")
             add(m.start(1), m.end(1), "bound inverted", f" !({m[1].strip()})")
+    # Loops that go on by more than 1, and numbers that a real model's sizes need in 64 bits.
+    for m in re.finditer(r"\bfor \(", text):
+        header = text[m.end():closing(text, m.end() - 1)]
+        step = re.search(r";[^;]*\b\w+ \+= ([^,;]+?)\s*$", header)
+        if step:
+            add(m.end() + step.start(1), m.end() + step.end(1), "stride doubled", f"2 * ({step[1]})")
+    for m in re.finditer(r"\b(int64_t) \w+ = ", text):
+        add(m.start(1), m.end(1), "64 bits to 32", "int")
     return [(name, *each) for each in sorted(found, key=lambda f: f[3])]
 
 
@@ -129,7 +138,8 @@ def try_mutant(build, mutant, timeout):
             new_output = str(scratch / (Path(output).name))
             objects[output] = new_output
             command[command.index("-o") + 1] = new_output
-            command = [c for c in command if c not in ("-Werror",)]
+            narrow = kind == "64 bits to 32"  # -Wconversion is to notice it
+            command = [c for c in command if narrow or c != "-Werror"] + ["-Werror=conversion"] * narrow
             if name.endswith(".cu"):
                 source = made
                 if original not in includers:
@@ -144,7 +154,8 @@ def try_mutant(build, mutant, timeout):
                     del command[at:at + (1 if flag == "-MD" else 2)]
             result = subprocess.run(command, cwd=build.folder, capture_output=True, text=True)
             if result.returncode:
-                return "does not compile", result.stderr.strip().splitlines()[0][:160]
+                first = next((l for l in result.stderr.splitlines() if "error" in l), "")
+                return "caught" if narrow and "conversion" in first else "does not compile", first[-160:]
         tests = next(t for key, t in TESTS.items() if key in Path(name).name)
         programs = {}
         for chapter, ranks, arguments, environment in tests:
