@@ -21,6 +21,7 @@ if [ "$tier" = all ]; then
     export TRAIN70B_TEST_SLICE=all EMULATE_RACES=1
 else # which eighth of long grids: tests/support.h
     export TRAIN70B_TEST_SLICE=$((0x$commit % 8)) EMULATE_SEED=$((0x$commit % 1000 + 1))
+    if ((0x$commit / 32 % 2)); then export EMULATE_NCCL=ring; fi
 fi
 turn=$((0x$commit / 8 % 4)) # of what takes turns; each has all eighths
 

@@ -1,7 +1,7 @@
 // NCCL on the emulated GPU, between processes of one machine, by the definition of each operation.
 //
 // All data are messages through rings in shared memory (rings.h): in a collective every rank sends its input to the
-// others, then computes its result from all inputs in rank order. As in NCCL, the operations of a communicator run one
+// others, then computes its result from all inputs, in rank order or as a ring would. As in NCCL, the operations of a communicator run one
 // after another in the order of their calls, whatever their streams. A send ends when it has been received; the calls
 // of a group progress together.
 #include <cuda_bf16.h>
@@ -224,19 +224,24 @@ ncclResult_t message(bool sent, char* data, size_t count, ncclDataType_t type, i
 
 // ---- collectives ----------------------------------------------------------------------------------------------------
 
+const bool kRing = choice("EMULATE_NCCL", {"exact", "ring"}) == 1;
+
+// Sums in rank order, rounded once; as a ring: the order begins behind the rank that has the last word, which of an
+// all-reduce's n chunks is another one each, and every hop rounds. owner: that rank, -1 in an all-reduce.
 template <class T, class Wide>
-void reduce(char* out, const std::vector<const char*>& in, const Header& header) {
+void reduce(char* out, const std::vector<const char*>& in, const Header& header, int owner) {
     for (size_t i = 0; i < header.count; ++i) {
+        const size_t last = owner >= 0 ? size_t(owner) : i * in.size() / header.count;
         const auto value = [&](size_t r) {
             T x;
-            std::memcpy(&x, in[r] + i * sizeof x, sizeof x);
+            std::memcpy(&x, in[kRing ? (last + 1 + r) % in.size() : r] + i * sizeof x, sizeof x);
             return Wide(x);
         };
         Wide all = value(0);
         for (size_t r = 1; r < in.size(); ++r) {
             const Wide x = value(r);
             if (header.op == ncclSum)
-                all += x;
+                all = kRing ? Wide(T(all + x)) : all + x;
             else if (x > all || all != all)  // as fmax: NaN only if all are
                 all = x;
         }
@@ -253,7 +258,7 @@ ncclResult_t collective(const Header& header, const void* in_, void* out_, ncclC
     const Kind kind = header.kind;
     const int me = comm->rank, ranks = comm->ranks, root = header.root;
     if (root < 0 || root >= ranks) return fail(ncclInvalidArgument, name + ": no such rank");
-    using Reduce = void (*)(char*, const std::vector<const char*>&, const Header&);
+    using Reduce = void (*)(char*, const std::vector<const char*>&, const Header&, int);
     const Reduce reduce_all = header.type == ncclFloat32    ? reduce<float, float>
                               : header.type == ncclFloat64  ? reduce<double, double>
                               : header.type == ncclBfloat16 ? reduce<__nv_bfloat16, float>
@@ -285,7 +290,7 @@ ncclResult_t collective(const Header& header, const void* in_, void* out_, ncclC
         std::vector<const char*> all(size_t(ranks), in + size_t(me) * stride);
         for (const Message& m : messages)
             if (!m.sent) all[size_t(m.peer)] = m.data;
-        if (reduces) return reduce_all(out, all, header);
+        if (reduces) return reduce_all(out, all, header, kind == Kind::reduce_scatter ? me : -1);
         if (kind == Kind::broadcast) return void(std::memmove(out, all[size_t(root)], piece));
         for (size_t r = 0; r < all.size(); ++r) std::memmove(out + r * piece, all[r], piece);
     };
