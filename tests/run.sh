@@ -18,7 +18,8 @@ for word; do
 done
 commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
 if [ "$tier" = all ]; then
-    export TRAIN70B_TEST_SLICE=all EMULATE_RACES=1
+    EMULATE_LOOPS=$(mktemp -d)
+    export TRAIN70B_TEST_SLICE=all EMULATE_RACES=1 EMULATE_LOOPS
 else # which eighth of long grids: tests/support.h
     export TRAIN70B_TEST_SLICE=$((0x$commit % 8)) EMULATE_SEED=$((0x$commit % 1000 + 1))
     if ((0x$commit / 32 % 2)); then export EMULATE_NCCL=ring; fi
@@ -67,6 +68,7 @@ slice=$([ "$tier" = all ] && echo all || echo "eighth $TRAIN70B_TEST_SLICE")
 part "build" build bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
 if [ "$tier" = all ]; then
     part "tests, everything" - tests build
+    if cuda_build; then part "loops of kernels" - python3 tests/emulate/loops.py "$EMULATE_LOOPS"; fi
 else
     labels=$tier
     if [ "$tier" = commit ]; then

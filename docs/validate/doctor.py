@@ -16,7 +16,7 @@ from .llama import AdamW, Llama, clip_factor, norm_of
 from .replays import KNOWN
 
 SAMPLES = 4096  # targets whose weights are solved for: a system of that size
-NEAR = 100  # bounds, up to which a fault that explains nothing is shown
+NEAR = 100  # bounds, up to which a fault that explains nothing is named among the nearest
 
 
 class Rejected(Exception):
@@ -359,11 +359,10 @@ class Doctor:
         if not self.names:
             lines.append("  no known fault explains A's numbers")
         if self.rests:
-            shown = "; ".join(f"{rest:.3g} ({name})" for rest, name in self.rests[:3] if rest <= NEAR)
-            lines.append(
-                f"  nearest of {len(self.rests)} faults that were tried, 1 is the bound: "
-                + (shown or f"none within {NEAR}, {self.rests[0][0]:.3g} at least")
-            )
+            near = [f"{rest:.3g} ({name})" for rest, name in self.rests[:3] if rest <= NEAR]
+            if len(near) < len(self.rests):
+                near.append(f"{'others' if near else 'all'} from {self.rests[len(near)][0]:.3g} on")
+            lines.append(f"  nearest of {len(self.rests)} faults that were tried, 1 is the bound: {'; '.join(near)}")
         return "diagnosis:\n" + "\n".join(lines) + "\n"
 
 

@@ -76,7 +76,7 @@ def judge(name, size, text, code):
         "later": "first wrong" in text and "step" in text,
     }
     found = next((each for each, is_wrong in wrong.items() if is_wrong), "agree")
-    rests = re.search(r"1 is the bound: ([\d.e+-]+|inf) \(.*?\)(?:; ([\d.e+-]+|inf) \()?", text)
+    rests = re.search(r"1 is the bound: ([\d.e+-]+|inf) \(.*?\)(?:; (?:others from )?([\d.e+-]+|inf))?", text)
     right_name = any(named and named in each for each in names)
     return {
         "plant": name,
