@@ -8,8 +8,9 @@
 //   15                                                        rename to step-12, fsync
 //
 // A step waits for the copy and for the vote, a sum of three numbers. If a rank fails to write, its vote says so, and
-// the checkpoint is dropped: the one before it stays, and training goes on. If the disk is full, what --keep does not keep is removed, so that the next one has room. This is a
-// two-phase commit, decided by the rename: a folder without .tmp is complete.
+// the checkpoint is dropped: the one before it stays, and training goes on. If the disk is full, what --keep does not
+// keep is removed, so that the next one has room. This is a two-phase commit, decided by the rename: a folder without
+// .tmp is complete.
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/trainer.h"

@@ -1,9 +1,9 @@
 // NCCL on the emulated GPU, between processes of one machine, by the definition of each operation.
 //
 // All data are messages through rings in shared memory (rings.h): in a collective every rank sends its input to the
-// others, then computes its result from all inputs, in rank order or as a ring would. As in NCCL, the operations of a communicator run one
-// after another in the order of their calls, whatever their streams. A send ends when it has been received; the calls
-// of a group progress together.
+// others, then computes its result from all inputs, in rank order or as a ring would. As in NCCL, the operations of a
+// communicator run one after another in the order of their calls, whatever their streams. A send ends when it has been
+// received; the calls of a group progress together.
 #include <cuda_bf16.h>
 #include <nccl.h>
 #include <unistd.h>
