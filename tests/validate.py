@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from validate_bench import FAILED, ROOT, Bench, agrees, check
+from validate_bench import FAILED, ROOT, Bench, agrees, check, slice_of
 import numpy as np
 import references
 from validate import comparison, facts
@@ -23,8 +23,10 @@ from validate_doctor import activations, claims, half_precision, later, named, r
 
 # ---- the equations
 def equations(bench):
-    """The doctor's Llama and AdamW against the program, in all six references."""
-    for name in references.REFERENCES:
+    """The doctor's Llama and AdamW against the program: in gqa, and in the other five in turn."""
+    for place, name in enumerate(references.REFERENCES):
+        if place and not slice_of(name):
+            continue
         run = Run(str(bench.reference(name)))
         weights, optimizer = run.initial.all(), comparison.settings(run)
         worst = 0.0

@@ -105,6 +105,8 @@ def updates(bench):
         if agrees(changed):
             same[variant] = True
             continue
+        if not slice_of(variant):
+            continue
         found = named(changed)
         check(len(found) == 1 and variant in found[0].split(" or "), f"update: {variant} is named, not {found}")
     check(
