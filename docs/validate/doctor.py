@@ -195,10 +195,27 @@ class Doctor:
         if not rest <= 1:
             raise Rejected(None if self.same_as_right(loss, head) else rest)
 
+    def ends_early(self, model):
+        """Makes a replay end at its first gradient that is not A's, if gradients are complete when they are added."""
+        add, tied = model.add, self.b.model.get("tie_word_embeddings")
+
+        def checked(name, gradient):
+            add(name, gradient)
+            one = {name: model.grad[name]}
+            if name not in self.measured or tied and "embed_tokens" in name:
+                return
+            rest = self.rest(None, one, partial=True)
+            if not rest <= 1:
+                raise Rejected(None if self.same_as_right(None, one) else rest)
+
+        model.add = checked
+
     def explain_replays(self):
         for name, kind in KNOWN.items():
             model = self.model(kind)
             model.after_head = self.after_head
+            if kind.whole_head:
+                self.ends_early(model)
             try:
                 result = model.loss_and_gradients(self.tokens, self.reference_targets)
             except Rejected as rejected:
