@@ -79,7 +79,9 @@ class Doctor:
         h = n.reshape(targets.size, -1)
         gram = (d @ d.T) * (h @ h.T)
         right = np.einsum("tv,ve,te->t", d, self.measured[name][rows], h, optimize=True)
-        weights = np.linalg.lstsq(gram, right, rcond=1e-13)[0]
+        values, vectors = np.linalg.eigh(gram)  # of least norm among those that fit best
+        vectors = vectors[:, values > 1e-13 * values[-1]]
+        weights = vectors @ ((vectors.T @ right) / values[-vectors.shape[1] :])
         rest = norm((d * weights[:, None]).T @ h - self.measured[name][rows])
         if not relative(rest, norm(self.measured[name][rows])) <= self.bounds[name]:
             return None
