@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Right implementations, of which compare must report no difference and the doctor claim nothing: Hugging Face's class
 on one rank and under FSDP2 on two (docs/validate/examples), this course in a mixed layout and on other OpenBLAS
-kernels. fp32, fp64, bf16; init-std 0.02 and 0.1; 2 to 16 layers. Needs torch >= 2.7, transformers, safetensors.
+kernels. fp32, fp64, bf16; init-std 0.02 and 0.1; 2 to 16 layers. Needs torch (2.15 ran), transformers, safetensors.
 
 Run:   python3 tests/strangers/no_fault.py build/bin
 """

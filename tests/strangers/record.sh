@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Records small runs of foreign code, which tests/validate.py compares where there is no torch. Needs torch >= 2.7,
+# Records small runs of foreign code, which tests/validate.py compares where there is no torch. Needs torch (2.15 ran),
 # transformers and safetensors.
 #   bash tests/strangers/record.sh build/bin PYTHON
 set -euo pipefail
