@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import references
+import validate.later
 from validate import comparison, conventions, doctor, facts, replays
 from validate.llama import norm_of
 from validate.runs import Run
@@ -26,9 +27,9 @@ def replayed(bench):
         shown_by[fault] = []
         for name, run in runs.items():
             result = comparison.model_of(run, run.initial.all(), kind).loss_and_gradients(*run.steps[0].arrays())
-            if not result or set(result[1]) != set(run.gradients.tensors):
-                continue
             loss, gradients = result
+            if not gradients or set(gradients) != set(run.gradients.tensors):
+                continue
             if max(comparison.deviation(n, g, run.gradients.read(n)).relative for n, g in gradients.items()) <= 1e-10:
                 continue
             shown_by[fault].append(name)
@@ -120,12 +121,12 @@ def updates(bench):
 def later(bench):
     base = bench.reference("gqa")
     run = doctor.Doctor(bench.compared(base))
-    _, faults = run.later()
+    run.right = run.model().loss_and_gradients(*run.a.steps[0].arrays())
     hidden = []
-    for fault, numbers in faults.items():
-        if not slice_of(fault):
+    for fault, numbers in validate.later.faults(run).items():
+        if fault == "right" or not slice_of(fault):
             continue
-        values = numbers()
+        values = list(numbers())
 
         def change(content):
             for i, entry in enumerate(content["steps"]):

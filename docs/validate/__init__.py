@@ -3,6 +3,7 @@
 import os
 import sys
 
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # BLAS threads that wait leave a busy machine its cores
 try:
     import numpy  # noqa: F401
 except ImportError:

@@ -280,8 +280,8 @@ class TargetsShifted(Llama):
 
 
 class TargetsAreInputs(Llama):
-    def loss_and_gradients(self, tokens, targets):
-        return super().loss_and_gradients(tokens, np.where(targets >= 0, tokens, -1))
+    def loss(self, tokens, targets):
+        return super().loss(tokens, np.where(targets >= 0, tokens, -1))
 
 
 class NoBias(Llama):
@@ -292,16 +292,24 @@ class NoBias(Llama):
         weights, self.w = self.w, {key: w for key, w in self.w.items() if key != name + ".bias"}
         y, back = super().linear(name, x)
         self.w = weights
-        self.add(name + ".bias", np.zeros_like(bias))
-        return y, back
+
+        def backward(dy):
+            self.add(name + ".bias", np.zeros_like(bias))
+            return back(dy)
+
+        return y, backward
 
 
 class NoHeadNorm(Llama):
     def rmsnorm(self, name, x):
         if not name.endswith(("q_norm", "k_norm")):
             return super().rmsnorm(name, x)
-        self.add(name + ".weight", np.zeros(x.shape[-1]))
-        return x, lambda dy: dy
+
+        def backward(dy):
+            self.add(name + ".weight", np.zeros(x.shape[-1]))
+            return dy
+
+        return x, backward
 
 
 class HeadNormAfterRope(Llama):

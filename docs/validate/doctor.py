@@ -3,20 +3,23 @@ only if, computed in double precision from the run's own weights and tokens, it 
 compare's bounds. Otherwise the facts stand, and it is said that no known fault explains them.
 
 Tried in the order of a step: the weights of the targets (by least squares from the head's gradient), conventions and
-parallel faults (replays.py), the update (facts.py), what lasts from step to step (below).
+parallel faults (replays.py), the update (facts.py), what lasts from step to step (later.py).
 """
 
+import concurrent.futures
 import math
+import os
 
 import numpy as np
 
-from . import activations, facts
+from . import activations, facts, later
 from .comparison import model_of, norm, relative, settings
-from .llama import AdamW, Llama, clip_factor, norm_of
+from .llama import Llama, clip_factor
 from .replays import KNOWN
 
 SAMPLES = 4096  # targets whose weights are solved for: a system of that size
 NEAR = 100  # bounds, up to which a fault that explains nothing is named among the nearest
+SINGLE = 1e-3  # a replay in single precision that is off by more is not A's; closer ones run again in double
 
 
 class Rejected(Exception):
@@ -36,16 +39,20 @@ class Doctor:
     def model(self, kind=Llama, weights=None):
         return model_of(self.b, dict(weights or self.weights), kind)
 
-    def rest(self, loss, gradients, partial=False):
-        """The largest deviation of A's loss and gradients of step 1 from these, in bounds. inf: not these numbers."""
-        if not partial and set(gradients) != set(self.measured):
-            return math.inf
-        worst = relative(abs(self.a.steps[0].loss - loss), loss) / self.c.tolerance if loss is not None else 0.0
+    def deviations(self, loss, gradients):
+        """(deviation, bound) of A's loss and gradients of step 1 from these."""
+        if loss is not None:
+            yield relative(abs(self.a.steps[0].loss - loss), loss), self.c.tolerance
         for name, g in gradients.items():
-            if not np.isfinite(g).all():
-                return math.inf
-            worst = max(worst, relative(norm(self.measured[name] - g), norm(g)) / self.bounds[name])
-        return worst if math.isfinite(worst) else math.inf
+            if name in self.bounds:
+                yield relative(norm(self.measured[name] - g), norm(g)), self.bounds[name]
+
+    def rest(self, loss, gradients):
+        """The largest of them, in bounds. inf: not these parameters, or not finite."""
+        if set(gradients) != set(self.measured):
+            return math.inf
+        rests = [deviation / bound for deviation, bound in self.deviations(loss, gradients)]
+        return max(rests) if all(map(math.isfinite, rests)) else math.inf
 
     def say(self, text):
         self.lines.append(text)
@@ -65,11 +72,17 @@ class Doctor:
         absent[np.unique(self.tokens)] = False
         return "model.embed_tokens.weight", np.flatnonzero(absent)
 
+    def head_is_right(self):
+        name, rows = self.rows()
+        a, right = self.measured[name][rows], self.right[1][name][rows]
+        return len(right) > 0 and relative(norm(a - right), norm(right)) <= self.bounds[name]
+
     def solve_targets(self):
-        """(B, T): how often A counts each target, 1 if as it should; None: its head's gradient is not such a sum."""
+        """(B, T): how often A counts each target, 1 if as it should; None: its head's gradient is right, or no such sum.
+        """
         name, rows = self.rows()
         targets = self.all_targets()
-        if targets.size > SAMPLES or name not in self.measured or len(self.measured[name][rows]) == 0:
+        if targets.size > SAMPLES or self.head_is_right() or len(self.measured[name][rows]) == 0:
             return None
         model = self.model()
         n, _ = model.forward(self.tokens)
@@ -105,7 +118,12 @@ class Doctor:
                 def target_weights(self, targets, candidate=candidate):
                     return candidate / right.sum()
 
-            loss, gradients = self.model(Weighted).loss_and_gradients(self.tokens, self.all_targets())
+            model = self.model(Weighted)
+            model.check = lambda name, gradient: self.judge(None, {name: gradient})
+            try:
+                loss, gradients = model.loss_and_gradients(self.tokens, self.all_targets())
+            except Rejected:
+                continue
             if not self.rest(None, gradients) <= 1 or self.same_as_right(None, gradients, 1):
                 continue
             self.say(f"weights of targets, 1 is right, from the head's gradient: {words}")
@@ -191,44 +209,75 @@ class Doctor:
         )
 
     # ---- replays
-    def after_head(self, loss, gradients):  # ends a replay that is not A's after a third of the work
-        head = {name: g for name, g in gradients.items() if name == "lm_head.weight"}
-        rest = self.rest(loss, head, partial=True)
-        if not rest <= 1:
-            raise Rejected(None if self.same_as_right(loss, head) else rest)
+    def judge(self, loss, gradients, slack=0.0):
+        """Ends a replay at its first number that is not A's."""
+        found = list(self.deviations(loss, gradients))
+        if not all(deviation <= bound + slack for deviation, bound in found):
+            rest = max(deviation / bound for deviation, bound in found)
+            raise Rejected(None if self.same_as_right(loss, gradients) else rest)
 
-    def ends_early(self, model):
-        """Makes a replay end at its first gradient that is not A's, if gradients are complete when they are added."""
-        add, tied = model.add, self.b.model.get("tie_word_embeddings")
+    def run_replay(self, kind, weights, slack=0.0):
+        """The loss and the gradients of a fault; None: this model cannot have it."""
+        if kind.only_backward:
+            model, loss, backward = self.whole, self.right[0], self.backward
+            model.__class__ = kind  # what the backward pass calls is looked up when it runs
+            self.judge(loss, {}, slack)
+        else:
+            model = self.model(kind, weights)
+            loss, backward = model.loss(self.tokens, self.reference_targets)
 
-        def checked(name, gradient):
-            add(name, gradient)
-            one = {name: model.grad[name]}
-            if name not in self.measured or tied and "embed_tokens" in name:
-                return
-            rest = self.rest(None, one, partial=True)
-            if not rest <= 1:
-                raise Rejected(None if self.same_as_right(None, one) else rest)
+        model.check = lambda name, gradient: self.judge(loss, {name: gradient}, slack)
+        gradients = model.gradients(backward)
+        return gradients and (loss, gradients)
 
-        model.add = checked
+    def logits(self, kind):
+        """The loss and the logits of one sample."""
+        model = self.model(kind)
+        model.activations = {}
+        loss, _ = model.loss(self.tokens[self.sample], self.reference_targets[self.sample])
+        return loss, model.activations["lm_head"]
+
+    def is_near(self, kind):
+        """Cheap tests of a fault of the forward pass: Rejected, or whether it changes one sample of this batch."""
+        (loss, logits), (right_loss, right) = self.logits(kind), self.logits(Llama)
+        moved = max(abs(loss - right_loss), relative(norm(logits - right), norm(right)))
+        if moved > NEAR * self.c.tolerance and self.forward_is_right:
+            raise Rejected(moved / self.c.tolerance)
+        if moved > 0:
+            try:
+                self.run_replay(kind, self.single, SINGLE)
+            except Rejected as rejected:
+                if rejected.args[0] is None or rejected.args[0] < math.inf:  # not an overflow
+                    raise
+        return moved > 0
+
+    def replay(self, kind):
+        """The rest of a fault; None: it changes nothing here, or this model cannot have it."""
+        try:
+            with np.errstate(all="ignore"):  # of this thread
+                if not kind.only_backward and not self.is_near(kind):
+                    return None
+                result = self.run_replay(kind, self.weights)
+                return None if not result or self.same_as_right(*result) else self.rest(*result)
+        except Rejected as rejected:
+            return rejected.args[0]
+        except (ValueError, IndexError, KeyError, ZeroDivisionError):
+            return None
 
     def explain_replays(self):
-        for name, kind in KNOWN.items():
-            model = self.model(kind)
-            model.after_head = self.after_head
-            if kind.whole_head:
-                self.ends_early(model)
-            try:
-                result = model.loss_and_gradients(self.tokens, self.reference_targets)
-            except Rejected as rejected:
-                if rejected.args[0] is not None:
-                    self.rests.append((rejected.args[0], name))
-                continue
-            except (ValueError, IndexError, KeyError, ZeroDivisionError):
-                continue  # a fault that this model cannot have
-            if result and not self.same_as_right(*result):
-                self.rests.append((self.rest(*result), name))
-        self.rests.sort()
+        self.forward_is_right = not self.c.forward_wrong() and self.head_is_right()
+        self.sample = slice(0, 1)
+        if self.b.document_token is not None:  # one with documents, if there are any
+            i = int(np.argmax((self.tokens[:, :-1] == self.b.document_token).sum(axis=1)))
+            self.sample = slice(i, i + 1)
+        self.single = {name: w.astype(np.float32) for name, w in self.weights.items()}
+        backward = {name: kind for name, kind in KNOWN.items() if kind.only_backward}
+        forward = {name: kind for name, kind in KNOWN.items() if not kind.only_backward}
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            rests = dict(zip(forward, pool.map(self.replay, forward.values())))
+        for name, kind in backward.items():  # one after another, on the right model
+            rests[name] = self.replay(kind)
+        self.rests = sorted((rest, name) for name, rest in rests.items() if rest is not None)
         self.name([name for rest, name in self.rests if rest <= 1])
 
     def same_as_right(self, loss, gradients, share=0.1):
@@ -242,91 +291,34 @@ class Doctor:
         )
 
     # ---- what lasts from step to step
-    def later(self):
-        """{name: losses and norms of the common steps} of faults that step 1 does not show."""
-        o = settings(self.b)
-        rates = [step.lr for step in self.a.steps[: self.c.steps]]
-
-        def train(optimizer=None, rates=rates, accumulate=False, late=False):
-            # late: the forward pass uses the weights before the last update
-            in_place = o.clip if accumulate == "clipped" else 0.0
-            optimizer = optimizer or of(clip=0.0 if in_place else o.clip)
-            weights, before, total, numbers = dict(self.weights), dict(self.weights), {}, []
-            for step, lr in zip(self.a.steps, rates):
-                model = self.model(weights=before if late else weights)
-                loss, g = model.loss_and_gradients(*step.arrays())
-                total = {name: total.get(name, 0) + g[name] for name in g} if accumulate else g
-                numbers += [loss, norm_of(total)]
-                factor = clip_factor(numbers[-1], in_place)
-                total = {name: g * factor for name, g in total.items()}
-                before, weights = weights, optimizer.step(weights, total, lr)
-            return numbers
-
-        class NoMoments(AdamW):
-            def step(self, *args):
-                self.m, self.v, self.t = {}, {}, 0
-                return super().step(*args)
-
-        class StuckCount(AdamW):
-            def step(self, *args):
-                self.t = 0
-                return super().step(*args)
-
-        class Nothing(AdamW):
-            def step(self, weights, *_):
-                return weights
-
-        def of(kind=AdamW, **changed):
-            values = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps, "decay": o.decay, "clip": o.clip, **changed}
-            return kind(**values)
-
-        faults = {
-            "gradients are not zeroed between steps": lambda: train(accumulate=True),
-            "gradients are not zeroed between steps, after clipping in place": lambda: train(accumulate="clipped"),
-            "the forward pass uses weights that are one update old": lambda: train(late=True),
-            "the learning rate is late by one step": lambda: train(rates=[rates[0]] + rates[:-1]),
-            "the learning rate is early by one step": lambda: train(rates=rates[1:] + rates[-1:]),
-            "the learning rate is that of step 1 in every step": lambda: train(rates=rates[:1] * len(rates)),
-            "the moments are not kept": lambda: train(of(NoMoments)),
-            "the bias correction always is that of step 1": lambda: train(of(StuckCount)),
-            "no update reaches the forward pass": lambda: train(of(Nothing)),
-            "clipping is not applied": lambda: train(of(clip=0.0)),
-        }
-        for beta2 in (0.9, 0.95, 0.98, 0.99, 0.999):
-            if abs(beta2 - o.beta2) > 1e-9:
-                faults[f"beta2 is {beta2}"] = lambda beta2=beta2: train(of(beta2=beta2))
-        for beta1 in (0.0, 0.8, 0.9, 0.95):
-            if abs(beta1 - o.beta1) > 1e-9:
-                faults[f"beta1 is {beta1}"] = lambda beta1=beta1: train(of(beta1=beta1))
-        faults["beta1 and beta2 are exchanged"] = lambda: train(of(beta1=o.beta2, beta2=o.beta1))
-        return train, faults
-
     def explain_later(self):
         if settings(self.b) is None or not self.b.adamw() or self.b.flag("mup", 0) > 0:
             return
         if not any(d.wrong for each in (self.c.losses, self.c.norms) for d in each):
             self.say("losses and norms are right: of step 1 and later ones nothing is left to be explained")
             return
-        train, faults = self.later()
         judged = {d.name for d in self.c.losses}
-        measured = [
-            x
-            for i, step in enumerate(self.a.steps[: self.c.steps])
-            if f"step {i + 1}" in judged
-            for x in (step.loss, step.grad_norm)
-        ]
+        steps = [i for i in range(self.c.steps) if f"step {i + 1}" in judged]
 
-        def rest(numbers):
-            deviations = [relative(abs(a - b), b) for a, b in zip(measured, numbers)]
-            return max(deviations) / self.c.tolerance if all(map(math.isfinite, deviations)) else math.inf
+        def rest(numbers, of):
+            """The largest deviation from a run, in tolerances, up to the first that is more than 1."""
+            worst = 0.0
+            with np.errstate(all="ignore"):  # of this thread
+                for i, number in zip(range(2 * len(steps)), numbers):
+                    step = of.steps[steps[i // 2]]
+                    x = step.grad_norm if i % 2 else step.loss
+                    worst = max(worst, relative(abs(x - number), number) / self.c.tolerance)
+                    if not worst <= 1:
+                        break
+            return worst if math.isfinite(worst) else math.inf
 
-        right = train()
-        of_b = [x for step in self.b.steps[: len(measured) // 2] for x in (step.loss, step.grad_norm)]
-        drift = max(relative(abs(x - y), y) for x, y in zip(right, of_b)) / self.c.tolerance
-        if not drift <= 1:
+        faults = later.faults(self)
+        if not rest(faults.pop("right")(), self.b) <= 1:
             self.say("what lasts from step to step: not tried, since rounding grows too fast in these steps")
             return
-        self.rests = sorted((rest(run()), name) for name, run in faults.items())
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            rests = pool.map(lambda fault: rest(fault(), self.a), faults.values())
+            self.rests = sorted(zip(rests, faults))
         self.name([name for r, name in self.rests if r <= 1])
 
     def cause_of_multiple(self):
@@ -345,7 +337,8 @@ class Doctor:
         model = self.model()
         try:
             model.activations = {} if self.a.activations else None
-            self.right = model.loss_and_gradients(self.tokens, self.reference_targets)
+            loss, self.backward = model.loss(self.tokens, self.reference_targets)
+            self.whole, self.right = model, (loss, model.gradients(self.backward))
         except (AttributeError, KeyError, ValueError, IndexError):
             self.say("B is no model that docs/validate/llama.py computes: nothing could be tried")
             return

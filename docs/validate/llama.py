@@ -1,4 +1,4 @@
-"""A Llama in double precision, from its equations alone: forward and hand-made backward pass, and AdamW.
+"""A Llama in the precision of its weights, from its equations alone: forward and hand-made backward pass, and AdamW.
 
 tests/01_reference.py holds it to the programs, tests/validate.py to their reference runs. What docs/validate/replays.py
 replaces, a convention or a step of the backward pass, is a method of its own.
@@ -34,10 +34,11 @@ def product(x, w):
 class Llama:
     """Each layer's function returns its result and, as a closure, the gradient of its input from that of its output."""
 
-    whole_head = True  # the head's gradient is computed at once
+    only_backward = False  # a fault that leaves the forward pass as it is: doctor.py then computes that once for all
 
     def __init__(self, config, weights, document_token=None, z_loss=0.0, logit_scale=1.0):
-        self.config, self.w, self.grad, self.activations, self.after_head = config, weights, {}, None, None
+        self.config, self.w, self.grad, self.activations = config, weights, {}, None
+        self.check = lambda name, gradient: None  # called with each gradient when it is complete; may raise
         self.layers, self.eps = config["num_hidden_layers"], config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.frequencies = rope_frequencies(config)
@@ -104,12 +105,22 @@ class Llama:
         """At its exit."""
         return gradient
 
-    def own(self, gradient):
-        """The rows of a layer's gradient that its weight's gradient is summed over."""
+    def own(self, gradient, name):
+        """What of the gradient of a layer's output its weight's gradient is computed from."""
+        return gradient
+
+    def of_input(self, gradient, name):
+        """What goes on of the gradient of a linear layer's input."""
         return gradient
 
     def add(self, name, gradient):
         self.grad[name] = self.grad[name] + gradient if name in self.grad else gradient
+        if self.complete(name):
+            self.check(name, self.grad[name])
+
+    def complete(self, name):
+        """Whether a gradient that is added is all of it: those of a tied weight are two."""
+        return not (self.tied and "embed_tokens" in name)
 
     def seen(self, name, x):
         if self.activations is not None:
@@ -122,11 +133,11 @@ class Llama:
         y = product(x, w.T) if bias is None else product(x, w.T) + bias
 
         def backward(dy):
-            own = self.own(dy).reshape(-1, len(w))
+            own = self.own(dy, name).reshape(-1, len(w))
             self.add(name + ".weight", own.T @ x.reshape(-1, w.shape[1]))
             if bias is not None:
                 self.add(name + ".bias", own.sum(axis=0))
-            return product(dy, w)
+            return self.of_input(product(dy, w), name)
 
         return self.seen(name, y), backward
 
@@ -135,7 +146,7 @@ class Llama:
         r = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
 
         def backward(dy):
-            self.add(name + ".weight", np.sum(self.own(dy) * x * r, axis=tuple(range(x.ndim - 1))))
+            self.add(name + ".weight", np.sum(self.own(dy, name) * x * r, axis=tuple(range(x.ndim - 1))))
             dn = dy * w
             return r * dn - x * r**3 * np.mean(dn * x, axis=-1, keepdims=True)
 
@@ -163,7 +174,7 @@ class Llama:
 
     def of_group(self, gradient, head):
         """The gradient of each key/value head: the sum over its query heads."""
-        total = np.zeros((gradient.shape[0], self.kv_heads) + gradient.shape[2:])
+        total = np.zeros((gradient.shape[0], self.kv_heads) + gradient.shape[2:], gradient.dtype)
         for query, key in enumerate(head):
             total[:, key] += gradient[:, query]
         return total
@@ -213,7 +224,7 @@ class Llama:
 
         def backward(dx):
             gradient = np.zeros_like(table)
-            np.add.at(gradient, tokens, self.own(dx))
+            np.add.at(gradient, tokens, self.own(dx, "model.embed_tokens"))
             self.add("model.embed_tokens.weight", gradient)
 
         return self.seen("model.embed_tokens", table[tokens]), backward
@@ -223,14 +234,16 @@ class Llama:
         w = self.w[name]
 
         def backward(dy):
-            self.add(name, (self.own(dy).reshape(-1, len(w)).T @ x.reshape(-1, w.shape[1])) * self.logit_scale)
+            own = self.own(dy, "lm_head").reshape(-1, len(w))
+            self.add(name, (own.T @ x.reshape(-1, w.shape[1])) * self.logit_scale)
             return product(dy, w) * self.logit_scale
 
         return self.seen("lm_head", product(x, w.T) * self.logit_scale), backward
 
     def forward(self, tokens):
         """The hidden state before the head, (B, T, E), and its backward pass."""
-        self.angles = self.cos_sin(self.positions(tokens))
+        dtype = self.w["model.embed_tokens.weight"].dtype
+        self.angles = tuple(x.astype(dtype, copy=False) for x in self.cos_sin(self.positions(tokens)))
         visible = self.visible(tokens)
         x, embedding_back = self.embedding(tokens)
         backs = []
@@ -258,20 +271,30 @@ class Llama:
         np.put_along_axis(gradient, at, np.take_along_axis(gradient, at, axis=2) - 1, axis=2)
         return (lse - np.take_along_axis(logits, at, axis=2))[:, :, 0], gradient
 
-    def loss_and_gradients(self, tokens, targets):
-        """tokens, targets (B, T). The mean loss over the targets that are not -1 (without z-loss), {name: gradient}."""
-        self.grad = {}
+    def loss(self, tokens, targets):
+        """tokens, targets (B, T). The mean loss over the targets that are not -1, without z-loss; and its backward pass,
+        which may run again."""
         targets = self.shift(targets)
-        n, backward = self.forward(tokens)
+        n, body_back = self.forward(tokens)
         logits, head_back = self.head(n)
         weights = self.target_weights(targets)
         losses, dlogits = self.loss_of_logits(logits, targets)
-        loss = np.sum(losses * weights)
-        dn = head_back(dlogits * weights[:, :, None])
-        if self.after_head:  # may raise, and so save the rest of the backward pass
-            self.after_head(float(loss), self.grad if self.whole_head else {})
-        backward(self.f(dn, "head"))
-        return float(loss), self.grad
+        dlogits *= weights[:, :, None]
+
+        def backward():
+            body_back(self.f(head_back(self.g(dlogits, "head")), "head"))
+
+        return float(np.sum(losses * weights)), backward
+
+    def gradients(self, backward):
+        """{name: gradient}. Of a fault that this model cannot have: None."""
+        self.grad = {}
+        backward()
+        return self.grad
+
+    def loss_and_gradients(self, tokens, targets):
+        loss, backward = self.loss(tokens, targets)
+        return loss, self.gradients(backward)
 
 
 def norm_of(gradients):

@@ -12,19 +12,23 @@ RANKS = (2, 4, 8)
 
 
 # ---- the backward pass of one rank
-class OnlyFirstQueryHead(Llama):
+class Backward(Llama):
+    only_backward = True
+
+
+class OnlyFirstQueryHead(Backward):
     """The gradient of keys and values is that of the group's first query head."""
 
     def of_group(self, gradient, head):
         return gradient[:, np.searchsorted(head, np.arange(self.kv_heads))]
 
 
-class MeanOverQueryHeads(Llama):
+class MeanOverQueryHeads(Backward):
     def of_group(self, gradient, head):
         return super().of_group(gradient, head) * self.kv_heads / self.heads
 
 
-class CopiedHeads(Llama):
+class CopiedHeads(Backward):
     """Tensor parallelism over more ranks than key/value heads: each of `copies` ranks has the weights of one, and keeps
     the gradient by its own query heads; that of their input is summed."""
 
@@ -36,116 +40,83 @@ class CopiedHeads(Llama):
         self.kept = self.kept[-1:] + (super().of_group(gradient * first[:, None, None], head),)
         return super().of_group(gradient, head)
 
-    def linear(self, name, x):
-        y, back = super().linear(name, x)
+    def own(self, gradient, name):
         if not name.endswith(("k_proj", "v_proj")):
-            return y, back
+            return gradient
+        dk, dv = self.kept
+        return self.together(self.rotate(dk, -1, "k") if name.endswith("k_proj") else dv)
 
-        def backward(dy):
-            dk, dv = self.kept
-            part = self.together(self.rotate(dk, -1, "k") if name.endswith("k_proj") else dv)
-            self.own = lambda _: part
-            dx = back(dy)
-            del self.own
-            return dx
-
-        return y, backward
-
-    def loss_and_gradients(self, tokens, targets):
+    def gradients(self, backward):
         if self.heads // self.kv_heads % self.copies or any("k_norm" in name for name in self.w):
             return None
-        return super().loss_and_gradients(tokens, targets)
+        return super().gradients(backward)
 
 
-class HeadNormsNotSummed(Llama):
+class HeadNormsNotSummed(Backward):
     """Tensor parallelism: the gradients of q's and k's norms are those of the first rank's heads."""
 
     ranks = 2
 
-    def rmsnorm(self, name, x):
-        y, back = super().rmsnorm(name, x)
-        if x.ndim < 4:
-            return y, back
-
-        def backward(dy):
-            self.own = lambda gradient: NoSumAtF.keep(self, gradient, 1)
-            dx = back(dy)
-            del self.own
-            return dx
-
-        self.rank = 0
-        return y, backward
+    def own(self, gradient, name):
+        return part(gradient, 1, self.ranks) if name.endswith(("q_norm", "k_norm")) else gradient
 
 
-class TiedPart(Llama):
+class TiedPart(Backward):
     """A tied weight has only the gradient of the head, or only that of the embedding."""
 
-    kept = "head"
+    lost = "model.embed_tokens"
 
-    def head(self, x):
-        y, back = super().head(x)
-        return y, lambda dy: self.part("head", back, dy)
+    def own(self, gradient, name):
+        return 0 * gradient if name == self.lost else gradient
 
-    def embedding(self, tokens):
-        x, back = super().embedding(tokens)
-        return x, lambda dx: self.part("embedding", back, dx)
-
-    def part(self, name, back, gradient):
-        add = self.add
-        if name != self.kept:
-            self.add = lambda *_: None
-        result = back(gradient)
-        self.add = add
-        return result
+    def gradients(self, backward):
+        return super().gradients(backward) if self.tied else None
 
 
 # ---- parallel ranks
-class NoSumAtF(Llama):
+def part(x, axis, ranks, rank=0):
+    """Zero outside a rank's part of an axis."""
+    inside = np.arange(x.shape[axis]) // (x.shape[axis] // ranks) == rank
+    return x * inside.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
+class NoSumAtF(Backward):
     """Tensor parallelism without f: the gradient of a column-parallel layer's input is each rank's own part."""
 
-    ranks, rank, head_too, whole_head = 2, 0, True, False
+    ranks, rank, head_too = 2, 0, True
 
     def keep(self, x, axis):
-        """Zero outside this rank's part of an axis."""
-        size = x.shape[axis] // self.ranks
-        inside = np.arange(x.shape[axis]) // size == self.rank
-        return x * inside.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+        return part(x, axis, self.ranks, self.rank)
 
-    def attention(self, q, k, v, visible):
-        out, back = super().attention(q, k, v, visible)
-        return out, lambda dout: back(self.keep(dout, 1))
+    def of_input(self, gradient, name):
+        return self.keep(gradient, 2) if name.endswith(("o_proj", "down_proj")) else gradient
 
-    def linear(self, name, x):
-        y, back = super().linear(name, x)
-        if name.endswith("down_proj"):
-            return y, lambda dy: self.keep(back(dy), 2)
-        return y, back
+    def g(self, gradient, half):
+        return self.keep(gradient, 2) if half == "head" and self.head_too else gradient
 
-    def head(self, x):
-        y, back = super().head(x)
-        return y, lambda dy: back(self.keep(dy, 2)) if self.head_too else back(dy)
+    def sharded(self, name):
+        return "_proj" in name or "lm_head" in name and self.head_too
 
-    def loss_and_gradients(self, tokens, targets):
+    def complete(self, name):
+        return self.rank == 0 and not self.sharded(name) and super().complete(name)
+
+    def gradients(self, backward):
         size = self.heads, self.kv_heads, self.config["intermediate_size"]
         if any(n % self.ranks for n in size):
             return None
         total = {}
         for self.rank in range(self.ranks):
-            loss, gradients = super().loss_and_gradients(tokens, targets)
-            for name, g in gradients.items():
-                sharded = any(part in name for part in ("_proj", "lm_head")) and (
-                    self.head_too or "lm_head" not in name
-                )
+            for name, g in super().gradients(backward).items():
                 if name.endswith(("o_proj.weight", "down_proj.weight")):  # its columns are this rank's
                     g = self.keep(g, 1)
                 elif name == "lm_head.weight" and self.head_too:
                     g = self.keep(g, 0)
-                if self.rank == 0 or sharded:
+                if self.rank == 0 or self.sharded(name):
                     total[name] = total.get(name, 0) + g
-        return loss, total
+        return total
 
 
-class SumAtG(Llama):
+class SumAtG(Backward):
     """Tensor parallelism whose all-reduce at the exit sums in the backward pass, too: equal gradients, ranks times."""
 
     ranks, halves = 2, ("attention", "mlp")
@@ -154,38 +125,26 @@ class SumAtG(Llama):
         return gradient * self.ranks if half in self.halves else gradient
 
 
-class FirstChunkOnly(Llama):
+class FirstChunkOnly(Backward):
     """Context parallelism without the sum over its ranks: each weight's gradient is that of the first chunk, which is
     counted `times`."""
 
     ranks, times = 2, 1
 
-    def own(self, gradient):
+    def own(self, gradient, name):
         axis = gradient.ndim - 2  # positions
         first = np.arange(gradient.shape[axis]) * self.ranks < gradient.shape[axis]
         return gradient * first[:, None] * self.times
 
 
-class NormsNotSummed(Llama):
-    """Sequence parallelism: the gradients of norms are those of the first rank's positions."""
+class NormsNotSummed(FirstChunkOnly):
+    """Sequence parallelism: the gradients of norms, but not of heads', are those of the first rank's positions."""
 
-    ranks, times = 2, 1
-
-    def rmsnorm(self, name, x):
-        y, back = super().rmsnorm(name, x)
-        if x.ndim > 3:  # of heads, which tensor parallelism cuts
-            return y, back
-
-        def backward(dy):
-            self.own = lambda gradient: FirstChunkOnly.own(self, gradient)
-            dx = back(dy)
-            del self.own
-            return dx
-
-        return y, backward
+    def own(self, gradient, name):
+        return super().own(gradient, name) if name.endswith(("layernorm", "model.norm")) else gradient
 
 
-class BlockLse(Llama):
+class BlockLse(Backward):
     """Ring attention whose backward pass normalises each block of keys by the block's own sum."""
 
     ranks = 2
@@ -200,7 +159,7 @@ class BlockLse(Llama):
         return super().attention_backward(q, k, v, p, dout, delta)
 
 
-class KeysNotReturned(Llama):
+class KeysNotReturned(Backward):
     """Ring attention that loses the gradients of the other ranks' keys and values."""
 
     ranks = 2
@@ -263,7 +222,7 @@ def _known():
     yield "q, k: norms are ignored", of.NoHeadNorm
     yield "q, k: norms after RoPE", of.HeadNormAfterRope
     yield "tied weights: gradient of the embedding is lost", TiedPart
-    yield "tied weights: gradient of the head is lost", made(TiedPart, kept="embedding")
+    yield "tied weights: gradient of the head is lost", made(TiedPart, lost="lm_head")
     for n in RANKS:
         yield f"context parallelism ({n} ranks): positions begin at 0 on each", made(of.PositionsPerChunk, ranks=n)
         yield f"context parallelism ({n} ranks): causal mask on every block", made(of.MaskPerBlock, ranks=n)
