@@ -299,8 +299,12 @@ void run(const Launch& launch) {
     now.arena = arena();
     in_launch = true;
     now.first_serial = block_serial + 1;
-    std::vector<int64_t> order(size_t(launch.grid.count()));
-    for (size_t i = 0; i < order.size(); ++i) order[i] = int64_t(kOrder == Order::reverse ? order.size() - 1 - i : i);
+    const int64_t blocks = launch.grid.count();
+    const int64_t ends = kTail == 0 || blocks <= 8 * kTail ? blocks : std::max(kTail, blocks >> 14);
+    std::vector<int64_t> order;
+    for (int64_t i = 0; i < std::min(ends, blocks); ++i) order.push_back(i);
+    for (int64_t i = std::max(ends, blocks - ends); i < blocks; ++i) order.push_back(i);
+    if (kOrder == Order::reverse) std::reverse(order.begin(), order.end());
     if (kOrder == Order::random)
         for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
     size_t shared = 0;

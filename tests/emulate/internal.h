@@ -58,11 +58,14 @@ size_t shared_bytes();  // static and dynamic, of the block that runs
 char* reserve(size_t bytes);  // address space; its pages appear as they are written
 int gpu_count();
 extern thread_local constinit int current_gpu;
-constexpr size_t kArena = size_t(8) << 30;    // one GPU's memory
-const char* arena();                          // of the current GPU, which has memory
-bool is_live(size_t offset, size_t bytes);    // within one allocation
-void* allocate(size_t bytes);                 // on the current GPU, filled with NaNs; nullptr: out of memory
-void begin_release(void* p, const char* by);  // faults unless p is an allocation that nobody has released
+inline const int64_t kTail = std::stoll(setting("EMULATE_TAIL", "0"));  // 0: all blocks run
+inline const size_t kArena = size_t(kTail > 0 ? 512 : 8) << 30;         // one GPU's memory
+const char* arena();                                                    // of the current GPU, which has memory
+bool is_live(size_t offset, size_t bytes);                              // within one allocation
+void* allocate(size_t bytes);                      // on the current GPU, filled with NaNs, with EMULATE_TAIL with 0;
+                                                   // nullptr: out of memory
+void set_bytes(void* p, int value, size_t bytes);  // memset; where EMULATE_TAIL is set, zeros take no memory
+void begin_release(void* p, const char* by);       // faults unless p is an allocation that nobody has released
 void release(void* p);
 void* allocate_pinned(size_t bytes);
 void release_pinned(void* p);

@@ -35,7 +35,7 @@ int gpu_count() {
 
 namespace {
 
-constexpr size_t kUnit = 256;                     // allocations are aligned to kUnit, with a unit between them
+const size_t kUnit = kTail > 0 ? 1 << 20 : 256;   // allocations are aligned to kUnit, with a unit between them
 constexpr size_t kQuarantine = size_t(64) << 20;  // bytes of released memory that are not used again
 
 void on_fault(int signal_number, siginfo_t* info, void*) {
@@ -60,11 +60,11 @@ struct Gpu {
     size_t used = 0, resting = 0, allocated = 0;
     bool open = false;
     Gpu() {
-        madvise(arena, kArena, MADV_HUGEPAGE);  // fewer pages to protect
+        if (kTail == 0) madvise(arena, kArena, MADV_HUGEPAGE);  // fewer pages to protect
         if (mprotect(arena, kArena, PROT_NONE) != 0) fault("cannot protect device memory");
     }
     void protect(bool hide) {
-        if (open == !hide) return;
+        if (open == !hide || (open && kTail > 0)) return;  // with millions of pages it takes seconds
         open = !hide;
         mprotect(arena, kArena, hide ? PROT_NONE : PROT_READ | PROT_WRITE);
     }
@@ -84,12 +84,20 @@ Allocation* allocation_at(Gpu& g, size_t offset) {
     return number == 0 ? nullptr : &g.allocations[number - 1];
 }
 
+void set_zeros(char* p, size_t bytes) {
+    const size_t page = 4096, head = std::min(bytes, page - reinterpret_cast<uintptr_t>(p) % page);
+    const size_t whole = (bytes - head) / page * page;  // these pages read as 0 until they are written
+    std::memset(p, 0, head);
+    if (whole > 0) madvise(p + head, whole, MADV_DONTNEED);
+    std::memset(p + head + whole, 0, bytes - head - whole);
+}
+
 void poison(Gpu& g, const Allocation& a, bool hide) {
     g.protect(false);
 #if EMULATE_ASAN
     __asan_unpoison_memory_region(g.arena + a.offset, a.reserved);
 #endif
-    std::memset(g.arena + a.offset, 0xff, a.reserved);
+    set_bytes(g.arena + a.offset, kTail > 0 ? 0 : 0xff, a.reserved);
 #if EMULATE_ASAN
     const size_t inside = hide ? 0 : a.bytes;
     __asan_poison_memory_region(g.arena + a.offset + inside, a.reserved - inside);
@@ -111,6 +119,13 @@ void handle_faults() {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGSEGV, &action, nullptr);
     sigaction(SIGBUS, &action, nullptr);
+}
+
+void set_bytes(void* p, int value, size_t bytes) {
+    if (kTail > 0 && value == 0)
+        set_zeros(static_cast<char*>(p), bytes);
+    else
+        std::memset(p, value, bytes);
 }
 
 void open_memory() { gpu().protect(false); }

@@ -337,7 +337,7 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void* p, int value, size_t bytes, cudaStre
     if (!on_device(p, bytes)) return error(cudaErrorInvalidValue, "cudaMemsetAsync: " + describe(p));
     enqueue(stream, "cudaMemsetAsync", [=] {
         if (!on_device(p, bytes)) fault("cudaMemsetAsync: " + describe(p));
-        std::memset(p, value, bytes);
+        set_bytes(p, value, bytes);
         return true;
     });
     return cudaSuccess;
