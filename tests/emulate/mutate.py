@@ -3,7 +3,9 @@
 the .cu and .cuh files, doubles each stride of a loop, makes each 64-bit number an int, and runs the tests of that file on
 the emulated GPU.
 
-    tests/emulate/mutate.py BUILD [--only REGEX] [--list] [--jobs N] [--csv FILE]
+    tests/emulate/mutate.py BUILD [--only REGEX] [--list] [--jobs N] [--csv FILE] [--plants]
+
+--plants: the mistakes of plants.txt instead, with plants.csv as the record (its format: ../mutants/mutants.txt).
 
 BUILD: configured with -DTRAIN70B_CUDA=EMULATE and built. A mutant is caught if a test fails, faults or hangs. The
 sources stay as they are. Exit code 1 if fewer than nine in ten are caught.
@@ -22,7 +24,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "tests/mutants")]
+import mutants as patches  # noqa: E402
 from transform import closing, without_comments  # noqa: E402
 
 # file: the tests that are to notice, each (chapter, ranks, doctest's arguments, environment)
@@ -87,7 +90,17 @@ def mutants_of(name):
             add(m.end() + step.start(1), m.end() + step.end(1), "stride doubled", f"2 * ({step[1]})")
     for m in re.finditer(r"\b(int64_t) \w+ = ", text):
         add(m.start(1), m.end(1), "64 bits to 32", "int")
-    return [(name, *each) for each in sorted(found, key=lambda f: f[3])]
+    return [(name, number, kind, what, source[:begin] + new + source[end:])
+            for number, kind, what, begin, end, new in sorted(found, key=lambda f: f[3])]
+
+
+def plants():
+    """Those of plants.txt, each in one file."""
+    for plant in patches.read(Path(__file__).parent / "plants.txt"):
+        [(name, text)] = patches.changed(plant, ROOT).items()
+        before = (ROOT / name).read_text().splitlines()
+        line = next(i for i, pair in enumerate(zip(before, text.splitlines()), 1) if pair[0] != pair[1])
+        yield name, line, plant.name, plant.what, text
 
 
 class Build:
@@ -122,13 +135,12 @@ class Build:
 
 
 def try_mutant(build, mutant, timeout):
-    name, line, kind, what, begin, end, new = mutant
+    name, line, kind, what, text = mutant
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
-        source = (ROOT / name).read_text()
         changed = scratch / "changed" / name
         changed.parent.mkdir(parents=True)
-        changed.write_text(source[:begin] + new + source[end:])
+        changed.write_text(text)
         made = scratch / "emulated" / (name + (".cpp" if name.endswith(".cu") else ""))
         made.parent.mkdir(parents=True)
         subprocess.run([sys.executable, ROOT / "tests/emulate/transform.py", name, changed, made], check=True)
@@ -159,6 +171,8 @@ def try_mutant(build, mutant, timeout):
                 first = next((l for l in result.stderr.splitlines() if "error" in l), "")
                 return "does not compile", first[-160:]
         tests = TALL[name[:2]] if narrow else next(t for key, t in TESTS.items() if key in Path(name).name)
+        if " " not in kind:  # a plant's name
+            tests = tests + TALL.get(name[:2], [])
         programs = {}
         for chapter, ranks, arguments, environment in tests:
             program = f"test_{chapter}"
@@ -198,9 +212,10 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--plants", action="store_true")
     options = parser.parse_args()
     files = subprocess.run(["git", "ls-files", "*.cu", "*.cuh"], cwd=ROOT, capture_output=True, text=True, check=True)
-    mutants = [m for name in files.stdout.split() for m in mutants_of(name)]
+    mutants = list(plants()) if options.plants else [m for name in files.stdout.split() for m in mutants_of(name)]
     mutants = [m for m in mutants if re.search(options.only, f"{m[0]}:{m[1]} {m[2]}")]
     if options.list:
         for name, line, kind, what, *_ in mutants:

@@ -66,8 +66,8 @@ def check(mutant, names):
     if bool(mutant.lab) == bool(mutant.patches):
         refuse("must have either `lab` or `file`")
     for file, before, after in mutant.patches:
-        if not file.endswith((".cpp", ".h")):
-            refuse(f"{file} is no .cpp or .h file")
+        if not file.endswith((".cpp", ".h", ".cu", ".cuh")):
+            refuse(f"{file} is no .cpp, .h, .cu or .cuh file")
         if not before or before == after:
             refuse(f"the block of {file} changes nothing")
 
