@@ -171,8 +171,8 @@ def try_mutant(build, mutant, timeout):
                 first = next((l for l in result.stderr.splitlines() if "error" in l), "")
                 return "does not compile", first[-160:]
         tests = TALL[name[:2]] if narrow else next(t for key, t in TESTS.items() if key in Path(name).name)
-        if " " not in kind:  # a plant's name
-            tests = tests + TALL.get(name[:2], [])
+        if kind.endswith("-32"):  # a plant's name
+            tests = TALL.get(name[:2], []) + tests
         programs = {}
         for chapter, ranks, arguments, environment in tests:
             program = f"test_{chapter}"
