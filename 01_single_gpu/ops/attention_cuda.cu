@@ -3,7 +3,8 @@
 //
 // One pattern serves all three kernels. A warp owns kOwn rows (queries, or keys in the backward pass of k and v); the
 // block walks over tiles of 32 other rows in shared memory, one per lane. A score is a dot product in a lane; a sum
-// over the tile goes through shuffles, in the order of the lanes. No score ever leaves the registers.
+// over the tile goes through shuffles, in the order of the lanes. No score ever leaves the registers; nor do the sums of
+// the own rows: loops over these are unrolled, because an array that is indexed at run time lies in local memory.
 #include "01_single_gpu/ops/attention_cuda.cuh"
 
 namespace train70b::cuda {
@@ -71,8 +72,8 @@ __device__ float warp_sum(float x) {
 
 // grid: (query tiles, heads, batch)
 template <class Documents, class T>
-__global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const T* v, AttentionShape s,
-                               Documents documents) {
+__global__ void __launch_bounds__(kPlainThreads, 2)
+    forward_kernel(T* out, float* lse, const T* q, const T* k, const T* v, AttentionShape s, Documents documents) {
     extern __shared__ float memory[];
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own = memory + warp * kOwn * D, *k_tile = memory + kOwnPerBlock * D, *v_tile = k_tile + kTile * (D + 1);
@@ -90,6 +91,7 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
         load_tile(k_tile, k, k_row + j, s.key_len - j, K, kv_head * D, D);
         load_tile(v_tile, v, k_row + j, s.key_len - j, K, kv_head * D, D);
         __syncthreads();
+#pragma unroll
         for (int r = 0; r < kOwn; ++r) {
             const int64_t key = j + lane;
             const bool visible = key < visible_keys(s, first + r) && key >= documents.first_key(s, q_row, first + r);
@@ -103,6 +105,7 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
             add_weighted(sum[r], p, v_tile, D);
         }
     }
+#pragma unroll
     for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
         const int64_t row = q_row + first + r;
         const bool blind = visible_keys(s, first + r) <= documents.first_key(s, q_row, first + r);
@@ -113,8 +116,9 @@ __global__ void forward_kernel(T* out, float* lse, const T* q, const T* k, const
 
 // dq = sum over keys of dS k. grid as above.
 template <class Documents, class T, class G>
-__global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, const T* v, const float* lse,
-                                  const float* delta, AttentionShape s, Documents documents) {
+__global__ void __launch_bounds__(kPlainThreads, 2)
+    backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
+                      AttentionShape s, Documents documents) {
     extern __shared__ float memory[];
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own_q = memory + warp * 2 * kOwn * D, *own_do = own_q + kOwn * D;
@@ -133,6 +137,7 @@ __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, 
         load_tile(k_tile, k, k_row + j, s.key_len - j, K, kv_head * D, D);
         load_tile(v_tile, v, k_row + j, s.key_len - j, K, kv_head * D, D);
         __syncthreads();
+#pragma unroll
         for (int r = 0; r < kOwn && first + r < s.query_len; ++r) {
             const int64_t at = (q_row + first + r) * s.heads + head;
             float ds = 0;
@@ -144,6 +149,7 @@ __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, 
             add_weighted(sum[r], ds, k_tile, D);
         }
     }
+#pragma unroll
     for (int r = 0; r < kOwn && first + r < s.query_len; ++r)
         store_own(dq, q_row + first + r, E, head * D, D, sum[r], factor);
 }
@@ -151,8 +157,9 @@ __global__ void backward_q_kernel(G* dq, const T* dout, const T* q, const T* k, 
 // dk = sum over queries of dS^T q, dv = sum of P^T dout, over all query heads of the group, one after the other.
 // grid: (key tiles, kv heads, batch)
 template <class Documents, class T, class G>
-__global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, const T* k, const T* v, const float* lse,
-                                   const float* delta, AttentionShape s, Documents documents) {
+__global__ void __launch_bounds__(kPlainThreads, 2)
+    backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, const T* k, const T* v, const float* lse,
+                       const float* delta, AttentionShape s, Documents documents) {
     extern __shared__ float memory[];
     const int D = int(s.head_dim), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *own_k = memory + warp * 2 * kOwn * D, *own_v = own_k + kOwn * D;
@@ -175,6 +182,7 @@ __global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, cons
             load_tile(do_tile, dout, q_row + i, s.query_len - i, E, head * D, D);
             __syncthreads();
             const int64_t query = i + lane, at = (q_row + query) * s.heads + head;
+#pragma unroll
             for (int r = 0; r < kOwn; ++r) {
                 float p = 0, ds = 0;
                 const int64_t key = first + r;
@@ -188,6 +196,7 @@ __global__ void backward_kv_kernel(G* dk, G* dv, const T* dout, const T* q, cons
             }
         }
     }
+#pragma unroll
     for (int r = 0; r < kOwn && first + r < s.key_len; ++r) {
         store_own(dk, k_row + first + r, K, kv_head * D, D, sum_k[r], factor);
         store_own(dv, k_row + first + r, K, kv_head * D, D, sum_v[r], 1);
