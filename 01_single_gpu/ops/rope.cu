@@ -5,6 +5,8 @@
 namespace train70b::cuda {
 namespace {
 
+constexpr double kHalfTurns = 0.31830988618379067;  // 1 / pi
+
 // forward: qkv -> q, k, v. Otherwise the gradient: q, k, v -> qkv with the inverse rotation.
 template <class T, bool forward>
 __global__ void split_rope_kernel(T* q, T* k, T* v, T* qkv, const int32_t* positions, Rope rope, int64_t q_cols,
@@ -13,8 +15,8 @@ __global__ void split_rope_kernel(T* q, T* k, T* v, T* qkv, const int32_t* posit
     const int64_t row = blockIdx.x;
     const int half = rope.head_dim / 2;
     for (int i = threadIdx.x; i < half; i += blockDim.x) {
-        double s, c;
-        sincos(positions[row] * rope.inv_freq[i], &s, &c);
+        double s, c;  // by half turns: sincos() of a large angle keeps its reduction in local memory
+        sincospi(positions[row] * rope.inv_freq[i] * kHalfTurns, &s, &c);
         cosines[i] = float(c);
         sines[i] = forward ? float(s) : -float(s);
     }

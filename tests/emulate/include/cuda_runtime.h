@@ -126,6 +126,9 @@ inline double log(double x) { return off(std::log(x), 1); }
 inline double cos(double x) { return off(std::cos(x), 2); }
 inline double sin(double x) { return off(std::sin(x), 2); }
 inline void sincos(double x, double* s, double* c) { *s = sin(x), *c = cos(x); }
+inline void sincospi(double x, double* s, double* c) {
+    sincos(3.141592653589793 * std::remainder(x, 2.0), s, c);  // the remainder is exact
+}
 
 cudaError_t allow_shared(const void* kernel, int bytes);
 
