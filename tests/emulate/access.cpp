@@ -17,14 +17,15 @@ namespace {
 
 // ---- shared memory: what is declared lies between red zones ----
 constexpr size_t kRedZone = 32;
-uint8_t inside[kSharedArena];  // of each byte, whether something is declared there
+enum Inside : uint8_t { nothing, declared, awaited };  // awaited: by who copies there (cp.async)
+Inside inside[kSharedArena + 16];                      // of each byte
 size_t shared_end = 0, static_bytes = 0, dynamic_bytes = 0;
 
 size_t declare(size_t bytes, size_t alignment) {
     // Aligned to `alignment` and no better: an access that is wider than the declared type shows.
     size_t begin = (shared_end + kRedZone + 2 * alignment - 1) / (2 * alignment) * (2 * alignment) + alignment;
     if (begin + bytes + kRedZone > kSharedArena) fault("more than 227 KiB of shared memory");
-    std::memset(inside + begin, 1, bytes);
+    std::memset(inside + begin, declared, bytes);
 #if EMULATE_ASAN
     __asan_unpoison_memory_region(shared_memory + begin, bytes);
 #endif
@@ -183,6 +184,11 @@ void* static_shared(size_t bytes, size_t alignment) {
 
 size_t shared_bytes() { return static_bytes + dynamic_bytes; }
 
+void await_copy(uint32_t to, size_t bytes, bool arrived) {
+    if (!arrived) std::memset(shared_memory + to, 0xff, bytes);  // NaN
+    std::memset(inside + to, arrived ? declared : awaited, bytes);
+}
+
 namespace {
 
 [[noreturn]] void illegal(size_t bytes, Kind kind, const void* code, const std::string& why) {
@@ -206,8 +212,11 @@ __attribute__((always_inline)) inline void check(const void* p, size_t bytes, Ki
     const bool aligned = bytes > 16 || (bytes & (bytes - 1)) != 0 || (address & (bytes - 1)) == 0;
     if (byte >= now.stack && byte < now.stack_end) return;  // the thread's own variables
     if (const auto offset = size_t(byte - shared_memory); offset < kSharedArena) {
-        if (offset + bytes > kSharedArena || !inside[offset] || !inside[offset + bytes - 1])
-            illegal(bytes, kind, code, "not declared in shared memory");
+        if (offset + bytes > kSharedArena || inside[offset] != declared || inside[offset + bytes - 1] != declared) {
+            const bool copied = inside[offset] == awaited || inside[offset + bytes - 1] == awaited;
+            illegal(bytes, kind, code,
+                    copied ? "a thread copies there and has not waited for the copy" : "not declared in shared memory");
+        }
         if (shared_words) check_races(shared_words, offset, bytes, kind, code, true);
     } else if (byte >= &__executable_start && byte < &_end) {
         return;  // __constant__, threadIdx

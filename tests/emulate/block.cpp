@@ -228,6 +228,7 @@ extern "C" void emulate_fiber_main() {
         checking = true;
         now.launch->call(now.launch->arguments.get());
         checking = false;
+        thread_ends();
         CudaThread& me = threads[size_t(current)];
         Fiber* mine = me.fiber;
         me.state = CudaThread::done;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <vector>
 
 #include "internal.h"
 
@@ -47,6 +48,46 @@ struct Loops {
 void goes_on(uint16_t loop) { went_on.taken[loop].store(true, std::memory_order_relaxed); }
 
 // ---- PTX ----
+
+void ex2_approx_ftz(float& y, float x, Where) {
+    y = off(std::exp2(std::fpclassify(x) == FP_SUBNORMAL ? 0.0f : x), 2);
+    if (std::fpclassify(y) == FP_SUBNORMAL) y = 0;
+}
+
+namespace {
+struct Copy {
+    uint32_t to;
+    const void *from, *code;
+    int bytes, size;
+};
+std::vector<Copy>* const on_the_way = new std::vector<Copy>[1024];  // of each thread of the block
+}  // namespace
+
+void cp_async(int bytes, uint32_t to, const void* from, int size, Where where) {
+    const Unchecked scope;
+    if (size < 0 || size > bytes) fault("cp.async in " + to_string(where) + " of more bytes than its number");
+    const void* code = __builtin_return_address(0);
+    if (size > 0) check_access(from, size_t(bytes), Kind::read, code);
+    check_access(shared_memory + to, size_t(bytes), Kind::write, code);
+    await_copy(to, size_t(bytes), false);
+    on_the_way[now.thread].push_back({to, from, code, bytes, size});
+}
+
+void cp_async_wait_all(Where) {
+    const Unchecked scope;
+    for (const Copy& copy : on_the_way[now.thread]) {
+        await_copy(copy.to, size_t(copy.bytes), true);
+        check_access(shared_memory + copy.to, size_t(copy.bytes), Kind::write, copy.code);
+        std::memset(shared_memory + copy.to, 0, size_t(copy.bytes));
+        std::memcpy(shared_memory + copy.to, copy.from, size_t(copy.size));
+    }
+    on_the_way[now.thread].clear();
+}
+
+void thread_ends() {
+    if (!on_the_way[now.thread].empty())
+        fault("a thread ends and has not waited for its copy: " + line_of(on_the_way[now.thread][0].code));
+}
 
 uint32_t shared_address(const void* p, Where where) {
     const Unchecked scope;

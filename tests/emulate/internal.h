@@ -52,7 +52,11 @@ void check_access(const void* p, size_t bytes, Kind kind, const void* code);  //
 constexpr size_t kSharedArena = 256 << 10;
 extern char* const shared_memory;  // of the block that runs
 void clear_shared(size_t dynamic_bytes);
-size_t shared_bytes();  // static and dynamic, of the block that runs
+size_t shared_bytes();                                     // static and dynamic, of the block that runs
+void await_copy(uint32_t to, size_t bytes, bool arrived);  // to shared memory; NaN and not to be touched until then
+
+// ---- device_functions.cpp ----
+void thread_ends();  // faults if a copy has not been waited for
 
 // ---- memory.cpp ----
 char* reserve(size_t bytes);  // address space; its pages appear as they are written

@@ -55,6 +55,35 @@ __global__ void dynamic_kernel(float* x) {
     extern __shared__ float memory[];
     x[threadIdx.x] = memory[threadIdx.x];
 }
+// A tile by asynchronous copies; each thread reads the next one's number.
+__device__ void copy_number(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(4)
+                 : "memory");
+}
+__global__ void copy_kernel(float* x, bool waits, bool meets) {
+    __shared__ float tile[kThreads];
+    copy_number(tile + threadIdx.x, x + threadIdx.x);
+    if (waits) asm volatile("cp.async.wait_all;" ::: "memory");
+    if (meets) __syncthreads();
+    const float next = tile[(threadIdx.x + 1) % kThreads];  // may be on its way
+    __syncthreads();
+    x[threadIdx.x] = next;
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+__global__ void overwriting_copy_kernel(float* x) {
+    __shared__ float tile[kThreads];
+    tile[threadIdx.x] = 1;
+    __syncthreads();
+    const float next = tile[(threadIdx.x + 1) % kThreads];
+    copy_number(tile + threadIdx.x, x + threadIdx.x);  // others may still read
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    x[threadIdx.x] = next;
+}
+__global__ void forgotten_copy_kernel(float* x) {
+    __shared__ float tile[kThreads];
+    copy_number(tile + threadIdx.x, x + threadIdx.x);  // no thread waits
+}
 __global__ void add_kernel(float* x) { atomicAdd(x, 1.0f); }
 
 cudaStream_t stream() {
@@ -117,6 +146,12 @@ const std::map<std::string, std::function<void()>> kMistakes = {
     {"divergent warp", [] { divergent_warp_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
     {"no dynamic memory", [] { dynamic_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
     {"shared without asking", [] { dynamic_kernel<<<1, kThreads, 64 << 10, stream()>>>(memory()); }},
+    {"copy", [] { copy_kernel<<<1, kThreads, 0, stream()>>>(memory(), true, true); }},
+    {"copy not waited for", [] { copy_kernel<<<1, kThreads, 0, stream()>>>(memory(), false, true); }},
+    {"copy without barrier", [] { copy_kernel<<<1, kThreads, 0, stream()>>>(memory(), true, false); }},
+    {"copy over what is read", [] { overwriting_copy_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"copy forgotten", [] { forgotten_copy_kernel<<<1, kThreads, 0, stream()>>>(memory()); }},
+    {"copy out of bounds", [] { copy_kernel<<<1, kThreads, 0, stream()>>>(memory(kThreads - 1), true, true); }},
     {"empty grid", [] { add_kernel<<<0, kThreads, 0, stream()>>>(memory()); }},
     {"block too large", [] { add_kernel<<<1, 2048, 0, stream()>>>(memory()); }},
     {"default stream", [] { add_kernel<<<1, kThreads, 0, nullptr>>>(memory()); }},

@@ -34,6 +34,16 @@ for order in forward reverse random; do
 done
 unset EMULATE_ORDER
 expect "race of blocks" 134 "race in global memory, no barrier between"
+for order in forward reverse random; do
+    export EMULATE_ORDER=$order
+    expect "copy" 0 ""
+    expect "copy not waited for" 134 "$(line 'may be on its way') reads 4 bytes: a thread copies there and has not waited for"
+    expect "copy without barrier" 134 "race in shared memory, no barrier between"
+    expect "copy over what is read" 134 "race in shared memory, no barrier between"
+done
+unset EMULATE_ORDER
+expect "copy forgotten" 134 "a thread ends and has not waited for its copy: $(line 'cp.async.ca')"
+expect "copy out of bounds" 134 "reads 4 bytes: 252 bytes into 252 bytes of memory of GPU 0"
 expect "shared bound" 134 "not declared in shared memory"
 expect "divergent barriers" 134 "divergent barriers"
 expect "divergent warp" 134 "divergent warp"

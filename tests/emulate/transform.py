@@ -22,6 +22,10 @@ PTX = {
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16": "emulate::ldmatrix_x4(false, ",
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16": "emulate::ldmatrix_x4(true, ",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": "emulate::mma_m16n8k16_bf16(",
+    "ex2.approx.ftz.f32": "emulate::ex2_approx_ftz(",
+    "cp.async.cg.shared.global": "emulate::cp_async(",  # its number of bytes comes first
+    "cp.async.ca.shared.global": "emulate::cp_async(",
+    "cp.async.wait_all;": "emulate::cp_async_wait_all(",
 }
 
 # Functions that CUDA does not round correctly: EMULATE_ULP moves their results. The others below are exact on both.
@@ -123,8 +127,9 @@ def ptx(text):
         mnemonic = code.split()[0]
         if mnemonic not in PTX:
             raise Unknown(f"PTX instruction {mnemonic}")
-        operands = [body[c.end():closing(body, c.end() - 1)] for c in re.finditer(r'"[=+]?[rf]"\s*\(', body)]
-        new = PTX[mnemonic] + ", ".join(operands) + ", emulate::Where::current())"
+        operands = [body[c.end():closing(body, c.end() - 1)] for c in re.finditer(r'"[=+]?[rfl]"\s*\(', body)]
+        constants = re.findall(r", (\d+)", code)
+        new = PTX[mnemonic] + ", ".join([*constants, *operands, "emulate::Where::current())"])
         text = replaced(text, m.start(), closed + 1, new)
     return text
 

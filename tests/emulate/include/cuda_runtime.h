@@ -110,6 +110,11 @@ void ldmatrix_x4(bool transposed, uint32_t& r0, uint32_t& r1, uint32_t& r2, uint
                  Where where);
 void mma_m16n8k16_bf16(float& c0, float& c1, float& c2, float& c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                        uint32_t b0, uint32_t b1, Where where);
+void ex2_approx_ftz(float& y, float x, Where where);
+// 4, 8 or 16 bytes to shared memory, of which the first `size` are copied and the rest 0. They arrive with the thread's
+// cp_async_wait_all; before, nobody may touch their place.
+void cp_async(int bytes, uint32_t to, const void* from, int size, Where where);
+void cp_async_wait_all(Where where);
 
 // ---- mathematical functions: transform.py puts these in the place of those that CUDA rounds less well ----
 // The result moved by up to `most` units in the last place, the bound of CUDA's documentation, as EMULATE_ULP says.
