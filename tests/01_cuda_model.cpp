@@ -50,6 +50,29 @@ TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
                 }
 }
 
+TEST_CASE("cuda: the gradient of attention where a block has several, but not all query heads of a key/value head") {
+    if (!have_gpu() || !in_gpu_slice(5)) return;
+    // 33 sequences with 2 key/value heads are 66 blocks; of 10 query heads each, 2 in a block: 4 is no divisor of 10.
+    const AttentionShape s{33, 40, 5, 20, 2, 64, false};
+    const int64_t rows = s.batch * s.query_len, keys = s.batch * s.key_len, E = s.heads * 64, K = s.kv_heads * 64;
+    const auto gradient = [&](Device device, const Results& forward) {
+        const Maker make{device, DType::bf16};
+        const Tensor q = make.random({rows, E}, 1, 2), k = make.random({keys, K}, 2, 2), v = make.random({keys, K}, 3);
+        Tensor out = make.empty({rows, E}), lse = make.floats({rows, s.heads});
+        if (forward.empty()) {
+            attention(out, lse, q, k, v, s);
+        } else {
+            copy(out, forward[0]);
+            copy(lse, forward[1]);
+        }
+        Tensor dq = make.empty({rows, E}), dk = make.empty({keys, K}), dv = make.empty({keys, K});
+        attention_backward(dq, dk, dv, make.random({rows, E}, 4), q, k, v, out, lse, s);
+        return Results{out, lse, dq, dk, dv};
+    };
+    const Results cpu = gradient(Device::cpu, {});
+    expect_near("attention, 2 of 10 query heads in a block", DType::bf16, gradient(Device::cuda, cpu), cpu, 0);
+}
+
 TEST_CASE("cuda: attention inside documents and its gradient, plain and on tensor cores") {
     if (!have_gpu()) return;
     struct Blocks {
