@@ -56,8 +56,10 @@ def mutants_of(name):
     def add(begin, end, kind, new):
         found.append((line(begin), kind, " ".join(source[begin:end].split()), begin, end, new))
 
-    for m in re.finditer(r"\b__sync(?:threads|warp)\(\);", text):
+    for m in re.finditer(r"\b(?:__sync(?:threads|warp)|arrived)\(\);", text):
         add(m.start(), m.end(), "barrier removed", ";")
+    for m in re.finditer(r'\basm volatile\("cp\.async\.wait_all;"[^;]*;', text):
+        add(m.start(), m.end(), "wait removed", ";")
     for m in re.finditer(r"\b__syncthreads_or", text):
         add(m.start(), m.end(), "barrier removed", "")
     for m in re.finditer(HOST_STATEMENTS, text):
