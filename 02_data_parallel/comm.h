@@ -60,8 +60,8 @@ class Comm {
 
     // Splits the group by color. Ranks of the same color form a group of this name, in rank order; a negative color
     // joins no group and returns a one-rank Comm. Collective. color_of must be the same function on every rank: a fake
-    // process group evaluates it for its simulated ranks.
-    Comm split(const std::function<int(int rank)>& color_of, const std::string& name,
+    // process group evaluates it for its simulated ranks. load: light for a group that carries little.
+    Comm split(const std::function<int(int rank)>& color_of, const std::string& name, GroupLoad load = GroupLoad::heavy,
                Where where = Where::current()) const;
 
     // A dedicated point-to-point channel from one rank to another, as a group of the two: sends are asynchronous and
@@ -106,7 +106,7 @@ class Comm {
 
   private:
     Work start(Operation operation) const;
-    Comm split(const std::function<int(int)>& color_of, const std::string& name,
+    Comm split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load,
                const std::function<void(Backend&)>& open, Where where) const;
     std::vector<double> numbers(const std::vector<double>& mine, int64_t wire_bytes, Where where) const;
 

@@ -126,7 +126,8 @@ void TensorParallel::shard_blocks(Llama& model) const {
     const int rank = ranks_.rank(), N = ranks_.size();
     const int kv_shards = int(std::gcd(model.config.kv_heads, int64_t(N))), copies = N / kv_shards;
     GroupPtr kv_grads;
-    if (copies > 1) kv_grads = group_of(ranks_.split([=](int r) { return r / copies; }, ranks_.name() + "_kv"));
+    if (copies > 1)
+        kv_grads = group_of(ranks_.split([=](int r) { return r / copies; }, ranks_.name() + "_kv", GroupLoad::light));
     const auto shard_kv = [&](Param& param) {
         narrow_rows(param, rank / copies, kv_shards);
         replicate(param, rank % copies, copies);

@@ -32,7 +32,7 @@ void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
 }
 
 StageComms split_stages(const Comm& world, int64_t dp) {
-    return {world.split([dp](int rank) { return int(rank % dp); }, "pp"),
+    return {world.split([dp](int rank) { return int(rank % dp); }, "pp", GroupLoad::light),
             world.split([dp](int rank) { return int(rank / dp); }, "dp")};
 }
 

@@ -73,7 +73,8 @@ Pipeline::~Pipeline() {
 void Pipeline::tie_embeddings() {
     const int64_t first = schedule_.rank_of(0), last = schedule_.rank_of(schedule_.stage_count() - 1);
     if (!model_.config.tied || first == last) return;
-    const Comm ends = ranks_.split([=](int rank) { return rank == first || rank == last ? 0 : -1; }, "tied");
+    const Comm ends =
+        ranks_.split([=](int rank) { return rank == first || rank == last ? 0 : -1; }, "tied", GroupLoad::light);
     if (!model_.has_embedding_matrix()) return;
     Param& matrix = model_.embed_tokens;
     matrix.replicas = 2;

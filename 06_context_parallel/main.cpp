@@ -22,7 +22,7 @@ static void program(int argc, char** argv) {
     p.divide(cp = ranks_per_copy(cp, p.dp, p.world), 0, "--cp");
     const ContextLayout layout = context_layout(p.options.model, p.options.seq_len, cp, options);
     p.prepare();
-    const Comm ranks = p.world.split([cp](int rank) { return int(rank / cp); }, "cp");
+    const Comm ranks = p.world.split([cp](int rank) { return int(rank / cp); }, "cp", GroupLoad::light);
     const Comm copies = p.world.split([](int) { return 0; }, "dp_cp");  // gradients: over data and context ranks alike
     {
         apply_context_parallel(p.model(), ranks, layout);

@@ -93,13 +93,20 @@ TEST_CASE("these tests run the kernels that fit this CPU, unless the environment
 
 TEST_CASE("the restart sets what CUDA reads at its start, unless the environment has it") {
     if (const char* expected = std::getenv("TRAIN70B_TEST_EXPECTED")) {  // the child below
-        EXPECT(std::string(std::getenv("CUDA_MODULE_LOADING")) == expected);
+        const char* const loading = std::getenv("CUDA_MODULE_LOADING");
+        EXPECT(std::string(loading ? loading : "unset") == expected);
+        EXPECT(std::string(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "1");
         EXPECT(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
         return;
     }
-    for (const auto& [setting, expected] : {std::pair("", "EAGER"), {"CUDA_MODULE_LOADING=LAZY", "LAZY"}}) {
+    for (const auto& [setting, expected] : {std::pair("", "unset"),
+                                            {"OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0", "unset"},
+                                            {"OMPI_COMM_WORLD_SIZE=2", "EAGER"},
+                                            {"PMIX_RANK=0", "EAGER"},
+                                            {"OMPI_COMM_WORLD_SIZE=2 CUDA_MODULE_LOADING=LAZY", "LAZY"}}) {
         const std::string child = fmt::format(
-            "env -u CUDA_MODULE_LOADING -u CUDA_DEVICE_MAX_CONNECTIONS {} TRAIN70B_TEST_EXPECTED={} /proc/{}/exe "
+            "env -u CUDA_MODULE_LOADING -u CUDA_DEVICE_MAX_CONNECTIONS -u NCCL_LAUNCH_ORDER_IMPLICIT "
+            "-u OMPI_COMM_WORLD_SIZE -u PMIX_RANK -u PMI_RANK {} TRAIN70B_TEST_EXPECTED={} /proc/{}/exe "
             "--test-case='the restart sets*' > /dev/null",
             setting, expected, getpid());
         INFO(child);

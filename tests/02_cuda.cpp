@@ -182,18 +182,19 @@ TEST_CASE("nccl: collectives of several groups in progress at once, on a stream 
     for (const CommStreams streams : {CommStreams::group, CommStreams::one}) {
         const Comm comm = nccl_comm(streams);
         const int N = comm.size(), r = comm.rank();
-        std::vector<Comm> groups;  // all ranks; the even and the odd; neighbours
-        groups.push_back(comm.split([](int) { return 0; }, "all"));
-        groups.push_back(comm.split([](int rank) { return rank % 2; }, "parity"));
-        groups.push_back(comm.split([](int rank) { return rank / 2; }, "pairs"));
-        const std::vector<std::function<bool(int)>> member = {
-            [](int) { return true; }, [&](int p) { return p % 2 == r % 2; }, [&](int p) { return p / 2 == r / 2; }};
+        // All ranks; the even and the odd; neighbours. With NCCL's default of 32 blocks each they would not all fit.
+        const std::vector<std::function<int(int)>> color = {[](int) { return 0; }, [](int rank) { return rank % 2; },
+                                                            [](int rank) { return rank / 2; }};
+        const std::vector<size_t> kinds = {0, 1, 2, 0, 2, 0};
+        std::vector<Comm> groups;
+        for (const size_t kind : kinds) groups.push_back(comm.split(color[kind], "group"));
+        const auto same_group = [&](size_t kind, int p) { return color[kind](p) == color[kind](r); };
         std::vector<Tensor> tensors;
         std::vector<Work> works;
         for (int i = 0; i < 12; ++i) {
             tensors.push_back(numbers(DType::f32, i % 2 == 0 ? (kSmall ? 10'000 : 100'000) : 17, r));
             scale(tensors.back(), 2);
-            works.push_back(groups[size_t(i) % 3].all_reduce(tensors.back()));
+            works.push_back(groups[size_t(i) % 6].all_reduce(tensors.back()));
         }
         bool good = true;
         for (size_t i = works.size(); i-- > 0;) {
@@ -201,7 +202,7 @@ TEST_CASE("nccl: collectives of several groups in progress at once, on a stream 
             scale(tensors[i], 0.5f);
             good = good && equals(tensors[i], [&](int64_t k) {
                        double total = 0;
-                       for (int p = 0; p < N; ++p) total += member[i % 3](p) ? element(p, k) : 0;
+                       for (int p = 0; p < N; ++p) total += same_group(kinds[i % 6], p) ? element(p, k) : 0;
                        return total;
                    });
         }
@@ -231,6 +232,42 @@ TEST_CASE("nccl: with a stream for each group, a collective does not wait for an
         return total;
     };
     EXPECT_EVERYWHERE(equals(x, sum) && equals(y, sum));
+}
+
+TEST_CASE("nccl: the kernels of all groups leave multiprocessors to computation, or the run ends with a message") {
+    if (!has_gpu() || !nccl_works() || world().size() < 2) return;
+    const std::vector<int> all(size_t(world().size()), 0);
+    const int room = cuda_info().multiprocessors - 8 - 2;  // 2: of all ranks
+    for (const auto& [load, each] : {std::pair(GroupLoad::heavy, 16), {GroupLoad::light, 2}, {GroupLoad::channel, 4}}) {
+        const auto ranks = make_nccl_backend(CommStreams::group);
+        std::vector<std::unique_ptr<Backend>> groups;
+        const bool few = load == GroupLoad::light;  // 61 groups take a while
+        const int most = few ? 3 : room / each;
+        for (int i = 0; i < most; ++i) groups.push_back(ranks->split(all, load));
+        INFO(most, " groups of ", each);
+        if (!few) EXPECT_CHECK_FAILS(ranks->split(all, load));
+        groups.pop_back();  // a group that is gone gives back what it took
+        groups.push_back(ranks->split(all, load));
+    }
+    // On one stream collectives run one after another, beside messages.
+    const auto ranks = make_nccl_backend(CommStreams::one);
+    std::vector<std::unique_ptr<Backend>> groups;
+    for (int i = 0; i < 2 + room / 16; ++i) groups.push_back(ranks->split(all, GroupLoad::heavy));
+    for (int i = 0; i < (room + 2 - 16) / 4; ++i) groups.push_back(ranks->split(all, GroupLoad::channel));
+    EXPECT_CHECK_FAILS(ranks->split(all, GroupLoad::channel));
+}
+
+TEST_CASE("a group of one rank has no communicator: its tensors are copied, its numbers are there") {
+    if (!has_gpu() || !nccl_works()) return;
+    const Comm comm = nccl_comm(CommStreams::group), alone = comm.split([](int rank) { return rank; }, "alone");
+    std::vector<Comm> many;  // they would take 32 times 16 multiprocessors
+    for (int i = 0; i < 32; ++i) many.push_back(comm.split([](int rank) { return rank; }, "alone"));
+    Tensor x = numbers(DType::f32, 100, comm.rank()), whole = Tensor::like(x);
+    alone.all_reduce(x).wait();
+    alone.all_gather(whole, x).wait();
+    alone.broadcast(x, 0).wait();
+    alone.barrier().wait();
+    EXPECT_EVERYWHERE(equals(whole, [&](int64_t i) { return element(comm.rank(), i); }) && alone.sum(3) == 3);
 }
 
 TEST_CASE("a rank's GPU cannot change once it has streams or memory on one") {

@@ -10,7 +10,9 @@ class Counting : public Backend {
     const char* name() const override { return inner_.name(); }
     int rank() const override { return inner_.rank(); }
     int size() const override { return inner_.size(); }
-    std::unique_ptr<Backend> split(const std::vector<int>& colors) const override { return inner_.split(colors); }
+    std::unique_ptr<Backend> split(const std::vector<int>& colors, GroupLoad load) const override {
+        return inner_.split(colors, load);
+    }
     RequestPtr on_side_stream(const std::function<void()>& body) override { return inner_.on_side_stream(body); }
     RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag) override {
         if (out) sent += out.bytes();

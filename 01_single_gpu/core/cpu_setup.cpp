@@ -152,8 +152,17 @@ std::string mixed_blas_cores(const std::vector<std::string>& core_of_rank) {
         text, oldest);
 }
 
+namespace {
 constexpr std::pair<const char*, const char*> kSettings[] = {
-    {"GOMP_SPINCOUNT", "1000"}, {"CUDA_MODULE_LOADING", "EAGER"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "32"}};
+    {"GOMP_SPINCOUNT", "1000"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "32"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
+
+// Whether a launcher started this process as one of several. A launcher that does not say how many counts as one.
+bool one_of_several_ranks() {
+    for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+        if (const char* number = std::getenv(size)) return std::atoi(number) > 1;
+    return std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
+}
+}  // namespace
 
 void restart_with_settings(char** argv) {
     // The marker holds the process id, which exec keeps, so that child processes decide for themselves. (It is not
@@ -163,6 +172,7 @@ void restart_with_settings(char** argv) {
     if (const char* marker = std::getenv(kMarker); marker && marker == number) return;
     setenv(kMarker, number.c_str(), 1);
     for (const auto& [name, value] : kSettings) setenv(name, value, 0);
+    if (one_of_several_ranks()) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     const std::string core = better_blas_core(cpu_features(), blas_core());
     if (!core.empty()) setenv("OPENBLAS_CORETYPE", core.c_str(), 0);
     execv("/proc/self/exe", argv);  // returns only on failure: continue with the defaults

@@ -13,6 +13,10 @@
 
 namespace train70b {
 
+// What a group carries: tensors of every layer or of all gradients; little or rarely; the messages of one p2p channel.
+// NCCL's kernels get as many of the GPU's multiprocessors as that is worth (backend_nccl.cu).
+enum class GroupLoad { heavy, light, channel };
+
 class Backend {
   public:
     virtual ~Backend() = default;
@@ -22,7 +26,7 @@ class Backend {
     virtual bool has_peers() const { return true; }  // false: fake
     // colors[r] is the color of rank r, the same list on every rank. Ranks of one color form a group, in rank order.
     // A negative color joins no group: the result is nullptr.
-    virtual std::unique_ptr<Backend> split(const std::vector<int>& colors) const = 0;
+    virtual std::unique_ptr<Backend> split(const std::vector<int>& colors, GroupLoad load) const = 0;
 
     // True: collectives are issued to a stream, in order, and the host does not wait. False: a collective has completed
     // when its call returns, so WorkQueue (work_queue.h) decides when to call it.

@@ -17,7 +17,7 @@ class FakeBackend : public Backend {
     int rank() const override { return rank_; }
     int size() const override { return size_; }
 
-    std::unique_ptr<Backend> split(const std::vector<int>& colors) const override {
+    std::unique_ptr<Backend> split(const std::vector<int>& colors, GroupLoad) const override {
         const int mine = colors[rank_];
         if (mine < 0) return nullptr;
         const auto before = std::count(colors.begin(), colors.begin() + rank_, mine);

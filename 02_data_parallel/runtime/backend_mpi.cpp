@@ -11,7 +11,9 @@ class MpiBackend : public BackendOverMpi {
   public:
     using BackendOverMpi::BackendOverMpi;
     const char* name() const override { return "mpi"; }
-    std::unique_ptr<Backend> same_kind(MPI_Comm comm) const override { return std::make_unique<MpiBackend>(comm); }
+    std::unique_ptr<Backend> same_kind(MPI_Comm comm, GroupLoad) const override {
+        return std::make_unique<MpiBackend>(comm);
+    }
     RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag) override {
         return group_.exchange(out ? out.raw() : nullptr, out ? out.bytes() : 0, to, in ? in.raw() : nullptr,
                                in ? in.bytes() : 0, from, tag);

@@ -6,8 +6,18 @@
 //
 // Every group has a stream (--comm-streams group): ZeRO's gather of the next unit may take a millisecond between nodes,
 // and tensor parallelism's all-reduce, for which the computation waits, need not wait for it. Their kernels then run at
-// the same time, and each must find room on the GPU while those of others run. NCCL takes at most 32 blocks for one,
-// NCCL_MAX_CTAS fewer. With --comm-streams one the collectives of all groups run one after another.
+// the same time, and those that wait for each other must all find room on the GPU. Three things see to that:
+//   - NCCL_LAUNCH_ORDER_IMPLICIT (cpu_setup.h): NCCL starts the kernels of all communicators in the order of their
+//     calls, which is the same on all ranks. Without it the device may start them in any order.
+//   - maxCTAs: a block of NCCL takes a multiprocessor of its own, and NCCL's own choice is up to 32 of them for each
+//     communicator. Here a group gets a number by what it carries (ctas_of). A channel gets few: its next receive is
+//     posted early and then waits on its multiprocessors for as long as the sender computes.
+//   - their sum over the open communicators leaves kSmsOfOthers multiprocessors free, or the run ends with a message.
+// With --comm-streams one the collectives of all groups run one after another.
+//
+// A group of one rank has no communicator. Others have one of their own, from ncclCommInitRankConfig: communicators that
+// ncclCommSplit makes with splitShare would save memory, but NCCL then runs their kernels one after another, and a
+// channel that waits for a message would hold up the collectives that the message's sender waits for.
 //
 // Messages (Comm::send and recv) do not go through NCCL but through host memory and MPI, as in the staged backend. NCCL
 // matches the sends and receives of a communicator by their order alone, and each blocks its stream until the peer is
@@ -17,8 +27,9 @@
 // on its way to a file), so host memory is fast enough for them.
 #include <nccl.h>
 
+#include <cstdlib>
+#include <map>
 #include <mutex>
-#include <set>
 
 #include "01_single_gpu/core/cuda.cuh"
 #include "01_single_gpu/ops/elementwise.h"
@@ -63,9 +74,19 @@ class Event {
 // broken network), its kernel never ends; the watchdog's thread asks here.
 class OpenCommunicators {
   public:
-    void add(ncclComm_t comm) {
+    // ctas: blocks of its kernels. Those of one lane run one after another.
+    void add(ncclComm_t comm, int ctas, const void* lane) {
         const std::lock_guard lock(mutex_);
-        comms_.insert(comm);
+        comms_[comm] = {ctas, lane};
+    }
+    // The most blocks that can run at once, if there is another communicator.
+    int ctas_with(int ctas, const void* lane) {
+        const std::lock_guard lock(mutex_);
+        std::map<const void*, int> most{{lane, ctas}};
+        for (const auto& [comm, open] : comms_) most[open.lane] = std::max(most[open.lane], open.ctas);
+        int sum = 0;
+        for (const auto& [of, number] : most) sum += number;
+        return sum;
     }
     void remove(ncclComm_t comm) {
         const std::lock_guard lock(mutex_);
@@ -73,7 +94,7 @@ class OpenCommunicators {
     }
     std::string failure() {
         const std::lock_guard lock(mutex_);
-        for (const ncclComm_t comm : comms_) {
+        for (const auto& [comm, open] : comms_) {
             ncclResult_t error = ncclSuccess;
             const ncclResult_t status = ncclCommGetAsyncError(comm, &error);
             if (status != ncclSuccess) error = status;
@@ -83,8 +104,12 @@ class OpenCommunicators {
     }
 
   private:
+    struct Open {
+        int ctas = 0;
+        const void* lane = nullptr;
+    };
     std::mutex mutex_;
-    std::set<ncclComm_t> comms_;
+    std::map<ncclComm_t, Open> comms_;
 };
 OpenCommunicators& open_communicators() {
     static auto* instance = new OpenCommunicators();  // never destroyed: the watchdog may still ask
@@ -162,17 +187,41 @@ cudaStream_t side_stream_of_all_groups() {
     return stream;
 }
 
+// The most blocks of a group's kernels. 16 are enough for the links of an H100 in a node; over a network fewer are.
+int ctas_of(GroupLoad load) {
+    if (const char* number = std::getenv("NCCL_MAX_CTAS"); number && std::atoi(number) > 0)
+        return std::atoi(number);  // for NCCL, too, the environment overrides the program
+    switch (load) {
+        case GroupLoad::heavy: return 16;
+        case GroupLoad::light: return 2;
+        case GroupLoad::channel: return 4;
+    }
+    return 0;
+}
+constexpr int kSmsOfOthers = 8;  // multiprocessors on which at least computation goes on
+
 class NcclBackend : public BackendOverMpi {
   public:
-    NcclBackend(MPI_Comm comm, CommStreams streams) : BackendOverMpi(comm), streams_(streams) {
-        cuda::stream();  // creates the device's context
+    NcclBackend(MPI_Comm comm, CommStreams streams, GroupLoad load) : BackendOverMpi(comm), streams_(streams) {
+        cuda::stream();           // creates the device's context
+        if (size() == 1) return;  // Comm copies; host numbers go through MPI
+        const bool own_lane = streams == CommStreams::group || load == GroupLoad::channel;
+        const void* const lane = own_lane ? this : nullptr;
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.maxCTAs = ctas_of(load);
+        const int all = open_communicators().ctas_with(config.maxCTAs, lane), sms = cuda_info().multiprocessors;
+        CHECK(all <= sms - kSmsOfOthers,
+              "NCCL's kernels could take {} of the GPU's {} multiprocessors, {} too many (try --comm-streams one, or a "
+              "lower NCCL_MAX_CTAS in every rank's environment)",
+              all, sms, all - (sms - kSmsOfOthers));
         ncclUniqueId id{};
         if (rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
         group_.broadcast(&id, sizeof id, 0);
-        NCCL_CHECK(ncclCommInitRank(&comm_, size(), id, rank()));
-        open_communicators().add(comm_);
+        NCCL_CHECK(ncclCommInitRankConfig(&comm_, size(), id, rank(), &config));
+        open_communicators().add(comm_, config.maxCTAs, lane);
     }
     ~NcclBackend() override {
+        if (!comm_) return;
         open_communicators().remove(comm_);
         if (std::uncaught_exceptions() > 0) return;
         synchronize();  // the scratch buffers are freed with this backend
@@ -182,8 +231,8 @@ class NcclBackend : public BackendOverMpi {
             if (stream) cudaStreamDestroy(stream);
     }
     const char* name() const override { return "nccl"; }
-    std::unique_ptr<Backend> same_kind(MPI_Comm comm) const override {
-        return std::make_unique<NcclBackend>(comm, streams_);
+    std::unique_ptr<Backend> same_kind(MPI_Comm comm, GroupLoad load) const override {
+        return std::make_unique<NcclBackend>(comm, streams_, load);
     }
 
     bool on_stream() const override { return true; }
@@ -280,7 +329,7 @@ class NcclBackend : public BackendOverMpi {
 }  // namespace
 
 std::unique_ptr<Backend> make_nccl_backend(CommStreams streams) {
-    return std::make_unique<NcclBackend>(MpiGroup::duplicate_of_world(), streams);
+    return std::make_unique<NcclBackend>(MpiGroup::duplicate_of_world(), streams, GroupLoad::light);
 }
 
 }  // namespace train70b

@@ -10,9 +10,9 @@ class BackendOverMpi : public Backend {
     explicit BackendOverMpi(MPI_Comm comm) : group_(comm) {}  // takes ownership of the communicator
     int rank() const override { return group_.rank(); }
     int size() const override { return group_.size(); }
-    std::unique_ptr<Backend> split(const std::vector<int>& colors) const override {
+    std::unique_ptr<Backend> split(const std::vector<int>& colors, GroupLoad load) const override {
         const MPI_Comm comm = group_.split(colors);
-        return comm == MPI_COMM_NULL ? nullptr : same_kind(comm);
+        return comm == MPI_COMM_NULL ? nullptr : same_kind(comm, load);
     }
     void barrier() override {
         synchronize();
@@ -22,7 +22,7 @@ class BackendOverMpi : public Backend {
     std::vector<std::string> gather_text(const std::string& mine) override { return group_.gather_text(mine); }
 
   protected:
-    virtual std::unique_ptr<Backend> same_kind(MPI_Comm comm) const = 0;  // a backend of this kind over `comm`
+    virtual std::unique_ptr<Backend> same_kind(MPI_Comm comm, GroupLoad load) const = 0;  // over `comm`
 
     MpiGroup group_;
 };

@@ -94,7 +94,9 @@ class StagedBackend : public BackendOverMpi {
   public:
     using BackendOverMpi::BackendOverMpi;
     const char* name() const override { return "staged"; }
-    std::unique_ptr<Backend> same_kind(MPI_Comm comm) const override { return std::make_unique<StagedBackend>(comm); }
+    std::unique_ptr<Backend> same_kind(MPI_Comm comm, GroupLoad) const override {
+        return std::make_unique<StagedBackend>(comm);
+    }
     RequestPtr exchange(const Tensor& out, int to, const Tensor& in, int from, Tag tag) override {
         return staged_exchange(group_, out, to, in, from, tag);
     }

@@ -275,11 +275,11 @@ const std::string& Comm::name() const {
 bool Comm::has_peers() const { return !group_ || group_->backend->has_peers(); }
 const char* Comm::backend() const { return group_ ? group_->backend->name() : "none"; }
 
-Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name, Where where) const {
-    return split(color_of, name, nullptr, where);
+Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load, Where where) const {
+    return split(color_of, name, load, nullptr, where);
 }
 
-Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name,
+Comm Comm::split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load,
                  const std::function<void(Backend&)>& open, Where where) const {
     if (!group_) return *this;
     auto group = std::make_shared<Group>();
@@ -289,7 +289,7 @@ Comm Comm::split(const std::function<int(int)>& color_of, const std::string& nam
     for (int i = 0; i < size(); ++i) colors.push_back(color_of(i));
     if (recorder) group->family = recorder->split(group_->family, colors, name);
     const auto run = [&](Backend& peers) {
-        group->backend = peers.split(colors);
+        group->backend = peers.split(colors, load);
         if (open && group->backend) open(*group->backend);
         return nullptr;
     };
@@ -301,7 +301,8 @@ Comm Comm::split(const std::function<int(int)>& color_of, const std::string& nam
 
 Comm Comm::p2p_channel(int from, int to, Where where) const {
     const auto open = [=](Backend& pair) { pair.open_channel(from < to ? 0 : 1, from < to ? 1 : 0); };
-    const Comm pair = split([=](int rank) { return rank == from || rank == to ? 0 : -1; }, name(), open, where);
+    const Comm pair =
+        split([=](int rank) { return rank == from || rank == to ? 0 : -1; }, name(), GroupLoad::channel, open, where);
     if (pair.group_) pair.group_->tag = Tag::p2p_channel;
     return pair;
 }

@@ -1,5 +1,6 @@
 // The runtime API's calls about GPUs, and errors.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -19,10 +20,24 @@ cudaError_t error(cudaError_t code, const std::string& what) {
 
 using namespace emulate;
 
+namespace {
+int number(const char* name, const char* otherwise, int least) {
+    const std::string text = setting(name, otherwise);
+    const int value = std::atoi(text.c_str());
+    if (std::to_string(value) != text || value < least) fault(std::string(name) + "=" + text + ": not such a number");
+    return value;
+}
+int driver() { return number("EMULATE_DRIVER", std::to_string(CUDART_VERSION).c_str(), 1000); }
+int capability() { return number("EMULATE_CAPABILITY", "90", 10); }
+}  // namespace
+
+int emulate::multiprocessors() { return number("EMULATE_MULTIPROCESSORS", "132", 1); }
+
 extern "C" {
 
 cudaError_t CUDARTAPI cudaGetDeviceCount(int* count) {
     *count = gpu_count();
+    if (driver() < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
     return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t CUDARTAPI cudaGetDevice(int* gpu) { return *gpu = current_gpu, cudaSuccess; }
@@ -40,16 +55,25 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     *properties = {};
     std::strcpy(properties->name, "NVIDIA H200 (emulated)");
     properties->totalGlobalMem = kArena;
-    properties->multiProcessorCount = 132;
-    properties->major = 9;
+    properties->multiProcessorCount = multiprocessors();
+    properties->major = capability() / 10;
+    properties->minor = capability() % 10;
     return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+    switch (which) {
+        case cudaDevAttrComputeCapabilityMajor: return *value = capability() / 10, cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor: return *value = capability() % 10, cudaSuccess;
+        case cudaDevAttrMultiProcessorCount: return *value = multiprocessors(), cudaSuccess;
+        default: return error(cudaErrorInvalidValue, "cudaDeviceGetAttribute: an attribute that the emulator lacks");
+    }
 }
 cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free, size_t* total) {
     *total = kArena;
-    *free = *total - device_bytes();
+    *free = *total - device_bytes() - kContext;
     return cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t CUDARTAPI cudaDriverGetVersion(int* version) { return *version = driver(), cudaSuccess; }
 cudaError_t CUDARTAPI cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t CUDARTAPI cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t CUDARTAPI cudaPeekAtLastError() { return last_error; }
@@ -69,6 +93,11 @@ const char* CUDARTAPI cudaGetErrorString(cudaError_t code) {
 cudaError_t CUDARTAPI cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
     static char only = 0;
     return *pool = reinterpret_cast<cudaMemPool_t>(&only), cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr which, void* value) {
+    if (which != cudaMemPoolAttrReservedMemCurrent)
+        return error(cudaErrorInvalidValue, "cudaMemPoolGetAttribute: an attribute that the emulator lacks");
+    return *static_cast<uint64_t*>(value) = device_bytes(), cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {

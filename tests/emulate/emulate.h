@@ -21,6 +21,9 @@ uint64_t random();  // a sequence that EMULATE_SEED determines; call it with the
 // What a library refuses: "emulate: WHAT" on stderr; returns false. The caller returns its own error code.
 bool refuse(const std::string& what);
 
+// ---- devices ----
+int multiprocessors();  // of each GPU
+
 // ---- streams ----
 // Appends an operation to a stream. It runs after everything before it in the stream, at a moment that EMULATE_STREAMS
 // chooses, with device memory accessible. `step` returns true when it is done; false: it waits for another process and

@@ -64,8 +64,9 @@ int gpu_count();
 extern thread_local constinit int current_gpu;
 inline const int64_t kTail = std::stoll(setting("EMULATE_TAIL", "0"));  // 0: all blocks run
 inline const size_t kArena = size_t(kTail > 0 ? 512 : 8) << 30;         // one GPU's memory
-const char* arena();                                                    // of the current GPU, which has memory
-bool is_live(size_t offset, size_t bytes);                              // within one allocation
+constexpr size_t kContext = 300 << 20;             // of it, what a process's context takes, as cudaMemGetInfo() reports
+const char* arena();                               // of the current GPU, which has memory
+bool is_live(size_t offset, size_t bytes);         // within one allocation
 void* allocate(size_t bytes);                      // on the current GPU, filled with NaNs, with EMULATE_TAIL with 0;
                                                    // nullptr: out of memory
 void set_bytes(void* p, int value, size_t bytes);  // memset; where EMULATE_TAIL is set, zeros take no memory

@@ -4,6 +4,9 @@
 // others, then computes its result from all inputs, in rank order or as a ring would. As in NCCL, the operations of a
 // communicator run one after another in the order of their calls, whatever their streams. A send ends when it has been
 // received; the calls of a group progress together.
+//
+// Kernels that wait for each other need not all find room on a real GPU, where each block takes a multiprocessor. Here
+// they do, but a call that could need more than there are ends the program.
 #include <cuda_bf16.h>
 #include <nccl.h>
 #include <unistd.h>
@@ -17,84 +20,22 @@
 #include <set>
 #include <vector>
 
-#include "emulate.h"
-#include "rings.h"
+#include "messages.h"
 
 using namespace emulate;
 
 struct ncclComm {
-    const int rank, ranks;
+    const int rank, ranks, blocks;  // blocks: of its kernels, at most
     const SharedMemory shared;
     std::mutex mutex{};
     uint64_t issued = 0;                 // operations, by the host
+    cudaStream_t stream = nullptr;       // of the last one
     std::atomic<uint64_t> finished = 0;  // operations, on the device
     std::atomic<bool> aborted = false;
 };
 
 namespace emulate {
 namespace {
-
-// ---- messages -------------------------------------------------------------------------------------------------------
-
-enum class Kind { message, all_reduce, reduce_scatter, all_gather, broadcast };
-
-struct Header {  // what both ends of a message must agree on
-    Kind kind;
-    ncclDataType_t type;
-    uint64_t count;
-    ncclRedOp_t op = ncclSum;
-    int root = 0;
-    bool operator==(const Header&) const = default;
-};
-
-size_t size_of(ncclDataType_t type) {
-    constexpr size_t kSizes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-    return unsigned(type) < ncclNumTypes ? kSizes[type] : 0;
-}
-std::string to_string(const Header& h, bool received = false) {
-    static const char* const kNames[] = {"Send", "AllReduce", "ReduceScatter", "AllGather", "Broadcast"};
-    static const char* const kTypes[ncclNumTypes] = {"int8", "uint8", "int32", "uint32", "int64", "uint64",
-                                                     "fp16", "fp32",  "fp64",  "bf16",   "e4m3",  "e5m2"};
-    std::string text = received ? "ncclRecv" : std::string("nccl") + kNames[size_t(h.kind)];
-    text += "(" + std::to_string(h.count) + " " + kTypes[h.type];
-    if (h.kind == Kind::all_reduce || h.kind == Kind::reduce_scatter) text += h.op == ncclMax ? ", max" : ", sum";
-    if (h.kind == Kind::broadcast) text += ", root " + std::to_string(h.root);
-    return text + ")";
-}
-
-struct Message {
-    bool sent;
-    int peer;
-    Pair* pair;
-    Header header;
-    char* data;  // nullptr: received into `held`
-    size_t bytes;
-    size_t moved = 0;  // of the header and the data
-    Header got{};
-    std::vector<char> held{};
-
-    bool complete() const { return moved == sizeof header + bytes; }
-    // Moves what the ring takes or has; returns whether that was anything.
-    bool move(int rank) {
-        const size_t before = moved;
-        const auto some = [&](char* p, size_t n) { moved += sent ? pair->ring.put(p, n) : pair->ring.take(p, n); };
-        if (moved < sizeof header) {
-            some(reinterpret_cast<char*>(sent ? &header : &got) + moved, sizeof header - moved);
-            if (moved < sizeof header) return moved > before;
-            if (!sent) begin_receive(rank);
-        }
-        some(data + (moved - sizeof header), sizeof header + bytes - moved);
-        return moved > before;
-    }
-
-  private:
-    void begin_receive(int rank) {
-        if (got != header)
-            fault("NCCL: rank " + std::to_string(peer) + "'s " + to_string(got) + " meets rank " +
-                  std::to_string(rank) + "'s " + to_string(header, header.kind == Kind::message));
-        if (!data) held.resize(bytes), data = held.data();
-    }
-};
 
 // ---- calls and their groups -----------------------------------------------------------------------------------------
 
@@ -165,6 +106,20 @@ void connect(const ncclComm& comm, const std::vector<Call>& calls) {
     });
 }
 
+// Faults unless the kernels of this communicator and of all others fit the GPU at once. Those on one stream run one
+// after another; a communicator that has not been used has none.
+void find_room(const ncclComm& next) {
+    const std::lock_guard lock(communicators_mutex);
+    std::map<cudaStream_t, int> most{{next.stream, next.blocks}};
+    for (const auto& [handle, comm] : communicators)
+        if (!comm->aborted && comm->issued > 0) most[comm->stream] = std::max(most[comm->stream], comm->blocks);
+    int blocks = 0;
+    for (const auto& [stream, number] : most) blocks += number;
+    if (blocks > multiprocessors())
+        fault("NCCL: kernels of " + std::to_string(blocks) + " blocks could wait for each other on " +
+              std::to_string(multiprocessors()) + " multiprocessors");
+}
+
 // Issues the calls of the group.
 ncclResult_t issue() {
     const Group whole = std::exchange(group, {});
@@ -183,6 +138,8 @@ ncclResult_t issue() {
     connect(*whole.comm, *calls);
 
     const std::lock_guard lock(whole.comm->mutex);
+    whole.comm->stream = whole.stream;
+    find_room(*whole.comm);
     const std::string name = calls->size() == 1 ? calls->front().name : std::to_string(calls->size()) + " NCCL calls";
     enqueue(whole.stream, name, [comm = whole.comm, calls, turn = whole.comm->issued++] {
         if (comm->aborted) return true;
@@ -323,7 +280,11 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t* made, int ranks, ncclUniqueId id, int rank) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
+    const ncclConfig_t unset = NCCL_CONFIG_INITIALIZER;
+    const int blocks = config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? 32 : config->maxCTAs;
+    if (config->magic != unset.magic || config->version != unset.version || blocks < 1)
+        return fail(ncclInvalidArgument, "a configuration that is not initialized, or without blocks");
     if (rank < 0 || rank >= ranks) return fail(ncclInvalidArgument, "no such rank: " + std::to_string(rank));
     int device = 0;
     char bus[32] = "";
@@ -332,7 +293,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t* made, int ranks, ncclUniqueId id, int 
     const char* host = std::getenv("NCCL_HOSTID");
 
     const uint64_t gpu = std::hash<std::string>()(std::string(host ? host : "") + " " + bus);
-    const std::shared_ptr<ncclComm> comm(new ncclComm{rank, ranks, SharedMemory(id.internal, rank, ranks, gpu)});
+    const std::shared_ptr<ncclComm> comm(
+        new ncclComm{rank, ranks, blocks, SharedMemory(id.internal, rank, ranks, gpu)});
     for (int r = 0; r < ranks; ++r)
         if (r != rank && comm->shared.gpu(r) == gpu)
             return fail(ncclInvalidUsage, "Duplicate GPU detected: rank " + std::to_string(rank) + " and rank " +
