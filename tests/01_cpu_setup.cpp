@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/gpu_support.h"
 #include "tests/support.h"
 
 using namespace train70b;
@@ -112,6 +113,40 @@ TEST_CASE("the restart sets what CUDA reads at its start, unless the environment
         INFO(child);
         EXPECT(std::system(child.c_str()) == 0);
     }
+}
+
+TEST_CASE("which GPUs and drivers a build can run on") {
+    for (const auto& [architectures, capability, runs] : {std::tuple("90a-real,80-virtual", 90, true),
+                                                          {"90a-real,80-virtual", 80, true},
+                                                          {"90a-real,80-virtual", 89, true},
+                                                          {"90a-real,80-virtual", 100, true},
+                                                          {"90a-real,80-virtual", 75, false},
+                                                          {"90a", 90, true},
+                                                          {"90a", 89, false},
+                                                          {"90a", 100, false},
+                                                          {"90a-real", 90, true},
+                                                          {"80-real", 86, true},
+                                                          {"86-real", 80, false},
+                                                          {"80-real", 90, false},
+                                                          {"80", 90, true},
+                                                          {"100f-real", 103, true},
+                                                          {"100f", 120, false},
+                                                          {"90-virtual", 80, false},
+                                                          {"80-real,90-real", 90, true},
+                                                          {"native", 75, true}}) {
+        INFO(architectures, " on ", capability);
+        EXPECT((no_code_for(architectures, capability / 10, capability % 10) == "") == runs);
+    }
+    EXPECT(no_code_for("90a", 8, 9) ==
+           "this build has code for 90a, not for a GPU of compute capability 8.9 (configure with "
+           "-DTRAIN70B_CUDA_ARCH=89)");
+    EXPECT(no_code_for("80", 7, 5).find("(the kernels need 8.0 or later") != std::string::npos);
+    EXPECT(driver_too_old(13000, 13000) == "");
+    EXPECT(driver_too_old(13000, 13020) == "");  // a minor version is no reason
+    EXPECT(driver_too_old(14000, 13000) == "");
+    EXPECT(driver_too_old(12080, 13000) ==
+           "the NVIDIA driver knows CUDA up to 12.8, and this build needs CUDA 13, "
+           "which needs driver 580 or later (install a newer driver)");
 }
 
 TEST_CASE("ranks with different kernels are named, with the ones that all can run") {

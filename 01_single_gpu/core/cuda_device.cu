@@ -3,15 +3,23 @@
 #include <utility>
 
 #include "01_single_gpu/core/cuda.cuh"
+#include "01_single_gpu/core/gpu_support.h"
 
 namespace train70b {
 
 std::string why_no_cuda() {
     static const std::string reason = [] {
-        int count = 0;
+        int driver = 0, count = 0;
+        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0)  // 0: there is none
+            if (const std::string old = driver_too_old(driver, CUDART_VERSION); !old.empty()) return old;
         const cudaError_t status = cudaGetDeviceCount(&count);
         if (status != cudaSuccess) return std::string("no usable GPU or driver (") + cudaGetErrorString(status) + ")";
-        return std::string(count > 0 ? "" : "no GPU in this machine");
+        if (count == 0) return std::string("no GPU in this machine");
+        int device = 0, major = 0, minor = 0;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+        CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+        return no_code_for(TRAIN70B_ARCHITECTURES, major, minor);
     }();
     return reason;
 }

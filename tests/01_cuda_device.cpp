@@ -1,0 +1,31 @@
+// Why a build cannot run on a device.
+#include <unistd.h>
+
+#include "tests/cuda_ops.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+TEST_CASE("a GPU that this build has no code for, or an old driver: CUDA is not used, and the line says why") {
+    if (!kEmulated) return;                                              // the emulated GPU can pretend both
+    if (const char* expected = std::getenv("TRAIN70B_TEST_EXPECTED")) {  // the child below
+        if (*expected == 0)
+            EXPECT(why_no_cuda() == "");
+        else
+            EXPECT_USAGE_ERROR(Tensor({1}, DType::f32, Device::cuda), expected);
+        return;
+    }
+    for (const auto& [setting, expected] :
+         {std::pair("EMULATE_DRIVER=12080",
+                    "--device cuda: the NVIDIA driver knows CUDA up to 12.8, and this build needs"),
+          {"EMULATE_CAPABILITY=75", "not for a GPU of compute capability 7.5 (the kernels need 8.0"},
+          {"EMULATE_CAPABILITY=80", ""},
+          {"EMULATE_CAPABILITY=100", ""},
+          {"EMULATE_DRIVER=13010", ""}}) {
+        const std::string child =
+            fmt::format("{} TRAIN70B_TEST_EXPECTED='{}' /proc/{}/exe --test-case='a GPU that this build*' > /dev/null",
+                        setting, expected, getpid());
+        INFO(child);
+        EXPECT(std::system(child.c_str()) == 0);
+    }
+}
