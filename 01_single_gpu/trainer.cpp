@@ -109,6 +109,7 @@ StepReport Trainer::step(int64_t number) {
     if (batches.ignores_targets()) report.targets = int64_t(targets);
     report.memory = ledger().now();
     report.peak = ledger().peak();
+    report.device_memory = device_memory(model.options.device);
     peak_.merge(report.peak);
     runtime->end_step(report);
     add_step_numbers(report, *this, mine[0]);
@@ -133,6 +134,13 @@ void Trainer::run() {
         const StepReport report = step(step_ + 1);
         ++step_;
         progress_.step(report);
+        if (const auto& m = report.device_memory; m && report.step == first)
+            note(fmt::format(
+                     "          GPU memory: {} in use, {} of it for other things than tensors (the context, kernels, "
+                     "NCCL, other processes); peak of the tensors {}",
+                     human_bytes(double(m->used)), human_bytes(double(m->other)),
+                     human_bytes(double(report.peak.total))),
+                 {});
         if (report.targets == 0)
             note(fmt::format("          step {}: all targets of the global batch are ignored: no update", step_), {});
         for (RunControl* control : controls) goes_on = control->after_step(report) && goes_on;

@@ -1,10 +1,26 @@
-// Why a build cannot run on a device.
+// What the device says of itself: memory beside the ledger's, and why a build cannot run on it.
 #include <unistd.h>
 
+#include "01_single_gpu/core/profile.h"
 #include "tests/cuda_ops.h"
 
 using namespace train70b;
 using namespace train70b::test;
+
+TEST_CASE("cuda: the device's own count of memory has the tensors, and what is beside them does not grow with them") {
+    CHECK(!device_memory(Device::cpu).has_value());
+    if (!have_gpu()) return;
+    const int64_t bytes = 64 << 20;
+    const Tensor first({1024}, DType::f32, Device::cuda);  // the context is there
+    const auto before = device_memory(Device::cuda);
+    REQUIRE(before.has_value());
+    EXPECT(before->other > 0);
+    EXPECT(before->used >= before->other + first.bytes());
+    const Tensor x({bytes / 4}, DType::f32, Device::cuda);
+    const auto after = device_memory(Device::cuda);
+    EXPECT(after->used >= before->used + bytes / 2);  // the pool may have had some
+    if (kEmulated) EXPECT(after->other == before->other);
+}
 
 TEST_CASE("a GPU that this build has no code for, or an old driver: CUDA is not used, and the line says why") {
     if (!kEmulated) return;                                              // the emulated GPU can pretend both

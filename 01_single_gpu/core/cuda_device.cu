@@ -160,4 +160,16 @@ CudaInfo cuda_info() {
     return {properties.name, static_cast<int64_t>(properties.totalGlobalMem), properties.multiProcessorCount};
 }
 
+CudaMemory cuda_memory() {
+    size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    int device = 0;
+    cudaMemPool_t pool = nullptr;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
+    uint64_t reserved = 0;
+    CUDA_CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved));
+    return {int64_t(total - free), int64_t(reserved)};
+}
+
 }  // namespace train70b

@@ -25,6 +25,12 @@ struct MemoryPeak {
     MemoryPeak above(const MemoryBytes& held) const;  // without what was held before the run began
 };
 
+// What the device itself counts, of which the ledger has only the tensors.
+struct DeviceMemory {
+    int64_t used = 0;   // bytes that are in use on the device, by all processes
+    int64_t other = 0;  // of them, outside of this process's pool for tensors: context, kernels, NCCL, other processes
+};
+
 class MemoryLedger {
   public:
     struct Sample {

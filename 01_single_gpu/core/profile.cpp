@@ -85,6 +85,16 @@ std::string device_text([[maybe_unused]] Device device) {
     return "";
 }
 
+std::optional<DeviceMemory> device_memory([[maybe_unused]] Device device) {
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) {
+        const CudaMemory memory = cuda_memory();
+        return {{.used = memory.used, .other = memory.used - memory.reserved}};
+    }
+#endif
+    return {};
+}
+
 std::optional<double> peak_flops_of(std::string_view device_name, DType dtype) {
     for (const Peak& peak : kPeaks) {
         if (peak.name != device_name) continue;

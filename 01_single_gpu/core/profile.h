@@ -72,6 +72,7 @@ class Span {
 
 // "NVIDIA H200, 8 visible": the name that CUDA reports, and how many devices there are; empty on the CPU.
 std::string device_text(Device device);
+std::optional<DeviceMemory> device_memory(Device device);  // now; empty on the CPU
 
 // Dense peak FLOP/s for matrix products in this dtype from the device's data sheet, by the name that CUDA reports;
 // empty if unknown (any CPU, a name that is not in the table, fp64). FP8 runs are also measured against the bf16 peak,

@@ -98,6 +98,7 @@ ordered_json to_json(const StepReport& r, DType dtype) {
                              {"median_busy_s", significant_digits(s->median_busy_s)},
                              {"waited_s", significant_digits(s->waited_s)}};
     json["memory"] = memory;
+    if (r.device_memory) json["device_memory"] = {{"used", r.device_memory->used}, {"other", r.device_memory->other}};
     json["comm_bytes"] = comm;
     return json;
 }
