@@ -35,7 +35,7 @@ ContextRun run_context(const TrainOptions& options, const Dataset& data, const C
     fresh.trainer.groups.dp_cp = group_of(ranks);
     fresh.trainer.batches.of_rank = layout.of_rank(ranks.rank());
     fresh.measure(ranks);
-    const ProfileScope scope({.sums_on = true, .wait_for = o.device_kind()});
+    const ProfileScope scope({.sums_on = true, .device = o.device_kind()});
     const MeasuredStep step = fresh.measure(ranks).front();
 
     double flops = 0, cpu_s = 0;

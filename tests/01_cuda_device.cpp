@@ -22,6 +22,26 @@ TEST_CASE("cuda: the device's own count of memory has the tensors, and what is b
     if (kEmulated) EXPECT(after->other == before->other);
 }
 
+TEST_CASE("cuda: ops are timed by events: their seconds are there after one wait, and no op waits for the host") {
+    if (!have_gpu()) return;
+    Tensor x({1 << 16}, DType::f32, Device::cuda), host({1 << 16}, DType::f32, Device::cpu);
+    fill(x, 1);
+    const ProfileScope scope({.sums_on = true, .device = Device::cuda});
+    for (int i = 0; i < 3; ++i) {
+        const Span span("doubled", "op", 1 << 16, 8 << 16);
+        scale(x, 2);
+    }
+    EXPECT(profile().sums["doubled"].calls == 3);
+    EXPECT(profile().sums["doubled"].seconds == 0);
+    profile().collect();
+    const double seconds = profile().sums["doubled"].seconds;
+    EXPECT(seconds > 0);
+    profile().collect();  // a second time adds nothing
+    EXPECT(profile().sums["doubled"].seconds == seconds);
+    copy(host, x);
+    EXPECT(values(host)[0] == 8);
+}
+
 TEST_CASE("a GPU that this build has no code for, or an old driver: CUDA is not used, and the line says why") {
     if (!kEmulated) return;                                              // the emulated GPU can pretend both
     if (const char* expected = std::getenv("TRAIN70B_TEST_EXPECTED")) {  // the child below

@@ -105,6 +105,31 @@ void CudaCopy::stream_waits() {
     CUDA_CHECK(cudaStreamWaitEvent(context().stream, static_cast<cudaEvent_t>(arrived_), 0));
 }
 
+namespace {
+cudaEvent_t recorded_event() {
+    cudaEvent_t event = nullptr;
+    CUDA_CHECK(cudaEventCreate(&event));
+    CUDA_CHECK(cudaEventRecord(event, context().stream));
+    return event;
+}
+}  // namespace
+
+CudaTimer::CudaTimer() : begin_(recorded_event()) {}
+
+CudaTimer::~CudaTimer() {
+    for (void* event : {begin_, end_})
+        if (event) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+void CudaTimer::stop() { end_ = recorded_event(); }
+
+double CudaTimer::seconds() const {
+    float milliseconds = 0;
+    CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(end_)));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(begin_), static_cast<cudaEvent_t>(end_)));
+    return 1e-3 * milliseconds;
+}
+
 void* cuda_allocate_host(int64_t bytes) {
     void* pointer = nullptr;
     context();

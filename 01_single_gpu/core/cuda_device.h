@@ -31,6 +31,19 @@ class CudaCopy {
     void* arrived_;  // a cudaEvent_t
 };
 void cuda_synchronize();
+
+// The time of what is issued to the compute stream between the construction and stop(). The host waits in seconds() only.
+class CudaTimer {
+  public:
+    CudaTimer();
+    ~CudaTimer();
+    CudaTimer(const CudaTimer&) = delete;
+    void stop();
+    double seconds() const;
+
+  private:
+    void *begin_ = nullptr, *end_ = nullptr;  // each a cudaEvent_t
+};
 void* cuda_compute_stream();  // a cudaStream_t: all kernels and copies are issued to it
 
 // Replaces the compute stream for the lifetime of the object. The caller must order the two streams; memory that is

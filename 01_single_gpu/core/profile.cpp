@@ -20,24 +20,37 @@ Profile& profile() {
     return instance;
 }
 
+void Profile::collect() {
+    for (const auto& [name, seconds] : std::exchange(timed, {})) sums[name].seconds += seconds();
+}
+
 Span::Span(const char* name, const char* category, double flops, double bytes, const OpSizes& sizes)
     : name_(name), category_(category), flops_(flops), bytes_(bytes) {
     if (recorder && std::string_view(category) == "op") recorder->op(name, sizes.dims, sizes.dtype, flops, bytes);
     if (!profile().on()) return;
     begin_ = now_seconds();
     cpu_begin_ = cpu_seconds();
+#if TRAIN70B_CUDA
+    if (profile().sums_on && profile().device == Device::cuda && std::string_view(category) == "op")
+        timer_ = std::make_shared<CudaTimer>();
+#endif
 }
 
 Span::~Span() {
     Profile& p = profile();
     if (begin_ < 0 || !p.on()) return;
-    if (p.wait_for == Device::cuda) synchronize(Device::cuda);
     const double seconds = now_seconds() - begin_;
     if (p.events_on) p.events.push_back({name_, category_, begin_, seconds, std::move(detail_)});
     if (p.sums_on && std::string_view(category_) == "op") {
         Profile::Sum& sum = p.sums[name_];
         ++sum.calls;
-        sum.seconds += seconds;
+#if TRAIN70B_CUDA
+        if (timer_) {
+            timer_->stop();
+            p.timed.emplace_back(name_, [timer = std::move(timer_)] { return timer->seconds(); });
+        } else
+#endif
+            sum.seconds += seconds;
         sum.cpu_seconds += cpu_seconds() - cpu_begin_;
         sum.flops += flops_;
         sum.bytes += bytes_;

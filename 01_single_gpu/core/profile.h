@@ -2,8 +2,10 @@
 // Profiling: each op and each phase of a step opens a span; `--bench` sums spans by name, `--trace` writes them as
 // Chrome trace events (chrome://tracing, ui.perfetto.dev). With both off, a span costs one branch.
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,13 +29,16 @@ struct Profile {
         std::string detail;     // of a collective: which call
     };
     bool sums_on = false, events_on = false;
-    Device wait_for = Device::cpu;    // cuda: a span ends when its kernels have completed
+    Device device = Device::cpu;      // cuda: an op's seconds are those between two events on its stream, see collect()
     std::map<std::string, Sum> sums;  // category "op" only
+    std::vector<std::pair<std::string, std::function<double()>>> timed;  // ops whose seconds are not in the sums yet
     std::vector<Event> events;
 
     bool on() const { return sums_on || events_on; }
+    void collect();  // waits for the device, and adds the seconds of what it has run
 };
 
+class CudaTimer;
 Profile& profile();
 
 // Replaces the profile for the lifetime of the object, for separate measurements.
@@ -68,6 +73,7 @@ class Span {
     const char *name_, *category_;
     double flops_, bytes_, begin_ = -1, cpu_begin_ = 0;
     std::string detail_;
+    std::shared_ptr<CudaTimer> timer_;
 };
 
 // "NVIDIA H200, 8 visible": the name that CUDA reports, and how many devices there are; empty on the CPU.

@@ -14,10 +14,12 @@ struct Ceilings {
     double copy_bytes_per_s;     // copying a large fp32 array; bytes read plus bytes written
     double product_flops_per_s;  // a large square matrix product in the model's dtype
 };
-Ceilings measure_ceilings(Device device, DType dtype, int64_t side = 0);  // of the product; 0: large on this device
+// side: of the product; 0: large on this device. warm_s > 0: after so many seconds of each without a pause, as training
+// has them: a GPU that reaches its power limit lowers its clock. 0: a few single calls on a device that idled.
+Ceilings measure_ceilings(Device device, DType dtype, int64_t side = 0, double warm_s = 0);
 
-// Trains a few steps without watching (their median is the step time), then a few with every op timed by itself, and
-// prints the table. An op's floor is the larger of its bytes over the copy bandwidth and its FLOPs over the product
+// Trains a few steps without watching (their median is the step time), then a few with every op timed by itself (on a
+// GPU by events, without a wait of the host), and prints the table. An op's floor is the larger of its bytes over the copy bandwidth and its FLOPs over the product
 // rate.
 class Bench {
   public:
@@ -29,7 +31,7 @@ class Bench {
 
   private:
     bool bench_ = false;
-    int64_t side_ = 0;
+    int64_t side_ = 0, warm_ms_ = 0;
     OptionalOutput csv_{"--bench-csv"};  // op,calls,ms,floor_ms,share,gflops,gbytes_per_s
 };
 
