@@ -28,52 +28,63 @@ import tempfile
 import time
 
 from measure_node_machine import Node, OutOfTime, Usage
-from measure_node_readers import (Unreadable, csv_of, doctest, fp8_products, limits, op_row, sanitizer_summary,
-                                  steps_of, torch_attention, torch_steps)
+from measure_node_readers import (Unreadable, csv_of, doctest, fp8_products, limits, links_of, op_row,
+                                  sanitizer_summary, steps_of, torch_attention, torch_steps)
 from measure_node_shapes import GPU_RESULTS, RECIPES, SCALES, SMALL, resized
 
 # ---- the parts, each a function of the node -------------------------------------------------------------------------
 
-def tests(node):
-    """the CUDA tests; those of several ranks on two, through host memory and, with two GPUs, NCCL"""
-    for chapter in range(1, 9):
-        node.run(f"0{chapter}_cuda", cuda_tests(chapter), doctest, ranks=min(chapter, 2), limit=300)
-
-
-def cuda_tests(chapter):
-    return [f"test_0{chapter}", f"--source-file=*/0{chapter}_cuda*.cpp"]
-
-
-def sanitizer(node):
-    """compute-sanitizer on every case of 01_cuda"""
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if node.device == "cpu" or not pathlib.Path(tool).exists():
-        return node.skip("all", "no GPU" if node.device == "cpu" else "no compute-sanitizer")
-    listed = node.output([*cuda_tests(1), "--list-test-cases"])
-    cases = [line.strip() for line in listed.splitlines() if line.strip().startswith("cuda: ")]
-    if not cases:
-        return node.skip("all", "01_cuda has no cases")
-    for check in ("memcheck", "racecheck"):
-        for case in cases:
-            pattern = case.replace(",", "?")  # a comma would separate two patterns
-            node.run(f"{check}: {case}", [*cuda_tests(1), f"--test-case={pattern}"], sanitizer_summary,
-                     before=[tool, "--tool", check, "--error-exitcode", "9"])
-
-
 def ceilings(node):
-    """large copy, large products, and the links between the GPUs"""
+    """a large copy and a large product: cold, and after seconds without a pause, as in training"""
     for dtype in ("bf16", "fp32"):
         node.run(f"copy, {dtype} product", ["01_single_gpu", *SMALL.flags(), "--dtype", dtype, "--bench", *node.side()],
                  limits)
-    if node.ranks < 2:
-        return node.skip("links", "one GPU has no links")
-    for ranks in sorted({2, node.ranks}):
-        flags = resized(SMALL, global_batch=ranks).flags("micro-batch")
-        node.run(f"all-reduce over {ranks}", ["02_data_parallel", *flags, "--steps", "1", "--all-reduce-mb",
-                                              str(node.scale.all_reduce_mb)],
-                 csv_of("all_reduce", lambda row: {"quantity": "bus bandwidth", "value": row["bus_bytes_per_s"] / 1e9,
-                                                   "unit": "GB/s", **row}),
-                 ranks=ranks, file_flag="--all-reduce-csv", limit=240)
+
+
+def train_slice(node, name, program, flags=(), micro_batches=1):
+    shape = resized(node.scale.slice, global_batch=micro_batches)
+    node.run(name, [program, *shape.flags(), "--dtype", "bf16", "--steps", str(node.scale.steps), *flags],
+             steps_of(node, shape), file_flag="--metrics")
+
+
+def steps_of_a_slice(node):
+    """training steps of a few layers of 8B in bf16, of one and four micro-batches"""
+    train_slice(node, "bf16", "01_single_gpu")
+    train_slice(node, "bf16, 4 micro-batches", "01_single_gpu", micro_batches=4)
+
+
+def attention(node):
+    """attention and its backward pass in a layer of 8B, by length, and inside documents"""
+    for length in node.scale.attention:
+        attention_of(node, f"{length} tokens", length)
+    length = node.scale.attention[0]
+    attention_of(node, f"{length} tokens, documents", length, ["--document-token", "10"])
+
+
+def attention_of(node, name, length, flags=()):
+    shape = resized(node.scale.slice, layers=1, vocab=256, seq_len=length)
+    node.run(name, ["01_single_gpu", *shape.flags(), "--dtype", "bf16", *node.side(), *flags],
+             csv_of("ops", lambda row: {"tokens": length, **op_row(node, row)},
+                    lambda row: row["op"].startswith("attention")), file_flag="--bench-csv")
+
+
+def rank_slices(node):
+    """one rank of 64 (or 16) of a 70B run, its peers simulated, with every recomputation: no communication"""
+    mesh = "--tp 8 --pp 4 --zero 1 --sequence-parallel on"
+    runs = [("first stage", 64, 0, mesh, "none"), ("first stage", 64, 0, mesh, "full"),
+            ("last stage", 64, 63, mesh, "none"), ("zero-3", 16, 0, "--zero 3", "full"),
+            ("first stage", 64, 0, mesh, "pointwise"), ("first stage", 64, 0, mesh, "selective"),
+            ("first stage, fp8 blockwise", 64, 0, mesh + " --fp8 blockwise", "none"),
+            ("first stage, zero-bubble", 64, 0, mesh + " --pipeline zero-bubble", "none"),
+            ("zero-3", 16, 0, "--zero 3", "none"), ("zero-3", 16, 0, "--zero 3", "pointwise"),
+            ("zero-3, 8-bit adamw, bf16 gradients", 16, 0, "--zero 3 --optimizer adamw8bit --grad-dtype bf16", "full"),
+            ("last stage", 64, 63, mesh, "full")]
+    for name, world, rank, flags, recompute in runs:
+        steps = str(min(node.scale.steps, 4))
+        node.run(f"{name}, recompute {recompute}",
+                 ["08_3d_full", *node.scale.rank.flags(), "--dtype", "bf16", "--recompute", recompute, "--comm", "fake",
+                  "--fake-world", str(world), "--fake-rank", str(rank), *flags.split(), "--steps", steps],
+                 steps_of(node, node.scale.rank, simulated=world), file_flag="--metrics")
 
 
 def ops(node):
@@ -81,51 +92,58 @@ def ops(node):
     for name, shape in (("8b slice", node.scale.slice), ("70b block", node.scale.block)):
         node.run(f"{name}, bf16", ["01_single_gpu", *shape.flags(), "--dtype", "bf16", *node.side()],
                  csv_of("ops", lambda row: op_row(node, row)), file_flag="--bench-csv")
+
+
+def tests_01(node):
+    """the CUDA tests of chapter 01: every kernel against the CPU"""
+    node.run("01_cuda", cuda_tests(1), doctest, limit=300)
+
+
+def fp8(node):
+    """the slice and the products of its shapes in FP8, by every recipe"""
+    for recipe in RECIPES:
+        train_slice(node, f"fp8 {recipe}", "07_fp8", ["--fp8", recipe, "--tables", "off"])
     for recipe in RECIPES:
         if node.scale.fp8_products and node.device == "cuda":
-            node.run(f"fp8 products, {recipe}", ["07_fp8", "--dtype", "bf16", "--fp8", recipe, "--steps", "0"],
-                     fp8_products)
+            node.run(f"products, {recipe}", ["07_fp8", "--dtype", "bf16", "--fp8", recipe, "--steps", "0"], fp8_products)
         else:
-            node.skip(f"fp8 products, {recipe}", "its shapes are large and fixed")
+            node.skip(f"products, {recipe}", "its shapes are large and fixed")
 
 
-def steps_of_a_slice(node):
-    """training steps of a few layers of 8B: bf16, FP8 by every recipe, PyTorch"""
+def torch(node):
+    """PyTorch beside it: steps of the same slice, scaled_dot_product_attention by length"""
     shape = node.scale.slice
-    run = ["--dtype", "bf16", "--steps", str(node.scale.steps)]
-    node.run("bf16", ["01_single_gpu", *shape.flags(), *run], steps_of(node, shape), file_flag="--metrics")
-    for recipe in RECIPES:
-        node.run(f"fp8 {recipe}", ["07_fp8", *shape.flags(), *run, "--fp8", recipe, "--tables", "off"],
-                 steps_of(node, shape), file_flag="--metrics")
-    for form in ("eager", "compile"):
-        node.torch(f"torch {form}", [*shape.flags("global-batch"), "--forms", form], torch_steps(node, shape))
-
-
-def attention(node):
-    """attention and its backward pass in a layer of 8B, by length; PyTorch's scaled_dot_product_attention"""
+    node.torch("eager", [*shape.flags("global-batch"), "--forms", "eager"], torch_steps(node, shape))
     for length in node.scale.attention:
-        shape = resized(node.scale.slice, layers=1, vocab=256, seq_len=length)
-        node.run(f"{length} tokens", ["01_single_gpu", *shape.flags(), "--dtype", "bf16", *node.side()],
-                 csv_of("ops", lambda row: {"tokens": length, **op_row(node, row)},
-                        lambda row: row["op"].startswith("attention")), file_flag="--bench-csv")
-    for length in node.scale.attention:
-        node.torch(f"{length} tokens, torch",
-                   [*node.scale.slice.flags("global-batch", "seq-len"), "--forms", "", "--attention", str(length)],
-                   torch_attention)
+        words = [*shape.flags("global-batch", "seq-len"), "--forms", "", "--attention", str(length)]
+        node.torch(f"{length} tokens", words, torch_attention)
+    node.torch("compile", [*shape.flags("global-batch"), "--forms", "compile"], torch_steps(node, shape))
 
 
-def rank_slices(node):
-    """one rank of 64 (or 16) of a 70B run, its peers simulated: true shapes, no communication"""
-    mesh = "--tp 8 --pp 4 --zero 1 --sequence-parallel on"
-    for name, world, rank, flags in (
-            ("first stage", 64, 0, mesh), ("last stage", 64, 63, mesh), ("zero-3", 16, 0, "--zero 3"),
-            ("first stage, fp8 blockwise", 64, 0, mesh + " --fp8 blockwise"),
-            ("zero-3, 8-bit adamw, bf16 gradients", 16, 0, "--zero 3 --optimizer adamw8bit --grad-dtype bf16"),
-            ("first stage, zero-bubble", 64, 0, mesh + " --pipeline zero-bubble")):
-        steps = str(min(node.scale.steps, 4))
-        node.run(name, ["08_3d_full", *node.scale.rank.flags(), "--dtype", "bf16", "--recompute", "full", "--comm",
-                        "fake", "--fake-world", str(world), "--fake-rank", str(rank), *flags.split(), "--steps", steps],
-                 steps_of(node, node.scale.rank, simulated=world), file_flag="--metrics")
+def links(node):
+    """the links between the GPUs: all-reduces of 1 KiB and more, bandwidth and latency of a message"""
+    if node.ranks < 2:
+        return node.skip("all", "one GPU has no links")
+    node.write_topology()
+    for ranks in sorted({2, node.ranks}):
+        flags = resized(SMALL, global_batch=ranks).flags("micro-batch")
+        node.run(f"all-reduce over {ranks}", ["02_data_parallel", *flags, "--steps", "1", "--all-reduce-mb",
+                                              str(node.scale.all_reduce_mb)],
+                 csv_of("all_reduce", lambda row: {"quantity": "bus bandwidth", "value": row["bus_bytes_per_s"] / 1e9,
+                                                   "unit": "GB/s", **row}),
+                 ranks=ranks, file_flag="--all-reduce-csv", limit=240)
+        node.run(f"links of {ranks}", ["08_3d_full", *flags, "--steps", "1"], links_of(ranks), ranks=ranks,
+                 file_flag="--probe-file")
+
+
+def tests(node):
+    """the CUDA tests of the other chapters, on two ranks, through host memory and, with two GPUs, NCCL"""
+    for chapter in range(2, 9):
+        node.run(f"0{chapter}_cuda", cuda_tests(chapter), doctest, ranks=2, limit=300)
+
+
+def cuda_tests(chapter):
+    return [f"test_0{chapter}", f"--source-file=*/0{chapter}_cuda*.cpp"]
 
 
 def shared_card(node):
@@ -173,19 +191,48 @@ def train_layouts(node, shape, runs, reference=None):
     train = ["--dtype", "bf16", "--steps", str(node.scale.steps)]
     reference = reference or node.run("one rank", ["01_single_gpu", *shape.flags(), *train], steps_of(node, shape),
                                       file_flag="--metrics")
+    # NCCL connects some ten groups in the first step.
+    patient = ["--comm-timeout", "120"] if node.device == "cuda" else []
     for backend, ranks, flags, environment in runs:
-        node.run(f"{backend} {ranks}: {flags}",
-                 ["08_3d_full", *shape.flags(), *train, "--comm", backend, *flags.split()],
-                 steps_of(node, shape, ranks=ranks, reference=None if "fp8" in flags else reference),
-                 ranks=ranks, environment=environment, own_host=backend == "nccl" and bool(environment),
-                 file_flag="--metrics")
+        def train_once(name, *more):
+            words = ["08_3d_full", *shape.flags(), *train, "--comm", backend, *flags.split(), *patient, *more]
+            return node.run(name, words,
+                            steps_of(node, shape, ranks=ranks, reference=None if "fp8" in flags else reference),
+                            ranks=ranks, environment=environment, own_host=backend == "nccl" and bool(environment),
+                            file_flag="--metrics")
+        name = f"{backend} {ranks}: {flags}"
+        if train_once(name)[0]["status"] == "timeout" or "--comm-timeout" in node.mine(name)[0]["note"]:
+            train_once(f"{name}, one stream", "--comm-streams", "one")  # ends: the groups' kernels waited for each other
     return reference
 
 
+def long_attention(node):
+    """attention of one long sequence"""
+    attention_of(node, f"{node.scale.long_attention} tokens", node.scale.long_attention)
+
+
+def sanitizer(node):
+    """compute-sanitizer on every case of 01_cuda"""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if node.device == "cpu" or not pathlib.Path(tool).exists():
+        return node.skip("all", "no GPU" if node.device == "cpu" else "no compute-sanitizer")
+    listed = node.output([*cuda_tests(1), "--list-test-cases"])
+    cases = [line.strip() for line in listed.splitlines() if line.strip().startswith("cuda: ")]
+    if not cases:
+        return node.skip("all", "01_cuda has no cases")
+    for check in ("memcheck", "racecheck"):
+        for case in cases:
+            pattern = case.replace(",", "?")  # a comma would separate two patterns
+            node.run(f"{check}: {case}", [*cuda_tests(1), f"--test-case={pattern}"], sanitizer_summary,
+                     before=[tool, "--tool", check, "--error-exitcode", "9"])
+
+
 STEP_COLUMNS = ("ranks", "tokens_per_s", "tokens_per_s_per_rank", "step_s", "model_tflops_per_rank", "mfu", "comm_s",
-                "peak_gib", "first_loss", "last_loss", "loss_difference")
+                "peak_gib", "device_gib", "other_gib", "first_loss", "last_loss", "loss_difference")
 OP_COLUMNS = ("op", "calls", "ms", "floor_ms", "times_floor", "reference_floor_ms", "times_reference_floor", "share",
               "gflops", "gbytes_per_s")
+
+TEST_COLUMNS = ("cases", "failed", "assertions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,16 +243,20 @@ class Part:
 
 
 PARTS = {
-    "tests": Part(tests, ("cases", "failed", "assertions"), 120),
-    "sanitizer": Part(sanitizer, ("errors", "warnings"), 90),
-    "ceilings": Part(ceilings, ("quantity", "value", "unit", "reference", "ranks", "bytes", "algorithm",
-                                "seconds_each"), 90),
-    "ops": Part(ops, (*OP_COLUMNS, "rows", "in", "out", "bf16_tflops", "fp8_tflops", "casts_ms", "net_speedup"), 90),
-    "slice": Part(steps_of_a_slice, STEP_COLUMNS, 180),
-    "attention": Part(attention, ("tokens", *OP_COLUMNS), 120),
-    "rank_slices": Part(rank_slices, STEP_COLUMNS, 180),
-    "shared_card": Part(shared_card, (*STEP_COLUMNS, "cases", "failed", "assertions"), 180),
+    "ceilings": Part(ceilings, ("quantity", "state", "value", "unit", "reference"), 60),
+    "slice": Part(steps_of_a_slice, STEP_COLUMNS, 60),
+    "attention": Part(attention, ("tokens", *OP_COLUMNS), 80),
+    "rank_slices": Part(rank_slices, STEP_COLUMNS, 120),
+    "ops": Part(ops, OP_COLUMNS, 60),
+    "tests_01": Part(tests_01, TEST_COLUMNS, 120),
+    "fp8": Part(fp8, (*STEP_COLUMNS, "rows", "in", "out", "bf16_tflops", "fp8_tflops", "casts_ms", "net_speedup"), 90),
+    "torch": Part(torch, (*STEP_COLUMNS, "tokens", "op", "calls", "ms", "gflops"), 240),
+    "links": Part(links, ("quantity", "value", "unit", "ranks", "bytes", "algorithm", "seconds_each"), 120),
     "layouts": Part(layouts, STEP_COLUMNS, 3600),
+    "tests": Part(tests, TEST_COLUMNS, 240),
+    "shared_card": Part(shared_card, (*STEP_COLUMNS, *TEST_COLUMNS), 180),
+    "long_attention": Part(long_attention, ("tokens", *OP_COLUMNS), 120),
+    "sanitizer": Part(sanitizer, ("errors", "warnings"), 600),
 }
 
 
@@ -253,6 +304,7 @@ def main():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out; needs --out")
     parser.add_argument("--scale", choices=SCALES, default="full", help="tiny: to try this out; needs --out")
     parser.add_argument("--ranks", type=int, help="ranks of links and layouts [one per GPU, at most 8]")
+    parser.add_argument("--most", type=float, default=3600, help="end a run after so many seconds [%(default)s]")
     parser.add_argument("--least", type=float, default=10, help="seconds that a run needs to be begun [%(default)s]")
     parser.add_argument("--seconds-used", type=float, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -278,7 +330,7 @@ def main():
         return 2
     finally:
         if node:
-            node.stop()
+            node.close()
         folder.cleanup()
 
 

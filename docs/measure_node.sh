@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures a machine with GPUs: tests, ceilings, ops, training steps, attention, rank slices, layouts; one CSV per part.
+# Measures a machine with GPUs: ceilings, training steps, attention, rank slices, ops, tests, layouts; one CSV per part.
 #
 #   bash docs/measure_node.sh [--minutes 9] [--resume] [PART ...]      --help: the parts and all options
 #

@@ -14,6 +14,7 @@ import subprocess
 import time
 
 import measure
+import measure_node_monitor
 from measure_node_readers import NotTested, Unreadable, found
 from measure_node_shapes import SCALES, SMALL
 
@@ -27,6 +28,7 @@ class Usage(Exception):
     pass
 
 
+LEAST_DRIVER = 580  # of CUDA 13
 LIBC = ctypes.CDLL(None)
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -59,7 +61,7 @@ def own_group():
 
 class Node:
     FIRST = ["run", "status"]
-    LAST = ["seconds", "note", "hardware", "driver", "commit", "date", "command"]
+    LAST = [*measure_node_monitor.COLUMNS, "seconds", "note", "hardware", "driver", "commit", "date", "command"]
 
     def __init__(self, options, started, folder):
         self.options, self.scale, self.bin = options, SCALES[options.scale], options.bin
@@ -72,7 +74,12 @@ class Node:
         if not shutil.which("ssh") and not shutil.which("rsh"):
             self.environment.setdefault("OMPI_MCA_plm", "isolated")  # else Open MPI refuses to start at all
         self.part, self.columns, self.part_end, self.rows = None, (), float("inf"), []
+        self.driver = self.driver_version() if self.device == "cuda" else ""
+        print(f"driver: {self.driver or '-'}", flush=True)
+        if re.match(r"\d+\.", self.driver) and int(self.driver.split(".")[0]) < LEAST_DRIVER:
+            raise Usage(f"driver {self.driver}: programs of CUDA 13 need {LEAST_DRIVER} or later")
         self.look()
+        self.monitor = measure_node_monitor.Monitor(own_group) if self.device == "cuda" else None
 
     def look(self):
         """What is here: the device's name as CUDA reports it, how many there are, the driver, the commit."""
@@ -83,12 +90,12 @@ class Node:
             raise Usage(f"no usable GPU: {reason}" if self.device == "cuda" else f"the programs do not run: {reason}")
         peak = re.search(r"of ([\d.]+) TFLOP/s, the dense bf16 peak", text)
         self.peak = float(peak[1]) * 1e12 if peak else None
-        self.name, visible, self.driver = measure.hardware(), 1, ""
+        self.name, visible = measure.hardware(), 1
         if self.device == "cuda":
             match = found(r" on cuda \((.*), (\d+) visible\)", text, "name of the device")
             self.name, visible = match[1], int(match[2])
-            self.driver = self.driver_version()
         self.hardware = f"{visible} x {self.name}" if self.device == "cuda" else self.name
+        self.gpus = visible
         self.ranks = min(self.options.ranks or visible, 8)
         self.commit = self.options.commit or self.commit_here()
 
@@ -96,8 +103,6 @@ class Node:
         return f"{self.hardware}, driver {self.driver or '-'}, commit {self.commit}"
 
     def driver_version(self):
-        if "emulated" in self.name:
-            return "none"
         if shutil.which("nvidia-smi"):
             asked = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                                    capture_output=True, text=True)
@@ -107,7 +112,7 @@ class Node:
             text = pathlib.Path("/proc/driver/nvidia/version").read_text()
             return found(r"(\d+\.\d[\d.]*)", text, "version")[1]
         except (OSError, Unreadable):
-            return "unknown"
+            return "none"
 
     def commit_here(self):
         """Where there is no git, the programs themselves say which build this is."""
@@ -120,7 +125,7 @@ class Node:
             return "build " + hashlib.sha256((self.bin / "08_3d_full").read_bytes()).hexdigest()[:12]
 
     def side(self):
-        return ["--bench-side", str(self.scale.side)]
+        return ["--bench-side", str(self.scale.side), "--bench-warm-ms", str(self.scale.warm_ms)]
 
     def file_text(self):
         if not self.file.exists():
@@ -145,12 +150,13 @@ class Node:
     def mine(self, name):
         return [row for row in self.rows if row["run"] == name and row["hardware"] == self.hardware]
 
-    def record(self, name, status, rows, seconds, note, command):
+    def record(self, name, status, rows, seconds, note, command, watched=None):
         if status == "not reached" and any(row["status"] != "not reached" for row in self.mine(name)):
             return self.mine(name)
         common = {"run": name, "status": status, "seconds": f"{seconds:.2f}", "hardware": self.hardware,
                   "driver": self.driver, "commit": self.commit, "command": command,
                   "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        common |= watched or {}
         rows = [{key: shown(value) for key, value in {**row, **common, "note": note or row.get("note", "")}.items()}
                 for row in rows]
         old = self.mine(name)
@@ -195,6 +201,7 @@ class Node:
         """Runs a program of the build (or a script of docs), records its rows and returns them."""
         if rows := self.done(name):
             return rows
+        environment = dict(environment or {})
         script = command[0].startswith("docs/")
         words = [command[0] if script else str(self.bin / command[0]), *command[1:]]
         if script or not command[0].startswith("test_"):
@@ -205,8 +212,10 @@ class Node:
         if own_host:
             words = ["bash", "-c", f"NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec {shlex.join(words)}"]
         if ranks > 1:
-            words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *words]
-        environment = dict(environment or {})
+            # A rank of its own GPU stays on one socket, with its threads and its pinned memory.
+            own = self.device == "cuda" and ranks <= self.gpus and "CUDA_VISIBLE_DEVICES" not in environment
+            placed = ["--map-by", f"ppr:{ranks}:node", "--bind-to", "numa"] if own else ["--bind-to", "none"]
+            words = ["mpirun", "--oversubscribe", *placed, "-np", str(ranks), *words]
         text = " ".join([*(f"{key}={value}" for key, value in environment.items()), shlex.join(words)])
         text = text.replace(str(self.file), "FILE")
         program = self.bin / command[0]
@@ -223,10 +232,13 @@ class Node:
         self.file.unlink(missing_ok=True)
         if ranks == 1:
             environment["OMPI_MCA_ess_singleton_isolated"] = "1"  # starts without mpirun's daemon
+        limit = min(limit, self.options.most)
+        others, begin = self.monitor.before() if self.monitor else "", time.monotonic()
         code, output, seconds = self.execute(words, environment, min(limit, left))
+        watched = {"others": others, **(self.monitor.during(begin, time.monotonic()) if self.monitor else {})}
         if code is None and limit > left:
             note = f"cut off after {seconds:.0f} s; nor the runs after it"
-            self.record(name, "not reached", [{}], seconds, note, text)
+            self.record(name, "not reached", [{}], seconds, note, text, watched)
             raise OutOfTime
         rows, note = [{}], ""
         status = "timeout" if code is None else "failed" if code else "ok"
@@ -243,7 +255,7 @@ class Node:
             with open(self.out / "failed.log", "a") as log:
                 log.write(f"==== {self.part}: {name}\n{text}\n{output[-20000:]}\n")
         self.started.add((self.part, name))
-        return self.record(name, status, rows, seconds, note, text)
+        return self.record(name, status, rows, seconds, note, text, watched)
 
     def execute(self, words, environment, limit):
         """(exit code or None at the limit, output, seconds); nothing of it is left running."""
@@ -262,6 +274,18 @@ class Node:
                 self.stop()
             file.seek(0)
             return code, COLORS.sub("", file.read().decode(errors="replace")), time.monotonic() - begin
+
+    def write_topology(self):
+        """How the GPUs are connected, beside the CSVs."""
+        if self.device == "cuda" and shutil.which("nvidia-smi"):
+            shown_here = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True).stdout
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / "topology.txt").write_text(COLORS.sub("", shown_here))
+
+    def close(self):
+        self.stop()
+        if self.monitor:
+            self.monitor.stop()
 
     def stop(self):
         """Ends the child and its group: mpirun needs a moment to end its ranks."""

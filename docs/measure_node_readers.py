@@ -40,13 +40,30 @@ def sanitizer_summary(text, _):
 
 
 def limits(text, node):
-    match = found(r"measured limits: copy ([\d.]+) GB/s, (\w+) product ([\d.]+) TFLOP/s", text, "measured limits")
-    known = REFERENCE.get(node.name, {})
-    product = known.get("product", 0) / 1e12 if match[2] == "bf16" else 0
-    copy = known.get("copy", 0) / 1e9
-    return [{"quantity": "copy", "value": float(match[1]), "unit": "GB/s", "reference": copy or ""},
-            {"quantity": f"{match[2]} product", "value": float(match[3]), "unit": "TFLOP/s",
-             "reference": product or ""}]
+    rows, known = [], REFERENCE.get(node.name, {})
+    for state, cold in (("cold", ", cold"), ("warm", "")):
+        pattern = rf"measured limits{cold}: copy ([\d.]+) GB/s, (\w+) product ([\d.]+) TFLOP/s"
+        match = found(pattern, text, "measured limits" + cold)
+        product = known.get("product", 0) / 1e12 if match[2] == "bf16" else 0
+        copy = known.get("copy", 0) / 1e9
+        rows += [{"quantity": "copy", "state": state, "value": float(match[1]), "unit": "GB/s",
+                  "reference": copy or ""},
+                 {"quantity": f"{match[2]} product", "state": state, "value": float(match[3]), "unit": "TFLOP/s",
+                  "reference": product or ""}]
+    return rows
+
+
+def links_of(ranks):
+    def parse(_, node):
+        measured = {name: link for name, link in json.loads(node.file_text()).items() if isinstance(link, dict)}
+        rows = []
+        for name, link in measured.items():
+            rows += [{"quantity": f"{name} bandwidth", "value": link["bytes_per_s"] / 1e9, "unit": "GB/s"},
+                     {"quantity": f"{name} latency", "value": 1e6 * link["seconds"], "unit": "us"}]
+        if not rows:
+            raise Unreadable("no links")
+        return [{**row, "ranks": ranks} for row in rows]
+    return parse
 
 
 def number(text):
@@ -96,7 +113,7 @@ def rates(node, shape, ranks, tokens_per_s):
 def steps_of(node, shape, ranks=1, simulated=0, reference=None):
     def parse(_, node):
         steps = [line for line in map(json.loads, node.file_text().splitlines()) if line["event"] == "step"]
-        timed = steps[2:] or steps[1:]
+        timed = steps[5:] or steps[2:] or steps[1:]
         if not timed:
             raise Unreadable("the metrics have no steps")
         middle = sorted(timed, key=lambda step: step["step_s"])[len(timed) // 2]
@@ -104,6 +121,9 @@ def steps_of(node, shape, ranks=1, simulated=0, reference=None):
         row = {**rates(node, shape, simulated or ranks, middle["tokens_per_s"]), "step_s": middle["step_s"],
                "mfu": middle["mfu"], "comm_s": middle["comm_s"], "first_loss": first, "last_loss": last,
                "peak_gib": max(step["memory"]["peak"]["total"] for step in steps) / 2**30}
+        if used := [step["device_memory"] for step in steps if "device_memory" in step]:
+            row |= {f"{name}_gib": max(each[key] for each in used) / 2**30
+                    for name, key in (("device", "used"), ("other", "other"))}
         if simulated:
             row |= {"note": "tokens_per_s: if every rank took as long; losses among simulated peers mean nothing"}
         if reference and reference[0]["status"] == "ok":

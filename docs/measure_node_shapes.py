@@ -43,10 +43,12 @@ class Scale:
     slice: Shape           # a few layers of 8B
     block: Shape           # one layer of 70B
     attention: list        # lengths
+    long_attention: int
     rank: Shape            # 70B, one rank of 64
     shared: Shape          # ranks that share a card
     layout: Shape          # one rank per GPU
-    steps: int             # of which the first two warm up
+    steps: int             # of which the first five warm up, as PyTorch's
+    warm_ms: int           # without a pause, before a ceiling is measured warm
     side: int              # of the product that measures the ceiling; 0: the program's default
     all_reduce_mb: int
     fp8_products: bool     # chapter 07's table has fixed, large shapes
@@ -59,14 +61,14 @@ def resized(shape, **sizes):
 SCALES = {
     "full": Scale(
         slice=resized(LLAMA_8B, layers=4), block=resized(LLAMA_70B, layers=1, vocab=32768),
-        attention=[4096, 8192, 16384, 32768], rank=resized(LLAMA_70B, global_batch=16),
+        attention=[8192, 4096, 16384, 32768], long_attention=131072, rank=resized(LLAMA_70B, global_batch=16),
         shared=Shape(4, 1024, 8, 8, 2816, 32768, 1024, global_batch=8),
         layout=resized(LLAMA_8B, layers=8, seq_len=4096, global_batch=8),
-        steps=12, side=0, all_reduce_mb=256, fp8_products=True),
+        steps=15, warm_ms=2000, side=0, all_reduce_mb=256, fp8_products=True),
     # A few seconds for each run on a CPU, to try this script.
     "tiny": Scale(
-        slice=SMALL, block=resized(SMALL, ffn=96), attention=[32, 64, 96, 128],
+        slice=SMALL, block=resized(SMALL, ffn=96), attention=[32, 64, 96, 128], long_attention=160,
         rank=Shape(4, 64, 16, 8, 128, 256, 32, global_batch=16),
         shared=Shape(2, 32, 4, 4, 32, 256, 32, global_batch=8), layout=Shape(8, 32, 8, 8, 32, 256, 32, global_batch=8),
-        steps=4, side=64, all_reduce_mb=1, fp8_products=False),
+        steps=4, warm_ms=20, side=64, all_reduce_mb=1, fp8_products=False),
 }

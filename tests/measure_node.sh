@@ -25,15 +25,16 @@ expect() { # PART PATTERN COUNT: so many rows begin with the pattern
     [ "$found" = "$3" ] || echo "$1: $found rows of '$2', not $3: $(rows "$1" | head -c 600); "
 }
 
-node "$bin" --minutes 0.05 ceilings rank_slices
+node "$bin" --minutes 0.05 ceilings links rank_slices
 verdict "too little time: nothing runs, and that is recorded" "$(ends 0)$(expect ceilings 'not reached' 1)"
 
-node "$bin" --resume ceilings rank_slices
-verdict "every run of two parts" "$(ends 0)$(expect ceilings 'ok copy' 4)$(expect ceilings 'ok all-reduce over 2' 30)$(
-    expect rank_slices ok 6)$(rows ceilings | grep 'has no')$(expect ceilings 'not reached' 0)"
+node "$bin" --resume ceilings links rank_slices
+verdict "every run of three parts" "$(ends 0)$(expect ceilings 'ok copy' 8)$(expect links 'ok all-reduce over 2' 30)$(
+    expect links 'ok links of 2' 2)$(expect rank_slices ok 12)$(
+    rows ceilings | grep 'has no')$(expect ceilings 'not reached' 0)"
 
 cp -r "$work/out" "$work/before"
-node "$bin" --resume ceilings rank_slices
+node "$bin" --resume ceilings links rank_slices
 verdict "resumed at the end: nothing runs again" "$(ends 0)$(diff -r "$work/before" "$work/out")"
 
 mkdir "$work/bin"
@@ -41,9 +42,10 @@ ln -s "$bin"/* "$work/bin"
 rm -f "$work/bin/"{02_data_parallel,test_0[1-8]}
 printf '#!/bin/bash\necho "a reason"\nexit 3\n' >"$work/bin/02_data_parallel"
 chmod +x "$work/bin/02_data_parallel"
-node "$work/bin" tests ceilings
-verdict "a failing run and missing programs are recorded, the rest runs" "$(ends 1)$(expect ceilings 'ok copy' 4)$(
-    expect ceilings 'failed all-reduce over 2 exit code 3; .*a reason' 1)$(expect tests 'not run .* is not there' 8)$(
+node "$work/bin" tests_01 tests ceilings links
+verdict "a failing run and missing programs are recorded, the rest runs" "$(ends 1)$(expect ceilings 'ok copy' 8)$(
+    expect links 'failed all-reduce over 2 exit code 3; .*a reason' 1)$(
+    expect tests 'not run .* is not there' 7)$(expect tests_01 'not run .* is not there' 1)$(
     grep -qx 'a reason' "$work/out/failed.log" || echo "not in failed.log; ")"
 
 bash docs/measure_node.sh --bin "$bin" --device cpu >"$work/log" 2>&1
@@ -52,5 +54,26 @@ verdict "no results of a CPU among those of GPUs" "$(ends 2)$(
     grep -q 'name another folder' "$work/log" || cat "$work/log")"
 CUDA_VISIBLE_DEVICES='' bash docs/measure_node.sh --bin "$bin" >"$work/log" 2>&1
 code=$?
-verdict "no GPU: one line" "$(ends 2)$([ "$(wc -l <"$work/log")" = 1 ] || cat "$work/log")"
+verdict "no GPU: the driver and one line" "$(ends 2)$([ "$(wc -l <"$work/log")" = 2 ] || cat "$work/log")"
+mkdir "$work/path"
+ln -s "$PWD/tests/fake_nvidia_smi.sh" "$work/path/nvidia-smi"
+PATH=$work/path:$PATH FAKE_DRIVER=570.86.10 bash docs/measure_node.sh --bin "$bin" >"$work/log" 2>&1
+code=$?
+verdict "an old driver: one line, before a program starts" "$(ends 2)$(
+    grep -qx 'measure_node: driver 570.86.10: programs of CUDA 13 need 580 or later' "$work/log" || cat "$work/log")"
+# With programs of the emulated GPU (-DTRAIN70B_CUDA=EMULATE): what nvidia-smi says, and the GPU's memory, in each row.
+if "$bin/01_single_gpu" --device cuda --steps 0 2>&1 | grep -q emulated; then
+    PATH=$work/path:$PATH FAKE_APPS='123, 2000\n' bash docs/measure_node.sh --bin "$bin" --out "$work/gpu" --commit c0ffee \
+        --scale tiny slice >"$work/log" 2>&1
+    code=$?
+    verdict "the emulated GPU: clock, power, limits, others and memory in each row" "$(ends 0)$(
+        python3 - "$work/gpu/slice.csv" <<'PY'
+import csv, sys
+for row in csv.DictReader(open(sys.argv[1], newline="")):
+    seen = [row[name] for name in ("sm_mhz", "power_w", "limited_by", "others", "driver", "other_gib")]
+    if seen != ["1410", "690.5", "power cap", "1 processes, 1024 MiB in use", "580.95.05", "0.292969"]:
+        print(row)
+PY
+    )"
+fi
 exit $failed
