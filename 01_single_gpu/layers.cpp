@@ -55,8 +55,8 @@ Var multiply(Tape& tape, const Var& x, Linear& linear) {
 Var embedding(Tape& tape, const Batch& batch, Param& table) {
     Var y{.data = Tensor({batch.tokens.size(), table.data.cols()}, table.data.dtype(), table.data.device())};
     embedding(y.data, batch.tokens, table.data, table.local.row_begin);
-    tape.record([tokens = batch.tokens, dy = y.grad, &table] {
-        embedding_backward(table.grad, tokens, *dy, table.local.row_begin);
+    tape.record([tokens = batch.tokens, order = batch.order, dy = y.grad, &table] {
+        embedding_backward(table.grad, tokens, *dy, table.local.row_begin, order);
     });
     return y;
 }

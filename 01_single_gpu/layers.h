@@ -16,6 +16,7 @@ struct Batch {
     // Of attention's queries on this rank, in the order of attention's rows; positions restart at them. Empty: every
     // sequence is one document.
     DocumentStarts document_starts;
+    Tensor order;               // (B*T) i32, rows_by_token() of the tokens; empty: not needed, as on a CPU
     double document_pairs = 0;  // (query, key) of the whole sequences, all ranks together; 0 without document_starts
 };
 

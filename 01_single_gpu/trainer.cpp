@@ -69,7 +69,9 @@ Trainer::Trainer(const TrainOptions& o, Llama& model, const Dataset& data)
       batches(o, data),
       local_store_(model, AdamW::maker(o.adamw())),
       accumulate_(model),
-      progress_(o.steps) {}
+      progress_(o.steps) {
+    batches.sorts_rows = model.stage.embedding && model.options.device == Device::cuda;
+}
 
 double Trainer::norm(Which which) const { return std::sqrt(groups.pp->sum(groups.tp->sum(store->squares(which)))); }
 

@@ -103,6 +103,20 @@ TEST_CASE("cuda: views that begin anywhere") {
             });
 }
 
+namespace {
+// As the tests below compute it, with the rows sorted by token.
+Tensor sorted_gradient(const Tensor& tokens, const Shape& shape, const Maker& make, int64_t first) {
+    Tensor host(tokens.shape(), DType::i32, Device::cpu);
+    copy(host, tokens);
+    const std::vector<int32_t> ids(host.data<int32_t>(), host.data<int32_t>() + host.size());
+    const Tensor order = upload(rows_by_token(ids), {tokens.size()}, tokens.device());
+    Tensor dtable = make.zeros(shape);
+    for (const uint64_t seed : {2, 3})
+        embedding_backward(dtable, tokens, make.random({tokens.size(), shape[1]}, seed), first, order);
+    return dtable;
+}
+}  // namespace
+
 TEST_CASE("cuda: embedding and its gradient, repeated and foreign tokens") {
     if (!have_gpu()) return;
     for (DType dtype : kTypes)
@@ -115,6 +129,8 @@ TEST_CASE("cuda: embedding and its gradient, repeated and foreign tokens") {
                     embedding(y, tokens, make.random({6, cols}, 1), first);
                     embedding_backward(dtable, tokens, make.random({rows, cols}, 2), first);
                     embedding_backward(dtable, tokens, make.random({rows, cols}, 3), first);
+                    const Tensor sorted = sorted_gradient(tokens, {6, cols}, make, first);
+                    if (device == Device::cuda) EXPECT(same_bits(sorted, dtable));
                     return Results{y, dtable};
                 });
 }
@@ -130,6 +146,9 @@ TEST_CASE("cuda: the embedding's gradient, more rows and more tokens than a bloc
             Tensor y = make.empty({600, 8}), dtable = make.zeros({997, 8});
             embedding(y, tokens, make.random({997, 8}, 1), 0);
             embedding_backward(dtable, tokens, make.random({600, 8}, 2), 0);
+            embedding_backward(dtable, tokens, make.random({600, 8}, 3), 0);
+            const Tensor sorted = sorted_gradient(tokens, {997, 8}, make, 0);
+            if (device == Device::cuda) EXPECT(same_bits(sorted, dtable));
             return Results{y, dtable};
         });
 }

@@ -28,3 +28,19 @@ TEST_CASE("embedding: rows of this rank's part, zeros outside; gradient sums rep
         }
     }
 }
+
+TEST_CASE("rows sorted by token: a stable sort") {
+    for (const auto& [rows, most] :
+         {std::pair(0, 1), {1, 1}, {300, 3}, {1000, 511}, {1000, 512}, {5000, 200'000}, {64, 2'000'000'000}}) {
+        std::vector<int32_t> tokens, order;
+        for (int i = 0; i < rows; ++i) {
+            tokens.push_back(int32_t(random_bits(7, uint64_t(i)) % uint64_t(most)));
+            order.push_back(i);
+        }
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int32_t a, int32_t b) { return tokens[size_t(a)] < tokens[size_t(b)]; });
+        INFO(rows, " rows of tokens below ", most);
+        EXPECT(rows_by_token(tokens) == order);
+    }
+    EXPECT_CHECK_FAILS(rows_by_token({3, -1}));
+}

@@ -305,5 +305,7 @@ TEST_CASE("data parallelism on device tensors: one rank's run, overlapped or not
                 session.run();
                 INFO(comm.backend(), " ", algorithm, ", overlap ", overlap);
                 EXPECT_EVERYWHERE(worst_deviation(session, one) <= 5e-6);
+                const Batch batch = session.trainer.micro_batch(part.steps, 0);  // sorted for the embedding's gradient
+                EXPECT_EVERYWHERE(batch.order && batch.order.size() == batch.tokens.size());
             }
 }

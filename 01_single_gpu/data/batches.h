@@ -31,6 +31,7 @@ class Batches {
     // sequence.
     std::function<RankTokens(int64_t seq_len)> of_rank;
     RankTokens tokens(int64_t seq_len) const;
+    bool sorts_rows = false;  // for the gradient of an embedding on a GPU: Batch::order of training batches
 
     // From here on a thread reads this rank's samples of the steps first to last, up to kAhead steps before they are
     // asked for. Without this call, and for other steps, they are read when they are asked for; the batches are the
@@ -77,7 +78,7 @@ class Batches {
     std::vector<Sample> rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const;
     std::vector<Sample> rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step) const;
     int64_t target_count(std::span<const Sample> samples) const;  // on this rank
-    Batch upload(std::span<const Sample> samples, double loss_scale) const;
+    Batch upload(std::span<const Sample> samples, double loss_scale, bool sorts_rows = false) const;
 
     const TrainOptions options_;
     const std::shared_ptr<const StepSizes> sizes_;

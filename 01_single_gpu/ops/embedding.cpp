@@ -1,6 +1,9 @@
 // embedding.h on the CPU: the definition that embedding.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/embedding.h"
 
+#include <algorithm>
+#include <array>
+
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 
@@ -23,7 +26,7 @@ void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t fir
     });
 }
 
-void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row) {
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row, const Tensor&) {
     with_float(dtable.dtype(), [&](auto table_zero) {
         with_float(dy.dtype(), [&](auto dy_zero) {
             using T = decltype(table_zero);
@@ -58,11 +61,34 @@ void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t fir
     DISPATCH(device_of({y, tokens, table}), embedding(y, tokens, table, first_row));
 }
 
-void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row) {
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row,
+                        const Tensor& order) {
     expect("tokens", tokens, {dy.rows()}, DType::i32);
+    if (order) expect("order", order, {dy.rows()}, DType::i32);
     CHECK(dtable.cols() == dy.cols() && is_float(dtable.dtype()), "dtable {}", to_string(dtable.shape()));
     Span span("embedding_backward", "op", 0, bytes_of({dy}));
-    DISPATCH(device_of({dtable, tokens, dy}), embedding_backward(dtable, tokens, dy, first_row));
+    DISPATCH(device_of({dtable, tokens, dy}), embedding_backward(dtable, tokens, dy, first_row, order));
+}
+
+// A radix sort, kBits at a time.
+std::vector<int32_t> rows_by_token(const std::vector<int32_t>& tokens) {
+    constexpr int kBits = 9, kValues = 1 << kBits;
+    int32_t most = 0;
+    for (const int32_t token : tokens) {
+        CHECK(token >= 0, "token {}", token);
+        most = std::max(most, token);
+    }
+    std::vector<int32_t> order(tokens.size()), before;
+    for (size_t row = 0; row < order.size(); ++row) order[row] = int32_t(row);
+    for (int shift = 0; shift < 31 && most >> shift > 0; shift += kBits) {
+        before = order;
+        const auto digit = [&](int32_t row) { return size_t(tokens[size_t(row)] >> shift & (kValues - 1)); };
+        std::array<size_t, kValues + 1> begin{};
+        for (const int32_t row : before) ++begin[digit(row) + 1];
+        for (size_t value = 0; value < kValues; ++value) begin[value + 1] += begin[value];
+        for (const int32_t row : before) order[begin[digit(row)]++] = row;
+    }
+    return order;
 }
 
 }  // namespace train70b

@@ -1,4 +1,4 @@
-// embedding.h on a GPU: one block per token.
+// embedding.h on a GPU: one block per row.
 #include "01_single_gpu/core/cuda.cuh"
 #include "01_single_gpu/ops/embedding.h"
 
@@ -41,6 +41,26 @@ __global__ void embedding_backward_kernel(W* dtable, const int32_t* tokens, cons
     }
 }
 
+// The same with the rows sorted by token: the first block of a token finds the others behind itself.
+template <class W, class T>
+__global__ void embedding_backward_sorted_kernel(W* dtable, const int32_t* tokens, const int32_t* order, const T* dy,
+                                                 int64_t rows, int64_t cols, int64_t table_rows, int64_t first_row) {
+    const int64_t mine = blockIdx.x;
+    const int32_t token = tokens[order[mine]];
+    const int64_t row = token - first_row;
+    if (row < 0 || row >= table_rows || (mine > 0 && tokens[order[mine - 1]] == token)) return;
+    for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
+        float sum[kPack] = {}, v[kPack];
+        for (int64_t i = mine; i < rows && tokens[order[i]] == token; ++i) {
+            load(v, dy + order[i] * cols, c, cols);
+            for (int j = 0; j < kPack; ++j) sum[j] += v[j];
+        }
+        load(v, dtable + row * cols, c, cols);
+        for (int j = 0; j < kPack; ++j) sum[j] += v[j];
+        store(dtable + row * cols, c, cols, sum);
+    }
+}
+
 }  // namespace
 
 void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row) {
@@ -51,11 +71,16 @@ void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t fir
     });
 }
 
-void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row) {
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row,
+                        const Tensor& order) {
     with_float(dtable.dtype(), [&](auto table_zero) {
         with_float(dy.dtype(), [&](auto dy_zero) {
             using W = decltype(table_zero);
             using T = decltype(dy_zero);
+            if (order)
+                return launch(embedding_backward_sorted_kernel<W, T>, {blocks_for(dy.rows(), 1)}, dtable.data<W>(),
+                              tokens.data<int32_t>(), order.data<int32_t>(), dy.data<T>(), dy.rows(), dy.cols(),
+                              dtable.rows(), first_row);
             launch(embedding_backward_kernel<W, T>, {blocks_for(dy.rows(), 1)}, dtable.data<W>(),
                    tokens.data<int32_t>(), dy.data<T>(), dy.rows(), dy.cols(), dtable.rows(), first_row);
         });

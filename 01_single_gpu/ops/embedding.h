@@ -1,5 +1,8 @@
 #pragma once
 // The embedding table: one row of E numbers for each token of the vocabulary.
+#include <cstdint>
+#include <vector>
+
 #include "01_single_gpu/core/tensor.h"
 
 namespace train70b {
@@ -9,6 +12,12 @@ namespace train70b {
 void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row = 0);
 
 // dtable (V_l, E)[t - first_row] += the sum of dy (R, E) over the rows whose token is t, in the order of the rows.
-void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row = 0);
+// order (R) i32, optional: rows_by_token() of the tokens. On a GPU the time is then O(R); without it each row looks for
+// its token among all others, O(R^2). The result is the same, bit for bit; the CPU does not use it.
+void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row = 0,
+                        const Tensor& order = {});
+
+// The rows sorted by their tokens, which must not be negative; rows of one token stay in their order.
+std::vector<int32_t> rows_by_token(const std::vector<int32_t>& tokens);
 
 }  // namespace train70b
