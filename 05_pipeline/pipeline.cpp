@@ -190,7 +190,7 @@ Tensor Pipeline::forward_backward(const MicroBatches& micro_batches) {
     spans_.clear();
     most_in_flight_ = 0;
     for (Channel& channel : channels_) channel.next = 0;
-    std::vector<Batch> batches;  // all at once: copying one to the device would wait for the work queued there
+    std::vector<Batch> batches;  // before the first message is posted: a new pinned buffer may wait for the device
     for (int64_t i = 0; i < schedule_.micro_batches; ++i) batches.push_back(micro_batches.get(i));
     activation_shape_ = {batches[0].tokens.size() / row_parts_, model_.config.hidden};
     for (const Step& step : schedule_.ranks[size_t(ranks_.rank())]) {

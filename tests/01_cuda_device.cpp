@@ -42,6 +42,30 @@ TEST_CASE("cuda: ops are timed by events: their seconds are there after one wait
     EXPECT(values(host)[0] == 8);
 }
 
+TEST_CASE("cuda: uploads of any sizes, more than there are buffers, keep the values that they were given") {
+    if (!have_gpu()) return;
+    if (kEmulated && !std::getenv("EMULATE_STREAMS")) {  // once more on a device that is behind the host
+        const std::string child =
+            fmt::format("EMULATE_STREAMS=lazy /proc/{}/exe --test-case='cuda: uploads of any*' > /dev/null", getpid());
+        EXPECT(std::system(child.c_str()) == 0);
+    }
+    std::vector<int32_t> list;
+    std::vector<Tensor> uploaded;
+    const auto size = [](int i) { return int64_t(i % 3 == 0 ? 40'000 : 1 + i); };
+    for (int i = 0; i < 3 * kUploads; ++i) {
+        list.assign(size_t(size(i)), i);
+        uploaded.push_back(upload(list, {size(i)}, Device::cuda));
+        std::fill(list.begin(), list.end(), -1);
+    }
+    for (int i = 0; i < 3 * kUploads; ++i) {
+        Tensor host(uploaded[size_t(i)].shape(), DType::i32, Device::cpu);
+        copy(host, uploaded[size_t(i)]);
+        INFO("upload ", i);
+        EXPECT(
+            std::all_of(host.data<int32_t>(), host.data<int32_t>() + host.size(), [i](int32_t x) { return x == i; }));
+    }
+}
+
 TEST_CASE("a GPU that this build has no code for, or an old driver: CUDA is not used, and the line says why") {
     if (!kEmulated) return;                                              // the emulated GPU can pretend both
     if (const char* expected = std::getenv("TRAIN70B_TEST_EXPECTED")) {  // the child below

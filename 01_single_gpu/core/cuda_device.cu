@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -81,6 +82,27 @@ void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind) {
                                                                  : cudaMemcpyDeviceToDevice;
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, direction, context().stream));
     if (kind != CopyKind::within) cuda_synchronize();  // the caller may reuse the host buffer
+}
+
+void cuda_upload(void* to, const void* from, int64_t bytes) {
+    struct Slot {
+        void* pinned = nullptr;
+        int64_t bytes = 0;
+        cudaEvent_t copied = nullptr;
+    };
+    static Slot slots[kUploads];
+    static size_t uploads = 0;
+    Slot& slot = slots[uploads++ % kUploads];
+    if (!slot.copied) CUDA_CHECK(cudaEventCreateWithFlags(&slot.copied, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventSynchronize(slot.copied));  // of a new event: at once
+    if (slot.bytes < bytes) {
+        if (slot.pinned) cuda_release_host(slot.pinned);
+        slot.bytes = std::max<int64_t>(bytes, 64 << 10);
+        slot.pinned = cuda_allocate_host(slot.bytes);
+    }
+    std::memcpy(slot.pinned, from, size_t(bytes));
+    CUDA_CHECK(cudaMemcpyAsync(to, slot.pinned, size_t(bytes), cudaMemcpyHostToDevice, context().stream));
+    CUDA_CHECK(cudaEventRecord(slot.copied, context().stream));
 }
 
 CudaCopy::CudaCopy(void* to, const void* from, int64_t bytes, CopyKind kind) {

@@ -15,6 +15,10 @@ void cuda_release(void* pointer) noexcept;
 // Copies between host and device or within the device, in stream order; a copy to the host is complete on return.
 enum class CopyKind { to_device, to_host, within };
 void cuda_copy(void* to, const void* from, int64_t bytes, CopyKind kind);
+// A copy to the device in stream order, without a wait: `from` may change at once. It goes through pinned buffers, of
+// which there are kUploads; the next one waits until the oldest of them has been read. For small ones, from one thread.
+constexpr int kUploads = 32;
+void cuda_upload(void* to, const void* from, int64_t bytes);
 void* cuda_allocate_host(int64_t bytes);  // pinned: the device copies from and to it at full speed
 void cuda_release_host(void* pointer) noexcept;
 // An asynchronous copy between device and pinned memory on its own stream. It starts after everything issued to the

@@ -20,7 +20,7 @@ Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Me
     CHECK(tensor.size() == int64_t(values.size()), "{} values for {}", values.size(), to_string(tensor.shape()));
     if (device == Device::cpu) std::copy(values.begin(), values.end(), tensor.data<int32_t>());
 #if TRAIN70B_CUDA
-    if (device == Device::cuda) cuda_copy(tensor.raw(), values.data(), tensor.bytes(), CopyKind::to_device);
+    if (device == Device::cuda) cuda_upload(tensor.raw(), values.data(), tensor.bytes());
 #endif
     return tensor;
 }
