@@ -1,4 +1,6 @@
 // Every op on tensors of more than 2^31 elements: an index of 32 bits is a wrong address or a wrong row.
+#include <numeric>
+
 #include "tests/tall.h"
 
 using namespace train70b;
@@ -91,6 +93,10 @@ TEST_CASE("cuda: beyond 2^31 elements: row by row") {
             fill(dtable, 0);
             embedding(y, tokens, table);
             embedding_backward(dtable, tokens, make.random(E, 2));
+            std::vector<int32_t> sorted(make.rows);  // by token: those of 1 before that of 2
+            std::iota(sorted.begin(), sorted.end(), 0);
+            std::swap(sorted[make.rows - 2], sorted[make.rows - 1]);
+            embedding_backward(dtable, tokens, make.random(E, 3), 0, upload(sorted, {make.rows}, Device::cuda));
             return Results{y, dtable};
         });
         compare_tall("embedding of a large table, and its gradient", dtype, E, [&](const Tall& make) {
