@@ -151,7 +151,7 @@ def try_mutant(build, mutant, timeout):
         for original in sorted({build.compiled[s] for s in includers}):
             command = shlex.split(build.compile_command(original))
             output = command[command.index("-o") + 1]
-            new_output = str(scratch / (Path(output).name))
+            new_output = str(scratch / f"{len(objects)}_{Path(output).name}")  # of two chapters, names may be equal
             objects[output] = new_output
             command[command.index("-o") + 1] = new_output
             narrow = kind == "64 bits to 32"  # -Wconversion notices what is implicit: here it is as if it were explicit
@@ -201,7 +201,8 @@ def try_mutant(build, mutant, timeout):
             if run.returncode:
                 lines = re.sub(r"\x1b\[[0-9;]*m|/\S*/emulated/", "", output).splitlines()
                 shown = [l for l in lines if re.match("emulate: (race|illegal|deadlock|diverg)", l)] or \
-                        [l for l in lines if re.search("ERROR: |check failed|emulate: ", l)]
+                        [l for l in lines if re.search("ERROR: |check failed", l)] or \
+                        [l for l in lines if "emulate: " in l]
                 return "caught", f"{program}: {shown[0][:160] if shown else 'exit code ' + str(run.returncode)}"
         return "survived", ""
 
