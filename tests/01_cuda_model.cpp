@@ -8,7 +8,8 @@ TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
     if (!have_gpu()) return;
     int64_t number = 0;  // in a slice, each shape with one of the gradient's dtypes
     for (DType dtype : kTypes)
-        for (int64_t D : {6, 16, 64, 128, 256})
+        for (int64_t D : {6, 16, 64, 128, 256}) {
+            if (kSmall && (dtype == DType::f32 ? D == 64 || D == 128 : D == 16)) continue;  // the plain kernel again
             for (const AttentionShape& s : {AttentionShape{2, 65, 65, 6, 2, D, true},
                                             {1, 200, 200, 2, 2, D, true},
                                             {1, 130, 70, 4, 1, D, false},
@@ -48,6 +49,7 @@ TEST_CASE("cuda: attention and its gradient, plain and on tensor cores") {
                         },
                         1e-5);
                 }
+        }
 }
 
 TEST_CASE("cuda: the gradient of attention where a block has several, but not all query heads of a key/value head") {
