@@ -83,6 +83,12 @@ class Comm {
     // Sends `out` to rank() + by and receives `in` from rank() - by. Collective. The transfer is in progress when the
     // call returns, so computation until wait() overlaps it. Booked as send_recv.
     [[nodiscard]] Work ring_shift(Tensor out, Tensor in, int by = 1, Where where = Where::current()) const;
+    // True (nccl): the device runs the ring shifts of this group in the order of the calls. A shift may then send what
+    // an earlier one receives, or receive into what an earlier one sends, without a wait() between the two calls.
+    bool shifts_in_order() const;
+    // sum += received, then ring_shift(sum, received). If shifts_in_order(), `received` may be what the shift before
+    // receives: the addition runs on a side stream behind that shift, and the compute stream waits for neither.
+    [[nodiscard]] Work add_and_shift(Tensor sum, Tensor received, Where where = Where::current()) const;
     [[nodiscard]] Work barrier(Where where = Where::current()) const;
 
     // Host numbers; these block.
@@ -106,6 +112,7 @@ class Comm {
 
   private:
     Work start(Operation operation) const;
+    Operation shift_operation(const Tensor& out, const Tensor& in, int by, Where where) const;
     Comm split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load,
                const std::function<void(Backend&)>& open, Where where) const;
     std::vector<double> numbers(const std::vector<double>& mine, int64_t wire_bytes, Where where) const;

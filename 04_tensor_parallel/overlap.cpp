@@ -1,5 +1,7 @@
 #include "04_tensor_parallel/overlap.h"
 
+#include <vector>
+
 #include "04_tensor_parallel/tensor_parallel.h"
 
 namespace train70b {
@@ -20,17 +22,52 @@ Tensor all_gather_matmul(const Comm& ranks, const Tensor& shard, const Tensor& w
     copy(own, shard);
     Tensor y({gathered.rows(), transpose == Transpose::b ? weight.rows() : weight.cols()}, shard.dtype(),
              shard.device());
+    std::vector<Work> arrivals(static_cast<size_t>(N));  // [k]: of chunk r - k
+    const auto shift = [&](int64_t k) {                  // sends chunk r - k on and receives the next
+        arrivals[size_t(k + 1)] = ranks.ring_shift(chunk(gathered, r - k, N), chunk(gathered, r - k - 1, N));
+    };
+    // Issued before the first product, no shift waits for one. None writes what a product or another shift still uses:
+    // every chunk has a place of its own in `gathered`.
+    const bool all_at_once = ranks.shifts_in_order();
+    for (int64_t k = 0; all_at_once && k + 1 < N; ++k) shift(k);
     for (int64_t k = 0; k < N; ++k) {
-        Work next;
-        if (k + 1 < N) next = ranks.ring_shift(chunk(gathered, r - k, N), chunk(gathered, r - k - 1, N));
+        arrivals[size_t(k)].wait();
+        if (!all_at_once && k + 1 < N) shift(k);
         Tensor rows = chunk(y, r - k, N);
         matmul_into(rows, chunk(gathered, r - k, N), weight, transpose);
-        next.wait();
     }
     return y;
 }
 
+namespace {
+
+// Products, additions and shifts, each kind in a stream of its own:
+//   product k   after shift k - kAhead - 1, which has sent what was where the product's result goes
+//   addition k  after product k and shift k - 1
+//   shift k     after addition k, and so after every earlier shift; it receives into what addition k has read
+// So a slow shift delays no product before the ring is kAhead sums behind. The price is memory: kAhead + 2 chunks.
+Tensor matmul_reduce_scatter_on_streams(const Comm& ranks, const Tensor& x, const Tensor& weight) {
+    constexpr int64_t kAhead = 2;
+    const int64_t N = ranks.size(), r = ranks.rank();
+    std::vector<Work> shifts(static_cast<size_t>(N));  // [k] holds the sum of step k until the compute stream waits
+    Tensor sum, received;
+    for (int64_t k = 0; k < N; ++k) {
+        if (k > kAhead) shifts[size_t(k - kAhead - 1)].wait();
+        const Memory kind = k + 1 < N ? Memory::comm : Memory::activations;
+        sum = matmul(chunk(x, r - 1 - k, N), weight, Transpose::b, kind);
+        if (k == 0) received = Tensor::like(sum, Memory::comm);
+        if (k + 1 < N)
+            shifts[size_t(k)] = k == 0 ? ranks.ring_shift(sum, received) : ranks.add_and_shift(sum, received);
+    }
+    for (Work& shift : shifts) shift.wait();
+    add(sum, sum, received);
+    return sum;
+}
+
+}  // namespace
+
 Tensor matmul_reduce_scatter(const Comm& ranks, const Tensor& x, const Tensor& weight) {
+    if (ranks.size() > 1 && ranks.shifts_in_order()) return matmul_reduce_scatter_on_streams(ranks, x, weight);
     const int64_t N = ranks.size(), r = ranks.rank();
     Tensor sum, received;
     Work shift;

@@ -106,6 +106,13 @@ TEST_CASE("ring shifts in both directions, beside messages and collectives that 
             EXPECT_EVERYWHERE(equals(shifted[k], [&](int64_t i) { return element(from(by[k]), i); }));
         }
     }
+    if (N > 1) {
+        Tensor sum = numbers(DType::f32, 100, [&](int64_t i) { return element(r, i); }), received = Tensor::like(sum);
+        world().ring_shift(sum, received).wait();
+        world().add_and_shift(sum, received).wait();
+        EXPECT_EVERYWHERE(equals(sum, [&](int64_t i) { return element(r, i) + element(from(1), i); }));
+        EXPECT_EVERYWHERE(equals(received, [&](int64_t i) { return element(from(1), i) + element(from(2), i); }));
+    }
     world().take_stats();
     world().ring_shift(Tensor({10}, DType::f32, Device::cpu), Tensor({10}, DType::f32, Device::cpu)).wait();
     const CommStats stats = world().take_stats();
@@ -164,6 +171,13 @@ TEST_CASE("--comm-check: a tensor of a call of another group that nobody has wai
         world().all_reduce(beside).wait();  // launches both
         EXPECT_CHECK_FAILS(other.all_reduce(part));
         reduces.wait();
+    }
+    {
+        Tensor received = Tensor::like(part), next = Tensor::like(part);
+        Work shift = world().ring_shift(part, received);
+        EXPECT_CHECK_FAILS(world().ring_shift(received, next));  // without streams, only wait() orders them
+        EXPECT_CHECK_FAILS(world().add_and_shift(next, received));
+        shift.wait();
     }
     other.all_reduce(part).wait();
     Work first = world().all_reduce(part), second = world().all_reduce(part);  // a group's calls keep their order

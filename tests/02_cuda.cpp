@@ -94,6 +94,17 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
         comm.all_reduce(beside).wait();
         shifting.wait();
         EXPECT_EVERYWHERE(equals(theirs, [&](int64_t i) { return element((r + 1) % N, i); }));
+        if (N > 1) {  // a sum that is sent behind the shift that brings a part of it
+            Tensor total = numbers(DType::f32, 1000, r), received = Tensor::like(total);
+            Work first = comm.ring_shift(numbers(DType::f32, 1000, r), received);
+            if (!comm.shifts_in_order()) first.wait();
+            comm.add_and_shift(total, received).wait();
+            first.wait();
+            const auto two = [&](int to) {
+                return [=](int64_t i) { return element(to % N, i) + element((to + N - 1) % N, i); };
+            };
+            EXPECT_EVERYWHERE(equals(total, two(r + N)) && equals(received, two(r + N - 1)));
+        }
         if (N > 1 && r == 0) comm.send(mine, N - 1).wait();
         if (N > 1 && r == N - 1) comm.recv(theirs, 0).wait();
         EXPECT_EVERYWHERE(r != N - 1 || N == 1 || equals(theirs, [&](int64_t i) { return element(0, i); }));

@@ -52,6 +52,9 @@ inline bool in_sanitized_slice(int64_t layout) { return kThorough || in_quarter(
 // `all` the models are small. The symbol is there if the program is linked with it.
 extern "C" __attribute__((weak)) const int emulated_gpu;
 inline const bool kEmulated = &emulated_gpu != nullptr;
+// There, too: operations whose name begins so wait until another call; how many have been performed (runtime.cpp).
+extern "C" __attribute__((weak)) void emulated_hold(const char* name);
+extern "C" __attribute__((weak)) uint64_t emulated_performed(const char* name);
 inline bool in_gpu_slice(int64_t layout) { return !kEmulated || in_slice(layout); }
 inline const bool kSmall = kEmulated && !all_slices();
 

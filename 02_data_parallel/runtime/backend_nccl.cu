@@ -2,7 +2,7 @@
 //
 // Events order them against everything else, and the host never waits: before an operation its stream waits for the
 // issuing stream; wait() makes the current stream wait for the operation. The issuing stream is the compute stream, or,
-// in an all-reduce written by hand, the side stream on which its additions run.
+// in an all-reduce written by hand, the side stream on which its additions run. Comm::add_and_shift adds there, too.
 //
 // Every group has a stream (--comm-streams group): ZeRO's gather of the next unit may take a millisecond between nodes,
 // and tensor parallelism's all-reduce, for which the computation waits, need not wait for it. Their kernels then run at

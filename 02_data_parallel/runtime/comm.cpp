@@ -195,23 +195,43 @@ Work Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const
                   .where = where});
 }
 
-Work Comm::ring_shift(Tensor out, Tensor in, int by, Where where) const {
+Operation Comm::shift_operation(const Tensor& out, const Tensor& in, int by, Where where) const {
     CHECK(out.dtype() == in.dtype() && out.size() == in.size() && !out.overlaps(in), "{} and {}", out.size(),
           in.size());
     const int n = size(), to = ((rank() + by) % n + n) % n, from = ((rank() - by) % n + n) % n;
-    if (to == rank()) return copy_to(in, out);
-    return start(
-        {.name = "send_recv",
-         .message = true,
-         .details = describe(out, "shifted to", to),
-         .wire_bytes = out.bytes() * n,
-         .tensors = {in, out},
-         .written = 1,
-         .to = to,
-         .from = from,
-         .shift = true,
-         .run = [out, to, in, from](Backend& peers) { return peers.exchange(out, to, in, from, Tag::ring_shift); },
-         .where = where});
+    return {.name = "send_recv",
+            .message = true,
+            .details = describe(out, "shifted to", to),
+            .wire_bytes = out.bytes() * n,
+            .tensors = {in, out},
+            .written = 1,
+            .to = to,
+            .from = from,
+            .shift = true,
+            .run = [out, to, in, from](Backend& peers) { return peers.exchange(out, to, in, from, Tag::ring_shift); },
+            .where = where};
+}
+
+Work Comm::ring_shift(Tensor out, Tensor in, int by, Where where) const {
+    Operation shift = shift_operation(out, in, by, where);
+    return shift.to == rank() ? copy_to(in, out) : start(std::move(shift));
+}
+
+bool Comm::shifts_in_order() const { return group_ && group_->backend->on_stream(); }
+
+Work Comm::add_and_shift(Tensor sum, Tensor received, Where where) const {
+    CHECK(size() > 1, "a ring of one rank");
+    Operation shift = shift_operation(sum, received, 1, where);
+    shift.written = 2;
+    // The side stream waits for the group's, and then that for the side stream: so the shift's request stands for both.
+    shift.run = [sum, received, exchange = std::move(shift.run)](Backend& peers) {
+        peers.on_side_stream([&] {
+            Tensor total = sum;
+            add(total, total, received);
+        });
+        return exchange(peers);
+    };
+    return start(std::move(shift));
 }
 
 // ---- host numbers ---------------------------------------------------------------------------------------------------

@@ -173,7 +173,8 @@ void WorkQueue::check_tensors(const std::shared_ptr<Work::State>& work) {
     for (const std::weak_ptr<Work::State>& weak : pending_) {
         const std::shared_ptr<Work::State> earlier = weak.lock();
         const Operation &mine = work->operation, &theirs = earlier->operation;
-        if (earlier->group == work->group && !mine.message && !theirs.message) continue;
+        const bool shifts = mine.shift && theirs.shift && work->group->backend->on_stream();
+        if (earlier->group == work->group && (shifts || (!mine.message && !theirs.message))) continue;
         for (size_t i = 0; i < mine.tensors.size(); ++i)
             for (size_t k = 0; k < theirs.tensors.size(); ++k)
                 CHECK(!mine.tensors[i].overlaps(theirs.tensors[k]) || (i >= mine.written && k >= theirs.written),

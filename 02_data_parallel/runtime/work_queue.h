@@ -45,7 +45,8 @@ class WorkQueue {
 
     bool check() const { return check_; }  // --comm-check
     // With --comm-check: no call may write what an earlier one that nobody has waited for uses, nor use what that one
-    // writes, except collectives of one group. A queue keeps the order of all calls, a GPU only that of a group's.
+    // writes, except collectives of one group and, on streams, its ring shifts. A queue keeps the order of all calls, a
+    // GPU only that of a group's.
     void check_tensors(const std::shared_ptr<Work::State>& work);
     void add_wait(double seconds) { waited_ += seconds; }
     void read_clock_later(const Work::State& work, RequestPtr request);

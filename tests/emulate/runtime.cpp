@@ -87,7 +87,9 @@ const auto kPace = Pace(choice("EMULATE_STREAMS", {"random", "eager", "lazy"}));
 
 std::recursive_mutex& device = *new std::recursive_mutex;
 auto& streams = *new std::vector<cudaStream_t>;
-std::atomic<uint64_t> calls = 0;  // of the host
+std::atomic<uint64_t> calls = 0;                         // of the host
+const char* held = nullptr;                              // emulated_hold
+auto& performed = *new std::map<std::string, uint64_t>;  // operations, by name
 auto& allowed_shared = *new std::map<const void*, int>;
 
 // Tries the first operation of a stream: true if it is done.
@@ -95,6 +97,7 @@ bool try_first(cudaStream_t stream) {
     if (stream->operations.empty()) return false;
     Operation& first = stream->operations.front();
     if (first.after && !first.after->passed) return false;
+    if (held && first.name.starts_with(held)) return false;
     if (first.step) {
         const int outer = std::exchange(current_gpu, stream->gpu);
         open_memory();
@@ -102,6 +105,7 @@ bool try_first(cudaStream_t stream) {
         current_gpu = outer;
         if (!done) return false;
     }
+    ++performed[first.name];
     stream->operations.pop_front();
     return true;
 }
@@ -218,6 +222,22 @@ void enqueue_launch(cudaStream_t stream, Launch launch) {
 using namespace emulate;
 
 extern "C" {
+
+// ---- for tests (support.h): what can run while something else cannot ----
+
+// Operations whose name begins so wait until the next call. nullptr: none.
+void emulated_hold(const char* name) {
+    const std::scoped_lock lock(device);
+    held = name;
+}
+// How many operations whose name begins so have been performed.
+uint64_t emulated_performed(const char* name) {
+    const std::scoped_lock lock(device);
+    uint64_t sum = 0;
+    for (const auto& [each, count] : performed)
+        if (each.starts_with(name)) sum += count;
+    return sum;
+}
 
 // ---- streams and events ----
 
