@@ -51,8 +51,10 @@ std::vector<FlatParam> flat_params(Llama& model, const Comm& shards);  // one pe
 class Unsharder {
   public:
     virtual ~Unsharder() = default;
-    // The weights of all units have changed. Collective over the shard ranks.
-    virtual void weights_changed(const std::vector<FlatParam>&, const Comm&) {}
+    // The weights of all units have changed. Stages 0 to 2: the unsharded ones, which a rank always holds.
+    virtual void params_changed() {}
+    // Stage 3: the shards. Collective over the shard ranks.
+    virtual void shards_changed(const std::vector<FlatParam>&, const Comm&) {}
     virtual void start(FlatParam& flat, const Comm& shards);        // allocates flat.params and starts the all-gather
     virtual void finish(FlatParam& flat);                           // waits; the parameters become views of flat.params
     virtual void wait(FlatParam& flat) { flat.all_gather.wait(); }  // without binding the parameters

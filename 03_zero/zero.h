@@ -90,6 +90,7 @@ class Zero : public ParamStore {
     void reduce_over_replicas();
     std::unique_ptr<Optimizer> optimizer_of(const FlatParam& flat) const;
     void publish_weights();  // the shards have new weights: parameters, FP8 scales
+    void update_scales();  // what the unsharder derives from the weights
 
     Llama& model_;
     const Comm ranks_;

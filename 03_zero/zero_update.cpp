@@ -46,7 +46,7 @@ void Zero::weights_changed() {
         else
             flat.optimizer = optimizer_of(flat);
     }
-    if (!keeps_params()) unsharder_->weights_changed(flats_, shards_);
+    update_scales();
 }
 
 std::unique_ptr<Optimizer> Zero::optimizer_of(const FlatParam& flat) const {
@@ -72,13 +72,18 @@ void Zero::update(int64_t step, double lr, double grad_scale) {
 }
 
 void Zero::publish_weights() {
-    if (!keeps_params()) return unsharder_->weights_changed(flats_, shards_);
-    if (options_.stage == 0) return;
+    if (options_.stage == 0 || !keeps_params()) return update_scales();
     // tag::lab-zero-update-publish[]
     std::vector<Work> works;
     for (FlatParam& flat : flats_) works.push_back(shards_.all_gather(flat.params, flat.param_shard));
     for (Work& work : works) work.wait();
     // end::lab-zero-update-publish[]
+    update_scales();
+}
+
+void Zero::update_scales() {
+    if (keeps_params()) return unsharder_->params_changed();
+    unsharder_->shards_changed(flats_, shards_);
 }
 
 }  // namespace train70b

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <utility>
 
 #include "01_single_gpu/core/registry.h"
 
@@ -47,6 +49,13 @@ QuantizedPair allocate(const Tensor& x, Usage usage, DType format, Scaling scali
         pair.columnwise = make_quantized(x.cols(), x.rows(), format, scaling, x.device(), kind);
     return pair;
 }
+
+// Whether the elements that share a scale are sharded over the ranks: of x, of x^T.
+std::pair<bool, bool> spans_ranks(const Operand& operand, Scaling by) {
+    if (by == Scaling::row) return {operand.cols_sharded, operand.rows_sharded};
+    const bool spans = by == Scaling::tensor && (operand.rows_sharded || operand.cols_sharded);
+    return {spans, spans};
+}
 }  // namespace
 
 QuantizedPair CurrentScaling::quantize(const Operand& operand, const Tensor& x, Usage usage, bool, Memory kind) {
@@ -54,25 +63,56 @@ QuantizedPair CurrentScaling::quantize(const Operand& operand, const Tensor& x, 
     const Scaling by = scaling(operand.role);
     QuantizedPair pair = allocate(x, usage, type, by, kind);
     if (by == Scaling::tensor && pair.rowwise && pair.columnwise) pair.columnwise.scale_inv = pair.rowwise.scale_inv;
-    const auto zeros = [](const Quantized& q) {
-        if (!q) return Tensor();
+    const bool one_scale = by == Scaling::tensor && pair.rowwise;
+    // What is not known must be computed, and exchanged where ranks have a part each.
+    const auto zeros = [](const Quantized& q, const Tensor& known) {
+        if (!q || known) return Tensor();
         Tensor amax = Tensor::like(q.scale_inv, Memory::workspace);
         fill(amax, 0);
         return amax;
     };
-    Tensor amax = zeros(pair.rowwise), amax_t;
-    if (by != Scaling::tensor || !amax) amax_t = zeros(pair.columnwise);
-    compute_amax(amax, amax_t, x, by);
-    // Over the ranks, where a scale's group of elements is sharded over them.
-    const bool sharded = by == Scaling::tensor && (operand.rows_sharded || operand.cols_sharded);
-    if (amax && (sharded || (by == Scaling::row && operand.cols_sharded))) ranks_.all_reduce(amax, Reduce::max).wait();
-    if (amax_t && (sharded || (by == Scaling::row && operand.rows_sharded)))
-        ranks_.all_reduce(amax_t, Reduce::max).wait();
-    if (amax) compute_scale_inv(pair.rowwise.scale_inv, amax, type);
-    if (amax_t) compute_scale_inv(pair.columnwise.scale_inv, amax_t, type);
+    Tensor amax = zeros(pair.rowwise, operand.amax);
+    Tensor amax_t = one_scale ? Tensor() : zeros(pair.columnwise, operand.amax_t);
+    if (amax || amax_t) compute_amax(amax, amax_t, x, by);
+    const auto [spans, spans_t] = spans_ranks(operand, by);
+    if (amax && spans) ranks_.all_reduce(amax, Reduce::max).wait();
+    if (amax_t && spans_t) ranks_.all_reduce(amax_t, Reduce::max).wait();
+    if (pair.rowwise) compute_scale_inv(pair.rowwise.scale_inv, amax ? amax : operand.amax, type);
+    if (pair.columnwise && !one_scale)
+        compute_scale_inv(pair.columnwise.scale_inv, amax_t ? amax_t : operand.amax_t, type);
     Tensor none;
     cast(pair.rowwise, pair.columnwise, none, x);
     return pair;
+}
+
+void CurrentScaling::weights_changed(const std::vector<WeightOperand>& weights) {
+    const Scaling by = scaling(Operand::weight);
+    // Calls body(amax, size) for all that the ranks exchange.
+    const auto for_each = [&](const std::function<void(Tensor&, int64_t)>& body) {
+        for (const auto& [operand, weight] : weights) {
+            const auto [spans, spans_t] = spans_ranks(*operand, by);
+            if (spans) body(operand->amax, ScaleLayout{by, weight.rows(), weight.cols()}.size());
+            if (spans_t && by == Scaling::row) body(operand->amax_t, weight.cols());
+        }
+    };
+    int64_t size = 0;
+    for_each([&](Tensor&, int64_t n) { size += n; });
+    if (size == 0) return;
+    if (!weight_amaxes_) {
+        weight_amaxes_ = Tensor({size}, DType::f32, weights[0].weight.device(), Memory::workspace);
+        int64_t begin = 0;
+        for_each([&](Tensor& amax, int64_t n) {
+            amax = weight_amaxes_.element_slice(std::exchange(begin, begin + n), {n});
+        });
+    }
+    fill(weight_amaxes_, 0);
+    for (const auto& [operand, weight] : weights) {
+        const bool one_scale = by == Scaling::tensor;
+        Tensor amax_t = one_scale ? Tensor() : operand->amax_t;
+        if (operand->amax || amax_t) compute_amax(operand->amax, amax_t, weight, by);
+        if (one_scale) operand->amax_t = operand->amax;
+    }
+    ranks_.all_reduce(weight_amaxes_, Reduce::max).wait();
 }
 
 DelayedScaling::DelayedScaling(const Fp8Options& options, int64_t operands, Device device, const Comm& ranks)

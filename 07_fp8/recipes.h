@@ -25,6 +25,11 @@ struct Operand {
     enum Role { input, weight, gradient } role = input;
     int64_t index = 0;  // among all operands of this rank's model, three per layer in the order of the roles
     bool rows_sharded = false, cols_sharded = false;  // over the tensor-parallel ranks
+    Tensor amax, amax_t;  // over all ranks, of x and x^T, where Recipe::weights_changed() has exchanged them
+};
+struct WeightOperand {
+    Operand* operand;
+    Tensor weight;  // (out, in), a view
 };
 
 // x (rows, cols) quantized for a product over its columns (rowwise), and x^T for a product over x's rows (columnwise),
@@ -44,6 +49,9 @@ class Recipe : public StepState {
     virtual QuantizedPair quantize(const Operand& operand, const Tensor& x, Usage usage, bool training,
                                    Memory kind = Memory::workspace) = 0;
     void next_step() override {}  // collective over the tensor-parallel ranks
+    // The weights of all layers have changed; they stay as they are until the next call. Collective over the
+    // tensor-parallel ranks.
+    virtual void weights_changed(const std::vector<WeightOperand>&) {}
     virtual DType format(Operand::Role role) const { return role == Operand::gradient ? DType::e5m2 : DType::e4m3; }
     virtual Scaling scaling(Operand::Role) const { return Scaling::tensor; }
     virtual int64_t divisor() const { return 16; }  // all dimensions of a product must be divisible by it
@@ -62,14 +70,17 @@ std::vector<std::string> fp8_values();  // of --fp8: off, and the names of all r
 std::unique_ptr<Recipe> make_recipe(const Fp8Options& options, int64_t operands, Device device,
                                     const Comm& tensor_ranks);  // usage error for an unknown name
 
-// Scales from x's own amax.
+// Scales from x's own amax. Weights keep theirs for a whole step, so the ranks exchange the amaxes of all weights once,
+// in one message; inputs and gradients are new in each product, which has to wait for their amax.
 class CurrentScaling : public Recipe {
   public:
     explicit CurrentScaling(const Comm& tensor_ranks) : ranks_(tensor_ranks) {}
     QuantizedPair quantize(const Operand& operand, const Tensor& x, Usage usage, bool training, Memory kind) override;
+    void weights_changed(const std::vector<WeightOperand>& weights) override;
 
   private:
     const Comm ranks_;
+    Tensor weight_amaxes_;  // the message: all Operand::amax and amax_t
 };
 
 class RowwiseScaling : public CurrentScaling {
@@ -92,6 +103,7 @@ class DelayedScaling : public CurrentScaling {
     DelayedScaling(const Fp8Options& options, int64_t operands, Device device, const Comm& tensor_ranks);
     QuantizedPair quantize(const Operand& operand, const Tensor& x, Usage usage, bool training, Memory kind) override;
     void next_step() override;
+    void weights_changed(const std::vector<WeightOperand>&) override {}  // its scales do not depend on them
     Rows rows() const override;  // scale_inv, the amax of this step, and the history
     void restore(const Rows& rows) override;
     float scale_inv(int64_t operand) const { return states_[size_t(operand)].scale_inv; }  // 0: none yet

@@ -9,13 +9,14 @@ namespace {
 
 class Fp8Unsharder : public Unsharder {
   public:
-    Fp8Unsharder(std::vector<std::shared_ptr<Fp8::Layer>> layers, const Comm& tensor_ranks)
-        : layers_(std::move(layers)), tensor_ranks_(tensor_ranks) {
+    explicit Fp8Unsharder(const Fp8& fp8) : fp8_(fp8), layers_(fp8.layers()), tensor_ranks_(fp8.tensor_ranks()) {
+        if (fp8.recipe().scaling(Operand::weight) != Scaling::tensor) return;
         for (size_t i = 0; i < layers_.size(); ++i)
             for (const Param* weight : layers_[i]->linear->weights) layer_of_[weight] = i;
     }
 
-    void weights_changed(const std::vector<FlatParam>& flats, const Comm& shards) override;
+    void params_changed() override;
+    void shards_changed(const std::vector<FlatParam>& flats, const Comm& shards) override;
     void start(FlatParam& flat, const Comm& shards) override;
     void finish(FlatParam& flat) override;
     void wait(FlatParam& flat) override;
@@ -37,9 +38,10 @@ class Fp8Unsharder : public Unsharder {
     int64_t for_rest(const FlatParam& flat, int64_t shard,
                      const std::function<void(const FlatParam::Piece&, int64_t begin)>& body = {}) const;
 
-    std::vector<std::shared_ptr<Fp8::Layer>> layers_;
+    const Fp8 fp8_;
+    const std::vector<std::shared_ptr<Fp8::Layer>> layers_;
     const Comm tensor_ranks_;
-    std::map<const Param*, size_t> layer_of_;
+    std::map<const Param*, size_t> layer_of_;  // of the weights that are cast
     std::map<const FlatParam*, Rest> rests_;
 };
 
@@ -54,8 +56,14 @@ int64_t Fp8Unsharder::for_rest(const FlatParam& flat, int64_t shard,
     return begin;
 }
 
+void Fp8Unsharder::params_changed() {
+    std::vector<WeightOperand> weights;
+    for (const auto& layer : layers_) weights.push_back({&layer->weight, layer->linear->weight()});
+    fp8_.recipe().weights_changed(weights);
+}
+
 // The scales of all layers take one all-reduce.
-void Fp8Unsharder::weights_changed(const std::vector<FlatParam>& flats, const Comm& shards) {
+void Fp8Unsharder::shards_changed(const std::vector<FlatParam>& flats, const Comm& shards) {
     if (std::none_of(flats.begin(), flats.end(), [this](const FlatParam& flat) { return casts(flat); })) return;
     Tensor amax({int64_t(layers_.size())}, DType::f32, flats[0].device, Memory::workspace), none;
     fill(amax, 0);
@@ -136,8 +144,8 @@ void Fp8Unsharder::wait(FlatParam& flat) {
 }  // namespace
 
 std::unique_ptr<Unsharder> make_fp8_unsharder(const Fp8& fp8) {
-    if (fp8.layers().empty() || fp8.recipe().scaling(Operand::weight) != Scaling::tensor) return nullptr;
-    return std::make_unique<Fp8Unsharder>(fp8.layers(), fp8.tensor_ranks());
+    if (fp8.layers().empty()) return nullptr;
+    return std::make_unique<Fp8Unsharder>(fp8);
 }
 
 }  // namespace train70b

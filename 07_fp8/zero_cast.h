@@ -7,8 +7,9 @@
 
 namespace train70b {
 
-// Null where nothing is cast: no FP8 layers, or a recipe whose weights have more than one scale. Shards that are
-// offloaded to the host are gathered in their own dtype.
+// Stages 0 to 2: tells the recipe that the weights have changed. Null without FP8 layers. Weights that have more than
+// one scale, and shards that are offloaded to the host, are gathered in their own dtype; under tensor parallelism the
+// amax of such a weight is exchanged for each product, because no rank has it before.
 std::unique_ptr<Unsharder> make_fp8_unsharder(const Fp8& fp8);
 
 }  // namespace train70b

@@ -188,6 +188,24 @@ TEST_CASE("8-bit moments and FP8 histories in another layout: within rounding of
     EXPECT_EVERYWHERE(apart <= bound);
 }
 
+TEST_CASE("amaxes that tensor-parallel ranks exchange once per step, after resuming: those of the restored weights") {
+    const Text text;
+    TrainOptions o = shape(text);
+    o.model.hidden = o.model.ffn = 64;
+    int64_t number = 0;
+    for (const std::string recipe : {"current", "rowwise"})
+        for (const int stage : {0, 1, 2, 3}) {
+            if (!in_half(number++)) continue;
+            const SharedFolder shared;
+            ParallelConfig config{.mesh = {.tp = 2, .dp = 2, .pp = 2}, .zero = {.stage = stage}};
+            config.fp8.recipe = recipe;
+            const std::vector<double> a = last(history_of(o, config, {}), 6);
+            history_of(o, config, {.dir = shared / "d", .stop_after = 3});
+            INFO(recipe, ", stage ", stage);
+            EXPECT_EVERYWHERE(history_of(o, config, {.dir = shared / "d", .resume = true}) == a);
+        }
+}
+
 TEST_CASE("FP8 histories of layers that have moved to another stage of the same mesh") {
     const Text text;
     TrainOptions o = shape(text);
