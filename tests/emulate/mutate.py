@@ -98,7 +98,7 @@ def mutants_of(name):
 
 def plants():
     """Those of plants.txt, each in one file."""
-    for plant in patches.read(Path(__file__).parent / "plants.txt"):
+    for plant in patches.read(Path(__file__).parent / "plants.txt", (".cu", ".cuh")):
         [(name, text)] = patches.changed(plant, ROOT).items()
         before = (ROOT / name).read_text().splitlines()
         line = next(i for i, pair in enumerate(zip(before, text.splitlines()), 1) if pair[0] != pair[1])

@@ -31,7 +31,7 @@ class Mutant:
     patches: list = dataclasses.field(default_factory=list)  # [file, lines before, lines after]
 
 
-def read(path):
+def read(path, endings=(".cpp", ".h")):
     listed = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         key, _, value = line.partition(" ")
@@ -50,11 +50,11 @@ def read(path):
         else:
             raise Refused(f"{path.name}, line {number}: not understood: {line}")
     for mutant in listed:
-        check(mutant, [each.name for each in listed])
+        check(mutant, [each.name for each in listed], endings)
     return listed
 
 
-def check(mutant, names):
+def check(mutant, names, endings):
     def refuse(why):
         raise Refused(f"{mutant.name}: {why}")
     if names.count(mutant.name) > 1:
@@ -66,8 +66,8 @@ def check(mutant, names):
     if bool(mutant.lab) == bool(mutant.patches):
         refuse("must have either `lab` or `file`")
     for file, before, after in mutant.patches:
-        if not file.endswith((".cpp", ".h", ".cu", ".cuh")):
-            refuse(f"{file} is no .cpp, .h, .cu or .cuh file")
+        if not file.endswith(endings):
+            refuse(f"{file} is no {' or '.join(endings)} file")
         if not before or before == after:
             refuse(f"the block of {file} changes nothing")
 
