@@ -101,9 +101,10 @@ TEST_CASE("one message has the amaxes of all weights, after an update; every bit
         for (const char* recompute : {"none", "full"}) {
             TrainOptions o = moving(text);
             o.recompute = recompute;
-            const CommStats::Entry others = ToldRun(o, stage, "off", true).sent();  // whatever the precision
+            std::optional<CommStats::Entry> others;  // what is sent whatever the precision
             for (const std::string recipe : {"current", "rowwise", "delayed"}) {
-                if (!in_half(number++)) continue;
+                if (!in_quarter(number++)) continue;
+                if (!others) others = ToldRun(o, stage, "off", true).sent();
                 const ToldRun run(o, stage, recipe, true), each(o, stage, recipe, false);
                 INFO(recipe, ", stage ", stage, ", recompute ", std::string(recompute));
                 EXPECT_EVERYWHERE(run.fp8.layers().size() == 8);
@@ -113,7 +114,7 @@ TEST_CASE("one message has the amaxes of all weights, after an update; every bit
                     EXPECT_EVERYWHERE(run.validation == each.validation);
                 }
                 for (const ToldRun* of : {&run, &each}) {
-                    const Messages sent{of->sent().calls - others.calls, of->sent().bytes - others.bytes};
+                    const Messages sent{of->sent().calls - others->calls, of->sent().bytes - others->bytes};
                     const Messages formula = expected(o, stage, recipe, of == &run);
                     INFO(std::string(of == &run ? "told" : "not told"), ": ", to_string(sent),
                          ", formula: ", to_string(formula));
