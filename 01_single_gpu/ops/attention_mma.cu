@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(32 * kForwardWarps, 2)  // two blocks per SM: 
 #pragma unroll
                 for (int c = 2 * half; c < 2 * half + 2; ++c)
                     row_sum[half] += p[n][c] = exp2_fast(p[n][c] * factor - shift);
-            if (shrink == 1) continue;  // most tiles have no new maximum
+            if (shrink == 1) continue;  // late tiles rarely have a new maximum
 #pragma unroll
             for (int n = 0; n < D / 8; ++n) {
                 sum[n][2 * half] *= shrink;

@@ -31,8 +31,8 @@ __device__ inline uint32_t shared_address(const void* p) { return static_cast<ui
 
 // ---- from global to shared memory, without registers between ----
 
-// 16 bytes; zeros if not `exists`, and then nothing is read. Other threads work on meanwhile: that is what hides the
-// latency of memory.
+// 16 bytes; zeros if not `exists`, and then nothing is read. The thread works on until arrived(): that is what hides
+// the latency of memory.
 __device__ inline void copy_16_bytes(bf16* to, const bf16* from, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(exists ? 16 : 0)
@@ -175,7 +175,8 @@ struct Columns {
     int begin, end;
 };
 
-// Of columns [j, end): whether one of a warp's 16 rows sees one; whether all rows see all. `rows`: those of the warp.
+// Of columns [j, end): whether one of a warp's 16 rows may see one (true of some tiles, too,
+// that none sees); whether all rows see all. `rows`: those of the warp.
 __device__ inline bool some_seen(const Columns* rows, int j, int end) {
     return j < rows[15].end && end > rows[0].begin;
 }
