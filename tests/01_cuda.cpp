@@ -311,13 +311,7 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
                     Tensor m = make.zeros({rows, cols}), v = make.zeros({rows, cols});
                     for (int step = 1; step <= 3; ++step)
                         adamw(param, master, m, v, tensor(randoms(rows * cols, 10 + step), {rows, cols}, grad, device),
-                              {.lr = 0.01f,
-                               .beta1 = 0.9f,
-                               .beta2 = 0.95f,
-                               .eps = 1e-8f,
-                               .weight_decay = 0.1f,
-                               .grad_scale = 0.5f,
-                               .step = step});
+                              adamw_step(step));
                     return master ? Results{param, master, m, v} : Results{param, m, v};
                 };
                 compare(ops("adamw", {rows, cols}), dtype, train);

@@ -27,14 +27,7 @@ TEST_CASE("cuda: beyond 2^31 elements: element by element") {
         compare_tall("adamw", dtype, 256, [&](const Tall& make) {
             Tensor param = make.random(256, 1), master, m = make.floats(256), v = make.floats(256);
             if (dtype == DType::bf16) copy(master = make.floats(256), param);
-            adamw(param, master, m, v, make.random(256, 2, DType::f32),
-                  {.lr = 0.01,
-                   .beta1 = 0.9,
-                   .beta2 = 0.95,
-                   .eps = 1e-8,
-                   .weight_decay = 0.1,
-                   .grad_scale = 0.5,
-                   .step = 1});
+            adamw(param, master, m, v, make.random(256, 2, DType::f32), adamw_step(1));
             return Results{param, m, v};
         });
         compare_tall("fill_normal", dtype, 256, [&](const Tall& make) {

@@ -57,15 +57,7 @@ TEST_CASE("cuda: beyond 2^31 elements: AdamW with 8-bit moments") {
                             Tensor({2, blocks.blocks()}, DType::f32, Device::cuda)};
             fill(moments.exp_avg, 127);  // the code of 0
             fill(moments.scale, 0);
-            adamw8bit(param, master, moments, make.random(cols, 2, DType::f32), blocks,
-                      {.lr = 0.01,
-                       .beta1 = 0.9,
-                       .beta2 = 0.95,
-                       .eps = 1e-8,
-                       .weight_decay = 0.1,
-                       .grad_scale = 0.5,
-                       .step = 1},
-                      5);
+            adamw8bit(param, master, moments, make.random(cols, 2, DType::f32), blocks, adamw_step(1), 5);
             const auto scale = [&](int64_t row) {
                 return moments.scale.element_slice((row + 1) * blocks.blocks() - kLastRows, {kLastRows});
             };

@@ -82,6 +82,10 @@ inline void compare_with_gradient(const std::string& what, DType dtype, DType gr
     expect_near(what + ", gradient", gradient_dtype, found, expected, fp32_bound, 0.1 * largest);
 }
 
+inline AdamWStep adamw_step(int64_t step) {
+    return {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_scale = 0.5, .step = step};
+}
+
 inline std::string ops(const std::string& names, const Shape& sizes) { return names + " " + to_string(sizes); }
 
 // An array of the test, on one device.

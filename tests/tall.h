@@ -1,6 +1,7 @@
 #pragma once
-// Ops on tensors of more than 2^31 elements: what differs from zero are the last rows, and they must come out as from an
-// op on those rows alone. On the emulated GPU with EMULATE_TAIL (tests/emulate/README.md), elsewhere with enough memory.
+// Ops on tensors of more than 2^31 elements: what differs from zero are the last rows, and they must come out as from
+// an op on those rows alone. On the emulated GPU with EMULATE_TAIL (tests/emulate/README.md), elsewhere with enough
+// memory.
 #include <sys/mman.h>
 
 #include "tests/cuda_ops.h"
