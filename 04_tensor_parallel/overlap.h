@@ -11,8 +11,8 @@
 //
 // A loop that waits for the shift and the product of each step takes the sum of the longer ones, sum_k max(product k,
 // shift k). On streams (nccl) only data and memory are waited for, so a step in which the ring is slow can be made up
-// for: about max(sum_k product k, sum_k shift k). There a product waits for the shift that brings its rows, and no shift
-// for a product; partial sums are added on a side stream, and the products may be two of them ahead of the ring.
+// for: about max(sum_k product k, sum_k shift k). There a product waits for the shift that brings its rows, and no
+// shift for a product; partial sums are added on a side stream, and the products may be two of them ahead of the ring.
 //
 // In the backward pass the collective of the input gradient overlaps the product of the weight gradient. The sums are
 // those without overlap. On a CPU nothing overlaps; only the order of operations and the bytes can be observed there.

@@ -76,8 +76,8 @@ struct Tall {
     }
 };
 
-// `width`: columns of the widest array, of which `rows` x width are more than 2^31 elements. Results that have a row for
-// each row: the last ones; others (sums over rows) whole.
+// `width`: columns of the widest array, of which `rows` x width are more than 2^31 elements. Results that have a row
+// for each row: the last ones; others (sums over rows) whole.
 inline void compare_tall(const std::string& what, DType dtype, int64_t width,
                          const std::function<Results(const Tall&)>& op, int64_t multiple = kBlocks) {
     const int64_t rows = (kTall / width / multiple + 1) * multiple;

@@ -182,8 +182,8 @@ void restart_with_settings(char** argv) {
 
 namespace {
 
-// What the libraries read when they are loaded: OpenBLAS maps a buffer for each thread then, libgomp reports a number of
-// threads that is none in lines of its own. getenv() does not work yet.
+// What the libraries read when they are loaded: OpenBLAS maps a buffer for each thread then, libgomp reports a number
+// of threads that is none in lines of its own. getenv() does not work yet.
 std::string environment_problem(char** environment) {
     const auto value = [&](const std::string& name) -> std::optional<std::string> {
         for (char** each = environment; *each; ++each)

@@ -43,8 +43,8 @@ std::string better_blas_core(const CpuFeatures& features, const std::string& rep
 //   OPENBLAS_CORETYPE  better_blas_core(), if that is not empty
 // For GPUs, against hangs while a kernel of NCCL waits for a message that its sender sends only later:
 //   CUDA_MODULE_LOADING          EAGER, if a launcher started several ranks: by default a kernel is loaded at its first
-//                                launch, which can wait for all kernels that run. Costs device memory and seconds at the
-//                                start, for all kernels of cuBLASLt too, so one rank alone does without.
+//                                launch, which can wait for all kernels that run. Costs device memory and seconds at
+//                                the start, for all kernels of cuBLASLt too, so one rank alone does without.
 //   NCCL_LAUNCH_ORDER_IMPLICIT   1: the kernels of several communicators start in the order of the calls
 //   CUDA_DEVICE_MAX_CONNECTIONS  32: streams that share one of the 8 hardware queues of the default wait for each other
 void restart_with_settings(char** argv);

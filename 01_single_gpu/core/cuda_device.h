@@ -36,7 +36,8 @@ class CudaCopy {
 };
 void cuda_synchronize();
 
-// The time of what is issued to the compute stream between the construction and stop(). The host waits in seconds() only.
+// The time of what is issued to the compute stream between the construction and stop(). The host waits in seconds()
+// only.
 class CudaTimer {
   public:
     CudaTimer();

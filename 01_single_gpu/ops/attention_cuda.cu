@@ -3,8 +3,8 @@
 //
 // One pattern serves all three kernels. A warp owns kOwn rows (queries, or keys in the backward pass of k and v); the
 // block walks over tiles of 32 other rows in shared memory, one per lane. A score is a dot product in a lane; a sum
-// over the tile goes through shuffles, in the order of the lanes. No score ever leaves the registers; nor do the sums of
-// the own rows: loops over these are unrolled, because an array that is indexed at run time lies in local memory.
+// over the tile goes through shuffles, in the order of the lanes. No score ever leaves the registers; nor do the sums
+// of the own rows: loops over these are unrolled, because an array that is indexed at run time lies in local memory.
 #include "01_single_gpu/ops/attention_cuda.cuh"
 
 namespace train70b::cuda {

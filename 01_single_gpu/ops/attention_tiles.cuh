@@ -50,7 +50,8 @@ __device__ inline void arrived() {
     __syncthreads();
 }
 
-// Rows [begin, begin + Rows) of a head of x into a tile, by all threads of the block; rows from head.len on become zeros.
+// Rows [begin, begin + Rows) of a head of x into a tile, by all threads of the block; rows from head.len on become
+// zeros.
 template <int D, int Rows, int Threads>
 __device__ void copy_rows(bf16* tile, const bf16* x, const Head& head, int begin) {
     constexpr int kPerRow = D / 8;  // 16-byte pieces

@@ -19,8 +19,8 @@ struct Ceilings {
 Ceilings measure_ceilings(Device device, DType dtype, int64_t side = 0, double warm_s = 0);
 
 // Trains a few steps without watching (their median is the step time), then a few with every op timed by itself (on a
-// GPU by events, without a wait of the host), and prints the table. An op's floor is the larger of its bytes over the copy bandwidth and its FLOPs over the product
-// rate.
+// GPU by events, without a wait of the host), and prints the table. An op's floor is the larger of its bytes over the
+// copy bandwidth and its FLOPs over the product rate.
 class Bench {
   public:
     void add_flags(CommandLine& flags);  // --bench, --bench-side, --bench-csv

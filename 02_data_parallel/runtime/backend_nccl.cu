@@ -15,8 +15,8 @@
 //   - their sum over the open communicators leaves kSmsOfOthers multiprocessors free, or the run ends with a message.
 // With --comm-streams one the collectives of all groups run one after another.
 //
-// A group of one rank has no communicator. Others have one of their own, from ncclCommInitRankConfig: communicators that
-// ncclCommSplit makes with splitShare would save memory, but NCCL then runs their kernels one after another, and a
+// A group of one rank has no communicator. Others have one of their own, from ncclCommInitRankConfig: communicators
+// that ncclCommSplit makes with splitShare would save memory, but NCCL then runs their kernels one after another, and a
 // channel that waits for a message would hold up the collectives that the message's sender waits for.
 //
 // Messages (Comm::send and recv) do not go through NCCL but through host memory and MPI, as in the staged backend. NCCL
