@@ -16,43 +16,29 @@ __global__ void embedding_kernel(T* y, const int32_t* tokens, const T* table, in
     }
 }
 
-// The block of a token's first occurrence sums over all its occurrences, in their order; the blocks of the later ones
-// return.
-template <class W, class T>
-__global__ void embedding_backward_kernel(W* dtable, const int32_t* tokens, const T* dy, int64_t rows, int64_t cols,
-                                          int64_t table_rows, int64_t first_row) {
+// The block of a token's first row sums over all its rows, in their order; the blocks of the later ones return. In
+// `order`, the rows sorted by token, those of a token follow each other. Without it (not sorted) they lie anywhere.
+template <class W, class T, bool sorted>
+__global__ void embedding_backward_kernel(W* dtable, const int32_t* tokens, const int32_t* order, const T* dy,
+                                          int64_t rows, int64_t cols, int64_t table_rows, int64_t first_row) {
     const int64_t mine = blockIdx.x;
-    const int32_t token = tokens[mine];
+    const auto row_at = [&](int64_t i) { return sorted ? int64_t(order[i]) : i; };
+    const int32_t token = tokens[row_at(mine)];
     const int64_t row = token - first_row;
     if (row < 0 || row >= table_rows) return;
     int seen_before = 0;
-    for (int64_t r = threadIdx.x; r < mine; r += blockDim.x) seen_before |= tokens[r] == token;
+    for (int64_t i = sorted ? max(mine - 1, int64_t(0)) : threadIdx.x; i < mine; i += blockDim.x)
+        seen_before |= tokens[row_at(i)] == token;
     if (__syncthreads_or(seen_before)) return;
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
         float sum[kPack] = {}, v[kPack];
-        for (int64_t r = mine; r < rows; ++r) {
-            if (tokens[r] != token) continue;
+        for (int64_t i = mine; i < rows; ++i) {
+            const int64_t r = row_at(i);
+            if (tokens[r] != token) {
+                if (sorted) break;
+                continue;
+            }
             load(v, dy + r * cols, c, cols);
-            for (int j = 0; j < kPack; ++j) sum[j] += v[j];
-        }
-        load(v, dtable + row * cols, c, cols);
-        for (int j = 0; j < kPack; ++j) sum[j] += v[j];
-        store(dtable + row * cols, c, cols, sum);
-    }
-}
-
-// The same with the rows sorted by token: the first block of a token finds the others behind itself.
-template <class W, class T>
-__global__ void embedding_backward_sorted_kernel(W* dtable, const int32_t* tokens, const int32_t* order, const T* dy,
-                                                 int64_t rows, int64_t cols, int64_t table_rows, int64_t first_row) {
-    const int64_t mine = blockIdx.x;
-    const int32_t token = tokens[order[mine]];
-    const int64_t row = token - first_row;
-    if (row < 0 || row >= table_rows || (mine > 0 && tokens[order[mine - 1]] == token)) return;
-    for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
-        float sum[kPack] = {}, v[kPack];
-        for (int64_t i = mine; i < rows && tokens[order[i]] == token; ++i) {
-            load(v, dy + order[i] * cols, c, cols);
             for (int j = 0; j < kPack; ++j) sum[j] += v[j];
         }
         load(v, dtable + row * cols, c, cols);
@@ -77,12 +63,10 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
         with_float(dy.dtype(), [&](auto dy_zero) {
             using W = decltype(table_zero);
             using T = decltype(dy_zero);
-            if (order)
-                return launch(embedding_backward_sorted_kernel<W, T>, {blocks_for(dy.rows(), 1)}, dtable.data<W>(),
-                              tokens.data<int32_t>(), order.data<int32_t>(), dy.data<T>(), dy.rows(), dy.cols(),
-                              dtable.rows(), first_row);
-            launch(embedding_backward_kernel<W, T>, {blocks_for(dy.rows(), 1)}, dtable.data<W>(),
-                   tokens.data<int32_t>(), dy.data<T>(), dy.rows(), dy.cols(), dtable.rows(), first_row);
+            launch(order ? embedding_backward_kernel<W, T, true> : embedding_backward_kernel<W, T, false>,
+                   {blocks_for(dy.rows(), 1)}, dtable.data<W>(), tokens.data<int32_t>(),
+                   order ? order.data<int32_t>() : nullptr, dy.data<T>(), dy.rows(), dy.cols(), dtable.rows(),
+                   first_row);
         });
     });
 }
