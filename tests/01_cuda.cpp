@@ -141,7 +141,8 @@ TEST_CASE("cuda: the embedding's gradient, more rows and more tokens than a bloc
         compare("embedding of 600 rows", dtype, [&](Device device) {
             const Maker make{device, dtype};
             std::vector<int32_t> ids;
-            for (int32_t r = 0; r < 600; ++r) ids.push_back(r < 550 ? r * 7 % 997 : (r - 550) * 7 % 997);
+            for (int32_t r = 0; r < 600; ++r)  // the last repeat some of the first 256 and some behind them
+                ids.push_back((r < 550 ? r : r % 2 ? r - 550 : r - 250) * 7 % 997);
             const Tensor tokens = upload(ids, {600}, device);
             Tensor y = make.empty({600, 8}), dtable = make.zeros({997, 8});
             embedding(y, tokens, make.random({997, 8}, 1), 0);
@@ -332,12 +333,14 @@ TEST_CASE("cuda: SwiGLU, cross-entropy, AdamW, initial values") {
         cross_entropy(loss, lse, make.random({2500}, 3), sum, make.random({2500}, 4), 0.001, 0.01);
         return Results{loss, lse};
     });
-    compare(
-        "fill_normal", DType::f32,
-        [&](Device device) {
-            Tensor x({1000}, DType::f32, device);
-            fill_normal(x, 42, {.row_begin = 3, .col_begin = 5, .cols = 20, .global_cols = 64, .offset = 7}, 0.02f);
-            return Results{x};
-        },
-        1e-7);
+    for (const int64_t row : {int64_t(3), int64_t(1) << 27})  // of 64 columns: the second beyond 2^32 elements
+        compare(
+            ops("fill_normal from row", {row}), DType::f32,
+            [&](Device device) {
+                Tensor x({1000}, DType::f32, device);
+                fill_normal(x, 42, {.row_begin = row, .col_begin = 5, .cols = 20, .global_cols = 64, .offset = 7},
+                            0.02f);
+                return Results{x};
+            },
+            1e-7);
 }

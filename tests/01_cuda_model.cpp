@@ -171,6 +171,14 @@ TEST_CASE("cuda: merging two sets of keys, exchanging blocks") {
             swap_blocks(to, make.random({6, bytes / 2}, 1), 3, 2);
             return Results{to};
         });
+    for (const int64_t from : {0, 1})  // views that begin an element behind an aligned address: of one side, of both
+        for (const int64_t to : {0, 1})
+            compare(ops("swap_blocks, first elements", {from, to}), DType::bf16, [&](Device device) {
+                const Maker make{device, DType::bf16};
+                Tensor out = make.empty({6 * 16 + 1}), part = out.element_slice(to, {6, 16});
+                swap_blocks(part, make.random({6 * 16 + 1}, 1).element_slice(from, {6, 16}), 3, 2);
+                return Results{part};
+            });
 }
 
 TEST_CASE("cuda: masked logits, -inf for whole packs, count nothing") {

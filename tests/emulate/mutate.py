@@ -172,12 +172,9 @@ def try_mutant(build, mutant, timeout):
             if result.returncode:
                 first = next((l for l in result.stderr.splitlines() if "error" in l), "")
                 return "does not compile", first[-160:]
-        tests = TALL[name[:2]] if narrow else next(t for key, t in TESTS.items() if key in Path(name).name)
-        if kind.endswith("-32"):  # a plant's name
-            tests = TALL.get(name[:2], []) + tests
         programs = {}
-        for chapter, ranks, arguments, environment in tests:
-            program = f"test_{chapter}"
+        for test in tests_of(mutant):
+            program = f"test_{test[0]}"
             if program not in programs:
                 programs[program] = scratch / program
                 command = build.link_command(program)
@@ -185,26 +182,42 @@ def try_mutant(build, mutant, timeout):
                     command = re.sub(r"(?<=\s)" + re.escape(old) + r"(?=\s)", moved, command)
                 command = command.replace(f"-o bin/{program} ", f"-o {scratch / program} ")
                 subprocess.run(command, shell=True, cwd=build.folder, check=True, capture_output=True)
-            start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
-            settings = {"OMP_NUM_THREADS": "1", "EMULATE_GPUS": str(ranks), "EMULATE_RACES": "1",
-                        "TRAIN70B_TEST_SLICE": "all"}
-            with subprocess.Popen(start + [str(scratch / program), f"--source-file=*/{chapter}_cuda*.cpp",
-                                           "--abort-after=1", *arguments], cwd=ROOT, text=True,
-                                  env={**os.environ, **settings, **environment}, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, errors="replace") as run:
-                try:
-                    output = run.communicate(timeout=timeout)[0]
-                except subprocess.TimeoutExpired:
-                    run.terminate()
-                    run.communicate()
-                    return "caught", f"{program}: does not end"
-            if run.returncode:
-                lines = re.sub(r"\x1b\[[0-9;]*m|/\S*/emulated/", "", output).splitlines()
-                shown = [l for l in lines if re.match("emulate: (race|illegal|deadlock|diverg)", l)] or \
-                        [l for l in lines if re.search("ERROR: |check failed", l)] or \
-                        [l for l in lines if "emulate: " in l]
-                return "caught", f"{program}: {shown[0][:160] if shown else 'exit code ' + str(run.returncode)}"
+            if seen := failure(scratch / program, test, timeout):
+                return "caught", seen
         return "survived", ""
+
+
+def tests_of(mutant):
+    name, _, kind, *_ = mutant
+    tall = TALL.get(name[:2], [])
+    if kind == "64 bits to 32":
+        return tall
+    tests = next(t for key, t in TESTS.items() if key in Path(name).name)
+    return tall + tests if kind.endswith("-32") else tests  # a plant's name
+
+
+def failure(program, test, timeout):
+    """What a test says that fails, faults or hangs; nothing if it passes."""
+    chapter, ranks, arguments, environment = test
+    start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
+    settings = {"OMP_NUM_THREADS": "1", "EMULATE_GPUS": str(ranks), "EMULATE_RACES": "1", "TRAIN70B_TEST_SLICE": "all",
+                "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+    with subprocess.Popen(start + [str(program), f"--source-file=*/{chapter}_cuda*.cpp", "--abort-after=1", *arguments],
+                          cwd=ROOT, text=True, env={**os.environ, **settings, **environment}, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, errors="replace") as run:
+        try:
+            output = run.communicate(timeout=timeout)[0]
+        except subprocess.TimeoutExpired:
+            run.terminate()
+            run.communicate()
+            return f"{program.name}: does not end"
+    if not run.returncode:
+        return ""
+    lines = re.sub(r"\x1b\[[0-9;]*m|/\S*/emulated/", "", output).splitlines()
+    shown = [l for l in lines if re.match("emulate: (race|illegal|deadlock|diverg)", l)] or \
+            [l for l in lines if re.search("ERROR: |check failed", l)] or [l for l in lines if "emulate: " in l]
+    return f"{program.name}: {shown[0][:160] if shown else 'exit code ' + str(run.returncode)}"
 
 
 def main():
@@ -226,6 +239,10 @@ def main():
         print(len(mutants), "mutants")
         return
     build = Build(options.build.resolve())
+    needed = {repr(test): test for mutant in mutants for test in tests_of(mutant)}
+    for test in needed.values():  # with a test that fails anyway, all would seem caught
+        if seen := failure(build.folder / "bin" / f"test_{test[0]}", test, options.timeout):
+            sys.exit(f"{options.build} fails without a mutant: {seen}")
     rows = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         began = time.time()
