@@ -137,9 +137,9 @@ def links(node):
 
 
 def tests(node):
-    """the CUDA tests of the other chapters, on two ranks, through host memory and, with two GPUs, NCCL"""
+    """the CUDA tests of the other chapters, on two ranks (08: four), through host memory and, with as many GPUs, NCCL"""
     for chapter in range(2, 9):
-        node.run(f"0{chapter}_cuda", cuda_tests(chapter), doctest, ranks=2, limit=300)
+        node.run(f"0{chapter}_cuda", cuda_tests(chapter), doctest, ranks=4 if chapter == 8 else 2, limit=300)
 
 
 def cuda_tests(chapter):

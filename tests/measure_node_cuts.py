@@ -9,6 +9,7 @@ import csv
 import io
 import os
 import pathlib
+import re
 import stat
 import sys
 import tempfile
@@ -97,6 +98,9 @@ def cuts(work):
     expect(order[-1] == "sanitizer", "the sanitizer is not last", order)
     capped = {part: measure_node.PARTS[part].seconds for part in order}
     expect(sum(capped[part] for part in order[:6]) <= 528, "nine minutes do not reach the tests of 01", capped)
+    of_ctest = dict(re.findall(r"^add_cuda_test\((0[2-8]_cuda) (\d+)", (ROOT / "tests/CMakeLists.txt").read_text(), re.M))
+    ranks = {row["run"]: re.search(r" -np (\d+) ", row["command"]).group(1) for row in whole["tests"]}
+    expect(ranks == of_ctest and len(ranks) == 7, "ranks of the chapters' tests", ranks, of_ctest)
 
     for part in order:  # cut in the middle of the first run of this part
         first = next((i for i, (of, _) in enumerate(started) if of == part), None)
