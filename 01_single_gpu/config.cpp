@@ -54,7 +54,8 @@ constexpr double kMaxParameters = 1e15;  // more than any machine holds; their b
 double approximate_parameters(const LlamaConfig& c) {  // in double: products of these dimensions may overflow
     const double E = double(c.hidden), D = c.head_size > 0 ? double(c.head_size) : E / double(c.heads);
     const double q = double(c.heads) * D, kv = double(c.kv_heads) * D;
-    return double(c.layers) * (2 * E + 2 * q * E + 2 * kv * E + 3 * double(c.ffn) * E) + E + 2 * double(c.vocab) * E;
+    const double mlps = double(c.ffn) + double(c.experts.count + c.experts.shared) * double(c.experts.ffn);
+    return double(c.layers) * (2 * E + 2 * q * E + 2 * kv * E + 3 * mlps * E) + E + 2 * double(c.vocab) * E;
 }
 
 // Usage error, naming the dimension that exceeds the largest preset's by the largest factor.
@@ -81,6 +82,25 @@ void check_size(const LlamaConfig& c, const DimensionNames& n) {
 }
 }  // namespace
 
+namespace {
+void check_experts(const LlamaConfig& c, const DimensionNames& n) {
+    const ExpertsConfig& x = c.experts;
+    if (x.count == 0) return;
+    if (x.top_k > x.count) usage_error("{}{} {} must be at most {} {}", n.where, n.top_k, x.top_k, n.experts, x.count);
+    if (x.dense_layers >= c.layers)
+        usage_error("{}--dense-layers {} must be less than {} {}, or no layer has experts", n.where, x.dense_layers,
+                    n.layers, c.layers);
+    if (x.count % x.groups != 0)
+        usage_error("{}{} {} is not divisible by --expert-groups {} (try {})", n.where, n.experts, x.count, x.groups,
+                    std::gcd(x.count, x.groups));
+    if (x.top_groups > x.groups)
+        usage_error("{}--top-groups {} must be at most --expert-groups {}", n.where, x.top_groups, x.groups);
+    if (const int64_t eligible = x.count / x.groups * x.top_groups; x.top_k > eligible)
+        usage_error("{}{} {}: the best {} of {} groups have {} experts (try a larger --top-groups)", n.where, n.top_k,
+                    x.top_k, x.top_groups, x.groups, eligible);
+}
+}  // namespace
+
 void check_config(const LlamaConfig& c, const DimensionNames& n) {
     const std::pair<const char*, int64_t> dims[] = {{n.layers, c.layers},     {n.hidden, c.hidden}, {n.heads, c.heads},
                                                     {n.kv_heads, c.kv_heads}, {n.ffn, c.ffn},       {n.vocab, c.vocab}};
@@ -103,6 +123,15 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
                     c.head_size > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
     if (c.qkv_bias && c.qk_norm)
         usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
+    check_experts(c, n);
+}
+
+void refuse_experts(const LlamaConfig& c) {
+    if (c.experts.count > 0)
+        usage_error(
+            "--experts {}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero or "
+            "05_pipeline)",
+            c.experts.count);
 }
 
 namespace {
@@ -136,13 +165,22 @@ int64_t LlamaConfig::block_vectors(int64_t tp) const {
            + (qk_norm ? 2 * head_dim() : 0);                  // norms of q and k, shared by the heads
 }
 
+int64_t LlamaConfig::experts_parameters(int64_t of) const {
+    return experts.count * hidden + 3 * (of * experts.ffn + experts.shared * experts.ffn - ffn) * hidden;
+}
+
 int64_t LlamaConfig::parameters() const {
-    return layers * block_parameters() + hidden + (tied ? 1 : 2) * vocab * hidden;
+    return layers * block_parameters() + sparse_layers() * experts_parameters() + hidden +
+           (tied ? 1 : 2) * vocab * hidden;
+}
+
+int64_t LlamaConfig::active_parameters() const {
+    return parameters() - sparse_layers() * (experts_parameters() - active_experts_parameters());
 }
 
 double flops_per_token(const LlamaConfig& c, double seq_len) {
-    return 6.0 * (c.layers * c.block_parameters() + c.hidden + c.vocab * c.hidden) +
-           6.0 * c.layers * c.q_width() * seq_len;
+    const double active = double(c.active_parameters()) - double((c.tied ? 0 : 1) * c.vocab * c.hidden);
+    return 6.0 * active + 6.0 * double(c.layers * c.q_width()) * seq_len;
 }
 
 namespace {
@@ -168,12 +206,29 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     const int64_t kv = c.kv_width(N), q = c.q_width(N), F = c.ffn / N, V = (c.vocab + N - 1) / N, H = c.heads / N;
     const double S = divided.sequence ? double(N) : 1, E = double(c.hidden) / S, norm = double(s) / S;
     const double normed_heads = c.qk_norm ? a * (q + 2 * kv) : 0;  // q, k, v before the norms of q and k
-    const double everything = a * (4 * E + 2 * q + 2 * kv + 3 * F) + normed_heads + 2 * norm + s * H;
-    const double products = a * (2 * E + q + 2 * kv + 2 * F) + 2 * norm;  // residuals, qkv, gate_up
-    const double block = recompute == Recompute::none        ? everything
-                         : recompute == Recompute::pointwise ? products + a * q + s * H  // attention's output and lse
-                         : recompute == Recompute::selective ? products
-                                                             : a * E;
+    // Of the attention half: all of it; residuals and qkv.
+    const double attention_all = a * (4 * E + 2 * q + 2 * kv) + normed_heads + 2 * norm + s * H;
+    const double attention_products = a * (2 * E + q + 2 * kv) + 2 * norm;
+    // A block with an MLP of this width and, sparse, S slots per token with inputs, outputs and gate_up of experts, the
+    // router's logits and weights, and three indices.
+    struct BlockBytes {
+        double everything, products, saved, mlp;  // mlp: the part of `saved` that the MLP or the experts save
+    };
+    const auto block_of = [&](double width, bool sparse) {
+        const double S = sparse ? double(c.experts.top_k) : 0, Fe = double(c.experts.ffn);
+        const double kept = sparse ? a * 2 * S * E + s * (double(c.experts.count) + S) + 12 * S : 0;
+        BlockBytes bytes{attention_all + a * 3 * (width + S * Fe) + kept,
+                         attention_products + a * 2 * (width + S * Fe) + kept, 0, a * 2 * (width + S * Fe) + kept};
+        bytes.saved = recompute == Recompute::none        ? bytes.everything
+                      : recompute == Recompute::pointwise ? bytes.products + a * q + s * H  // attention's output, lse
+                      : recompute == Recompute::selective ? bytes.products
+                                                          : a * E + 12 * S;
+        return bytes;
+    };
+    const int64_t sparse_layers = c.sparse_layers();
+    const BlockBytes dense = block_of(double(F), false);
+    const BlockBytes sparse = block_of(double(c.experts.shared * c.experts.ffn), true);
+    const BlockBytes& last = sparse_layers > 0 ? sparse : dense;
 
     // Batch indices (3 x 4 bytes) and the end of the residual stream: the final norm's input, later its gradient.
     const double fixed = 3 * 4 + a * E;
@@ -181,17 +236,23 @@ ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_
     const double head = a * (2 * E + V) + norm;
     // While the last block runs. MLP: dh and d gate_up (h itself was freed, or was never saved). Attention: what the
     // MLP saved has been freed; q, k, v are recomputed (selective: also out and lse); d out, dq, dk, dv are added.
-    double mlp = a * 2 * F, attention = 0;
-    if (recompute == Recompute::pointwise || recompute == Recompute::selective) {
-        mlp = a * 3 * F;
-        attention = a * (q + 2 * kv + 2 * q + 2 * kv) - a * (E + 2 * F);
+    // Experts: d out while their outputs are still there; dh without them; dh and d gate_up without h.
+    const bool again = recompute == Recompute::pointwise || recompute == Recompute::selective;
+    double mlp = a * (again ? 3 : 2) * F, attention = 0;
+    if (sparse_layers > 0) {
+        const double SE = double(c.experts.top_k) * E, SF = double(c.experts.top_k * c.experts.ffn);
+        mlp = a * std::max({SE, (again ? 2 : 1) * SF, (again ? 3 : 2) * SF - SE});
+    }
+    if (again) {
+        attention = a * (q + 2 * kv + 2 * q + 2 * kv) - a * E - last.mlp;
         if (recompute == Recompute::selective) attention += a * q + s * H;
     }
     if (recompute == Recompute::full)  // the full block without its input, which was saved; forward, then backward
-        mlp = everything - a * E + a * std::max(2.0 * F, 2 * E);
+        mlp = last.everything - a * E + std::max(mlp, 2.0 * a * E);
     const double working = std::max({head, mlp, attention}), tokens = double(batch * seq_len);
     const auto bytes = [tokens](double per_token) { return std::llround(per_token * tokens); };
-    return {bytes(block), bytes(fixed), bytes(working), bytes(double(c.layers) * block + fixed + working)};
+    const double blocks = double(sparse_layers) * sparse.saved + double(c.layers - sparse_layers) * dense.saved;
+    return {bytes(blocks / double(c.layers)), bytes(fixed), bytes(working), bytes(blocks + fixed + working)};
 }
 
 }  // namespace train70b

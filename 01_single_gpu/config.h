@@ -18,6 +18,23 @@ struct RopeScaling {
     bool linear = false;              // only `factor` is used
 };
 
+// Experts instead of the MLP (experts.h).
+struct ExpertsConfig {
+    int64_t count = 0;         // N; 0: none, a dense model
+    int64_t top_k = 2;         // k, of each token
+    int64_t ffn = 0;           // F of one expert
+    int64_t shared = 0;        // experts that every token passes: one MLP of shared * ffn
+    int64_t dense_layers = 0;  // the first layers have the dense MLP
+    bool sigmoid = false;      // scores: a sigmoid of each logit, instead of a softmax
+    bool normalize = true;     // the weights of a token sum to `scale`
+    double scale = 1;
+    int64_t groups = 1, top_groups = 1;  // experts are chosen from the best groups
+    double capacity_factor = 0;          // slots per sequence and expert: ceil(factor T k / N); 0: no limit
+
+    RouterShape router() const { return {count, top_k, sigmoid, normalize, scale, groups, top_groups}; }
+    bool operator==(const ExpertsConfig&) const = default;
+};
+
 struct LlamaConfig {
     std::string name = "tiny";
     int64_t layers = 4, hidden = 128, heads = 8, kv_heads = 4, ffn = 384, vocab = 256;
@@ -30,7 +47,8 @@ struct LlamaConfig {
     bool qkv_bias = false;  // q_proj, k_proj and v_proj have biases (Qwen2)
     bool qk_norm = false;   // each head of q and k passes an RMSNorm before RoPE (Qwen3)
     bool tied = false;      // one matrix is both the embedding and the head: there is no lm_head.weight
-    std::string family;     // model_type of a loaded model, which --save-hf writes again; empty: the first that fits
+    ExpertsConfig experts;
+    std::string family;  // model_type of a loaded model, which --save-hf writes again; empty: the first that fits
 
     int64_t head_dim() const { return head_size > 0 ? head_size : hidden / heads; }
     int64_t q_width() const { return heads * head_dim(); }      // H*D: columns of q, and of attention's output
@@ -42,11 +60,25 @@ struct LlamaConfig {
     bool heads_divide_by(int64_t n) const { return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0); }
     Rope rope() const;
 
-    // Elements of a block on each of tp tensor-parallel ranks: of its seven weight matrices; of norms and biases.
+    bool is_sparse(int64_t layer) const { return experts.count > 0 && layer >= experts.dense_layers; }
+    int64_t sparse_layers() const {
+        return experts.count > 0 ? std::max<int64_t>(layers - experts.dense_layers, 0) : 0;
+    }
+    // Columns of a layer's MLP: of the shared experts in a sparse layer.
+    int64_t mlp_width(int64_t layer) const { return is_sparse(layer) ? experts.shared * experts.ffn : ffn; }
+
+    // Elements of a dense block on each of tp tensor-parallel ranks: of its seven weight matrices; of norms and biases.
     int64_t block_matrices(int64_t tp = 1) const;
     int64_t block_vectors(int64_t tp = 1) const;
     int64_t block_parameters(int64_t tp = 1) const { return block_matrices(tp) + block_vectors(tp); }
+    // What a sparse block has more: of all its experts, or of the k that a token passes.
+    int64_t experts_parameters() const { return experts_parameters(experts.count); }
+    int64_t active_experts_parameters() const { return experts_parameters(experts.top_k); }
     int64_t parameters() const;
+    int64_t active_parameters() const;  // of them, those that a token passes
+
+  private:
+    int64_t experts_parameters(int64_t of) const;
 };
 
 // One of preset_names(): tiny, 125m, 1b ... 405b, llama3.2-1b, qwen3-8b ...; usage error for any other name.
@@ -58,10 +90,13 @@ std::vector<std::string> preset_names();
 struct DimensionNames {
     std::string where;  // prefix of the message
     const char *layers = "--layers", *hidden = "--hidden", *heads = "--heads", *kv_heads = "--kv-heads", *ffn = "--ffn",
-               *vocab = "--vocab", *head_dim = "--head-dim";
+               *vocab = "--vocab", *head_dim = "--head-dim", *experts = "--experts", *top_k = "--top-k";
 };
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});
+
+// Usage error if it has experts: of the programs that do not divide them yet.
+void refuse_experts(const LlamaConfig& config);
 
 // The part of the model that a rank holds: the layers of its pipeline stage (chapter 05).
 struct Chunk {
@@ -94,7 +129,7 @@ struct Division {
 // Peak activation bytes of one micro-batch on one rank (derived in 01_single_gpu/README.md; tests/01_memory.cpp checks
 // that the ledger agrees within 2%). dtype: of the activations.
 struct ActivationFormula {
-    int64_t block;    // saved by one block for its backward pass
+    int64_t block;    // saved by one block for its backward pass, mean of the blocks; experts: without a capacity
     int64_t fixed;    // batch indices and the end of the residual stream
     int64_t working;  // the largest temporary set on top of what is saved: head, MLP or attention
     int64_t total;    // layers * block + fixed + working

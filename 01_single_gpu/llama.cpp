@@ -5,14 +5,8 @@
 
 namespace train70b {
 
-Var Unit::run_from(size_t level, Tape& tape, const Var& x, const Body& body) const {
-    if (level == wrappers.size()) return body(tape, x);
-    return wrappers[level](tape, x, [this, level, body](Tape& inner_tape, const Var& inner_x) {
-        return run_from(level + 1, inner_tape, inner_x, body);
-    });
-}
-
-Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rope()), eps_(c.norm_eps) {
+Block::Block(const LlamaConfig& c, int64_t layer, double init_std, const Balance& balance)
+    : rope_(c.rope()), eps_(c.norm_eps) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
     input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
@@ -21,13 +15,18 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rop
     v_proj = make_param(prefix + "self_attn.v_proj.weight", {c.kv_width(), c.hidden}, init_std);
     o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.q_width()}, out_std);
     post_attention_norm = make_param(prefix + "post_attention_layernorm.weight", {c.hidden}, 0);
-    gate_proj = make_param(prefix + "mlp.gate_proj.weight", {c.ffn, c.hidden}, init_std);
-    up_proj = make_param(prefix + "mlp.up_proj.weight", {c.ffn, c.hidden}, init_std);
-    down_proj = make_param(prefix + "mlp.down_proj.weight", {c.hidden, c.ffn}, out_std);
+    const bool sparse = c.is_sparse(layer);
+    if (const int64_t ffn = c.mlp_width(layer); ffn > 0) {
+        const std::string mlp = prefix + (sparse ? "mlp.shared_experts." : "mlp.");
+        gate_proj = make_param(mlp + "gate_proj.weight", {ffn, c.hidden}, init_std);
+        up_proj = make_param(mlp + "up_proj.weight", {ffn, c.hidden}, init_std);
+        down_proj = make_param(mlp + "down_proj.weight", {c.hidden, ffn}, out_std);
+        gate_up.weights = {&gate_proj, &up_proj};
+        down.weights = {&down_proj};
+    }
+    if (sparse) experts = std::make_unique<Experts>(c, layer, init_std, out_std, balance);
     qkv.weights = {&q_proj, &k_proj, &v_proj};
     o.weights = {&o_proj};
-    gate_up.weights = {&gate_proj, &up_proj};
-    down.weights = {&down_proj};
     unit.name = fmt::format("block {}", layer);
     unit.params = {&input_norm, &q_proj, &k_proj, &v_proj};
     if (c.qkv_bias) {
@@ -43,7 +42,9 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rop
         head_norms_ = {&q_norm, &k_norm, c.norm_eps};
         unit.params.insert(unit.params.end(), {&q_norm, &k_norm});
     }
-    unit.params.insert(unit.params.end(), {&o_proj, &post_attention_norm, &gate_proj, &up_proj, &down_proj});
+    unit.params.insert(unit.params.end(), {&o_proj, &post_attention_norm});
+    if (sparse) unit.params.push_back(&experts->router);
+    if (has_mlp()) unit.params.insert(unit.params.end(), {&gate_proj, &up_proj, &down_proj});
 }
 
 Var TensorParallelOps::embedding(Tape& tape, const Batch& batch, Param& table) const {
@@ -62,19 +63,23 @@ Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const Te
     return tensor_parallel.g(tape, o(tape, mixed), o);  // (R_l, E)
 }
 
-Var Block::mlp_half(Tape& tape, const Var& normed, const TensorParallelOps& tensor_parallel) {
+Var Block::mlp_half(Tape& tape, const Var& normed, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                    Routing& routing) {
+    if (experts && !has_mlp()) return (*experts)(tape, normed, batch, routing);
     Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, normed, gate_up)));  // (R, F_l)
-    return tensor_parallel.g(tape, down(tape, h), down);                            // (R_l, E)
+    Var y = tensor_parallel.g(tape, down(tape, h), down);                           // (R_l, E)
+    return experts ? add(tape, y, (*experts)(tape, normed, batch, routing)) : y;
 }
 
-Var Block::body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
+Var Block::body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                Routing& routing) {
     const bool recompute_attention = recompute_ == Recompute::selective;
     const bool recompute_pointwise = recompute_attention || recompute_ == Recompute::pointwise;
     const bool outer_attention = std::exchange(tape.recompute_attention, recompute_attention);
     const bool outer_pointwise = std::exchange(tape.recompute_pointwise, recompute_pointwise);
     auto [middle, normed] =
         add_rmsnorm(tape, x, attention_half(tape, x, batch, tensor_parallel), post_attention_norm, eps_);
-    Var y = add(tape, middle, mlp_half(tape, normed, tensor_parallel));
+    Var y = add(tape, middle, mlp_half(tape, normed, batch, tensor_parallel, routing));
     tape.recompute_attention = outer_attention;
     tape.recompute_pointwise = outer_pointwise;
     return y;
@@ -82,6 +87,12 @@ Var Block::body(Tape& tape, const Var& x, const Batch& batch, const TensorParall
 
 namespace {
 const TensorParallelOps kOneRank;
+
+std::vector<Unit*> units_of(Block& block) {
+    std::vector<Unit*> list = {&block.unit};
+    if (block.experts) list.push_back(&block.experts->unit);
+    return list;
+}
 
 double mup_ratio(const LlamaConfig& c, const Llama::Options& o) {  // base width / width
     return o.mup_base > 0 ? double(o.mup_base) / double(c.hidden) : 1;
@@ -103,7 +114,7 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
     }
     for (const Chunk& chunk : s.chunks)
         for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
-            Block& block = blocks.emplace_back(c, layer, o.init_std);
+            Block& block = blocks.emplace_back(c, layer, o.init_std, o.balance);
             block.recompute_ = o.recompute;
             if (o.recompute == Recompute::full) block.unit.wrappers.push_back(recompute);
         }
@@ -140,7 +151,8 @@ void Llama::apply_mup() {
 std::vector<Unit*> Llama::units() {
     std::vector<Unit*> list;
     if (stage.embedding) list.push_back(&embedding_unit);
-    for (Block& block : blocks) list.push_back(&block.unit);
+    for (Block& block : blocks)
+        for (Unit* unit : units_of(block)) list.push_back(unit);
     if (stage.head) list.push_back(&head_unit);
     if (!stage.embedding && has_embedding_matrix()) list.push_back(&embedding_unit);
     return list;
@@ -149,7 +161,8 @@ std::vector<Unit*> Llama::units() {
 std::vector<Unit*> Llama::units_run() {
     std::vector<Unit*> list;
     if (stage.embedding) list.push_back(&embedding_unit);
-    for (Block& block : blocks) list.push_back(&block.unit);
+    for (Block& block : blocks)
+        for (Unit* unit : units_of(block)) list.push_back(unit);
     if (stage.head) list.push_back(&head_unit);
     if (stage.head && config.tied) list.push_back(&tied_unit);
     return list;
@@ -193,9 +206,10 @@ Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk
     for (size_t i = 0; i < chunk; ++i) first += size_t(stage.chunks[i].end_layer - stage.chunks[i].first_layer);
     const auto [first_layer, end_layer] = stage.chunks.at(chunk);
     for (size_t i = first; i < first + size_t(end_layer - first_layer); ++i)
-        x = blocks[i].unit.run(tape, x, [this, &block = blocks[i], batch](Tape& t, const Var& in) {
-            return block.body(t, in, batch, *tensor_parallel);
-        });
+        x = blocks[i].unit.run(
+            tape, x, [this, &block = blocks[i], batch, routing = std::make_shared<Routing>()](Tape& t, const Var& in) {
+                return block.body(t, in, batch, *tensor_parallel, *routing);
+            });
     return x;
 }
 

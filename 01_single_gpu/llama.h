@@ -5,6 +5,7 @@
 //   x = embedding(tokens)                                     unit "embedding"
 //   x = x + g(o(attention(rope(qkv(f(norm(x)))))))
 //   x = x + g(down(swiglu(gate_up(f(norm(x))))))              units "block 0", "block 1", ...
+//       or + the mixture of experts (experts.h)               units "experts 0", "experts 1", ... inside of them
 //   loss = cross_entropy(head(f(norm(x))), targets)           unit "head"
 //
 // With tied embeddings the head's matrix is that of the embedding: unit "head" has the norm, and unit "tied head" runs
@@ -16,27 +17,10 @@
 #include <deque>
 
 #include "01_single_gpu/config.h"
+#include "01_single_gpu/experts.h"
 #include "01_single_gpu/layers.h"
 
 namespace train70b {
-
-// A part of the model whose parameters are used together, and unsharded, resharded and recomputed together.
-struct Unit {
-    using Body = std::function<Var(Tape&, const Var&)>;
-    // Calls `body` once. What it records before the call runs after the unit's backward pass; what it records after the
-    // call runs before the unit's backward pass.
-    using Wrapper = std::function<Var(Tape&, const Var& x, const Body& body)>;
-
-    std::string name;
-    std::vector<Param*> params;     // in the order of the unit's flat buffer
-    std::vector<Wrapper> wrappers;  // nested; the first is the outermost
-    Unit* owner = nullptr;          // of the parameters, if that is another unit: then `params` is empty
-
-    Var run(Tape& tape, const Var& x, const Body& body) const { return run_from(0, tape, x, body); }
-
-  private:
-    Var run_from(size_t level, Tape& tape, const Var& x, const Body& body) const;
-};
 
 // The operators of tensor parallelism (chapter 04). On one rank, f and g are identities.
 class TensorParallelOps {
@@ -53,20 +37,23 @@ class TensorParallelOps {
 
 struct Block {
     Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm, gate_proj, up_proj, down_proj;
-    Param q_bias, k_bias, v_bias;  // with LlamaConfig::qkv_bias
-    Param q_norm, k_norm;          // with LlamaConfig::qk_norm
+    Param q_bias, k_bias, v_bias;      // with LlamaConfig::qkv_bias
+    Param q_norm, k_norm;              // with LlamaConfig::qk_norm
+    std::unique_ptr<Experts> experts;  // of a sparse layer, whose MLP is that of its shared experts, if it has any
     Linear qkv, o, gate_up, down;
     Unit unit;
     std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // empty: one_device_attention
 
-    Block(const LlamaConfig& config, int64_t layer, double init_std);
+    Block(const LlamaConfig& config, int64_t layer, double init_std, const Balance& balance);
     Block(const Block&) = delete;
-    // One transformer block, (R_l, E) -> (R_l, E).
-    Var body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel);
+    // One transformer block, (R_l, E) -> (R_l, E). routing: as that of Experts; not used without experts.
+    Var body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel, Routing& routing);
+    bool has_mlp() const { return !down.weights.empty(); }
 
   private:
     Var attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel);
-    Var mlp_half(Tape& tape, const Var& normed, const TensorParallelOps& tensor_parallel);
+    Var mlp_half(Tape& tape, const Var& normed, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                 Routing& routing);
 
     Rope rope_;
     double eps_;
@@ -83,6 +70,7 @@ class Llama {
         Recompute recompute = Recompute::none;
         double init_std = 0.02;  // o_proj and down_proj: divided by sqrt(2 * layers)
         double z_loss = 0;       // coefficient of the z-loss
+        Balance balance;         // of experts
         // muP: the hidden size at which initial values, learning rates and logits are as without it; 0: no muP
         int64_t mup_base = 0;
     };

@@ -63,6 +63,7 @@ struct Tape {
     // Collects weight gradients to be computed later (zero-bubble pipelines); null: they are not deferred.
     Steps* deferred_wgrads = nullptr;
     bool recording = true;  // false: evaluation, and the first run of a body that will be recomputed
+    bool replays = false;   // a recomputation, whose backward pass follows at once
     // Ops whose results are recomputed in the backward pass, not saved.
     bool recompute_pointwise = false;  // norms, RoPE, SwiGLU
     bool recompute_attention = false;

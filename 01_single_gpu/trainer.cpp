@@ -69,6 +69,7 @@ Trainer::Trainer(const TrainOptions& o, Llama& model, const Dataset& data)
       batches(o, data),
       local_store_(model, AdamW::maker(o.adamw())),
       accumulate_(model),
+      expert_balance_(model),
       progress_(o.steps) {
     batches.sorts_rows = model.stage.embedding && model.options.device == Device::cuda;
 }
@@ -84,6 +85,7 @@ StepReport Trainer::step(int64_t number) {
     batches.take_seconds();
     ledger().reset_peak();
     for (RunControl* control : controls) control->before_step(number);
+    expert_balance_.begin_step();
     // tag::step[]
     const double targets = batches.begin_step(*groups.dp, *groups.dp_cp, number);
     store->begin_step(micro_batches(number));
@@ -105,6 +107,7 @@ StepReport Trainer::step(int64_t number) {
     const double clip = options.clip > 0 ? std::min(1.0, options.clip / (report.grad_norm + 1e-6)) : 1.0;
     if (is_finite(report) && targets > 0) store->update(number, report.lr, clip);
     // end::step[]
+    if (model.config.experts.count > 0) report.experts = expert_balance_.end_step(groups);
     synchronize(model.options.device);
 
     report.step_s = now_seconds() - begin;

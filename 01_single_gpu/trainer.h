@@ -7,6 +7,7 @@
 #include "01_single_gpu/data/batches.h"
 #include "01_single_gpu/report/report.h"
 #include "01_single_gpu/roles.h"
+#include "01_single_gpu/run/expert_balance.h"
 
 namespace train70b {
 
@@ -53,6 +54,7 @@ class Trainer {
     LocalStore local_store_;
     Accumulate accumulate_;
     Runtime one_rank_;
+    ExpertBalance expert_balance_;
     Progress progress_;
     MemoryPeak peak_;
     int64_t step_ = 0;

@@ -31,6 +31,12 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
                               });
         passes_.push_back(&*flat);
     }
+    for (size_t end = passes_.size(); end > 0;) {
+        size_t first = end - 1;
+        while (passes_[first]->unit->inside) --first;
+        for (size_t pass = first; pass < end; ++pass) backward_.push_back(pass);
+        end = first;
+    }
 }
 
 // ---- the wrapper of a unit's forward and backward pass --------------------------------------------------------------
@@ -42,10 +48,12 @@ Var Zero::wrap(size_t pass, Tape& tape, const Var& x, const Unit::Body& body) {
     if (!keeps_params()) unshard(pass, +1);
     tape.record_wgrad([this, pass] { unit_ready(pass); });
     Var y = body(tape, x);
-    if (!keeps_params()) reshard(flat);
+    // Experts inside a block that is recomputed stay unsharded for their backward pass, which follows.
+    const bool stays = tape.replays;
+    if (!keeps_params() && !stays) reshard(flat);
     if (!keeps_grads())
-        tape.record([this, pass, &flat] {
-            if (!keeps_params()) unshard(pass, -1);
+        tape.record([this, pass, &flat, stays] {
+            if (!keeps_params() && !stays) unshard(pass, -1);
             allocate_unsharded_grads(flat);
         });
     return y;
@@ -62,10 +70,12 @@ void Zero::start_unshard(FlatParam& flat) {
 void Zero::unshard(size_t pass, int direction) {
     FlatParam& flat = *passes_[pass];
     start_unshard(flat);
-    const int64_t passes = int64_t(passes_.size());
-    for (int64_t ahead = 1; ahead <= std::min(options_.prefetch, passes); ++ahead) {
-        const int64_t next = int64_t(pass) + direction * ahead;
-        if (next >= 0 && next < passes) start_unshard(*passes_[size_t(next)]);
+    const size_t passes = passes_.size();
+    const auto place = std::find(backward_.begin(), backward_.end(), pass) - backward_.begin();
+    const size_t first = direction > 0 ? pass : size_t(place);
+    for (int64_t ahead = 1; ahead <= options_.prefetch && first + size_t(ahead) < passes; ++ahead) {
+        const size_t next = first + size_t(ahead);
+        start_unshard(*passes_[direction > 0 ? next : backward_[next]]);
     }
     if (flat.users++ == 0) unsharder_->finish(flat);
 }

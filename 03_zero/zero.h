@@ -90,7 +90,7 @@ class Zero : public ParamStore {
     void reduce_over_replicas();
     std::unique_ptr<Optimizer> optimizer_of(const FlatParam& flat) const;
     void publish_weights();  // the shards have new weights: parameters, FP8 scales
-    void update_scales();  // what the unsharder derives from the weights
+    void update_scales();    // what the unsharder derives from the weights
 
     Llama& model_;
     const Comm ranks_;
@@ -100,6 +100,7 @@ class Zero : public ParamStore {
     std::unique_ptr<Unsharder> unsharder_;
     std::vector<FlatParam> flats_;    // in forward order
     std::vector<FlatParam*> passes_;  // of a micro-batch, in forward order: tied embeddings are used twice
+    std::vector<size_t> backward_;    // the passes in backward order: a block comes before the experts inside it
     std::deque<FlatParam*> ready_;    // gradients complete, reduction not started
     std::deque<Reduction> in_flight_;
     int64_t micro_batches_ = 1;  // of this step

@@ -52,6 +52,11 @@ LlamaConfig with(LlamaConfig c, int64_t head_size, bool qkv_bias, bool qk_norm) 
     return c;
 }
 
+LlamaConfig with_experts(LlamaConfig config, const ExpertsConfig& experts) {
+    config.experts = experts;
+    return config;
+}
+
 const std::vector<LlamaConfig> kShapes = {
     shape(4, 128, 8, 4, 384, 256),                       // the default
     shape(1, 64, 4, 4, 160, 2000),                       // the head dominates
@@ -60,6 +65,8 @@ const std::vector<LlamaConfig> kShapes = {
     with(shape(3, 96, 6, 2, 128, 50), 0, true, false),   // biases
     with(shape(3, 64, 6, 2, 128, 50), 32, false, true),  // norms of q and k; heads wider than the hidden size
     with(shape(3, 96, 4, 4, 192, 50), 8, false, false),  // narrower
+    with_experts(shape(3, 64, 4, 4, 160, 50), {.count = 8, .top_k = 2, .ffn = 80}),
+    with_experts(shape(4, 64, 4, 2, 160, 50), {.count = 6, .top_k = 3, .ffn = 24, .shared = 1, .dense_layers = 1}),
 };
 
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::pointwise, Recompute::selective, Recompute::full};

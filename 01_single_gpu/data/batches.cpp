@@ -78,7 +78,8 @@ int64_t Batches::target_count(std::span<const Sample> samples) const {
 
 // ---- on the device --------------------------------------------------------------------------------------------------
 
-Batch Batches::upload(std::span<const Sample> samples, double loss_scale, bool sorts_rows) const {
+Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double sequence_scale,
+                      bool sorts_rows) const {
     const int64_t seq_len = int64_t(samples[0].targets.size());
     const RankTokens mine = tokens(seq_len);
     std::vector<std::vector<int32_t>> starts;  // of the documents of each sample; empty: none are marked
@@ -97,6 +98,8 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale, bool s
     const Device device = options_.llama().device;
     const auto on_device = [&](const std::vector<int32_t>& values) { return train70b::upload(values, {rows}, device); };
     Batch batch{sequences, rows / sequences, on_device(token), on_device(target), on_device(position), loss_scale};
+    batch.whole_len = seq_len;
+    batch.sequence_scale = sequence_scale;
     if (sorts_rows) batch.order = train70b::upload(rows_by_token(token), {rows}, device, Memory::workspace);
     if (starts.empty()) return batch;
     for (const auto [begin, count] : mine.queries)
@@ -127,10 +130,11 @@ Batch Batches::micro_batch(const Group& dp, int64_t step, int64_t index) {
     const double targets = counted_step_ == step ? step_targets_ : double(sizes_->tokens(step));
     const double loss_scale = targets > 0 ? 1.0 / targets : 0.0;
     const auto size = size_t(options_.micro_batch * sizes_->pieces(step));
-    Batch batch =
-        reader_ && reader_->has(step)
-            ? upload(std::span(reader_->get(step)).subspan(size_t(index) * size, size), loss_scale, sorts_rows)
-            : upload(rank_samples(dp.rank(), dp.size(), step, index), loss_scale, sorts_rows);
+    const double sequence_scale = 1.0 / double(sizes_->sequences(step));
+    Batch batch = reader_ && reader_->has(step)
+                      ? upload(std::span(reader_->get(step)).subspan(size_t(index) * size, size), loss_scale,
+                               sequence_scale, sorts_rows)
+                      : upload(rank_samples(dp.rank(), dp.size(), step, index), loss_scale, sequence_scale, sorts_rows);
     document_pairs_[index] = batch.document_pairs;
     seconds_ += now_seconds() - begin;
     return batch;

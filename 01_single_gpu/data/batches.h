@@ -78,7 +78,8 @@ class Batches {
     std::vector<Sample> rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const;
     std::vector<Sample> rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step) const;
     int64_t target_count(std::span<const Sample> samples) const;  // on this rank
-    Batch upload(std::span<const Sample> samples, double loss_scale, bool sorts_rows = false) const;
+    Batch upload(std::span<const Sample> samples, double loss_scale, double sequence_scale = 0,
+                 bool sorts_rows = false) const;
 
     const TrainOptions options_;
     const std::shared_ptr<const StepSizes> sizes_;

@@ -43,6 +43,30 @@ void ModelFlags::add_to(Flags& flags) {
     flags.add("--vocab", vocab_, "vocabulary size (256 for text, whose tokens are bytes)", count);
     flags.add_switch("--tied-embeddings", tied_, "use the embedding's matrix for the head as well")
         .default_text("the model's");
+
+    flags.group("Experts");
+    flags.add("--experts", experts_.count, "experts of each layer, in place of its MLP [default: none]", count)
+        .default_text("");
+    flags.add("--top-k", experts_.top_k, "experts of each token", count);
+    flags.add("--expert-ffn", experts_.ffn, "inner size of an expert [default: --ffn / --top-k]", count)
+        .default_text("ffn / top-k");
+    flags.add("--shared-experts", experts_.shared, "experts of all tokens, as one MLP", integer_from(0));
+    flags.add("--dense-layers", experts_.dense_layers, "first layers, which keep the MLP", integer_from(0));
+    flags.add("--router", router_, "scores of the experts: of all together, or each by itself",
+              one_of({"softmax", "sigmoid"}));
+    flags.add_switch("--router-normalize", experts_.normalize, "weights of a token's experts sum to --router-scale");
+    flags.add("--router-scale", experts_.scale, "factor of the weights", real_number(0, kInfinity, false));
+    flags.add("--expert-groups", experts_.groups, "groups of experts, of which a token chooses first", count);
+    flags.add("--top-groups", experts_.top_groups, "groups of each token, by the sum of their two best scores", count);
+    flags.add("--capacity-factor", experts_.capacity_factor,
+              "slots of an expert in each sequence, relative to an even load; further tokens are dropped; 0: no limit",
+              real_number(0, kInfinity));
+}
+
+namespace {
+const std::vector<std::string> kOfExperts = {
+    "--top-k",        "--expert-ffn",    "--shared-experts", "--dense-layers",   "--router", "--router-normalize",
+    "--router-scale", "--expert-groups", "--top-groups",     "--capacity-factor"};
 }
 
 LlamaConfig ModelFlags::shape(const Flags& flags) const {
@@ -58,8 +82,35 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
     if (ffn_) model.ffn = *ffn_;
     if (vocab_) model.vocab = *vocab_;
     if (flags.given("--tied-embeddings")) model.tied = tied_;
+    read_experts(model, flags);
     check_config(model);
     return model;
+}
+
+// A preset's own, with what was given.
+void ModelFlags::read_experts(LlamaConfig& model, const Flags& flags) const {
+    ExpertsConfig& x = model.experts;
+    if (x.count == 0 && !flags.given("--experts")) {
+        for (const std::string& flag : kOfExperts)
+            if (flags.given(flag)) usage_error("{}: needs --experts N", flag);
+        return;
+    }
+    const bool sparse_preset = x.count > 0;
+    const auto take = [&](const char* flag, auto ExpertsConfig::*field) {
+        if (!sparse_preset || flags.given(flag)) x.*field = experts_.*field;
+    };
+    take("--experts", &ExpertsConfig::count);
+    take("--top-k", &ExpertsConfig::top_k);
+    take("--expert-ffn", &ExpertsConfig::ffn);
+    take("--shared-experts", &ExpertsConfig::shared);
+    take("--dense-layers", &ExpertsConfig::dense_layers);
+    take("--router-normalize", &ExpertsConfig::normalize);
+    take("--router-scale", &ExpertsConfig::scale);
+    take("--expert-groups", &ExpertsConfig::groups);
+    take("--top-groups", &ExpertsConfig::top_groups);
+    take("--capacity-factor", &ExpertsConfig::capacity_factor);
+    if (!sparse_preset || flags.given("--router")) x.sigmoid = router_ == "sigmoid";
+    if (x.ffn == 0) x.ffn = std::max<int64_t>(model.ffn / x.top_k, 1);  // as many active parameters as the dense model
 }
 
 namespace {
@@ -126,6 +177,15 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--eps", o.eps, "AdamW: added to the denominator", positive);
     add("--clip", o.clip, "maximum gradient norm; 0: no clipping", positive0);
     add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
+    add("--aux-loss", o.balance.aux_loss, "experts: coefficient of the loss that balances their load", positive0);
+    add("--aux-loss-over", o.aux_loss_over,
+        "what the load is counted over: each sequence, or the whole batch of the step before",
+        one_of({"sequence", "batch"}));
+    add("--router-z-loss", o.balance.z_loss,
+        "experts: add this times the mean square of log(sum of exp(router's logits)) to the loss", positive0);
+    add("--router-bias-rate", o.balance.bias_rate,
+        "experts: after a step, add this to the score of those with less than the mean load, subtract it from others",
+        positive0);
     add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
         .default_text("");
 
@@ -177,6 +237,13 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.mup && !o.load_hf.empty())
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
                     o.load_hf);
+    o.balance.of_batch = o.aux_loss_over == "batch";
+    for (const char* flag : {"--aux-loss", "--aux-loss-over", "--router-z-loss", "--router-bias-rate"})
+        if (given(flag) && o.model.experts.count == 0) usage_error("{}: needs --experts N", flag);
+    if (o.model.experts.count > 0) {
+        for (const char* flag : {"--mup", "--save-hf", "--save-reference"})
+            if (given(flag)) usage_error("{}: not supported with --experts", flag);
+    }
     check_path_flags();
 }
 
@@ -258,10 +325,10 @@ std::shared_ptr<const StepSizes> TrainOptions::sizes() const {
 Llama::Options TrainOptions::llama() const {
     const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).dtype;
     const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).dtype;
-    return {weights,        weights == DType::f64 ? weights : grads,
-            device_kind(),  recompute_of(recompute),
-            init_std,       z_loss,
-            mup.value_or(0)};
+    return {weights,       weights == DType::f64 ? weights : grads,
+            device_kind(), recompute_of(recompute),
+            init_std,      z_loss,
+            balance,       mup.value_or(0)};
 }
 
 AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }

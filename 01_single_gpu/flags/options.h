@@ -21,10 +21,14 @@ class ModelFlags {
     static const std::vector<std::string>& names();  // "--model", ...
 
   private:
+    void read_experts(LlamaConfig& model, const Flags& flags) const;
+
     std::string model_ = "tiny";
     std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
     std::optional<bool> qkv_bias_, qk_norm_;
     bool tied_ = false;
+    ExpertsConfig experts_;
+    std::string router_ = "softmax";
 };
 
 // How many sequences a step has, and how long they are. A sample of the data is a window of --seq-len + 1 tokens, and a
@@ -67,7 +71,9 @@ struct TrainOptions {
     std::string lr_schedule = "cosine";
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
     double z_loss = 0;
-    std::optional<int64_t> mup;  // base hidden size
+    Balance balance;                         // of experts
+    std::string aux_loss_over = "sequence";  // or batch
+    std::optional<int64_t> mup;              // base hidden size
     uint64_t seed = 1;
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";

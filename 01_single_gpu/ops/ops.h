@@ -23,5 +23,6 @@
 #include "01_single_gpu/ops/matmul.h"
 #include "01_single_gpu/ops/rmsnorm.h"
 #include "01_single_gpu/ops/rope.h"
+#include "01_single_gpu/ops/routing.h"
 #include "01_single_gpu/ops/swiglu.h"
 #include "01_single_gpu/ops/transfer.h"

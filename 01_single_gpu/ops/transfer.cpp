@@ -6,11 +6,13 @@ namespace train70b {
 
 std::vector<double> read(const Tensor& x) {
     if (x.device() == Device::meta) return std::vector<double>(x.size(), 1.0);
-    Tensor here = x, wide({x.size()}, DType::f64, Device::cpu, Memory::workspace);
+    Tensor here = x;
     if (x.device() != Device::cpu) {
         here = Tensor({x.size()}, x.dtype(), Device::cpu, Memory::workspace);
         copy(here, x);
     }
+    if (x.dtype() == DType::i32) return std::vector<double>(here.data<int32_t>(), here.data<int32_t>() + x.size());
+    Tensor wide({x.size()}, DType::f64, Device::cpu, Memory::workspace);
     copy(wide, here);
     return std::vector<double>(wide.data<double>(), wide.data<double>() + wide.size());
 }

@@ -8,7 +8,7 @@
 
 namespace train70b {
 
-std::vector<double> read(const Tensor& x);  // all elements, on the host, exactly; of a meta tensor: ones
+std::vector<double> read(const Tensor& x);  // all floats or i32, on the host, exactly; of a meta tensor: ones
 
 // An i32 tensor of this shape with these values, booked as `kind`.
 Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind = Memory::activations);

@@ -162,6 +162,18 @@ T __shfl_down_sync(unsigned mask, T value, int by, emulate::Where w = emulate::W
     const int source = emulate::lane() + by;
     return emulate::from_lane(mask, value, source < 32 ? source : emulate::lane(), "__shfl_down_sync", w);
 }
+EMULATE_UNCHECKED inline unsigned __ballot_sync(unsigned mask, int predicate,
+                                                emulate::Where w = emulate::Where::current()) {
+    const auto* values = emulate::warp_exchange(mask, &predicate, sizeof predicate, "__ballot_sync", w);
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+        int vote = 0;
+        if (mask >> lane & 1) std::memcpy(&vote, values + 64 * lane, sizeof vote);
+        votes |= unsigned(vote != 0) << lane;
+    }
+    return votes;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline size_t __cvta_generic_to_shared(const void* p, emulate::Where w = emulate::Where::current()) {
     return emulate::shared_address(p, w);
 }

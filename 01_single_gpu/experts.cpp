@@ -1,0 +1,239 @@
+#include "01_single_gpu/experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace train70b {
+
+namespace {
+
+Tensor converted(const Tensor& x, DType dtype) {
+    if (x.dtype() == dtype) return x;
+    Tensor y(x.shape(), dtype, x.device(), Memory::workspace);
+    copy(y, x);
+    return y;
+}
+
+// (R, E) -> (S, E): the rows of the kept slots, sorted by expert.
+Var gather(Tape& tape, const Var& x, const Routing& to, int64_t top_k) {
+    Var y{.data = Tensor({to.order.size(), x.data.cols()}, x.data.dtype(), x.data.device())};
+    gather_slots(y.data, x.data, to.order, top_k);
+    tape.record([place = to.place, dx = x.grad, dy = y.grad, rows = x.data.rows()] {
+        Tensor part({rows, dy->cols()}, dy->dtype(), dy->device());
+        sum_slots(part, *dy, place);
+        accumulate(*dx, part);
+    });
+    return y;
+}
+
+// (S, E) -> (R, E): the weighted sum of each row's slots.
+Var weighted_sum(Tape& tape, const Var& z, const Var& weights, const Routing& of) {
+    Var y{.data = Tensor({of.place.rows(), z.data.cols()}, z.data.dtype(), z.data.device())};
+    sum_slots(y.data, z.data, of.place, weights.data);
+    tape.record([order = of.order, place = of.place, z = z.data, dz = z.grad, w = weights.data, dw = weights.grad,
+                 dy = y.grad] {
+        Tensor dots = Tensor::like(w), part = Tensor::like(z);
+        slot_products(dots, *dy, z, place);
+        accumulate(*dw, dots);
+        gather_slots(part, *dy, order, place.cols(), w);
+        accumulate(*dz, part);
+    });
+    return y;
+}
+
+// y_g = x_g W_g^T for each group of rows.
+Var grouped_linear(Tape& tape, const Var& x, Param& w, const std::vector<int64_t>& rows) {
+    Var y{.data = Tensor({x.data.rows(), w.data.rows() / int64_t(rows.size())}, x.data.dtype(), x.data.device())};
+    grouped_forward(y.data, x.data, w.data, rows);
+    tape.record_wgrad([x = Saved(x), dy = y.grad, &w, rows] { grouped_wgrad(w.grad, *dy, x.get(), rows); });
+    tape.record([dx = x.grad, dy = y.grad, &w, rows] {
+        Tensor part({dy->rows(), w.data.cols()}, dy->dtype(), dy->device());
+        grouped_dgrad(part, *dy, w.data, rows);
+        accumulate(*dx, part);
+    });
+    return y;
+}
+
+}  // namespace
+
+RowPieces ExpertRanks::pieces(const Batch& batch, int64_t rows, int) const {
+    RowPieces result{.length = batch.seq_len, .pieces = {}};
+    CHECK(rows == batch.sequences * batch.seq_len, "{} rows of {} sequences", rows, batch.sequences);
+    for (int64_t s = 0; s < batch.sequences; ++s) result.pieces.push_back({s, 0});
+    return result;
+}
+
+Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double out_std, const Balance& balance)
+    : config_(c.experts), shape_(c.experts.router()), balance_(balance) {
+    static const ExpertRanks one_rank;
+    ranks = &one_rank;
+    const std::string prefix = fmt::format("model.layers.{}.mlp.", layer);
+    const int64_t N = config_.count, F = config_.ffn;
+    router = make_param(prefix + "gate.weight", {N, c.hidden}, init_std);
+    gate_up = make_param(prefix + "experts.gate_up_proj", {N * 2 * F, c.hidden}, init_std);
+    down = make_param(prefix + "experts.down_proj", {N * c.hidden, F}, out_std);
+    unit = {.name = fmt::format("experts {}", layer), .params = {&gate_up, &down}, .inside = true};
+    if (balance.bias_rate > 0) bias_.assign(size_t(N), 0.0f);
+    if (balance.of_batch) fractions_.assign(size_t(N), 1.0f);
+    loads = {std::vector<double>(size_t(N), 0.0), std::vector<double>(size_t(N), 0.0)};
+}
+
+void Experts::set_bias(std::vector<float> bias) {
+    bias_ = std::move(bias);
+    device_bias_ = Tensor();
+}
+
+// The same for all tokens of a step.
+const Tensor& Experts::bias_on(Device device, DType dtype) {
+    if (bias_.empty() || device_bias_) return device_bias_;
+    const int64_t N = int64_t(bias_.size());
+    device_bias_ = Tensor({N}, dtype, device, Memory::workspace);
+    if (device == Device::meta) return device_bias_;
+    Tensor host({N}, DType::f32, Device::cpu, Memory::workspace), rounded({N}, dtype, Device::cpu, Memory::workspace);
+    std::copy(bias_.begin(), bias_.end(), host.data<float>());
+    copy(rounded, host);
+    copy(device_bias_, rounded);
+    return device_bias_;
+}
+
+void Experts::clear(Device device) {
+    std::fill(loads.slots.begin(), loads.slots.end(), 0.0);
+    std::fill(loads.dropped.begin(), loads.dropped.end(), 0.0);
+    if (!losses) losses = Tensor({2}, DType::f64, device, Memory::workspace);
+    fill(losses, 0);
+}
+
+// The coefficient of the z-loss of one row; 0 in an evaluation.
+double Experts::z_loss_of(const Batch& batch) const {
+    return batch.sequence_scale > 0 ? balance_.z_loss * batch.sequence_scale / double(batch.whole_len) : 0;
+}
+
+Var Experts::logits(Tape& tape, const Var& x) {
+    const DType wide = stats_dtype(x.data.dtype());
+    Var y{.data = Tensor({x.data.rows(), router.data.rows()}, wide, x.data.device())};
+    matmul_into(y.data, x.data, router.data, Transpose::b);  // of bf16: summed, and kept, in fp32
+    tape.record_wgrad([x = Saved(x), dy = y.grad, this, wide] {
+        const Tensor part = matmul(*dy, converted(x.get(), wide), Transpose::a, Memory::workspace);
+        add(router.grad, router.grad, part);
+    });
+    tape.record([dx = x.grad, dy = y.grad, this, wide, dtype = x.data.dtype()] {
+        const Tensor part = matmul(*dy, converted(router.data, wide), Transpose::none, Memory::workspace);
+        accumulate(*dx, converted(part, dtype));
+    });
+    return y;
+}
+
+// The gradient of the balancing loss by each score of a row, one line per piece. counts: of all parts, (parts, P, N).
+Tensor Experts::piece_grads(const std::vector<double>& counts, const RowPieces& mine, const Batch& batch,
+                            const Tensor& logits) const {
+    if (balance_.aux_loss == 0 || batch.sequence_scale == 0) return {};
+    const int64_t N = config_.count, P = int64_t(mine.pieces.size()), T = batch.whole_len;
+    std::vector<double> in_sequence(size_t(batch.sequences * N), 0.0);
+    for (size_t part = 0; part * size_t(P * N) < counts.size(); ++part) {
+        // The pieces of all parts are alike but for their positions.
+        const RowPieces pieces = ranks->pieces(batch, mine.length * P, int(part));
+        for (int64_t p = 0; p < P; ++p)
+            for (int64_t e = 0; e < N; ++e)
+                in_sequence[size_t(pieces.pieces[size_t(p)].sequence * N + e)] +=
+                    counts[(part * size_t(P) + size_t(p)) * size_t(N) + size_t(e)];
+    }
+    const DType dtype = logits.dtype();
+    const Device device = logits.device();
+    Tensor grads({P, N}, dtype, device, Memory::workspace);
+    if (device == Device::meta) return grads;
+    Tensor host({P, N}, DType::f64, Device::cpu, Memory::workspace);
+    const double per_token = balance_.aux_loss * batch.sequence_scale / double(T);
+    for (int64_t p = 0; p < P; ++p)
+        for (int64_t e = 0; e < N; ++e) {
+            const double f = balance_.of_batch ? double(fractions_[size_t(e)])
+                                               : in_sequence[size_t(mine.pieces[size_t(p)].sequence * N + e)] *
+                                                     double(N) / double(config_.top_k * T);
+            host.data<double>()[p * N + e] = per_token * f;
+        }
+    Tensor rounded({P, N}, dtype, Device::cpu, Memory::workspace);
+    copy(rounded, host);
+    copy(grads, rounded);
+    return grads;
+}
+
+void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
+    const int64_t R = logits.rows(), N = config_.count, k = config_.top_k;
+    const Device device = logits.device();
+    const RowPieces mine = ranks->pieces(batch, R, ranks->part());
+    const int64_t P = int64_t(mine.pieces.size());
+    to.chosen = Tensor({R, k}, DType::i32, device);
+    choose_experts(to.chosen, logits, bias_on(device, logits.dtype()), shape_);
+    Tensor counted({P, N}, DType::i32, device, Memory::workspace);
+    count_choices(counted, to.chosen);
+    // The host waits for the device here, once for each layer of experts.
+    std::vector<double> counts = read(counted);
+    if (device == Device::meta)  // balanced, the remainder on the lower experts
+        for (size_t i = 0; i < counts.size(); ++i) {
+            const int64_t slots = mine.length * k, e = int64_t(i) % N;
+            counts[i] = double(slots / N + (e < slots % N ? 1 : 0));
+        }
+    const bool by_sequence = batch.sequence_scale > 0 && balance_.aux_loss != 0 && !balance_.of_batch;
+    const std::vector<double> all =
+        ranks->parts() > 1 && (by_sequence || config_.capacity_factor > 0) ? ranks->gather(counts) : counts;
+
+    // keep: what a capacity leaves of each piece, after the pieces of its sequence that come before it.
+    const double capacity = config_.capacity_factor > 0
+                                ? std::ceil(config_.capacity_factor * double(batch.whole_len * k) / double(N))
+                                : double(R * k);
+    std::vector<int32_t> begin_keep(size_t(2 * P * N));
+    to.sent.assign(size_t(N), 0);
+    for (int64_t p = 0; p < P; ++p)
+        for (int64_t e = 0; e < N; ++e) {
+            const double count = counts[size_t(p * N + e)];
+            double before = 0;
+            if (config_.capacity_factor > 0)
+                for (size_t part = 0; part * counts.size() < all.size(); ++part) {
+                    const RowPieces pieces = ranks->pieces(batch, R, int(part));
+                    for (int64_t q = 0; q < P; ++q) {
+                        const auto &other = pieces.pieces[size_t(q)], &own = mine.pieces[size_t(p)];
+                        if (other.sequence == own.sequence && other.position < own.position)
+                            before += all[part * counts.size() + size_t(q * N + e)];
+                    }
+                }
+            const double kept = std::clamp(capacity - before, 0.0, count);
+            begin_keep[size_t((P + p) * N + e)] = int32_t(kept);
+            to.sent[size_t(e)] += int64_t(kept);
+            if (batch.sequence_scale == 0) continue;
+            loads.slots[size_t(e)] += count;
+            loads.dropped[size_t(e)] += count - kept;
+        }
+    int64_t begin = 0;
+    for (int64_t e = 0; e < N; ++e)
+        for (int64_t p = 0; p < P; ++p) {
+            begin_keep[size_t(p * N + e)] = int32_t(begin);
+            begin += begin_keep[size_t((P + p) * N + e)];
+        }
+    to.order = Tensor({begin}, DType::i32, device);
+    to.place = Tensor({R, k}, DType::i32, device);
+    place_slots(to.order, to.place, to.chosen, upload(begin_keep, {2, P, N}, device, Memory::workspace));
+    to.piece_grads = piece_grads(by_sequence ? all : counts, mine, batch, logits);
+    const double z_loss = z_loss_of(batch);
+    if (to.piece_grads || z_loss > 0) router_losses(losses, logits, to.piece_grads, z_loss, shape_);
+    ranks->plan(to, logits);
+}
+
+Var Experts::operator()(Tape& tape, const Var& x, const Batch& batch, Routing& routing) {
+    const Var scores = logits(tape, x);
+    if (!routing) route(routing, scores.data, batch);
+    const Routing to = routing;
+    Var weights{.data = Tensor(to.chosen.shape(), scores.data.dtype(), scores.data.device())};
+    router_weights(weights.data, scores.data, to.chosen, shape_);
+    const double z_loss = z_loss_of(batch);
+    tape.record([this, to, z_loss, logits = scores.data, dlogits = scores.grad, dw = weights.grad] {
+        *dlogits = Tensor::like(logits);
+        router_backward(*dlogits, *dw, logits, to.chosen, to.piece_grads, z_loss, shape_);
+    });
+    const Var rows = ranks->dispatch(tape, gather(tape, x, to, config_.top_k), to);
+    const Var out = unit.run(tape, rows, [this, to](Tape& t, const Var& in) {
+        return grouped_linear(t, swiglu(t, grouped_linear(t, in, gate_up, to.rows)), down, to.rows);
+    });
+    return weighted_sum(tape, ranks->combine(tape, out, to), weights, to);
+}
+
+}  // namespace train70b
