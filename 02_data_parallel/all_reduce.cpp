@@ -145,6 +145,17 @@ void halving_doubling_all_reduce(Backend& peers, const Tensor& x) {
     if (has_extra) send(peers, x, r + power);
 }
 
+// In step s every rank sends to the s-th rank after it and receives from the s-th before it: one message each way.
+void pairwise_all_to_all(Backend& peers, const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
+    const size_t N = size_t(peers.size()), r = size_t(peers.rank());
+    Tensor own = to[r];
+    copy(own, from[r]);
+    for (size_t step = 1; step < N; ++step) {
+        const size_t next = (r + step) % N, previous = (r + N - step) % N;
+        exchange(peers, from[next], int(next), to[previous], int(previous));
+    }
+}
+
 const std::vector<AllReduceAlgorithm>& all_reduce_algorithms() {
     static const std::vector<AllReduceAlgorithm> list = {
         {"library", "MPI's or NCCL's own"},

@@ -42,4 +42,8 @@ void halving_doubling_all_reduce(Backend& peers, const Tensor& x);
 void ring_reduce_scatter(Backend& peers, const Tensor& x);
 void ring_all_gather(Backend& peers, const Tensor& x);
 
+// All-to-all by the same means: what stands in from[i] goes to rank i, and into to[i] what rank i sends. The sizes may
+// differ and be 0. Any dtype; nothing is added.
+void pairwise_all_to_all(Backend& peers, const std::vector<Tensor>& to, const std::vector<Tensor>& from);
+
 }  // namespace train70b

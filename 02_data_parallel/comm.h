@@ -4,6 +4,7 @@
 // N ranks, n bytes of the whole tensor. A call books the minimum number of bytes that a rank has to send (Patarasuk &
 // Yuan 2009), whatever algorithm ran:
 //   all_reduce 2 n (N-1)/N      all_gather, reduce_scatter, all_to_all, broadcast n (N-1)/N      send, send_recv n
+//   all_to_all with counts: what this rank sends to others
 // under "group.operation", as in "dp.all_reduce"; host numbers under "group.scalar". (N-1)/N is applied to the sum of
 // all calls and rounded down: if N divides the sum, the result is exact even where N does not divide the single calls.
 //
@@ -75,6 +76,11 @@ class Comm {
     [[nodiscard]] Work broadcast(Tensor x, int root, Where where = Where::current()) const;
     // Slice i of `from` goes to rank i.
     [[nodiscard]] Work all_to_all(Tensor to, Tensor from, Where where = Where::current()) const;
+    // Slices of unequal size, one for each rank, in rank order and in elements: slice i of `from` has sent[i], slice i
+    // of `to` has received[i], which is what rank i sends to this one. Any of them may be 0, and a tensor may have no
+    // elements at all. With --all-reduce by hand, pairwise_all_to_all (all_reduce.h).
+    [[nodiscard]] Work all_to_all(Tensor to, std::vector<int64_t> received, Tensor from, std::vector<int64_t> sent,
+                                  Where where = Where::current()) const;
     // Messages, matched as MPI does: those from one rank to another arrive in the order of their sends, whatever either
     // does in between. With nccl they are therefore copied through host memory and sent by MPI (backend_nccl.cu).
     [[nodiscard]] Work send(Tensor x, int to, Where where = Where::current()) const;

@@ -1,11 +1,15 @@
 // The other collectives, messages and groups against their definitions, on 1 to 8 ranks; what Comm books and refuses.
 #include <utility>
 
+#include "01_single_gpu/core/recorder.h"
 #include "02_data_parallel/all_reduce.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
+#include "02_data_parallel/runtime/work_queue.h"
 #include "tests/collectives.h"
+#include "tests/counting.h"
 #include "tests/messages.h"
+#include "tests/unequal_slices.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -58,6 +62,44 @@ TEST_CASE("all-gather, broadcast, all-to-all and messages of any dtype, 1 to 8 r
         });
         EXPECT_NONE(failures);
     }
+}
+
+TEST_CASE("all-to-all with counts: the library's and by hand, in one MPI call or in pieces, 1 to 8 ranks") {
+    for (const int64_t largest : {MpiGroup::largest_count, int64_t(7)}) {
+        const int64_t before = std::exchange(MpiGroup::largest_count, largest);
+        for (const std::string algorithm : {"library", "ring"}) {
+            const std::string used = world().use(algorithm);
+            for (int ranks = 1; ranks <= world().size(); ++ranks) {
+                Failures failures;
+                on_first_ranks(ranks, [&](const Comm& comm) { expect_unequal_slices(comm, Device::cpu, failures); });
+                INFO(algorithm, ", at most ", largest, " bytes");
+                EXPECT_NONE(failures);
+            }
+            world().use(used);
+        }
+        MpiGroup::largest_count = before;
+    }
+}
+
+TEST_CASE("pairwise all-to-all sends every slice once, straight to its rank") {
+    const auto ranks = make_mpi_backend();
+    Counting counting(*ranks);
+    const int N = counting.size(), r = counting.rank();
+    std::vector<Tensor> to, from;
+    int64_t bytes = 0, messages = 0;
+    for (int peer = 0; peer < N; ++peer) {
+        const auto count = [](int sender, int receiver) { return int64_t(sender * 3 + receiver) % 4; };
+        from.push_back(numbers(DType::i32, count(r, peer), [&](int64_t i) { return 100 * r + 10 * peer + i; }));
+        to.push_back(numbers(DType::i32, count(peer, r), [](int64_t) { return -1; }));
+        if (peer == r) continue;
+        bytes += from.back().bytes();
+        messages += from.back().size() > 0;
+    }
+    pairwise_all_to_all(counting, to, from);
+    bool good = counting.sent == bytes && counting.messages == messages;
+    for (int peer = 0; peer < N; ++peer)
+        good = equals(to[size_t(peer)], [&](int64_t i) { return 100 * peer + 10 * r + i; }) && good;
+    EXPECT_EVERYWHERE(good);
 }
 
 TEST_CASE("host numbers: sum, maximum and gather, a NaN included; a barrier; 1 to 8 ranks") {
@@ -346,8 +388,78 @@ TEST_CASE("fake process group: every peer holds a copy of this rank's data; host
     EXPECT(stats.operations.at("world.all_reduce").bytes == 7 * 2 * 240 * 5 / 6);
 }
 
+TEST_CASE("fake process group, all-to-all with counts: this rank's data for every peer, repeated; never undefined") {
+    const Comm fake = make_comm(make_fake_backend(2, 4), {.all_reduce = "ring"});
+    const Tensor from = numbers(DType::f32, 9, [](int64_t i) { return i; });  // 0 1 2 | | 3 4 | 5 6 7 8
+    const std::vector<int64_t> sent = {3, 0, 2, 4}, received = {1, 20, 2, 0};
+    Tensor to = numbers(DType::f32, 23, [](int64_t) { return -1; });
+    fake.all_to_all(to, received, from, sent).wait();
+    EXPECT(values(to) == std::vector<double>{3, 3, 4, 5, 6, 7, 8, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2, 3, 4, 3, 4});
+    EXPECT(fake.take_stats().operations.at("world.all_to_all").bytes == 28);
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i32, DType::u8}) {
+        Tensor unsent({6}, dtype, Device::cpu);  // a rank that sends nothing
+        fill(unsent, 1);
+        fake.all_to_all(unsent, {1, 2, 0, 3}, Tensor({0, 3}, dtype, Device::cpu), {0, 0, 0, 0}).wait();
+        for (int64_t i = 0; i < unsent.bytes(); ++i) EXPECT(unsent.data<uint8_t>()[i] == 0);
+        for (const int64_t rows : {0, 3}) {
+            Tensor meta({23}, dtype, Device::meta), meta_from({rows, 3}, dtype, Device::meta);
+            const std::vector<int64_t> none = {0, 0, 0, 0};
+            fake.all_to_all(meta, rows > 0 ? received : std::vector<int64_t>{20, 1, 0, 2}, meta_from,
+                            rows > 0 ? sent : none)
+                .wait();
+            fake.all_to_all(Tensor({0}, dtype, Device::meta), none, Tensor({3}, dtype, Device::meta), {1, 2, 0, 0})
+                .wait();
+        }
+    }
+}
+
+TEST_CASE("a recorder sees an all-to-all with counts as equal slices of the bytes that it sends") {
+    struct Calls : Recorder {
+        std::vector<Operation> operations;
+        int64_t ops = 0, transport = 0;
+        void op(const char*, const std::vector<int64_t>&, DType, double, double) override { ops += transport == 0; }
+        void book(Memory, int64_t) override {}
+        void phase(const std::string&) override {}
+        int split(int, const std::vector<int>&, const std::string&) override { return 0; }
+        uint64_t call(const RecordedCall& call) override {
+            operations.push_back(call.operation);
+            return operations.size();
+        }
+        void wait(uint64_t) override {}
+        void begin_transport() override { ++transport; }
+        void end_transport() override { --transport; }
+    } calls;
+    const Comm fake = make_comm(make_fake_backend(2, 4), {});
+    const Tensor from({12}, DType::bf16, Device::meta), to({20}, DType::bf16, Device::meta);
+    recorder = &calls;
+    fake.all_to_all(to, {5, 5, 3, 7}, from, {3, 6, 3, 0}).wait();
+    fake.all_to_all(Tensor({12}, DType::bf16, Device::meta), {3, 3, 3, 3}, from, {3, 3, 3, 3}).wait();
+    recorder = nullptr;
+    REQUIRE(calls.operations.size() == 2);
+    for (const Operation& operation : calls.operations) {
+        EXPECT(std::string(operation.name) == "all_to_all");
+        EXPECT(operation.details == ", bf16 by counts");
+        EXPECT(operation.wire_bytes == 3 * operation.bytes);  // as of an equal one of 12 bf16
+        EXPECT(operation.bytes == 24);
+        EXPECT(operation.sent.size() == 4);
+    }
+    EXPECT(calls.ops == 0);
+}
+
 TEST_CASE("invalid calls are caught before anything is sent") {
     const Comm fake = make_comm(make_fake_backend(0, 4), {});
+    {
+        const Tensor from({10}, DType::f32, Device::cpu), to({6}, DType::f32, Device::cpu);
+        const std::vector<int64_t> sent = {1, 2, 3, 4}, received = {1, 0, 0, 5};
+        fake.all_to_all(to, received, from, sent).wait();
+        EXPECT_CHECK_FAILS(fake.all_to_all(to, {1, 0, 0, 4}, from, sent).wait());
+        EXPECT_CHECK_FAILS(fake.all_to_all(to, {1, 0, 0, 6}, from, sent).wait());
+        EXPECT_CHECK_FAILS(fake.all_to_all(to, {1, 5}, from, sent).wait());
+        EXPECT_CHECK_FAILS(fake.all_to_all(to, {1, -1, 0, 6}, from, sent).wait());
+        EXPECT_CHECK_FAILS(fake.all_to_all(to, {2, 0, 0, 4}, from, sent).wait());  // of itself it expects 2
+        EXPECT_CHECK_FAILS(fake.all_to_all(Tensor({6}, DType::i32, Device::cpu), received, from, sent).wait());
+        EXPECT_CHECK_FAILS(fake.all_to_all(from.row_slice(0, 6), received, from, sent).wait());
+    }
     Tensor x({10}, DType::f32, Device::cpu), y({40}, DType::bf16, Device::cpu), z({39}, DType::f32, Device::cpu);
     EXPECT_CHECK_FAILS(fake.all_gather(y, x).wait());
     EXPECT_CHECK_FAILS(fake.reduce_scatter(x, z).wait());

@@ -8,6 +8,7 @@
 #include "02_data_parallel/data_parallel.h"
 #include "tests/device_comms.h"
 #include "tests/messages.h"
+#include "tests/unequal_slices.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -142,6 +143,24 @@ TEST_CASE("device tensors: all-reduce by every algorithm, and every other collec
         EXPECT_EVERYWHERE(N == 1 || stats.operations.at("world.all_reduce").seconds > 0);
     }
     world().use("library");
+}
+
+TEST_CASE("device tensors: all-to-all with counts, the library's and by hand") {
+    if (!has_gpu()) return;
+    for (const Comm& comm : device_comms())
+        for (const std::string algorithm : {"library", "ring"}) {
+            comm.use(algorithm);
+            Failures failures;
+            expect_unequal_slices(comm, Device::cuda, failures);
+            INFO(std::string(comm.backend()), ", ", algorithm);
+            EXPECT_NONE(failures);
+        }
+    Tensor to({5}, DType::f32, Device::cuda);
+    const Comm fake = make_comm(make_fake_backend(1, 2), {});
+    fake.all_to_all(to, {3, 2}, numbers(DType::f32, 2, 0), {0, 2}).wait();
+    EXPECT_EVERYWHERE(equals(to, [](int64_t i) { return element(0, i < 3 ? i % 2 : i - 3); }));
+    fake.all_to_all(to, {5, 0}, Tensor({0}, DType::f32, Device::cuda), {0, 0}).wait();
+    EXPECT_EVERYWHERE(equals(to, [](int64_t) { return 0; }));
 }
 
 TEST_CASE("device tensors: a Work keeps what it reads and writes, whoever else lets go of it") {

@@ -16,9 +16,14 @@ disagree size "rank 0 of 3: dp.all_reduce #101, 1000 fp32" "rank 1 of 3: dp.all_
 disagree dtype "rank 1 of 3: dp.all_reduce #101, 1000 bf16"
 disagree reduction "rank 1 of 3: dp.all_reduce #101, 1000 fp32 max"
 disagree root "from rank 0" "from rank 1"
+disagree counts "rank 1 sends 11 elements to rank 2, which expects 10" "rank 2 of 3: dp.all_to_all #101, fp32 by counts"
 disagree scalar "dp.scalar #101, 1 numbers" "dp.barrier #101"
 disagree message-too-long "rank 1: check failed" "rank 0 of the group sent more than the 2000 bytes"
 disagree message-too-short "rank 1: check failed" "rank 0 of the group sent 2000 bytes, this rank expected 4000"
+
+run 3 "$bin/test_02_faults" counts --comm-check off
+verdict "counts that disagree, without the check" "$(ends 1 10)$(
+    says "mismatch: rank 1 of the group sent more than the 40 bytes this rank expected")"
 
 # Without the check a rank that is missing is found by the clock, by name, with the log of the last 64.
 run 3 "$bin/test_02_faults" silence --comm-check off --comm-timeout 3

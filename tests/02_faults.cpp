@@ -41,6 +41,10 @@ void program(int argc, char** argv) {
         dp.all_reduce(x, odd_one ? Reduce::max : Reduce::sum).wait();
     } else if (way == "root") {
         dp.broadcast(x, odd_one ? 1 : 0).wait();
+    } else if (way == "counts") {
+        const std::vector<int64_t> received = {10, 10, 10}, sent = {10, 10, odd_one ? 11 : 10};
+        const Tensor from = x.row_slice(0, odd_one ? 31 : 30);
+        dp.all_to_all(x.row_slice(100, 130), received, from, sent).wait();
     } else if (way == "scalar") {
         odd_one ? dp.barrier().wait() : void(dp.sum(1));
     } else if (way == "message-too-long") {

@@ -129,6 +129,26 @@ TEST_CASE("of several mistakes, the first is named") {
                   "bytes, but rank 1 calls tp.reduce_scatter #4, 64 bf16 in B0 (layer.cpp:32), 8 bytes"});
 }
 
+TEST_CASE("the bytes of an all-to-all with counts may differ by rank, its dtype and its place not") {
+    const auto recording = [](const char* dtype, bool uneven, bool swapped) {
+        ByHand hand(4);
+        for (int64_t rank = 0; rank < 4; ++rank) {
+            hand.part(rank, {.kind = Sequence::Part::Kind::update});
+            CommCall call = collective(0, "all_to_all", 0, "experts.cpp:1", rank == 3 ? dtype : "fp32");
+            call.bytes = 100 * rank;
+            call.uneven = uneven;
+            const CommCall other = collective(0, "all_reduce", 8, "experts.cpp:2");
+            hand.call(rank, swapped && rank == 1 ? other : call);
+            hand.call(rank, swapped && rank == 1 ? call : other);
+        }
+        return hand.recording;
+    };
+    EXPECT(wrong(recording("fp32", true, false)) == "");
+    expect_parts(wrong(recording("fp32", false, false)), {"call 1", "0 bytes", "100 bytes"});
+    expect_parts(wrong(recording("bf16", true, false)), {"call 1", "but rank 3 calls world.all_to_all #1, 0 bf16"});
+    expect_parts(wrong(recording("fp32", true, true)), {"call 1", "(rank 1 makes two calls in the other order)"});
+}
+
 TEST_CASE("a rank swaps two collectives of one group") {
     expect_parts(
         wrong(Step8().edited(4, [](RankEdit& list) { list.exchange(at(list, "zero.cpp:1"), at(list, "zero.cpp:2")); })),

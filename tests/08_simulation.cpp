@@ -94,6 +94,25 @@ TEST_CASE("collectives of a group run in the order of the calls; those of two gr
     }
 }
 
+TEST_CASE("an all-to-all to which ranks bring different bytes takes as long as the one with most") {
+    // The rank with most is the first, the last or in the middle, and another one in the second call.
+    for (const auto& [a, b, c] : {std::tuple(10, 20, 50), {50, 10, 20}, {20, 50, 10}, {50, 50, 50}, {0, 50, 0}}) {
+        std::vector<Script> scripts;
+        for (const int64_t bytes : {a, b, c}) {
+            Script& script = scripts.emplace_back();
+            script.wait(script.call({.operation = "all_to_all", .bytes = bytes, .uneven = true}));
+            script.op(1).wait(script.call({.operation = "all_to_all", .bytes = 60 - bytes, .uneven = true}));
+        }
+        const Recording recording = recording_of(3, {}, scripts, [](int64_t rank) { return int(rank); });
+        const double second = 60.0 - std::min({a, b, c});
+        for (const bool symmetry : {true, false}) {
+            const SimulatedStep step = simulate_step(recording, plain_model(3, 3, 10, 10, 0.5), {.symmetry = symmetry});
+            INFO(a, " ", b, " ", c);
+            EXPECT(near(step.seconds, 0.5 + 5 + 1 + 0.5 + second / 10));
+        }
+    }
+}
+
 TEST_CASE("equal groups that share a link slow each other down") {
     // Two nodes of four; dp groups across the nodes: four rings through each node's one link.
     Script script;

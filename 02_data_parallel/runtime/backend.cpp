@@ -2,6 +2,15 @@
 
 namespace train70b {
 
+RequestPtr Backend::all_to_all_v(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
+    std::vector<RequestPtr> messages;
+    for (int peer = 0; peer < size(); ++peer)
+        messages.push_back(exchange(from[size_t(peer)], peer, to[size_t(peer)], peer));
+    for (const RequestPtr& message : messages)
+        if (message) message->wait();
+    return nullptr;
+}
+
 Tensor Backend::scratch(int64_t count, DType dtype, Device device, size_t number) {
     const size_t index = number * 8 + size_t(dtype);
     if (index >= scratch_.size()) scratch_.resize(index + 1);

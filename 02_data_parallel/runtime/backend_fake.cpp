@@ -69,6 +69,21 @@ class FakeBackend : public Backend {
         }
         return nullptr;
     }
+    // Peer i sends what this rank sends to itself and then, until to[i] is full, what it sends to the next ranks.
+    RequestPtr all_to_all_v(const std::vector<Tensor>& to, const std::vector<Tensor>& from) override {
+        const bool any = std::any_of(from.begin(), from.end(), [](const Tensor& x) { return x.size() > 0; });
+        for (Tensor slice : to) {
+            if (!any) fill(slice, 0);
+            for (int64_t filled = 0, i = rank_; any && filled < slice.size(); ++i) {
+                const Tensor& mine = from[size_t(i % size_)];
+                const Shape part = {std::min(mine.size(), slice.size() - filled)};
+                Tensor target = slice.element_slice(filled, part);
+                if (part[0] > 0) copy(target, mine.element_slice(0, part));
+                filled += part[0];
+            }
+        }
+        return nullptr;
+    }
     void barrier() override {}
     std::vector<double> gather(const std::vector<double>& mine) override {
         std::vector<double> all;

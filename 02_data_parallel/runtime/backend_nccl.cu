@@ -299,6 +299,17 @@ class NcclBackend : public BackendOverMpi {
             NCCL_CHECK(ncclGroupEnd());
         });
     }
+    RequestPtr all_to_all_v(const std::vector<Tensor>& to, const std::vector<Tensor>& from) override {
+        return issue([&](cudaStream_t stream) {
+            NCCL_CHECK(ncclGroupStart());
+            for (int peer = 0; peer < size(); ++peer) {
+                const Tensor &in = to[size_t(peer)], &out = from[size_t(peer)];
+                if (out.size() > 0) NCCL_CHECK(ncclSend(out.raw(), out.bytes(), ncclUint8, peer, comm_, stream));
+                if (in.size() > 0) NCCL_CHECK(ncclRecv(in.raw(), in.bytes(), ncclUint8, peer, comm_, stream));
+            }
+            NCCL_CHECK(ncclGroupEnd());
+        });
+    }
     // Not the whole device: on a channel a receive may be waiting for what its sender sends after this.
     void synchronize() override {
         for (const cudaStream_t stream : {cuda::stream(), side_stream(), stream()})

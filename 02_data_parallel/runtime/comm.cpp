@@ -58,6 +58,19 @@ void check_slice(const Tensor& part, const Tensor& whole, int64_t ranks) {
           part.size(), name_of(part.dtype()), ranks, whole.size(), name_of(whole.dtype()));
 }
 
+// A slice of x for each rank.
+std::vector<Tensor> slices(const Tensor& x, const std::vector<int64_t>& counts, int64_t ranks) {
+    std::vector<Tensor> list;
+    int64_t begin = 0;
+    for (const int64_t count : counts) {
+        list.push_back(x.element_slice(begin, {count}));
+        begin += count;
+    }
+    CHECK(int64_t(counts.size()) == ranks && begin == x.size(), "{} counts of {} elements for {} ranks and {} elements",
+          counts.size(), begin, ranks, x.size());
+    return list;
+}
+
 // What an operation of one rank comes to.
 Work copy_to(Tensor to, const Tensor& from) {
     if (!to.starts_with(from)) copy(to, from);
@@ -141,6 +154,32 @@ Work Comm::all_to_all(Tensor to, Tensor from, Where where) const {
                   .tensors = {to, from},
                   .written = 1,
                   .run = [to, from](Backend& peers) { return peers.all_to_all(to, from); },
+                  .where = where});
+}
+
+Work Comm::all_to_all(Tensor to, std::vector<int64_t> received, Tensor from, std::vector<int64_t> sent,
+                      Where where) const {
+    const int64_t n = size();
+    const std::vector<Tensor> in = slices(to, received, n), out = slices(from, sent, n);
+    const Tensor &kept = in[size_t(rank())], &own = out[size_t(rank())];
+    CHECK(to.dtype() == from.dtype() && kept.size() == own.size(), "{} {} for this rank itself, received as {} {}",
+          own.size(), name_of(from.dtype()), kept.size(), name_of(to.dtype()));
+    CHECK(!to.overlaps(from), "all_to_all does not work in place");
+    if (n == 1) return copy_to(to, from);
+    const bool by_hand = has_peers() && group_->shared->algorithm->all_reduce;
+    const int64_t to_others = from.bytes() - own.bytes();
+    return start({.name = "all_to_all",
+                  .details = fmt::format(", {} by counts", name_of(from.dtype())),
+                  .wire_bytes = to_others * n,
+                  .tensors = {to, from},
+                  .written = 1,
+                  .bytes = to_others * n / (n - 1),
+                  .sent = std::move(sent),
+                  .received = std::move(received),
+                  .run = [in, out, by_hand](Backend& peers) -> RequestPtr {
+                      if (!by_hand) return peers.all_to_all_v(in, out);
+                      return peers.on_side_stream([&] { pairwise_all_to_all(peers, in, out); });
+                  },
                   .where = where});
 }
 

@@ -148,9 +148,10 @@ void Work::State::check_agreement() const {
     const auto call = [](const std::string& text) { return text.substr(0, text.find('\n')); };
     bool equal = true;
     for (const std::string& text : all) equal = equal && call(text) == call(all[0]);
-    if (equal) return;
-    std::string report =
-        fmt::format("mismatch: the ranks of group {} disagree about what comes next (--comm-check)\n", group->name);
+    const std::string counts = equal ? check_counts() : "";
+    if (equal && counts.empty()) return;
+    std::string report = fmt::format(
+        "mismatch: the ranks of group {} disagree about what comes next (--comm-check)\n{}", group->name, counts);
     for (size_t i = 0; i < all.size(); ++i)
         report += fmt::format("  rank {} of {}: {}  at {}\n", i, all.size(), call(all[i]),
                               all[i].substr(all[i].find('\n') + 1));
@@ -162,6 +163,21 @@ void Work::State::check_agreement() const {
     }
     end_all_ranks(1);
     throw std::runtime_error(report);  // where a test has replaced end_all_ranks
+}
+
+// The first message of a call with counts of which the two ranks disagree, in words; the same on every rank.
+std::string Work::State::check_counts() const {
+    Backend& backend = *group->backend;
+    if (operation.sent.empty() || !backend.has_peers()) return {};
+    std::vector<double> mine(operation.sent.begin(), operation.sent.end());
+    mine.insert(mine.end(), operation.received.begin(), operation.received.end());
+    const std::vector<double> all = backend.gather(mine);
+    const size_t n = operation.sent.size();
+    for (size_t from = 0; from < n; ++from)
+        for (size_t to = 0; to < n; ++to)
+            if (const double out = all[from * 2 * n + to], in = all[to * 2 * n + n + from]; out != in)
+                return fmt::format("  rank {} sends {} elements to rank {}, which expects {}\n", from, out, to, in);
+    return {};
 }
 
 void WorkQueue::check_tensors(const std::shared_ptr<Work::State>& work) {

@@ -22,9 +22,10 @@ struct Operation {
     int64_t wire_bytes = 0;       // the formula of comm.h before its division by N
     std::vector<Tensor> tensors;  // kept alive until the operation has completed
     size_t written = 0;           // that many of them are written, the others only read
-    int64_t bytes = 0;            // without tensors: of this rank's numbers
-    int to = -1, from = -1;       // of a message: ranks in the group
-    bool shift = false;           // Comm::ring_shift
+    int64_t bytes = 0;            // without tensors: of this rank's numbers; with counts: of equal slices, as many sent
+    std::vector<int64_t> sent, received;  // counts, if there are: elements by rank, which may differ between ranks
+    int to = -1, from = -1;               // of a message: ranks in the group
+    bool shift = false;                   // Comm::ring_shift
     std::function<RequestPtr(Backend&)> run;
     std::source_location where;
 };
@@ -105,6 +106,7 @@ struct Work::State {
 
   private:
     void check_agreement() const;  // --comm-check
+    std::string check_counts() const;
     void add_seconds(double seconds);
 };
 

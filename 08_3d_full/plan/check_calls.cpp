@@ -128,7 +128,7 @@ void Matcher::match_collectives() {
     for (const Sequence& sequence : recording_.sequences) {
         CallIds& mine = kind_of_.emplace_back();
         for (const CommCall& each : sequence.calls)
-            mine.push_back(kinds.of({each.operation, each.details, each.bytes}));
+            mine.push_back(kinds.of({each.operation, each.details, each.uneven ? -1 : each.bytes}));
     }
     for (size_t family = 0; family < recording_.families.size(); ++family) {
         Numbering<CallIds> lists;

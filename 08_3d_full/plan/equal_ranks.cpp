@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 #include <unordered_map>
 
 #include "01_single_gpu/core/check.h"
@@ -169,11 +170,14 @@ void Refinement::add_collectives(const CommCall& first, int64_t rank) {
     collective_at_[size_t(first.family)][size_t(group)] = id;
     Site site{.kind = mixed(Hash(first.family) + 1, Hash(0)), .first_entry = entries_.size()};
     for (const int32_t member : members) site.ranks.push_back({member, false});
-    const size_t sequence = size_t(recording_.class_of[size_t(rank)]);
-    const std::vector<CommCall>& calls = of(rank).calls;
-    for (size_t i = 0; i < calls.size(); ++i)
-        if (used_[sequence][i] && !calls[i].message() && calls[i].family == first.family)
-            add_transfer(site, id, calls[i], members, groups(first).place[size_t(rank)]);
+    std::set<int32_t> sequences;  // an all-to-all's bytes may differ by rank
+    for (const int32_t member : members) sequences.insert(recording_.class_of[size_t(member)]);
+    for (const int32_t sequence : sequences) {
+        const std::vector<CommCall>& calls = recording_.sequences[size_t(sequence)].calls;
+        for (size_t i = 0; i < calls.size(); ++i)
+            if (used_[size_t(sequence)][i] && !calls[i].message() && calls[i].family == first.family)
+                add_transfer(site, id, calls[i], members, groups(first).place[size_t(rank)]);
+    }
     site.end_entry = entries_.size();
     sites_.push_back(std::move(site));
 }

@@ -83,7 +83,9 @@ class StepRecorder : public Recorder, public RunControl {
             call.bytes = o.tensors.back().bytes();
             if (o.tensors.size() > 1) call.received = o.tensors[0].bytes();
         } else {
-            for (const Tensor& tensor : o.tensors) call.bytes = std::max(call.bytes, tensor.bytes());
+            call.uneven = !o.sent.empty();
+            for (const Tensor& tensor : o.tensors)
+                if (!call.uneven) call.bytes = std::max(call.bytes, tensor.bytes());
         }
         add({.kind = Event::Kind::call,
              .what = index_of(call, calls, calls_by_hash_, double(call.bytes) + 1e-3 * double(o.where.line()))});

@@ -57,7 +57,8 @@ struct CommCall {
     int64_t received = 0;    // of send_recv: bytes
     bool channel = false;    // a message on a channel of its own (Comm::p2p_channel)
     bool shift = false;      // Comm::ring_shift: matched with shifts only
-    std::string where;       // "03_zero/zero.cpp:130"
+    bool uneven = false;  // an all_to_all with counts: `bytes` of equal slices, as many sent; they may differ by rank
+    std::string where;    // "03_zero/zero.cpp:130"
     auto operator<=>(const CommCall&) const = default;
     bool message() const { return to >= 0 || from >= 0; }
 };

@@ -281,7 +281,10 @@ void Simulation::arrive(const EqualRanks::Meeting& meeting, int32_t id, double t
     Site& site = sites_[size_t(meeting.site)];
     Instance& instance = site.instances[size_t(id)];
     instance.start = std::max(instance.start, time);
-    if (meeting.transfer >= 0) instance.transfer = meeting.transfer;
+    // Of an all-to-all to which the ranks bring different bytes: the most.
+    if (meeting.transfer >= 0 && (instance.transfer < 0 || equal_.transfers[size_t(meeting.transfer)].bytes >
+                                                               equal_.transfers[size_t(instance.transfer)].bytes))
+        instance.transfer = meeting.transfer;
     if (++instance.arrived < int32_t(site.participants.size())) return;
     CHECK(instance.transfer >= 0, "a message without a sender");
     const double latency = equal_.transfers[size_t(instance.transfer)].latency_s;
