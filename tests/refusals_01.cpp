@@ -164,6 +164,8 @@ TEST_CASE("01: data") {
                     {"a folder behind a link", "link/b: is a link to a folder", "--data ../files/link"}});
     place.refused("a config.json that is nested deeply", "01_single_gpu", "deep/config.json|nested deeper than 64",
                   "--load-hf ../files/deep");
+    place.refused("experts of a loaded model", "01_single_gpu", "--top-k|not allowed with --load-hf",
+                  "--load-hf ../files/deep --top-k 2");
 }
 
 TEST_CASE("01: outputs") {

@@ -14,10 +14,20 @@
 
 namespace train70b {
 
+namespace {
+const std::vector<std::string> kOfExperts = {  // they need --experts
+    "--top-k",        "--expert-ffn",    "--shared-experts", "--dense-layers",   "--router", "--router-normalize",
+    "--router-scale", "--expert-groups", "--top-groups",     "--capacity-factor"};
+}
+
 const std::vector<std::string>& ModelFlags::names() {
-    static const std::vector<std::string> list = {"--model",    "--layers",   "--hidden",         "--heads",
-                                                  "--kv-heads", "--head-dim", "--qkv-bias",       "--qk-norm",
-                                                  "--ffn",      "--vocab",    "--tied-embeddings"};
+    static const std::vector<std::string> list = [] {
+        std::vector<std::string> all = {"--model",    "--layers",   "--hidden",          "--heads",
+                                        "--kv-heads", "--head-dim", "--qkv-bias",        "--qk-norm",
+                                        "--ffn",      "--vocab",    "--tied-embeddings", "--experts"};
+        all.insert(all.end(), kOfExperts.begin(), kOfExperts.end());
+        return all;
+    }();
     return list;
 }
 
@@ -63,12 +73,6 @@ void ModelFlags::add_to(Flags& flags) {
               real_number(0, kInfinity));
 }
 
-namespace {
-const std::vector<std::string> kOfExperts = {
-    "--top-k",        "--expert-ffn",    "--shared-experts", "--dense-layers",   "--router", "--router-normalize",
-    "--router-scale", "--expert-groups", "--top-groups",     "--capacity-factor"};
-}
-
 LlamaConfig ModelFlags::shape(const Flags& flags) const {
     LlamaConfig model = preset(model_);
     if (layers_) model.layers = *layers_;
@@ -82,35 +86,22 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
     if (ffn_) model.ffn = *ffn_;
     if (vocab_) model.vocab = *vocab_;
     if (flags.given("--tied-embeddings")) model.tied = tied_;
-    read_experts(model, flags);
+    model.experts = read_experts(model, flags);
     check_config(model);
     return model;
 }
 
-// A preset's own, with what was given.
-void ModelFlags::read_experts(LlamaConfig& model, const Flags& flags) const {
-    ExpertsConfig& x = model.experts;
-    if (x.count == 0 && !flags.given("--experts")) {
+ExpertsConfig ModelFlags::read_experts(const LlamaConfig& model, const Flags& flags) const {
+    if (!flags.given("--experts")) {
         for (const std::string& flag : kOfExperts)
             if (flags.given(flag)) usage_error("{}: needs --experts N", flag);
-        return;
+        return {};
     }
-    const bool sparse_preset = x.count > 0;
-    const auto take = [&](const char* flag, auto ExpertsConfig::*field) {
-        if (!sparse_preset || flags.given(flag)) x.*field = experts_.*field;
-    };
-    take("--experts", &ExpertsConfig::count);
-    take("--top-k", &ExpertsConfig::top_k);
-    take("--expert-ffn", &ExpertsConfig::ffn);
-    take("--shared-experts", &ExpertsConfig::shared);
-    take("--dense-layers", &ExpertsConfig::dense_layers);
-    take("--router-normalize", &ExpertsConfig::normalize);
-    take("--router-scale", &ExpertsConfig::scale);
-    take("--expert-groups", &ExpertsConfig::groups);
-    take("--top-groups", &ExpertsConfig::top_groups);
-    take("--capacity-factor", &ExpertsConfig::capacity_factor);
-    if (!sparse_preset || flags.given("--router")) x.sigmoid = router_ == "sigmoid";
-    if (x.ffn == 0) x.ffn = std::max<int64_t>(model.ffn / x.top_k, 1);  // as many active parameters as the dense model
+    ExpertsConfig experts = experts_;
+    experts.sigmoid = router_ == "sigmoid";
+    if (experts.ffn == 0)  // as many active parameters as the dense model
+        experts.ffn = std::max<int64_t>(model.ffn / experts.top_k, 1);
+    return experts;
 }
 
 namespace {

@@ -21,7 +21,7 @@ class ModelFlags {
     static const std::vector<std::string>& names();  // "--model", ...
 
   private:
-    void read_experts(LlamaConfig& model, const Flags& flags) const;
+    ExpertsConfig read_experts(const LlamaConfig& model, const Flags& flags) const;
 
     std::string model_ = "tiny";
     std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
