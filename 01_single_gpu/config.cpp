@@ -80,24 +80,22 @@ void check_size(const LlamaConfig& c, const DimensionNames& n) {
     usage_error("{}{} {}: the model would have more than 1e15 parameters (--model {} has {} {})", n.where, worst.name,
                 c.*worst.value, largest.name, worst.name, largest.*worst.value);
 }
-}  // namespace
 
-namespace {
-void check_experts(const LlamaConfig& c, const DimensionNames& n) {
+void check_experts(const LlamaConfig& c) {  // only flags make them so far
     const ExpertsConfig& x = c.experts;
     if (x.count == 0) return;
-    if (x.top_k > x.count) usage_error("{}{} {} must be at most {} {}", n.where, n.top_k, x.top_k, n.experts, x.count);
+    if (x.top_k > x.count) usage_error("--top-k {} must be at most --experts {}", x.top_k, x.count);
     if (x.dense_layers >= c.layers)
-        usage_error("{}--dense-layers {} must be less than {} {}, or no layer has experts", n.where, x.dense_layers,
-                    n.layers, c.layers);
+        usage_error("--dense-layers {} must be less than --layers {}, or no layer has experts", x.dense_layers,
+                    c.layers);
     if (x.count % x.groups != 0)
-        usage_error("{}{} {} is not divisible by --expert-groups {} (try {})", n.where, n.experts, x.count, x.groups,
+        usage_error("--experts {} is not divisible by --expert-groups {} (try {})", x.count, x.groups,
                     std::gcd(x.count, x.groups));
     if (x.top_groups > x.groups)
-        usage_error("{}--top-groups {} must be at most --expert-groups {}", n.where, x.top_groups, x.groups);
+        usage_error("--top-groups {} must be at most --expert-groups {}", x.top_groups, x.groups);
     if (const int64_t eligible = x.count / x.groups * x.top_groups; x.top_k > eligible)
-        usage_error("{}{} {}: the best {} of {} groups have {} experts (try a larger --top-groups)", n.where, n.top_k,
-                    x.top_k, x.top_groups, x.groups, eligible);
+        usage_error("--top-k {}: the best {} of {} groups have {} experts (try a larger --top-groups)", x.top_k,
+                    x.top_groups, x.groups, eligible);
 }
 }  // namespace
 
@@ -123,7 +121,7 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
                     c.head_size > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
     if (c.qkv_bias && c.qk_norm)
         usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
-    check_experts(c, n);
+    check_experts(c);
 }
 
 void refuse_experts(const LlamaConfig& c) {
@@ -165,17 +163,10 @@ int64_t LlamaConfig::block_vectors(int64_t tp) const {
            + (qk_norm ? 2 * head_dim() : 0);                  // norms of q and k, shared by the heads
 }
 
-int64_t LlamaConfig::experts_parameters(int64_t of) const {
-    return experts.count * hidden + 3 * (of * experts.ffn + experts.shared * experts.ffn - ffn) * hidden;
-}
-
-int64_t LlamaConfig::parameters() const {
-    return layers * block_parameters() + sparse_layers() * experts_parameters() + hidden +
-           (tied ? 1 : 2) * vocab * hidden;
-}
-
-int64_t LlamaConfig::active_parameters() const {
-    return parameters() - sparse_layers() * (experts_parameters() - active_experts_parameters());
+int64_t LlamaConfig::parameters_with(int64_t experts_of_layer) const {
+    // What a sparse block has more than a dense one: the router, and other MLPs.
+    const int64_t more = (experts.count + 3 * ((experts_of_layer + experts.shared) * experts.ffn - ffn)) * hidden;
+    return layers * block_parameters() + sparse_layers() * more + hidden + (tied ? 1 : 2) * vocab * hidden;
 }
 
 double flops_per_token(const LlamaConfig& c, double seq_len) {

@@ -32,7 +32,6 @@ struct ExpertsConfig {
     double capacity_factor = 0;          // slots per sequence and expert: ceil(factor T k / N); 0: no limit
 
     RouterShape router() const { return {count, top_k, sigmoid, normalize, scale, groups, top_groups}; }
-    bool operator==(const ExpertsConfig&) const = default;
 };
 
 struct LlamaConfig {
@@ -71,14 +70,11 @@ struct LlamaConfig {
     int64_t block_matrices(int64_t tp = 1) const;
     int64_t block_vectors(int64_t tp = 1) const;
     int64_t block_parameters(int64_t tp = 1) const { return block_matrices(tp) + block_vectors(tp); }
-    // What a sparse block has more: of all its experts, or of the k that a token passes.
-    int64_t experts_parameters() const { return experts_parameters(experts.count); }
-    int64_t active_experts_parameters() const { return experts_parameters(experts.top_k); }
-    int64_t parameters() const;
-    int64_t active_parameters() const;  // of them, those that a token passes
+    int64_t parameters() const { return parameters_with(experts.count); }
+    int64_t active_parameters() const { return parameters_with(experts.top_k); }  // those that a token passes
 
   private:
-    int64_t experts_parameters(int64_t of) const;
+    int64_t parameters_with(int64_t experts_of_layer) const;
 };
 
 // One of preset_names(): tiny, 125m, 1b ... 405b, llama3.2-1b, qwen3-8b ...; usage error for any other name.
@@ -90,7 +86,7 @@ std::vector<std::string> preset_names();
 struct DimensionNames {
     std::string where;  // prefix of the message
     const char *layers = "--layers", *hidden = "--hidden", *heads = "--heads", *kv_heads = "--kv-heads", *ffn = "--ffn",
-               *vocab = "--vocab", *head_dim = "--head-dim", *experts = "--experts", *top_k = "--top-k";
+               *vocab = "--vocab", *head_dim = "--head-dim";
 };
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});

@@ -15,6 +15,16 @@ Tensor converted(const Tensor& x, DType dtype) {
     return y;
 }
 
+// Host numbers in the dtype and on the device of another tensor.
+Tensor numbers_like(const Tensor& other, const std::vector<double>& values, const Shape& shape) {
+    Tensor x(shape, other.dtype(), other.device(), Memory::workspace);
+    if (x.device() == Device::meta) return x;
+    Tensor host(shape, DType::f64, Device::cpu, Memory::workspace);
+    std::copy(values.begin(), values.end(), host.data<double>());
+    copy(x, host);
+    return x;
+}
+
 // (R, E) -> (S, E): the rows of the kept slots, sorted by expert.
 Var gather(Tape& tape, const Var& x, const Routing& to, int64_t top_k) {
     Var y{.data = Tensor({to.order.size(), x.data.cols()}, x.data.dtype(), x.data.device())};
@@ -57,11 +67,10 @@ Var grouped_linear(Tape& tape, const Var& x, Param& w, const std::vector<int64_t
 
 }  // namespace
 
-RowPieces ExpertRanks::pieces(const Batch& batch, int64_t rows, int) const {
-    RowPieces result{.length = batch.seq_len, .pieces = {}};
-    CHECK(rows == batch.sequences * batch.seq_len, "{} rows of {} sequences", rows, batch.sequences);
-    for (int64_t s = 0; s < batch.sequences; ++s) result.pieces.push_back({s, 0});
-    return result;
+std::vector<RowPiece> ExpertRanks::pieces(const Batch& batch, int) const {
+    std::vector<RowPiece> list;
+    for (int64_t s = 0; s < batch.sequences; ++s) list.push_back({s, 0});
+    return list;
 }
 
 Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double out_std, const Balance& balance)
@@ -85,23 +94,10 @@ void Experts::set_bias(std::vector<float> bias) {
 }
 
 // The same for all tokens of a step.
-const Tensor& Experts::bias_on(Device device, DType dtype) {
-    if (bias_.empty() || device_bias_) return device_bias_;
-    const int64_t N = int64_t(bias_.size());
-    device_bias_ = Tensor({N}, dtype, device, Memory::workspace);
-    if (device == Device::meta) return device_bias_;
-    Tensor host({N}, DType::f32, Device::cpu, Memory::workspace), rounded({N}, dtype, Device::cpu, Memory::workspace);
-    std::copy(bias_.begin(), bias_.end(), host.data<float>());
-    copy(rounded, host);
-    copy(device_bias_, rounded);
+const Tensor& Experts::bias_like(const Tensor& logits) {
+    if (!bias_.empty() && !device_bias_)
+        device_bias_ = numbers_like(logits, {bias_.begin(), bias_.end()}, {int64_t(bias_.size())});
     return device_bias_;
-}
-
-void Experts::clear(Device device) {
-    std::fill(loads.slots.begin(), loads.slots.end(), 0.0);
-    std::fill(loads.dropped.begin(), loads.dropped.end(), 0.0);
-    if (!losses) losses = Tensor({2}, DType::f64, device, Memory::workspace);
-    fill(losses, 0);
 }
 
 // The coefficient of the z-loss of one row; 0 in an evaluation.
@@ -124,79 +120,67 @@ Var Experts::logits(Tape& tape, const Var& x) {
     return y;
 }
 
-// The gradient of the balancing loss by each score of a row, one line per piece. counts: of all parts, (parts, P, N).
-Tensor Experts::piece_grads(const std::vector<double>& counts, const RowPieces& mine, const Batch& batch,
+// The gradient of the balancing loss by each score of a row, one line for each of this rank's pieces. counts: (pieces,
+// N); the pieces may be those of all parts.
+Tensor Experts::piece_grads(const std::vector<double>& counts, const std::vector<RowPiece>& pieces, const Batch& batch,
                             const Tensor& logits) const {
     if (balance_.aux_loss == 0 || batch.sequence_scale == 0) return {};
-    const int64_t N = config_.count, P = int64_t(mine.pieces.size()), T = batch.whole_len;
-    std::vector<double> in_sequence(size_t(batch.sequences * N), 0.0);
-    for (size_t part = 0; part * size_t(P * N) < counts.size(); ++part) {
-        // The pieces of all parts are alike but for their positions.
-        const RowPieces pieces = ranks->pieces(batch, mine.length * P, int(part));
-        for (int64_t p = 0; p < P; ++p)
-            for (int64_t e = 0; e < N; ++e)
-                in_sequence[size_t(pieces.pieces[size_t(p)].sequence * N + e)] +=
-                    counts[(part * size_t(P) + size_t(p)) * size_t(N) + size_t(e)];
-    }
-    const DType dtype = logits.dtype();
-    const Device device = logits.device();
-    Tensor grads({P, N}, dtype, device, Memory::workspace);
-    if (device == Device::meta) return grads;
-    Tensor host({P, N}, DType::f64, Device::cpu, Memory::workspace);
-    const double per_token = balance_.aux_loss * batch.sequence_scale / double(T);
-    for (int64_t p = 0; p < P; ++p)
-        for (int64_t e = 0; e < N; ++e) {
-            const double f = balance_.of_batch ? double(fractions_[size_t(e)])
-                                               : in_sequence[size_t(mine.pieces[size_t(p)].sequence * N + e)] *
-                                                     double(N) / double(config_.top_k * T);
-            host.data<double>()[p * N + e] = per_token * f;
-        }
-    Tensor rounded({P, N}, dtype, Device::cpu, Memory::workspace);
-    copy(rounded, host);
-    copy(grads, rounded);
-    return grads;
+    const size_t N = size_t(config_.count);
+    const double per_token = balance_.aux_loss * batch.sequence_scale / double(batch.whole_len);
+    std::vector<double> slots(size_t(batch.sequences) * N, 0.0), grads;  // slots: of each sequence
+    for (size_t q = 0; q < pieces.size(); ++q)
+        for (size_t e = 0; e < N; ++e) slots[size_t(pieces[q].sequence) * N + e] += counts[q * N + e];
+    const std::vector<RowPiece> mine = ranks->pieces(batch, ranks->part());
+    for (const RowPiece& piece : mine)
+        for (size_t e = 0; e < N; ++e)
+            grads.push_back(per_token * (balance_.of_batch ? double(fractions_[e])
+                                                           : slots[size_t(piece.sequence) * N + e] * double(N) /
+                                                                 double(config_.top_k * batch.whole_len)));
+    return numbers_like(logits, grads, {int64_t(mine.size()), config_.count});
 }
 
 void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
     const int64_t R = logits.rows(), N = config_.count, k = config_.top_k;
     const Device device = logits.device();
-    const RowPieces mine = ranks->pieces(batch, R, ranks->part());
-    const int64_t P = int64_t(mine.pieces.size());
+    const std::vector<RowPiece> mine = ranks->pieces(batch, ranks->part());
+    const int64_t P = int64_t(mine.size());
     to.chosen = Tensor({R, k}, DType::i32, device);
-    choose_experts(to.chosen, logits, bias_on(device, logits.dtype()), shape_);
+    choose_experts(to.chosen, logits, bias_like(logits), shape_);
     Tensor counted({P, N}, DType::i32, device, Memory::workspace);
     count_choices(counted, to.chosen);
     // The host waits for the device here, once for each layer of experts.
     std::vector<double> counts = read(counted);
     if (device == Device::meta)  // balanced, the remainder on the lower experts
         for (size_t i = 0; i < counts.size(); ++i) {
-            const int64_t slots = mine.length * k, e = int64_t(i) % N;
+            const int64_t slots = R / P * k, e = int64_t(i) % N;
             counts[i] = double(slots / N + (e < slots % N ? 1 : 0));
         }
+    // Of all ranks that hold tokens of the same sequences, if that is needed.
     const bool by_sequence = batch.sequence_scale > 0 && balance_.aux_loss != 0 && !balance_.of_batch;
-    const std::vector<double> all =
-        ranks->parts() > 1 && (by_sequence || config_.capacity_factor > 0) ? ranks->gather(counts) : counts;
+    std::vector<RowPiece> pieces = mine;
+    std::vector<double> all = counts;
+    if (ranks->parts() > 1 && (by_sequence || config_.capacity_factor > 0)) {
+        all = ranks->gather(counts);
+        pieces.clear();
+        for (int part = 0; part < ranks->parts(); ++part)
+            for (const RowPiece& piece : ranks->pieces(batch, part)) pieces.push_back(piece);
+    }
 
     // keep: what a capacity leaves of each piece, after the pieces of its sequence that come before it.
-    const double capacity = config_.capacity_factor > 0
-                                ? std::ceil(config_.capacity_factor * double(batch.whole_len * k) / double(N))
-                                : double(R * k);
+    const double capacity = std::ceil(config_.capacity_factor * double(batch.whole_len * k) / double(N));
     std::vector<int32_t> begin_keep(size_t(2 * P * N));
     to.sent.assign(size_t(N), 0);
     for (int64_t p = 0; p < P; ++p)
         for (int64_t e = 0; e < N; ++e) {
             const double count = counts[size_t(p * N + e)];
-            double before = 0;
-            if (config_.capacity_factor > 0)
-                for (size_t part = 0; part * counts.size() < all.size(); ++part) {
-                    const RowPieces pieces = ranks->pieces(batch, R, int(part));
-                    for (int64_t q = 0; q < P; ++q) {
-                        const auto &other = pieces.pieces[size_t(q)], &own = mine.pieces[size_t(p)];
-                        if (other.sequence == own.sequence && other.position < own.position)
-                            before += all[part * counts.size() + size_t(q * N + e)];
-                    }
-                }
-            const double kept = std::clamp(capacity - before, 0.0, count);
+            double kept = count;
+            if (config_.capacity_factor > 0) {
+                double before = 0;
+                for (size_t q = 0; q < pieces.size(); ++q)
+                    if (pieces[q].sequence == mine[size_t(p)].sequence && pieces[q].position < mine[size_t(p)].position)
+                        before += all[q * size_t(N) + size_t(e)];
+                kept = std::clamp(capacity - before, 0.0, count);
+            }
             begin_keep[size_t((P + p) * N + e)] = int32_t(kept);
             to.sent[size_t(e)] += int64_t(kept);
             if (batch.sequence_scale == 0) continue;
@@ -212,7 +196,7 @@ void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
     to.order = Tensor({begin}, DType::i32, device);
     to.place = Tensor({R, k}, DType::i32, device);
     place_slots(to.order, to.place, to.chosen, upload(begin_keep, {2, P, N}, device, Memory::workspace));
-    to.piece_grads = piece_grads(by_sequence ? all : counts, mine, batch, logits);
+    to.piece_grads = piece_grads(all, pieces, batch, logits);
     const double z_loss = z_loss_of(batch);
     if (to.piece_grads || z_loss > 0) router_losses(losses, logits, to.piece_grads, z_loss, shape_);
     ranks->plan(to, logits);

@@ -21,8 +21,8 @@ namespace train70b {
 
 // How the load of the experts is kept even. Sums are over the N experts and the sparse layers.
 struct Balance {
-    // aux_loss * mean over the sequences of  sum_i f_i P_i:  f_i = N / (k T) * (slots of the sequence that chose i), P_i
-    // the mean score. of_batch: f_i of the whole batch of the step before (of the first step: 1), the same in all
+    // aux_loss * mean over the sequences of  sum_i f_i P_i:  f_i = N / (k T) * (slots of the sequence that chose i),
+    // P_i the mean score. of_batch: f_i of the whole batch of the step before (of the first step: 1), the same in all
     // layouts, too.
     double aux_loss = 0.01;
     bool of_batch = false;
@@ -42,13 +42,9 @@ struct Routing {
     explicit operator bool() const { return bool(chosen); }
 };
 
-// A rank's rows in pieces of equal length: consecutive tokens of one sequence.
-struct RowPieces {
-    int64_t length = 0;  // rows
-    struct Piece {
-        int64_t sequence, position;  // of the micro-batch; of its first token in the sequence
-    };
-    std::vector<Piece> pieces;
+// A rank's rows are in pieces of equal length, each of consecutive tokens of one sequence of the micro-batch.
+struct RowPiece {
+    int64_t sequence, position;  // of its first token in the sequence
 };
 
 // The ranks that share the tokens of a sequence, or the experts. This class: one rank.
@@ -58,7 +54,7 @@ class ExpertRanks {
     // Of the ranks that hold tokens of the same sequences.
     virtual int parts() const { return 1; }
     virtual int part() const { return 0; }  // this one
-    virtual RowPieces pieces(const Batch& batch, int64_t rows, int part) const;
+    virtual std::vector<RowPiece> pieces(const Batch& batch, int part) const;
     virtual std::vector<double> gather(const std::vector<double>& mine) const { return mine; }  // in the order of parts
 
     // Fills routing.rows from routing.sent.
@@ -83,7 +79,8 @@ class Experts {
     Unit unit;                 // gate_up and down, which other ranks may share than those of the block
     const ExpertRanks* ranks;  // not owned; never null
 
-    // (R_l, E) -> (R_l, E). routing: empty, or of an earlier run of the same micro-batch, which a recomputation repeats.
+    // (R_l, E) -> (R_l, E). routing: empty, or of an earlier run of the same micro-batch, which a recomputation
+    // repeats.
     Var operator()(Tape& tape, const Var& x, const Batch& batch, Routing& routing);
 
     // What decides on the choice besides the weights, as host numbers (N): fp32, so that checkpoints keep it exactly.
@@ -92,17 +89,17 @@ class Experts {
     void set_bias(std::vector<float> bias);
     void set_fractions(std::vector<float> fractions) { fractions_ = std::move(fractions); }
 
-    ExpertLoads loads;  // of the micro-batches since clear()
-    Tensor losses;      // (2) fp64: balancing loss and z-loss of the same, this rank's share
-    void clear(Device device);
+    // Training batches add to them (run/expert_balance.h); losses (2) fp64: balancing loss and z-loss, this rank's share.
+    ExpertLoads loads;
+    Tensor losses;
 
   private:
     Var logits(Tape& tape, const Var& x);
     double z_loss_of(const Batch& batch) const;
     void route(Routing& routing, const Tensor& logits, const Batch& batch);
-    Tensor piece_grads(const std::vector<double>& counts, const RowPieces& mine, const Batch& batch,
+    Tensor piece_grads(const std::vector<double>& counts, const std::vector<RowPiece>& pieces, const Batch& batch,
                        const Tensor& logits) const;
-    const Tensor& bias_on(Device device, DType dtype);
+    const Tensor& bias_like(const Tensor& logits);
 
     const ExpertsConfig config_;
     const RouterShape shape_;

@@ -70,13 +70,10 @@ void Zero::start_unshard(FlatParam& flat) {
 void Zero::unshard(size_t pass, int direction) {
     FlatParam& flat = *passes_[pass];
     start_unshard(flat);
-    const size_t passes = passes_.size();
-    const auto place = std::find(backward_.begin(), backward_.end(), pass) - backward_.begin();
-    const size_t first = direction > 0 ? pass : size_t(place);
-    for (int64_t ahead = 1; ahead <= options_.prefetch && first + size_t(ahead) < passes; ++ahead) {
-        const size_t next = first + size_t(ahead);
-        start_unshard(*passes_[direction > 0 ? next : backward_[next]]);
-    }
+    const bool forward = direction > 0;
+    size_t next = forward ? pass : size_t(std::find(backward_.begin(), backward_.end(), pass) - backward_.begin());
+    for (int64_t ahead = 0; ahead < options_.prefetch && ++next < passes_.size(); ++ahead)
+        start_unshard(*passes_[forward ? next : backward_[next]]);
     if (flat.users++ == 0) unsharder_->finish(flat);
 }
 

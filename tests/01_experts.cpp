@@ -142,7 +142,7 @@ struct Computed {
         bind_grads(params, grads);
         experts.set_bias({layer.bias.begin(), layer.bias.end()});
         experts.set_fractions({layer.fractions.begin(), layer.fractions.end()});
-        experts.clear(Device::cpu);
+        experts.losses = zeros({2}, DType::f64);
         Batch batch{.sequences = B, .seq_len = T};
         batch.whole_len = T;
         batch.sequence_scale = 1.0 / double(4 * B);

@@ -1,5 +1,5 @@
-// routing.h on a GPU. The router's ops: one warp per row, whose scores are in shared memory. No atomics: all sums have one
-// order, and each slot has one place, whatever the order of blocks.
+// routing.h on a GPU. The router's ops: one warp per row, whose scores are in shared memory. No atomics: all sums have
+// one order, and each slot has one place, whatever the order of blocks.
 #include "01_single_gpu/core/cuda.cuh"
 #include "01_single_gpu/ops/routing.h"
 

@@ -40,8 +40,8 @@ void router_backward(Tensor& dlogits, const Tensor& dweights, const Tensor& logi
 // counts (P, N) i32: slots of each piece that chose each expert.
 void count_choices(Tensor& counts, const Tensor& chosen);
 
-// Counting sort, stable: of the slots of piece p that chose expert e, the first keep[p, e] go to begin[p, e] and behind.
-// order (S) i32: the slot at each place; place (R, k) i32: the place of each slot, -1 if it is dropped. begin_keep
+// Counting sort, stable: of the slots of piece p that chose expert e, the first keep[p, e] go to begin[p, e] and
+// behind. order (S) i32: the slot at each place; place (R, k) i32: the place of each slot, -1 if it is dropped. begin_keep
 // (2, P, N) i32.
 void place_slots(Tensor& order, Tensor& place, const Tensor& chosen, const Tensor& begin_keep);
 

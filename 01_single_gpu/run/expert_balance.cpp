@@ -31,31 +31,37 @@ ExpertBalance::ExpertBalance(Llama& model) : model_(model) {
 }
 
 void ExpertBalance::begin_step() {
-    for (Experts* experts : layers_) experts->clear(model_.options.device);
+    if (layers_.empty()) return;
+    if (!losses_) losses_ = Tensor({int64_t(layers_.size()), 2}, DType::f64, model_.options.device, Memory::workspace);
+    fill(losses_, 0);
+    const size_t N = size_t(model_.config.experts.count);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        layers_[i]->loads = {std::vector<double>(N, 0.0), std::vector<double>(N, 0.0)};
+        layers_[i]->losses = losses_.element_slice(int64_t(2 * i), {2});
+    }
 }
 
 ExpertReport ExpertBalance::end_step(const Groups& groups) {
     const size_t N = size_t(model_.config.experts.count);
-    std::vector<double> mine;
-    for (const Experts* experts : layers_) {
-        mine.insert(mine.end(), experts->loads.slots.begin(), experts->loads.slots.end());
-        mine.insert(mine.end(), experts->loads.dropped.begin(), experts->loads.dropped.end());
-        const std::vector<double> losses = read(experts->losses);
-        mine.insert(mine.end(), losses.begin(), losses.end());
+    std::vector<double> all;  // losses of all layers; then slots and dropped ones of each
+    if (!layers_.empty()) {
+        all = read(losses_);
+        for (const Experts* experts : layers_)
+            for (const std::vector<double>* counts : {&experts->loads.slots, &experts->loads.dropped})
+                all.insert(all.end(), counts->begin(), counts->end());
+        all = groups.dp_cp->sum(all);
     }
-    const std::vector<double> all = mine.empty() ? mine : groups.dp_cp->sum(mine);
 
     double most = 0;
     std::vector<double> sums(7);  // layers, entropy, slots, dropped, dead experts, balancing loss, z-loss
     for (size_t i = 0; i < layers_.size(); ++i) {
-        const auto layer = all.begin() + std::ptrdiff_t(i * (2 * N + 2));
-        const std::vector<double> slots(layer, layer + std::ptrdiff_t(N));
+        const double* layer = &all[2 * layers_.size() + 2 * N * i];
+        const std::vector<double> slots(layer, layer + N);
         const double total = std::accumulate(slots.begin(), slots.end(), 0.0);
         const Evenness even(slots);
         most = std::max(most, even.max_over_mean);
-        const double dropped = std::accumulate(layer + std::ptrdiff_t(N), layer + std::ptrdiff_t(2 * N), 0.0);
-        const double of_layer[] = {
-            1, even.entropy, total, dropped, even.dead, layer[std::ptrdiff_t(2 * N)], layer[std::ptrdiff_t(2 * N + 1)]};
+        const double dropped = std::accumulate(layer + N, layer + 2 * N, 0.0);
+        const double of_layer[] = {1, even.entropy, total, dropped, even.dead, all[2 * i], all[2 * i + 1]};
         for (size_t k = 0; k < sums.size(); ++k) sums[k] += of_layer[k];
         Experts& experts = *layers_[i];
         if (!experts.bias().empty()) {
@@ -63,9 +69,10 @@ ExpertReport ExpertBalance::end_step(const Groups& groups) {
             update_bias(bias, slots, model_.options.balance.bias_rate);
             experts.set_bias(std::move(bias));
         }
+        if (!model_.options.balance.of_batch) continue;
         std::vector<float> fractions;  // f_i, 1 for an even load
         for (const double load : slots) fractions.push_back(float(total > 0 ? load / total * double(N) : 1));
-        if (model_.options.balance.of_batch) experts.set_fractions(std::move(fractions));
+        experts.set_fractions(std::move(fractions));
     }
     for (const double of_stage : groups.pp->gather({most})) most = std::max(most, of_stage);
     sums = groups.pp->sum(sums);

@@ -1,12 +1,11 @@
 #pragma once
-// The load of the experts of a step, over all ranks, and what follows from it: the selection biases and the fractions of
-// the balancing loss for the next step, and figures for the metrics.
+// The load of the experts of a step, over all ranks, and what follows from it: the selection biases and the fractions
+// of the balancing loss for the next step, and figures for the metrics.
 #include "01_single_gpu/report/report.h"
 #include "01_single_gpu/roles.h"
 
 namespace train70b {
 
-// tag::bias-update[]
 // bias_i += rate * sign(mean load - load of i)
 inline void update_bias(std::vector<float>& bias, const std::vector<double>& slots, double rate) {
     double sum = 0;
@@ -16,7 +15,6 @@ inline void update_bias(std::vector<float>& bias, const std::vector<double>& slo
         bias[i] += float(missing > 0 ? rate : missing < 0 ? -rate : 0);
     }
 }
-// end::bias-update[]
 
 class ExpertBalance {
   public:
@@ -28,6 +26,7 @@ class ExpertBalance {
   private:
     Llama& model_;
     std::vector<Experts*> layers_;  // of this stage
+    Tensor losses_;                 // (layers, 2): those of each
 };
 
 }  // namespace train70b
