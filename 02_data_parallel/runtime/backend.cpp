@@ -2,6 +2,16 @@
 
 namespace train70b {
 
+RequestPtr Backend::all_to_all(const Tensor& to, const Tensor& from) {
+    const int64_t part = from.size() / size();
+    std::vector<Tensor> in, out;
+    for (int peer = 0; peer < size(); ++peer) {
+        in.push_back(to.element_slice(peer * part, {part}));
+        out.push_back(from.element_slice(peer * part, {part}));
+    }
+    return all_to_all_v(in, out);
+}
+
 RequestPtr Backend::all_to_all_v(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
     std::vector<RequestPtr> messages;
     for (int peer = 0; peer < size(); ++peer)

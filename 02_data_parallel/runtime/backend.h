@@ -52,7 +52,7 @@ class Backend {
     virtual RequestPtr reduce_scatter(const Tensor& part, const Tensor& whole) = 0;
     virtual RequestPtr all_gather(const Tensor& whole, const Tensor& part) = 0;
     virtual RequestPtr broadcast(const Tensor& x, int root) = 0;
-    virtual RequestPtr all_to_all(const Tensor& to, const Tensor& from) = 0;
+    virtual RequestPtr all_to_all(const Tensor& to, const Tensor& from);  // here: all_to_all_v of equal slices
     // to[i] is received from rank i, from[i] sent to it; any may have no elements. Here: all messages at once. No
     // MPI_Alltoallv: its counts are ints, and whether those of all ranks fit only another collective could tell.
     virtual RequestPtr all_to_all_v(const std::vector<Tensor>& to, const std::vector<Tensor>& from);

@@ -61,14 +61,6 @@ class FakeBackend : public Backend {
         return nullptr;
     }
     RequestPtr broadcast(const Tensor&, int) override { return nullptr; }
-    RequestPtr all_to_all(const Tensor& to, const Tensor& from) override {
-        const Shape part = {from.size() / size_};
-        for (int i = 0; i < size_; ++i) {
-            Tensor slice = to.element_slice(i * part[0], part);
-            copy(slice, from.element_slice(rank_ * part[0], part));
-        }
-        return nullptr;
-    }
     // Peer i sends what this rank sends to itself and then, until to[i] is full, what it sends to the next ranks.
     RequestPtr all_to_all_v(const std::vector<Tensor>& to, const std::vector<Tensor>& from) override {
         const bool any = std::any_of(from.begin(), from.end(), [](const Tensor& x) { return x.size() > 0; });

@@ -288,17 +288,6 @@ class NcclBackend : public BackendOverMpi {
             NCCL_CHECK(ncclBroadcast(x.raw(), x.raw(), x.bytes(), ncclUint8, root, comm_, stream));
         });
     }
-    RequestPtr all_to_all(const Tensor& to, const Tensor& from) override {
-        return issue([&](cudaStream_t stream) {
-            const int64_t part = from.bytes() / size();
-            NCCL_CHECK(ncclGroupStart());
-            for (int peer = 0; peer < size(); ++peer) {
-                NCCL_CHECK(ncclSend(from.data<char>() + peer * part, part, ncclUint8, peer, comm_, stream));
-                NCCL_CHECK(ncclRecv(to.data<char>() + peer * part, part, ncclUint8, peer, comm_, stream));
-            }
-            NCCL_CHECK(ncclGroupEnd());
-        });
-    }
     RequestPtr all_to_all_v(const std::vector<Tensor>& to, const std::vector<Tensor>& from) override {
         return issue([&](cudaStream_t stream) {
             NCCL_CHECK(ncclGroupStart());

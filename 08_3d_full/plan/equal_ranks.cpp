@@ -170,8 +170,11 @@ void Refinement::add_collectives(const CommCall& first, int64_t rank) {
     collective_at_[size_t(first.family)][size_t(group)] = id;
     Site site{.kind = mixed(Hash(first.family) + 1, Hash(0)), .first_entry = entries_.size()};
     for (const int32_t member : members) site.ranks.push_back({member, false});
-    std::set<int32_t> sequences;  // an all-to-all's bytes may differ by rank
-    for (const int32_t member : members) sequences.insert(recording_.class_of[size_t(member)]);
+    std::set<int32_t> sequences = {recording_.class_of[size_t(rank)]};
+    const bool uneven = std::any_of(of(rank).calls.begin(), of(rank).calls.end(),
+                                    [&](const CommCall& call) { return call.uneven && call.family == first.family; });
+    if (uneven)  // their bytes may differ by rank
+        for (const int32_t member : members) sequences.insert(recording_.class_of[size_t(member)]);
     for (const int32_t sequence : sequences) {
         const std::vector<CommCall>& calls = recording_.sequences[size_t(sequence)].calls;
         for (size_t i = 0; i < calls.size(); ++i)
