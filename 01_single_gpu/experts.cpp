@@ -82,6 +82,7 @@ Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double ou
     router = make_param(prefix + "gate.weight", {N, c.hidden}, init_std);
     gate_up = make_param(prefix + "experts.gate_up_proj", {N * 2 * F, c.hidden}, init_std);
     down = make_param(prefix + "experts.down_proj", {N * c.hidden, F}, out_std);
+    gate_up.of_experts = down.of_experts = true;
     unit = {.name = fmt::format("experts {}", layer), .params = {&gate_up, &down}, .inside = true};
     if (balance.bias_rate > 0) bias_.assign(size_t(N), 0.0f);
     if (balance.of_batch) fractions_.assign(size_t(N), 1.0f);

@@ -116,22 +116,22 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
 
 namespace {
 
-// Assembles the full parameter on rank 0 of tp, from the ranks' rectangles one by one. local: this rank's rectangle.
-Tensor assemble(const Group& tp, const Param& param, const Tensor& local) {
+// Assembles the full parameter on rank 0 of the ranks that divide it, from the ranks' rectangles one by one. local: this rank's rectangle.
+Tensor assemble(const Group& ranks, const Param& param, const Tensor& local) {
     const Rect mine = param.real();
-    const std::vector<double> rects = tp.gather(
+    const std::vector<double> rects = ranks.gather(
         {double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols), double(param.replica)});
     const auto replica = [&](int rank) { return rects[5 * size_t(rank) + 4] > 0; };
-    if (tp.rank() > 0) {
-        if (!replica(tp.rank())) tp.send(local, 0);
+    if (ranks.rank() > 0) {
+        if (!replica(ranks.rank())) ranks.send(local, 0);
         return {};
     }
     Tensor full(param.global_shape, local.dtype(), Device::cpu, Memory::workspace);
     const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1, width = size_of(full.dtype());
-    for (int r = 0; r < tp.size(); ++r) {
+    for (int r = 0; r < ranks.size(); ++r) {
         if (replica(r)) continue;
         Tensor part = local;
-        if (r > 0) tp.recv(part = Tensor(local.shape(), local.dtype(), local.device(), Memory::workspace), r);
+        if (r > 0) ranks.recv(part = Tensor(local.shape(), local.dtype(), local.device(), Memory::workspace), r);
         Tensor host = part;
         if (part.device() != Device::cpu)
             copy(host = Tensor(part.shape(), part.dtype(), Device::cpu, Memory::workspace), part);
@@ -172,8 +172,8 @@ Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, c
     Tensor x;
     if (found != params.end()) {  // on this pipeline stage
         x = store.full(**found, which);
-        if (x && groups.tp->size() > 1)
-            x = assemble(*groups.tp, **found, x);  // x: on all tp ranks of this stage, or on none
+        const Group& ranks = (*found)->of_experts ? *groups.ep : *groups.tp;
+        if (x && ranks.size() > 1) x = assemble(ranks, **found, x);  // x: on all of these ranks, or on none
     } else {
         CHECK(groups.pp->size() > 1, "{} is not a parameter of this model", wanted.name);
     }

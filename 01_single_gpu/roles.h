@@ -31,7 +31,8 @@ class ParamStore {
     // The tensors in which this rank holds a parameter's reduced gradient: none if its shard has no element of it. In
     // ZeRO-1 the full gradient, of which only the shard is reduced.
     virtual std::vector<Tensor> gradient_parts(const Param& param) const = 0;
-    // Sum of squares of all parameters or gradients, each counted once over the data-parallel ranks. Collective.
+    // Sum of squares of all parameters or gradients, each counted once over the data-parallel ranks; of experts, over
+    // all ranks of the stage. Collective.
     virtual double squares(Which which) const = 0;
     // Of the gradients of matrices of one use (not a tied embedding), of the elements that this rank owns: over the
     // data-parallel ranks, each counts once.
@@ -45,7 +46,8 @@ class ParamStore {
     virtual void for_each_state(const StateVisitor& visit) = 0;
     // Call after a visitor has written them: updates all parameters. Collective.
     virtual void states_changed() = 0;
-    virtual GroupPtr state_replicas() const { return one_rank(); }  // the data-parallel ranks that hold the same states
+    // The ranks that hold the same states of this parameter.
+    virtual GroupPtr state_replicas(const Param&) const { return one_rank(); }
 };
 
 // The micro-batches of one step, created on request.
@@ -63,9 +65,10 @@ class MicroBatchLoop {
 };
 
 // Ranks are numbered tp fastest, then cp, dp, pp. dp_cp: the ranks that hold the same parameters; gradients are summed
-// over it.
+// over it. ep: those that hold the other experts of a layer; edp: those that hold the same ones.
 struct Groups {
     GroupPtr dp = one_rank(), cp = one_rank(), dp_cp = one_rank(), tp = one_rank(), pp = one_rank();
+    GroupPtr ep = one_rank(), edp = one_rank();
 
     // Sums of what the ranks of tp have in common, as a loss; of what each rank has. Collective, equal on all ranks.
     std::vector<double> sum_loss(const std::vector<double>& mine) const { return pp->sum(dp_cp->sum(mine)); }

@@ -93,7 +93,7 @@ void DataParallel::reduce_ready_buckets() {
 
 double DataParallel::matrix_squares() const { return ranks_.rank() > 0 ? 0 : LocalStore::matrix_squares(); }
 
-GroupPtr DataParallel::state_replicas() const { return group_of(ranks_); }
+GroupPtr DataParallel::state_replicas(const Param&) const { return group_of(ranks_); }
 
 void DataParallel::finish_gradients() {
     // tag::lab-overlapped-buckets-finish[]

@@ -40,7 +40,7 @@ class DataParallel : public LocalStore {
     void begin_step(int64_t micro_batches) override;
     void finish_gradients() override;  // reduces what is left, and waits
     double matrix_squares() const override;
-    GroupPtr state_replicas() const override;
+    GroupPtr state_replicas(const Param&) const override;
 
     int64_t gradient_bytes() const { return flat_.bytes(); }
     int64_t buckets() const { return int64_t(buckets_.size()); }

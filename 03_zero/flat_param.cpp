@@ -4,16 +4,15 @@
 
 namespace train70b {
 
-std::vector<FlatParam> flat_params(Llama& model, const Comm& shards) {
+std::vector<FlatParam> flat_params(Llama& model, const Comm& shards, const Comm& experts) {
     std::vector<FlatParam> flats;
     for (Unit* unit : model.units()) {
         FlatParam& flat = flats.emplace_back();
-        const int64_t N = shards.size();
         flat.unit = unit;
+        flat.ranks = flat.of_experts() ? experts : shards;
+        const int64_t N = flat.shards();
         flat.size = total_size(unit->params);
         flat.padded = (flat.size + N - 1) / N * N;
-        flat.shards = N;
-        flat.rank = shards.rank();
         flat.device = model.options.device;
     }
     return flats;
@@ -39,14 +38,14 @@ std::vector<Segment> FlatParam::segments(int64_t of_rank, const Tensor& data, co
     return list;
 }
 
-void Unsharder::start(FlatParam& flat, const Comm& shards) {
+void Unsharder::start(FlatParam& flat) {
     flat.params = Tensor({flat.padded}, flat.data_shard().dtype(), flat.device, Memory::workspace);
     Tensor shard = flat.param_shard;
     if (!shard) {  // on the host: copied into its slice of the unsharded parameters first
         shard = flat.own_shard_of(flat.params);
         HostCopy(shard, flat.host_params).device_waits();
     }
-    flat.all_gather = shards.all_gather(flat.params, shard);
+    flat.all_gather = flat.ranks.all_gather(flat.params, shard);
 }
 
 void Unsharder::finish(FlatParam& flat) {

@@ -10,7 +10,7 @@ namespace train70b {
 struct FlatParam {
     Unit* unit = nullptr;
     int64_t size = 0, padded = 0;    // elements
-    int64_t shards = 1, rank = 0;    // number of ranks over which it is sharded; this one's
+    Comm ranks;                      // over which it is sharded
     Device device = Device::cpu;     // of the unsharded tensors
     Tensor params, grads;            // unsharded; params in stage 3, grads from stage 2 on: only while they are in use
     Tensor param_shard, grad_shard;  // this rank's; views of the above where those persist
@@ -26,11 +26,14 @@ struct FlatParam {
     int64_t open_passes = 0;   // started, with weight gradients not yet computed (stages 2, 3)
     bool has_reduced = false;  // some gradients of this step have been reduced
 
-    int64_t shard_size() const { return padded / shards; }
+    bool of_experts() const { return unit->params.front()->of_experts; }
+    int64_t shards() const { return ranks.size(); }
+    int64_t rank() const { return ranks.rank(); }
+    int64_t shard_size() const { return padded / shards(); }
     Tensor shard_of(const Tensor& unsharded, int64_t of_rank) const {
         return unsharded.element_slice(of_rank * shard_size(), {shard_size()});
     }
-    Tensor own_shard_of(const Tensor& unsharded) const { return shard_of(unsharded, rank); }
+    Tensor own_shard_of(const Tensor& unsharded) const { return shard_of(unsharded, rank()); }
     const Tensor& data_shard() const { return param_shard ? param_shard : host_params; }  // on the device or the host
     const Tensor& grads_shard() const { return grad_shard ? grad_shard : host_grads; }
 
@@ -44,7 +47,8 @@ struct FlatParam {
     // The same for an optimizer. data, grads: the shard's elements; either may be empty.
     std::vector<Segment> segments(int64_t of_rank, const Tensor& data, const Tensor& grads) const;
 };
-std::vector<FlatParam> flat_params(Llama& model, const Comm& shards);  // one per unit, in forward order
+// One per unit, in forward order. experts: the ranks of units of experts.
+std::vector<FlatParam> flat_params(Llama& model, const Comm& shards, const Comm& experts);
 
 // How stage 3 unshards a unit: one all-gather in the parameters' own dtype. Chapter 07 gathers FP8 data instead
 // (07_fp8/zero_cast.h).
@@ -55,7 +59,7 @@ class Unsharder {
     virtual void params_changed() {}
     // Stage 3: the shards. Collective over the shard ranks.
     virtual void shards_changed(const std::vector<FlatParam>&, const Comm&) {}
-    virtual void start(FlatParam& flat, const Comm& shards);        // allocates flat.params and starts the all-gather
+    virtual void start(FlatParam& flat);                            // allocates flat.params and starts the all-gather
     virtual void finish(FlatParam& flat);                           // waits; the parameters become views of flat.params
     virtual void wait(FlatParam& flat) { flat.all_gather.wait(); }  // without binding the parameters
 };

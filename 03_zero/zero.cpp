@@ -2,15 +2,17 @@
 
 #include <utility>
 
+#include "02_data_parallel/runtime/comm_roles.h"
 #include "03_zero/offload.h"
 
 namespace train70b {
 
 Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOptimizer make_optimizer,
-           std::unique_ptr<Unsharder> unsharder)
+           std::unique_ptr<Unsharder> unsharder, const std::optional<Comm>& expert_ranks)
     : model_(model),
       ranks_(ranks),
       shards_(ranks),
+      expert_ranks_(expert_ranks),
       options_(options),
       make_optimizer_(std::move(make_optimizer)),
       unsharder_(unsharder ? std::move(unsharder) : std::make_unique<Unsharder>()) {
@@ -19,7 +21,9 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
         shards_ = ranks.split([group](int rank) { return int(rank / group); }, "dp_shard");
         replicas_ = ranks.split([group](int rank) { return int(rank % group); }, "dp_replica");
     }
-    flats_ = flat_params(model, shards_);
+    replicas_of_states_ = group_of(options_.stage == 0 ? ranks_ : replicas_);
+    replicas_of_experts_ = options_.stage == 0 && expert_ranks_ ? group_of(*expert_ranks_) : replicas_of_states_;
+    flats_ = flat_params(model, shards_, expert_ranks_.value_or(shards_));
     for (Unit* unit : model.units_run()) {
         const auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const FlatParam& each) {
             return each.unit == (unit->owner ? unit->owner : unit);
@@ -63,7 +67,7 @@ Var Zero::wrap(size_t pass, Tape& tape, const Var& x, const Unit::Body& body) {
 
 void Zero::start_unshard(FlatParam& flat) {
     if (flat.params) return;
-    unsharder_->start(flat, shards_);
+    unsharder_->start(flat);
     most_unsharded_ = std::max(most_unsharded_, ++unsharded_);
 }
 
@@ -127,13 +131,13 @@ void Zero::reduce_ready_units() {
 void Zero::start_reduction(FlatParam& flat) {
     Reduction reduction{.flat = &flat, .unsharded = flat.grads, .first = !std::exchange(flat.has_reduced, true)};
     if (options_.stage == 0) {
-        reduction.work = shards_.all_reduce(flat.grads);
+        reduction.work = flat.ranks.all_reduce(flat.grads);
     } else {
         // The first pass of a step is reduced into the shard itself; later ones into this rank's slice of the unsharded
         // buffer, and then added to the shard.
         const bool direct = keeps_grads() || (reduction.first && flat.grad_shard);
         reduction.shard = direct ? flat.grad_shard : flat.own_shard_of(flat.grads);
-        reduction.work = shards_.reduce_scatter(reduction.shard, flat.grads);
+        reduction.work = flat.ranks.reduce_scatter(reduction.shard, flat.grads);
     }
     if (!keeps_grads()) {
         bind_grads(flat.unit->params, Tensor());

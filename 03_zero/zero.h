@@ -37,9 +37,10 @@ namespace train70b {
 class Zero : public ParamStore {
   public:
     // Wraps the model's units: construct it after whatever narrows the parameters, and before allocate(). The model
-    // outlives this. unsharder: how stage 3 gathers; null: in the parameters' own dtype.
+    // outlives this. unsharder: how stage 3 gathers; null: in the parameters' own dtype. expert_ranks: those that hold
+    // the same experts, if they are not the same as hold the rest (08_3d_full/experts).
     Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOptimizer make_optimizer,
-         std::unique_ptr<Unsharder> unsharder = nullptr);
+         std::unique_ptr<Unsharder> unsharder = nullptr, const std::optional<Comm>& expert_ranks = {});
     Zero(const Zero&) = delete;
 
     void allocate(uint64_t seed) override;
@@ -54,7 +55,7 @@ class Zero : public ParamStore {
     Tensor full(const Param& param, Which which) const override;
     void for_each_state(const StateVisitor& visit) override;
     void states_changed() override;
-    GroupPtr state_replicas() const override;  // all ranks in stage 0, those of a hybrid shard otherwise
+    GroupPtr state_replicas(const Param& param) const override;  // all in stage 0, those of a hybrid shard otherwise
 
     int64_t shard_ranks() const { return shards_.size(); }
     int64_t owned_elements() const;                             // in this rank's shards, without padding
@@ -73,6 +74,14 @@ class Zero : public ParamStore {
     bool keeps_params() const { return options_.stage < 3; }
     bool keeps_grads() const { return options_.stage < 2; }
     bool offloads() const { return options_.offload != Offload::none; }
+
+    bool has_own_ranks(const FlatParam& flat) const { return expert_ranks_ && flat.of_experts(); }
+    // Whether this rank's part of a unit counts in a sum over the ranks that hold it: a replica does not.
+    bool counts(const FlatParam& flat) const;
+    double squares(Which which, int64_t shard, bool experts) const;
+    double all_squares(Which which, int64_t shards, bool experts) const;
+    double expert_squares(Which which) const;
+    double squares_of_rest(Which which) const;
 
     void allocate_params(FlatParam& flat, uint64_t seed);
     void allocate_grads(FlatParam& flat);
@@ -95,6 +104,8 @@ class Zero : public ParamStore {
     Llama& model_;
     const Comm ranks_;
     Comm shards_, replicas_;
+    const std::optional<Comm> expert_ranks_;
+    GroupPtr replicas_of_states_, replicas_of_experts_;
     ZeroOptions options_;
     MakeOptimizer make_optimizer_;
     std::unique_ptr<Unsharder> unsharder_;

@@ -27,7 +27,7 @@ void Zero::allocate_params(FlatParam& flat, uint64_t seed) {
     const bool on_host = options_.offload == Offload::all;
     Tensor shard({flat.shard_size()}, dtype, device, on_host ? Memory::workspace : Memory::params);
     fill(shard, 0);
-    for (const FlatParam::Piece& piece : flat.pieces(shards_.rank())) {
+    for (const FlatParam::Piece& piece : flat.pieces(flat.rank())) {
         Tensor part = piece.of(shard);
         initialize(*piece.param, seed, piece.in_param, part);
     }
@@ -74,11 +74,10 @@ void Zero::write(Unit& unit, const std::function<void()>& body) {
 // ---- reading -----------------------------------------------------------------------------------------------------
 
 double Zero::matrix_squares() const {
-    if (replicas_.rank() > 0 || (options_.stage == 0 && shards_.rank() > 0)) return 0;
     std::vector<Tensor> parts;
     for (const FlatParam& flat : flats_)
-        for (int64_t shard = 0; shard < shards_.size(); ++shard) {
-            if (options_.stage > 0 && shard != shards_.rank()) continue;
+        for (int64_t shard = 0; shard < flat.shards(); ++shard) {
+            if (!counts(flat) || (options_.stage > 0 && shard != flat.rank())) continue;
             const Tensor x = options_.stage > 0 ? flat.grads_shard() : flat.shard_of(flat.grads, shard);
             for (const Segment& segment : flat.segments(shard, {}, x))
                 if (segment.counts() && model_.is_matrix_of_one_use(*segment.param)) parts.push_back(segment.grad);
@@ -92,7 +91,7 @@ std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
     if (keeps_grads()) return {wanted.grad};
     std::vector<Tensor> parts;
     for (const FlatParam& flat : flats_)
-        for (const FlatParam::Piece& piece : flat.pieces(shards_.rank()))
+        for (const FlatParam::Piece& piece : flat.pieces(flat.rank()))
             if (piece.param == &wanted) parts.push_back(piece.of(flat.grads_shard()));
     return parts;
 }
@@ -112,18 +111,18 @@ Tensor Zero::full(const Param& wanted, Which which) const {
             return x;
         };
         Tensor full;
-        if (shards_.rank() == 0) full = Tensor(wanted.local_shape(), shard.dtype(), flat.device, Memory::workspace);
-        for (int rank = 0; rank < shards_.size(); ++rank)
+        if (flat.rank() == 0) full = Tensor(wanted.local_shape(), shard.dtype(), flat.device, Memory::workspace);
+        for (int rank = 0; rank < flat.shards(); ++rank)
             for (const FlatParam::Piece& piece : flat.pieces(rank)) {
                 if (piece.param != &wanted) continue;
-                if (shards_.rank() == 0) {
+                if (flat.rank() == 0) {
                     Tensor to = full.element_slice(piece.in_param, {piece.size});
                     if (rank == 0)
                         copy(to, piece.of(shard));
                     else
-                        shards_.recv(to, rank).wait();
-                } else if (shards_.rank() == rank) {
-                    shards_.send(on_device(piece.of(shard)), 0).wait();
+                        flat.ranks.recv(to, rank).wait();
+                } else if (flat.rank() == rank) {
+                    flat.ranks.send(on_device(piece.of(shard)), 0).wait();
                 }
             }
         return full;
@@ -144,12 +143,18 @@ void Zero::states_changed() {
     publish_weights();
 }
 
-GroupPtr Zero::state_replicas() const { return group_of(options_.stage == 0 ? ranks_ : replicas_); }
+GroupPtr Zero::state_replicas(const Param& param) const {
+    return param.of_experts ? replicas_of_experts_ : replicas_of_states_;
+}
+
+bool Zero::counts(const FlatParam& flat) const {
+    return replicas_.rank() == 0 && (options_.stage > 0 || flat.rank() == 0);
+}
 
 int64_t Zero::owned_elements() const {
     int64_t sum = 0;
     for (const FlatParam& flat : flats_)
-        sum += std::clamp<int64_t>(flat.size - shards_.rank() * flat.shard_size(), 0, flat.shard_size());
+        sum += std::clamp<int64_t>(flat.size - flat.rank() * flat.shard_size(), 0, flat.shard_size());
     return sum;
 }
 

@@ -6,28 +6,44 @@ namespace train70b {
 
 // ---- the norm -------------------------------------------------------------------------------------------------------
 
-double Zero::squares(Which which) const {
+// Of a shard of all units with the same ranks: those of experts, or the rest.
+double Zero::squares(Which which, int64_t shard, bool experts) const {
     const bool data = which == Which::data;
-    // Of one rank's shards of all units.
-    const auto of_shard = [&](int64_t shard, bool unsharded) {
-        std::vector<Tensor> parts;
-        for (const FlatParam& flat : flats_) {
-            const Tensor x = unsharded ? flat.shard_of(data ? flat.params : flat.grads, shard)
-                                       : (data ? flat.data_shard() : flat.grads_shard());
-            for (const Segment& segment : flat.segments(shard, x, {}))
-                if (segment.counts()) parts.push_back(segment.data);
-        }
-        double sum = 0;
-        for (const double part : train70b::squares(parts)) sum += part;
-        return sum;
-    };
-    if (options_.stage == 0) {
-        double sum = 0;
-        for (int64_t shard = 0; shard < shards_.size(); ++shard) sum += of_shard(shard, true);
-        return sum;
+    std::vector<Tensor> parts;
+    for (const FlatParam& flat : flats_) {
+        if (has_own_ranks(flat) != experts) continue;
+        const Tensor x = options_.stage == 0 ? flat.shard_of(data ? flat.params : flat.grads, shard)
+                                             : (data ? flat.data_shard() : flat.grads_shard());
+        for (const Segment& segment : flat.segments(shard, x, {}))
+            if (segment.counts()) parts.push_back(segment.data);
     }
+    double sum = 0;
+    for (const double part : train70b::squares(parts)) sum += part;
+    return sum;
+}
+
+double Zero::all_squares(Which which, int64_t shards, bool experts) const {
+    double sum = 0;
+    for (int64_t shard = 0; shard < shards; ++shard) sum += squares(which, shard, experts);
+    return sum;
+}
+
+// Of this rank's experts, over all ranks that hold the rest: those of other tensor-parallel ranks are other experts, or
+// do not count.
+double Zero::expert_squares(Which which) const {
+    const int rank = expert_ranks_->rank();
+    if (options_.stage > 0) return ranks_.sum(squares(which, rank, true));
+    return ranks_.sum(rank == 0 ? all_squares(which, expert_ranks_->size(), true) : 0.0);
+}
+
+double Zero::squares(Which which) const {
+    return (expert_ranks_ ? expert_squares(which) : 0) + squares_of_rest(which);
+}
+
+double Zero::squares_of_rest(Which which) const {
+    if (options_.stage == 0) return all_squares(which, shards_.size(), false);
     // tag::lab-zero-update-norm[]
-    return shards_.sum(of_shard(shards_.rank(), false));
+    return shards_.sum(squares(which, shards_.rank(), false));
     // end::lab-zero-update-norm[]
 }
 
@@ -52,9 +68,9 @@ void Zero::weights_changed() {
 std::unique_ptr<Optimizer> Zero::optimizer_of(const FlatParam& flat) const {
     if (options_.stage == 0) return make_optimizer_(full_segments(flat.unit->params), Memory::optimizer);
     if (offloads())
-        return make_optimizer_(flat.segments(shards_.rank(), flat.host_params, flat.host_grads), Memory::host);
+        return make_optimizer_(flat.segments(flat.rank(), flat.host_params, flat.host_grads), Memory::host);
     // tag::lab-zero-update-optimizer[]
-    return make_optimizer_(flat.segments(shards_.rank(), flat.param_shard, flat.grad_shard), Memory::optimizer);
+    return make_optimizer_(flat.segments(flat.rank(), flat.param_shard, flat.grad_shard), Memory::optimizer);
     // end::lab-zero-update-optimizer[]
 }
 
@@ -75,7 +91,7 @@ void Zero::publish_weights() {
     if (options_.stage == 0 || !keeps_params()) return update_scales();
     // tag::lab-zero-update-publish[]
     std::vector<Work> works;
-    for (FlatParam& flat : flats_) works.push_back(shards_.all_gather(flat.params, flat.param_shard));
+    for (FlatParam& flat : flats_) works.push_back(flat.ranks.all_gather(flat.params, flat.param_shard));
     for (Work& work : works) work.wait();
     // end::lab-zero-update-publish[]
     update_scales();

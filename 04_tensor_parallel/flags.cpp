@@ -27,7 +27,6 @@ std::string tp_that_works(const LlamaConfig& c) {  // "--tp 1, 2 or 4"
 }  // namespace
 
 void check_tensor_parallel(const LlamaConfig& c, int64_t seq_len, int64_t tp, const TensorParallelOptions& o) {
-    refuse_experts(c);
     if (c.heads % tp != 0)
         usage_error("--heads {} is not divisible by --tp {} (try {})", c.heads, tp, tp_that_works(c));
     if (c.ffn % tp != 0) usage_error("--ffn {} is not divisible by --tp {} (try {})", c.ffn, tp, tp_that_works(c));

@@ -20,6 +20,7 @@ static void program(int argc, char** argv) {
     TensorParallelReport report(p.flags);
 
     p.connect(argc, argv);
+    together([&] { refuse_experts(p.options.model); });
     p.divide(tp = ranks_per_copy(tp, p.dp, p.world), 0, "--tp");
     check_tensor_parallel(p.options.model, p.options.seq_len, tp, options);
     p.prepare([&] { report.open(p); });

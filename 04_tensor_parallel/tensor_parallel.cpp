@@ -148,11 +148,13 @@ void TensorParallel::shard_blocks(Llama& model) const {
             }
         narrow_cols(block.o_proj, rank, N);
         replicate_norm(block.post_attention_norm);
+        use_column_parallel(block.qkv);
+        use_row_parallel(block.o);
+        if (block.experts) replicate_norm(block.experts->router);  // the experts: 08_3d_full/experts
+        if (!block.has_mlp()) continue;
         narrow_rows(block.gate_proj, rank, N);
         narrow_rows(block.up_proj, rank, N);
         narrow_cols(block.down_proj, rank, N);
-        use_column_parallel(block.qkv);
-        use_row_parallel(block.o);
         use_column_parallel(block.gate_up);
         use_row_parallel(block.down);
     }

@@ -32,7 +32,6 @@ int64_t nearest(int64_t n, int64_t most, const std::function<bool(int64_t)>& wor
 }  // namespace
 
 ContextLayout context_layout(const LlamaConfig& c, int64_t seq_len, int64_t cp, const ContextParallelOptions& o) {
-    refuse_experts(c);
     const ContextAlgorithm& algorithm = find_entry(context_algorithms(), "--cp-algorithm", o.algorithm);
     if (o.ulysses_size > 0 && !algorithm.takes_ulysses_size)
         usage_error("--ulysses-size {}: --cp-algorithm {} has no such groups (try --cp-algorithm hybrid)",

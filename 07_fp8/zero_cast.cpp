@@ -17,7 +17,7 @@ class Fp8Unsharder : public Unsharder {
 
     void params_changed() override;
     void shards_changed(const std::vector<FlatParam>& flats, const Comm& shards) override;
-    void start(FlatParam& flat, const Comm& shards) override;
+    void start(FlatParam& flat) override;
     void finish(FlatParam& flat) override;
     void wait(FlatParam& flat) override;
 
@@ -69,7 +69,7 @@ void Fp8Unsharder::shards_changed(const std::vector<FlatParam>& flats, const Com
     fill(amax, 0);
     for (const FlatParam& flat : flats) {
         if (!casts(flat)) continue;
-        for (const FlatParam::Piece& piece : flat.pieces(flat.rank)) {
+        for (const FlatParam::Piece& piece : flat.pieces(flat.rank())) {
             if (!casts(*piece.param)) continue;
             const int64_t layer = int64_t(layer_of_.at(piece.param));
             Tensor of_layer = amax.row_slice(layer, layer + 1);
@@ -90,16 +90,16 @@ void Fp8Unsharder::set_gathered_scales(const Tensor& amax) {
 }
 
 // The FP8 buffer has an element for every parameter element, cast or not, so that offsets are those of the parameters.
-void Fp8Unsharder::start(FlatParam& flat, const Comm& shards) {
-    if (!casts(flat)) return Unsharder::start(flat, shards);
+void Fp8Unsharder::start(FlatParam& flat) {
+    if (!casts(flat)) return Unsharder::start(flat);
     flat.params = Tensor({flat.padded}, DType::e4m3, flat.device, Memory::workspace);
     const Tensor own_fp8 = flat.own_shard_of(flat.params);
     int64_t most = 0;
-    for (int64_t shard = 0; shard < shards.size(); ++shard) most = std::max(most, for_rest(flat, shard));
+    for (int64_t shard = 0; shard < flat.shards(); ++shard) most = std::max(most, for_rest(flat, shard));
     Rest& rest = rests_[&flat];
-    rest.data = Tensor({shards.size(), most}, flat.param_shard.dtype(), flat.device, Memory::workspace);
-    const Tensor own_rest = rest.data.row_slice(flat.rank, flat.rank + 1);
-    for (const FlatParam::Piece& piece : flat.pieces(flat.rank)) {
+    rest.data = Tensor({flat.shards(), most}, flat.param_shard.dtype(), flat.device, Memory::workspace);
+    const Tensor own_rest = rest.data.row_slice(flat.rank(), flat.rank() + 1);
+    for (const FlatParam::Piece& piece : flat.pieces(flat.rank())) {
         if (!casts(*piece.param)) continue;
         Quantized to{piece.of(own_fp8).view({1, piece.size}), layers_[layer_of_.at(piece.param)]->gathered_scale_inv,
                      Scaling::tensor},
@@ -107,12 +107,12 @@ void Fp8Unsharder::start(FlatParam& flat, const Comm& shards) {
         Tensor no_amax;
         cast(to, no_transpose, no_amax, piece.of(flat.param_shard).view({1, piece.size}));
     }
-    for_rest(flat, flat.rank, [&](const FlatParam::Piece& piece, int64_t begin) {
+    for_rest(flat, flat.rank(), [&](const FlatParam::Piece& piece, int64_t begin) {
         Tensor to = own_rest.element_slice(begin, {piece.size});
         copy(to, piece.of(flat.param_shard));
     });
-    flat.all_gather = shards.all_gather(flat.params, own_fp8);
-    if (most > 0) rest.all_gather = shards.all_gather(rest.data, own_rest);
+    flat.all_gather = flat.ranks.all_gather(flat.params, own_fp8);
+    if (most > 0) rest.all_gather = flat.ranks.all_gather(rest.data, own_rest);
 }
 
 // Assembles the parameters that were not cast from the shards, contiguously: a layer may use several weights as one.
@@ -126,7 +126,7 @@ void Fp8Unsharder::finish(FlatParam& flat) {
     for (Param* param : flat.unit->params)
         if (!casts(*param)) params.push_back(param);
     bind_data(params, Tensor({total_size(params)}, rest.data.dtype(), rest.data.device(), Memory::workspace));
-    for (int64_t shard = 0; shard < flat.shards; ++shard)
+    for (int64_t shard = 0; shard < flat.shards(); ++shard)
         for_rest(flat, shard, [&](const FlatParam::Piece& piece, int64_t begin) {
             Tensor to = piece.param->data.element_slice(piece.in_param, {piece.size});
             copy(to, rest.data.row_slice(shard, shard + 1).element_slice(begin, {piece.size}));

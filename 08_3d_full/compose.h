@@ -1,6 +1,6 @@
 #pragma once
-// The composed trainer: all techniques of the previous chapters. Tensor parallelism comes first, because it narrows
-// the parameters, then FP8 layers, then ZeRO.
+// The composed trainer: all techniques of the previous chapters. Tensor and expert parallelism come first, because they
+// narrow the parameters, then FP8 layers, then ZeRO.
 #include "02_data_parallel/runtime/program.h"
 #include "03_zero/zero.h"
 #include "04_tensor_parallel/tensor_parallel.h"
@@ -8,14 +8,17 @@
 #include "06_context_parallel/context_parallel.h"
 #include "07_fp8/fp8.h"
 #include "08_3d_full/config.h"
+#include "08_3d_full/experts/expert_parallel.h"
 
 namespace train70b {
 
 // This rank's groups along each axis of the mesh (group_colors).
 struct MeshComms {
     Comm tp, cp, dp_cp, pp;
+    Comm ep, edp;  // of one rank without experts
+    bool own_edp = false;  // edp has other ranks than dp_cp
 };
-MeshComms split(const Comm& world, const Mesh& mesh);
+MeshComms split(const Comm& world, const Mesh& mesh, bool experts = false);
 
 class Composed {
   public:
@@ -26,6 +29,7 @@ class Composed {
     const MeshComms ranks;
     const ContextLayout context;
     const TensorParallel tensor_parallel;
+    const ExpertParallel expert_parallel;
     const Fp8 fp8;
     Zero zero;
     Pipeline pipeline;

@@ -16,7 +16,9 @@ Mesh::Coordinates Mesh::coordinate(int64_t rank) const {
     // end::lab-mesh-groups-coordinate[]
 }
 
-std::string Mesh::text() const { return fmt::format("tp {} x cp {} x dp {} x pp {}", tp, cp, dp, pp); }
+std::string Mesh::text() const {
+    return fmt::format("tp {} x cp {} x dp {} x pp {}{}", tp, cp, dp, pp, ep > 1 ? fmt::format(", ep {}", ep) : "");
+}
 
 Mesh mesh_of(const Mesh& asked, int64_t ranks) {
     Mesh mesh = asked;
@@ -49,7 +51,9 @@ MeshColors group_colors(const Mesh& mesh) {
         };
     };
     return {along([](Mesh::Coordinates& at) { at.tp = 0; }), along([](Mesh::Coordinates& at) { at.cp = 0; }),
-            along([](Mesh::Coordinates& at) { at.dp = at.cp = 0; }), along([](Mesh::Coordinates& at) { at.pp = 0; })};
+            along([](Mesh::Coordinates& at) { at.dp = at.cp = 0; }), along([](Mesh::Coordinates& at) { at.pp = 0; }),
+            [mesh](int rank) { return int(rank / mesh.ep); },
+            [mesh](int rank) { return int(rank / mesh.stage_ranks() * mesh.ep + rank % mesh.ep); }};
     // end::lab-mesh-groups-split[]
 }
 

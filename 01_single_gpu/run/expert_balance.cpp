@@ -49,7 +49,7 @@ ExpertReport ExpertBalance::end_step(const Groups& groups) {
         for (const Experts* experts : layers_)
             for (const std::vector<double>* counts : {&experts->loads.slots, &experts->loads.dropped})
                 all.insert(all.end(), counts->begin(), counts->end());
-        all = groups.dp_cp->sum(all);
+        all = groups.tp->sum(groups.dp_cp->sum(all));  // of tp with sequence parallelism, which divides the rows
     }
 
     double most = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 
 #include "01_single_gpu/core/files.h"
 #include "03_zero/offload.h"
@@ -21,34 +22,42 @@ Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states
         DType dtype;
     };
     std::vector<Visit> visits;
-    int64_t all = 0;
+    // What the same ranks hold is divided among them: the elements of all segments, one after another.
+    struct Replicated {
+        int64_t all = 0, begin = 0, first = 0, end = 0;
+    };
+    std::map<const Group*, Replicated> of_replicas;
+    const auto replicated = [&](const Segment& segment) -> Replicated& {
+        return of_replicas[store_.state_replicas(*segment.param).get()];
+    };
     store_.for_each_state([&](const Segment& segment, const char* state, Tensor& values) {
         visits.push_back({segment, state, values.dtype()});
-        if (visits.back().state == "weight") all += elements(segment);
+        if (visits.back().state == "weight") replicated(segment).all += elements(segment);
     });
-    const GroupPtr replicas = store_.state_replicas();
-    const int64_t first = all * replicas->rank() / replicas->size(),
-                  end = all * (replicas->rank() + 1) / replicas->size();
+    for (auto& [group, its] : of_replicas) {
+        its.first = its.all * group->rank() / group->size();
+        its.end = its.all * (group->rank() + 1) / group->size();
+    }
 
-    int64_t begin = 0;  // of the segment among all elements
     const auto visit_range = [&](const Visit& visit, int64_t& from, int64_t& size) {
+        const Replicated& its = replicated(visit.segment);
         const int64_t count = elements(visit.segment);
-        from = std::clamp<int64_t>(first - begin, 0, count);
-        size = std::clamp<int64_t>(end - begin, 0, count) - from;
+        from = std::clamp<int64_t>(its.first - its.begin, 0, count);
+        size = std::clamp<int64_t>(its.end - its.begin, 0, count) - from;
         return size > 0;
     };
     int64_t wide = 0, codes = 0;
     DType wide_dtype = DType::f32;
     // Weights first, so that a file of weights only is the beginning of the others.
     for (const bool weights : {true, false}) {
-        begin = 0;
+        for (auto& [group, its] : of_replicas) its.begin = 0;
         for (size_t i = 0; i < visits.size(); ++i) {
             const Visit& visit = visits[i];
             const Param& param = *visit.segment.param;
             const bool is_weight = visit.state == "weight";
             int64_t from = 0, size = 0;
             // begin: of this segment, whose first state is the weight
-            if (is_weight && i > 0) begin += elements(visits[i - 1].segment);
+            if (is_weight && i > 0) replicated(visits[i - 1].segment).begin += elements(visits[i - 1].segment);
             if (is_weight != weights || !visit_range(visit, from, size)) continue;
             const std::vector<Rect> rects = rectangles(param.local, visit.segment.offset + from, size);
             const auto piece = [&](const Rect& rect) {

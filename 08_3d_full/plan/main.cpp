@@ -131,6 +131,7 @@ class Planner {
     void run(int argc, char** argv) {
         flags_.parse(argc, argv);
         request_.model = model_.shape(flags_);
+        refuse_experts(request_.model);
         check_flags();
         for (OptionalOutput* file : {&json_, &csv_}) file->open();
         const double limit = cluster_.device.memory_bytes - reserve_gb_ * 1e9;

@@ -173,15 +173,23 @@ std::string ReplicaCheck::compare(const Group& group, const std::vector<Copy>& c
 std::string ReplicaCheck::difference() {
     const std::vector<Copy> kept = weights(), updated = states();
     const Groups& groups = trainer_.groups;
-    const GroupPtr replicas = trainer_.store->state_replicas();
     std::string text;
     const auto add = [&](const Group& group, const std::vector<Copy>& copies) {
         if (group.size() == 1) return;
         const std::string found = compare(group, copies);
         if (text.empty()) text = found;
     };
-    add(*groups.dp_cp, kept);
-    add(*replicas, updated);
+    for (const bool of_experts : {false, true}) {  // which other ranks may hold than the rest
+        const auto these = [of_experts](const std::vector<Copy>& copies) {
+            std::vector<Copy> list;
+            for (const Copy& copy : copies)
+                if (copy.param->of_experts == of_experts) list.push_back(copy);
+            return list;
+        };
+        const std::vector<Copy> weights = these(kept), states = these(updated);
+        if (!weights.empty()) add(of_experts ? *groups.edp : *groups.dp_cp, weights);
+        if (!states.empty()) add(*trainer_.store->state_replicas(*states[0].param), states);
+    }
     std::vector<Copy> over_tp;
     for (const std::vector<Copy>* copies : {&kept, &updated})
         for (const Copy& copy : *copies)
