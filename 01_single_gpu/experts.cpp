@@ -145,6 +145,7 @@ void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
     const Device device = logits.device();
     const std::vector<RowPiece> mine = ranks->pieces(batch, ranks->part());
     const int64_t P = int64_t(mine.size());
+    if (on_logits) on_logits(logits);
     to.chosen = Tensor({R, k}, DType::i32, device);
     choose_experts(to.chosen, logits, bias_like(logits), shape_);
     Tensor counted({P, N}, DType::i32, device, Memory::workspace);

@@ -89,6 +89,8 @@ class Experts {
     void set_bias(std::vector<float> bias);
     void set_fractions(std::vector<float> fractions) { fractions_ = std::move(fractions); }
 
+    std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R_l, N) before each choice
+
     // Training batches add to them (run/expert_balance.h); losses (2) fp64: balancing loss and z-loss, this rank's share.
     ExpertLoads loads;
     Tensor losses;

@@ -51,6 +51,11 @@ Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, co
 }
 // end::exchange[]
 
+int64_t expert_traffic(const LlamaConfig& c, int64_t ep, int64_t rows, DType dtype, Recompute recompute) {
+    const int64_t exchanges = recompute == Recompute::full ? 6 : 4;
+    return exchanges * rows * c.experts.top_k * c.hidden * size_of(dtype) / ep * (ep - 1);
+}
+
 ExpertParallel::ExpertParallel(Llama& model, const ExpertComms& ranks, const ContextLayout& context)
     : ranks_(ranks), context_(context) {
     const int64_t N = ranks_.ep.size();

@@ -28,6 +28,11 @@ struct ExpertComms {
 Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, const std::vector<int64_t>& received,
                   const Comm& ranks);
 
+// Bytes that a rank sends for one layer of experts and micro-batch of `rows` rows on it, forward and backward, if all
+// experts have the same load: k rows E (ep-1)/ep in each of dispatch, combine and their gradients; with full
+// recomputation the first two once more.
+int64_t expert_traffic(const LlamaConfig& config, int64_t ep, int64_t rows, DType dtype, Recompute recompute);
+
 class ExpertParallel : public ExpertRanks {
   public:
     // Divides the experts. Construct it after TensorParallel and before the parameters are allocated; the model outlives
