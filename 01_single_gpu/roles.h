@@ -120,6 +120,7 @@ class StepState {
     // What a checkpoint keeps of it: a row of numbers for each name. The numbers of two ranks for one name are merged
     // by their maximum, where another layout resumes.
     struct Rows {
+        std::string kind;  // the names in the file begin with it
         std::vector<std::string> names;
         int64_t width = 0;
         std::vector<float> values;  // (names, width)

@@ -71,6 +71,7 @@ Trainer::Trainer(const TrainOptions& o, Llama& model, const Dataset& data)
       accumulate_(model),
       expert_balance_(model),
       progress_(o.steps) {
+    if (!expert_balance_.rows().names.empty()) step_states.push_back(&expert_balance_);
     batches.sorts_rows = model.stage.embedding && model.options.device == Device::cuda;
 }
 

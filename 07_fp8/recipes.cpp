@@ -176,7 +176,7 @@ void DelayedScaling::upload_scales() {
 
 StepState::Rows DelayedScaling::rows() const {
     CHECK(operand_names.size() == states_.size(), "{} names of {} operands", operand_names.size(), states_.size());
-    Rows rows{.names = operand_names, .width = 2 + options_.history, .values = {}};
+    Rows rows{.kind = "fp8/", .names = operand_names, .width = 2 + options_.history, .values = {}};
     const std::vector<double> amaxes = read(amax_);
     for (size_t i = 0; i < states_.size(); ++i) {
         rows.values.insert(rows.values.end(), {states_[i].scale_inv, float(amaxes[i])});

@@ -1,5 +1,7 @@
 // Experts in every layout: divided by ep or not, beside all other techniques, against one rank. Also what they send.
+#include "08_3d_full/checkpoint/snapshot.h"
 #include "08_3d_full/plan/dry_run.h"
+#include "tests/checkpoints.h"
 #include "tests/composed.h"
 #include "tests/drawn_layouts.h"
 #include "tests/grid_layouts.h"
@@ -282,4 +284,46 @@ TEST_CASE("bytes of an even load are the formula's") {
                        runs * expert_traffic(o.model, mesh.ep, rows, DType::f32, recompute_of(recompute)));
             });
         }
+}
+
+TEST_CASE("checkpoints of experts: ep 4, then ep 2 and tp 2, then a pipeline, with their biases and fractions") {
+    const Text text;
+    TrainOptions o = grid_shape(text);
+    o.dtype = o.grad_dtype = "fp64";
+    o.steps = 6;
+    use_experts(o, 1);  // a sigmoid
+    o.balance = {.aux_loss = 0.05, .of_batch = true, .bias_rate = 0.05};
+    const auto one = run_on_one_rank(o);
+    const auto layout = [](const Mesh& mesh, int zero) {
+        ParallelConfig config;
+        config.mesh = mesh;
+        config.zero.stage = zero;
+        config.tensor.sequence_parallel = mesh.tp > 1;
+        return config;
+    };
+    const SharedFolder shared;
+    std::vector<double> found = history_of(o, layout({.dp = 16, .ep = 4}, 0), {.dir = shared / "d", .stop_after = 2});
+    const auto go_on = [&](const ParallelConfig& config, int64_t stop) {
+        for (const double x : history_of(o, config, {.dir = shared / "d", .resume = true, .stop_after = stop}))
+            found.push_back(x);
+    };
+    go_on(layout({.tp = 2, .dp = 8, .ep = 2}, 2), 4);
+    go_on(layout({.tp = 2, .dp = 4, .pp = 2, .ep = 8}, 3), 6);
+    double apart = 0;
+    if (one) {
+        const std::vector<double> expected = one->history();
+        REQUIRE(found.size() == expected.size());
+        for (size_t i = 0; i < found.size(); ++i) apart = std::max(apart, std::abs(found[i] / expected[i] - 1));
+    }
+    EXPECT_EVERYWHERE(apart <= 1e-10);
+
+    // The same layout: bit for bit. And a run of another model is refused.
+    const ParallelConfig same = layout({.tp = 2, .dp = 8, .ep = 4}, 1);
+    const std::vector<double> all = history_of(o, same, {});
+    std::vector<double> halves = history_of(o, same, {.dir = shared / "e", .stop_after = 3});
+    for (const double x : history_of(o, same, {.dir = shared / "e", .resume = true})) halves.push_back(x);
+    EXPECT_EVERYWHERE(halves == all);
+    o.steps = 8;
+    o.model.experts.top_k = 3;
+    EXPECT_USAGE_ERROR(history_of(o, same, {.dir = shared / "e", .resume = true}), "its --top-k is 2");
 }

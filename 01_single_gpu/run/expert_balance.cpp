@@ -41,6 +41,30 @@ void ExpertBalance::begin_step() {
     }
 }
 
+StepState::Rows ExpertBalance::rows() const {
+    Rows rows{.kind = "experts/", .names = {}, .width = model_.config.experts.count, .values = {}};
+    for (const Experts* experts : layers_)
+        for (const auto& [what, values] :
+             {std::pair(".bias", &experts->bias()), std::pair(".fractions", &experts->fractions())}) {
+            if (values->empty()) continue;
+            rows.names.push_back(experts->router.name + what);
+            rows.values.insert(rows.values.end(), values->begin(), values->end());
+        }
+    return rows;
+}
+
+void ExpertBalance::restore(const Rows& rows) {
+    auto row = rows.values.begin();
+    const auto take = [&] {
+        row += rows.width;
+        return std::vector<float>(row - rows.width, row);
+    };
+    for (Experts* experts : layers_) {
+        if (!experts->bias().empty()) experts->set_bias(take());
+        if (!experts->fractions().empty()) experts->set_fractions(take());
+    }
+}
+
 ExpertReport ExpertBalance::end_step(const Groups& groups) {
     const size_t N = size_t(model_.config.experts.count);
     std::vector<double> all;  // losses of all layers; then slots and dropped ones of each

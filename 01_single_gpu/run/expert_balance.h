@@ -16,12 +16,17 @@ inline void update_bias(std::vector<float>& bias, const std::vector<double>& slo
     }
 }
 
-class ExpertBalance {
+// Biases and fractions are the same on all ranks of a stage; checkpoints keep them.
+class ExpertBalance : public StepState {
   public:
     explicit ExpertBalance(Llama& model);  // which must outlive it
     void begin_step();
     // Sums the loads over the ranks that hold the same experts, and changes biases and fractions. Collective.
     ExpertReport end_step(const Groups& groups);
+
+    void next_step() override {}
+    Rows rows() const override;
+    void restore(const Rows& rows) override;
 
   private:
     Llama& model_;

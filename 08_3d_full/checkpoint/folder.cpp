@@ -61,9 +61,14 @@ ordered_json fingerprint(const Dataset& data) {
     return data.is_mixture() ? ordered_json{{"sources", std::move(sources)}} : sources[0];
 }
 
+ordered_json layout_json(const Mesh& mesh) {
+    ordered_json layout = {{"tp", mesh.tp}, {"cp", mesh.cp}, {"dp", mesh.dp}, {"pp", mesh.pp}};
+    if (mesh.ep > 1) layout["ep"] = mesh.ep;
+    return layout;
+}
+
 bool same_layout(const Manifest& manifest, const Mesh& mesh) {
-    const json layout = {{"tp", mesh.tp}, {"cp", mesh.cp}, {"dp", mesh.dp}, {"pp", mesh.pp}};
-    return manifest.json->value("layout", json()) == layout;
+    return manifest.json->value("layout", json()) == json(layout_json(mesh));
 }
 
 std::vector<int64_t> old_checkpoints(const std::string& dir, int64_t keep, int64_t newest) {
@@ -87,6 +92,7 @@ namespace {
 constexpr const char* kFixed[] = {"seed",       "seq-len",        "global-batch", "val-fraction",      "dtype",
                                   "grad-dtype", "optimizer",      "fp8",          "fp8-history",       "batch-ramp",
                                   "seq-ramp",   "document-token", "mup",          "mask-document-ends"};
+constexpr const char* kFixedOfExperts[] = {"aux-loss", "aux-loss-over", "router-z-loss", "router-bias-rate"};
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
 
@@ -113,6 +119,16 @@ void check_model(const Manifest& manifest, const LlamaConfig& mine) {
     compare_switch("--qkv-bias", its.qkv_bias, mine.qkv_bias);
     compare_switch("--qk-norm", its.qk_norm, mine.qk_norm);
     compare_switch("--tied-embeddings", its.tied, mine.tied);
+    if (its.experts.count != mine.experts.count) compare("--experts", its.experts.count, mine.experts.count);
+    if (mine.experts.count > 0) {
+        const ordered_json there = experts_json(its.experts), here = experts_json(mine.experts);
+        for (const auto& [flag, value] : there.items())
+            if (value != here[flag]) {
+                const std::string word = value.is_string() ? value.get<std::string>() : value.dump();
+                usage_error("{}: a checkpoint of another model: its --{} is {} (try --{} {})", manifest.folder, flag,
+                            word, flag, word);
+            }
+    }
     const ordered_json there = hf_config(its, DType::f32), here = hf_config(mine, DType::f32);
     for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
         if (there[key] != here[key])
@@ -127,7 +143,10 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
         if (found != object.end() && found->is_string()) return found->template get<std::string>();
         return std::string(name == std::string("mask-document-ends") ? "off" : "");  // written before there was one
     };
-    for (const char* name : kFixed) {
+    std::vector<const char*> fixed(std::begin(kFixed), std::end(kFixed));
+    if (manifest.model.experts.count > 0)
+        fixed.insert(fixed.end(), std::begin(kFixedOfExperts), std::end(kFixedOfExperts));
+    for (const char* name : fixed) {
         const std::string there = text(its, name), here = text(flags, name);
         const auto shown = [name](const std::string& value) {
             return value.empty() ? fmt::format("no --{}", name) : fmt::format("--{} {}", name, value);

@@ -71,6 +71,7 @@ class CheckpointFolder {
     std::optional<FolderLock> lock_;
 };
 
+nlohmann::ordered_json layout_json(const Mesh& mesh);
 bool same_layout(const Manifest& manifest, const Mesh& mesh);
 // The full checkpoints up to step `newest` but the last `keep` of them. What is called newer is not this run's.
 std::vector<int64_t> old_checkpoints(const std::string& dir, int64_t keep, int64_t newest);

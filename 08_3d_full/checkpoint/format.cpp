@@ -91,6 +91,10 @@ class Reader {
             refuse(key, fmt::format("must be an integer from {} to {}", least, most));
         return value.get<int64_t>();
     }
+    double real(const char* key) const {
+        if (!at(key).is_number()) refuse(key, "must be a number");
+        return at(key).get<double>();
+    }
     const json& array(const char* key) const {
         if (!at(key).is_array()) refuse(key, "must be a list");
         return at(key);
@@ -138,6 +142,22 @@ CheckpointFile read_file_entry(const std::string& path, const std::string& folde
     return file;
 }
 
+ExpertsConfig read_experts(const std::string& path, const json& object) {
+    constexpr int64_t kMost = 1 << 16, kMostColumns = 1 << 20;
+    const Reader read(path, object);
+    ExpertsConfig x{.count = read.number("experts", 1, kMost), .top_k = read.number("top-k", 1, kMost)};
+    x.ffn = read.number("expert-ffn", 1, kMostColumns);
+    x.shared = read.number("shared-experts", 0, kMost);
+    x.dense_layers = read.number("dense-layers", 0, kMost);
+    x.sigmoid = read.text("router", {"softmax", "sigmoid"}) == "sigmoid";
+    x.normalize = read.text("router-normalize", {"on", "off"}) == "on";
+    x.scale = read.real("router-scale");
+    x.groups = read.number("expert-groups", 1, kMost);
+    x.top_groups = read.number("top-groups", 1, kMost);
+    x.capacity_factor = read.real("capacity-factor");
+    return x;
+}
+
 // N of "step-N"; empty: not such a name.
 std::optional<int64_t> number_after(const std::string& prefix, const std::string& name) {
     if (!name.starts_with(prefix)) return {};
@@ -159,7 +179,7 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
     const std::vector<std::string> states = manifest.states();
     for (const CheckpointFile& file : manifest.files)
         for (const std::string& name : file.tensors) {
-            if (name.starts_with("fp8/") || name.starts_with("scale/")) continue;
+            if (name.starts_with("fp8/") || name.starts_with("scale/") || name.starts_with("experts/")) continue;
             const auto piece = Piece::parse(name);
             if (!piece || std::find(states.begin(), states.end(), piece->state) == states.end())
                 usage_error("{}: {} lists tensor {}, which is not part of a {} checkpoint", path, file.name,
@@ -201,6 +221,20 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
 
 }  // namespace
 
+ordered_json experts_json(const ExpertsConfig& x) {
+    return {{"experts", x.count},
+            {"top-k", x.top_k},
+            {"expert-ffn", x.ffn},
+            {"shared-experts", x.shared},
+            {"dense-layers", x.dense_layers},
+            {"router", x.sigmoid ? "sigmoid" : "softmax"},
+            {"router-normalize", x.normalize ? "on" : "off"},
+            {"router-scale", x.scale},
+            {"expert-groups", x.groups},
+            {"top-groups", x.top_groups},
+            {"capacity-factor", x.capacity_factor}};
+}
+
 Manifest read_manifest(const std::string& folder) {
     const std::string path = folder + "/manifest.json";
     std::error_code error;
@@ -227,6 +261,10 @@ Manifest read_manifest(const std::string& folder) {
     manifest.optimizer = read.text("optimizer", names_of(optimizers()));
     manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp64"});
     manifest.model = parse_hf_config(read.object("model"), path);
+    if (manifest.json->contains("experts")) {
+        manifest.model.experts = read_experts(path, read.object("experts"));
+        check_config(manifest.model, {.where = path + ": "});
+    }
     for (const json& entry : read.array("files")) manifest.files.push_back(read_file_entry(path, folder, entry));
     check_coverage(path, manifest);
     if (manifest.ranks != int64_t(manifest.files.size()))

@@ -57,6 +57,9 @@ struct Manifest {
     std::vector<std::string> states() const;
 };
 
+// What a manifest says of experts: by the names of the flags.
+nlohmann::ordered_json experts_json(const ExpertsConfig& experts);
+
 // Usage error, naming the manifest and the entry, for a folder that is no checkpoint or is named for another step,
 // another format version, files that are missing, of another size, or outside the folder, rectangles that overlap or do
 // not cover a parameter, and values of another type. Does not read the files.

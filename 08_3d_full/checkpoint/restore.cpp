@@ -158,19 +158,22 @@ void restore_rows(const SavedStates& source, StepState& state, const std::string
     for (size_t i = 0; i < rows.names.size(); ++i) {
         float* row = &rows.values[i * size_t(rows.width)];
         std::fill_n(row, rows.width, 0.0f);
-        const std::vector<SavedStates::Stored>& list = source.rows("fp8/" + rows.names[i]);
+        const std::vector<SavedStates::Stored>& list = source.rows(rows.kind + rows.names[i]);
         const auto is_own = [&](const SavedStates::Stored& stored) {
             return stored.file->path().ends_with("/" + own_file);
         };
         // Stages may have other layers than they had.
         const bool only_own = !own_file.empty() && std::any_of(list.begin(), list.end(), is_own);
+        bool is_first = true;
         for (const SavedStates::Stored& stored : list) {
             if (only_own && !is_own(stored)) continue;
             if (stored.tensor->dtype != DType::f32 || stored.tensor->size() != rows.width)
                 usage_error("{}: {} has {} numbers, but this run needs {} (try the --fp8-history of the checkpoint)",
                             stored.file->path(), stored.tensor->name, stored.tensor->size(), rows.width);
             const std::vector<float> numbers = all_numbers(stored);
-            for (int64_t k = 0; k < rows.width; ++k) row[k] = std::max(row[k], numbers[size_t(k)]);
+            for (int64_t k = 0; k < rows.width; ++k)
+                row[k] = is_first ? numbers[size_t(k)] : std::max(row[k], numbers[size_t(k)]);
+            is_first = false;
         }
     }
     state.restore(rows);

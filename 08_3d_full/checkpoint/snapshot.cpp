@@ -93,9 +93,10 @@ Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states
     step_states_begin_ = wide;
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
-        for (const std::string& name : rows.names) wide_tensors_.push_back({"fp8/" + name, DType::f32, {rows.width}});
-        wide += int64_t(rows.values.size());
+        for (const std::string& name : rows.names) wide_tensors_.push_back({rows.kind + name, DType::f32, {rows.width}});
+        state_numbers_ += int64_t(rows.values.size());
     }
+    wide += (state_numbers_ * size_of(DType::f32) + size_of(wide_dtype) - 1) / size_of(wide_dtype);
     wide_ = Tensor({wide}, wide_dtype, Device::cpu, Memory::host);
     if (codes > 0) codes_ = Tensor({codes}, DType::u8, Device::cpu, Memory::host);
 }
@@ -140,11 +141,10 @@ double Snapshot::copy() {
 }
 
 void Snapshot::add_step_states() {
-    int64_t at = step_states_begin_;
+    auto* at = reinterpret_cast<float*>(wide_.data<char>() + step_states_begin_ * size_of(wide_.dtype()));
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
-        std::copy(rows.values.begin(), rows.values.end(), wide_.data<float>() + at);
-        at += int64_t(rows.values.size());
+        at = std::copy(rows.values.begin(), rows.values.end(), at);
     }
 }
 
@@ -152,7 +152,7 @@ int64_t Snapshot::bytes() const { return wide_.bytes() + (codes_ ? codes_.bytes(
 
 Snapshot::Content Snapshot::content(bool weights_only) const {
     std::vector<StoredTensor> tensors = wide_tensors_;
-    int64_t wide_bytes = wide_.bytes();
+    int64_t wide_bytes = step_states_begin_ * size_of(wide_.dtype()) + state_numbers_ * size_of(DType::f32);
     if (weights_only) {
         tensors.resize(weights_);
         wide_bytes = weight_elements_ * size_of(wide_.dtype());

@@ -2,7 +2,8 @@
 // What a rank writes of a checkpoint, and its copy in host memory: training goes on while the copy is written.
 //
 // Ranks that hold the same states (data-parallel replicas) write equal parts of them. A file holds, in this order: all
-// weights; moments and scales; FP8 histories; 8-bit codes.
+// weights; moments and scales; FP8 histories, biases of experts; 8-bit
+// codes.
 #include <string_view>
 
 #include "01_single_gpu/roles.h"
@@ -46,7 +47,8 @@ class Snapshot {
     std::vector<StoredTensor> wide_tensors_, code_tensors_;
     size_t weights_ = 0;  // the first tensors of wide_tensors_
     int64_t weight_elements_ = 0, step_states_begin_ = 0;
-    Tensor wide_, codes_;  // fp32 (fp64 in an fp64 run), u8
+    int64_t state_numbers_ = 0;  // of step states, fp32
+    Tensor wide_, codes_;        // fp32 (fp64 in an fp64 run), u8
 };
 
 // ---- the way back (restore.cpp): every rank picks from all rectangles what its own segments hold ----
