@@ -130,6 +130,8 @@ struct Block {
         s.middle = Tensor::like(x), s.inv_rms2 = per_row(x), s.normed2 = Tensor::like(x);
         add_rmsnorm(s.middle, s.normed2, s.inv_rms2, x, mixed, norm2.data, kNormEps);  // middle = x + mixed
         s.normed2 = parts.f(s.normed2);
+        if constexpr (requires { parts.feed_forward(*this, s); })  // experts (08)
+            return sum(s.middle, parts.feed_forward(*this, s));
         s.gate_up = parts.product(s.normed2, gate_up(&Param::data));
         s.h = empty(x, R, gate.local.rows);
         swiglu(s.h, s.gate_up);
@@ -138,11 +140,16 @@ struct Block {
 
     // Adds to the gradients of the weights; returns that of x.
     Tensor backward(const Tensor& dy, Saved& s, const Batch& b, auto& parts) {
-        const Tensor dh = parts.product_backward(parts.g_backward(dy), s.h, down.data, down.grad);
-        Tensor dgate_up = Tensor::like(s.gate_up);
-        swiglu_backward(dgate_up, dh, s.gate_up);
-        const Tensor dnormed2 =
-            parts.f_backward(parts.product_backward(dgate_up, s.normed2, gate_up(&Param::data), gate_up(&Param::grad)));
+        Tensor dnormed2;
+        if constexpr (requires { parts.feed_forward(*this, s); }) {
+            dnormed2 = parts.feed_forward_backward(*this, s, dy);
+        } else {
+            const Tensor dh = parts.product_backward(parts.g_backward(dy), s.h, down.data, down.grad);
+            Tensor dgate_up = Tensor::like(s.gate_up);
+            swiglu_backward(dgate_up, dh, s.gate_up);
+            dnormed2 = parts.f_backward(
+                parts.product_backward(dgate_up, s.normed2, gate_up(&Param::data), gate_up(&Param::grad)));
+        }
         const Tensor dmiddle = sum(dy, norm_backward(norm2, dnormed2, s.middle, s.inv_rms2));
 
         const Heads& h = s.heads;
