@@ -204,7 +204,8 @@ void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
     ranks->plan(to, logits);
 }
 
-Var Experts::operator()(Tape& tape, const Var& x, const Batch& batch, Routing& routing) {
+Var Experts::operator()(Tape& tape, const Var& x, const Batch& batch, Routing& routing,
+                        const std::function<void()>& meanwhile) {
     const Var scores = logits(tape, x);
     if (!routing) route(routing, scores.data, batch);
     const Routing to = routing;
@@ -215,7 +216,7 @@ Var Experts::operator()(Tape& tape, const Var& x, const Batch& batch, Routing& r
         *dlogits = Tensor::like(logits);
         router_backward(*dlogits, *dw, logits, to.chosen, to.piece_grads, z_loss, shape_);
     });
-    const Var rows = ranks->dispatch(tape, gather(tape, x, to, config_.top_k), to);
+    const Var rows = ranks->dispatch(tape, gather(tape, x, to, config_.top_k), to, meanwhile);
     const Var out = unit.run(tape, rows, [this, to](Tape& t, const Var& in) {
         return grouped_linear(t, swiglu(t, grouped_linear(t, in, gate_up, to.rows)), down, to.rows);
     });

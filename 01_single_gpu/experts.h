@@ -59,8 +59,12 @@ class ExpertRanks {
 
     // Fills routing.rows from routing.sent.
     virtual void plan(Routing& routing, const Tensor&) const { routing.rows = routing.sent; }
-    // Rows sorted by expert to the ranks that have them, sorted by expert again; and back.
-    virtual Var dispatch(Tape&, const Var& sorted, const Routing&) const { return sorted; }
+    // Rows sorted by expert to the ranks that have them, sorted by expert again; and back. Calls `meanwhile`, which
+    // needs none of them, while they are on their way.
+    virtual Var dispatch(Tape&, const Var& sorted, const Routing&, const std::function<void()>& meanwhile) const {
+        meanwhile();
+        return sorted;
+    }
     virtual Var combine(Tape&, const Var& out, const Routing&) const { return out; }
 };
 
@@ -80,8 +84,9 @@ class Experts {
     const ExpertRanks* ranks;  // not owned; never null
 
     // (R_l, E) -> (R_l, E). routing: empty, or of an earlier run of the same micro-batch, which a recomputation
-    // repeats.
-    Var operator()(Tape& tape, const Var& x, const Batch& batch, Routing& routing);
+    // repeats. meanwhile: is called once, between two steps that may communicate.
+    Var operator()(Tape& tape, const Var& x, const Batch& batch, Routing& routing,
+                   const std::function<void()>& meanwhile = [] {});
 
     // What decides on the choice besides the weights, as host numbers (N): fp32, so that checkpoints keep it exactly.
     const std::vector<float>& bias() const { return bias_; }            // empty: 0

@@ -65,10 +65,16 @@ Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const Te
 
 Var Block::mlp_half(Tape& tape, const Var& normed, const Batch& batch, const TensorParallelOps& tensor_parallel,
                     Routing& routing) {
-    if (experts && !has_mlp()) return (*experts)(tape, normed, batch, routing);
-    Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, normed, gate_up)));  // (R, F_l)
-    Var y = tensor_parallel.g(tape, down(tape, h), down);                           // (R_l, E)
-    return experts ? add(tape, y, (*experts)(tape, normed, batch, routing)) : y;
+    Var y;
+    const auto mlp = [&] {
+        Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, normed, gate_up)));  // (R, F_l)
+        y = tensor_parallel.g(tape, down(tape, h), down);                               // (R_l, E)
+    };
+    if (!experts) return mlp(), y;
+    const Var mixed = (*experts)(tape, normed, batch, routing, [&] {
+        if (has_mlp()) mlp();  // of the shared experts
+    });
+    return y ? add(tape, y, mixed) : mixed;
 }
 
 Var Block::body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,

@@ -1,6 +1,7 @@
 #include "08_3d_full/experts/expert_parallel.h"
 
 #include <numeric>
+#include <utility>
 
 #include "01_single_gpu/data/batches.h"
 #include "02_data_parallel/runtime/comm_roles.h"
@@ -28,25 +29,38 @@ Var reorder(Tape& tape, const Var& x, const Tensor& order, const Tensor& inverse
     return y;
 }
 
-Tensor exchanged(const Tensor& x, const std::vector<int64_t>& sent, const std::vector<int64_t>& received,
-                 const Comm& ranks) {
-    const int64_t rows = std::accumulate(received.begin(), received.end(), int64_t(0));
-    Tensor y({rows, x.cols()}, x.dtype(), x.device(), Memory::comm);
-    const auto elements = [&](std::vector<int64_t> counts) {
-        for (int64_t& count : counts) count *= x.cols();
-        return counts;
-    };
-    ranks.all_to_all(y, elements(received), x, elements(sent)).wait();
-    return y;
-}
+// Rows on their way.
+struct RowsSent {
+    Tensor rows;
+    Work work;
+
+    RowsSent() = default;
+    RowsSent(const Tensor& x, const std::vector<int64_t>& sent, const std::vector<int64_t>& received, const Comm& ranks)
+        : rows({std::accumulate(received.begin(), received.end(), int64_t(0)), x.cols()}, x.dtype(), x.device(),
+               Memory::comm) {
+        const auto elements = [&](std::vector<int64_t> counts) {
+            for (int64_t& count : counts) count *= x.cols();
+            return counts;
+        };
+        work = ranks.all_to_all(rows, elements(received), x, elements(sent));
+    }
+    Tensor wait() {
+        work.wait();
+        return std::exchange(rows, {});
+    }
+};
 
 }  // namespace
 
 // tag::exchange[]
 Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, const std::vector<int64_t>& received,
-                  const Comm& ranks) {
-    Var y{.data = exchanged(x.data, sent, received, ranks)};
-    tape.record([=, dx = x.grad, dy = y.grad] { accumulate(*dx, exchanged(*dy, received, sent, ranks)); });
+                  const Comm& ranks, const std::function<void()>& meanwhile) {
+    RowsSent there(x.data, sent, received, ranks);
+    const auto back = std::make_shared<RowsSent>();
+    tape.record([back, dx = x.grad] { accumulate(*dx, back->wait()); });
+    meanwhile();
+    Var y{.data = there.wait()};
+    tape.record([=, dy = y.grad] { *back = RowsSent(*dy, received, sent, ranks); });
     return y;
 }
 // end::exchange[]
@@ -134,17 +148,19 @@ void ExpertParallel::plan(Routing& routing, const Tensor& logits) const {
 }
 // end::plan[]
 
-Var ExpertParallel::dispatch(Tape& tape, const Var& sorted, const Routing& routing) const {
-    if (!routing.exchange) return sorted;
+Var ExpertParallel::dispatch(Tape& tape, const Var& sorted, const Routing& routing,
+                             const std::function<void()>& meanwhile) const {
+    if (!routing.exchange) return ExpertRanks::dispatch(tape, sorted, routing, meanwhile);
     const auto& its = *static_cast<const Exchange*>(routing.exchange.get());
-    const Var here = exchange_rows(tape, sorted, its.sent, its.received, ranks_.ep);
+    const Var here = exchange_rows(tape, sorted, its.sent, its.received, ranks_.ep, meanwhile);
     return reorder(tape, here, its.order, its.inverse);
 }
 
 Var ExpertParallel::combine(Tape& tape, const Var& out, const Routing& routing) const {
     if (!routing.exchange) return out;
     const auto& its = *static_cast<const Exchange*>(routing.exchange.get());
-    return exchange_rows(tape, reorder(tape, out, its.inverse, its.order), its.received, its.sent, ranks_.ep);
+    const Var there = reorder(tape, out, its.inverse, its.order);
+    return exchange_rows(tape, there, its.received, its.sent, ranks_.ep, [] {});
 }
 
 }  // namespace train70b

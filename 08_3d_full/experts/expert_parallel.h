@@ -8,7 +8,8 @@
 //     combine         all-to-all back                  (S', E) -> (S, E)
 //
 // Each is the other's gradient. How many rows go where is known only when they are routed, so numbers are exchanged
-// before rows: the host waits once for each layer of experts and micro-batch.
+// before rows: the host waits once for each layer of experts and micro-batch. The MLP of the shared experts is computed
+// while rows are dispatched, and its gradient while theirs return.
 //
 // The ranks of ep are consecutive among tp x cp x dp of a stage: dense layers are divided by tp, tokens by all three,
 // experts by ep. Ranks with the same experts, edp = tp cp dp / ep, sum the gradients of those and shard them (ZeRO); the
@@ -24,9 +25,10 @@ struct ExpertComms {
     Comm ep;
 };
 
-// Sends the rows of the other ranks' slices to them: (S, E) -> (S', E). sent, received: rows, by rank.
+// Sends the rows of the other ranks' slices to them: (S, E) -> (S', E). sent, received: rows, by rank. Calls
+// `meanwhile` while they are on their way; its backward pass runs while the gradients are.
 Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, const std::vector<int64_t>& received,
-                  const Comm& ranks);
+                  const Comm& ranks, const std::function<void()>& meanwhile);
 
 // Bytes that a rank sends for one layer of experts and micro-batch of `rows` rows on it, forward and backward, if all
 // experts have the same load: k rows E (ep-1)/ep in each of dispatch, combine and their gradients; with full
@@ -46,7 +48,8 @@ class ExpertParallel : public ExpertRanks {
     std::vector<RowPiece> pieces(const Batch& batch, int part) const override;
     std::vector<double> gather(const std::vector<double>& mine) const override;
     void plan(Routing& routing, const Tensor& logits) const override;
-    Var dispatch(Tape& tape, const Var& sorted, const Routing& routing) const override;
+    Var dispatch(Tape& tape, const Var& sorted, const Routing& routing,
+                 const std::function<void()>& meanwhile) const override;
     Var combine(Tape& tape, const Var& out, const Routing& routing) const override;
 
   private:
