@@ -127,8 +127,8 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
 void refuse_experts(const LlamaConfig& c) {
     if (c.experts.count > 0)
         usage_error(
-            "--experts {}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero or "
-            "05_pipeline)",
+            "--experts {}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero, "
+            "05_pipeline or 08_3d_full)",
             c.experts.count);
 }
 

@@ -11,8 +11,10 @@ MeshComms split(const Comm& world, const Mesh& mesh, bool experts) {
     MeshComms comms{world.split(colors.tp, "tp"), world.split(colors.cp, "cp", GroupLoad::light),
             world.split(colors.dp_cp, mesh.cp > 1 ? "dp_cp" : "dp"), world.split(colors.pp, "pp", GroupLoad::light), Comm(), Comm()};
     comms.own_edp = experts && (mesh.ep > 1 || mesh.tp > 1);
-    if (experts && mesh.ep > 1) comms.ep = world.split(colors.ep, "ep");
-    if (experts) comms.edp = comms.own_edp ? world.split(colors.edp, "edp") : comms.dp_cp;
+    if (!experts) return comms;
+    const auto [ep, edp] = expert_colors(mesh);
+    if (mesh.ep > 1) comms.ep = world.split(ep, "ep");
+    comms.edp = comms.own_edp ? world.split(edp, "edp") : comms.dp_cp;
     return comms;
 }
 

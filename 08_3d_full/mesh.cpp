@@ -51,10 +51,13 @@ MeshColors group_colors(const Mesh& mesh) {
         };
     };
     return {along([](Mesh::Coordinates& at) { at.tp = 0; }), along([](Mesh::Coordinates& at) { at.cp = 0; }),
-            along([](Mesh::Coordinates& at) { at.dp = at.cp = 0; }), along([](Mesh::Coordinates& at) { at.pp = 0; }),
-            [mesh](int rank) { return int(rank / mesh.ep); },
-            [mesh](int rank) { return int(rank / mesh.stage_ranks() * mesh.ep + rank % mesh.ep); }};
+            along([](Mesh::Coordinates& at) { at.dp = at.cp = 0; }), along([](Mesh::Coordinates& at) { at.pp = 0; })};
     // end::lab-mesh-groups-split[]
+}
+
+ExpertColors expert_colors(const Mesh& mesh) {
+    return {[mesh](int rank) { return int(rank / mesh.ep); },
+            [mesh](int rank) { return int(rank / mesh.stage_ranks() * mesh.ep + rank % mesh.ep); }};
 }
 
 std::string to_string(const Mesh& mesh) {

@@ -42,9 +42,13 @@ Mesh mesh_of(const Mesh& asked, int64_t ranks);
 // The groups as functions of the rank: ranks of one color form a group. Gradient sums and ZeRO use dp_cp, because
 // context-parallel ranks hold the same parameters.
 struct MeshColors {
-    std::function<int(int rank)> tp, cp, dp_cp, pp, ep, edp;
+    std::function<int(int rank)> tp, cp, dp_cp, pp;
 };
 MeshColors group_colors(const Mesh& mesh);
+struct ExpertColors {
+    std::function<int(int rank)> ep, edp;
+};
+ExpertColors expert_colors(const Mesh& mesh);
 
 // A picture of the mesh: one row per tensor-parallel group.
 std::string to_string(const Mesh& mesh);

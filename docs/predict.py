@@ -4,7 +4,7 @@
     python3 docs/predict.py 05 [--question N] [--build build] [--list]     --list: the questions only, runs nothing
     python3 docs/predict.py 05 --answers FILE [--json]                     one answer per line, for a teacher's script
     python3 docs/predict.py --check [NN ...] [--write] [--all] [--record]  every printed number against its command
-                                                                           (without NN also README.md's and docs/appendix.md's)
+                                                                           (without NN also README.md's, docs/appendix.md's, experts/README.md's)
 
 An answer is a number: 4096, 1.5 MB (10^6), 1.5 MiB (2^20), 27%, 3/16 (of what the table's first row has, where the
 figure is in bytes or a count), `same` (as the first row's). `?`, an empty line or the end of the input skips the
@@ -351,7 +351,8 @@ def main(words=None):
             return quiz(arguments)
         readmes = chapters(arguments.chapter)
         if not arguments.chapter:  # figures, no questions
-            readmes += [path for path in (ROOT / "README.md", ROOT / "docs/appendix.md") if path.is_file()]
+            readmes += [path for path in (ROOT / "README.md", ROOT / "docs/appendix.md",
+                                          ROOT / "08_3d_full/experts/README.md") if path.is_file()]
         commands = [figure.command for path in readmes for figure in Readme(path).figures]
         return check(arguments, readmes, programs_of(arguments.build, commands))
     except UsageError as error:

@@ -96,7 +96,7 @@ void expect_equal_loads(const Session& run, const Session& one) {
 
 TEST_CASE("experts' ranks: ep consecutive ones of a stage, edp those with the same index") {
     const Mesh mesh{.tp = 2, .cp = 1, .dp = 4, .pp = 2, .ep = 4};
-    const MeshColors colors = group_colors(mesh);
+    const ExpertColors colors = expert_colors(mesh);
     for (int rank = 0; rank < 16; ++rank)
         for (int other = 0; other < 16; ++other) {
             EXPECT((colors.ep(rank) == colors.ep(other)) == (rank / 4 == other / 4));

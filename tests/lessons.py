@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the lessons (README.md, */README.md, docs/*.md, docs/*/*.md) to the code; exit code 1, FILE:LINE and the
+"""Holds the lessons (README.md, */README.md, */experts/README.md, docs/*.md, docs/*/*.md) to the code; exit code 1, FILE:LINE and the
 difference where they disagree.
 
     python3 tests/lessons.py BIN_FOLDER [FILE.md ...] [--write] [--run]
@@ -111,7 +111,7 @@ class Lessons:
     def check(self, write=False, run=False, only=()):
         for path in self.sources():
             self.check_markers(path)
-        for pattern in ("README.md", "*/README.md", "docs/*.md", "docs/*/*.md"):
+        for pattern in ("README.md", "*/README.md", "*/experts/README.md", "docs/*.md", "docs/*/*.md"):
             for path in sorted(self.root.glob(pattern)):
                 if not only or path in only:
                     self.check_lesson(path, write, run)

@@ -134,7 +134,8 @@ struct Experts : OneDevice {
     }
     // end::forward[]
 
-    // Adds to the gradients of the weights; returns that of normed2. tag::backward[]
+    // Adds to the gradients of the weights; returns that of normed2.
+    // tag::backward[]
     Tensor feed_forward_backward(Block& b, const Block::Saved& saved, const Tensor& dy) {
         const Routed to = std::exchange(routed[&b], {});
         Tensor dweights = Tensor::like(to.weights), dback = Tensor::like(to.back);
