@@ -85,8 +85,8 @@ class Experts {
 
     // (R_l, E) -> (R_l, E). routing: empty, or of an earlier run of the same micro-batch, which a recomputation
     // repeats. meanwhile: is called once, between two steps that may communicate.
-    Var operator()(Tape& tape, const Var& x, const Batch& batch, Routing& routing,
-                   const std::function<void()>& meanwhile = [] {});
+    Var operator()(
+        Tape& tape, const Var& x, const Batch& batch, Routing& routing, const std::function<void()>& meanwhile = [] {});
 
     // What decides on the choice besides the weights, as host numbers (N): fp32, so that checkpoints keep it exactly.
     const std::vector<float>& bias() const { return bias_; }            // empty: 0

@@ -36,9 +36,7 @@ double Zero::expert_squares(Which which) const {
     return ranks_.sum(rank == 0 ? all_squares(which, expert_ranks_->size(), true) : 0.0);
 }
 
-double Zero::squares(Which which) const {
-    return (expert_ranks_ ? expert_squares(which) : 0) + squares_of_rest(which);
-}
+double Zero::squares(Which which) const { return (expert_ranks_ ? expert_squares(which) : 0) + squares_of_rest(which); }
 
 double Zero::squares_of_rest(Which which) const {
     if (options_.stage == 0) return all_squares(which, shards_.size(), false);
@@ -67,8 +65,7 @@ void Zero::weights_changed() {
 
 std::unique_ptr<Optimizer> Zero::optimizer_of(const FlatParam& flat) const {
     if (options_.stage == 0) return make_optimizer_(full_segments(flat.unit->params), Memory::optimizer);
-    if (offloads())
-        return make_optimizer_(flat.segments(flat.rank(), flat.host_params, flat.host_grads), Memory::host);
+    if (offloads()) return make_optimizer_(flat.segments(flat.rank(), flat.host_params, flat.host_grads), Memory::host);
     // tag::lab-zero-update-optimizer[]
     return make_optimizer_(flat.segments(flat.rank(), flat.param_shard, flat.grad_shard), Memory::optimizer);
     // end::lab-zero-update-optimizer[]

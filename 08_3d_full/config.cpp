@@ -52,9 +52,10 @@ void check_experts(const ParallelConfig& config, const TrainOptions& options) {
         return;
     }
     if (x.count % mesh.ep != 0 || mesh.stage_ranks() % mesh.ep != 0)
-        usage_error("--ep {}: must divide --experts {} and the {} ranks of a stage, --tp {} x --cp {} x --dp {} (try {})",
-                    mesh.ep, x.count, mesh.stage_ranks(), mesh.tp, mesh.cp, mesh.dp,
-                    largest_divisor(x.count, mesh.stage_ranks(), mesh.ep));
+        usage_error(
+            "--ep {}: must divide --experts {} and the {} ranks of a stage, --tp {} x --cp {} x --dp {} (try {})",
+            mesh.ep, x.count, mesh.stage_ranks(), mesh.tp, mesh.cp, mesh.dp,
+            largest_divisor(x.count, mesh.stage_ranks(), mesh.ep));
     if (mesh.tp > 1 && !config.tensor.sequence_parallel)
         usage_error("--experts {} with --tp {}: needs --sequence-parallel on, so that each rank has its own rows",
                     x.count, mesh.tp);

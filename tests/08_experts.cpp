@@ -22,10 +22,8 @@ void use_experts(TrainOptions& o, int64_t number) {
     x.scale = number % 4 == 3 ? 2.5 : 1;
     if (number % 6 == 4) x.groups = 4, x.top_groups = 2;
     x.capacity_factor = number % 3 == 0 ? 1.25 : 0;
-    o.balance = {.aux_loss = 0.05,
-                 .of_batch = number % 4 == 1,
-                 .z_loss = number % 2 * 0.01,
-                 .bias_rate = x.sigmoid ? 0.01 : 0};
+    o.balance = {
+        .aux_loss = 0.05, .of_batch = number % 4 >= 2, .z_loss = number % 2 * 0.01, .bias_rate = x.sigmoid ? 0.01 : 0};
 }
 
 // A layout of the parity grid with experts, over ep ranks.
@@ -139,7 +137,8 @@ TEST_CASE("experts in the parity grid, ep 1, 2, 4 and 8: one rank's run, to 1e-1
             layout.use_family(o.model, at / 4 % 3);
             o.recompute = layout.recompute;
             use_experts(o, at);
-            ParallelConfig config = with_experts(layout, std::min(int64_t(1) << (at + at / 4) % 4, layout.mesh.stage_ranks()));
+            ParallelConfig config =
+                with_experts(layout, std::min(int64_t(1) << (at + at / 4) % 4, layout.mesh.stage_ranks()));
             Margin its;
             const auto one = sparse_on_one_rank(o, its);
             ComposedRun run(o, world(), config);

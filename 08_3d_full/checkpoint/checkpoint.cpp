@@ -277,20 +277,20 @@ void Checkpoints::note_failure(int64_t step, double failures) {
 
 ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) const {
     ordered_json manifest = {{"format", kCheckpointFormat},
-            {"version", kCheckpointVersion},
-            {"kind", kind},
-            {"step", step},
-            {"next_sample", trainer_.batches.sizes().first_sample(step + 1)},
-            {"ranks", world_.size()},
-            {"layout", layout_json(config_.mesh)},
-            {"dtype", training_.dtype},
-            {"optimizer", config_.optimizer},
-            {"model", hf_config(training_.model, training_.llama().dtype)},
-            {"data", data_},
-            {"flags", flags_},
-            {"commit", build_commit()},
-            {"blas_core", blas_core()},
-            {"files", ordered_json::array()}};
+                             {"version", kCheckpointVersion},
+                             {"kind", kind},
+                             {"step", step},
+                             {"next_sample", trainer_.batches.sizes().first_sample(step + 1)},
+                             {"ranks", world_.size()},
+                             {"layout", layout_json(config_.mesh)},
+                             {"dtype", training_.dtype},
+                             {"optimizer", config_.optimizer},
+                             {"model", hf_config(training_.model, training_.llama().dtype)},
+                             {"data", data_},
+                             {"flags", flags_},
+                             {"commit", build_commit()},
+                             {"blas_core", blas_core()},
+                             {"files", ordered_json::array()}};
     if (training_.model.experts.count > 0) manifest["experts"] = experts_json(training_.model.experts);
     return manifest;
 }

@@ -93,7 +93,8 @@ Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states
     step_states_begin_ = wide;
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
-        for (const std::string& name : rows.names) wide_tensors_.push_back({rows.kind + name, DType::f32, {rows.width}});
+        for (const std::string& name : rows.names)
+            wide_tensors_.push_back({rows.kind + name, DType::f32, {rows.width}});
         state_numbers_ += int64_t(rows.values.size());
     }
     wide += (state_numbers_ * size_of(DType::f32) + size_of(wide_dtype) - 1) / size_of(wide_dtype);

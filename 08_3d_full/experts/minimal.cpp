@@ -30,7 +30,7 @@ struct Experts : OneDevice {
     const RouterShape shape{.experts = kExperts, .top_k = kTopK};
     struct Routed {  // of a block, for its backward pass
         Tensor logits, chosen, weights, order, place, here, gate_up, h, back;
-        Counts sent, received;         // rows to and from each rank
+        Counts sent, received;          // rows to and from each rank
         std::vector<Counts> of_expert;  // received: of each source rank, for each expert here
     };
     std::map<const Block*, Routed> routed;
@@ -49,7 +49,8 @@ struct Experts : OneDevice {
     Param cols(const Param& p) const {
         return instead(p, "down_proj.weight", "experts.down_proj", {kExperts * s.E, F}, true);
     }
-    Param instead(const Param& p, const std::string& old, const std::string& name, const Shape& shape, bool part) const {
+    Param instead(const Param& p, const std::string& old, const std::string& name, const Shape& shape,
+                  bool part) const {
         const size_t at = p.name.find("mlp." + old);
         if (at == p.name.npos) return p;
         Param other = make_param(p.name.substr(0, at) + "mlp." + name, shape, p.init_std);
