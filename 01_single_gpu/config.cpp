@@ -10,7 +10,7 @@ namespace train70b {
 
 namespace {
 // name, layers, hidden, heads, kv_heads, ffn, vocab, rope_theta, norm_eps; then rope_scaling, context (0: unknown),
-// head_size (0: hidden / heads), qkv_bias, qk_norm, tied
+// head_size (0: hidden / heads), qkv_bias, qk_norm, tied; then of experts: count, top_k, ffn
 constexpr RopeScaling kLlama32 = {.factor = 32};
 const std::vector<LlamaConfig> kPresets = {
     {"tiny", 4, 128, 8, 4, 384, 256, 1e4, 1e-5},             // bytes; learns in minutes on a laptop
@@ -41,6 +41,11 @@ const std::vector<LlamaConfig> kPresets = {
     {"qwen3-4b", 36, 2560, 32, 8, 9728, 151936, 1e6, 1e-6, {}, 40960, 128, false, true, true},
     {"qwen3-8b", 36, 4096, 32, 8, 12288, 151936, 1e6, 1e-6, {}, 40960, 0, false, true, false},
     {"qwen3-32b", 64, 5120, 64, 8, 25600, 151936, 1e6, 1e-6, {}, 40960, 128, false, true, false},
+
+    {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 1e6, 1e-5, {}, 32768, 0, false, false, false, {8, 2, 14336}},
+    {"mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000, 1e6, 1e-5, {}, 65536, 0, false, false, false, {8, 2, 16384}},
+    {"qwen3-30b-a3b", 48, 2048, 32, 4, 6144, 151936, 1e6, 1e-6, {}, 40960, 128, false, true, false, {128, 8, 768}},
+    {"qwen3-235b-a22b", 94, 4096, 64, 4, 12288, 151936, 1e6, 1e-6, {}, 40960, 128, false, true, false, {128, 8, 1536}},
 };
 }  // namespace
 

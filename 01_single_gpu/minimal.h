@@ -130,8 +130,7 @@ struct Block {
         s.middle = Tensor::like(x), s.inv_rms2 = per_row(x), s.normed2 = Tensor::like(x);
         add_rmsnorm(s.middle, s.normed2, s.inv_rms2, x, mixed, norm2.data, kNormEps);  // middle = x + mixed
         s.normed2 = parts.f(s.normed2);
-        if constexpr (requires { parts.feed_forward(*this, s); })  // experts (08)
-            return sum(s.middle, parts.feed_forward(*this, s));
+        if constexpr (requires { parts.feed_forward(*this, s); }) return sum(s.middle, parts.feed_forward(*this, s));
         s.gate_up = parts.product(s.normed2, gate_up(&Param::data));
         s.h = empty(x, R, gate.local.rows);
         swiglu(s.h, s.gate_up);
@@ -140,17 +139,7 @@ struct Block {
 
     // Adds to the gradients of the weights; returns that of x.
     Tensor backward(const Tensor& dy, Saved& s, const Batch& b, auto& parts) {
-        Tensor dnormed2;
-        if constexpr (requires { parts.feed_forward(*this, s); }) {
-            dnormed2 = parts.feed_forward_backward(*this, s, dy);
-        } else {
-            const Tensor dh = parts.product_backward(parts.g_backward(dy), s.h, down.data, down.grad);
-            Tensor dgate_up = Tensor::like(s.gate_up);
-            swiglu_backward(dgate_up, dh, s.gate_up);
-            dnormed2 = parts.f_backward(
-                parts.product_backward(dgate_up, s.normed2, gate_up(&Param::data), gate_up(&Param::grad)));
-        }
-        const Tensor dmiddle = sum(dy, norm_backward(norm2, dnormed2, s.middle, s.inv_rms2));
+        const Tensor dmiddle = sum(dy, norm_backward(norm2, mlp_backward(dy, s, parts), s.middle, s.inv_rms2));
 
         const Heads& h = s.heads;
         const Tensor dout = parts.product_backward(parts.g_backward(dmiddle), h.out, o.data, o.grad);
@@ -163,6 +152,14 @@ struct Block {
         const Tensor dx = sum(dmiddle, norm_backward(norm1, dnormed1, s.x, s.inv_rms1));
         s = {};  // frees the activations
         return dx;
+    }
+    Tensor mlp_backward(const Tensor& dy, Saved& s, auto& parts) {  // experts replace it (08)
+        if constexpr (requires { parts.feed_forward(*this, s); }) return parts.feed_forward_backward(*this, s, dy);
+        const Tensor dh = parts.product_backward(parts.g_backward(dy), s.h, down.data, down.grad);
+        Tensor dgate_up = Tensor::like(s.gate_up);
+        swiglu_backward(dgate_up, dh, s.gate_up);
+        return parts.f_backward(
+            parts.product_backward(dgate_up, s.normed2, gate_up(&Param::data), gate_up(&Param::grad)));
     }
 };
 
@@ -245,7 +242,6 @@ struct Llama {
         for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i].forward(x, s.blocks[i], b, parts);
         return end == all ? loss(x, s, b, parts) : x;
     }
-    // The same with gradients, in the other direction.
     Tensor backward(Tensor dx, Saved& s, const Batch& b, auto& parts) {
         if (end == all) dx = loss_backward(s, parts);
         for (size_t i = blocks.size(); i-- > 0;) dx = blocks[i].backward(dx, s.blocks[i], b, parts);

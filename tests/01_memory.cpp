@@ -137,13 +137,28 @@ TEST_CASE("presets have the sizes their names promise") {
                                                     {"8b", 8.03},      {"13b", 13.0},   {"30b", 32.5}, {"70b", 70.6},
                                                     {"175b", 175.2},   {"405b", 405.9}};
     // Published counts, to the last parameter: of the files on Hugging Face, a tied matrix once.
-    const std::map<std::string, int64_t> published = {
-        {"llama3.2-1b", 1'235'814'400},  {"llama3.2-3b", 3'212'749'824},  {"smollm2-135m", 134'515'008},
-        {"smollm2-360m", 361'821'120},   {"smollm2-1.7b", 1'711'376'384}, {"qwen2.5-0.5b", 494'032'768},
-        {"qwen2.5-1.5b", 1'543'714'304}, {"qwen2.5-3b", 3'085'938'688},   {"qwen2.5-7b", 7'615'616'512},
-        {"qwen3-0.6b", 596'049'920},     {"qwen3-1.7b", 1'720'574'976},   {"qwen3-4b", 4'022'468'096},
-        {"qwen3-8b", 8'190'735'360},     {"qwen3-32b", 32'762'123'264},   {"8b", 8'030'261'248},
-        {"70b", 70'553'706'496},         {"7b", 6'738'415'616},           {"1b", 1'100'048'384}};
+    const std::map<std::string, int64_t> published = {{"llama3.2-1b", 1'235'814'400},
+                                                      {"llama3.2-3b", 3'212'749'824},
+                                                      {"smollm2-135m", 134'515'008},
+                                                      {"smollm2-360m", 361'821'120},
+                                                      {"smollm2-1.7b", 1'711'376'384},
+                                                      {"qwen2.5-0.5b", 494'032'768},
+                                                      {"qwen2.5-1.5b", 1'543'714'304},
+                                                      {"qwen2.5-3b", 3'085'938'688},
+                                                      {"qwen2.5-7b", 7'615'616'512},
+                                                      {"qwen3-0.6b", 596'049'920},
+                                                      {"qwen3-1.7b", 1'720'574'976},
+                                                      {"qwen3-4b", 4'022'468'096},
+                                                      {"qwen3-8b", 8'190'735'360},
+                                                      {"qwen3-32b", 32'762'123'264},
+                                                      {"8b", 8'030'261'248},
+                                                      {"mixtral-8x7b", 46'702'792'704},
+                                                      {"mixtral-8x22b", 140'620'634'112},
+                                                      {"qwen3-30b-a3b", 30'532'122'624},
+                                                      {"qwen3-235b-a22b", 235'093'634'560},
+                                                      {"70b", 70'553'706'496},
+                                                      {"7b", 6'738'415'616},
+                                                      {"1b", 1'100'048'384}};
     for (const std::string& name : preset_names()) {
         const LlamaConfig config = preset(name);
         if (!config.tied) check_config(config);

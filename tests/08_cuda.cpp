@@ -15,6 +15,7 @@ struct Layout {
     TensorParallelOptions tensor;
     const char* context = "zigzag";
     const char* recompute = "none";
+    bool experts = false;
 
     ParallelConfig config() const {
         ParallelConfig config;
@@ -37,11 +38,13 @@ const Layout kLayouts[] = {
     {.mesh = {.dp = 2, .pp = 2}, .pipeline = "zero-bubble", .zero = {.stage = 2}},
     {.mesh = {.tp = 2, .pp = 2}, .pipeline = "interleaved", .tensor = {true, true}},
     {.mesh = {.cp = 2, .pp = 2}, .zero = {.stage = 1}, .context = "ulysses", .recompute = "full"},
+    {.mesh = {.dp = 4, .ep = 2}, .zero = {.stage = 3}, .experts = true},
+    {.mesh = {.tp = 2, .dp = 2, .ep = 4}, .tensor = {true, false}, .recompute = "full", .experts = true},
 };
 
 }  // namespace
 
-TEST_CASE("six layouts on a GPU: one rank's losses, gradient norms and gradients") {
+TEST_CASE("eight layouts on a GPU: one rank's losses, gradient norms and gradients") {
     if (!has_gpu()) return;
     const Text text;
     REQUIRE(world().size() == 4);
@@ -50,7 +53,8 @@ TEST_CASE("six layouts on a GPU: one rank's losses, gradient norms and gradients
         const Layout& layout = kLayouts[i];
         TrainOptions o = tiny_on_gpu(text);
         o.model.layers = !kSmall || layout.pipeline == std::string("interleaved") ? 4 : layout.mesh.pp;
-        if (kSmall) o.steps = 1;
+        if (kSmall || layout.experts) o.steps = 1;  // of experts a later choice may differ in fp32
+        if (layout.experts) o.model.experts = {.count = 4, .top_k = 2, .ffn = 12, .shared = 2, .capacity_factor = 1};
         o.recompute = layout.recompute;
         const std::unique_ptr<Session> one = run_on_one_rank(reference_of(o));
         o.micro_batch = 1;

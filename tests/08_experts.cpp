@@ -1,6 +1,7 @@
 // Experts in every layout: divided by ep or not, beside all other techniques, against one rank. Also what they send.
 #include "08_3d_full/checkpoint/snapshot.h"
 #include "08_3d_full/plan/dry_run.h"
+#include "08_3d_full/plan/record.h"
 #include "tests/checkpoints.h"
 #include "tests/composed.h"
 #include "tests/drawn_layouts.h"
@@ -141,8 +142,16 @@ TEST_CASE("experts in the parity grid, ep 1, 2, 4 and 8: one rank's run, to 1e-1
                 with_experts(layout, std::min(int64_t(1) << (at + at / 4) % 4, layout.mesh.stage_ranks()));
             Margin its;
             const auto one = sparse_on_one_rank(o, its);
+            const MemoryBytes before = ledger().now();
             ComposedRun run(o, world(), config);
             run.session.run();
+            const RankMemory memory = rank_formula(o, run.config, world().rank());
+            const auto peak = [&](Memory kind) {
+                return run.session.trainer.peak().kind[size_t(kind)] - before[size_t(kind)];
+            };
+            EXPECT_EVERYWHERE(peak(Memory::params) == memory.params);
+            EXPECT_EVERYWHERE(peak(Memory::grads) == memory.grads);
+            EXPECT_EVERYWHERE(peak(Memory::optimizer) == memory.optimizer);
             margin.smallest = std::min(margin.smallest, its.smallest);
             if (!wide && world().sum(one && its.smallest < 1e-5 ? 1 : 0) > 0) continue;
             const Farthest deviation = deviation_on_rank_0(run.session, one);
@@ -178,6 +187,8 @@ TEST_CASE("random layouts with experts in fp64: one rank's run, to 1e-10") {
             o.model.experts.count = dice.one_of({4, 8, 16});
             o.model.experts.top_k = dice.one_of({1, 2, 3});
             o.model.experts.ffn = dice.one_of({8, 13, 24});
+            // The one weight of a row would be 1, and the router's gradient nothing but rounding.
+            if (o.model.experts.top_k == 1) o.model.experts.normalize = false;
             drawn.config.mesh.ep = dice.one_of({1, 2, 4, 8, 16});
             drawn.config.tensor.sequence_parallel = drawn.config.mesh.tp > 1;
             try {
@@ -283,6 +294,34 @@ TEST_CASE("bytes of an even load are the formula's") {
                        runs * expert_traffic(o.model, mesh.ep, rows, DType::f32, recompute_of(recompute)));
             });
         }
+}
+
+TEST_CASE("a dry run of all ranks, of which it runs some, has every rank's own peaks") {
+    const Text text;
+    for (const int zero : {1, 3}) {
+        TrainOptions o = grid_shape(text);
+        use_experts(o, 7);  // 16 slots of a rank on 12 experts: some get two
+        o.model.experts.count = 12;
+        o.model.experts.groups = o.model.experts.top_groups = 1;
+        o.model.experts.dense_layers = 1;
+        ParallelConfig config;
+        config.mesh = {.tp = 2, .cp = 2, .dp = 2, .pp = 2, .ep = 4};
+        config.zero.stage = zero;
+        config.tensor.sequence_parallel = true;
+        validate(config, o, 16);
+        Failures failures;
+        only_on_rank_0([&] {
+            const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+            const Recording recording = record_step(o, data, config, {.most_ranks = 1});
+            for (int64_t rank = 0; rank < 16; ++rank) {
+                const MemoryPeak own = book_rank(o, nlohmann::ordered_json::object(), data, config, rank).peak;
+                const MemoryPeak found = peak_of(recording.of(rank));
+                failures.expect(own.total == found.total && own.kind == found.kind,
+                                fmt::format("ZeRO {}, rank {}: {} and {} bytes", zero, rank, found.total, own.total));
+            }
+        });
+        EXPECT_NONE(failures);
+    }
 }
 
 TEST_CASE("checkpoints of experts: ep 4, then ep 2 and tp 2, then a pipeline, with their biases and fractions") {

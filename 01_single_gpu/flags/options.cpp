@@ -55,7 +55,7 @@ void ModelFlags::add_to(Flags& flags) {
         .default_text("the model's");
 
     flags.group("Experts");
-    flags.add("--experts", experts_.count, "experts of each layer, in place of its MLP [default: none]", count)
+    flags.add("--experts", experts_.count, "experts of each layer, in place of its MLP [default: the model's]", count)
         .default_text("");
     flags.add("--top-k", experts_.top_k, "experts of each token", count);
     flags.add("--expert-ffn", experts_.ffn, "inner size of an expert [default: --ffn / --top-k]", count)
@@ -92,13 +92,17 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
 }
 
 ExpertsConfig ModelFlags::read_experts(const LlamaConfig& model, const Flags& flags) const {
-    if (!flags.given("--experts")) {
+    const ExpertsConfig& its = model.experts;  // the preset's
+    if (!flags.given("--experts") && its.count == 0) {
         for (const std::string& flag : kOfExperts)
             if (flags.given(flag)) usage_error("{}: needs --experts N", flag);
         return {};
     }
     ExpertsConfig experts = experts_;
     experts.sigmoid = router_ == "sigmoid";
+    if (!flags.given("--experts")) experts.count = its.count;
+    if (its.count > 0 && !flags.given("--top-k")) experts.top_k = its.top_k;
+    if (its.count > 0 && !flags.given("--expert-ffn")) experts.ffn = its.ffn;
     if (experts.ffn == 0)  // as many active parameters as the dense model
         experts.ffn = std::max<int64_t>(model.ffn / experts.top_k, 1);
     return experts;

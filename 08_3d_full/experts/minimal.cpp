@@ -2,7 +2,7 @@
 // of everything else. A rank computes its part of the batch, as in data parallelism, but sends each row to the ranks of
 // its two experts and gets it back:
 //
-//   x (R, E) -> router: two experts a row -> sorted by expert (2R, E) -> all-to-all -> experts here -> all-to-all -> sum
+//   x (R, E) -> router: two experts a row -> sorted by expert (2R, E) -> all-to-all -> experts -> all-to-all -> sum
 //
 // A row's choice depends on that row alone, so it is the same on any number of ranks, and so is the loss. There is no
 // balancing loss here, and no capacity.

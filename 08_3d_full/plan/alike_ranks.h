@@ -14,7 +14,7 @@ namespace train70b {
 // Ranks of equal kinds differ only in their peers' numbers, and in where a shard cuts parameters.
 struct RankKind {
     std::vector<int64_t> stage;   // and the bytes of its shards
-    std::vector<int64_t> places;  // along cp and tp
+    std::vector<int64_t> places;  // along cp and tp, and ep
     auto operator<=>(const RankKind&) const = default;
 };
 RankKind kind_of(const TrainOptions& options, const ParallelConfig& config, int64_t rank);

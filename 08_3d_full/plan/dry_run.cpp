@@ -24,7 +24,6 @@ Workload workload_of(const TrainOptions& options) {
 }
 
 RankMemory rank_formula(const TrainOptions& options, const ParallelConfig& config, int64_t rank) {
-    if (options.model.experts.count > 0) return {{.params = -1, .grads = -1, .optimizer = -1, .host = -1}, rank, {}};
     return {state_memory(workload_of(options), config, rank), rank, {}};
 }
 
@@ -130,7 +129,6 @@ void add_dry_run_flag(Flags& flags, TrainOptions& options) {
 void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate) {
     const TrainOptions& options = p.options;
     if (p.comm.backend != "fake") usage_error("--dry-run: needs simulated ranks (try --comm fake --fake-world N)");
-    if (options.model.experts.count > 0) usage_error("--dry-run: not supported with --experts");
     validate(config, options, p.world.size());
     check_evaluation(options, p.data());
     std::optional<int64_t> only;
@@ -157,7 +155,7 @@ void print_memory(Program& p, const ParallelConfig& config, int64_t snapshot_byt
     if (p.options.steps == 0) return;
     RankMemory memory = rank_formula(p.options, config, p.world.rank());
     memory.peak = p.trainer().peak();
-    if (memory.host >= 0) memory.host += snapshot_bytes;
+    memory.host += snapshot_bytes;
     say(rank_table(memory, p.options));
 }
 

@@ -29,18 +29,35 @@ RankUnits::RankUnits(const Workload& w, const ParallelConfig& config, int64_t ra
     const int64_t shards = config.zero.hybrid_shard > 0 ? std::min(config.zero.hybrid_shard, all) : all;
     const int64_t shard = (at.dp * mesh.cp + at.cp) % shards;
     stage = stage_of(config, w.model, rank);
-    for (const Chunk& chunk : stage.chunks) blocks += chunk.end_layer - chunk.first_layer;
+    for (const Chunk& chunk : stage.chunks)
+        for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer)
+            ++(w.model.is_sparse(layer) ? sparse_blocks : blocks);
 
-    const UnitParams& params = unit_params(w.model, mesh.tp, at.tp, config.tensor.sequence_parallel);
-    const auto unit = [&](const std::vector<ParamShape>& list) {
-        UnitState state{list, shards, shard};
+    LlamaConfig dense = w.model;
+    dense.experts = {};
+    const UnitParams& params = unit_params(dense, mesh.tp, at.tp, config.tensor.sequence_parallel);
+    const auto unit_of = [&](const std::vector<ParamShape>& list, int64_t ranks, int64_t rank_of) {
+        UnitState state{list, ranks, rank_of};
         for (ParamShape& param : state.params) {
             param.begin = state.size;
             state.size += param.size();
         }
         return state;
     };
+    const auto unit = [&](const std::vector<ParamShape>& list) { return unit_of(list, shards, shard); };
     block = unit(params.block);
+    if (sparse_blocks > 0) {
+        const UnitParams& sparse = unit_params(w.model, mesh.tp, at.tp, config.tensor.sequence_parallel);
+        sparse_block = unit(sparse.block);
+        std::vector<ParamShape> mine = sparse.experts;
+        const int64_t in_stage = rank % mesh.stage_ranks();
+        for (ParamShape& param : mine) {
+            param.rows /= mesh.ep;
+            param.first_row = in_stage % mesh.ep * param.rows;
+        }
+        const bool own_ranks = mesh.ep > 1 || mesh.tp > 1;
+        experts = own_ranks ? unit_of(mine, mesh.edp(), in_stage / mesh.ep) : unit(mine);
+    }
     if (stage.head) head = unit(params.head);
     if (!stage.embedding && !(w.model.tied && stage.head)) return;
     embedding = unit(params.embedding);
@@ -57,6 +74,8 @@ template <class Body>
 void for_each_unit(const RankUnits& units, const Body& body) {
     if (units.embedding) body(*units.embedding, 1);
     body(units.block, units.blocks);
+    body(units.sparse_block, units.sparse_blocks);
+    body(units.experts, units.sparse_blocks);
     if (units.head) body(*units.head, 1);
 }
 

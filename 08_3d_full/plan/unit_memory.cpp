@@ -16,10 +16,12 @@ namespace train70b {
 namespace {
 
 auto shape_of(const LlamaConfig& c) {
-    return std::tuple(c.hidden, c.heads, c.kv_heads, c.head_dim(), c.ffn, c.vocab, c.tied, c.qkv_bias, c.qk_norm);
+    return std::tuple(c.hidden, c.heads, c.kv_heads, c.head_dim(), c.ffn, c.vocab, c.tied, c.qkv_bias, c.qk_norm,
+                      std::tuple(c.experts.count, c.experts.ffn, c.experts.shared));
 }
 LlamaConfig one_block(LlamaConfig config) {
     config.layers = 1;
+    config.experts.dense_layers = 0;
     return config;
 }
 
@@ -134,7 +136,9 @@ const UnitParams& unit_params(const LlamaConfig& config, int64_t tp, int64_t tp_
         }
         return shapes;
     };
-    return found->second = {list(model.embedding_unit), list(model.blocks[0].unit), list(model.head_unit)};
+    found->second = {list(model.embedding_unit), list(model.blocks[0].unit), list(model.head_unit), {}};
+    if (const auto& experts = model.blocks[0].experts) found->second.experts = list(experts->unit);
+    return found->second;
 }
 
 const RankUnitMemory& unit_memory(const Workload& w, const ParallelConfig& config, int64_t rank) {

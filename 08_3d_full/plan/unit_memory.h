@@ -20,6 +20,7 @@ struct ParamShape {
 };
 struct UnitParams {
     std::vector<ParamShape> embedding, block, head;  // head: without a tied matrix
+    std::vector<ParamShape> experts;                 // all of a layer; then `block` is that of a sparse layer
 };
 // The same object for equal shapes. tp_rank: of mesh.tp.
 const UnitParams& unit_params(const LlamaConfig& config, int64_t tp, int64_t tp_rank, bool sequence_parallel);
@@ -69,8 +70,10 @@ struct RankUnits {
     RankUnits(const Workload& workload, const ParallelConfig& config, int64_t rank);
     Stage stage;
     std::optional<UnitState> embedding, head;
-    UnitState block;
+    UnitState block;  // dense
     int64_t blocks = 0;
+    UnitState sparse_block, experts;  // of each of `sparse_blocks` layers
+    int64_t sparse_blocks = 0;
 };
 
 StateMemory state_memory(const RankUnits& units, const Workload& workload, const ParallelConfig& config);

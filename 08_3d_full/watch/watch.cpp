@@ -67,6 +67,8 @@ void add_watch_flags(CommandLine& flags, WatchOptions& o) {
 }
 
 void check_watch(const WatchOptions& o, const TrainOptions& training) {
+    if (o.noise_scale && training.model.experts.count > 0)
+        usage_error("--noise-scale on: not supported with --experts, of which a rank has the rows of several");
     if (training.dry_run && o.noise_scale)
         usage_error("--noise-scale on: a dry run computes no gradients; leave it out");
 }
