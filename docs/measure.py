@@ -346,11 +346,21 @@ def front(runs):
         (runs.folder / "front.jsonl").unlink()
 
 
+def expert_load(runs):
+    """load of the busiest of 8 experts over the mean, in the worst layer: without balancing, with a loss, with biases"""
+    flags = {"none": "--aux-loss 0", "loss": "", "biases": "--aux-loss 0 --router sigmoid --router-bias-rate 0.01"}
+    columns = [["step", *range(1, 1001)]]
+    for name, chosen in flags.items():
+        lines = runs.metrics(1, "01_single_gpu", f"--experts 8 --steps 1000 {chosen}".split(), f"load_{name}.jsonl")
+        columns.append([name, *(line["experts"]["max_over_mean"] for line in lines if line["event"] == "step")])
+    return list(zip(*columns))
+
+
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
           "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory,
           "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
           "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
-          "08_loss": mesh_loss, "08_memory": mesh_memory, "08_checkpoint": checkpoint_cost}
+          "08_loss": mesh_loss, "08_memory": mesh_memory, "08_experts": expert_load, "08_checkpoint": checkpoint_cost}
 PRINTED = {"front": front, "06_lengths": measure_memory.lengths, "07_recipes": recipes,
            "07_memory": measure_memory.large_model}
 

@@ -288,11 +288,24 @@ def published(rows):
     return figure
 
 
+def expert_load(rows):
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    labels = {"none": ("no balancing", style.RED), "loss": ("--aux-loss 0.01", style.BLUE),
+              "biases": ("--router-bias-rate 0.01", style.GREEN)}
+    for name, (label, colour) in labels.items():
+        axis.plot(numbers(rows, "step"), numbers(rows, name), color=colour, lw=1, label=label)
+    axis.axhline(1, color="#999999", lw=0.8, ls=":")
+    axis.text(1000, 1.02, "even", ha="right", va="bottom", fontsize=8, color="#666666")
+    axis.set(xlabel="step", ylabel="busiest expert, times the mean load", ylim=(0.9, 4.1))
+    axis.legend(fontsize=8, loc="center right")
+    return figure
+
+
 PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_all_reduce": all_reduce,
             "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
             "04_efficiency": efficiency, "05_schedules": pipeline, "05_measured": pipeline, "06_causal": causal,
             "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory,
-            "08_published": published}
+            "08_experts": expert_load, "08_published": published}
 
 
 def main():

@@ -22,6 +22,10 @@ METRICS = {"build_info": ("", "Always 1; the commit of the program."), "step": (
            "grad_norm": ("grad_norm", "Norm of the gradients before clipping."),
            "tokens_per_second": ("tokens_per_s", "Tokens per second of the step, all ranks."),
            "step_seconds": ("step_s", "Seconds of the step."),
+           "expert_load_ratio": ("experts.max_over_mean", "Load of the busiest expert over the mean, worst layer."),
+           "expert_load_entropy": ("experts.entropy", "Entropy of the experts' load over that of an even one."),
+           "expert_dropped_ratio": ("experts.dropped", "Slots beyond the experts' capacity, of all slots."),
+           "experts_dead": ("experts.dead", "Experts without any token in the step, all layers."),
            "data_seconds": ("data_s", "Seconds of the step in which data was read."),
            "straggler_rank": ("straggler.rank", "Rank with the most work of its own in the step."),
            "straggler_busy_seconds": ("straggler.busy_s", "Seconds of that rank's own work."),
@@ -54,7 +58,7 @@ class Run:
     def __init__(self, path):
         self.path, self.offset, self.lines, self.ended = path, 0, 0, False
         self.values = {metric: collections.defaultdict(int) for metric in METRICS}
-        for kind in ("checkpoint_failed", "loss_spike", "non_finite", "replicas_differ"):
+        for kind in ("checkpoint_failed", "expert_load", "loss_spike", "non_finite", "replicas_differ"):
             self.values["alarms_total"][label("kind", kind)] = 0
 
     def read(self):

@@ -106,3 +106,32 @@ TEST_CASE("a loss spike of a run is a line of its metrics file") {
     EXPECT(alarms[0]["z"].get<double>() > 6);
     EXPECT(alarms[0]["loss"].get<double>() > alarms[0]["recent_loss"].get<double>());
 }
+
+TEST_CASE("load of experts: one alarm after 20 steps above, another only after a step below; 0 is off") {
+    const Text text;
+    struct Events : RunControl {
+        std::vector<nlohmann::ordered_json> list;
+        void recorded(const nlohmann::ordered_json& event) override { list.push_back(event); }
+    };
+    for (const double most : {3.0, 0.0}) {
+        TrainingRun run(tiny(text), nlohmann::ordered_json::object());
+        Events events;
+        run.trainer.controls.push_back(&events);
+        LoadAlarm alarm(run.trainer, most);
+        const Quiet quiet;
+        for (int step = 1; step <= 100; ++step) {
+            StepReport report{.step = step};
+            report.experts = ExpertReport{.max_over_mean = step == 30 || step == 55 ? 3.0 : 3.5, .dead = 2};
+            EXPECT(alarm.after_step(report));
+        }
+        StepReport dense{.step = 101};
+        EXPECT(alarm.after_step(dense));
+        std::vector<int> steps;
+        for (const auto& event : events.list) {
+            EXPECT(event["kind"] == "expert_load");
+            EXPECT(event["dead"] == 2);
+            steps.push_back(event["step"].get<int>());
+        }
+        EXPECT(steps == (most > 0 ? Steps{20, 50, 75} : Steps{}));
+    }
+}

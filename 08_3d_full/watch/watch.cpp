@@ -57,12 +57,32 @@ bool SpikeAlarm::after_step(const StepReport& report) {
     return true;
 }
 
+bool LoadAlarm::after_step(const StepReport& report) {
+    if (most_ == 0 || !report.experts) return true;
+    const ExpertReport& load = *report.experts;
+    above_ = load.max_over_mean > most_ ? above_ + 1 : 0;
+    if (above_ == kSteps)
+        trainer_.note(
+            fmt::format("alarm: step {}: for {} steps an expert has had more than {} times the mean load, now "
+                        "{:.2f} times; {} experts without any token (try a larger --aux-loss)",
+                        report.step, kSteps, most_, load.max_over_mean, load.dead),
+            {{"event", "alarm"},
+             {"kind", "expert_load"},
+             {"step", report.step},
+             {"max_over_mean", significant_digits(load.max_over_mean)},
+             {"dead", load.dead}});
+    return true;
+}
+
 void add_watch_flags(CommandLine& flags, WatchOptions& o) {
     flags.group("Output");
     flags.add("--spike-window", o.spike_window, "steps that a loss is compared with, to report a spike; 0: never",
               integer_from(0));
     flags.add("--spike-z", o.spike_z, "report a loss this many standard deviations above the recent ones",
               real_number(0, kInfinity, false));
+    flags.add("--load-alarm", o.load_alarm,
+              "experts: report a load of one of more than this times the mean, 20 steps in a row; 0: never",
+              real_number(0, kInfinity));
     flags.add_switch("--noise-scale", o.noise_scale, "measure the gradient noise scale: the critical batch size");
 }
 
@@ -73,8 +93,9 @@ void check_watch(const WatchOptions& o, const TrainOptions& training) {
         usage_error("--noise-scale on: a dry run computes no gradients; leave it out");
 }
 
-Watch::Watch(const WatchOptions& o, Trainer& trainer, Llama& model) : spike_alarm_(trainer, o.spike_window, o.spike_z) {
-    trainer.controls.push_back(&spike_alarm_);
+Watch::Watch(const WatchOptions& o, Trainer& trainer, Llama& model)
+    : spike_alarm_(trainer, o.spike_window, o.spike_z), load_alarm_(trainer, o.load_alarm) {
+    trainer.controls.insert(trainer.controls.end(), {&spike_alarm_, &load_alarm_});
     if (o.noise_scale) trainer.controls.push_back(&noise_scale_.emplace(trainer, model, trainer.options));
 }
 

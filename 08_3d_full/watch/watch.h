@@ -44,9 +44,24 @@ class SpikeAlarm : public RunControl {
     LossSpikes spikes_;
 };
 
+// The load of experts: an alarm once the busiest expert of a layer has had more than `most` times the mean load in each
+// of kSteps steps; again only after a step below.
+class LoadAlarm : public RunControl {
+  public:
+    static constexpr int kSteps = 20;
+    LoadAlarm(Trainer& trainer, double most) : trainer_(trainer), most_(most) {}  // 0: never
+    bool after_step(const StepReport& report) override;
+
+  private:
+    Trainer& trainer_;
+    const double most_;
+    int above_ = 0;  // steps in a row
+};
+
 struct WatchOptions {
     int64_t spike_window = 64;  // steps; 0: no alarm
     double spike_z = 6;
+    double load_alarm = 3;
     bool noise_scale = false;
 };
 void add_watch_flags(CommandLine& flags, WatchOptions& options);
@@ -62,6 +77,7 @@ class Watch {
 
   private:
     SpikeAlarm spike_alarm_;
+    LoadAlarm load_alarm_;
     std::optional<NoiseScale> noise_scale_;
 };
 
