@@ -82,7 +82,8 @@ class Run:
             values["build_info"] = {label("commit", event["version"]["commit"]): 1}
             values["restarts_total"][""] += self.lines > 1  # the file of a run from the beginning begins anew
         elif name == "step":
-            flat = {**event, **{f"straggler.{key}": value for key, value in event.get("straggler", {}).items()}}
+            flat = {**event, **{f"{part}.{key}": value for part in ("straggler", "experts")
+                                for key, value in event.get(part, {}).items()}}
             for metric, (key, _) in METRICS.items():
                 if key in flat:
                     values[metric][""] = real(flat[key])

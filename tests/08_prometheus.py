@@ -44,7 +44,8 @@ alarm, saved = {"event": "alarm", "kind": "loss_spike"}, {"event": "checkpoint",
 with tempfile.TemporaryDirectory() as work:
     metrics, out = pathlib.Path(work, "m.jsonl"), pathlib.Path(work, "m.prom")
     lines = [json.dumps(each) + "\n" for each in (
-        config, step(1), alarm, config, step(2, straggler={"rank": 3, "busy_s": 1, "waited_s": 0}, loss=None, lr=1e999),
+        config, step(1), alarm, config, step(2, straggler={"rank": 3, "busy_s": 1, "waited_s": 0}, loss=None, lr=1e999,
+                                          experts={"max_over_mean": 1.5, "entropy": 0.9, "dropped": 0, "dead": 2}),
         saved, {"event": "probe", "slow": []}, {"event": "summary"}, {**saved, "step": 4, "folder": "step-4"})]
     metrics.write_text(9 * lines[1] + lines[4][:99])  # longer than what follows; half a line counts for nothing
     following = subprocess.Popen([*PROGRAM, metrics, out])
@@ -55,7 +56,7 @@ with tempfile.TemporaryDirectory() as work:
     assert following.wait(20) == 0
     found = parsed(out.read_text())
     for name, value in {r'build_info{commit="a\"b\\c\nd"}': "1", "step": "2", "loss": "NaN", "lr": "+Inf",
-                        "straggler_rank": "3", 'memory_peak_bytes{kind="params"}': "8192", "comm_seconds_total": "0.5",
+                        "straggler_rank": "3", "expert_load_ratio": "1.5", "experts_dead": "2", 'memory_peak_bytes{kind="params"}': "8192", "comm_seconds_total": "0.5",
                         'alarms_total{kind="loss_spike"}': "1", 'alarms_total{kind="non_finite"}': "0",
                         "restarts_total": "1", "checkpoint_step": "4",
                         'comm_bytes_total{operation="dp.all_reduce"}': str(2**54)}.items():

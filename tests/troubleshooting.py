@@ -115,6 +115,7 @@ def main():
     folder = pathlib.Path(sys.argv[1]).resolve()
     known = Known(folder)
     known.run(folder, 1, "08_3d_full", "--steps 60 --lr 1e-6 --spike-window 8 --spike-z 0.01", 0)
+    known.run(folder, 1, "08_3d_full", "--steps 22 --experts 4 --load-alarm 1.001 --aux-loss 0", 0)
     layout = "--tp 2 --dp 2 --steps 4 "
     known.run(folder, 4, "08_3d_full", layout + "--checkpoint-dir c --checkpoint-every 2 --eval-every 2 --probe on", 0)
     known.run(folder, 4, "08_3d_full", layout + "--inject nan:1:2", 1)

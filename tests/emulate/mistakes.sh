@@ -69,6 +69,6 @@ translates "shared memory with an initial value" '__global__ void f() { __shared
 translates "PTX" '__device__ void f() { asm volatile("wgmma.fence.sync.aligned;" :: ); }' "PTX instruction wgmma.fence.sync.aligned;"
 translates "asm without volatile" '__device__ void f() { asm("nop;"); }' "in.cu:2: asm"
 translates "a launch of two values" 'void f() { k<<<1, 2>>>(); }' "a launch without grid, block, shared memory and stream"
-translates "an intrinsic" '__device__ int f(int x) { return __popc(x); }' "in.cu:2: __popc"
+translates "an intrinsic" '__device__ int f(int x) { return __brev(x); }' "in.cu:2: __brev"
 translates "a function" '__device__ float f(float x) { return powf(x, 2); }' "the function powf"
 exit $failed
