@@ -56,7 +56,8 @@ with tempfile.TemporaryDirectory() as work:
     assert following.wait(20) == 0
     found = parsed(out.read_text())
     for name, value in {r'build_info{commit="a\"b\\c\nd"}': "1", "step": "2", "loss": "NaN", "lr": "+Inf",
-                        "straggler_rank": "3", "expert_load_ratio": "1.5", "experts_dead": "2", 'memory_peak_bytes{kind="params"}': "8192", "comm_seconds_total": "0.5",
+                        "straggler_rank": "3", "expert_load_ratio": "1.5", "experts_dead": "2",
+                        'memory_peak_bytes{kind="params"}': "8192", "comm_seconds_total": "0.5",
                         'alarms_total{kind="loss_spike"}': "1", 'alarms_total{kind="non_finite"}': "0",
                         "restarts_total": "1", "checkpoint_step": "4",
                         'comm_bytes_total{operation="dp.all_reduce"}': str(2**54)}.items():
