@@ -221,7 +221,7 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
 
 }  // namespace
 
-ordered_json experts_json(const ExpertsConfig& x) {
+nlohmann::ordered_json experts_json(const ExpertsConfig& x) {
     return {{"experts", x.count},
             {"top-k", x.top_k},
             {"expert-ffn", x.ffn},
