@@ -96,7 +96,8 @@ class Experts {
 
     std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R_l, N) before each choice
 
-    // Training batches add to them (run/expert_balance.h); losses (2) fp64: balancing loss and z-loss, this rank's share.
+    // Training batches add to them (run/expert_balance.h); losses (2) fp64: balancing loss and z-loss, this rank's
+    // share.
     ExpertLoads loads;
     Tensor losses;
 

@@ -116,7 +116,8 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
 
 namespace {
 
-// Assembles the full parameter on rank 0 of the ranks that divide it, from the ranks' rectangles one by one. local: this rank's rectangle.
+// Assembles the full parameter on rank 0 of the ranks that divide it, from the ranks' rectangles one by one. local: this
+// rank's rectangle.
 Tensor assemble(const Group& ranks, const Param& param, const Tensor& local) {
     const Rect mine = param.real();
     const std::vector<double> rects = ranks.gather(

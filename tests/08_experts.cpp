@@ -69,26 +69,8 @@ struct Margin {
 };
 
 // One rank's run and the smallest margin in it.
-std::unique_ptr<Session> sparse_on_one_rank(TrainOptions o, Margin& margin) {
-    std::unique_ptr<Session> one;
-    o.micro_batch = o.global_batch;
-    only_on_rank_0([&] {
-        one = std::make_unique<Session>(o, [&](Session& s) { margin.watch(s.model); });
-        one->run();
-    });
-    return one;
-}
-
-void expect_equal_loads(const Session& run, const Session& one) {
-    for (size_t step = 0; step < one.reports.size(); ++step) {
-        const ExpertReport &mine = *run.reports[step].experts, &whole = *one.reports[step].experts;
-        EXPECT(std::abs(mine.max_over_mean - whole.max_over_mean) <= 1e-12);
-        EXPECT(std::abs(mine.entropy - whole.entropy) <= 1e-12);
-        EXPECT(std::abs(mine.dropped - whole.dropped) <= 1e-12);
-        EXPECT(mine.dead == whole.dead);
-        EXPECT(std::abs(mine.aux_loss - whole.aux_loss) <= 1e-12);
-        EXPECT(std::abs(mine.z_loss - whole.z_loss) <= 1e-12);
-    }
+std::unique_ptr<Session> sparse_on_one_rank(const TrainOptions& o, Margin& margin) {
+    return run_on_one_rank(o, [&](Session& s) { margin.watch(s.model); });
 }
 
 }  // namespace
@@ -223,13 +205,7 @@ TEST_CASE("a router of equal rows: the lower experts on every rank, and the byte
         for (Block& block : model.blocks)
             if (block.experts) block.experts->router.init_std = 0;  // all elements are 1
     };
-    std::unique_ptr<Session> one;
-    only_on_rank_0([&] {
-        TrainOptions whole = o;
-        whole.micro_batch = o.global_batch;
-        one = std::make_unique<Session>(whole, [&](Session& s) { ties(s.model); });
-        one->run();
-    });
+    const auto one = run_on_one_rank(o, [&](Session& s) { ties(s.model); });
     for (const char* recompute : {"none", "full"}) {
         o.recompute = recompute;
         for (const Mesh& mesh : {Mesh{.dp = 16, .ep = 4}, Mesh{.tp = 2, .cp = 2, .dp = 4, .ep = 8}}) {

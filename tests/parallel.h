@@ -9,11 +9,12 @@ namespace train70b::test {
 inline bool on_rank_0(bool good) { return world().rank() > 0 || good; }
 
 // The options' run in one micro-batch on rank 0 alone; empty on the other ranks, which sleep meanwhile. Collective.
-inline std::unique_ptr<Session> run_on_one_rank(TrainOptions o) {
+// apply: as Session's.
+inline std::unique_ptr<Session> run_on_one_rank(TrainOptions o, const std::function<void(Session&)>& apply = {}) {
     std::unique_ptr<Session> one;
     o.micro_batch = o.global_batch;
     only_on_rank_0([&] {
-        one = std::make_unique<Session>(o);
+        one = std::make_unique<Session>(o, apply);
         one->run();
     });
     DOCTEST_REQUIRE((one != nullptr) == (this_rank == 0));
@@ -26,6 +27,20 @@ inline Farthest deviation_on_rank_0(const Session& run, const Session& one) {
 }
 inline Farthest deviation_on_rank_0(const Session& run, const std::unique_ptr<Session>& one) {
     return one ? worst_deviation(run, *one) : Farthest();
+}
+
+// The load of experts in each step, and what the losses that balance it add.
+inline void expect_equal_loads(const Session& run, const Session& one) {
+    REQUIRE(run.reports.size() == one.reports.size());
+    for (size_t step = 0; step < one.reports.size(); ++step) {
+        const ExpertReport &mine = *run.reports[step].experts, &whole = *one.reports[step].experts;
+        EXPECT(std::abs(mine.max_over_mean - whole.max_over_mean) <= 1e-12);
+        EXPECT(std::abs(mine.entropy - whole.entropy) <= 1e-12);
+        EXPECT(std::abs(mine.dropped - whole.dropped) <= 1e-12);
+        EXPECT(mine.dead == whole.dead);
+        EXPECT(std::abs(mine.aux_loss - whole.aux_loss) <= 1e-12);
+        EXPECT(std::abs(mine.z_loss - whole.z_loss) <= 1e-12);
+    }
 }
 
 // All parameters' data or gradients, one behind another, on rank 0; empty on the other ranks. Collective.

@@ -12,8 +12,8 @@
 // while rows are dispatched, and its gradient while theirs return.
 //
 // The ranks of ep are consecutive among tp x cp x dp of a stage: dense layers are divided by tp, tokens by all three,
-// experts by ep. Ranks with the same experts, edp = tp cp dp / ep, sum the gradients of those and shard them (ZeRO); the
-// router has a partial gradient on each rank of tp, like a norm under sequence parallelism.
+// experts by ep. Ranks with the same experts, edp = tp cp dp / ep, sum the gradients of those and shard them (ZeRO);
+// the router has a partial gradient on each rank of tp, like a norm under sequence parallelism.
 #include "01_single_gpu/llama.h"
 #include "02_data_parallel/comm.h"
 #include "06_context_parallel/context_layout.h"
@@ -37,8 +37,8 @@ int64_t expert_traffic(const LlamaConfig& config, int64_t ep, int64_t rows, DTyp
 
 class ExpertParallel : public ExpertRanks {
   public:
-    // Divides the experts. Construct it after TensorParallel and before the parameters are allocated; the model outlives
-    // this and refers to it. A model without experts stays as it is. tp above 1 needs sequence parallelism: every rank
+    // Divides the experts. Construct it after TensorParallel and before the parameters are allocated; the model
+    // outlives this and refers to it. A model without experts stays as it is. tp above 1 needs sequence parallelism: every rank
     // has other rows.
     ExpertParallel(Llama& model, const ExpertComms& ranks, const ContextLayout& context);
     ExpertParallel(const ExpertParallel&) = delete;
