@@ -86,13 +86,13 @@ void check_size(const LlamaConfig& c, const DimensionNames& n) {
                 c.*worst.value, largest.name, worst.name, largest.*worst.value);
 }
 
-void check_experts(const LlamaConfig& c) {  // only flags make them so far
+void check_experts(const LlamaConfig& c, const DimensionNames& n) {
     const ExpertsConfig& x = c.experts;
     if (x.count == 0) return;
-    if (x.top_k > x.count) usage_error("--top-k {} must be at most --experts {}", x.top_k, x.count);
+    if (x.top_k > x.count) usage_error("{}{} {} must be at most {} {}", n.where, n.top_k, x.top_k, n.experts, x.count);
     if (x.dense_layers >= c.layers)
-        usage_error("--dense-layers {} must be less than --layers {}, or no layer has experts", x.dense_layers,
-                    c.layers);
+        usage_error("{}{} {} must be less than {} {}, or no layer has experts", n.where, n.dense_layers, x.dense_layers,
+                    n.layers, c.layers);
     if (x.count % x.groups != 0)
         usage_error("--experts {} is not divisible by --expert-groups {} (try {})", x.count, x.groups,
                     std::gcd(x.count, x.groups));
@@ -126,7 +126,7 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
                     c.head_size > 0 ? "" : fmt::format(" (try a larger {})", n.heads));
     if (c.qkv_bias && c.qk_norm)
         usage_error("{}--qkv-bias on: not supported with --qk-norm on, because no family of models has both", n.where);
-    check_experts(c);
+    check_experts(c, n);
 }
 
 void refuse_experts(const LlamaConfig& c) {

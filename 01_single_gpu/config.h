@@ -86,7 +86,8 @@ std::vector<std::string> preset_names();
 struct DimensionNames {
     std::string where;  // prefix of the message
     const char *layers = "--layers", *hidden = "--hidden", *heads = "--heads", *kv_heads = "--kv-heads", *ffn = "--ffn",
-               *vocab = "--vocab", *head_dim = "--head-dim";
+               *vocab = "--vocab", *head_dim = "--head-dim", *experts = "--experts", *top_k = "--top-k",
+               *dense_layers = "--dense-layers";
 };
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});

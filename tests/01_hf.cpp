@@ -94,6 +94,75 @@ TEST_CASE("a parameter loads its rectangle of the whole, into a view as well") {
     for (int i = 0; i < 16; ++i) EXPECT(values(whole.final_norm.data)[i] == (i >= 4 && i < 12 ? 1 : 0));
 }
 
+TEST_CASE("experts: one by one as the Hub has them, or stacked as transformers 5 does; any range of them") {
+    for (const LlamaConfig& config : {mixtral(), qwen3_moe()}) {
+        const bool is_mixtral = config.experts.count == 4;
+        const int64_t N = config.experts.count, F = config.experts.ffn;
+        Folder hub, stacked;
+        Llama model(config, {.init_std = 0.3});
+        model.materialize(3);
+        save(hub.text(), model, 3000);
+        const std::string mlp = is_mixtral ? "model.layers.1.block_sparse_moe." : "model.layers.1.mlp.";
+        const std::string expert = mlp + "experts.2.", down = is_mixtral ? "w2" : "down_proj";
+        const Experts& experts = *model.blocks[1].experts;
+        const auto index = ordered_json::parse(read_text(hub / "model.safetensors.index.json"));
+        const auto stored = [&](const std::string& name) {
+            INFO(name);
+            const SafetensorsFile file(hub / index["weight_map"].at(name).get<std::string>());
+            const StoredTensor& tensor = file.tensors().at(name);
+            Tensor all(tensor.shape, DType::f32, Device::cpu);
+            file.read(tensor, all);
+            return values(all);
+        };
+        const auto rows = [](const Param& param, int64_t begin, int64_t end) {
+            return values(param.data.row_slice(begin, end));
+        };
+        EXPECT(stored(mlp + "gate.weight") == values(experts.router.data));
+        EXPECT(stored(expert + (is_mixtral ? "w1" : "gate_proj") + ".weight") == rows(experts.gate_up, 4 * F, 5 * F));
+        EXPECT(stored(expert + (is_mixtral ? "w3" : "up_proj") + ".weight") == rows(experts.gate_up, 5 * F, 6 * F));
+        EXPECT(stored(expert + down + ".weight") == rows(experts.down, 2 * 16, 3 * 16));
+
+        std::vector<StoredTensor> entries;
+        for (const Param* param : model.params()) {
+            const HfTensor tensor = hf_stacked(*param, config);
+            entries.push_back({tensor.name, DType::f32, tensor.shape});
+            if (param == &experts.down) EXPECT(tensor.shape == Shape{N, 16, F});
+        }
+        SafetensorsWriter writer("--save-hf", stacked / "model.safetensors", entries);
+        for (const Param* param : model.params()) writer.write(param->data);
+        writer.commit();
+        write_text(stacked / "config.json", read_text(hub / "config.json"));
+        for (const std::string& folder : {hub.text(), stacked.text()}) {
+            const HfWeights weights(folder, read_hf_config(folder));
+            Llama loaded(read_hf_config(folder), {});
+            loaded.materialize(4);
+            weights.load(loaded.params());
+            EXPECT(bits(loaded) == bits(model));
+            // Experts 1 and 2 of this rank, a part of the columns, and a range that begins inside an expert.
+            for (const Rect& part : {Rect{2 * F, 4 * F, 0, 16}, Rect{2 * F, 4 * F, 3, 5}, Rect{F - 1, 2 * F, 0, 16}}) {
+                Param mine = experts.gate_up;
+                mine.local = part;
+                mine.data = Tensor(mine.local_shape(), DType::f32, Device::cpu);
+                weights.load({&mine});
+                const auto whole = values(experts.gate_up.data), got = values(mine.data);
+                for (int64_t r = 0; r < part.rows; ++r)
+                    for (int64_t c = 0; c < part.cols; ++c)
+                        EXPECT(got[size_t(r * part.cols + c)] ==
+                               whole[size_t((part.row_begin + r) * 16 + part.col_begin + c)]);
+            }
+        }
+        entries.back().name = "x";
+        entries.push_back({expert + down + ".weight", DType::f32, {16, F}});  // of both kinds
+        SafetensorsWriter both("--save-hf", stacked / "model.safetensors", entries);
+        for (const Param* param : model.params()) both.write(param->data);
+        both.write(experts.down.data.row_slice(0, 16));
+        both.commit();
+        EXPECT_USAGE_ERROR(HfWeights(stacked.text(), config), "tensor");
+        fs::remove(hub / index["weight_map"].at(expert + down + ".weight").get<std::string>());
+        EXPECT_USAGE_ERROR(HfWeights(hub.text(), config), "missing");
+    }
+}
+
 TEST_CASE("an older file: no num_key_value_heads, no rope_theta, inv_freq tables, unaligned tensors") {
     const Checkpoint saved;
     saved.remove("rope_theta");

@@ -86,10 +86,11 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
         {"mlp_bias", true, "mlp_bias"},
         {"hidden_act", "gelu", "hidden_act \"gelu\""},
         {"model_type", "gemma2", "model_type \"gemma2\""},
-        {"model_type", "qwen3_moe", "model_type \"qwen3_moe\""},
+        {"model_type", "qwen3_moe", "num_experts is missing"},
+        {"model_type", "qwen2_moe", "model_type \"qwen2_moe\""},
         {"model_type", "mistral", "sliding_window is missing, which means 4096"},
-        {"num_experts", 8, "num_experts 8: mixtures of experts are not supported"},
-        {"num_local_experts", 8, "num_local_experts 8: mixtures of experts are not supported"},
+        {"num_experts", 8, "num_experts 8: model_type \"llama\" has no experts"},
+        {"num_local_experts", 8, "num_local_experts 8: model_type \"llama\" has no experts"},
         {"layer_types", {"full_attention", "sliding_attention"}, "layer_types"},
         {"layer_types", "full_attention", "layer_types \"full_attention\": must be a list"},
         {"quantization_config", {{"bits", 4}}, "quantization_config"},
@@ -143,11 +144,11 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         const char *type, *architecture;
         LlamaConfig config;
     };
-    std::vector<Case> cases = {{"llama", "LlamaForCausalLM", small_config()},
-                               {"llama", "LlamaForCausalLM", small_config()},
-                               {"mistral", "MistralForCausalLM", small_config()},
-                               {"qwen2", "Qwen2ForCausalLM", small_config()},
-                               {"qwen3", "Qwen3ForCausalLM", small_config()}};
+    std::vector<Case> cases = {
+        {"llama", "LlamaForCausalLM", small_config()},     {"llama", "LlamaForCausalLM", small_config()},
+        {"mistral", "MistralForCausalLM", small_config()}, {"qwen2", "Qwen2ForCausalLM", small_config()},
+        {"qwen3", "Qwen3ForCausalLM", small_config()},     {"mixtral", "MixtralForCausalLM", mixtral()},
+        {"qwen3_moe", "Qwen3MoeForCausalLM", qwen3_moe()}};
     cases[1].config.head_size = 6;
     cases[1].config.rope_scaling = RopeScaling{.factor = 3, .linear = true};
     cases[2].config.hidden = 18, cases[2].config.head_size = 4;  // transformers' Llama wants it divisible by the heads
@@ -170,6 +171,9 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         EXPECT(again.head_dim() == config.head_dim());
         EXPECT(again.qkv_bias == config.qkv_bias);
         EXPECT(again.qk_norm == config.qk_norm);
+        EXPECT(again.experts.count == config.experts.count);
+        EXPECT(again.experts.normalize == config.experts.normalize);
+        EXPECT(again.experts.dense_layers == config.experts.dense_layers);
         EXPECT(again.rope().inv_freq[1] == config.rope().inv_freq[1]);
         Llama loaded(again, {});
         loaded.materialize(4);
@@ -195,6 +199,61 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
             if (const auto at = added.find(param.name); at != added.end())
                 found += param.global_shape == at->second ? 1 : 0;
     EXPECT(found == added.size());
+}
+
+TEST_CASE("experts: the Hub's keys, and what they must not say") {
+    const auto parse = [](const LlamaConfig& config, const ordered_json& changes) {
+        ordered_json json = hf_config(config, DType::f32);
+        json.update(changes);
+        return parse_hf_config(nlohmann::json::parse(json.dump()), "config.json");
+    };
+    const ordered_json one = hf_config(mixtral(), DType::f32), other = hf_config(qwen3_moe(), DType::f32);
+    EXPECT((one["num_local_experts"] == 4 && one["intermediate_size"] == 6 && !one.contains("moe_intermediate_size")));
+    EXPECT((other["num_experts"] == 6 && other["moe_intermediate_size"] == 10 && other["intermediate_size"] == 24));
+    EXPECT((other["norm_topk_prob"] == false && other["mlp_only_layers"] == ordered_json({0})));
+    ordered_json renamed = other;
+    renamed.erase("num_experts");
+    renamed.erase("norm_topk_prob");
+    renamed["num_local_experts"] = 6;  // as transformers 5 may write it
+    EXPECT(hf_config(parse_hf_config(nlohmann::json::parse(renamed.dump()), "config.json"), DType::f32) == other);
+    const std::tuple<LlamaConfig, const char*, ordered_json, const char*> bad[] = {
+        {mixtral(), "num_experts", 4, "num_experts 4: conflicts with num_local_experts"},
+        {mixtral(), "num_local_experts", nullptr, "num_local_experts is missing"},
+        {mixtral(), "num_experts_per_tok", 5, "num_experts_per_tok 5 must be at most num_local_experts 4"},
+        {mixtral(), "num_experts_per_tok", 0, "num_experts_per_tok 0: must be an integer"},
+        {mixtral(), "router_jitter_noise", 0.1, "router_jitter_noise 0.1: only 0.0"},
+        {mixtral(), "sliding_window", 4096, "sliding_window 4096: sliding-window attention"},
+        {qwen3_moe(), "num_experts_per_tok", 7, "num_experts_per_tok 7 must be at most num_experts 6"},
+        {qwen3_moe(), "moe_intermediate_size", nullptr, "moe_intermediate_size is missing"},
+        {qwen3_moe(), "norm_topk_prob", 1, "norm_topk_prob 1: must be true or false"},
+        {qwen3_moe(), "decoder_sparse_step", 2, "decoder_sparse_step 2: only 1"},
+        {qwen3_moe(), "mlp_only_layers", 0, "mlp_only_layers 0: must be a list"},
+        {qwen3_moe(), "mlp_only_layers", {1}, "mlp_only_layers [1]: must be [], or the first layers"},
+        {qwen3_moe(), "mlp_only_layers", {0, 0}, "mlp_only_layers [0,0]: must be [], or the first layers"},
+        {qwen3_moe(), "mlp_only_layers", {0.5}, "mlp_only_layers [0.5]: must be a list of integers"},
+        {qwen3_moe(), "mlp_only_layers", {0, 1}, "mlp_only_layers of length 2 must be less than num_hidden_layers 2"},
+        {qwen3_moe(), "use_sliding_window", true, "use_sliding_window true: sliding-window attention"},
+    };
+    for (const auto& [config, key, value, part] : bad) {
+        INFO(key);
+        ordered_json changes = {{key, value}};
+        if (std::string(key) == "use_sliding_window") changes["sliding_window"] = 4096;
+        EXPECT_USAGE_ERROR(parse(config, changes), part);
+    }
+    const auto refused = [](const std::function<void(LlamaConfig&)>& change, const char* part) {
+        LlamaConfig config = mixtral();
+        change(config);
+        EXPECT_USAGE_ERROR(check_hf_family(config, "--save-hf"), part);
+    };
+    for (const LlamaConfig& config : {small_config(), mixtral(), qwen3_moe()}) check_hf_family(config, "--save-hf");
+    refused([](LlamaConfig& c) { c.qkv_bias = true; },
+            "--save-hf: no family of Hugging Face has experts with --qkv-bias");
+    refused([](LlamaConfig& c) { c.experts.sigmoid = true; }, "with --router sigmoid (try --router softmax)");
+    refused([](LlamaConfig& c) { c.experts.shared = 1; }, "--shared-experts 1");
+    refused([](LlamaConfig& c) { c.experts.groups = 2; }, "--expert-groups 2");
+    refused([](LlamaConfig& c) { c.experts.scale = 2.5; }, "--router-scale 2.5");
+    refused([](LlamaConfig& c) { c.experts.normalize = false; }, "(try --qk-norm on");
+    refused([](LlamaConfig& c) { c.experts.dense_layers = 1; }, "--dense-layers 1 and --qk-norm off (try --qk-norm on");
 }
 
 TEST_CASE("what a family's config.json leaves out, and which of its keys mean full attention") {

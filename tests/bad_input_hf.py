@@ -68,7 +68,7 @@ def hf_cases(add, base):
             case(f"config.json {key} {value}", folder_with(config__json=text), ["config.json"])
     for value in (1e308, 1e-308, 0.5):
         case(f"config.json rope_theta {value!r}", folder_with(config__json=changed("rope_theta", value)), "rope_theta")
-    for key, value in (("model_type", "gemma2"), ("model_type", "qwen3_moe"), ("model_type", 1),
+    for key, value in (("model_type", "gemma2"), ("model_type", "qwen2_moe"), ("model_type", 1),
                        ("hidden_act", "gelu"), ("hidden_act", ["silu"]),
             ("attention_bias", True),
                        ("attention_bias", "yes"), ("mlp_bias", True), ("tie_word_embeddings", True),
@@ -106,10 +106,17 @@ def hf_cases(add, base):
              "use_sliding_window"),
             ("a qwen2 whose max_window_layers is text",
              {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers"),
+            ("a mixtral without experts", {"model_type": "mixtral"}, "num_local_experts is missing"),
+            ("a mixtral with too few experts",
+             {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+            ("a qwen3_moe without a size of experts",
+             {"model_type": "qwen3_moe", "num_experts": 2, "num_experts_per_tok": 1}, "moe_intermediate_size"),
             ("a qwen3 with biases", {"model_type": "qwen3", "attention_bias": True}, "attention_bias")):
         case(f"config.json of {name}", folder_with(config__json=json.dumps({**config, **changes}).encode()),
             ["config.json", key])
     for name, changes, tensor in (("qwen2", {"model_type": "qwen2"}, "self_attn.q_proj.bias is missing"),
+                                  ("mixtral", {"model_type": "mixtral", "num_local_experts": 2,
+                                               "num_experts_per_tok": 1}, "block_sparse_moe.gate.weight is missing"),
                                   ("qwen3", {"model_type": "qwen3"}, "self_attn.q_norm.weight is missing"),
                                   ("wider heads", {"head_dim": 10}, "self_attn.q_proj.weight")):
         case(f"config.json of {name}, unlike the weights",

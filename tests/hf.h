@@ -20,6 +20,19 @@ inline LlamaConfig small_config() {
     return c;
 }
 
+// Experts as Mixtral and Qwen3-MoE have them.
+inline LlamaConfig mixtral() {
+    LlamaConfig c = small_config();
+    c.experts = {.count = 4, .top_k = 2, .ffn = 6};
+    return c;
+}
+inline LlamaConfig qwen3_moe() {
+    LlamaConfig c = small_config();
+    c.qk_norm = true;
+    c.experts = {.count = 6, .top_k = 2, .ffn = 10, .dense_layers = 1, .normalize = false};
+    return c;
+}
+
 inline void save(const std::string& dir, Llama& model, int64_t shard_bytes = 5'000'000'000) {
     HfSaver(dir).save(model.config, model.options.dtype, local_full_params(model), shard_bytes);
 }

@@ -5,12 +5,13 @@ Run:   hf_families.py [--bin build/bin] [--seed N] [--cases N] [--tied on|off|bo
 Needs transformers and torch from PyPI, so tests/run.sh leaves it out.
 
 Each case draws a small model of a family and lets its class in transformers create it and save it. The program trains
-four steps from that folder, on one rank and on dp 2 x tp 2 x pp 2; the class trains on the same batches with torch's
+four steps from that folder, on one rank and on eight (LAYOUTS); the class trains on the same batches with torch's
 AdamW. Every gradient of step 1, every loss and norm, every weight after step 4 must agree to 1e-9 (of tensors: relative norm).
 Then transformers loads what --save-hf wrote, with every key in its place, and must compute the same logits.
 
 transformers computes norms, RoPE and softmax in fp32 whatever the model's dtype; here its code runs with fp64 in the
-place of fp32 (in_double), or nothing could agree to more than seven digits.
+place of fp32 (in_double), or nothing could agree to more than seven digits. Of experts it holds one tensor per layer,
+where the Hub's files have one for each expert: per_expert() cuts, and half of the folders have them stacked.
 """
 import argparse
 import contextlib
@@ -25,12 +26,14 @@ import tempfile
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 TOLERANCE = 1e-9
 STEPS = 4
-FAMILIES = ("llama", "llama-linear", "llama-llama3", "mistral", "qwen2", "qwen3", "smollm2")
-LAYOUTS = {1: [], 8: ["--dp", "2", "--tp", "2", "--pp", "2"]}
+WITH_EXPERTS = ("mixtral", "qwen3-moe")
+FAMILIES = ("llama", "llama-linear", "llama-llama3", "mistral", "qwen2", "qwen3", "smollm2") + WITH_EXPERTS
+LAYOUTS = ("--dp 2 --tp 2 --pp 2",)
+EXPERTS_LAYOUTS = ("--dp 4 --tp 2 --ep 2", "--dp 2 --tp 2 --pp 2 --ep 2", "--dp 2 --cp 2 --tp 2 --ep 4", "--dp 8 --ep 4")
 
 
 @contextlib.contextmanager
@@ -72,20 +75,31 @@ def draw_config(family, tied, dice):
         rope["rope_theta"] = 1e5
     other_head = dice.choice((2, 10, 12))
     config_of = {"mistral": transformers.MistralConfig, "qwen2": transformers.Qwen2Config,
-                 "qwen3": transformers.Qwen3Config}.get(family, transformers.LlamaConfig)
-    if family == "qwen3" or family.startswith("llama") and dice.random() < 0.5:
+                 "qwen3": transformers.Qwen3Config, "mixtral": transformers.MixtralConfig,
+                 "qwen3-moe": transformers.Qwen3MoeConfig}.get(family, transformers.LlamaConfig)
+    if family in ("qwen3", "qwen3-moe") or family.startswith(("llama", "mi")) and dice.random() < 0.5:
         shape["head_dim"] = other_head
-    if family == "mistral":
+    if family in ("mistral", "mixtral"):
         shape["sliding_window"] = None
-        if dice.random() < 0.5:
-            shape["head_dim"] = other_head
+    if family == "mixtral":
+        shape.update(num_local_experts=dice.choice((4, 8, 12)), num_experts_per_tok=dice.choice((2, 3)))
+    if family == "qwen3-moe":
+        normalized = dice.random() < 0.5
+        shape.update(num_experts=dice.choice((4, 8, 12)), moe_intermediate_size=dice.choice((6, 10, 16)),
+                     num_experts_per_tok=dice.choice((2, 3) if normalized else (1, 2, 3)), norm_topk_prob=normalized,
+                     mlp_only_layers=dice.choice(([], [0])))
     return config_of(**shape, rope_parameters=rope)
+
+
+def eager(config):
+    experts = hasattr(config, "num_experts_per_tok")  # grouped products have no kernel for fp64
+    return {"attn_implementation": "eager", **({"experts_implementation": "eager"} if experts else {})}
 
 
 def make_model(config, key):
     """The family's own class, in fp64, all of its parameters drawn: none starts as 0 or 1."""
     torch.manual_seed(key)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float64)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64, **eager(config))
     model = model.double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -93,8 +107,26 @@ def make_model(config, key):
     return model.train()
 
 
+def per_expert(tensors, family):
+    """Tensors by the names of transformers' classes -> by those of the Hub's files."""
+    if family not in WITH_EXPERTS:
+        return tensors
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    result = {}
+    for name, value in tensors.items():
+        if family == "mixtral":
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        prefix, _, kind = name.rpartition(".")
+        for expert, matrix in enumerate(value if value.dim() == 3 else []):
+            parts = zip((gate, up), matrix.chunk(2)) if kind == "gate_up_proj" else [(down, matrix)]
+            result.update({f"{prefix}.{expert}.{part}.weight": rows for part, rows in parts})
+        if value.dim() != 3:
+            result[name] = value
+    return result
+
+
 def write_old_keys(folder):
-    """config.json as transformers 4 wrote it: rope_theta and rope_scaling."""
+    """config.json as transformers 4 wrote it: rope_theta and rope_scaling; num_experts of Qwen3-MoE."""
     path = os.path.join(folder, "config.json")
     with open(path) as file:
         config = json.load(file)
@@ -102,6 +134,8 @@ def write_old_keys(folder):
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype", "float64")
+    if config["model_type"] == "qwen3_moe" and "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
     with open(path, "w") as file:
         json.dump(config, file)
 
@@ -112,7 +146,7 @@ def run_program(args, ranks, folder, model, flags):
                "--device", "cpu", "--steps", str(STEPS), "--save-reference", os.path.join(folder, f"reference{ranks}"),
                "--save-hf", os.path.join(folder, f"saved{ranks}"), "--val-fraction", "0"] + flags
     if ranks > 1:
-        command = ["mpirun", "--oversubscribe", "-np", str(ranks)] + command + LAYOUTS[ranks]
+        command = ["mpirun", "--oversubscribe", "-np", str(ranks)] + command
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -126,7 +160,7 @@ def train(model, run):
     """What the class computes from the run's batches: gradients of step 1, losses, norms."""
     flag = {key: run["flags"][key] for key in ("beta1", "beta2", "eps", "weight-decay", "clip")}
     beta1, beta2, eps, decay, clip = map(float, flag.values())
-    matrices = [p for p in model.parameters() if p.ndim == 2]
+    matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     adamw = torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
                               betas=(beta1, beta2), eps=eps)
@@ -166,20 +200,22 @@ def tensors_differ(worst, kind, ours, theirs, tied):
     if missing:
         sys.exit(f"{kind}: only on one side: {sorted(missing)[:5]}")
     for name, value in expected.items():
-        worst.add(kind, torch.linalg.norm(ours[name].double() - value) / torch.linalg.norm(value))
+        size = torch.linalg.norm(value)  # 0: of an expert that no token chose
+        worst.add(kind, torch.linalg.norm(ours[name].double() - value) / (size if size > 0 else 1))
 
 
 def check_saved(worst, folder, model, tokens, tied):
     """transformers loads the folder of --save-hf, every key in its place, and computes the trained model's logits."""
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float64, output_loading_info=True)
+        folder, dtype=torch.float64, output_loading_info=True, **eager(model.config))
     wrong = {kind: keys for kind, keys in info.items() if keys}
     if wrong:
         sys.exit(f"{folder}: {wrong}")
-    state = load_file(os.path.join(folder, "model.safetensors"))
-    result = loaded.load_state_dict(state, strict=not tied)
-    if tied and (result.unexpected_keys or set(result.missing_keys) - {"lm_head.weight"}):
-        sys.exit(f"{folder}: {result}")
+    if not hasattr(model.config, "num_experts_per_tok"):
+        state = load_file(os.path.join(folder, "model.safetensors"))
+        result = loaded.load_state_dict(state, strict=not tied)
+        if tied and (result.unexpected_keys or set(result.missing_keys) - {"lm_head.weight"}):
+            sys.exit(f"{folder}: {result}")
     if type(loaded) is not type(model):
         sys.exit(f"{folder}: a {type(loaded).__name__}, not a {type(model).__name__}")
     with torch.no_grad():
@@ -190,17 +226,21 @@ def check_saved(worst, folder, model, tokens, tied):
 def run_case(args, family, tied, number, worst):
     dice = random.Random(f"{args.seed} {family} {tied} {number}")
     config = draw_config(family, tied, dice)
-    global_batch = dice.choice((4, 8))
-    flags = ["--seq-len", str(dice.choice((8, 13, 24))), "--global-batch", str(global_batch),
+    global_batch = 8 if family in WITH_EXPERTS else dice.choice((4, 8))
+    flags = ["--seq-len", str(dice.choice((8, 24) if family in WITH_EXPERTS else (8, 13, 24))), "--global-batch", str(global_batch),
              "--lr", dice.choice(("1e-3", "1e-2")), "--clip", dice.choice(("0", "0.3", "1")), "--eps", "1e-6",
              "--warmup-steps", "2", "--weight-decay", dice.choice(("0", "0.1")),
              "--recompute", dice.choice(("none", "pointwise", "selective", "full")), "--seed", str(number)]
-    parallel = ["--micro-batch", "1", "--zero", dice.choice(("0", "1", "2", "3"))]
-    if config.num_hidden_layers % 2 == 1:
+    sparse = family in WITH_EXPERTS
+    layouts = EXPERTS_LAYOUTS if sparse else LAYOUTS
+    parallel = ["--micro-batch", "1", "--zero", dice.choice(("0", "1", "2", "3"))] + dice.choice(layouts).split()
+    if config.num_hidden_layers % 2 == 1 and "--pp" in parallel:
         parallel += ["--stage-layers", "2,1"]
     if int(flags[1]) % 2 == 0:
-        parallel += ["--sequence-parallel", dice.choice(("on", "off"))]
-    old_keys = dice.random() < 0.5
+        parallel += ["--sequence-parallel", "on" if sparse else dice.choice(("on", "off"))]
+    if sparse:
+        flags += ["--aux-loss", "0"]
+    old_keys, stacked = dice.random() < 0.5, sparse and dice.random() < 0.5
     key = dice.randrange(2 ** 31)
     text = bytes(dice.randrange(256) for _ in range(4000))
     folder = tempfile.mkdtemp(prefix="hf_families_")
@@ -209,7 +249,11 @@ def run_case(args, family, tied, number, worst):
             file.write(text)
         model_folder = os.path.join(folder, "model")
         with in_double():
-            make_model(config, key).save_pretrained(model_folder)
+            model = make_model(config, key)
+            model.save_pretrained(model_folder)
+            if stacked:
+                save_file({name: p.detach() for name, p in model.named_parameters()},
+                          os.path.join(model_folder, "model.safetensors"), {"format": "pt"})
             if old_keys:
                 write_old_keys(model_folder)
             for ranks in args.ranks:  # one rank first
@@ -218,12 +262,12 @@ def run_case(args, family, tied, number, worst):
                 gradients, losses, norms = train(model, run)
                 reference, saved = (os.path.join(folder, f"{kind}{ranks}") for kind in ("reference", "saved"))
                 tensors_differ(worst, "gradients", load_file(os.path.join(reference, "gradients.safetensors")),
-                               gradients, tied)
+                               per_expert(gradients, family), tied)
                 for step, loss, norm in zip(run["steps"], losses, norms):
                     worst.add("losses", abs(step["loss"] / loss - 1))
                     worst.add("norms", abs(step["grad_norm"] / norm - 1))
                 tensors_differ(worst, "weights", load_file(os.path.join(saved, "model.safetensors")),
-                               {name: p.detach() for name, p in model.named_parameters()}, tied)
+                               per_expert({name: p.detach() for name, p in model.named_parameters()}, family), tied)
                 check_saved(worst, saved, model, torch.tensor(run["steps"][0]["tokens"])[:, :-1], tied)
     finally:
         shutil.rmtree(folder)

@@ -15,10 +15,11 @@
 namespace train70b {
 
 namespace {
+constexpr const char* kCapacity = "--capacity-factor";
 const std::vector<std::string> kOfExperts = {  // they need --experts
-    "--top-k",        "--expert-ffn",    "--shared-experts", "--dense-layers",   "--router", "--router-normalize",
-    "--router-scale", "--expert-groups", "--top-groups",     "--capacity-factor"};
-}
+    "--top-k",        "--expert-ffn",    "--shared-experts", "--dense-layers", "--router", "--router-normalize",
+    "--router-scale", "--expert-groups", "--top-groups",     kCapacity};
+}  // namespace
 
 const std::vector<std::string>& ModelFlags::names() {
     static const std::vector<std::string> list = [] {
@@ -68,7 +69,7 @@ void ModelFlags::add_to(Flags& flags) {
     flags.add("--router-scale", experts_.scale, "factor of the weights", real_number(0, kInfinity, false));
     flags.add("--expert-groups", experts_.groups, "groups of experts, of which a token chooses first", count);
     flags.add("--top-groups", experts_.top_groups, "groups of each token, by the sum of their two best scores", count);
-    flags.add("--capacity-factor", experts_.capacity_factor,
+    flags.add(kCapacity, experts_.capacity_factor,
               "slots of an expert in each sequence, relative to an even load; further tokens are dropped; 0: no limit",
               real_number(0, kInfinity));
 }
@@ -129,7 +130,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     const Check positive = real_number(0, kInfinity, false), positive0 = real_number(0, kInfinity);
 
     model_.add_to(*this);
-    add_input("--load-hf", o.load_hf, "DIR: load shape and weights of a Hugging Face Llama, Mistral, Qwen2 or Qwen3");
+    add_input("--load-hf", o.load_hf,
+              "DIR: load shape and weights of a Hugging Face Llama, Mistral, Mixtral, Qwen2, Qwen3 or Qwen3-MoE");
     add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
     add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
 
@@ -236,8 +238,13 @@ void CommandLine::parse(int argc, char** argv) {
     for (const char* flag : {"--aux-loss", "--aux-loss-over", "--router-z-loss", "--router-bias-rate"})
         if (given(flag) && o.model.experts.count == 0) usage_error("{}: needs --experts N", flag);
     if (o.model.experts.count > 0) {
-        for (const char* flag : {"--mup", "--save-hf", "--save-reference"})
-            if (given(flag)) usage_error("{}: not supported with --experts", flag);
+        if (given("--mup")) usage_error("--mup: not supported with --experts");
+        for (const char* flag : {"--save-hf", "--save-reference"}) {
+            if (!given(flag)) continue;
+            check_hf_family(o.model, flag);
+            if (o.balance.bias_rate > 0)
+                usage_error("{}: the biases of --router-bias-rate have no place in Hugging Face's files", flag);
+        }
     }
     check_path_flags();
 }
@@ -289,9 +296,13 @@ LlamaConfig CommandLine::model_shape() const {
     const TrainOptions& o = options_;
     if (!o.load_hf.empty()) {
         for (const std::string& flag : ModelFlags::names())
-            if (given(flag))
+            if (given(flag) && flag != kCapacity)
                 usage_error("{}: not allowed with --load-hf, because {}/config.json has the shape", flag, o.load_hf);
-        return read_hf_config(o.load_hf);
+        LlamaConfig model = read_hf_config(o.load_hf);
+        if (given(kCapacity) && model.experts.count == 0)
+            usage_error("{}: the model of --load-hf {} has no experts", kCapacity, o.load_hf);
+        model.experts.capacity_factor = model_.capacity_factor();
+        return model;
     }
     return model_.shape(*this);
 }

@@ -19,6 +19,7 @@ class ModelFlags {
     void add_to(Flags& flags);                       // under the heading "Model"; this outlives the flags
     LlamaConfig shape(const Flags& flags) const;     // after Flags::parse(); usage error for an invalid shape
     static const std::vector<std::string>& names();  // "--model", ...
+    double capacity_factor() const { return experts_.capacity_factor; }
 
   private:
     ExpertsConfig read_experts(const LlamaConfig& model, const Flags& flags) const;

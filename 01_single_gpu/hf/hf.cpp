@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <filesystem>
+#include <set>
 
 #include "01_single_gpu/core/json.h"
 
@@ -44,28 +45,35 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
     else
         usage_error("--load-hf {}: has neither {} nor {}", dir, kSingle, kIndex);
 
-    size_t found = 0;
+    std::set<std::string> found;
     for (const Param& param : all_params(config)) {
-        const auto at = where_.find(param.name);
-        if (at == where_.end())
-            usage_error("{}: tensor {} is missing{}", dir, param.name,
-                        param.name == kHead ? ", but config.json does not have tie_word_embeddings true" : "");
-        const auto& [file, tensor] = at->second;
-        if (tensor->dtype == DType::u8)
-            usage_error("{}: tensor {} is U8 (must be F64, F32 or BF16)", files_[file].path(), param.name);
-        if (tensor->shape != param.global_shape)
-            usage_error("{}: tensor {} is {}, but must be {} according to config.json", files_[file].path(), param.name,
-                        to_string(tensor->shape), to_string(param.global_shape));
-        ++found;
+        const HfTensor stacked = hf_stacked(param, config);
+        parts_[param.name] = where_.contains(stacked.name) ? std::vector<HfTensor>{stacked} : hf_tensors(param, config);
+        for (const HfTensor& part : parts_[param.name]) {
+            check(part);
+            found.insert(part.name);
+        }
     }
     if (config.tied && where_.contains(kHead)) {
         check_tied_head();
         where_.erase(kHead);
     }
-    if (found == where_.size()) return;
-    for (const Param& param : all_params(config)) where_.erase(param.name);
-    const auto& [name, location] = *where_.begin();
-    usage_error("{}: tensor {} is not part of this model", files_[location.first].path(), quoted(name));
+    for (const auto& [name, location] : where_)
+        if (!found.contains(name))
+            usage_error("{}: tensor {} is not part of this model", files_[location.first].path(), quoted(name));
+}
+
+void HfWeights::check(const HfTensor& part) const {
+    const auto at = where_.find(part.name);
+    if (at == where_.end())
+        usage_error("{}: tensor {} is missing{}", dir_, part.name,
+                    part.name == kHead ? ", but config.json does not have tie_word_embeddings true" : "");
+    const auto& [file, tensor] = at->second;
+    if (tensor->dtype == DType::u8)
+        usage_error("{}: tensor {} is U8 (must be F64, F32 or BF16)", files_[file].path(), part.name);
+    if (tensor->shape != part.shape)
+        usage_error("{}: tensor {} is {}, but must be {} according to config.json", files_[file].path(), part.name,
+                    to_string(tensor->shape), to_string(part.shape));
 }
 
 void HfWeights::add(const std::string& path) {
@@ -131,11 +139,15 @@ void HfWeights::open_shards(const std::string& index_path) {
 
 void HfWeights::load(const std::vector<Param*>& params) const {
     for (Param* param : params) {
-        const auto& [file, tensor] = where_.at(param->name);
         const Rect real = param->real();  // padding stays 0
-        if (real.size() == 0) continue;
-        Tensor values = param->data.element_slice(0, {real.size()});
-        files_[file].read(*tensor, real, values);
+        for (const HfTensor& part : parts_.at(param->name)) {
+            const int64_t begin = std::max(real.row_begin, part.row_begin);
+            const int64_t rows = std::min(real.row_begin + real.rows, part.row_begin + part.rows) - begin;
+            if (rows <= 0 || real.cols == 0) continue;
+            Tensor values = param->data.element_slice((begin - real.row_begin) * real.cols, {rows * real.cols});
+            const auto& [file, tensor] = where_.at(part.name);
+            files_[file].read(*tensor, {begin - part.row_begin, rows, real.col_begin, real.cols}, values);
+        }
     }
 }
 
@@ -150,11 +162,13 @@ GetFullParam local_full_params(Llama& model) {
     };
 }
 
-void write_full_params(SafetensorsWriter* file, const std::vector<Param>& params, const GetFullParam& get_full,
-                       Which which) {
-    for (const Param& param : params) {
+void for_full_tensors(const LlamaConfig& config, Which which, const GetFullParam& get_full,
+                      const std::function<void(const std::string& name, const Tensor& values)>& write) {
+    for (const Param& param : all_params(config)) {
         const Tensor values = get_full(param, which);
-        if (file) file->write(values);
+        if (this_rank != 0) continue;
+        for (const HfTensor& part : hf_tensors(param, config))
+            write(part.name, values.row_slice(part.row_begin, part.row_begin + part.rows));
     }
 }
 
@@ -187,29 +201,30 @@ HfSaver::HfSaver(const std::string& dir) {
 }
 
 void HfSaver::save(const LlamaConfig& config, DType dtype, const GetFullParam& get_full, int64_t shard_bytes) {
-    const std::vector<Param> params = all_params(config);
-    std::vector<std::vector<Param>> shards(1);
+    std::vector<std::vector<StoredTensor>> shards(1);
     int64_t total = 0, in_shard = 0;
-    for (const Param& param : params) {
-        const int64_t bytes = param.global_size() * size_of(dtype);
-        if (in_shard > 0 && in_shard + bytes > shard_bytes) shards.emplace_back(), in_shard = 0;
-        shards.back().push_back(param);
-        in_shard += bytes;
-        total += bytes;
-    }
+    for (const Param& param : all_params(config))
+        for (const HfTensor& part : hf_tensors(param, config)) {
+            const int64_t bytes = param.global_size() / param.global_shape[0] * part.rows * size_of(dtype);
+            if (in_shard > 0 && in_shard + bytes > shard_bytes) shards.emplace_back(), in_shard = 0;
+            shards.back().push_back({part.name, dtype, part.shape});
+            in_shard += bytes;
+            total += bytes;
+        }
     ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", ordered_json::object()}};
     std::deque<SafetensorsWriter> files;
-    for (size_t i = 0; i < shards.size(); ++i) {
+    std::map<std::string, SafetensorsWriter*> file_of;
+    for (size_t i = 0; folder_ && i < shards.size(); ++i) {
         const std::string name =
             shards.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-        std::vector<StoredTensor> entries;
-        for (const Param& param : shards[i]) {
-            entries.push_back({param.name, dtype, param.global_shape});
-            index["weight_map"][param.name] = name;
+        SafetensorsWriter& file = files.emplace_back("--save-hf", folder_->file(name), shards[i]);
+        for (const StoredTensor& tensor : shards[i]) {
+            index["weight_map"][tensor.name] = name;
+            file_of[tensor.name] = &file;
         }
-        if (folder_) files.emplace_back("--save-hf", folder_->file(name), std::move(entries));
-        write_full_params(folder_ ? &files.back() : nullptr, shards[i], get_full, Which::data);
     }
+    for_full_tensors(config, Which::data, get_full,
+                     [&](const std::string& name, const Tensor& values) { file_of.at(name)->write(values); });
     if (!folder_) return;
     std::optional<OutputFile> index_file;
     if (shards.size() > 1) {

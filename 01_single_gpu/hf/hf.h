@@ -1,7 +1,7 @@
 #pragma once
 // Llama checkpoints in Hugging Face's format: a folder with config.json and either model.safetensors, or several shards
 // with model.safetensors.index.json. The models of this course use the same parameter names and the same rotate-half
-// RoPE, so weights are not permuted.
+// RoPE, so weights are not permuted. Only experts are stored in parts (hf_tensors).
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/hf/safetensors.h"
@@ -15,12 +15,25 @@ namespace train70b {
 LlamaConfig read_hf_config(const std::string& dir);
 LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& path);  // the same of its content
 nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);            // the content of config.json
+// Usage error, naming the flag that asks for such files, for a router or experts that no family has.
+void check_hf_family(const LlamaConfig& config, const std::string& flag);
 
 // Every parameter of the full model, in order, with name and shape but without data.
 std::vector<Param> all_params(const LlamaConfig& config);
 
+// What a file has of a parameter: consecutive rows, in another shape perhaps.
+struct HfTensor {
+    std::string name;
+    Shape shape;
+    int64_t row_begin = 0, rows = 0;  // of the full parameter
+};
+// A parameter as the Hub's files have it, in the order of its rows: experts one by one, gate and up by themselves.
+std::vector<HfTensor> hf_tensors(const Param& param, const LlamaConfig& config);
+// As transformers 5 has it in memory, and a model saved by torch from there: all experts of a layer in one tensor.
+HfTensor hf_stacked(const Param& param, const LlamaConfig& config);
+
 // The weights in DIR. Construction checks all of them and loads none: usage error, naming file and tensor, if a shard
-// or a tensor is missing, unexpected, or of another shape than `config` says. With tied embeddings an lm_head.weight
+// or a tensor is missing, unexpected, or of another shape than `config` says. Experts may be one by one or stacked. With tied embeddings an lm_head.weight
 // may be there, if it is bitwise the embedding's matrix.
 class HfWeights {
   public:
@@ -31,20 +44,22 @@ class HfWeights {
   private:
     void open_shards(const std::string& index_path);
     void add(const std::string& path);
+    void check(const HfTensor& part) const;
     void check_tied_head() const;
 
     std::string dir_;
     std::vector<SafetensorsFile> files_;
     std::map<std::string, std::pair<size_t, const StoredTensor*>> where_;  // name -> file, entry
+    std::map<std::string, std::vector<HfTensor>> parts_;                   // of each parameter, by its name
 };
 
 // Returns the full parameter's data or gradient on rank 0, and an empty tensor on the other ranks. Collective: all
 // ranks must call it for the same parameters in the same order.
 using GetFullParam = std::function<Tensor(const Param&, Which)>;
 GetFullParam local_full_params(Llama& model);  // of a model that one rank holds
-// Writes the parameters one by one, in order.
-void write_full_params(SafetensorsWriter* file, const std::vector<Param>& params, const GetFullParam& get_full,
-                       Which which);
+// Calls write for each tensor of the Hub's files, in order; on rank 0 only.
+void for_full_tensors(const LlamaConfig& config, Which which, const GetFullParam& get_full,
+                      const std::function<void(const std::string& name, const Tensor& values)>& write);
 
 // An output folder. Construction creates it if it does not exist; usage error, naming the flag, on failure. Destruction
 // removes folders that it created and that are still empty.

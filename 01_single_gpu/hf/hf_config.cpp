@@ -1,8 +1,9 @@
-// Reads and writes the config.json of Hugging Face's Llama, Mistral, Qwen2 and Qwen3. What a file leaves out has the
-// default of the family's configuration class in transformers.
+// Reads and writes the config.json of Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE, and knows the
+// names of their tensors. What a file leaves out has the default of the family's configuration class in transformers.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/hf/hf.h"
@@ -50,6 +51,17 @@ class Keys {
     bool flag(const char* key, bool otherwise) const {
         if (has(key) && !object_[key].is_boolean()) refuse(key, "must be true or false");
         return has(key) ? object_[key].get<bool>() : otherwise;
+    }
+    std::vector<int64_t> integers(const char* key) const {
+        const json& list = needed(key);
+        std::vector<int64_t> values;
+        if (!list.is_array()) refuse(key, "must be a list");
+        for (const json& each : list) {
+            if (!each.is_number_unsigned() || each.get<uint64_t>() > INT32_MAX)
+                refuse(key, "must be a list of integers");
+            values.push_back(each.get<int64_t>());
+        }
+        return values;
     }
     // Whether the key is a list of this value alone; usage error if it is no list.
     bool all_are(const char* key, const json& value) const {
@@ -122,18 +134,21 @@ struct Family {
     const char* architecture;  // the class of the model
     int64_t kv_heads;          // default of num_key_value_heads; 0: num_attention_heads
     int64_t head_dim;          // default; 0: hidden_size / num_attention_heads
-    bool qkv_bias, qk_norm;
+    bool qkv_bias, qk_norm, experts;
 };
-const std::vector<Family> kFamilies = {{"llama", "LlamaForCausalLM", 0, 0, false, false},
-                                       {"mistral", "MistralForCausalLM", 8, 0, false, false},
-                                       {"qwen2", "Qwen2ForCausalLM", 32, 0, true, false},
-                                       {"qwen3", "Qwen3ForCausalLM", 32, 128, false, true}};
+const std::vector<Family> kFamilies = {{"llama", "LlamaForCausalLM", 0, 0, false, false, false},
+                                       {"mistral", "MistralForCausalLM", 8, 0, false, false, false},
+                                       {"qwen2", "Qwen2ForCausalLM", 32, 0, true, false, false},
+                                       {"qwen3", "Qwen3ForCausalLM", 32, 128, false, true, false},
+                                       {"mixtral", "MixtralForCausalLM", 8, 0, false, false, true},
+                                       {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, false, true, true}};
 
 const Family& family_of(const Keys& keys) {
     const std::string name = keys.has("model_type") ? keys.text("model_type") : "llama";
     for (const Family& family : kFamilies)
         if (name == family.name) return family;
-    keys.refuse("model_type", "only \"llama\", \"mistral\", \"qwen2\" and \"qwen3\" are supported");
+    keys.refuse("model_type",
+                "only \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"mixtral\" and \"qwen3_moe\" are supported");
 }
 
 // The family that a model is written as. Mistral without a window is the same model as Llama, whose class insists on a
@@ -141,6 +156,7 @@ const Family& family_of(const Keys& keys) {
 const Family& family_of(const LlamaConfig& c) {
     const auto fits = [&c](const Family& family) {
         return family.qkv_bias == c.qkv_bias && family.qk_norm == c.qk_norm &&
+               family.experts == (c.experts.count > 0) &&
                (c.family.empty() ? family.name != std::string("llama") || c.hidden % c.heads == 0
                                  : family.name == c.family);
     };
@@ -156,11 +172,14 @@ void refuse_windows(const Keys& keys, const Family& family, int64_t layers) {
         if (!keys.all_are("layer_types", "full_attention")) keys.refuse("layer_types", why);
         return;
     }
+    if (family.name == std::string("mixtral") && keys.has("sliding_window")) keys.refuse("sliding_window", why);
     if (family.name == std::string("mistral") && !keys.is_null("sliding_window"))
         keys.refuse("sliding_window", (keys.has("sliding_window") ? "" : "is missing, which means 4096: ") +
                                           std::string(why) + " (must be null)");
-    if (family.qkv_bias || family.qk_norm) {  // Qwen: the layers from max_window_layers on
-        const int64_t full = keys.has("max_window_layers") ? keys.integer("max_window_layers", kMaxLayers, 0) : 28;
+    if (family.qkv_bias || family.qk_norm) {  // Qwen: the layers from max_window_layers on, of Qwen3-MoE all
+        const int64_t full = family.experts                  ? 0
+                             : keys.has("max_window_layers") ? keys.integer("max_window_layers", kMaxLayers, 0)
+                                                             : 28;
         if (keys.flag("use_sliding_window", false) && !keys.is_null("sliding_window") && full < layers)
             keys.refuse("use_sliding_window", why);
     }
@@ -172,12 +191,92 @@ void refuse_other_models(const Keys& keys, const Family& family) {
     if (!family.qkv_bias) keys.only("attention_bias", false, "a bias of o_proj is not supported");
     keys.only("mlp_bias", false, "biases of the MLP are not supported");
     for (const char* key : {"num_experts", "num_local_experts"})
-        if (keys.has(key)) keys.refuse(key, "mixtures of experts are not supported");
+        if (keys.has(key) && !family.experts)
+            keys.refuse(key, fmt::format("model_type \"{}\" has no experts", family.name));
     keys.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
     if (keys.has("quantization_config")) keys.refuse("quantization_config", "quantized weights are not supported");
 }
 
+// One of the two names of the number of experts, which transformers 5 treats as the same.
+const char* experts_key(const Keys& keys, const Family& family) {
+    const bool mixtral = family.name == std::string("mixtral");
+    const char *own = mixtral ? "num_local_experts" : "num_experts",
+               *other = mixtral ? "num_experts" : "num_local_experts";
+    if (keys.has(own) && keys.has(other))
+        keys.refuse(other, fmt::format("conflicts with {} (must be one of the two)", own));
+    return keys.has(other) ? other : own;
+}
+
+ExpertsConfig read_experts(const Keys& keys, const Family& family) {
+    ExpertsConfig x;
+    x.count = keys.integer(experts_key(keys, family));
+    x.top_k = keys.integer("num_experts_per_tok");
+    if (family.name == std::string("mixtral")) {
+        keys.only("router_jitter_noise", 0.0, "only 0.0 is supported");
+        x.ffn = keys.integer("intermediate_size");
+        return x;
+    }
+    x.ffn = keys.integer("moe_intermediate_size");
+    x.normalize = keys.flag("norm_topk_prob", false);
+    keys.only("decoder_sparse_step", 1, "only 1 is supported");
+    if (keys.has("mlp_only_layers")) {
+        const std::vector<int64_t> dense = keys.integers("mlp_only_layers");
+        for (int64_t layer : dense)
+            if (layer != x.dense_layers++) keys.refuse("mlp_only_layers", "must be [], or the first layers in order");
+    }
+    return x;
+}
+
+// Rows [begin, begin + rows) of a parameter under a name of their own.
+HfTensor rows_of(const Param& param, std::string name, int64_t begin, int64_t rows) {
+    Shape shape = param.global_shape;
+    shape[0] = rows;
+    return {std::move(name), std::move(shape), begin, rows};
+}
+
 }  // namespace
+
+void check_hf_family(const LlamaConfig& c, const std::string& flag) {
+    const ExpertsConfig& x = c.experts;
+    if (x.count == 0) return;
+    const auto refuse = [&](const std::string& what, const std::string& instead) {
+        usage_error("{}: no family of Hugging Face has experts with {} (try {})", flag, what, instead);
+    };
+    if (c.qkv_bias) refuse("--qkv-bias on", "--qkv-bias off");
+    if (x.sigmoid) refuse("--router sigmoid", "--router softmax");
+    if (x.shared > 0) refuse(fmt::format("--shared-experts {}", x.shared), "--shared-experts 0");
+    if (x.groups > 1) refuse(fmt::format("--expert-groups {}", x.groups), "--expert-groups 1");
+    if (x.scale != 1) refuse(fmt::format("--router-scale {}", x.scale), "--router-scale 1");
+    if (!x.normalize && !c.qk_norm) refuse("--router-normalize off and --qk-norm off", "--qk-norm on, as in Qwen3-MoE");
+    if (x.dense_layers > 0 && !c.qk_norm)
+        refuse(fmt::format("--dense-layers {} and --qk-norm off", x.dense_layers), "--qk-norm on, as in Qwen3-MoE");
+}
+
+std::vector<HfTensor> hf_tensors(const Param& param, const LlamaConfig& config) {
+    const int64_t rows = param.global_shape[0], N = config.experts.count;
+    if (N == 0) return {rows_of(param, param.name, 0, rows)};
+    const bool mixtral = family_of(config).name == std::string("mixtral");
+    const size_t at = param.name.find(".mlp.");
+    const std::string mlp = param.name.substr(0, at) + (mixtral ? ".block_sparse_moe." : ".mlp.");
+    if (param.name.ends_with(".mlp.gate.weight")) return {rows_of(param, mlp + "gate.weight", 0, rows)};
+    if (!param.of_experts) return {rows_of(param, param.name, 0, rows)};
+    std::vector<const char*> names = {mixtral ? "w2" : "down_proj"};
+    if (param.name.ends_with(".gate_up_proj")) names = {mixtral ? "w1" : "gate_proj", mixtral ? "w3" : "up_proj"};
+    std::vector<HfTensor> parts;
+    const int64_t each = rows / (N * int64_t(names.size()));
+    for (int64_t expert = 0; expert < N; ++expert)
+        for (const char* name : names)
+            parts.push_back(rows_of(param, fmt::format("{}experts.{}.{}.weight", mlp, expert, name),
+                                    int64_t(parts.size()) * each, each));
+    return parts;
+}
+
+HfTensor hf_stacked(const Param& param, const LlamaConfig& config) {
+    HfTensor whole = rows_of(param, param.name, 0, param.global_shape[0]);
+    const int64_t N = config.experts.count;
+    if (param.of_experts) whole.shape = {N, whole.rows / N, whole.shape[1]};
+    return whole;
+}
 
 LlamaConfig read_hf_config(const std::string& dir) {
     const std::string path = dir + "/config.json";
@@ -211,6 +310,7 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path) {
     config.tied = keys.flag("tie_word_embeddings", false);
     if (keys.has("max_position_embeddings")) config.context = keys.integer("max_position_embeddings");
     read_rope(keys, config);
+    if (family.experts) config.experts = read_experts(keys, family);
     refuse_windows(keys, family, config.layers);
     check_config(config, {.where = path + ": ",
                           .layers = "num_hidden_layers",
@@ -219,7 +319,10 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path) {
                           .kv_heads = "num_key_value_heads",
                           .ffn = "intermediate_size",
                           .vocab = "vocab_size",
-                          .head_dim = "head_dim"});
+                          .head_dim = "head_dim",
+                          .experts = experts_key(keys, family),
+                          .top_k = "num_experts_per_tok",
+                          .dense_layers = "mlp_only_layers of length"});
     return config;
 }
 
@@ -247,8 +350,23 @@ ordered_json hf_config(const LlamaConfig& c, DType dtype) {
     const std::string name = family.name;
     if (name == "qwen2") json.erase("attention_bias");  // it has biases of q, k, v in any case
     if (name != "llama") json.erase("mlp_bias"), json["sliding_window"] = nullptr;
-    if (name == "qwen2" || name == "qwen3") json["use_sliding_window"] = false;
-    if (name == "mistral") json.erase("attention_bias");
+    if (name.starts_with("qwen")) json["use_sliding_window"] = false;
+    if (name.starts_with("mi")) json.erase("attention_bias");
+    const ExpertsConfig& x = c.experts;
+    if (name == "mixtral") {
+        json["intermediate_size"] = x.ffn;
+        json["num_local_experts"] = x.count;
+        json["num_experts_per_tok"] = x.top_k;
+    } else if (family.experts) {
+        std::vector<int64_t> dense(size_t(x.dense_layers));
+        std::iota(dense.begin(), dense.end(), 0);
+        json.update({{"num_experts", x.count},
+                     {"num_experts_per_tok", x.top_k},
+                     {"moe_intermediate_size", x.ffn},
+                     {"norm_topk_prob", x.normalize},
+                     {"decoder_sparse_step", 1},
+                     {"mlp_only_layers", dense}});
+    }
     if (c.context > 0) json["max_position_embeddings"] = c.context;
     if (c.rope_scaling && c.rope_scaling->linear)
         json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", c.rope_scaling->factor}};

@@ -117,9 +117,9 @@ void SafetensorsFile::check_header(std::string_view text, uint64_t data_bytes) {
 }
 
 void SafetensorsFile::read(const StoredTensor& tensor, const Rect& part, Tensor& to) const {
-    CHECK(tensor.shape.size() == 1 || tensor.shape.size() == 2, "{}", tensor.name);
-    const int64_t cols = tensor.shape.size() == 2 ? tensor.shape[1] : 1, width = size_of(tensor.dtype);
-    CHECK(part.row_begin >= 0 && part.row_begin + part.rows <= tensor.shape[0] && part.col_begin >= 0 &&
+    CHECK(!tensor.shape.empty(), "{}", tensor.name);
+    const int64_t cols = tensor.shape.size() == 1 ? 1 : tensor.shape.back(), width = size_of(tensor.dtype);
+    CHECK(part.row_begin >= 0 && (part.row_begin + part.rows) * cols <= tensor.size() && part.col_begin >= 0 &&
               part.col_begin + part.cols <= cols && to.size() == part.size(),
           "{}: rows {}+{}, columns {}+{} of {}", tensor.name, part.row_begin, part.rows, part.col_begin, part.cols,
           to_string(tensor.shape));

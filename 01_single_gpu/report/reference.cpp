@@ -11,9 +11,10 @@ using nlohmann::ordered_json;
 namespace {
 constexpr const char* kFlag = "--save-reference";
 
-std::vector<StoredTensor> entries(const std::vector<Param>& params, DType dtype) {
+std::vector<StoredTensor> entries(const LlamaConfig& config, DType dtype) {
     std::vector<StoredTensor> list;
-    for (const Param& param : params) list.push_back({param.name, dtype, param.global_shape});
+    for (const Param& param : all_params(config))
+        for (const HfTensor& part : hf_tensors(param, config)) list.push_back({part.name, dtype, part.shape});
     return list;
 }
 }  // namespace
@@ -24,16 +25,16 @@ std::vector<std::string> reference_files() {
 }
 
 ReferenceWriter::ReferenceWriter(const TrainOptions& o, const LlamaConfig& config, const ordered_json& flags)
-    : params_(all_params(config)), dtype_(o.llama().dtype) {
+    : model_(config), dtype_(o.llama().dtype) {
     if (o.steps < 1)
         usage_error("{} {}: --steps must be at least 1, because it saves the gradients of step 1", kFlag,
                     o.save_reference);
     if (this_rank != 0) return;
     folder_.emplace(kFlag, o.save_reference);
     config_file_.emplace(kFlag, folder_->file("config.json"));
-    initial_.emplace(kFlag, folder_->file("initial.safetensors"), entries(params_, dtype_));
-    gradients_.emplace(kFlag, folder_->file("gradients.safetensors"), entries(params_, o.llama().grad_dtype));
-    after_step_1_.emplace(kFlag, folder_->file("after_step_1.safetensors"), entries(params_, dtype_));
+    initial_.emplace(kFlag, folder_->file("initial.safetensors"), entries(config, dtype_));
+    gradients_.emplace(kFlag, folder_->file("gradients.safetensors"), entries(config, o.llama().grad_dtype));
+    after_step_1_.emplace(kFlag, folder_->file("after_step_1.safetensors"), entries(config, dtype_));
     json_file_.emplace(kFlag, folder_->file("reference.json"));
 
     const ordered_json model = hf_config(config, dtype_);
@@ -48,16 +49,12 @@ ReferenceWriter::ReferenceWriter(const TrainOptions& o, const LlamaConfig& confi
     json_file_->write("  \"steps\": [");
 }
 
-void ReferenceWriter::initial_weights(const GetFullParam& get_full) {
-    write_full_params(initial_ ? &*initial_ : nullptr, params_, get_full, Which::data);
-}
+void ReferenceWriter::initial_weights(const GetFullParam& get_full) { write(initial_, get_full, Which::data); }
+void ReferenceWriter::gradients(const GetFullParam& get_full) { write(gradients_, get_full, Which::grad); }
+void ReferenceWriter::after_step_1(const GetFullParam& get_full) { write(after_step_1_, get_full, Which::data); }
 
-void ReferenceWriter::gradients(const GetFullParam& get_full) {
-    write_full_params(gradients_ ? &*gradients_ : nullptr, params_, get_full, Which::grad);
-}
-
-void ReferenceWriter::after_step_1(const GetFullParam& get_full) {
-    write_full_params(after_step_1_ ? &*after_step_1_ : nullptr, params_, get_full, Which::data);
+void ReferenceWriter::write(std::optional<SafetensorsWriter>& file, const GetFullParam& get_full, Which which) {
+    for_full_tensors(model_, which, get_full, [&](const std::string&, const Tensor& values) { file->write(values); });
 }
 
 void ReferenceWriter::step(const StepReport& report, const std::vector<Sample>& samples, bool with_targets) {

@@ -24,7 +24,9 @@ class ReferenceWriter {
     void finish();
 
   private:
-    std::vector<Param> params_;
+    void write(std::optional<SafetensorsWriter>& file, const GetFullParam& get_full, Which which);
+
+    const LlamaConfig model_;
     DType dtype_ = DType::f32;
     std::optional<OutputFolder> folder_;  // on rank 0 only, like the files
     std::optional<SafetensorsWriter> initial_, gradients_, after_step_1_;

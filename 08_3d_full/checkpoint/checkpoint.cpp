@@ -285,7 +285,7 @@ ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) con
                              {"layout", layout_json(config_.mesh)},
                              {"dtype", training_.dtype},
                              {"optimizer", config_.optimizer},
-                             {"model", hf_config(training_.model, training_.llama().dtype)},
+                             {"model", hf_config(without_experts(training_.model), training_.llama().dtype)},
                              {"data", data_},
                              {"flags", flags_},
                              {"commit", build_commit()},

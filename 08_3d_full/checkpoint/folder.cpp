@@ -129,7 +129,8 @@ void check_model(const Manifest& manifest, const LlamaConfig& mine) {
                             word, flag, word);
             }
     }
-    const ordered_json there = hf_config(its, DType::f32), here = hf_config(mine, DType::f32);
+    const ordered_json there = hf_config(without_experts(its), DType::f32),
+                       here = hf_config(without_experts(mine), DType::f32);
     for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
         if (there[key] != here[key])
             usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {}", manifest.folder, key,

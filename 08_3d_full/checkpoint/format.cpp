@@ -221,6 +221,12 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
 
 }  // namespace
 
+LlamaConfig without_experts(LlamaConfig config) {
+    if (config.experts.count > 0) config.family = "";
+    config.experts = {};
+    return config;
+}
+
 nlohmann::ordered_json experts_json(const ExpertsConfig& x) {
     return {{"experts", x.count},
             {"top-k", x.top_k},

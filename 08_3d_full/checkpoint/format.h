@@ -57,6 +57,8 @@ struct Manifest {
     std::vector<std::string> states() const;
 };
 
+// The model whose config.json a manifest has. Experts are beside it: no family has all that there are here.
+LlamaConfig without_experts(LlamaConfig config);
 // What a manifest says of experts: by the names of the flags.
 nlohmann::ordered_json experts_json(const ExpertsConfig& experts);
 
