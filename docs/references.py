@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the six reference runs of docs/references, or the same in fp64 or bf16. docs/validate.md has their table.
+"""Makes the seven reference runs of docs/references, or the same in fp64 or bf16. docs/validate.md has their table.
 
 Run:   python3 docs/references.py [--programs build/bin] [--out docs/references] [--dtype fp32|fp64|bf16]
 """
@@ -26,6 +26,7 @@ REFERENCES = {
         "hf": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False},
         "head_norms": True,
     },
+    "experts": {"flags": ["--experts", "4", "--top-k", "2", "--expert-ffn", "16", "--aux-loss", "0"]},
     "clipped": {
         "flags": ["--clip", "0.05", "--eps", "1e-3", "--lr", "0.01", "--weight-decay", "0.3", "--warmup-steps", "2"]
     },

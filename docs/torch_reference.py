@@ -16,6 +16,7 @@ from torch.distributed.tensor import distribute_tensor
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 PREFIXES = r"module\.|_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 def check(right, message):
     if not right: raise SystemExit(f"torch_reference: {message}")
@@ -49,7 +50,8 @@ class Reference:
 
 class Recorder:
     """names: a function or a table, your parameter's name (less wrappers' prefixes) -> Hugging Face's; fused ones are
-    called ...self_attn.qkv_proj.weight (rows: all of q, then k, v) and ...mlp.gate_up_proj.weight. shards: {"q_proj":
+    called ...self_attn.qkv_proj.weight (rows: all of q, then k, v) and ...mlp.gate_up_proj.weight; all experts of a layer
+    ...mlp.experts.gate_up_proj (N, 2F, E) and ...mlp.experts.down_proj (N, E, F), as in transformers 5. shards: {"q_proj":
     dimension} that tensor parallelism cuts, in the order of tp_rank. DTensors are gathered, pipeline stages collected
     by names. interleaved: RoPE turns pairs (0, 1), (2, 3), ...; rows of q and k, and their norms', are reordered."""
     def __init__(self, reference, out, names=None, shards=None, tp_rank=0, tp_size=1, interleaved=False, layout=None):
@@ -59,13 +61,25 @@ class Recorder:
         self.layout, self.files, self.steps, config = layout or {}, {}, [], reference.config
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.parts = {"qkv_proj": (heads, kv_heads, kv_heads), "gate_up_proj": (1, 1)}
+        self.experts = config.get("num_experts") or config.get("num_local_experts", 0)
+        self.mixtral = config.get("model_type") == "mixtral"
         self.half = (config.get("head_dim") or config["hidden_size"] // heads) // 2
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def _name(self, name):
         name = self.names(re.sub(PREFIXES, "", name)) or name
         tied = self.reference.config.get("tie_word_embeddings") and name == "lm_head.weight"
+        if self.mixtral: name = name.replace(".mlp.", ".block_sparse_moe.")
         return "model.embed_tokens.weight" if tied else name
+
+    def _pieces(self, name):
+        """The Hub's names of what a fused parameter holds, in the order of its rows."""
+        prefix, _, last = name.rpartition(".")
+        if not prefix.endswith(".experts"):
+            part = name.split(".")[-2]
+            return [name.replace(part, each) for each in FUSED.get(part, (part,))]
+        parts = [MIXTRAL[each] if self.mixtral else each for each in FUSED.get(last, (last,))]
+        return [f"{prefix}.{expert}.{part}.weight" for expert in range(self.experts) for part in parts]
 
     def _rows(self, name, tensor, back=False):
         if not self.interleaved or name.split(".")[-2] not in ("q_proj", "k_proj", "q_norm", "k_norm"): return tensor
@@ -73,10 +87,10 @@ class Recorder:
         return tensor.reshape(*shape, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
     def _split(self, name, tensor):
-        part = name.split(".")[-2]
-        if part not in FUSED: return [(name, tensor)]
-        pieces = tensor.split([len(tensor) * n // sum(self.parts[part]) for n in self.parts[part]])
-        return [(name.replace(part, each), piece) for each, piece in zip(FUSED[part], pieces)]
+        names = self._pieces(name)
+        if tensor.dim() == 3: tensor = tensor.flatten(0, 1)
+        sizes = self.parts.get(name.split(".")[-2], [1] * len(names))
+        return list(zip(names, tensor.split([len(tensor) * n // sum(sizes) for n in sizes])))
 
     def _save(self, file, tensors, dtype=None):
         mine, full = {}, {}
@@ -99,20 +113,23 @@ class Recorder:
     @torch.no_grad()
     def load(self, model):
         for name, p in ((self._name(name), p) for name, p in model.named_parameters()):
-            fused, pieces = name.split(".")[-2], []
-            for each in [name.replace(fused, part) for part in FUSED.get(fused, (fused,))]:
+            pieces = []
+            for each in self._pieces(name):
                 check(each in self.reference.weights, f"the reference has no {each}: give its name by `names`")
                 dimension, w = self.shards.get(each.split(".")[-2]), self.reference.weights[each]
                 w = self._rows(each, w, back=True)
                 pieces.append(w if dimension is None else w.chunk(self.tp_size, dimension)[self.tp_rank])
             w = torch.cat(pieces).to(device=p.device, dtype=p.dtype)
+            if p.dim() == 3: w = w.unflatten(0, (self.experts, -1))
             check(w.shape == p.shape, f"{name} is {tuple(p.shape)}, not {tuple(w.shape)}: is `shards` right?")
             p.copy_(distribute_tensor(w, p.device_mesh, p.placements) if hasattr(p, "full_tensor") else w)
         self._save("initial", model.named_parameters(), self.reference.dtype)
 
     def gradients(self, model):
+        def of(name, p):  # an expert that no token chose may have none
+            return torch.zeros_like(p) if p.grad is None and ".experts." in self._name(name) else p.grad
         if len(self.steps) < 2:
-            self._save("gradients_2" if self.steps else "gradients", ((n, p.grad) for n, p in model.named_parameters()))
+            self._save("gradients_2" if self.steps else "gradients", ((n, of(n, p)) for n, p in model.named_parameters()))
 
     def step(self, model, loss, grad_norm, lr, inputs, targets):
         """After the update. inputs, targets (samples, seq_len): of all ranks, as your loader read them; < 0: none."""

@@ -21,13 +21,22 @@ from validate.runs import Run, UsageError
 from validate_doctor import activations, claims, half_precision, later, named, replayed, updates, weighted
 
 
+ROUTERS = (
+    "--qk-norm on --router-normalize off --dense-layers 1",  # Qwen3-MoE
+    "--aux-loss 0.5 --router-z-loss 0.3",
+    "--capacity-factor 0.8 --aux-loss 0.2 --top-k 3",
+)
+
+
 # ---- the equations
 def equations(bench):
-    """The doctor's Llama and AdamW against the program: in gqa, and in the other five in turn."""
-    for place, name in enumerate(references.REFERENCES):
-        if place and not slice_of(name):
+    """The doctor's Llama and AdamW against the program: in gqa, and in the others in turn."""
+    kinds = [(name,) for name in references.REFERENCES] + [("experts", *flags.split()) for flags in ROUTERS]
+    for place, (name, *flags) in enumerate(kinds):
+        if place and not slice_of(" ".join([name, *flags])):
             continue
-        run = Run(str(bench.reference(name)))
+        run = Run(str(bench.reference(name, "fp64", *flags)))
+        name = " ".join([name, *flags])
         weights, optimizer = run.initial.all(), comparison.settings(run)
         worst = 0.0
         for i, step in enumerate(run.steps):

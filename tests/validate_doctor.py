@@ -48,7 +48,12 @@ def replayed(bench):
 
 
 # The models of docs/references have these values, or two key/value heads and four query heads.
-UNSEEN = {"RoPE: base 10000", "RMSNorm: eps 1e-05", "RoPE: scaling of frequencies ignored"} | {
+UNSEEN = {
+    "RoPE: base 10000",
+    "RMSNorm: eps 1e-05",
+    "RoPE: scaling of frequencies ignored",
+    "experts: weights of a token sum to 1",
+} | {
     f"tensor parallelism ({n} ranks): no f{of}, the inputs' gradients are not summed"
     for n in (4, 8)
     for of in ("", " in the blocks")

@@ -219,12 +219,38 @@ class Sigmoid(Llama):
 
 
 class GateAndUpSwapped(Llama):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        if self.experts:
+            gate, up, down = self.experts.names
+            self.experts.names = up, gate, down
+
     def linear(self, name, x):
         swap = {"mlp.gate_proj": "mlp.up_proj", "mlp.up_proj": "mlp.gate_proj"}
         for old, new in swap.items():
             if name.endswith(old):
                 return super().linear(name[: -len(old)] + new, x)
         return super().linear(name, x)
+
+
+class OfExperts(Llama):
+    """Experts (experts.py) with other values."""
+
+    values = {}
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        for name, value in self.values.items() if self.experts else ():
+            setattr(self.experts, name, value)
+
+
+class TopK(Llama):
+    more = 1
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        if self.experts:
+            self.experts.top_k = min(max(self.experts.top_k + self.more, 1), self.experts.count)
 
 
 class NormEps(Llama):

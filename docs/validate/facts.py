@@ -16,6 +16,7 @@ from .llama import clip_factor
 PARTS = (
     ("mlp.down_proj",),
     ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.gate",),
     ("post_attention_layernorm",),
     ("self_attn.o_proj",),
     ("self_attn.v_proj",),
@@ -25,12 +26,19 @@ PARTS = (
 )
 
 
+def as_mlp(name):
+    """Of an expert's parameter: that of an MLP which it stands for."""
+    for theirs, mine in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        name = re.sub(rf"\.experts\.(\d+)\.{theirs}\.", rf".experts.\1.{mine}.", name)
+    return re.sub(r"\.experts\.\d+\.", ".", name.replace(".block_sparse_moe.", ".mlp."))
+
+
 def place(name):
     """Of a parameter in the backward pass, first the head; None: not a parameter of these models."""
     fixed = {"lm_head.weight": (-2,), "model.norm.weight": (-1,), "model.embed_tokens.weight": (1, 0)}
     if name in fixed:
         return fixed[name]
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(?:weight|bias)", name)
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(?:weight|bias)", as_mlp(name))
     for i, parts in enumerate(PARTS):
         if match and match[2] in parts:
             return 0, -int(match[1]), i
@@ -38,7 +46,14 @@ def place(name):
 
 
 def kind(name):
-    return re.sub(r"^model\.(layers\.\d+\.(self_attn\.|mlp\.)?)?|\.weight$", "", name)
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    return re.sub(r"^model\.(layers\.\d+\.(self_attn\.|mlp\.|block_sparse_moe\.)?)?|\.weight$", "", name)
+
+
+def expert(name):
+    """The number of the expert whose parameter it is; None: of none."""
+    match = re.search(r"\.experts\.(\d+)\.", name)
+    return int(match[1]) if match else None
 
 
 def listed(names):
@@ -59,6 +74,9 @@ def in_words(names, every):
         if kinds == {kind(name) for name in every} - norms:
             return "all but the norms"
         return ("every " if len(names) > len(kinds) else "") + ", ".join(sorted(kinds))
+    experts = {expert(name) for name in names}
+    if None not in experts and names == {name for name in every if expert(name) in experts}:
+        return f"all of expert{'s' * (len(experts) > 1)} {ranges(experts)}"
     layers = {name.split(".")[2] for name in names if name.startswith("model.layers.")}
     if layers and names == {n for n in every if n.startswith("model.layers.") and n.split(".")[2] in layers}:
         return f"layer{'s' * (len(layers) > 1)} {ranges(map(int, layers))}"

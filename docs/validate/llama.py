@@ -10,6 +10,8 @@ import math
 
 import numpy as np
 
+from .experts import Experts
+
 
 def rope_frequencies(config):
     """One per pair of a head's D elements, scaled as Llama 3.1 does where the configuration says so."""
@@ -36,7 +38,7 @@ class Llama:
 
     only_backward = False  # a fault that leaves the forward pass as it is: doctor.py then computes that once for all
 
-    def __init__(self, config, weights, document_token=None, z_loss=0.0, logit_scale=1.0):
+    def __init__(self, config, weights, document_token=None, z_loss=0.0, logit_scale=1.0, balance=None):
         self.config, self.w, self.grad, self.activations = config, weights, {}, None
         self.check = lambda name, gradient: None  # called with each gradient when it is complete; may raise
         self.layers, self.eps = config["num_hidden_layers"], config["rms_norm_eps"]
@@ -45,6 +47,7 @@ class Llama:
         self.dim = 2 * len(self.frequencies)
         self.tied = bool(config.get("tie_word_embeddings"))
         self.document_token, self.z_loss, self.logit_scale = document_token, z_loss, logit_scale
+        self.experts = Experts(config, **(balance or {})) if "num_experts_per_tok" in config else None
 
     # ---- conventions
     def starts(self, tokens):
@@ -111,6 +114,19 @@ class Llama:
 
     def of_input(self, gradient, name):
         """What goes on of the gradient of a linear layer's input."""
+        return gradient
+
+    # ---- experts
+    def balance(self):
+        """The coefficients of the balancing loss and of the router's z-loss."""
+        return self.experts.aux_loss, self.experts.z_loss
+
+    def of_router(self, gradient):
+        """Of the weights of a token's experts."""
+        return gradient
+
+    def of_expert(self, gradient):
+        """Of an expert's input."""
         return gradient
 
     def add(self, name, gradient):
@@ -208,6 +224,9 @@ class Llama:
 
     def mlp_half(self, prefix, x, _):
         n, norm_back = self.rmsnorm(prefix + "post_attention_layernorm", x)
+        if self.experts and prefix + "mlp.gate_proj.weight" not in self.w:
+            y, back = self.experts.layer(self, prefix, n)
+            return y, lambda dy: norm_back(self.f(back(self.g(dy, "mlp")), "mlp"))
         gate, gate_back = self.linear(prefix + "mlp.gate_proj", n)
         up, up_back = self.linear(prefix + "mlp.up_proj", n)
         active, slope = self.activation(gate)

@@ -73,6 +73,25 @@ class TiedPart(Backward):
         return super().gradients(backward) if self.tied else None
 
 
+class Balanced(Backward):
+    """Coefficients are added to those of the balancing loss and of the router's z-loss."""
+
+    more = 0.0, 0.0
+
+    def balance(self):
+        return tuple(x + more for x, more in zip(super().balance(), self.more))
+
+
+class RouterWithoutWeights(Backward):
+    def of_router(self, gradient):
+        return 0 * gradient
+
+
+class ExpertsWithoutInput(Backward):
+    def of_expert(self, gradient):
+        return 0 * gradient
+
+
 # ---- parallel ranks
 def part(x, axis, ranks, rank=0):
     """Zero outside a rank's part of an axis."""
@@ -210,6 +229,15 @@ def _known():
     yield "MLP: ReLU instead of SiLU", of.Relu
     yield "MLP: sigmoid instead of SiLU", of.Sigmoid
     yield "MLP: gate and up are swapped", of.GateAndUpSwapped
+    yield "experts: weights of a token do not sum to 1", made(of.OfExperts, values={"normalized": False})
+    yield "experts: weights of a token sum to 1", made(of.OfExperts, values={"normalized": True})
+    yield "experts: one more of each token", of.TopK
+    yield "experts: one less of each token", made(of.TopK, more=-1)
+    for factor in (1e-4, 1e-3, 1e-2):
+        yield f"experts: a balancing loss of {factor:g} is added", made(Balanced, more=(factor, 0.0))
+        yield f"experts: a z-loss of the router of {factor:g} is added", made(Balanced, more=(0.0, factor))
+    yield "experts: the router has no gradient from their weights", RouterWithoutWeights
+    yield "experts: their input has no gradient from them", ExpertsWithoutInput
     for eps in (0.0, 1e-8, 1e-6, 1e-5, 1e-3):
         yield f"RMSNorm: eps {eps:g}", made(of.NormEps, value=eps)
     yield "RMSNorm: gain 1 + w", of.NormGainPlusOne
