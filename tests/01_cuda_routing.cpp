@@ -6,6 +6,12 @@ using namespace train70b::test;
 
 namespace {
 
+#if TRAIN70B_CUDA
+int64_t algorithms() { return cuda::matmul_algorithms(); }
+#else
+int64_t algorithms() { return 0; }
+#endif
+
 struct RouterCase {
     int64_t experts, top_k, groups, top_groups, pieces;
 };
@@ -188,6 +194,34 @@ TEST_CASE("cuda: rows gathered, summed and multiplied by slots, some of them dro
                     return Results{gathered, sum, dots};
                 });
             }
+}
+
+TEST_CASE("cuda: products of groups of any number of rows, by few algorithms") {
+    if (!have_gpu()) return;
+    const int64_t in = 24, out = 16;
+    for (DType dtype : kTypes)
+        for (const std::vector<int64_t>& rows :
+             {std::vector<int64_t>{5, 0, 33, 1}, {7, 9, 17, 0}, {0, 0, 0, 3}, {64, 67, 100, 31}}) {
+            const int64_t N = int64_t(rows.size()), S = std::accumulate(rows.begin(), rows.end(), int64_t(0));
+            compare(ops("grouped products", rows), dtype, [&](Device device) {
+                const Maker make{device, dtype};
+                const Tensor x = make.random({S, in}, 1), w = make.random({N * out, in}, 2),
+                             dy = make.random({S, out}, 3);
+                Tensor y = make.empty({S, out}), dx = make.empty({S, in});
+                Tensor dw = tensor(randoms(N * out * in, 4), {N * out, in}, DType::f32, device);
+                grouped_forward(y, x, w, rows);
+                grouped_dgrad(dx, dy, w, rows);
+                grouped_wgrad(dw, dy, x, rows);
+                return Results{y, dx, dw};
+            });
+        }
+    const int64_t before = algorithms(), most = kSmall ? 64 : 300;
+    const Maker make{Device::cuda, DType::f32};
+    for (int64_t rows = 1; rows <= most; ++rows) {
+        Tensor y = make.empty({rows, out});
+        grouped_forward(y, make.random({rows, in}, 1), make.random({out, in}, 2), {rows});
+    }
+    EXPECT(algorithms() - before <= 16 + 8 * int64_t(std::log2(double(most))));
 }
 
 TEST_CASE("cuda: routing of no rows, and more experts than the kernels take") {

@@ -39,6 +39,20 @@ TEST_CASE("cuda: beyond 2^31 elements: element by element") {
     }
 }
 
+TEST_CASE("cuda: beyond 2^31 elements: the router's scores") {
+    if (!have_tall()) return;
+    const RouterShape shape{512, 4, false, true, 2.5, 1, 1};
+    compare_tall("choose_experts, router_weights, router_backward", DType::f32, 512, [&](const Tall& make) {
+        const Tensor logits = make.random(512, 1);
+        Tensor chosen({make.rows, 4}, DType::i32, Device::cuda), weights = make.floats(4), dlogits = make.floats(512);
+        fill(chosen, 0);
+        choose_experts(chosen, logits, {}, shape);
+        router_weights(weights, logits, chosen, shape);
+        router_backward(dlogits, make.random(4, 2), logits, chosen, {}, 0.01, shape);
+        return Results{chosen, weights, dlogits};
+    });
+}
+
 TEST_CASE("cuda: beyond 2^31 elements: row by row") {
     if (!have_tall()) return;
     for (DType dtype : kTypes) {
@@ -67,6 +81,16 @@ TEST_CASE("cuda: beyond 2^31 elements: row by row") {
             swiglu(h, gate_up);
             swiglu_backward(dgate_up, make.random(E / 2, 2), gate_up);
             return Results{h, dgate_up};
+        });
+        compare_tall("gather_slots, sum_slots, slot_products", dtype, E, [&](const Tall& make) {
+            const Tensor x = make.random(E, 1), z = make.random(E, 2), weights = make.random(1, 3, DType::f32);
+            const int32_t end = int32_t(make.rows);
+            const Tensor order = make.ids({end - 1, end - 3, end - 2}, 0), place = order.view({make.rows, 1});
+            Tensor gathered = make.empty(E), sums = make.empty(E), dots = make.floats(1);
+            gather_slots(gathered, x, order, 1, weights);
+            sum_slots(sums, z, place, weights);
+            slot_products(dots, x, z, place);
+            return Results{gathered, sums, dots};
         });
         const int64_t V = 128256;
         compare_tall("cross_entropy and its gradient", dtype, V, [&](const Tall& make) {

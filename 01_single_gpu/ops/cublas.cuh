@@ -19,7 +19,8 @@ namespace train70b::cuda {
 // The largest power of two, up to 256, that divides the address: what an algorithm may assume about a pointer.
 uint32_t alignment_of(const Tensor& x);
 
-// A product's descriptors and the algorithm that cuBLASLt's heuristic chose for it, to be made once per shape.
+// A product's descriptors and the algorithm that cuBLASLt's heuristic chose for it, to be made once per shape. The
+// descriptors are kept until the process ends.
 struct CublasPlan {
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
@@ -33,9 +34,9 @@ struct CublasPlan {
 };
 
 // c = op(a) op(b) + beta c, all row-major. set_up: further attributes of the operation. A usage error where cuBLASLt
-// has no algorithm; it ends with `advice`: what would work.
+// has no algorithm; it ends with `advice`: what would work. rows: as if a had so many.
 CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, const std::string& advice,
-                     const std::function<void(CublasPlan&)>& set_up = {});
+                     const std::function<void(CublasPlan&)>& set_up = {}, int64_t rows = 0);
 void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, float beta);
 
 }  // namespace train70b::cuda

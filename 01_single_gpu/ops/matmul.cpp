@@ -34,7 +34,7 @@ Tensor for_blas(const Tensor& x) {
 
 }  // namespace
 
-void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, Rows) {
     const bool ta = transpose == Transpose::a, tb = transpose == Transpose::b;
     const int64_t m = c.rows(), n = c.cols(), k = ta ? a.rows() : a.cols();
     const Tensor wide_a = for_blas(a), wide_b = for_blas(b);
@@ -55,7 +55,7 @@ namespace cuda {  // matmul.cu
 decltype(train70b::matmul_into) matmul_into;
 }  // namespace cuda
 
-void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, Rows rows) {
     const int64_t m = transpose == Transpose::a ? a.cols() : a.rows();
     const int64_t k = transpose == Transpose::a ? a.rows() : a.cols();
     const int64_t n = transpose == Transpose::b ? b.rows() : b.cols();
@@ -68,7 +68,7 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
     Span span("matmul", "op", 2.0 * m * n * k, bytes_of({a, b, c}), {{m, n, k}, a.dtype()});
     if (k == 0) return beta == 0 ? fill(c, 0) : scale(c, beta);  // a sum of nothing
     if (c.size() == 0) return;                                   // the libraries take no empty matrices
-    DISPATCH(device_of({c, a, b}), matmul_into(c, a, b, transpose, beta));
+    DISPATCH(device_of({c, a, b}), matmul_into(c, a, b, transpose, beta, rows));
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose, Memory kind) {

@@ -1,5 +1,6 @@
 // Matrix product with cuBLASLt. cuBLAS is column-major: a row-major (M, N) matrix is a column-major (N, M) one, so
 // c = op(a) op(b) is computed as c^T = op(b)^T op(a)^T, with b as the first operand.
+#include <bit>
 #include <map>
 #include <tuple>
 
@@ -34,10 +35,18 @@ Handle& lt() {
     return *instance;
 }
 
-cublasLtMatrixLayout_t layout(const Tensor& x) {  // row-major (rows, cols) = column-major (cols, rows)
+cublasLtMatrixLayout_t layout(const Tensor& x, int64_t rows) {  // row-major (rows, cols) = column-major (cols, rows)
     cublasLtMatrixLayout_t made = nullptr;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&made, cuda_type(x.dtype()), x.cols(), x.rows(), x.cols()));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&made, cuda_type(x.dtype()), x.cols(), rows, x.cols()));
     return made;
+}
+
+void set_layouts(CublasPlan& plan, const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose,
+                 int64_t rows) {
+    const bool summed = transpose == Transpose::a;  // the rows of a are those of b, else those of c
+    plan.first = layout(b, summed ? rows : b.rows());
+    plan.second = layout(a, rows);
+    plan.result = layout(c, summed ? c.rows() : rows);
 }
 
 }  // namespace
@@ -50,16 +59,14 @@ uint32_t alignment_of(const Tensor& x) {
 }
 
 CublasPlan make_plan(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, const std::string& advice,
-                     const std::function<void(CublasPlan&)>& set_up) {
+                     const std::function<void(CublasPlan&)>& set_up, int64_t rows) {
     CublasPlan plan;
     // fp32 products stay fp32 (no TF32): "right to the last digit" comes first.
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     plan.set(CUBLASLT_MATMUL_DESC_TRANSA, transpose == Transpose::b ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan.set(CUBLASLT_MATMUL_DESC_TRANSB, transpose == Transpose::a ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (set_up) set_up(plan);
-    plan.first = layout(b);
-    plan.second = layout(a);
-    plan.result = layout(c);
+    set_layouts(plan, c, a, b, transpose, rows > 0 ? rows : a.rows());
 
     cublasLtMatmulPreference_t preference = nullptr;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -98,15 +105,52 @@ void run(const CublasPlan& plan, Tensor& c, const Tensor& a, const Tensor& b, fl
                                 plan.workspace, stream()));
 }
 
-void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
-    using Key = std::tuple<int64_t, int64_t, int64_t, Transpose, DType, DType, bool, uint32_t, uint32_t, uint32_t>;
-    static auto& plans = *new std::map<Key, CublasPlan>;  // until the process ends, as lt()
-    const Key key{a.rows(),  a.cols(),  c.cols(),        transpose,       a.dtype(),
+namespace {
+using Key = std::tuple<int64_t, int64_t, int64_t, Transpose, DType, DType, bool, uint32_t, uint32_t, uint32_t>;
+std::map<Key, CublasPlan>& plans() {
+    static auto& made = *new std::map<Key, CublasPlan>;  // until the process ends, as lt()
+    return made;
+}
+
+const CublasPlan& plan_of(const Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta,
+                          int64_t rows) {
+    const Key key{rows,      a.cols(),  c.cols(),        transpose,       a.dtype(),
                   c.dtype(), beta != 0, alignment_of(a), alignment_of(b), alignment_of(c)};
-    auto plan = plans.find(key);
-    if (plan == plans.end())
-        plan = plans.emplace(key, make_plan(c, a, b, transpose, "try sizes that are divisible by 16")).first;
-    run(plan->second, c, a, b, beta);
+    auto plan = plans().find(key);
+    if (plan == plans().end())
+        plan =
+            plans().emplace(key, make_plan(c, a, b, transpose, "try sizes that are divisible by 16", {}, rows)).first;
+    return plan->second;
+}
+
+// The next of eight numbers per power of two.
+int64_t rounded_up(int64_t rows) {
+    const int64_t step = std::max<int64_t>(int64_t(std::bit_floor(uint64_t(rows))) / 8, 1);
+    return (rows + step - 1) / step * step;
+}
+
+// The algorithm that was chosen for the next rounded number of rows, with these rows; false where it does not take them.
+bool run_rounded(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
+    CublasPlan plan = plan_of(c, a, b, transpose, beta, rounded_up(a.rows()));
+    set_layouts(plan, c, a, b, transpose, a.rows());
+    cublasLtMatmulHeuristicResult_t checked{};
+    const bool fits = cublasLtMatmulAlgoCheck(lt().handle, plan.operation, plan.first, plan.second, plan.result,
+                                              plan.result, &plan.algorithm, &checked) == CUBLAS_STATUS_SUCCESS &&
+                      checked.workspaceSize <= kWorkspace;
+    plan.workspace = checked.workspaceSize;
+    if (fits) run(plan, c, a, b, beta);
+    for (cublasLtMatrixLayout_t made : {plan.first, plan.second, plan.result})
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(made));
+    return fits;
+}
+}  // namespace
+
+int64_t matmul_algorithms() { return int64_t(plans().size()); }
+
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, Rows rows) {
+    const bool rounded = rows == Rows::vary && rounded_up(a.rows()) != a.rows();
+    if (rounded && run_rounded(c, a, b, transpose, beta)) return;
+    run(plan_of(c, a, b, transpose, beta, a.rows()), c, a, b, beta);
 }
 
 }  // namespace train70b::cuda

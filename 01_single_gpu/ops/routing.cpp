@@ -354,21 +354,21 @@ Tensor matrix(const Tensor& w, int64_t group, const std::vector<int64_t>& rows) 
 void grouped_forward(Tensor& y, const Tensor& x, const Tensor& w, const std::vector<int64_t>& rows) {
     for_groups(rows, x.rows(), [&](int64_t g, int64_t begin, int64_t end) {
         Tensor part = y.row_slice(begin, end);
-        matmul_into(part, x.row_slice(begin, end), matrix(w, g, rows), Transpose::b);
+        matmul_into(part, x.row_slice(begin, end), matrix(w, g, rows), Transpose::b, 0, Rows::vary);
     });
 }
 
 void grouped_dgrad(Tensor& dx, const Tensor& dy, const Tensor& w, const std::vector<int64_t>& rows) {
     for_groups(rows, dy.rows(), [&](int64_t g, int64_t begin, int64_t end) {
         Tensor part = dx.row_slice(begin, end);
-        matmul_into(part, dy.row_slice(begin, end), matrix(w, g, rows));
+        matmul_into(part, dy.row_slice(begin, end), matrix(w, g, rows), Transpose::none, 0, Rows::vary);
     });
 }
 
 void grouped_wgrad(Tensor& dw, const Tensor& dy, const Tensor& x, const std::vector<int64_t>& rows) {
     for_groups(rows, x.rows(), [&](int64_t g, int64_t begin, int64_t end) {
         Tensor part = matrix(dw, g, rows);
-        matmul_into(part, dy.row_slice(begin, end), x.row_slice(begin, end), Transpose::a, 1);
+        matmul_into(part, dy.row_slice(begin, end), x.row_slice(begin, end), Transpose::a, 1, Rows::vary);
     });
 }
 

@@ -71,7 +71,8 @@ struct Algorithm {
     size_t workspace;
 };
 std::mutex algorithms_mutex;
-std::vector<Algorithm> algorithms;  // a cublasLtMatmulAlgo_t holds an index
+std::vector<Algorithm> algorithms;                // a cublasLtMatmulAlgo_t holds an index
+std::vector<std::pair<size_t, Product>> checked;  // products that an algorithm takes beside its own
 
 struct Data {
     std::array<const void*, 3> in;
@@ -213,8 +214,8 @@ bool fits(const void* p, size_t bytes, uint32_t alignment) {
 }
 
 // Why the algorithm cannot run with these data, or nullptr.
-const char* reason_against(const Algorithm& algorithm, const Data& data, const void* workspace, size_t given) {
-    const Product& p = algorithm.product;
+const char* reason_against(const Algorithm& algorithm, const Product& p, const Data& data, const void* workspace,
+                           size_t given) {
     const size_t used = algorithm.workspace, out = p.x[D].bytes();
     if (given < used || (used > 0 && !fits(workspace, given, 256)))
         return "the workspace is too small, not aligned to 256 bytes or not in one allocation of the device";
@@ -340,6 +341,29 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
+// Whether an algorithm takes another product, which then runs with it: here one that differs in n or k only, of eight or
+// more of each.
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* chosen, cublasLtMatmulHeuristicResult_t* result) {
+    const Product product{see(operation).operation, {see(a), see(b), see(c), see(d)}};
+    if (const char* why = reason_against(product)) return fail(CUBLAS_STATUS_NOT_SUPPORTED, why, product);
+    const std::lock_guard lock(algorithms_mutex);
+    if (!chosen || chosen->data[0] != kMagic || chosen->data[1] >= algorithms.size())
+        return fail(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of the heuristic's", product);
+    const Algorithm& algorithm = algorithms[chosen->data[1]];
+    const Product& own = algorithm.product;
+    bool takes = product.operation == own.operation && product.m() == own.m() && product.n() >= 8 && product.k() >= 8;
+    for (size_t i = A; i <= D; ++i) takes = takes && product.x[i].type == own.x[i].type;
+    if (!takes) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const std::pair entry(size_t(chosen->data[1]), product);
+    if (std::find(checked.begin(), checked.end(), entry) == checked.end()) checked.push_back(entry);
+    *result = {};
+    result->algo = *chosen;
+    result->workspaceSize = algorithm.workspace;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
                               cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
                               const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
@@ -351,12 +375,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
     if (!chosen || chosen->data[0] != kMagic || chosen->data[1] >= algorithms.size())
         return fail(CUBLAS_STATUS_INVALID_VALUE, "no algorithm of the heuristic's", product);
     const Algorithm algorithm = algorithms[chosen->data[1]];
-    lock.unlock();
-    if (algorithm.product != product)
+    const bool other = algorithm.product != product;
+    if (other &&
+        std::find(checked.begin(), checked.end(), std::pair(size_t(chosen->data[1]), product)) == checked.end())
         return fail(CUBLAS_STATUS_INVALID_VALUE, "the heuristic's algorithm is for another product", product);
+    lock.unlock();
     const Data data{
         {a, b, c}, d, see(operation).scales, *static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
-    if (const char* why = reason_against(algorithm, data, workspace, workspace_bytes))
+    if (const char* why = reason_against(algorithm, product, data, workspace, workspace_bytes))
         return fail(CUBLAS_STATUS_INVALID_VALUE, why, product);
     enqueue(stream, "cublasLtMatmul", [=] {
         if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);  // what it held is lost
