@@ -49,11 +49,11 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
 Var Zero::wrap(size_t pass, Tape& tape, const Var& x, const Unit::Body& body) {
     // tag::lab-zero3-unit[]
     FlatParam& flat = *passes_[pass];
-    if (!keeps_params()) unshard(pass, +1);
-    tape.record_wgrad([this, pass] { unit_ready(pass); });
-    Var y = body(tape, x);
     // Experts inside a block that is recomputed stay unsharded for their backward pass, which follows.
     const bool stays = tape.replays;
+    if (!keeps_params()) unshard(pass, stays ? -1 : +1);
+    tape.record_wgrad([this, pass] { unit_ready(pass); });
+    Var y = body(tape, x);
     if (!keeps_params() && !stays) reshard(flat);
     if (!keeps_grads())
         tape.record([this, pass, &flat, stays] {
