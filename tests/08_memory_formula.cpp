@@ -252,6 +252,20 @@ std::vector<Real> real_sizes() {
          4,
          "pointwise",
          {.mesh = {.cp = 4, .dp = 2, .pp = 2}, .zero = {.stage = 1}, .context = {"ulysses", 0}}},
+        {"Mixtral 8x7B on 64",
+         "mixtral-8x7b",
+         4096,
+         1,
+         32,
+         "full",
+         {.mesh = {.tp = 2, .dp = 8, .pp = 4, .ep = 8}, .zero = {.stage = 1}, .tensor = {true, false}}},
+        {"Qwen3 30B-A3B on 16, ZeRO-3",
+         "qwen3-30b-a3b",
+         4096,
+         1,
+         2,
+         "full",
+         {.mesh = {.dp = 16, .ep = 8}, .zero = {.stage = 3}}},
     };
     for (const char* algorithm : {"ring", "zigzag", "gather", "hybrid"})
         list.push_back({"8B, 1M tokens",
@@ -343,6 +357,48 @@ TEST_CASE("real sizes: 8B to 405B, up to a million tokens") {
         const Mesh& mesh = layout.config.mesh;
         for (const int64_t pp : std::set<int64_t>{0, mesh.pp / 2, mesh.pp - 1})
             EXPECT(real.agrees(o, data, layout.config, mesh.rank({0, mesh.cp / 2, 0, pp}), layout.name));
+    }
+}
+
+TEST_CASE("experts: ep 1 to 8, with every stage of ZeRO, recomputation, schedule and some dense layers") {
+    const Text text;
+    Comparison experts("experts");
+    struct Case {
+        Mesh mesh;
+        int stage;
+        const char *recompute, *schedule;
+    };
+    std::vector<Case> cases;
+    for (const char* recompute : {"none", "pointwise", "selective", "full"})
+        for (int stage = 0; stage <= 3; ++stage) {
+            for (const int64_t ep : {1, 2, 4}) cases.push_back({{.dp = 4, .ep = ep}, stage, recompute, "1f1b"});
+            cases.push_back({{.tp = 2, .dp = 2, .ep = 4}, stage, recompute, "1f1b"});
+            cases.push_back({{.tp = 2, .dp = 2, .pp = 2, .ep = 2}, stage, recompute, "1f1b"});
+            cases.push_back({{.tp = 2, .cp = 2, .dp = 1, .pp = 2, .ep = 4}, stage, recompute, "interleaved"});
+            cases.push_back({{.cp = 2, .dp = 4, .ep = 8}, stage, recompute, "1f1b"});
+            cases.push_back({{.dp = 4, .pp = 2, .ep = 2}, stage, recompute, "zero-bubble"});
+            cases.push_back({{.tp = 2, .dp = 1, .pp = 2, .ep = 1}, stage, recompute, "zb-v"});
+        }
+    for (size_t i = 0; i < cases.size(); ++i) {
+        if (!in_slice(int64_t(i))) continue;
+        const auto& [mesh, stage, recompute, schedule] = cases[i];
+        Dice dice(i, 0);
+        TrainOptions o = grid_shape(text);
+        o.model.layers = 8;
+        o.model.experts = {.count = 8, .top_k = dice.one_of({1, 2, 3}), .ffn = 24};
+        o.model.experts.shared = dice.below(2), o.model.experts.dense_layers = dice.below(4);
+        o.global_batch = 16, o.micro_batch = dice.one_of({1, 2});
+        o.recompute = recompute;
+        o.dtype = dice.one_of({"fp32", "bf16"});
+        o.dry_run = true;
+        ParallelConfig config{.mesh = mesh, .zero = {.stage = stage}, .tensor = {mesh.tp > 1, false}};
+        config.pipeline.schedule = schedule;
+        config.zero.prefetch = dice.below(3);
+        validate(config, o, mesh.size());
+        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
+        const std::string what = fmt::format("{}, ZeRO-{}, {}, {}, prefetch {}", mesh.text(), stage, recompute,
+                                             schedule, config.zero.prefetch);
+        for (const int64_t rank : some_ranks(mesh)) EXPECT(experts.agrees(o, data, config, rank, what));
     }
 }
 

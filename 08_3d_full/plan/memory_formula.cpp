@@ -51,13 +51,20 @@ struct RankSteps {
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
+Workload without_experts(Workload workload) {
+    workload.model.experts = {};
+    return workload;
+}
+
 class StepWalk {
   public:
     StepWalk(const Workload& workload, const ParallelConfig& config, int64_t rank)
         : w_(workload),
           config_(config),
           units_(workload, config, rank),
-          memory_(unit_memory(workload, config, rank)),
+          dense_(without_experts(workload)),
+          memory_(unit_memory(dense_, config, rank)),
+          sparse_(units_.sparse_blocks > 0 ? unit_memory(workload, config, rank) : memory_),
           steps_(workload, config, config.mesh.coordinate(rank).pp),
           zero_(config.zero, walk_) {
         book_states();
@@ -79,6 +86,8 @@ class StepWalk {
     void book_states();
     void add_passes();
     void add_pass(const ShardedUnit& unit, const UnitMemory& memory, int64_t skipped = 0);
+    void add_blocks(int64_t layers, bool sparse);
+    void run(const std::vector<PassPart>& parts, int64_t pass);
     ShardedUnit sharded(const UnitState& unit, const std::vector<bool>& in_8_bits = {}) const;
     void run(const Step& step);
     void forward(int64_t chunk);
@@ -101,7 +110,8 @@ class StepWalk {
     const Workload& w_;
     const ParallelConfig& config_;
     const RankUnits units_;
-    const RankUnitMemory& memory_;
+    const Workload dense_;
+    const RankUnitMemory &memory_, &sparse_;
     const RankSteps steps_;
     MemoryWalk walk_;
     ShardedUnits zero_;
@@ -117,7 +127,8 @@ void StepWalk::book_states() {
     walk_.book(Memory::grads, states.grads);
     walk_.book(Memory::optimizer, states.optimizer);
     walk_.book(Memory::host, states.host);
-    walk_.book(Memory::workspace, units_.blocks * memory_.block_workspace);
+    walk_.book(Memory::workspace,
+               units_.blocks * memory_.block_workspace + units_.sparse_blocks * sparse_.block_workspace);
     walk_.book(Memory::activations, batches());
 }
 
@@ -153,13 +164,24 @@ void StepWalk::add_pass(const ShardedUnit& unit, const UnitMemory& memory, int64
     passes_.push_back({&memory, skipped});
 }
 
+// Of many equal blocks the first ones and the last ones, unless each holds workspace of its own for long.
+void StepWalk::add_blocks(int64_t layers, bool sparse) {
+    const bool all = config_.zero.stage >= 2 && (steps_.splits || config_.zero.bucket_mb > 0);
+    const int64_t booked = std::min(layers, all ? INT64_MAX : 2 * (config_.zero.prefetch + 2));
+    for (int64_t i = 0; i < booked; ++i) {
+        const int64_t skipped = i + 1 == (booked + 1) / 2 ? layers - booked : 0;
+        if (!sparse) {
+            add_pass(sharded(units_.block, memory_.in_8_bits), memory_.block, skipped);
+            continue;
+        }
+        add_pass(sharded(units_.sparse_block), sparse_.block, skipped);
+        add_pass(sharded(units_.experts), sparse_.block);
+        zero_.units.back().inside = true;
+    }
+}
+
 void StepWalk::add_passes() {
-    const bool split = steps_.splits;
     const Stage& stage = units_.stage;
-    const ShardedUnit block = sharded(units_.block, memory_.in_8_bits);
-    // Of many equal blocks the first ones and the last ones, unless each holds workspace of its own for long.
-    const bool all = (config_.zero.stage >= 2 && (split || config_.zero.bucket_mb > 0));
-    const int64_t shown = all ? INT64_MAX : 2 * (config_.zero.prefetch + 2);
     if (stage.embedding) {
         first_pass_.push_back(0);
         add_pass(sharded(*units_.embedding), memory_.embedding);
@@ -167,9 +189,12 @@ void StepWalk::add_passes() {
     for (const Chunk& chunk : stage.chunks) {
         if (!(stage.embedding && first_pass_.size() == 1 && passes_.size() == 1))
             first_pass_.push_back(int64_t(passes_.size()));
-        const int64_t layers = chunk.end_layer - chunk.first_layer, booked = std::min(layers, shown);
-        for (int64_t i = 0; i < booked; ++i)
-            add_pass(block, memory_.block, i + 1 == (booked + 1) / 2 ? layers - booked : 0);
+        const int64_t layers = chunk.end_layer - chunk.first_layer;
+        const int64_t dense = w_.model.experts.count == 0
+                                  ? layers
+                                  : std::clamp<int64_t>(w_.model.experts.dense_layers - chunk.first_layer, 0, layers);
+        add_blocks(dense, false);
+        add_blocks(layers - dense, true);
     }
     if (stage.head) add_pass(sharded(*units_.head), memory_.head);
     if (stage.head && w_.model.tied) {
@@ -198,11 +223,27 @@ void StepWalk::receive(bool forward, int64_t stage) {
     if (from.posted) walk_.book(Memory::activations, memory_.hidden);
 }
 
+void StepWalk::run(const std::vector<PassPart>& parts, int64_t pass) {
+    for (const PassPart& part : parts) {
+        walk_.book(part.memory);
+        switch (part.then) {
+            case AtExperts::nothing: break;
+            case AtExperts::begin_forward: zero_.begin_forward(pass + 1); break;
+            case AtExperts::end_forward: zero_.end_forward(pass + 1); break;
+            case AtExperts::begin_replay: zero_.begin_replay(pass + 1); break;
+            case AtExperts::replayed: zero_.begin_gradients(pass + 1); break;
+            case AtExperts::begin_backward: zero_.begin_backward(pass + 1); break;
+            case AtExperts::end_backward: zero_.end_backward(pass + 1); break;
+        }
+    }
+}
+
 void StepWalk::forward(int64_t chunk) {
     for (int64_t i = first_pass_[size_t(chunk)]; i < first_pass_[size_t(chunk) + 1]; ++i) {
         const UnitPass& pass = passes_[size_t(i)];
+        if (zero_.is_inside(i)) continue;
         zero_.begin_forward(i);
-        walk_.book(pass.memory->forward);
+        run(pass.memory->forward, i);
         zero_.end_forward(i);
         walk_.skip(pass.memory->forward, pass.skipped);
     }
@@ -214,10 +255,11 @@ void StepWalk::forward(int64_t chunk) {
 void StepWalk::backward(int64_t chunk, bool weights_later) {
     for (int64_t i = first_pass_[size_t(chunk) + 1]; i-- > first_pass_[size_t(chunk)];) {
         const UnitPass& pass = passes_[size_t(i)];
-        const PassMemory& memory = weights_later ? pass.memory->backward_input : pass.memory->backward;
-        walk_.skip(memory, pass.skipped);
+        if (zero_.is_inside(i)) continue;
+        const std::vector<PassPart>& parts = weights_later ? pass.memory->backward_input : pass.memory->backward;
+        walk_.skip(parts, pass.skipped);
         zero_.begin_backward(i);
-        walk_.book(memory);
+        run(parts, i);
         if (!weights_later) zero_.end_backward(i);
     }
 }
@@ -225,8 +267,9 @@ void StepWalk::backward(int64_t chunk, bool weights_later) {
 void StepWalk::weight_gradients(int64_t chunk) {
     for (int64_t i = first_pass_[size_t(chunk) + 1]; i-- > first_pass_[size_t(chunk)];) {
         const UnitPass& pass = passes_[size_t(i)];
+        if (zero_.is_inside(i)) continue;
         walk_.skip(pass.memory->weights, pass.skipped);
-        walk_.book(pass.memory->weights);
+        run(pass.memory->weights, i);
         zero_.end_backward(i);
     }
 }

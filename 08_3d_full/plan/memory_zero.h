@@ -31,6 +31,9 @@ class MemoryWalk {
         for (size_t k = 0; k < size_t(kMemoryKinds); ++k) now_[k] += times * pass.net[k];
         total_ += times * pass.net_total;
     }
+    void skip(const std::vector<PassPart>& parts, int64_t times) {
+        for (const PassPart& part : parts) skip(part.memory, times);
+    }
     const MemoryPeak& peak() const { return peak_; }
     const MemoryBytes& now() const { return now_; }
 
@@ -45,6 +48,7 @@ struct ShardedUnit {
     int64_t gathering = 0, params = 0, grads = 0;  // bytes: while and after it is gathered; unsharded gradients
     int64_t rest = 0;                              // FP8: what is not gathered in 8 bits, at the end of `gathering`
     int64_t host_sum = 0;                          // offload all: a shard's gradients, to be added on the host
+    bool inside = false;                           // experts, in the middle of the unit before them
     bool unsharded = false, finished = false, has_grads = false, has_reduced = false;
     int64_t users = 0, open_passes = 0;
 };
@@ -57,14 +61,25 @@ class ShardedUnits {
     std::vector<ShardedUnit> units;
     std::vector<int> passes;  // of a micro-batch, in forward order: indices into units
 
+    bool is_inside(int64_t pass) const {
+        return pass >= 0 && pass < int64_t(passes.size()) && units[size_t(passes[size_t(pass)])].inside;
+    }
+
     void begin_forward(int64_t pass) {
-        if (options_.stage == 3) unshard(pass, +1);
+        if (options_.stage == 3) unshard(pass, true);
     }
     void end_forward(int64_t pass) {
         if (options_.stage == 3) reshard(of(pass));
     }
     void begin_backward(int64_t pass) {
-        if (options_.stage == 3) unshard(pass, -1);
+        begin_replay(pass);
+        begin_gradients(pass);
+    }
+    // The two halves, where a recomputation comes between them.
+    void begin_replay(int64_t pass) {
+        if (options_.stage == 3) unshard(pass, false);
+    }
+    void begin_gradients(int64_t pass) {
         if (options_.stage < 2) return;
         ShardedUnit& unit = of(pass);
         ++unit.open_passes;
@@ -98,12 +113,20 @@ class ShardedUnits {
         unit.finished = false;
         walk_.book(Memory::workspace, unit.gathering);
     }
-    void unshard(int64_t pass, int64_t direction) {
+    // A block's backward pass begins before that of its experts.
+    int64_t next(int64_t pass, bool forward) const {
+        if (forward || is_inside(pass + 1)) return pass + 1;
+        const int64_t before = pass - (is_inside(pass) ? 2 : 1);
+        return is_inside(before) ? before - 1 : before;
+    }
+    void unshard(int64_t pass, bool forward) {
         ShardedUnit& unit = of(pass);
         start_unshard(unit);
         const int64_t count = int64_t(passes.size());
-        for (int64_t ahead = 1; ahead <= std::min(options_.prefetch, count); ++ahead)
-            if (const int64_t next = pass + direction * ahead; next >= 0 && next < count) start_unshard(of(next));
+        for (int64_t ahead = next(pass, forward), i = 0; i < options_.prefetch && ahead >= 0 && ahead < count; ++i) {
+            start_unshard(of(ahead));
+            ahead = next(ahead, forward);
+        }
         if (unit.users++ > 0 || unit.finished) return;
         unit.finished = true;  // FP8: what is not in 8 bits is assembled from the shards
         if (unit.params == unit.gathering) return;

@@ -1,7 +1,7 @@
 #pragma once
 // What a unit (embedding, block, head) has and holds of a micro-batch: a model of one block is made with the layout's
-// tensor and context parallelism, FP8 and recomputation; its parameters are listed, and while it runs on meta tensors the
-// ledger is read.
+// tensor, context and expert parallelism, FP8 and recomputation; its parameters are listed, and while it runs on meta
+// tensors the ledger is read. Experts have the same load.
 #include "01_single_gpu/core/memory.h"
 #include "08_3d_full/config.h"
 #include "08_3d_full/plan/memory_formula.h"
@@ -32,19 +32,26 @@ struct PassMemory {
     MemoryPeak peak;
 };
 
+// A block's experts are a unit inside it: what ZeRO does with them in the middle of the block's passes.
+enum class AtExperts { nothing, begin_forward, end_forward, begin_replay, replayed, begin_backward, end_backward };
+struct PassPart {
+    PassMemory memory;
+    AtExperts then = AtExperts::nothing;
+};
+
 // The passes of one micro-batch: F, B, and its halves I and W where the schedule splits it. A pass begins when the
 // unit's input, or the gradient of its output, is there. F leaves the output, B takes the input and leaves its gradient.
 struct UnitMemory {
-    PassMemory forward, backward, backward_input, weights;
+    std::vector<PassPart> forward, backward, backward_input, weights;
 };
 
 struct RankUnitMemory {
-    UnitMemory embedding, block, head;
-    UnitMemory tied_head;         // tied embeddings: the product, whose unit is not that of the norm
-    int64_t block_workspace = 0;  // of each block from step to step: FP8's amaxes and scales
-    std::vector<bool> in_8_bits;  // of a block's parameters, in their order: ZeRO gathers them as FP8 data
-    int64_t hidden = 0;           // bytes of the hidden states between stages, (R_l, E)
-    int64_t loss = 0;             // bytes of the loss, which is part of the head's F
+    UnitMemory embedding, block, head;  // block: with experts, that of a sparse layer
+    UnitMemory tied_head;               // tied embeddings: the product, whose unit is not that of the norm
+    int64_t block_workspace = 0;        // of each block from step to step: FP8's amaxes and scales; losses of experts
+    std::vector<bool> in_8_bits;        // of a block's parameters, in their order: ZeRO gathers them as FP8 data
+    int64_t hidden = 0;                 // bytes of the hidden states between stages, (R_l, E)
+    int64_t loss = 0;                   // bytes of the loss, which is part of the head's F
 };
 
 // The same object for all ranks and layouts whose units are equal. The configuration must be valid (config.h).
