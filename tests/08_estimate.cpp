@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "08_3d_full/experts/expert_parallel.h"
 #include "tests/plans.h"
 
 using namespace train70b;
@@ -99,6 +100,42 @@ TEST_CASE("the estimate: the bytes of every axis, over the links between its ran
     again.recompute = Recompute::selective;
     EXPECT(gather(cp).cp == about(24 * layers * 3 * (1 + 1 + 1) * part));
     EXPECT(gather(again).cp == about(24 * layers * 3 * (2 + 1 + 1) * part));
+}
+
+TEST_CASE("the estimate with experts: their products, and the bytes of their rows") {
+    for (const bool mixed : {false, true}) {
+        PlanRequest r = small_sparse_request(8, mixed);
+        const ClusterModel cluster = ideal(8);
+        Estimator estimator(r, cluster);
+        const double flops = double(r.global_batch * r.seq_len) * flops_per_token(r.model, double(r.seq_len));
+        for (const Layout& layout : enumerate_layouts(r).layouts) {
+            const Estimate e = estimator(layout);
+            INFO(flags_of(r, layout));
+            EXPECT(e.compute >= 0.97 * flops / 8 / 1e6);
+            if (layout.pp == 1 && r.model.kv_heads % layout.tp == 0) EXPECT(e.compute <= 1.1 * flops / 8 / 1e6);
+            EXPECT(e.ep <= 1e-4 * e.compute);
+        }
+    }
+    // One device per node, at 1000 bytes/s between nodes; before the rows, 8 bytes for each expert and rank.
+    constexpr double kRate = 1e3;
+    PlanRequest r = small_sparse_request(8);
+    ClusterModel cluster = ideal(8, 1e15);
+    cluster.rail = {kRate, 0, "wire"};
+    Estimator estimator(r, cluster);
+    const double layers = double(r.model.layers), rows = double(r.seq_len);
+    for (const int64_t ep : {1, 2, 4, 8})
+        for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+            const Layout layout{.dp = 8, .zero = 1, .micro_batch = 1, .recompute = recompute, .ep = ep};
+            const double sent = double(expert_traffic(r.model, ep, int64_t(rows), r.dtype, recompute));
+            INFO(flags_of(r, layout));
+            EXPECT(estimator(layout).ep ==
+                   doctest::Approx(3 * layers * (sent + 8 * 8 * double(ep - 1)) / kRate).epsilon(1e-3));
+            // Gradients of experts are summed over edp, of the rest over dp.
+            const StageSize stage = stage_sizes(r.model, layout)[0];
+            const double edp = 8 / double(ep);
+            const double sums = 4 * (stage.elements * 7 / 8 + stage.expert_elements * (edp - 1) / edp) / kRate;
+            EXPECT(estimator(layout).dp == doctest::Approx(sums).epsilon(1e-3));
+        }
 }
 
 TEST_CASE("the estimate: the update reads and writes what the rank owns") {

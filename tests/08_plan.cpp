@@ -21,12 +21,16 @@ struct Parsed {
     Parsed(const PlanRequest& r, const std::string& text) {
         CommandLine flags("", options);
         add_parallel_flags(flags, config);
-        const std::string all = fmt::format(
+        std::string all = fmt::format(
             "program --layers {} --hidden {} --heads {} --kv-heads {} --ffn {} --vocab {} --seq-len {} --global-batch "
             "{} "
             "--dtype bf16 --device cpu {}",
             r.model.layers, r.model.hidden, r.model.heads, r.model.kv_heads, r.model.ffn, r.model.vocab, r.seq_len,
             r.global_batch, text);
+        const ExpertsConfig& x = r.model.experts;
+        if (x.count > 0)
+            all += fmt::format(" --experts {} --top-k {} --expert-ffn {} --shared-experts {} --dense-layers {}",
+                               x.count, x.top_k, x.ffn, x.shared, x.dense_layers);
         std::vector<std::string> words;
         std::istringstream in(all);
         for (std::string word; in >> word;) words.push_back(word);
@@ -42,6 +46,7 @@ struct Parsed {
 std::set<Layout> by_brute_force(const PlanRequest& r) {
     std::set<Layout> found;
     const std::vector<ScheduleGenerator>& schedules = schedule_generators();
+    const int64_t most_ep = std::max<int64_t>(r.model.experts.count, 1);
     for (int64_t tp = 1; tp <= r.gpus; ++tp)
         for (int64_t cp = 1; tp * cp <= r.gpus; ++cp)
             for (int64_t dp = 1; tp * cp * dp <= r.gpus; ++dp)
@@ -57,8 +62,8 @@ std::set<Layout> by_brute_force(const PlanRequest& r) {
                             const int64_t stages = pp * v, most = (r.model.layers + stages - 1) / stages;
                             if (stages > r.model.layers || 5 * most * stages > 6 * r.model.layers) continue;
                             for (const int64_t b : {1, 2, 4, 8})
-                                for (const int64_t way : {0, 1, 2}) {  // sequence parallel, also with overlap
-                                    const bool sp = way > 0;
+                                for (int64_t way = 0; way < 3 * most_ep; ++way) {
+                                    const bool sp = way % 3 > 0;  // sequence parallel, also with overlap
                                     if ((sp && tp == 1) || r.global_batch % (b * dp) != 0) continue;
                                     const Layout layout{.tp = tp,
                                                         .cp = cp,
@@ -68,7 +73,8 @@ std::set<Layout> by_brute_force(const PlanRequest& r) {
                                                         .virtual_stages = v,
                                                         .micro_batch = b,
                                                         .sequence_parallel = sp,
-                                                        .tp_overlap = way == 2};
+                                                        .tp_overlap = way % 3 == 2,
+                                                        .ep = 1 + way / 3};
                                     try {
                                         Parsed(r, flags_of(r, layout)).check(r.gpus);
                                     } catch (const UsageError&) { continue; }
@@ -80,6 +86,7 @@ std::set<Layout> by_brute_force(const PlanRequest& r) {
                                             // Of ZeRO-3's groups: a node's ranks, two nodes', ...; fewer than all.
                                             for (int64_t nodes = 1; zero == 3 && nodes <= 16; nodes *= 2) {
                                                 each.hybrid_shard = std::max<int64_t>(4 / tp, 1) * nodes;
+                                                if (most_ep > 1 && each.own_edp()) continue;
                                                 if (each.hybrid_shard > 1 && each.hybrid_shard < dp * cp &&
                                                     dp * cp % each.hybrid_shard == 0)
                                                     found.insert(each);
@@ -92,6 +99,23 @@ std::set<Layout> by_brute_force(const PlanRequest& r) {
     return found;
 }
 
+}  // namespace
+
+namespace {
+void expect_all_found(const PlanRequest& r) {
+    const Enumeration all = enumerate_layouts(r);
+    const std::set<Layout> found(all.layouts.begin(), all.layouts.end()), expected = by_brute_force(r);
+    EXPECT(found.size() == all.layouts.size());
+    for (const Layout& layout : expected) {
+        INFO("missing: " << flags_of(r, layout));
+        EXPECT(found.contains(layout));
+    }
+    for (const Layout& layout : found) {
+        INFO("too many: " << flags_of(r, layout));
+        EXPECT(expected.contains(layout));
+    }
+    EXPECT(!expected.empty());
+}
 }  // namespace
 
 TEST_CASE("enumeration: what brute force finds with chapter 08's checks, once each") {
@@ -110,45 +134,76 @@ TEST_CASE("enumeration: what brute force finds with chapter 08's checks, once ea
         PlanRequest r = small_request(gpus);
         r.model.layers = layers;
         r.cp_algorithm = algorithm;
-        const Enumeration all = enumerate_layouts(r);
-        const std::set<Layout> found(all.layouts.begin(), all.layouts.end()), expected = by_brute_force(r);
         INFO("gpus " << gpus << ", " << algorithm);
-        EXPECT(found.size() == all.layouts.size());
-        for (const Layout& layout : expected) {
-            INFO("missing: " << flags_of(r, layout));
-            EXPECT(found.contains(layout));
+        expect_all_found(r);
+    }
+}
+
+TEST_CASE("enumeration with experts: every ep that divides them and the ranks of a stage") {
+    for (const int64_t gpus : {1, 2, 4, 6, 8}) {
+        INFO("gpus " << gpus);
+        expect_all_found(small_sparse_request(gpus, gpus == 4));
+    }
+    PlanRequest r = small_sparse_request(8);
+    std::set<int64_t> sizes;
+    for (const Layout& layout : enumerate_layouts(r).layouts) sizes.insert(layout.ep);
+    EXPECT(sizes == std::set<int64_t>{1, 2, 4, 8});
+    r.ep = {4, 3};
+    const Enumeration some = enumerate_layouts(r);
+    for (const Layout& layout : some.layouts) EXPECT(layout.ep == 4);
+    EXPECT(!some.layouts.empty());
+    const auto three = std::find_if(some.others.begin(), some.others.end(), [](const LeftOut& other) {
+        return other.what == "ep" && other.sizes == std::vector<int64_t>{3};
+    });
+    EXPECT(three != some.others.end());
+    r.ep = {}, r.sequence_parallel = {"off"};
+    for (const Layout& layout : enumerate_layouts(r).layouts) EXPECT(layout.tp == 1);
+}
+
+TEST_CASE("experts of a stage: what the formula of states has, and what a rank holds at least") {
+    for (const bool mixed : {false, true}) {
+        const PlanRequest r = small_sparse_request(4, mixed);
+        const double a = double(size_of(r.dtype));
+        for (const Layout& layout : enumerate_layouts(r).layouts) {
+            INFO(flags_of(r, layout));
+            EXPECT(least_bytes(r, layout) <= double(largest_rank(r, layout).second.total));
+            if (layout.zero == 3) continue;
+            const ParallelConfig config = config_of(r, layout);
+            for (const StageSize& stage : stage_sizes(r.model, layout)) {
+                const int64_t rank = config.mesh.rank({.tp = 0, .cp = 0, .dp = 0, .pp = stage.rank});
+                const double params = double(state_memory(workload_of(r, layout), config, rank).params);
+                EXPECT(params == doctest::Approx(a * (stage.elements + stage.expert_elements)).epsilon(1e-2));
+            }
         }
-        for (const Layout& layout : found) {
-            INFO("too many: " << flags_of(r, layout));
-            EXPECT(expected.contains(layout));
-        }
-        EXPECT(!expected.empty());
     }
 }
 
 TEST_CASE("the printed flags parse to the layout that is meant, and pass chapter 08's checks") {
-    PlanRequest r = small_request(12);
-    r.optimizer = "adamw8bit";
-    const Enumeration all = enumerate_layouts(r);
-    REQUIRE(all.layouts.size() > 100);
-    for (size_t i = 0; i < all.layouts.size(); i += 37) {
-        const Layout& layout = all.layouts[i];
-        const std::string flags = flags_of(r, layout);
-        INFO(flags);
-        Parsed parsed(r, flags);
-        parsed.check(r.gpus);
-        const ParallelConfig meant = config_of(r, layout);
-        EXPECT(parsed.config.mesh.text() == meant.mesh.text());
-        EXPECT(parsed.config.zero.stage == meant.zero.stage);
-        EXPECT(parsed.config.zero.hybrid_shard == meant.zero.hybrid_shard);
-        EXPECT(parsed.config.tensor.sequence_parallel == meant.tensor.sequence_parallel);
-        EXPECT(parsed.config.tensor.overlap == layout.tp_overlap);
-        EXPECT(parsed.config.pipeline.schedule == meant.pipeline.schedule);
-        EXPECT(parsed.config.pipeline.virtual_stages == meant.pipeline.virtual_stages);
-        EXPECT(parsed.config.pipeline.stage_layers == meant.pipeline.stage_layers);
-        EXPECT(parsed.config.optimizer == meant.optimizer);
-        EXPECT(parsed.options.micro_batch == layout.micro_batch);
-        EXPECT(recompute_of(parsed.options.recompute) == layout.recompute);
+    for (const bool experts : {false, true}) {
+        PlanRequest r = experts ? small_sparse_request(8) : small_request(12);
+        r.optimizer = "adamw8bit";
+        const Enumeration all = enumerate_layouts(r);
+        REQUIRE(all.layouts.size() > 100);
+        for (size_t i = 0; i < all.layouts.size(); i += 37) {
+            const Layout& layout = all.layouts[i];
+            const std::string flags = flags_of(r, layout);
+            INFO(flags);
+            Parsed parsed(r, flags);
+            parsed.check(r.gpus);
+            const ParallelConfig meant = config_of(r, layout);
+            EXPECT(parsed.config.mesh.text() == meant.mesh.text());
+            EXPECT(parsed.config.mesh.ep == layout.ep);
+            EXPECT(parsed.config.zero.stage == meant.zero.stage);
+            EXPECT(parsed.config.zero.hybrid_shard == meant.zero.hybrid_shard);
+            EXPECT(parsed.config.tensor.sequence_parallel == meant.tensor.sequence_parallel);
+            EXPECT(parsed.config.tensor.overlap == layout.tp_overlap);
+            EXPECT(parsed.config.pipeline.schedule == meant.pipeline.schedule);
+            EXPECT(parsed.config.pipeline.virtual_stages == meant.pipeline.virtual_stages);
+            EXPECT(parsed.config.pipeline.stage_layers == meant.pipeline.stage_layers);
+            EXPECT(parsed.config.optimizer == meant.optimizer);
+            EXPECT(parsed.options.micro_batch == layout.micro_batch);
+            EXPECT(recompute_of(parsed.options.recompute) == layout.recompute);
+        }
     }
     // What holds for all layouts of a request.
     for (const bool fp8 : {false, true}) {

@@ -23,6 +23,8 @@ THOROUGH = os.environ.get("TRAIN70B_TEST_SLICE") == "all"
 SMALL = "--simulations 12 --model 1b --gpus 8 --cluster h100-8.json --seq-len 1024 --global-batch 32"
 # A model for which memory decides: two nodes.
 TIGHT = "--simulations 10 --model 30b --gpus 16 --cluster h100-8x8.json --seq-len 2048 --global-batch 32"
+# Experts: their memory and rows, with tp, cp and pipelines beside ep.
+SPARSE = "--simulations 10 --model mixtral-8x7b --gpus 32 --cluster h100-8x8.json --seq-len 4096 --global-batch 64"
 LARGE = "--simulations 0 --model 70b --gpus 64 --cluster h100-8x8.json --seq-len 4096 --global-batch 128"
 
 
@@ -140,6 +142,18 @@ def choices(planner):
     check("--fp8 current" in faster["dry_run"], "--fp8 is not in the command")
 
 
+def experts(planner):
+    """--ep narrows the choice, and what it does not go with is refused in one line."""
+    best = planner.report(SPARSE.replace("--simulations 10", "--simulations 0") + " --ep 4")[1]["best"]
+    check(best and all(layout["ep"] == 4 and "--ep 4 " in layout["dry_run"] for layout in best), "--ep 4")
+    for model, flag, part in (("8b", "--ep 2", "needs a model with experts"),
+                              ("mixtral-8x7b", "--fp8 current", "not supported with --experts"),
+                              ("mixtral-8x7b", "--ep 3", "ep 3: --experts 8 is not divisible by it"),
+                              ("mixtral-8x7b", "--tp 2 --sequence-parallel off", "tp 2: experts need")):
+        error = planner.plan(f"{LARGE.replace('70b', model)} {flag}", code=2).stderr
+        check(error.count("\n") == 1 and part in error, f"{flag}: {error}")
+
+
 def too_small(planner):
     """Exit code 2, one line; the number of GPUs that it names works, and one node less does not."""
     flags = "--model 70b --cluster h100-8x8.json --seq-len 4096 --global-batch 960 --simulations 0 --gpus "
@@ -166,6 +180,9 @@ def main():
         dry_runs(planner, SMALL, 10)
         dry_runs(planner, TIGHT, 10)
         dry_runs(planner, LARGE, 10 if THOROUGH else 3)
+        dry_runs(planner, SPARSE, 10 if THOROUGH else 3)
+        dry_runs(planner, f"{SPARSE} --tp 2,4 --ep 2,4 --pp 2,4", 10 if THOROUGH else 3)
+        experts(planner)
         first_list(planner)
         files(planner)
         choices(planner)

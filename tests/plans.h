@@ -17,6 +17,13 @@ inline PlanRequest small_request(int64_t gpus) {
     return r;
 }
 
+// Eight experts, two of a token; shared ones and a dense layer if asked for.
+inline PlanRequest small_sparse_request(int64_t gpus, bool mixed = false) {
+    PlanRequest r = small_request(gpus);
+    r.model.experts = {.count = 8, .top_k = 2, .ffn = 48, .shared = mixed ? 1 : 0, .dense_layers = mixed ? 1 : 0};
+    return r;
+}
+
 // A device that computes everything at one rate, and moves bytes in no time; a network without latency.
 inline ClusterModel ideal(int64_t gpus, double flops_per_s = 1e6) {
     ClusterModel c;

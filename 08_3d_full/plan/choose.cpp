@@ -14,14 +14,19 @@ namespace {
 double bound(const PlanRequest& request, const Layout& l, bool inputs) {
     const double a = double(size_of(request.dtype)), g = double(size_of(request.grad_dtype));
     const double states = state_bytes(request.optimizer, request.dtype), shards = double(l.shards());
+    const double expert_shards = double(l.expert_shards());
     const double rows =
         double(l.micro_batch) * double(request.seq_len / l.cp) / (l.sequence_parallel ? double(l.tp) : 1);
     const double input = inputs ? a * rows * double(request.model.hidden) : 0;
     double most = 0;
-    for (const StageSize& stage : stage_sizes(request.model, l))
-        most =
-            std::max(most, stage.elements * (a / (l.zero == 3 ? shards : 1) + states / shards) +
-                               std::max(stage.elements * g / (l.zero >= 2 ? shards : 1), double(stage.layers) * input));
+    for (const StageSize& stage : stage_sizes(request.model, l)) {
+        double kept = 0, grads = 0;
+        for (const auto& [n, over] : {std::pair(stage.elements, shards), {stage.expert_elements, expert_shards}}) {
+            kept += n * (a / (l.zero == 3 ? over : 1) + states / over);
+            grads += n * g / (l.zero >= 2 ? over : 1);
+        }
+        most = std::max(most, kept + std::max(grads, double(stage.layers) * input));
+    }
     return most;
 }
 
@@ -63,15 +68,15 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
     Choice choice{.limit = limit, .layouts = int64_t(all.layouts.size()), .others = std::move(all.others)};
     Estimator estimator(request, cluster);
     std::vector<Ranked> ranked;
-    using Key = std::array<int64_t, 3>;
+    using Key = std::array<int64_t, 4>;
     std::map<Key, LayoutGroup> groups;
     std::map<Key, std::pair<double, Layout>> least;  // by least_bytes(), where that does not fit
     size_t done = 0;
     for (const Layout& layout : all.layouts) {
         listener.progress("estimating layouts", double(done++) / double(all.layouts.size()));
-        const Key key = {layout.tp, layout.cp, layout.pp};
+        const Key key = {layout.tp, layout.cp, layout.pp, layout.ep};
         LayoutGroup& group = groups[key];
-        group.tp = layout.tp, group.cp = layout.cp, group.pp = layout.pp;
+        group.tp = layout.tp, group.cp = layout.cp, group.pp = layout.pp, group.ep = layout.ep;
         ++group.layouts;
         if (const double bytes = least_bytes(request, layout); bytes > limit) {
             auto [at, is_new] = least.try_emplace(key, bytes, layout);
@@ -91,7 +96,7 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
     done = 0;
     for (const Ranked& each : ranked) {
         listener.progress("fitting layouts into memory", double(done++) / double(ranked.size()));
-        LayoutGroup& group = groups[{each.layout.tp, each.layout.cp, each.layout.pp}];
+        LayoutGroup& group = groups[{each.layout.tp, each.layout.cp, each.layout.pp, each.layout.ep}];
         const bool wants_smallest = !group.best;  // where none fits
         const double smallest = group.smallest ? double(group.smallest->memory.total) : kInfinity;
         const auto [rank, memory] =
@@ -104,7 +109,7 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
                 const Layout& l = each.layout;
                 Layout variant = l;
                 variant.virtual_stages = 1;
-                int64_t& meshes = of_mesh[{.tp = l.tp, .cp = l.cp, .dp = l.dp, .pp = l.pp}];
+                int64_t& meshes = of_mesh[{.tp = l.tp, .cp = l.cp, .dp = l.dp, .pp = l.pp, .ep = l.ep}];
                 if (meshes < kMostOfMesh && ++of_variant[variant] <= kMostOfVariant) {
                     ++meshes;
                     choice.best.push_back(candidate);
@@ -165,7 +170,8 @@ std::string why_slower(const Estimate& estimate, const Estimate& best) {
     const auto mine = parts_of(estimate), others = parts_of(best);
     std::vector<std::pair<double, const char*>> more;
     for (size_t i = 0; i < mine.size(); ++i)
-        more.emplace_back((mine[i].second - others[i].second) / best.seconds(), mine[i].first);
+        if (estimate.ep > 0 || best.ep > 0 || std::string_view(mine[i].first) != "exposed ep")
+            more.emplace_back((mine[i].second - others[i].second) / best.seconds(), mine[i].first);
     std::sort(more.rbegin(), more.rend());
     std::string text;
     for (size_t i = 0; i < 2 && (i == 0 || more[i].first >= 0.02); ++i)

@@ -16,9 +16,9 @@ struct Candidate {
     int64_t rank = 0;   // which one that is
 };
 
-// The layouts with one tp, cp and pp.
+// The layouts with one tp, cp, pp and ep.
 struct LayoutGroup {
-    int64_t tp = 1, cp = 1, pp = 1;
+    int64_t tp = 1, cp = 1, pp = 1, ep = 1;
     int64_t layouts = 0, fit = 0;
     std::optional<Candidate> best;      // the fastest that fits
     std::optional<Candidate> smallest;  // the one with the least memory, where none fits
@@ -29,7 +29,7 @@ struct Choice {
     int64_t layouts = 0, fit = 0;       // of all
     std::vector<Candidate> best;        // by estimate, fastest first
     std::optional<Candidate> smallest;  // of all, where none fits
-    std::vector<LayoutGroup> groups;    // by tp, then cp, then pp
+    std::vector<LayoutGroup> groups;    // by tp, then cp, then pp, then ep
     std::vector<LeftOut> others;
 };
 // most: of `best`. The simulation is to see different ones: at most so many with one mesh, and that differ in nothing but

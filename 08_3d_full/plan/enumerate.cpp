@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "01_single_gpu/core/registry.h"
 
@@ -42,7 +43,7 @@ class Enumerator {
                     continue;
                 }
                 for (const int64_t pp : divisors(r_.gpus / tp / cp))
-                    if (allowed(r_.pp, pp)) mesh({.tp = tp, .cp = cp, .dp = r_.gpus / (tp * cp * pp), .pp = pp});
+                    if (allowed(r_.pp, pp)) meshes({.tp = tp, .cp = cp, .dp = r_.gpus / (tp * cp * pp), .pp = pp});
             }
         }
         for (auto& [key, other] : others_) {
@@ -70,6 +71,12 @@ class Enumerator {
         if (c_.ffn % tp != 0) return fmt::format("--ffn {} is not divisible by it", c_.ffn);
         if (!c_.heads_divide_by(tp))
             return fmt::format("--kv-heads {} is not divisible by it, nor it by --kv-heads", c_.kv_heads);
+        const ExpertsConfig& x = c_.experts;
+        if (x.count == 0 || tp == 1) return "";
+        if (x.shared * x.ffn % tp != 0)
+            return fmt::format("--shared-experts {} of --expert-ffn {} are not divisible by it", x.shared, x.ffn);
+        if (!allowed<std::string>(r_.sequence_parallel, "on"))
+            return "experts need --sequence-parallel on, which gives each rank its own rows";
         return "";
     }
 
@@ -92,6 +99,24 @@ class Enumerator {
             return fmt::format("calls of attention with fewer than {} rows, see chapter 06 (--cp asks for them)",
                                kLeastRows);
         return "";
+    }
+
+    // Of one tp, cp, dp and pp.
+    void meshes(Layout layout) {
+        if (c_.experts.count == 0) return mesh(layout);
+        if (layout.tp > 1 && (r_.seq_len / layout.cp % layout.tp != 0 || r_.seq_len % layout.tp != 0))
+            return leave_out("tp", layout.tp, "experts need --sequence-parallel on, and its rows are not divisible");
+        const int64_t ranks = layout.tp * layout.cp * layout.dp;
+        for (const int64_t ep : r_.ep)
+            if (c_.experts.count % ep != 0)
+                leave_out("ep", ep, fmt::format("--experts {} is not divisible by it", c_.experts.count));
+            else if (ranks % ep != 0)
+                leave_out("ep", ep, fmt::format("the {} ranks of a stage are not divisible by it", ranks));
+        for (const int64_t ep : divisors(std::gcd(c_.experts.count, ranks)))
+            if (allowed(r_.ep, ep)) {
+                layout.ep = ep;
+                mesh(layout);
+            }
     }
 
     // All layouts of one mesh.
@@ -139,6 +164,7 @@ class Enumerator {
                 if (on && (layout.tp == 1 || r_.seq_len / layout.cp % layout.tp != 0 || r_.seq_len % layout.tp != 0))
                     continue;
                 if (layout.tp > 1 && !allowed(r_.sequence_parallel, std::string(on ? "on" : "off"))) continue;
+                if (layout.tp > 1 && !on && c_.experts.count > 0) continue;
                 layout.sequence_parallel = on;
                 for (const bool overlap : {false, true}) {
                     if (overlap && (layout.tp == 1 || r_.fp8.recipe != "off")) continue;
@@ -156,6 +182,8 @@ class Enumerator {
         if (layout.zero == 0)
             return allowed(r_.hybrid_shard, int64_t(0)) ? std::vector<int64_t>{0} : std::vector<int64_t>{};
         const int64_t ranks = layout.dp * layout.cp;
+        if (c_.experts.count > 0 && layout.own_edp())
+            return allowed(r_.hybrid_shard, int64_t(0)) ? std::vector<int64_t>{0} : std::vector<int64_t>{};
         std::vector<int64_t> sizes;
         for (const int64_t size : r_.hybrid_shard)
             if (size < ranks && (size == 0 || ranks % size == 0)) sizes.push_back(size);
@@ -240,6 +268,9 @@ std::vector<StageSize> stage_sizes(const LlamaConfig& c, const Layout& l) {
     const int64_t count = l.pp * l.virtual_stages;
     const std::vector<int64_t> sizes = divide_layers(c.layers, count);
     const double block = double(c.block_parameters(l.tp)), E = double(c.hidden);
+    const double sparse_block =
+        block + E * double(c.experts.count + 3 * (c.experts.shared * c.experts.ffn / l.tp - c.ffn / l.tp));
+    const double experts = 3 * double(c.experts.count / l.ep) * double(c.experts.ffn) * E;
     const double vocabulary = double((c.vocab + l.tp - 1) / l.tp) * E;
     const bool v_shape = schedule_generators()[size_t(l.schedule)].chunks == ScheduleGenerator::Chunks::v && l.pp > 1;
     std::vector<StageSize> stages;
@@ -248,10 +279,16 @@ std::vector<StageSize> stage_sizes(const LlamaConfig& c, const Layout& l) {
         for (int64_t chunk = 0; chunk < l.virtual_stages; ++chunk) {
             const int64_t at = v_shape && chunk == 1 ? 2 * l.pp - 1 - rank : chunk * l.pp + rank;
             stage.layers += sizes[size_t(at)];
+            const int64_t first = std::accumulate(sizes.begin(), sizes.begin() + at, int64_t(0));
+            for (int64_t layer = first; layer < first + sizes[size_t(at)]; ++layer)
+                stage.sparse_layers += c.is_sparse(layer);
             stage.embedding = stage.embedding || at == 0;
             stage.head = stage.head || at == count - 1;
         }
-        stage.elements = double(stage.layers) * block + (stage.embedding || (c.tied && stage.head) ? vocabulary : 0) +
+        stage.expert_elements = double(stage.sparse_layers) * experts;
+        stage.elements = double(stage.layers - stage.sparse_layers) * block +
+                         double(stage.sparse_layers) * sparse_block +
+                         (stage.embedding || (c.tied && stage.head) ? vocabulary : 0) +
                          (stage.head ? E + (c.tied ? 0 : vocabulary) : 0);
         stages.push_back(stage);
     }
@@ -268,12 +305,14 @@ const char* name_of(Recompute level) {
     return "";
 }
 
-std::string Layout::mesh() const { return fmt::format("tp {} x cp {} x dp {} x pp {}", tp, cp, dp, pp); }
+std::string Layout::mesh() const { return Mesh{.tp = tp, .cp = cp, .dp = dp, .pp = pp, .ep = ep}.text(); }
 
 std::string short_text(const Layout& l) {
     std::string text = fmt::format("tp {}", l.tp);
     if (l.cp > 1) text += fmt::format(" cp {}", l.cp);
-    text += fmt::format(" pp {} dp {} ZeRO-{}", l.pp, l.dp, l.zero);
+    text += fmt::format(" pp {} dp {}", l.pp, l.dp);
+    if (l.ep > 1) text += fmt::format(" ep {}", l.ep);
+    text += fmt::format(" ZeRO-{}", l.zero);
     if (l.hybrid_shard > 0) text += fmt::format(" in {}s", l.hybrid_shard);
     if (l.pp > 1) text += " " + schedule_generators()[size_t(l.schedule)].name;
     const bool loop = schedule_generators()[size_t(l.schedule)].chunks == ScheduleGenerator::Chunks::loop;
@@ -285,7 +324,7 @@ std::string short_text(const Layout& l) {
 
 ParallelConfig config_of(const PlanRequest& request, const Layout& l) {
     ParallelConfig config;
-    config.mesh = {.tp = l.tp, .cp = l.cp, .dp = l.dp, .pp = l.pp};
+    config.mesh = {.tp = l.tp, .cp = l.cp, .dp = l.dp, .pp = l.pp, .ep = l.ep};
     config.zero.stage = int(l.zero);
     config.zero.hybrid_shard = l.hybrid_shard;
     config.tensor.sequence_parallel = l.sequence_parallel;
@@ -313,7 +352,9 @@ Workload workload_of(const PlanRequest& request, const Layout& l) {
 
 std::string flags_of(const PlanRequest& request, const Layout& l) {
     const ParallelConfig config = config_of(request, l);
-    std::string text = fmt::format("--tp {} --cp {} --dp {} --pp {} --zero {}", l.tp, l.cp, l.dp, l.pp, l.zero);
+    std::string text = fmt::format("--tp {} --cp {} --dp {} --pp {}", l.tp, l.cp, l.dp, l.pp);
+    if (l.ep > 1) text += fmt::format(" --ep {}", l.ep);
+    text += fmt::format(" --zero {}", l.zero);
     if (l.hybrid_shard > 0) text += fmt::format(" --hybrid-shard {}", l.hybrid_shard);
     if (l.pp > 1) text += " --pipeline " + config.pipeline.schedule;
     if (config.pipeline.virtual_stages > 0) text += fmt::format(" --virtual-stages {}", l.virtual_stages);

@@ -10,6 +10,8 @@
 //     of model chunks, micro-batches of 1, 2, 4 and 8 sequences, and each level of recomputation; with tp > 1 without and
 //     with sequence parallelism, and this with overlapped communication, too; ZeRO-3 also as hybrid shard, with groups
 //     of 1, 2, 4, ... nodes.
+//     With experts each of them for every ep that divides the experts and tp x cp x dp; tp > 1 then always with sequence
+//     parallelism, and groups of ZeRO-3 only where tp = ep = 1.
 //
 // Left out unless a flag asks for it:
 //     gpipe, naive        another schedule is better in every case (1f1b has gpipe's bubble and holds fewer micro-batches)
@@ -28,12 +30,18 @@ struct Layout {
     Recompute recompute = Recompute::none;
     bool sequence_parallel = false, tp_overlap = false;
     int64_t hybrid_shard = 0;  // ranks of a shard group; 0: all
+    int64_t ep = 1;            // of the tp x cp x dp ranks of a stage
     auto operator<=>(const Layout&) const = default;
 
     int64_t gpus() const { return tp * cp * dp * pp; }
     int64_t shards() const { return zero == 0 ? 1 : hybrid_shard > 0 ? hybrid_shard : dp * cp; }
-    int64_t axes() const { return (tp > 1) + (cp > 1) + (dp > 1) + (pp > 1) + (hybrid_shard > 0); }  // that divide
-    std::string mesh() const;  // "tp 8 x cp 1 x dp 2 x pp 4"
+    int64_t edp() const { return tp * cp * dp / ep; }
+    bool own_edp() const { return ep > 1 || tp > 1; }  // other ranks share a rank's experts than share the rest
+    int64_t expert_shards() const { return own_edp() && zero > 0 ? edp() : shards(); }
+    int64_t axes() const {  // that divide
+        return (tp > 1) + (cp > 1) + (dp > 1) + (pp > 1) + (hybrid_shard > 0) + (ep > 1);
+    }
+    std::string mesh() const;  // "tp 8 x cp 1 x dp 2 x pp 4"; ", ep 4" if it is above 1
 };
 
 struct PlanRequest {
@@ -43,7 +51,7 @@ struct PlanRequest {
     Fp8Options fp8{.recipe = "off"};
     std::string optimizer = "adamw", cp_algorithm = "zigzag";
     // Values to choose from; empty: all that are above.
-    std::vector<int64_t> tp, cp, dp, pp, zero, hybrid_shard, virtual_stages, micro_batch;
+    std::vector<int64_t> tp, cp, dp, pp, ep, zero, hybrid_shard, virtual_stages, micro_batch;
     std::vector<std::string> pipeline, recompute, sequence_parallel, tp_overlap;
 };
 
@@ -72,7 +80,9 @@ std::vector<int64_t> divide_layers(int64_t layers, int64_t count);
 struct StageSize {
     int64_t rank = 0, layers = 0;
     bool embedding = false, head = false;
-    double elements = 0;  // parameters, of one tensor-parallel rank
+    double elements = 0;  // parameters, of one tensor-parallel rank, without experts
+    int64_t sparse_layers = 0;
+    double expert_elements = 0;  // of one expert-parallel rank
 };
 std::vector<StageSize> stage_sizes(const LlamaConfig& model, const Layout& layout);
 

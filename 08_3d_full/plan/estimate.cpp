@@ -16,7 +16,8 @@ std::array<std::pair<const char*, double>, kEstimateParts> parts_of(const Estima
              {"exposed pp", e.pp},
              {"exposed dp", e.dp},
              {"bubble", e.bubble},
-             {"update", e.update}}};
+             {"update", e.update},
+             {"exposed ep", e.ep}}};
 }
 
 Estimator::Estimator(const PlanRequest& request, const ClusterModel& cluster)
@@ -102,36 +103,43 @@ Estimator::PassSeconds Estimator::attention(const Layout& l, int64_t parts) {
             n * op("attention_backward", shape, 2.5 * flops, 2 * bytes, request_.dtype) + (n - 1) * merge_back, 0};
 }
 
-// f and g of a layer's two column-parallel and two row-parallel products. With overlap (04_tensor_parallel/overlap.h) a
+std::vector<std::pair<int64_t, int64_t>> Estimator::halves(const Layout& l, bool sparse) const {
+    const LlamaConfig& c = request_.model;
+    const int64_t q = c.q_width(l.tp), F = (sparse ? c.experts.shared * c.experts.ffn : c.ffn) / l.tp;
+    std::vector<std::pair<int64_t, int64_t>> list = {{q + 2 * c.kv_width(l.tp), q}};
+    if (F > 0) list.push_back({2 * F, F});
+    return list;
+}
+
+// f and g of a layer's column-parallel and row-parallel products, of each half one. With overlap (04_tensor_parallel/overlap.h) a
 // product is tp pieces of rows, and what a ring's shift takes longer than a piece is exposed, as is what the pieces take
 // longer than the whole; in the backward pass the gather of x stands beside dX, and f's collective beside dW.
-Estimator::PassSeconds Estimator::tp_of(const Layout& l) {
-    const LlamaConfig& c = request_.model;
-    const int64_t rows = l.micro_batch * request_.seq_len / l.cp, E = c.hidden, F = c.ffn / l.tp;
-    const int64_t q = c.q_width(l.tp), kv = c.kv_width(l.tp);
+Estimator::PassSeconds Estimator::tp_of(const Layout& l, bool sparse) {
+    const int64_t rows = l.micro_batch * request_.seq_len / l.cp, E = request_.model.hidden;
+    const auto widths = halves(l, sparse);
+    const double n = double(widths.size());
     const double bytes = double(element_) * double(rows) * double(E), steps = double(l.tp - 1);
     const double gather = l.sequence_parallel ? collective("all_gather", bytes, 1, l.tp) : 0;
     const double reduce = collective(l.sequence_parallel ? "reduce_scatter" : "all_reduce", bytes, 1, l.tp);
     PassSeconds all;
     if (!l.tp_overlap) {  // sequence parallelism gathers the input of the weight gradients once more
-        all.forward = 2 * (gather + reduce);
-        all.backward = 2 * (2 * gather + reduce);
+        all.forward = n * (gather + reduce);
+        all.backward = n * (2 * gather + reduce);
     } else if (!l.sequence_parallel) {
-        all.forward = 2 * reduce;
-        for (const int64_t out : {q + 2 * kv, 2 * F})
-            all.backward += std::max(0.0, reduce - product(out, E, rows, false));
+        all.forward = n * reduce;
+        for (const auto& [out, in] : widths) all.backward += std::max(0.0, reduce - product(out, E, rows, false));
     } else {
         const double shift = neighbor(bytes / double(l.tp), 1, l.tp);
         const auto ring = [&](int64_t out, int64_t in) {
             const double piece = product(rows / l.tp, out, in, false);
             return double(l.tp) * piece - product(rows, out, in, false) + steps * std::max(0.0, shift - piece);
         };
-        for (const int64_t out : {q + 2 * kv, 2 * F}) {  // column-parallel: x (rows, E) -> (rows, out)
+        for (const auto& [out, in] : widths) {  // column-parallel: x (rows, E) -> (rows, out)
             all.forward += ring(out, E);
             all.backward += std::max(0.0, gather - product(rows, E, out, false)) +
                             std::max(0.0, reduce - product(out, E, rows, false));
         }
-        for (const int64_t in : {q, F}) {  // row-parallel: x (rows, in) -> (rows, E)
+        for (const auto& [out, in] : widths) {  // row-parallel: x (rows, in) -> (rows, E)
             all.forward += ring(E, in);
             all.backward += ring(in, E);
         }
@@ -142,20 +150,24 @@ Estimator::PassSeconds Estimator::tp_of(const Layout& l) {
 
 // Rows: tokens of a micro-batch on a rank. Products and attention see all rows of the tp group; with sequence
 // parallelism norms and residuals see their part.
-Estimator::Layer Estimator::layer_of(const Layout& l) {
-    const auto key = std::tuple(l.tp, l.cp, l.micro_batch, l.sequence_parallel, l.tp_overlap, l.recompute);
+Estimator::Layer Estimator::layer_of(const Layout& l, bool sparse) {
+    const auto key = std::tuple(l.tp, l.cp, l.micro_batch, l.sequence_parallel, l.tp_overlap, l.recompute,
+                                sparse ? l.ep : 1, sparse);
     if (const auto found = layers_.find(key); found != layers_.end()) return found->second;
     const LlamaConfig& c = request_.model;
     const bool fp8 = request_.fp8.recipe != "off";
-    const int64_t rows = l.micro_batch * request_.seq_len / l.cp, E = c.hidden, F = c.ffn / l.tp;
+    const int64_t rows = l.micro_batch * request_.seq_len / l.cp, E = c.hidden;
     const int64_t q = c.q_width(l.tp), kv = c.kv_width(l.tp);
     const double R = double(rows), a = double(element_), own = R / (l.sequence_parallel ? double(l.tp) : 1);
+    const auto widths = halves(l, sparse);
+    const int64_t F = widths.size() > 1 ? widths[1].second : 0;
 
     double products = 0, gradients = 0;  // Y = X W; dX and dW
-    for (const auto& [in, out] : {std::pair(E, q + 2 * kv), {q, E}, {E, 2 * F}, {F, E}}) {
+    const auto multiply = [&](int64_t in, int64_t out) {
         products += product(rows, out, in, fp8);
         gradients += product(rows, in, out, fp8) + product(out, in, rows, fp8);
-    }
+    };
+    for (const auto& [columns, inner] : widths) multiply(E, columns), multiply(inner, E);
     const ContextAlgorithm& algorithm = find_entry(context_algorithms(), "--cp-algorithm", request_.cp_algorithm);
     const bool ring = l.cp > 1 && !algorithm.gather && algorithm.ulysses(l.cp, 0) == 1;
     const PassSeconds attend = attention(l, ring ? l.cp : 1);
@@ -169,7 +181,8 @@ Estimator::Layer Estimator::layer_of(const Layout& l) {
                           : l.recompute == Recompute::pointwise ? pointwise
                           : l.recompute == Recompute::selective ? pointwise + attend.forward
                                                                 : layer.compute.forward;
-    if (l.tp > 1) layer.tp = tp_of(l);
+    if (sparse) add_experts(layer, l);
+    if (l.tp > 1) layer.tp = tp_of(l, sparse);
     if (l.cp > 1) {  // keys and values of the others; backward their gradients as well
         const double bytes = a * R * double(2 * kv), n = double(l.cp);
         if (ring) {  // each shift beside one step of attention
@@ -185,6 +198,53 @@ Estimator::Layer Estimator::layer_of(const Layout& l) {
     return layers_[key] = layer;
 }
 
+// Of a rank's rows, all of which have the same number of slots for each expert: what they pass besides the halves.
+// Elements read and written: rows gathered by slot, sorted by expert where several are on the rank, and summed by row;
+// SwiGLU; the router's logits and weights in fp32, with its gradients' operands.
+void Estimator::add_experts(Layer& layer, const Layout& l) {
+    const LlamaConfig& c = request_.model;
+    const int64_t N = c.experts.count, mine = N / l.ep, E = c.hidden, F = c.experts.ffn;
+    const int64_t rows = l.micro_batch * request_.seq_len / (l.cp * l.tp), slots = rows * c.experts.top_k;
+    const int64_t each = std::max<int64_t>((slots + mine - 1) / mine, 1);  // of ep ranks for one expert
+    const double a = double(element_), wide = 4, R = double(rows), S = double(slots), groups = S / double(each);
+    const auto in_fp32 = [&](int64_t m, int64_t n, int64_t k) {
+        const double flops = 2.0 * double(m) * double(n) * double(k);
+        return op("matmul", {m, n, k}, flops, wide * double(m * k + k * n + m * n), DType::f32);
+    };
+    double products = product(rows, N, E, false), gradients = in_fp32(rows, E, N) + in_fp32(N, E, rows);
+    for (const auto& [in, out] : {std::pair(E, 2 * F), {F, E}}) {
+        products += groups * product(each, out, in, false);
+        gradients += groups * (product(each, in, out, false) + product(out, in, each, false));
+    }
+    const double sorts = l.ep > 1 && mine > 1 ? 2 * memory_bound(a * S * double(2 * E)) : 0;
+    const double moved = memory_bound(a * S * double(2 * E)) + memory_bound(a * (S + R) * double(E)) + sorts;
+    const double swiglu = memory_bound(a * S * double(3 * F));
+    const double router = memory_bound(wide * R * double(3 * N));
+    const double moved_back =
+        moved + memory_bound(a * S * double(2 * E)) + memory_bound((a + wide) * R * double(2 * E));
+    const PassSeconds experts{products + moved + swiglu + router, gradients + moved_back + 2 * swiglu + router, 0};
+
+    const double shared = double(c.experts.shared * F / l.tp), there = a * S * double(E);
+    const double exchange = collective("all_to_all", there, 1, l.ep);
+    const double numbers =
+        double(8 * N);  // of bytes, with what the ranks of a sequence tell each other for its balance
+    const double counts = collective("scalar", numbers, 1, l.ep) + collective("scalar", numbers, 1, l.tp) +
+                          collective("scalar", numbers, l.tp, l.cp);
+    const auto beside = [&](double passes) {  // the shared experts' products
+        return shared > 0 ? passes * product(rows * l.tp, int64_t(3 * shared), E, false) : 0;
+    };
+    layer.ep.forward = exchange + std::max(0.0, exchange - beside(1));
+    layer.ep.backward = exchange + std::max(0.0, exchange - beside(2));
+    layer.ep.again = l.recompute == Recompute::full ? layer.ep.forward : 0;
+    layer.ep.forward += counts;
+
+    layer.attention = layer.compute.forward;
+    layer.compute.forward += experts.forward;
+    layer.compute.backward += experts.backward;
+    if (l.recompute == Recompute::full) layer.compute.again += experts.forward;
+    if (l.recompute == Recompute::pointwise || l.recompute == Recompute::selective) layer.compute.again += swiglu;
+}
+
 // The head: its product and the loss. (The embedding is a lookup.)
 Estimator::PassSeconds Estimator::head_of(const Layout& l) {
     const auto key = std::tuple(l.tp, l.cp, l.micro_batch, l.sequence_parallel);
@@ -197,43 +257,69 @@ Estimator::PassSeconds Estimator::head_of(const Layout& l) {
 }
 
 // Over the ranks that share parameters. Hybrid shard: over a group's, and what was reduced there over its replicas.
+// Experts: over theirs.
 double Estimator::reduction(const Layout& l, const StageSize& stage, const char* operation, double bytes_per_element) {
     const int64_t ranks = l.dp * l.cp, group = l.zero == 0 ? ranks : l.shards();
-    const double bytes = stage.elements * bytes_per_element, own = collective(operation, bytes, l.tp, group);
+    if (l.own_edp() && stage.expert_elements > 0) {
+        StageSize rest = stage;
+        rest.expert_elements = 0;
+        return reduction(l, rest, operation, bytes_per_element) +
+               collective(operation, stage.expert_elements * bytes_per_element, l.ep, l.edp());
+    }
+    const double bytes = (stage.elements + stage.expert_elements) * bytes_per_element;
+    const double own = collective(operation, bytes, l.tp, group);
     if (group == ranks || std::string(operation) == "all_gather") return own;
     return own + collective("all_reduce", bytes / double(group), l.tp * group, ranks / group);
+}
+
+// ZeRO-3 gathers a layer's experts while the block around them runs: beside its attention, and, in a backward pass
+// without recomputation, beside nothing, because they come first.
+double Estimator::gathered_experts(const Layout& l, const StageSize& stage, const Layer& layer) {
+    if (stage.sparse_layers == 0) return 0;
+    const double layers = double(stage.sparse_layers);
+    StageSize one;
+    one.expert_elements = stage.expert_elements / layers;
+    const double gather = reduction(l, one, "all_gather", double(element_));
+    const double after_attention = std::max(0.0, gather - layer.attention);
+    return layers * (after_attention + (l.recompute == Recompute::full ? after_attention : gather));
 }
 
 double Estimator::tp_bytes_per_layer(const Layout& l) const {
     const double bytes =
         double(element_) * double(l.micro_batch * request_.seq_len / l.cp) * double(request_.model.hidden);
     const double shares = double(l.tp - 1) / double(l.tp);
-    return shares * bytes * (l.sequence_parallel ? 10 : 8);
+    const bool sparse = request_.model.experts.count > 0;
+    return shares * bytes * (l.sequence_parallel ? 10 : 8) * double(halves(l, sparse).size()) / 2;
 }
 
 Estimate Estimator::operator()(const Layout& l) {
-    const Layer layer = layer_of(l);
+    const bool some_sparse = request_.model.experts.count > 0;
+    const Layer dense = some_sparse && request_.model.experts.dense_layers == 0 ? Layer() : layer_of(l, false);
+    const Layer sparse = some_sparse ? layer_of(l, true) : Layer();
     const PassSeconds head = head_of(l);
     const double m = double(request_.global_batch) / double(l.dp * l.micro_batch), a = double(element_);
     const double g = double(size_of(request_.grad_dtype));
     const ScheduleGenerator& generator = schedule_generators()[size_t(l.schedule)];
     Estimate slowest;
     for (const StageSize& stage : stage_sizes(request_.model, l)) {
-        const double layers = double(stage.layers);
+        const double sparse_layers = double(stage.sparse_layers), layers = double(stage.layers) - sparse_layers;
         Estimate e;
-        const double head_s = stage.head ? head.total() : 0;
-        e.compute = m * (layers * layer.compute.total() + head_s);
-        e.recompute = m * layers * layer.compute.again;
-        e.tp = m * layers * (layer.tp.total() + layer.tp.again);
-        e.cp = m * layers * (layer.cp.total() + layer.cp.again);
-        const double forward =
-            layers * (layer.compute.forward + layer.tp.forward + layer.cp.forward) + (stage.head ? head.forward : 0);
-        const double backward = layers * (layer.compute.backward + layer.compute.again + layer.tp.backward +
-                                          layer.tp.again + layer.cp.backward + layer.cp.again) +
-                                (stage.head ? head.backward : 0);
-        // Gradients and ZeRO's parameters over dp x cp.
-        if (l.dp * l.cp > 1) {
-            const double units = layers + 1;
+        double forward = stage.head ? head.forward : 0, backward = stage.head ? head.backward : 0;
+        double once = stage.head ? head.total() : 0;
+        for (const auto& [count, layer] : {std::pair(layers, dense), {sparse_layers, sparse}}) {
+            once += count * layer.compute.total();
+            e.recompute += m * count * layer.compute.again;
+            e.tp += m * count * (layer.tp.total() + layer.tp.again);
+            e.cp += m * count * (layer.cp.total() + layer.cp.again);
+            e.ep += m * count * (layer.ep.total() + layer.ep.again);
+            forward += count * (layer.compute.forward + layer.tp.forward + layer.cp.forward);
+            backward += count * (layer.compute.backward + layer.compute.again + layer.tp.backward + layer.tp.again +
+                                 layer.cp.backward + layer.cp.again);
+        }
+        e.compute = m * once;
+        // Gradients and ZeRO's parameters over dp x cp, those of experts over edp; their rows hide none of it.
+        if (l.dp * l.cp > 1 || (some_sparse && l.edp() > 1)) {
+            const double units = double(stage.layers) + 1;
             // All but the last unit's may be hidden. Collectives run one after another: beside tensor or context
             // parallelism, what hides them is the time to that group's next call.
             const double beside = l.tp > 1 || l.cp > 1 ? 0.25 : 1;
@@ -244,18 +330,21 @@ Estimate Estimator::operator()(const Layout& l) {
                 e.dp = behind(reduction(l, stage, l.zero == 0 ? "all_reduce" : "reduce_scatter", g), backward);
             if (l.zero == 2) e.dp = m * behind(reduction(l, stage, "reduce_scatter", g), backward);
             if (l.zero == 3) {
-                const double gather = reduction(l, stage, "all_gather", a);
+                StageSize rest = stage;
+                rest.expert_elements = 0;
+                const double gather = reduction(l, rest, "all_gather", a);
                 e.dp =
-                    m * (behind(gather, forward) + behind(gather + reduction(l, stage, "reduce_scatter", g), backward));
+                    m * (behind(gather, forward) + behind(gather + reduction(l, stage, "reduce_scatter", g), backward) +
+                         gathered_experts(l, stage, sparse));
             }
             if (l.zero == 1 || l.zero == 2) e.update += reduction(l, stage, "all_gather", a);
         }
         // Master weights and moments are read and written, gradients read, weights written.
-        const double owned = stage.elements / double(l.shards());
+        const double owned = stage.elements / double(l.shards()) + stage.expert_elements / double(l.expert_shards());
         const double states = state_bytes(request_.optimizer, request_.dtype);
         e.update += memory_bound(owned * (2 * states + g + a));
         if (l.pp > 1) {
-            const double busy = e.compute + e.recompute + e.tp + e.cp;
+            const double busy = e.compute + e.recompute + e.tp + e.cp + e.ep;
             const int64_t p = l.pp, v = l.virtual_stages;
             const double share = generator.bubble({p, int64_t(m), v});
             e.bubble = busy * share / (1 - share);

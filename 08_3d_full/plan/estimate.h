@@ -8,7 +8,8 @@
 //          + update                                        the optimizer, and ZeRO-1's and 2's all-gather
 //
 // Communication of tp is exposed as a whole, or, with --tp-overlap, where a piece of the ring takes longer than the
-// product of the piece before it. m: micro-batches. F, B: the forward and the backward pass of a micro-batch on a
+// product of the piece before it. Experts have the same load; their rows' way there and back is exposed, but for what the
+// shared experts' products hide. m: micro-batches. F, B: the forward and the backward pass of a micro-batch on a
 // stage: every product by its shape (op_seconds), every collective by its group's place in the cluster (Network), alone
 // on its links. What this leaves out, the simulation has: contention, buckets, ranks that wait for each other.
 #include <map>
@@ -23,13 +24,14 @@ struct Estimate {
     // Seconds of the slowest stage. Their sum is the step.
     double compute = 0;                     // each product, attention and pointwise op once
     double recompute = 0;                   // what the backward pass computes again
-    double tp = 0, cp = 0, pp = 0, dp = 0;  // exposed communication
+    double tp = 0, cp = 0, pp = 0, dp = 0;  // exposed communication; dp: with experts over edp, too
     double bubble = 0;
     double update = 0;
+    double ep = 0;
 
-    double seconds() const { return compute + recompute + tp + cp + pp + dp + bubble + update; }
+    double seconds() const { return compute + recompute + tp + cp + pp + dp + bubble + update + ep; }
 };
-constexpr int kEstimateParts = 8;
+constexpr int kEstimateParts = 9;
 std::array<std::pair<const char*, double>, kEstimateParts> parts_of(const Estimate& estimate);
 
 class Estimator {
@@ -47,7 +49,8 @@ class Estimator {
         double total() const { return forward + backward; }
     };
     struct Layer {
-        PassSeconds compute, tp, cp;
+        PassSeconds compute, tp, cp, ep;
+        double attention = 0;  // and shared experts: forward, of a sparse layer
     };
     double op(const std::string& name, std::vector<int64_t> shape, double flops, double bytes, DType dtype);
     double product(int64_t m, int64_t n, int64_t k, bool fp8);
@@ -57,16 +60,21 @@ class Estimator {
     double message(double bytes, int64_t to);  // from rank 0, on a channel
     double neighbor(double bytes, int64_t stride, int64_t count);
     PassSeconds attention(const Layout& layout, int64_t parts);
-    PassSeconds tp_of(const Layout& layout);  // of a layer, exposed
-    Layer layer_of(const Layout& layout);
+    // Of a dense or a sparse layer. tp_of: exposed; add_experts: to the rest of a sparse one.
+    PassSeconds tp_of(const Layout& layout, bool sparse);
+    Layer layer_of(const Layout& layout, bool sparse);
+    void add_experts(Layer& layer, const Layout& layout);
+    // Columns of a rank's products: of the first of each half, which is divided by columns, and of the second's input.
+    std::vector<std::pair<int64_t, int64_t>> halves(const Layout& layout, bool sparse) const;
     PassSeconds head_of(const Layout& layout);
+    double gathered_experts(const Layout& layout, const StageSize& stage, const Layer& layer);
     double reduction(const Layout& layout, const StageSize& stage, const char* operation, double bytes_per_element);
 
     const PlanRequest& request_;
     const ClusterModel& cluster_;
     Network network_;
     int64_t element_;  // bytes of an activation
-    std::map<std::tuple<int64_t, int64_t, int64_t, bool, bool, Recompute>, Layer> layers_;
+    std::map<std::tuple<int64_t, int64_t, int64_t, bool, bool, Recompute, int64_t, bool>, Layer> layers_;
     std::map<std::tuple<int64_t, int64_t, int64_t, bool>, PassSeconds> heads_;
     std::map<std::tuple<std::string, double, int64_t, int64_t>, double> collectives_;
 };

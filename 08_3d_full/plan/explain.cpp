@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "07_fp8/optimizers.h"
+#include "08_3d_full/experts/expert_parallel.h"
 
 namespace train70b {
 
@@ -59,9 +60,11 @@ double Prediction::mfu(const PlanRequest& r, const DeviceModel& device) const {
 
 Prediction estimated(const Candidate& candidate) {
     const Estimate& e = candidate.estimate;
-    return {
+    Prediction p{
         candidate, e.seconds(), false, e.bubble / e.seconds(), {{"tp", e.tp}, {"cp", e.cp}, {"pp", e.pp}, {"dp", e.dp}},
         0};
+    if (e.ep > 0) p.exposed.emplace_back("ep", e.ep);
+    return p;
 }
 
 std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes, double limit) {
@@ -81,8 +84,22 @@ std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes
 
 Table best_table(const PlanRequest& request, const DeviceModel& device, const std::vector<Prediction>& best,
                  const Choice& choice, const std::string& caption) {
-    Table table(caption, {Column("").left(), Column("layout").left(), "tokens/s/GPU", "MFU", "step, s", "GB",
-                          "free, GB", "pp wait", "tp", "cp", "pp", "dp", Column("by").left()});
+    const bool experts = request.model.experts.count > 0;
+    std::vector<Column> columns = {Column("").left(),
+                                   Column("layout").left(),
+                                   "tokens/s/GPU",
+                                   "MFU",
+                                   "step, s",
+                                   "GB",
+                                   "free, GB",
+                                   "pp wait",
+                                   "tp",
+                                   "cp",
+                                   "pp",
+                                   "dp"};
+    if (experts) columns.push_back("ep");
+    columns.push_back(Column("by").left());
+    Table table(caption, columns);
     int64_t number = 0;
     bool some_equal = false;
     for (const Prediction& each : best) {
@@ -94,12 +111,22 @@ Table best_table(const PlanRequest& request, const DeviceModel& device, const st
         };
         const bool equal = ++number != each.equal_to;
         some_equal = some_equal || equal;
-        table.row({equal ? fmt::format("{} = {}", number, each.equal_to) : std::to_string(number),
-                   short_text(each.candidate.layout), fixed(each.tokens_per_s_per_gpu(request), 0),
-                   percent(each.mfu(request, device)), fixed(each.seconds, 2),
-                   Cell(gigabytes(double(each.candidate.memory.total)), std::to_string(each.candidate.memory.total)),
-                   gigabytes(choice.limit - double(each.candidate.memory.total)), percent(each.pp_wait), exposed("tp"),
-                   exposed("cp"), exposed("pp"), exposed("dp"), each.simulated ? "simulation" : "estimate"});
+        std::vector<Cell> cells = {
+            equal ? fmt::format("{} = {}", number, each.equal_to) : std::to_string(number),
+            short_text(each.candidate.layout),
+            fixed(each.tokens_per_s_per_gpu(request), 0),
+            percent(each.mfu(request, device)),
+            fixed(each.seconds, 2),
+            Cell(gigabytes(double(each.candidate.memory.total)), std::to_string(each.candidate.memory.total)),
+            gigabytes(choice.limit - double(each.candidate.memory.total)),
+            percent(each.pp_wait),
+            exposed("tp"),
+            exposed("cp"),
+            exposed("pp"),
+            exposed("dp")};
+        if (experts) cells.push_back(exposed("ep"));
+        cells.push_back(each.simulated ? "simulation" : "estimate");
+        table.row(cells);
     }
     if (some_equal)
         table.note(
@@ -113,12 +140,22 @@ Table best_table(const PlanRequest& request, const DeviceModel& device, const st
 }
 
 Table groups_table(const Choice& choice, const Candidate& winner, const DeviceModel& device, size_t most_rows) {
-    Table table("why the others lost", {"tp", "cp", "pp", "layouts", "fit", "best of them", Column("why").left()});
+    const bool experts =
+        std::any_of(choice.groups.begin(), choice.groups.end(), [](const LayoutGroup& g) { return g.ep > 1; });
+    std::vector<Column> columns = {"tp", "cp", "pp", "layouts", "fit", "best of them", Column("why").left()};
+    if (experts) columns.insert(columns.begin() + 3, "ep");
+    Table table("why the others lost", columns);
+    const auto row = [&](const LayoutGroup& g, std::vector<Cell> rest) {
+        std::vector<Cell> cells = {g.tp, g.cp, g.pp};
+        if (experts) cells.push_back(g.ep);
+        cells.insert(cells.end(), rest.begin(), rest.end());
+        table.row(cells);
+    };
     std::vector<const LayoutGroup*> order;
     for (const LayoutGroup& group : choice.groups) order.push_back(&group);
     const auto key = [](const LayoutGroup* g) {
         return std::tuple(!g->best, g->best ? g->best->estimate.seconds() : double(g->smallest->memory.total), g->tp,
-                          g->pp);
+                          g->pp, g->ep);
     };
     std::sort(order.begin(), order.end(), [&](const auto* a, const auto* b) { return key(a) < key(b); });
     const double fastest_s = winner.estimate.seconds();
@@ -126,16 +163,15 @@ Table groups_table(const Choice& choice, const Candidate& winner, const DeviceMo
     for (const LayoutGroup* g : order) {
         if (++rows > most_rows) break;
         if (g->best) {
-            const bool won =
-                std::tuple(g->tp, g->cp, g->pp) == std::tuple(winner.layout.tp, winner.layout.cp, winner.layout.pp);
-            table.row({g->tp, g->cp, g->pp, g->layouts, g->fit,
-                       fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s),
-                       won ? "holds the first" : why_slower(g->best->estimate, winner.estimate)});
+            const Layout& w = winner.layout;
+            const bool won = std::tuple(g->tp, g->cp, g->pp, g->ep) == std::tuple(w.tp, w.cp, w.pp, w.ep);
+            row(*g, {g->layouts, g->fit, fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s),
+                     won ? "holds the first" : why_slower(g->best->estimate, winner.estimate)});
         } else {
             const double total = double(g->smallest->memory.total);
-            table.row({g->tp, g->cp, g->pp, g->layouts, 0, "-",
-                       fmt::format("memory: at least {} GB, {} too much for a {} ({})", gigabytes(total),
-                                   gigabytes(total - choice.limit), device.name, largest_kind(g->smallest->memory))});
+            row(*g, {g->layouts, 0, "-",
+                     fmt::format("memory: at least {} GB, {} too much for a {} ({})", gigabytes(total),
+                                 gigabytes(total - choice.limit), device.name, largest_kind(g->smallest->memory))});
         }
     }
     if (order.size() > most_rows)
@@ -188,18 +224,18 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
         all < choice.limit ? "yes, if its activations do."
                            : fmt::format("no, {:.1f} times too large.", all / choice.limit)));
 
-    const Candidate* data = fastest(choice, [](const LayoutGroup& g) { return g.tp == 1 && g.cp == 1 && g.pp == 1; });
+    const auto data_alone = [](const LayoutGroup& g) { return g.tp == 1 && g.cp == 1 && g.pp == 1 && g.ep == 1; };
+    const Candidate* data = fastest(choice, data_alone);
     const double batch = double(r.global_batch) / gpus;
     if (data) {
-        const bool won = w.tp == 1 && w.cp == 1 && w.pp == 1;
+        const bool won = w.tp == 1 && w.cp == 1 && w.pp == 1 && w.ep == 1;
         steps.push_back(fmt::format(
             "Data parallelism alone: ZeRO-{} over {} devices holds {} GB of {} GB; {:.3g} sequences per device. {}",
             data->layout.zero, data->layout.dp * data->layout.cp, gigabytes(double(data->memory.total)),
             gigabytes(choice.limit), batch,
             won ? fmt::format("Chosen, with ZeRO-{}.", w.zero) : fmt::format("It takes {}.", against(*data))));
     } else {
-        const auto group = std::find_if(choice.groups.begin(), choice.groups.end(),
-                                        [](const LayoutGroup& g) { return g.tp == 1 && g.cp == 1 && g.pp == 1; });
+        const auto group = std::find_if(choice.groups.begin(), choice.groups.end(), data_alone);
         steps.push_back(
             group == choice.groups.end()
                 ? fmt::format(
@@ -228,6 +264,22 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
     if (w.tp > 1 && !none) text += "; tp 1 fits in no layout";
     if (beyond) text += fmt::format("; tp {}, over nodes: {}", beyond->layout.tp, against(*beyond));
     steps.push_back(text + ".");
+
+    if (c.experts.count > 0) {
+        const double routed = double(c.sparse_layers() * c.experts.count) * 3 * double(c.experts.ffn * c.hidden);
+        const Candidate* other = fastest(choice, [&](const LayoutGroup& g) { return g.ep != w.ep; });
+        const int64_t ep = w.ep > 1 || !other ? w.ep : other->layout.ep;
+        text = fmt::format(
+            "Expert parallelism, over consecutive ranks: {} of the parameters are experts', {} of {} in a layer for a "
+            "token; with ep {} a rank sends {:.0f} MB per layer and micro-batch. Chosen: ep {}, {} of the step "
+            "exposed; "
+            "{} rank{} with the same experts",
+            share(routed, parameters), c.experts.top_k, c.experts.count, ep,
+            double(expert_traffic(c, ep, w.micro_batch * r.seq_len / (w.cp * w.tp), r.dtype, w.recompute)) / 1e6, w.ep,
+            share(winner.candidate.estimate.ep, best_s), w.edp(), w.edp() == 1 ? "" : "s");
+        if (other) text += fmt::format("; the best with another: ep {}, {}", other->layout.ep, against(*other));
+        steps.push_back(text + ".");
+    }
 
     const Candidate* flat = fastest(choice, [](const LayoutGroup& g) { return g.pp == 1; });
     const int64_t m = r.global_batch / (w.dp * w.micro_batch);

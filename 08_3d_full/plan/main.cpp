@@ -107,6 +107,7 @@ class Planner {
         axis("--cp", request_.cp, "context-parallel ranks", 1, kMostGpus);
         axis("--dp", request_.dp, "data-parallel ranks", 1, kMostGpus);
         axis("--pp", request_.pp, "pipeline stages", 1, kMostGpus);
+        axis("--ep", request_.ep, "expert-parallel ranks, of the tp x cp x dp ranks of a stage", 1, kMostGpus);
         axis("--zero", request_.zero, "ZeRO stages", 0, 3);
         axis("--hybrid-shard", request_.hybrid_shard, "ranks of ZeRO's shard groups; 0: all", 0, kMostGpus);
         axis("--micro-batch", request_.micro_batch, "sequences per micro-batch", 1, kMostBatch);
@@ -131,7 +132,6 @@ class Planner {
     void run(int argc, char** argv) {
         flags_.parse(argc, argv);
         request_.model = model_.shape(flags_);
-        refuse_experts(request_.model);
         check_flags();
         for (OptionalOutput* file : {&json_, &csv_}) file->open();
         const double limit = cluster_.device.memory_bytes - reserve_gb_ * 1e9;
@@ -183,6 +183,11 @@ class Planner {
         if (request_.fp8.recipe != "off" && request_.tp_overlap == std::vector<std::string>{"on"})
             usage_error("--tp-overlap on: not supported with --fp8 {} (try --tp-overlap off, or --fp8 off)",
                         request_.fp8.recipe);
+        const int64_t experts = request_.model.experts.count;
+        if (request_.fp8.recipe != "off" && experts > 0)
+            usage_error("--fp8 {}: not supported with --experts (try --fp8 off)", request_.fp8.recipe);
+        for (const int64_t ep : request_.ep)
+            if (ep > 1 && experts == 0) usage_error("--ep {}: needs a model with experts (try --experts {})", ep, ep);
         for (const auto& [flag, values] :
              {std::pair("--tp", &request_.tp), {"--cp", &request_.cp}, {"--dp", &request_.dp}, {"--pp", &request_.pp}})
             for (const int64_t value : *values)
@@ -309,6 +314,7 @@ class Planner {
     }
 
     nlohmann::ordered_json report(const Choice& choice, const std::vector<Prediction>& best) const {
+        const bool experts = request_.model.experts.count > 0;
         nlohmann::ordered_json all;
         all["model"] = request_.model.name;
         all["parameters"] = request_.model.parameters();
@@ -325,7 +331,9 @@ class Planner {
         for (const Prediction& each : best) {
             const Layout& l = each.candidate.layout;
             nlohmann::ordered_json one;
-            one["tp"] = l.tp, one["cp"] = l.cp, one["dp"] = l.dp, one["pp"] = l.pp, one["zero"] = l.zero;
+            one["tp"] = l.tp, one["cp"] = l.cp, one["dp"] = l.dp, one["pp"] = l.pp;
+            if (experts) one["ep"] = l.ep;
+            one["zero"] = l.zero;
             one["pipeline"] = config_of(request_, l).pipeline.schedule;
             one["virtual_stages"] = l.virtual_stages;
             one["micro_batch"] = l.micro_batch;
@@ -342,7 +350,8 @@ class Planner {
             one["mfu"] = each.mfu(request_, cluster_.device);
             one["pp_wait"] = each.pp_wait;
             for (const auto& [group, seconds] : each.exposed) one["exposed_s"][group] = seconds;
-            for (const auto& [part, seconds] : parts_of(each.candidate.estimate)) one["estimate_s"][part] = seconds;
+            for (const auto& [part, seconds] : parts_of(each.candidate.estimate))
+                if (experts || std::string_view(part) != "exposed ep") one["estimate_s"][part] = seconds;
             one["largest_rank"] = each.candidate.rank;
             for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
                 one["memory"][kMemoryNames[size_t(kind)]] = each.candidate.memory.kind[size_t(kind)];
@@ -351,8 +360,9 @@ class Planner {
         }
         all["budget"] = budget(best.front());
         for (const LayoutGroup& g : choice.groups) {
-            nlohmann::ordered_json one = {
-                {"tp", g.tp}, {"cp", g.cp}, {"pp", g.pp}, {"layouts", g.layouts}, {"fit", g.fit}};
+            nlohmann::ordered_json one = {{"tp", g.tp}, {"cp", g.cp}, {"pp", g.pp}};
+            if (experts) one["ep"] = g.ep;
+            one["layouts"] = g.layouts, one["fit"] = g.fit;
             if (g.best) {
                 one["flags"] = flags_of(request_, g.best->layout);
                 one["step_s_estimate"] = g.best->estimate.seconds();

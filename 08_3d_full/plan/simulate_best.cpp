@@ -32,7 +32,8 @@ namespace {
 std::map<std::string, double> seconds_of(const Recording& recording, const ClusterModel& cluster) {
     const SimulatedStep step = simulate_step(recording, cluster);
     std::map<std::string, double> seconds = {{"step", step.seconds}, {"bubble", step.bubble * step.seconds}};
-    for (const auto& [group, exposed] : step.exposed) seconds["exposed " + (group == "dp_cp" ? "dp" : group)] = exposed;
+    for (const auto& [group, exposed] : step.exposed)
+        seconds["exposed " + (group == "dp_cp" || group == "edp" ? "dp" : group)] += exposed;
     return seconds;
 }
 
