@@ -31,16 +31,22 @@ PEAK = 989.5e12  # bf16 of an H100, of all rows in MFU
 
 # ---- the rows -------------------------------------------------------------------------------------------------------
 
+def head_size(model):
+    return model.get("head_dim", model["hidden"] // model["heads"])
+
+
 def product_weights(model):
-    """Weights that every token is multiplied with: blocks and head, without norms and the embedding."""
-    hidden, head = model["hidden"], model["hidden"] // model["heads"]
-    attention = 2 * hidden * hidden + 2 * hidden * model["kv_heads"] * head
-    return model["layers"] * (attention + 3 * hidden * model["ffn"]) + model["vocab"] * hidden
+    """Weights that a token is multiplied with: blocks and head, without norms, the embedding and routers."""
+    hidden, head = model["hidden"], head_size(model)
+    attention = 2 * hidden * head * (model["heads"] + model["kv_heads"])
+    ffn = model["top_k"] * model["expert_ffn"] if "experts" in model else model["ffn"]
+    return model["layers"] * (attention + 3 * hidden * ffn) + model["vocab"] * hidden
 
 
 def flops_per_token(model, seq_len, counted):
     """Of a training step. counted: the source's words, see "_" in the file of the rows."""
-    attention = model["layers"] * model["hidden"] * seq_len * (6 if counted.startswith("causal") else 12)
+    width = model["heads"] * head_size(model)
+    attention = model["layers"] * width * seq_len * (6 if counted.startswith("causal") else 12)
     embedding = 6 * model["vocab"] * model["hidden"] if "with embedding" in counted and not model["tied"] else 0
     flops = 6 * product_weights(model) + embedding + attention
     # With recomputation the forward pass runs twice; the head's is not run again.
@@ -66,9 +72,12 @@ def flags(row, data):
     model = data["models"][row["model"]]
     layout = row["layout"].split()
     shape = [f"--{key.replace('_', '-')} {model[key]}"
-             for key in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")]
+             for key in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "head_dim", "experts", "top_k",
+                         "expert_ffn") if key in model]
     if model["tied"]:
         shape.append("--tied-embeddings on")
+    if model.get("qk_norm"):
+        shape.append("--qk-norm on")
     batch = f"--seq-len {row['seq_len']} --micro-batch {row['micro_batch']} --global-batch {row['global_batch']}"
     return shlex.split(" ".join([*shape, "--dtype bf16", batch, f"--comm fake --fake-world {row['gpus']}", *layout]))
 
@@ -123,8 +132,8 @@ def simulate(row, data, program, clusters):
 
 # ---- the planner's estimate -----------------------------------------------------------------------------------------
 
-PLANNED = {"--tp": "1", "--cp": "1", "--pp": "1", "--zero": "0", "--recompute": "none", "--hybrid-shard": "0",
-           "--sequence-parallel": "off", "--tp-overlap": "off"}
+PLANNED = {"--tp": "1", "--cp": "1", "--pp": "1", "--ep": "1", "--zero": "0", "--recompute": "none",
+           "--hybrid-shard": "0", "--sequence-parallel": "off", "--tp-overlap": "off"}
 
 
 def estimate(row, data, program, clusters):
