@@ -6,7 +6,7 @@ writes docs/results/08_published.csv, which docs/plots.py draws.
                              [--commands | --check | --lesson]
     python3 docs/published.py --estimate [ROW ...]      the planner's estimate of the same rows, in seconds
 
-ROW: a part of a row's name; default: all, two minutes. --commands prints what would run. --check runs the dry runs
+ROW: a part of a row's name; default: all, six minutes. --commands prints what would run. --check runs the dry runs
 only: every layout must be one that the program accepts. --lesson writes the tables of docs/published.md and of
 chapter 08's README from the CSV. The last lines are the errors by role, and the worst rows.
 

@@ -10,8 +10,8 @@
 //     of model chunks, micro-batches of 1, 2, 4 and 8 sequences, and each level of recomputation; with tp > 1 without and
 //     with sequence parallelism, and this with overlapped communication, too; ZeRO-3 also as hybrid shard, with groups
 //     of 1, 2, 4, ... nodes.
-//     With experts each of them for every ep that divides the experts and tp x cp x dp; tp > 1 then always with sequence
-//     parallelism, and groups of ZeRO-3 only where tp = ep = 1.
+//     With experts each of them for every ep that divides the experts and tp x cp x dp; tp > 1 then always with
+//     sequence parallelism, and groups of ZeRO-3 only where tp = ep = 1.
 //
 // Left out unless a flag asks for it:
 //     gpipe, naive        another schedule is better in every case (1f1b has gpipe's bubble and holds fewer micro-batches)

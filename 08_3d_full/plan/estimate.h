@@ -8,8 +8,8 @@
 //          + update                                        the optimizer, and ZeRO-1's and 2's all-gather
 //
 // Communication of tp is exposed as a whole, or, with --tp-overlap, where a piece of the ring takes longer than the
-// product of the piece before it. Experts have the same load; their rows' way there and back is exposed, but for what the
-// shared experts' products hide. m: micro-batches. F, B: the forward and the backward pass of a micro-batch on a
+// product of the piece before it. Experts have the same load; their rows' way there and back is exposed, but for what
+// the shared experts' products hide. m: micro-batches. F, B: the forward and the backward pass of a micro-batch on a
 // stage: every product by its shape (op_seconds), every collective by its group's place in the cluster (Network), alone
 // on its links. What this leaves out, the simulation has: contention, buckets, ranks that wait for each other.
 #include <map>
