@@ -1,7 +1,6 @@
 #include "01_single_gpu/experts.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace train70b {
@@ -168,34 +167,19 @@ void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
             for (const RowPiece& piece : ranks->pieces(batch, part)) pieces.push_back(piece);
     }
 
-    // keep: what a capacity leaves of each piece, after the pieces of its sequence that come before it.
-    const double capacity = std::ceil(config_.capacity_factor * double(batch.whole_len * k) / double(N));
-    std::vector<int32_t> begin_keep(size_t(2 * P * N));
+    const std::vector<int32_t> begin_keep =
+        begin_keep_of({mine, counts}, {pieces, all}, config_.capacity_factor, batch.whole_len * k);
     to.sent.assign(size_t(N), 0);
     for (int64_t p = 0; p < P; ++p)
         for (int64_t e = 0; e < N; ++e) {
             const double count = counts[size_t(p * N + e)];
-            double kept = count;
-            if (config_.capacity_factor > 0) {
-                double before = 0;
-                for (size_t q = 0; q < pieces.size(); ++q)
-                    if (pieces[q].sequence == mine[size_t(p)].sequence && pieces[q].position < mine[size_t(p)].position)
-                        before += all[q * size_t(N) + size_t(e)];
-                kept = std::clamp(capacity - before, 0.0, count);
-            }
-            begin_keep[size_t((P + p) * N + e)] = int32_t(kept);
-            to.sent[size_t(e)] += int64_t(kept);
+            const int32_t kept = begin_keep[size_t((P + p) * N + e)];
+            to.sent[size_t(e)] += kept;
             if (batch.sequence_scale == 0) continue;
             loads.slots[size_t(e)] += count;
             loads.dropped[size_t(e)] += count - kept;
         }
-    int64_t begin = 0;
-    for (int64_t e = 0; e < N; ++e)
-        for (int64_t p = 0; p < P; ++p) {
-            begin_keep[size_t(p * N + e)] = int32_t(begin);
-            begin += begin_keep[size_t((P + p) * N + e)];
-        }
-    to.order = Tensor({begin}, DType::i32, device);
+    to.order = Tensor({std::accumulate(to.sent.begin(), to.sent.end(), int64_t(0))}, DType::i32, device);
     to.place = Tensor({R, k}, DType::i32, device);
     place_slots(to.order, to.place, to.chosen, upload(begin_keep, {2, P, N}, device, Memory::workspace));
     to.piece_grads = piece_grads(all, pieces, batch, logits);

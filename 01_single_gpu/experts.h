@@ -42,11 +42,6 @@ struct Routing {
     explicit operator bool() const { return bool(chosen); }
 };
 
-// A rank's rows are in pieces of equal length, each of consecutive tokens of one sequence of the micro-batch.
-struct RowPiece {
-    int64_t sequence, position;  // of its first token in the sequence
-};
-
 // The ranks that share the tokens of a sequence, or the experts. This class: one rank.
 class ExpertRanks {
   public:

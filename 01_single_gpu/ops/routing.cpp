@@ -42,11 +42,13 @@ void for_scores(const Tensor& logits, bool sigmoid, const Body& body) {
 // The indices of the n largest of x, the largest first; of equal ones the lower index.
 template <class C>
 std::vector<int32_t> largest(const std::vector<C>& x, int64_t n) {
+    // tag::lab-top-k-capacity-choose[]
     std::vector<int32_t> order(x.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return x[size_t(a)] > x[size_t(b)]; });
     order.resize(size_t(n));
     return order;
+    // end::lab-top-k-capacity-choose[]
 }
 
 // Leaves out, as -infinity, the experts of all groups but the best ones.
@@ -159,6 +161,7 @@ void count_choices(Tensor& counts, const Tensor& chosen) {
 }
 
 void place_slots(Tensor& order, Tensor& place, const Tensor& chosen, const Tensor& begin_keep) {
+    // tag::lab-top-k-capacity-place[]
     const int64_t P = begin_keep.shape()[1], N = begin_keep.shape()[2], slots = chosen.size() / P;
     parallel_rows(P, slots, [&](int64_t p) {
         std::vector<int32_t> seen(size_t(N), 0);
@@ -170,6 +173,7 @@ void place_slots(Tensor& order, Tensor& place, const Tensor& chosen, const Tenso
             if (at >= 0) order.data<int32_t>()[at] = int32_t(i);
         }
     });
+    // end::lab-top-k-capacity-place[]
 }
 
 void gather_slots(Tensor& y, const Tensor& x, const Tensor& order, int64_t top_k, const Tensor& weights) {
@@ -296,6 +300,34 @@ void count_choices(Tensor& counts, const Tensor& chosen) {
           "{} rows in {} pieces", chosen.rows(), counts.rows());
     Span span("count_choices", "op", 0, bytes_of({chosen}));
     DISPATCH(device_of({counts, chosen}), count_choices(counts, chosen));
+}
+
+std::vector<int32_t> begin_keep_of(const PieceCounts& mine, const PieceCounts& all, double factor, int64_t slots) {
+    // tag::lab-top-k-capacity-keep[]
+    const int64_t P = int64_t(mine.pieces.size()), N = int64_t(mine.counts.size()) / P;
+    const double capacity = std::ceil(factor * double(slots) / double(N));
+    std::vector<int32_t> begin_keep(size_t(2 * P * N));
+    for (int64_t p = 0; p < P; ++p)
+        for (int64_t e = 0; e < N; ++e) {
+            double kept = mine.counts[size_t(p * N + e)];
+            if (factor > 0) {
+                const RowPiece& piece = mine.pieces[size_t(p)];
+                double before = 0;  // of the sequence's slots for this expert
+                for (size_t q = 0; q < all.pieces.size(); ++q)
+                    if (all.pieces[q].sequence == piece.sequence && all.pieces[q].position < piece.position)
+                        before += all.counts[q * size_t(N) + size_t(e)];
+                kept = std::clamp(capacity - before, 0.0, kept);
+            }
+            begin_keep[size_t((P + p) * N + e)] = int32_t(kept);
+        }
+    int32_t begin = 0;
+    for (int64_t e = 0; e < N; ++e)
+        for (int64_t p = 0; p < P; ++p) {
+            begin_keep[size_t(p * N + e)] = begin;
+            begin += begin_keep[size_t((P + p) * N + e)];
+        }
+    return begin_keep;
+    // end::lab-top-k-capacity-keep[]
 }
 
 void place_slots(Tensor& order, Tensor& place, const Tensor& chosen, const Tensor& begin_keep) {

@@ -40,6 +40,20 @@ void router_backward(Tensor& dlogits, const Tensor& dweights, const Tensor& logi
 // counts (P, N) i32: slots of each piece that chose each expert.
 void count_choices(Tensor& counts, const Tensor& chosen);
 
+// A rank's rows are in pieces of equal length, each of consecutive tokens of one sequence of the micro-batch.
+struct RowPiece {
+    int64_t sequence, position;  // of its first token in the sequence
+};
+struct PieceCounts {
+    std::vector<RowPiece> pieces;
+    std::vector<double> counts;  // (P, N): slots of each piece that chose each expert
+};
+
+// begin_keep of place_slots for the pieces `mine`; `all`: also those of other ranks with tokens of the same sequences.
+// Of the slots of a sequence, `slots` of them, that chose an expert, it keeps the first ceil(factor slots / N), in the
+// order of positions; factor 0: all. Places are numbered expert by expert, within an expert piece by piece.
+std::vector<int32_t> begin_keep_of(const PieceCounts& mine, const PieceCounts& all, double factor, int64_t slots);
+
 // Counting sort, stable: of the slots of piece p that chose expert e, the first keep[p, e] go to begin[p, e] and
 // behind. order (S) i32: the slot at each place; place (R, k) i32: the place of each slot, -1 if it is dropped. begin_keep
 // (2, P, N) i32.
