@@ -55,6 +55,7 @@ struct RowsSent {
 // tag::exchange[]
 Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, const std::vector<int64_t>& received,
                   const Comm& ranks, const std::function<void()>& meanwhile) {
+    // tag::lab-dispatch-rows[]
     RowsSent there(x.data, sent, received, ranks);
     const auto back = std::make_shared<RowsSent>();
     tape.record([back, dx = x.grad] { accumulate(*dx, back->wait()); });
@@ -62,6 +63,7 @@ Var exchange_rows(Tape& tape, const Var& x, const std::vector<int64_t>& sent, co
     Var y{.data = there.wait()};
     tape.record([=, dy = y.grad] { *back = RowsSent(*dy, received, sent, ranks); });
     return y;
+    // end::lab-dispatch-rows[]
 }
 // end::exchange[]
 
@@ -114,6 +116,7 @@ void ExpertParallel::plan(Routing& routing, const Tensor& logits) const {
     const Comm& ep = ranks_.ep;
     routing.rows = routing.sent;
     if (ep.size() == 1) return;
+    // tag::lab-dispatch-plan[]
     const size_t N = size_t(ep.size()), experts = routing.sent.size(), mine = experts / N;
     // counts[r][e]: rows of rank r for expert e.
     std::vector<double> counts = ep.gather({routing.sent.begin(), routing.sent.end()});
@@ -145,6 +148,7 @@ void ExpertParallel::plan(Routing& routing, const Tensor& logits) const {
         exchange->inverse = upload(inverse, {row}, logits.device());
     }
     routing.exchange = exchange;
+    // end::lab-dispatch-plan[]
 }
 // end::plan[]
 
@@ -152,15 +156,19 @@ Var ExpertParallel::dispatch(Tape& tape, const Var& sorted, const Routing& routi
                              const std::function<void()>& meanwhile) const {
     if (!routing.exchange) return ExpertRanks::dispatch(tape, sorted, routing, meanwhile);
     const auto& its = *static_cast<const Exchange*>(routing.exchange.get());
+    // tag::lab-dispatch-dispatch[]
     const Var here = exchange_rows(tape, sorted, its.sent, its.received, ranks_.ep, meanwhile);
     return reorder(tape, here, its.order, its.inverse);
+    // end::lab-dispatch-dispatch[]
 }
 
 Var ExpertParallel::combine(Tape& tape, const Var& out, const Routing& routing) const {
     if (!routing.exchange) return out;
     const auto& its = *static_cast<const Exchange*>(routing.exchange.get());
+    // tag::lab-dispatch-combine[]
     const Var there = reorder(tape, out, its.inverse, its.order);
     return exchange_rows(tape, there, its.received, its.sent, ranks_.ep, [] {});
+    // end::lab-dispatch-combine[]
 }
 
 }  // namespace train70b
