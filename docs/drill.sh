@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fault drills: eight incidents on a few CPU ranks, to be explained from logs, metrics and traces (docs/drills)
+# Fault drills: nine incidents on a few CPU ranks, to be explained from logs, metrics and traces (docs/drills)
 #   bash docs/drill.sh list
 #   bash docs/drill.sh start NAME|NUMBER [--seed N]
 #   bash docs/drill.sh rerun NAME [--on RANKS] [FLAG ...]     the same job on the same, still faulty, machines

@@ -15,6 +15,8 @@ steps_of() { grep -c '"event":"step"' "$1"; }
 tables= # it has no such flag
 refused "a rank that does not exist" 2 "--inject kill:2:1: valid ranks are 0 to 1" --inject nan:0:1,kill:2:1
 refused "a deadlock of one group" 2 "--inject deadlock:0:1: takes two groups|--tp 2 --dp 2" --inject deadlock:0:1
+refused "a wrong group of what is no expert's" 2 "--inject wrong-group:0:1:lm_head.weight: \"lm_head.weight\" is no parameter of experts" \
+    --experts 8 --ep 2 --inject wrong-group:0:1:lm_head.weight
 refused "replicas where nothing is replicated" 2 "--replica-check 1: --zero 3 keeps one copy|--hybrid-shard" --replica-check 1 --zero 3
 refused "replicas of pipeline stages" 2 "--replica-check 1: no two ranks hold the same" --replica-check 1 --pp 2
 
@@ -95,6 +97,15 @@ train --inject wrong-sum:3:4 --replica-check 1 --metrics m.jsonl
 verdict "wrong-sum: the replicas stay equal; other losses from the next step on" "$(ends 0 10)$(
     [ "$(losses m.jsonl | head -n 4)" = "$(losses plain.jsonl | head -n 4)" ] || echo "other losses before it; ")$(
     [ "$(losses m.jsonl)" != "$(losses plain.jsonl)" ] || echo "the same losses")"
+sparse="--dtype fp64 --experts 8 --ep 2 --zero 1"
+train $sparse --metrics sparse.jsonl
+train $sparse --inject wrong-group:1:4,wrong-group:3:4 --replica-check 1 --metrics m.jsonl
+norms() { grep '"event":"step"' "$1" | grep -o '"grad_norm":[0-9.]*'; }
+verdict "wrong-group: the replicas stay equal; another norm from its step on, other losses from the next" "$(ends 0 10)$(
+    [ "$(norms m.jsonl | head -n 3)" = "$(norms sparse.jsonl | head -n 3)" ] || echo "other norms before it; ")$(
+    [ "$(norms m.jsonl | sed -n 4p)" != "$(norms sparse.jsonl | sed -n 4p)" ] || echo "the same norm; ")$(
+    [ "$(losses m.jsonl | head -n 4)" = "$(losses sparse.jsonl | head -n 4)" ] || echo "other losses before it; ")$(
+    [ "$(losses m.jsonl | sed -n 5p)" != "$(losses sparse.jsonl | sed -n 5p)" ] || echo "the same loss")"
 train --inject bitflip:1:2:model.norm.weight --replica-check 1
 verdict "bitflip in a parameter: that one" "$(ends 1 10)$(
     says "--replica-check: after step 2: the weight of model.norm.weight differs on rank 1 from ranks 0, 2 and 3")"

@@ -319,7 +319,11 @@ TEST_CASE("08: faults") {
          {"a parameter that does not exist", 1,
           "--inject nan:0:2:model.norm: the model has no parameter|its last lm_head.weight",
           "--inject nan:0:2:model.norm"},
+         {"a wrong group without experts", 1, "--inject wrong-group:0:1: needs experts on several ranks|--ep 2",
+          "--inject wrong-group:0:1"},
+         {"a wrong group of one", 1, "--inject wrong-group:0:1: needs experts on several ranks|--ep 2",
+          "--experts 8 --inject wrong-group:0:1"},
          {"a parameter of a fault that has none", 1,
-          "--inject hang:0:2:lm_head.weight: only nan, wrong-sum, bitflip|try hang:0:2",
+          "--inject hang:0:2:lm_head.weight: only nan, wrong-sum, wrong-group, bitflip|try hang:0:2",
           "--inject hang:0:2:lm_head.weight"}});
 }

@@ -17,8 +17,9 @@ namespace train70b {
 namespace {
 
 using Words = std::vector<std::string>;
-const Words kKinds = {"kill", "hang", "stop", "slow", "nan", "wrong-sum", "skip-collective", "deadlock", "bitflip"};
-const Words kKindsWithParam = {"nan", "wrong-sum", "bitflip"};
+const Words kKinds = {"kill",     "hang",   "stop", "slow", "nan", "wrong-sum", "wrong-group", "skip-collective",
+                      "deadlock", "bitflip"};
+const Words kKindsWithParam = {"nan", "wrong-sum", "wrong-group", "bitflip"};
 
 bool contains(const Words& words, const std::string& word) {
     return std::find(words.begin(), words.end(), word) != words.end();
@@ -95,6 +96,11 @@ void Inject::before_step(int64_t step) {
 
 void Inject::gradients_ready(int64_t step) {
     if (const Fault* fault = strikes("nan", step)) put_nan(*fault);
+    for (const Fault& fault : mine_) {
+        if (fault.kind != "wrong-group" || fault.step > step) continue;
+        if (fault.step == step) strikes("wrong-group", step);
+        divide_again(fault);
+    }
     if (strikes("deadlock", step)) trainer_.groups.tp->sum({0.0});
     if (slow_) std::this_thread::sleep_for(std::chrono::duration<double>(now_seconds() - begin_));
 }
@@ -149,6 +155,15 @@ void Inject::leave_out(const Fault& fault) {
     }
     fmt::print(stderr, "FAULT INJECTION: rank {}: from step {} on, its gradient of {} is missing\n", this_rank,
                fault.step, param->name);
+}
+
+// The parts that this rank has of the summed gradients.
+void Inject::divide_again(const Fault& fault) {
+    for (Param* param : model_.params()) {
+        if (!param->of_experts || (!fault.param.empty() && param->name != fault.param)) continue;
+        for (Tensor& part : trainer_.store->gradient_parts(*param))
+            scale(part, double(param->local.rows) / double(param->global_shape[0]));
+    }
 }
 
 void Inject::flip_bit(const Fault& fault) {
@@ -226,6 +241,12 @@ std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm
             if (std::none_of(params.begin(), params.end(), is_it))
                 usage_error("--inject {}: the model has no parameter \"{}\" (its first is {}, its last {})", item,
                             fault.param, params.front()->name, params.back()->name);
+        }
+        if (kind == "wrong-group") {
+            if (options.model.experts.count == 0 || mesh.ep == 1)
+                usage_error("--inject {}: needs experts on several ranks (try --experts 8 --ep 2)", item);
+            if (parts.size() == 4 && fault.param.find(".experts.") == std::string::npos)
+                usage_error("--inject {}: \"{}\" is no parameter of experts", item, fault.param);
         }
         if (kind == "skip-collective" && ranks == 1) usage_error("--inject {}: a single rank has no collectives", item);
         if (kind != "deadlock") {

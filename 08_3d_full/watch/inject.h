@@ -9,6 +9,9 @@
 //   nan              one element of its gradient becomes NaN, before the norm
 //   wrong-sum        from that step on, its gradient of one parameter is missing in the sum over the ranks: a bucket
 //                    that is sent too early. The loss decreases nevertheless, and the replicas stay equal
+//   wrong-group      from that step on, its gradients of experts are divided by ep once more, after their sum: an
+//                    average over all ranks of the stage instead of edp. For all ranks of an edp group, or their
+//                    replicas differ
 //   skip-collective  leaves out one collective, the sum of the loss: a branch that not all ranks take. --comm-check on
 //                    finds it at once if this rank's next collective is in the same group; otherwise a message of
 //                    another length does, or the timeout
@@ -17,7 +20,8 @@
 //   bitflip          flips one bit of a weight after the update (the highest of the mantissa, so it stays finite): a
 //                    memory error, which nothing shows but --replica-check
 //
-// nan, wrong-sum and bitflip take a parameter behind the step; without one they choose.
+// nan, wrong-sum and bitflip take a parameter behind the step; without one they choose. wrong-group takes one, too;
+// without one it takes all of the experts'.
 #include "01_single_gpu/trainer.h"
 #include "02_data_parallel/flags.h"
 #include "08_3d_full/mesh.h"
@@ -45,6 +49,7 @@ class Inject : public RunControl {
     void put_nan(const Fault& fault);
     void flip_bit(const Fault& fault);
     void leave_out(const Fault& fault);  // prepares wrong-sum
+    void divide_again(const Fault& fault);
 
     std::vector<Fault> mine_;
     Trainer& trainer_;

@@ -15,6 +15,7 @@ CAUSES = {
     "skipped-collective": "a rank leaves out a collective that the others call",
     "deadlock": "ranks call the collectives of two groups in different orders, so that each waits for another",
     "missing-gradient": "a rank's gradient is missing in the sum over the ranks",
+    "wrong-group": "a gradient is averaged over another group than that of the ranks which hold the parameter",
     "rounding": "another order of sums: the last bits differ, nothing is wrong",
     "bit-flip": "a weight changed in one rank's memory between two updates",
     "other-data": "a rank trains on other samples than it should",
@@ -52,7 +53,7 @@ class Evidence:
     find: object
     rerun: dict = None      # flags
     on: list = None         # ranks of the rerun
-    one_rank: bool = False  # and a run of chapter 01 with the same flags, whose reference is beside it
+    one_rank: bool = False  # and a run on one rank with the same flags, whose reference (or checkpoint) is beside it
 
 
 # ---- reading the artefacts -----------------------------------------------------------------------------------------
@@ -209,6 +210,14 @@ def compared(pattern):
     return find
 
 
+def moments(*patterns):
+    """In what moments.py prints of the checkpoints of the run and of one rank: each pattern, and its last line."""
+    def find(folder):
+        lines = [first_line(pattern, "compare.txt")(folder) for pattern in patterns]
+        return None if None in lines else "; ".join(line.split(": ", 1)[1] for line in lines)
+    return find
+
+
 # ---- the incidents -------------------------------------------------------------------------------------------------
 class Incident:
     name = title = teaches = story = meaning = troubleshooting = reasoning = cluster = ""
@@ -225,6 +234,7 @@ class Incident:
     steps = 24
     step_tolerance = 0
     quiet = False       # measures times: needs two idle cores
+    moments = False     # compares checkpoints by moments.py, not references: of experts
     extra = {}          # {file: a run without the fault, "same" layout or "one" rank}
 
     def draw(self, dice):

@@ -1,11 +1,12 @@
-"""The eight incidents: how each is drawn from a seed, its story, hints, evidence and solution. drill.py runs them.
+"""The nine incidents: how each is drawn from a seed, its story, hints, evidence and solution. drill.py runs them.
 
 Reading on spoils the drills."""
 import re
 
 from evidence import (Case, Evidence, Incident, NORMS, PARAMETERS, PER_NODE, all_terminated_but, compared,
-                      first_difference, first_line, last_step, node_of, only_missing, out_of_order,
+                      first_difference, first_line, last_step, moments, node_of, only_missing, out_of_order,
                       same_loss_other_norm, straggles, usual_order, waits_in)
+from jobs import FIRST_STEP
 
 
 class Nan(Incident):
@@ -357,6 +358,8 @@ build/bin/compare build/drill/harbour/reference build/drill/harbour/one shows th
                   "bit-flip": "a changed weight would change the loss of step 1 on one rank, and --replica-check "
                               "would see it",
                   "nan-one-rank": "every value is a number",
+                  "wrong-group": "a wrong divisor leaves every element of a gradient the same factor; and one group "
+                                 "sums all gradients here",
                   "divergence": "the loss is nearly the right one: something is wrong, but not that"}
     reasoning = """At step 1 the weights are equal, and so is the loss: the forward pass is right. The gradient norm
 is not. One gradient of 21 differs, by far more than rounding, while the others agree to 1e-6: a part of its sum is
@@ -385,4 +388,72 @@ before its last gradient is added (chapter 02, trap 2)."""
                          [other for other in range(4) if other != rank], True)]
 
 
-INCIDENTS = [kind() for kind in (Nan, Hang, LostNode, Slow, Skipped, BitFlip, Deadlock, WrongSum)]
+class WrongGroup(Incident):
+    name = "indigo"
+    title = "Experts on several ranks. The loss of step 1 is right; is the run?"
+    teaches = "which ranks share an expert's gradient; a factor says which group it was divided by"
+    minutes = 25
+    needs = "chapter 08, experts"
+    place = "the parameter"
+    rank = "all ranks whose gradient is wrong, as in rank=0,1"
+    fields = ("rank", "place", "cause")
+    moments = True
+    story = """indigo has experts, eight in each layer, over two ranks of each of two copies (--ep 2 on four ranks).
+Since a new optimizer library is in use its gradient norm differs from that of one rank (one-rank.jsonl), from step 1
+on; the loss of step 1 does not. It falls, and the owner would leave it at that: experts, he says, are noisy, and a
+rounded score sends a token elsewhere. Which weights are trained wrongly, on which ranks, and by what?
+
+--save-reference does not take experts. But the first moments in a checkpoint of step 1 are the gradients of that step,
+times 1 - beta1, and nothing is clipped (--clip 0): bash docs/drill.sh rerun indigo --steps 1 --checkpoint-dir checkpoints
+--checkpoint-every 1, then bash build/drill/indigo/one-rank.sh, then python3 docs/drills/moments.py with the two folders
+step-1, that of rerun-1/checkpoints first."""
+    hints = ("Loss and grad_norm of step 1, in metrics.jsonl and one-rank.jsonl. A token that goes elsewhere would change "
+             "both, and by how much?",
+             "moments.py names the parameter, and which of the eight experts. With --ep 2 the first half of the experts is "
+             "on the ranks of even number, the other half on the others.",
+             "Each of these experts has the same factor. Which sizes could it be: of dp, of ep, of edp = dp / ep? The same "
+             "again with --ep 4, then with --ep 1.")
+    remarks = {"rank": "name all of them (rank=0,1): those that hold the experts which moments.py lists",
+               "place": "moments.py names it, without the number of the expert",
+               "cause": "is it one factor for all elements, and does it follow --ep?"}
+    confusions = {"rounding": "a choice that rounding decides changes the loss of step 1, and some rows; not a factor",
+                  "missing-gradient": "what is missing in a sum differs from element to element; here is one factor",
+                  "other-data": "other samples would change every gradient, and the loss of step 1",
+                  "bit-flip": "a weight that has changed would change the loss of step 1",
+                  "nan-one-rank": "every value is a number",
+                  "divergence": "it is wrong from the first step on, before any update"}
+    reasoning = """The loss of step 1 is right, so routing, dispatch and products are. One parameter of 57 has
+another gradient, of half of its experts, and each of these by one factor, so nothing is missing: it has been divided
+once too often. With --ep 4 the factor is 1/4, with --ep 1 it is 1: the divisor is ep = dp / edp. These ranks average
+over all of dp what only edp ranks share. (The rows of the other ranks have come to this expert already.)"""
+    cluster = """Roll the library back on these hosts, and start again from the first checkpoint: AdamW hides a factor
+in a gradient, but not in the norm that clips all others, nor beside weight decay. Make one comparison of step-1
+gradients in fp64, on one rank and with every value of --ep, a condition of each upgrade."""
+    troubleshooting = "Gradients of experts depend on --ep"
+    extra = {"one-rank.jsonl": "one"}
+
+    def draw(self, dice):
+        its, name = dice.choice([(0, 2), (1, 3)]), dice.choice(["gate_up_proj", "down_proj"])
+        name = f"model.layers.{dice.randrange(6)}.mlp.experts.{name}"
+        return Case(self.job(layers=6, experts=8, ep=2, clip=0), [("wrong-group", rank, 1, name) for rank in its],
+                    {"rank": set(its), "place": name, "cause": "wrong-group"})
+
+    def evidence(self, case):
+        name, odd = re.escape(case.answer["place"]), min(case.answer["rank"])
+
+        def scaled(ranks, factor):  # of these, which hold 8 / ranks experts each: those with the fault
+            each = 8 // ranks
+            its = [expert for expert in range(8) if expert // each in case.answer["rank"] or ranks == 2 and
+                   expert // each == odd]
+            lines = [rf"^{name}, expert {expert}: {factor}" for expert in its]
+            return moments(*lines, r"^1 of \d+ parameters differ")
+
+        return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
+                Evidence("half of the experts, each by the factor 1/2", scaled(2, r"0\.5000"), FIRST_STEP, None, True),
+                Evidence("the same in fp64", scaled(2, r"0\.5000"), {**FIRST_STEP, "--dtype": "fp64"}, None, True),
+                Evidence("--ep 4: the factor is 1/4", scaled(4, r"0\.2500"), {**FIRST_STEP, "--ep": "4"}, None, True),
+                Evidence("--ep 1: there is no difference", moments(r"^0 of \d+ parameters differ"),
+                         {**FIRST_STEP, "--ep": "1"}, None, True)]
+
+
+INCIDENTS = [kind() for kind in (Nan, Hang, LostNode, Slow, Skipped, BitFlip, Deadlock, WrongSum, WrongGroup)]
