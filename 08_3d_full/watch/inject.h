@@ -9,9 +9,8 @@
 //   nan              one element of its gradient becomes NaN, before the norm
 //   wrong-sum        from that step on, its gradient of one parameter is missing in the sum over the ranks: a bucket
 //                    that is sent too early. The loss decreases nevertheless, and the replicas stay equal
-//   wrong-group      from that step on, its gradients of experts are divided by ep once more, after their sum: an
-//                    average over all ranks of the stage instead of edp. For all ranks of an edp group, or their
-//                    replicas differ
+//   wrong-group      from that step on, its gradients of experts are divided by ep after their sum: an average over
+//                    ranks that hold other experts. For all ranks of an edp group, or their replicas differ
 //   skip-collective  leaves out one collective, the sum of the loss: a branch that not all ranks take. --comm-check on
 //                    finds it at once if this rank's next collective is in the same group; otherwise a message of
 //                    another length does, or the timeout

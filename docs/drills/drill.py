@@ -151,7 +151,8 @@ def start(runner, incident, folder, seed):
                 command = " ".join([str(runner.programs / program), *words_of({**flags, **saves})])
                 (work / "one-rank.sh").write_text(
                     "# The job's model and data on one good device: writes the folder `one` beside this file. More "
-                    f'flags: as arguments.\ncd "$(dirname "$0")" && {command} "$@" >one-rank.log && echo "$(pwd)/{made}"\n')
+                    f'flags: as arguments.\ncd "$(dirname "$0")" && {command} "$@" >one-rank.log && '
+                    f'echo "$(pwd)/{made}"\n')
             (work / "brief.md").write_text(brief(incident, case, work, runner.programs))
             salt = os.urandom(8).hex()
             state = {"salt": salt, "sealed": seal(salt, [seed, draw]), "hints": 0, "attempts": [], "solution": False}

@@ -15,7 +15,7 @@ CAUSES = {
     "skipped-collective": "a rank leaves out a collective that the others call",
     "deadlock": "ranks call the collectives of two groups in different orders, so that each waits for another",
     "missing-gradient": "a rank's gradient is missing in the sum over the ranks",
-    "wrong-group": "a gradient is averaged over another group than that of the ranks which hold the parameter",
+    "wrong-group": "a gradient is divided by the size of a group that does not share the parameter",
     "rounding": "another order of sums: the last bits differ, nothing is wrong",
     "bit-flip": "a weight changed in one rank's memory between two updates",
     "other-data": "a rank trains on other samples than it should",

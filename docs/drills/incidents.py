@@ -403,16 +403,18 @@ Since a new optimizer library is in use its gradient norm differs from that of o
 on; the loss of step 1 does not. It falls, and the owner would leave it at that: experts, he says, are noisy, and a
 rounded score sends a token elsewhere. Which weights are trained wrongly, on which ranks, and by what?
 
---save-reference does not take experts. But the first moments in a checkpoint of step 1 are the gradients of that step,
-times 1 - beta1, and nothing is clipped (--clip 0): bash docs/drill.sh rerun indigo --steps 1 --checkpoint-dir checkpoints
---checkpoint-every 1, then bash build/drill/indigo/one-rank.sh, then python3 docs/drills/moments.py with the two folders
-step-1, that of rerun-1/checkpoints first."""
-    hints = ("Loss and grad_norm of step 1, in metrics.jsonl and one-rank.jsonl. A token that goes elsewhere would change "
-             "both, and by how much?",
-             "moments.py names the parameter, and which of the eight experts. With --ep 2 the first half of the experts is "
-             "on the ranks of even number, the other half on the others.",
-             "Each of these experts has the same factor. Which sizes could it be: of dp, of ep, of edp = dp / ep? The same "
-             "again with --ep 4, then with --ep 1.")
+--save-reference does not take experts. But the first moments in a checkpoint of step 1 are the gradients of that
+step, times 1 - beta1, and nothing is clipped (--clip 0). So:
+
+    bash docs/drill.sh rerun indigo --steps 1 --checkpoint-dir checkpoints --checkpoint-every 1
+    bash build/drill/indigo/one-rank.sh
+    python3 docs/drills/moments.py build/drill/indigo/rerun-1/checkpoints/step-1 build/drill/indigo/one/step-1"""
+    hints = ("Loss and grad_norm of step 1, in metrics.jsonl and one-rank.jsonl. A token that goes elsewhere would "
+             "change both, and by how much?",
+             "moments.py names the parameter, and which of the eight experts. With --ep 2 the first half of the experts "
+             "is on the ranks of even number, the other half on the others.",
+             "Each of these experts has the same factor. Which sizes could it be: of dp, of ep, of edp = dp / ep? The "
+             "same again with --ep 4, then with --ep 1 (and the checkpoint of one rank remains).")
     remarks = {"rank": "name all of them (rank=0,1): those that hold the experts which moments.py lists",
                "place": "moments.py names it, without the number of the expert",
                "cause": "is it one factor for all elements, and does it follow --ep?"}
@@ -424,11 +426,13 @@ step-1, that of rerun-1/checkpoints first."""
                   "divergence": "it is wrong from the first step on, before any update"}
     reasoning = """The loss of step 1 is right, so routing, dispatch and products are. One parameter of 57 has
 another gradient, of half of its experts, and each of these by one factor, so nothing is missing: it has been divided
-once too often. With --ep 4 the factor is 1/4, with --ep 1 it is 1: the divisor is ep = dp / edp. These ranks average
-over all of dp what only edp ranks share. (The rows of the other ranks have come to this expert already.)"""
+once too often. With --ep 4 the factor is 1/4, with --ep 1 it is 1: the divisor is ep, not edp = dp / ep. These ranks
+average over ep, as if its ranks held the same experts; but they hold others, and have sent their rows here already."""
     cluster = """Roll the library back on these hosts, and start again from the first checkpoint: AdamW hides a factor
 in a gradient, but not in the norm that clips all others, nor beside weight decay. Make one comparison of step-1
-gradients in fp64, on one rank and with every value of --ep, a condition of each upgrade."""
+gradients in fp64, on one rank and with every value of --ep, a condition of each upgrade. (Here the loss is divided once
+by the tokens of all ranks, and every gradient is a plain sum. Where each rank's loss is its own mean, an expert's
+gradient is summed over edp and divided by dp x cp like all others: dividing by edp makes it ep times too large.)"""
     troubleshooting = "Gradients of experts depend on --ep"
     extra = {"one-rank.jsonl": "one"}
 
