@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Predict, then run: asks the questions of a chapter, runs its commands, and scores the answers.
 
-    python3 docs/predict.py 05 [--question N] [--build build] [--list]     --list: the questions only, runs nothing
+    python3 docs/predict.py 05 [--question N] [--build build] [--list]     --list: the questions only, runs nothing;
+                                                                           05: or another chapter, or experts
     python3 docs/predict.py 05 --answers FILE [--json]                     one answer per line, for a teacher's script
     python3 docs/predict.py --check [NN ...] [--write] [--all] [--record]  every printed number against its command
                                                                            (without NN also README.md's, docs/appendix.md's, experts/README.md's)
@@ -32,6 +33,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+EXPERTS = "08_3d_full/experts/README.md"  # a lesson of its own inside a chapter
 sys.path.insert(0, str(ROOT / "tests"))
 from checked import RECORD, Checked  # noqa: E402
 from lessons import Lessons  # noqa: E402
@@ -261,6 +263,7 @@ def chapters(names):
     readmes = sorted(ROOT.glob("[0-9][0-9]_*/README.md"))
     if not names:
         return readmes
+    readmes += [path for path in (ROOT / EXPERTS,) if path.is_file()]
     found = []
     for name in names:
         matching = [path for path in readmes if name.strip("/") in (path.parent.name, path.parent.name[:2],
@@ -323,7 +326,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(words=None):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("chapter", nargs="*", help="01 to 08")
+    parser.add_argument("chapter", nargs="*", help="01 to 08, or experts")
     parser.add_argument("--build", help="build folder (build)")
     parser.add_argument("--question", type=int, help="only this one")
     parser.add_argument("--answers", help="file with one answer per line")
@@ -350,9 +353,8 @@ def main(words=None):
         if not arguments.check:
             return quiz(arguments)
         readmes = chapters(arguments.chapter)
-        if not arguments.chapter:  # figures, no questions
-            readmes += [path for path in (ROOT / "README.md", ROOT / "docs/appendix.md",
-                                          ROOT / "08_3d_full/experts/README.md") if path.is_file()]
+        if not arguments.chapter:  # two more with figures, but no questions
+            readmes += [path for path in (ROOT / "README.md", ROOT / "docs/appendix.md", ROOT / EXPERTS) if path.is_file()]
         commands = [figure.command for path in readmes for figure in Readme(path).figures]
         return check(arguments, readmes, programs_of(arguments.build, commands))
     except UsageError as error:
