@@ -255,4 +255,11 @@ def self_test(predict):
                     got = end.code
             good = int(got) == code and said in text.getvalue() and (code != 2 or text.getvalue().count("\n") == 1)
             expect(good, f"predict.py {words}", f"{got}: {text.getvalue()}")
+        lesson = predict.ROOT / predict.EXPERTS
+        lesson.parent.mkdir(parents=True)
+        lesson.write_text(original)
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            got = predict.main(["experts", "--list"])
+        expect(got == 0 and "1. How many bytes are sent in stage 2?" in text.getvalue(), "predict.py experts --list",
+               f"{got}: {text.getvalue()}")
     return int(bool(failed))
