@@ -78,7 +78,8 @@ std::set<Layout> by_brute_force(const PlanRequest& r) {
                                     try {
                                         Parsed(r, flags_of(r, layout)).check(r.gpus);
                                     } catch (const UsageError&) { continue; }
-                                    for (int64_t zero = 0; zero <= (dp * cp > 1 ? 3 : 0); ++zero)
+                                    const bool sharded = dp * cp > 1 || (most_ep > 1 && layout.edp() > 1);
+                                    for (int64_t zero = 0; zero <= (sharded ? 3 : 0); ++zero)
                                         for (const std::string& level : recompute_names()) {
                                             Layout each = layout;
                                             each.zero = zero, each.recompute = recompute_of(level);

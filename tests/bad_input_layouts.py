@@ -230,6 +230,9 @@ def plan_cases(add, binaries):
             ("--seq-len 1000000000", ["--seq-len 1000000000", "fits in no layout"]),
             ("--model 7b --reserve-gb 79", ["--reserve-gb 79", "fits in no layout", "GB"]),
             ("--reserve-gb 86", "--reserve-gb"),
+            ("--ep 4", ["--ep 4", "--experts"]), ("--experts 8 --fp8 current", ["--fp8", "--experts"]),
+            ("--experts 8 --ep 3", ["ep 3", "--experts 8"]), ("--experts 8 --ep 16", "no layout"),
+            ("--experts 8 --tp 2 --sequence-parallel off", ["no layout", "--sequence-parallel"]),
             ("--gpuz 8", "--gpuz"), ("125m", "125m"), ("--load-hf folder", "--load-hf")):
         bad(given.split(), expected)
     for without in (["--cluster"], ["--global-batch"]):

@@ -131,7 +131,7 @@ class Enumerator {
             return leave_out(
                 "dp", layout.dp,
                 fmt::format("--global-batch {} over it is not divisible by --micro-batch", r_.global_batch));
-        const bool sharded = layout.dp * layout.cp > 1;
+        const bool sharded = layout.dp * layout.cp > 1 || (c_.experts.count > 0 && layout.edp() > 1);
         bool any = false;
         for (const ScheduleChunks& passes : schedules(layout.pp))
             for (const int64_t micro_batch : micro_batches) {
