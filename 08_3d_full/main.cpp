@@ -65,7 +65,8 @@ static void program(int argc, char** argv) {
     ReplicaCheck replicas(replica_check, p.trainer(), p.model(), p.world, config);
     Checkpoints checkpoints(folder, o, config, p.flags.values(), p.data(), p.trainer(), p.world);
     std::vector<RunControl*>& controls = p.trainer().controls;
-    controls.insert(controls.end(), {&inject, &replicas, &checkpoints});
+    controls.insert(controls.begin(), &inject);  // its gradients are those that the others see
+    controls.insert(controls.end(), {&replicas, &checkpoints});
     p.allocate();
     say_ramps(ramps);
     say_layout(p, composed, config);

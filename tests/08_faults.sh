@@ -106,6 +106,11 @@ verdict "wrong-group: the replicas stay equal; another norm from its step on, ot
     [ "$(norms m.jsonl | sed -n 4p)" != "$(norms sparse.jsonl | sed -n 4p)" ] || echo "the same norm; ")$(
     [ "$(losses m.jsonl | head -n 4)" = "$(losses sparse.jsonl | head -n 4)" ] || echo "other losses before it; ")$(
     [ "$(losses m.jsonl | sed -n 5p)" != "$(losses sparse.jsonl | sed -n 5p)" ] || echo "the same loss")"
+run 1 "$bin/01_single_gpu" "${shape[@]}" --steps 6 --dtype fp64 --experts 8 --save-reference sparse_one
+train $sparse --inject wrong-group:1:1,wrong-group:3:1 --save-reference halved
+"$bin/compare" halved sparse_one >"$work/out"
+verdict "wrong-group: half of the experts' gradients are halved in a reference" "$([ $? = 1 ] || echo "compare: not exit code 1; ")$(
+    grep -q "the 24 wrong ones are 1/2 x the reference's, nothing else" "$work/out" || cat "$work/out")"
 train --inject bitflip:1:2:model.norm.weight --replica-check 1
 verdict "bitflip in a parameter: that one" "$(ends 1 10)$(
     says "--replica-check: after step 2: the weight of model.norm.weight differs on rank 1 from ranks 0, 2 and 3")"

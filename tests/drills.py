@@ -102,6 +102,12 @@ def definitions():
             if re.search(rf"\b{right.replace('-', '[- ]')}", told) or str(case.answer["place"]) in told:
                 problems.append(f"{each.name}: the story gives the answer")
     verdict("nine incidents: rows of the two documents, three hints, remarks on every field", *sorted(set(problems)))
+    shown, its = "model.layers.3.block_sparse_moe.experts", "layers.3.mlp.experts"
+    same = [(f"{shown}.w1.weight", f"{shown}.w3", f"{its}.gate_up_proj"), (f"{shown}.w2.weight", f"{its}.down_proj")]
+    others = [f"{shown}.0.w2", f"{shown}.7.w3", f"{its}.0.down_proj"]
+    names = {drills.plain_name(name) for each in same for name in each}
+    verdict("an expert's parameter: by the Hub's name or the program's, without a number",
+            "" if len(names) == 2 else f"{names}", *[name for name in others if drills.plain_name(name) in names])
     drawn = {each.name: {str(drills.drawn(each, seed, 0).answer) for seed in range(200)} for each in INCIDENTS}
     verdict("seeds draw different incidents", *[f"{name}: {len(answers)}" for name, answers in drawn.items()
                                                if len(answers) < 20])
@@ -215,10 +221,6 @@ def bad_input(shell, programs, started):
     refused("a rerun with the program's bad input", ["rerun", name, "--heads", "5"], "--heads 5")
     refused("a rerun with an unknown flag", ["rerun", name, "--frobnicate"], "--frobnicate")
     refused("a rerun with a word", ["rerun", name, "fast"], "fast: must be a flag")
-    for words, part in (([], "takes two checkpoints"), (["nothing", "nothing"], "nothing: no full checkpoint")):
-        done = subprocess.run([sys.executable, "docs/drills/moments.py", *words], cwd=ROOT, capture_output=True, text=True)
-        verdict(f"refused: moments.py {' '.join(words)}", f"exit code {done.returncode}" if done.returncode != 2 else "",
-                "" if done.stderr.count("\n") == 1 and part in done.stderr else done.stderr)
     (shell.folder / "elsewhere" / name).mkdir(parents=True)
     (shell.folder / "file").write_text("")
     for where, part in (("elsewhere", "not a drill's folder"), ("file", "ile")):

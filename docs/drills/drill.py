@@ -21,9 +21,9 @@ import shutil
 import sys
 import tempfile
 
-from evidence import CAUSES, PER_NODE, node_of
+from evidence import CAUSES, PER_NODE, hub_name, node_of
 from incidents import INCIDENTS
-from jobs import FIRST_STEP, ONE_RANK, OUTPUT, ROOT, Runner, Usage, clean, moved, pairs_of, words_of
+from jobs import ONE_RANK, OUTPUT, ROOT, Runner, Usage, clean, moved, pairs_of, words_of
 
 
 def named(word):
@@ -88,8 +88,7 @@ def brief(incident, case, shown, programs):
              "trace.json": "all ranks on one clock: ui.perfetto.dev", "nodes.txt": "which ranks share a node",
              "good.jsonl": "the metrics of a run without the fault",
              "one-rank.jsonl": "the metrics of one good device",
-             "one-rank.sh": "its first step again, with a checkpoint in `one`" if incident.moments else
-             "that run again, with --save-reference one",
+             "one-rank.sh": "that run again, with --save-reference one",
              "reference/": "gradients of step 1 and more, for build/bin/compare"}
     lines = [f"# Drill {number}: {incident.name}", "", incident.story, "", "## What you have", ""]
     lines += [f"- `{name}`: {what}" for name, what in there.items() if (shown / name).exists()]
@@ -144,15 +143,13 @@ def start(runner, incident, folder, seed):
             if not all(each.find(work) for each in incident.evidence(case) if each.rerun is None):
                 continue
             if "one" in incident.extra.values():
-                program, saves, made = "01_single_gpu", {"--save-reference": "one"}, "one"
-                if incident.moments:
-                    program, saves, made = "08_3d_full", {**FIRST_STEP, "--checkpoint-dir": "one"}, "one/step-1"
                 flags = {flag: value for flag, value in case.flags.items() if flag in ONE_RANK}
-                command = " ".join([str(runner.programs / program), *words_of({**flags, **saves})])
+                command = " ".join([str(runner.programs / "01_single_gpu"),
+                                    *words_of({**flags, "--save-reference": "one"})])
                 (work / "one-rank.sh").write_text(
                     "# The job's model and data on one good device: writes the folder `one` beside this file. More "
                     f'flags: as arguments.\ncd "$(dirname "$0")" && {command} "$@" >one-rank.log && '
-                    f'echo "$(pwd)/{made}"\n')
+                    f'echo "$(pwd)/one"\n')
             (work / "brief.md").write_text(brief(incident, case, work, runner.programs))
             salt = os.urandom(8).hex()
             state = {"salt": salt, "sealed": seal(salt, [seed, draw]), "hints": 0, "attempts": [], "solution": False}
@@ -206,7 +203,7 @@ def ranks_in(text, ranks):
 
 def plain_name(place):
     """A place as it is compared: without number, case, and the parts that every parameter has."""
-    return re.sub(r"[\s#].*$", "", place.strip().lower()).removeprefix("model.").removesuffix(".weight")
+    return hub_name(re.sub(r"[\s#].*$", "", place.strip().lower()).removeprefix("model.").removesuffix(".weight"))
 
 
 def marks_of(drill, field, text):

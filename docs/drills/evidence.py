@@ -30,7 +30,18 @@ PARAMETERS = ["model.norm.weight", "lm_head.weight"] + [
 # Weights near 1, of which a flipped bit shows in the next step's loss.
 NORMS = ["model.norm.weight"] + [f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
                                  for part in ("input_layernorm", "post_attention_layernorm")]
+# The program keeps the matrices of all experts in two parameters; references have them one by one, as the Hub's files.
+SAME_MATRIX = {"mlp.experts.gate_up_proj": "block_sparse_moe.experts.w1",
+               "block_sparse_moe.experts.w3": "block_sparse_moe.experts.w1",
+               "mlp.experts.down_proj": "block_sparse_moe.experts.w2"}
 PER_NODE = 2
+
+
+def hub_name(place):
+    """Of a parameter of experts in the program, or of w3, which shares one with w1: as the drills' answers have it."""
+    for its, name in SAME_MATRIX.items():
+        place = place.replace(its, name)
+    return place
 
 
 def node_of(job, rank):
@@ -53,18 +64,18 @@ class Evidence:
     find: object
     rerun: dict = None      # flags
     on: list = None         # ranks of the rerun
-    one_rank: bool = False  # and a run on one rank with the same flags, whose reference (or checkpoint) is beside it
+    one_rank: bool = False  # and a run of chapter 01 with the same flags, whose reference is beside it
 
 
 # ---- reading the artefacts -----------------------------------------------------------------------------------------
-def first_line(pattern, *files):
+def first_line(pattern, *files, longest=200):
     """Evidence.find: the first line of the files (globs) that the pattern matches, as FILE:LINE: TEXT."""
     def find(folder):
         for glob in files:
             for path in sorted(folder.glob(glob)):
                 for number, text in enumerate(path.read_text().splitlines(), 1):
                     if re.search(pattern, text):
-                        shown = text if len(text) < 200 else text[:200] + " ..."
+                        shown = text if len(text) < longest else text[:longest] + " ..."
                         return f"{path.relative_to(folder)}:{number}: {shown}"
         return None
     return find
@@ -202,19 +213,12 @@ def usual_order(folder):
     return None
 
 
-def compared(pattern):
-    """In what build/bin/compare prints of the run's reference and one rank's."""
+def compared(*patterns):
+    """In what build/bin/compare prints of the run's reference and one rank's: a line for each pattern."""
     def find(folder):
-        line = first_line(pattern, "compare.txt")(folder)
-        return line and line.replace("compare.txt:", "build/bin/compare reference one, line ", 1)
-    return find
-
-
-def moments(*patterns):
-    """In what moments.py prints of the checkpoints of the run and of one rank: each pattern, and its last line."""
-    def find(folder):
-        lines = [first_line(pattern, "compare.txt")(folder) for pattern in patterns]
-        return None if None in lines else "; ".join(line.split(": ", 1)[1] for line in lines)
+        lines = [first_line(pattern, "compare.txt", longest=400)(folder) for pattern in patterns]
+        return None if None in lines else "\n    ".join(
+            line.replace("compare.txt:", "build/bin/compare reference one, line ", 1) for line in lines)
     return find
 
 
@@ -234,7 +238,6 @@ class Incident:
     steps = 24
     step_tolerance = 0
     quiet = False       # measures times: needs two idle cores
-    moments = False     # compares checkpoints by moments.py, not references: of experts
     extra = {}          # {file: a run without the fault, "same" layout or "one" rank}
 
     def draw(self, dice):

@@ -4,9 +4,8 @@ Reading on spoils the drills."""
 import re
 
 from evidence import (Case, Evidence, Incident, NORMS, PARAMETERS, PER_NODE, all_terminated_but, compared,
-                      first_difference, first_line, last_step, moments, node_of, only_missing, out_of_order,
+                      first_difference, first_line, hub_name, last_step, node_of, only_missing, out_of_order,
                       same_loss_other_norm, straggles, usual_order, waits_in)
-from jobs import FIRST_STEP
 
 
 class Nan(Incident):
@@ -394,29 +393,31 @@ class WrongGroup(Incident):
     teaches = "which ranks share an expert's gradient; a factor says which group it was divided by"
     minutes = 25
     needs = "chapter 08, experts"
-    place = "the parameter"
+    place = "the parameter, as compare names it, without the number of the expert; of w1 and w3 either"
     rank = "all ranks whose gradient is wrong, as in rank=0,1"
     fields = ("rank", "place", "cause")
-    moments = True
     story = """indigo has experts, eight in each layer, over two ranks of each of two copies (--ep 2 on four ranks).
 Since a new optimizer library is in use its gradient norm differs from that of one rank (one-rank.jsonl), from step 1
 on; the loss of step 1 does not. It falls, and the owner would leave it at that: experts, he says, are noisy, and a
 rounded score sends a token elsewhere. Which weights are trained wrongly, on which ranks, and by what?
 
---save-reference does not take experts. But the first moments in a checkpoint of step 1 are the gradients of that
-step, times 1 - beta1, and nothing is clipped (--clip 0). So:
+one-rank.sh runs it on one good device and saves its first gradients; reference/ has those of this run:
 
-    bash docs/drill.sh rerun indigo --steps 1 --checkpoint-dir checkpoints --checkpoint-every 1
     bash build/drill/indigo/one-rank.sh
-    python3 docs/drills/moments.py build/drill/indigo/rerun-1/checkpoints/step-1 build/drill/indigo/one/step-1"""
+    build/bin/compare build/drill/indigo/reference build/drill/indigo/one
+
+Both have the Hub's names, a tensor for each expert. In the program all experts of a layer share two parameters:
+mlp.experts.gate_up_proj (w1 and w3 of every expert) and mlp.experts.down_proj (w2). Answer with the name that compare
+shows, without the expert's number: place=model.layers.LAYER.block_sparse_moe.experts.w2, or w1 for w1 and w3."""
     hints = ("Loss and grad_norm of step 1, in metrics.jsonl and one-rank.jsonl. A token that goes elsewhere would "
              "change both, and by how much?",
-             "moments.py names the parameter, and which of the eight experts. With --ep 2 the first half of the experts "
-             "is on the ranks of even number, the other half on the others.",
-             "Each of these experts has the same factor. Which sizes could it be: of dp, of ep, of edp = dp / ep? The "
-             "same again with --ep 4, then with --ep 1 (and the checkpoint of one rank remains).")
-    remarks = {"rank": "name all of them (rank=0,1): those that hold the experts which moments.py lists",
-               "place": "moments.py names it, without the number of the expert",
+             "compare names the gradients that differ, and with them the experts. With --ep 2 the first half of the "
+             "experts is on the ranks of even number, the other half on the others.",
+             "compare says that one factor explains all that is wrong. Which sizes could it be: of dp, of ep, of edp = "
+             "dp / ep? `rerun indigo --ep 4`, then `--ep 1`, and compare rerun-1/reference and rerun-2/reference with "
+             "one.")
+    remarks = {"rank": "name all of them (rank=0,1): those that hold the experts which compare lists",
+               "place": "build/bin/compare lists the gradients that differ most; leave out the number of the expert",
                "cause": "is it one factor for all elements, and does it follow --ep?"}
     confusions = {"rounding": "a choice that rounding decides changes the loss of step 1, and some rows; not a factor",
                   "missing-gradient": "what is missing in a sum differs from element to element; here is one factor",
@@ -424,40 +425,47 @@ step, times 1 - beta1, and nothing is clipped (--clip 0). So:
                   "bit-flip": "a weight that has changed would change the loss of step 1",
                   "nan-one-rank": "every value is a number",
                   "divergence": "it is wrong from the first step on, before any update"}
-    reasoning = """The loss of step 1 is right, so routing, dispatch and products are. One parameter of 57 has
-another gradient, of half of its experts, and each of these by one factor, so nothing is missing: it has been divided
-once too often. With --ep 4 the factor is 1/4, with --ep 1 it is 1: the divisor is ep, not edp = dp / ep. These ranks
-average over ep, as if its ranks held the same experts; but they hold others, and have sent their rows here already."""
+    reasoning = """The loss of step 1 is right, so routing, dispatch and products are. The gradients of one parameter
+of the program are wrong (w2, or w1 and w3), of half of its experts, and all by one factor, so nothing is missing: it
+has been divided once too often. With --ep 4 the factor is 1/4, with --ep 1 it is 1: the divisor is ep, not edp = dp /
+ep. These ranks average over ep, as if its ranks held the same experts; but they hold others, and have sent their rows
+here already."""
     cluster = """Roll the library back on these hosts, and start again from the first checkpoint: AdamW hides a factor
-in a gradient, but not in the norm that clips all others, nor beside weight decay. Make one comparison of step-1
-gradients in fp64, on one rank and with every value of --ep, a condition of each upgrade. (Here the loss is divided once
-by the tokens of all ranks, and every gradient is a plain sum. Where each rank's loss is its own mean, an expert's
-gradient is summed over edp and divided by dp x cp like all others: dividing by edp makes it ep times too large.)"""
+in a gradient, but not in the norm that clips all others. Make one comparison of step-1 gradients in fp64, on one rank
+and with every value of --ep, a condition of each upgrade. (Here the loss is divided once by the tokens of all ranks,
+and every gradient is a plain sum. Where each rank's loss is its own mean, an expert's gradient is summed over edp and
+divided by dp x cp like all others: dividing by edp makes it ep times too large.)"""
     troubleshooting = "Gradients of experts depend on --ep"
     extra = {"one-rank.jsonl": "one"}
 
     def draw(self, dice):
         its, name = dice.choice([(0, 2), (1, 3)]), dice.choice(["gate_up_proj", "down_proj"])
         name = f"model.layers.{dice.randrange(6)}.mlp.experts.{name}"
-        return Case(self.job(layers=6, experts=8, ep=2, clip=0), [("wrong-group", rank, 1, name) for rank in its],
-                    {"rank": set(its), "place": name, "cause": "wrong-group"})
+        return Case(self.job(layers=6, experts=8, ep=2, save_reference="reference"),
+                    [("wrong-group", rank, 1, name) for rank in its],
+                    {"rank": set(its), "place": hub_name(name), "cause": "wrong-group"})
 
     def evidence(self, case):
-        name, odd = re.escape(case.answer["place"]), min(case.answer["rank"])
+        layer, _, matrix = case.answer["place"].rpartition(".")
+        matrices = ("w2",) if matrix == "w2" else ("w1", "w3")
+        again = {"--save-reference": "reference"}
 
-        def scaled(ranks, factor):  # of these, which hold 8 / ranks experts each: those with the fault
-            each = 8 // ranks
-            its = [expert for expert in range(8) if expert // each in case.answer["rank"] or ranks == 2 and
-                   expert // each == odd]
-            lines = [rf"^{name}, expert {expert}: {factor}" for expert in its]
-            return moments(*lines, r"^1 of \d+ parameters differ")
+        def scaled(ep, factor):  # which experts, as far as compare names them: the first three tensors, wrong and right
+            faulty = {rank % ep for rank in case.answer["rank"]}
+            wrong = [expert for expert in range(8) if expert * ep // 8 in faulty]
+            right = [expert for expert in range(wrong[0], 8) if expert not in wrong]
+
+            def names(experts):
+                return ", ".join([rf"{re.escape(layer)}\.{expert}\.{each}\.weight"
+                                  for expert in experts for each in matrices][:3])
+            return compared(rf"first wrong: {names(wrong)} and", rf"right after the first: {names(right)}",
+                            rf"the {4 * len(matrices)} wrong ones are {factor} x the reference's, nothing else")
 
         return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
-                Evidence("half of the experts, each by the factor 1/2", scaled(2, r"0\.5000"), FIRST_STEP, None, True),
-                Evidence("the same in fp64", scaled(2, r"0\.5000"), {**FIRST_STEP, "--dtype": "fp64"}, None, True),
-                Evidence("--ep 4: the factor is 1/4", scaled(4, r"0\.2500"), {**FIRST_STEP, "--ep": "4"}, None, True),
-                Evidence("--ep 1: there is no difference", moments(r"^0 of \d+ parameters differ"),
-                         {**FIRST_STEP, "--ep": "1"}, None, True)]
+                Evidence("half of the experts, each by the factor 1/2", scaled(2, "1/2"), again, None, True),
+                Evidence("the same in fp64", scaled(2, "1/2"), {**again, "--dtype": "fp64"}, None, True),
+                Evidence("--ep 4: the factor is 1/4", scaled(4, "1/4"), {**again, "--ep": "4"}, None, True),
+                Evidence("--ep 1: there is no difference", compared("within"), {**again, "--ep": "1"}, None, True)]
 
 
 INCIDENTS = [kind() for kind in (Nan, Hang, LostNode, Slow, Skipped, BitFlip, Deadlock, WrongSum, WrongGroup)]

@@ -18,9 +18,7 @@ ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_R
 OUTPUT = {"--metrics": "metrics.jsonl", "--trace": "trace.json"}
 # Chapter 01's program has no other flags of the jobs.
 ONE_RANK = {"--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--seq-len", "--init-std", "--global-batch",
-            "--steps", "--lr", "--save-reference", "--dtype", "--experts", "--clip"}
-# The state after step 1, for moments.py: 08_3d_full's, on one rank, too.
-FIRST_STEP = {"--steps": "1", "--checkpoint-dir": "checkpoints", "--checkpoint-every": "1"}
+            "--steps", "--lr", "--save-reference", "--dtype", "--experts"}
 
 
 class Usage(Exception):
@@ -93,11 +91,11 @@ class Runner:
                             "metrics.prom"], cwd=folder, check=True)
         return code
 
-    def one_rank(self, flags, folder, metrics=None, program="01_single_gpu", **more):
-        own = {**{flag: value for flag, value in flags.items() if flag in ONE_RANK}, **more}
+    def one_rank(self, flags, folder, metrics=None):
+        own = {flag: value for flag, value in flags.items() if flag in ONE_RANK}
         if metrics:
             own["--metrics"] = metrics
-        code = run([str(self.programs / program), *words_of(own)], folder)
+        code = run([str(self.programs / "01_single_gpu"), *words_of(own)], folder)
         text = (folder / "launcher.log").read_text()
         (folder / "launcher.log").unlink()
         if code != 0:
@@ -111,12 +109,7 @@ class Runner:
             shutil.rmtree(work)
             work.mkdir()
             self.job(incident.name, flags, [], len(on), work, on)
-        if its.one_rank and incident.moments:
-            self.one_rank({**case.flags, **its.rerun}, work, None, "08_3d_full",
-                          **{**FIRST_STEP, "--checkpoint-dir": "one"})
-            run([sys.executable, str(ROOT / "docs/drills/moments.py"), "checkpoints/step-1", "one/step-1"], work)
-            (work / "launcher.log").rename(work / "compare.txt")
-        elif its.one_rank:
+        if its.one_rank:
             self.one_rank({**case.flags, **its.rerun, "--save-reference": "one"}, work)
             run([str(self.programs / "compare"), "reference", "one"], work)
             (work / "launcher.log").rename(work / "compare.txt")
