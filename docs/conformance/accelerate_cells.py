@@ -1,0 +1,45 @@
+"""Accelerate around Hugging Face's class: DDP, FSDP2, tensor parallelism, gradient accumulation, its own clipping.
+
+    torchrun --nproc-per-node 4 docs/conformance/accelerate_cells.py docs/references/masked out/mine data=fsdp accumulate=2
+"""
+import cell
+import torch, torch.distributed as dist
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.utils import DataLoaderConfiguration
+
+# data: ddp, fsdp; accumulate: micro-batches of each rank, by accelerator.accumulate() and backward()
+# loss: sums as the guide of gradient accumulation has it, over the counted targets of all; or mean, of each micro-batch
+reference, out, options = cell.start(data="ddp", accumulate=1, loss="sums")
+rank, world = cell.gloo()
+plugin = FullyShardedDataParallelPlugin(
+    fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+    reshard_after_forward=True) if options.data == "fsdp" else None
+accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, gradient_accumulation_steps=options.accumulate,
+                          dataloader_config=DataLoaderConfiguration(split_batches=False))
+model = cell.hugging_face(reference)
+record = cell.Recorder(reference, out, layout={"dp": world, "micro_batches": options.accumulate})
+record.load(model)
+model, optimizer = accelerator.prepare(model, reference.adamw(model.parameters()))
+for step in reference:
+    counted, total = (step.targets >= 0).sum(), torch.zeros((), dtype=torch.float64)
+    parts = [x.chunk(world)[rank].chunk(options.accumulate) for x in (step.inputs, step.targets)]
+    for inputs, targets in zip(*parts):
+        with accelerator.accumulate(model):
+            logits = model(input_ids=inputs, use_cache=False, **cell.documents(reference, inputs)).logits
+            if options.loss == "sums":  # backward() divides by the micro-batches, the wrapper by the ranks
+                loss = cell.loss_of(logits, targets, counted) * (world * options.accumulate)
+            else:
+                loss = cell.loss_of(logits, targets, (targets >= 0).sum())
+            total += loss.detach() / (world * options.accumulate)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                record.gradients(model)
+                norm = accelerator.clip_grad_norm_(model.parameters(), reference.clip or 1e30)
+                norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            for group in optimizer.param_groups:
+                group["lr"] = step.lr
+            optimizer.step()
+            optimizer.zero_grad()
+    dist.all_reduce(total)
+    record.step(model, total, norm, step.lr, step.inputs, step.targets)
+cell.end(record)
