@@ -21,11 +21,15 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+CSV, PAGE = ROOT / "docs/results/conformance.csv", ROOT / "docs/conformance.md"
+FRAMEWORKS = ("torch", "transformers", "accelerate", "deepspeed", "torchtitan", "megatron-core", "nanotron", "picotron",
+              "ring-flash-attention")
 COLUMNS = ("framework", "version", "layout", "ranks", "reference", "worst gradient", "verdict", "cause", "patch", "patched",
-           "thread", "seconds")
+           "patched gradient", "thread", "seconds")
 VERDICTS = ("agrees", "differs", "stops", "hangs", "not run")
-BEGIN, END = "<!-- board: written by board.py --write -->", "<!-- end of board -->"
+BEGIN, END = "<!-- written by board.py --write -->", "<!-- end of what board.py writes -->"
 PATCH_LINES = 5
+MINUTES = 4  # for a cell
 
 
 def cells():
@@ -36,108 +40,241 @@ def versions():
     """{framework: version or commit}, as run.sh installs them."""
     lines = [line.split("#")[0].strip() for line in (HERE / "requirements.txt").read_text().split("\n")]
     pinned = dict(line.split("==") for line in lines if line)
-    return {**pinned, **json.loads((HERE / "commits.json").read_text())}
+    commits = [line.split() for line in (HERE / "clones.txt").read_text().split("\n") if line and line[0] != "#"]
+    return {**pinned, **{name: commit for name, _, commit in commits}}
 
 
 # ---- running
-def overlay(out, patch):
-    """A folder that holds a package with the patch, for PYTHONPATH. Each line of the patch is `sed -i EXPRESSION FILE`."""
-    folder = out / "patched" / re.sub(r"\W+", "-", json.dumps(patch))[:120]
-    for expression, file in patch:
-        package, target = file.split("/")[0], folder / file
-        if not (folder / package).exists():
-            source = find(package)
-            if source.is_dir():
-                shutil.copytree(source, folder / package, symlinks=True)
-            else:
-                folder.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, folder / package)
-        if not (target.parent / (target.name + ".before")).exists():
-            shutil.copy(target, target.parent / (target.name + ".before"))
+def find(name):
+    """A package or file of the frameworks' installations and clones."""
+    for folder in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]:
+        if folder and (pathlib.Path(folder) / name).exists():
+            return pathlib.Path(folder) / name
+    raise SystemExit(f"{name}: is not installed here")
+
+
+def overlay(folder, edits):
+    """Copies of the packages with the patch's lines, (sed expression, file), for PYTHONPATH."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for expression, file in edits:
+        top, target = file.split("/")[0], folder / file
+        if not (folder / top).exists():
+            (shutil.copytree if find(top).is_dir() else shutil.copy)(find(top), folder / top)
         before = target.read_text()
         subprocess.run(["sed", "-i", "-E", expression, str(target)], check=True)
-        if target.read_text() == before and str(folder) not in DONE:
+        if target.read_text() == before:
             raise SystemExit(f"{file}: sed '{expression}' changes nothing")
-    DONE.add(str(folder))
-    return folder
 
 
-DONE = set()
-
-
-def find(package):
-    for folder in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]:
-        if folder and (pathlib.Path(folder) / package).exists():
-            return pathlib.Path(folder) / package
-    raise SystemExit(f"{package}: is not installed here")
-
-
-def launch(cell, reference, folder, log, patch=None):
-    """(seconds, exit code or None if it did not end in time)."""
+def launch(cell, reference, folder, log, patched):
+    """The exit code, None if it did not end in time."""
+    patch = cell.get("patch", {}) if patched else {}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1",
-                   "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore", **cell.get("environment", {})}
-    if patch:
-        paths = [str(overlay(folder.parent, patch)), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+                   "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore",
+                   **cell.get("environment", {}), **patch.get("environment", {})}
+    if patch.get("sed"):
+        path = folder.with_suffix(".packages")
+        overlay(path, patch["sed"])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), environment.get("PYTHONPATH"))))
+    options = [*cell.get("options", "").split(), *patch.get("options", "").split()]
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cell["ranks"]),
-             str(HERE / cell["script"]), str(reference), str(folder), *cell.get("options", "").split()]
-    begin = time.time()
+             str(HERE / cell["script"]), str(reference), str(folder), *options]
     with open(log, "w") as file:
         run = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
         try:
-            return time.time() - begin, run.wait(cell.get("minutes", 4) * 60)
+            return run.wait(cell.get("minutes", MINUTES) * 60)
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)
             run.wait()
-            return time.time() - begin, None
+            return None
+        except BaseException:
+            os.killpg(run.pid, signal.SIGKILL)
+            raise
 
 
 def compare(folder, reference):
     """(verdict, worst gradient, cause)."""
     run = subprocess.run([sys.executable, str(ROOT / "docs/compare.py"), str(folder), str(reference), "--diagnose"],
                          capture_output=True, text=True)
-    (folder.parent / f"{folder.name}.compare").write_text(run.stdout + run.stderr)
+    folder.with_suffix(".compare").write_text(run.stdout + run.stderr)
     if run.returncode == 2:
         return "stops", "", run.stderr.strip()
-    gradients = re.search(r"gradients at step 1.*\n.*\n +(\S+)", run.stdout)
-    named = re.findall(r"^  (?:named|diagnosis|it is): (.*)$", run.stdout, re.M)
-    return ("differs" if run.returncode else "agrees"), gradients[1], "; ".join(named)
+    worst = re.search(r"^gradients at step 1.*\n.*\n +(\S+)", run.stdout, re.M)
+    named = re.findall(r"^  explains A's numbers to rounding: (.*)$", run.stdout, re.M)
+    first = re.search(r"^the runs DIFFER:\n +(.*)$", run.stdout, re.M)
+    return "differs" if run.returncode else "agrees", worst[1], named[0] if named else first[1] if first else ""
 
 
 def where_it_stopped(log):
-    """The innermost line of the first traceback, and its message."""
-    text = log.read_text(errors="replace")
-    text = re.sub(r"^\[(?:rank|default)\d+\]:? ?", "", text, flags=re.M)
-    frames = re.findall(r'^ *File "([^"]+)", line (\d+)', text.split("\ntorch.distributed.elastic")[0], re.M)
-    errors = re.findall(r"^((?:[\w.]+)(?:Error|Exception|NotImplemented\w*)\b.*)$", text, re.M)
-    first = text.find("Traceback")
-    block = re.search(r'Traceback.*?\n(?=\S)(?:(?!Traceback)\S.*)', text[first:], re.S) if first >= 0 else None
-    if block:
-        frames = re.findall(r'^ *File "([^"]+)", line (\d+)', block[0], re.M)
-        errors = [block[0].strip().split("\n")[-1]]
-    file = re.sub(r".*/(?:site-packages|conformance|clones/[^/]+)/", "", frames[-1][0]) if frames else ""
-    return (f"{file}:{frames[-1][1]}: " if frames else "") + (errors[0] if errors else text.strip()[-200:])
+    """file:line: message of the first traceback that is not about a peer's end or of the launcher."""
+    ranks = {}
+    for line in log.read_text(errors="replace").split("\n"):
+        rank, text = re.match(r"(?:\[(rank\d+)\]: ?)?(.*)", line).groups()
+        ranks.setdefault(rank, []).append(text)
+    for lines in ranks.values():
+        text = "\n".join(lines)
+        for trace in re.finditer(r"^Traceback \(most recent call last\):\n((?:[ \t].*\n|\n)+)(\S.*)", text, re.M):
+            files = re.findall(r'^ +File "([^"]+)", line (\d+)', trace[1], re.M)
+            if files and not re.search(r"Connection closed|Connection reset|ChildFailedError|timed out", trace[2], re.I):
+                shown = [(re.sub(r".*/(site-packages|conformance|clones/[^/]+)/", "", file), line) for file, line in files]
+                return f"{shown[-1][0]}:{shown[-1][1]}: {trace[2]}"
+    last = [line for line in ranks.get(None, []) if line.strip()]
+    return last[-1] if last else "no output"
 
 
-def run(cell, out, reference):
-    name = re.sub(r"[^\w.]+", "-", f"{cell['framework']} {cell['layout']} {reference.name}").strip("-")
-    result = out / f"{name}.json"
-    if result.exists():
-        return json.loads(result.read_text())
-    row = {"verdict": {}}
-    for which, patch in [("as it is", None), *([("patched", cell["patch"])] if cell.get("patch") else [])]:
-        folder, log = out / (name + "-patched" * bool(patch)), out / (name + "-patched" * bool(patch) + ".log")
+def name_of(cell):
+    return re.sub(r"[^\w]+", "-", f"{cell['framework']} {cell['layout']} {cell['reference']}").strip("-")
+
+
+def run(cell, out, references):
+    """Runs it as it is, and with its patch; what has run is in a file."""
+    result, reference = out / f"{name_of(cell)}.json", references / cell["reference"]
+    found = json.loads(result.read_text()) if result.exists() else {}
+    if found.get("cell") != cell:
+        found = {"cell": cell}
+    for which in ("as it is", "patched")[: 1 + ("patch" in cell)]:
+        if which in found:
+            continue
+        folder, begin = out / (name_of(cell) + ("-patched" if which == "patched" else "")), time.time()
         shutil.rmtree(folder, ignore_errors=True)
-        begin = time.time()
-        seconds, code = launch(cell, reference, folder, log, patch)
+        code = launch(cell, reference, folder, folder.with_suffix(".log"), which == "patched")
         if code is None:
-            verdict = "hangs", "", f"nothing within {cell.get('minutes', 4)} minutes"
-        elif code:
-            verdict = "stops", "", where_it_stopped(log)
+            verdict = "hangs", "", f"does not end in {cell.get('minutes', MINUTES)} minutes"
         else:
-            verdict = compare(folder, reference)
-        row[which] = {"verdict": verdict[0], "gradient": verdict[1], "cause": verdict[2], "seconds": round(time.time() - begin)}
-        print(f"{cell['framework']:<14}{cell['layout']:<44}{which:<10}{verdict[0]:<9}{verdict[1]:<10}{verdict[2][:150]}", flush=True)
-    row["reference"] = reference.name
-    result.write_text(json.dumps(row, indent=1))
-    return row
+            verdict = compare(folder, reference) if code == 0 else ("stops", "", where_it_stopped(folder.with_suffix(".log")))
+        found[which] = [*verdict, round(time.time() - begin)]
+        print(f"{cell['framework']:<15}{cell['layout']:<38}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}", flush=True)
+        result.write_text(json.dumps(found, indent=1))
+    return found
+
+
+# ---- the table
+def patch_text(patch):
+    lines = [f"sed -i -E '{expression}' {file}" for expression, file in patch.get("sed", [])]
+    lines += [f"{key}={value}" for key, value in patch.get("environment", {}).items()]
+    return " ; ".join(lines + ([patch["options"]] if "options" in patch else []))
+
+
+def rows(out):
+    """Of cells.json, with what has run; the others are `not run`."""
+    pinned, table = versions(), []
+    for cell in cells():
+        result = out / f"{name_of(cell)}.json"
+        found = json.loads(result.read_text()) if result.exists() else {}
+        verdict, gradient, cause, seconds = found.get("as it is", ["not run", "", "", ""]) \
+            if found.get("cell") == cell else ["not run", "", "", ""]
+        after = found.get("patched", ["not run", "", "", ""]) if "patch" in cell else ["", "", "", ""]
+        table.append({
+            "framework": cell["framework"], "version": pinned[cell["framework"]], "layout": cell["layout"],
+            "ranks": cell["ranks"], "reference": cell["reference"], "worst gradient": gradient, "verdict": verdict,
+            "cause": cause, "patch": patch_text(cell.get("patch", {})), "patched": after[0],
+            "patched gradient": after[1], "thread": cell.get("thread", ""), "seconds": seconds})
+    return table
+
+
+def read_rows():
+    with open(CSV, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def markdown(table):
+    """One table for each framework."""
+    def safe(text):
+        return re.sub(r"([|*_<])", r"\\\1", str(text))
+
+    lines = []
+    for framework in dict.fromkeys(row["framework"] for row in table):
+        mine = [row for row in table if row["framework"] == framework]
+        version = mine[0]["version"]
+        lines += ["", f"### {framework} {version[:12] if len(version) == 40 else version}", "",
+                  "| layout | ranks | reference | worst gradient | verdict | cause | with the patch |", "|---|--:|---|--:|---|---|---|"]
+        for row in mine:
+            patched = f"{row['patched']} {row['patched gradient']}".strip() if row["patch"] else ""
+            cause = safe(row["cause"]) + (f" ([thread]({row['thread']}))" if row["thread"] else "")
+            lines.append(f"| {safe(row['layout'])} | {row['ranks']} | {row['reference']} | {row['worst gradient']} | "
+                         f"{row['verdict']} | {cause} | {patched} |")
+        patches = [(row["layout"], row["patch"]) for row in mine if row["patch"]]
+        for patch in dict.fromkeys(patch for _, patch in patches):
+            of = "; ".join(layout for layout, each in patches if each == patch)
+            lines += ["", f"Patch of {of}:", "", *(f"    {line}" for line in patch.split(" ; "))]
+    return "\n".join(lines).strip()
+
+
+def page_with(table):
+    text = PAGE.read_text()
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return text[:begin] + "\n\n" + markdown(table) + "\n\n" + text[end:]
+
+
+def faults(table, page, pinned, planned):
+    """What the board promises and does not keep, in words."""
+    def key(row):
+        return row["framework"], row["layout"], row["reference"]
+
+    if page != page_with(table):
+        yield "docs/conformance.md: its tables are not what conformance.csv gives: board.py --write"
+    if [key(row) for row in table] != [key(cell) for cell in planned]:
+        yield "conformance.csv and cells.json do not list the same cells"
+    for framework in FRAMEWORKS:
+        if not any(row["framework"] == framework for row in table):
+            yield f"{framework}: has no row"
+        if not re.fullmatch(r"\d+(\.\d+)+(\.post\d+)?|[0-9a-f]{40}", pinned.get(framework, "")):
+            yield f"{framework}: its version is not pinned"
+    for row in table:
+        name = f"{row['framework']}, {row['layout']}"
+        if row["verdict"] not in VERDICTS or row["patched"] not in (*VERDICTS, ""):
+            yield f"{name}: {row['verdict']}, {row['patched']}: no such verdict"
+        if row["version"] != pinned.get(row["framework"]):
+            yield f"{name}: ran with {row['version']}, not with what is pinned"
+        if row["verdict"] == "differs" and (not row["patch"] or row["patched"] != "agrees"):
+            yield f"{name}: differs, without a patch that makes it agree"
+        if row["patch"] and row["patched"] != "agrees":
+            yield f"{name}: its patch does not make it agree"
+        if row["patch"].count(" ; ") >= PATCH_LINES:
+            yield f"{name}: its patch has more than {PATCH_LINES} lines"
+        if row["verdict"] == "stops" and not re.match(r"\S+\.py:\d+: \S", row["cause"]):
+            yield f"{name}: stops, without the line at which"
+        gradients = [row["worst gradient"]] * (row["verdict"] in ("agrees", "differs"))
+        gradients += [row["patched gradient"]] * (row["patched"] in ("agrees", "differs"))
+        if not all(re.fullmatch(r"\d[\d.e+-]*", each) for each in gradients):
+            yield f"{name}: a verdict without a gradient"
+        agreed = [each for each, verdict in ((row["worst gradient"], row["verdict"]),
+                                             (row["patched gradient"], row["patched"])) if verdict == "agrees"]
+        if any(not float(each or "nan") <= 5e-6 for each in agreed):
+            yield f"{name}: agrees, beyond the tolerance of fp32"
+    judged = [row for row in table if row["verdict"] in ("agrees", "differs")]
+    if len(judged) < 24 or len({row["framework"] for row in judged}) < 4:
+        yield f"{len(judged)} cells with a verdict: 24 of four frameworks are promised"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "out/conformance")
+    parser.add_argument("--only", default="", help="frameworks or parts of layouts, separated by commas")
+    parser.add_argument("--references", type=pathlib.Path, default=ROOT / "docs/references")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    if args.check:
+        found = list(faults(read_rows(), PAGE.read_text(), versions(), cells()))
+        print("\n".join(found) or "the page is what the CSV gives, and the board keeps what it promises")
+        return len(found) > 0
+    if args.write:
+        table = rows(args.out)
+        with open(CSV, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(table)
+        PAGE.write_text(page_with(read_rows()))
+        return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    for cell in cells():
+        name = f"{cell['framework']}: {cell['layout']}"
+        if any(word in name for word in args.only.split(",")):
+            run(cell, args.out.resolve(), args.references.resolve())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
