@@ -9,6 +9,7 @@ Watch: one line per cell. A cell that has run is not run again, so that the comm
 """
 import argparse
 import csv
+import difflib
 import json
 import os
 import pathlib
@@ -57,6 +58,7 @@ def overlay(folder, edits):
     """Copies of the packages with the patch's lines, (sed expression, file), for PYTHONPATH."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    changed = 0
     for expression, file in edits:
         top, target = file.split("/")[0], folder / file
         if not (folder / top).exists():
@@ -65,6 +67,10 @@ def overlay(folder, edits):
         subprocess.run(["sed", "-i", "-E", expression, str(target)], check=True)
         if target.read_text() == before:
             raise SystemExit(f"{file}: sed '{expression}' changes nothing")
+        marks = [line[0] for line in difflib.ndiff(before.split("\n"), target.read_text().split("\n"))]
+        changed += max(marks.count("+"), marks.count("-"))
+    if changed > PATCH_LINES:
+        raise SystemExit(f"{folder}: the patch changes {changed} lines")
 
 
 def launch(cell, reference, folder, log, patched):
@@ -106,8 +112,9 @@ def compare(folder, reference):
     return "differs" if run.returncode else "agrees", worst[1], named[0] if named else first[1] if first else ""
 
 
-def where_it_stopped(log):
-    """file:line: message of the first traceback that is not about a peer's end or of the launcher."""
+def where_it_stopped(log, framework=""):
+    """file:line: message of the first traceback that is not about a peer's end or of the launcher; the line is the
+    framework's last one, and what it called there is in brackets."""
     ranks = {}
     for line in log.read_text(errors="replace").split("\n"):
         rank, text = re.match(r"(?:\[(rank\d+)\]: ?)?(.*)", line).groups()
@@ -118,7 +125,10 @@ def where_it_stopped(log):
             files = re.findall(r'^ +File "([^"]+)", line (\d+)', trace[1], re.M)
             if files and not re.search(r"Connection closed|Connection reset|ChildFailedError|timed out", trace[2], re.I):
                 shown = [(re.sub(r".*/(site-packages|conformance|clones/[^/]+)/", "", file), line) for file, line in files]
-                return f"{shown[-1][0]}:{shown[-1][1]}: {trace[2]}"
+                top = framework.replace("-", "_").split("_core")[0] + "/"
+                own = [each for each in shown if each[0].startswith(top)] or shown
+                inner = "" if own[-1] == shown[-1] else f"({':'.join(shown[-1])}) "
+                return f"{':'.join(own[-1])}: {inner}{trace[2]}"
     last = [line for line in ranks.get(None, []) if line.strip()]
     return last[-1] if last else "no output"
 
@@ -142,7 +152,8 @@ def run(cell, out, references):
         if code is None:
             verdict = "hangs", "", f"does not end in {cell.get('minutes', MINUTES)} minutes"
         else:
-            verdict = compare(folder, reference) if code == 0 else ("stops", "", where_it_stopped(folder.with_suffix(".log")))
+            verdict = compare(folder, reference) if code == 0 else (
+                "stops", "", where_it_stopped(folder.with_suffix(".log"), cell["framework"]))
         found[which] = [*verdict, round(time.time() - begin)]
         print(f"{cell['framework']:<15}{cell['layout']:<38}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}", flush=True)
         result.write_text(json.dumps(found, indent=1))

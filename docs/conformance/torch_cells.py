@@ -44,7 +44,8 @@ def tensor_parallel():
 if tp > 1:
     tensor_parallel()
 if options.data != "ddp" and dp > 1:
-    shards = dist.device_mesh.init_device_mesh("cpu", (2, dp // 2)) if options.data == "hybrid" else mesh["dp"]
+    shards = dist.device_mesh.init_device_mesh(
+        "cpu", (2, dp // 2), mesh_dim_names=("replicate", "shard")) if options.data == "hybrid" else mesh["dp"]
     for module in (*body.layers, model) if options.data != "root" else (model,):
         fully_shard(module, mesh=shards, reshard_after_forward=options.data != "keep")
 record = cell.Recorder(reference, out, layout={key: n for key, n in vars(options).items() if isinstance(n, int)})
