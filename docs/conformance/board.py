@@ -112,6 +112,13 @@ def compare(folder, reference):
     return "differs" if run.returncode else "agrees", worst[1], named[0] if named else first[1] if first else ""
 
 
+def short(file):
+    """As it is imported."""
+    for folder in sorted([*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(ROOT), str(HERE)], key=len, reverse=True):
+        file = file.removeprefix(folder + "/") if folder else file
+    return re.sub(r".*/(site-packages|[^/]*\.packages)/", "", file)
+
+
 def where_it_stopped(log, framework=""):
     """file:line: message of the first traceback that is not about a peer's end or of the launcher; the line is the
     framework's last one, and what it called there is in brackets."""
@@ -124,7 +131,7 @@ def where_it_stopped(log, framework=""):
         for trace in re.finditer(r"^Traceback \(most recent call last\):\n((?:[ \t].*\n|\n)+)(\S.*)", text, re.M):
             files = re.findall(r'^ +File "([^"]+)", line (\d+)', trace[1], re.M)
             if files and not re.search(r"Connection closed|Connection reset|ChildFailedError|timed out", trace[2], re.I):
-                shown = [(re.sub(r".*/(site-packages|conformance|clones/[^/]+)/", "", file), line) for file, line in files]
+                shown = [(short(file), line) for file, line in files]
                 top = framework.replace("-", "_").split("_core")[0] + "/"
                 own = [each for each in shown if each[0].startswith(top)] or shown
                 inner = "" if own[-1] == shown[-1] else f"({':'.join(shown[-1])}) "

@@ -52,10 +52,12 @@ for step in reference:
         total += loss.detach() / (world * options.accumulate)
         engine.backward(loss)
         if engine.is_gradient_accumulation_boundary():
-            record.gradients(Gathered(gradients=True))
+            gathered = Gathered(gradients=True)
+            record.gradients(gathered)
+            norm = cell.norm(record, gathered)  # where ZeRO 0 gives none
             for group in optimizer.param_groups:
                 group["lr"] = step.lr
         engine.step()
     dist.all_reduce(total)
-    record.step(Gathered(), total, engine.get_global_grad_norm(), step.lr, step.inputs, step.targets)
+    record.step(Gathered(), total, engine.get_global_grad_norm() or norm, step.lr, step.inputs, step.targets)
 cell.end(record)
