@@ -162,7 +162,8 @@ def run(cell, out, references):
             verdict = compare(folder, reference) if code == 0 else (
                 "stops", "", where_it_stopped(folder.with_suffix(".log"), cell["framework"]))
         found[which] = [*verdict, round(time.time() - begin)]
-        print(f"{cell['framework']:<15}{cell['layout']:<38}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}", flush=True)
+        print(f"{cell['framework']:<15}{cell['layout']:<48}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}",
+              flush=True)
         result.write_text(json.dumps(found, indent=1))
     return found
 

@@ -3,7 +3,7 @@ Trainer.__init__ wants a GPU, a tokenizer and a data set; this file gives train_
 
     torchrun --nproc-per-node 4 docs/conformance/torchtitan_cells.py docs/references/gqa out/mine tp=2 pp=2
 """
-import functools, logging, types
+import functools, types
 import cell
 import torch, torch.distributed as dist
 
@@ -48,8 +48,7 @@ model_config = llama3.Llama3Model.Config(
 config = types.SimpleNamespace(parallelism=parallelism, training=training, debug=None)
 model_config.update_from_config(config=config)
 model = model_config.build()
-loss_fn = CrossEntropyLoss.Config(global_vocab_size=c["vocab_size"]).build(compile_config=CompileConfig()) \
-    if hasattr(CrossEntropyLoss.Config, "global_vocab_size") else CrossEntropyLoss(CrossEntropyLoss.Config())
+loss_fn = CrossEntropyLoss.Config(global_vocab_size=c["vocab_size"]).build(compile_config=CompileConfig())
 more = dict(parallel_dims=dims, training=training, parallelism=parallelism, compile_config=CompileConfig(), ac_config=None,
             dump_folder=f"{out}.titan")
 self = types.SimpleNamespace(pp_has_first_stage=True, pp_has_last_stage=True)

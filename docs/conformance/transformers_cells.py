@@ -5,7 +5,7 @@
 import cell
 import torch, torch.distributed as dist, transformers
 
-reference, out, options = cell.start(by="trainer", accumulate=1, tp=1, clip="own")
+reference, out, options = cell.start(by="trainer", accumulate=1)
 rank, world = cell.gloo()
 steps = list(reference)
 
@@ -78,7 +78,7 @@ def trainer():
         output_dir=f"{out}.trainer", use_cpu=True, per_device_train_batch_size=per_device,
         gradient_accumulation_steps=options.accumulate, max_steps=len(steps), max_grad_norm=0.0, logging_steps=1,
         logging_nan_inf_filter=False, save_strategy="no", report_to=[], disable_tqdm=True, remove_unused_columns=False,
-        train_sampling_strategy="sequential" if hasattr(transformers.TrainingArguments, "train_sampling_strategy") else None,
+        train_sampling_strategy="sequential",
         **({"ddp_backend": "gloo"} if world > 1 else {}))
     transformers.Trainer(model, arguments, train_dataset=Samples(), optimizers=(optimizer, rates), callbacks=[Now()]).train()
     cell.end(record)
