@@ -50,6 +50,10 @@ def no_line(table):
     first(table, verdict="stops")["cause"] = "it needs a GPU"
 
 
+def path_of_a_machine(table):
+    first(table, verdict="stops")["cause"] += " (/home/me/venv/lib/torch.py)"
+
+
 def other_version(table):
     table[0]["version"] = "2.6.0"
 
@@ -72,7 +76,7 @@ def few_cells(table):
 
 
 PLANTS = (other_verdict, no_patch, patch_that_does_not_help, patch_not_run, long_patch, too_far, not_a_number, no_line,
-          other_version, unknown_verdict, framework_without_a_row, cell_left_out, few_cells)
+          path_of_a_machine, other_version, unknown_verdict, framework_without_a_row, cell_left_out, few_cells)
 
 
 def main():

@@ -5,7 +5,7 @@
 import cell
 import torch, torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, DistributedType
 
 # data: ddp, fsdp; accumulate: micro-batches of each rank, by accelerator.accumulate() and backward()
 # loss: sums as the guide of gradient accumulation has it, over the counted targets of all; or mean, of each micro-batch
@@ -16,10 +16,16 @@ plugin = FullyShardedDataParallelPlugin(
     reshard_after_forward=True) if options.data == "fsdp" else None
 accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, gradient_accumulation_steps=options.accumulate,
                           dataloader_config=DataLoaderConfiguration(split_batches=False))
+if options.data == "fsdp":  # on a CPU it leaves the plugin aside and takes DDP: the state is set as on a GPU
+    accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
 model = cell.hugging_face(reference)
 record = cell.Recorder(reference, out, layout={"dp": world, "micro_batches": options.accumulate})
 record.load(model)
-model, optimizer = accelerator.prepare(model, reference.adamw(model.parameters()))
+groups = [{"params": [p], "weight_decay": reference.decay * (p.dim() > 1)} for p in model.parameters()]
+adamw = torch.optim.AdamW(groups, lr=1.0, betas=reference.betas, eps=reference.eps)
+model, optimizer = accelerator.prepare(model, adamw)
+sharded = any(hasattr(p, "full_tensor") for p in model.parameters())
+cell.check(sharded == (options.data == "fsdp"), f"{options.data}: Accelerate took {accelerator.distributed_type}")
 for step in reference:
     counted, total = (step.targets >= 0).sum(), torch.zeros((), dtype=torch.float64)
     parts = [x.chunk(world)[rank].chunk(options.accumulate) for x in (step.inputs, step.targets)]

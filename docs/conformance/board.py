@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -135,7 +136,7 @@ def where_it_stopped(log, framework=""):
                 top = framework.replace("-", "_").split("_core")[0] + "/"
                 own = [each for each in shown if each[0].startswith(top)] or shown
                 inner = "" if own[-1] == shown[-1] else f"({':'.join(shown[-1])}) "
-                return f"{':'.join(own[-1])}: {inner}{trace[2]}"
+                return f"{':'.join(own[-1])}: {inner}{re.sub(r'/[^ ]*/site-packages/', '', trace[2])[:240]}"
     last = [line for line in ranks.get(None, []) if line.strip()]
     return last[-1] if last else "no output"
 
@@ -162,7 +163,7 @@ def run(cell, out, references):
             verdict = compare(folder, reference) if code == 0 else (
                 "stops", "", where_it_stopped(folder.with_suffix(".log"), cell["framework"]))
         found[which] = [*verdict, round(time.time() - begin)]
-        print(f"{cell['framework']:<15}{cell['layout']:<48}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}",
+        print(f"{cell['framework']:<22}{cell['layout']:<48}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}",
               flush=True)
         result.write_text(json.dumps(found, indent=1))
     return found
@@ -170,7 +171,7 @@ def run(cell, out, references):
 
 # ---- the table
 def patch_text(patch):
-    lines = [f"sed -i -E '{expression}' {file}" for expression, file in patch.get("sed", [])]
+    lines = [f"sed -i -E {shlex.quote(expression)} {file}" for expression, file in patch.get("sed", [])]
     lines += [f"{key}={value}" for key, value in patch.get("environment", {}).items()]
     return " ; ".join(lines + ([patch["options"]] if "options" in patch else []))
 
@@ -210,7 +211,7 @@ def markdown(table):
                   "| layout | ranks | reference | worst gradient | verdict | cause | with the patch |", "|---|--:|---|--:|---|---|---|"]
         for row in mine:
             patched = f"{row['patched']} {row['patched gradient']}".strip() if row["patch"] else ""
-            cause = safe(row["cause"]) + (f" ([thread]({row['thread']}))" if row["thread"] else "")
+            cause = " ".join(filter(None, [safe(row["cause"]), row["thread"] and f"([thread]({row['thread']}))"]))
             lines.append(f"| {safe(row['layout'])} | {row['ranks']} | {row['reference']} | {row['worst gradient']} | "
                          f"{row['verdict']} | {cause} | {patched} |")
         patches = [(row["layout"], row["patch"]) for row in mine if row["patch"]]
@@ -254,6 +255,8 @@ def faults(table, page, pinned, planned):
             yield f"{name}: its patch has more than {PATCH_LINES} lines"
         if row["verdict"] == "stops" and not re.match(r"\S+\.py:\d+: \S", row["cause"]):
             yield f"{name}: stops, without the line at which"
+        if re.search(r"(^|[ (])/\w", row["cause"]):
+            yield f"{name}: its cause has a path of the machine that it ran on"
         gradients = [row["worst gradient"]] * (row["verdict"] in ("agrees", "differs"))
         gradients += [row["patched gradient"]] * (row["patched"] in ("agrees", "differs"))
         if not all(re.fullmatch(r"\d[\d.e+-]*", each) for each in gradients):
@@ -270,7 +273,7 @@ def faults(table, page, pinned, planned):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "out/conformance")
-    parser.add_argument("--only", default="", help="frameworks or parts of layouts, separated by commas")
+    parser.add_argument("--only", action="append", help="cells whose \"FRAMEWORK: LAYOUT\" has this in it; may be given again")
     parser.add_argument("--references", type=pathlib.Path, default=ROOT / "docs/references")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
@@ -290,7 +293,7 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     for cell in cells():
         name = f"{cell['framework']}: {cell['layout']}"
-        if any(word in name for word in args.only.split(",")):
+        if any(word in name for word in args.only or [""]):
             run(cell, args.out.resolve(), args.references.resolve())
     return 0
 

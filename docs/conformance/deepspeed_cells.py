@@ -21,6 +21,8 @@ whole.load_state_dict(reference.weights, strict=False)
 groups = [{"params": [p], "weight_decay": reference.decay * (p.dim() > 1)} for p in whole.parameters()]
 adamw = torch.optim.AdamW(groups, lr=1.0, betas=reference.betas, eps=reference.eps)
 engine, optimizer, _, _ = deepspeed.initialize(model=whole, optimizer=adamw, config=config)
+kinds = {1: "DeepSpeedZeroOptimizer", 2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
+cell.check(type(engine.optimizer).__name__ == kinds.get(options.zero, "AdamW"), f"{type(engine.optimizer)} for ZeRO {options.zero}")
 
 
 class Gathered:

@@ -4,7 +4,7 @@ Clipping is this file's: train_batch clips before a hook could see the gradients
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 docs/conformance/deepspeed_pipeline_cells.py docs/references/gqa out/mine pp=2
 """
 import cell
-import torch, torch.distributed as dist
+import torch
 import deepspeed
 from deepspeed.pipe import LayerSpec, PipelineModule
 

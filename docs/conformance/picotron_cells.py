@@ -6,7 +6,7 @@ flash_attn is stubbed and FLASH_ATTEN=0, as picotron's README has it for the CPU
 """
 import ast, os, pathlib, sys, types
 import cell
-import torch, torch.distributed as dist, torch.nn.functional as F
+import torch, torch.distributed as dist, torch.nn.functional as F  # noqa: F401  F for train.py
 
 reference, out, options = cell.start(dp=1, pp=1, cp=1, tp=1, engine="1f1b", micro_batch=1)
 for name in ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.layers", "flash_attn.layers.rotary",
@@ -20,8 +20,8 @@ import picotron.process_group_manager as pgm
 
 pgm.setup_process_group_manager(tp_size=options.tp, cp_size=options.cp, pp_size=options.pp, dp_size=options.dp)
 groups = pgm.process_group_manager
-from picotron.context_parallel.context_parallel import apply_context_parallel
-from picotron.data_parallel.data_parallel import DataParallelBucket
+from picotron.context_parallel.context_parallel import apply_context_parallel  # noqa: F401  for train.py's statements
+from picotron.data_parallel.data_parallel import DataParallelBucket  # noqa: F401
 from picotron.model import Llama
 from picotron.pipeline_parallel.pipeline_parallel import (
     PipelineParallel, train_step_pipeline_1f1b, train_step_pipeline_afab)

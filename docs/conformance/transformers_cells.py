@@ -53,7 +53,7 @@ def trainer():
     record = cell.Recorder(reference, out, layout={"dp": world, "micro_batches": options.accumulate})
     record.load(model)
     optimizer = reference.adamw(model.parameters())
-    state = {"step": 0, "losses": [], "norm": None}
+    state = {}
 
     def before(*_):  # behind backward(); Trainer's own clipping is off
         record.gradients(model)
@@ -62,13 +62,9 @@ def trainer():
             p.grad *= min(1, (reference.clip or 1e30) / (state["norm"] + 1e-6))
 
     class Now(transformers.TrainerCallback):
-        def on_step_end(self, arguments, now, control, **_):
-            step = steps[now.global_step - 1]
-            state["pending"] = step
-
         def on_log(self, arguments, now, control, logs=None, **_):
             if "loss" in logs:
-                step = state["pending"]
+                step = steps[now.global_step - 1]
                 record.step(model, logs["loss"], state["norm"], step.lr, step.inputs, step.targets)
 
     optimizer.register_step_pre_hook(before)
