@@ -203,7 +203,10 @@ def markdown(table):
     def safe(text):
         return re.sub(r"([|*_<])", r"\\\1", str(text))
 
-    lines = []
+    counts = {verdict: sum(row["verdict"] == verdict for row in table) for verdict in VERDICTS}
+    patched = sum(row["patched"] == "agrees" for row in table)
+    lines = [f"{len(table)} cells: " + ", ".join(f"{n} {verdict.removesuffix('s')}" for verdict, n in counts.items() if n) +
+             f"; {patched} of those that do not agree do so with a patch."]
     for framework in dict.fromkeys(row["framework"] for row in table):
         mine = [row for row in table if row["framework"] == framework]
         version = mine[0]["version"]
