@@ -91,6 +91,9 @@ def main():
         wrong.append("planted and not noticed: another verdict on the page than in the CSV")
     if not list(board.faults(table, page, {**pinned, "torch": ""}, planned)):
         wrong.append("planted and not noticed: a version that is not pinned")
+    models = board.read_rows(board.RANDOM)
+    if any(row["verdict"] != "agrees" for row in models) or len({row["flags"] for row in models}) < 20:
+        wrong.append(f"{board.RANDOM.name}: 20 random models, all of which agree, are promised")
     print("\n".join(wrong) or f"{len(table)} cells as the CSV has them; {len(PLANTS) + 2} wrong boards noticed")
     return 1 if wrong else 0
 

@@ -24,6 +24,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CSV, PAGE = ROOT / "docs/results/conformance.csv", ROOT / "docs/conformance.md"
+RANDOM = ROOT / "docs/results/conformance_random.csv"  # of random_models.py
 FRAMEWORKS = ("torch", "transformers", "accelerate", "deepspeed", "torchtitan", "megatron-core", "nanotron", "picotron",
               "ring-flash-attention")
 COLUMNS = ("framework", "version", "layout", "ranks", "reference", "worst gradient", "verdict", "cause", "patch", "patched",
@@ -193,8 +194,8 @@ def rows(out):
     return table
 
 
-def read_rows():
-    with open(CSV, newline="") as file:
+def read_rows(path=CSV):
+    with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -2,7 +2,7 @@
 """The board's known-good cells on models that nobody chose: random shapes and settings, repeated from what 01_single_gpu
 writes. Every model is run on one rank and in the next known-good layouts of the board; all must agree.
 
-Run:   python3 docs/conformance/random_models.py --out out/random --models 20 --programs build/bin
+Run:   python3 docs/conformance/random_models.py --out out/random --models 20 --more 2 --programs build/bin
 Watch: docs/results/conformance_random.csv, one line per model and cell. Exit code 1 if one differs.
 """
 import argparse
@@ -14,7 +14,6 @@ import sys
 
 import board
 
-CSV = board.ROOT / "docs/results/conformance_random.csv"
 COLUMNS = ("model", "framework", "layout", "worst gradient", "verdict", "flags")
 
 
@@ -64,7 +63,7 @@ def main():
                           "verdict": verdict, "flags": " ".join(flags)})
             if verdict != "agrees":
                 print(f"model {i + 1}: {verdict}: {cause}")
-    with open(CSV, "w", newline="") as file:
+    with open(board.RANDOM, "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)

@@ -9,8 +9,8 @@ import torch, torch.distributed as dist
 
 
 def scores(q, k, softmax_scale, causal):
-    """(B, H, Tq, Tk); the last query sees the last key."""
-    q, k = q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
+    """(B, H, Tq, Tk), in fp32; the last query sees the last key."""
+    q, k = q.float().transpose(1, 2), k.float().transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
     s = q @ k.transpose(-1, -2) * softmax_scale
     seen = torch.ones(s.shape[-2:], dtype=torch.bool).tril(s.shape[-1] - s.shape[-2])
     return s.masked_fill(~seen, float("-inf")) if causal else s
@@ -18,13 +18,14 @@ def scores(q, k, softmax_scale, causal):
 
 def forward(q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes,
             return_softmax):
-    s, values = scores(q, k, softmax_scale, causal), v.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
-    return (s.softmax(-1) @ values).transpose(1, 2), s.logsumexp(-1), None, None
+    s, values = scores(q, k, softmax_scale, causal), v.float().transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
+    return (s.softmax(-1) @ values).transpose(1, 2).to(q.dtype), s.logsumexp(-1), None, None
 
 
 def backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
              window_size_right, softcap, alibi_slopes, deterministic):
     group, heads = q.shape[2] // k.shape[2], k.shape[2]
+    dout, q, k, v, out = (x.float() for x in (dout, q, k, v, out))
     p = (scores(q, k, softmax_scale, causal) - softmax_lse[..., None]).exp()
     d, keys, values = dout.transpose(1, 2), *(x.transpose(1, 2).repeat_interleave(group, 1) for x in (k, v))
     ds = p * (d @ values.transpose(-1, -2) - (dout * out).sum(-1).transpose(1, 2)[..., None]) * softmax_scale
