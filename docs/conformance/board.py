@@ -10,6 +10,7 @@ Watch: one line per cell. A cell that has run is not run again, so that the comm
 import argparse
 import csv
 import difflib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -32,7 +33,7 @@ COLUMNS = ("framework", "version", "layout", "ranks", "reference", "worst gradie
 VERDICTS = ("agrees", "differs", "stops", "hangs", "not run")
 BEGIN, END = "<!-- written by board.py --write -->", "<!-- end of what board.py writes -->"
 PATCH_LINES = 5
-MINUTES = 4  # for a cell
+MINUTES = 8  # for a cell
 
 
 def cells():
@@ -48,6 +49,19 @@ def versions():
 
 
 # ---- running
+def check_installed(framework):
+    """What runs is what the table will say."""
+    pinned = versions()[framework]
+    if len(pinned) == 40:
+        source = find({"picotron": "picotron", "ring-flash-attention": "ring_flash_attn"}[framework]).parent
+        git = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)
+        installed = git.stdout.strip() if (source / ".git").exists() else pinned  # an unpacked archive says nothing
+    else:
+        installed = importlib.metadata.version(framework)
+    if installed.split("+")[0] != pinned:
+        raise SystemExit(f"{framework}: {installed} is installed, not {pinned}")
+
+
 def find(name):
     """A package or file of the frameworks' installations and clones."""
     for folder in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path[1:]]:
@@ -205,9 +219,9 @@ def markdown(table):
         return re.sub(r"([|*_<])", r"\\\1", str(text))
 
     counts = {verdict: sum(row["verdict"] == verdict for row in table) for verdict in VERDICTS}
-    patched = sum(row["patched"] == "agrees" for row in table)
+    green = sum(row["patched"] == "agrees" for row in table)
     lines = [f"{len(table)} cells: " + ", ".join(f"{n} {verdict.removesuffix('s')}" for verdict, n in counts.items() if n) +
-             f"; {patched} of those that do not agree do so with a patch."]
+             f"; {green} of those that do not agree do so with a patch."]
     for framework in dict.fromkeys(row["framework"] for row in table):
         mine = [row for row in table if row["framework"] == framework]
         version = mine[0]["version"]
@@ -298,6 +312,7 @@ def main():
     for cell in cells():
         name = f"{cell['framework']}: {cell['layout']}"
         if any(word in name for word in args.only or [""]):
+            check_installed(cell["framework"])
             run(cell, args.out.resolve(), args.references.resolve())
     return 0
 
