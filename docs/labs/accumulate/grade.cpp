@@ -86,6 +86,18 @@ std::unique_ptr<Run> in_micro_batches(int64_t count, bool masked, int64_t all) {
     return run;
 }
 
+// The gradient norm that is left where all gradients are divided by m after each of m micro-batches.
+double divided_each_time(int64_t m, int64_t all) {
+    std::vector<double> sum;
+    for (int64_t i = 0; i < m; ++i) {
+        const std::vector<double> part =
+            one_pass(false, all, i * kSequences / m, (i + 1) * kSequences / m)->gradients();
+        sum.resize(part.size());
+        for (size_t k = 0; k < part.size(); ++k) sum[k] = (sum[k] + part[k]) / double(m);
+    }
+    return std::sqrt(dot(sum, sum));
+}
+
 bool near(double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); }
 
 }  // namespace
@@ -117,6 +129,9 @@ TEST_CASE("lab: the gradients of a step in micro-batches") {
                got == 0 ? "There are no gradients: is every tape's backward pass run?"
                : near(got, last)
                    ? "Only the last micro-batch's gradients are left: do not zero or replace them between two."
+               : near(got, divided_each_time(m, all))
+                   ? "The sum is divided again after each micro-batch: the first ones hardly count, and loss_scale has "
+                     "divided already."
                    : "",
                1e-9);
         EXPECT(distance(run->gradients(), whole->gradients()) <= 1e-9);

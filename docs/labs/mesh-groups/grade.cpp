@@ -134,4 +134,9 @@ TEST_CASE("lab: the ranks that share parameters") {
     const int64_t most = int64_t(world().max(groups.dp_cp.size()));
     figure("ranks over which gradients are summed, cp 2 x dp 2", most, int64_t(4), "", "dp cp",
            most == 2 ? "Context-parallel ranks hold the same parameters too: their gradients belong to the sum." : "");
+    const MeshComms without_dp = split(world(), {.tp = 2, .cp = 2, .dp = 1, .pp = 1});
+    const int64_t two = int64_t(world().max(without_dp.dp_cp.size()));
+    figure("ranks over which gradients are summed, cp 2 x dp 1", two, int64_t(2), "", "dp cp",
+           two == 1 && most == 4 ? "Without data parallelism they still do: these gradients belong to a sum over cp."
+                                 : "");
 }
