@@ -5,7 +5,7 @@ that gives the fault away. Then bad input.
 
     python3 tests/drills.py BIN_FOLDER [NAME ...]
 
-Without names: one of the nine, as TRAIN70B_TEST_SLICE says, or all of them where it is "all".
+Without names: one of them, as TRAIN70B_TEST_SLICE says, or all of them where it is "all".
 """
 import json
 import os
@@ -101,7 +101,7 @@ def definitions():
             told = each.story + each.title
             if re.search(rf"\b{right.replace('-', '[- ]')}", told) or str(case.answer["place"]) in told:
                 problems.append(f"{each.name}: the story gives the answer")
-    verdict("nine incidents: rows of the two documents, three hints, remarks on every field", *sorted(set(problems)))
+    verdict("incidents: rows of the two documents, three hints, remarks on every field", *sorted(set(problems)))
     shown, its = "model.layers.3.block_sparse_moe.experts", "layers.3.mlp.experts"
     same = [(f"{shown}.w1.weight", f"{shown}.w3", f"{its}.gate_up_proj"), (f"{shown}.w2.weight", f"{its}.down_proj")]
     others = [f"{shown}.0.w2", f"{shown}.7.w3", f"{its}.0.down_proj"]
@@ -196,7 +196,7 @@ def bad_input(shell, programs, started):
         list(shell.folder.iterdir())) < len(INCIDENTS) else None
     refused("an unknown command", ["begin"], "begin", "start", "solution")
     refused("an unknown drill", ["start", "hang"], "hang: no such drill", *[each.name for each in INCIDENTS])
-    refused("drill 10", ["start", "10"], "10: no such drill", "aurora")
+    refused("a drill too many", ["start", str(len(INCIDENTS) + 1)], f"{len(INCIDENTS) + 1}: no such drill", "aurora")
     refused("no drill", ["hint"], "needs a drill", "aurora")
     refused("two drills", ["start", name, name], f"{name}: start takes one drill")
     refused("a seed that is no number", ["start", name, "--seed", "x"], "--seed x: must be a number")

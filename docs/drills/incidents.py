@@ -1,8 +1,9 @@
-"""The nine incidents: how each is drawn from a seed, its story, hints, evidence and solution. drill.py runs them.
+"""The incidents: how each is drawn from a seed, its story, hints, evidence and solution. drill.py runs them.
 
 Reading on spoils the drills."""
 import re
 
+import silent
 from evidence import (Case, Evidence, Incident, NORMS, PARAMETERS, PER_NODE, all_terminated_but, compared,
                       first_difference, first_line, hub_name, last_step, node_of, only_missing, out_of_order,
                       same_loss_other_norm, straggles, usual_order, waits_in)
@@ -468,4 +469,5 @@ divided by dp x cp like all others: dividing by edp makes it ep times too large.
                 Evidence("--ep 1: there is no difference", compared("within"), {**again, "--ep": "1"}, None, True)]
 
 
-INCIDENTS = [kind() for kind in (Nan, Hang, LostNode, Slow, Skipped, BitFlip, Deadlock, WrongSum, WrongGroup)]
+INCIDENTS = [kind() for kind in (Nan, Hang, LostNode, Slow, Skipped, BitFlip, Deadlock, WrongSum, WrongGroup,
+                                 silent.NormOfTensorRanks, silent.TiedMatrix)]

@@ -18,7 +18,7 @@ ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_R
 OUTPUT = {"--metrics": "metrics.jsonl", "--trace": "trace.json"}
 # Chapter 01's program has no other flags of the jobs.
 ONE_RANK = {"--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--seq-len", "--init-std", "--global-batch",
-            "--steps", "--lr", "--save-reference", "--dtype", "--experts"}
+            "--steps", "--lr", "--save-reference", "--dtype", "--experts", "--qk-norm", "--tied-embeddings"}
 
 
 class Usage(Exception):
@@ -110,7 +110,7 @@ class Runner:
             work.mkdir()
             self.job(incident.name, flags, [], len(on), work, on)
         if its.one_rank:
-            self.one_rank({**case.flags, **its.rerun, "--save-reference": "one"}, work)
+            self.one_rank({**case.flags, **its.rerun, "--save-reference": "one"}, work, "one.jsonl")
             run([str(self.programs / "compare"), "reference", "one"], work)
             (work / "launcher.log").rename(work / "compare.txt")
         return work
