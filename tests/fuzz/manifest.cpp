@@ -2,7 +2,7 @@
 // sources: 08_3d_full/checkpoint/format.cpp 07_fp8/moments.cpp 07_fp8/optimizers.cpp
 // sources: hf/hf.cpp hf/hf_config.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp llama.cpp layers.cpp
 // sources: param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
-// sources: ops/rope.cpp
+// sources: experts.cpp ops/rope.cpp
 #include <zlib.h>
 
 #include <nlohmann/json.hpp>
