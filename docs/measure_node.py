@@ -89,8 +89,10 @@ def rank_slices(node):
 
 def ops(node):
     """every op of a step against its floor: the larger of bytes over copy bandwidth and FLOPs over product rate"""
-    for name, shape in (("8b slice", node.scale.slice), ("70b block", node.scale.block)):
-        node.run(f"{name}, bf16", ["01_single_gpu", *shape.flags(), "--dtype", "bf16", *node.side()],
+    scale = node.scale
+    for name, shape, flags in (("8b slice", scale.slice, ""), ("70b block", scale.block, ""),
+                               ("experts", scale.experts, scale.expert_flags)):
+        node.run(f"{name}, bf16", ["01_single_gpu", *shape.flags(), *flags.split(), "--dtype", "bf16", *node.side()],
                  csv_of("ops", lambda row: op_row(node, row)), file_flag="--bench-csv")
 
 

@@ -21,7 +21,7 @@ done
 command -v python3 >/dev/null || { echo "measure_node: python3 is not there" >&2; exit 2; }
 
 runs() { [ -x "$bin/08_3d_full" ] && OMPI_MCA_ess_singleton_isolated=1 "$bin/08_3d_full" --help >/dev/null 2>&1; }
-# PyTorch's packages hold cuBLASLt and NCCL: used where the system has none.
+# PyTorch's packages hold cuBLAS and NCCL: used where the system has none.
 of_wheels() {
     python3 -c 'import glob, importlib.util
 spec = importlib.util.find_spec("nvidia")

@@ -42,6 +42,8 @@ SMALL = Shape(1, 64, 1, 1, 64, 256, 64)
 class Scale:
     slice: Shape           # a few layers of 8B
     block: Shape           # one layer of 70B
+    experts: Shape         # one layer with as many experts, of as many columns, as Qwen3-30B-A3B
+    expert_flags: str
     attention: list        # lengths
     long_attention: int
     rank: Shape            # 70B, one rank of 64
@@ -61,13 +63,15 @@ def resized(shape, **sizes):
 SCALES = {
     "full": Scale(
         slice=resized(LLAMA_8B, layers=4), block=resized(LLAMA_70B, layers=1, vocab=32768),
+        experts=Shape(1, 2048, 16, 4, 6144, 32768, 4096), expert_flags="--experts 128 --top-k 8 --expert-ffn 768",
         attention=[8192, 4096, 16384, 32768], long_attention=131072, rank=resized(LLAMA_70B, global_batch=16),
         shared=Shape(4, 1024, 8, 8, 2816, 32768, 1024, global_batch=8),
         layout=resized(LLAMA_8B, layers=8, seq_len=4096, global_batch=8),
         steps=15, warm_ms=2000, side=0, all_reduce_mb=256, fp8_products=True),
     # A few seconds for each run on a CPU, to try this script.
     "tiny": Scale(
-        slice=SMALL, block=resized(SMALL, ffn=96), attention=[32, 64, 96, 128], long_attention=160,
+        slice=SMALL, block=resized(SMALL, ffn=96), experts=SMALL, expert_flags="--experts 8 --top-k 2",
+        attention=[32, 64, 96, 128], long_attention=160,
         rank=Shape(4, 64, 16, 8, 128, 256, 32, global_batch=16),
         shared=Shape(2, 32, 4, 4, 32, 256, 32, global_batch=8), layout=Shape(8, 32, 8, 8, 32, 256, 32, global_batch=8),
         steps=4, warm_ms=20, side=64, all_reduce_mb=1, fp8_products=False),

@@ -1,4 +1,5 @@
 // The ops of routing.h on the GPU against the CPU. Where there is no GPU each case says so and is skipped.
+#include "01_single_gpu/core/profile.h"
 #include "tests/cuda_ops.h"
 
 using namespace train70b;
@@ -11,6 +12,9 @@ int64_t algorithms() { return cuda::matmul_algorithms(); }
 #else
 int64_t algorithms() { return 0; }
 #endif
+
+// How often cuBLAS has computed products of groups in one call, while profile() sums.
+double grouped_calls() { return double(profile().sums["grouped_matmul"].calls); }
 
 struct RouterCase {
     int64_t experts, top_k, groups, top_groups, pieces;
@@ -196,25 +200,38 @@ TEST_CASE("cuda: rows gathered, summed and multiplied by slots, some of them dro
             }
 }
 
-TEST_CASE("cuda: products of groups of any number of rows, by few algorithms") {
+TEST_CASE("cuda: products of groups of any number of rows, in one call and one by one") {
     if (!have_gpu()) return;
-    const int64_t in = 24, out = 16;
+    const ProfileScope scope({.sums_on = true});
+    // In one call, unless rows of 18 elements are not aligned, or 17,000 columns have a tile for each multiprocessor.
     for (DType dtype : kTypes)
-        for (const std::vector<int64_t>& rows :
-             {std::vector<int64_t>{5, 0, 33, 1}, {7, 9, 17, 0}, {0, 0, 0, 3}, {64, 67, 100, 31}}) {
-            const int64_t N = int64_t(rows.size()), S = std::accumulate(rows.begin(), rows.end(), int64_t(0));
-            compare(ops("grouped products", rows), dtype, [&](Device device) {
-                const Maker make{device, dtype};
-                const Tensor x = make.random({S, in}, 1), w = make.random({N * out, in}, 2),
-                             dy = make.random({S, out}, 3);
-                Tensor y = make.empty({S, out}), dx = make.empty({S, in});
-                Tensor dw = tensor(randoms(N * out * in, 4), {N * out, in}, DType::f32, device);
-                grouped_forward(y, x, w, rows);
-                grouped_dgrad(dx, dy, w, rows);
-                grouped_wgrad(dw, dy, x, rows);
-                return Results{y, dx, dw};
-            });
-        }
+        for (const auto& [in, out] : {std::array<int64_t, 2>{24, 16}, {136, 392}, {18, 16}, {24, 18}, {8, 17000}})
+            for (const std::vector<int64_t>& rows :
+                 {std::vector<int64_t>{5, 0, 33, 1}, {7, 9, 17, 0}, {0, 0, 0, 3}, {64, 67, 100, 31}, {0, 0}}) {
+                if (kSmall && out > 1000 && rows.back() != 1) continue;
+                const int64_t N = int64_t(rows.size()), S = std::accumulate(rows.begin(), rows.end(), int64_t(0));
+                const std::string what = ops(fmt::format("products of {} to {} columns, rows", in, out), rows);
+                compare(what, dtype, [&, in = in, out = out](Device device) {
+                    const Maker make{device, dtype};
+                    const Tensor x = make.random({S, in}, 1), w = make.random({N * out, in}, 2),
+                                 dy = make.random({S, out}, 3);
+                    Tensor y = make.empty({S, out}), dx = make.empty({S, in});
+                    Tensor dw = tensor(randoms(N * out * in, 4), {N * out, in}, DType::f32, device);
+                    const double before = grouped_calls();
+                    grouped_forward(y, x, w, rows);
+                    grouped_dgrad(dx, dy, w, rows);
+                    const bool aligned = in * size_of(dtype) % 16 == 0 && out * size_of(dtype) % 16 == 0;
+                    const int expected = device == Device::cpu || !aligned || S == 0 ? 0 : out > 1000 ? 1 : 2;
+                    EXPECT(grouped_calls() - before == expected);
+                    grouped_wgrad(dw, dy, x, rows);
+                    return Results{y, dx, dw};
+                });
+            }
+}
+
+TEST_CASE("cuda: products one by one, of any number of rows, choose few algorithms") {
+    if (!have_gpu()) return;
+    const int64_t in = 18, out = 16;  // rows of 18 elements are not aligned: cuBLAS does not take them in one call
     const int64_t before = algorithms(), most = kSmall ? 64 : 300;
     const Maker make{Device::cuda, DType::f32};
     for (int64_t rows = 1; rows <= most; ++rows) {
@@ -222,6 +239,7 @@ TEST_CASE("cuda: products of groups of any number of rows, by few algorithms") {
         grouped_forward(y, make.random({rows, in}, 1), make.random({out, in}, 2), {rows});
     }
     EXPECT(algorithms() - before <= 16 + 8 * int64_t(std::log2(double(most))));
+    EXPECT(algorithms() - before >= 4);
 }
 
 TEST_CASE("cuda: routing of no rows, and more experts than the kernels take") {

@@ -1,5 +1,5 @@
 #pragma once
-// Products with cuBLASLt: what matmul.cu and chapter 07's fp8_cuda.cu share. Defined in matmul.cu.
+// Products with cuBLASLt: what matmul.cu, grouped_matmul.cu and chapter 07's fp8_cuda.cu share. Defined in matmul.cu.
 #include <cublasLt.h>
 
 #include <functional>
@@ -15,6 +15,11 @@
     } while (0)
 
 namespace train70b::cuda {
+
+cudaDataType_t cuda_type(DType dtype);
+
+// Of all products: they run one after another, on the compute stream.
+const Tensor& workspace();
 
 // The largest power of two, up to 256, that divides the address: what an algorithm may assume about a pointer.
 uint32_t alignment_of(const Tensor& x);

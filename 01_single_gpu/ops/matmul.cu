@@ -8,7 +8,6 @@
 #include "01_single_gpu/ops/matmul.h"
 
 namespace train70b::cuda {
-namespace {
 
 cudaDataType_t cuda_type(DType dtype) {
     switch (dtype) {
@@ -19,6 +18,8 @@ cudaDataType_t cuda_type(DType dtype) {
         default: CHECK(false, "no product of {}", name_of(dtype)); return CUDA_R_32F;
     }
 }
+
+namespace {
 
 constexpr size_t kWorkspace = 32 << 20;  // what cuBLASLt recommends on Hopper
 
@@ -50,6 +51,8 @@ void set_layouts(CublasPlan& plan, const Tensor& c, const Tensor& a, const Tenso
 }
 
 }  // namespace
+
+const Tensor& workspace() { return lt().workspace; }
 
 uint32_t alignment_of(const Tensor& x) {
     const auto address = reinterpret_cast<uintptr_t>(x.raw());

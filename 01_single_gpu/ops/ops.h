@@ -19,6 +19,7 @@
 #include "01_single_gpu/ops/elementwise.h"
 #include "01_single_gpu/ops/embedding.h"
 #include "01_single_gpu/ops/fill_normal.h"
+#include "01_single_gpu/ops/grouped_matmul.h"
 #include "01_single_gpu/ops/head_norm.h"
 #include "01_single_gpu/ops/matmul.h"
 #include "01_single_gpu/ops/rmsnorm.h"

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/elementwise.h"
-#include "01_single_gpu/ops/matmul.h"
 
 namespace train70b {
 
@@ -362,46 +362,6 @@ void slot_products(Tensor& dots, const Tensor& dy, const Tensor& z, const Tensor
     expect_rows("dots", dots, dy.rows(), place.cols(), stats_dtype(dy.dtype()));
     Span span("slot_products", "op", 0, 2 * bytes_of({z}));
     DISPATCH(device_of({dots, dy, z, place}), slot_products(dots, dy, z, place));
-}
-
-// ---- products of groups of rows -------------------------------------------------------------------------------------
-
-namespace {
-// body(group, its first row, the one behind its last)
-template <class Body>
-void for_groups(const std::vector<int64_t>& rows, int64_t all, const Body& body) {
-    CHECK(std::accumulate(rows.begin(), rows.end(), int64_t(0)) == all, "groups of other rows than {}", all);
-    int64_t begin = 0;
-    for (size_t g = 0; g < rows.size(); ++g) {
-        body(int64_t(g), begin, begin + rows[g]);
-        begin += rows[g];
-    }
-}
-Tensor matrix(const Tensor& w, int64_t group, const std::vector<int64_t>& rows) {
-    const int64_t out = w.rows() / int64_t(rows.size());
-    return w.row_slice(group * out, (group + 1) * out);
-}
-}  // namespace
-
-void grouped_forward(Tensor& y, const Tensor& x, const Tensor& w, const std::vector<int64_t>& rows) {
-    for_groups(rows, x.rows(), [&](int64_t g, int64_t begin, int64_t end) {
-        Tensor part = y.row_slice(begin, end);
-        matmul_into(part, x.row_slice(begin, end), matrix(w, g, rows), Transpose::b, 0, Rows::vary);
-    });
-}
-
-void grouped_dgrad(Tensor& dx, const Tensor& dy, const Tensor& w, const std::vector<int64_t>& rows) {
-    for_groups(rows, dy.rows(), [&](int64_t g, int64_t begin, int64_t end) {
-        Tensor part = dx.row_slice(begin, end);
-        matmul_into(part, dy.row_slice(begin, end), matrix(w, g, rows), Transpose::none, 0, Rows::vary);
-    });
-}
-
-void grouped_wgrad(Tensor& dw, const Tensor& dy, const Tensor& x, const std::vector<int64_t>& rows) {
-    for_groups(rows, x.rows(), [&](int64_t g, int64_t begin, int64_t end) {
-        Tensor part = matrix(dw, g, rows);
-        matmul_into(part, dy.row_slice(begin, end), x.row_slice(begin, end), Transpose::a, 1, Rows::vary);
-    });
 }
 
 }  // namespace train70b

@@ -68,14 +68,4 @@ void sum_slots(Tensor& y, const Tensor& z, const Tensor& place, const Tensor& we
 // dots (R, k) = dy_r . z_(place[r, j]); 0 for a dropped slot: the gradient of sum_slots' weights.
 void slot_products(Tensor& dots, const Tensor& dy, const Tensor& z, const Tensor& place);
 
-// ---- products of groups of rows -------------------------------------------------------------------------------------
-
-// A linear layer for each of G groups of consecutive rows; rows[g] of them. w (G out, in): G matrices.
-//   forward   y_g  = x_g W_g^T          y (S, out), x (S, in)
-//   dgrad     dx_g = dy_g W_g
-//   wgrad     dW_g += dy_g^T x_g
-void grouped_forward(Tensor& y, const Tensor& x, const Tensor& w, const std::vector<int64_t>& rows);
-void grouped_dgrad(Tensor& dx, const Tensor& dy, const Tensor& w, const std::vector<int64_t>& rows);
-void grouped_wgrad(Tensor& dw, const Tensor& dy, const Tensor& x, const std::vector<int64_t>& rows);
-
 }  // namespace train70b

@@ -1,9 +1,5 @@
-// cuBLASLt on the emulated GPU: D = alpha op(A) op(B) + beta C by definition, all matrices column-major. Of what its
-// documentation ("cublasLtMatmul()") supports on Hopper, it has what the project uses; it refuses the rest.
-#include <cblas.h>
+// cuBLASLt on the emulated GPU: descriptors, algorithms, and what it refuses of a call.
 #include <cublasLt.h>
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
 
 #include <algorithm>
 #include <array>
@@ -11,41 +7,17 @@
 #include <mutex>
 #include <vector>
 
-#include "emulate.h"
+#include "products.h"
 
 namespace emulate {
 namespace {
 
-using ScaleMode = cublasLtMatmulMatrixScale_t;
-constexpr ScaleMode kTensor = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
-constexpr ScaleMode kOuter = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-constexpr ScaleMode kVec128 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-constexpr ScaleMode kBlock128 = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-constexpr int64_t kBlock = 128;            // terms of the sum that share a scale in the last two modes
 constexpr size_t kWorkspace = 64 << 10;    // what an algorithm uses if it may have as much
 constexpr uint64_t kMagic = 0x656d756c61;  // marks an algorithm that the heuristic returned
 
-enum { A, B, C, D };
-
-struct Operation {
-    cublasComputeType_t compute;
-    cudaDataType_t scale;
-    cublasOperation_t transa = CUBLAS_OP_N, transb = CUBLAS_OP_N;
-    std::array<ScaleMode, 2> modes = {kTensor, kTensor};
-    bool operator==(const Operation&) const = default;
-};
 struct Description {
     Operation operation;
     std::array<const void*, 2> scales{};  // may change from product to product
-};
-struct Layout {
-    cudaDataType_t type;
-    int64_t rows, cols, ld;
-    bool operator==(const Layout&) const = default;
-
-    bool fp8() const { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
-    int64_t element() const { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; }
-    size_t bytes() const { return size_t(((cols - 1) * ld + rows) * element()); }
 };
 struct Preference {
     uint64_t workspace = 0;
@@ -53,18 +25,6 @@ struct Preference {
     std::array<uint32_t, 4> alignment = {256, 256, 256, 256};
 };
 
-// A product without its data: what the heuristic is asked for, and what its algorithm is good for.
-struct Product {
-    Operation operation;
-    std::array<Layout, 4> x;
-    bool operator==(const Product&) const = default;
-
-    bool ta() const { return operation.transa != CUBLAS_OP_N; }
-    bool tb() const { return operation.transb != CUBLAS_OP_N; }
-    int64_t m() const { return ta() ? x[A].cols : x[A].rows; }
-    int64_t n() const { return tb() ? x[B].rows : x[B].cols; }
-    int64_t k() const { return ta() ? x[A].rows : x[A].cols; }
-};
 struct Algorithm {
     Product product;
     std::array<uint32_t, 4> alignment;
@@ -74,143 +34,9 @@ std::mutex algorithms_mutex;
 std::vector<Algorithm> algorithms;                // a cublasLtMatmulAlgo_t holds an index
 std::vector<std::pair<size_t, Product>> checked;  // products that an algorithm takes beside its own
 
-struct Data {
-    std::array<const void*, 3> in;
-    void* out;
-    std::array<const void*, 2> scales;
-    float alpha, beta;
-
-    const void* matrix(size_t i) const { return i == D ? out : in[i]; }
-};
-
-const char* name_of(cudaDataType_t type) {
-    switch (type) {
-        case CUDA_R_32F: return "fp32";
-        case CUDA_R_16BF: return "bf16";
-        case CUDA_R_8F_E4M3: return "e4m3";
-        case CUDA_R_8F_E5M2: return "e5m2";
-        default: return nullptr;
-    }
-}
 cublasStatus_t fail(cublasStatus_t status, const std::string& why) { return refuse("cuBLASLt: " + why), status; }
 cublasStatus_t fail(cublasStatus_t status, const std::string& why, const Product& p) {
-    std::string what = why + " (m " + std::to_string(p.m()) + ", n " + std::to_string(p.n()) + ", k " +
-                       std::to_string(p.k()) + (p.ta() ? ", A^T" : ", A") + (p.tb() ? " B^T" : " B") + ", types";
-    for (const Layout& each : p.x) what += std::string(" ") + (name_of(each.type) ? name_of(each.type) : "unknown");
-    return fail(status, what + ")");
-}
-
-// Why there is no algorithm, or nullptr.
-const char* reason_against_fp8(const Product& p) {
-    if (!p.x[A].fp8() || !p.x[B].fp8()) return "only one of A and B is FP8";
-    if (p.x[A].type == CUDA_R_8F_E5M2 && p.x[B].type == CUDA_R_8F_E5M2) return "A and B are both e5m2";
-    if (p.x[C].fp8()) return "a result in FP8, which the emulator lacks";
-    if (!p.ta() || p.tb()) return "Hopper multiplies FP8 only with A transposed and B not";
-    if (p.m() % 16 != 0 || p.n() % 16 != 0 || p.k() % 16 != 0) return "FP8: m, n and k must be multiples of 16";
-    for (const Layout& each : p.x)
-        if (each.ld * each.element() % 16 != 0) return "FP8: leading dimensions must be multiples of 16 bytes";
-    using Modes = std::array<ScaleMode, 2>;
-    for (const Modes& each :
-         {Modes{kTensor, kTensor}, {kOuter, kOuter}, {kVec128, kVec128}, {kVec128, kBlock128}, {kBlock128, kVec128}})
-        if (p.operation.modes == each) return nullptr;
-    return "scale modes of A and B that do not go together";
-}
-const char* reason_against(const Product& p) {
-    for (const Layout& each : p.x) {
-        if (!name_of(each.type)) return "a type that the emulator lacks";
-        if (each.rows < 1 || each.cols < 1) return "a dimension is 0";
-        if (each.ld < each.rows) return "a leading dimension is less than the number of rows";
-    }
-    if (p.operation.compute != CUBLAS_COMPUTE_32F || p.operation.scale != CUDA_R_32F)
-        return "a compute type or scale type that the emulator lacks";
-    if ((p.tb() ? p.x[B].cols : p.x[B].rows) != p.k()) return "A and B differ in k";
-    for (const Layout& each : {p.x[C], p.x[D]})
-        if (each.rows != p.m() || each.cols != p.n()) return "C or D is not (m, n)";
-    if (p.x[C].type != p.x[D].type) return "C and D of different types";
-    if (p.x[A].fp8() || p.x[B].fp8()) return reason_against_fp8(p);
-    if (p.operation.modes != Operation{}.modes) return "scale modes without FP8";
-    if (p.x[A].type != p.x[B].type) return "A and B of different types";
-    return p.x[C].type == p.x[A].type || p.x[C].type == CUDA_R_32F ? nullptr : "C of a type that A and B do not allow";
-}
-
-// ---- scales: of `rows` rows of op(A) or columns of op(B), by k terms ------------------------------------------------
-
-int64_t blocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
-int64_t padded_blocks(int64_t k) { return (blocks(k) + 3) / 4 * 4; }  // in a row of 128 x 128 blocks
-size_t scale_bytes(ScaleMode mode, int64_t rows, int64_t k) {
-    const int64_t count = mode == kTensor   ? 1
-                          : mode == kOuter  ? rows
-                          : mode == kVec128 ? rows * blocks(k)
-                                            : blocks(rows) * padded_blocks(k);
-    return sizeof(float) * size_t(count);
-}
-// For each row, the scale of its terms in a block.
-std::vector<float> scales_of(const void* scales, ScaleMode mode, int64_t rows, int64_t k, int64_t block) {
-    std::vector<float> result(size_t(rows), 1);
-    const float* from = static_cast<const float*>(scales);
-    for (int64_t row = 0; scales && row < rows; ++row)
-        result[size_t(row)] = from[mode == kTensor   ? 0
-                                   : mode == kOuter  ? row
-                                   : mode == kVec128 ? block * rows + row
-                                                     : row / kBlock * padded_blocks(k) + block];
-    return result;
-}
-
-// ---- the product ----------------------------------------------------------------------------------------------------
-
-std::array<float, 256> fp8_values(__nv_fp8_interpretation_t format) {
-    std::array<float, 256> values;
-    for (size_t i = 0; i < 256; ++i)
-        values[i] = __half2float(__half(__nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t(i), format)));
-    return values;
-}
-// The matrix in fp32, its columns without gaps.
-std::vector<float> to_fp32(const void* data, const Layout& x) {
-    static const std::array<float, 256> e4m3 = fp8_values(__NV_E4M3), e5m2 = fp8_values(__NV_E5M2);
-    const auto& values = x.type == CUDA_R_8F_E4M3 ? e4m3 : e5m2;
-    std::vector<float> wide(size_t(x.rows * x.cols));
-    for (int64_t col = 0; col < x.cols; ++col)
-        for (int64_t row = 0, from = col * x.ld; row < x.rows; ++row, ++from)
-            wide[size_t(col * x.rows + row)] = x.type == CUDA_R_32F ? static_cast<const float*>(data)[from]
-                                               : x.type == CUDA_R_16BF
-                                                   ? __bfloat162float(static_cast<const __nv_bfloat16*>(data)[from])
-                                                   : values[static_cast<const uint8_t*>(data)[from]];
-    return wide;
-}
-
-void multiply(const Product& p, const Data& data) {
-    const int64_t m = p.m(), n = p.n(), k = p.k();
-    const std::vector<float> a = to_fp32(data.in[A], p.x[A]), b = to_fp32(data.in[B], p.x[B]);
-    std::vector<float> sum(size_t(m * n)), part(size_t(m * n));
-    const auto [a_mode, b_mode] = p.operation.modes;
-    const int64_t step = a_mode == kTensor || a_mode == kOuter ? k : kBlock;  // terms with the same scales
-    for (int64_t first = 0; first < k; first += step) {
-        cblas_sgemm(CblasColMajor, p.ta() ? CblasTrans : CblasNoTrans, p.tb() ? CblasTrans : CblasNoTrans, int(m),
-                    int(n), int(std::min(step, k - first)), 1, a.data() + first * (p.ta() ? 1 : m), int(p.x[A].rows),
-                    b.data() + first * (p.tb() ? n : 1), int(p.x[B].rows), 0, part.data(), int(m));
-        const std::vector<float> a_scale = scales_of(data.scales[A], a_mode, m, k, first / kBlock),
-                                 b_scale = scales_of(data.scales[B], b_mode, n, k, first / kBlock);
-        for (size_t j = 0, at = 0; j < size_t(n); ++j)
-            for (size_t i = 0; i < size_t(m); ++i, ++at) sum[at] += part[at] * a_scale[i] * b_scale[j];
-    }
-    if (data.beta != 0) part = to_fp32(data.in[C], p.x[C]);  // else C is not read
-    for (int64_t j = 0, at = 0; j < n; ++j)
-        for (int64_t i = 0; i < m; ++i, ++at) {
-            const float added = data.beta != 0 ? data.beta * part[size_t(at)] : 0;
-            const float value = data.alpha * sum[size_t(at)] + added;
-            if (p.x[D].type == CUDA_R_32F)
-                static_cast<float*>(data.out)[j * p.x[D].ld + i] = value;
-            else
-                static_cast<__nv_bfloat16*>(data.out)[j * p.x[D].ld + i] = __float2bfloat16_rn(value);
-        }
-}
-
-bool overlap(const void* p, size_t p_bytes, const void* q, size_t q_bytes) {
-    const auto a = reinterpret_cast<uintptr_t>(p), b = reinterpret_cast<uintptr_t>(q);
-    return p_bytes > 0 && q_bytes > 0 && a < b + q_bytes && b < a + p_bytes;
-}
-bool fits(const void* p, size_t bytes, uint32_t alignment) {
-    return reinterpret_cast<uintptr_t>(p) % alignment == 0 && on_device(p, bytes);
+    return fail(status, why + " (" + to_string(p) + ")");
 }
 
 // Why the algorithm cannot run with these data, or nullptr.

@@ -15,9 +15,9 @@ if(TRAIN70B_EMULATE)
 endif()
 
 set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
-add_library(emulated_cuda STATIC ${emulate}/access.cpp ${emulate}/block.cpp ${emulate}/cublaslt.cpp
-    ${emulate}/memory.cpp ${emulate}/nccl.cpp ${emulate}/runtime.cpp ${emulate}/devices.cpp
-    ${emulate}/device_functions.cpp)
+add_library(emulated_cuda STATIC ${emulate}/access.cpp ${emulate}/block.cpp ${emulate}/cublas.cpp
+    ${emulate}/cublaslt.cpp ${emulate}/products.cpp ${emulate}/memory.cpp ${emulate}/nccl.cpp ${emulate}/runtime.cpp
+    ${emulate}/devices.cpp ${emulate}/device_functions.cpp)
 target_compile_options(emulated_cuda PRIVATE -O2 -Wall -Wextra -Werror -march=x86-64-v3)
 if(TRAIN70B_SANITIZE)
     target_compile_options(emulated_cuda PRIVATE -fsanitize=${TRAIN70B_SANITIZE} -fno-omit-frame-pointer -g1)
