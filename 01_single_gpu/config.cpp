@@ -94,13 +94,13 @@ void check_experts(const LlamaConfig& c, const DimensionNames& n) {
         usage_error("{}{} {} must be less than {} {}, or no layer has experts", n.where, n.dense_layers, x.dense_layers,
                     n.layers, c.layers);
     if (x.count % x.groups != 0)
-        usage_error("--experts {} is not divisible by --expert-groups {} (try {})", x.count, x.groups,
+        usage_error("{}{} {} is not divisible by {} {} (try {})", n.where, n.experts, x.count, n.groups, x.groups,
                     std::gcd(x.count, x.groups));
     if (x.top_groups > x.groups)
-        usage_error("--top-groups {} must be at most --expert-groups {}", x.top_groups, x.groups);
+        usage_error("{}{} {} must be at most {} {}", n.where, n.top_groups, x.top_groups, n.groups, x.groups);
     if (const int64_t eligible = x.count / x.groups * x.top_groups; x.top_k > eligible)
-        usage_error("--top-k {}: the best {} of {} groups have {} experts (try a larger --top-groups)", x.top_k,
-                    x.top_groups, x.groups, eligible);
+        usage_error("{}{} {}: the best {} of {} groups have {} experts (try a larger {})", n.where, n.top_k, x.top_k,
+                    x.top_groups, x.groups, eligible, n.top_groups);
 }
 }  // namespace
 

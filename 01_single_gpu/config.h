@@ -79,7 +79,7 @@ struct LlamaConfig {
 
 // One of preset_names(): tiny, 125m, 1b ... 405b, llama3.2-1b, qwen3-8b ...; usage error for any other name.
 LlamaConfig preset(const std::string& name);
-constexpr int64_t kMaxLayers = 10'000;
+constexpr int64_t kMaxLayers = 10'000, kMaxExperts = 100'000;  // of a config.json
 std::vector<std::string> preset_names();
 
 // The names of the dimensions in error messages: flags by default, keys for a config.json.
@@ -87,7 +87,7 @@ struct DimensionNames {
     std::string where;  // prefix of the message
     const char *layers = "--layers", *hidden = "--hidden", *heads = "--heads", *kv_heads = "--kv-heads", *ffn = "--ffn",
                *vocab = "--vocab", *head_dim = "--head-dim", *experts = "--experts", *top_k = "--top-k",
-               *dense_layers = "--dense-layers";
+               *dense_layers = "--dense-layers", *groups = "--expert-groups", *top_groups = "--top-groups";
 };
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});

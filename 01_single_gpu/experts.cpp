@@ -83,7 +83,7 @@ Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double ou
     down = make_param(prefix + "experts.down_proj", {N * c.hidden, F}, out_std);
     gate_up.of_experts = down.of_experts = true;
     unit = {.name = fmt::format("experts {}", layer), .params = {&gate_up, &down}, .inside = true};
-    if (balance.bias_rate > 0) bias_.assign(size_t(N), 0.0f);
+    if (config_.sigmoid || balance.bias_rate > 0) bias_.assign(size_t(N), 0.0f);
     if (balance.of_batch) fractions_.assign(size_t(N), 1.0f);
     loads = {std::vector<double>(size_t(N), 0.0), std::vector<double>(size_t(N), 0.0)};
 }
@@ -91,6 +91,21 @@ Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double ou
 void Experts::set_bias(std::vector<float> bias) {
     bias_ = std::move(bias);
     device_bias_ = Tensor();
+}
+
+std::string bias_of_router(const std::string& router_name) {
+    return router_name.substr(0, router_name.rfind('.')) + ".e_score_correction_bias";
+}
+
+bool is_router_bias(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
+
+Tensor Experts::bias_tensor(Device device) const {
+    Tensor host({config_.count}, DType::f32, Device::cpu, Memory::workspace);
+    for (size_t e = 0; e < size_t(config_.count); ++e) host.data<float>()[e] = bias_.empty() ? 0 : bias_[e];
+    if (device == Device::cpu) return host;
+    Tensor there(host.shape(), DType::f32, device, Memory::workspace);
+    copy(there, host);
+    return there;
 }
 
 // The same for all tokens of a step.

@@ -68,6 +68,10 @@ struct ExpertLoads {
     std::vector<double> slots, dropped;  // (N): that chose each expert; of these, beyond its capacity
 };
 
+// Hugging Face's name of the bias that belongs to a router: model.layers.0.mlp.gate.e_score_correction_bias
+std::string bias_of_router(const std::string& router_name);
+bool is_router_bias(const std::string& name);
+
 class Experts {
   public:
     Experts(const LlamaConfig& config, int64_t layer, double init_std, double out_std, const Balance& balance);
@@ -84,9 +88,10 @@ class Experts {
         Tape& tape, const Var& x, const Batch& batch, Routing& routing, const std::function<void()>& meanwhile = [] {});
 
     // What decides on the choice besides the weights, as host numbers (N): fp32, so that checkpoints keep it exactly.
-    const std::vector<float>& bias() const { return bias_; }            // empty: 0
+    const std::vector<float>& bias() const { return bias_; }            // of a sigmoid, or with a rate; empty: 0
     const std::vector<float>& fractions() const { return fractions_; }  // of_batch: f_i of the step before
     void set_bias(std::vector<float> bias);
+    Tensor bias_tensor(Device device) const;  // (N) fp32; 0 if it is empty
     void set_fractions(std::vector<float> fractions) { fractions_ = std::move(fractions); }
 
     std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R_l, N) before each choice

@@ -180,6 +180,12 @@ std::vector<Param*> Llama::params() {
     return list;
 }
 
+const Experts* Llama::experts_with_bias(const std::string& name) const {
+    for (const Block& block : blocks)
+        if (block.experts && bias_of_router(block.experts->router.name) == name) return block.experts.get();
+    return nullptr;
+}
+
 void Llama::allocate_params(uint64_t seed) {
     for (Unit* unit : units()) {
         bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));

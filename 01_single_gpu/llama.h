@@ -94,6 +94,8 @@ class Llama {
     std::vector<Unit*> units();      // those that hold parameters, in the order of their first forward pass
     std::vector<Unit*> units_run();  // those that a micro-batch runs, in forward order
     std::vector<Param*> params();    // of all units
+    // The experts, of this stage, that the selection bias of this name belongs to; null: none.
+    const Experts* experts_with_bias(const std::string& name) const;
     // Tied embeddings: the head's stage has the matrix as well.
     bool has_embedding_matrix() const { return stage.embedding || (config.tied && stage.head); }
     bool is_matrix_of_one_use(const Param& p) const { return p.is_matrix() && !(config.tied && &p == &embed_tokens); }

@@ -116,8 +116,8 @@ void sum_partial_gradients(Llama& model, const ParamStore& store) {
 
 namespace {
 
-// Assembles the full parameter on rank 0 of the ranks that divide it, from the ranks' rectangles one by one. local: this
-// rank's rectangle.
+// Assembles the full parameter on rank 0 of the ranks that divide it, from the ranks' rectangles one by one. local:
+// this rank's rectangle.
 Tensor assemble(const Group& ranks, const Param& param, const Tensor& local) {
     const Rect mine = param.real();
     const std::vector<double> rects = ranks.gather(
@@ -170,8 +170,11 @@ Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, c
         const bool copy = param == &model.embed_tokens && !model.stage.embedding;  // tied, on the last stage
         return param->name == wanted.name && !copy;
     });
+    const bool bias = is_router_bias(wanted.name);
     Tensor x;
-    if (found != params.end()) {  // on this pipeline stage
+    if (const Experts* experts = model.experts_with_bias(wanted.name)) {  // equal on all ranks of the stage
+        x = experts->bias_tensor(model.options.device);
+    } else if (found != params.end()) {  // on this pipeline stage
         x = store.full(**found, which);
         const Group& ranks = (*found)->of_experts ? *groups.ep : *groups.tp;
         if (x && ranks.size() > 1) x = assemble(ranks, **found, x);  // x: on all of these ranks, or on none
@@ -179,7 +182,7 @@ Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, c
         CHECK(groups.pp->size() > 1, "{} is not a parameter of this model", wanted.name);
     }
     if (groups.pp->size() == 1) return x;
-    const DType dtype = which == Which::data ? model.options.dtype : model.options.grad_dtype;
+    const DType dtype = bias ? DType::f32 : which == Which::data ? model.options.dtype : model.options.grad_dtype;
     return send_to_first_stage(*groups.pp, x, wanted.global_shape, dtype, model.options.device);
 }
 

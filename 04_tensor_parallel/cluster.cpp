@@ -157,7 +157,7 @@ DeviceModel read_device(const json& entry, const std::string& where) {
         device.pointwise_traffic.clear();
         for (const auto& [op, entry] : ops->items()) {
             const std::string key = "pointwise_traffic." + op;
-            for (const char* other : {"matmul", "scaled_matmul", "attention", "attention_backward"})
+            for (const char* other : {"matmul", "scaled_matmul", "grouped_matmul", "attention", "attention_backward"})
                 if (op == other) reader.refuse(key, "is not for products and attention");
             if (!entry.is_array() || entry.size() != 2)
                 reader.refuse(key, "must be [bytes, kernels], in multiples of one op's");

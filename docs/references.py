@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the seven reference runs of docs/references, or the same in fp64 or bf16. docs/validate.md has their table.
+"""Makes the eight reference runs of docs/references, or the same in fp64 or bf16. docs/validate.md has their table.
 
 Run:   python3 docs/references.py [--programs build/bin] [--out docs/references] [--dtype fp32|fp64|bf16]
 """
@@ -16,7 +16,8 @@ from validate.runs import Safetensors, write_safetensors
 # Some 40,000 parameters each.
 SHAPE = ["--layers", "3", "--hidden", "32", "--heads", "4", "--kv-heads", "2", "--ffn", "48"]
 RUN = ["--seq-len", "32", "--global-batch", "8", "--steps", "6", "--init-std", "0.1", "--clip", "0.5", "--eps", "1e-5"]
-# What each has beside that; "hf": the family whose parameters Hugging Face has and Llama has not.
+# What each has beside that; "hf": the family whose parameters Hugging Face has and Llama has not. "model": flags of a
+# model that is saved, whose routers are given biases, and loaded.
 REFERENCES = {
     "gqa": {},
     "masked": {"flags": ["--document-token", "46", "--val-fraction", "0"], "masks": True},
@@ -27,6 +28,11 @@ REFERENCES = {
         "head_norms": True,
     },
     "experts": {"flags": ["--experts", "4", "--top-k", "2", "--expert-ffn", "16", "--aux-loss", "0"]},
+    "deepseek": {
+        "model": "--router sigmoid --qk-norm on --experts 8 --top-k 3 --expert-ffn 8 --shared-experts 1 --dense-layers 1 "
+        "--expert-groups 4 --top-groups 2 --router-scale 2.5".split(),
+        "flags": ["--aux-loss", "0"],
+    },
     "clipped": {
         "flags": ["--clip", "0.05", "--eps", "1e-3", "--lr", "0.01", "--weight-decay", "0.3", "--warmup-steps", "2"]
     },
@@ -46,10 +52,15 @@ def normal(seed, count):
 
 
 def hugging_face(folder, config, kind):
-    """Adds to a folder that --save-hf wrote the parameters of Qwen2 or Qwen3."""
+    """Adds to a folder that --save-hf wrote the parameters of Qwen2 or Qwen3; or changes the biases of its routers."""
     file = folder / "model.safetensors"
     tensors = Safetensors(str(file)).all()
     for layer in range(config["num_hidden_layers"]):
+        bias = f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
+        if "model" in kind:
+            if bias in tensors:
+                tensors[bias] = [0.05 * x for x in normal(layer, len(tensors[bias]))]
+            continue
         if "head_norms" in kind:
             sizes = {"q_norm.weight": 8, "k_norm.weight": 8}
         else:
@@ -58,7 +69,7 @@ def hugging_face(folder, config, kind):
             values = [("norm" in name) + 0.1 * x for x in normal(100 * layer + i, size)]
             tensors[f"model.layers.{layer}.self_attn.{name}"] = values
     write_safetensors(file, tensors, "F32")
-    (folder / "config.json").write_text(json.dumps({**config, **kind["hf"]}))
+    (folder / "config.json").write_text(json.dumps({**config, **kind.get("hf", {})}))
 
 
 def masked_text(folder, text):
@@ -90,8 +101,8 @@ def make(programs, out, name, dtype="fp32", more=()):
 
         flags, data = [*kind.get("flags", []), *more], corpus
         model = [*SHAPE, *RUN[6:8]]
-        if "hf" in kind:
-            run(*model, "--steps", "0", "--save-hf", work / "model")
+        if "hf" in kind or "model" in kind:
+            run(*model, *kind.get("model", []), "--steps", "0", "--save-hf", work / "model")
             hugging_face(work / "model", json.loads((work / "model/config.json").read_text()), kind)
             model = ["--load-hf", work / "model"]
         if "masks" in kind:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import distribute_tensor
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 PREFIXES = r"module\.|_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+BIAS = "e_score_correction_bias"  # of a sigmoid router: in fp32, a buffer, without gradient
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 def check(right, message):
@@ -61,7 +62,7 @@ class Recorder:
         self.layout, self.files, self.steps, config = layout or {}, {}, [], reference.config
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.parts = {"qkv_proj": (heads, kv_heads, kv_heads), "gate_up_proj": (1, 1)}
-        self.experts = config.get("num_experts") or config.get("num_local_experts", 0)
+        self.experts = next((config[k] for k in ("n_routed_experts", "num_experts", "num_local_experts") if k in config), 0)
         self.mixtral = config.get("model_type") == "mixtral"
         self.half = (config.get("head_dim") or config["hidden_size"] // heads) // 2
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -71,6 +72,11 @@ class Recorder:
         tied = self.reference.config.get("tie_word_embeddings") and name == "lm_head.weight"
         if self.mixtral: name = name.replace(".mlp.", ".block_sparse_moe.")
         return "model.embed_tokens.weight" if tied else name
+
+    def _tensors(self, model):
+        if not any(name.endswith(BIAS) for name in self.reference.weights): return list(model.named_parameters())
+        buffers = [(name, b) for name, b in model.named_buffers() if self._name(name).endswith(BIAS)]
+        return [*model.named_parameters(), *buffers]
 
     def _pieces(self, name):
         """The Hub's names of what a fused parameter holds, in the order of its rows."""
@@ -105,31 +111,35 @@ class Recorder:
             ranks = {rank: theirs[name] for rank, theirs in reversed(everyone) if name in theirs}
             pieces, dimension = [ranks[rank] for rank in sorted(ranks)], self.shards.get(name.split(".")[-2])
             whole = pieces[0] if dimension is None else torch.cat(pieces, dimension)
-            full[name] = self._rows(name, whole).to(dtype or whole.dtype).contiguous()
-        missing = sorted(self.reference.weights.keys() - full.keys()) if self.rank == 0 else []
+            own = torch.float32 if name.endswith(BIAS) else dtype or whole.dtype
+            full[name] = self._rows(name, whole).to(own).contiguous()
+        expected = {name for name in self.reference.weights if dtype or not name.endswith(BIAS)}  # dtype: of weights
+        missing = sorted(expected - full.keys()) if self.rank == 0 else []
         check(not missing, f"{file}: none of your parameters is {missing[:1]}: does `names` give Hugging Face's names?")
         self.files[file] = full
 
     @torch.no_grad()
     def load(self, model):
-        for name, p in ((self._name(name), p) for name, p in model.named_parameters()):
+        for name, p in ((self._name(name), p) for name, p in self._tensors(model)):
             pieces = []
             for each in self._pieces(name):
                 check(each in self.reference.weights, f"the reference has no {each}: give its name by `names`")
                 dimension, w = self.shards.get(each.split(".")[-2]), self.reference.weights[each]
                 w = self._rows(each, w, back=True)
                 pieces.append(w if dimension is None else w.chunk(self.tp_size, dimension)[self.tp_rank])
+            if name.endswith(BIAS): p.data = p.data.float()  # model.to(bf16) has rounded it
             w = torch.cat(pieces).to(device=p.device, dtype=p.dtype)
             if p.dim() == 3: w = w.unflatten(0, (self.experts, -1))
             check(w.shape == p.shape, f"{name} is {tuple(p.shape)}, not {tuple(w.shape)}: is `shards` right?")
             p.copy_(distribute_tensor(w, p.device_mesh, p.placements) if hasattr(p, "full_tensor") else w)
-        self._save("initial", model.named_parameters(), self.reference.dtype)
+        self._save("initial", self._tensors(model), self.reference.dtype)
 
     def gradients(self, model):
         def of(name, p):  # an expert that no token chose may have none
             return torch.zeros_like(p) if p.grad is None and ".experts." in self._name(name) else p.grad
         if len(self.steps) < 2:
-            self._save("gradients_2" if self.steps else "gradients", ((n, of(n, p)) for n, p in model.named_parameters()))
+            trained = [(n, p) for n, p in model.named_parameters() if not self._name(n).endswith(BIAS)]
+            self._save("gradients_2" if self.steps else "gradients", ((n, of(n, p)) for n, p in trained))
 
     def step(self, model, loss, grad_norm, lr, inputs, targets):
         """After the update. inputs, targets (samples, seq_len): of all ranks, as your loader read them; < 0: none."""
@@ -144,7 +154,7 @@ class Recorder:
             entry[key] = x if math.isfinite(x) else None
         self.steps.append(entry)
         if len(self.steps) <= 2:
-            self._save(f"after_step_{len(self.steps)}", model.named_parameters(), self.reference.dtype)
+            self._save(f"after_step_{len(self.steps)}", self._tensors(model), self.reference.dtype)
 
     def hooks(self, model):
         """Optional: records every module's output of the first forward pass, (samples, seq_len, width)."""

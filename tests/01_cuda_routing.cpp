@@ -9,8 +9,10 @@ namespace {
 
 #if TRAIN70B_CUDA
 int64_t algorithms() { return cuda::matmul_algorithms(); }
+int64_t multiprocessors() { return cuda_info().multiprocessors; }
 #else
 int64_t algorithms() { return 0; }
+int64_t multiprocessors() { return 0; }
 #endif
 
 // How often cuBLAS has computed products of groups in one call, while profile() sums.
@@ -203,9 +205,10 @@ TEST_CASE("cuda: rows gathered, summed and multiplied by slots, some of them dro
 TEST_CASE("cuda: products of groups of any number of rows, in one call and one by one") {
     if (!have_gpu()) return;
     const ProfileScope scope({.sums_on = true});
-    // In one call, unless rows of 18 elements are not aligned, or 17,000 columns have a tile for each multiprocessor.
+    // In one call, unless rows of 18 elements are not aligned, or there is a tile for each multiprocessor.
     for (DType dtype : kTypes)
-        for (const auto& [in, out] : {std::array<int64_t, 2>{24, 16}, {136, 392}, {18, 16}, {24, 18}, {8, 17000}})
+        for (const auto& [in, out] :
+             {std::array<int64_t, 2>{24, 16}, {136, 392}, {18, 16}, {24, 18}, {8, 128 * multiprocessors()}})
             for (const std::vector<int64_t>& rows :
                  {std::vector<int64_t>{5, 0, 33, 1}, {7, 9, 17, 0}, {0, 0, 0, 3}, {64, 67, 100, 31}, {0, 0}}) {
                 if (kSmall && out > 1000 && rows.back() != 1) continue;

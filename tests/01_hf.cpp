@@ -95,7 +95,7 @@ TEST_CASE("a parameter loads its rectangle of the whole, into a view as well") {
 }
 
 TEST_CASE("experts: one by one as the Hub has them, or stacked as transformers 5 does; any range of them") {
-    for (const LlamaConfig& config : {mixtral(), qwen3_moe()}) {
+    for (const LlamaConfig& config : {mixtral(), qwen3_moe(), dots1()}) {
         const bool is_mixtral = config.experts.count == 4;
         const int64_t N = config.experts.count, F = config.experts.ffn;
         Folder hub, stacked;
@@ -128,8 +128,14 @@ TEST_CASE("experts: one by one as the Hub has them, or stacked as transformers 5
             entries.push_back({tensor.name, DType::f32, tensor.shape});
             if (param == &experts.down) EXPECT(tensor.shape == Shape{N, 16, F});
         }
+        const size_t of_weights = entries.size();
+        if (config.experts.sigmoid) entries.push_back({bias_of_router(experts.router.name), DType::f32, {N}});
+        const auto write_all = [&](SafetensorsWriter& writer) {
+            for (const Param* param : model.params()) writer.write(param->data);
+            if (config.experts.sigmoid) writer.write(experts.bias_tensor(Device::cpu));
+        };
         SafetensorsWriter writer("--save-hf", stacked / "model.safetensors", entries);
-        for (const Param* param : model.params()) writer.write(param->data);
+        write_all(writer);
         writer.commit();
         write_text(stacked / "config.json", read_text(hub / "config.json"));
         for (const std::string& folder : {hub.text(), stacked.text()}) {
@@ -151,15 +157,58 @@ TEST_CASE("experts: one by one as the Hub has them, or stacked as transformers 5
                                whole[size_t((part.row_begin + r) * 16 + part.col_begin + c)]);
             }
         }
-        entries.back().name = "x";
+        entries[of_weights - 1].name = "x";
         entries.push_back({expert + down + ".weight", DType::f32, {16, F}});  // of both kinds
         SafetensorsWriter both("--save-hf", stacked / "model.safetensors", entries);
-        for (const Param* param : model.params()) both.write(param->data);
+        write_all(both);
         both.write(experts.down.data.row_slice(0, 16));
         both.commit();
         EXPECT_USAGE_ERROR(HfWeights(stacked.text(), config), "tensor");
         fs::remove(hub / index["weight_map"].at(expert + down + ".weight").get<std::string>());
         EXPECT_USAGE_ERROR(HfWeights(hub.text(), config), "missing");
+    }
+}
+
+TEST_CASE("a sigmoid router's bias: saved in fp32 behind its router, loaded, 0 if there is none yet") {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+        Folder folder;
+        Llama model(dots1(), {.dtype = dtype, .init_std = 0.3});
+        model.materialize(3);
+        const std::string name = "model.layers.1.mlp.gate.e_score_correction_bias";
+        const std::vector<float> bias = {0.1f, -0.2f, 1e-7f, 0, 5, -0.3f, 0.01f, 1};
+        EXPECT(model.blocks[1].experts->bias() == std::vector<float>(8, 0.0f));  // not empty: checkpoints have it
+        for (const std::vector<float>& stored : {std::vector<float>(8, 0.0f), bias}) {
+            if (stored[0] != 0) model.blocks[1].experts->set_bias(stored);
+            save(folder.text(), model);
+            const SafetensorsFile file(folder / "model.safetensors");
+            EXPECT(file.tensors().at(name).dtype == DType::f32);
+            EXPECT(file.tensors().at(name).shape == Shape{8});
+            EXPECT(!file.tensors().contains("model.layers.0.mlp.gate.e_score_correction_bias"));  // a dense layer
+            Llama loaded(read_hf_config(folder.text()), {.dtype = dtype});
+            loaded.materialize(4);
+            const HfWeights weights(folder.text(), loaded.config);
+            weights.load(loaded.params());
+            weights.load_biases(loaded);
+            EXPECT(bits(loaded) == bits(model));
+            EXPECT(loaded.blocks[1].experts->bias() == stored);
+        }
+        size_t gradients = 0;
+        for_full_tensors(model.config, Which::grad, local_full_params(model),
+                         [&](const std::string& each, const Tensor&) { gradients += is_router_bias(each) ? 1 : 0; });
+        EXPECT(gradients == 0);
+
+        const SafetensorsFile file(folder / "model.safetensors");
+        std::vector<StoredTensor> entries;
+        for (const auto& [each, tensor] : file.tensors())
+            if (each != name) entries.push_back({each, tensor.dtype, tensor.shape});
+        SafetensorsWriter writer("--save-hf", folder / "model.safetensors", entries);
+        for (const StoredTensor& tensor : entries) {
+            Tensor all(tensor.shape, tensor.dtype, Device::cpu);
+            file.read(file.tensors().at(tensor.name), all);
+            writer.write(all);
+        }
+        writer.commit();
+        EXPECT_USAGE_ERROR(HfWeights(folder.text(), model.config), (name + " is missing").c_str());
     }
 }
 

@@ -148,7 +148,7 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         {"llama", "LlamaForCausalLM", small_config()},     {"llama", "LlamaForCausalLM", small_config()},
         {"mistral", "MistralForCausalLM", small_config()}, {"qwen2", "Qwen2ForCausalLM", small_config()},
         {"qwen3", "Qwen3ForCausalLM", small_config()},     {"mixtral", "MixtralForCausalLM", mixtral()},
-        {"qwen3_moe", "Qwen3MoeForCausalLM", qwen3_moe()}};
+        {"qwen3_moe", "Qwen3MoeForCausalLM", qwen3_moe()}, {"dots1", "Dots1ForCausalLM", dots1()}};
     cases[1].config.head_size = 6;
     cases[1].config.rope_scaling = RopeScaling{.factor = 3, .linear = true};
     cases[2].config.hidden = 18, cases[2].config.head_size = 4;  // transformers' Llama wants it divisible by the heads
@@ -174,6 +174,11 @@ TEST_CASE("families: written with their own model_type, class and keys, and read
         EXPECT(again.experts.count == config.experts.count);
         EXPECT(again.experts.normalize == config.experts.normalize);
         EXPECT(again.experts.dense_layers == config.experts.dense_layers);
+        EXPECT(again.experts.sigmoid == config.experts.sigmoid);
+        EXPECT(again.experts.shared == config.experts.shared);
+        EXPECT(again.experts.scale == config.experts.scale);
+        EXPECT(again.experts.groups == config.experts.groups);
+        EXPECT(again.experts.top_groups == config.experts.top_groups);
         EXPECT(again.rope().inv_freq[1] == config.rope().inv_freq[1]);
         Llama loaded(again, {});
         loaded.materialize(4);
@@ -211,6 +216,9 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
     EXPECT((one["num_local_experts"] == 4 && one["intermediate_size"] == 6 && !one.contains("moe_intermediate_size")));
     EXPECT((other["num_experts"] == 6 && other["moe_intermediate_size"] == 10 && other["intermediate_size"] == 24));
     EXPECT((other["norm_topk_prob"] == false && other["mlp_only_layers"] == ordered_json({0})));
+    const ordered_json sigmoid = hf_config(dots1(), DType::f32);
+    EXPECT((sigmoid["n_routed_experts"] == 8 && sigmoid["moe_intermediate_size"] == 10));
+    EXPECT((sigmoid["n_shared_experts"] == 2 && sigmoid["first_k_dense_replace"] == 1 && sigmoid["n_group"] == 4));
     ordered_json renamed = other;
     renamed.erase("num_experts");
     renamed.erase("norm_topk_prob");
@@ -233,6 +241,20 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
         {qwen3_moe(), "mlp_only_layers", {0.5}, "mlp_only_layers [0.5]: must be a list of integers"},
         {qwen3_moe(), "mlp_only_layers", {0, 1}, "mlp_only_layers of length 2 must be less than num_hidden_layers 2"},
         {qwen3_moe(), "use_sliding_window", true, "use_sliding_window true: sliding-window attention"},
+        {qwen3_moe(), "num_experts", 100'001, "num_experts 100001: must be an integer from 1 to 100000"},
+        {dots1(), "num_local_experts", 8, "num_local_experts 8: conflicts with n_routed_experts"},
+        {dots1(), "n_routed_experts", nullptr, "n_routed_experts is missing"},
+        {dots1(), "n_routed_experts", 10, "n_routed_experts 10 is not divisible by n_group 4"},
+        {dots1(), "n_routed_experts", 2, "n_group 4: needs two experts or more per group, but there are 2"},
+        {dots1(), "n_shared_experts", nullptr, "n_shared_experts is missing"},
+        {dots1(), "topk_group", 5, "topk_group 5 must be at most n_group 4"},
+        {dots1(), "num_experts_per_tok", 5, "num_experts_per_tok 5: the best 2 of 4 groups have 4 experts"},
+        {dots1(), "routed_scaling_factor", 0, "routed_scaling_factor 0: must be a number > 0"},
+        {dots1(), "first_k_dense_replace", 2, "first_k_dense_replace 2 must be less than num_hidden_layers 2"},
+        {dots1(), "moe_layer_freq", 2, "moe_layer_freq 2: only 1"},
+        {dots1(), "attention_bias", true, "attention_bias true: a bias of o_proj"},
+        {dots1(), "layer_types", {"full_attention", "sliding_attention"}, "sliding-window attention"},
+        {small_config(), "n_routed_experts", 8, "n_routed_experts 8: model_type \"llama\" has no experts"},
     };
     for (const auto& [config, key, value, part] : bad) {
         INFO(key);
@@ -245,10 +267,13 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
         change(config);
         EXPECT_USAGE_ERROR(check_hf_family(config, "--save-hf"), part);
     };
-    for (const LlamaConfig& config : {small_config(), mixtral(), qwen3_moe()}) check_hf_family(config, "--save-hf");
+    for (const LlamaConfig& config : {small_config(), mixtral(), qwen3_moe(), dots1()})
+        check_hf_family(config, "--save-hf");
     refused([](LlamaConfig& c) { c.qkv_bias = true; },
             "--save-hf: no family of Hugging Face has experts with --qkv-bias");
-    refused([](LlamaConfig& c) { c.experts.sigmoid = true; }, "with --router sigmoid (try --router softmax)");
+    refused([](LlamaConfig& c) { c.experts.sigmoid = true; }, "--router sigmoid and --qk-norm off (try --qk-norm on)");
+    refused([](LlamaConfig& c) { c = dots1(), c.experts.shared = 0; }, "(try --shared-experts 1)");
+    refused([](LlamaConfig& c) { c = dots1(), c.experts.groups = 8; }, "--expert-groups 8, one expert in each,");
     refused([](LlamaConfig& c) { c.experts.shared = 1; }, "--shared-experts 1");
     refused([](LlamaConfig& c) { c.experts.groups = 2; }, "--expert-groups 2");
     refused([](LlamaConfig& c) { c.experts.scale = 2.5; }, "--router-scale 2.5");
@@ -288,6 +313,19 @@ TEST_CASE("what a family's config.json leaves out, and which of its keys mean fu
     for (const char* type : {"qwen2", "qwen3"})
         EXPECT_USAGE_ERROR(parse(type, {{"use_sliding_window", true}, {"max_window_layers", 1}}),
                            "use_sliding_window true: sliding-window attention is not supported");
+    const ordered_json experts = {
+        {"n_routed_experts", 8}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 6}, {"n_shared_experts", 1}};
+    const auto dots = [&](const ordered_json& changes) {
+        ordered_json all = experts;
+        all.update(changes);
+        return parse("dots1", all);
+    };
+    const ExpertsConfig x = dots(none).experts;  // max_window_layers is 62
+    EXPECT((x.sigmoid && !x.normalize && x.groups == 1 && x.top_groups == 1 && x.scale == 1 && x.dense_layers == 0));
+    EXPECT((dots(none).kv_heads == 32 && dots(none).qk_norm));
+    (void)dots({{"max_window_layers", 1}, {"sliding_window", nullptr}});
+    EXPECT_USAGE_ERROR(dots({{"max_window_layers", 1}}), "sliding_window is missing, which means 4096");
+    EXPECT_USAGE_ERROR(dots({{"max_window_layers", 1}, {"sliding_window", 8}}), "sliding_window 8: sliding-window");
     EXPECT_USAGE_ERROR(parse("qwen2", {{"use_sliding_window", 1}}), "use_sliding_window 1: must be true or false");
     EXPECT_USAGE_ERROR(parse("mistral", {{"sliding_window", 4096}}), "sliding_window 4096: sliding-window attention");
     EXPECT_USAGE_ERROR(parse("qwen3", {{"attention_bias", true}}), "attention_bias true: a bias of o_proj");

@@ -1,4 +1,5 @@
-// Pipeline stages beside what else a layout has: evaluation, tensor parallelism, ZeRO, tied embeddings, deferred weights.
+// Pipeline stages beside what else a layout has: evaluation, tensor parallelism, ZeRO, tied embeddings, deferred
+// weights.
 #include "tests/staged.h"
 
 using namespace train70b;

@@ -1,4 +1,5 @@
-// Schedules that are wrong: what the checks say of them, in memory and in a file. And what the tables and drawings show.
+// Schedules that are wrong: what the checks say of them, in memory and in a file. And what the tables and drawings
+// show.
 #include <array>
 #include <deque>
 #include <map>

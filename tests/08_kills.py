@@ -23,6 +23,7 @@ import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "crash"))
 import lose  # noqa: E402
+from verdicts import exit_code, verdict  # noqa: E402
 
 BIN, LIBRARY = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
 SLICE = os.environ.get("TRAIN70B_TEST_SLICE", "0")
@@ -32,13 +33,6 @@ STEPS = 24
 SHAPE = ("--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 8 "
          f"--steps {STEPS} --checkpoint-dir run/d --checkpoint-every 1 --metrics m.jsonl").split()
 LAYOUTS = ([], ["--tp", "2", "--zero", "1"], ["--pp", "2", "--zero", "3"], ["--zero", "2", "--keep", "1"])
-failed = []
-
-
-def verdict(name, *problems):
-    problems = [problem for problem in problems if problem]
-    print(f"FAIL {name}: {'; '.join(map(str, problems[:3]))}" if problems else f"ok   {name}", flush=True)
-    failed.extend([name] if problems else [])
 
 
 class Place:
@@ -246,7 +240,7 @@ def main():
                 lose.cut(place.run, killed, None, pick.randrange(1 << 30))
             found.append(resumes(place, flags, plain[number]))
         verdict(f"{name}: killed, cut, resumed", *found, "" if len(moments) > 1 else "always the same moment")
-    sys.exit(1 if failed else 0)
+    sys.exit(exit_code())
 
 
 main()

@@ -15,7 +15,8 @@ import tempfile
 import threading
 import time
 
-from restart_loop import BIN, LOOP, Loop, ROOT, failed, unlike, verdict
+from restart_loop import BIN, LOOP, Loop, ROOT, unlike
+from verdicts import exit_code, verdict
 
 
 loop = Loop([{"code": 0, "out": "trained", "err": "a warning"}])
@@ -357,4 +358,4 @@ for found, folders in (("", ["step-16.suspect", "step-16.suspect-2", "step-20.tm
                               text=True, env=dict(os.environ, RUN=f"{scratch}/d"))
         verdict(f"the job script with {' '.join(folders)}: {found or 'from the start'}",
                 unlike("flag", done.stdout.strip(), found), done.stderr)
-sys.exit(1 if failed else 0)
+sys.exit(exit_code())

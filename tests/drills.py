@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 
+from verdicts import exit_code, verdict
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs/drills"))
 import drill as drills  # noqa: E402
@@ -22,14 +24,6 @@ from evidence import CAUSES, PARAMETERS  # noqa: E402
 from incidents import INCIDENTS  # noqa: E402
 
 SEEDS = [7, 23]
-failed = 0
-
-
-def verdict(name, *problems):
-    global failed
-    problems = [text for text in problems if text]
-    print(f"FAIL {name}: {'; '.join(problems)}" if problems else f"ok   {name}", flush=True)
-    failed += bool(problems)
 
 
 class Shell:
@@ -281,7 +275,7 @@ def main():
             for seed in SEEDS:
                 play(shell, incident, seed, seed == SEEDS[0])
         bad_input(shell, programs, chosen[-1])
-    sys.exit(bool(failed))
+    sys.exit(exit_code())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ inline LlamaConfig small_config() {
     return c;
 }
 
-// Experts as Mixtral and Qwen3-MoE have them.
+// Experts as Mixtral, Qwen3-MoE and dots.llm1 have them.
 inline LlamaConfig mixtral() {
     LlamaConfig c = small_config();
     c.experts = {.count = 4, .top_k = 2, .ffn = 6};
@@ -30,6 +30,21 @@ inline LlamaConfig qwen3_moe() {
     LlamaConfig c = small_config();
     c.qk_norm = true;
     c.experts = {.count = 6, .top_k = 2, .ffn = 10, .dense_layers = 1, .normalize = false};
+    return c;
+}
+
+inline LlamaConfig dots1() {
+    LlamaConfig c = small_config();
+    c.qk_norm = true;
+    c.experts = {.count = 8,
+                 .top_k = 3,
+                 .ffn = 10,
+                 .shared = 2,
+                 .dense_layers = 1,
+                 .sigmoid = true,
+                 .scale = 2.5,
+                 .groups = 4,
+                 .top_groups = 2};
     return c;
 }
 

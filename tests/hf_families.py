@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 
 TOLERANCE = 1e-9
 STEPS = 4
-WITH_EXPERTS = ("mixtral", "qwen3-moe")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "dots1")
 FAMILIES = ("llama", "llama-linear", "llama-llama3", "mistral", "qwen2", "qwen3", "smollm2") + WITH_EXPERTS
 LAYOUTS = ("--dp 2 --tp 2 --pp 2",)
 EXPERTS_LAYOUTS = ("--dp 4 --tp 2 --ep 2", "--dp 2 --tp 2 --pp 2 --ep 2", "--dp 2 --cp 2 --tp 2 --ep 4", "--dp 8 --ep 4")
@@ -39,7 +39,8 @@ EXPERTS_LAYOUTS = ("--dp 4 --tp 2 --ep 2", "--dp 2 --tp 2 --pp 2 --ep 2", "--dp 
 @contextlib.contextmanager
 def in_double():
     """Casts to fp32 become casts to fp64."""
-    to, to_float, arange, softmax = torch.Tensor.to, torch.Tensor.float, torch.arange, torch.nn.functional.softmax
+    before = torch.Tensor.to, torch.Tensor.type, torch.Tensor.float, torch.arange, torch.nn.functional.softmax
+    to, to_type, _, arange, softmax = before
 
     def swapped(value):
         return torch.float64 if value is torch.float32 else value
@@ -47,12 +48,12 @@ def in_double():
     def in_place_of(function):
         return lambda *args, **kwargs: function(*map(swapped, args),
                                                 **{key: swapped(value) for key, value in kwargs.items()})
-    torch.Tensor.to, torch.Tensor.float, torch.arange = in_place_of(to), torch.Tensor.double, in_place_of(arange)
-    torch.nn.functional.softmax = in_place_of(softmax)
+    torch.Tensor.to, torch.Tensor.type, torch.Tensor.float = in_place_of(to), in_place_of(to_type), torch.Tensor.double
+    torch.arange, torch.nn.functional.softmax = in_place_of(arange), in_place_of(softmax)
     try:
         yield
     finally:
-        torch.Tensor.to, torch.Tensor.float, torch.arange, torch.nn.functional.softmax = to, to_float, arange, softmax
+        torch.Tensor.to, torch.Tensor.type, torch.Tensor.float, torch.arange, torch.nn.functional.softmax = before
 
 
 def draw_config(family, tied, dice):
@@ -76,10 +77,10 @@ def draw_config(family, tied, dice):
     other_head = dice.choice((2, 10, 12))
     config_of = {"mistral": transformers.MistralConfig, "qwen2": transformers.Qwen2Config,
                  "qwen3": transformers.Qwen3Config, "mixtral": transformers.MixtralConfig,
-                 "qwen3-moe": transformers.Qwen3MoeConfig}.get(family, transformers.LlamaConfig)
-    if family in ("qwen3", "qwen3-moe") or family.startswith(("llama", "mi")) and dice.random() < 0.5:
+                 "qwen3-moe": transformers.Qwen3MoeConfig, "dots1": transformers.Dots1Config}.get(family, transformers.LlamaConfig)
+    if family in ("qwen3", "qwen3-moe", "dots1") or family.startswith(("llama", "mi")) and dice.random() < 0.5:
         shape["head_dim"] = other_head
-    if family in ("mistral", "mixtral"):
+    if family in ("mistral", "mixtral", "dots1"):
         shape["sliding_window"] = None
     if family == "mixtral":
         shape.update(num_local_experts=dice.choice((4, 8, 12)), num_experts_per_tok=dice.choice((2, 3)))
@@ -88,6 +89,13 @@ def draw_config(family, tied, dice):
         shape.update(num_experts=dice.choice((4, 8, 12)), moe_intermediate_size=dice.choice((6, 10, 16)),
                      num_experts_per_tok=dice.choice((2, 3) if normalized else (1, 2, 3)), norm_topk_prob=normalized,
                      mlp_only_layers=dice.choice(([], [0])))
+    if family == "dots1":
+        normalized = dice.random() < 0.7
+        groups, top_groups = dice.choice(((1, 1), (2, 1), (4, 2), (4, 3)))
+        shape.update(n_routed_experts=dice.choice((8, 12, 16)), moe_intermediate_size=dice.choice((6, 10, 16)),
+                     n_shared_experts=dice.choice((1, 2)), num_experts_per_tok=dice.choice((2, 3)),
+                     norm_topk_prob=normalized, n_group=groups, topk_group=top_groups,
+                     routed_scaling_factor=dice.choice((1.0, 2.5)), first_k_dense_replace=dice.choice((0, 1)))
     return config_of(**shape, rope_parameters=rope)
 
 
@@ -104,7 +112,18 @@ def make_model(config, key):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.1)
+        for bias in biases(model).values():  # an fp32 number in any file
+            bias.copy_(torch.randn(bias.shape, dtype=torch.float32).mul(0.05))
     return model.train()
+
+
+def biases(model):
+    """The selection biases, which are buffers."""
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
+
+
+def weights_of(model):
+    return {**{name: p.detach() for name, p in model.named_parameters()}, **biases(model)}
 
 
 def per_expert(tensors, family):
@@ -252,8 +271,7 @@ def run_case(args, family, tied, number, worst):
             model = make_model(config, key)
             model.save_pretrained(model_folder)
             if stacked:
-                save_file({name: p.detach() for name, p in model.named_parameters()},
-                          os.path.join(model_folder, "model.safetensors"), {"format": "pt"})
+                save_file(weights_of(model), os.path.join(model_folder, "model.safetensors"), {"format": "pt"})
             if old_keys:
                 write_old_keys(model_folder)
             for ranks in args.ranks:  # one rank first
@@ -267,7 +285,7 @@ def run_case(args, family, tied, number, worst):
                     worst.add("losses", abs(step["loss"] / loss - 1))
                     worst.add("norms", abs(step["grad_norm"] / norm - 1))
                 tensors_differ(worst, "weights", load_file(os.path.join(saved, "model.safetensors")),
-                               per_expert({name: p.detach() for name, p in model.named_parameters()}, family), tied)
+                               per_expert(weights_of(model), family), tied)
                 check_saved(worst, saved, model, torch.tensor(run["steps"][0]["tokens"])[:, :-1], tied)
     finally:
         shutil.rmtree(folder)

@@ -55,13 +55,6 @@ if do.get("code", 0) < 0:
     os.kill(os.getpid(), -do["code"])
 sys.exit(do.get("code", 0))
 """
-failed = []
-
-
-def verdict(name, *problems):
-    problems = [problem for problem in problems if problem]
-    print(f"FAIL {name}: {'; '.join(map(str, problems))}" if problems else f"ok   {name}", flush=True)
-    failed.extend([name] if problems else [])
 
 
 def unlike(what, found, wanted):

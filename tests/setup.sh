@@ -6,6 +6,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+case "${1:-}" in
+    --packages | "" | [!-]*) ;;
+    *) echo "tests/setup.sh: $1: unknown; valid: --packages, or a folder, options for CMake (-D...) and targets" >&2; exit 2 ;;
+esac
 packages=(g++ make cmake ninja-build libopenblas-openmp-dev libopenmpi-dev openmpi-bin libfmt-dev libcli11-dev
           nlohmann-json3-dev zlib1g-dev doctest-dev python3 python3-numpy python3-matplotlib)
 missing=()

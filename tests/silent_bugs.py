@@ -15,19 +15,13 @@ import subprocess
 import sys
 import tempfile
 
+from verdicts import exit_code, verdict
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SPEC = importlib.util.spec_from_file_location("docs_silent_bugs", ROOT / "docs/silent_bugs.py")
 silent = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(silent)
 checks, bugs, comparison = silent.checks, silent.bugs, silent.comparison
-failed = 0
-
-
-def verdict(name, *problems):
-    global failed
-    problems = [text for text in problems if text]
-    print(f"FAIL {name}: {'; '.join(problems)}" if problems else f"ok   {name}", flush=True)
-    failed += bool(problems)
 
 
 def program(*words):
@@ -138,7 +132,7 @@ def main():
         right(binaries, pathlib.Path(name), chosen)
         if part == "all":
             everything(binaries, pathlib.Path(name))
-    sys.exit(bool(failed))
+    sys.exit(exit_code())
 
 
 if __name__ == "__main__":

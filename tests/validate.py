@@ -18,13 +18,27 @@ import references
 from validate import comparison, facts
 from validate.llama import norm_of
 from validate.runs import Run, UsageError
-from validate_doctor import activations, claims, half_precision, later, named, replayed, updates, weighted
+from validate_doctor import (
+    activations,
+    claims,
+    half_precision,
+    later,
+    named,
+    replayed,
+    router_biases,
+    updates,
+    weighted,
+)
 
 
 ROUTERS = (
     "--qk-norm on --router-normalize off --dense-layers 1",  # Qwen3-MoE
     "--aux-loss 0.5 --router-z-loss 0.3",
     "--capacity-factor 0.8 --aux-loss 0.2 --top-k 3",
+    "--router sigmoid --qk-norm on --shared-experts 1",  # DeepSeek-V3's, as dots.llm1 has it
+    "--router sigmoid --qk-norm on --shared-experts 2 --dense-layers 1 --experts 8 --expert-groups 4 --top-groups 2 "
+    "--top-k 3 --router-scale 2.5 --router-bias-rate 0.0625 --aux-loss 0.5 --router-z-loss 0.3",
+    "--router sigmoid --router-normalize off --qk-norm on --shared-experts 1 --capacity-factor 0.8",
 )
 
 
@@ -50,6 +64,8 @@ def equations(bench):
                     + [comparison.deviation(key, g, run.gradients.read(key)).relative for key, g in gradients.items()]
                 )
             weights = optimizer.step(weights, gradients, step.lr)
+            if model.experts:
+                weights = model.experts.after_step(weights)
             if i == 0:
                 worst = max(
                     [worst]
@@ -369,6 +385,7 @@ def main():
             places,
             weighted,
             updates,
+            router_biases,
             later,
             activations,
             claims,

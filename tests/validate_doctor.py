@@ -123,10 +123,55 @@ def updates(bench):
     check(named(bench.compared(base, files=noise)) == [], "an unknown update is not named")
 
 
+def router_biases(bench):
+    base = bench.reference("deepseek", "fp32", "--router-bias-rate", "0.01")
+    before, after = Run(str(base)).initial.all(), Run(str(base)).after_step_1.all()
+    biases = {name for name in before if comparison.is_router_bias(name)}
+    check(len(biases) == 2 and biases.isdisjoint(Run(str(base)).gradients.tensors), "the biases of two layers")
+    check(agrees(bench.compared(base)), "biases agree with themselves")
+    one = sorted(biases)[0]
+    for multiple, of, name in (
+        (0, biases, "biases of routers are not moved"),
+        (-1, biases, "biases of routers are moved towards the load, not against it"),
+        (10, biases, "biases of routers are moved by 10 x the rate"),
+        (-1, {one}, None),
+    ):
+        c = bench.compared(
+            base,
+            files={
+                "after_step_1": lambda tensors: {
+                    n: before[n] + multiple * (after[n] - before[n]) if n in of else w for n, w in tensors.items()
+                }
+            },
+            dtype="F32",
+        )
+        check([line.split(":")[0] for line in c.differences()] == ["router's bias after step 1"], f"a bias moved {multiple}")
+        check(named(c) == ([name] if name else []), f"a bias moved {multiple} is named, not {named(c)}")
+    c = bench.compared(bench.reference("deepseek", "fp32"), files={"after_step_1": after}, dtype="F32")
+    check(named(c) == ["biases of routers are moved, and the reference's are not"], f"moved without being asked: {named(c)}")
+
+    def without(file, name):
+        return {file: lambda tensors: {n: w for n, w in tensors.items() if n != name}}
+
+    for file in ("initial", "after_step_1"):
+        c = bench.compared(base, files=without(file, one), dtype="F32")
+        check(len(c.differences()) == 1 and one in c.differences()[0], f"{file} without a bias: {c.differences()}")
+        facts.facts(c)
+    nan = {"after_step_1": lambda tensors: {n: w * math.nan if n == one else w for n, w in tensors.items()}}
+    c = bench.compared(base, files=nan, dtype="F32", tolerance=1.0)
+    check(not agrees(c) and "router's bias: not finite" in facts.facts(c), "a bias that is NaN")
+    shared = "model.layers.1.mlp.shared_experts.up_proj.weight"
+    c = bench.compared(
+        base, files={"gradients": lambda t: {n: g * (2 if n == shared else 1) for n, g in t.items()}}, dtype="F32"
+    )
+    check(any(f"first wrong: {shared}" in line for line in facts.facts(c)), f"a shared expert's place: {facts.facts(c)}")
+
+
 def later(bench):
     base = bench.reference("gqa")
     run = doctor.Doctor(bench.compared(base))
-    run.right = run.model().loss_and_gradients(*run.a.steps[0].arrays())
+    run.whole = run.model()
+    run.right = run.whole.loss_and_gradients(*run.a.steps[0].arrays())
     hidden = []
     for fault, numbers in validate.later.faults(run).items():
         if fault == "right" or not slice_of(fault):

@@ -50,8 +50,8 @@ class Source {
     bool has_masks() const { return has_masks_; }
     std::vector<std::string> files() const;  // of tokens, in order
 
-    // A sample is a window of seq_len + 1 tokens. These are the places of the first tokens of sample `index` (from 0) of
-    // an infinite stream, and of the consecutive windows of the validation split. The stream is a pure function of
+    // A sample is a window of seq_len + 1 tokens. These are the places of the first tokens of sample `index` (from 0)
+    // of an infinite stream, and of the consecutive windows of the validation split. The stream is a pure function of
     // (seed, index), so a run can resume at any sample and a rank can read its samples independently; an epoch visits
     // every window of the training split once, in an order and alignment of its own.
     int64_t train_begin(uint64_t seed, int64_t index) const;

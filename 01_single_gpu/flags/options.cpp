@@ -130,8 +130,9 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     const Check positive = real_number(0, kInfinity, false), positive0 = real_number(0, kInfinity);
 
     model_.add_to(*this);
-    add_input("--load-hf", o.load_hf,
-              "DIR: load shape and weights of a Hugging Face Llama, Mistral, Mixtral, Qwen2, Qwen3 or Qwen3-MoE");
+    add_input(
+        "--load-hf", o.load_hf,
+        "DIR: load shape and weights of a Hugging Face Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE or dots.llm1");
     add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
     add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
 
@@ -242,8 +243,11 @@ void CommandLine::parse(int argc, char** argv) {
         for (const char* flag : {"--save-hf", "--save-reference"}) {
             if (!given(flag)) continue;
             check_hf_family(o.model, flag);
-            if (o.balance.bias_rate > 0)
-                usage_error("{}: the biases of --router-bias-rate have no place in Hugging Face's files", flag);
+            if (o.balance.bias_rate > 0 && !o.model.experts.sigmoid)
+                usage_error(
+                    "{}: no family of Hugging Face stores the biases of --router-bias-rate with a softmax (try "
+                    "--router-bias-rate 0)",
+                    flag);
         }
     }
     check_path_flags();

@@ -35,6 +35,16 @@ std::vector<Param> all_params(const LlamaConfig& config) {
     return list;
 }
 
+std::vector<Param> params_and_biases(const LlamaConfig& config) {
+    std::vector<Param> list;
+    for (const Param& param : all_params(config)) {
+        list.push_back(param);
+        if (config.experts.sigmoid && param.name.ends_with(".mlp.gate.weight"))
+            list.push_back(make_bias(bias_of_router(param.name), config.experts.count));
+    }
+    return list;
+}
+
 // ---- reading -------------------------------------------------------------------------------------------------------
 
 HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(dir) {
@@ -46,7 +56,7 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
         usage_error("--load-hf {}: has neither {} nor {}", dir, kSingle, kIndex);
 
     std::set<std::string> found;
-    for (const Param& param : all_params(config)) {
+    for (const Param& param : params_and_biases(config)) {
         const HfTensor stacked = hf_stacked(param, config);
         parts_[param.name] = where_.contains(stacked.name) ? std::vector<HfTensor>{stacked} : hf_tensors(param, config);
         for (const HfTensor& part : parts_[param.name]) {
@@ -151,12 +161,26 @@ void HfWeights::load(const std::vector<Param*>& params) const {
     }
 }
 
+void HfWeights::load_biases(Llama& model) const {
+    for (Block& block : model.blocks) {
+        if (!block.experts || !model.config.experts.sigmoid) continue;
+        const auto& [file, tensor] = where_.at(bias_of_router(block.experts->router.name));
+        const int64_t N = model.config.experts.count;
+        std::vector<float> bias(static_cast<size_t>(N));
+        Tensor values({N}, DType::f32, Device::cpu, Memory::workspace);
+        files_[file].read(*tensor, {0, N, 0, 1}, values);
+        std::copy_n(values.data<float>(), N, bias.begin());
+        block.experts->set_bias(std::move(bias));
+    }
+}
+
 // ---- writing -------------------------------------------------------------------------------------------------------
 
 GetFullParam local_full_params(Llama& model) {
     return [&model](const Param& wanted, Which which) {
         for (const Param* param : model.params())
             if (param->name == wanted.name) return which == Which::data ? param->data : param->grad;
+        if (const Experts* experts = model.experts_with_bias(wanted.name)) return experts->bias_tensor(Device::cpu);
         CHECK(false, "{} is not a parameter of this model", wanted.name);
         return Tensor();
     };
@@ -164,7 +188,8 @@ GetFullParam local_full_params(Llama& model) {
 
 void for_full_tensors(const LlamaConfig& config, Which which, const GetFullParam& get_full,
                       const std::function<void(const std::string& name, const Tensor& values)>& write) {
-    for (const Param& param : all_params(config)) {
+    for (const Param& param : params_and_biases(config)) {
+        if (which == Which::grad && is_router_bias(param.name)) continue;
         const Tensor values = get_full(param, which);
         if (this_rank != 0) continue;
         for (const HfTensor& part : hf_tensors(param, config))
@@ -203,11 +228,12 @@ HfSaver::HfSaver(const std::string& dir) {
 void HfSaver::save(const LlamaConfig& config, DType dtype, const GetFullParam& get_full, int64_t shard_bytes) {
     std::vector<std::vector<StoredTensor>> shards(1);
     int64_t total = 0, in_shard = 0;
-    for (const Param& param : all_params(config))
+    for (const Param& param : params_and_biases(config))
         for (const HfTensor& part : hf_tensors(param, config)) {
-            const int64_t bytes = param.global_size() / param.global_shape[0] * part.rows * size_of(dtype);
+            const DType stored = is_router_bias(param.name) ? DType::f32 : dtype;
+            const int64_t bytes = param.global_size() / param.global_shape[0] * part.rows * size_of(stored);
             if (in_shard > 0 && in_shard + bytes > shard_bytes) shards.emplace_back(), in_shard = 0;
-            shards.back().push_back({part.name, dtype, part.shape});
+            shards.back().push_back({part.name, stored, part.shape});
             in_shard += bytes;
             total += bytes;
         }

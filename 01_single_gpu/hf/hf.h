@@ -1,7 +1,8 @@
 #pragma once
 // Llama checkpoints in Hugging Face's format: a folder with config.json and either model.safetensors, or several shards
 // with model.safetensors.index.json. The models of this course use the same parameter names and the same rotate-half
-// RoPE, so weights are not permuted. Only experts are stored in parts (hf_tensors).
+// RoPE, so weights are not permuted. Only experts are stored in parts (hf_tensors); the selection bias of a sigmoid
+// router, which is no parameter, is a tensor in fp32.
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/hf/safetensors.h"
@@ -20,6 +21,8 @@ void check_hf_family(const LlamaConfig& config, const std::string& flag);
 
 // Every parameter of the full model, in order, with name and shape but without data.
 std::vector<Param> all_params(const LlamaConfig& config);
+// With the selection biases, as if they were parameters, each behind its router.
+std::vector<Param> params_and_biases(const LlamaConfig& config);
 
 // What a file has of a parameter: consecutive rows, in another shape perhaps.
 struct HfTensor {
@@ -33,13 +36,14 @@ std::vector<HfTensor> hf_tensors(const Param& param, const LlamaConfig& config);
 HfTensor hf_stacked(const Param& param, const LlamaConfig& config);
 
 // The weights in DIR. Construction checks all of them and loads none: usage error, naming file and tensor, if a shard
-// or a tensor is missing, unexpected, or of another shape than `config` says. Experts may be one by one or stacked. With tied embeddings an lm_head.weight
-// may be there, if it is bitwise the embedding's matrix.
+// or a tensor is missing, unexpected, or of another shape than `config` says. Experts may be one by one or stacked.
+// With tied embeddings an lm_head.weight may be there, if it is bitwise the embedding's matrix.
 class HfWeights {
   public:
     HfWeights(const std::string& dir, const LlamaConfig& config);
     // Loads this rank's rectangle of each parameter, cast to the dtype of its data.
     void load(const std::vector<Param*>& params) const;
+    void load_biases(Llama& model) const;  // of this stage's sigmoid routers; of others there are none
 
   private:
     void open_shards(const std::string& index_path);
@@ -57,7 +61,7 @@ class HfWeights {
 // ranks must call it for the same parameters in the same order.
 using GetFullParam = std::function<Tensor(const Param&, Which)>;
 GetFullParam local_full_params(Llama& model);  // of a model that one rank holds
-// Calls write for each tensor of the Hub's files, in order; on rank 0 only.
+// Calls write for each tensor of the Hub's files, in order; on rank 0 only. A selection bias has no gradient.
 void for_full_tensors(const LlamaConfig& config, Which which, const GetFullParam& get_full,
                       const std::function<void(const std::string& name, const Tensor& values)>& write);
 

@@ -1,5 +1,5 @@
-// Reads and writes the config.json of Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE, and knows the
-// names of their tensors. What a file leaves out has the default of the family's configuration class in transformers.
+// Reads and writes the config.json of Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and dots.llm1,
+// and knows the names of their tensors. What a file leaves out has the default of the family's class in transformers.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -135,20 +135,23 @@ struct Family {
     int64_t kv_heads;          // default of num_key_value_heads; 0: num_attention_heads
     int64_t head_dim;          // default; 0: hidden_size / num_attention_heads
     bool qkv_bias, qk_norm, experts;
+    bool sigmoid = false;  // DeepSeek-V3's router and shared experts; with the attention of Qwen3
 };
 const std::vector<Family> kFamilies = {{"llama", "LlamaForCausalLM", 0, 0, false, false, false},
                                        {"mistral", "MistralForCausalLM", 8, 0, false, false, false},
                                        {"qwen2", "Qwen2ForCausalLM", 32, 0, true, false, false},
                                        {"qwen3", "Qwen3ForCausalLM", 32, 128, false, true, false},
                                        {"mixtral", "MixtralForCausalLM", 8, 0, false, false, true},
-                                       {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, false, true, true}};
+                                       {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, false, true, true},
+                                       {"dots1", "Dots1ForCausalLM", 32, 0, false, true, true, true}};
 
 const Family& family_of(const Keys& keys) {
     const std::string name = keys.has("model_type") ? keys.text("model_type") : "llama";
     for (const Family& family : kFamilies)
         if (name == family.name) return family;
-    keys.refuse("model_type",
-                "only \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"mixtral\" and \"qwen3_moe\" are supported");
+    std::string names;
+    for (const Family& family : kFamilies) names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", family.name);
+    keys.refuse("model_type", fmt::format("only {} are supported", names));
 }
 
 // The family that a model is written as. Mistral without a window is the same model as Llama, whose class insists on a
@@ -156,7 +159,7 @@ const Family& family_of(const Keys& keys) {
 const Family& family_of(const LlamaConfig& c) {
     const auto fits = [&c](const Family& family) {
         return family.qkv_bias == c.qkv_bias && family.qk_norm == c.qk_norm &&
-               family.experts == (c.experts.count > 0) &&
+               family.experts == (c.experts.count > 0) && family.sigmoid == c.experts.sigmoid &&
                (c.family.empty() ? family.name != std::string("llama") || c.hidden % c.heads == 0
                                  : family.name == c.family);
     };
@@ -176,6 +179,13 @@ void refuse_windows(const Keys& keys, const Family& family, int64_t layers) {
     if (family.name == std::string("mistral") && !keys.is_null("sliding_window"))
         keys.refuse("sliding_window", (keys.has("sliding_window") ? "" : "is missing, which means 4096: ") +
                                           std::string(why) + " (must be null)");
+    if (family.sigmoid) {  // the layers from max_window_layers on
+        if (!keys.is_null("sliding_window") &&
+            (keys.has("max_window_layers") ? keys.integer("max_window_layers", kMaxLayers, 0) : 62) < layers)
+            keys.refuse("sliding_window", (keys.has("sliding_window") ? "" : "is missing, which means 4096: ") +
+                                              std::string(why) + " (must be null)");
+        return;
+    }
     if (family.qkv_bias || family.qk_norm) {  // Qwen: the layers from max_window_layers on, of Qwen3-MoE all
         const int64_t full = family.experts                  ? 0
                              : keys.has("max_window_layers") ? keys.integer("max_window_layers", kMaxLayers, 0)
@@ -190,7 +200,7 @@ void refuse_other_models(const Keys& keys, const Family& family) {
     // Llama's and Qwen3's also means a bias of o_proj; Qwen2 has its biases without this key.
     if (!family.qkv_bias) keys.only("attention_bias", false, "a bias of o_proj is not supported");
     keys.only("mlp_bias", false, "biases of the MLP are not supported");
-    for (const char* key : {"num_experts", "num_local_experts"})
+    for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"})
         if (keys.has(key) && !family.experts)
             keys.refuse(key, fmt::format("model_type \"{}\" has no experts", family.name));
     keys.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
@@ -200,7 +210,9 @@ void refuse_other_models(const Keys& keys, const Family& family) {
 // One of the two names of the number of experts, which transformers 5 treats as the same.
 const char* experts_key(const Keys& keys, const Family& family) {
     const bool mixtral = family.name == std::string("mixtral");
-    const char *own = mixtral ? "num_local_experts" : "num_experts",
+    const char *own = family.sigmoid ? "n_routed_experts"
+                      : mixtral      ? "num_local_experts"
+                                     : "num_experts",
                *other = mixtral ? "num_experts" : "num_local_experts";
     if (keys.has(own) && keys.has(other))
         keys.refuse(other, fmt::format("conflicts with {} (must be one of the two)", own));
@@ -209,7 +221,7 @@ const char* experts_key(const Keys& keys, const Family& family) {
 
 ExpertsConfig read_experts(const Keys& keys, const Family& family) {
     ExpertsConfig x;
-    x.count = keys.integer(experts_key(keys, family));
+    x.count = keys.integer(experts_key(keys, family), kMaxExperts);
     x.top_k = keys.integer("num_experts_per_tok");
     if (family.name == std::string("mixtral")) {
         keys.only("router_jitter_noise", 0.0, "only 0.0 is supported");
@@ -218,6 +230,18 @@ ExpertsConfig read_experts(const Keys& keys, const Family& family) {
     }
     x.ffn = keys.integer("moe_intermediate_size");
     x.normalize = keys.flag("norm_topk_prob", false);
+    if (family.sigmoid) {
+        x.sigmoid = true;
+        x.shared = keys.integer("n_shared_experts", kMaxExperts);
+        if (keys.has("n_group")) x.groups = keys.integer("n_group");
+        if (keys.has("topk_group")) x.top_groups = keys.integer("topk_group");
+        if (keys.has("routed_scaling_factor")) x.scale = keys.real("routed_scaling_factor");
+        if (keys.has("first_k_dense_replace")) x.dense_layers = keys.integer("first_k_dense_replace", kMaxLayers, 0);
+        if (x.groups > x.count / 2)
+            keys.refuse("n_group", fmt::format("needs two experts or more per group, but there are {}", x.count));
+        keys.only("moe_layer_freq", 1, "only 1 is supported");
+        return x;
+    }
     keys.only("decoder_sparse_step", 1, "only 1 is supported");
     if (keys.has("mlp_only_layers")) {
         const std::vector<int64_t> dense = keys.integers("mlp_only_layers");
@@ -243,7 +267,13 @@ void check_hf_family(const LlamaConfig& c, const std::string& flag) {
         usage_error("{}: no family of Hugging Face has experts with {} (try {})", flag, what, instead);
     };
     if (c.qkv_bias) refuse("--qkv-bias on", "--qkv-bias off");
-    if (x.sigmoid) refuse("--router sigmoid", "--router softmax");
+    if (x.sigmoid) {  // dots.llm1
+        if (!c.qk_norm) refuse("--router sigmoid and --qk-norm off", "--qk-norm on");
+        if (x.shared == 0) refuse("--router sigmoid and --shared-experts 0", "--shared-experts 1");
+        if (x.groups > x.count / 2)
+            refuse(fmt::format("--expert-groups {}, one expert in each,", x.groups), "--expert-groups 1");
+        return;
+    }
     if (x.shared > 0) refuse(fmt::format("--shared-experts {}", x.shared), "--shared-experts 0");
     if (x.groups > 1) refuse(fmt::format("--expert-groups {}", x.groups), "--expert-groups 1");
     if (x.scale != 1) refuse(fmt::format("--router-scale {}", x.scale), "--router-scale 1");
@@ -322,7 +352,9 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path) {
                           .head_dim = "head_dim",
                           .experts = experts_key(keys, family),
                           .top_k = "num_experts_per_tok",
-                          .dense_layers = "mlp_only_layers of length"});
+                          .dense_layers = family.sigmoid ? "first_k_dense_replace" : "mlp_only_layers of length",
+                          .groups = "n_group",
+                          .top_groups = "topk_group"});
     return config;
 }
 
@@ -357,6 +389,16 @@ ordered_json hf_config(const LlamaConfig& c, DType dtype) {
         json["intermediate_size"] = x.ffn;
         json["num_local_experts"] = x.count;
         json["num_experts_per_tok"] = x.top_k;
+    } else if (family.sigmoid) {
+        json.update({{"n_routed_experts", x.count},
+                     {"n_shared_experts", x.shared},
+                     {"num_experts_per_tok", x.top_k},
+                     {"moe_intermediate_size", x.ffn},
+                     {"norm_topk_prob", x.normalize},
+                     {"n_group", x.groups},
+                     {"topk_group", x.top_groups},
+                     {"routed_scaling_factor", x.scale},
+                     {"first_k_dense_replace", x.dense_layers}});
     } else if (family.experts) {
         std::vector<int64_t> dense(size_t(x.dense_layers));
         std::iota(dense.begin(), dense.end(), 0);

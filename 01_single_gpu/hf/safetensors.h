@@ -30,7 +30,8 @@ class SafetensorsFile {
     const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
 
     // Reads the rectangle `part` of a stored matrix, vector (n x 1) or stack of matrices (all rows, one after another),
-    // cast to the dtype of `to`, which may be on any device. Copies in pieces, so the host does not hold a second copy of a large matrix.
+    // cast to the dtype of `to`, which may be on any device. Copies in pieces, so the host does not hold a second copy
+    // of a large matrix.
     void read(const StoredTensor& tensor, const Rect& part, Tensor& to) const;
     void read(const StoredTensor& tensor, Tensor& to) const;  // all of it
     void read_bytes(const StoredTensor& tensor, int64_t begin, void* to, int64_t count) const {

@@ -31,6 +31,7 @@ int64_t tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 
 bool in_one_call(const Tensor& c, const Tensor& a, const Tensor& w, const std::vector<int64_t>& rows) {
     static const int multiprocessors = cuda_info().multiprocessors;
+    grouped_handle();  // on every rank at the first call: making it can wait for the device
     if (c.size() == 0 || a.cols() == 0 || int64_t(3 * sizeof(void*) * rows.size()) > kPointers) return false;
     for (const Tensor* x : {&c, &a, &w})  // each group's matrices, too
         if (alignment_of(*x) < 16 || x->cols() * int64_t(size_of(x->dtype())) % 16 != 0) return false;

@@ -5,8 +5,8 @@
 //   dgrad     dx_g = dy_g W_g
 //   wgrad     dW_g += dy_g^T x_g
 //
-// A product for each group, as matmul_into's. On a GPU, where those of forward and dgrad would each fill but a part of
-// it, cuBLAS computes all of them in one call. Those of wgrad have as many elements however few rows a group has.
+// One product per group, as matmul_into's. On a GPU, where a single product of forward or dgrad would occupy a part of
+// it, cuBLAS computes all of them in one call. Those of wgrad are as large however few rows a group has.
 #include "01_single_gpu/ops/matmul.h"
 
 namespace train70b {
@@ -18,8 +18,8 @@ void grouped_wgrad(Tensor& dw, const Tensor& dy, const Tensor& x, const std::vec
 namespace cuda {  // grouped_matmul.cu
 // c_g = a_g op(W_g), by one call; op: Transpose::b (forward) or none (dgrad). Requires in_one_call().
 void grouped_matmul(Tensor& c, const Tensor& a, const Tensor& w, const std::vector<int64_t>& rows, Transpose transpose);
-// Whether cuBLAS has the call for these matrices, and it is the better one: a product of 128 x 128 tiles takes a
-// multiprocessor for each, and the groups have, in the mean, fewer tiles than the GPU multiprocessors.
+// Whether cuBLAS takes these matrices, and a group's product has, on average, fewer tiles of 128 x 128 than the GPU has
+// multiprocessors (each occupies one).
 bool in_one_call(const Tensor& c, const Tensor& a, const Tensor& w, const std::vector<int64_t>& rows);
 }  // namespace cuda
 

@@ -132,7 +132,8 @@ int64_t rounded_up(int64_t rows) {
     return (rows + step - 1) / step * step;
 }
 
-// The algorithm that was chosen for the next rounded number of rows, with these rows; false where it does not take them.
+// The algorithm that was chosen for the next rounded number of rows, with these rows; false where it does not take
+// them.
 bool run_rounded(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta) {
     CublasPlan plan = plan_of(c, a, b, transpose, beta, rounded_up(a.rows()));
     set_layouts(plan, c, a, b, transpose, a.rows());

@@ -55,8 +55,8 @@ struct PieceCounts {
 std::vector<int32_t> begin_keep_of(const PieceCounts& mine, const PieceCounts& all, double factor, int64_t slots);
 
 // Counting sort, stable: of the slots of piece p that chose expert e, the first keep[p, e] go to begin[p, e] and
-// behind. order (S) i32: the slot at each place; place (R, k) i32: the place of each slot, -1 if it is dropped. begin_keep
-// (2, P, N) i32.
+// behind. order (S) i32: the slot at each place; place (R, k) i32: the place of each slot, -1 if it is dropped.
+// begin_keep (2, P, N) i32.
 void place_slots(Tensor& order, Tensor& place, const Tensor& chosen, const Tensor& begin_keep);
 
 // ---- rows of activations --------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ using nlohmann::ordered_json;
 namespace {
 constexpr const char* kFlag = "--save-reference";
 
-std::vector<StoredTensor> entries(const LlamaConfig& config, DType dtype) {
+std::vector<StoredTensor> entries(const LlamaConfig& config, DType dtype, Which which) {
     std::vector<StoredTensor> list;
-    for (const Param& param : all_params(config))
-        for (const HfTensor& part : hf_tensors(param, config)) list.push_back({part.name, dtype, part.shape});
+    for (const Param& param : which == Which::data ? params_and_biases(config) : all_params(config))
+        for (const HfTensor& part : hf_tensors(param, config))
+            list.push_back({part.name, is_router_bias(part.name) ? DType::f32 : dtype, part.shape});
     return list;
 }
 }  // namespace
@@ -32,9 +33,10 @@ ReferenceWriter::ReferenceWriter(const TrainOptions& o, const LlamaConfig& confi
     if (this_rank != 0) return;
     folder_.emplace(kFlag, o.save_reference);
     config_file_.emplace(kFlag, folder_->file("config.json"));
-    initial_.emplace(kFlag, folder_->file("initial.safetensors"), entries(config, dtype_));
-    gradients_.emplace(kFlag, folder_->file("gradients.safetensors"), entries(config, o.llama().grad_dtype));
-    after_step_1_.emplace(kFlag, folder_->file("after_step_1.safetensors"), entries(config, dtype_));
+    initial_.emplace(kFlag, folder_->file("initial.safetensors"), entries(config, dtype_, Which::data));
+    gradients_.emplace(kFlag, folder_->file("gradients.safetensors"),
+                       entries(config, o.llama().grad_dtype, Which::grad));
+    after_step_1_.emplace(kFlag, folder_->file("after_step_1.safetensors"), entries(config, dtype_, Which::data));
     json_file_.emplace(kFlag, folder_->file("reference.json"));
 
     const ordered_json model = hf_config(config, dtype_);

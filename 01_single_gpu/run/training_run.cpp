@@ -102,8 +102,10 @@ void TrainingRun::allocate() {
         !mfu.empty())
         say("{}\n", mfu);
     trainer.allocate();
-    if (weights_)
+    if (weights_) {
         for (Unit* unit : model.units()) trainer.store->write(*unit, [&] { weights_->load(unit->params); });
+        weights_->load_biases(model);
+    }
     weights_.reset();
 }
 

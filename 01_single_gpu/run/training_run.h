@@ -4,8 +4,8 @@
 
 namespace train70b {
 
-// Empty, or what of these needs, in bytes, is above a limit: "23.0 GiB, but this machine has 16.0 GiB". The limits: RAM,
-// the control group's, and what is left of the process's address space.
+// Empty, or what of these needs, in bytes, is above a limit: "23.0 GiB, but this machine has 16.0 GiB". The limits:
+// RAM, the control group's, and what is left of the process's address space.
 std::string memory_shortage(double machine_needs, double process_needs);
 // The least limit of the control groups in `list` and of those above them, version 1 or 2; infinite if there is none.
 double control_group_memory(const std::string& list = "/proc/self/cgroup", const std::string& root = "/sys/fs/cgroup");

@@ -38,8 +38,8 @@ int64_t expert_traffic(const LlamaConfig& config, int64_t ep, int64_t rows, DTyp
 class ExpertParallel : public ExpertRanks {
   public:
     // Divides the experts. Construct it after TensorParallel and before the parameters are allocated; the model
-    // outlives this and refers to it. A model without experts stays as it is. tp above 1 needs sequence parallelism: every rank
-    // has other rows.
+    // outlives this and refers to it. A model without experts stays as it is. tp above 1 needs sequence parallelism:
+    // every rank has other rows.
     ExpertParallel(Llama& model, const ExpertComms& ranks, const ContextLayout& context);
     ExpertParallel(const ExpertParallel&) = delete;
 

@@ -1,7 +1,7 @@
 #pragma once
 // Ranks of a stage that need not be run. They differ in where they are along tp and cp, which changes what they do in
-// the same way on every stage where the first of them does the same: what that is, is learnt part by part from the stages
-// whose ranks were run.
+// the same way on every stage where the first of them does the same: what that is, is learnt part by part from the
+// stages whose ranks were run.
 #include <map>
 #include <optional>
 

@@ -31,8 +31,8 @@
 //
 // How it is fast: ranks of one class (sequence.h) have one list of calls, and lists are compared once. Progress is
 // executed for one rank of each class of a finer partition, in which the ranks of a class also meet ranks of the same
-// classes in the same roles: they then take every step together (check_deadlock.h). Worlds of up to 64 ranks are executed
-// rank by rank.
+// classes in the same roles: they then take every step together (check_deadlock.h). Worlds of up to 64 ranks are
+// executed rank by rank.
 #include <optional>
 #include <string>
 

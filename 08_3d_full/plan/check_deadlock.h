@@ -19,8 +19,8 @@ enum class Launch { at_waits, on_streams };
 std::vector<int32_t> equal_ranks(const Recording& recording, const GroupTable& groups,
                                  const std::vector<CallOrder>& orders, bool by_rank);
 
-// Empty if all ranks reach the end; else who waits for whom. Collectives and messages must match (check_calls.h, 1 and 2).
-// orders: of the recording's sequences.
+// Empty if all ranks reach the end; else who waits for whom. Collectives and messages must match (check_calls.h, 1 and
+// 2). orders: of the recording's sequences.
 std::string deadlock(const Recording& recording, const GroupTable& groups, const std::vector<CallOrder>& orders,
                      const std::vector<int32_t>& class_of, Launch launch);
 

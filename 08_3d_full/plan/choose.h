@@ -32,8 +32,8 @@ struct Choice {
     std::vector<LayoutGroup> groups;    // by tp, then cp, then pp, then ep
     std::vector<LeftOut> others;
 };
-// most: of `best`. The simulation is to see different ones: at most so many with one mesh, and that differ in nothing but
-// the number of model chunks.
+// most: of `best`. The simulation is to see different ones: at most so many with one mesh, and that differ in nothing
+// but the number of model chunks.
 constexpr int64_t kMostOfMesh = 6, kMostOfVariant = 2;
 using OnProgress = std::function<void(const char* what, double part)>;  // now and then: what is done, 0 to 1 of it
 struct Listener {
@@ -48,8 +48,8 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
 // the last stage; or the first of these whose peak is above `enough`.
 std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& layout,
                                             double enough = std::numeric_limits<double>::infinity());
-// Bounds from below: parameters, gradients and optimizer states alone; and with the blocks' inputs of a micro-batch, all
-// of which a rank holds before the first backward pass, when it need not have gradients yet.
+// Bounds from below: parameters, gradients and optimizer states alone; and with the blocks' inputs of a micro-batch,
+// all of which a rank holds before the first backward pass, when it need not have gradients yet.
 double states_bytes(const PlanRequest& request, const Layout& layout);
 double least_bytes(const PlanRequest& request, const Layout& layout);
 // Whether any layout fits.

@@ -7,17 +7,18 @@
 //         pp   divides the layers, or leaves stages that differ by one layer (--stage-layers)
 //         dp   divides the global batch
 //     and each of those meshes with every ZeRO stage (if there is something to shard), every schedule with its numbers
-//     of model chunks, micro-batches of 1, 2, 4 and 8 sequences, and each level of recomputation; with tp > 1 without and
-//     with sequence parallelism, and this with overlapped communication, too; ZeRO-3 also as hybrid shard, with groups
-//     of 1, 2, 4, ... nodes.
+//     of model chunks, micro-batches of 1, 2, 4 and 8 sequences, and each level of recomputation; with tp > 1 without
+//     and with sequence parallelism, and this with overlapped communication, too; ZeRO-3 also as hybrid shard, with
+//     groups of 1, 2, 4, ... nodes.
 //     With experts each of them for every ep that divides the experts and tp x cp x dp; tp > 1 then always with
 //     sequence parallelism, and groups of ZeRO-3 only where tp = ep = 1.
 //
 // Left out unless a flag asks for it:
-//     gpipe, naive        another schedule is better in every case (1f1b has gpipe's bubble and holds fewer micro-batches)
-//     dualpipe-v          its advantage, communication that one direction overlaps for the other, is not implemented here
-//     cp with few rows    calls of attention with fewer than 1,024 rows, which no kernel is fast for, and whose exchange
-//                         of keys and values nothing hides over a network (chapter 06)
+//     gpipe, naive        another schedule is better in every case (1f1b has gpipe's bubble and holds fewer
+//                         micro-batches)
+//     dualpipe-v          its advantage, communication that one direction overlaps for the other, is not implemented
+//     cp with few rows    calls of attention with fewer than 1,024 rows, which no kernel is fast for, and whose
+//                         exchange of keys and values nothing hides over a network (chapter 06)
 #include "08_3d_full/config.h"
 
 namespace train70b {

@@ -20,8 +20,8 @@ struct Prediction {
 Prediction estimated(const Candidate& candidate);
 
 // Best first. Layouts that are slower than the fastest by no more than kEqual are equal to it: first those that leave a
-// tenth of the device free besides the reserve, then by the fewest axes, then by speed. (More free memory than that is of
-// no use: an axis that only makes room is a cost.) Then come the next fastest and its equals.
+// tenth of the device free besides the reserve, then by the fewest axes, then by speed. (More free memory than that is
+// of no use: an axis that only makes room is a cost.) Then come the next fastest and its equals.
 // kEqual: where published runs differ in the layout alone, half of the simulated ratios of two speeds are off by more
 // (docs/published.md).
 constexpr double kEqual = 0.04;

@@ -4,8 +4,8 @@
 //        build/bin/plan --model 8b --gpus 128 --cluster h100-8x8.json --seq-len 1048576 --global-batch 8 --csv 1m.csv
 //        build/bin/plan --model 405b --gpus 16384 --cluster h100-8x8.json --seq-len 8192 --global-batch 2048 --tp 8
 // Watch: memory excludes most layouts; bubble, tp and recomputation decide among the rest. The first list comes after
-//        seconds, by the estimate; then the best are simulated, and each comes with the flags of chapter 08. Exit code 2
-//        if no layout fits: how much is missing, and how many devices do.
+//        seconds, by the estimate; then the best are simulated, and each comes with the flags of chapter 08. Exit code
+//        2 if no layout fits: how much is missing, and how many devices do.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,9 +1,9 @@
 #pragma once
 // A dry run that writes down what every rank does in a step (plan/sequence.h), instead of only booking its memory.
 //
-// Three things keep it short. In a world of more than 64 ranks, those that differ only in the numbers of their peers are
-// run once: those of one stage, one cp rank and shards of equal size. (Where a shard cuts parameters is not looked at.
-// It changes the number of the update's ops, and in ZeRO-2 and 3 beside tensor parallelism how much of the norms'
+// Three things keep it short. In a world of more than 64 ranks, those that differ only in the numbers of their peers
+// are run once: those of one stage, one cp rank and shards of equal size. (Where a shard cuts parameters is not looked
+// at. It changes the number of the update's ops, and in ZeRO-2 and 3 beside tensor parallelism how much of the norms'
 // gradients a rank sums over tp, once per step.) What cp and tp change on a stage is applied to stages that do the same
 // (alike_ranks.h). And few micro-batches are run, whatever the step's number: what a rank
 // does in a step of the schedule depends on the step, on its neighbours in the list, and on whether it is among the

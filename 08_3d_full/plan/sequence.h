@@ -1,6 +1,7 @@
 #pragma once
 // What every rank does in one training step, as data. A dry run records it (record.h) from the program that trains; it
-// is then checked (check_calls.h, check_deadlock.h) and simulated (simulate.h), without any rank, tensor or communicator.
+// is then checked (check_calls.h, check_deadlock.h) and simulated (simulate.h), without any rank, tensor or
+// communicator.
 //
 // A rank's sequence is a list of parts: the setup (without its ops), each micro-batch's data, each step of the pipeline
 // schedule, the end of the gradients' reduction, the update. Parts that are equal refer to one list of events. An event

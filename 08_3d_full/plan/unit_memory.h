@@ -40,7 +40,8 @@ struct PassPart {
 };
 
 // The passes of one micro-batch: F, B, and its halves I and W where the schedule splits it. A pass begins when the
-// unit's input, or the gradient of its output, is there. F leaves the output, B takes the input and leaves its gradient.
+// unit's input, or the gradient of its output, is there. F leaves the output, B takes the input and leaves its
+// gradient.
 struct UnitMemory {
     std::vector<PassPart> forward, backward, backward_input, weights;
 };

@@ -361,6 +361,8 @@ class Doctor:
                 self.explain_replays()
         elif any(d.wrong for d in c.updates) and c.check_updates:
             self.name(facts.update(c)[1])
+        elif any(d.wrong for d in c.biases):
+            self.name(facts.router_biases(c)[1])
         else:
             self.explain_later()
 

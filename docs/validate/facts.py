@@ -30,7 +30,7 @@ def as_mlp(name):
     """Of an expert's parameter: that of an MLP which it stands for."""
     for theirs, mine in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
         name = re.sub(rf"\.experts\.(\d+)\.{theirs}\.", rf".experts.\1.{mine}.", name)
-    return re.sub(r"\.experts\.\d+\.", ".", name.replace(".block_sparse_moe.", ".mlp."))
+    return re.sub(r"\.(experts\.\d+|shared_experts)\.", ".", name.replace(".block_sparse_moe.", ".mlp."))
 
 
 def place(name):
@@ -363,6 +363,29 @@ def update(c):
     return lines, exact
 
 
+def router_biases(c):
+    """Lines about the biases of routers after step 1, and names of what explains them."""
+    if not any(d.wrong for d in c.biases) or any(d.wrong for d in c.weights):
+        return [], []
+    a, b = (
+        np.concatenate([run.after_step_1.read(d.name) - run.initial.read(d.name) for d in c.biases])
+        for run in (c.a, c.b)
+    )
+    lines = [f"router's bias: wrong: {listed(d.name for d in c.biases if d.wrong)}"]
+    multiple, rest = (d := deviation("", a, b)).multiple, d.rest
+    if not np.isfinite(a).all():
+        return lines + ["router's bias: not finite"], []
+    if not b.any():
+        return lines, ["biases of routers are moved, and the reference's are not"]
+    if not a.any():
+        return lines, ["biases of routers are not moved"]
+    if norm(a + b) <= 1e-3 * norm(b):
+        return lines, ["biases of routers are moved towards the load, not against it"]
+    if rest <= 1e-3:
+        return lines, [f"biases of routers are moved by {multiple:.4g} x the rate"]
+    return lines + [f"router's bias: {int((np.sign(a) != np.sign(b)).sum())} of {len(a)} experts move another way"], []
+
+
 def first_wrong(deviations):
     steps = [int(d.name.split()[1]) for d in deviations if d.wrong]
     return min(steps) if steps else None
@@ -406,7 +429,7 @@ def facts(c):
     lines += backward(c) + multiples_in_words(c)
     if not any(d.wrong for d in c.gradients) and any(d.wrong and d.name == "step 1" for d in c.norms):
         lines.append("norm: that of step 1 is wrong, although every gradient is right")
-    lines += update(c)[0]
+    lines += update(c)[0] + router_biases(c)[0]
     later = [d.name for d in c.updates_2 if d.wrong]
     if later and not any(d.wrong for d in c.updates):
         lines.append(

@@ -33,7 +33,7 @@ def faults(doctor):
         weights, before, total = dict(doctor.weights), dict(doctor.weights), {}
         for i, (step, lr) in enumerate(zip(doctor.a.steps, rates)):
             if i == 0:
-                loss, g = doctor.right  # that of step 1, whatever follows
+                model, (loss, g) = doctor.whole, doctor.right  # those of step 1, whatever follows
                 yield loss
             else:
                 model = doctor.model(weights=before if late else weights)
@@ -46,6 +46,8 @@ def faults(doctor):
             factor = clip_factor(norm, in_place)
             total = {name: g * factor for name, g in total.items()}
             before, weights = weights, optimizer.step(weights, total, lr)
+            if model.experts:
+                weights = model.experts.after_step(weights)
 
     def of(kind=AdamW, **changed):
         values = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps, "decay": o.decay, "clip": o.clip, **changed}

@@ -129,6 +129,10 @@ class Llama:
         """Of an expert's input."""
         return gradient
 
+    def of_shared(self, gradient):
+        """Of the shared experts' input."""
+        return gradient
+
     def add(self, name, gradient):
         self.grad[name] = self.grad[name] + gradient if name in self.grad else gradient
         if self.complete(name):
@@ -226,15 +230,19 @@ class Llama:
         n, norm_back = self.rmsnorm(prefix + "post_attention_layernorm", x)
         if self.experts and prefix + "mlp.gate_proj.weight" not in self.w:
             y, back = self.experts.layer(self, prefix, n)
-            return y, lambda dy: norm_back(self.f(back(self.g(dy, "mlp")), "mlp"))
-        gate, gate_back = self.linear(prefix + "mlp.gate_proj", n)
-        up, up_back = self.linear(prefix + "mlp.up_proj", n)
+        else:
+            y, back = self.mlp(prefix + "mlp.", n)
+        return y, lambda dy: norm_back(self.f(back(self.g(dy, "mlp")), "mlp"))
+
+    def mlp(self, prefix, x):
+        gate, gate_back = self.linear(prefix + "gate_proj", x)
+        up, up_back = self.linear(prefix + "up_proj", x)
         active, slope = self.activation(gate)
-        y, down_back = self.linear(prefix + "mlp.down_proj", active * up)
+        y, down_back = self.linear(prefix + "down_proj", active * up)
 
         def backward(dy):
-            dh = down_back(self.g(dy, "mlp"))
-            return norm_back(self.f(gate_back(dh * up * slope) + up_back(dh * active), "mlp"))
+            dh = down_back(dy)
+            return gate_back(dh * up * slope) + up_back(dh * active)
 
         return y, backward
 
@@ -338,6 +346,9 @@ class AdamW:
         factor = clip_factor(norm_of(gradients), self.clip)
         after = {}
         for name, w in weights.items():
+            if name not in gradients:  # a router's bias
+                after[name] = w
+                continue
             g = gradients[name] * factor
             self.m[name] = self.beta1 * self.m.get(name, 0) + (1 - self.beta1) * g
             self.v[name] = self.beta2 * self.v.get(name, 0) + (1 - self.beta2) * g * g

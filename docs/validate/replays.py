@@ -92,6 +92,11 @@ class ExpertsWithoutInput(Backward):
         return 0 * gradient
 
 
+class SharedWithoutInput(Backward):
+    def of_shared(self, gradient):
+        return 0 * gradient
+
+
 # ---- parallel ranks
 def part(x, axis, ranks, rank=0):
     """Zero outside a rank's part of an axis."""
@@ -238,6 +243,13 @@ def _known():
         yield f"experts: a z-loss of the router of {factor:g} is added", made(Balanced, more=(0.0, factor))
     yield "experts: the router has no gradient from their weights", RouterWithoutWeights
     yield "experts: their input has no gradient from them", ExpertsWithoutInput
+    yield "experts: scores by a softmax instead of a sigmoid", made(of.OfExperts, values={"sigmoid": False})
+    yield "experts: scores by a sigmoid instead of a softmax", made(of.OfExperts, values={"sigmoid": True})
+    yield "experts: weights are not scaled", made(of.OfExperts, values={"scale": 1.0})
+    yield "experts: chosen from all groups", made(of.OfExperts, values={"groups": 1})
+    yield "experts: the bias is ignored", made(of.OfExperts, values={"bias_in_choice": lambda bias: 0 * bias})
+    yield "experts: the bias is in their weights, too", made(of.OfExperts, values={"bias_in_weights": lambda bias: bias})
+    yield "experts: the shared experts' input has no gradient from them", SharedWithoutInput
     for eps in (0.0, 1e-8, 1e-6, 1e-5, 1e-3):
         yield f"RMSNorm: eps {eps:g}", made(of.NormEps, value=eps)
     yield "RMSNorm: gain 1 + w", of.NormGainPlusOne

@@ -1,6 +1,6 @@
 // cuBLAS on the emulated GPU: of it only cublasGemmGroupedBatchedEx, products of several shapes in one call. Sizes and
-// scale factors are the host's, pointers to matrices are in the device's memory, where the call finds them when its turn
-// in the stream has come.
+// scale factors are the host's, pointers to matrices are in the device's memory, where the call finds them when its
+// turn in the stream has come.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -36,9 +36,10 @@ const char* reason_against_group(const Product& p) {
     return reason_against(p);
 }
 
-// All products, with the pointers that are in memory now.
+// All products, with the pointers that are in memory now. They may run at once: no two have the same result.
 void run(const std::vector<Group>& groups, const std::array<const void* const*, 3>& arrays) {
     size_t at = 0;
+    std::vector<std::pair<const void*, size_t>> results;
     for (const Group& group : groups)
         for (int64_t i = 0; i < group.size; ++i, ++at) {
             const auto [a, b, c] = std::array{arrays[A][at], arrays[B][at], arrays[C][at]};
@@ -53,6 +54,9 @@ void run(const std::vector<Group>& groups, const std::array<const void* const*, 
                     wrong("a matrix is not aligned to 16 bytes, or not in one allocation of the device");
             for (size_t m = A; m <= B; ++m)
                 if (overlap(c, x[C].bytes(), data.in[m], x[m].bytes())) wrong("C overlaps A or B");
+            for (const auto& [other, bytes] : results)
+                if (overlap(c, x[C].bytes(), other, bytes)) wrong("C overlaps that of another product");
+            results.emplace_back(c, x[C].bytes());
             multiply(group.product, data);
         }
 }

@@ -1,5 +1,5 @@
-// Products of the emulated libraries, by definition. Of what the documentation of cuBLASLt ("cublasLtMatmul()") supports
-// on Hopper, there is what the project uses.
+// Products of the emulated libraries, by definition. Of what the documentation of cuBLASLt ("cublasLtMatmul()")
+// supports on Hopper, there is what the project uses.
 #include "products.h"
 
 #include <cblas.h>

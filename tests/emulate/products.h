@@ -55,7 +55,7 @@ struct Data {
     const void* matrix(size_t i) const { return i == D ? out : in[i]; }
 };
 
-const char* reason_against(const Product& product);  // why cuBLASLt has no algorithm for it, or nullptr
+const char* reason_against(const Product& product);  // why no library takes it, or nullptr
 std::string to_string(const Product& product);
 size_t scale_bytes(ScaleMode mode, int64_t rows, int64_t k);  // of rows of op(A) or columns of op(B), by k terms
 void multiply(const Product& product, const Data& data);

@@ -76,6 +76,13 @@ Target target() {
                                       "\"num_experts_per_tok\"",
                                       "\"moe_intermediate_size\"",
                                       "\"mlp_only_layers\"",
+                                      "\"dots1\"",
+                                      "\"n_routed_experts\"",
+                                      "\"n_shared_experts\"",
+                                      "\"n_group\"",
+                                      "\"topk_group\"",
+                                      "\"routed_scaling_factor\"",
+                                      "\"first_k_dense_replace\"",
                                       "\"rope_type\"",
                                       "\"factor\"",
                                       "\"low_freq_factor\"",
@@ -101,6 +108,9 @@ Target target() {
              with("\"llama\"",
                   "\"qwen3_moe\",\"num_experts\":2,\"num_experts_per_tok\":1,\"moe_intermediate_size\":4,"
                   "\"mlp_only_layers\":[]"),
+             with("\"llama\"",
+                  "\"dots1\",\"n_routed_experts\":4,\"num_experts_per_tok\":1,\"moe_intermediate_size\":4,"
+                  "\"n_shared_experts\":1,\"n_group\":2,\"topk_group\":1"),
              with("\"llama\"", "\"qwen2\",\"use_sliding_window\":true,\"max_window_layers\":0"),
              with("\"llama\"", "\"qwen3\",\"layer_types\":[\"full_attention\"]"),
              with("\"rope_scaling\":null", "\"rope_scaling\":" + nested(62)),
