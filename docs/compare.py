@@ -110,7 +110,7 @@ def table(c):
         line("not checked", each)
     worst("initial weights", c.weights)
     worst("weights after step 1" if c.check_updates else "weights after it, not checked", c.updates)
-    worst("routers' biases after step 1", c.biases)
+    worst("routers' biases, step 1", c.biases)
     worst("weights after step 2", c.updates_2)
     worst(f"losses, steps 1 to {len(c.losses)}", c.losses)
     worst("gradient norms", c.norms)

@@ -29,7 +29,7 @@ REFERENCES = {
     },
     "experts": {"flags": ["--experts", "4", "--top-k", "2", "--expert-ffn", "16", "--aux-loss", "0"]},
     "deepseek": {
-        "model": "--router sigmoid --qk-norm on --experts 8 --top-k 3 --expert-ffn 8 --shared-experts 1 --dense-layers 1 "
+        "model": "--router sigmoid --qk-norm on --experts 16 --top-k 3 --expert-ffn 8 --shared-experts 1 --dense-layers 1 "
         "--expert-groups 4 --top-groups 2 --router-scale 2.5".split(),
         "flags": ["--aux-loss", "0"],
     },

@@ -6,6 +6,8 @@
         record.gradients(model)          # before your clipping and optimizer, then
         record.step(model, loss, grad_norm, lr, inputs, targets)     # what your code used
     record.write()                       # every rank calls all of it; rank 0 writes
+Of experts the flags aux-loss, router-z-loss, capacity-factor and router-bias-rate (docs/reference-format.md) are yours to
+apply; `loss` is without the first two. A router's bias is a buffer, or a parameter without gradient.
 """
 import json, math, pathlib, re, types
 import torch
@@ -41,10 +43,12 @@ class Reference:
 
     def adamw(self, parameters):
         """torch's AdamW with the reference's settings, in bf16 on fp32 masters; set "lr" of all groups in each step."""
-        pairs = [(p, p.detach().float().requires_grad_() if p.dtype == torch.bfloat16 else p) for p in parameters]
+        pairs = [(p, p.detach().float().requires_grad_() if p.dtype == torch.bfloat16 else p)
+                 for p in parameters if p.requires_grad]
         groups = [{"params": [w], "weight_decay": self.decay * (w.dim() > 1)} for _, w in pairs]
         optimizer = torch.optim.AdamW(groups, lr=1.0, betas=self.betas, eps=self.eps)
-        before = lambda *_: [setattr(w, "grad", p.grad.to(w.dtype)) for p, w in pairs] and None
+        of = lambda p, w: torch.zeros_like(w) if p.grad is None else p.grad.to(w.dtype)  # None: no token chose an expert
+        before = lambda *_: [setattr(w, "grad", of(p, w)) for p, w in pairs] and None
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(lambda *_: [p.data.copy_(w.data) for p, w in pairs] and None)
         return optimizer

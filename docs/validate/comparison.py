@@ -24,10 +24,16 @@ CLIPPED_IN_BF16 = 3 * HALF_UNIT  # torch's clip_grad_norm_ rounds the norm, the 
 EXACT_FLOPS = 2e11
 CHECKED_STEPS = {"bf16": 4, "fp32": 4, "fp64": 2}  # then AdamW amplifies the rounding of the first steps
 CHECKED_STEPS_GENTLE = 20
-FLAGS = ("beta1", "beta2", "eps", "weight-decay", "clip", "z-loss", "mup")
+FLAGS = ("beta1", "beta2", "eps", "weight-decay", "clip", "z-loss", "mup") + (
+    "aux-loss",
+    "router-z-loss",
+    "capacity-factor",
+    "router-bias-rate",
+)
 MODEL = (
     "hidden_size intermediate_size num_attention_heads num_key_value_heads num_hidden_layers head_dim rms_norm_eps "
-    "rope_theta tie_word_embeddings"
+    "rope_theta tie_word_embeddings num_experts_per_tok moe_intermediate_size norm_topk_prob n_shared_experts n_group "
+    "topk_group routed_scaling_factor first_k_dense_replace"
 ).split()
 
 
@@ -100,6 +106,7 @@ def model_of(run, weights, kind=Llama):
             logit_scale=mup / hidden if mup > 0 else 1.0,
             balance={
                 "aux_loss": run.flag("aux-loss", 0),
+                "of_batch": run.flags.get("aux-loss-over") == "batch",
                 "z_loss": run.flag("router-z-loss", 0),
                 "capacity_factor": run.flag("capacity-factor", 0),
                 "bias_rate": run.flag("router-bias-rate", 0),

@@ -203,7 +203,7 @@ class Gelu(Llama):
         # erf by its series and continued fraction would be long: math.erf, element by element
         from math import erf
 
-        phi = 0.5 * (1 + np.vectorize(erf)(gate / np.sqrt(2)))
+        phi = 0.5 * (1 + np.vectorize(erf, otypes=[float])(gate / np.sqrt(2)))
         return gate * phi, phi + gate * np.exp(-gate * gate / 2) / np.sqrt(2 * np.pi)
 
 
@@ -242,6 +242,13 @@ class OfExperts(Llama):
         super().__init__(*args, **more)
         for name, value in self.values.items() if self.experts else ():
             setattr(self.experts, name, value)
+
+
+class SharedScaled(Llama):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        if self.experts:
+            self.experts.shared_scale = self.experts.scale
 
 
 class TopK(Llama):

@@ -12,7 +12,9 @@ import numpy as np
 class Experts:
     """A part of Llama (llama.py). What the loss adds for balance, and a capacity, are in the flags of the run."""
 
-    def __init__(self, config, aux_loss=0.0, z_loss=0.0, capacity_factor=0.0, bias_rate=0.0):
+    def __init__(self, config, aux_loss=0.0, of_batch=False, z_loss=0.0, capacity_factor=0.0, bias_rate=0.0):
+        if of_batch and aux_loss > 0:
+            raise NotImplementedError("aux-loss-over batch, which needs the loads of the step before")
         kind = config["model_type"]
         self.count = config.get("n_routed_experts") or config.get("num_experts") or config["num_local_experts"]
         self.sigmoid, self.scale = kind == "dots1", config.get("routed_scaling_factor", 1.0)
@@ -22,13 +24,14 @@ class Experts:
         if kind == "mixtral":
             self.normalized, self.block, self.names = True, "block_sparse_moe.", ("w1", "w3", "w2")
         self.aux_loss, self.z_loss, self.capacity_factor, self.bias_rate = aux_loss, z_loss, capacity_factor, bias_rate
+        self.counted, self.shared_scale = 2, 1.0  # of a group's experts, for its score; of the shared experts' output
         self.loads = {}  # of each bias, in the last forward pass: how often each expert was chosen
 
     def choose(self, scores):
         """(R, k): of equal scores the first. Of groups, the best ones by the sum of their two best scores."""
         if self.groups > 1:
             of_group = scores.reshape(len(scores), self.groups, -1)
-            best = np.argsort(-np.sort(of_group, axis=2)[:, :, -2:].sum(axis=2), axis=1, kind="stable")
+            best = np.argsort(-np.sort(of_group, axis=2)[:, :, -self.counted :].sum(axis=2), axis=1, kind="stable")
             left_out = np.ones(of_group.shape[:2], bool)
             np.put_along_axis(left_out, best[:, : self.top_groups], False, axis=1)
             scores = np.where(np.repeat(left_out, of_group.shape[2], axis=1), -np.inf, scores)
@@ -85,10 +88,10 @@ class Experts:
         y, shared_back = y.reshape(x.shape), lambda dy: 0.0
         if prefix + self.block + "shared_experts.gate_proj.weight" in llama.w:
             z, shared_back = llama.mlp(prefix + self.block + "shared_experts.", x)
-            y = y + z
+            y = y + self.shared_scale * z
 
         def backward(dy):
-            dx_shared = llama.of_shared(shared_back(dy))
+            dx_shared = llama.of_shared(shared_back(self.shared_scale * dy))
             dy, dx, dweights = dy.reshape(rows.shape), np.zeros_like(rows), np.zeros_like(weights)
             for row, slot, z, back in backs:
                 dweights[row, slot] = np.sum(dy[row] * z, axis=1)

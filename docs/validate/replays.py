@@ -249,6 +249,10 @@ def _known():
     yield "experts: chosen from all groups", made(of.OfExperts, values={"groups": 1})
     yield "experts: the bias is ignored", made(of.OfExperts, values={"bias_in_choice": lambda bias: 0 * bias})
     yield "experts: the bias is in their weights, too", made(of.OfExperts, values={"bias_in_weights": lambda bias: bias})
+    yield "experts: groups are chosen by their best expert", made(of.OfExperts, values={"counted": 1})
+    yield "experts: groups are chosen by the sum of all of their experts", made(of.OfExperts, values={"counted": 1000})
+    yield "experts: the shared experts are left out", made(of.OfExperts, values={"shared_scale": 0.0})
+    yield "experts: the shared experts are scaled, too", of.SharedScaled
     yield "experts: the shared experts' input has no gradient from them", SharedWithoutInput
     for eps in (0.0, 1e-8, 1e-6, 1e-5, 1e-3):
         yield f"RMSNorm: eps {eps:g}", made(of.NormEps, value=eps)
