@@ -27,7 +27,7 @@ from mutants import CHAPTERS, HERE, LIST, ROOT, Error, Mutant, Refused
 
 def targets(chapter, known):
     """What is built for a chapter: its programs and tests, 08_grid, the refusals. known: the build's targets."""
-    found = [f"tests_{chapter}", "test_08", "test_refusals"]
+    found = [f"tests_{chapter}", "test_08", "test_refusals"] + ["crash_log"] * (chapter == "08")
     if missing := [name for name in found if name not in known]:
         raise Refused(f"the build has no target {', '.join(missing)}: targets() in run.py names them")
     return found
