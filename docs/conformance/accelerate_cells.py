@@ -26,17 +26,14 @@ adamw = torch.optim.AdamW(groups, lr=1.0, betas=reference.betas, eps=reference.e
 model, optimizer = accelerator.prepare(model, adamw)
 sharded = any(hasattr(p, "full_tensor") for p in model.parameters())
 cell.check(sharded == (options.data == "fsdp"), f"{options.data}: Accelerate took {accelerator.distributed_type}")
+divisor = world * options.accumulate  # backward() divides by the micro-batches, the wrapper by the ranks
 for step in reference:
     counted, total = (step.targets >= 0).sum(), torch.zeros((), dtype=torch.float64)
-    parts = [x.chunk(world)[rank].chunk(options.accumulate) for x in (step.inputs, step.targets)]
-    for inputs, targets in zip(*parts):
+    for inputs, targets in cell.micro_batches(step, world, rank, options.accumulate):
         with accelerator.accumulate(model):
             logits = model(input_ids=inputs, use_cache=False, **cell.documents(reference, inputs)).logits
-            if options.loss == "sums":  # backward() divides by the micro-batches, the wrapper by the ranks
-                loss = cell.loss_of(logits, targets, counted) * (world * options.accumulate)
-            else:
-                loss = cell.loss_of(logits, targets, (targets >= 0).sum())
-            total += loss.detach() / (world * options.accumulate)
+            loss = cell.scaled_loss(options.loss, logits, targets, counted, divisor)
+            total += loss.detach() / divisor
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 record.gradients(model)

@@ -61,6 +61,19 @@ def loss_of(logits, targets, counted):
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1, reduction="sum") / counted
 
 
+def micro_batches(step, world, rank, count):
+    """(inputs, targets) of each of a data-parallel rank's micro-batches."""
+    return zip(*(x.chunk(world)[rank].chunk(count) for x in (step.inputs, step.targets)))
+
+
+def scaled_loss(kind, logits, targets, counted, divisor):
+    """For a framework that divides what it is given by the micro-batches of all ranks, `divisor` of them. kind: "sums",
+    the share of the mean over all `counted` targets; "mean", over the micro-batch's own."""
+    if kind == "sums":
+        return loss_of(logits, targets, counted) * divisor
+    return loss_of(logits, targets, (targets >= 0).sum())
+
+
 def norm(record, model):
     """Of all gradients, from the tensors as they are gathered."""
     record._save("all", ((name, p.grad) for name, p in model.named_parameters()))

@@ -42,16 +42,13 @@ class Gathered:
 
 record = cell.Recorder(reference, out, layout={"dp": world, "micro_batches": options.accumulate})
 record._save("initial", Gathered().named_parameters(), reference.dtype)
+divisor = world * options.accumulate  # backward() divides by the micro-batches, the reduction by the ranks
 for step in reference:
     counted, total = (step.targets >= 0).sum(), torch.zeros((), dtype=torch.float64)
-    parts = [x.chunk(world)[rank].chunk(options.accumulate) for x in (step.inputs, step.targets)]
-    for inputs, targets in zip(*parts):
+    for inputs, targets in cell.micro_batches(step, world, rank, options.accumulate):
         logits = engine(input_ids=inputs, use_cache=False, **cell.documents(reference, inputs)).logits
-        if options.loss == "sums":  # backward() divides by the micro-batches, the reduction by the ranks
-            loss = cell.loss_of(logits, targets, counted) * (world * options.accumulate)
-        else:
-            loss = cell.loss_of(logits, targets, (targets >= 0).sum())
-        total += loss.detach() / (world * options.accumulate)
+        loss = cell.scaled_loss(options.loss, logits, targets, counted, divisor)
+        total += loss.detach() / divisor
         engine.backward(loss)
         if engine.is_gradient_accumulation_boundary():
             gathered = Gathered(gradients=True)

@@ -66,8 +66,7 @@ def sequence_split(buffers):
 for step in reference:
     model.zero_grad()
     total, counted = torch.zeros((), dtype=torch.float64), (step.targets >= 0).sum()
-    parts = [x.chunk(dp)[replica].chunk(options.accumulate) for x in (step.inputs, step.targets)]
-    for i, (inputs, targets) in enumerate(zip(*parts)):
+    for i, (inputs, targets) in enumerate(cell.micro_batches(step, dp, replica, options.accumulate)):
         last = i == options.accumulate - 1
         if dp > 1 and options.data != "ddp":
             model.set_requires_gradient_sync(last)
