@@ -203,12 +203,14 @@ if mount -t tmpfs -o size=3M none full 2>/dev/null; then
     verdict "the checkpoint before it is complete" "$(ends 0 20)$([ "$(newest full/ck)" = $((last + 2)) ] || ls full/ck)"
     rm -r full/ck
     start 1 "${shape[@]}" --checkpoint-dir full/ck --steps 1000000 --stop-after 4 --checkpoint-every 1 --keep 4
+    # The first and the last step's are there; one between waits while another is being written, on a slow machine.
+    mapfile -t older < <(ls full/ck | sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | head -n -1)
     cat /dev/zero >full/ballast 2>/dev/null
     start 2 "${shape[@]}" --checkpoint-dir full/ck --tp 2 --steps 1000000 --stop-after 7 --checkpoint-every 1 --keep 1 --resume
     verdict "a full disk: what --keep does not keep makes room for the next checkpoint" "$(ends 0 20)$(
         says "No space left on device")$(
-        grep -q "not written; the newest is step-4; the disk is full: removes 3 older ones, up to step-3 (--keep 1)" "$work/out" ||
-            tail -n 5 "$work/out")$(
+        grep -q "step-4; the disk is full: removes ${#older[@]} older ones, up to step-${older[-1]} (--keep 1)" "$work/out" ||
+            grep "checkpoint" "$work/out")$(
         [ "$(ls full/ck)" = step-7 ] || ls full/ck)"
     umount full
 else
