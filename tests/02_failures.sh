@@ -65,10 +65,10 @@ training=("$bin/02_data_parallel" --layers 1 --hidden 32 --heads 4 --ffn 48 --se
     --tables off)
 strike KILL 1 3 "${training[@]}"
 verdict "SIGKILL: the others end at once, with their logs" "$([ "$code" != 0 ] || echo "exit code 0")$(
-    [ "$seconds" -le 5 ] || echo "took $seconds s; ")$(says "rank 0: terminated by SIGTERM" "rank 2: terminated by SIGTERM" "dp.all_reduce #")"
+    within 5)$(says "rank 0: terminated by SIGTERM" "rank 2: terminated by SIGTERM" "dp.all_reduce #")"
 strike STOP 1 3 "${training[@]}" --comm-timeout 4
 verdict "SIGSTOP: the watchdog names the wait" "$([ "$code" != 0 ] || echo "exit code 0")$(
-    [ "$seconds" -le 9 ] || echo "took $seconds s; ")$(says "has not ended after 4 s (--comm-timeout)" "NOT ENDED")$(
+    within 9)$(says "has not ended after 4 s (--comm-timeout)" "NOT ENDED")$(
     grep -Eq "rank [02]: dp\.(all_reduce|scalar) #[0-9]+.* has not ended" "$work/err" || echo "the wait is not named; ")"
 
 # ---- bad input ----

@@ -11,7 +11,7 @@ cd "$work" || exit 1
 run() {
     local begin=$SECONDS mpirun=(mpirun --oversubscribe -np "$1")
     [ "$1" -gt 1 ] || mpirun=()
-    timeout -k 5 60 "${mpirun[@]}" "${@:2}" >"$work/out" 2>"$work/err"
+    timeout -k 5 $((60 * patience)) "${mpirun[@]}" "${@:2}" >"$work/out" 2>"$work/err"
     code=$?
     seconds=$((SECONDS - begin))
 }
@@ -23,15 +23,17 @@ says() {
     for part; do grep -qF -- "$part" "$work/err" || missing+="'$part' "; done
     [ -z "$missing" ] || echo "${missing}not in: $(head -c 1500 "$work/err")"
 }
-# ends CODE WITHIN_SECONDS
-ends() {
+# A limit for a machine whose unit (budgets.txt) is five CPU seconds; run.sh gives a slower one as much more.
+patience=${TRAIN70B_PATIENCE:-1}
+within() { [ "$seconds" -le $(($1 * patience)) ] || echo "took $seconds s; "; } # SECONDS
+ends() { # CODE WITHIN_SECONDS
     [ "$code" = "$1" ] || echo "exit code $code, not $1; "
-    [ "$seconds" -le "$2" ] || echo "took $seconds s; "
+    within "$2"
 }
 
 strike() { # SIGNAL VICTIM RANKS COMMAND...: sends it to a rank that trains, after 20 steps; --metrics m.jsonl is added
     rm -f m.jsonl
-    timeout -k 5 90 mpirun --oversubscribe -np "$3" "${@:4}" --metrics m.jsonl >"$work/out" 2>"$work/err" &
+    timeout -k 5 $((90 * patience)) mpirun --oversubscribe -np "$3" "${@:4}" --metrics m.jsonl >"$work/out" 2>"$work/err" &
     local mpirun_pid=$! i pid victim=
     for ((i = 0; i < 600; ++i)); do
         [ "$(grep -c '"event":"step"' m.jsonl 2>/dev/null)" -ge 20 ] 2>/dev/null && break
