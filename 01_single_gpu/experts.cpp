@@ -99,6 +99,8 @@ std::string bias_of_router(const std::string& router_name) {
 
 bool is_router_bias(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
 
+DType stored_dtype(const std::string& name, DType dtype) { return is_router_bias(name) ? DType::f32 : dtype; }
+
 Tensor Experts::bias_tensor(Device device) const {
     Tensor host({config_.count}, DType::f32, Device::cpu, Memory::workspace);
     for (size_t e = 0; e < size_t(config_.count); ++e) host.data<float>()[e] = bias_.empty() ? 0 : bias_[e];

@@ -71,6 +71,7 @@ struct ExpertLoads {
 // Hugging Face's name of the bias that belongs to a router: model.layers.0.mlp.gate.e_score_correction_bias
 std::string bias_of_router(const std::string& router_name);
 bool is_router_bias(const std::string& name);
+DType stored_dtype(const std::string& name, DType dtype);  // fp32 of such a bias, else the model's
 
 class Experts {
   public:

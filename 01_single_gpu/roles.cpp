@@ -170,7 +170,6 @@ Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, c
         const bool copy = param == &model.embed_tokens && !model.stage.embedding;  // tied, on the last stage
         return param->name == wanted.name && !copy;
     });
-    const bool bias = is_router_bias(wanted.name);
     Tensor x;
     if (const Experts* experts = model.experts_with_bias(wanted.name)) {  // equal on all ranks of the stage
         x = experts->bias_tensor(model.options.device);
@@ -182,8 +181,9 @@ Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, c
         CHECK(groups.pp->size() > 1, "{} is not a parameter of this model", wanted.name);
     }
     if (groups.pp->size() == 1) return x;
-    const DType dtype = bias ? DType::f32 : which == Which::data ? model.options.dtype : model.options.grad_dtype;
-    return send_to_first_stage(*groups.pp, x, wanted.global_shape, dtype, model.options.device);
+    const DType dtype = which == Which::data ? model.options.dtype : model.options.grad_dtype;
+    return send_to_first_stage(*groups.pp, x, wanted.global_shape, stored_dtype(wanted.name, dtype),
+                               model.options.device);
 }
 
 }  // namespace train70b

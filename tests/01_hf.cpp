@@ -196,6 +196,12 @@ TEST_CASE("a sigmoid router's bias: saved in fp32 behind its router, loaded, 0 i
         for_full_tensors(model.config, Which::grad, local_full_params(model),
                          [&](const std::string& each, const Tensor&) { gradients += is_router_bias(each) ? 1 : 0; });
         EXPECT(gradients == 0);
+        for (const float value : {std::nanf(""), -INFINITY}) {  // only the choice of experts would show it
+            model.blocks[1].experts->set_bias({0, 0, 0, value, 0, 0, 0, 0});
+            const Folder other;
+            save(other.text(), model);
+            EXPECT_USAGE_ERROR(HfWeights(other.text(), model.config), (name + " has ").c_str());
+        }
 
         const SafetensorsFile file(folder / "model.safetensors");
         std::vector<StoredTensor> entries;

@@ -4,7 +4,7 @@ Run:   python3 tests/checkpoint_reader.py build/bin       small runs in several 
        python3 tests/checkpoint_reader.py --read DIR/step-N     checks one checkpoint
 
 Sizes and checksums, every element of every state in exactly one rectangle, weights equal to those of --save-hf, all
-states equal to another layout's (fp64, 1e-10), 8-bit moments equal after loading in another layout, except for blocks
+states equal to another layout's (fp64, 1e-10), biases of routers equal, 8-bit moments equal after loading in another layout, except for blocks
 that it cuts. Where NumPy is there, the two programs in the document read the same numbers.
 """
 import array
@@ -83,21 +83,29 @@ def block_numbers(rows, cols, width):
     return numbers
 
 
-def shapes_of(model):
+def shapes_of(model, experts):
     hidden, ffn, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
     head = model["head_dim"]
     q, kv = head * model["num_attention_heads"], head * model["num_key_value_heads"]
     shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    count = experts["experts"] if experts else 0
     if not model["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
     for layer in range(model["num_hidden_layers"]):
         for name, shape in {
             "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
             "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
-            "mlp.down_proj": (hidden, ffn),
+            "self_attn.o_proj": (hidden, q),
         }.items():
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
+        mlp, dense, inner = f"model.layers.{layer}.mlp.", "", ffn
+        if count and layer >= experts["dense-layers"]:
+            own, dense, inner = experts["expert-ffn"], "shared_experts.", experts["shared-experts"] * experts["expert-ffn"]
+            shapes |= {f"{mlp}gate.weight": (count, hidden), f"{mlp}experts.gate_up_proj": (count * 2 * own, hidden),
+                       f"{mlp}experts.down_proj": (count * hidden, own)}
+        if inner:
+            shapes |= {f"{mlp}{dense}{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+            shapes[f"{mlp}{dense}down_proj.weight"] = (hidden, inner)
         of_family = {"qwen2": {"q_proj.bias": q, "k_proj.bias": kv, "v_proj.bias": kv},
                      "qwen3": {"q_norm.weight": head, "k_norm.weight": head}}.get(model["model_type"], {})
         for name, size in of_family.items():
@@ -106,13 +114,15 @@ def shapes_of(model):
 
 
 def read(folder):
-    """(manifest, {(state, parameter): values, row by row}, {name of an FP8 row: [row of each file]}); all checked."""
+    """(manifest, {(state, parameter): values, row by row}, {name of an FP8 row, or experts/...: [row of each file]}); all
+    checked."""
     folder = pathlib.Path(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     require(manifest["format"] == "train70b checkpoint" and manifest["version"] == 1, "format", manifest["format"])
     if not manifest["flags"]["batch-ramp"]:
         require(manifest["next_sample"] == manifest["step"] * int(manifest["flags"]["global-batch"]), "next_sample")
-    require(manifest["ranks"] == math.prod(manifest["layout"].values()) == len(manifest["files"]), "ranks")
+    axes = [manifest["layout"][axis] for axis in ("tp", "cp", "dp", "pp")]  # ep: of the same ranks
+    require(manifest["ranks"] == math.prod(axes) == len(manifest["files"]), "ranks")
     listed = {"manifest.json", *(entry["name"] for entry in manifest["files"])}
     require({path.name for path in folder.iterdir()} == listed, "files", sorted(folder.iterdir()))
     tensors, fp8 = {}, {}
@@ -126,10 +136,13 @@ def read(folder):
             if name.startswith("fp8/"):
                 require(dtype == "F32" and shape == [2 + int(manifest["flags"]["fp8-history"])], name, shape)
                 fp8.setdefault(name[4:], []).append(list(values))
+            elif name.startswith("experts/"):
+                require(dtype == "F32" and shape == [manifest["experts"]["experts"]], name, shape)
+                fp8.setdefault(name, []).append(list(values))
             else:
                 require(name not in tensors, name, "is in two files")
                 tensors[name] = (dtype, shape, values)
-    shapes = shapes_of(manifest["model"])
+    shapes = shapes_of(manifest["model"], manifest.get("experts"))
     states = ["weight"] if manifest["kind"] == "weights" else ["weight", "exp_avg", "exp_avg_sq"]
     wide = "F64" if manifest["dtype"] == "fp64" else "F32"
     found = {(state, name): [None] * math.prod(shape) for name, shape in shapes.items() for state in states}
@@ -313,6 +326,30 @@ def check_other_layout(run):
     return f"quantized again from tp 2 to one rank: {part:.1%}"
 
 
+def check_experts(run):
+    """Experts: all states, biases and loads are one rank's; weights alone have the biases, which --save-hf writes too."""
+    flags = ("--dtype fp64 --qk-norm on --experts 4 --expert-ffn 32 --shared-experts 1 --dense-layers 1 --router sigmoid "
+             "--router-bias-rate 0.01 --aux-loss-over batch")
+    _, one, rows = run.checkpoint("sparse-one", 1, flags)
+    _, states, of_ranks = run.checkpoint(
+        "sparse", 4, f"{flags} --dp 2 --tp 2 --ep 2 --sequence-parallel on --zero 1 --weights-every 3")
+    difference = relative_difference(states, one)
+    require(difference <= 1e-10, difference)
+    biases = {f"experts/model.layers.{layer}.mlp.gate.weight.bias" for layer in (1, 2, 3)}
+    require({name for name in rows if name.endswith(".bias")} == biases and len(rows) == 6, sorted(rows))
+    require(rows.keys() == of_ranks.keys() and all(row == rows[name][0] for name, all_of in of_ranks.items()
+                                                   for row in all_of), "rows differ", rows, of_ranks)
+    require(all(any(rows[name][0]) for name in biases), "no bias has moved", rows)
+    saved = read_hf(run.work / "sparse-hf")
+    for name in biases:
+        stored = saved[name.removeprefix("experts/").removesuffix("weight.bias") + "e_score_correction_bias"]
+        require(stored == ("F32", rows[name][0]), name, stored)
+    _, weights, kept = read(run.work / "sparse" / "weights-3")
+    require(kept == {name: of_ranks[name] for name in biases}, "weights-3", sorted(kept))
+    require(all(values == states[key] for key, values in weights.items()), "weights-3 differs")
+    return f"{len(states)} states, the largest relative difference {difference:.1e}; {len(rows)} rows equal"
+
+
 def check_document(run):
     """The document's programs, on the checkpoints of the above: the same numbers."""
     fences = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.M | re.S)
@@ -329,19 +366,30 @@ def check_document(run):
         done = subprocess.run([python, *arguments], cwd=run.work, capture_output=True, text=True, timeout=60)
         require(done.returncode == 0, arguments, done.stderr[-2000:])
 
+    def refuses(what, *arguments):
+        done = subprocess.run([python, *arguments], cwd=run.work, capture_output=True, text=True, timeout=60)
+        require(done.returncode == 1 and what in done.stderr and done.stderr.count("\n") == 1, arguments, done.stderr)
+
     count = 0
-    for name in ("one/step-3", "dp-cp/step-3", "bf16/step-3", "bf16/weights-2", "eight-columns/step-3"):
+    for name in ("one/step-3", "dp-cp/step-3", "bf16/step-3", "bf16/weights-2", "eight-columns/step-3", "sparse/step-3",
+                 "sparse/weights-3"):
         start("read_checkpoint.py", name, "full.npz")
-        manifest, states, _ = read(run.work / name)
+        manifest, states, rows = read(run.work / name)
         dump = ("import numpy, json\n"
                 "for k, v in numpy.load('full.npz').items(): print(json.dumps([k, v.ravel().tolist()]))")
         done = subprocess.run([python, "-c", dump], cwd=run.work, capture_output=True, text=True, check=True)
         theirs = dict(json.loads(line) for line in done.stdout.splitlines())
+        rows = {key: row[0] for key, row in rows.items() if key.startswith("experts/")}
+        require({key: theirs.pop(key) for key in rows} == rows, name, "has other rows of experts")
         require(theirs.keys() == {f"{state}/{param}" for state, param in states}, name, sorted(theirs)[:3])
         for (state, param), values in states.items():
             mine = list(map(f32, values)) if manifest["dtype"] != "fp64" else list(values)
             require(mine == theirs[f"{state}/{param}"], name, state, param, "differs")
             count += len(mine)
+        if rows:
+            refuses("has experts", "checkpoint_to_hf.py", name, "sparse-converted")
+            require(not (run.work / "sparse-converted").exists(), "a refused conversion leaves a folder")
+            continue
         start("checkpoint_to_hf.py", name, "converted")
         check_hf(states, run.work / "converted", manifest["dtype"])
         folder = name.split("/")[0] + "-hf"
@@ -351,9 +399,7 @@ def check_document(run):
     data = bytearray((run.work / "one/step-3/rank-00000.safetensors").read_bytes())
     data[-1] ^= 1
     (run.work / "one/step-3/rank-00000.safetensors").write_bytes(data)
-    refused = subprocess.run([python, "read_checkpoint.py", "one/step-3", "x.npz"], cwd=run.work, capture_output=True,
-                             text=True)
-    require(refused.returncode != 0 and "rank-00000.safetensors" in refused.stderr, "a flipped bit", refused.stderr)
+    refuses("rank-00000.safetensors: corrupt", "read_checkpoint.py", "one/step-3", "x.npz")
     run.start(1, "--load-hf converted --seq-len 24 --global-batch 4 --steps 1".split())
     return f"{count} numbers equal; the program loads what was converted"
 
@@ -361,7 +407,7 @@ def check_document(run):
 def main():
     if len(sys.argv) == 3 and sys.argv[1] == "--read":
         manifest, states, fp8 = read(sys.argv[2])
-        print(f"step {manifest['step']}, {manifest['kind']}: {len(states)} states, {len(fp8)} FP8 rows; all is there")
+        print(f"step {manifest['step']}, {manifest['kind']}: {len(states)} states, {len(fp8)} rows of FP8 and experts; all is there")
         return 0
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
@@ -369,7 +415,7 @@ def main():
     failed = 0
     with tempfile.TemporaryDirectory() as work:
         run = Runs(str(pathlib.Path(sys.argv[1], "08_3d_full").resolve()), pathlib.Path(work))
-        for check in (check_layouts, check_weights, check_other_layout, check_document):
+        for check in (check_layouts, check_weights, check_other_layout, check_experts, check_document):
             name = check.__doc__.split("\n")[0].rstrip(".")
             try:
                 print(f"ok   {name}: {check(run)}", flush=True)

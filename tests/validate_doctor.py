@@ -147,6 +147,13 @@ def router_biases(bench):
         )
         check([line.split(":")[0] for line in c.differences()] == ["router's bias after step 1"], f"a bias moved {multiple}")
         check(named(c) == ([name] if name else []), f"a bias moved {multiple} is named, not {named(c)}")
+    drifted = {"initial": lambda tensors: {n: w + 64 * (n in biases) for n, w in tensors.items()}}  # far beyond a move
+    same = {**drifted, "after_step_1": drifted["initial"]}
+    still = {**drifted, "after_step_1": lambda tensors: drifted["initial"]({**tensors, **{n: before[n] for n in biases}})}
+    moved = bench.altered(base, files=same, dtype="F32").rename(bench.work / "far")
+    check(agrees(bench.compared(moved)), "biases far from 0 agree with themselves")
+    c = comparison.Comparison(str(bench.altered(base, files=still, dtype="F32")), str(moved), 0.5)
+    check([d.name for d in c.biases if d.wrong] == sorted(biases), f"biases far from 0 that do not move: {c.biases}")
     c = bench.compared(bench.reference("deepseek", "fp32"), files={"after_step_1": after}, dtype="F32")
     check(named(c) == ["biases of routers are moved, and the reference's are not"], f"moved without being asked: {named(c)}")
 

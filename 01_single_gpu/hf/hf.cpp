@@ -1,6 +1,7 @@
 #include "01_single_gpu/hf/hf.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <filesystem>
 #include <set>
@@ -63,6 +64,7 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
             check(part);
             found.insert(part.name);
         }
+        if (is_router_bias(param.name)) bias(param.name, config.experts.count);
     }
     if (config.tied && where_.contains(kHead)) {
         check_tied_head();
@@ -164,14 +166,19 @@ void HfWeights::load(const std::vector<Param*>& params) const {
 void HfWeights::load_biases(Llama& model) const {
     for (Block& block : model.blocks) {
         if (!block.experts || !model.config.experts.sigmoid) continue;
-        const auto& [file, tensor] = where_.at(bias_of_router(block.experts->router.name));
-        const int64_t N = model.config.experts.count;
-        std::vector<float> bias(static_cast<size_t>(N));
-        Tensor values({N}, DType::f32, Device::cpu, Memory::workspace);
-        files_[file].read(*tensor, {0, N, 0, 1}, values);
-        std::copy_n(values.data<float>(), N, bias.begin());
-        block.experts->set_bias(std::move(bias));
+        block.experts->set_bias(bias(bias_of_router(block.experts->router.name), model.config.experts.count));
     }
+}
+
+std::vector<float> HfWeights::bias(const std::string& name, int64_t experts) const {
+    const auto& [file, tensor] = where_.at(name);
+    Tensor values({experts}, DType::f32, Device::cpu, Memory::workspace);
+    files_[file].read(*tensor, {0, experts, 0, 1}, values);
+    const std::vector<float> list(values.data<float>(), values.data<float>() + experts);
+    for (const float value : list)
+        if (!std::isfinite(value))
+            usage_error("{}: tensor {} has {} (must be finite numbers)", files_[file].path(), name, value);
+    return list;
 }
 
 // ---- writing -------------------------------------------------------------------------------------------------------
@@ -230,7 +237,7 @@ void HfSaver::save(const LlamaConfig& config, DType dtype, const GetFullParam& g
     int64_t total = 0, in_shard = 0;
     for (const Param& param : params_and_biases(config))
         for (const HfTensor& part : hf_tensors(param, config)) {
-            const DType stored = is_router_bias(param.name) ? DType::f32 : dtype;
+            const DType stored = stored_dtype(param.name, dtype);
             const int64_t bytes = param.global_size() / param.global_shape[0] * part.rows * size_of(stored);
             if (in_shard > 0 && in_shard + bytes > shard_bytes) shards.emplace_back(), in_shard = 0;
             shards.back().push_back({part.name, stored, part.shape});

@@ -36,7 +36,8 @@ std::vector<HfTensor> hf_tensors(const Param& param, const LlamaConfig& config);
 HfTensor hf_stacked(const Param& param, const LlamaConfig& config);
 
 // The weights in DIR. Construction checks all of them and loads none: usage error, naming file and tensor, if a shard
-// or a tensor is missing, unexpected, or of another shape than `config` says. Experts may be one by one or stacked.
+// or a tensor is missing, unexpected, or of another shape than `config` says, and for a router's bias that is not
+// finite, which no loss would show. Experts may be one by one or stacked.
 // With tied embeddings an lm_head.weight may be there, if it is bitwise the embedding's matrix.
 class HfWeights {
   public:
@@ -50,6 +51,7 @@ class HfWeights {
     void add(const std::string& path);
     void check(const HfTensor& part) const;
     void check_tied_head() const;
+    std::vector<float> bias(const std::string& name, int64_t experts) const;
 
     std::string dir_;
     std::vector<SafetensorsFile> files_;

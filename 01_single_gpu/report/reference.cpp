@@ -15,7 +15,7 @@ std::vector<StoredTensor> entries(const LlamaConfig& config, DType dtype, Which 
     std::vector<StoredTensor> list;
     for (const Param& param : which == Which::data ? params_and_biases(config) : all_params(config))
         for (const HfTensor& part : hf_tensors(param, config))
-            list.push_back({part.name, is_router_bias(part.name) ? DType::f32 : dtype, part.shape});
+            list.push_back({part.name, stored_dtype(part.name, dtype), part.shape});
     return list;
 }
 }  // namespace

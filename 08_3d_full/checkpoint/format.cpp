@@ -42,6 +42,8 @@ std::optional<Piece> Piece::parse(const std::string& name) {
     return piece;
 }
 
+bool is_of_model(const std::string& name) { return name.starts_with("experts/") && name.ends_with(".bias"); }
+
 std::vector<Rect> rectangles(const Rect& local, int64_t offset, int64_t size) {
     std::vector<Rect> list;
     const int64_t cols = local.cols;

@@ -5,7 +5,7 @@
 //         manifest.json              what was trained, and every file with its size, CRC-32 and tensors
 //         rank-00000.safetensors     the rectangles of weights and optimizer states that a rank has written
 //         ...
-//     DIR/weights-10/                the same with the weights only
+//     DIR/weights-10/                the same with the weights, and the biases of routers, only
 //     DIR/step-16.tmp/               being written, or left by a crash
 //
 // A rectangle's name says what it is: "exp_avg/model.layers.0.mlp.down_proj.weight[0:64,32:64]", rows 0 to 63 and
@@ -31,6 +31,9 @@ struct Piece {
     std::string name() const;                                    // "weight/model.norm.weight[0:64]"
     static std::optional<Piece> parse(const std::string& name);  // empty: not such a name
 };
+
+// Whether a tensor that is no rectangle is of the model, not of its training: a router's selection bias.
+bool is_of_model(const std::string& name);
 
 // The rectangles, at most three, of elements [offset, offset + size) of a row-major rectangle `local` of a parameter:
 // the end of a row, full rows, the beginning of a row. One after another they are the run.

@@ -91,13 +91,13 @@ Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states
     // copy() meets them in the order of the visits.
     std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.visit < b.visit; });
     step_states_begin_ = wide;
+    int64_t numbers = 0;  // of step states, fp32
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
-        for (const std::string& name : rows.names)
-            wide_tensors_.push_back({rows.kind + name, DType::f32, {rows.width}});
-        state_numbers_ += int64_t(rows.values.size());
+        for (const std::string& name : rows.names) rows_.push_back({rows.kind + name, DType::f32, {rows.width}});
+        numbers += int64_t(rows.values.size());
     }
-    wide += (state_numbers_ * size_of(DType::f32) + size_of(wide_dtype) - 1) / size_of(wide_dtype);
+    wide += (numbers * size_of(DType::f32) + size_of(wide_dtype) - 1) / size_of(wide_dtype);
     wide_ = Tensor({wide}, wide_dtype, Device::cpu, Memory::host);
     if (codes > 0) codes_ = Tensor({codes}, DType::u8, Device::cpu, Memory::host);
 }
@@ -153,18 +153,25 @@ int64_t Snapshot::bytes() const { return wide_.bytes() + (codes_ ? codes_.bytes(
 
 Snapshot::Content Snapshot::content(bool weights_only) const {
     std::vector<StoredTensor> tensors = wide_tensors_;
-    int64_t wide_bytes = step_states_begin_ * size_of(wide_.dtype()) + state_numbers_ * size_of(DType::f32);
-    if (weights_only) {
-        tensors.resize(weights_);
-        wide_bytes = weight_elements_ * size_of(wide_.dtype());
-    } else {
-        tensors.insert(tensors.end(), code_tensors_.begin(), code_tensors_.end());
+    if (weights_only) tensors.resize(weights_);
+    const int64_t elements = weights_only ? weight_elements_ : step_states_begin_, width = size_of(wide_.dtype());
+    Content content;
+    content.data.emplace_back(wide_.data<char>(), size_t(elements * width));
+    const char* row = wide_.data<char>() + step_states_begin_ * width;
+    for (const StoredTensor& tensor : rows_) {
+        const size_t bytes = size_t(tensor.shape[0] * size_of(DType::f32));
+        if (!weights_only || is_of_model(tensor.name)) {
+            tensors.push_back(tensor);
+            content.data.emplace_back(row, bytes);
+        }
+        row += bytes;
     }
-    Content content{.names = {}, .header = safetensors_header(tensors), .data = {}};
+    if (!weights_only && codes_) {
+        tensors.insert(tensors.end(), code_tensors_.begin(), code_tensors_.end());
+        content.data.emplace_back(codes_.data<char>(), size_t(codes_.bytes()));
+    }
+    content.header = safetensors_header(tensors);
     for (const StoredTensor& tensor : tensors) content.names.push_back(tensor.name);
-    content.data.emplace_back(static_cast<const char*>(wide_.raw()), size_t(wide_bytes));
-    if (!weights_only && codes_)
-        content.data.emplace_back(static_cast<const char*>(codes_.raw()), size_t(codes_.bytes()));
     return content;
 }
 

@@ -2,8 +2,7 @@
 // What a rank writes of a checkpoint, and its copy in host memory: training goes on while the copy is written.
 //
 // Ranks that hold the same states (data-parallel replicas) write equal parts of them. A file holds, in this order: all
-// weights; moments and scales; FP8 histories, biases of experts; 8-bit
-// codes.
+// weights; moments and scales; rows of step states, which are FP8 histories and biases of routers; 8-bit codes.
 #include <string_view>
 
 #include "01_single_gpu/roles.h"
@@ -20,7 +19,8 @@ class Snapshot {
     double copy();  // returns the seconds that it took
     int64_t bytes() const;
 
-    // The tensors of the file, and its content as of the last copy(): header and data. For the writer thread.
+    // The tensors of the file, and its content as of the last copy(): header and data. For the writer thread. Of weights
+    // only: those, and the rows without which they are another model (is_of_model).
     struct Content {
         std::vector<std::string> names;
         std::string header;
@@ -44,11 +44,10 @@ class Snapshot {
     std::vector<StepState*> step_states_;
     std::vector<Part> parts_;
     std::vector<Scales> scales_;
-    std::vector<StoredTensor> wide_tensors_, code_tensors_;
+    std::vector<StoredTensor> wide_tensors_, rows_, code_tensors_;
     size_t weights_ = 0;  // the first tensors of wide_tensors_
     int64_t weight_elements_ = 0, step_states_begin_ = 0;
-    int64_t state_numbers_ = 0;  // of step states, fp32
-    Tensor wide_, codes_;        // fp32 (fp64 in an fp64 run), u8
+    Tensor wide_, codes_;  // fp32 (fp64 in an fp64 run), u8
 };
 
 // ---- the way back (restore.cpp): every rank picks from all rectangles what its own segments hold ----

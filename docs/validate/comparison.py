@@ -255,9 +255,8 @@ class Comparison:
                 if name in file.tensors
             }
             if is_router_bias(name):
-                stored, bound = (run.after_step_1.read(name) for run in (a, b)), max(self.tolerance, TOLERANCES["fp32"])
                 if len(shapes) == 1 and name in self.names[0]:
-                    self.biases.append(deviation(name, *stored, bound))
+                    self.biases.append(self.bias_deviation(name))
                 continue
             if len(shapes) > 1 or any(name not in names for names in self.names):
                 continue  # already reported as a problem
@@ -275,6 +274,13 @@ class Comparison:
         if self.dtype == "bf16" and self.biases:  # one token that goes elsewhere may turn a bias round
             self.not_checked.append("routers' biases after step 1")
             self.biases = []
+
+    def bias_deviation(self, name):
+        """Of a router's bias after step 1: beyond rounding to fp32, relative to B's move if B has moved it."""
+        x, y, before = (file.read(name) for file in (self.a.after_step_1, self.b.after_step_1, self.b.initial))
+        left = np.maximum(np.abs(x - y) - spacing("fp32", y), 0)
+        size = norm(y - before) or norm(y)
+        return Deviation(name, relative(norm(left), size), size, max(self.tolerance, TOLERANCES["fp32"]))
 
     def compare_second_update(self):
         """Version 3: A's weights after step 2 against what B's AdamW makes of A's own two gradients: the moments."""

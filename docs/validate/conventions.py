@@ -226,7 +226,7 @@ class GateAndUpSwapped(Llama):
             self.experts.names = up, gate, down
 
     def linear(self, name, x):
-        swap = {"mlp.gate_proj": "mlp.up_proj", "mlp.up_proj": "mlp.gate_proj"}
+        swap = {"gate_proj": "up_proj", "up_proj": "gate_proj"}  # also of shared experts
         for old, new in swap.items():
             if name.endswith(old):
                 return super().linear(name[: -len(old)] + new, x)

@@ -1,7 +1,7 @@
 // The manifest of a checkpoint, beside the file that it lists.
 // sources: 08_3d_full/checkpoint/format.cpp 07_fp8/moments.cpp 07_fp8/optimizers.cpp
-// sources: hf/hf.cpp hf/hf_config.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp llama.cpp layers.cpp
-// sources: param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
+// sources: hf/hf.cpp hf/hf_config.cpp hf/families.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp llama.cpp
+// sources: layers.cpp param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
 // sources: experts.cpp ops/rope.cpp
 #include <zlib.h>
 
