@@ -99,8 +99,8 @@ void check_experts(const LlamaConfig& c, const DimensionNames& n) {
     if (x.top_groups > x.groups)
         usage_error("{}{} {} must be at most {} {}", n.where, n.top_groups, x.top_groups, n.groups, x.groups);
     if (const int64_t eligible = x.count / x.groups * x.top_groups; x.top_k > eligible)
-        usage_error("{}{} {}: the best {} of {} groups have {} experts (try a larger {})", n.where, n.top_k, x.top_k,
-                    x.top_groups, x.groups, eligible, n.top_groups);
+        usage_error("{}{} {}: the best {} of {} groups have {} experts (try {} {})", n.where, n.top_k, x.top_k,
+                    x.top_groups, x.groups, eligible, n.top_groups, (x.top_k * x.groups + x.count - 1) / x.count);
 }
 }  // namespace
 

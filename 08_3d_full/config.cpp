@@ -65,7 +65,7 @@ void check_experts(const ParallelConfig& config, const TrainOptions& options) {
         usage_error("--fp8 {}: not supported with --experts (try --fp8 off)", config.fp8.recipe);
     if (mesh.ep == 1 && mesh.tp == 1) return;  // what holds the experts holds the rest
     if (config.zero.hybrid_shard > 0)
-        usage_error("--hybrid-shard {}: not supported with --experts and --ep or --tp above 1",
+        usage_error("--hybrid-shard {}: not supported with --experts and --ep or --tp above 1 (try --hybrid-shard 0)",
                     config.zero.hybrid_shard);
     if (config.zero.offload != Offload::none)
         usage_error("--offload: not supported with --experts and --ep or --tp above 1 (try --offload none)");

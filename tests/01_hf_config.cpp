@@ -271,8 +271,10 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
         check_hf_family(config, "--save-hf");
     refused([](LlamaConfig& c) { c.qkv_bias = true; },
             "--save-hf: no family of Hugging Face has experts with --qkv-bias");
-    refused([](LlamaConfig& c) { c.experts.sigmoid = true; }, "--router sigmoid and --qk-norm off (try --qk-norm on)");
-    refused([](LlamaConfig& c) { c = dots1(), c.experts.shared = 0; }, "(try --shared-experts 1)");
+    refused([](LlamaConfig& c) { c.experts.sigmoid = true; },
+            "--router sigmoid, --qk-norm off and --shared-experts 0 (try --qk-norm on --shared-experts 1");
+    refused([](LlamaConfig& c) { c = dots1(), c.experts.shared = 0; },
+            "--qk-norm on and --shared-experts 0 (try --qk-norm on --shared-experts 1");
     refused([](LlamaConfig& c) { c = dots1(), c.experts.groups = 8; }, "--expert-groups 8, one expert in each,");
     refused([](LlamaConfig& c) { c.experts.shared = 1; }, "--shared-experts 1");
     refused([](LlamaConfig& c) { c.experts.groups = 2; }, "--expert-groups 2");

@@ -134,4 +134,10 @@ TEST_CASE("load of experts: one alarm after 20 steps above, another only after a
         }
         EXPECT(steps == (most > 0 ? Steps{20, 50, 75} : Steps{}));
     }
+    // The usual limit is below the largest load that there can be, which is N / K.
+    EXPECT(LoadAlarm::usual({}) == 0);
+    EXPECT(LoadAlarm::usual({.count = 128, .top_k = 8}) == 3);
+    EXPECT(LoadAlarm::usual({.count = 8, .top_k = 2}) == 3);
+    EXPECT(LoadAlarm::usual({.count = 4, .top_k = 2}) == doctest::Approx(5.0 / 3));
+    EXPECT(LoadAlarm::usual({.count = 2, .top_k = 2}) == 1);
 }

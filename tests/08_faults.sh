@@ -142,6 +142,13 @@ drill "--cp 2 --dp 2 --zero 0" 2 3 1 "on rank 3 from ranks 0, 1 and 2"
 drill "--tp 2 --dp 2 --zero 0" 2 3 1 "between ranks 1 and 3"
 train --pp 2 --zero 3 --tied-embeddings on --inject bitflip:0:2 --replica-check 1 --metrics m.jsonl
 verdict "a flipped bit in the tied matrix" "$(found 2 1 "weight of model.embed_tokens.weight differs" "between ranks 0 and 2")"
+train --experts 8 --ep 4 --zero 1 --inject bitflip:3:2:model.layers.0.mlp.experts.down_proj --replica-check 1
+verdict "a flipped bit in the only copy of an expert: not compared, which the run says" "$(ends 0 10)$(
+    grep -qF "not compared: the shards of the optimizer states, which have one copy; experts, which have one copy)" "$work/out" ||
+        grep "replica check" "$work/out")"
+train $sparse --inject bitflip:3:2:model.layers.0.mlp.experts.down_proj --replica-check 1 --metrics m.jsonl
+verdict "a flipped bit in one of two copies" "$(found 2 1 "of model.layers.0.mlp.experts.down_proj differs" "between ranks 1 and 3")$(
+    grep "replica check every.*experts" "$work/out")"
 shape[5]=2 # heads; with one key/value head, two tensor-parallel ranks hold it
 shape[7]=1
 

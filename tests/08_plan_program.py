@@ -144,7 +144,9 @@ def choices(planner):
 
 def experts(planner):
     """--ep narrows the choice, and what it does not go with is refused in one line."""
-    best = planner.report(SPARSE.replace("--simulations 10", "--simulations 0") + " --ep 4")[1]["best"]
+    text, report = planner.report(SPARSE.replace("--simulations 10", "--simulations 0") + " --ep 4")
+    best = report["best"]
+    check("Data parallelism alone: not among the layouts that --ep asks for." in text, text[:2000])
     check(best and all(layout["ep"] == 4 and "--ep 4 " in layout["dry_run"] for layout in best), "--ep 4")
     for model, flag, part in (("8b", "--ep 2", "needs a model with experts"),
                               ("mixtral-8x7b", "--fp8 current", "not supported with --experts"),

@@ -303,6 +303,9 @@ TEST_CASE("08: flags") {
          {"fp64 in 8 bits", 1, "--fp8 delayed|--dtype fp64|try --fp8 off", "--dtype fp64 --fp8 delayed"},
          {"fp64 with 8-bit moments", 2, "--optimizer adamw8bit|--dtype fp64", "--dtype fp64 --optimizer adamw8bit"},
          {"a probe of what is not there", 4, "--probe on|try --probe off", "--probe on"},
+         {"a load alarm without experts", 1, "--load-alarm 2: needs --experts N", "--load-alarm 2"},
+         {"a load that no expert can have", 1, "--load-alarm 3|--experts 6 / --top-k 2 is the largest|try 2.33",
+          "--experts 6 --load-alarm 3"},
          {"an unknown way to probe", 1, "--probe|maybe|off|on|strict", "--probe maybe"},
          {"saving one rank's part", 4, "--save-hf|--comm fake", "--save-hf d"}});
 }

@@ -63,7 +63,7 @@ configuration() { # NUMBER TARGET...
 
 bash tests/setup.sh --packages # the unit is a compilation that includes three of them
 unit=$(python3 tests/report.py unit)
-TRAIN70B_PATIENCE=$(awk -v unit="$unit" 'BEGIN {print int(unit / 5) + 1}') # ranks.sh
+TRAIN70B_PATIENCE=$(awk -v unit="$unit" 'BEGIN {print int(unit / 5 + 0.8)}') # ranks.sh
 export TRAIN70B_PATIENCE
 budget() { if [ "$tier" = all ]; then echo -; else echo "$1"; fi; } # of a part; everything has none
 slice=$([ "$tier" = all ] && echo all || echo "eighth $TRAIN70B_TEST_SLICE")

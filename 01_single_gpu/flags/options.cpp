@@ -59,7 +59,7 @@ void ModelFlags::add_to(Flags& flags) {
     flags.add("--experts", experts_.count, "experts of each layer, in place of its MLP [default: the model's]", count)
         .default_text("");
     flags.add("--top-k", experts_.top_k, "experts of each token", count);
-    flags.add("--expert-ffn", experts_.ffn, "inner size of an expert [default: --ffn / --top-k]", count)
+    flags.add("--expert-ffn", experts_.ffn, "inner size of an expert [default: --ffn / --top-k, rounded down]", count)
         .default_text("ffn / top-k");
     flags.add("--shared-experts", experts_.shared, "experts of all tokens, as one MLP", integer_from(0));
     flags.add("--dense-layers", experts_.dense_layers, "first layers, which keep the MLP", integer_from(0));
@@ -104,6 +104,10 @@ ExpertsConfig ModelFlags::read_experts(const LlamaConfig& model, const Flags& fl
     if (!flags.given("--experts")) experts.count = its.count;
     if (its.count > 0 && !flags.given("--top-k")) experts.top_k = its.top_k;
     if (its.count > 0 && !flags.given("--expert-ffn")) experts.ffn = its.ffn;
+    if (experts.top_k == 1 && experts.normalize && !flags.given("--router-normalize"))
+        usage_error(
+            "--top-k 1: a weight divided by itself is 1, and the router learns nothing from the loss (try "
+            "--router-normalize off)");
     if (experts.ffn == 0)  // as many active parameters as the dense model
         experts.ffn = std::max<int64_t>(model.ffn / experts.top_k, 1);
     return experts;
@@ -238,6 +242,8 @@ void CommandLine::parse(int argc, char** argv) {
     o.balance.of_batch = o.aux_loss_over == "batch";
     for (const char* flag : {"--aux-loss", "--aux-loss-over", "--router-z-loss", "--router-bias-rate"})
         if (given(flag) && o.model.experts.count == 0) usage_error("{}: needs --experts N", flag);
+    if (o.balance.of_batch && o.balance.aux_loss == 0)
+        usage_error("--aux-loss-over batch: with --aux-loss 0 there is no such loss (try --aux-loss 0.01)");
     if (o.model.experts.count > 0) {
         if (given("--mup")) usage_error("--mup: not supported with --experts");
         for (const char* flag : {"--save-hf", "--save-reference"}) {

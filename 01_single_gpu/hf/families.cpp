@@ -51,8 +51,10 @@ void check_hf_family(const LlamaConfig& c, const std::string& flag) {
     };
     if (c.qkv_bias) refuse("--qkv-bias on", "--qkv-bias off");
     if (x.sigmoid) {  // dots.llm1
-        if (!c.qk_norm) refuse("--router sigmoid and --qk-norm off", "--qk-norm on");
-        if (x.shared == 0) refuse("--router sigmoid and --shared-experts 0", "--shared-experts 1");
+        if (!c.qk_norm || x.shared == 0)
+            refuse(fmt::format("--router sigmoid, --qk-norm {} and --shared-experts {}", c.qk_norm ? "on" : "off",
+                               x.shared),
+                   "--qk-norm on --shared-experts 1, as in dots.llm1");
         if (x.groups > x.count / 2)
             refuse(fmt::format("--expert-groups {}, one expert in each,", x.groups), "--expert-groups 1");
         return;

@@ -1,4 +1,4 @@
-// Expert parallelism: every layer has 8 experts in place of its MLP, and each of N ranks has 8/N of them, beside a copy
+// Expert parallelism: every layer has 8 experts in place of its MLP, and each of P ranks has 8/P of them, beside a copy
 // of everything else. A rank computes its part of the batch, as in data parallelism, but sends each row to the ranks of
 // its two experts and gets it back:
 //
@@ -21,7 +21,7 @@ namespace train70b::minimal::sparse {
 using Counts = std::vector<int64_t>;
 
 // The parameters of a block's MLP become those of its experts: `gate` is the router (8, E), `up` the first products of
-// this rank's experts, one below the other (8/N 2F, E), `down` their second ones (8/N E, F).
+// this rank's experts, one below the other (8/P 2F, E), `down` their second ones (8/P E, F).
 struct Experts : OneDevice {
     static constexpr int64_t kExperts = 8, kTopK = 2;
     const Comm ranks;
@@ -37,7 +37,7 @@ struct Experts : OneDevice {
 
     Experts(const Sizes& sizes, const Comm& of) : ranks(of), s(sizes) {
         if (kExperts % ranks.size() + s.batch % ranks.size() != 0)
-            usage_error("{} experts and {} sequences are not divisible by {} ranks", kExperts, s.batch, ranks.size());
+            usage_error("-np {}: must divide {} experts and {} sequences", ranks.size(), kExperts, s.batch);
     }
     static bool is_expert(const Param& p) { return p.name.find(".experts.") != p.name.npos; }
 
@@ -87,7 +87,7 @@ struct Experts : OneDevice {
         router_weights(to.weights, logits, to.chosen, shape);
         Tensor counted({1, kExperts}, DType::i32, s.device);
         count_choices(counted, to.chosen);
-        // Rows sorted by expert: where each one's begin, and how many there are.
+        // Slots (K row + choice) sorted by expert: where each one's begin, how many stay (all); place: the inverse.
         const std::vector<double> counts = read(counted);
         std::vector<int32_t> begin_keep(size_t(2 * kExperts), 0);
         for (size_t e = 0; e < kExperts; ++e) {
@@ -99,9 +99,9 @@ struct Experts : OneDevice {
         place_slots(to.order, to.place, to.chosen, upload(begin_keep, {2, 1, kExperts}, s.device));
         // Numbers first: what each rank has for each expert.
         const std::vector<double> all = ranks.gather(counts);
-        const size_t N = size_t(ranks.size()), mine = kExperts / N, first = size_t(ranks.rank()) * mine;
-        to.sent.assign(N, 0), to.received.assign(N, 0);
-        for (size_t rank = 0; rank < N; ++rank) {
+        const size_t P = size_t(ranks.size()), mine = kExperts / P, first = size_t(ranks.rank()) * mine;
+        to.sent.assign(P, 0), to.received.assign(P, 0);
+        for (size_t rank = 0; rank < P; ++rank) {
             for (size_t e = 0; e < mine; ++e) to.sent[rank] += int64_t(counts[rank * mine + e]);
             const auto from = all.begin() + long(rank * kExperts + first);
             to.of_expert.emplace_back(from, from + long(mine));
@@ -155,7 +155,7 @@ struct Experts : OneDevice {
         });
         Tensor dx = Tensor::like(dy), dlogits = Tensor::like(to.logits);
         sum_slots(dx, exchanged(dhere, to.received, to.sent), to.place);
-        router_backward(dlogits, dweights, to.logits, to.chosen, {}, 0, shape);
+        router_backward(dlogits, dweights, to.logits, to.chosen, {}, 0, shape);  // {}, 0: no balancing losses
         matmul_into(b.gate.grad, dlogits, saved.normed2, Transpose::a, 1);
         return sum(dx, matmul(dlogits, b.gate.data));
     }

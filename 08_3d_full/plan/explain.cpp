@@ -38,6 +38,19 @@ const Candidate* fastest(const Choice& choice, const Which& which) {
     return found;
 }
 
+// Why data parallelism alone is none of the layouts.
+std::string why_not_alone(const PlanRequest& r) {
+    const std::pair<std::string, const std::vector<int64_t>*> ones[] = {
+        {"--tp", &r.tp}, {"--cp", &r.cp}, {"--pp", &r.pp}, {"--ep", &r.ep}};
+    for (const auto& [flag, values] : ones)
+        if (!values->empty() && std::find(values->begin(), values->end(), 1) == values->end())
+            return fmt::format("not among the layouts that {} asks for", flag);
+    if (!r.dp.empty() && std::find(r.dp.begin(), r.dp.end(), r.gpus) == r.dp.end())
+        return "not among the layouts that --dp asks for";
+    return fmt::format("not possible, --global-batch {} has {:.3g} sequences per device", r.global_batch,
+                       double(r.global_batch) / double(r.gpus));
+}
+
 }  // namespace
 
 std::string text_of(const LeftOut& other) {
@@ -238,9 +251,7 @@ std::vector<std::string> decision_steps(const PlanRequest& r, const ClusterModel
         const auto group = std::find_if(choice.groups.begin(), choice.groups.end(), data_alone);
         steps.push_back(
             group == choice.groups.end()
-                ? fmt::format(
-                      "Data parallelism alone: not possible, --global-batch {} has {:.3g} sequences per device.",
-                      r.global_batch, batch)
+                ? fmt::format("Data parallelism alone: {}.", why_not_alone(r))
                 : fmt::format("Data parallelism alone: even ZeRO-{} over {} devices needs {} GB ({}): {} too much.",
                               group->smallest->layout.zero, r.gpus, gigabytes(double(group->smallest->memory.total)),
                               largest_kind(group->smallest->memory),

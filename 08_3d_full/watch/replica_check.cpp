@@ -39,15 +39,17 @@ bool ends_apart(const LlamaConfig& model, const ParallelConfig& config) {
 
 struct Compared {
     bool weights, states, tp, stages;
+    bool experts;  // there are, and they have one copy
 };
 Compared compared(const LlamaConfig& model, const ParallelConfig& config) {
     const int64_t ranks = config.mesh.dp * config.mesh.cp, shard = config.zero.hybrid_shard;
     const int stage = config.zero.stage;
-    const bool several = ranks > 1, hybrid = shard > 0 && shard < ranks;
+    const bool several = ranks > 1, hybrid = shard > 0 && shard<ranks, sparse = model.experts.count> 0;
     return {.weights = several && (stage < 3),
             .states = several && (stage == 0 || hybrid),
             .tp = config.mesh.tp > 1,
-            .stages = model.tied && ends_apart(model, config)};
+            .stages = model.tied && ends_apart(model, config),
+            .experts = sparse && config.mesh.ep == config.mesh.stage_ranks()};
 }
 
 }  // namespace
@@ -66,6 +68,7 @@ ReplicaCheck::ReplicaCheck(int64_t every, Trainer& trainer, Llama& model, const 
     if (what.stages) add(yes, "the tied matrix of first and last stage, with its states");
     if (!what.weights && !what.states) add(no, "all other weights and states, which have one copy");
     if (what.weights && !what.states) add(no, "the shards of the optimizer states, which have one copy");
+    if (what.experts && (what.weights || what.states)) add(no, "experts, which have one copy");
     say("replica check every {}: {}{}\n", every == 1 ? "step" : fmt::format("{} steps", every), yes,
         no.empty() ? "" : " (not compared: " + no + ")");
 }

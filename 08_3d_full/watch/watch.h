@@ -52,6 +52,9 @@ class LoadAlarm : public RunControl {
     LoadAlarm(Trainer& trainer, double most) : trainer_(trainer), most_(most) {}  // 0: never
     bool after_step(const StepReport& report) override;
 
+    // 3, or two thirds of the way from an even load, 1, to the largest that there can be, N / K.
+    static double usual(const ExpertsConfig& experts);
+
   private:
     Trainer& trainer_;
     const double most_;
@@ -61,11 +64,11 @@ class LoadAlarm : public RunControl {
 struct WatchOptions {
     int64_t spike_window = 64;  // steps; 0: no alarm
     double spike_z = 6;
-    double load_alarm = 3;
+    double load_alarm = -1;  // LoadAlarm::usual
     bool noise_scale = false;
 };
 void add_watch_flags(CommandLine& flags, WatchOptions& options);
-// Usage error for a dry run, in which there is nothing to watch.
+// Usage error for a dry run, in which there is nothing to watch, and for a load that no expert can have.
 void check_watch(const WatchOptions& options, const TrainOptions& training);
 
 class Watch {
