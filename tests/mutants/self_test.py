@@ -1,4 +1,5 @@
-"""The self-test of run.py: every mistake of the list fits the sources exactly once, and the program does what it says.
+"""The self-test of run.py: every mistake of the list fits the sources exactly once and has results, and the program
+does what it says.
 Builds nothing."""
 import argparse
 import contextlib
@@ -72,6 +73,9 @@ def check_list():
         texts[key] = mutant.name
         expect(len(mutant.what) <= 120, f"{mutant.name}: `what` is too long")
     expect(sorted({mutant.chapter for mutant in listed}) == mutants.CHAPTERS, "a chapter has no mutant")
+    rows = results.read(mutants.HERE / "results.csv")
+    for mutant in listed:
+        expect(results.verdicts(rows, mutant), f"results.csv has no row of {mutant.name} as it is now (run run.py)")
     return len(listed)
 
 
