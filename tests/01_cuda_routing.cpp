@@ -132,6 +132,29 @@ TEST_CASE("cuda: the router's losses of more rows than a block has threads") {
     });
 }
 
+TEST_CASE(
+    "cuda: the router of logits far from 0, the largest behind any lane; a row with a NaN has experts that exist") {
+    if (!have_gpu()) return;
+    const int64_t N = 64, k = 6, rows = 21;
+    for (const bool has_nan : {false, true})
+        compare(
+            ops("choose_experts, large logits, NaN", {has_nan}), DType::f32,
+            [&](Device device) {
+                Doubles logits;
+                for (int64_t i = 0; i < rows * N; ++i) logits.push_back(double(4 * ((i % N + 9 * (i / N)) % N)));
+                if (has_nan) logits[size_t(3 * N + 40)] = NAN;
+                const Tensor there = tensor(logits, {rows, N}, DType::f32, device);
+                Tensor chosen({rows, k}, DType::i32, device), weights({rows, k}, DType::f32, device);
+                choose_experts(chosen, there, {}, {N, k});
+                if (has_nan) return Results{chosen};
+                Tensor sums = tensor({0.5, 0.25}, {2}, DType::f64, device);
+                router_weights(weights, there, chosen, {N, k});
+                router_losses(sums, there, Maker{device, DType::f32}.random({3, N}, 2), 0.01, {N, k});
+                return Results{chosen, weights, sums};
+            },
+            has_nan ? 0 : 1e-5);
+}
+
 TEST_CASE("cuda: of equal scores the lower index is chosen, in groups, too") {
     if (!have_gpu()) return;
     for (const bool sigmoid : {false, true})

@@ -31,6 +31,7 @@ from transform import closing, without_comments  # noqa: E402
 # file: the tests that are to notice, each (chapter, ranks, doctest's arguments, environment)
 OPS = [("01", 1, ["-tce=*attention*"], {})]
 ATTENTION = [("01", 1, ["-tc=*attention*,*merging*"], {"TRAIN70B_TEST_SLICE": str(n)}) for n in range(8)]
+ROUTING = [("01", 1, ["-tc=*router*,*slots*,*equal scores*,*of any number of rows*,*of no rows*", "-tce=*2^31*"], {})]
 MODEL = [("01", 1, [], {"TRAIN70B_TEST_SLICE": "2", "EMULATE_STREAMS": "lazy"})]
 NCCL = [("02", 2, [], {"EMULATE_STREAMS": s, "EMULATE_SEED": seed, "TRAIN70B_TEST_SLICE": part})
         for s, seed, part in (("random", "1", "0"), ("lazy", "2", "2"), ("random", "3", "4"), ("eager", "4", "6"))]
@@ -39,8 +40,8 @@ OFFLOAD = [("03", 2, [], {"EMULATE_STREAMS": s, "TRAIN70B_TEST_SLICE": part})
 FP8 = [("07", 1, ["-tce=training*"], {})]
 TALL = {"01": [("01", 1, ["-tc=*beyond 2^31*"], {"EMULATE_TAIL": "8", "EMULATE_RACES": "0"})],
         "07": [("07", 1, ["-tc=*beyond 2^31*"], {"EMULATE_TAIL": "8", "EMULATE_RACES": "0"})]}
-TESTS = {"attention": ATTENTION, "backend_nccl": NCCL, "cuda_device": MODEL + OFFLOAD, "fp8_cuda": FP8,
-         "cuda.cuh": OPS + FP8, "": OPS}
+TESTS = {"attention": ATTENTION, "routing": ROUTING, "grouped_matmul": ROUTING, "backend_nccl": NCCL,
+         "cuda_device": MODEL + OFFLOAD, "fp8_cuda": FP8, "cuda.cuh": OPS + FP8, "": OPS}
 
 HOST_STATEMENTS = (r"\b(?:CUDA_CHECK\((?:cudaEventRecord|cudaStreamWaitEvent|cudaEventSynchronize|cudaStreamSynchronize)\b"
                    r"|cuda_synchronize\(|ready_\.block\(|end_->block\(|after_wait_->synchronize\(|synchronize\(\);)")
