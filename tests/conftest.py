@@ -18,14 +18,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
 PATIENCE = int(os.environ.get("TRAIN70B_PATIENCE", "1"))  # run.sh: how many times slower than the reference this machine is
 SLICE = os.environ.get("TRAIN70B_TEST_SLICE", "0")  # of long grids: an eighth, 0 to 7, or "all" (tests/support.h)
-ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+ENVIRONMENT = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",  # programs' python3: this one
+               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
 
 
 def in_turn(cases, parts=8):
-    """Those of a long list that this commit runs: every `parts`-th, or all (TRAIN70B_TEST_SLICE)."""
-    return list(cases) if SLICE == "all" else list(cases)[int(SLICE) % parts::parts]
+    """Those of a long list that this commit runs: every `parts`-th from a place that its hash gives (run.sh), or all."""
+    begin = int(os.environ.get("TRAIN70B_TEST_DRAW", SLICE if SLICE != "all" else "0")) % parts
+    return list(cases) if SLICE == "all" else list(cases)[begin::parts]
 
 
 class Done:

@@ -1,4 +1,4 @@
-// The unit of time (tests/budgets.txt): the CPU seconds that `g++ -std=c++20 -O2 -c` takes for this file.
+// The unit of time (tests/run.sh): the seconds that `g++ -std=c++20 -O2 -c` takes for this file.
 #define FMT_HEADER_ONLY
 #include <fmt/core.h>
 #include <fmt/format.h>
