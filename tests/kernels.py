@@ -97,7 +97,8 @@ def table_of(build):
 def differences(rows):
     with open(TABLE, newline="", encoding="utf-8") as file:
         expected = [tuple(row) for row in csv.reader(file)][1:]
-    return [f"{'expected:' if row in expected else 'built:   '} {', '.join(row)}" for row in sorted({*expected} ^ {*rows})]
+    return [f"{'expected:' if row in expected else 'built:   '} {', '.join(row)}"
+            for row in sorted({*expected} ^ {*rows})]
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""In the place of mpirun (test_restart.py): does what the next entry of plan.json says, and records how it was called."""
+"""In the place of mpirun (test_restart.py): does what the next entry of plan.json says, and records its call."""
 import json
 import os
 import pathlib

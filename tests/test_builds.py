@@ -1,5 +1,5 @@
-"""What only this catches: a header that needs another one before it, a kernel with other registers or stack than recorded, and
-a README whose first command fails."""
+"""What only this catches: a header that needs another one before it, a kernel with other registers or stack than
+recorded, and a README whose first command fails."""
 import json
 import re
 import shlex
@@ -9,7 +9,8 @@ import kernels
 import pytest
 from conftest import ENVIRONMENT, ROOT, in_turn
 
-HEADERS = sorted(str(path.relative_to(ROOT)) for pattern in ("0*/*.h", "0*/*/*.h", "tests/*.h") for path in ROOT.glob(pattern))
+HEADERS = sorted(str(path.relative_to(ROOT)) for pattern in ("0*/*.h", "0*/*/*.h", "tests/*.h")
+                 for path in ROOT.glob(pattern))
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +19,8 @@ def compiler(build):
     commands = json.loads((build / "compile_commands.json").read_text())
     command = next(each["command"] for each in commands if each["file"].endswith("tests/ranks_main.cpp"))
     words = shlex.split(command)
-    flags = [word for before, word in zip(words, words[1:]) if before == "-isystem" or re.match("-(isystem|std|f|W|D)", word)]
-    flags = [flag for flag in flags if flag != "-Winvalid-pch"]
+    flags = [word for before, word in zip(words, words[1:])
+             if before == "-isystem" or re.match("-(isystem|std|f|W|D)", word) and word != "-Winvalid-pch"]
     return [words[0], f"-I{ROOT}", "-DTRAIN70B_CUDA=0", *flags]
 
 

@@ -1,7 +1,8 @@
-"""What only this catches: a fault drill (docs/drills) whose evidence is not in the artefacts, or that gives its fault away.
+"""What only this catches: a fault drill (docs/drills) whose evidence is not in its artefacts, or that gives its fault
+away.
 
-One of them, or all with TRAIN70B_TEST_SLICE=all, with two seeds: the right answer gets full marks, every wrong field loses its
-mark and gets its remark.
+One of them, or all with TRAIN70B_TEST_SLICE=all, with two seeds: the right answer gets full marks, every wrong field
+loses its mark and gets its remark.
 """
 import json
 import re
@@ -35,7 +36,8 @@ class Shell:
 
     def marks(self, name, answer, code):
         """The JSON of an answer."""
-        return json.loads(self("answer", name, *(f"{key}={value}" for key, value in answer.items()), "--json", code=code).out)
+        fields = [f"{key}={value}" for key, value in answer.items()]
+        return json.loads(self("answer", name, *fields, "--json", code=code).out)
 
     def started(self, incident, seed):
         """(the drill, the right answer as it is typed); started if it is not."""
@@ -161,7 +163,8 @@ def test_hints_solution_and_rerun(incident, shell):
     hints = [shell("hint", name).out for _ in range(4)]
     assert [text.count(" of 3: ") for text in hints] == [1, 2, 3, 3] and hints[2] == hints[3]
     done = shell("solution", name)
-    done.says(f"{name}: " + " ".join(f"{key}={value}" for key, value in right.items()), f'"{incident.troubleshooting}"', where="out")
+    answer = " ".join(f"{key}={value}" for key, value in right.items())
+    done.says(f"{name}: {answer}", f'"{incident.troubleshooting}"', where="out")
     assert "not in these artefacts" not in done.out, done
     shell("rerun", name, "--on", "0,1", "--steps", "3").says("rerun-1", where="out")
     assert (folder / "rerun-1/metrics.jsonl").exists() and not giveaways(folder)
@@ -170,7 +173,8 @@ def test_hints_solution_and_rerun(incident, shell):
 # ---- bad input: words, and what the one line says; NAME is a drill that has been started ----
 REFUSED = [
     ("begin", "begin", "start", "solution"), ("start hang", "hang: no such drill", *[each.name for each in INCIDENTS]),
-    (f"start {len(INCIDENTS) + 1}", f"{len(INCIDENTS) + 1}: no such drill", "aurora"), ("hint", "needs a drill", "aurora"),
+    (f"start {len(INCIDENTS) + 1}", f"{len(INCIDENTS) + 1}: no such drill", "aurora"),
+    ("hint", "needs a drill", "aurora"),
     ("start NAME NAME", "NAME: start takes one drill"), ("start NAME --seed x", "--seed x: must be a number"),
     ("list NAME", "list takes no arguments"), ("answer NAME", "rank=...", "cause=..."),
     ("answer NAME host=3", "host=3", "fields of", "rank", "cause"), ("answer NAME 3", "FIELD=VALUE"),
@@ -187,10 +191,10 @@ def refused(done, *parts):
     done.says(*parts)
 
 
-@pytest.mark.parametrize("words, parts", [(words, parts) for words, *parts in REFUSED], ids=[each[0] for each in REFUSED])
-def test_refuses(words, parts, shell):
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0])
+def test_refuses(case, shell):
     shell.started(CHOSEN[-1], SEEDS[1])
-    words, *parts = [text.replace("NAME", CHOSEN[-1].name) for text in (words, *parts)]
+    words, *parts = [text.replace("NAME", CHOSEN[-1].name) for text in case]
     refused(shell(*words.split(), code=2), *parts)
 
 
@@ -207,8 +211,8 @@ def test_refuses_folders_and_missing_programs(shell, tmp_path):
     refused(shell("start", name, code=2, folder=tmp_path / "file"), "ile")
     refused(shell("start", name, code=2, binaries=tmp_path / "nothing"), "bash tests/setup.sh")
     (tmp_path / "path").mkdir()  # of programs, without mpirun
-    for tool, found in (("bash", shutil.which("bash")), ("dirname", shutil.which("dirname")), ("python3", sys.executable)):
-        (tmp_path / "path" / tool).symlink_to(found)
+    for tool in ("bash", "dirname", "python3"):
+        (tmp_path / "path" / tool).symlink_to(sys.executable if tool == "python3" else shutil.which(tool))
     refused(shell("start", name, code=2, folder=tmp_path / "x", env={"PATH": str(tmp_path / "path")}),
             "no mpirun: run `bash tests/setup.sh`")
     done = subprocess.run(["bash", ROOT / "docs/drill.sh", "start", name, "--seed"], capture_output=True, text=True)

@@ -1,5 +1,5 @@
-"""What only this catches: a measurement (docs/measure_node.sh) that is cut off, fails or is resumed, and then lacks a run or
-has it twice; and what its columns make of nvidia-smi's samples.
+"""What only this catches: a measurement (docs/measure_node.sh) that is cut off, fails or is resumed, and then lacks a
+run or has it twice; and what its columns make of nvidia-smi's samples.
 
 With programs on the CPU and tiny shapes; and, to be cut off in every part, with a clock that only runs take time of.
 """
@@ -128,8 +128,9 @@ class Clocked:
     def __call__(self, out, *flags, seconds=None):
         """({part: rows}, what was printed) of a call that may take so many seconds."""
         minutes = [] if seconds is None else ["--minutes", str((seconds + 12) / 60)]
-        self.monkeypatch.setattr(sys, "argv", ["measure_node.py", "--device", "cuda", "--scale", "tiny", "--least", "1", "--out",
-                                               str(self.folder / out), "--bin", str(self.folder / "bin"), *minutes, *flags])
+        folders = ["--out", str(self.folder / out), "--bin", str(self.folder / "bin")]
+        self.monkeypatch.setattr(sys, "argv", ["measure_node.py", "--device", "cuda", "--scale", "tiny", "--least", "1",
+                                               *folders, *minutes, *flags])
         began = self.now
         measure_node.main()
         assert seconds is None or self.now - began <= seconds
@@ -161,10 +162,12 @@ def test_cut_off_in_each_part_and_resumed_is_whole(clocked):
         assert runs_of(done) == runs_of(whole), part
         assert not [row for rows in done.values() for row in rows if row["status"] == "not reached"], part
     # What is worth most comes first; nine minutes reach the tests of 01. The ranks of tests are those of CTest.
-    assert PARTS[:6] == ["ceilings", "slice", "attention", "rank_slices", "ops", "tests_01"] and PARTS[-1] == "sanitizer"
+    assert PARTS[:6] == ["ceilings", "slice", "attention", "rank_slices", "ops", "tests_01"]
+    assert PARTS[-1] == "sanitizer"
     assert sum(measure_node.PARTS[part].seconds for part in PARTS[:6]) <= 528
     ranks = {row["run"]: re.search(r" -np (\d+) ", row["command"])[1] for row in whole["tests"]}
-    assert ranks == dict(re.findall(r"^add_cuda_test\((0[2-8]_cuda) (\d+)", (ROOT / "tests/CMakeLists.txt").read_text(), re.M))
+    of_ctest = (ROOT / "tests/CMakeLists.txt").read_text()
+    assert ranks == dict(re.findall(r"^add_cuda_test\((0[2-8]_cuda) (\d+)", of_ctest, re.M))
 
 
 def test_runs_that_hang_run_again_on_one_stream(clocked):

@@ -1,4 +1,4 @@
-"""What only this catches: a metrics file that grows, ends in half a line or begins anew, and docs/prometheus.py's text of it."""
+"""What only this catches: docs/prometheus.py at a metrics file that grows, ends in half a line or begins anew."""
 import json
 import re
 import subprocess
@@ -67,10 +67,11 @@ def test_file_grows_begins_anew_and_bad_lines(tmp_path):
 
     def refused(words, end):
         bad = subprocess.run([*PROGRAM, *words], capture_output=True, text=True)
-        assert bad.returncode == 2 and re.fullmatch(r"prometheus.py: .+\n", bad.stderr) and bad.stderr.endswith(end), bad
+        assert bad.returncode == 2 and re.fullmatch(r"prometheus.py: .+\n", bad.stderr), bad
+        assert bad.stderr.endswith(end), bad
 
-    for line in ("{}", "step,loss", '{"event":"step"}', "[" * 9999, "\0\xff", EVENTS[1].replace("9,", '"a",').strip(),
-                 EVENTS[1][:99]):
+    strange = EVENTS[1].replace("9,", '"a",').strip()
+    for line in ("{}", "step,loss", '{"event":"step"}', "[" * 9999, "\0\xff", strange, EVENTS[1][:99]):
         metrics.write_text(line + "\n", "latin1")
         refused([metrics, out, "--once"], "m.jsonl: line 1 is not an event of --metrics\n")
         assert parsed(out.read_text()) == found, line

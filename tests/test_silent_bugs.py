@@ -1,8 +1,8 @@
 """What only this catches: docs/silent-bugs.md beside another program than it was recorded with: its tables are those of
 docs/results/silent_bugs.csv, every patch applies, and the right program is seen by no check.
 
-The right program runs in an eighth of the layouts. With TRAIN70B_TEST_SLICE=all every bug is made, built and run again, in
-the build's folder silent: the checks must see what the CSV says that they see.
+The right program runs in an eighth of the layouts. With TRAIN70B_TEST_SLICE=all every bug is made, built and run
+again, in the build's folder silent: the checks must see what the CSV says that they see.
 """
 import importlib.util
 import subprocess
@@ -38,7 +38,7 @@ def test_every_bug_has_a_thread_and_none_twice():
     assert sorted(name for *_, name in bugs.THREADS if name) == sorted(bug.name for bug in bugs.RUN)
 
 
-@pytest.mark.parametrize("bug", in_turn(silent.controls()), ids=lambda bug: f"{bug.layout} {bug.model}".strip() or "one rank")
+@pytest.mark.parametrize("bug", in_turn(silent.controls()), ids=lambda bug: f"{bug.layout} {bug.model}")
 def test_right_program_is_seen_by_no_check(bug, binaries, tmp_path):
     silent.text(tmp_path)
     here, name, ranks = tmp_path / "layout", binaries / "08_3d_full", checks.ranks_of(bug.layout)

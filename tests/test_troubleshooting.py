@@ -1,4 +1,4 @@
-"""What only this catches: a row of docs/troubleshooting.md that names a metric, flag or message which no program has any more.
+"""What only this catches: a row of docs/troubleshooting.md that names a metric, flag or message which no program has.
 
 In its rows, `event.key` is a key of that event in the metrics of a few short runs (or, of an event that only a failing
 disk writes, in the sources), `train70b_...` a metric that docs/prometheus.py makes of them, `--flag VALUE` a flag of a
@@ -33,7 +33,8 @@ class Known:
         self.programs = {path.name for path in run.binaries.iterdir() if not path.name.startswith("test_")}
         for name in ("01_single_gpu", "08_3d_full", "compare"):
             self.flags |= Program(run.binaries / name).flags
-        paths = [path for pattern in ("0*/**/*.cpp", "0*/**/*.h", "0*/**/*.cu", "0*/*.py") for path in ROOT.glob(pattern)]
+        patterns = ("0*/**/*.cpp", "0*/**/*.h", "0*/**/*.cu", "0*/*.py")
+        paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
         # Texts that are split into several literals count as one.
         self.sources = "\n".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in paths)
         self.script = (ROOT / "08_3d_full/checkpoint/restart.py").read_text()
