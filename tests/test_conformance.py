@@ -1,5 +1,5 @@
 """What only this catches: a conformance board (docs/conformance.md) that is not what its record gives, or breaks its
-promises: every framework has a row and a pinned version, every red cell a patch, with which it is green. No cell runs."""
+promises: every framework has a row and a pinned version, every red cell a patch with which it is green. No cell runs."""
 import csv
 import subprocess
 import sys

@@ -182,8 +182,9 @@ CASES = {  # what the calls of the program do; what the loop is given; what it d
     "replicas differ again, without metrics: free names": (
         [DIFFER_PRINTED, *[DIFFER_PRINTED | {"checkpoints": [20, 30]}] * 2, OK],
         dict(options="--max-failures 9 --strikes 3", hosts=THREE, metrics=False),
-        dict(steps=[30, 30, 30], resumed=[0, 1, 1, 1], hosts=["abc", "abc", "abc", "ac"], checkpoints="step-10 "
-             "step-20.suspect step-20.suspect-2 step-20.suspect-3 step-30.suspect step-30.suspect-2 step-30.suspect-3")),
+        dict(steps=[30, 30, 30], resumed=[0, 1, 1, 1], hosts=["abc", "abc", "abc", "ac"],
+             checkpoints="step-10 step-20.suspect step-20.suspect-2 step-20.suspect-3 "
+             "step-30.suspect step-30.suspect-2 step-30.suspect-3")),
     "nothing but suspect checkpoints: from the start": (
         [DIFFER_PRINTED | {"checkpoints": [20]}, FAILS, OK], dict(metrics=False, folders="d/step-20.suspect"),
         dict(resumed=[0, 0, 0], checkpoints="step-20.suspect step-20.suspect-2")),
