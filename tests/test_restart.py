@@ -15,7 +15,7 @@ import threading
 import time
 
 import pytest
-from conftest import ENVIRONMENT, ROOT, Process
+from conftest import ENVIRONMENT, PATIENCE, ROOT, Process
 
 LOOP = [sys.executable, str(ROOT / "08_3d_full/checkpoint/restart.py")]
 
@@ -230,7 +230,7 @@ def test_refuses(words, part, tmp_path):
 
 # ---- signals ----
 def wait_until(true, seconds=10):
-    end = time.monotonic() + seconds
+    end = time.monotonic() + seconds * PATIENCE
     while not true() and time.monotonic() < end:
         time.sleep(0.05)
     return true()

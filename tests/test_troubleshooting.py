@@ -39,7 +39,7 @@ class Known:
         self.sources = "\n".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in paths)
         self.script = (ROOT / "08_3d_full/checkpoint/restart.py").read_text()
         for ranks, code, flags in RUNS:
-            run("08_3d_full", SHAPE, flags, ranks=ranks, code=code)
+            run("08_3d_full", SHAPE, flags, ranks=ranks, code=code, seconds=100)
             for event in map(json.loads, (run.folder / "m.jsonl").read_text().splitlines()):
                 self.events.setdefault(event["event"], []).append(event)
             subprocess.run([sys.executable, ROOT / "docs/prometheus.py", "--once", "m.jsonl", "p.prom"], cwd=run.folder,
