@@ -19,22 +19,22 @@ import sys
 
 sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs/silent"), str(ROOT / "tests/mutants")]
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs/silent")]
 from validate import comparison  # noqa: E402, F401  first: it finds the Python that has NumPy
 import bugs  # noqa: E402
 import checks  # noqa: E402
-import mutants  # noqa: E402
 import page  # noqa: E402
+import patches  # noqa: E402
 import references  # noqa: E402
-import run as builds  # noqa: E402  tests/mutants/run.py
 
-CSV, PATCHES, TARGET = ROOT / "docs/results/silent_bugs.csv", ROOT / "docs/silent/patches.txt", "08_3d_full"
+CSV, PATCHES = ROOT / "docs/results/silent_bugs.csv", ROOT / "docs/silent/patches.txt"
 
 
-def patches():
-    listed = {each.name: each for each in mutants.read(PATCHES)}
+def listed_patches():
+    """{bug: its patch}."""
+    listed = patches.read(PATCHES)
     if set(listed) != {bug.name for bug in bugs.RUN}:
-        raise mutants.Refused(f"not both in patches.txt and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
+        raise patches.Refused(f"not both in patches.txt and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
     return listed
 
 
@@ -48,7 +48,7 @@ def controls():
 
 def key(bug, listed):
     """Of what decides a row: the patch, its flags, the shape."""
-    what = (bug, listed[bug.name].patches if bug.name in listed else "", checks.SHAPE, list(checks.SEEDS))
+    what = (bug, listed.get(bug.name, ""), checks.SHAPE, list(checks.SEEDS))
     return hashlib.sha256(repr(what).encode()).hexdigest()[:10]
 
 
@@ -58,7 +58,7 @@ def read(path=CSV):
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != checks.COLUMNS:
-            raise mutants.Refused(f"{path}: its columns are not {','.join(checks.COLUMNS)}")
+            raise patches.Refused(f"{path}: its columns are not {','.join(checks.COLUMNS)}")
         return list(reader)
 
 
@@ -77,16 +77,14 @@ class Runs:
     def __init__(self, folder):
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.work, self.rights = builds.Work(self.folder, None), {}
+        self.work, self.rights = patches.Work(self.folder), {}
         (self.folder / "programs").mkdir(exist_ok=True)
         shutil.rmtree(self.folder / "runs", ignore_errors=True)
 
-    def program(self, name, changed):
-        """Builds it with these texts."""
-        with self.work.with_texts(changed):
-            builds.run(f"{name} does not build", "cmake", "--build", self.work.build, "--target", TARGET)
-            to = self.folder / "programs" / name
-            shutil.copy(self.work.build / "bin" / TARGET, to)
+    def program(self, name, texts):
+        """Builds it with these texts of files."""
+        to = self.folder / "programs" / name
+        self.work.program(texts, to)
         return to
 
     def right(self, model):
@@ -124,9 +122,9 @@ def measure_all(chosen, listed, options):
         runs = runs or Runs(options.work)
         try:
             program = runs.right_program() if bug.name == "right" else runs.program(
-                bug.name, mutants.changed(listed[bug.name], runs.work.source))
+                bug.name, patches.changed(bug.name, listed[bug.name], runs.work.source))
             row = checks.cells(bug.name, digest, program, bug, runs.right(bug.model), runs.folder / "runs/bug")
-        except (builds.Error, checks.Failed, OSError) as error:
+        except (patches.Failed, checks.Failed, OSError) as error:
             errors += 1
             print(f"ERROR {bug.name}: {error}", file=sys.stderr, flush=True)
             continue
@@ -159,7 +157,7 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/silent")
     options = parser.parse_args()
     try:
-        listed = patches()
+        listed = listed_patches()
         if options.check or options.write:
             rows = read(options.csv)
             lines = wrong(rows, listed) or page.differs(options.page, rows, options.write)
@@ -167,9 +165,9 @@ def main():
             return 1 if lines else 0
         every = controls() + bugs.RUN
         if unknown := set(options.names) - {bug.name for bug in every}:
-            raise mutants.Refused(f"there is no bug {', '.join(sorted(unknown))} in docs/silent/bugs.py")
+            raise patches.Refused(f"there is no bug {', '.join(sorted(unknown))} in docs/silent/bugs.py")
         return measure_all([bug for bug in every if not options.names or bug.name in options.names], listed, options)
-    except (mutants.Refused, builds.Refused, builds.Error, OSError) as error:
+    except (patches.Refused, patches.Failed, OSError) as error:
         print(f"silent_bugs.py: {error}", file=sys.stderr)
         return 2
 

@@ -14,7 +14,7 @@
 Exit code: 0 full marks, 1 less, 2 nothing to grade (unknown lab, no build, a file that does not compile).
 
 A lab is a folder docs/labs/NAME with lab.json (its fields: docs/labs/README.md), task.md, hints.md (three sections
-`## 1` to `## 3`), grade.cpp (test cases of its own) and wrong/*.inc (bodies that must lose points: tests/labs.py). Its
+`## 1` to `## 3`), grade.cpp (test cases of its own) and wrong/*.inc (bodies that lose points: tests/test_labs.py). Its
 body lies in a .cpp file of a chapter, between `// tag::lab-NAME[]` and `// end::lab-NAME[]`.
 """
 import argparse

@@ -1,10 +1,6 @@
-// What kernels call: mathematical functions, whose last bits are off as on a GPU, and the PTX of tensor cores; loops.
-#include <unistd.h>
-
-#include <atomic>
+// What kernels call: mathematical functions, whose last bits are off as on a GPU, and the PTX of tensor cores.
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <vector>
 
 #include "internal.h"
@@ -29,23 +25,6 @@ Real moved(Real exact, int most) {
 
 float off(float exact, int most) { return moved<uint32_t>(exact, most); }
 double off(double exact, int most) { return moved<uint64_t>(exact, most); }
-
-// ---- loops that went on after their first pass, for loops.py ----
-
-namespace {
-struct Loops {
-    std::atomic<bool> taken[1 << 16] = {};
-    const std::string folder = setting("EMULATE_LOOPS", "");
-    ~Loops() {
-        if (folder.empty()) return;
-        std::ofstream file(folder + "/" + std::to_string(getpid()), std::ios::app);
-        for (int i = 0; i < 1 << 16; ++i)
-            if (taken[i]) file << i << "\n";
-    }
-} went_on;
-}  // namespace
-
-void goes_on(uint16_t loop) { went_on.taken[loop].store(true, std::memory_order_relaxed); }
 
 // ---- PTX ----
 

@@ -45,7 +45,7 @@ set(TRAIN70B_TRANSLATED_OPTIONS -O2 -Wconversion -Wno-sign-conversion -g1 -gdwar
     -ffile-prefix-map=${CMAKE_BINARY_DIR}=. ${TRAIN70B_CHECKED_ACCESSES})
 
 if(NOT TRAIN70B_SANITIZE)
-    add_executable(emulated_mistakes ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)  # for mistakes.sh
+    add_executable(emulated_mistakes ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)  # for test_emulator.py
     translate(tests/emulate/mistakes.cu ${CMAKE_BINARY_DIR}/emulated/mistakes.cu.cpp)
     target_compile_options(emulated_mistakes PRIVATE ${TRAIN70B_TRANSLATED_OPTIONS})
     target_link_libraries(emulated_mistakes PRIVATE emulated_cuda)

@@ -8,7 +8,6 @@ that stayed as it is would silently be a variable of each thread.
 """
 import re
 import sys
-import zlib
 
 # Of the identifiers that begin with __, those that include/cuda_runtime.h or NVIDIA's headers define for the host.
 KNOWN = set("""__global__ __device__ __host__ __forceinline__ __restrict__ __constant__ __launch_bounds__
@@ -141,33 +140,6 @@ def mathematics(text):
     return re.sub(call % "|".join(MATH), r"emulate::\1", text)
 
 
-def loop_number(name, line):
-    """Of the loops of this line, in 16 bits; loops.py sees to it that no two lines have the same."""
-    return zlib.crc32(f"{name}:{line}".encode()) & 0xffff
-
-
-def loops(text):
-    """(line, where the third part of the header begins, where the header ends) of each for loop that has one."""
-    for m in re.finditer(r"\bfor\s*\(", text):
-        end, at, parts = closing(text, m.end() - 1), m.end(), []
-        while at < end:
-            if text[at] in "([{":
-                at = closing(text, at)
-            elif text[at] == ";":
-                parts.append(at + 1)
-            at += 1
-        if len(parts) == 2:
-            yield text[:m.start()].count("\n") + 1, parts[1], end
-
-
-def loops_that_tell(name, text):
-    """Each for loop says that it goes on, before its counter moves (EMULATE_LOOPS)."""
-    for line, third, end in reversed(list(loops(text))):
-        comma = ", " if text[third:end].strip() else ""
-        text = f"{text[:third]} ::emulate::goes_on({loop_number(name, line)}){comma}{text[third:]}"
-    return text
-
-
 def check(text):
     for pattern, what in ((r"<<<|>>>", "a launch"), (r"\b__shared__\b", "__shared__ of another form"),
                           (r"\basm\b", "asm of another form"),
@@ -183,7 +155,6 @@ def main():
     name, source, target = sys.argv[1:]
     text = without_comments(open(source, encoding="utf-8").read())
     try:
-        text = loops_that_tell(name, text)
         text = ptx(text)
         text = shared_memory(text)
         text = launches(text)

@@ -31,7 +31,6 @@ struct Position {
     Index thread, block, block_dim, grid_dim;
 };
 extern Position at;  // of the CUDA thread that runs
-void goes_on(uint16_t loop);  // a for loop, before each pass but its first: EMULATE_LOOPS
 
 // ---- launches: transform.py makes kernel<<<grid, block, shared, stream>>>(args) a call of launch() ----
 struct Extent {

@@ -1,39 +1,35 @@
-#!/usr/bin/env python3
-"""Families of models against Hugging Face's own classes, in fp64: gradients, losses, norms, trained weights, logits.
+"""What only this catches: another formula than a family's own class in Hugging Face's transformers, in fp64: gradients,
+losses, norms, trained weights, logits. Needs torch and transformers.
 
-Run:   hf_families.py [--bin build/bin] [--seed N] [--cases N] [--tied on|off|both] [--family NAME,...] [--ranks 1|8]
-Needs transformers and torch from PyPI, so tests/run.sh leaves it out.
-
-Each case draws a small model of a family and lets its class in transformers create it and save it. The program trains
-four steps from that folder, on one rank and on eight (LAYOUTS); the class trains on the same batches with torch's
-AdamW. Every gradient of step 1, every loss and norm, every weight after step 4 must agree to 1e-9 (of tensors: relative norm).
-Then transformers loads what --save-hf wrote, with every key in its place, and must compute the same logits.
+Each case draws a small model of a family and lets its class create it and save it. The program trains four steps from
+that folder, on one rank and on eight (LAYOUTS); the class trains on the same batches with torch's AdamW. Every gradient
+of step 1, every loss and norm, every weight after step 4 must agree to 1e-9 (of tensors: relative norm). Then
+transformers loads what --save-hf wrote, with every key in its place, and must compute the same logits.
 
 transformers computes norms, RoPE and softmax in fp32 whatever the model's dtype; here its code runs with fp64 in the
 place of fp32 (in_double), or nothing could agree to more than seven digits. Of experts it holds one tensor per layer,
 where the Hub's files have one for each expert: per_expert() cuts, and half of the folders have them stacked.
 """
-import argparse
 import contextlib
 import json
 import os
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
+
+import pytest
+from conftest import in_turn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 TOLERANCE = 1e-9
 STEPS = 4
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "dots1")
 FAMILIES = ("llama", "llama-linear", "llama-llama3", "mistral", "qwen2", "qwen3", "smollm2") + WITH_EXPERTS
 LAYOUTS = ("--dp 2 --tp 2 --pp 2",)
-EXPERTS_LAYOUTS = ("--dp 4 --tp 2 --ep 2", "--dp 2 --tp 2 --pp 2 --ep 2", "--dp 2 --cp 2 --tp 2 --ep 4", "--dp 8 --ep 4")
+EXPERTS_LAYOUTS = ("--dp 4 --tp 2 --ep 2", "--dp 2 --tp 2 --pp 2 --ep 2", "--dp 2 --cp 2 --tp 2 --ep 4",
+                   "--dp 8 --ep 4")
 
 
 @contextlib.contextmanager
@@ -77,7 +73,8 @@ def draw_config(family, tied, dice):
     other_head = dice.choice((2, 10, 12))
     config_of = {"mistral": transformers.MistralConfig, "qwen2": transformers.Qwen2Config,
                  "qwen3": transformers.Qwen3Config, "mixtral": transformers.MixtralConfig,
-                 "qwen3-moe": transformers.Qwen3MoeConfig, "dots1": transformers.Dots1Config}.get(family, transformers.LlamaConfig)
+                 "qwen3-moe": transformers.Qwen3MoeConfig, "dots1": transformers.Dots1Config}.get(
+                     family, transformers.LlamaConfig)
     if family in ("qwen3", "qwen3-moe", "dots1") or family.startswith(("llama", "mi")) and dice.random() < 0.5:
         shape["head_dim"] = other_head
     if family in ("mistral", "mixtral", "dots1"):
@@ -146,33 +143,14 @@ def per_expert(tensors, family):
 
 def write_old_keys(folder):
     """config.json as transformers 4 wrote it: rope_theta and rope_scaling; num_experts of Qwen3-MoE."""
-    path = os.path.join(folder, "config.json")
-    with open(path) as file:
-        config = json.load(file)
+    config = json.loads((folder / "config.json").read_text())
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype", "float64")
     if config["model_type"] == "qwen3_moe" and "num_local_experts" in config:
         config["num_experts"] = config.pop("num_local_experts")
-    with open(path, "w") as file:
-        json.dump(config, file)
-
-
-def run_program(args, ranks, folder, model, flags):
-    program = os.path.join(args.bin, "01_single_gpu" if ranks == 1 else "08_3d_full")
-    command = [program, "--load-hf", model, "--data", os.path.join(folder, "data.txt"), "--dtype", "fp64",
-               "--device", "cpu", "--steps", str(STEPS), "--save-reference", os.path.join(folder, f"reference{ranks}"),
-               "--save-hf", os.path.join(folder, f"saved{ranks}"), "--val-fraction", "0"] + flags
-    if ranks > 1:
-        command = ["mpirun", "--oversubscribe", "-np", str(ranks)] + command
-    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-3000:]}")
-    with open(os.path.join(folder, f"reference{ranks}", "reference.json")) as file:
-        return json.load(file)
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def train(model, run):
@@ -205,125 +183,75 @@ def train(model, run):
     return gradients, losses, norms
 
 
-class Worst(dict):
-    """The largest deviation of each kind."""
-
-    def add(self, kind, deviation):
-        deviation = float(deviation)
-        self[kind] = max(self.get(kind, 0.0), deviation if deviation == deviation else float("inf"))
+def apart(ours, theirs):
+    """Relative norm of a difference."""
+    size = torch.linalg.norm(theirs)  # 0: of an expert that no token chose
+    return float(torch.linalg.norm(ours.double() - theirs) / (size if size > 0 else 1))
 
 
-def tensors_differ(worst, kind, ours, theirs, tied):
-    expected = {name: value for name, value in theirs.items() if not (tied and name == "lm_head.weight")}
-    missing = set(expected) ^ (set(ours) - ({"lm_head.weight"} if tied else set()))
-    if missing:
-        sys.exit(f"{kind}: only on one side: {sorted(missing)[:5]}")
-    for name, value in expected.items():
-        size = torch.linalg.norm(value)  # 0: of an expert that no token chose
-        worst.add(kind, torch.linalg.norm(ours[name].double() - value) / (size if size > 0 else 1))
+def expect_close(what, ours, theirs):
+    """Of tensors or numbers by name."""
+    assert set(ours) == set(theirs), f"{what}: only on one side"
+    worst = {name: apart(torch.as_tensor(ours[name]), torch.as_tensor(value)) for name, value in theirs.items()}
+    assert not [name for name, value in worst.items() if not value <= TOLERANCE], f"{what}: {worst}"
 
 
-def check_saved(worst, folder, model, tokens, tied):
+def without_copy(tensors, tied):
+    """Of a tied matrix."""
+    return {name: value for name, value in tensors.items() if not (tied and name == "lm_head.weight")}
+
+
+def check_saved(folder, model, tokens, tied):
     """transformers loads the folder of --save-hf, every key in its place, and computes the trained model's logits."""
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, output_loading_info=True, **eager(model.config))
-    wrong = {kind: keys for kind, keys in info.items() if keys}
-    if wrong:
-        sys.exit(f"{folder}: {wrong}")
+    assert not {kind: keys for kind, keys in info.items() if keys} and type(loaded) is type(model)
     if not hasattr(model.config, "num_experts_per_tok"):
-        state = load_file(os.path.join(folder, "model.safetensors"))
-        result = loaded.load_state_dict(state, strict=not tied)
-        if tied and (result.unexpected_keys or set(result.missing_keys) - {"lm_head.weight"}):
-            sys.exit(f"{folder}: {result}")
-    if type(loaded) is not type(model):
-        sys.exit(f"{folder}: a {type(loaded).__name__}, not a {type(model).__name__}")
+        result = loaded.load_state_dict(load_file(folder / "model.safetensors"), strict=not tied)
+        assert not result.unexpected_keys and set(result.missing_keys) <= {"lm_head.weight"}
     with torch.no_grad():
         expected, got = (each(input_ids=tokens, use_cache=False).logits for each in (model.eval(), loaded.eval()))
-    worst.add("logits", torch.linalg.norm(got - expected) / torch.linalg.norm(expected))
+    assert apart(got, expected) <= TOLERANCE
 
 
-def run_case(args, family, tied, number, worst):
-    dice = random.Random(f"{args.seed} {family} {tied} {number}")
-    config = draw_config(family, tied, dice)
-    global_batch = 8 if family in WITH_EXPERTS else dice.choice((4, 8))
-    flags = ["--seq-len", str(dice.choice((8, 24) if family in WITH_EXPERTS else (8, 13, 24))), "--global-batch", str(global_batch),
-             "--lr", dice.choice(("1e-3", "1e-2")), "--clip", dice.choice(("0", "0.3", "1")), "--eps", "1e-6",
-             "--warmup-steps", "2", "--weight-decay", dice.choice(("0", "0.1")),
-             "--recompute", dice.choice(("none", "pointwise", "selective", "full")), "--seed", str(number)]
-    sparse = family in WITH_EXPERTS
-    layouts = EXPERTS_LAYOUTS if sparse else LAYOUTS
-    parallel = ["--micro-batch", "1", "--zero", dice.choice(("0", "1", "2", "3"))] + dice.choice(layouts).split()
-    if config.num_hidden_layers % 2 == 1 and "--pp" in parallel:
-        parallel += ["--stage-layers", "2,1"]
-    if int(flags[1]) % 2 == 0:
-        parallel += ["--sequence-parallel", "on" if sparse else dice.choice(("on", "off"))]
-    if sparse:
-        flags += ["--aux-loss", "0"]
-    old_keys, stacked = dice.random() < 0.5, sparse and dice.random() < 0.5
-    key = dice.randrange(2 ** 31)
-    text = bytes(dice.randrange(256) for _ in range(4000))
-    folder = tempfile.mkdtemp(prefix="hf_families_")
-    try:
-        with open(os.path.join(folder, "data.txt"), "wb") as file:
-            file.write(text)
-        model_folder = os.path.join(folder, "model")
-        with in_double():
-            model = make_model(config, key)
-            model.save_pretrained(model_folder)
-            if stacked:
-                save_file(weights_of(model), os.path.join(model_folder, "model.safetensors"), {"format": "pt"})
-            if old_keys:
-                write_old_keys(model_folder)
-            for ranks in args.ranks:  # one rank first
-                run = run_program(args, ranks, folder, model_folder, flags + (parallel if ranks > 1 else []))
-                model = make_model(config, key)
-                gradients, losses, norms = train(model, run)
-                reference, saved = (os.path.join(folder, f"{kind}{ranks}") for kind in ("reference", "saved"))
-                tensors_differ(worst, "gradients", load_file(os.path.join(reference, "gradients.safetensors")),
-                               per_expert(gradients, family), tied)
-                for step, loss, norm in zip(run["steps"], losses, norms):
-                    worst.add("losses", abs(step["loss"] / loss - 1))
-                    worst.add("norms", abs(step["grad_norm"] / norm - 1))
-                tensors_differ(worst, "weights", load_file(os.path.join(saved, "model.safetensors")),
-                               per_expert(weights_of(model), family), tied)
-                check_saved(worst, saved, model, torch.tensor(run["steps"][0]["tokens"])[:, :-1], tied)
-    finally:
-        shutil.rmtree(folder)
-    if not max(worst.values()) <= TOLERANCE:
-        print(f"{family}, tied {tied}, case {number}: {json.dumps(worst)}\n{config.to_json_string()}{flags} {parallel}",
-              flush=True)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--bin", default="build/bin")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", type=int, default=2, help="of each family")
-    parser.add_argument("--tied", choices=("on", "off", "both"), default="both")
-    parser.add_argument("--family", default=",".join(FAMILIES))
-    parser.add_argument("--ranks", choices=("1", "8", "both"), default="both")
-    args = parser.parse_args()
-    args.ranks = [1, 8] if args.ranks == "both" else [int(args.ranks)]
+@pytest.mark.parametrize("family, tied, number", in_turn(
+    [(family, tied, number) for number in (1, 2) for family in FAMILIES for tied in (False, True)]))
+def test_family(family, tied, number, run):
     torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    failed = False
-    kinds = ("gradients", "losses", "norms", "weights", "logits")
-    print(f"{'family':<16} {'tied':<5} {'cases':>5} " + " ".join(f"{kind:>10}" for kind in kinds))
-    for family in args.family.split(","):
-        if family not in FAMILIES:
-            sys.exit(f"--family {family}: unknown (try {', '.join(FAMILIES)})")
-        for tied in {"on": (True,), "off": (False,), "both": (False, True)}[args.tied]:
-            worst = Worst()
-            for number in range(1, args.cases + 1):
-                run_case(args, family, tied, number, worst)
-            failed |= not max(worst.values()) <= TOLERANCE
-            print(f"{family:<16} {'on' if tied else 'off':<5} {args.cases:>5} " +
-                  " ".join(f"{worst[kind]:>10.1e}" for kind in kinds), flush=True)
-    print(f"{'FAILED' if failed else 'passed'}: transformers {transformers.__version__}, torch {torch.__version__}, "
-          f"at most {TOLERANCE}")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    dice = random.Random(f"1 {family} {tied} {number}")
+    config, sparse = draw_config(family, tied, dice), family in WITH_EXPERTS
+    global_batch = 8 if sparse else dice.choice((4, 8))
+    length = dice.choice((8, 24) if sparse else (8, 13, 24))
+    flags = (f"--seq-len {length} --global-batch {global_batch} --lr {dice.choice(('1e-3', '1e-2'))} --eps 1e-6 "
+             f"--clip {dice.choice(('0', '0.3', '1'))} --warmup-steps 2 --weight-decay {dice.choice(('0', '0.1'))} "
+             f"--recompute {dice.choice(('none', 'pointwise', 'selective', 'full'))} --seed {number}")
+    flags += " --aux-loss 0" * sparse
+    zero, layout = dice.choice(("0", "1", "2", "3")), dice.choice(EXPERTS_LAYOUTS if sparse else LAYOUTS)
+    parallel = f"--micro-batch 1 --zero {zero} {layout}"
+    if config.num_hidden_layers % 2 == 1 and "--pp" in parallel:
+        parallel += " --stage-layers 2,1"
+    if length % 2 == 0:
+        parallel += " --sequence-parallel " + ("on" if sparse else dice.choice(("on", "off")))
+    old_keys, stacked = dice.random() < 0.5, sparse and dice.random() < 0.5
+    key, here = dice.randrange(2 ** 31), run.folder
+    (here / "data.txt").write_bytes(bytes(dice.randrange(256) for _ in range(4000)))
+    with in_double():
+        model = make_model(config, key)
+        model.save_pretrained(here / "model")
+        if stacked:
+            save_file(weights_of(model), here / "model/model.safetensors", {"format": "pt"})
+        if old_keys:
+            write_old_keys(here / "model")
+        for ranks, program, layout in ((1, "01_single_gpu", ""), (8, "08_3d_full", parallel)):
+            run(program, f"--load-hf model --data data.txt --dtype fp64 --device cpu --steps {STEPS} --val-fraction 0",
+                f"--save-reference reference{ranks} --save-hf saved{ranks}", flags, layout, ranks=ranks, seconds=300)
+            ours = json.loads((here / f"reference{ranks}/reference.json").read_text())
+            model = make_model(config, key)
+            gradients, losses, norms = train(model, ours)
+            found = load_file(here / f"reference{ranks}/gradients.safetensors")
+            expect_close("gradients", without_copy(found, tied), without_copy(per_expert(gradients, family), tied))
+            for what, theirs in ("loss", losses), ("grad_norm", norms):
+                expect_close(what, dict(enumerate(step[what] for step in ours["steps"])), dict(enumerate(theirs)))
+            found, weights = load_file(here / f"saved{ranks}/model.safetensors"), per_expert(weights_of(model), family)
+            expect_close("weights", without_copy(found, tied), without_copy(weights, tied))
+            check_saved(here / f"saved{ranks}", model, torch.tensor(ours["steps"][0]["tokens"])[:, :-1], tied)

@@ -1,0 +1,52 @@
+"""What only this catches: a header that needs another one before it, a kernel with other registers or stack than
+recorded, and a README whose first command fails."""
+import json
+import re
+import shlex
+import subprocess
+
+import kernels
+import pytest
+from conftest import ENVIRONMENT, ROOT, in_turn
+
+HEADERS = sorted(str(path.relative_to(ROOT)) for pattern in ("0*/*.h", "0*/*/*.h", "tests/*.h")
+                 for path in ROOT.glob(pattern))
+
+
+@pytest.fixture(scope="module")
+def compiler(build):
+    """The build's compiler and flags, without precompiled headers."""
+    commands = json.loads((build / "compile_commands.json").read_text())
+    command = next(each["command"] for each in commands if each["file"].endswith("tests/ranks_main.cpp"))
+    words = shlex.split(command)
+    flags = [word for before, word in zip(words, words[1:])
+             if before == "-isystem" or re.match("-(isystem|std|f|W|D)", word) and word != "-Winvalid-pch"]
+    return [words[0], f"-I{ROOT}", "-DTRAIN70B_CUDA=0", *flags]
+
+
+@pytest.mark.parametrize("header", in_turn(HEADERS))
+def test_header_compiles_alone(header, compiler):
+    # A file that includes it: of a header that is compiled itself #pragma once would be reported.
+    done = subprocess.run([*compiler, "-fsyntax-only", "-x", "c++", "-"], cwd=ROOT, input=f'#include "{header}"\n',
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernels_registers_stack_and_blocks_per_multiprocessor(build):
+    rows, same = kernels.table_of(build)
+    if not same or not rows:
+        pytest.skip(f"no kernels, or built by another compiler than nvcc {kernels.COMPILER}, or not for sm_90a")
+    assert not kernels.differences(rows)
+
+
+def test_demo_the_first_command_of_the_readme(build, tmp_path):
+    if build != ROOT / "build":
+        pytest.skip("demo.sh builds in build/")
+    done = subprocess.run(["bash", ROOT / "08_3d_full/demo.sh", tmp_path, "3"], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stdout[-3000:]
+    apart = re.findall(r"^ +[123] +\d\.\d{8} +\d\.\d{8} +(\S+)$", done.stdout, re.M)
+    assert len(apart) == 3 and all(float(each) < 5e-6 for each in apart), done.stdout
+    assert len(re.findall(r"^step +3/3  loss 5\.1185", done.stdout, re.M)) >= 6, done.stdout
+    for name in ("08_loss.png", "08_memory.png"):
+        assert (tmp_path / name).stat().st_size > 0

@@ -1,0 +1,89 @@
+"""What only this catches: an emulated GPU (tests/emulate) that lets a mistake pass: kernels and calls with one each
+(mistakes.cu), which must be named with their place, and CUDA that its translator must refuse."""
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+EMULATE = ROOT / "tests/emulate"
+ABORTS, SEGFAULTS, REFUSED = -signal.SIGABRT, -signal.SIGSEGV, 3  # 3: CUDA's error, which the program sees
+ORDERS = ("forward", "reverse", "random")
+MISTAKES = [  # mistake, exit code, what it says
+    ("none", 0, "640"),
+    ("bound", ABORTS, "in write_kernel, block 0 0 0, thread 0 0 0"),
+    ("released", ABORTS, "0 bytes into 256 bytes of memory of GPU 0, already released"),
+    ("released twice", ABORTS, "cudaFreeAsync of what is no live allocation of this GPU"),
+    ("host pointer", ABORTS, "memory of the host that is not pinned"),
+    ("host touches", SEGFAULTS, "the host touches"),
+    ("alignment", ABORTS, "the address is not a multiple of that"),
+    ("race", ABORTS, "race in shared memory, no barrier between"),
+    ("race of blocks", ABORTS, "race in global memory, no barrier between"),
+    ("copy out of bounds", ABORTS, "reads 4 bytes: 252 bytes into 252 bytes of memory of GPU 0"),
+    ("shared bound", ABORTS, "not declared in shared memory"),
+    ("divergent barriers", ABORTS, "divergent barriers"),
+    ("divergent warp", ABORTS, "divergent warp"),
+    ("no dynamic memory", ABORTS, "the launch asks for no dynamic shared memory"),
+    ("shared without asking", REFUSED, "launch of dynamic_kernel: more than 48 KiB of shared memory must be allowed"),
+    ("empty grid", REFUSED, "launch of add_kernel: an empty grid (grid 0 1 1, block 64 1 1"),
+    ("block too large", REFUSED, "a block has 1 to 1024 threads"),
+    ("default stream", ABORTS, "not a stream"),
+    ("other GPU", REFUSED, "the stream belongs to another GPU than the current one"),
+    ("copy bound", REFUSED, "cudaMemcpyAsync: 0 bytes into 32 bytes of memory of GPU 0, 256 bytes to copy"),
+    ("copy direction", REFUSED, "the direction is not that of the pointers")]
+IN_EVERY_ORDER = [
+    ("race of tiles", ABORTS, "race in shared memory, no barrier between"),
+    ("race of bytes", ABORTS, "race in shared memory, no barrier between"),
+    ("copy", 0, ""),
+    ("copy without barrier", ABORTS, "race in shared memory, no barrier between"),
+    ("copy over what is read", ABORTS, "race in shared memory, no barrier between")]
+# mistake, text of the line that it names, what is said beside the line; `|`: the line's place
+AT_LINES = [
+    ("bound", "x[at] = 1", "illegal access: | writes 4 bytes: 256 bytes into 256 bytes of memory of GPU 0"),
+    ("race", "tile[(threadIdx", "|"),
+    ("copy not waited for", "may be on its way", "| reads 4 bytes: a thread copies there and has not waited for"),
+    ("copy forgotten", "cp.async.ca", "a thread ends and has not waited for its copy: |")]
+
+
+def mistake(binaries, name, code, says, order="random"):
+    program = binaries / "emulated_mistakes"
+    if not program.exists():
+        pytest.skip("no emulated GPU was built: it needs the headers of CUDA")
+    done = subprocess.run([program, name], capture_output=True, text=True,
+                          env={"EMULATE_RACES": "1", "EMULATE_GPUS": "2", "EMULATE_ORDER": order})
+    assert done.returncode == code and says in done.stdout + done.stderr, done
+
+
+@pytest.mark.parametrize("name, code, says", MISTAKES)
+def test_mistake(name, code, says, binaries):
+    mistake(binaries, name, code, says)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name, code, says", IN_EVERY_ORDER)
+def test_mistake_in_every_order(name, code, says, order, binaries):
+    mistake(binaries, name, code, says, order)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name, text, says", AT_LINES)
+def test_mistake_is_named_with_its_line(name, text, says, order, binaries):
+    lines = (EMULATE / "mistakes.cu").read_text().splitlines()
+    line = next(number for number, line in enumerate(lines, 1) if text in line)
+    mistake(binaries, name, ABORTS, says.replace("|", f"tests/emulate/mistakes.cu:{line}"), order)
+
+
+@pytest.mark.parametrize("text, says", [
+    ("__global__ void f(float* x) { __shared__ float a[2][3], b; x[0] = expf(x[1]); __syncthreads(); }", ""),
+    ("__global__ void f() { __shared__ float a[2] = {}; }", "in.cu:2: __shared__"),
+    ('__device__ void f() { asm volatile("wgmma.fence.sync.aligned;" :: ); }', "PTX instruction wgmma.fence.sync"),
+    ('__device__ void f() { asm("nop;"); }', "in.cu:2: asm"),
+    ("void f() { k<<<1, 2>>>(); }", "a launch without grid, block, shared memory and stream"),
+    ("__device__ int f(int x) { return __brev(x); }", "in.cu:2: __brev"),
+    ("__device__ float f(float x) { return powf(x, 2); }", "the function powf")])
+def test_translator_refuses_what_it_does_not_know(text, says, tmp_path):
+    (tmp_path / "in.cu").write_text(f"// a comment with <<< and __shared__ and asm\n{text}\n")
+    done = subprocess.run([sys.executable, EMULATE / "transform.py", "in.cu", tmp_path / "in.cu", tmp_path / "out.cpp"],
+                          capture_output=True, text=True)
+    assert done.returncode == bool(says) and says in done.stderr, done

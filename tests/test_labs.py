@@ -1,0 +1,158 @@
+"""What only this catches: a lab (docs/labs) that is graded in another way than it promises: nothing for the blank file,
+all for the shipped body, and of each wrong body the rows that lab.json says, with its remark.
+
+One lab, or all with TRAIN70B_TEST_SLICE=all, in the build folder. What a student has written there is put aside and
+back.
+"""
+import contextlib
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from conftest import ROOT
+from turns import one_in_turn
+
+sys.path.insert(0, str(ROOT / "docs/labs"))
+import grade  # noqa: E402
+import lab as labs  # noqa: E402
+import lab_files  # noqa: E402
+
+grade.ROW_SECONDS = 60  # the machine may be busy with other things
+CHOSEN = one_in_turn([lab_files.Lab(name, ROOT / "build") for _, name in lab_files.all_labs()])
+of_labs = pytest.mark.parametrize("lab", [each.name for each in CHOSEN], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def lab(request, build):
+    lab, aside = lab_files.Lab(request.param, build), build / "lab" / f"{request.param}.aside"
+    if lab.folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        lab.folder.rename(aside)
+    lab.folder.mkdir(parents=True)
+    lab.file.write_text(lab.blank())
+    yield lab
+    shutil.rmtree(lab.folder)
+    if aside.exists():
+        aside.rename(lab.folder)
+
+
+def graded(lab, text):
+    """(the score card, what it prints)."""
+    lab.file.write_text(text)
+    card = grade.grade(lab, False)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        labs.print_card(card)
+    return card, " ".join(printed.getvalue().split())
+
+
+def with_body(lab, text):
+    """The shipped file with the regions of `text`, or with `text` as the body of its only region."""
+    shipped = lab.source.read_text()
+    found = lab_files.regions(text)
+    if not found:
+        return lab_files.replace(shipped, lab.tags()[0], textwrap.indent(text.rstrip("\n"), "    "))
+    for tag, begin, end in found:
+        shipped = lab_files.replace(shipped, tag, "\n".join(text.split("\n")[begin:end]))
+    return shipped
+
+
+@of_labs
+def test_blank_file_gets_nothing(lab):
+    assert len(lab.hints()) == 3 and len(lab.about["wrong"]) >= 3
+    card, shown = graded(lab, lab.blank())
+    assert card["points"] == 0 and not grade.complete(card) and "nothing is written yet" in card.get("error", ""), shown
+
+
+@of_labs
+def test_begun_file_compiles_and_is_told_what_is_not_written(lab):
+    if lab.puzzle:
+        pytest.skip("a puzzle is not compiled")
+    card, shown = graded(lab, lab.blank() + "// begun\n")
+    assert card["points"] < card["of"], shown
+    assert any("not written yet" in row.get("found", "") + row.get("remark", "") for row in card["rows"]), shown
+
+
+@of_labs
+def test_shipped_body_gets_full_marks(lab):
+    card, shown = graded(lab, (lab.of / "solution.txt" if lab.puzzle else lab.source).read_text())
+    assert grade.complete(card) and card["points"] > 0, shown
+    states = re.search(r"(\S+ GB) of parameters, gradients and optimizer states", str(card["rows"]))
+    assert not states or states[1] in (lab.of / "solution.md").read_text()
+
+
+@pytest.mark.parametrize("lab, wrong", [(each.name, wrong) for each in CHOSEN for wrong in each.about["wrong"]],
+                         indirect=["lab"])
+def test_wrong_body_loses(lab, wrong):
+    text, promise = (lab.of / "wrong" / f"{wrong}.inc").read_text(), lab.about["wrong"][wrong]
+    card, shown = graded(lab, text if lab.puzzle else with_body(lab, text))
+    lost = [row["row"] for row in card["rows"] if row["points"] < row["of"]]
+    assert "error" not in card and lost == promise["loses"] and 0 < card["points"] < card["of"], shown
+    assert promise["says"] in shown
+
+
+@pytest.mark.parametrize("lab, text", [(each.name, text) for each in CHOSEN for text in each.about.get("refused", {})],
+                         indirect=["lab"])
+def test_refused_puzzle(lab, text):
+    with pytest.raises(lab_files.Refused) as refused:
+        graded(lab, text + "\n")
+    assert lab.about["refused"][text] in str(refused.value) and "\n" not in str(refused.value)
+
+
+# ---- the grader itself ----
+@pytest.mark.parametrize("words, parts", [
+    (["start", "zig\nzag"], ["there is no lab zig zag"]),
+    (["start", "zigzag", "--build", "FOLDER/file"], ["Not a directory (is --build a folder"]),
+    (["start", "zigzag", "--build", "/proc"], ["/proc/lab: ", "is --build a folder"]),
+    (["hint", "zigzag", "--build", "FOLDER"], ["hints is damaged: remove it"])])
+def test_lab_sh_refuses(words, parts, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "lab/zigzag").mkdir(parents=True)
+    (tmp_path / "lab/zigzag/hints").write_text("two")
+    words = [word.replace("FOLDER", str(tmp_path)) for word in words]
+    done = subprocess.run(["bash", ROOT / "docs/lab.sh", *words], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert all(part in done.stderr for part in parts), done.stderr
+
+
+@pytest.mark.parametrize("lines, part", [
+    ("[1/2] Linking\nld: cannot find -lopenblas\ncollect2: error: ld returned 1 exit status", "cannot find -lopenblas"),
+    ("ninja: error: manifest 'build.ninja' still dirty after 100 tries", "still dirty")])
+def test_a_build_that_fails_is_not_the_students_fault(lines, part, tmp_path, monkeypatch):
+    (tmp_path / "CMakeCache.txt").write_text("")
+    (tmp_path / "cmake").write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\nexit 1\n")
+    (tmp_path / "cmake").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(lab_files.Refused, match=part) as refused:
+        grade.compile_target(lab_files.Lab("zigzag", tmp_path), "lab_zigzag")
+    assert "rm -r " in str(refused.value)
+
+
+def test_a_failed_expectation_is_shown_with_its_values():
+    assert grade.of_doctest("""\
+TEST CASE:  every schedule
+
+05_schedule.cpp:51: ERROR: CHECK( in_flight(schedule, rank) == in_flight_formula(schedule, rank) ) is NOT correct!
+  values: CHECK( 2 == 1 )
+  logged: 1f1b, 3 stages
+          rank 0
+
+""") == "the test \"every schedule\" fails: 2 is not 1 (1f1b, 3 stages, rank 0)"
+    assert grade.of_doctest("TEST CASE:  one\nx.cpp:1: ERROR: CHECK( good(x) ) is NOT correct!\n"
+                            "  values: CHECK( false )\n") == "the test \"one\" fails: good(x) does not hold"
+
+
+def test_a_child_that_keeps_stdout_open_is_not_waited_for():
+    forks = ("import os, time\nprint(1, flush=True)\nif not os.fork():\n os.setsid(); print(os.getpid(), flush=True); "
+             "time.sleep(40)")
+    began = time.monotonic()
+    code, output = grade.run([sys.executable, "-c", forks], 1)
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        os.kill(int(output.split()[1]), signal.SIGKILL)
+    assert code is None and output.startswith("1\n") and time.monotonic() - began < 20
