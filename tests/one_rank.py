@@ -4,29 +4,29 @@ import shutil
 from conftest import ROOT
 
 DATA = ["--data", ROOT / "README.md"]
-TRAINING = [*DATA, "--steps 2 --val-fraction 0.2 --eval-every 1"]
+TRAINING = [*DATA, "--steps 3 --val-fraction 0.2 --eval-every 1"]
 TOLERANCE = 5e-6  # of fp32: what the order of sums leaves
 
 
 def one_rank(run, *flags):
-    """Two steps on one rank: the model `one`, its reference run one_reference, evaluations in one.jsonl."""
+    """Three steps on one rank: the model `one`, its reference run one_reference, evaluations in one.jsonl."""
     clear(run, "one", "one_reference")
     return run("01_single_gpu", *flags, *TRAINING, "--save-hf one --save-reference one_reference --metrics one.jsonl")
 
 
-def like_one_rank(run, program, *flags, ranks=4, seconds=20):
+def like_one_rank(run, program, *flags, ranks=4):
     """The same on several ranks: weights, gradients and evaluations are one rank's, and each step sends as many bytes.
 
     Leaves the model `several`, its reference run several_reference, m.jsonl and t.json.
     """
     clear(run, "several", "several_reference")
     done = run(program, *flags, *TRAINING, "--comm-check on --save-hf several --save-reference several_reference",
-               "--metrics m.jsonl --trace t.json", ranks=ranks, seconds=seconds)
+               "--metrics m.jsonl --trace t.json", ranks=ranks)
     assert not done.err, done
     same_run(run, "several_reference", "one_reference")
     same_evaluations(done)
-    first, second = map(comm_bytes, done.events())
-    assert first == second, done
+    sent = [comm_bytes(step) for step in done.events()[1:]]  # in the first the file's gradients are gathered
+    assert sent[0] == sent[1], f"{sent}\n{done}"
     return done
 
 
@@ -37,7 +37,7 @@ def same_run(run, folder, other, tolerance="5e-06"):
 
 def same_evaluations(done, file="m.jsonl", other="one.jsonl"):
     found, expected = ([event["loss"] for event in done.events("eval", name)] for name in (file, other))
-    assert len(found) == len(expected) == 2, (found, expected)
+    assert len(found) == len(expected) > 1, (found, expected)
     assert all(abs(a / b - 1) <= TOLERANCE for a, b in zip(found, expected)), (found, expected)
 
 
