@@ -46,15 +46,13 @@ def left(folder):
 
 
 # ---- bad input and what goes wrong; most of what is refused is in refusals_01.cpp ----
-def test_refused_flag(run, text):
-    one_line(run.refused(PROGRAM, *shape(f"--stepz 3 {FILES}"), says=["--stepz", "did you mean --steps?"]))
-
-
-@pytest.mark.parametrize("setting", ["OMP_NUM_THREADS=0", "OMP_NUM_THREADS=abc", "OPENBLAS_NUM_THREADS=1.5"])
-def test_refused_environment(run, text, setting):
-    """What the libraries read before main() begins."""
-    name, value = setting.split("=")
-    one_line(run.refused(PROGRAM, *shape(FILES), env={name: value}, says=f"{setting}: must be an integer from 1"))
+@pytest.mark.parametrize("flags, setting, parts", [
+    ("--stepz 3", "", ["--stepz", "did you mean --steps?"]),
+    *(("", setting, [f"{setting}: must be an integer from 1"])  # what the libraries read before main() begins
+      for setting in ("OMP_NUM_THREADS=0", "OMP_NUM_THREADS=abc", "OPENBLAS_NUM_THREADS=1.5"))])
+def test_refused(run, text, flags, setting, parts):
+    environment = dict([setting.split("=")]) if setting else {}
+    one_line(run.refused(PROGRAM, *shape(f"{flags} {FILES}"), env=environment, says=parts))
 
 
 def test_refused_device(run, text):
@@ -95,13 +93,10 @@ def test_memory_limit(run, text, binaries, sanitized):
     assert not limited(int(re.search(r"try ulimit -v (\d+)", done.err)[1]), *shape(), code=0).err
 
 
-def test_file_beyond_a_limit(run, text, binaries):
+def test_output_that_cannot_be_written(run, text, binaries):
     one_line(run("prlimit", "--fsize=8192", binaries / PROGRAM, *shape("--save-hf d"), code=1),
              "--save-hf d", "File too large")
     assert not left(text.parent)
-
-
-def test_full_device(run, text):
     one_line(run(PROGRAM, *shape("--metrics /dev/full"), code=1), "--metrics /dev/full")
 
 
@@ -214,10 +209,15 @@ def check_timeline(path):
     return {kind: max(int(row[kind]) for row in rows) for kind in KINDS + ["total"]}
 
 
-def test_help(run):
+def test_help_and_version(run):
     done = run(PROGRAM, "--help").says("--model ", "--kv-heads ", "--data ", "--lr-schedule ", "--recompute ",
                                        "--memory-timeline ", "--generate ", where="out")
     assert not done.err and not left(run.folder), done
+    assert not run(PROGRAM, "--steps 0").err and not left(run.folder)  # the repository's own text, from any folder
+    commit = run(PROGRAM, "--steps 0 --metrics m.jsonl").events("config")[0]["version"]["commit"]
+    for program in (PROGRAM, "compare"):
+        done = run(program, "--version")
+        assert done.out == f"{program}: commit {commit}\n" and not done.err, done
 
 
 def test_generate_repeats_itself(run, text):
@@ -225,18 +225,7 @@ def test_generate_repeats_itself(run, text):
     assert first == second and not left(text.parent)
 
 
-def test_own_text_from_any_folder(run):
-    assert not run(PROGRAM, "--steps 0").err and not left(run.folder)
-
-
-# ---- the commit of the build ----
-def test_version(run, text):
-    commit = run(PROGRAM, *shape("--steps 0 --metrics m.jsonl")).events("config")[0]["version"]["commit"]
-    for program in (PROGRAM, "compare"):
-        done = run(program, "--version")
-        assert done.out == f"{program}: commit {commit}\n" and not done.err, done
-
-
+# ---- the commit of the build; the kernels ----
 def test_version_of_a_build(run):
     """Of a folder without git, of a commit, of changed files, inside another repository."""
     output, folder = run.folder / "version.cpp", run.folder / "repository"

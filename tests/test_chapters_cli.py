@@ -100,11 +100,11 @@ def test_tables(trained, number):
 
 
 def test_03_holds_no_more_units_in_a_deeper_model(trained):
-    """Stage 3's workspace at its peak is the gathered units, which a closure would keep from being freed."""
+    """Stage 3 holds no more units at once in a deeper model."""
     run, row = trained("03"), CHAPTERS["03"]
     done = like_one_rank(run, row.program, row.model, row.batch, "--zero 3 --tables off")
     assert not any("split" in name for step in done.events() for name in step["comm_bytes"]), done
-    few = peak(done)
+    few = peak(done)  # its workspace is gathered units, which a closure would keep from being freed
     many = peak(run(row.program, f"--layers 6 {MODEL}", row.batch, "--zero 3 --steps 2 --tables off --metrics m.jsonl",
                     ranks=4))
     assert few["workspace"] == many["workspace"] > 0, (few, many)
