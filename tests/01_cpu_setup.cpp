@@ -1,4 +1,4 @@
-// Which kernels OpenBLAS is told to run. That they run: tests/01_cli.sh.
+// Which kernels OpenBLAS is told to run. That they run: tests/test_01_cli.py.
 #include <unistd.h>
 
 #include "01_single_gpu/core/cpu_setup.h"

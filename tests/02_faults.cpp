@@ -1,4 +1,4 @@
-// What 02_failures.sh starts under mpirun: ranks that disagree, each in its own way.
+// What test_failures.py starts under mpirun: ranks that disagree, each in its own way.
 //   test_02_faults WAY [--comm-check on|off] [--comm-timeout S]
 #include <signal.h>
 

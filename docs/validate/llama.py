@@ -1,6 +1,6 @@
 """A Llama in the precision of its weights, from its equations alone: forward and hand-made backward pass, and AdamW.
 
-tests/01_reference.py holds it to the programs, tests/validate.py to their reference runs. What docs/validate/replays.py
+tests/test_reference.py holds it to the programs, tests/validate.py to their reference runs. What docs/validate/replays.py
 replaces, a convention or a step of the backward pass, is a method of its own.
 
 B samples, T tokens, E hidden, H query heads, K key/value heads, D head size, F ffn, V vocabulary
