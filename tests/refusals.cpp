@@ -243,6 +243,7 @@ const std::vector<Row> kTable = {
     {"schedule", 1, "--name dualpipe-v --micro-batches 7",
      "7 micro-batches are fewer than 8 on --stages 4 (try 8, or zb-v)"},
     {"schedule", 1, "--csv a.csv", "--csv: needs a schedule"},
+    {"schedule", 1, "--steps 2", "--steps: needs a schedule"},
     {"schedule", 1, "--virtual-stages 2", "--virtual-stages: needs --name interleaved"},
     {"schedule", 1, "--name 1f1b --virtual-stages 2", "--virtual-stages 2: --name 1f1b has one model chunk per rank"},
     {"schedule", 1, "--file ../files/good --virtual-stages 2",
@@ -363,6 +364,7 @@ const std::vector<Row> kTable = {
      "--simulate-slow-network 0:3: the node is listed twice"},
     // faults
     {"08", 1, "--inject melt:0:1", "--inject melt:0:1: unknown kind|bitflip"},
+    {"08", 1, "--inject deadlock:0:1", "takes two groups that wait for each other (try --tp 2 --dp 2)"},
     {"08", 1, "--inject kill:0", "--inject kill:0: must be KIND:RANK:STEP"},
     {"08", 1, "--inject kill:0:1,", "--inject : unknown kind"},
     {"08", 1, "--inject kill:one:1", "--inject kill:one:1: valid ranks"},

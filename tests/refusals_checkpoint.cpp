@@ -31,9 +31,12 @@ std::vector<double> losses(const std::string& path) {
 
 struct Row {
     std::string says;
-    std::function<void()> change = {};
-    std::string flags = kResume;
+    std::function<void()> change = {};  // before the program starts
+    std::string flags = kResume;        // which replace the shape's
 };
+
+// Flags and what the line says.
+Row flags(const std::string& flags, const std::string& says) { return {says, {}, flags}; }
 
 // A folder of checkpoints, ck, that is made anew for each case.
 class Checkpoints {
@@ -55,7 +58,6 @@ class Checkpoints {
         Workplace::call(kProgram, completed("--stop-after 5 --resume-from ck/step-4", kShape));
         return losses("m.jsonl");
     }
-    // Each: what the line says, what is changed before, and flags, which replace the shape's.
     void refused(const std::vector<Row>& rows) const {
         for (const auto& [says, change, flags] : rows) {
             renew();
@@ -66,12 +68,6 @@ class Checkpoints {
 
     const Workplace place;
 };
-
-void replace(const std::string& path, const std::string& what, const std::string& by) {
-    std::string text = read_text(path);
-    DOCTEST_REQUIRE_MESSAGE(text.find(what) != text.npos, what);
-    write_text(path, text.replace(text.find(what), what.size(), by));
-}
 
 // Replaces the first value of the key in the manifest by any text.
 void set_value(const std::string& key, const std::string& value) {
@@ -95,12 +91,9 @@ void set(const std::string& at, const Json& value) {
 
 Json at(const std::string& place) { return Json::parse(read_text(kManifest))[Json::json_pointer(place)]; }
 
-// The same as rows.
+// The same as a row.
 Row edited(const std::string& says, const std::string& place, const Json& value) {
     return {says, [=] { set(place, value); }};
-}
-Row replaced(const std::string& says, const std::string& what, const std::string& by) {
-    return {says, [=] { replace(kManifest, what, by); }};
 }
 
 // The tensors of rank 0's file.
@@ -158,10 +151,11 @@ TEST_CASE("08: a checkpoint that is damaged") {
         {kManifest + ": ", [=] { instead(kManifest, fifo); }},
         {kManifest + ": ", [] { fs::resize_file(kManifest, fs::file_size(kManifest) / 2); }},
     });
-    for (const char* name : {"../step-2/rank-00000.safetensors", "/etc/passwd", "sub/rank-00000.safetensors", ".", "..",
-                             "", "x\\u0000y", ".lock"})
-        ck.refused({replaced(kManifest + ": |" + kOlder, file, name)});
-    ck.refused({replaced("new\\x0aline|" + kOlder, file, "new\\nline")});
+    for (const std::string& name :
+         {std::string("../step-2/rank-00000.safetensors"), std::string("/etc/passwd"), "sub/" + file, std::string("."),
+          std::string(".."), std::string(), std::string("x\0y", 3), std::string(".lock")})
+        ck.refused({edited(kManifest + ": |" + kOlder, "/files/0/name", name)});
+    ck.refused({edited(kManifest + ": |new\\x0aline|" + kOlder, "/files/0/name", "new\nline")});
     for (const std::string& text : {std::string("step 4"), std::string(), std::string("[]"), nested_lists(100'000)})
         ck.refused({{kManifest + ": |" + (text == "[]" ? "not a JSON object" : kOlder),
                      [&] { write_text(kManifest, text); }}});
@@ -238,8 +232,8 @@ TEST_CASE("08: a manifest that is not of its files") {
 
 TEST_CASE("08: a checkpoint of another run") {
     const Checkpoints ck;
-    const auto changed = [&](const std::string& flags, const std::string& says) {
-        ck.refused({{says, {}, flags + " " + kResume}});
+    const auto changed = [&](const std::string& other, const std::string& says) {
+        ck.refused({{says, {}, other + " " + kResume}});
     };
     for (const std::string flags :
          {"--layers 4", "--hidden 64", "--heads 2", "--kv-heads 4", "--ffn 64", "--vocab 260"})
@@ -268,38 +262,35 @@ TEST_CASE("08: flags of checkpoints") {
     };
     const std::string here = "--checkpoint-dir ck ", none = "--resume: ck has no complete checkpoint";
     ck.refused({
-        {"ck: is not a checkpoint: it has no manifest.json (must be DIR/step-N)", {}, "--resume-from ck"},
+        flags("--resume-from ck", "ck: is not a checkpoint: it has no manifest.json (must be DIR/step-N)"),
         {"is not a checkpoint", [] { fs::create_directory("ck/step-9.tmp"); }, "--resume-from ck/step-9.tmp"},
-        {"nothing: is not a folder", {}, "--resume-from nothing"},
-        {"text.txt: is not a folder", {}, "--resume-from ../files/text.txt"},
-        {"ck/weights-4: holds the weights only; a run goes on from a full checkpoint",
-         {},
-         "--resume-from ck/weights-4"},
+        flags("--resume-from nothing", "nothing: is not a folder"),
+        flags("--resume-from ../files/text.txt", "text.txt: is not a folder"),
+        flags("--resume-from ck/weights-4",
+              "ck/weights-4: holds the weights only; a run goes on from a full checkpoint"),
         {none, only([] {})},
         {none, only([] { fs::create_directory("ck"); })},
         {none, only([] { fs::create_directories("ck/step-4.tmp"); })},  // what a crash leaves
-        {"--checkpoint-dir ck: has checkpoints up to step-4, which a run from ck/step-2 would overwrite",
-         {},
-         here + "--resume-from ck/step-2"},
-        {"--resume: goes on from the newest checkpoint, --resume-from from ck/step-2 (use one of the two)",
-         {},
-         here + "--resume --resume-from ck/step-2"},
+        flags(here + "--resume-from ck/step-2",
+              "--checkpoint-dir ck: has checkpoints up to step-4, which a run from ck/step-2 would overwrite"),
+        flags(here + "--resume --resume-from ck/step-2",
+              "--resume: goes on from the newest checkpoint, --resume-from from ck/step-2 (use one of the two)"),
         {"ck/step-8: is of step 8, and --steps is 8 (try --steps 16)",
          [] {
              set("/step", 8);
              set("/next_sample", 64);
              fs::rename("ck/step-4", "ck/step-8");
          }},
-        {"--keep", {}, here + "--keep 0"},
-        {"--stop-after 9: must be at most --steps 8", {}, here + "--resume --stop-after 9"},
-        {"--checkpoint-dir|empty path", {}, "--checkpoint-dir ''"},
-        {"--checkpoint-dir ck: with --comm fake", {}, here + "--comm fake --fake-world 4"},
-        {"--save-reference r: a reference run begins at step 1", {}, here + "--resume --save-reference r"},
-        {"--checkpoint-dir ../files/text.txt", {}, "--checkpoint-dir ../files/text.txt"},
-        {"--checkpoint-dir /proc/checkpoints", {}, "--checkpoint-dir /proc/checkpoints"},
+        flags(here + "--keep 0", "--keep"),
+        flags(here + "--resume --stop-after 9", "--stop-after 9: must be at most --steps 8"),
+        flags("--checkpoint-dir ''", "--checkpoint-dir|empty path"),
+        flags(here + "--comm fake --fake-world 4", "--checkpoint-dir ck: with --comm fake"),
+        flags(here + "--resume --save-reference r", "--save-reference r: a reference run begins at step 1"),
+        flags("--checkpoint-dir ../files/text.txt", "--checkpoint-dir ../files/text.txt"),
+        flags("--checkpoint-dir /proc/checkpoints", "--checkpoint-dir /proc/checkpoints"),
     });
     for (const std::string flag : {"--checkpoint-every 2", "--weights-every 2", "--keep 2", "--resume"})
-        ck.refused({{split_at(flag, ' ')[0] + ": needs --checkpoint-dir DIR", {}, flag}});
+        ck.refused({flags(flag, split_at(flag, ' ')[0] + ": needs --checkpoint-dir DIR")});
 }
 
 TEST_CASE("08: a manifest with a flipped bit or a value of another kind: refused, or the same losses") {
