@@ -306,6 +306,7 @@ const std::vector<Row> kTable = {
     {"08", 999999938, "--dry-run", "--fake-world 999999938: at most 1048576 ranks"},
     {"08", 3, "--tp 3", "--heads 8 is not divisible by --tp 3"},
     {"08", 6, "--tp 2 --cp 3 --cp-algorithm ulysses --seq-len 120", "are not divisible by 3 (try"},
+    {"08", 8, "--tp 2 --cp 4 --cp-algorithm ulysses", "over --tp 2 are not divisible by the 4 ranks of --cp-algorithm"},
     {"08", 8, "--tp 4 --cp 2 --sequence-parallel on --seq-len 132",
      "--sequence-parallel on: --seq-len 132 / --cp 2 = 66 is not divisible by --tp 4 (try --seq-len 144)"},
     {"08", 2, "--tp 2 --tp-overlap on --fp8 current", "--tp-overlap on: not supported with --fp8 current"},
