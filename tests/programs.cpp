@@ -5,6 +5,10 @@
 #include "05_pipeline/schedule_main.cpp"
 #undef main
 
+#define main main_plan
+#include "08_3d_full/plan/main.cpp"
+#undef main
+
 #define main main_01
 #define program program_01
 #include "01_single_gpu/main.cpp"
@@ -61,11 +65,12 @@ void call_program(const std::string& name, int argc, char** argv) {
         void (*program)(int, char**);
     };
     constexpr auto schedule = [](int count, char** words) { Sandbox().run(count, words); };
+    constexpr auto plan = [](int count, char** words) { Planner().run(count, words); };
     constexpr Known kPrograms[] = {{"01_single_gpu", program_01}, {"02_data_parallel", program_02},
                                    {"03_zero", program_03},       {"04_tensor_parallel", program_04},
                                    {"05_pipeline", program_05},   {"06_context_parallel", program_06},
                                    {"07_fp8", program_07},        {"08_3d_full", program_08},
-                                   {"schedule", schedule}};
+                                   {"schedule", schedule},        {"plan", plan}};
     for (const Known& known : kPrograms)
         if (name == known.name) return known.program(argc, argv);
     CHECK(false, "{} is not a program of the tests", name);

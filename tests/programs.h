@@ -4,7 +4,7 @@
 
 namespace train70b::test {
 
-// What main() hands to run_program() or run_ranks(). name: 01_single_gpu to 08_3d_full, and schedule.
+// What main() hands to run_program() or run_ranks(). name: 01_single_gpu to 08_3d_full, schedule and plan.
 void call_program(const std::string& name, int argc, char** argv);
 
 }  // namespace train70b::test

@@ -58,10 +58,9 @@ class Workplace {
         call_program(program, int(words.size()), argv.data());
     }
 
-    // Expects a usage error of one line with all the parts, which | separates, every file and this process's memory as
-    // they were, and no collective that has not ended.
-    void refused(const std::string& name, const std::string& program, const std::string& parts,
-                 const std::string& flags) const {
+    // Expects a usage error of one line with all that `says` lists, separated by |, every file and this process's memory
+    // as they were, and no collective that has not ended.
+    void refused(const std::string& program, const std::string& flags, const std::string& says) const {
         const auto files = contents();
         const int64_t memory = ledger().total();
         std::string wrong;
@@ -71,9 +70,9 @@ class Workplace {
             wrong = "not refused; ";
         } catch (const UsageError& error) {
             const std::string line = one_line(error.what());
-            const bool escapes = line != error.what(), escape_expected = parts.find("\\x") != parts.npos;
+            const bool escapes = line != error.what(), escape_expected = says.find("\\x") != says.npos;
             if (escapes && !escape_expected) wrong = "not one line; ";
-            for (const std::string& part : split_at(parts, '|'))
+            for (const std::string& part : split_at(says, '|'))
                 if (line.find(part) == line.npos) wrong += fmt::format("'{}' is not in: {}; ", part, line);
         } catch (const CheckFailed&) { wrong = "a failed CHECK; "; } catch (const std::exception& error) {
             wrong = fmt::format("another error: {}; ", error.what());
@@ -86,7 +85,7 @@ class Workplace {
         if (collective_log().text().find("NOT ENDED") != std::string::npos) wrong += "a collective is open; ";
         if (!wrong.empty()) empty_folder();
         if (ledger().total() != memory) wrong += fmt::format("{} bytes stay booked; ", ledger().total() - memory);
-        DOCTEST_CHECK_MESSAGE(wrong.empty(), fmt::format("{}, {} {}: {}", name, program, flags, wrong));
+        DOCTEST_CHECK_MESSAGE(wrong.empty(), fmt::format("{} {}: {}", program, flags, wrong));
     }
 
   private:
