@@ -82,7 +82,7 @@ def in_words(names, every):
     layers = {name.split(".")[2] for name in names if name.startswith("model.layers.")}
     if layers and names == {n for n in every if n.startswith("model.layers.") and n.split(".")[2] in layers}:
         return f"layer{'s' * (len(layers) > 1)} {ranges(map(int, layers))}"
-    return listed(sorted(names, key=lambda name: place(name) or (2,)))
+    return listed(sorted(names, key=lambda name: (place(name) or (2,), name)))
 
 
 def ranges(numbers):
