@@ -1,8 +1,11 @@
 """Code of other hands (Hugging Face's class: whole, under FSDP2, cut by torch) against compare and its doctor. Only
 this catches: a right implementation that is called different; a fault in a trainer which shares nothing with the
-doctor's NumPy that goes unseen, or is given another's name. Needs torch >= 2.6, transformers and safetensors (2.15, 5.24 ran).
+doctor's NumPy that goes unseen, or is given another's name.
+
+Needs torch >= 2.6, transformers and safetensors (2.15 and 5.24 ran).
 """
 
+import importlib.util
 import json
 import re
 import shutil
@@ -12,17 +15,19 @@ import pytest
 import references
 from conftest import ROOT, in_turn
 
-for module in ("torch", "transformers", "safetensors"):
-    pytest.importorskip(module, reason="foreign code is not tried without torch, transformers and safetensors")
-
+FOREIGN = "torch", "transformers", "safetensors"
+pytestmark = pytest.mark.skipif(
+    not all(importlib.util.find_spec(module) for module in FOREIGN),
+    reason="foreign code is not tried without torch, transformers and safetensors",
+)
 EXAMPLES = ROOT / "docs/validate/examples"
 RANKS = {"hugging_face": 1, "fsdp2": 2, "parallel": 8}  # parallel: tp 2, pp 2, dp 2
 SHAPE = "--hidden 64 --heads 4 --kv-heads 2 --ffn 96 --seq-len 32 --global-batch 8 --steps 3 --lr-schedule constant"
 KERNELS = ("Prescott", "Nehalem", "Sandybridge", "Haswell", "SkylakeX")
 RIGHT = [(layers, std, dtype) for layers in (2, 6, 16) for std in ("0.02", "0.1") for dtype in ("fp32", "fp64", "bf16")]
 
-# (trainer, reference, a text of the trainer or a key of config.json, what stands there instead, facts, the name or "": a norm that each
-# stage has of its own is no rule of the doctor's.)
+# (trainer, reference, a text of the trainer or a key of config.json, what stands there instead, facts, the name or "").
+# A norm that each stage has of its own is no rule of the doctor's.
 SUMMED = ('sum_over("dp", local)', "local.mul_(dp)")
 COUNTED = ("(step.targets >= 0).sum()", "(step.targets.chunk(dp)[replica] >= 0).sum() * dp")
 BETAS = ("optimizer =", "reference.betas = 0.9, 0.999\noptimizer =")
