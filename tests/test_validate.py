@@ -528,6 +528,7 @@ def test_what_is_said_of_right_numbers_is_true(bench):
 
     said = doctor.report(bench.compared(base, rounded))
     assert "weights of targets" not in said and "no known fault" in said
+    assert named(bench.compared(base, files=part(SOME, (0, 5), math.nan), tolerance=1.0)) == []
     factor = comparison.clip_factor(run.steps[0].grad_norm, equations.settings(run).clip)
     assert factor < 1
     for times, cause in ((factor, "recorded after clipping"), (4, "a sum for a mean")):
