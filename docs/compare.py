@@ -92,30 +92,22 @@ class Printed(Exception):
 
 def table(c):
     """Everything that is compared, and the verdict."""
-    lines = list(c.problems)
-
-    def line(what, text):
-        lines.append(f"{what:<26}{text}")
-
-    def worst(what, deviations):
-        if deviations:
-            d = deviations[0]
-            line(what, "equal" if d.relative == 0 else f"worst {d.relative:.3g}, {d.name}")
-
     same = "equal" if c.same_targets else "equal, but the targets differ"
-    line("tokens", f"{same if c.same_tokens else 'differ'} ({c.samples} samples in {c.steps} steps)")
-    for each in c.contradictions:
-        line("contradiction", each)
-    for each in c.not_checked:
-        line("not checked", each)
-    worst("initial weights", c.weights)
-    worst("weights after step 1" if c.check_updates else "weights after it, not checked", c.updates)
-    worst("routers' biases, step 1", c.biases)
-    worst("weights after step 2", c.updates_2)
-    worst(f"losses, steps 1 to {len(c.losses)}", c.losses)
-    worst("gradient norms", c.norms)
-    worst("later losses, not checked", c.later_losses)
-    worst("later norms, not checked", c.later_norms)
+    rows = [("tokens", f"{same if c.same_tokens else 'differ'} ({c.samples} samples in {c.steps} steps)")]
+    rows += [("contradiction", each) for each in c.contradictions] + [("not checked", each) for each in c.not_checked]
+    for what, deviations in (
+        ("initial weights", c.weights),
+        ("weights after step 1" if c.check_updates else "weights after it, not checked", c.updates),
+        ("routers' biases, step 1", c.biases),
+        ("weights after step 2", c.updates_2),
+        (f"losses, steps 1 to {len(c.losses)}", c.losses),
+        ("gradient norms", c.norms),
+        ("later losses, not checked", c.later_losses),
+        ("later norms, not checked", c.later_norms),
+    ):
+        for d in deviations[:1]:
+            rows.append((what, "equal" if d.relative == 0 else f"worst {d.relative:.3g}, {d.name}"))
+    lines = c.problems + [f"{what:<26}{text}" for what, text in rows]
     shown = c.gradients[:5]
     lines += ["", f"gradients at step 1, the worst {len(shown)} of {len(c.gradients)} parameters"]
     if c.exact:
@@ -126,27 +118,17 @@ def table(c):
         lines += [f"{d.relative:>14.3g}{d.size:>14.6g}   {d.name}" for d in shown]
     differences = c.differences()
     if differences:
-        return (
-            "\n".join(
-                lines
-                + ["", "the runs DIFFER:"]
-                + ["  " + each for each in differences]
-                + ["in the order of computation:"]
-                + ["  " + each for each in facts.facts(c)]
-            )
-            + "\n"
-        )
+        lines += ["", "the runs DIFFER:"] + ["  " + each for each in differences]
+        lines += ["in the order of computation:"] + ["  " + each for each in facts.facts(c)]
+        return "\n".join(lines) + "\n"
     within = f"{c.tolerance:g}" if not c.exact else "bf16's rounding"
     of = max(len(c.a.steps), len(c.b.steps))
     verdict = f"the runs agree within {within}" + (f" in the first {c.steps} of {of} steps" if c.steps < of else "")
-    kinds = [
-        (each[0].relative, kind, each[0].name)
-        for kind, each in (("gradient", c.gradients), ("loss", c.losses), ("gradient norm", c.norms))
-        if each
-    ]
-    if kinds:
-        largest = max(kinds, key=lambda each: each[0])
-        verdict += f"; largest deviation: {largest[1]} {largest[2]} by {largest[0]:.3g}"
+    kinds = ("gradient", c.gradients), ("loss", c.losses), ("gradient norm", c.norms)
+    worst = [(each[0].relative, f"{kind} {each[0].name}") for kind, each in kinds if each]
+    if worst:
+        largest = max(worst, key=lambda each: each[0])
+        verdict += f"; largest deviation: {largest[1]} by {largest[0]:.3g}"
     return "\n".join(lines + ["", verdict]) + "\n"
 
 

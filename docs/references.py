@@ -14,28 +14,26 @@ import tempfile
 from validate.runs import Safetensors, write_safetensors
 
 # Some 40,000 parameters each.
-SHAPE = ["--layers", "3", "--hidden", "32", "--heads", "4", "--kv-heads", "2", "--ffn", "48"]
-RUN = ["--seq-len", "32", "--global-batch", "8", "--steps", "6", "--init-std", "0.1", "--clip", "0.5", "--eps", "1e-5"]
+SHAPE = "--layers 3 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --init-std 0.1".split()
+RUN = "--seq-len 32 --global-batch 8 --steps 6 --clip 0.5 --eps 1e-5".split()
 # What each has beside that; "hf": the family whose parameters Hugging Face has and Llama has not. "model": flags of a
 # model that is saved, whose routers are given biases, and loaded.
 REFERENCES = {
     "gqa": {},
-    "masked": {"flags": ["--document-token", "46", "--val-fraction", "0"], "masks": True},
-    "tied": {"flags": ["--tied-embeddings", "on"]},
+    "masked": {"flags": "--document-token 46 --val-fraction 0", "masks": True},
+    "tied": {"flags": "--tied-embeddings on"},
     "biases": {"hf": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "biases": True},
     "qk-norm": {
         "hf": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False},
         "head_norms": True,
     },
-    "experts": {"flags": ["--experts", "4", "--top-k", "2", "--expert-ffn", "16", "--aux-loss", "0"]},
+    "experts": {"flags": "--experts 4 --top-k 2 --expert-ffn 16 --aux-loss 0"},
     "deepseek": {
-        "model": "--router sigmoid --qk-norm on --experts 16 --top-k 3 --expert-ffn 8 --shared-experts 1 --dense-layers 1 "
-        "--expert-groups 4 --top-groups 2 --router-scale 2.5".split(),
-        "flags": ["--aux-loss", "0"],
+        "model": "--router sigmoid --qk-norm on --experts 16 --top-k 3 --expert-ffn 8 --shared-experts 1 "
+        "--dense-layers 1 --expert-groups 4 --top-groups 2 --router-scale 2.5",
+        "flags": "--aux-loss 0",
     },
-    "clipped": {
-        "flags": ["--clip", "0.05", "--eps", "1e-3", "--lr", "0.01", "--weight-decay", "0.3", "--warmup-steps", "2"]
-    },
+    "clipped": {"flags": "--clip 0.05 --eps 1e-3 --lr 0.01 --weight-decay 0.3 --warmup-steps 2"},
 }
 
 
@@ -90,33 +88,23 @@ def make(programs, out, name, dtype="fp32", more=()):
         work = pathlib.Path(work)
 
         def run(*words):
-            done = subprocess.run(
-                [str(programs / "01_single_gpu"), *map(str, words), "--device", "cpu"],
-                capture_output=True,
-                text=True,
-                cwd=work,
-            )
+            command = [programs / "01_single_gpu", *words, "--device", "cpu"]
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=work)
             if done.returncode:
                 raise SystemExit(done.stderr or done.stdout)
 
-        flags, data = [*kind.get("flags", []), *more], corpus
-        model = [*SHAPE, *RUN[6:8]]
+        model, data = SHAPE, corpus
         if "hf" in kind or "model" in kind:
-            run(*model, *kind.get("model", []), "--steps", "0", "--save-hf", work / "model")
+            run(*model, *kind.get("model", "").split(), "--steps", "0", "--save-hf", work / "model")
             hugging_face(work / "model", json.loads((work / "model/config.json").read_text()), kind)
             model = ["--load-hf", work / "model"]
         if "masks" in kind:
             masked_text(work, corpus.read_bytes())
             data = work / "text.bin"
-        given = {word for word in flags if word.startswith("--")}  # the last of those given twice
-        flags = [word for pair in dict(zip(flags[::2], flags[1::2])).items() for word in pair]
-        settings = [
-            word
-            for pair in zip((RUN[:6] + RUN[8:])[::2], (RUN[:6] + RUN[8:])[1::2])
-            if pair[0] not in given
-            for word in pair
-        ]
-        run(*model, *settings, *flags, "--data", data, "--dtype", dtype, "--save-reference", out / name)
+        words = [*RUN, *kind.get("flags", "").split(), *more]
+        flags = dict(zip(words[::2], words[1::2]))  # the last of those given twice
+        words = [word for pair in flags.items() for word in pair]
+        run(*model, *words, "--data", data, "--dtype", dtype, "--save-reference", out / name)
     reference = out / name / "reference.json"  # paths are this machine's
     file = json.loads(reference.read_text())
     for flag in ("data", "save-reference", "load-hf"):

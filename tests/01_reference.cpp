@@ -1,4 +1,4 @@
-// What a reference run holds. tests/validate.py has what compares two.
+// What a reference run holds. tests/test_validate.py has what compares two.
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/run/outputs.h"

@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from .llama import AdamW, Llama, clip_factor, norm_of
+from .equations import exact_gradients, settings
+from .llama import clip_factor, norm_of
 from .runs import DIGITS, Run, quoted, shown
 
 TOLERANCES = {"fp64": 1e-10, "fp32": 5e-6, "bf16": 2e-2}  # of ||a - b|| / ||b||, for a correct implementation
@@ -20,16 +21,11 @@ UPDATE_TOLERANCES = 20
 # additions: it deviates by some sqrt(n) half units.
 ROUNDINGS, HALF_UNIT = 3.0, 2.0**-9
 CLIPPED_IN_BF16 = 3 * HALF_UNIT  # torch's clip_grad_norm_ rounds the norm, the factor and each product
-# The exact gradients are computed where that takes a few seconds: 6 FLOPs per parameter and token.
-EXACT_FLOPS = 2e11
 CHECKED_STEPS = {"bf16": 4, "fp32": 4, "fp64": 2}  # then AdamW amplifies the rounding of the first steps
 CHECKED_STEPS_GENTLE = 20
-FLAGS = ("beta1", "beta2", "eps", "weight-decay", "clip", "z-loss", "mup") + (
-    "aux-loss",
-    "router-z-loss",
-    "capacity-factor",
-    "router-bias-rate",
-)
+FLAGS = (
+    "beta1 beta2 eps weight-decay clip z-loss mup aux-loss router-z-loss capacity-factor router-bias-rate"
+).split()
 MODEL = (
     "hidden_size intermediate_size num_attention_heads num_key_value_heads num_hidden_layers head_dim rms_norm_eps "
     "rope_theta tie_word_embeddings num_experts_per_tok moe_intermediate_size norm_topk_prob n_shared_experts n_group "
@@ -58,7 +54,7 @@ def relative(difference, size):
 
 
 def is_router_bias(name):
-    """What decides on a token's experts beside its scores (DeepSeek-V3): no gradient moves it, and it is stored in fp32."""
+    """What decides on a token's experts beside its scores (DeepSeek-V3): without gradient, and stored in fp32."""
     return name.endswith("e_score_correction_bias")
 
 
@@ -67,20 +63,16 @@ def norm(x):
 
 
 def deviation(name, a, b, bound=math.inf):
-    size, product = norm(b), float(np.sum(a * b))
-    multiple = product / size**2 if size > 0 else 1.0
-    return Deviation(
-        name, relative(norm(a - b), size), size, bound, multiple, relative(norm(a - multiple * b), multiple * size)
-    )
+    size = norm(b)
+    multiple = float(np.sum(a * b)) / size**2 if size > 0 else 1.0
+    rest = relative(norm(a - multiple * b), multiple * size)
+    return Deviation(name, relative(norm(a - b), size), size, bound, multiple, rest)
 
 
 def worst_first(deviations):
     """By how much the bound is exceeded; NaN first."""
-
-    def key(d):
-        return -math.inf if math.isnan(d.relative) else -d.relative / (d.bound if 0 < d.bound < math.inf else 1)
-
-    return sorted(deviations, key=key)
+    every = [(d, d.relative / (d.bound if 0 < d.bound < math.inf else 1)) for d in deviations]
+    return [d for d, excess in sorted(every, key=lambda each: -math.inf if math.isnan(each[1]) else -each[1])]
 
 
 def spacing(dtype, x):
@@ -88,53 +80,9 @@ def spacing(dtype, x):
     return np.where(x == 0, 0, np.exp2(np.floor(np.log2(np.where(x == 0, 1, np.abs(x)))) + 1 - DIGITS[dtype]))
 
 
-def settings(run):
-    """A run's optimizer, as its flags state it; None where they do not."""
-    values = [run.flag(key) for key in ("beta1", "beta2", "eps", "weight-decay", "clip")]
-    return AdamW(*values) if all(map(math.isfinite, values)) else None
-
-
-def model_of(run, weights, kind=Llama):
-    """A run's model in double precision, or None: its configuration is not one that llama.py computes."""
-    mup, hidden = run.flag("mup", 0), run.model.get("hidden_size", 0)
-    try:
-        return kind(
-            run.model,
-            weights,
-            document_token=run.document_token,
-            z_loss=run.flag("z-loss", 0),
-            logit_scale=mup / hidden if mup > 0 else 1.0,
-            balance={
-                "aux_loss": run.flag("aux-loss", 0),
-                "of_batch": run.flags.get("aux-loss-over") == "batch",
-                "z_loss": run.flag("router-z-loss", 0),
-                "capacity_factor": run.flag("capacity-factor", 0),
-                "bias_rate": run.flag("router-bias-rate", 0),
-            },
-        )
-    except (KeyError, TypeError, NotImplementedError, ZeroDivisionError):
-        return None
-
-
-def exact_gradients(run):
-    """Those of step 1 in double precision, from the run's stored weights; None if that is too much or unknown."""
-    step, parameters = run.steps[0], sum(math.prod(run.initial.shape(name)) for name in run.initial.tensors)
-    if 6 * parameters * sum(map(len, step.targets)) > EXACT_FLOPS or run.flags.get("fp8", "off") != "off":
-        return None
-    if "num_experts_per_tok" in run.model:  # in double precision some token may choose another expert
-        return None
-    model = model_of(run, run.initial.all())
-    try:
-        with np.errstate(all="ignore"):
-            return model and model.loss_and_gradients(*step.arrays())[1]
-    except (KeyError, ValueError, IndexError):
-        return None
-
-
 class Comparison:
     """problems: mismatched names, shapes, learning rates, a file that is missing; contradictions and not_checked do not
-    decide. Lists of Deviations, worst first: weights, gradients, updates, biases (of routers), losses, norms, and those of
-    later steps.
+    decide. Lists of Deviations, worst first: weights, gradients, updates, biases (of routers), losses, norms.
     """
 
     def __init__(self, a, b, tolerance=None):
@@ -155,10 +103,8 @@ class Comparison:
         if self.dtype == "bf16" and tolerance is None:
             self.exact = exact_gradients(b)
             if self.exact is None:
-                self.not_checked.append(
-                    "gradients against their own rounding: the exact ones are not known here; "
-                    f"the bound is {self.tolerance:g}"
-                )
+                known = f"the exact ones are not known here; the bound is {self.tolerance:g}"
+                self.not_checked.append(f"gradients against their own rounding: {known}")
         self.norm_bound = 0.0  # what these gradients may add to their norm, with B's own rounding
         self.gradients = worst_first(map(self.gradient, self.names[1]))
         if self.exact:
@@ -180,9 +126,8 @@ class Comparison:
                         hint = f': strip "{prefix}" from the names'
                 self.problems.append(f"{quoted(name)} is in {shown(a.path)} only{hint}")
             elif a.shape(name) != b.shape(name):
-                self.problems.append(
-                    f"{quoted(name)} is {a.shape(name)} in {shown(a.path)} and {b.shape(name)} in {shown(b.path)}"
-                )
+                shapes = f"{a.shape(name)} in {shown(a.path)} and {b.shape(name)} in {shown(b.path)}"
+                self.problems.append(f"{quoted(name)} is {shapes}")
             else:
                 names.append(name)
         self.problems += [f"{quoted(name)} is in {shown(b.path)} only" for name in b.tensors if name not in a.tensors]
@@ -249,11 +194,8 @@ class Comparison:
             self.not_checked.append("the weights after step 1")
         optimizer = settings(b) if math.isfinite(b.steps[0].lr) else None
         for name in self.pair("after_step_1"):
-            shapes = {
-                file.shape(name)
-                for file in (a.initial, b.initial, a.gradients, b.gradients, a.after_step_1)
-                if name in file.tensors
-            }
+            files = a.initial, b.initial, a.gradients, b.gradients, a.after_step_1
+            shapes = {file.shape(name) for file in files if name in file.tensors}
             if is_router_bias(name):
                 if len(shapes) == 1 and name in self.names[0]:
                     self.biases.append(self.bias_deviation(name))
@@ -297,9 +239,8 @@ class Comparison:
             weights = optimizer.step(weights, g, step.lr)
             of_size = doubt.step(nothing, {name: np.abs(x) for name, x in g.items()}, step.lr)
         for name in names:
-            stored = (
-                a.after_step_2.read(name) if name in a.after_step_2.tensors else np.full(weights[name].shape, np.nan)
-            )
+            there = name in a.after_step_2.tensors
+            stored = a.after_step_2.read(name) if there else np.full(weights[name].shape, np.nan)
             left = np.abs(stored - weights[name]) - (1 if self.masters else 2) * self.rounding(stored, weights[name])
             if self.masters and optimizer.clip > 0:
                 left = left - 2 * CLIPPED_IN_BF16 * np.abs(of_size[name])
@@ -314,27 +255,26 @@ class Comparison:
         checked = CHECKED_STEPS[self.dtype]
         if self.dtype == "fp64" and a.gentle() and b.gentle():
             checked = CHECKED_STEPS_GENTLE
-        self.losses, self.norms, self.later_losses, self.later_norms = [], [], [], []
         common = list(zip(a.steps, b.steps))
         self.same_tokens = all(x.tokens == y.tokens for x, y in common)
         self.same_targets = all(x.targets == y.targets for x, y in common)
         self.samples = sum(len(x.tokens) for x, _ in common)
         for i, (x, y) in enumerate(common):
             if abs(x.lr - y.lr) > 1e-6 * abs(y.lr):
-                self.problems.append(
-                    f"lr of step {i + 1} is {x.lr:.9g} in {shown(a.folder)}, {y.lr:.9g} in " f"{shown(b.folder)}"
-                )
-            judged = i < checked
-            bounds = {"loss": self.tolerance, "grad_norm": max(self.tolerance, self.norm_bound)}
-            for key, lists in (
-                ("loss", (self.later_losses, self.losses)),
-                ("grad_norm", (self.later_norms, self.norms)),
-            ):
-                of_a, of_b = getattr(x, key), getattr(y, key)
-                deviates, bound = relative(abs(of_a - of_b), of_b), bounds[key] if judged else math.inf
-                lists[judged].append(Deviation(f"step {i + 1}", deviates, of_b, bound))
-        for name in ("losses", "norms", "later_losses", "later_norms"):
-            setattr(self, name, worst_first(getattr(self, name)))
+                rates = f"{x.lr:.9g} in {shown(a.folder)}, {y.lr:.9g} in {shown(b.folder)}"
+                self.problems.append(f"lr of step {i + 1} is {rates}")
+
+        def of_steps(key, bound):
+            """Those that are judged, and the later ones."""
+            pairs = [(getattr(x, key), getattr(y, key)) for x, y in common]
+            bounds = [bound if i < checked else math.inf for i in range(len(pairs))]
+            every = [
+                Deviation(f"step {i + 1}", relative(abs(x - y), y), y, bounds[i]) for i, (x, y) in enumerate(pairs)
+            ]
+            return worst_first(every[:checked]), worst_first(every[checked:])
+
+        self.losses, self.later_losses = of_steps("loss", self.tolerance)
+        self.norms, self.later_norms = of_steps("grad_norm", max(self.tolerance, self.norm_bound))
         if len(a.steps) != len(b.steps):
             self.not_checked.append(
                 f"all but the first {self.steps} steps: {shown(a.folder)} has {len(a.steps)}, "
@@ -352,9 +292,8 @@ class Comparison:
                 self.contradictions.append(f"{name} is {x:g} in {shown(a.folder)}, {y:g} in {shown(b.folder)}")
         for key in MODEL:
             if key in a.model and key in b.model and a.model[key] != b.model[key]:
-                self.contradictions.append(
-                    f"{key} is {a.model[key]} in {shown(a.folder)}, {b.model[key]} in " f"{shown(b.folder)}"
-                )
+                values = f"{a.model[key]} in {shown(a.folder)}, {b.model[key]} in {shown(b.folder)}"
+                self.contradictions.append(f"{key} is {values}")
 
     def differences(self):
         """One line per kind that exceeds its bound; none: the runs agree."""
@@ -378,8 +317,6 @@ class Comparison:
             wrong = [d for d in deviations if d.wrong]
             if wrong:
                 of = " from the exact one" if kind == "gradient" and self.exact else ""
-                lines.append(
-                    f"{kind}: {wrong[0].name}{where} by {wrong[0].relative:.3g}{of}, more than "
-                    f"{wrong[0].bound:g} ({len(wrong)} of {len(deviations)} exceed it)"
-                )
+                exceed = f"more than {wrong[0].bound:g} ({len(wrong)} of {len(deviations)} exceed it)"
+                lines.append(f"{kind}: {wrong[0].name}{where} by {wrong[0].relative:.3g}{of}, {exceed}")
         return lines

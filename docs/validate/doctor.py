@@ -2,8 +2,8 @@
 only if, computed in double precision from the run's own weights and tokens, it gives all of its numbers within
 compare's bounds. Otherwise the facts stand, and it is said that no known fault explains them.
 
-Tried in the order of a step: the weights of the targets (by least squares from the head's gradient), conventions and
-parallel faults (replays.py), the update (facts.py), what lasts from step to step (later.py).
+Tried in the order of a step: the weights of the targets (targets.py), the faults of rules.py: of the forward and the
+backward pass, of the update (facts.py), of what lasts from step to step.
 """
 
 import concurrent.futures
@@ -12,12 +12,12 @@ import os
 
 import numpy as np
 
-from . import activations, facts, later
-from .comparison import model_of, norm, relative, settings
-from .llama import Llama, clip_factor
-from .replays import KNOWN
+from . import activations, facts, rules, targets
+from .comparison import norm, relative
+from .equations import model_of, settings
+from .llama import clip_factor, norm_of
+from .replays import planted
 
-SAMPLES = 4096  # targets whose weights are solved for: a system of that size
 NEAR = 100  # bounds, up to which a fault that explains nothing is named among the nearest
 SINGLE = 1e-3  # a replay in single precision that is off by more is not A's; closer ones run again in double
 
@@ -36,9 +36,14 @@ class Doctor:
         self.bounds = {d.name: d.bound for d in c.gradients}
         self.lines, self.names = [], []
 
-    def model(self, kind=Llama, weights=None):
-        return model_of(self.b, dict(weights or self.weights), kind)
+    def model(self, fault=lambda model: {}, weights=None):
+        return planted(model_of(self.b, dict(weights or self.weights)), fault)
 
+    def name(self, faults):
+        """Those that explain everything; more than one cannot be told apart here."""
+        self.names += [" or ".join(faults)] if faults else []
+
+    # ---- one replay
     def deviations(self, loss, gradients):
         """(deviation, bound) of A's loss and gradients of step 1 from these."""
         if loss is not None:
@@ -48,316 +53,186 @@ class Doctor:
                 yield relative(norm(self.measured[name] - g), norm(g)), self.bounds[name]
 
     def rest(self, loss, gradients):
-        """The largest of them, in bounds. inf: not these parameters, or not finite."""
-        if set(gradients) != set(self.measured):
-            return math.inf
+        """The largest of them, in bounds; infinite if one is not a number."""
         rests = [deviation / bound for deviation, bound in self.deviations(loss, gradients)]
-        return max(rests) if all(map(math.isfinite, rests)) else math.inf
+        return max(rests, default=0.0) if all(map(math.isfinite, rests)) else math.inf
 
-    def say(self, text):
-        self.lines.append(text)
-
-    def name(self, faults):
-        """Those that explain everything; more than one cannot be told apart here."""
-        if faults:
-            self.names.append(" or ".join(faults))
-
-    # ---- weights of targets
-    def rows(self):
-        """(name, rows): what part of the head's gradient is the head's alone."""
-        if not self.b.model.get("tie_word_embeddings"):
-            return "lm_head.weight", slice(None)
-        vocabulary = self.weights["model.embed_tokens.weight"].shape[0]
-        absent = np.ones(vocabulary, bool)
-        absent[np.unique(self.tokens)] = False
-        return "model.embed_tokens.weight", np.flatnonzero(absent)
-
-    def head_is_right(self):
-        name, rows = self.rows()
-        a, right = self.measured[name][rows], self.right[1][name][rows]
-        return len(right) > 0 and relative(norm(a - right), norm(right)) <= self.bounds[name]
-
-    def solve_targets(self):
-        """(B, T): how often A counts each target, 1 if as it should; None: its head's gradient is right, or no such sum.
-        """
-        name, rows = self.rows()
-        targets = self.all_targets()
-        if targets.size > SAMPLES or self.head_is_right() or len(self.measured[name][rows]) == 0:
-            return None
-        model = self.model()
-        n, _ = model.forward(self.tokens)
-        logits, _ = model.head(n)
-        _, d = model.loss_of_logits(logits, targets)
-        d = d.reshape(targets.size, -1)[:, rows] * model.logit_scale
-        h = n.reshape(targets.size, -1)
-        gram = (d @ d.T) * (h @ h.T)
-        right = np.einsum("tv,ve,te->t", d, self.measured[name][rows], h, optimize=True)
-        values, vectors = np.linalg.eigh(gram)  # of least norm among those that fit best
-        vectors = vectors[:, values > 1e-13 * values[-1]]
-        weights = vectors @ ((vectors.T @ right) / values[-vectors.shape[1] :])
-        rest = norm((d * weights[:, None]).T @ h - self.measured[name][rows])
-        if not relative(rest, norm(self.measured[name][rows])) <= self.bounds[name]:
-            return None
-        counted = (self.reference_targets >= 0).sum()
-        return weights.reshape(targets.shape) * counted
-
-    def all_targets(self):
-        """Targets without masks: each token's next one."""
-        return np.array(self.a.steps[0].tokens)[:, 1:]
-
-    def explain_targets(self):
-        weights = self.solve_targets()
-        if weights is None:
-            return False
-        right = self.reference_targets >= 0
-        for candidate, words, name in self.patterns(weights, right):
-            if (candidate == right).all():
-                continue
-
-            class Weighted(Llama):
-                def target_weights(self, targets, candidate=candidate):
-                    return candidate / right.sum()
-
-            model = self.model(Weighted)
-            model.check = lambda name, gradient: self.judge(None, {name: gradient})
-            try:
-                loss, gradients = model.loss_and_gradients(self.tokens, self.all_targets())
-            except Rejected:
-                continue
-            if not self.rest(None, gradients) <= 1 or self.same_as_right(None, gradients, 1):
-                continue
-            self.say(f"weights of targets, 1 is right, from the head's gradient: {words}")
-            of_loss = relative(abs(self.a.steps[0].loss - loss), loss) <= self.c.tolerance
-            other = "is neither that of these weights nor right" if self.c.forward_wrong() else "is right"
-            self.say(
-                "  they give every gradient to rounding; A's loss " + ("counts the same" if of_loss else other)
-            )
-            if name:
-                self.names.append(name)
-            return True
-        return False
-
-    def patterns(self, w, right):
-        """(weights, in words, a name or None), the simplest first. The least squares leave open how equal tokens with
-        equal pasts share their weight, so that patterns are made from medians; the caller holds them to all gradients.
-        """
-        samples, length = w.shape
-
-        def nice(x):
-            near = float(facts.fractions.Fraction(float(x)).limit_denominator(64))
-            return near if abs(near - x) <= 1e-3 * max(1.0, abs(x)) else float(x)
-
-        def median(values):
-            return nice(np.median(values)) if len(values) else 1.0
-
-        for by, word in ((1, "late"), (-1, "early")):
-            for first in (True, False):
-                moved = np.full_like(right, first)
-                if by == 1:
-                    moved[:, 1:] = right[:, :-1]
-                else:
-                    moved[:, :-1] = right[:, 1:]
-                for counted in (right.sum(), moved.sum()):
-                    yield (
-                        moved * (right.sum() / counted),
-                        self.set_words(moved, right),
-                        f"the mask of targets is {word} by one position",
-                    )
-        if not right.all():
-            for level in (1.0, right.sum() / right.size):
-                yield (
-                    np.full(right.shape, level),
-                    f"all of the {int((~right).sum())} targets that should not count do",
-                    "the mask of targets is ignored",
-                )
-        for groups in (g for g in range(2, samples + 1) if samples % g == 0):
-            counts = np.repeat(right.sum(axis=1).reshape(groups, -1).sum(axis=1), samples // groups)
-            if counts.all():
-                exact = right.sum() / groups / counts
-                yield (
-                    exact[:, None] * right,
-                    "by sample: " + facts.in_groups(exact),
-                    f"mean of means: each of {groups} parts of the batch divides by its own number of targets",
-                )
-        values = np.array([median(w[i][right[i]]) for i in range(samples)])
-        kept = values != 0
-        name = None
-        if not kept.all() and len(set(values[kept])) == 1:
-            name = (
-                f"only samples {facts.ranges(np.flatnonzero(kept))} of {samples} count, {values[kept][0]:g} times: "
-                "others are lost, by data-parallel ranks whose gradients are not reduced or that read the same data, "
-                "or by micro-batches that are not accumulated"
-            )
-        yield values[:, None] * right, "by sample: " + facts.in_groups(values), name
-        values = np.array([median(w[:, t][right[:, t]]) for t in range(length)])
-        yield values[None, :] * right, "by position: " + facts.in_groups(values), None
-        for parts in (2, 4, 8):
-            if length % parts == 0:
-                counts = np.stack([each.sum(axis=1) for each in np.split(right, parts, axis=1)], axis=1)
-                exact = right.sum() / parts / np.repeat(np.maximum(counts.sum(axis=0), 1), length // parts)
-                yield (
-                    exact[None, :] * right,
-                    "by position: " + facts.in_groups(exact),
-                    f"mean of means: each of {parts} parts of the sequence divides by its own number of targets",
-                )
-        yield w, f"from {w.min():.3g} to {w.max():.3g}", None
-
-    @staticmethod
-    def set_words(counted, right):
-        return (
-            f"{int((counted & ~right).sum())} count that should not, {int((right & ~counted).sum())} do not that should"
+    def same_as_right(self, loss, gradients):
+        """Whether these are the right ones, within a tenth of the bounds: a fault that gives them explains nothing."""
+        right_loss, right = self.right
+        of_loss = 0.0 if loss is None else relative(abs(loss - right_loss), right_loss)
+        return of_loss <= self.c.tolerance * 0.1 and all(
+            relative(norm(g - right[name]), norm(right[name])) <= self.bounds.get(name, 0) * 0.1
+            for name, g in gradients.items()
+            if name in right
         )
 
-    # ---- replays
     def judge(self, loss, gradients, slack=0.0):
-        """Ends a replay at its first number that is not A's."""
-        found = list(self.deviations(loss, gradients))
-        if not all(deviation <= bound + slack for deviation, bound in found):
-            rest = max(deviation / bound for deviation, bound in found)
-            raise Rejected(None if self.same_as_right(loss, gradients) else rest)
+        """Rejects a replay, at its first number that is not A's."""
+        if not all(deviation <= bound + slack for deviation, bound in self.deviations(loss, gradients)):
+            raise Rejected(None if self.same_as_right(loss, gradients) else self.rest(loss, gradients))
 
-    def run_replay(self, kind, weights, slack=0.0):
-        """The loss and the gradients of a fault; None: this model cannot have it."""
-        if kind.only_backward:
-            model, loss, backward = self.whole, self.right[0], self.backward
-            model.__class__ = kind  # what the backward pass calls is looked up when it runs
-            self.judge(loss, {}, slack)
-        else:
-            model = self.model(kind, weights)
-            loss, backward = model.loss(self.tokens, self.reference_targets)
-
+    def replay(self, model, loss, backward, slack=0.0):
+        """The rest of a model's numbers. Rejected: they are the right ones, or one of them is not A's."""
         model.check = lambda name, gradient: self.judge(loss, {name: gradient}, slack)
         gradients = model.gradients(backward)
-        return gradients and (loss, gradients)
+        if self.same_as_right(loss, gradients):
+            raise Rejected(None)
+        return self.rest(loss, gradients) if set(gradients) == set(self.measured) else math.inf
 
-    def logits(self, kind):
+    def logits(self, model):
         """The loss and the logits of one sample."""
-        model = self.model(kind)
         model.activations = {}
         loss, _ = model.loss(self.tokens[self.sample], self.reference_targets[self.sample])
         return loss, model.activations["lm_head"]
 
-    def is_near(self, kind):
-        """Cheap tests of a fault of the forward pass: Rejected, or whether it changes one sample of this batch."""
-        (loss, logits), (right_loss, right) = self.logits(kind), self.right_logits
+    def replay_forward(self, fault):
+        """First of one sample, then in single precision: most faults end there."""
+        model, (right_loss, right) = self.model(fault), self.right_logits
+        if model is None:
+            return None
+        loss, logits = self.logits(model)
         moved = max(abs(loss - right_loss), relative(norm(logits - right), norm(right)))
         if moved > NEAR * self.c.tolerance and self.forward_is_right:
-            raise Rejected(moved / self.c.tolerance)
-        if moved > 0:
+            return moved / self.c.tolerance
+        if not moved > 0:  # nor NaN
+            return None
+        for weights, slack in ((self.single, SINGLE), (self.weights, 0.0)):
+            model = self.model(fault, weights)
             try:
-                self.run_replay(kind, self.single, SINGLE)
+                rest = self.replay(model, *model.loss(self.tokens, self.reference_targets), slack)
             except Rejected as rejected:
-                if rejected.args[0] is None or rejected.args[0] < math.inf:  # not an overflow
+                rest = rejected.args[0]
+                if not slack or rest != math.inf:  # an overflow of single precision
                     raise
-        return moved > 0
+        return rest
 
-    def replay(self, kind):
+    def replay_backward(self, fault):
+        """On the right model, whose forward pass it shares."""
+        right = dict(vars(self.whole))
+        try:
+            if planted(self.whole, fault) is None:
+                return None
+            self.judge(self.right[0], {})
+            return self.replay(self.whole, self.right[0], self.backward)
+        finally:
+            vars(self.whole).clear()
+            vars(self.whole).update(right)
+
+    def tried(self, replay, fault):
         """The rest of a fault; None: it changes nothing here, or this model cannot have it."""
         try:
             with np.errstate(all="ignore"):  # of this thread
-                if not kind.only_backward and not self.is_near(kind):
-                    return None
-                result = self.run_replay(kind, self.weights)
-                return None if not result or self.same_as_right(*result) else self.rest(*result)
+                return replay(fault)
         except Rejected as rejected:
             return rejected.args[0]
         except (ValueError, IndexError, KeyError, ZeroDivisionError):
             return None
 
     def explain_replays(self):
-        self.forward_is_right = not self.c.forward_wrong() and self.head_is_right()
+        self.forward_is_right = not self.c.forward_wrong() and targets.head_is_right(self)
         self.sample = slice(0, 1)
         if self.b.document_token is not None:  # one with documents, if there are any
             i = int(np.argmax((self.tokens[:, :-1] == self.b.document_token).sum(axis=1)))
             self.sample = slice(i, i + 1)
-        self.right_logits = self.logits(Llama)
+        self.right_logits = self.logits(self.model())
         self.single = {name: w.astype(np.float32) for name, w in self.weights.items()}
-        backward = {name: kind for name, kind in KNOWN.items() if kind.only_backward}
-        forward = {name: kind for name, kind in KNOWN.items() if not kind.only_backward}
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            rests = dict(zip(forward, pool.map(self.replay, forward.values())))
-        for name, kind in backward.items():  # one after another, on the right model
-            rests[name] = self.replay(kind)
-        self.rests = sorted((rest, name) for name, rest in rests.items() if rest is not None)
+            rests = list(pool.map(lambda fault: self.tried(self.replay_forward, fault), rules.FORWARD.values()))
+        rests += [self.tried(self.replay_backward, fault) for fault in rules.BACKWARD.values()]
+        self.rests = sorted(pair for pair in zip(rests, [*rules.FORWARD, *rules.BACKWARD]) if pair[0] is not None)
         self.name([name for rest, name in self.rests if rest <= 1])
 
-    def same_as_right(self, loss, gradients, share=0.1):
-        """Whether this fault changes nothing here, within a share of the bounds: it then explains nothing."""
-        right_loss, right = self.right
-        of_loss = 0.0 if loss is None else relative(abs(loss - right_loss), right_loss)
-        return of_loss <= self.c.tolerance * share and all(
-            relative(norm(gradients[name] - right[name]), norm(right[name])) <= self.bounds.get(name, 0) * share
-            for name in right
-            if name in gradients
-        )
-
     # ---- what lasts from step to step
+    def trained(self, optimizer=lambda optimizer: {}, rates=list, accumulate=False, clip_in_place=False, late=False):
+        """Each step's loss and norm with what rules.LATER says; none: the reference has this."""
+        optimizer = planted(settings(self.b), optimizer)
+        if optimizer is None:
+            return
+        clip, optimizer.clip = optimizer.clip, 0.0 if clip_in_place else optimizer.clip
+        weights, before, total = self.weights, self.weights, {}
+        for i, (step, lr) in enumerate(zip(self.a.steps, rates([step.lr for step in self.a.steps[: self.c.steps]]))):
+            model, (loss, g) = self.whole, self.right  # those of step 1, whatever follows
+            if i > 0:
+                model = self.model(weights=before if late else weights)
+                loss, backward = model.loss(*step.arrays())
+            yield loss
+            g = model.gradients(backward) if i > 0 else g
+            total = {name: total.get(name, 0) + g[name] for name in g} if accumulate else g
+            norm = norm_of(total)
+            yield norm
+            if clip_in_place:
+                total = {name: g * clip_factor(norm, clip) for name, g in total.items()}
+            before, weights = weights, optimizer.step(weights, total, lr)
+            if model.experts:
+                weights = model.experts.after_step(weights)
+
+    def rest_of_steps(self, plan, run):
+        """The largest deviation of a run's judged losses and norms, in tolerances, up to the first that is more than 1;
+        None: the reference has this."""
+        judged, worst = {d.name for d in self.c.losses}, None
+        steps = [step for i, step in enumerate(run.steps[: self.c.steps]) if f"step {i + 1}" in judged]
+        numbers = [x for step in steps for x in (step.loss, step.grad_norm)]
+        with np.errstate(all="ignore"):  # of this thread
+            for x, number in zip(numbers, self.trained(**plan)):
+                deviates = relative(abs(x - number), number) / self.c.tolerance
+                worst = max(worst or 0.0, deviates if math.isfinite(deviates) else math.inf)
+                if worst > 1:
+                    break
+        return worst
+
     def explain_later(self):
         if settings(self.b) is None or not self.b.adamw() or self.b.flag("mup", 0) > 0:
             return
         if not any(d.wrong for each in (self.c.losses, self.c.norms) for d in each):
-            self.say("losses and norms are right: of step 1 and later ones nothing is left to be explained")
-            return
-        judged = {d.name for d in self.c.losses}
-        steps = [i for i in range(self.c.steps) if f"step {i + 1}" in judged]
+            self.lines.append("losses and norms are right: of step 1 and later ones nothing is left to be explained")
+        elif not self.rest_of_steps({}, self.b) <= 1:
+            self.lines.append("what lasts from step to step: not tried, since rounding grows too fast in these steps")
+        else:
+            with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+                rests = pool.map(lambda plan: self.rest_of_steps(plan, self.a), rules.LATER.values())
+                self.rests = sorted(pair for pair in zip(rests, rules.LATER) if pair[0] is not None)
+            self.name([name for rest, name in self.rests if rest <= 1])
 
-        def rest(numbers, of):
-            """The largest deviation from a run, in tolerances, up to the first that is more than 1."""
-            worst = 0.0
-            with np.errstate(all="ignore"):  # of this thread
-                for i, number in zip(range(2 * len(steps)), numbers):
-                    step = of.steps[steps[i // 2]]
-                    x = step.grad_norm if i % 2 else step.loss
-                    worst = max(worst, relative(abs(x - number), number) / self.c.tolerance)
-                    if not worst <= 1:
-                        break
-            return worst if math.isfinite(worst) else math.inf
-
-        faults = later.faults(self)
-        if not rest(faults.pop("right")(), self.b) <= 1:
-            self.say("what lasts from step to step: not tried, since rounding grows too fast in these steps")
-            return
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            rests = pool.map(lambda fault: rest(fault(), self.a), faults.values())
-            self.rests = sorted(zip(rests, faults))
-        self.name([name for r, name in self.rests if r <= 1])
-
-    def cause_of_multiple(self):
+    # ---- all
+    def cause_of(self, multiple):
         """Of gradients that are all one multiple of the reference's."""
-        o, multiple = settings(self.b), facts.multiples(self.c)[2]
+        o = settings(self.b)
         clipped = clip_factor(self.b.steps[0].grad_norm, o.clip) if o else 1.0
         if clipped < 1 and abs(multiple / clipped - 1) <= 4 * self.c.tolerance:
             return "they were recorded after clipping; record.gradients belongs before it"
         return "a sum for a mean over ranks or micro-batches, or the reverse"
 
-    def run(self):
+    def why_not(self):
+        """Why nothing can be tried; None: the right model and its numbers are known."""
         c = self.c
         if c.problems or any(d.wrong for d in c.weights) or not (c.same_tokens and c.same_targets):
-            self.say("the runs do not begin alike: see the lines above")
-            return
-        model = self.model()
+            return "the runs do not begin alike: see the lines above"
         try:
+            self.whole = model = model_of(self.b, dict(self.weights))
             model.activations = {} if self.a.activations else None
             loss, self.backward = model.loss(self.tokens, self.reference_targets)
-            self.whole, self.right = model, (loss, model.gradients(self.backward))
+            self.right = loss, model.gradients(self.backward)
         except (AttributeError, KeyError, ValueError, IndexError):
-            self.say("B is no model that docs/validate/llama.py computes: nothing could be tried")
-            return
-        of_b = max(
-            relative(norm(self.b.gradients.read(name) - g), norm(g)) / self.bounds[name]
-            for name, g in self.right[1].items()
-            if name in self.bounds
-        )
-        if not of_b <= 1:
-            self.say("B's gradients are not those of its equations (fp8?): nothing could be tried")
+            return "B is no model that docs/validate/llama.py computes: nothing could be tried"
+        for name, g in self.right[1].items():
+            of_b = relative(norm(self.b.gradients.read(name) - g), norm(g)) if name in self.bounds else 0.0
+            if not of_b <= self.bounds.get(name, 0.0):
+                return "B's gradients are not those of its equations (fp8?): nothing could be tried"
+        return None
+
+    def run(self):
+        c, cannot = self.c, self.why_not()
+        if cannot:
+            self.lines.append(cannot)
             return
         if self.a.activations:
-            self.say(activations.first_wrong(self.a.activations, model, self.c.tolerance))
+            self.lines.append(activations.first_wrong(self.a.activations, self.whole, c.tolerance))
         if c.forward_wrong() or any(d.wrong for d in c.gradients):
-            scaled = facts.one_multiple(c)
-            if scaled and not c.forward_wrong():
-                self.names.append(f"{scaled}: {self.cause_of_multiple()}")
-            elif not self.explain_targets():
+            words, multiple = facts.multiples(c)
+            if multiple is not None and not c.forward_wrong():
+                self.names.append(f"{words}: {self.cause_of(multiple)}")
+            elif not targets.explain(self):
                 self.explain_replays()
         elif any(d.wrong for d in c.updates) and c.check_updates:
             self.name(facts.update(c)[1])
@@ -369,8 +244,7 @@ class Doctor:
     def report(self):
         self.run()
         lines = [f"  {line}" for line in self.lines]
-        for name in self.names:
-            lines.append(f"  explains A's numbers to rounding: {name}")
+        lines += [f"  explains A's numbers to rounding: {name}" for name in self.names]
         if not self.names:
             lines.append("  no known fault explains A's numbers")
         if self.rests:

@@ -25,6 +25,7 @@ class Experts:
             self.normalized, self.block, self.names = True, "block_sparse_moe.", ("w1", "w3", "w2")
         self.aux_loss, self.z_loss, self.capacity_factor, self.bias_rate = aux_loss, z_loss, capacity_factor, bias_rate
         self.counted, self.shared_scale = 2, 1.0  # of a group's experts, for its score; of the shared experts' output
+        self.bias_in_choice, self.bias_in_weights = 1, 0
         self.loads = {}  # of each bias, in the last forward pass: how often each expert was chosen
 
     def choose(self, scores):
@@ -36,12 +37,6 @@ class Experts:
             np.put_along_axis(left_out, best[:, : self.top_groups], False, axis=1)
             scores = np.where(np.repeat(left_out, of_group.shape[2], axis=1), -np.inf, scores)
         return np.argsort(-scores, axis=1, kind="stable")[:, : self.top_k]
-
-    def bias_in_choice(self, bias):
-        return bias
-
-    def bias_in_weights(self, bias):
-        return 0 * bias
 
     def after_step(self, weights):
         """The weights with the biases moved against the load of the last forward pass."""
@@ -73,10 +68,10 @@ class Experts:
         p = 1 / (1 + np.exp(-logits)) if self.sigmoid else softmax
         name = prefix + self.block + "gate.e_score_correction_bias"
         bias = llama.w.get(name, np.zeros(self.count))
-        chosen = self.choose(p + self.bias_in_choice(bias))
+        chosen = self.choose(p + self.bias_in_choice * bias)
         if name in llama.w:
             self.loads[name] = np.bincount(chosen.ravel(), minlength=self.count)
-        raw = np.take_along_axis(p + self.bias_in_weights(bias), chosen, axis=1)
+        raw = np.take_along_axis(p + self.bias_in_weights * bias, chosen, axis=1)
         kept = self.kept(chosen, length)
         total = raw.sum(axis=1, keepdims=True) if self.normalized else 1.0
         weights, y, backs = self.scale * raw / total, np.zeros_like(rows), []
@@ -91,24 +86,21 @@ class Experts:
             y = y + self.shared_scale * z
 
         def backward(dy):
-            dx_shared = llama.of_shared(shared_back(self.shared_scale * dy))
+            dx_shared = llama.passed(shared_back(self.shared_scale * dy), "shared")
             dy, dx, dweights = dy.reshape(rows.shape), np.zeros_like(rows), np.zeros_like(weights)
             for row, slot, z, back in backs:
                 dweights[row, slot] = np.sum(dy[row] * z, axis=1)
-                dx[row] += llama.of_expert(back(weights[row, slot, None] * dy[row]))
-            dweights = llama.of_router(dweights)
-            if self.normalized:
-                dweights = self.scale * dweights - np.sum(dweights * weights, axis=1, keepdims=True)
-            else:
-                dweights = self.scale * dweights
-            aux_loss, z_loss = llama.balance()
-            dp = aux_loss * self.unevenness(chosen, p.shape, length)
+                dx[row] += llama.passed(back(weights[row, slot, None] * dy[row]), "expert")
+            dweights = llama.passed(dweights, "router")
+            by_total = np.sum(dweights * weights, axis=1, keepdims=True) if self.normalized else 0.0
+            dweights = self.scale * dweights - by_total
+            dp = llama.experts.aux_loss * self.unevenness(chosen, p.shape, length)
             if self.sigmoid:  # the loss takes each row's scores as shares of their sum
                 shares = p / p.sum(axis=1, keepdims=True)
                 dp = (dp - np.sum(dp * shares, axis=1, keepdims=True)) / p.sum(axis=1, keepdims=True)
             np.put_along_axis(dp, chosen, np.take_along_axis(dp, chosen, axis=1) + dweights / total, axis=1)
             slope = dp * (1 - p) if self.sigmoid else dp - np.sum(dp * p, axis=1, keepdims=True)
-            dlogits = p * slope + 2 * z_loss / len(rows) * lse * softmax
+            dlogits = p * slope + 2 * llama.experts.z_loss / len(rows) * lse * softmax
             llama.add(prefix + self.block + "gate.weight", dlogits.T @ rows)
             return (dx + dlogits @ router).reshape(x.shape) + dx_shared
 

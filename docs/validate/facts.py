@@ -9,8 +9,10 @@ import re
 
 import numpy as np
 
-from .comparison import UPDATE_TOLERANCES, deviation, norm, relative, settings
-from .llama import clip_factor
+from . import rules
+from .comparison import UPDATE_TOLERANCES, deviation, norm, relative
+from .equations import settings
+from .replays import planted
 
 # Within a block, in the order of the backward pass; parameters of one product stand together.
 PARTS = (
@@ -80,7 +82,7 @@ def in_words(names, every):
     layers = {name.split(".")[2] for name in names if name.startswith("model.layers.")}
     if layers and names == {n for n in every if n.startswith("model.layers.") and n.split(".")[2] in layers}:
         return f"layer{'s' * (len(layers) > 1)} {ranges(map(int, layers))}"
-    return listed(sorted(names, key=lambda name: place(name) or (2,)))
+    return listed(sorted(names, key=lambda name: (place(name) or (2,), name)))
 
 
 def ranges(numbers):
@@ -176,164 +178,61 @@ def backward(c):
 
 
 def multiples(c):
-    """(which gradients, the least multiple, the largest) if all that are wrong are multiples of B's; else None."""
+    """Whether all gradients that are wrong are multiples of B's: (in words, the multiple if it is one, else None)."""
     wrong = [d for d in c.gradients if d.wrong]
     if not wrong or not all(d.rest <= (d.bound if c.exact else c.tolerance) for d in wrong):
-        return None
+        return None, None
     which = f"all {len(wrong)}" if len(wrong) == len(c.gradients) else f"the {len(wrong)} wrong ones"
-    return which, min(d.multiple for d in wrong), max(d.multiple for d in wrong)
-
-
-def one_multiple(c):
-    """In words, if it is the same for all: "all 39 are 4 x the reference's, nothing else"; else None."""
-    found = multiples(c)
-    if not found or not found[2] - found[1] <= 4 * c.tolerance * abs(found[2]):
-        return None
-    return f"{found[0]} are {multiple_in_words(found[2])} x the reference's, nothing else"
-
-
-def multiples_in_words(c):
-    if one_multiple(c):
-        return [f"gradients: {one_multiple(c)}"]
-    if not multiples(c):
-        return []
-    which, least, most = multiples(c)
-    return [
-        f"gradients: {which} are multiples of the reference's, {multiple_in_words(least)} to "
-        f"{multiple_in_words(most)}, nothing else"
-    ]
+    least, most = min(d.multiple for d in wrong), max(d.multiple for d in wrong)
+    if most - least <= 4 * c.tolerance * abs(most):
+        return f"{which} are {multiple_in_words(most)} x the reference's, nothing else", most
+    several = f"{multiple_in_words(least)} to {multiple_in_words(most)}"
+    return f"{which} are multiples of the reference's, {several}, nothing else", None
 
 
 # ---- the update of step 1, from A's own gradients
-def variants(c, names):
-    """{a description: function of (name, weight before, gradient) -> weight after}; first B's own settings."""
-    a, b = c.a, c.b
-    o = settings(b)
-    lr, per_step = b.steps[0].lr, a.steps[0].grad_norm
-    norms = {name: norm(a.gradients.read(name)) for name in names}
-    total = math.sqrt(sum(n * n for n in norms.values()))
-
-    def update(
-        eps=o.eps,
-        clip=o.clip,
-        decay=o.decay,
-        lr=lr,
-        inside=False,
-        correct=True,
-        l2=False,
-        coupled=True,
-        decays=lambda name, w: w.ndim == 2,
-        factor=None,
-        direction=None,
-    ):
-        def after(name, w, g):
-            scale = factor(name, g) if factor else clip_factor(total, clip)
-            g = g * scale
-            of_w = decay if decays(name, w) else 0.0
-            if l2:
-                g, of_w = g + of_w * w, 0.0
-            m, v = (g, g * g) if correct else ((1 - o.beta1) * g, (1 - o.beta2) * g * g)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                u = direction(g) if direction else m / (np.sqrt(v + eps) if inside else np.sqrt(v) + eps)
-            return w - lr * np.where(np.isfinite(u), u, 0) - (lr if coupled else 1) * of_w * w
-
-        return after
-
-    def every(name, w):
-        return True
-
-    found = {
-        "as the reference's": update(),
-        "eps inside the square root": update(inside=True),
-        "no bias correction": update(correct=False),
-        "weight decay in the gradient (Adam with L2)": update(l2=True),
-        "weight decay of norms and biases too": update(decays=every),
-        "no weight decay": update(decay=0.0),
-        "no weight decay of the embedding": update(decays=lambda name, w: w.ndim == 2 and "embed" not in name),
-        "no weight decay of embedding and head": update(
-            decays=lambda name, w: w.ndim == 2 and "embed" not in name and "lm_head" not in name
-        ),
-        "weight decay of the norms only": update(decays=lambda name, w: w.ndim != 2),
-        "weight decay not multiplied by lr": update(coupled=False),
-        "no clipping": update(clip=0.0),
-        "weight decay 0.01, torch's default, of everything": update(decay=0.01, decays=every),
-        "weight decay 0.01, torch's default": update(decay=0.01),
-        "clipping of each parameter by its own norm": update(factor=lambda name, g: clip_factor(norms[name], o.clip)),
-        "clipping of each element": update(factor=lambda name, g: np.clip(g, -o.clip, o.clip) / np.where(g, g, 1)),
-        "clipping by the norm that A reports, which is not its gradients'": update(
-            factor=lambda name, g: clip_factor(per_step, o.clip)
-        ),
-        "plain SGD": update(direction=lambda g: g),
-        "the sign of the gradient": update(direction=np.sign),
-        "no update at all": lambda name, w, g: w,
-    }
-    for eps in (1e-5, 1e-6, 1e-8, 1e-12, 1e-15):
-        if abs(eps - o.eps) > 1e-3 * o.eps:
-            found[f"eps {eps:g}"] = update(eps=eps)
-    for key in ("min-lr", "lr"):
-        rate = b.flag(key)
-        if math.isfinite(rate) and abs(rate - lr) > 1e-6 * lr:
-            found[f"the learning rate {rate:g} (--{key}) instead of {lr:g}"] = update(lr=rate)
-    for shards in (2, 4, 8):
-
-        def by_shard(name, g, shards=shards, cache={}):
-            if shards not in cache:  # of each rank's rows of every parameter
-                cache[shards] = [
-                    math.sqrt(sum(norm(part) ** 2 for part in parts))
-                    for parts in zip(*(np.array_split(a.gradients.read(n), shards) for n in names))
-                ]
-            factors = [
-                np.full(len(part), clip_factor(n, o.clip))
-                for part, n in zip(np.array_split(np.arange(len(g)), shards), cache[shards])
-            ]
-            return np.concatenate(factors).reshape((-1,) + (1,) * (g.ndim - 1))
-
-        found[f"clipping by the norm of each rank's shard of rows ({shards} ranks)"] = update(factor=by_shard)
-    return found
-
-
 def explained_updates(c):
-    """(rest, description) of B's own settings, and of the variants, best first: how far A's weights are, in bounds."""
+    """The names of rules.updates() that give A's weights, the best first; none if B's own settings do."""
     names = [name for name in c.names[1] if name in c.names[0] and name in c.a.after_step_1.tensors]
-    tensors = [(name, c.a.initial.read(name), c.a.gradients.read(name), c.a.after_step_1.read(name)) for name in names]
-    rests = []
-    for description, after in variants(c, names).items():
-        worst = 0.0
-        for name, w, g, stored in tensors:
-            expected = after(name, w, g)
-            rounding = c.rounding(stored, expected) + c.rounding_of_clipped(name, settings(c.b))
-            left = np.maximum(np.abs(stored - expected) - rounding, 0)
-            size = next((d.size for d in c.updates if d.name == name), norm(expected - w))
-            worst = max(worst, relative(norm(left), size) / c.update_bound)
-        rests.append((worst if math.isfinite(worst) else math.inf, description))
-    return rests[0], sorted(rests[1:])
+    weights, gradients, after = (
+        {name: file.read(name) for name in names} for file in (c.a.initial, c.a.gradients, c.a.after_step_1)
+    )
+    sizes = {d.name: d.size for d in c.updates}
+
+    def rest(fault):
+        """How far A's weights are, in bounds; None: no fault."""
+        optimizer = planted(settings(c.b), fault)
+        expected, worst = optimizer and optimizer.step(weights, gradients, c.b.steps[0].lr), 0.0
+        for name in names if expected else ():
+            rounding = c.rounding(after[name], expected[name]) + c.rounding_of_clipped(name, settings(c.b))
+            left = norm(np.maximum(np.abs(after[name] - expected[name]) - rounding, 0))
+            deviates = relative(left, sizes.get(name, norm(expected[name] - weights[name]))) / c.update_bound
+            worst = max(worst, deviates if math.isfinite(deviates) else math.inf)
+        return worst if expected else math.inf
+
+    if rest(lambda optimizer: {}) <= 1:
+        return []
+    rests = sorted((rest(fault), name) for name, fault in rules.updates(c).items())
+    return [name for each, name in rests if each <= 1]
 
 
-def expected_updates(c, names):
-    """(name, weight before, after, what A's own gradients and B's settings give) of each."""
-    for name in names:
-        yield name, c.a.initial.read(name), c.a.after_step_1.read(name), c.expected_update(c.a, name, settings(c.b))
+def near_updates(c, wrong):
+    """[a line] if the wrong updates are one multiple of what they should be, or some units in the last place off."""
 
+    def expected(names):
+        """(weight before, after, what A's own gradients and B's settings give) of each."""
+        for name in names:
+            yield c.a.initial.read(name), c.a.after_step_1.read(name), c.expected_update(c.a, name, settings(c.b))
 
-def multiple_of_update(c, wrong):
-    """[a line] if the wrong updates are one multiple of what they should be."""
-    found = [
-        deviation(name, after - w, expected - w, 0) for name, w, after, expected in expected_updates(c, wrong)
-    ]
+    found = [deviation("", after - w, right - w) for w, after, right in expected(wrong)]
     least, most = min(d.multiple for d in found), max(d.multiple for d in found)
-    if not all(d.rest <= c.update_bound for d in found) or not most - least <= c.update_bound * abs(most):
-        return []
-    return [f"update: {multiple_in_words(most)} times what A's own gradients give"]
-
-
-def without_masters(c):
-    """[a line] if bf16 weights are near the right ones, by units in the last place."""
-    if not c.masters:
-        return []
-    for name, _, after, expected in expected_updates(c, [d.name for d in c.updates]):
-        if not (np.abs(after - expected) <= 4 * c.rounding(after, expected)).all():
-            return []
-    return ["update: within two units in the last place of bf16: does A update fp32 master weights?"]
+    if all(d.rest <= c.update_bound for d in found) and most - least <= c.update_bound * abs(most):
+        return [f"update: {multiple_in_words(most)} times what A's own gradients give"]
+    every = expected(d.name for d in c.updates) if c.masters else ()
+    close = [(np.abs(after - right) <= 4 * c.rounding(after, right)).all() for _, after, right in every]
+    if close and all(close):
+        return ["update: within two units in the last place of bf16: does A update fp32 master weights?"]
+    return []
 
 
 @functools.lru_cache(maxsize=1)  # facts() and the doctor ask of one comparison
@@ -353,13 +252,12 @@ def update(c):
             unchanged.append(f"rows {ranges(np.flatnonzero(rows))} of {len(rows)} of {name}")
     if unchanged:
         lines.append(f"update: bitwise as before it: {listed(unchanged)}")
-    first, others = explained_updates(c)
-    exact = [description for rest, description in others if rest <= 1] if first[0] > 1 else []
+    exact = explained_updates(c)
     if exact:
         lines.append("update: exactly what A's own gradients give with " + ", or with ".join(exact))
     else:
         lines.append("update: none of the known variants of AdamW and clipping explains it")
-        lines += multiple_of_update(c, wrong) or without_masters(c)
+        lines += near_updates(c, wrong)
     return lines, exact
 
 
@@ -371,18 +269,17 @@ def router_biases(c):
         np.concatenate([run.after_step_1.read(d.name) - run.initial.read(d.name) for d in c.biases])
         for run in (c.a, c.b)
     )
-    lines = [f"router's bias: wrong: {listed(d.name for d in c.biases if d.wrong)}"]
-    multiple, rest = (d := deviation("", a, b)).multiple, d.rest
+    lines, d = [f"router's bias: wrong: {listed(d.name for d in c.biases if d.wrong)}"], deviation("", a, b)
     if not np.isfinite(a).all():
         return lines + ["router's bias: not finite"], []
-    if not b.any():
-        return lines, ["biases of routers are moved, and the reference's are not"]
-    if not a.any():
-        return lines, ["biases of routers are not moved"]
-    if norm(a + b) <= 1e-3 * norm(b):
-        return lines, ["biases of routers are moved towards the load, not against it"]
-    if rest <= 1e-3:
-        return lines, [f"biases of routers are moved by {multiple:.4g} x the rate"]
+    for explains, name in (
+        (not b.any(), "biases of routers are moved, and the reference's are not"),
+        (not a.any(), "biases of routers are not moved"),
+        (norm(a + b) <= 1e-3 * norm(b), "biases of routers are moved towards the load, not against it"),
+        (d.rest <= 1e-3, f"biases of routers are moved by {d.multiple:.4g} x the rate"),
+    ):
+        if explains:
+            return lines, [name]
     return lines + [f"router's bias: {int((np.sign(a) != np.sign(b)).sum())} of {len(a)} experts move another way"], []
 
 
@@ -395,23 +292,16 @@ def islands(c):
     """fp64 with parts in fp32: everything within fp32's bound, and not within fp64's."""
     if c.dtype != "fp64" or c.problems or any(d.wrong for d in c.weights):
         return []
-    worst = max(
-        (
-            d.relative / (UPDATE_TOLERANCES if d in c.updates else 1)
-            for each in (c.gradients, c.updates, c.losses, c.norms)
-            for d in each
-        ),
-        default=0,
-    )
-    others = [d.wrong for each in (c.gradients, c.updates, c.norms) for d in each]
-    if c.tolerance < worst <= 1e-6 and not any(others):
+    kinds = (c.gradients, 1), (c.updates, UPDATE_TOLERANCES), (c.norms, 1), (c.losses, 1)
+    worst = max((d.relative / tolerances for each, tolerances in kinds for d in each), default=0)
+    if not c.tolerance < worst <= 1e-6:
+        return []
+    if not any(d.wrong for each, _ in kinds[:3] for d in each):
         return [f"only losses deviate, by {worst:.2g}: are they recorded in fp32?"]
-    if c.tolerance < worst <= 1e-6:
-        return [
-            f"all within {worst:.2g}: as far as fp32's rounding goes. Does A compute RoPE's tables, norms, softmax or "
-            "the loss in fp32? --tolerance 5e-6 compares it as an fp32 run"
-        ]
-    return []
+    return [
+        f"all within {worst:.2g}: as far as fp32's rounding goes. Does A compute RoPE's tables, norms, softmax or "
+        "the loss in fp32? --tolerance 5e-6 compares it as an fp32 run"
+    ]
 
 
 def facts(c):
@@ -426,7 +316,7 @@ def facts(c):
             if step_1[0].wrong
             else "forward: right (the loss of step 1)"
         )
-    lines += backward(c) + multiples_in_words(c)
+    lines += backward(c) + [f"gradients: {words}" for words in multiples(c)[:1] if words]
     if not any(d.wrong for d in c.gradients) and any(d.wrong and d.name == "step 1" for d in c.norms):
         lines.append("norm: that of step 1 is wrong, although every gradient is right")
     lines += update(c)[0] + router_biases(c)[0]

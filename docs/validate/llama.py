@@ -1,11 +1,12 @@
 """A Llama in the precision of its weights, from its equations alone: forward and hand-made backward pass, and AdamW.
 
-tests/test_reference.py holds it to the programs, tests/validate.py to their reference runs. What docs/validate/replays.py
-replaces, a convention or a step of the backward pass, is a method of its own.
+tests/test_reference.py holds it to the programs, tests/test_validate.py to their reference runs. What replays.py
+replaces, a convention or a step of the backward pass, is an attribute or a method of its own.
 
 B samples, T tokens, E hidden, H query heads, K key/value heads, D head size, F ffn, V vocabulary
 """
 
+import functools
 import math
 
 import numpy as np
@@ -33,10 +34,18 @@ def product(x, w):
     return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[1])
 
 
-class Llama:
-    """Each layer's function returns its result and, as a closure, the gradient of its input from that of its output."""
+def chain(x, *layers):
+    """The layers one after another, and their backward passes in reverse."""
+    backs = []
+    for layer in layers:
+        x, back = layer(x)
+        backs.insert(0, back)
+    return x, lambda gradient: functools.reduce(lambda dy, back: back(dy), backs, gradient)
 
-    only_backward = False  # a fault that leaves the forward pass as it is: doctor.py then computes that once for all
+
+class Llama:
+    """Each layer's function returns its result and, as a closure, the gradient of its input from that of its output.
+    A backward pass may run again."""
 
     def __init__(self, config, weights, document_token=None, z_loss=0.0, logit_scale=1.0, balance=None):
         self.config, self.w, self.grad, self.activations = config, weights, {}, None
@@ -45,6 +54,8 @@ class Llama:
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.frequencies = rope_frequencies(config)
         self.dim = 2 * len(self.frequencies)
+        self.attention_scale = 1 / math.sqrt(self.dim)
+        self.key_head = np.repeat(np.arange(self.kv_heads), self.heads // self.kv_heads)  # (H): of each query head
         self.tied = bool(config.get("tie_word_embeddings"))
         self.document_token, self.z_loss, self.logit_scale = document_token, z_loss, logit_scale
         self.experts = Experts(config, **(balance or {})) if "num_experts_per_tok" in config else None
@@ -58,37 +69,30 @@ class Llama:
             starts[:, 1:] = np.maximum.accumulate(np.where(ends, np.arange(1, tokens.shape[1]), 0), axis=1)
         return starts
 
-    def positions(self, tokens):
+    def positions(self, tokens, which):
+        """(B, T): of queries ("q") or keys ("k"), for RoPE."""
         return np.arange(tokens.shape[1]) - self.starts(tokens)
 
-    def visible(self, tokens):
-        """(B, T, T): may query i see key j?"""
-        place = np.arange(tokens.shape[1])
-        return (place[:, None] >= place) & (place >= self.starts(tokens)[:, :, None])
+    def visible(self, query, key, start):
+        """May the query at a position see the key at another? start (B, T, 1): of the query's document."""
+        return (query >= key) & (key >= start)
 
     def cos_sin(self, positions):
         angles = positions[:, None, :, None] * self.frequencies  # (B, 1, T, D / 2)
         return np.cos(angles), np.sin(angles)
 
     def rotate(self, x, sign, which):
-        """x (B, heads, T, D); sign -1: back, which is also the gradient. which: "q" or "k"."""
-        cos, sin = self.angles
+        """x (B, heads, T, D); sign -1: back, which is also the gradient."""
+        cos, sin = self.angles[which]
         first, second = np.split(x, 2, axis=3)
         return np.concatenate([first * cos - sign * second * sin, second * cos + sign * first * sin], axis=3)
-
-    def attention_scale(self):
-        return 1 / math.sqrt(self.dim)
-
-    def key_head(self):
-        """(H): the key/value head of each query head."""
-        return np.repeat(np.arange(self.kv_heads), self.heads // self.kv_heads)
 
     def activation(self, gate):
         """The activation and its derivative."""
         sigmoid = 1 / (1 + np.exp(-gate))
         return gate * sigmoid, sigmoid * (1 + gate * (1 - sigmoid))
 
-    def shift(self, targets):
+    def aims(self, tokens, targets):
         return targets
 
     def target_weights(self, targets):
@@ -96,41 +100,14 @@ class Llama:
         counted = targets >= 0
         return counted / counted.sum()
 
-    def norm_gain(self, w):
-        return w
-
-    # ---- parallelism: what passes between ranks in the backward pass. One rank: nothing
-    def f(self, gradient, half):
-        """At the entrance of a half block ("attention", "mlp") or of the head."""
-        return gradient
-
-    def g(self, gradient, half):
-        """At its exit."""
+    # ---- what may pass between ranks in the backward pass. One rank: nothing
+    def passed(self, gradient, at):
+        """A gradient on its way to what came before. at: "attention", "mlp", "head", the exit of a half block or of the
+        head; a linear layer, at its input; "router", "expert", "shared", what goes into those."""
         return gradient
 
     def own(self, gradient, name):
         """What of the gradient of a layer's output its weight's gradient is computed from."""
-        return gradient
-
-    def of_input(self, gradient, name):
-        """What goes on of the gradient of a linear layer's input."""
-        return gradient
-
-    # ---- experts
-    def balance(self):
-        """The coefficients of the balancing loss and of the router's z-loss."""
-        return self.experts.aux_loss, self.experts.z_loss
-
-    def of_router(self, gradient):
-        """Of the weights of a token's experts."""
-        return gradient
-
-    def of_expert(self, gradient):
-        """Of an expert's input."""
-        return gradient
-
-    def of_shared(self, gradient):
-        """Of the shared experts' input."""
         return gradient
 
     def add(self, name, gradient):
@@ -157,12 +134,12 @@ class Llama:
             self.add(name + ".weight", own.T @ x.reshape(-1, w.shape[1]))
             if bias is not None:
                 self.add(name + ".bias", own.sum(axis=0))
-            return self.of_input(product(dy, w), name)
+            return self.passed(product(dy, w), name)
 
         return self.seen(name, y), backward
 
     def rmsnorm(self, name, x):
-        w = self.norm_gain(self.w[name + ".weight"])
+        w = self.w[name + ".weight"]
         r = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
 
         def backward(dy):
@@ -174,9 +151,9 @@ class Llama:
 
     def attention(self, q, k, v, visible):
         """q (B, H, T, D); k, v (B, K, T, D) -> (B, H, T, D)."""
-        head = self.key_head()
+        head = self.key_head
         k_all, v_all = k[:, head], v[:, head]
-        scores = np.where(visible[:, None], q @ k_all.swapaxes(2, 3) * self.attention_scale(), -np.inf)
+        scores = np.where(visible[:, None], q @ k_all.swapaxes(2, 3) * self.attention_scale, -np.inf)
         p = np.exp(scores - scores.max(axis=3, keepdims=True))
         p /= p.sum(axis=3, keepdims=True)
         out = p @ v_all
@@ -184,18 +161,18 @@ class Llama:
         def backward(dout):
             delta = np.sum(dout * out, axis=3, keepdims=True)
             dq, dk, dv = self.attention_backward(q, k_all, v_all, p, dout, delta)
-            return dq, self.of_group(dk, head), self.of_group(dv, head)
+            return dq, self.of_group(dk, "k"), self.of_group(dv, "v")
 
         return out, backward
 
     def attention_backward(self, q, k, v, p, dout, delta):
-        ds = p * (dout @ v.swapaxes(2, 3) - delta) * self.attention_scale()
+        ds = p * (dout @ v.swapaxes(2, 3) - delta) * self.attention_scale
         return ds @ k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ dout
 
-    def of_group(self, gradient, head):
+    def of_group(self, gradient, which):
         """The gradient of each key/value head: the sum over its query heads."""
         total = np.zeros((gradient.shape[0], self.kv_heads) + gradient.shape[2:], gradient.dtype)
-        for query, key in enumerate(head):
+        for query, key in enumerate(self.key_head):
             total[:, key] += gradient[:, query]
         return total
 
@@ -205,24 +182,27 @@ class Llama:
     def together(self, x):
         return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
+    def before_attention(self, name, which):
+        """The layers of q or k between its projection and attention: its norm, if there is one, and RoPE."""
+        normed = [lambda x: self.rmsnorm(name + "norm", x)] if name + "norm.weight" in self.w else []
+        return [*normed, lambda x: (self.rotate(x, 1, which), lambda dy: self.rotate(dy, -1, which))]
+
+    def heads_of(self, n, prefix, which):
+        """q, k or v of a normed input, and its backward pass."""
+        name = f"{prefix}self_attn.{which}_"
+        layers = [lambda x: self.linear(name + "proj", x), lambda x: (self.by_head(x), self.together)]
+        return chain(n, *layers, *([] if which == "v" else self.before_attention(name, which)))
+
     def attention_half(self, prefix, x, visible):
         n, norm_back = self.rmsnorm(prefix + "input_layernorm", x)
-        (q, q_back), (k, k_back), (v, v_back) = (self.linear(f"{prefix}self_attn.{which}_proj", n) for which in "qkv")
-        q, k, v = map(self.by_head, (q, k, v))
-        q_norm, k_norm = prefix + "self_attn.q_norm", prefix + "self_attn.k_norm"
-        q_norm_back = k_norm_back = lambda gradient: gradient
-        if q_norm + ".weight" in self.w:
-            (q, q_norm_back), (k, k_norm_back) = self.rmsnorm(q_norm, q), self.rmsnorm(k_norm, k)
-        mixed, mix_back = self.attention(self.rotate(q, 1, "q"), self.rotate(k, 1, "k"), v, visible)
-        y, out_back = self.linear(
-            prefix + "self_attn.o_proj", self.seen(prefix + "self_attn.context", self.together(mixed))
-        )
+        (q, q_back), (k, k_back), (v, v_back) = (self.heads_of(n, prefix, which) for which in "qkv")
+        mixed, mix_back = self.attention(q, k, v, visible)
+        context = self.seen(prefix + "self_attn.context", self.together(mixed))
+        y, out_back = self.linear(prefix + "self_attn.o_proj", context)
 
         def backward(dy):
-            dq, dk, dv = mix_back(self.by_head(out_back(self.g(dy, "attention"))))
-            dq, dk = q_norm_back(self.rotate(dq, -1, "q")), k_norm_back(self.rotate(dk, -1, "k"))
-            parts = zip((v_back, q_back, k_back), (dv, dq, dk))
-            return norm_back(self.f(sum(back(self.together(part)) for back, part in parts), "attention"))
+            dq, dk, dv = mix_back(self.by_head(out_back(self.passed(dy, "attention"))))
+            return norm_back(v_back(dv) + q_back(dq) + k_back(dk))
 
         return y, backward
 
@@ -232,7 +212,7 @@ class Llama:
             y, back = self.experts.layer(self, prefix, n)
         else:
             y, back = self.mlp(prefix + "mlp.", n)
-        return y, lambda dy: norm_back(self.f(back(self.g(dy, "mlp")), "mlp"))
+        return y, lambda dy: norm_back(back(self.passed(dy, "mlp")))
 
     def mlp(self, prefix, x):
         gate, gate_back = self.linear(prefix + "gate_proj", x)
@@ -263,15 +243,18 @@ class Llama:
         def backward(dy):
             own = self.own(dy, "lm_head").reshape(-1, len(w))
             self.add(name, (own.T @ x.reshape(-1, w.shape[1])) * self.logit_scale)
-            return product(dy, w) * self.logit_scale
+            return product(self.passed(dy, "head"), w) * self.logit_scale
 
         return self.seen("lm_head", product(x, w.T) * self.logit_scale), backward
 
     def forward(self, tokens):
         """The hidden state before the head, (B, T, E), and its backward pass."""
-        dtype = self.w["model.embed_tokens.weight"].dtype
-        self.angles = tuple(x.astype(dtype, copy=False) for x in self.cos_sin(self.positions(tokens)))
-        visible = self.visible(tokens)
+        dtype, place = self.w["model.embed_tokens.weight"].dtype, np.arange(tokens.shape[1])
+        self.angles = {
+            which: [x.astype(dtype, copy=False) for x in self.cos_sin(self.positions(tokens, which))] for which in "qk"
+        }
+        visible = self.visible(place[:, None], place, self.starts(tokens)[:, :, None])
+        visible = np.broadcast_to(visible, (len(tokens), len(place), len(place)))
         x, embedding_back = self.embedding(tokens)
         backs = []
         for layer in range(self.layers):
@@ -299,22 +282,17 @@ class Llama:
         return (lse - np.take_along_axis(logits, at, axis=2))[:, :, 0], gradient
 
     def loss(self, tokens, targets):
-        """tokens, targets (B, T). The mean loss over the targets that are not -1, without z-loss; and its backward pass,
-        which may run again."""
-        targets = self.shift(targets)
+        """tokens, targets (B, T). The mean loss over the targets that are not -1, without z-loss; its backward pass."""
+        targets = self.aims(tokens, targets)
         n, body_back = self.forward(tokens)
         logits, head_back = self.head(n)
         weights = self.target_weights(targets)
         losses, dlogits = self.loss_of_logits(logits, targets)
         dlogits *= weights[:, :, None]
-
-        def backward():
-            body_back(self.f(head_back(self.g(dlogits, "head")), "head"))
-
-        return float(np.sum(losses * weights)), backward
+        return float(np.sum(losses * weights)), lambda: body_back(head_back(dlogits))
 
     def gradients(self, backward):
-        """{name: gradient}. Of a fault that this model cannot have: None."""
+        """{name: gradient}."""
         self.grad = {}
         backward()
         return self.grad
@@ -334,24 +312,36 @@ def clip_factor(norm, clip):
 
 
 class AdamW:
-    """Clipping and AdamW of docs/reference-format.md; `decays`: of which parameters, by name and weight."""
+    """Clipping and AdamW of docs/reference-format.md."""
 
-    def __init__(self, beta1, beta2, eps, decay, clip, decays=lambda name, w: w.ndim == 2):
-        self.beta1, self.beta2, self.eps, self.decay, self.clip, self.decays = beta1, beta2, eps, decay, clip, decays
+    coupled, in_gradient, corrected = True, False, True  # weight decay times lr; in the gradient; corrected for bias
+
+    def __init__(self, beta1, beta2, eps, decay, clip):
+        self.beta1, self.beta2, self.eps, self.decay, self.clip = beta1, beta2, eps, decay, clip
         self.m, self.v, self.t = {}, {}, 0
 
-    def step(self, weights, gradients, lr):
-        """The new weights."""
-        self.t += 1
+    def decays(self, name, w):
+        return w.ndim == 2
+
+    def clipped(self, gradients):
         factor = clip_factor(norm_of(gradients), self.clip)
-        after = {}
-        for name, w in weights.items():
-            if name not in gradients:  # a router's bias
-                after[name] = w
-                continue
-            g = gradients[name] * factor
-            self.m[name] = self.beta1 * self.m.get(name, 0) + (1 - self.beta1) * g
-            self.v[name] = self.beta2 * self.v.get(name, 0) + (1 - self.beta2) * g * g
-            m, v = self.m[name] / (1 - self.beta1**self.t), self.v[name] / (1 - self.beta2**self.t)
-            after[name] = w - lr * (m / (np.sqrt(v) + self.eps) + (self.decay if self.decays(name, w) else 0) * w)
+        return {name: g * factor for name, g in gradients.items()}
+
+    def direction(self, m, v):
+        size = np.sqrt(v) + self.eps
+        return np.divide(m, size, out=np.zeros_like(m), where=size != 0)
+
+    def step(self, weights, gradients, lr):
+        """The new weights. Those without a gradient are biases of routers."""
+        self.t, gradients, after = self.t + 1, self.clipped(gradients), dict(weights)
+        for name, g in gradients.items():
+            w = weights[name]
+            decay = self.decay if self.decays(name, w) else 0.0
+            if self.in_gradient:
+                g, decay = g + decay * w, 0.0
+            self.m[name] = m = self.beta1 * self.m.get(name, 0) + (1 - self.beta1) * g
+            self.v[name] = v = self.beta2 * self.v.get(name, 0) + (1 - self.beta2) * g * g
+            if self.corrected:
+                m, v = m / (1 - self.beta1**self.t), v / (1 - self.beta2**self.t)
+            after[name] = w - lr * self.direction(m, v) - (lr if self.coupled else 1.0) * decay * w
         return after

@@ -1,100 +1,217 @@
-"""Known faults, each as a Llama that computes one thing otherwise: here those of the backward pass and of parallel
-ranks, in conventions.py those of the forward pass. doctor.py asks which of them, if any, gives a run's numbers to
-rounding. KNOWN lists all; a new one is a class and a line there.
+"""What known faults of a step compute otherwise, replayed in NumPy; rules.py names them.
+
+A fault is a function of a right model (llama.py): the attributes and methods that it replaces, or None if this model
+cannot have it. A method that takes the place of another is given the model and the right method first.
 """
+
+import copy
+import functools
+import math
 
 import numpy as np
 
-from . import conventions as of
 from .llama import Llama
+from .runs import DIGITS
 
-RANKS = (2, 4, 8)
+
+def planted(model, fault):
+    """The model with a fault; None if it cannot have it."""
+    changes = fault(model)
+    if changes is not None:
+        vars(model).update(changes)
+    return None if changes is None else model
+
+
+def method(name, function, **values):
+    """The fault of a method that is this function."""
+    return lambda m: {name: functools.partial(function, m, getattr(m, name), **values)}
+
+
+def value(name, of):
+    """The fault of an attribute that is this function of the right model."""
+    return lambda m: {name: of(m)}
+
+
+def rounded(x, dtype):
+    """To the nearest number of a dtype."""
+    if dtype == "fp32":
+        return x.astype(np.float32).astype(np.float64)
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.rint(mantissa * 2 ** DIGITS[dtype]) / 2 ** DIGITS[dtype], exponent)
+
+
+# ---- conventions of the forward pass
+def rope_table(m, right, positions, dtype):
+    return [rounded(x, dtype) for x in right(positions)]
+
+
+def rope_angles(m, right, positions, dtype):
+    positions, frequencies = rounded(positions * 1.0, dtype), rounded(m.frequencies, dtype)
+    angles = rounded(positions[:, None, :, None] * frequencies, dtype)
+    return np.cos(angles), np.sin(angles)
+
+
+def rope_interleaved(m, right, x, sign, which):
+    """Pairs (0, 1), (2, 3), ... instead of (0, D/2), (1, D/2 + 1), ..."""
+    halves = right(np.concatenate([x[..., 0::2], x[..., 1::2]], axis=3), sign, which)
+    return np.stack(np.split(halves, 2, axis=3), axis=4).reshape(x.shape)
+
+
+def positions(change):
+    """change(right positions, "q" or "k", T)."""
+    return method("positions", lambda m, right, tokens, which: change(right(tokens, which), which, tokens.shape[1]))
+
+
+def chunk(length, ranks):
+    """Positions of a context-parallel rank."""
+    return -(-length // ranks)
+
+
+def mask(ahead):
+    """Query i sees keys up to i + ahead, within its document, and the first itself."""
+
+    def rule(m, right, query, key, start):
+        return (query + ahead >= key) & (key >= start) | (query == 0) & (key == 0)
+
+    return method("visible", rule)
+
+
+def mask_of_chunks(ranks, rule):
+    """rule(positions of queries, of keys, of one rank)."""
+    return method("visible", lambda m, right, q, k, start: right(q, k, start) & rule(q, k, chunk(len(k), ranks)))
+
+
+def token_begins_document(m, right, tokens):
+    """The document token is the first of the next document, not the last of its own."""
+    return np.maximum.accumulate(np.where(tokens == m.document_token, np.arange(tokens.shape[1]), 0), axis=1)
+
+
+def gelu(m, right, gate):
+    phi = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(gate / np.sqrt(2)))
+    return gate * phi, phi + gate * np.exp(-gate * gate / 2) / np.sqrt(2 * np.pi)
+
+
+def gelu_tanh(m, right, gate):
+    c, k = np.sqrt(2 / np.pi), 0.044715
+    t = np.tanh(c * (gate + k * gate**3))
+    return 0.5 * gate * (1 + t), 0.5 * (1 + t) + 0.5 * gate * (1 - t * t) * c * (1 + 3 * k * gate * gate)
+
+
+def relu(m, right, gate):
+    return np.maximum(gate, 0), (gate > 0) * 1.0
+
+
+def sigmoid(m, right, gate):
+    y = 1 / (1 + np.exp(-gate))
+    return y, y * (1 - y)
+
+
+def gate_and_up_swapped(m):
+    others = {"gate_proj": "up_proj", "up_proj": "gate_proj", ".w1.": ".w3.", ".w3.": ".w1."}
+
+    def other(name):
+        part = next((part for part in others if part in name), None)
+        return name.replace(part, others[part]) if part else name
+
+    return {
+        "w": {other(name): w for name, w in m.w.items()},
+        "add": lambda name, gradient: Llama.add(m, other(name), gradient),
+    }
+
+
+def experts(**values):
+    """Experts (experts.py) with other values, or with functions of the right ones."""
+
+    def fault(m):
+        if not m.experts:
+            return None
+        altered = copy.copy(m.experts)
+        vars(altered).update({key: value(altered) if callable(value) else value for key, value in values.items()})
+        return {"experts": altered}
+
+    return fault
+
+
+def more_experts(count):
+    return experts(top_k=lambda right: min(max(right.top_k + count, 1), right.count))
+
+
+def layer_norm(m, right, name, x):
+    """The mean is subtracted first."""
+    y, back = right(name, x - x.mean(axis=-1, keepdims=True))
+
+    def backward(dy):
+        dx = back(dy)
+        return dx - dx.mean(axis=-1, keepdims=True)
+
+    return y, backward
+
+
+def no_norm(m, right, name, x, names):
+    def backward(dy):
+        m.add(name + ".weight", np.zeros(x.shape[-1]))
+        return dy
+
+    return (x, backward) if name.endswith(names) else right(name, x)
+
+
+def embedding_scaled(m, right, tokens):
+    (x, back), scale = right(tokens), np.sqrt(m.config["hidden_size"])
+    return x * scale, lambda dx: back(dx * scale)
+
+
+def no_bias(m):
+    return {
+        "w": {name: w * (not name.endswith(".bias")) for name, w in m.w.items()},
+        "add": lambda name, gradient: Llama.add(m, name, gradient * (not name.endswith(".bias"))),
+    }
+
+
+def shifted_twice(m, right, tokens, targets):
+    """The last of each sample has no target."""
+    return np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], -1)], axis=1)
 
 
 # ---- the backward pass of one rank
-class Backward(Llama):
-    only_backward = True
+def times(factor, *places):
+    """Of gradients on their way (Llama.passed)."""
+    return method("passed", lambda m, right, gradient, at: factor * gradient if at in places else gradient)
 
 
-class OnlyFirstQueryHead(Backward):
-    """The gradient of keys and values is that of the group's first query head."""
-
-    def of_group(self, gradient, head):
-        return gradient[:, np.searchsorted(head, np.arange(self.kv_heads))]
+def added(coefficient, more):
+    return experts(**{coefficient: lambda right: getattr(right, coefficient) + more})
 
 
-class MeanOverQueryHeads(Backward):
-    def of_group(self, gradient, head):
-        return super().of_group(gradient, head) * self.kv_heads / self.heads
+def tied_without(name):
+    return lambda m: {"own": lambda gradient, layer: 0 * gradient if layer == name else gradient} if m.tied else None
 
 
-class CopiedHeads(Backward):
+def first_query_head(m, right, gradient, which):
+    return gradient[:, np.searchsorted(m.key_head, np.arange(m.kv_heads))]
+
+
+def copied_heads(copies):
     """Tensor parallelism over more ranks than key/value heads: each of `copies` ranks has the weights of one, and keeps
     the gradient by its own query heads; that of their input is summed."""
 
-    copies, kept = 2, ()
-
-    def of_group(self, gradient, head):  # of k, then of v
-        group = self.heads // self.kv_heads
-        first = np.arange(self.heads) % group * self.copies < group
-        self.kept = self.kept[-1:] + (super().of_group(gradient * first[:, None, None], head),)
-        return super().of_group(gradient, head)
-
-    def own(self, gradient, name):
-        if not name.endswith(("k_proj", "v_proj")):
-            return gradient
-        dk, dv = self.kept
-        return self.together(self.rotate(dk, -1, "k") if name.endswith("k_proj") else dv)
-
-    def gradients(self, backward):
-        if self.heads // self.kv_heads % self.copies or any("k_norm" in name for name in self.w):
+    def fault(m):
+        group, kept = m.heads // m.kv_heads, {}
+        if group % copies or any("k_norm" in name for name in m.w):
             return None
-        return super().gradients(backward)
+        first = np.arange(m.heads) % group * copies < group
 
+        def of_group(gradient, which):
+            kept[which] = Llama.of_group(m, gradient * first[:, None, None], which)
+            return Llama.of_group(m, gradient, which)
 
-class HeadNormsNotSummed(Backward):
-    """Tensor parallelism: the gradients of q's and k's norms are those of the first rank's heads."""
+        def own(gradient, name):
+            if name.endswith("v_proj"):
+                return m.together(kept["v"])
+            return m.together(m.rotate(kept["k"], -1, "k")) if name.endswith("k_proj") else gradient
 
-    ranks = 2
+        return {"of_group": of_group, "own": own}
 
-    def own(self, gradient, name):
-        return part(gradient, 1, self.ranks) if name.endswith(("q_norm", "k_norm")) else gradient
-
-
-class TiedPart(Backward):
-    """A tied weight has only the gradient of the head, or only that of the embedding."""
-
-    lost = "model.embed_tokens"
-
-    def own(self, gradient, name):
-        return 0 * gradient if name == self.lost else gradient
-
-    def gradients(self, backward):
-        return super().gradients(backward) if self.tied else None
-
-
-class Balanced(Backward):
-    """Coefficients are added to those of the balancing loss and of the router's z-loss."""
-
-    more = 0.0, 0.0
-
-    def balance(self):
-        return tuple(x + more for x, more in zip(super().balance(), self.more))
-
-
-class RouterWithoutWeights(Backward):
-    def of_router(self, gradient):
-        return 0 * gradient
-
-
-class ExpertsWithoutInput(Backward):
-    def of_expert(self, gradient):
-        return 0 * gradient
-
-
-class SharedWithoutInput(Backward):
-    def of_shared(self, gradient):
-        return 0 * gradient
+    return fault
 
 
 # ---- parallel ranks
@@ -104,196 +221,68 @@ def part(x, axis, ranks, rank=0):
     return x * inside.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
 
 
-class NoSumAtF(Backward):
+def no_f(ranks, head_too):
     """Tensor parallelism without f: the gradient of a column-parallel layer's input is each rank's own part."""
 
-    ranks, rank, head_too = 2, 0, True
-
-    def keep(self, x, axis):
-        return part(x, axis, self.ranks, self.rank)
-
-    def of_input(self, gradient, name):
-        return self.keep(gradient, 2) if name.endswith(("o_proj", "down_proj")) else gradient
-
-    def g(self, gradient, half):
-        return self.keep(gradient, 2) if half == "head" and self.head_too else gradient
-
-    def sharded(self, name):
-        return "_proj" in name or "lm_head" in name and self.head_too
-
-    def complete(self, name):
-        return self.rank == 0 and not self.sharded(name) and super().complete(name)
-
-    def gradients(self, backward):
-        size = self.heads, self.kv_heads, self.config["intermediate_size"]
-        if any(n % self.ranks for n in size):
+    def fault(m):
+        if any(n % ranks for n in (m.heads, m.kv_heads, m.config["intermediate_size"])):
             return None
-        total = {}
-        for self.rank in range(self.ranks):
-            for name, g in super().gradients(backward).items():
-                if name.endswith(("o_proj.weight", "down_proj.weight")):  # its columns are this rank's
-                    g = self.keep(g, 1)
-                elif name == "lm_head.weight" and self.head_too:
-                    g = self.keep(g, 0)
-                if self.rank == 0 or self.sharded(name):
-                    total[name] = total.get(name, 0) + g
-        return total
+        rank = 0
+        axes = {"o_proj.weight": 1, "down_proj.weight": 1} | ({"lm_head.weight": 0} if head_too else {})  # cut along
+        cut = ("o_proj", "down_proj") + (("head",) if head_too else ())
+
+        def sharded(name):
+            return "_proj" in name or "lm_head" in name and head_too
+
+        def gradients(backward):
+            nonlocal rank
+            total = {}
+            for rank in range(ranks):
+                for name, g in Llama.gradients(m, backward).items():
+                    for end, axis in axes.items():
+                        g = part(g, axis, ranks, rank) if name.endswith(end) else g
+                    if rank == 0 or sharded(name):
+                        total[name] = total.get(name, 0) + g
+            return total
+
+        return {
+            "passed": lambda gradient, at: part(gradient, 2, ranks, rank) if at.endswith(cut) else gradient,
+            "complete": lambda name: rank == 0 and not sharded(name) and Llama.complete(m, name),
+            "gradients": gradients,
+        }
+
+    return fault
 
 
-class SumAtG(Backward):
-    """Tensor parallelism whose all-reduce at the exit sums in the backward pass, too: equal gradients, ranks times."""
+def first_chunk_only(ranks, times=1, layers=("",)):
+    """Context or sequence parallelism without the sum over its ranks: a weight's gradient is that of the first chunk of
+    positions, which is counted `times`."""
 
-    ranks, halves = 2, ("attention", "mlp")
-
-    def g(self, gradient, half):
-        return gradient * self.ranks if half in self.halves else gradient
-
-
-class FirstChunkOnly(Backward):
-    """Context parallelism without the sum over its ranks: each weight's gradient is that of the first chunk, which is
-    counted `times`."""
-
-    ranks, times = 2, 1
-
-    def own(self, gradient, name):
+    def own(m, right, gradient, name):
         axis = gradient.ndim - 2  # positions
-        first = np.arange(gradient.shape[axis]) * self.ranks < gradient.shape[axis]
-        return gradient * first[:, None] * self.times
+        first = np.arange(gradient.shape[axis]) * ranks < gradient.shape[axis]
+        return gradient * first[:, None] * times if name.endswith(layers) else gradient
+
+    return method("own", own)
 
 
-class NormsNotSummed(FirstChunkOnly):
-    """Sequence parallelism: the gradients of norms, but not of heads', are those of the first rank's positions."""
-
-    def own(self, gradient, name):
-        return super().own(gradient, name) if name.endswith(("layernorm", "model.norm")) else gradient
+def head_norms_not_summed(m, right, gradient, name, ranks):
+    """Tensor parallelism: the gradients of q's and k's norms are those of the first rank's heads."""
+    return part(gradient, 1, ranks) if name.endswith(("q_norm", "k_norm")) else gradient
 
 
-class BlockLse(Backward):
+def block_lse(m, right, q, k, v, p, dout, delta, ranks):
     """Ring attention whose backward pass normalises each block of keys by the block's own sum."""
-
-    ranks = 2
-
-    def attention_backward(self, q, k, v, p, dout, delta):
-        chunk, _ = of.chunks(p.shape[3], self.ranks)
-        p = p.copy()
-        for i in range(self.ranks):
-            keys = chunk == i
-            total = p[..., keys].sum(axis=3, keepdims=True)
-            p[..., keys] = np.divide(p[..., keys], total, out=np.zeros_like(p[..., keys]), where=total > 0)
-        return super().attention_backward(q, k, v, p, dout, delta)
+    p, size = p.copy(), chunk(p.shape[3], ranks)
+    for first in range(0, p.shape[3], size):
+        block = p[..., first : first + size]
+        total = block.sum(axis=3, keepdims=True)
+        np.divide(block, total, out=block, where=total > 0)
+    return right(q, k, v, p, dout, delta)
 
 
-class KeysNotReturned(Backward):
+def keys_not_returned(m, right, q, k, v, p, dout, delta, ranks):
     """Ring attention that loses the gradients of the other ranks' keys and values."""
-
-    ranks = 2
-
-    def attention_backward(self, q, k, v, p, dout, delta):
-        chunk, _ = of.chunks(p.shape[3], self.ranks)
-        dq, _, _ = super().attention_backward(q, k, v, p, dout, delta)
-        own = p * (chunk[:, None] == chunk)
-        _, dk, dv = super().attention_backward(q, k, v, own, dout, delta)
-        return dq, dk, dv
-
-
-def made(kind, **values):
-    return type(kind.__name__, (kind,), values)
-
-
-def _known():
-    yield "RoPE: cos and sin in bf16", of.RopeTable
-    yield "RoPE: cos and sin in fp32", made(of.RopeTable, dtype="fp32")
-    yield "RoPE: angles in bf16", of.RopeAngles
-    yield "RoPE: angles in fp32", made(of.RopeAngles, dtype="fp32")
-    for base in (1e4, 5e4, 1e5, 5e5, 1e6):
-        yield f"RoPE: base {base:g}", made(of.RopeBase, base=base)
-    yield "RoPE: scaling of frequencies ignored", of.RopeUnscaled
-    yield "RoPE: interleaved pairs", of.RopeInterleaved
-    yield "RoPE: frequencies base^(-i / D)", of.RopeExponent
-    yield "RoPE: rotated backwards", of.RopeBackwards
-    yield "RoPE: the sine is lost", of.RopeNoSine
-    yield "RoPE: k is not rotated", made(of.RopeOnly, rotated="q")
-    yield "RoPE: q is not rotated", made(of.RopeOnly, rotated="k")
-    yield "RoPE: nothing is rotated", of.RopeOnly
-    yield "RoPE: positions of q are one too large", of.PositionsOffByOneOnQueries
-    yield "documents are ignored: attention sees the others, positions do not restart", of.NoDocuments
-    yield "documents: attention sees the others, positions restart", of.MaskIgnoresDocuments
-    yield "documents: their token is the next document's first", of.TokenBeginsDocument
-    yield "attention: scaled by 1 / D", of.AttentionScale
-    yield "attention: not scaled", made(of.AttentionScale, power=0.0)
-    yield "attention: scaled by 1 / sqrt(hidden)", of.ScaleOfHidden
-    yield "attention: the mask sees one token ahead", of.Mask
-    yield "attention: no causal mask", made(of.Mask, ahead=1 << 30)
-    yield "attention: a token does not see itself", made(of.Mask, ahead=-1)
-    yield "grouped heads: tiled instead of repeated", of.HeadsTiled
-    yield "grouped heads: all use the first key/value head", of.FirstKeyHead
-    yield "grouped heads: gradient of the first query head only", OnlyFirstQueryHead
-    yield "grouped heads: mean over query heads instead of their sum", MeanOverQueryHeads
-    yield "MLP: GELU instead of SiLU", of.Gelu
-    yield "MLP: GELU by tanh instead of SiLU", of.GeluTanh
-    yield "MLP: ReLU instead of SiLU", of.Relu
-    yield "MLP: sigmoid instead of SiLU", of.Sigmoid
-    yield "MLP: gate and up are swapped", of.GateAndUpSwapped
-    yield "experts: weights of a token do not sum to 1", made(of.OfExperts, values={"normalized": False})
-    yield "experts: weights of a token sum to 1", made(of.OfExperts, values={"normalized": True})
-    yield "experts: one more of each token", of.TopK
-    yield "experts: one less of each token", made(of.TopK, more=-1)
-    for factor in (1e-4, 1e-3, 1e-2):
-        yield f"experts: a balancing loss of {factor:g} is added", made(Balanced, more=(factor, 0.0))
-        yield f"experts: a z-loss of the router of {factor:g} is added", made(Balanced, more=(0.0, factor))
-    yield "experts: the router has no gradient from their weights", RouterWithoutWeights
-    yield "experts: their input has no gradient from them", ExpertsWithoutInput
-    yield "experts: scores by a softmax instead of a sigmoid", made(of.OfExperts, values={"sigmoid": False})
-    yield "experts: scores by a sigmoid instead of a softmax", made(of.OfExperts, values={"sigmoid": True})
-    yield "experts: weights are not scaled", made(of.OfExperts, values={"scale": 1.0})
-    yield "experts: chosen from all groups", made(of.OfExperts, values={"groups": 1})
-    yield "experts: the bias is ignored", made(of.OfExperts, values={"bias_in_choice": lambda bias: 0 * bias})
-    yield "experts: the bias is in their weights, too", made(of.OfExperts, values={"bias_in_weights": lambda bias: bias})
-    yield "experts: groups are chosen by their best expert", made(of.OfExperts, values={"counted": 1})
-    yield "experts: groups are chosen by the sum of all of their experts", made(of.OfExperts, values={"counted": 1000})
-    yield "experts: the shared experts are left out", made(of.OfExperts, values={"shared_scale": 0.0})
-    yield "experts: the shared experts are scaled, too", of.SharedScaled
-    yield "experts: the shared experts' input has no gradient from them", SharedWithoutInput
-    for eps in (0.0, 1e-8, 1e-6, 1e-5, 1e-3):
-        yield f"RMSNorm: eps {eps:g}", made(of.NormEps, value=eps)
-    yield "RMSNorm: gain 1 + w", of.NormGainPlusOne
-    yield "RMSNorm: the mean is subtracted", of.LayerNorm
-    yield "RMSNorm: none before the head", of.NoFinalNorm
-    yield "embedding: times sqrt(hidden)", of.EmbeddingScaled
-    yield "targets: shifted twice", of.TargetsShifted
-    yield "targets: not shifted", of.TargetsAreInputs
-    yield "q, k, v: biases are ignored", of.NoBias
-    yield "q, k: norms are ignored", of.NoHeadNorm
-    yield "q, k: norms after RoPE", of.HeadNormAfterRope
-    yield "tied weights: gradient of the embedding is lost", TiedPart
-    yield "tied weights: gradient of the head is lost", made(TiedPart, lost="lm_head")
-    for n in RANKS:
-        yield f"context parallelism ({n} ranks): positions begin at 0 on each", made(of.PositionsPerChunk, ranks=n)
-        yield f"context parallelism ({n} ranks): causal mask on every block", made(of.MaskPerBlock, ranks=n)
-        yield f"context parallelism ({n} ranks): no rank sees the others' keys", made(of.MaskOwnBlock, ranks=n)
-        yield f"context parallelism ({n} ranks): backward with the block's own log-sum-exp", made(BlockLse, ranks=n)
-        yield f"context parallelism ({n} ranks): gradients of the others' keys are lost", made(KeysNotReturned, ranks=n)
-        for times in (1, n):
-            yield (
-                f"context parallelism ({n} ranks): gradients are not summed"
-                + (f", but multiplied by {n}" if times > 1 else "")
-            ), made(FirstChunkOnly, ranks=n, times=times)
-        yield f"tensor parallelism: gradients of {n} copies of each key/value head are not summed", made(
-            CopiedHeads, copies=n
-        )
-        yield f"tensor parallelism ({n} ranks): gradients of q's and k's norms are not summed", made(
-            HeadNormsNotSummed, ranks=n
-        )
-        yield f"sequence parallelism ({n} ranks): gradients of norms are not summed", made(NormsNotSummed, ranks=n)
-        yield (f"tensor parallelism ({n} ranks): no f, the inputs' gradients are not summed"), made(NoSumAtF, ranks=n)
-        yield (f"tensor parallelism ({n} ranks): no f in the blocks, the inputs' gradients are not summed"), made(
-            NoSumAtF, ranks=n, head_too=False
-        )
-        for halves in (("attention", "mlp"), ("attention",), ("mlp",)):
-            which = f" of {halves[0]}" if len(halves) == 1 else ""
-            yield f"tensor parallelism ({n} ranks): g{which} sums in the backward pass, too", made(
-                SumAtG, ranks=n, halves=halves
-            )
-
-
-KNOWN = dict(_known())
+    rank = np.arange(p.shape[3]) // chunk(p.shape[3], ranks)
+    mine = p * (rank[:, None] == rank)
+    return right(q, k, v, p, dout, delta)[0], *right(q, k, v, mine, dout, delta)[1:]

@@ -1,5 +1,6 @@
 """Reads reference runs (docs/reference-format.md). What a folder lacks or states wrongly is one line, a UsageError."""
 
+import contextlib
 import json
 import math
 import os
@@ -27,13 +28,14 @@ def shown(path):
     return path if path.isprintable() else quoted(path)
 
 
-def read_bytes(path, hint=""):
-    """The whole of a regular file: a FIFO would block for ever."""
+@contextlib.contextmanager
+def opened(path, hint=""):
+    """A regular file: a FIFO would block for ever."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise UsageError(f"{shown(path)}: cannot be read: not a file{hint}")
         with open(path, "rb") as file:
-            return file.read()
+            yield file
     except (OSError, ValueError) as error:
         raise UsageError(f"{shown(path)}: cannot be read: {getattr(error, 'strerror', None) or error}{hint}") from None
 
@@ -47,7 +49,10 @@ class Safetensors:
 
     def __init__(self, path):
         self.path = path
-        head = self._head()
+        with opened(path) as file:
+            start = file.read(8)
+            size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            head = file.read(size) if size < 1 << 27 else b""
         self.begin = 8 + len(head)
         try:
             entries = json.loads(head)
@@ -65,17 +70,6 @@ class Safetensors:
                 raise UsageError(f"{shown(path)}: {quoted(name)} does not lie within the file: is it cut?")
         if not self.tensors:
             raise UsageError(f"{shown(path)}: has no tensors")
-
-    def _head(self):
-        try:
-            if not stat.S_ISREG(os.stat(self.path).st_mode):
-                raise OSError(0, "not a file")
-            with open(self.path, "rb") as file:
-                start = file.read(8)
-                size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-                return file.read(size) if size < 1 << 27 else b""
-        except OSError as error:
-            raise UsageError(f"{shown(self.path)}: cannot be read: {error.strerror}") from None
 
     def shape(self, name):
         return self.tensors[name][1]
@@ -143,8 +137,9 @@ class Run:
             raise ValueError(f"{name} is no JSON")
 
         try:
-            text = read_bytes(path, " (must be a folder that --save-reference wrote)").decode()
-            file = json.loads(text, parse_constant=constant)
+            with opened(path, " (must be a folder that --save-reference wrote)") as stored:
+                text = stored.read()
+            file = json.loads(text.decode(), parse_constant=constant)
         except RecursionError:
             refuse("nested deeper than 64")
         except ValueError as error:
@@ -184,12 +179,8 @@ class Run:
 
     def gentle(self):
         """Whether AdamW amplifies rounding so little that fp64 runs can be checked for more steps."""
-        return (
-            self.flag("lr") <= 3e-3
-            and self.flag("warmup-steps") >= 20
-            and self.flag("init-std") <= 0.1
-            and self.flag("eps") >= 1e-8
-        )
+        small = all(self.flag(name) <= most for name, most in (("lr", 3e-3), ("init-std", 0.1)))
+        return small and self.flag("warmup-steps") >= 20 and self.flag("eps") >= 1e-8
 
     def adamw(self):
         return self.flags.get("optimizer", "adamw") == "adamw"
