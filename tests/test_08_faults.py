@@ -5,8 +5,6 @@ import statistics
 
 import pytest
 
-from conftest import in_turn
-
 PROGRAM = "08_3d_full"
 SHAPE = ("--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 8 "
          "--init-std 0.1 --lr 0.001")
@@ -58,18 +56,15 @@ def test_a_rank_that_hangs_or_stops_ends_the_run_after_the_timeout(run, kind, sa
 
 
 @pytest.mark.parametrize("flags", ["--zero 0", "--zero 1", "--zero 2", "--zero 3", "--zero 3 --offload all",
-                                   "--dp 2 --tp 2 --zero 1"])
+                                   "--dp 2 --tp 2 --zero 1", GATE])
 def test_nan_is_found_and_its_parameter_named(run, flags):
-    done = train(run, "--inject nan:1:3", flags, code=1, seconds=8)
+    fault = f"nan:1:3:{GATE}" if flags == GATE else f"nan:1:3 {flags}"
+    done = train(run, "--inject", fault, code=1, seconds=8)
     announced(done, ("nan", 1, 3))
     name = re.search(r"the gradient of (.*) has a NaN$", done.err, re.M)[1]
+    assert name == GATE or flags != GATE
     done.says(f"{PROGRAM}: step 3: loss",
               f"first non-finite parameter: {name} (its gradient) on rank 1 (1 of 4 ranks has one)")
-
-
-def test_nan_in_a_parameter_that_is_named(run):
-    done = train(run, f"--inject nan:2:3:{GATE}", code=1, seconds=8)
-    done.says(f"first non-finite parameter: {GATE} (its gradient) on rank 2 (1 of 4 ranks has one)")
 
 
 @pytest.mark.parametrize("flags", ["--tp 2 --dp 2", "--tp 2 --cp 2 --zero 1"])
@@ -81,17 +76,17 @@ def test_deadlock_shows_two_ranks_in_either_group(run, flags):
         assert len(re.findall(f"{call}.*NOT ENDED", done.err)) == 2, f"{call}\n{done}"
 
 
-@pytest.mark.parametrize("flags", ["--dp 4", "--tp 4", "--zero 1", "--zero 3"])
-def test_skip_collective_is_found_at_once_by_comm_check(run, flags):
-    done = train(run, "--inject skip-collective:1:3 --comm-check on", flags, code=1, seconds=6)
+LATE = r"has not ended after 2 s \(--comm-timeout\)|message truncated"
+
+
+@pytest.mark.parametrize("check, flags, seconds, says", [
+    *(("on", flags, 6, "mismatch(.|\n)*scalar") for flags in ("--dp 4", "--tp 4", "--zero 1", "--zero 3")),
+    *(("off", flags, 9, LATE) for flags in ("--dp 4", "--tp 4", "--pp 2 --dp 2", "--pp 2 --tp 2"))])
+def test_skip_collective_is_found_at_once_by_comm_check_otherwise_in_time(run, check, flags, seconds, says):
+    fault = f"--inject skip-collective:1:3 --comm-check {check} --comm-timeout 2"
+    done = train(run, fault, flags, code=1, seconds=seconds)
     announced(done, ("skip-collective", 1, 3))
-    done.says("mismatch", "scalar")
-
-
-@pytest.mark.parametrize("flags", ["--dp 4", "--tp 4", "--pp 2 --dp 2", "--pp 2 --tp 2"])
-def test_skip_collective_is_otherwise_found_by_a_length_or_the_timeout(run, flags):
-    done = train(run, "--inject skip-collective:1:3 --comm-check off --comm-timeout 2", flags, code=1, seconds=9)
-    assert re.search(r"has not ended after 2 s \(--comm-timeout\)|message truncated", done.err), done
+    assert re.search(says, done.err), done
 
 
 # ---- faults that do not ----------------------------------------------------------------------------------------------
@@ -154,12 +149,10 @@ def test_wrong_sum_makes_one_gradient_wrong(run, one, flags):
 
 def test_wrong_group_changes_the_norm_of_its_step_and_the_losses_from_the_next_on(run):
     """The replicas stay equal."""
-    good = train(run, SPARSE)
-    losses, norms = of_steps(good), of_steps(good, "grad_norm")
-    done = train(run, SPARSE, "--inject wrong-group:1:4,wrong-group:3:4 --replica-check 1")
-    found = of_steps(done, "grad_norm")
-    assert found[:3] == norms[:3] and found[3] != norms[3]
-    assert of_steps(done)[:4] == losses[:4] and of_steps(done)[4] != losses[4]
+    good = train(run, SPARSE).events()
+    found = train(run, SPARSE, "--inject wrong-group:1:4,wrong-group:3:4 --replica-check 1").events()
+    for key, same in (("grad_norm", 3), ("loss", 4)):
+        assert [a[key] == b[key] for a, b in zip(good, found)][:same + 1] == [True] * same + [False], key
 
 
 def test_wrong_group_halves_gradients_of_experts_as_compare_says(run, one):
@@ -223,6 +216,7 @@ def test_replica_check_says_that_an_expert_has_one_copy(run):
 
 
 EQUAL = [
+    (4, "--tp 2 --dp 2 --sequence-parallel on --zero 0"),
     (4, "--zero 0 --dtype bf16"),
     (4, "--zero 1 --dtype bf16 --optimizer adamw8bit"),
     (4, "--zero 0 --optimizer adamw8bit"),
@@ -240,13 +234,9 @@ EQUAL = [
 ]
 
 
-def test_replica_check_finds_nothing_where_two_ranks_hold_a_key_value_head(run):
-    shape = SHAPE.replace("--heads 4 --kv-heads 2", "--heads 2 --kv-heads 1")
-    done = train(run, "--tp 2 --dp 2 --sequence-parallel on --zero 0 --replica-check 1", shape=shape)
-    assert "replica check every step" in done.out and not done.err, done
-
-
 @pytest.mark.parametrize("ranks, flags", EQUAL)
 def test_replica_check_finds_nothing_in_a_right_run(run, ranks, flags):
-    done = train(run, "--replica-check 1", flags, ranks=ranks)
+    """Two tensor-parallel ranks hold the only key/value head."""
+    shape = SHAPE if "--tp 4" in flags else SHAPE.replace("--kv-heads 2", "--kv-heads 1")
+    done = train(run, "--replica-check 1", flags, ranks=ranks, shape=shape)
     assert "replica check every step" in done.out and not done.err, done
