@@ -21,10 +21,10 @@ import pytest
 
 from conftest import SLICE, in_turn
 
-RANKS, STEPS, CUTS = 4, 120, 3200 if SLICE == "all" else 400
+RANKS, STEPS, CUTS = 4, 150, 3200 if SLICE == "all" else 400
 SHAPE = ("--layers 1 --hidden 16 --heads 2 --kv-heads 1 --ffn 16 --vocab 259 --seq-len 16 --global-batch 4 "
-         f"--steps {STEPS} --checkpoint-dir run/d")
-WRITES = "--checkpoint-every 1 --metrics m.jsonl"
+         "--steps 1000000 --warmup-steps 5 --checkpoint-dir run/d")
+WRITES, UNTIL = "--checkpoint-every 1 --metrics m.jsonl", f"--stop-after {STEPS}"
 LAYOUTS = ("--zero 0", "--tp 2 --zero 1", "--cp 2 --zero 3", "--zero 2 --keep 1")
 CALLS = {"open": "open,openat,creat", "write": "write,writev", "fsync": "fsync,fdatasync",
          "rename": "rename,renameat,renameat2", "mkdir": "mkdir,mkdirat", "unlink": "unlink,unlinkat,rmdir"}
@@ -166,7 +166,7 @@ class Disk:
         """{path: bytes, or None for a folder}: by chance, or all of it."""
         kept = sorted({change.number for folder in self.folders for change in folder.changes if not change.durable})
         if pick:
-            some = [number for number in kept if pick.random() < 0.5]
+            some = [n for n in kept if pick.random() < 0.5]
             kept = pick.choice((kept, [], kept[:pick.randrange(len(kept) + 1)], some))
         found = {}
 
@@ -202,8 +202,8 @@ def newest_of(left):
         assert manifest["step"] == step and len(files) == RANKS
     except (ValueError, AssertionError) as error:
         return step, f"the manifest of step-{step}: {error!r}"
-    there = {name: left.get(f"d/step-{step}/{name}") or b"" for name in files}
-    damaged = [name for name, data in there.items() if (len(data), zlib.crc32(data)) != files[name]]
+    there = {name: (len(data), zlib.crc32(data)) for name in files if (data := left.get(f"d/step-{step}/{name}"))}
+    damaged = [name for name in files if there.get(name) != files[name]]
     return step, f"step-{step}: damaged: {damaged}" if damaged else ""
 
 
@@ -225,18 +225,21 @@ def losses_of(path):
 
 
 def goes_on(run, flags, left, losses):
-    """A run that resumes from what is left has the losses of the whole run."""
+    """A run that resumes from what is left has the losses that are known."""
     shutil.rmtree(run.folder / "run")
     for path, content in {"": None, **left}.items():
         place = run.folder / "run" / path
         place.mkdir() if content is None else place.write_bytes(content)
     (run.folder / "resumed.jsonl").unlink(missing_ok=True)
     newest, _ = newest_of(left)
-    command = ["08_3d_full", SHAPE, flags, "--metrics resumed.jsonl"]
+    last = max(STEPS, newest + 20)
+    command = ["08_3d_full", SHAPE, flags, f"--stop-after {last} --metrics resumed.jsonl"]
     if newest == 0:
         run(*command, "--resume", ranks=RANKS, code=2).says("has no complete checkpoint")
     run(*command, *["--resume"] * (newest > 0), ranks=RANKS)
-    assert losses_of(run.folder / "resumed.jsonl") == {step: loss for step, loss in losses.items() if step > newest}
+    found = losses_of(run.folder / "resumed.jsonl")
+    assert list(found) == list(range(newest + 1, last + 1)) and found.keys() & losses.keys()
+    assert [(step, loss, losses[step]) for step, loss in found.items() if loss != losses.get(step, loss)] == []
 
 
 @pytest.fixture(scope="module", params=in_turn(LAYOUTS, len(LAYOUTS)))
@@ -248,15 +251,14 @@ def recorded(request, module_run, binaries):
     for name in ("run", "logs"):
         shutil.rmtree(work / name, ignore_errors=True)
         (work / name).mkdir()
-    module_run("strace", STRACE, binaries / "08_3d_full", SHAPE, request.param, WRITES, ranks=RANKS)
+    module_run("strace", STRACE, binaries / "08_3d_full", SHAPE, request.param, WRITES, UNTIL, ranks=RANKS)
     return request.param, Log(work), losses_of(work / "m.jsonl"), on_disk(work / "run")
 
 
 def test_the_log_explains_every_byte(recorded):
     _, log, losses, there = recorded
-    left = Disk(log.operations).left()
-    assert left.keys() == there.keys() and [path for path in left if left[path] != there[path]] == []
-    assert len(losses) == STEPS and len(log.announced) > 2
+    assert Disk(log.operations).left() == there
+    assert len(losses) == STEPS and len(log.announced) > 1
 
 
 def test_after_a_cut_the_newest_checkpoint_is_complete_and_none_that_was_announced_is_lost(recorded):
@@ -270,17 +272,16 @@ def test_without_an_fsync_a_cut_does_damage(recorded, kind):
     assert any(wrong for wrong, *_ in cuts(recorded[1], recorded[1].without(kind), kind))
 
 
-@pytest.mark.parametrize("is_first", (True, False))
-def test_a_run_resumes_after_a_cut(recorded, module_run, is_first):
-    """is_first: the cut comes before the first checkpoint is complete."""
+@pytest.mark.parametrize("nothing_is_complete", (True, False))
+def test_a_run_resumes_after_a_cut(recorded, module_run, nothing_is_complete):
     flags, log, losses, _ = recorded
     found = cuts(log, log.operations, "resumes")
-    left = next(left for _, newest, left in found if newest < STEPS and (newest == 0) == is_first)
+    left = next(left for _, newest, left in found if newest < STEPS and (newest == 0) == nothing_is_complete)
     goes_on(module_run, flags, left, losses)
 
 
 # All ranks once there are so many steps; or any rank instead of this call of a thread, which writes or commits.
-KILLS = (60, 90, 30, 75, "fsync:when=4", "rename:when=2", "unlink:when=9", "fsync:when=3")
+KILLS = (60, 90, 1, 200, "fsync:when=4", "rename:when=2", "unlink:when=6", "fsync:when=3")
 
 
 @pytest.mark.parametrize("kill", in_turn(KILLS, 4))
@@ -288,13 +289,12 @@ def test_a_run_resumes_after_a_kill(run, recorded, binaries, kill):
     flags, _, losses, _ = recorded
     (run.folder / "run").mkdir()
     watched = [] if isinstance(kill, int) else ["strace", f"-f -o /dev/null -e inject={kill}:signal=KILL"]
-    process = run.start(*watched, binaries / "08_3d_full", SHAPE, flags, WRITES, ranks=RANKS,
-                        env={"OMPI_MCA_odls_base_sigkill_timeout": "0"})
+    process = run.start(*watched, binaries / "08_3d_full", SHAPE, flags, WRITES, ranks=RANKS)
     if not watched:
         process.wait_for_steps(kill)
         process.kill()
     assert process.end().code != 0
     newest, wrong = newest_of(on_disk(run.folder / "run"))
     announced = re.findall(r'"event":"checkpoint","step":(\d+)', (run.folder / "m.jsonl").read_text())
-    assert not wrong and max(map(int, announced), default=0) <= newest < STEPS, (wrong, newest, announced)
-    goes_on(run, flags, on_disk(run.folder / "run"), losses)
+    assert not wrong and newest >= max(map(int, announced), default=0), (wrong, newest, announced)
+    goes_on(run, flags, on_disk(run.folder / "run"), losses | losses_of(run.folder / "m.jsonl"))
