@@ -33,7 +33,7 @@ CASES = {
 # Layouts that are simulated, where the planner's default takes minutes.
 SIMULATIONS = {"8b-128-1m": 6}
 KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace", "total"]
-COMMENT = "<!-- not measured: predicted; written by docs/configurations.py, compared by tests/08_plan_program.py -->"
+COMMENT = "<!-- not measured: predicted; written by docs/configurations.py, compared by tests/test_plan.py -->"
 
 
 def flags_of(name):
