@@ -4,8 +4,11 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
+import sys
 import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import programs  # noqa: E402
 
 COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:build/bin/|(?:mpirun|srun|bash|python3|cmake|ctest) )")
 LOOP = re.compile(r"^for (\w+) in ([^;]*); do\b ?(.*?)(?:; done)?$")
@@ -49,27 +52,25 @@ class Program:
         if path.name.endswith("_minimal"):  # no flags, at most one word
             self.flags, self.positionals = {}, 1
             return
-        text = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60,
-                              env=mpi_environment()).stdout
+        text = programs.output([path, "--help"], 60)
         self.flags, self.positionals = {}, len(re.findall(r"^  [A-Z]+ [A-Z]+  ", text, re.M))
         for flag, value in re.findall(r"^  (?:-\w,)?(--[a-z0-9-]+)(?: (\S+))?", text, re.M):
             self.flags[flag] = set(value.split("|")) if "|" in value else set() if value else None
 
 
 def mpi_environment():
-    return dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                OMPI_MCA_btl_vader_single_copy_mechanism="none", OMPI_MCA_rmaps_base_oversubscribe="1")
+    return dict(programs.ENVIRONMENT)
 
 
 @contextlib.contextmanager
-def working_folder(root, programs):
+def working_folder(root, binaries):
     """An empty folder that looks like the repository's root, for commands that write files."""
     with tempfile.TemporaryDirectory() as folder:
         for entry in root.iterdir():
             if entry.name not in ("build", ".git"):
                 os.symlink(entry, pathlib.Path(folder, entry.name))
         pathlib.Path(folder, "build").mkdir()
-        os.symlink(programs, pathlib.Path(folder, "build/bin"))
+        os.symlink(binaries, pathlib.Path(folder, "build/bin"))
         yield folder
 
 
@@ -85,8 +86,8 @@ def test_cases(file):
 class Commands:
     """What a repository's root and a folder of programs have to offer, and the check of a command against it."""
 
-    def __init__(self, root, programs):
-        self.root, self.bin = root, programs
+    def __init__(self, root, binaries):
+        self.root, self.bin = root, binaries
         self.programs, self.not_built = {}, set()
         self.targets, self.tests = set(), set()
         for file in (root / "CMakeLists.txt", root / "tests/CMakeLists.txt"):
