@@ -11,7 +11,7 @@ def read(path):
 
 
 def write(path, rows, columns=(), comments=()):
-    """rows: lists, the first of them the head, or, with columns, dictionaries. The file is there whole, or as it was."""
+    """rows: lists, the first of them the head; with columns, dictionaries. The file is there whole, or as it was."""
     with open(f"{path}.tmp", "w", newline="", encoding="utf-8") as file:
         file.writelines(f"# {line}\n" for line in comments)
         if columns:
@@ -26,15 +26,16 @@ def write(path, rows, columns=(), comments=()):
 def markdown(head, rows, aligned=None):
     """Lines; aligned: of each column, "-" to the left, ":" to the right [the first to the left]."""
     aligned = aligned or "-" + ":" * (len(head) - 1)
-    return ["| " + " | ".join(head) + " |", "|" + "|".join("---" + ":" * (each == ":") for each in aligned) + "|",
-            *("| " + " | ".join(map(str, row)) + " |" for row in rows)]
+    rule = "|" + "|".join("---" + ":" * (each == ":") for each in aligned) + "|"
+    lines = ["|" + "|".join(f" {cell} " if cell != "" else " " for cell in row) + "|" for row in [head, *rows]]
+    return [lines[0], rule, *lines[1:]]
 
 
 def parts(text, begin, end):
     """{name: (begin, end)} of what stands between the lines `begin`, a regular expression with the name, and `end`."""
     found = {}
     for mark in re.finditer(rf"^{begin}\n", text, re.M):
-        found[mark[1]] = mark.end(), text.index(f"{end}", mark.end())
+        found[mark[1]] = mark.end(), text.index(end, mark.end())
     return found
 
 
