@@ -13,6 +13,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import textwrap
 
 import programs
 import tables
@@ -75,13 +76,9 @@ def chosen(report):
 
 
 def wrapped(text, indent, width=110):
-    lines, line = [], ""
-    for word in text.split():
-        if line and len(indent + line) + len(word) + 3 > width:
-            lines.append(indent + line + " \\")
-            line = "    "
-        line += word if not line.strip() else " " + word
-    return lines + [indent + line]
+    lines = textwrap.wrap(text, width - len(" \\"), initial_indent=indent, subsequent_indent=indent + "    ",
+                          break_long_words=False, break_on_hyphens=False)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 def section(name, report):
@@ -106,9 +103,9 @@ def blocks(reports):
 
     def layout(name, report):
         best = report["best"][0]
-        return [name, chosen(report), str(best["micro_batch"]), best["recompute"],
-                ("on, overlap" if best["tp_overlap"] else "on") if best["sequence_parallel"] else "off", f"{best['tokens_per_s_per_gpu']:.0f}",
-                f"{100 * best['mfu']:.1f}%", gigabytes(best["memory"]["total"])]
+        sequence = ("on, overlap" if best["tp_overlap"] else "on") if best["sequence_parallel"] else "off"
+        return [name, chosen(report), best["micro_batch"], best["recompute"], sequence,
+                f"{best['tokens_per_s_per_gpu']:.0f}", f"{100 * best['mfu']:.1f}%", gigabytes(best["memory"]["total"])]
 
     def memory(name, report):
         return [name] + [gigabytes(report["best"][0]["memory"][kind]) for kind in KINDS]
@@ -122,11 +119,13 @@ def blocks(reports):
         return cells + [gigabytes(days["checkpoint_bytes"])]
 
     days = ["days", "GPU-hours", "dollars"]
-    heads = {layout: ["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "tokens/s/GPU", "MFU", "GB"],
-             memory: ["GB of the largest rank", *KINDS],
-             budget: ["model-GPUs", "tokens per day", "20 per parameter", *days, "the budget", *days, "checkpoint, GB"]}
-    found = {name: [COMMENT, *tables.markdown(heads[make], rows(make))]
-             for name, make in (("layouts", layout), ("memory", memory), ("budget", budget))}
+    made = {
+        "layouts": (layout, ["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "tokens/s/GPU", "MFU",
+                             "GB"]),
+        "memory": (memory, ["GB of the largest rank", *KINDS]),
+        "budget": (budget, ["model-GPUs", "tokens per day", "20 per parameter", *days, "the budget", *days,
+                            "checkpoint, GB"])}
+    found = {name: [COMMENT, *tables.markdown(head, rows(make))] for name, (make, head) in made.items()}
     return found | {name: section(name, report) for name, report in reports.items()}
 
 
@@ -179,7 +178,8 @@ def main():
     if missing - set(CASES) or missing & set(reports):
         sys.exit(f"{DOCUMENT.name}: has no block {sorted(missing)[0]}")
     if arguments.write:
-        DOCUMENT.write_text(tables.with_parts(text, BEGIN, END, {name: "\n".join(each) + "\n" for name, each in new.items()}))
+        lines = {name: "".join(f"{line}\n" for line in each) for name, each in new.items()}
+        DOCUMENT.write_text(tables.with_parts(text, BEGIN, END, lines))
         return
     for name in found.keys() & new.keys():
         if difference := compare(name, found[name].splitlines(), new[name], reports):

@@ -141,8 +141,8 @@ def main():
     os.environ.pop("OMP_NUM_THREADS")
 
     print(f"{programs.hardware()}, {options.threads} threads, PyTorch {torch.__version__}, fp32, {options.rounds} rounds\n")
-    print("\n".join(tables.markdown(["tokens/s", "ours", "torch eager", "torch.compile", "ours / eager", "ours / compile",
-                                     "attention, x floor"], [])))
+    head = ["tokens/s", "ours", "torch eager", "torch.compile", "ours / eager", "ours / compile", "attention, x floor"]
+    print("\n".join(tables.markdown(head, [])))
     for name in SHAPES if options.model == "all" else [options.model]:
         _, seq_len, sequences, _ = SHAPES[name]
         eager, compiled = Torch(torch, name, False), Torch(torch, name, True)

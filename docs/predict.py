@@ -73,7 +73,8 @@ def quiz(arguments):
     answers = read_answers(arguments.answers, chosen) if arguments.answers else None
     programs = programs_of(arguments.build, [asked.figure.command for asked in chosen])
     game.runner = Runner(ROOT, programs, 900)
-    game.say(f"{readme.path.parent.name}: {counted(len(chosen), 'question')}. A number (1.5 MB, 27%, 3/16), `same`, or ? to skip.")
+    game.say(f"{readme.path.parent.name}: {counted(len(chosen), 'question')}. A number (1.5 MB, 27%, 3/16), `same`, or ? "
+             "to skip.")
     results = game.run(chosen, answers)
     if arguments.json:
         print(json.dumps({"chapter": readme.path.parent.name, "questions": len(chosen),

@@ -81,7 +81,8 @@ class Machine:
         key = (tuple(words(shapes)), micro_batch, copies)
         if key not in self.benches:
             files = [self.folder / f"bench-{len(self.benches)}-{i}.csv" for i in range(copies)]
-            flags = [*words(shapes), "--micro-batch", str(micro_batch), "--global-batch", str(2 * micro_batch), "--bench-csv"]
+            batches = {"--micro-batch": micro_batch, "--global-batch": 2 * micro_batch}
+            flags = [*words(shapes | batches), "--bench-csv"]
             with concurrent.futures.ThreadPoolExecutor(copies) as pool:
                 texts = list(pool.map(lambda file: self.run(1, "01_single_gpu", [*flags, str(file)]), files))
             copy, product = re.search(r"copy ([\d.]+) GB/s, fp32 product ([\d.]+) TFLOP/s", texts[0]).groups()
@@ -136,7 +137,8 @@ def main():
                   f"{rows[-1][4]}%", file=sys.stderr, flush=True)
     head = ["layout", "ranks", "measured_ms", "simulated_ms", "error_%"]
     about = "step time of layouts on CPU ranks, one thread each: median measured, and simulated"
-    tables.write(arguments.out, [head, *rows], comments=[about, "docs/validate_simulation.py", f"{machine.cores} cores"])
+    where = ["docs/validate_simulation.py", f"{machine.cores} cores"]
+    tables.write(arguments.out, [head, *rows], comments=[about, *where])
     if arguments.limit is not None and worst > arguments.limit:
         sys.exit(f"the worst error, {worst:.1f}%, exceeds {arguments.limit}%")
 

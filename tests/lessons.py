@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Holds the lessons (README.md, */README.md, */experts/README.md, docs/*.md, docs/*/*.md) to the code; exit code 1, FILE:LINE and the
-difference where they disagree. tests/test_lessons.py does it for every page.
+"""Holds the lessons (README.md, */README.md, */experts/README.md, docs/*.md, docs/*/*.md) to the code; exit code 1,
+FILE:LINE and the difference where they disagree. tests/test_lessons.py does it for every page.
 
     python3 tests/lessons.py BIN_FOLDER [FILE.md ...] [--write] [--run] [--all]
-                                                  FILE.md: only these lessons; --run: also what programs print (minutes);
-                                                  --all: what takes minutes each, too; --write: mends what is stale
+        FILE.md: only these lessons; --run: also what programs print (minutes); --all: what takes minutes each, too;
+        --write: mends what is stale
 
 snippets   `<!-- cut: FILE NAME -->` before a fence: it is the region of FILE between the lines `// tag::NAME[]` and
            `// end::NAME[]` (`#` in scripts), dedented, without lines of markers.
 commands   build/bin/, mpirun, bash, python3, cmake, ctest, in code or inline: can be pasted (no placeholder or `a|b`),
            and name programs, flags, values, scripts, targets and tests that exist. `<!-- template: WHY -->` before a
            block or a paragraph: the reader fills its commands in; only their programs and flags are checked.
-printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` before a fence: the lines of COMMAND's output
-           from the fence's first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a decimal
-           point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `measured`, `not measured`: the figures of
-           a table or paragraph (tests/lessons_figures.py); `ask`: a question of docs/predict.py.
+printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` before a fence: the lines of COMMAND's
+           output from the fence's first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
+           decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `measured`, `not measured`: the
+           figures of a table or paragraph (tests/lessons_figures.py); `ask`: a question of docs/predict.py.
 links      relative ones lead to files; a `name` in a table row of "The code" stands in a file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or

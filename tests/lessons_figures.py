@@ -40,6 +40,9 @@ import re
 from lessons_runs import NUMBER, FigureError, numbers
 from lessons_text import parse
 
+ABOVE = "measured: or not measured: above says where from"
+
+
 # ---- what stands in a README ----------------------------------------------------------------------------------------
 
 @dataclasses.dataclass
@@ -184,14 +187,12 @@ class Readme:
         elif is_table and "not measured" not in found:
             cells = [plain(each) for line in block.lines[2:] for each, _ in cells_of(line)[1:]]
             if count := sum(bool(NUMBER.match(each)) for each in cells):
-                self.unsaid.append((block.line, f"a table with {count} numbers: measured: or not measured: above it says "
-                                                "where from"))
+                self.unsaid.append((block.line, f"a table with {count} numbers: {ABOVE}"))
         elif block.kind == "text" and section == "Predict, then run" and not found:
             precise = [n for n in numbers(re.sub(r"`[^`]*`|\]\([^)]*\)", "", " ".join(block.lines)))
                        if "," in n.text or n.unit]
             if precise:
-                self.unsaid.append((block.line, f"{precise[0].text}: measured: or not measured: above the paragraph says "
-                                                "where from"))
+                self.unsaid.append((block.line, f"{precise[0].text}: {ABOVE}"))
         if "measured" in found:
             self.figures += figures
         for text, line in asks:

@@ -166,9 +166,11 @@ class Runner:
         line = command
         if re.search(r"build/bin/\d\d_", command) and "--metrics" not in command and "--dry-run" not in command:
             line += " --metrics metrics.jsonl"
-        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "EMULATE_GPUS": "0"}
+        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+                       "EMULATE_GPUS": "0"}
         with working_folder(self.root, self.bin) as folder:
-            code, out, err = programs.run(["bash", "-c", line], self.limit, environment, cwd=folder, stdin=subprocess.DEVNULL)
+            code, out, err = programs.run(["bash", "-c", line], self.limit, environment, cwd=folder,
+                                          stdin=subprocess.DEVNULL)
             metrics = [line for path in sorted(pathlib.Path(folder).glob("*.jsonl")) if not path.is_symlink()
                        for line in path.read_text().splitlines()]
         if code is None:

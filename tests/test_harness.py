@@ -1,6 +1,7 @@
 """Only this catches: a wrong figure, a dead link or a failing rank that .ci/run would let pass.
 
-In a copy of the scripts and tests with one page, the built programs and CTest's own entries of two tests; nothing is built."""
+In a copy of the scripts and tests with one page, the built programs and CTest's entries of two tests; nothing is built.
+"""
 import re
 import shutil
 

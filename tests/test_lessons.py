@@ -1,4 +1,4 @@
-"""Only this catches: a printed figure, a snippet, a command, a link or a trap's test in a document that is no longer so.
+"""Only this catches: a printed figure, a snippet, a command, a link or a trap's test in a document that is stale.
 
     python3 -m pytest -k lessons                  every page, and an eighth of the commands that print its figures
     python3 -m pytest -k "lessons and 04_tensor"

@@ -107,7 +107,8 @@ def launch(cell, reference, folder, log, patched):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", cell["ranks"],
              HERE / cell["script"], reference, folder, *options]
     with open(log, "w") as file:
-        return programs.run(words, cell.get("minutes", MINUTES) * 60, environment, stdout=file, stderr=subprocess.STDOUT)[0]
+        seconds = cell.get("minutes", MINUTES) * 60
+        return programs.run(words, seconds, environment, stdout=file, stderr=subprocess.STDOUT)[0]
 
 
 def compare(folder, reference):

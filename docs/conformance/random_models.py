@@ -54,7 +54,8 @@ def main():
         flags = [word for key, x in flags_of(i + 1).items() for word in (f"--{key}", str(x))]
         reference = out / f"model-{i + 1}"
         if not reference.exists():
-            programs.output([args.programs.resolve() / "01_single_gpu", *flags, "--device", "cpu", "--save-reference", reference])
+            program = args.programs.resolve() / "01_single_gpu"
+            programs.output([program, *flags, "--device", "cpu", "--save-reference", reference])
         for cell in (one, *(others[(i * args.more + j) % len(others)] for j in range(args.more))):
             cell = {**cell, "reference": reference.name}
             verdict, gradient, cause, _ = board.run({k: v for k, v in cell.items() if k != "patch"}, out, out)["as it is"]

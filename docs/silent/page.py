@@ -30,7 +30,8 @@ def cells_table(rows):
     for row in rows:
         flags = re.sub(r"--data \.\./text\.bin --val-fraction 0", "masked targets", row["flags"])
         flags = f"`{flags}`" if "masked" not in flags else flags
-        lines.append([f"`{row['bug']}`", flags if row["flags"] else "one rank", *(cell(row, check) for check in CHECKS)])
+        flags = flags if row["flags"] else "one rank"
+        lines.append([f"`{row['bug']}`", flags, *(cell(row, check) for check in CHECKS)])
     seen = [sum(checks.sees(row)[check] for row in rows) for check in CHECKS]
     head = ["patch", "flags", *CHECKS.values()]
     return "\n".join([*tables.markdown(head, lines, "-" * len(head)),
