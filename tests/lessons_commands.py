@@ -18,6 +18,7 @@ OPTIONS = {
                "--map-by": 1, "--bind-to": 1},
     "srun": {"--mpi": 1, "--cpu-bind": 1},
     "cmake": {"-S": 1, "-B": 1, "-G": 1, "-j": 1, "--build": 1, "--target": 0},
+    "pytest": {"-k": 1, "-q": 0, "-x": 0},
     "ctest": {"--test-dir": 1, "--output-on-failure": 0, "-V": 0, "-R": 1, "-L": 1, "-LE": 1},
 }
 
@@ -40,7 +41,7 @@ def cmake_names(text):
             tests.add(name)
             if call == "add_cuda_test":  # where nvcc compiles the CUDA path, on the emulated GPU too
                 tests.add(name.replace("cuda", "emulated"))
-        elif call in ("add_script_test", "add_timed_test"):
+        elif re.fullmatch(r"add_\w+_tests?|add_pytest", call):
             tests.add(name)
     return targets, tests
 
@@ -129,6 +130,8 @@ class Commands:
         elif first == "bash" and rest[0] == "-c":
             for name in re.findall(r"build/bin/([\w.-]+)", rest[1]):
                 self.program(name, wrong)
+        elif rest[:2] == ["-m", "pytest"]:
+            self.check_pytest(rest[2:], wrong)
         elif first in ("bash", "python3"):
             script = self.root / rest[0]
             if not script.is_file():
@@ -154,6 +157,17 @@ class Commands:
                 wrong(f"unexpected {word}")
         else:
             wrong(f"{first} is no program that lessons use")
+
+    def check_pytest(self, words, wrong):
+        """Of -k, that each word stands in a test file or in its name."""
+        texts = [path.name + path.read_text() for path in sorted((self.root / "tests").glob("test_*.py"))]
+        for before, expression in zip(words, words[1:]):
+            for word in re.findall(r"\w+", expression) if before == "-k" else []:
+                if word not in ("and", "or", "not") and not any(word in text for text in texts):
+                    wrong(f"no test of Python has {word} in its name")
+        for file in self.skip_options("pytest", words, wrong):
+            if not (self.root / file.split("::")[0]).is_file():
+                wrong(f"there is no {file}")
 
     def skip_options(self, program, words, wrong):
         """The words behind a foreign program's options; of cmake and ctest, all words that are none."""
