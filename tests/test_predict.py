@@ -49,6 +49,7 @@ def test_predict_reads_the_unit_of_the_question(asked, text):
 
 @pytest.mark.parametrize("answer, actual, points", [
     (2048, 2048, (10, "exact")), (2049, 2048, (10, "exact")), (2000, 2048, (7, "within 10%")),
+    (2030, 2048, (7, "within 10%")), (1800, 2048, (4, "within a factor of 2")), (900, 2048, (1, "the right direction")),
     (1100, 2048, (4, "within a factor of 2")), (4000, 2048, (4, "within a factor of 2")),
     (100, 2048, (1, "the right direction")), (4096, 2048, (0, "no change predicted")),
     (8192, 2048, (0, "the wrong direction")), (float("nan"), 2048, (0, "missed")),
