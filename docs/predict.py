@@ -44,13 +44,11 @@ def readme_of(words):
 def programs_of(build, commands):
     """The folder of the programs; all that the commands name must be there."""
     folder = (pathlib.Path(build) if build else ROOT / "build").resolve() / "bin"
-    fix = f"bash tests/setup.sh{f' {build}' if build else ''}"
-    names = sorted({name for command in commands for name in re.findall(r"build/bin/([\w.-]+)", command)})
+    names = sorted(set(re.findall(r"build/bin/([\w.-]+)", " ".join(commands))))
     missing = [name for name in names if not (folder / name).is_file()]
-    if not folder.is_dir():
-        raise UsageError(f"--build {build or 'build'}: there is no {build or 'build'}/bin (try {fix})")
     if missing:
-        raise UsageError(f"--build {build or 'build'}: {', '.join(missing)} not built (try {fix})")
+        what = f"{', '.join(missing)} not built" if folder.is_dir() else f"there is no {build or 'build'}/bin"
+        raise UsageError(f"--build {build or 'build'}: {what} (try bash tests/setup.sh{f' {build}' if build else ''})")
     return folder
 
 
