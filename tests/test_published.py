@@ -53,7 +53,7 @@ def test_published_tables_of_the_lessons(path):
     assert published.lessons(DATA, WRITTEN, ROOT)[path] == (ROOT / path).read_text()
 
 
-@pytest.mark.parametrize("row, line", in_turn(PAIRS, 12), ids=lambda value: value.get("name", ""))
+@pytest.mark.parametrize("row, line", in_turn(PAIRS), ids=lambda value: value.get("name", ""))
 def test_published_prediction(binaries, row, line):
     """Simulated again."""
     predicted = published.simulate(row, DATA, binaries / "08_3d_full", ROOT / "08_3d_full/clusters")
