@@ -11,9 +11,12 @@ import argparse
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
+import textwrap
+
+import programs
+import tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs/configurations.md"
@@ -32,6 +35,7 @@ CASES = {
 }
 # Layouts that are simulated, where the planner's default takes minutes.
 SIMULATIONS = {"8b-128-1m": 6}
+BEGIN, END = r"<!-- plan: (\S+) -->", "<!-- end of plan -->"
 KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace", "total"]
 COMMENT = "<!-- not measured: predicted; written by docs/configurations.py, compared by tests/test_plan.py -->"
 
@@ -44,8 +48,7 @@ def plan(folder, name):
     """The program's report, as JSON."""
     with tempfile.TemporaryDirectory() as work:
         path = pathlib.Path(work, "plan.json")
-        subprocess.run([str(folder / "plan"), *flags_of(name).split(), "--json", str(path)], check=True, cwd=ROOT,
-                       stdout=subprocess.DEVNULL)
+        programs.output([folder / "plan", *flags_of(name).split(), "--json", path], cwd=ROOT)
         return json.loads(path.read_text())
 
 
@@ -61,11 +64,6 @@ def gigabytes(number):
     return f"{number / 1e9:.2f}" if number < 9.95e9 else f"{number / 1e9:.1f}"
 
 
-def table(head, rows):
-    return [COMMENT, "| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1),
-            *("| " + " | ".join(row) + " |" for row in rows)]
-
-
 def chosen(report):
     best = report["best"][0]
     words = [f"tp {best['tp']}"] + [f"{axis} {best[axis]}" for axis in ("cp", "pp") if best[axis] > 1]
@@ -78,13 +76,9 @@ def chosen(report):
 
 
 def wrapped(text, indent, width=110):
-    lines, line = [], ""
-    for word in text.split():
-        if line and len(indent + line) + len(word) + 3 > width:
-            lines.append(indent + line + " \\")
-            line = "    "
-        line += word if not line.strip() else " " + word
-    return lines + [indent + line]
+    lines = textwrap.wrap(text, width - len(" \\"), initial_indent=indent, subsequent_indent=indent + "    ",
+                          break_long_words=False, break_on_hyphens=False)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 def section(name, report):
@@ -109,9 +103,9 @@ def blocks(reports):
 
     def layout(name, report):
         best = report["best"][0]
-        return [name, chosen(report), str(best["micro_batch"]), best["recompute"],
-                ("on, overlap" if best["tp_overlap"] else "on") if best["sequence_parallel"] else "off", f"{best['tokens_per_s_per_gpu']:.0f}",
-                f"{100 * best['mfu']:.1f}%", gigabytes(best["memory"]["total"])]
+        sequence = ("on, overlap" if best["tp_overlap"] else "on") if best["sequence_parallel"] else "off"
+        return [name, chosen(report), best["micro_batch"], best["recompute"], sequence,
+                f"{best['tokens_per_s_per_gpu']:.0f}", f"{100 * best['mfu']:.1f}%", gigabytes(best["memory"]["total"])]
 
     def memory(name, report):
         return [name] + [gigabytes(report["best"][0]["memory"][kind]) for kind in KINDS]
@@ -124,27 +118,15 @@ def blocks(reports):
                       human(days[run]["price"])]
         return cells + [gigabytes(days["checkpoint_bytes"])]
 
-    found = {"layouts": table(["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "tokens/s/GPU",
-                               "MFU", "GB"], rows(layout)),
-             "memory": table(["GB of the largest rank", *KINDS], rows(memory)),
-             "budget": table(["model-GPUs", "tokens per day", "20 per parameter", "days", "GPU-hours", "dollars",
-                              "the budget", "days", "GPU-hours", "dollars", "checkpoint, GB"], rows(budget))}
+    days = ["days", "GPU-hours", "dollars"]
+    made = {
+        "layouts": (layout, ["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "tokens/s/GPU", "MFU",
+                             "GB"]),
+        "memory": (memory, ["GB of the largest rank", *KINDS]),
+        "budget": (budget, ["model-GPUs", "tokens per day", "20 per parameter", *days, "the budget", *days,
+                            "checkpoint, GB"])}
+    found = {name: [COMMENT, *tables.markdown(head, rows(make))] for name, (make, head) in made.items()}
     return found | {name: section(name, report) for name, report in reports.items()}
-
-
-def parse(text):
-    """The document as [(name of a block or None, lines)]."""
-    parts, name, lines = [], None, []
-    for line in text.split("\n"):
-        begin = re.match(r"^<!-- plan: (\S+) -->$", line)
-        if begin or line == "<!-- end of plan -->":
-            if begin:
-                lines.append(line)
-            parts.append((name, lines))
-            name, lines = (begin[1], []) if begin else (None, [line])
-        else:
-            lines.append(line)
-    return parts + [(name, lines)]
 
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
@@ -190,18 +172,17 @@ def main():
     if not (folder / "plan").exists():
         parser.error(f"--bin {arguments.bin}: has no program `plan`")
     reports = {name: plan(folder, name) for name in arguments.cases or CASES}
-    new = blocks(reports)
-    parts = parse(DOCUMENT.read_text())
-    missing = set(new) - {name for name, _ in parts}
+    new, text = blocks(reports), DOCUMENT.read_text()
+    found = {name: text[begin:end] for name, (begin, end) in tables.parts(text, BEGIN, END).items()}
+    missing = set(new) - set(found)
     if missing - set(CASES) or missing & set(reports):
         sys.exit(f"{DOCUMENT.name}: has no block {sorted(missing)[0]}")
     if arguments.write:
-        lines = [line for name, old in parts for line in (new[name] if name else old)]
-        DOCUMENT.write_text("\n".join(lines))
+        lines = {name: "".join(f"{line}\n" for line in each) for name, each in new.items()}
+        DOCUMENT.write_text(tables.with_parts(text, BEGIN, END, lines))
         return
-    for name, old in parts:
-        difference = compare(name, old, new[name], reports) if name in new else None
-        if difference:
+    for name in found.keys() & new.keys():
+        if difference := compare(name, found[name].splitlines(), new[name], reports):
             sys.exit(difference)
     print(f"{len(reports)} of {len(CASES)} configurations are those of docs/configurations.md")
 

@@ -14,17 +14,17 @@ import argparse
 import csv
 import json
 import math
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 
-import measure_memory
+import measure_checkpoint
+import measure_printed
+import programs
+import tables
+from style import ON_DEVICE as KINDS
 
-KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace"]
 
 
 class Runs:
@@ -33,20 +33,19 @@ class Runs:
 
     def file(self, ranks, program, flags, output_flag, name):
         """Runs the program on so many ranks and returns the file that output_flag made it write."""
-        path = self.folder / name
-        start = [] if ranks == 1 else ["mpirun", "--oversubscribe", "-np", str(ranks)]
+        path, start = self.folder / name, programs.on_ranks(ranks)
         command = " ".join([*start, f"build/bin/{program}", *flags, output_flag, name])
         self.commands.append(command.replace(f"{self.folder}/", ""))
         if not path.exists():
             print("  " + self.commands[-1], file=sys.stderr, flush=True)
-            environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-            subprocess.run([*start, str(self.programs / program), *flags, output_flag, str(path)], check=True,
-                           env=environment, stdout=subprocess.DEVNULL)
+            programs.output([*start, self.programs / program, *flags, output_flag, path])
         return path
 
     def metrics(self, ranks, program, flags, name):
-        path = self.file(ranks, program, flags, "--metrics", name)
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return programs.events(self.file(ranks, program, flags, "--metrics", name))
+
+    def steps(self, ranks, program, flags, name):
+        return [line for line in self.metrics(ranks, program, flags, name) if line["event"] == "step"]
 
     def table(self, ranks, program, flags, output_flag, name):
         with open(self.file(ranks, program, flags, output_flag, name), newline="") as file:
@@ -57,7 +56,7 @@ class Runs:
 
 def loss(runs):
     """training loss and learning rate of chapter 01's default run"""
-    steps = [line for line in runs.metrics(1, "01_single_gpu", [], "default.jsonl") if line["event"] == "step"]
+    steps = runs.steps(1, "01_single_gpu", [], "default.jsonl")
     return [["step", "loss", "lr"], *([line["step"], line["loss"], line["lr"]] for line in steps)]
 
 
@@ -99,8 +98,8 @@ def mup(runs):
                          f"--ffn {3 * hidden} --init-std 0.1 --seq-len 64 --global-batch 8 --steps 100 "
                          f"--warmup-steps 10 --lr-schedule constant --lr {lr}").split()
                 flags += [] if given == "off" else ["--mup", given]
-                lines = runs.metrics(1, "01_single_gpu", flags, f"mup_{given}_{hidden}_{lr}.jsonl")
-                losses = [line["loss"] for line in lines if line["event"] == "step"]
+                steps = runs.steps(1, "01_single_gpu", flags, f"mup_{given}_{hidden}_{lr}.jsonl")
+                losses = [line["loss"] for line in steps]
                 rows.append([given, hidden, lr, round(statistics.mean(losses[-10:]), 4)])
     return rows
 
@@ -140,8 +139,7 @@ def tensor_memory(runs):
         for sequence in ("off", "on")[:1 if tp == 1 else 2]:
             # As many key/value heads as query heads, so that all of a block divides.
             flags = f"--tp {tp} --kv-heads 8 --sequence-parallel {sequence} --steps 2 --tables off".split()
-            lines = runs.metrics(tp, "04_tensor_parallel", flags, f"tp_{tp}_{sequence}.jsonl")
-            peak = [line for line in lines if line["event"] == "step"][-1]["memory"]["peak"]
+            peak = runs.steps(tp, "04_tensor_parallel", flags, f"tp_{tp}_{sequence}.jsonl")[-1]["memory"]["peak"]
             rows.append([tp, sequence, *(peak[kind] for kind in KINDS)])
     return rows
 
@@ -164,8 +162,6 @@ def timelines(runs, ranks, flags, name):
 
 
 SPANS = ["title", "rank", "step", "begin", "end"]
-
-
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v")
 
 
@@ -224,16 +220,21 @@ def formats(runs):
     return rows
 
 
+def by_step(runs, program, common, variants, file, value):
+    """A column for each variant, {name: flags}: value(step)."""
+    columns = []
+    for name, chosen in variants.items():
+        steps = runs.steps(1, program, f"{common} {chosen}".split(), file.format(name.replace(", ", "_")))
+        columns.append([name, *map(value, steps)])
+    return list(zip(["step", *range(1, len(columns[0]))], *columns))
+
+
 def fp8_loss(runs):
     """training losses of bf16, of every recipe and of 8-bit moments"""
     flags = {"bf16": "off", **{name: name for name in ("current", "delayed", "rowwise", "blockwise")},
              "bf16, adamw8bit": "off --optimizer adamw8bit", "current, adamw8bit": "current --optimizer adamw8bit"}
-    columns = [["step", *range(1, 301)]]
-    for name, chosen in flags.items():
-        command = f"--dtype bf16 --lr 1e-3 --steps 300 --tables off --fp8 {chosen}".split()
-        lines = runs.metrics(1, "07_fp8", command, f"{name.replace(', ', '_')}.jsonl")
-        columns.append([name, *(line["loss"] for line in lines if line["event"] == "step")])
-    return list(zip(*columns))
+    return by_step(runs, "07_fp8", "--dtype bf16 --lr 1e-3 --steps 300 --tables off --fp8", flags, "{}.jsonl",
+                   lambda step: step["loss"])
 
 
 def recipes(runs):
@@ -272,112 +273,28 @@ def mesh_memory(runs):
     return [["rank", *KINDS], *([name, *(peak[kind] for kind in KINDS)] for name, peak in peaks.items())]
 
 
-def dd_rate(folder, size):
-    """Bytes per second of dd, which writes as many zeros to the same folder and calls fsync."""
-    count = max(size // (4 << 20), 1)
-    command = ["dd", "if=/dev/zero", f"of={folder}/dd", "bs=4M", f"count={count}", "conv=fsync"]
-    begin = time.monotonic()
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    seconds = time.monotonic() - begin
-    os.remove(f"{folder}/dd")
-    return count * (4 << 20) / seconds
-
-
-def checkpoint_cost(runs):
-    """a checkpoint at every step, three times in turn with none: seconds per step of the whole run, the wait for the
-    last checkpoint included, and the copy, for which a step waits, median; then the writing while nothing else runs,
-    in turn with dd (bs=4M conv=fsync, the same size and folder), best of five, because others use the disk"""
-    rows = [["what", "ranks", "checkpoint every", "s per step", "copy s", "bytes", "written B/s", "dd B/s"]]
-    large = "--layers 8 --hidden 512 --ffn 1536 --seq-len 64"
-
-    def run(ranks, flags, name, every):
-        folder = runs.folder / name
-        saving = ["--checkpoint-dir", str(folder), "--checkpoint-every", str(every)] if every else []
-        events = runs.metrics(ranks, "08_3d_full", [*flags.split(), *saving], f"{name}.jsonl")
-        summary = next(line for line in events if line["event"] == "summary")
-        return summary, [line for line in events if line["event"] == "checkpoint"], folder
-
-    for ranks, shape in {2: "--layers 6 --hidden 256 --ffn 768 --zero 1", 1: large}.items():
-        for number in range(1, 4):
-            for every in (0, 1):
-                summary, written, _ = run(ranks, shape + " --steps 12", f"step_{ranks}_{number}_{every}", every)
-                copy = round(statistics.median(line["copy_s"] for line in written), 5) if every else ""
-                size = written[0]["bytes"] if every else ""
-                rows.append([f"run {number}", ranks, every or "none", round(summary["seconds"] / 12, 4), copy, size])
-    rates, dd = [], []
-    for number in range(1, 6):
-        _, written, folder = run(1, large + " --steps 1", f"write_{number}", 1)
-        size = written[-1]["bytes"]
-        rates.append(size / written[-1]["write_s"])
-        dd.append(dd_rate(folder, size))
-    rows.append(["writing", 1, 1, "", "", size, round(max(rates)), round(max(dd))])
-    return rows
-
-
-# ---- README.md -------------------------------------------------------------------------------------------------------
-
-# Technique, ranks, the file to read, flags. In fp64: 50 steps do not amplify its rounding to a digit that is printed.
-FRONT = [
-    ("one device", 1, "01_single_gpu/", ""),
-    ("data parallel", 2, "02_data_parallel/", "--tables off"),
-    ("ZeRO-3", 2, "03_zero/", "--zero 3 --tables off"),
-    ("tensor parallel", 2, "04_tensor_parallel/", "--tp 2 --tables off"),
-    ("pipeline", 2, "05_pipeline/", "--pp 2 --tables off"),
-    ("context parallel", 2, "06_context_parallel/", "--cp 2 --tables off"),
-    ("FP8", 1, "07_fp8/", "--dtype bf16 --fp8 current --optimizer adamw8bit --tables off"),
-    ("all of 02 to 06", 8, "08_3d_full/", "--tp 2 --cp 2 --pp 2 --zero 1 --sequence-parallel on"),
-]
-
-
-def front(runs):
-    """README.md's table"""
-    print(f"{'':<17}{'':>5}{'lines of':>14}{'loss at step':>18}{'rank 0: MiB of':>20}{'MB':>11}\n"
-          f"{'chapter':<17}ranks{'minimal':>14}{'1':>9}{'50':>12}{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}{'sent':>6}")
-    for technique, ranks, folder, flags in FRONT:
-        program, fp64 = folder[:-1], "--dtype" not in flags
-        flags = f"{flags} --layers 2 --seq-len 64 --global-batch 4 --steps 50".split() + ["--dtype", "fp64"] * fp64
-        steps = [line for line in runs.metrics(ranks, program, flags, "front.jsonl") if line["event"] == "step"]
-        # In 8 bits the second decimal differs between CPUs.
-        losses = "".join(f"{steps[i]['loss']:12.7f}" if fp64 else f"{steps[i]['loss']:6.1f}{'':6}" for i in (0, -1))
-        memory = "".join(f"{steps[-1]['memory']['peak'][kind] / 2**20:6.1f}" for kind in KINDS[:4])
-        lines = sum(path.read_text().count("\n") for path in pathlib.Path(folder).glob("minimal.*"))
-        print(f"{program[:2]} {technique:<16}{ranks:>3}{lines:>14}{losses}{memory}"
-              f"{sum(steps[-1]['comm_bytes'].values()) / 1e6:6.1f}", flush=True)
-        (runs.folder / "front.jsonl").unlink()
-
-
 def expert_load(runs):
     """load of the busiest of 8 experts over the mean, in the worst layer: without balancing, with a loss, with biases"""
     flags = {"none": "--aux-loss 0", "loss": "", "biases": "--aux-loss 0 --router sigmoid --router-bias-rate 0.01"}
-    columns = [["step", *range(1, 1001)]]
-    for name, chosen in flags.items():
-        lines = runs.metrics(1, "01_single_gpu", f"--experts 8 --steps 1000 {chosen}".split(), f"load_{name}.jsonl")
-        columns.append([name, *(line["experts"]["max_over_mean"] for line in lines if line["event"] == "step")])
-    return list(zip(*columns))
+    return by_step(runs, "01_single_gpu", "--experts 8 --steps 1000", flags, "load_{}.jsonl",
+                   lambda step: step["experts"]["max_over_mean"])
 
 
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
           "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory,
           "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
           "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
-          "08_loss": mesh_loss, "08_memory": mesh_memory, "08_experts": expert_load, "08_checkpoint": checkpoint_cost}
-PRINTED = {"front": front, "06_lengths": measure_memory.lengths, "07_recipes": recipes,
-           "07_memory": measure_memory.large_model}
-
-
-def hardware():
-    models = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-    return f"{models[0] if models else 'CPU'}, {len(models) or os.cpu_count()} cores"
+          "08_loss": mesh_loss, "08_memory": mesh_memory, "08_experts": expert_load,
+          "08_checkpoint": measure_checkpoint.cost}
+PRINTED = {"front": measure_printed.front, "06_lengths": measure_printed.lengths, "07_recipes": recipes,
+           "07_memory": measure_printed.large_model}
 
 
 def write(path, name, make, runs):
-    runs.commands = []
     rows = make(runs)
-    with open(path, "w", newline="") as file:
-        file.write(f"# {name}: {' '.join(make.__doc__.split())}\n")
-        file.writelines(f"# command: {command}\n" for command in dict.fromkeys(runs.commands))
-        file.write(f"# hardware: {hardware()}\n" if runs.commands else "# computed by docs/measure.py\n")
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    ran = [f"command: {command}" for command in dict.fromkeys(runs.commands)]
+    where = f"hardware: {programs.hardware()}" if ran else "computed by docs/measure.py"
+    tables.write(path, rows, comments=[f"{name}: {' '.join(make.__doc__.split())}", *ran, where])
     print(path)
 
 

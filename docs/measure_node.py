@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 
+import tables
 from measure_node_machine import Node, OutOfTime, Usage
 from measure_node_readers import (Unreadable, csv_of, doctest, fp8_products, limits, links_of, op_row,
                                   sanitizer_summary, steps_of, torch_attention, torch_steps)
@@ -265,18 +266,17 @@ PARTS = {
 def summary(node, names, seconds):
     kinds = ("ok", "failed", "timeout", "not run", "not tested", "not reached")
     print(f"\n{node}: {seconds:.0f} s\n")
-    print("| part | " + " | ".join(kinds) + " | seconds | file |\n|---|" + "---:|" * (len(kinds) + 1) + "---|")
-    bad = []
+    bad, lines = [], []
     for name in names:
         node.begin(name, PARTS[name].columns, 0)
         here = [row for row in node.rows if (row["hardware"], row["commit"]) == (node.hardware, node.commit)]
         runs = {row["run"]: row for row in here}
         counts = [sum(row["status"] == kind for row in runs.values()) for kind in kinds]
         spent = sum(float(row["seconds"]) for row in runs.values())
-        print(f"| {name} | " + " | ".join(str(count) if count else "" for count in counts) +
-              f" | {spent:.0f} | {node.path() if runs else 'not reached'} |")
+        lines.append([name, *(count or "" for count in counts), f"{spent:.0f}", node.path() if runs else "not reached"])
         bad += [f"{name}: {run}: {row['status']}: {row['note'][:200]}" for run, row in runs.items()
                 if row["status"] in ("failed", "timeout")]
+    print("\n".join(tables.markdown(["part", *kinds, "seconds", "file"], lines, "-" + ":" * (len(kinds) + 1) + "-")))
     print("\n" + "\n".join(bad) if bad else "\nno run failed")
     return 1 if bad else 0
 

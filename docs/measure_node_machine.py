@@ -1,5 +1,4 @@
 """The machine that measure_node.py measures: it runs commands there, and keeps a record of each."""
-import csv
 import ctypes
 import datetime
 import hashlib
@@ -13,8 +12,9 @@ import signal
 import subprocess
 import time
 
-import measure
 import measure_node_monitor
+import programs
+import tables
 from measure_node_readers import NotTested, Unreadable, found
 from measure_node_shapes import SCALES, SMALL
 
@@ -52,9 +52,8 @@ def shown(value):
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def own_group():
-    """In the child: a group of its own, which can be ended as one, and which ends if this script is killed."""
-    os.setpgrp()
+def ends_with_this():
+    """In the child: it ends if this script is killed."""
     PR_SET_PDEATHSIG = 1
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -67,19 +66,17 @@ class Node:
         self.options, self.scale, self.bin = options, SCALES[options.scale], options.bin
         self.device, self.out = options.device, options.out
         self.end = started + 60 * options.minutes - 12 if options.minutes else float("inf")
-        self.folder, self.file, self.child = folder, folder / "file", None
+        self.folder, self.file = folder, folder / "file"
         self.started = set()  # (part, run) of this call
-        self.environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                                OMPI_MCA_btl_vader_single_copy_mechanism="none", GOMP_SPINCOUNT="1000")
         if not shutil.which("ssh") and not shutil.which("rsh"):
-            self.environment.setdefault("OMPI_MCA_plm", "isolated")  # else Open MPI refuses to start at all
+            programs.ENVIRONMENT.setdefault("OMPI_MCA_plm", "isolated")  # else Open MPI refuses to start at all
         self.part, self.columns, self.part_end, self.rows = None, (), float("inf"), []
         self.driver = self.driver_version() if self.device == "cuda" else ""
         print(f"driver: {self.driver or '-'}", flush=True)
         if re.match(r"\d+\.", self.driver) and int(self.driver.split(".")[0]) < LEAST_DRIVER:
             raise Usage(f"driver {self.driver}: programs of CUDA 13 need {LEAST_DRIVER} or later")
         self.look()
-        self.monitor = measure_node_monitor.Monitor(own_group) if self.device == "cuda" else None
+        self.monitor = measure_node_monitor.Monitor(ends_with_this) if self.device == "cuda" else None
 
     def look(self):
         """What is here: the device's name as CUDA reports it, how many there are, the driver, the commit."""
@@ -90,7 +87,7 @@ class Node:
             raise Usage(f"no usable GPU: {reason}" if self.device == "cuda" else f"the programs do not run: {reason}")
         peak = re.search(r"of ([\d.]+) TFLOP/s, the dense bf16 peak", text)
         self.peak = float(peak[1]) * 1e12 if peak else None
-        self.name, visible = measure.hardware(), 1
+        self.name, visible = programs.hardware(), 1
         if self.device == "cuda":
             match = found(r" on cuda \((.*), (\d+) visible\)", text, "name of the device")
             self.name, visible = match[1], int(match[2])
@@ -104,10 +101,9 @@ class Node:
 
     def driver_version(self):
         if shutil.which("nvidia-smi"):
-            asked = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                   capture_output=True, text=True)
-            if asked.returncode == 0 and asked.stdout.strip():
-                return asked.stdout.split("\n")[0].strip()
+            code, text, _ = programs.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+            if code == 0 and text.strip():
+                return text.split("\n")[0].strip()
         try:
             text = pathlib.Path("/proc/driver/nvidia/version").read_text()
             return found(r"(\d+\.\d[\d.]*)", text, "version")[1]
@@ -116,12 +112,11 @@ class Node:
 
     def commit_here(self):
         """Where there is no git, the programs themselves say which build this is."""
-        def git(*words):
-            return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
         try:
-            changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
-            return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
-        except (OSError, subprocess.CalledProcessError):
+            commit = programs.output(["git", "rev-parse", "--short=12", "HEAD"]).strip()
+            status = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results"]
+            return commit + ("+changes" if programs.output(status) else "")
+        except (OSError, programs.Failed):
             return "build " + hashlib.sha256((self.bin / "08_3d_full").read_bytes()).hexdigest()[:12]
 
     def side(self):
@@ -144,8 +139,7 @@ class Node:
         self.part, self.columns, self.part_end = part, columns, min(self.end, time.monotonic() + seconds)
         self.rows = []
         if self.path().exists():
-            with open(self.path(), newline="") as file:
-                self.rows = [row for row in csv.DictReader(file) if None not in row.values()]
+            self.rows = [row for row in tables.read(self.path()) if None not in row.values()]
 
     def mine(self, name):
         return [row for row in self.rows if row["run"] == name and row["hardware"] == self.hardware]
@@ -162,14 +156,8 @@ class Node:
         old = self.mine(name)
         at = self.rows.index(old[0]) if old else len(self.rows)
         self.rows = self.rows[:at] + rows + [row for row in self.rows[at:] if row not in old]
-        columns = [*self.FIRST, *self.columns, *self.LAST]
         self.out.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path().with_suffix(".tmp")
-        with open(unfinished, "w", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore", restval="")
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(unfinished, self.path())
+        tables.write(self.path(), self.rows, [*self.FIRST, *self.columns, *self.LAST])
         why = f"  ({note[:150]})" if note else ""
         print(f"{self.part:12} {status:11} {seconds:7.2f} s  {name}{why}", flush=True)
         return rows
@@ -182,16 +170,14 @@ class Node:
         kept = all(row["commit"] == self.commit and row["status"] not in ("not run", "not reached") for row in rows)
         return rows if self.options.resume and kept else []
 
-    def skip(self, name, why):
+    def skip(self, name, why, command=""):
         if not self.done(name):
             self.started.add((self.part, name))
-            self.record(name, "not run", [{}], 0, why, "")
+            return self.record(name, "not run", [{}], 0, why, command)
 
     # -- runs --
 
     def torch(self, name, words, parse):
-        if self.done(name):
-            return
         if importlib.util.find_spec("torch") is None:
             return self.skip(name, "no PyTorch")
         self.run(name, ["docs/peer_torch_gpu.py", *words], parse, before=["python3"], limit=240)
@@ -215,16 +201,14 @@ class Node:
             # A rank of its own GPU stays on one socket, with its threads and its pinned memory.
             own = self.device == "cuda" and ranks <= self.gpus and "CUDA_VISIBLE_DEVICES" not in environment
             placed = ["--map-by", f"ppr:{ranks}:node", "--bind-to", "numa"] if own else ["--bind-to", "none"]
-            words = ["mpirun", "--oversubscribe", *placed, "-np", str(ranks), *words]
+            words = [*programs.mpirun(ranks, *placed), *words]
         text = " ".join([*(f"{key}={value}" for key, value in environment.items()), shlex.join(words)])
         text = text.replace(str(self.file), "FILE")
         program = self.bin / command[0]
         if not script and not os.access(program, os.X_OK):
-            self.started.add((self.part, name))
-            return self.record(name, "not run", [{}], 0, f"{program} is not there", text)
+            return self.skip(name, f"{program} is not there", text)
         if ranks > 1 and not shutil.which("mpirun"):
-            self.started.add((self.part, name))
-            return self.record(name, "not run", [{}], 0, "no mpirun in PATH", text)
+            return self.skip(name, "no mpirun in PATH", text)
         left = self.end - time.monotonic()
         if time.monotonic() > self.part_end or left < self.options.least:
             self.record(name, "not reached", [{}], 0, "nor the runs after it", text)
@@ -262,44 +246,19 @@ class Node:
         begin = time.monotonic()
         with open(self.folder / "output", "w+b") as file:
             try:
-                self.child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                              env={**self.environment, **environment}, preexec_fn=own_group)
+                code, _, _ = programs.run(words, limit, environment, stdout=file, stderr=subprocess.STDOUT,
+                                          stdin=subprocess.DEVNULL, preexec_fn=ends_with_this)
             except OSError as why:
                 return 127, str(why), 0.0
-            try:
-                code = self.child.wait(limit)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                self.stop()
             file.seek(0)
             return code, COLORS.sub("", file.read().decode(errors="replace")), time.monotonic() - begin
 
     def write_topology(self):
         """How the GPUs are connected, beside the CSVs."""
         if self.device == "cuda" and shutil.which("nvidia-smi"):
-            shown_here = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True).stdout
             self.out.mkdir(parents=True, exist_ok=True)
-            (self.out / "topology.txt").write_text(COLORS.sub("", shown_here))
+            (self.out / "topology.txt").write_text(COLORS.sub("", programs.run(["nvidia-smi", "topo", "-m"])[1]))
 
     def close(self):
-        self.stop()
         if self.monitor:
             self.monitor.stop()
-
-    def stop(self):
-        """Ends the child and its group: mpirun needs a moment to end its ranks."""
-        child, self.child = self.child, None
-        if child is None:
-            return
-        for kind, wait in ((signal.SIGTERM, 8), (signal.SIGKILL, 2)):
-            if child.poll() is None:
-                try:
-                    os.killpg(child.pid, kind)
-                    child.wait(wait)
-                except (ProcessLookupError, subprocess.TimeoutExpired):
-                    pass
-        try:
-            os.killpg(child.pid, signal.SIGKILL)  # what it started and left
-        except ProcessLookupError:
-            pass

@@ -11,9 +11,11 @@ import argparse
 import os
 import re
 import statistics
-import subprocess
 import sys
 import time
+
+import programs
+import tables
 
 # layers, hidden, heads, key/value heads, ffn, vocabulary; sequence length, sequences; timed steps in a round
 SHAPES = {
@@ -119,19 +121,11 @@ def ours(binary, name, threads):
     flags = [] if name == "default" else ["--model", name]
     command = [binary, *flags, "--seq-len", str(seq_len), "--micro-batch", str(sequences),
                "--global-batch", str(sequences), "--bench"]
-    environment = dict(os.environ, OPENBLAS_NUM_THREADS=str(threads))
-    text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    text = programs.output(command, environment={"OPENBLAS_NUM_THREADS": str(threads)})
     step = re.search(r"a step of (\d+) tokens: ([\d.]+) ms", text)
     floors = [re.search(rf"^{op} +\d+ +[\d.]+ +[\d.]+ +([\d.]+)", text, re.M)
               for op in ("attention", "attention_backward")]
     return float(step[1]) / float(step[2]) * 1e3, [float(found[1]) for found in floors]
-
-
-def cpu_name():
-    try:
-        return re.search(r"model name\s*: (.*)", open("/proc/cpuinfo").read())[1]
-    except (OSError, TypeError):
-        return "unknown CPU"
 
 
 def main():
@@ -146,9 +140,9 @@ def main():
     torch.set_num_threads(options.threads)
     os.environ.pop("OMP_NUM_THREADS")
 
-    print(f"{cpu_name()}, {options.threads} threads, PyTorch {torch.__version__}, fp32, {options.rounds} rounds\n")
-    print("| tokens/s | ours | torch eager | torch.compile | ours / eager | ours / compile | attention, x floor |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print(f"{programs.hardware()}, {options.threads} threads, PyTorch {torch.__version__}, fp32, {options.rounds} rounds\n")
+    head = ["tokens/s", "ours", "torch eager", "torch.compile", "ours / eager", "ours / compile", "attention, x floor"]
+    print("\n".join(tables.markdown(head, [])))
     for name in SHAPES if options.model == "all" else [options.model]:
         _, seq_len, sequences, _ = SHAPES[name]
         eager, compiled = Torch(torch, name, False), Torch(torch, name, True)

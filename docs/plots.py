@@ -7,7 +7,6 @@ last one.
 NAME: 01_loss, 05_measured, ...; default: every picture whose NAME.csv lies in the folder of the data.
 """
 import argparse
-import csv
 import pathlib
 import sys
 
@@ -16,6 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import style
+import tables
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "05_pipeline"))
 from draw import draw as draw_timeline
@@ -321,9 +321,7 @@ def main():
         if not path.exists():
             script = "published.py" if name == "08_published" else f"measure.py {name}"
             parser.error(f"{path} does not exist: python3 docs/{script} writes it")
-        with open(path, newline="") as file:
-            rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-        figure = PICTURES[name](rows)
+        figure = PICTURES[name](tables.read(path))
         figure.tight_layout()
         figure.savefig(arguments.out / f"{name}.png", dpi=130)
         plt.close(figure)

@@ -15,16 +15,17 @@ FLOPs of a token (`flops` of its source), not by this course's; one in seconds b
 """
 import argparse
 import concurrent.futures
-import csv
 import itertools
 import json
 import pathlib
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
+
+import programs
+import tables
 
 PEAK = 989.5e12  # bf16 of an H100, of all rows in MFU
 
@@ -92,15 +93,6 @@ def read_rows(path, names):
 
 # ---- the simulation -------------------------------------------------------------------------------------------------
 
-def run(command):
-    """What the command prints."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise RuntimeError(lines[-1] if lines else f"exit code {done.returncode}")
-    return done.stdout
-
-
 def write_cluster(row, data, clusters, folder):
     """The row's cluster with as many nodes as it needs, as a file for --simulate."""
     entry = data["clusters"][row["cluster"]]
@@ -120,14 +112,11 @@ def write_cluster(row, data, clusters, folder):
 
 
 def simulate(row, data, program, clusters):
-    """Seconds of the step: the line "the step" of the table that --simulate prints, in ms."""
+    """Tokens per second and GPU."""
     with tempfile.TemporaryDirectory() as temporary:
         cluster = write_cluster(row, data, clusters, pathlib.Path(temporary))
-        text = run([str(program), *flags(row, data), "--simulate", str(cluster)])
-    found = re.search(r"^the step +([\d.]+)", text, re.MULTILINE)
-    if not found:
-        raise RuntimeError("--simulate prints no line \"the step\"")
-    return float(found.group(1)) / 1e3
+        seconds = programs.step_seconds(programs.output([program, *flags(row, data), "--simulate", cluster]))
+    return row["global_batch"] * row["seq_len"] / seconds / row["gpus"]
 
 
 # ---- the planner's estimate -----------------------------------------------------------------------------------------
@@ -149,21 +138,16 @@ def estimate(row, data, program, clusters):
         cluster["device"]["memory_bytes"] = 1e18
         path.write_text(json.dumps(cluster))
         table = path.with_suffix(".csv")
-        run([str(program), *itertools.chain(*options.items()), "--cluster", str(path), "--simulations", "0", "--best",
-             "1", "--csv", str(table)])
-        return float(read_csv(table)[0]["tokens/s/GPU"])
+        programs.output([program, *itertools.chain(*options.items()), "--cluster", path, "--simulations", "0", "--best",
+                         "1", "--csv", table])
+        return float(tables.read(table)[0]["tokens/s/GPU"])
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
 
 COLUMNS = ["row", "role", "software", "gpus", "published", "predicted", "error", "note"]
-BEGIN, END = "<!-- published: {} -->\n", "<!-- end of published -->"
-NOT_MEASURED = "<!-- not measured: docs/published.py simulates, tests/published.py checks -->\n"
-
-
-def read_csv(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+BEGIN, END = "<!-- published: (.*) -->", "<!-- end of published -->"
+NOT_MEASURED = "<!-- not measured: docs/published.py simulates, tests/test_published.py checks -->\n"
 
 
 def signed(error):
@@ -172,15 +156,16 @@ def signed(error):
 
 def table_of_sources(data, written):
     """The errors by source: what a README shows."""
-    lines = ["| source | rows | median | lowest, highest error | what explains them |", "|---|---:|---:|---|---|"]
+    rows = []
     for name, source in data["sources"].items():
         errors = [float(line["error"]) for row, line in zip(data["rows"], written)
                   if row["source"] == name and row["role"] != "calibration"]
         if errors:
             median = statistics.median([abs(error) for error in errors])
             link = f"[{source['title']}]({source['page']})" if source["page"] else source["title"]
-            lines.append(f"| {link} | {len(errors)} | {median:.0f}% | "
-                         f"{signed(min(errors))}, {signed(max(errors))} | {source['explained']} |")
+            rows.append([link, len(errors), f"{median:.0f}%", f"{signed(min(errors))}, {signed(max(errors))}",
+                         source["explained"]])
+    lines = tables.markdown(["source", "rows", "median", "lowest, highest error", "what explains them"], rows, "-::--")
     held = [abs(float(line["error"])) for line in written if line["role"] == "held out"]
     roles = [line["role"] for line in written]
     return NOT_MEASURED + "\n".join(lines) + (
@@ -193,28 +178,27 @@ def table_of_sources(data, written):
 def table_of_calibration(data, written):
     """The figures that come from whole steps."""
     clusters = data["clusters"]
-    lines = ["| figure | value | from the row |", "|---|---:|---|"]
+    names, rows = [row["name"] for row in data["rows"] if row["role"] == "calibration"], []
     for figure, value, start in (
             ("H100 and H200, 700 W: products and attention in bf16", clusters["hgx-h100"]["sustained"], "llm.c"),
             ("torchtitan's H100, 500 W: the same", clusters["grand-teton-h100"]["sustained"], "torchtitan"),
             ("FP8 products, both", clusters["hgx-h100"]["sustained_fp8"], "NeMo")):
-        names = [row["name"] for row in data["rows"] if row["role"] == "calibration"]
-        lines.append(f"| {figure} | {value} | {next(name for name in names if name.startswith(start))} |")
-    return NOT_MEASURED + "\n".join(lines)
+        rows.append([figure, value, next(name for name in names if name.startswith(start))])
+    return NOT_MEASURED + "\n".join(tables.markdown(["figure", "value", "from the row"], rows, "-:-"))
 
 
 def table_of_rows(data, written):
     lines = []
     for name, source in data["sources"].items():
-        lines += [f"**{source['title']}.** {source['explained'][0].upper()}{source['explained'][1:]}.", "",
-                  NOT_MEASURED + "| row | role | layout | published | predicted | error |",
-                  "|---|---|---|---:|---:|---:|"]
+        rows = []
         for row, line in zip(data["rows"], written):
             if row["source"] == name:
                 layout = re.sub(r" --stage-layers \S+", "", row["layout"])
-                lines.append(f"| {row['name']} | {row['role']} | `{layout}` | {float(line['published']):,.5g} | "
-                             f"{float(line['predicted']):,.5g} | {signed(line['error'])} |")
-        lines.append("")
+                rows.append([row["name"], row["role"], f"`{layout}`", f"{float(line['published']):,.5g}",
+                             f"{float(line['predicted']):,.5g}", signed(line["error"])])
+        table = tables.markdown(["row", "role", "layout", "published", "predicted", "error"], rows, "---:::")
+        lines += [f"**{source['title']}.** {source['explained'][0].upper()}{source['explained'][1:]}.", "",
+                  NOT_MEASURED + "\n".join(table), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -235,17 +219,11 @@ def text_of_comparisons(data, written):
 
 def lessons(data, written, root):
     """{file: its text, with the tables that stand between the markers written anew}."""
-    texts = {}
-    for path in ("08_3d_full/README.md", "docs/published.md"):
-        text = (root / path).read_text()
-        for name, table in (("calibration", table_of_calibration), ("sources", table_of_sources),
-                            ("comparisons", text_of_comparisons), ("rows", table_of_rows)):
-            begin = text.find(BEGIN.format(name))
-            if begin >= 0:
-                begin += len(BEGIN.format(name))
-                text = text[:begin] + "\n" + table(data, written) + "\n\n" + text[text.index(END, begin):]
-        texts[path] = text
-    return texts
+    made = {name: f"\n{table(data, written)}\n\n" for name, table in (
+        ("calibration", table_of_calibration), ("sources", table_of_sources), ("comparisons", text_of_comparisons),
+        ("rows", table_of_rows))}
+    return {path: tables.with_parts((root / path).read_text(), BEGIN, END, made)
+            for path in ("08_3d_full/README.md", "docs/published.md")}
 
 
 def note(row):
@@ -288,7 +266,7 @@ def main():
 
     if arguments.lesson:
         root = pathlib.Path(__file__).resolve().parents[1]
-        for path, text in lessons(data, read_csv(arguments.out / "08_published.csv"), root).items():
+        for path, text in lessons(data, tables.read(arguments.out / "08_published.csv"), root).items():
             (root / path).write_text(text)
         return 0
 
@@ -298,11 +276,10 @@ def main():
             if arguments.estimate:
                 return estimate(row, data, arguments.bin / "plan", arguments.clusters), ""
             if arguments.check:
-                run([str(program), *flags(row, data), "--dry-run", "--fake-rank", "0"])
+                programs.output([program, *flags(row, data), "--dry-run", "--fake-rank", "0"])
                 return None, ""
-            seconds = simulate(row, data, program, arguments.clusters)
-            return row["global_batch"] * row["seq_len"] / seconds / row["gpus"], ""
-        except RuntimeError as error:
+            return simulate(row, data, program, arguments.clusters), ""
+        except programs.Failed as error:
             return None, str(error)
 
     failed, results = 0, []
@@ -318,12 +295,9 @@ def main():
             print(f"{row['name']:48} {text}", flush=True)
     print("\n".join(summary(results)))
     if not (arguments.estimate or arguments.check or arguments.names or failed):
-        with open(arguments.out / "08_published.csv", "w", newline="") as file:
-            file.write("# 08_published: tokens/s per GPU, published and simulated; error in percent\n")
-            file.write("# command: python3 docs/published.py\n# computed by the simulation\n")
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(results)
+        tables.write(arguments.out / "08_published.csv", results, COLUMNS,
+                     ["08_published: tokens/s per GPU, published and simulated; error in percent",
+                      "command: python3 docs/published.py", "computed by the simulation"])
         print(arguments.out / "08_published.csv")
     return 1 if failed else 0
 

@@ -10,20 +10,20 @@ links from chapter 08's --probe-file. LAYOUT: only rows whose name contains one 
 exceeds --limit (percent; default: none). Meant for a quiet machine.
 """
 import argparse
-import csv
+import concurrent.futures
 import json
 import os
 import pathlib
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 
+import programs
+import tables
+
 # Two cores. The eager limit: a message of this size leaves without its sender's help, which may be computing.
-ENVIRONMENT = dict(os.environ, OPENBLAS_NUM_THREADS="1", GOMP_SPINCOUNT="1000", OMPI_ALLOW_RUN_AS_ROOT="1",
-                   OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_btl_vader_single_copy_mechanism="none",
-                   OMPI_MCA_btl_vader_eager_limit="524288")
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMPI_MCA_btl_vader_eager_limit": "524288"}
 MODEL = {"--layers": 4, "--hidden": 128, "--heads": 8, "--kv-heads": 4, "--head-dim": 16, "--ffn": 352,
          "--seq-len": 128}
 BATCH = 32  # sequences
@@ -58,19 +58,17 @@ class Machine:
         self.benches = {}
 
     def run(self, ranks, program, flags):
-        start = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
-        done = subprocess.run([*start, str(self.programs / program), *flags], env=ENVIRONMENT, text=True,
-                              capture_output=True, timeout=600)
-        if done.returncode:
-            sys.exit(f"{program} {' '.join(flags)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout
+        start = programs.mpirun(ranks, "--bind-to", "none") if ranks > 1 else []
+        try:
+            return programs.output([*start, self.programs / program, *flags], 600, ENVIRONMENT)
+        except programs.Failed as why:
+            sys.exit(f"{program} {' '.join(flags)}: {why}")
 
     def step_seconds(self, ranks, flags):
         metrics = self.folder / "metrics.jsonl"
         self.run(ranks, "08_3d_full", [*flags, "--steps", str(self.steps), "--metrics", str(metrics)])
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        steps = [step["step_s"] for step in programs.events(metrics, "step")]
         metrics.unlink()
-        steps = [line["step_s"] for line in lines if line["event"] == "step"]
         return statistics.median(steps[3:])
 
     def links(self):
@@ -83,23 +81,17 @@ class Machine:
         key = (tuple(words(shapes)), micro_batch, copies)
         if key not in self.benches:
             files = [self.folder / f"bench-{len(self.benches)}-{i}.csv" for i in range(copies)]
-            command = [str(self.programs / "01_single_gpu"), *words(shapes), "--micro-batch", str(micro_batch),
-                       "--global-batch", str(2 * micro_batch), "--bench-csv"]
-            running = [subprocess.Popen([*command, str(file)], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
-                       for file in files]
-            texts = [process.communicate(timeout=600)[0] for process in running]
-            if any(process.returncode for process in running):
-                sys.exit(" ".join(command) + ": failed")
+            batches = {"--micro-batch": micro_batch, "--global-batch": 2 * micro_batch}
+            flags = [*words(shapes | batches), "--bench-csv"]
+            with concurrent.futures.ThreadPoolExecutor(copies) as pool:
+                texts = list(pool.map(lambda file: self.run(1, "01_single_gpu", [*flags, str(file)]), files))
             copy, product = re.search(r"copy ([\d.]+) GB/s, fp32 product ([\d.]+) TFLOP/s", texts[0]).groups()
-            with open(files[0], newline="") as file:
-                rows = {row["op"]: row for row in csv.DictReader(file)}
+            rows = {row["op"]: row for row in tables.read(files[0])}
             calls = sum(int(row["calls"]) for op, row in rows.items() if op not in ("between the ops", "whole_step"))
             between = 1e-3 * float(rows["between the ops"]["ms"]) / calls
             # Of a call of a few microseconds the table has the launch, not the rate of a large one.
-            with open(files[0], "w", newline="") as file:
-                writer = csv.DictWriter(file, list(next(iter(rows.values()))), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(row for row in rows.values() if float(row["ms"]) >= 5e-3 * int(row["calls"] or 1))
+            large = [row for row in rows.values() if float(row["ms"]) >= 5e-3 * int(row["calls"] or 1)]
+            tables.write(files[0], large, list(next(iter(rows.values()))))
             self.benches[key] = (files[0], 1e9 * float(copy), 1e12 * float(product), between)
         return self.benches[key]
 
@@ -115,7 +107,7 @@ class Machine:
     def simulated_seconds(self, ranks, flags, cluster, bench):
         text = self.run(1, "08_3d_full", [*flags, "--comm", "fake", "--fake-world", str(ranks), "--simulate",
                                           str(cluster), "--device-csv", str(bench[0])])
-        return 1e-3 * float(re.search(r"^the step +([\d.]+)", text, re.MULTILINE).group(1))
+        return programs.step_seconds(text)
 
 
 def main():
@@ -143,12 +135,10 @@ def main():
             rows.append([name, ranks, f"{1e3 * measured:.1f}", f"{1e3 * simulated:.1f}", f"{error:+.1f}"])
             print(f"{name:24} {ranks} ranks  measured {rows[-1][2]:>7} ms  simulated {rows[-1][3]:>7} ms  "
                   f"{rows[-1][4]}%", file=sys.stderr, flush=True)
-    with open(arguments.out, "w", newline="") as file:
-        file.write("# step time of layouts on CPU ranks, one thread each: median measured, and simulated\n"
-                   "# docs/validate_simulation.py\n"
-                   f"# {machine.cores} cores\n")
-        csv.writer(file, lineterminator="\n").writerows([["layout", "ranks", "measured_ms", "simulated_ms", "error_%"],
-                                                         *rows])
+    head = ["layout", "ranks", "measured_ms", "simulated_ms", "error_%"]
+    about = "step time of layouts on CPU ranks, one thread each: median measured, and simulated"
+    where = ["docs/validate_simulation.py", f"{machine.cores} cores"]
+    tables.write(arguments.out, [head, *rows], comments=[about, *where])
     if arguments.limit is not None and worst > arguments.limit:
         sys.exit(f"the worst error, {worst:.1f}%, exceeds {arguments.limit}%")
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Holds the lessons (README.md, */README.md, */experts/README.md, docs/*.md, docs/*/*.md) to the code; exit code 1, FILE:LINE and the
-difference where they disagree.
+"""Holds the lessons (README.md, */README.md, */experts/README.md, docs/*.md, docs/*/*.md) to the code; exit code 1,
+FILE:LINE and the difference where they disagree. tests/test_lessons.py does it for every page.
 
-    python3 tests/lessons.py BIN_FOLDER [FILE.md ...] [--write] [--run]
-                                                  FILE.md: only these lessons; --run: also what programs print (slow)
-    python3 tests/lessons.py --self-test
+    python3 tests/lessons.py BIN_FOLDER [FILE.md ...] [--write] [--run] [--all]
+        FILE.md: only these lessons; --run: also what programs print (minutes); --all: what takes minutes each, too;
+        --write: mends what is stale
 
 snippets   `<!-- cut: FILE NAME -->` before a fence: it is the region of FILE between the lines `// tag::NAME[]` and
-           `// end::NAME[]` (`#` in scripts), dedented, without lines of markers. --write cuts the fence anew.
+           `// end::NAME[]` (`#` in scripts), dedented, without lines of markers.
 commands   build/bin/, mpirun, bash, python3, cmake, ctest, in code or inline: can be pasted (no placeholder or `a|b`),
            and name programs, flags, values, scripts, targets and tests that exist. `<!-- template: WHY -->` before a
            block or a paragraph: the reader fills its commands in; only their programs and flags are checked.
-printed    `<!-- prints: COMMAND -->` before a fence: with --run, the lines of COMMAND's output from the fence's first
-           line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a decimal point may differ.
-           `<!-- prints slow: COMMAND -->`: docs/predict.py --check runs it only with --all. --write prints the fence anew.
-figures    `measured`, `not measured` and `ask` belong to docs/predict.py.
+printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` before a fence: the lines of COMMAND's
+           output from the fence's first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
+           decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `measured`, `not measured`: the
+           figures of a table or paragraph (tests/lessons_figures.py); `ask`: a question of docs/predict.py.
 links      relative ones lead to files; a `name` in a table row of "The code" stands in a file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
@@ -23,101 +23,39 @@ minutes    "N minutes to read" is what `reading_minutes` counts, to a fifth.
 traps      each item of a section "Traps" names `tests/NN_x.cpp: "test case"` (or a script's case) that exists.
 """
 import argparse
-import dataclasses
 import difflib
 import pathlib
 import re
-import subprocess
 import sys
 import textwrap
 
-from lessons_commands import COMMAND, LOOP, Commands, mpi_environment, test_cases, working_folder
+from lessons_commands import COMMAND, LOOP, Commands, test_cases
+from lessons_figures import Readme
+from lessons_printed import Printed, commands_of
+from lessons_text import Change, parse, reading_minutes, rewrite
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = [path for pattern in ("README.md", "*/README.md", "*/experts/README.md", "docs/*.md", "docs/*/*.md")
+         for path in sorted(ROOT.glob(pattern))]
 
 MARKER = re.compile(r"^\s*(?://|#) (tag|end)::([a-z0-9_-]+)\[\]\s*$")
-DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times|prints slow|measured|not measured|ask): (.*)$")
-FENCE = re.compile(r"^\s*(```+|~~~+)(\w*)\s*$")
 SOURCES = {".h", ".cpp", ".inc", ".cu", ".cuh", ".py", ".sh", ".txt"}
-@dataclasses.dataclass
-class Block:
-    """A fence, an indented block of code, or a paragraph of text."""
-    kind: str
-    line: int  # of its first line of content, from 1
-    lines: list
-    language: str = ""
-    directives: list = dataclasses.field(default_factory=list)  # [(name, text, line)]
-
-
-def parse(text):
-    """The blocks of a Markdown file, in order."""
-    lines, blocks, directives, i = text.split("\n"), [], [], 0
-
-    def take(kind, begin, end, language=""):
-        blocks.append(Block(kind, begin + 1, lines[begin:end], language, list(directives)))
-        directives.clear()
-
-    while i < len(lines):
-        directive, fence = DIRECTIVE.match(lines[i]), FENCE.match(lines[i])
-        if directive:  # to the line that ends with -->
-            end = next((k for k in range(i, len(lines)) if lines[k].rstrip().endswith("-->")), len(lines) - 1)
-            text = "\n".join([directive[2], *lines[i + 1:end + 1]]).rstrip().removesuffix("-->").rstrip()
-            directives.append((directive[1], text, i + 1))
-            i = end + 1
-        elif fence:
-            end = next((k for k in range(i + 1, len(lines)) if lines[k].strip() == fence[1]), len(lines))
-            take("fence", i + 1, end, fence[2])
-            i = end + 1
-        elif not lines[i].strip():
-            i += 1
-        elif lines[i].startswith("    "):
-            end = i
-            while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
-                end += 1
-            while not lines[end - 1].strip():
-                end -= 1
-            take("indented", i, end)
-            i = end
-        else:
-            end = i + 1
-            while end < len(lines) and lines[end].strip() and not lines[i].startswith("#") and \
-                    not FENCE.match(lines[end]) and not DIRECTIVE.match(lines[end]):
-                end += 1
-            take("text", i, end)
-            i = end
-    if directives:
-        blocks.append(Block("text", len(lines), [], "", directives))
-    return blocks
-
-
-def reading_minutes(text):
-    """Without what is folded away: 150 words of text a minute, 15 seconds for a row of a table and a line of code."""
-    words = rows = 0
-    for block in parse(re.sub(r"<details>.*?</details>", "", text, flags=re.S)):
-        for line in block.lines:
-            if block.kind != "text" or line.startswith("|"):
-                rows += bool(line.strip())
-            else:
-                words += len(line.split())
-    return words / 150 + rows / 4
 
 
 class Lessons:
-    def __init__(self, root, programs):
-        self.root, self.bin = root, programs
-        self.errors, self.written, self.outputs, self.known = [], [], {}, Commands(root, programs)
+    def __init__(self, binaries):
+        self.root, self.bin = ROOT, binaries
+        self.errors, self.written, self.known = [], [], Commands(ROOT, binaries)
 
     def error(self, path, line, message):
         self.errors.append(f"{path.relative_to(self.root)}:{line}: {message}")
 
-    def check(self, write=False, run=False, only=()):
+    def check_all(self):
+        """What belongs to no page: the markers of snippets, the pictures."""
         for path in self.sources():
             self.check_markers(path)
-        for pattern in ("README.md", "*/README.md", "*/experts/README.md", "docs/*.md", "docs/*/*.md"):
-            for path in sorted(self.root.glob(pattern)):
-                if not only or path in only:
-                    self.check_lesson(path, write, run)
         for picture in sorted(self.root.glob("docs/results/*.png")):
             self.check_picture(picture)
-        return self.errors
 
     def sources(self):
         return [path for folder in [self.root / "tests", *sorted(self.root.glob("[0-9][0-9]_*"))]
@@ -161,41 +99,16 @@ class Lessons:
         lines = self.region(file, name)
         if lines is None:
             return self.error(path, line, f"cut: {file} has no tag::{name}[]")
-        return self.replacement(path, block, lines, f"{file}, region {name}")
+        return self.differs(path, block, lines, f"{file}, region {name}")
 
-    def replacement(self, path, block, lines, source, same=False):
-        """None if the block has these lines, else the lines, after an error with the difference."""
-        if same or block.lines == lines:
-            return None
+    def differs(self, path, block, lines, source):
+        """[change] of a fence that does not have these lines, after an error with the difference."""
+        if block.lines == lines:
+            return []
         name = f"{path.relative_to(self.root)}:{block.line}"
         self.error(path, block.line, f"differs from {source}\n" +
                    "\n".join(difflib.unified_diff(block.lines, lines, name, source, lineterm="")))
-        return lines
-
-    # ---- what programs print ----
-
-    def prints(self, path, block, command, line, times):
-        if block.kind != "fence" or not block.lines:
-            return self.error(path, line, "prints: no fence behind it")
-        if command not in self.outputs:
-            self.outputs[command] = self.output(command)
-        lines, words = self.outputs[command], lambda text: re.sub(r"\d+\.\d+", "#" if times else r"\g<0>", text).split()
-        begin = next((i for i, each in enumerate(lines) if words(each) == words(block.lines[0])), None)
-        if begin is None:
-            return self.error(path, block.line, f"the output of {command} has no line \"{block.lines[0]}\"")
-        end = next((i for i in range(begin, len(lines)) if not lines[i]), len(lines))
-        table = lines[begin:end]
-        same = [words(each) for each in table] == [words(each) for each in block.lines]
-        return self.replacement(path, block, table, f"the output of {command}", same)
-
-    def output(self, command):
-        """The lines that a command prints, run in a folder that looks like the repository's root."""
-        with working_folder(self.root, self.bin) as folder:
-            done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True,
-                                  env=mpi_environment())
-        if done.returncode != 0:
-            print(f"{command} ended with {done.returncode}\n{done.stderr}", file=sys.stderr)
-        return [line.rstrip() for line in done.stdout.split("\n")]
+        return [Change(block.line, 0, block.lines, lines)]
 
     # ---- commands ----
 
@@ -293,7 +206,7 @@ class Lessons:
             self.error(path, text[:stated.start()].count("\n") + 1,
                        f"{stated[1]} minutes to read, counted are {counted:.0f}")
 
-    def check_lesson(self, path, write, run):
+    def check_lesson(self, path, write=False):
         self.check_exercises(path, path.read_text())
         self.check_minutes(path, path.read_text())
         blocks, section, changes = parse(path.read_text()), "", []
@@ -303,11 +216,11 @@ class Lessons:
                 section = block.lines[0].lstrip("#").strip()
             for name, text, line in block.directives:
                 if name == "cut":
-                    changes.append((block, self.cut(path, block, text, line)))
+                    changes += self.cut(path, block, text, line) or []
                 elif name.startswith("prints"):
                     self.check_command(path, line, text, [], False)
-                    if run:
-                        changes.append((block, self.prints(path, block, text, line, name == "prints times")))
+                    if block.kind != "fence" or not block.lines:
+                        self.error(path, line, "prints: no fence behind it")
                 elif not block.lines:
                     self.error(path, line, f"{name}: nothing behind it")
             for line, command in self.commands(block):
@@ -316,43 +229,58 @@ class Lessons:
                 self.check_links(path, block, section)
                 if section == "Traps":
                     self.check_traps(path, block)
-        changes = [(block, lines) for block, lines in changes if lines is not None]
-        if write and changes:
-            text = path.read_text().split("\n")
-            for block, lines in reversed(changes):
-                text[block.line - 1:block.line - 1 + len(block.lines)] = lines
-            path.write_text("\n".join(text))
-            self.errors = [each for each in self.errors if "\n---" not in each]
-            self.written.append(path.relative_to(self.root))
+        self.check_figures(path)
+        if write:
+            self.written += rewrite(path, changes)
+
+    def check_figures(self, path):
+        """The directives of what is measured, and their commands: that they could be run."""
+        page = Readme(path)
+        for line, message in page.errors + (page.unsaid if self.says_where(path) else []):
+            self.error(path, line, message)
+        for figure in {each.command: each for each in page.figures if not each.left_out}.values():
+            if figure.command != "computed":
+                self.check_command(path, figure.line, figure.command, [], False)
+
+    def says_where(self, path):
+        """Whether each number in the page's tables must say where it is from."""
+        page = str(path.relative_to(self.root))
+        return re.fullmatch(r"README.md|\d\d_\w+/(experts/)?README.md|docs/(appendix|claims).md", page)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bin", nargs="?", type=pathlib.Path, help="folder of the programs")
+    parser.add_argument("bin", type=pathlib.Path, help="folder of the programs")
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="only these lessons [default: all]")
-    parser.add_argument("--write", action="store_true", help="rewrite the fences that differ")
+    parser.add_argument("--write", action="store_true", help="rewrite what is stale")
     parser.add_argument("--run", action="store_true", help="also run the commands whose output is shown")
-    parser.add_argument("--self-test", action="store_true", help="check the checks on a miniature of this repository")
+    parser.add_argument("--all", action="store_true", help="with --run: also those that take minutes")
     arguments = parser.parse_args()
-    if arguments.self_test:
-        from lessons_self_test import self_test
-        sys.exit(self_test(Lessons))
-    if not arguments.bin:
-        parser.error("which folder of programs?")
-    lessons = Lessons(pathlib.Path(__file__).resolve().parents[1], arguments.bin.resolve())
-    only = [file.resolve() for file in arguments.files]
-    for file in only:
-        if file.suffix != ".md" or not file.is_file():
-            parser.error(f"{file} is no lesson")
-    errors = lessons.check(arguments.write, arguments.run, only)
-    for path in lessons.written:
-        print(f"wrote {path}")
-    for error in errors:
-        print(error)
+    lessons = Lessons(arguments.bin.resolve())
+    pages = [file.resolve() for file in arguments.files] or PAGES
+    for page in pages:
+        if page.suffix != ".md" or not page.is_file():
+            parser.error(f"{page} is no lesson")
+    lessons.check_all()
+    for page in pages:
+        lessons.check_lesson(page, arguments.write)
+    printed = Printed(lessons, 3600, lambda command: print(command, file=sys.stderr, flush=True))
+    for page in pages if arguments.run else []:
+        changes = []
+        for command, held in commands_of(page).items():
+            if held.slow and not arguments.all:
+                print(f"left out, only with --all: {held.slow}: {command}")
+            else:
+                changes += printed.check(page, command, held)
+        if arguments.write:
+            lessons.written += rewrite(page, changes)
+    for line in [f"wrote {each}" for each in lessons.written] + lessons.errors:
+        print(line)
     if lessons.known.not_built:
         print(f"not built, so their flags were not checked: {', '.join(sorted(lessons.known.not_built))}")
-    print(f"{len(errors)} differences" if errors else "the lessons agree with the code")
-    sys.exit(bool(errors))
+    found = f"{len(lessons.errors)} differences" + ": again, to see what remains of them" * bool(lessons.written)
+    print(found if lessons.errors else "the lessons agree with the code")
+    sys.exit(bool(lessons.errors))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
+import sys
 import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
+import programs  # noqa: E402
 
 COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:build/bin/|(?:mpirun|srun|bash|python3|cmake|ctest) )")
 LOOP = re.compile(r"^for (\w+) in ([^;]*); do\b ?(.*?)(?:; done)?$")
@@ -15,6 +18,7 @@ OPTIONS = {
                "--map-by": 1, "--bind-to": 1},
     "srun": {"--mpi": 1, "--cpu-bind": 1},
     "cmake": {"-S": 1, "-B": 1, "-G": 1, "-j": 1, "--build": 1, "--target": 0},
+    "pytest": {"-k": 1, "-q": 0, "-x": 0},
     "ctest": {"--test-dir": 1, "--output-on-failure": 0, "-V": 0, "-R": 1, "-L": 1, "-LE": 1},
 }
 
@@ -37,7 +41,7 @@ def cmake_names(text):
             tests.add(name)
             if call == "add_cuda_test":  # where nvcc compiles the CUDA path, on the emulated GPU too
                 tests.add(name.replace("cuda", "emulated"))
-        elif call in ("add_script_test", "add_timed_test"):
+        elif re.fullmatch(r"add_\w+_tests?|add_pytest", call):
             tests.add(name)
     return targets, tests
 
@@ -49,27 +53,25 @@ class Program:
         if path.name.endswith("_minimal"):  # no flags, at most one word
             self.flags, self.positionals = {}, 1
             return
-        text = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60,
-                              env=mpi_environment()).stdout
+        text = programs.output([path, "--help"], 60)
         self.flags, self.positionals = {}, len(re.findall(r"^  [A-Z]+ [A-Z]+  ", text, re.M))
         for flag, value in re.findall(r"^  (?:-\w,)?(--[a-z0-9-]+)(?: (\S+))?", text, re.M):
             self.flags[flag] = set(value.split("|")) if "|" in value else set() if value else None
 
 
 def mpi_environment():
-    return dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                OMPI_MCA_btl_vader_single_copy_mechanism="none", OMPI_MCA_rmaps_base_oversubscribe="1")
+    return dict(programs.ENVIRONMENT)
 
 
 @contextlib.contextmanager
-def working_folder(root, programs):
+def working_folder(root, binaries):
     """An empty folder that looks like the repository's root, for commands that write files."""
     with tempfile.TemporaryDirectory() as folder:
         for entry in root.iterdir():
             if entry.name not in ("build", ".git"):
                 os.symlink(entry, pathlib.Path(folder, entry.name))
         pathlib.Path(folder, "build").mkdir()
-        os.symlink(programs, pathlib.Path(folder, "build/bin"))
+        os.symlink(binaries, pathlib.Path(folder, "build/bin"))
         yield folder
 
 
@@ -85,8 +87,8 @@ def test_cases(file):
 class Commands:
     """What a repository's root and a folder of programs have to offer, and the check of a command against it."""
 
-    def __init__(self, root, programs):
-        self.root, self.bin = root, programs
+    def __init__(self, root, binaries):
+        self.root, self.bin = root, binaries
         self.programs, self.not_built = {}, set()
         self.targets, self.tests = set(), set()
         for file in (root / "CMakeLists.txt", root / "tests/CMakeLists.txt"):
@@ -128,6 +130,8 @@ class Commands:
         elif first == "bash" and rest[0] == "-c":
             for name in re.findall(r"build/bin/([\w.-]+)", rest[1]):
                 self.program(name, wrong)
+        elif rest[:2] == ["-m", "pytest"]:
+            self.check_pytest(rest[2:], wrong)
         elif first in ("bash", "python3"):
             script = self.root / rest[0]
             if not script.is_file():
@@ -153,6 +157,17 @@ class Commands:
                 wrong(f"unexpected {word}")
         else:
             wrong(f"{first} is no program that lessons use")
+
+    def check_pytest(self, words, wrong):
+        """Of -k, that each word stands in a test file or in its name."""
+        texts = [path.name + path.read_text() for path in sorted((self.root / "tests").glob("test_*.py"))]
+        for before, expression in zip(words, words[1:]):
+            for word in re.findall(r"\w+", expression) if before == "-k" else []:
+                if word not in ("and", "or", "not") and not any(word in text for text in texts):
+                    wrong(f"no test of Python has {word} in its name")
+        for file in self.skip_options("pytest", words, wrong):
+            if not (self.root / file.split("::")[0]).is_file():
+                wrong(f"there is no {file}")
 
     def skip_options(self, program, words, wrong):
         """The words behind a foreign program's options; of cmake and ctest, all words that are none."""

@@ -1,5 +1,5 @@
-"""The figures of the lessons, for docs/predict.py: which command prints each number of a README, and questions about
-them. They stand in HTML comments above a table, a paragraph or a fence, like tests/lessons.py's `prints:`.
+"""The figures of the lessons: which command prints each number of a README, and docs/predict.py's questions about them.
+They stand in HTML comments above a table, a paragraph or a fence, like tests/lessons.py's `prints:`.
 
     <!-- measured: COMMAND      of every row. {1}: the text of the row's first cell, or its code if it has any;
                                 {1:REGEX}: the regular expression's group in it. "computed": without a command
@@ -37,8 +37,11 @@ differently. All programs run on the CPU, with one thread per rank.
 import dataclasses
 import re
 
-from lessons import parse
 from lessons_runs import NUMBER, FigureError, numbers
+from lessons_text import parse
+
+ABOVE = "measured: or not measured: above says where from"
+
 
 # ---- what stands in a README ----------------------------------------------------------------------------------------
 
@@ -60,11 +63,6 @@ class Figure:
     first: object = None       # the figure in the table's first row
     column: int = 0
     name: str = ""             # of its row, short
-
-    def held(self):
-        """What the command's output is compared with."""
-        used = {name: getattr(self, name) for name in ("row", "head", "column") if name in self.expression}
-        return [self.expression, self.tolerance, self.slack, [number.text for number in numbers(self.text)], used]
 
     def actual(self, runner):
         return runner.run(self.command).evaluate(self.expression, self.row, self.head, self.column)
@@ -158,10 +156,10 @@ class Directive:
 class Readme:
     """Figures, fences and questions of a README; what is wrong with its directives."""
 
-    def __init__(self, path, text=None):
+    def __init__(self, path):
         self.path, self.figures, self.fences, self.questions = path, [], [], []
-        self.errors, self.unmarked = [], []  # [(line, message)], [(line, rows, numbers, why)]
-        text = path.read_text() if text is None else text
+        self.errors, self.unsaid = [], []  # [(line, message)]: of directives; of numbers without any
+        text = path.read_text()
         # ask: and measured: may name a heading or any words, outside of comments
         self.words = " ".join(re.sub(r"<!--.*?-->", "", text, flags=re.S).split())
         section = ""
@@ -186,20 +184,15 @@ class Readme:
         elif name := next((each for each in ("prints", "prints times", "prints slow") if each in found), ""):
             self.fences.append((block, *found[name], name))
             figures = self.fence(block, found[name][0])
-        elif is_table:
+        elif is_table and "not measured" not in found:
             cells = [plain(each) for line in block.lines[2:] for each, _ in cells_of(line)[1:]]
-            count = sum(bool(NUMBER.match(each)) for each in cells)
-            if count or "not measured" in found:
-                if "not measured" not in found:
-                    raise FigureError(f"a table with {count} numbers: measured: or not measured: above it says where from")
-                self.unmarked.append((block.line, len(block.lines) - 2, count, found["not measured"][0]))
-        elif "not measured" in found:
-            self.unmarked.append((block.line, 1, len(numbers(" ".join(block.lines))), found["not measured"][0]))
+            if count := sum(bool(NUMBER.match(each)) for each in cells):
+                self.unsaid.append((block.line, f"a table with {count} numbers: {ABOVE}"))
         elif block.kind == "text" and section == "Predict, then run" and not found:
             precise = [n for n in numbers(re.sub(r"`[^`]*`|\]\([^)]*\)", "", " ".join(block.lines)))
                        if "," in n.text or n.unit]
             if precise:
-                raise FigureError(f"{precise[0].text}: measured: or not measured: above the paragraph says where from")
+                self.unsaid.append((block.line, f"{precise[0].text}: {ABOVE}"))
         if "measured" in found:
             self.figures += figures
         for text, line in asks:

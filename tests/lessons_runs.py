@@ -2,14 +2,12 @@
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import re
-import signal
 import subprocess
-import time
 
-from lessons_commands import mpi_environment, working_folder
+import programs
+from lessons_commands import working_folder
 
 NUMBER = re.compile(r"(?<![\w.])[+−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[−+-]?\d+)?(?:·10[⁻⁰¹²³⁴-⁹]+)?"
                     r"(?!\w|\.\d)")
@@ -144,23 +142,11 @@ class Run:
         return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def end(process):
-    """Ends a process that still runs, and what it started."""
-    for signal_ in (signal.SIGTERM, signal.SIGKILL):  # at the first, mpirun ends its ranks
-        if process.poll() is None:
-            os.killpg(process.pid, signal_)
-            try:
-                process.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                continue
-
-
 class Runner:
     """Runs each command once, in an empty folder that looks like the repository's root."""
 
-    def __init__(self, root, programs, limit=300.0, announce=None):
-        self.root, self.bin, self.limit, self.announce = root, programs, limit, announce
-        self.runs, self.seconds = {}, {}
+    def __init__(self, root, binaries, limit=300.0, announce=None):
+        self.root, self.bin, self.limit, self.announce, self.runs = root, binaries, limit, announce, {}
 
     def run(self, command):
         if command == "computed":
@@ -168,12 +154,10 @@ class Runner:
         if command not in self.runs:
             if self.announce:
                 self.announce(command)
-            began = time.monotonic()
             try:
                 self.runs[command] = self.start(command)
             except FigureError as error:
                 self.runs[command] = error
-            self.seconds[command] = time.monotonic() - began
         if isinstance(self.runs[command], FigureError):
             raise self.runs[command]
         return self.runs[command]
@@ -182,20 +166,16 @@ class Runner:
         line = command
         if re.search(r"build/bin/\d\d_", command) and "--metrics" not in command and "--dry-run" not in command:
             line += " --metrics metrics.jsonl"
-        environment = dict(mpi_environment(), OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", GOMP_SPINCOUNT="1000",
-                           CUDA_VISIBLE_DEVICES="", EMULATE_GPUS="0")
+        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+                       "EMULATE_GPUS": "0"}
         with working_folder(self.root, self.bin) as folder:
-            process = subprocess.Popen(["bash", "-c", line], cwd=folder, stdout=subprocess.PIPE, text=True,
-                                       stderr=subprocess.PIPE, env=environment, start_new_session=True)
-            try:
-                out, err = process.communicate(timeout=self.limit)
-            except subprocess.TimeoutExpired:
-                raise FigureError(f"{command} did not end within {self.limit:g} s") from None
-            finally:
-                end(process)
+            code, out, err = programs.run(["bash", "-c", line], self.limit, environment, cwd=folder,
+                                          stdin=subprocess.DEVNULL)
             metrics = [line for path in sorted(pathlib.Path(folder).glob("*.jsonl")) if not path.is_symlink()
                        for line in path.read_text().splitlines()]
-        if process.returncode != 0:
+        if code is None:
+            raise FigureError(f"{command} did not end within {self.limit:g} s")
+        if code != 0:
             said = (err or out).strip().split("\n")[-1]
-            raise FigureError(f"{command} ended with {process.returncode}: {said}")
+            raise FigureError(f"{command} ended with {code}: {said}")
         return Run(self, command, [each.rstrip() for each in out.split("\n")], metrics)

@@ -8,7 +8,6 @@ Run:   python3 docs/conformance/board.py --out out/conformance [--only picotron]
 Watch: one line per cell. A cell that has run is not run again, so that the command can be repeated after an end.
 """
 import argparse
-import csv
 import difflib
 import importlib.metadata
 import json
@@ -17,10 +16,13 @@ import pathlib
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import programs  # noqa: E402
+import tables  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -31,7 +33,7 @@ FRAMEWORKS = ("torch", "transformers", "accelerate", "deepspeed", "torchtitan", 
 COLUMNS = ("framework", "version", "layout", "ranks", "reference", "worst gradient", "verdict", "cause", "patch", "patched",
            "patched gradient", "thread", "seconds")
 VERDICTS = ("agrees", "differs", "stops", "hangs", "not run")
-BEGIN, END = "<!-- written by board.py --write -->", "<!-- end of what board.py writes -->"
+BEGIN, END = "<!-- (written) by board.py --write -->", "<!-- end of what board.py writes -->"
 PATCH_LINES = 5
 MINUTES = 8  # for a cell
 
@@ -54,8 +56,9 @@ def check_installed(framework):
     pinned = versions()[framework]
     if len(pinned) == 40:
         source = find({"picotron": "picotron", "ring-flash-attention": "ring_flash_attn"}[framework]).parent
-        git = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)
-        installed = git.stdout.strip() if (source / ".git").exists() else pinned  # an unpacked archive says nothing
+        installed = pinned  # an unpacked archive says nothing
+        if (source / ".git").exists():
+            installed = programs.output(["git", "-C", source, "rev-parse", "HEAD"]).strip()
     else:
         installed = importlib.metadata.version(framework)
     if installed.split("+")[0] != pinned:
@@ -80,7 +83,7 @@ def overlay(folder, edits):
         if not (folder / top).exists():
             (shutil.copytree if find(top).is_dir() else shutil.copy)(find(top), folder / top)
         before = target.read_text()
-        subprocess.run(["sed", "-i", "-E", expression, str(target)], check=True)
+        programs.output(["sed", "-i", "-E", expression, target])
         if target.read_text() == before:
             raise SystemExit(f"{file}: sed '{expression}' changes nothing")
         marks = [line[0] for line in difflib.ndiff(before.split("\n"), target.read_text().split("\n"))]
@@ -92,40 +95,32 @@ def overlay(folder, edits):
 def launch(cell, reference, folder, log, patched):
     """The exit code, None if it did not end in time."""
     patch = cell.get("patch", {}) if patched else {}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1",
+    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1",
                    "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore",
                    **cell.get("environment", {}), **patch.get("environment", {})}
     if patch.get("sed"):
         path = folder.with_suffix(".packages")
         overlay(path, patch["sed"])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), environment.get("PYTHONPATH"))))
+        known = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), known)))
     options = [*cell.get("options", "").split(), *patch.get("options", "").split()]
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cell["ranks"]),
-             str(HERE / cell["script"]), str(reference), str(folder), *options]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", cell["ranks"],
+             HERE / cell["script"], reference, folder, *options]
     with open(log, "w") as file:
-        run = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
-        try:
-            return run.wait(cell.get("minutes", MINUTES) * 60)
-        except subprocess.TimeoutExpired:
-            os.killpg(run.pid, signal.SIGKILL)
-            run.wait()
-            return None
-        except BaseException:
-            os.killpg(run.pid, signal.SIGKILL)
-            raise
+        seconds = cell.get("minutes", MINUTES) * 60
+        return programs.run(words, seconds, environment, stdout=file, stderr=subprocess.STDOUT)[0]
 
 
 def compare(folder, reference):
     """(verdict, worst gradient, cause)."""
-    run = subprocess.run([sys.executable, str(ROOT / "docs/compare.py"), str(folder), str(reference), "--diagnose"],
-                         capture_output=True, text=True)
-    folder.with_suffix(".compare").write_text(run.stdout + run.stderr)
-    if run.returncode == 2:
-        return "stops", "", run.stderr.strip()
-    worst = re.search(r"^gradients at step 1.*\n.*\n +(\S+)", run.stdout, re.M)
-    named = re.findall(r"^  explains A's numbers to rounding: (.*)$", run.stdout, re.M)
-    first = re.search(r"^the runs DIFFER:\n +(.*)$", run.stdout, re.M)
-    return "differs" if run.returncode else "agrees", worst[1], named[0] if named else first[1] if first else ""
+    code, out, err = programs.run([sys.executable, ROOT / "docs/compare.py", folder, reference, "--diagnose"])
+    folder.with_suffix(".compare").write_text(out + err)
+    if code == 2:
+        return "stops", "", err.strip()
+    worst = re.search(r"^gradients at step 1.*\n.*\n +(\S+)", out, re.M)
+    named = re.findall(r"^  explains A's numbers to rounding: (.*)$", out, re.M)
+    first = re.search(r"^the runs DIFFER:\n +(.*)$", out, re.M)
+    return "differs" if code else "agrees", worst[1], named[0] if named else first[1] if first else ""
 
 
 def short(file):
@@ -209,8 +204,7 @@ def rows(out):
 
 
 def read_rows(path=CSV):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+    return tables.read(path)
 
 
 def markdown(table):
@@ -240,9 +234,7 @@ def markdown(table):
 
 
 def page_with(table):
-    text = PAGE.read_text()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    return text[:begin] + "\n\n" + markdown(table) + "\n\n" + text[end:]
+    return tables.with_parts(PAGE.read_text(), BEGIN, END, {"written": f"\n{markdown(table)}\n\n"})
 
 
 def faults(table, page, pinned, planned):
@@ -302,10 +294,7 @@ def main():
         return len(found) > 0
     if args.write:
         table = rows(args.out)
-        with open(CSV, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(table)
+        tables.write(CSV, table, COLUMNS)
         PAGE.write_text(page_with(read_rows()))
         return 0
     args.out.mkdir(parents=True, exist_ok=True)

@@ -6,13 +6,13 @@ Run:   python3 docs/conformance/random_models.py --out out/random --models 20 --
 Watch: docs/results/conformance_random.csv, one line per model and cell. Exit code 1 if one differs.
 """
 import argparse
-import csv
 import pathlib
 import random
-import subprocess
 import sys
 
 import board
+import programs  # board has set the path
+import tables
 
 COLUMNS = ("model", "framework", "layout", "worst gradient", "verdict", "flags")
 
@@ -54,8 +54,8 @@ def main():
         flags = [word for key, x in flags_of(i + 1).items() for word in (f"--{key}", str(x))]
         reference = out / f"model-{i + 1}"
         if not reference.exists():
-            subprocess.run([args.programs.resolve() / "01_single_gpu", *flags, "--device", "cpu", "--save-reference", reference],
-                           check=True, stdout=subprocess.DEVNULL)
+            program = args.programs.resolve() / "01_single_gpu"
+            programs.output([program, *flags, "--device", "cpu", "--save-reference", reference])
         for cell in (one, *(others[(i * args.more + j) % len(others)] for j in range(args.more))):
             cell = {**cell, "reference": reference.name}
             verdict, gradient, cause, _ = board.run({k: v for k, v in cell.items() if k != "patch"}, out, out)["as it is"]
@@ -63,10 +63,7 @@ def main():
                           "verdict": verdict, "flags": " ".join(flags)})
             if verdict != "agrees":
                 print(f"model {i + 1}: {verdict}: {cause}")
-    with open(board.RANDOM, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
+    tables.write(board.RANDOM, table, COLUMNS)
     return any(row["verdict"] != "agrees" for row in table)
 
 

@@ -1,13 +1,11 @@
 """Runs a right and a patched program and says what each check sees: the cells of docs/results/silent_bugs.csv."""
 
-import json
 import math
-import os
 import re
 import shutil
-import subprocess
 import sys
 
+import programs
 from validate import comparison
 
 SHAPE = {"layers": 2, "hidden": 32, "heads": 4, "kv-heads": 2, "ffn": 48, "seq-len": 32, "init-std": 0.1,
@@ -46,26 +44,17 @@ def ranks_of(layout):
 
 def run(program, ranks, flags, folder, allowed=(0,)):
     """(exit code, what was printed)."""
-    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000",
-                   "CUDA_VISIBLE_DEVICES": "", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
-    start = ["mpirun", "--oversubscribe", "-q", "-np", str(ranks)]
-    done = subprocess.run([*start, str(program), *flags], cwd=folder, env=environment, capture_output=True, text=True,
-                          errors="replace", timeout=900)
-    text = done.stdout + done.stderr
-    if allowed and done.returncode not in allowed:
-        raise Failed(f"{program.name} {' '.join(flags)}: exit code {done.returncode}: {text[-1500:]}")
-    return done.returncode, text
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    code, out, err = programs.run([*programs.mpirun(ranks, "-q"), program, *flags], 900, environment, cwd=folder)
+    if code is None or allowed and code not in allowed:
+        raise Failed(f"{program.name} {' '.join(flags)}: exit code {code}: {(out + err)[-1500:]}")
+    return code, out + err
 
 
 def steps_in(file):
     """[(loss, gradient norm)] of a metrics file, by step; NaN where a run has ended itself."""
-    steps = {}
-    if file.exists():
-        for line in file.read_text().splitlines():
-            event = json.loads(line)
-            if event["event"] == "step":
-                steps[event["step"]] = (event["loss"], event["grad_norm"])
+    events = programs.events(file, "step") if file.exists() else []
+    steps = {event["step"]: (event["loss"], event["grad_norm"]) for event in events}
     nothing = (math.nan, math.nan)
     return [tuple(math.nan if x is None else float(x) for x in steps.get(step, nothing))
             for step in range(1, SHAPE["steps"] + 1)]

@@ -5,7 +5,9 @@ import re
 
 import bugs
 import checks
+import tables
 
+BEGIN, END = "<!-- silent_bugs: (.*) -->", "<!-- end -->"
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "silent-bugs.md"
 CHECKS = {"curve": "loss curve", "digits": "loss by digits", "norm": "gradient norm", "weights": "weights after a step",
           "gradients": "step-1 gradients", "fp64": "all of it in fp64", "replicas": "replica check",
@@ -24,15 +26,16 @@ def cell(row, check):
 
 
 def cells_table(rows):
-    lines = ["| patch | flags | " + " | ".join(CHECKS.values()) + " |", "|---" * (2 + len(CHECKS)) + "|"]
+    lines = []
     for row in rows:
         flags = re.sub(r"--data \.\./text\.bin --val-fraction 0", "masked targets", row["flags"])
         flags = f"`{flags}`" if "masked" not in flags else flags
-        lines.append(f"| `{row['bug']}` | {flags if row['flags'] else 'one rank'} | " +
-                     " | ".join(cell(row, check) for check in CHECKS) + " |")
-    seen = {check: sum(checks.sees(row)[check] for row in rows) for check in CHECKS}
-    lines.append(f"| **seen, of {len(rows)}** | | " + " | ".join(str(seen[check]) for check in CHECKS) + " |")
-    return "\n".join(lines)
+        flags = flags if row["flags"] else "one rank"
+        lines.append([f"`{row['bug']}`", flags, *(cell(row, check) for check in CHECKS)])
+    seen = [sum(checks.sees(row)[check] for row in rows) for check in CHECKS]
+    head = ["patch", "flags", *CHECKS.values()]
+    return "\n".join([*tables.markdown(head, lines, "-" * len(head)),
+                      f"| **seen, of {len(rows)}** | | " + " | ".join(map(str, seen)) + " |"])
 
 
 def counted(rows, controls):
@@ -60,8 +63,8 @@ def links(threads):
 
 
 def catalogue(list_of):
-    return "\n".join(["| | thread | what was wrong | |", "|---:|---|---|---|"] +
-                     [f"| {number} | {links(threads)} | {words} | {how} |" for number, threads, words, how in list_of])
+    rows = [[number, links(threads), words, how] for number, threads, words, how in list_of]
+    return "\n".join(tables.markdown(["", "thread", "what was wrong", ""], rows, ":---"))
 
 
 def numbered():
@@ -84,17 +87,16 @@ def parts(rows):
 def differs(page, rows, write):
     """Lines that say which part is not as the CSV and bugs.py have it; none after `write`."""
     text, lines = page.read_text(encoding="utf-8"), []
-    for name, wanted in parts(rows).items():
-        pattern = re.compile(rf"(<!-- silent_bugs: {name} -->\n)(.*?)(\n<!-- end -->)", re.S)
-        found = pattern.search(text)
-        if not found:
+    places, new = tables.parts(text, BEGIN, END), {name: f"{wanted}\n" for name, wanted in parts(rows).items()}
+    for name, wanted in new.items():
+        found = text[slice(*places[name])] if name in places else None
+        if found is None:
             lines.append(f"{page.name}: has no part {name}")
-        elif found[2] != wanted:
-            was, now = found[2].split("\n"), wanted.split("\n")
+        elif found != wanted:
+            was, now = found.split("\n"), wanted.split("\n")
             at = next((i for i, pair in enumerate(zip(was, now)) if pair[0] != pair[1]), min(len(was), len(now)))
             lines.append(f"{page.name}, {name}: line {at + 1} is not that of the CSV: {(was + [''])[at][:150]}")
-            text = text[:found.start(2)] + wanted + text[found.end(2):]
     if write:
-        page.write_text(text, encoding="utf-8")
+        page.write_text(tables.with_parts(text, BEGIN, END, new), encoding="utf-8")
         return [line for line in lines if "has no part" in line]
     return lines

@@ -1,14 +1,18 @@
-"""For measure.py: bytes of one rank of large models at the peak of a step, booked by chapter 08's dry run."""
+"""For measure.py: tables that are printed: README.md's, and bytes of one rank of large models at the peak of a step,
+booked by chapter 08's dry run."""
 import bisect
+import pathlib
 import re
-import subprocess
+
+import programs
+from style import ON_DEVICE as KINDS
 
 
 def booked(runs, flags):
     """GB of each kind at its own peak; "total": at the peak of their sum."""
     command = f"--comm fake --fake-rank 0 --dry-run --dtype bf16 --micro-batch 1 {flags}".split()
-    run = subprocess.run([runs.programs / "08_3d_full", *command], check=True, stdout=subprocess.PIPE, text=True)
-    table = run.stdout[run.stdout.index("rank 0: bytes"):]
+    text = programs.output([runs.programs / "08_3d_full", *command])
+    table = text[text.index("rank 0: bytes"):]
     return {kind: int(count) / 1e9 for kind, count in re.findall(r"^(\w+) +(\d+)", table, re.M)}
 
 
@@ -50,3 +54,35 @@ def large_model(runs):
         needed = 1 + bisect.bisect_left(range(1, 64), True, key=lambda devices: on(devices)["total"] <= DEVICE)
         peak = on(8)
         print(f"{name:<28}{''.join(f'{peak.get(kind, 0):>13.1f}' for kind in kinds)}{needed:>18}", flush=True)
+
+
+# ---- README.md -------------------------------------------------------------------------------------------------------
+
+# Technique, ranks, the file to read, flags. In fp64: 50 steps do not amplify its rounding to a digit that is printed.
+FRONT = [
+    ("one device", 1, "01_single_gpu/", ""),
+    ("data parallel", 2, "02_data_parallel/", "--tables off"),
+    ("ZeRO-3", 2, "03_zero/", "--zero 3 --tables off"),
+    ("tensor parallel", 2, "04_tensor_parallel/", "--tp 2 --tables off"),
+    ("pipeline", 2, "05_pipeline/", "--pp 2 --tables off"),
+    ("context parallel", 2, "06_context_parallel/", "--cp 2 --tables off"),
+    ("FP8", 1, "07_fp8/", "--dtype bf16 --fp8 current --optimizer adamw8bit --tables off"),
+    ("all of 02 to 06", 8, "08_3d_full/", "--tp 2 --cp 2 --pp 2 --zero 1 --sequence-parallel on"),
+]
+
+
+def front(runs):
+    """README.md's table"""
+    print(f"{'':<17}{'':>5}{'lines of':>14}{'loss at step':>18}{'rank 0: MiB of':>20}{'MB':>11}\n"
+          f"{'chapter':<17}ranks{'minimal':>14}{'1':>9}{'50':>12}{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}{'sent':>6}")
+    for technique, ranks, folder, flags in FRONT:
+        program, fp64 = folder[:-1], "--dtype" not in flags
+        flags = f"{flags} --layers 2 --seq-len 64 --global-batch 4 --steps 50".split() + ["--dtype", "fp64"] * fp64
+        steps = runs.steps(ranks, program, flags, "front.jsonl")
+        # In 8 bits the second decimal differs between CPUs.
+        losses = "".join(f"{steps[i]['loss']:12.7f}" if fp64 else f"{steps[i]['loss']:6.1f}{'':6}" for i in (0, -1))
+        memory = "".join(f"{steps[-1]['memory']['peak'][kind] / 2**20:6.1f}" for kind in KINDS[:4])
+        lines = sum(path.read_text().count("\n") for path in pathlib.Path(folder).glob("minimal.*"))
+        print(f"{program[:2]} {technique:<16}{ranks:>3}{lines:>14}{losses}{memory}"
+              f"{sum(steps[-1]['comm_bytes'].values()) / 1e6:6.1f}", flush=True)
+        (runs.folder / "front.jsonl").unlink()

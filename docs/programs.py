@@ -1,0 +1,88 @@
+"""Starts programs, alone or under mpirun, and reads what they print and write."""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+               "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it
+               "OMPI_MCA_rmaps_base_oversubscribe": "1",
+               "GOMP_SPINCOUNT": "1000"}
+STEP = re.compile(r"^the step +([\d.]+)", re.M)  # of the table that --simulate prints, in ms
+
+
+class Failed(Exception):
+    """A program ended with another exit code than 0, or not in time."""
+
+
+def mpirun(ranks, *options):
+    return ["mpirun", "--oversubscribe", *options, "-np", str(ranks)]
+
+
+def on_ranks(ranks):
+    return mpirun(ranks) if ranks > 1 else []
+
+
+def stop(process, patience=8):
+    """Ends a process and what it started: at the first signal, mpirun ends its ranks."""
+    for kind, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 2)):
+        if process.poll() is None:
+            try:
+                os.killpg(process.pid, kind)
+                process.wait(seconds)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # what it started and left
+    except ProcessLookupError:
+        pass
+
+
+def run(words, limit=None, environment=None, **options):
+    """(exit code, stdout, stderr); code None: it did not end within so many seconds. Nothing of it is left running."""
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace", **options}
+    process = subprocess.Popen([str(word) for word in words], env={**ENVIRONMENT, **(environment or {})},
+                               start_new_session=True, **settings)
+    try:
+        out, err = process.communicate(timeout=limit)
+        return process.returncode, out or "", err or ""
+    except subprocess.TimeoutExpired:
+        stop(process)
+        try:
+            out, err = process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:  # what has left the group keeps them open
+            out = err = ""
+        return None, out or "", err or ""
+    finally:
+        stop(process)
+
+
+def output(words, limit=None, environment=None, **options):
+    """What it prints."""
+    code, out, err = run(words, limit, environment, **options)
+    if code != 0:
+        lines = (err or out).strip().splitlines()
+        ended = f"no end within {limit:g} s" if code is None else f"exit code {code}"
+        raise Failed(lines[-1] if lines else ended)
+    return out
+
+
+def events(path, kind=None):
+    """The lines of a --metrics file, or those of one kind."""
+    lines = map(json.loads, pathlib.Path(path).read_text().splitlines())
+    return [line for line in lines if kind in (None, line["event"])]
+
+
+def step_seconds(text):
+    """Of a simulated step: what --simulate has printed."""
+    found = STEP.search(text)
+    if not found:
+        raise Failed("--simulate prints no line \"the step\"")
+    return float(found[1]) / 1e3
+
+
+def hardware():
+    models = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    return f"{models[0] if models else 'CPU'}, {len(models) or os.cpu_count()} cores"

@@ -1,0 +1,99 @@
+"""The blocks of a lesson, with the directives in comments above them; changes to its text."""
+import dataclasses
+import re
+
+DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times|prints slow|measured|not measured|ask): (.*)$")
+FENCE = re.compile(r"^\s*(```+|~~~+)(\w*)\s*$")
+
+
+@dataclasses.dataclass
+class Block:
+    """A fence, an indented block of code, or a paragraph of text."""
+    kind: str
+    line: int  # of its first line of content, from 1
+    lines: list
+    language: str = ""
+    directives: list = dataclasses.field(default_factory=list)  # [(name, text, line)]
+
+
+def parse(text):
+    """The blocks of a Markdown file, in order."""
+    lines, blocks, directives, i = text.split("\n"), [], [], 0
+
+    def take(kind, begin, end, language=""):
+        blocks.append(Block(kind, begin + 1, lines[begin:end], language, list(directives)))
+        directives.clear()
+
+    while i < len(lines):
+        directive, fence = DIRECTIVE.match(lines[i]), FENCE.match(lines[i])
+        if directive:  # to the line that ends with -->
+            end = next((k for k in range(i, len(lines)) if lines[k].rstrip().endswith("-->")), len(lines) - 1)
+            text = "\n".join([directive[2], *lines[i + 1:end + 1]]).rstrip().removesuffix("-->").rstrip()
+            directives.append((directive[1], text, i + 1))
+            i = end + 1
+        elif fence:
+            end = next((k for k in range(i + 1, len(lines)) if lines[k].strip() == fence[1]), len(lines))
+            take("fence", i + 1, end, fence[2])
+            i = end + 1
+        elif not lines[i].strip():
+            i += 1
+        elif lines[i].startswith("    "):
+            end = i
+            while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
+                end += 1
+            while not lines[end - 1].strip():
+                end -= 1
+            take("indented", i, end)
+            i = end
+        else:
+            end = i + 1
+            while end < len(lines) and lines[end].strip() and not lines[i].startswith("#") and \
+                    not FENCE.match(lines[end]) and not DIRECTIVE.match(lines[end]):
+                end += 1
+            take("text", i, end)
+            i = end
+    if directives:
+        blocks.append(Block("text", len(lines), [], "", directives))
+    return blocks
+
+
+def reading_minutes(text):
+    """Without what is folded away: 150 words of text a minute, 15 seconds for a row of a table and a line of code."""
+    words = rows = 0
+    for block in parse(re.sub(r"<details>.*?</details>", "", text, flags=re.S)):
+        for line in block.lines:
+            if block.kind != "text" or line.startswith("|"):
+                rows += bool(line.strip())
+            else:
+                words += len(line.split())
+    return words / 150 + rows / 4
+
+
+@dataclasses.dataclass
+class Change:
+    """What --write does to a page: another number in a line, or other lines of a fence."""
+    line: int
+    begin: int
+    old: object
+    new: object
+    label: str = ""            # of a paragraph's figure, which is named by its number
+
+
+def rewrite(path, changes):
+    """Changes the page; what was written."""
+    lines, written = path.read_text().split("\n"), []
+    for each in sorted(changes, key=lambda change: (change.line, change.begin), reverse=True):
+        if isinstance(each.old, list):
+            lines[each.line - 1:each.line - 1 + len(each.old)] = each.new
+        else:
+            text = lines[each.line - 1]
+            lines[each.line - 1] = text[:each.begin] + each.new + text[each.begin + len(each.old):]
+        written.append(f"{path}:{each.line}" + (f": {each.old} -> {each.new}" if isinstance(each.old, str) else ""))
+    text = "\n".join(lines)
+    for each in changes:
+        if each.label:
+            new = each.label.replace(each.old, each.new)
+            text = text.replace(f"\"{each.label}\":", f"\"{new}\":").replace(f"\"{each.label}\" |", f"\"{new}\" |")
+    if changes:
+        path.write_text(text)
+    return written
