@@ -76,10 +76,10 @@ def working_folder(root, binaries):
 
 
 def test_cases(file):
-    """The names of a file's test cases; of a script, whatever stands in quotes."""
+    """The names of a file's test cases; of a Python file, its tests and whatever stands in quotes."""
     text = file.read_text()
     if file.suffix != ".cpp":
-        return re.findall(r'"([^"\n]*)"', text)
+        return re.findall(r'"([^"\n]*)"', text) + re.findall(r"def (test_\w+)", text)
     return ["".join(re.findall(r'"((?:[^"\\]|\\.)*)"', name)).replace('\\"', '"')
             for name in re.findall(r'TEST_CASE\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)', text)]
 

@@ -11,7 +11,7 @@ case "${1:-}" in
     *) echo "tests/setup.sh: $1: unknown; valid: --packages, or a folder, options for CMake (-D...) and targets" >&2; exit 2 ;;
 esac
 packages=(g++ make cmake ninja-build libopenblas-openmp-dev libopenmpi-dev openmpi-bin libfmt-dev libcli11-dev
-          nlohmann-json3-dev zlib1g-dev doctest-dev python3 python3-numpy python3-matplotlib python3-pytest)
+          nlohmann-json3-dev zlib1g-dev doctest-dev python3 python3-numpy python3-matplotlib python3-pytest strace)
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
