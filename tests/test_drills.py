@@ -11,8 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, Programs
-from turns import one_in_turn
+from conftest import ROOT, Programs, in_turn
 
 with pytest.MonkeyPatch.context() as path:
     path.syspath_prepend(str(ROOT / "docs/drills"))
@@ -20,7 +19,7 @@ with pytest.MonkeyPatch.context() as path:
     from evidence import CAUSES, PARAMETERS
     from incidents import INCIDENTS
 
-CHOSEN, SEEDS = one_in_turn(INCIDENTS), [7, 23]
+CHOSEN, SEEDS = in_turn(INCIDENTS, len(INCIDENTS)), [7, 23]
 
 
 class Shell:
