@@ -1,4 +1,5 @@
-"""Fixtures of the Python tests (tests/test_*.py): the built programs, on one rank or several, in a folder of the test's own.
+"""Fixtures of the Python tests (tests/test_*.py): the built programs, on one rank or several, in a folder of the
+test's own.
 
     python3 -m pytest -k resume                        Debian's python3-pytest; everything: python3 -m pytest
     TRAIN70B_BUILD=build-sanitize python3 -m pytest -k 04      the programs of another build folder
@@ -16,16 +17,17 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
-PATIENCE = int(os.environ.get("TRAIN70B_PATIENCE", "1"))  # run.sh: how many times slower than the reference this machine is
+PATIENCE = int(os.environ.get("TRAIN70B_PATIENCE", "1"))  # how many times longer limits are here (run.sh)
 SLICE = os.environ.get("TRAIN70B_TEST_SLICE", "0")  # of long grids: an eighth, 0 to 7, or "all" (tests/support.h)
-ENVIRONMENT = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",  # programs' python3: this one
+ENVIRONMENT = {**os.environ,
+               "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",  # the programs' python3: this one
                "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it
                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
 
 
 def in_turn(cases, parts=8):
-    """Those of a long list that this commit runs: every `parts`-th from a place that its hash gives (run.sh), or all."""
+    """Of a long list every `parts`-th, from a place that the commit's hash gives (run.sh), or all."""
     begin = int(os.environ.get("TRAIN70B_TEST_DRAW", SLICE if SLICE != "all" else "0")) % parts
     return list(cases) if SLICE == "all" else list(cases)[begin::parts]
 
@@ -37,7 +39,8 @@ class Done:
         self.words, self.folder, self.code, self.out, self.err, self.seconds = words, folder, code, out, err, seconds
 
     def __str__(self):
-        return f"{' '.join(self.words)}\nexit code {self.code} after {self.seconds:.1f} s\n{self.out[-2000:]}\n{self.err[-3000:]}"
+        ended = f"exit code {self.code} after {self.seconds:.1f} s"
+        return f"{' '.join(self.words)}\n{ended}\n{self.out[-2000:]}\n{self.err[-3000:]}"
 
     def says(self, *parts, where="err"):
         """Every part is in stderr (or `where`)."""
@@ -51,7 +54,8 @@ class Done:
 
     def events(self, kind="step", file="m.jsonl"):
         """The events of a --metrics file."""
-        return [event for event in map(json.loads, (self.folder / file).read_text().splitlines()) if event["event"] == kind]
+        found = map(json.loads, (self.folder / file).read_text().splitlines())
+        return [event for event in found if event["event"] == kind]
 
 
 class Process:
@@ -60,8 +64,9 @@ class Process:
     def __init__(self, words, folder, environment):
         self.words, self.folder, self.began = list(map(str, words)), folder, time.monotonic()
         self.out, self.err = (open(folder / f".{self.began}.{name}", "w+", errors="replace") for name in ("out", "err"))
-        self.process = subprocess.Popen(self.words, cwd=folder, stdout=self.out, stderr=self.err, stdin=subprocess.DEVNULL,
-                                        env={**ENVIRONMENT, **environment}, start_new_session=True)
+        self.process = subprocess.Popen(
+            self.words, cwd=folder, stdout=self.out, stderr=self.err, stdin=subprocess.DEVNULL,
+            env={**ENVIRONMENT, **environment}, start_new_session=True)
 
     def members(self):
         """The processes of its session: mpirun gives ranks groups of their own."""
@@ -121,7 +126,7 @@ class Process:
 def build():
     folder = ROOT / os.environ.get("TRAIN70B_BUILD", "build")
     if not (folder / "bin/01_single_gpu").exists():
-        pytest.exit(f"{folder}: no programs; bash tests/setup.sh builds them, TRAIN70B_BUILD names another build folder", 2)
+        pytest.exit(f"{folder}: no programs; bash tests/setup.sh builds them, TRAIN70B_BUILD names another folder", 2)
     return folder
 
 
@@ -139,7 +144,8 @@ class Programs:
     def command(self, program, flags, ranks=1):
         words = [word for flag in flags for word in (flag.split() if isinstance(flag, str) else [str(flag)])]
         found = self.binaries / program
-        return (["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []) + [str(found if found.exists() else program)] + words
+        start = ["mpirun", "--oversubscribe", "-np", str(ranks)] if ranks > 1 else []
+        return start + [str(found if found.exists() else program)] + words
 
     def start(self, program, *flags, ranks=1, env=None):
         """flags: texts, split at spaces, or paths, which are not. ranks above 1: under mpirun."""
@@ -153,7 +159,7 @@ class Programs:
         return done
 
     def refused(self, program, *flags, says=(), ranks=1, seconds=10, env=None):
-        """A usage error: exit code 2, one line of the program's own that has every part of `says`, nothing left on disk."""
+        """A usage error: exit code 2, one line of the program's own with every part of `says`, nothing left on disk."""
         before = set(self.folder.iterdir())
         # Where all ranks end, mpirun need not leave the others its second to end in.
         done = self(program, *flags, ranks=ranks, code=2, seconds=seconds,

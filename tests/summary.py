@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The end of tests/run.sh: python3 tests/summary.py BUILD_FOLDER... <LINES
 
-LINES: its parts, and what it skipped. Adds what tests of its last CTest runs say that they skipped, and the ten dearest.
+LINES: its parts, and what it skipped. Adds what tests of its last CTest runs say that they skipped, and the ten
+dearest.
 """
 import collections
 import pathlib
@@ -25,4 +26,5 @@ print(sys.stdin.read(), end="")
 for reason, names in sorted(reasons.items()):
     print(f"skipped: {', '.join(sorted(names))}: {reason}")
 print(f"skipped: {len(reasons)} reasons named by tests" if reasons else "skipped: no test")
-print("the dearest tests: " + ", ".join(f"{name} {seconds[name]:.0f} s" for name in sorted(seconds, key=seconds.get)[:-11:-1]))
+dearest = sorted(seconds, key=seconds.get, reverse=True)[:10]
+print("the dearest tests: " + ", ".join(f"{name} {seconds[name]:.0f} s" for name in dearest))
