@@ -1,5 +1,4 @@
 """Runs the jobs of a drill, and keeps their artefacts."""
-import pathlib
 import re
 import shutil
 import subprocess
