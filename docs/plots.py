@@ -34,9 +34,10 @@ def numbers(rows, column, scale=1.0):
     return [scale * float(row[column]) for row in rows]
 
 
-def timelines(figure_axes, panels, kinds, mark_update):
-    """One stacked area of memory per panel, with the turn from forward to backward pass marked."""
-    for axis, rows in zip(figure_axes, panels):
+def timelines(panels, height, kinds, label, mark_update):
+    """One stacked area of memory per panel, {title: rows}, with the turn from forward to backward pass marked."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(13, height), sharey=True)
+    for axis, (title, rows) in zip(axes, panels.items()):
         axis.stackplot(range(len(rows)), [numbers(rows, kind, 2**-20) for kind in kinds], labels=kinds,
                        colors=style.colours(kinds), lw=0)
         phases = [row["phase"].split()[0] for row in rows]
@@ -47,6 +48,10 @@ def timelines(figure_axes, panels, kinds, mark_update):
             axis.axvline(at, color="#333333", lw=0.6, ls=":")
             axis.text(at, 1.0, " " + name, fontsize=8, va="bottom", transform=axis.get_xaxis_transform())
         axis.set(xlabel="allocations during one step", xlim=(0, len(rows) - 1), ylim=(0, None))
+        axis.set_title(title, fontsize=10, pad=16)
+    axes[0].set_ylabel(label)
+    axes[-1].legend(fontsize=8, loc="upper right")
+    return figure
 
 
 def memory_bars(axis, names, rows):
@@ -78,14 +83,8 @@ def loss(rows):
 
 
 def recompute_memory(rows):
-    levels = groups(rows, "recompute")
-    figure, axes = plt.subplots(1, len(levels), figsize=(13, 3.6), sharey=True)
-    timelines(axes, levels.values(), style.ON_DEVICE, mark_update=True)
-    for axis, level in zip(axes, levels):
-        axis.set_title(f"--recompute {level}", fontsize=10, pad=16)
-    axes[0].set_ylabel("MiB")
-    axes[-1].legend(fontsize=8, loc="upper right")
-    return figure
+    levels = {f"--recompute {level}": mine for level, mine in groups(rows, "recompute").items()}
+    return timelines(levels, 3.6, style.ON_DEVICE, "MiB", mark_update=True)
 
 
 def mup(rows):
@@ -137,16 +136,11 @@ def data_parallel(rows):
 # ---- 03 -------------------------------------------------------------------------------------------------------------
 
 def zero_memory(rows):
-    stages = groups(rows, "stage")
-    figure, axes = plt.subplots(1, len(stages), figsize=(13, 3.8), sharey=True)
+    stages = {f"--zero {stage}": mine for stage, mine in groups(rows, "stage").items()}
     # The mountain of activations on top of what this chapter moves.
     kinds = ["params", "grads", "optimizer", "workspace", "comm", "activations"]
-    timelines(axes, stages.values(), kinds, mark_update=False)
-    for axis, stage in zip(axes, stages):
-        axis.set_title(f"--zero {stage}", fontsize=10, pad=16)
-        axis.set_xticks([])
-    axes[0].set_ylabel("MiB on rank 0 of 4")
-    axes[-1].legend(fontsize=8, loc="upper right")
+    figure = timelines(stages, 3.8, kinds, "MiB on rank 0 of 4", mark_update=False)
+    plt.setp(figure.axes, xticks=[])
     return figure
 
 

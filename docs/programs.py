@@ -52,8 +52,8 @@ def run(words, limit=None, environment=None, **options):
         stop(process)
         try:
             out, err = process.communicate(timeout=5)
-        except subprocess.TimeoutExpired:  # what has left the group keeps them open
-            out = err = ""
+        except subprocess.TimeoutExpired as late:  # what has left the group keeps them open
+            out, err = ((text or b"").decode(errors="replace") for text in (late.output, late.stderr))
         return None, out or "", err or ""
     finally:
         stop(process)

@@ -5,15 +5,15 @@
     python3 docs/silent_bugs.py --check        the page's tables against the CSV, the CSV against the patches
     python3 docs/silent_bugs.py --write        writes these tables
 
-A bug is a patch (docs/silent/patches.txt) with a layout in which it shows (docs/silent/bugs.py). The rows "right" are
+A bug is a patch (docs/silent/patches) with a layout in which it shows (docs/silent/bugs.py). The rows "right" are
 of the program without a patch, in each of these layouts. --work FOLDER: a clone of HEAD and its build, some minutes
 the first time. Needs NumPy, git, cmake, ninja. Exit code 1 where the page is wrong, 2 for bad input.
 """
 
 import argparse
-import csv
 import hashlib
 import pathlib
+import re
 import shutil
 import sys
 
@@ -24,17 +24,23 @@ from validate import comparison  # noqa: E402, F401  first: it finds the Python 
 import bugs  # noqa: E402
 import checks  # noqa: E402
 import page  # noqa: E402
-import patches  # noqa: E402
+import programs  # noqa: E402
 import references  # noqa: E402
+import tables  # noqa: E402
 
-CSV, PATCHES = ROOT / "docs/results/silent_bugs.csv", ROOT / "docs/silent/patches.txt"
+CSV, PATCHES = ROOT / "docs/results/silent_bugs.csv", ROOT / "docs/silent/patches"
+TARGET = "08_3d_full"
+
+
+class Refused(Exception):
+    """One line for the user; exit code 2."""
 
 
 def listed_patches():
-    """{bug: its patch}."""
-    listed = patches.read(PATCHES)
+    """{bug: its patch, without the words on top}."""
+    listed = {path.stem: path.read_text().partition("\n\n")[2] for path in PATCHES.glob("*.diff")}
     if set(listed) != {bug.name for bug in bugs.RUN}:
-        raise patches.Refused(f"not both in patches.txt and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
+        raise Refused(f"not both in {PATCHES.name} and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
     return listed
 
 
@@ -53,62 +59,69 @@ def key(bug, listed):
 
 
 def read(path=CSV):
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != checks.COLUMNS:
-            raise patches.Refused(f"{path}: its columns are not {','.join(checks.COLUMNS)}")
-        return list(reader)
+    rows = tables.read(path) if path.exists() else []
+    if rows and tuple(rows[0]) != checks.COLUMNS:
+        raise Refused(f"{path}: its columns are not {','.join(checks.COLUMNS)}")
+    return rows
 
 
 def write(path, rows, wanted):
     """In the order of bugs.py; what is not wanted any more goes."""
     rows = {row["text"]: row for row in rows}
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, checks.COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows[each] for each in wanted if each in rows)
+    tables.write(path, [rows[each] for each in wanted if each in rows], checks.COLUMNS)
+
+
+def command(what, *words):
+    code, out, err = programs.run(words)
+    if code:
+        lines = (out + err).splitlines() or [f"exit code {code}"]
+        found = next((line for line in lines if re.search(r"\berror\b", line, re.I)), lines[-1])
+        raise checks.Failed(f"{what}: {found}")
 
 
 class Runs:
-    """Programs and right runs, each made once."""
+    """A clone of HEAD and its build folder, which the next patch uses again, and the next time. Right runs, made once."""
 
     def __init__(self, folder):
-        self.folder = folder.resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.work, self.rights = patches.Work(self.folder), {}
-        (self.folder / "programs").mkdir(exist_ok=True)
-        shutil.rmtree(self.folder / "runs", ignore_errors=True)
+        self.folder, self.rights = folder.resolve(), {}
+        self.source, self.build = self.folder / "source", self.folder / "build"
+        for name in ("programs", "runs"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / name).mkdir(parents=True)
+        text(self.folder / "runs")
+        if not self.source.exists():
+            command("git clone", "git", "clone", "--quiet", "--no-checkout", ROOT, self.source)
+        command("git fetch", "git", "-C", self.source, "fetch", "--quiet", ROOT, "HEAD")
+        command("git checkout", "git", "-C", self.source, "checkout", "--quiet", "--force", "--detach", "FETCH_HEAD")
+        generator = [] if (self.build / "CMakeCache.txt").exists() else ["-G", "Ninja"]
+        command("cmake", "cmake", "-S", self.source, "-B", self.build, "-DTRAIN70B_CUDA=OFF", *generator)
 
-    def program(self, name, texts):
-        """Builds it with these texts of files."""
+    def program(self, name):
+        """The program with the bug of that name, or the right one, built once. The sources are then as they were."""
         to = self.folder / "programs" / name
-        self.work.program(texts, to)
-        return to
+        if to.exists():
+            return to
+        patch = [] if name == "right" else [PATCHES / f"{name}.diff"]
+        apply = ["git", "-C", self.source, "apply", *patch]
+        if patch:
+            command(f"{name} does not apply", *apply)
+        try:
+            command(f"{name} does not build", "cmake", "--build", self.build, "--target", TARGET)
+            return shutil.copy(self.build / "bin" / TARGET, to)
+        finally:
+            if patch:
+                command(f"{name} stays applied", *apply, "--reverse")
 
     def right(self, model):
         if model not in self.rights:
             folder = self.folder / f"runs/right-{len(self.rights)}"
-            self.rights[model] = Right(self.right_program(), model, folder)
+            self.rights[model] = checks.Right(self.program("right"), model, folder)
         return self.rights[model]
-
-    def right_program(self):
-        to = self.folder / "programs/right"
-        return to if to.exists() else self.program("right", {})
-
-
-class Right(checks.Right):
-    def __init__(self, program, model, folder):
-        folder.parent.mkdir(exist_ok=True)
-        text(folder.parent)
-        super().__init__(program, model, folder)
 
 
 def text(folder):
     """The text whose targets are masked unevenly, beside the folders of the runs."""
-    if not (folder / "text.bin").exists():
-        references.masked_text(folder, (ROOT / "docs/data/corpus.txt").read_bytes())
+    references.masked_text(folder, (ROOT / "docs/data/corpus.txt").read_bytes())
 
 
 def measure_all(chosen, listed, options):
@@ -121,10 +134,9 @@ def measure_all(chosen, listed, options):
             continue
         runs = runs or Runs(options.work)
         try:
-            program = runs.right_program() if bug.name == "right" else runs.program(
-                bug.name, patches.changed(bug.name, listed[bug.name], runs.work.source))
-            row = checks.cells(bug.name, digest, program, bug, runs.right(bug.model), runs.folder / "runs/bug")
-        except (patches.Failed, checks.Failed, OSError) as error:
+            program, right = runs.program(bug.name), runs.right(bug.model)
+            row = checks.cells(bug.name, digest, program, bug, right, runs.folder / "runs/bug")
+        except (checks.Failed, OSError) as error:
             errors += 1
             print(f"ERROR {bug.name}: {error}", file=sys.stderr, flush=True)
             continue
@@ -165,9 +177,9 @@ def main():
             return 1 if lines else 0
         every = controls() + bugs.RUN
         if unknown := set(options.names) - {bug.name for bug in every}:
-            raise patches.Refused(f"there is no bug {', '.join(sorted(unknown))} in docs/silent/bugs.py")
+            raise Refused(f"there is no bug {', '.join(sorted(unknown))} in docs/silent/bugs.py")
         return measure_all([bug for bug in every if not options.names or bug.name in options.names], listed, options)
-    except (patches.Refused, patches.Failed, OSError) as error:
+    except (Refused, checks.Failed, OSError) as error:
         print(f"silent_bugs.py: {error}", file=sys.stderr)
         return 2
 

@@ -53,8 +53,15 @@ def graded(lab, text):
 
 
 def with_body(lab, text):
-    """The shipped file with the regions of `text`, or with `text` as the body of its only region."""
+    """The shipped file with the edits of `text` (blocks of lines that stay, " ", go, "-", and come, "+"; each stands there
+    once), with its regions, or with it as the body of the lab's only region."""
     shipped = lab.source.read_text()
+    if text[0] in " -+":
+        for block in text.rstrip("\n").split("\n\n"):
+            old, new = ("".join(f"{line[1:]}\n" for line in block.split("\n") if line[0] in " " + sign) for sign in "-+")
+            assert shipped.count(f"\n{old}") == 1, f"stands {shipped.count(old)} times in {lab.source.name}:\n{old}"
+            shipped = shipped.replace(f"\n{old}", f"\n{new}")
+        return shipped
     found = lab_files.regions(text)
     if not found:
         return lab_files.replace(shipped, lab.tags()[0], textwrap.indent(text.rstrip("\n"), "    "))

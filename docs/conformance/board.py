@@ -203,10 +203,6 @@ def rows(out):
     return table
 
 
-def read_rows(path=CSV):
-    return tables.read(path)
-
-
 def markdown(table):
     """One table for each framework."""
     def safe(text):
@@ -289,13 +285,13 @@ def main():
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     if args.check:
-        found = list(faults(read_rows(), PAGE.read_text(), versions(), cells()))
+        found = list(faults(tables.read(CSV), PAGE.read_text(), versions(), cells()))
         print("\n".join(found) or "the page is what the CSV gives, and the board keeps what it promises")
         return len(found) > 0
     if args.write:
         table = rows(args.out)
         tables.write(CSV, table, COLUMNS)
-        PAGE.write_text(page_with(read_rows()))
+        PAGE.write_text(page_with(tables.read(CSV)))
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     for cell in cells():

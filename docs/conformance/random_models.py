@@ -29,7 +29,7 @@ def flags_of(seed):
 
 def known_good():
     """One cell after another, each framework in turn; those whose model is not the reference's family are left out."""
-    agreed = {(row["framework"], row["layout"]) for row in board.read_rows() if row["verdict"] == "agrees"}
+    agreed = {(row["framework"], row["layout"]) for row in tables.read(board.CSV) if row["verdict"] == "agrees"}
     good = [cell for cell in board.cells() if (cell["framework"], cell["layout"]) in agreed and cell["ranks"] <= 4
             and cell["reference"] in ("gqa", "masked")]
     by = {}

@@ -10,10 +10,7 @@
 
 The artefacts lie in build/drill/NAME. --bin FOLDER: of the programs; --folder FOLDER: of the artefacts.
 """
-import base64
-import hashlib
 import json
-import os
 import pathlib
 import random
 import re
@@ -35,22 +32,6 @@ def named(word):
 
 
 # ---- the state of a drill ------------------------------------------------------------------------------------------
-def mask(salt, length):
-    blocks = (hashlib.sha256(f"{salt}/{i}".encode()).digest() for i in range(length // 32 + 1))
-    return b"".join(blocks)[:length]
-
-
-def seal(salt, value):
-    """Not secret, but not readable in passing either."""
-    data = json.dumps(value).encode()
-    return base64.b64encode(bytes(a ^ b for a, b in zip(data, mask(salt, len(data))))).decode()
-
-
-def unseal(salt, text):
-    data = base64.b64decode(text)
-    return json.loads(bytes(a ^ b for a, b in zip(data, mask(salt, len(data)))))
-
-
 class Drill:
     """A drill that has been started."""
 
@@ -59,12 +40,11 @@ class Drill:
         self.path = self.folder / "drill.json"
         try:
             self.state = json.loads(self.path.read_text())
-            seed, draw = unseal(self.state["salt"], self.state["sealed"])
+            self.case = drawn(incident, *self.state["drawn"])
         except FileNotFoundError:
             raise Usage(f"{incident.name} has not been started: bash docs/drill.sh start {incident.name}") from None
         except (ValueError, KeyError, TypeError):
             raise Usage(f"{self.path} is damaged: bash docs/drill.sh start {incident.name}") from None
-        self.case = drawn(incident, seed, draw)
 
     def save(self):
         beside = self.path.with_suffix(".tmp")
@@ -151,8 +131,7 @@ def start(runner, incident, folder, seed):
                     f'flags: as arguments.\ncd "$(dirname "$0")" && {command} "$@" >one-rank.log && '
                     f'echo "$(pwd)/one"\n')
             (work / "brief.md").write_text(brief(incident, case, work, runner.programs))
-            salt = os.urandom(8).hex()
-            state = {"salt": salt, "sealed": seal(salt, [seed, draw]), "hints": 0, "attempts": [], "solution": False}
+            state = {"drawn": [seed, draw], "hints": 0, "attempts": [], "solution": False}
             (work / "drill.json").write_text(json.dumps(state))
             shutil.rmtree(final, ignore_errors=True)
             work.rename(final)

@@ -1,7 +1,13 @@
 """What an incident is made of: a case that is drawn, the evidence that is found in its artefacts."""
 import dataclasses
 import json
+import pathlib
 import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "docs"))
+import programs  # noqa: E402
 
 CAUSES = {
     "hang": "one process is stuck in its own code, outside any collective",
@@ -82,8 +88,7 @@ def first_line(pattern, *files, longest=200):
 
 
 def events(folder, kind, file="metrics.jsonl"):
-    lines = [json.loads(line) for line in (folder / file).read_text().splitlines()]
-    return [line for line in lines if line["event"] == kind]
+    return programs.events(folder / file, kind)
 
 
 def last_step(step):

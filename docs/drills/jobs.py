@@ -1,18 +1,14 @@
 """Runs the jobs of a drill, and keeps their artefacts."""
-import os
-import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 
-from evidence import node_of
+from evidence import ROOT, node_of
+import programs  # evidence has set the path
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 90  # seconds of a run: each takes a few
-ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-               "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "1",
+ENVIRONMENT = {"OMP_NUM_THREADS": "1",
                # Time for every rank to print its log before the launcher kills it.
                "OMPI_MCA_odls_base_sigkill_timeout": "3"}
 OUTPUT = {"--metrics": "metrics.jsonl", "--trace": "trace.json"}
@@ -47,20 +43,7 @@ def words_of(flags):
 def run(command, folder):
     """Exit code, or None after LIMIT seconds; output in launcher.log."""
     with open(folder / "launcher.log", "wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=log,
-                                   stderr=log, start_new_session=True)
-        try:
-            return process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if process.poll() is None:  # also after Ctrl-C
-                process.terminate()  # mpirun ends its ranks
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+        return programs.run(command, LIMIT, ENVIRONMENT, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)[0]
 
 
 class Runner:
@@ -79,8 +62,7 @@ class Runner:
                                          for kind, rank, step, param in fault)
         (folder / "logs").mkdir()
         own_log = 'exec "$0" "$@" >"logs/rank-$OMPI_COMM_WORLD_RANK.log" 2>&1'
-        code = run(["mpirun", "--oversubscribe", "-np", str(ranks), "sh", "-c", own_log,
-                    str(self.programs / "08_3d_full"), *words_of(flags)], folder)
+        code = run([*programs.mpirun(ranks), "sh", "-c", own_log, self.programs / "08_3d_full", *words_of(flags)], folder)
         (folder / "launcher.log").rename(folder / "logs/mpirun.log")
         if code is None:
             raise Usage(f"the job has not ended after {LIMIT} s, and takes a few on an idle machine: end what else "

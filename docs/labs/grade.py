@@ -4,12 +4,14 @@ import os
 import re
 import resource
 import shlex
-import signal
 import subprocess
 import sys
 import time
 
 from lab_files import FULL_SECONDS, MOST_MEMORY, ROOT, ROW_SECONDS, Refused, body_of
+import programs  # lab_files has set the path
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 # ---- compile and run ----
 
@@ -44,31 +46,15 @@ def compile_target(lab, target):
                   f"rm -r {lab.show(lab.build)}, then bash tests/setup.sh)")
 
 
-def environment():
-    return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1",
-            "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "GOMP_SPINCOUNT": "1000", "CUDA_VISIBLE_DEVICES": ""}
-
-
 def limit_memory():  # of each process: an endless push_back must not make the machine swap
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
 
 
 def run(command, seconds=None):
-    """(exit code or None after `seconds` or ROW_SECONDS, its output). A child that has left the group and keeps stdout
-    open is not waited for."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-                               errors="replace", env=environment(), start_new_session=True, preexec_fn=limit_memory)
-    for patience, signal_after in ((seconds or ROW_SECONDS, signal.SIGTERM), (2, signal.SIGKILL), (2, None)):
-        try:
-            output = process.communicate(timeout=patience)[0]
-            return process.returncode if signal_after == signal.SIGTERM else None, output
-        except subprocess.TimeoutExpired as late:  # SIGTERM: each rank prints in which operation it waits
-            output = (late.output or b"").decode(errors="replace")
-            if signal_after:
-                os.killpg(process.pid, signal_after)  # a group of its first process, which nobody has waited for
-    process.stdout.close()
-    process.wait()
-    return None, output
+    """(exit code or None after `seconds` or ROW_SECONDS, its output). At SIGTERM each rank prints where it waits."""
+    code, output, _ = programs.run(command, seconds or ROW_SECONDS, ENVIRONMENT, stderr=subprocess.STDOUT, cwd=ROOT,
+                                   preexec_fn=limit_memory)
+    return code, output
 
 
 def test_program(name, ranks, cases=()):
@@ -163,13 +149,13 @@ def run_row(lab, row, program, show_output):
 
 
 def graded_by_script(lab):
-    done = subprocess.run([sys.executable, str(lab.of / lab.about["grader"]), str(lab.build), str(lab.file)],
-                          capture_output=True, text=True, env=environment(), cwd=ROOT)
-    if done.returncode == 2:
-        raise Refused(done.stderr.strip())
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    return json.loads(done.stdout)
+    grader = [sys.executable, lab.of / lab.about["grader"], lab.build, lab.file]
+    code, output, errors = programs.run(grader, environment=ENVIRONMENT, cwd=ROOT)
+    if code == 2:
+        raise Refused(errors.strip())
+    if code != 0:
+        raise RuntimeError(errors)
+    return json.loads(output)
 
 
 def grade(lab, full, show_output=False):

@@ -2,11 +2,11 @@
 import json
 import pathlib
 import re
+import sys
 import textwrap
 
-
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "docs"))
 LABS = ROOT / "docs/labs"
 MARKER = re.compile(r"^\s*// (tag|end)::([a-z0-9-]+)\[\]\s*$")
 FULL_SECONDS = 900

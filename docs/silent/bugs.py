@@ -1,4 +1,4 @@
-"""The bugs of docs/silent-bugs.md that are run, patches.txt, and the layouts in which they show."""
+"""The bugs of docs/silent-bugs.md that are run (patches/NAME.diff), and the layouts in which they show."""
 
 import dataclasses
 import json
