@@ -10,8 +10,10 @@ import math
 
 import numpy as np
 
+from .experts import sigmoid as sigmoid_and_slope
 from .llama import Llama
 from .runs import DIGITS
+from .tape import Value
 
 
 def planted(model, fault):
@@ -102,8 +104,7 @@ def relu(m, right, gate):
 
 
 def sigmoid(m, right, gate):
-    y = 1 / (1 + np.exp(-gate))
-    return y, y * (1 - y)
+    return sigmoid_and_slope(gate)
 
 
 def gate_and_up_swapped(m):
@@ -113,10 +114,7 @@ def gate_and_up_swapped(m):
         part = next((part for part in others if part in name), None)
         return name.replace(part, others[part]) if part else name
 
-    return {
-        "w": {other(name): w for name, w in m.w.items()},
-        "add": lambda name, gradient: Llama.add(m, other(name), gradient),
-    }
+    return {"weight": lambda name: Llama.weight(m, other(name))}
 
 
 def experts(**values):
@@ -138,33 +136,24 @@ def more_experts(count):
 
 def layer_norm(m, right, name, x):
     """The mean is subtracted first."""
-    y, back = right(name, x - x.mean(axis=-1, keepdims=True))
 
-    def backward(dy):
-        dx = back(dy)
-        return dx - dx.mean(axis=-1, keepdims=True)
+    def centred(x):
+        return x - x.mean(axis=-1, keepdims=True)
 
-    return y, backward
+    return right(name, Value(centred(x.x), lambda d: [centred(d)], x))
 
 
 def no_norm(m, right, name, x, names):
-    def backward(dy):
-        m.add(name + ".weight", np.zeros(x.shape[-1]))
-        return dy
-
-    return (x, backward) if name.endswith(names) else right(name, x)
+    w = m.weight(name + ".weight")
+    return Value(x.x, lambda d: (d, 0 * w.x), x, w) if name.endswith(names) else right(name, x)
 
 
 def embedding_scaled(m, right, tokens):
-    (x, back), scale = right(tokens), np.sqrt(m.config["hidden_size"])
-    return x * scale, lambda dx: back(dx * scale)
+    return right(tokens) * math.sqrt(m.config["hidden_size"])
 
 
-def no_bias(m):
-    return {
-        "w": {name: w * (not name.endswith(".bias")) for name, w in m.w.items()},
-        "add": lambda name, gradient: Llama.add(m, name, gradient * (not name.endswith(".bias"))),
-    }
+def no_bias(m, right, name):
+    return right(name) * 0.0 if name.endswith(".bias") else right(name)
 
 
 def shifted_twice(m, right, tokens, targets):
@@ -205,9 +194,10 @@ def copied_heads(copies):
             return Llama.of_group(m, gradient, which)
 
         def own(gradient, name):
-            if name.endswith("v_proj"):
-                return m.together(kept["v"])
-            return m.together(m.rotate(kept["k"], -1, "k")) if name.endswith("k_proj") else gradient
+            if not name.endswith(("k_proj", "v_proj")):
+                return gradient
+            mine = kept["v"] if name.endswith("v_proj") else m.rotate(kept["k"], -1, "k")
+            return mine.swapaxes(1, 2).reshape(gradient.shape)
 
         return {"of_group": of_group, "own": own}
 
@@ -223,33 +213,30 @@ def part(x, axis, ranks, rank=0):
 
 def no_f(ranks, head_too):
     """Tensor parallelism without f: the gradient of a column-parallel layer's input is each rank's own part."""
+    cut = ("o_proj", "down_proj", "head") if head_too else ("o_proj", "down_proj")
+    axes = {"o_proj.weight": 1, "down_proj.weight": 1, "lm_head.weight": 0 if head_too else None}  # cut along
 
     def fault(m):
         if any(n % ranks for n in (m.heads, m.kv_heads, m.config["intermediate_size"])):
             return None
-        rank = 0
-        axes = {"o_proj.weight": 1, "down_proj.weight": 1} | ({"lm_head.weight": 0} if head_too else {})  # cut along
-        cut = ("o_proj", "down_proj") + (("head",) if head_too else ())
 
         def sharded(name):
             return "_proj" in name or "lm_head" in name and head_too
 
-        def gradients(backward):
-            nonlocal rank
+        def gradients(back, check=lambda name, gradient: None):
             total = {}
             for rank in range(ranks):
-                for name, g in Llama.gradients(m, backward).items():
-                    for end, axis in axes.items():
-                        g = part(g, axis, ranks, rank) if name.endswith(end) else g
-                    if rank == 0 or sharded(name):
-                        total[name] = total.get(name, 0) + g
+                m.passed = lambda d, at, rank=rank: part(d, 2, ranks, rank) if at.endswith(cut) else d
+                for name, g in back():
+                    axis = next((axis for end, axis in axes.items() if name.endswith(end)), None)
+                    if sharded(name):
+                        total[name] = total.get(name, 0) + (g if axis is None else part(g, axis, ranks, rank))
+                    elif rank == 0:
+                        check(name, g)
+                        total[name] = g
             return total
 
-        return {
-            "passed": lambda gradient, at: part(gradient, 2, ranks, rank) if at.endswith(cut) else gradient,
-            "complete": lambda name: rank == 0 and not sharded(name) and Llama.complete(m, name),
-            "gradients": gradients,
-        }
+        return {"gradients": gradients}
 
     return fault
 

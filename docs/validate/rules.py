@@ -74,7 +74,7 @@ FORWARD = {
     "embedding: times sqrt(hidden)": method("embedding", of.embedding_scaled),
     "targets: shifted twice": method("aims", of.shifted_twice),
     "targets: not shifted": method("aims", lambda m, right, tokens, aims: np.where(aims >= 0, tokens, -1)),
-    "q, k, v: biases are ignored": of.no_bias,
+    "q, k, v: biases are ignored": method("weight", of.no_bias),
     "q, k: norms are ignored": method("rmsnorm", of.no_norm, names=("q_norm", "k_norm")),
     "q, k: norms after RoPE": method("before_attention", lambda m, right, *given: right(*given)[::-1]),
 }

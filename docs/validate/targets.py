@@ -35,11 +35,10 @@ def solved(doctor, targets):
     if targets.size > SAMPLES or head_is_right(doctor) or len(measured) == 0:
         return None
     model = doctor.model()
-    n, _ = model.forward(doctor.tokens)
-    logits, _ = model.head(n)
-    _, d = model.loss_of_logits(logits, targets)
+    n = model.forward(doctor.tokens)
+    _, d = model.loss_of_logits(model.head(n).x, targets)
     d = d.reshape(targets.size, -1)[:, of_head] * model.logit_scale
-    h = n.reshape(targets.size, -1)
+    h = n.x.reshape(targets.size, -1)
     gram = (d @ d.T) * (h @ h.T)
     right = np.einsum("tv,ve,te->t", d, measured, h, optimize=True)
     values, vectors = np.linalg.eigh(gram)  # of least norm among those that fit best
