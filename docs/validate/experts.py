@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from .tape import Value, elementwise, log_sum_exp, product, shares
+from .tape import Value, elementwise, log_sum_exp, shares
 
 
 def sigmoid(x):
@@ -23,9 +23,7 @@ def exponential(x):
 class Experts:
     """A part of Llama (llama.py). What the loss adds for balance, and a capacity, are in the flags of the run."""
 
-    def __init__(self, config, aux_loss=0.0, of_batch=False, z_loss=0.0, capacity_factor=0.0, bias_rate=0.0):
-        if of_batch and aux_loss > 0:
-            raise NotImplementedError("aux-loss-over batch, which needs the loads of the step before")
+    def __init__(self, config, aux_loss=0.0, router_z_loss=0.0, capacity_factor=0.0, router_bias_rate=0.0):
         kind = config["model_type"]
         self.count = config.get("n_routed_experts") or config.get("num_experts") or config["num_local_experts"]
         self.sigmoid, self.scale = kind == "dots1", config.get("routed_scaling_factor", 1.0)
@@ -34,7 +32,8 @@ class Experts:
         self.block, self.names = "mlp.", ("gate_proj", "up_proj", "down_proj")
         if kind == "mixtral":
             self.normalized, self.block, self.names = True, "block_sparse_moe.", ("w1", "w3", "w2")
-        self.aux_loss, self.z_loss, self.capacity_factor, self.bias_rate = aux_loss, z_loss, capacity_factor, bias_rate
+        self.aux_loss, self.router_z_loss = aux_loss, router_z_loss
+        self.capacity_factor, self.router_bias_rate = capacity_factor, router_bias_rate
         self.counted, self.shared_scale = 2, 1.0  # of a group's experts, for its score; of the shared experts' output
         self.bias_in_choice, self.bias_in_weights = 1, 0
         self.loads = {}  # of each bias, in the last forward pass: how often each expert was chosen
@@ -51,8 +50,8 @@ class Experts:
 
     def after_step(self, weights):
         """The weights with the biases moved against the load of the last forward pass."""
-        moved = {name: weights[name] + self.bias_rate * np.sign(load.mean() - load) for name, load in self.loads.items()}
-        return {**weights, **moved}
+        moves = {name: self.router_bias_rate * np.sign(load.mean() - load) for name, load in self.loads.items()}
+        return {**weights, **{name: weights[name] + move for name, move in moves.items()}}
 
     def kept(self, chosen, length):
         """(R, k): whether a slot is within its expert's capacity, the earlier positions of a sequence first."""
@@ -69,7 +68,7 @@ class Experts:
     def layer(self, llama, prefix, x):
         """x (B, T, E) -> (B, T, E)."""
         length, rows, block = x.x.shape[1], x.reshape(-1, x.x.shape[2]), prefix + self.block
-        logits = self.linear(llama, block + "gate", rows)
+        logits = llama.linear(block + "gate", rows)
         p = elementwise(logits, sigmoid) if self.sigmoid else shares(elementwise(logits, exponential))
         name = block + "gate.e_score_correction_bias"
         bias = llama.w.get(name, np.zeros(self.count))
@@ -81,21 +80,13 @@ class Experts:
         kept, y = self.kept(chosen, length), []
         for expert in range(self.count):
             row, slot = np.nonzero((chosen == expert) & kept)
-            z = self.expert(llama, f"{block}experts.{expert}.", llama.hook(rows[row], "expert"))
+            z = llama.mlp(f"{block}experts.{expert}.", llama.hook(rows[row], "expert"), self.names)
             y.append((row, z, weights[row, slot]))
         self.balance(llama, logits, p, chosen, length)
         y = self.together(y, rows).reshape(*x.x.shape)
         if block + "shared_experts.gate_proj.weight" not in llama.w:
             return y
         return y + llama.mlp(block + "shared_experts.", llama.hook(x, "shared")) * self.shared_scale
-
-    def linear(self, llama, name, x):
-        w = llama.weight(name + ".weight")
-        return Value(product(x.x, w.x.T), lambda d: (product(d, w.x), d.T @ x.x), x, w)
-
-    def expert(self, llama, prefix, x):
-        gate, up = (self.linear(llama, prefix + name, x) for name in self.names[:2])
-        return self.linear(llama, prefix + self.names[2], elementwise(gate, llama.activation) * up)
 
     def together(self, parts, rows):
         """(R, E): the sum of (its rows, outputs, weights) of each expert."""
@@ -120,4 +111,4 @@ class Experts:
         scores = shares(p) if self.sigmoid else p
         llama.penalties.append((scores, lambda: llama.experts.aux_loss * by_score))
         softmax = np.exp(logits.x - lse)
-        llama.penalties.append((logits, lambda: 2 * llama.experts.z_loss / len(chosen) * lse * softmax))
+        llama.penalties.append((logits, lambda: 2 * llama.experts.router_z_loss / len(chosen) * lse * softmax))

@@ -85,7 +85,7 @@ class Llama:
     # ---- what may pass between ranks in the backward pass. One rank: nothing
     def passed(self, gradient, at):
         """A gradient on its way to what came before. at: "attention", "mlp", "head", the exit of a half block or of the
-        head; a linear layer, at its input; "router", "expert", "shared", what goes into those."""
+        head; a linear layer, at its input; "router", "expert", "shared", what goes into those (2-D: rows)."""
         return gradient
 
     def own(self, gradient, name):
@@ -100,11 +100,11 @@ class Llama:
         return self.leaves.setdefault(name, Value(self.w[name], name=name))
 
     def seen(self, name, value):
-        if self.activations is not None:
+        if self.activations is not None and value.x.ndim > 2:  # not of rows that experts have
             self.activations[name] = value.x
         return value
 
-    def linear(self, name, x):  # (B, T, in) -> (B, T, out)
+    def linear(self, name, x):  # (..., in) -> (..., out)
         w = self.weight(name + ".weight")
         bias = [self.weight(name + ".bias")] if name + ".bias" in self.w else []
 
@@ -180,9 +180,9 @@ class Llama:
             return self.hook(self.experts.layer(self, prefix, n), "mlp")
         return self.hook(self.mlp(prefix + "mlp.", n), "mlp")
 
-    def mlp(self, prefix, x):
-        gate, up = self.linear(prefix + "gate_proj", x), self.linear(prefix + "up_proj", x)
-        return self.linear(prefix + "down_proj", elementwise(gate, self.activation) * up)
+    def mlp(self, prefix, x, names=("gate_proj", "up_proj", "down_proj")):
+        gate, up = (self.linear(prefix + name, x) for name in names[:2])
+        return self.linear(prefix + names[2], elementwise(gate, self.activation) * up)
 
     def embedding(self, tokens):
         table = self.weight("model.embed_tokens.weight")

@@ -59,7 +59,7 @@ def log_sum_exp(x):
 
 
 def product(x, w):
-    """x (..., in), w (in, out), arrays: as one matrix product, eight times as fast as NumPy's for stacks of matrices."""
+    """x (..., in), w (in, out), arrays: as one matrix product, eight times as fast as NumPy's of stacks of matrices."""
     return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[1])
 
 
