@@ -57,8 +57,9 @@ def in_words(names, every):
         kinds = {key(name) for name in names}
         return kinds if None not in kinds and names == {name for name in every if key(name) in kinds} else set()
 
-    def number(pattern):
-        return lambda name: next((int(found[1]) for found in [re.search(pattern, name)] if found), None)
+    def number(pattern, name):
+        match = re.search(pattern, name)
+        return int(match[1]) if match else None
 
     if names == every:
         return f"all {len(every)}"
@@ -70,7 +71,7 @@ def in_words(names, every):
     if kinds:
         return ("every " if len(names) > len(kinds) else "") + ", ".join(sorted(kinds))
     for what, pattern in (("all of expert", r"\.experts\.(\d+)\."), ("layer", r"^model\.layers\.(\d+)\.")):
-        numbers = kinds_of(number(pattern))
+        numbers = kinds_of(functools.partial(number, pattern))
         if numbers:
             return f"{what}{'s' * (len(numbers) > 1)} {ranges(numbers)}"
     return listed(sorted(names, key=lambda name: (place(name) or (2,), name)))
