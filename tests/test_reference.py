@@ -1,4 +1,4 @@
-"""Chapter 01's training from a loaded model against NumPy in double (docs/validate/llama.py); `compare` to its user.
+"""Chapter 01's training from a loaded model against NumPy in double (docs/validate/llama.py).
 
 Four clipped AdamW steps on one sample of seq-len + 1 tokens: loss and gradient norm, through files.
 """
@@ -87,13 +87,3 @@ def test_save_load_save(module_run, models):
     llama3, again, third = ({path.name: path.read_bytes() for path in (models / name).iterdir()}
                             for name in ("llama3", "again", "third"))
     assert llama3["model.safetensors"] == again["model.safetensors"] and again == third
-
-
-def test_compare(module_run, models):
-    """Micro-batches only change the order of sums; another seed changes all; a folder without a run is refused."""
-    for folder, flags in ("a", ""), ("b", "--micro-batch 1"), ("c", "--seed 2"):
-        module_run("01_single_gpu", SHAPE, f"--global-batch 4 --steps 4 --save-reference {folder}", flags)
-    module_run("compare", "a b")
-    module_run("compare", "a c", code=1)
-    module_run("compare", "a c --tolerance 1", code=1)  # other tokens
-    module_run.refused("compare", "a model", says="model/reference.json")

@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 
-from .equations import exact_gradients, settings
 from .llama import clip_factor, norm_of
+from .replays import exact_gradients, settings
 from .runs import DIGITS, Run, quoted, shown
 
 TOLERANCES = {"fp64": 1e-10, "fp32": 5e-6, "bf16": 2e-2}  # of ||a - b|| / ||b||, for a correct implementation
@@ -62,6 +62,11 @@ def norm(x):
     return float(np.sqrt(np.sum(x * x)))
 
 
+def beyond(x, expected, rounding):
+    """||x - expected|| without what rounding explains; NaN if x is not finite."""
+    return norm(np.where(np.isfinite(x), np.maximum(np.abs(x - expected) - rounding, 0), np.nan))
+
+
 def deviation(name, a, b, bound=math.inf):
     size = norm(b)
     multiple = float(np.sum(a * b)) / size**2 if size > 0 else 1.0
@@ -92,7 +97,8 @@ class Comparison:
         # In bf16 weights are rounded from fp32 master weights, which are computed as exactly as those of an fp32 run.
         self.masters = a.dtype == b.dtype == "bf16" and tolerance is None
         self.update_bound = UPDATE_TOLERANCES * (TOLERANCES["fp32"] if self.masters else self.tolerance)
-        self.problems, self.contradictions, self.not_checked = [], [], []
+        self.stated = settings(b)  # B's optimizer, or None
+        self.problems, self.not_checked = [], []
         self.names = self.pair("initial"), self.pair("gradients")
         same = a.dtype == b.dtype
         self.weights = worst_first(
@@ -152,24 +158,23 @@ class Comparison:
         """Of stored weights: half a spacing where they are rounded from master weights, else one."""
         return (0.5 if self.masters else 1.0) * spacing(self.dtype, np.fmax(np.abs(x), np.abs(y)))
 
-    def rounding_of_clipped(self, name, optimizer):
+    def rounding_of_clipped(self, name):
         """What A's weight after step 1 may be off by because it clips in bf16: CLIPPED_IN_BF16."""
-        factor = clip_factor(self.a.steps[0].grad_norm, optimizer.clip)
+        factor, eps = clip_factor(self.a.steps[0].grad_norm, self.stated.clip), self.stated.eps
         if not self.masters or factor == 1 or self.a.gradients.dtype(name) != "bf16":
             return 0.0
         size = np.abs(self.a.gradients.read(name)) * factor
-        return self.b.steps[0].lr * CLIPPED_IN_BF16 * size * optimizer.eps / (size + optimizer.eps) ** 2
+        return self.b.steps[0].lr * CLIPPED_IN_BF16 * size * eps / (size + eps) ** 2
 
-    def expected_update(self, run, name, optimizer):
+    def expected_update(self, run, name):
         """The weight after step 1 that the run's own gradients give."""
-        step_lr, mup = self.b.steps[0].lr, self.b.flag("mup", 0)
+        lr, mup = self.b.steps[0].lr, self.b.flag("mup", 0)
         g, w = run.gradients.read(name), run.initial.read(name)
-        decay, lr = optimizer.decay if w.ndim == 2 else 0.0, step_lr
+        decay, size = self.stated.decay if w.ndim == 2 else 0.0, np.abs(g)
         if mup > 0 and ".layers." in name and w.ndim == 2:  # muP: the matrices of the blocks
             lr, decay = lr * mup / self.b.model["hidden_size"], decay / (mup / self.b.model["hidden_size"])
-        factor = clip_factor(run.steps[0].grad_norm, optimizer.clip)
-        size = np.abs(g)
-        u = np.divide(g, size + optimizer.eps / factor, out=np.zeros_like(g), where=size > 0)
+        factor = clip_factor(run.steps[0].grad_norm, self.stated.clip)
+        u = np.divide(g, size + self.stated.eps / factor, out=np.zeros_like(g), where=size > 0)
         return w - lr * (u + decay * w)
 
     def forward_wrong(self):
@@ -180,49 +185,38 @@ class Comparison:
         """The weights after step 1: by how much A's are not what A's own gradients give, beyond rounding, relative to
         B's update. An element of the gradient that is almost 0 moves its weight by a full lr whatever its sign.
         """
-        a, b, after = self.a, self.b, "after_step_1.safetensors"
-        self.updates, self.biases, self.check_updates = [], [], a.adamw() and b.adamw()
-        for run in (a, b):
-            if run.after_step_1 is None:
-                self.check_updates = False
-                if run.version > 1:
-                    self.problems.append(f"{shown(run.folder)}/{after} is missing")
-        if a.after_step_1 is None or b.after_step_1 is None:
-            self.not_checked.append("the weights after step 1")
-            return
+        a, b = self.a, self.b
+        missing = [run for run in (a, b) if run.after_step_1 is None]
+        self.updates, self.biases, self.check_updates = [], [], not missing and a.adamw() and b.adamw()
+        missing = [f"{shown(run.folder)}/after_step_1.safetensors is missing" for run in missing if run.version > 1]
+        self.problems += missing
         if not self.check_updates:
             self.not_checked.append("the weights after step 1")
-        optimizer = settings(b) if math.isfinite(b.steps[0].lr) else None
+        if a.after_step_1 is None or b.after_step_1 is None:
+            return
         for name in self.pair("after_step_1"):
             files = a.initial, b.initial, a.gradients, b.gradients, a.after_step_1
-            shapes = {file.shape(name) for file in files if name in file.tensors}
-            if is_router_bias(name):
-                if len(shapes) == 1 and name in self.names[0]:
-                    self.biases.append(self.bias_deviation(name))
-                continue
-            if len(shapes) > 1 or any(name not in names for names in self.names):
-                continue  # already reported as a problem
-            x, y, before = a.after_step_1.read(name), b.after_step_1.read(name), b.initial.read(name)
-            left, rounding = x - y, self.rounding(x, y)
-            if optimizer and self.masters:  # the nearest bf16 to what A's own gradients give
-                left = x - self.expected_update(a, name, optimizer)
-                rounding = rounding + self.rounding_of_clipped(name, optimizer)
-            elif optimizer:  # what the two runs' own gradients and weights explain
-                left = left - self.expected_update(a, name, optimizer) + self.expected_update(b, name, optimizer)
-            left = np.where(np.isfinite(x), np.maximum(np.abs(left) - rounding, 0), np.nan)
-            size = norm(y - before)
-            self.updates.append(Deviation(name, relative(norm(left), size), size, self.update_bound))
+            shapes, bias = {file.shape(name) for file in files if name in file.tensors}, is_router_bias(name)
+            if len(shapes) == 1 and all(name in names for names in self.names[: 1 if bias else 2]):  # else a problem
+                (self.biases if bias else self.updates).append(self.update_deviation(name))
         self.updates, self.biases = worst_first(self.updates), worst_first(self.biases)
         if self.dtype == "bf16" and self.biases:  # one token that goes elsewhere may turn a bias round
             self.not_checked.append("routers' biases after step 1")
             self.biases = []
 
-    def bias_deviation(self, name):
-        """Of a router's bias after step 1: beyond rounding to fp32, relative to B's move if B has moved it."""
-        x, y, before = (file.read(name) for file in (self.a.after_step_1, self.b.after_step_1, self.b.initial))
-        left = np.maximum(np.abs(x - y) - spacing("fp32", y), 0)
-        size = norm(y - before) or norm(y)
-        return Deviation(name, relative(norm(left), size), size, max(self.tolerance, TOLERANCES["fp32"]))
+    def update_deviation(self, name):
+        a, b = self.a, self.b
+        x, y, before = (file.read(name) for file in (a.after_step_1, b.after_step_1, b.initial))
+        size = norm(y - before)
+        if is_router_bias(name):  # beyond rounding to fp32, relative to B's move if B has moved it
+            left, size = beyond(x, y, spacing("fp32", y)), size or norm(y)
+            return Deviation(name, relative(left, size), size, max(self.tolerance, TOLERANCES["fp32"]))
+        expected, rounding = y, self.rounding(x, y)
+        if self.stated and math.isfinite(b.steps[0].lr):
+            expected, rounding = self.expected_update(a, name), rounding + self.rounding_of_clipped(name)
+            if not self.masters:  # else the nearest bf16 to that
+                expected = y + (expected - self.expected_update(b, name))
+        return Deviation(name, relative(beyond(x, expected, rounding), size), size, self.update_bound)
 
     def compare_second_update(self):
         """Version 3: A's weights after step 2 against what B's AdamW makes of A's own two gradients: the moments."""
@@ -241,12 +235,11 @@ class Comparison:
         for name in names:
             there = name in a.after_step_2.tensors
             stored = a.after_step_2.read(name) if there else np.full(weights[name].shape, np.nan)
-            left = np.abs(stored - weights[name]) - (1 if self.masters else 2) * self.rounding(stored, weights[name])
+            rounding = (1 if self.masters else 2) * self.rounding(stored, weights[name])
             if self.masters and optimizer.clip > 0:
-                left = left - 2 * CLIPPED_IN_BF16 * np.abs(of_size[name])
-            size = norm(weights[name] - before[name])
-            deviates = relative(norm(np.where(np.isfinite(stored), np.maximum(left, 0), np.nan)), size)
-            self.updates_2.append(Deviation(name, deviates, size, self.update_bound))
+                rounding = rounding + 2 * CLIPPED_IN_BF16 * np.abs(of_size[name])
+            left, size = beyond(stored, weights[name], rounding), norm(weights[name] - before[name])
+            self.updates_2.append(Deviation(name, relative(left, size), size, self.update_bound))
         self.updates_2 = worst_first(self.updates_2)
 
     def compare_steps(self):
@@ -261,39 +254,33 @@ class Comparison:
         self.samples = sum(len(x.tokens) for x, _ in common)
         for i, (x, y) in enumerate(common):
             if abs(x.lr - y.lr) > 1e-6 * abs(y.lr):
-                rates = f"{x.lr:.9g} in {shown(a.folder)}, {y.lr:.9g} in {shown(b.folder)}"
-                self.problems.append(f"lr of step {i + 1} is {rates}")
+                self.problems.append(self.both(f"lr of step {i + 1} is", f"{x.lr:.9g}", f"{y.lr:.9g}"))
 
         def of_steps(key, bound):
             """Those that are judged, and the later ones."""
             pairs = [(getattr(x, key), getattr(y, key)) for x, y in common]
-            bounds = [bound if i < checked else math.inf for i in range(len(pairs))]
-            every = [
-                Deviation(f"step {i + 1}", relative(abs(x - y), y), y, bounds[i]) for i, (x, y) in enumerate(pairs)
-            ]
+            every = [Deviation(f"step {i}", relative(abs(x - y), y), y, bound) for i, (x, y) in enumerate(pairs, 1)]
             return worst_first(every[:checked]), worst_first(every[checked:])
 
         self.losses, self.later_losses = of_steps("loss", self.tolerance)
         self.norms, self.later_norms = of_steps("grad_norm", max(self.tolerance, self.norm_bound))
         if len(a.steps) != len(b.steps):
-            self.not_checked.append(
-                f"all but the first {self.steps} steps: {shown(a.folder)} has {len(a.steps)}, "
-                f"{shown(b.folder)} has {len(b.steps)}"
-            )
+            has = f"{shown(a.folder)} has {len(a.steps)}, {shown(b.folder)} has {len(b.steps)}"
+            self.not_checked.append(f"all but the first {self.steps} steps: {has}")
         if self.steps == 1:
             self.not_checked.append("moments, learning rates, zeroed gradients: they show from step 2 on")
+
+    def both(self, what, x, y):
+        return f"{what} {x} in {shown(self.a.folder)}, {y} in {shown(self.b.folder)}"
 
     def compare_settings(self):
         """Settings that change the numbers, where both runs state them."""
         a, b = self.a, self.b
-        for name in FLAGS:
-            x, y = a.flag(name), b.flag(name)
-            if abs(x - y) > 1e-6 * abs(y):
-                self.contradictions.append(f"{name} is {x:g} in {shown(a.folder)}, {y:g} in {shown(b.folder)}")
-        for key in MODEL:
-            if key in a.model and key in b.model and a.model[key] != b.model[key]:
-                values = f"{a.model[key]} in {shown(a.folder)}, {b.model[key]} in {shown(b.folder)}"
-                self.contradictions.append(f"{key} is {values}")
+        flags = [(name, a.flag(name), b.flag(name)) for name in FLAGS]
+        pairs = [(name, f"{x:g}", f"{y:g}") for name, x, y in flags if abs(x - y) > 1e-6 * abs(y)]
+        keys = [key for key in MODEL if key in a.model and key in b.model and a.model[key] != b.model[key]]
+        pairs += [(key, a.model[key], b.model[key]) for key in keys]
+        self.contradictions = [self.both(f"{name} is", x, y) for name, x, y in pairs]
 
     def differences(self):
         """One line per kind that exceeds its bound; none: the runs agree."""

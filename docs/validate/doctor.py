@@ -14,16 +14,14 @@ import numpy as np
 
 from . import activations, facts, rules, targets
 from .comparison import norm, relative
-from .equations import model_of, settings
 from .llama import clip_factor, norm_of
-from .replays import planted
+from .replays import model_of, planted, settings
 
 NEAR = 100  # bounds, up to which a fault that explains nothing is named among the nearest
-SINGLE = 1e-3  # a replay in single precision that is off by more is not A's; closer ones run again in double
 
 
 class Rejected(Exception):
-    """A replay that is not A's; the argument is its deviation so far, in bounds, None if it is right so far."""
+    """A replay that is far from A's; the argument is its deviation so far, in bounds, None if it is right so far."""
 
 
 class Doctor:
@@ -39,46 +37,36 @@ class Doctor:
     def model(self, fault=lambda model: {}, weights=None):
         return planted(model_of(self.b, dict(weights or self.weights)), fault)
 
+    def judged(self, rests, names):
+        """Names the faults that explain everything; more than one cannot be told apart here."""
+        self.rests = sorted(pair for pair in zip(rests, names) if pair[0] is not None)
+        self.name([name for rest, name in self.rests if rest <= 1])
+
     def name(self, faults):
-        """Those that explain everything; more than one cannot be told apart here."""
         self.names += [" or ".join(faults)] if faults else []
 
     # ---- one replay
-    def deviations(self, loss, gradients):
-        """(deviation, bound) of A's loss and gradients of step 1 from these."""
-        if loss is not None:
-            yield relative(abs(self.a.steps[0].loss - loss), loss), self.c.tolerance
-        for name, g in gradients.items():
-            if name in self.bounds:
-                yield relative(norm(self.measured[name] - g), norm(g)), self.bounds[name]
-
-    def rest(self, loss, gradients):
-        """The largest of them, in bounds; infinite if one is not a number."""
-        rests = [deviation / bound for deviation, bound in self.deviations(loss, gradients)]
+    def rest(self, of, loss, gradients):
+        """By how many bounds these deviate, at most, from the loss and the gradients `of` step 1; infinite of NaN."""
+        rests = [] if loss is None else [relative(abs(of[0] - loss), loss) / self.c.tolerance]
+        for name in [name for name in gradients if name in self.bounds]:
+            g = gradients[name]
+            rests.append(relative(norm(of[1][name] - g), norm(g)) / self.bounds[name])
         return max(rests, default=0.0) if all(map(math.isfinite, rests)) else math.inf
 
-    def same_as_right(self, loss, gradients):
-        """Whether these are the right ones, within a tenth of the bounds: a fault that gives them explains nothing."""
-        right_loss, right = self.right
-        of_loss = 0.0 if loss is None else relative(abs(loss - right_loss), right_loss)
-        return of_loss <= self.c.tolerance * 0.1 and all(
-            relative(norm(g - right[name]), norm(right[name])) <= self.bounds.get(name, 0) * 0.1
-            for name, g in gradients.items()
-            if name in right
-        )
+    def judge(self, loss, gradients):
+        """The rest of A's loss and gradients. Rejects a replay at the first that is far from A's."""
+        rest = self.rest((self.a.steps[0].loss, self.measured), loss, gradients)
+        if not rest <= NEAR:
+            raise Rejected(None if self.rest(self.right, loss, gradients) <= 0.1 else rest)
+        return rest
 
-    def judge(self, loss, gradients, slack=0.0):
-        """Rejects a replay, at its first number that is not A's."""
-        if not all(deviation <= bound + slack for deviation, bound in self.deviations(loss, gradients)):
-            raise Rejected(None if self.same_as_right(loss, gradients) else self.rest(loss, gradients))
-
-    def replay(self, model, loss, backward, slack=0.0):
-        """The rest of a model's numbers. Rejected: they are the right ones, or one of them is not A's."""
-        model.check = lambda name, gradient: self.judge(loss, {name: gradient}, slack)
-        gradients = model.gradients(backward)
-        if self.same_as_right(loss, gradients):
+    def replay(self, model, loss, backward):
+        """The rest of a model's numbers. Rejected: they are the right ones, or one of them is far from A's."""
+        gradients = model.gradients(backward, lambda name, gradient: self.judge(loss, {name: gradient}))
+        if self.rest(self.right, loss, gradients) <= 0.1:
             raise Rejected(None)
-        return self.rest(loss, gradients) if set(gradients) == set(self.measured) else math.inf
+        return self.judge(loss, gradients) if set(gradients) == set(self.measured) else math.inf
 
     def logits(self, model):
         """The loss and the logits of one sample."""
@@ -87,7 +75,7 @@ class Doctor:
         return loss, model.activations["lm_head"]
 
     def replay_forward(self, fault):
-        """First of one sample, then in single precision: most faults end there."""
+        """First of one sample: most faults end there."""
         model, (right_loss, right) = self.model(fault), self.right_logits
         if model is None:
             return None
@@ -97,15 +85,8 @@ class Doctor:
             return moved / self.c.tolerance
         if not moved > 0:  # nor NaN
             return None
-        for weights, slack in ((self.single, SINGLE), (self.weights, 0.0)):
-            model = self.model(fault, weights)
-            try:
-                rest = self.replay(model, *model.loss(self.tokens, self.reference_targets), slack)
-            except Rejected as rejected:
-                rest = rejected.args[0]
-                if not slack or rest != math.inf:  # an overflow of single precision
-                    raise
-        return rest
+        model = self.model(fault)
+        return self.replay(model, *model.loss(self.tokens, self.reference_targets))
 
     def replay_backward(self, fault):
         """On the right model, whose forward pass it shares."""
@@ -136,12 +117,10 @@ class Doctor:
             i = int(np.argmax((self.tokens[:, :-1] == self.b.document_token).sum(axis=1)))
             self.sample = slice(i, i + 1)
         self.right_logits = self.logits(self.model())
-        self.single = {name: w.astype(np.float32) for name, w in self.weights.items()}
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             rests = list(pool.map(lambda fault: self.tried(self.replay_forward, fault), rules.FORWARD.values()))
         rests += [self.tried(self.replay_backward, fault) for fault in rules.BACKWARD.values()]
-        self.rests = sorted(pair for pair in zip(rests, [*rules.FORWARD, *rules.BACKWARD]) if pair[0] is not None)
-        self.name([name for rest, name in self.rests if rest <= 1])
+        self.judged(rests, [*rules.FORWARD, *rules.BACKWARD])
 
     # ---- what lasts from step to step
     def trained(self, optimizer=lambda optimizer: {}, rates=list, accumulate=False, clip_in_place=False, late=False):
@@ -182,23 +161,21 @@ class Doctor:
         return worst
 
     def explain_later(self):
-        if settings(self.b) is None or not self.b.adamw() or self.b.flag("mup", 0) > 0:
+        if self.c.stated is None or not self.b.adamw() or self.b.flag("mup", 0) > 0:
             return
-        if not any(d.wrong for each in (self.c.losses, self.c.norms) for d in each):
+        if not any(d.wrong for d in self.c.losses + self.c.norms):
             self.lines.append("losses and norms are right: of step 1 and later ones nothing is left to be explained")
         elif not self.rest_of_steps({}, self.b) <= 1:
             self.lines.append("what lasts from step to step: not tried, since rounding grows too fast in these steps")
         else:
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
                 rests = pool.map(lambda plan: self.rest_of_steps(plan, self.a), rules.LATER.values())
-                self.rests = sorted(pair for pair in zip(rests, rules.LATER) if pair[0] is not None)
-            self.name([name for rest, name in self.rests if rest <= 1])
+                self.judged(rests, rules.LATER)
 
     # ---- all
     def cause_of(self, multiple):
         """Of gradients that are all one multiple of the reference's."""
-        o = settings(self.b)
-        clipped = clip_factor(self.b.steps[0].grad_norm, o.clip) if o else 1.0
+        clipped = clip_factor(self.b.steps[0].grad_norm, self.c.stated.clip) if self.c.stated else 1.0
         if clipped < 1 and abs(multiple / clipped - 1) <= 4 * self.c.tolerance:
             return "they were recorded after clipping; record.gradients belongs before it"
         return "a sum for a mean over ranks or micro-batches, or the reverse"
@@ -221,7 +198,7 @@ class Doctor:
                 return "B's gradients are not those of its equations (fp8?): nothing could be tried"
         return None
 
-    def run(self):
+    def explain(self):
         c, cannot = self.c, self.why_not()
         if cannot:
             self.lines.append(cannot)
@@ -241,20 +218,17 @@ class Doctor:
         else:
             self.explain_later()
 
-    def report(self):
-        self.run()
-        lines = [f"  {line}" for line in self.lines]
-        lines += [f"  explains A's numbers to rounding: {name}" for name in self.names]
-        if not self.names:
-            lines.append("  no known fault explains A's numbers")
-        if self.rests:
-            near = [f"{rest:.3g} ({name})" for rest, name in self.rests[:3] if rest <= NEAR]
-            if len(near) < len(self.rests):
-                near.append(f"{'others' if near else 'all'} from {self.rests[len(near)][0]:.3g} on")
-            lines.append(f"  nearest of {len(self.rests)} faults that were tried, 1 is the bound: {'; '.join(near)}")
-        return "diagnosis:\n" + "\n".join(lines) + "\n"
-
 
 def report(c):
     """The lines of --diagnose for runs that differ."""
-    return Doctor(c).report()
+    doctor = Doctor(c)
+    doctor.explain()
+    lines = doctor.lines + [f"explains A's numbers to rounding: {name}" for name in doctor.names]
+    lines += [] if doctor.names else ["no known fault explains A's numbers"]
+    if doctor.rests:
+        near = [f"{rest:.3g} ({name})" for rest, name in doctor.rests[:3] if rest <= NEAR]
+        if len(near) < len(doctor.rests):
+            near.append(f"{'others' if near else 'all'} from {doctor.rests[len(near)][0]:.3g} on")
+        tried = f"nearest of {len(doctor.rests)} faults that were tried, 1 is the bound"
+        lines.append(f"{tried}: {'; '.join(near)}")
+    return "diagnosis:\n" + "".join(f"  {line}\n" for line in lines)

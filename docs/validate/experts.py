@@ -1,5 +1,4 @@
-"""A mixture of experts in the place of the MLP, as Mixtral, Qwen3-MoE and dots.llm1 (DeepSeek-V3's router) have it:
-forward and hand-made backward pass.
+"""A mixture of experts in the place of the MLP, as Mixtral, Qwen3-MoE and dots.llm1 (DeepSeek-V3's router) have it.
 
 R = B T rows, N experts, k of each row
 """
@@ -8,13 +7,23 @@ import math
 
 import numpy as np
 
+from .tape import Value, elementwise, log_sum_exp, shares
+
+
+def sigmoid(x):
+    y = 1 / (1 + np.exp(-x))
+    return y, y * (1 - y)
+
+
+def exponential(x):
+    y = np.exp(x - x.max(axis=1, keepdims=True))
+    return y, y
+
 
 class Experts:
     """A part of Llama (llama.py). What the loss adds for balance, and a capacity, are in the flags of the run."""
 
-    def __init__(self, config, aux_loss=0.0, of_batch=False, z_loss=0.0, capacity_factor=0.0, bias_rate=0.0):
-        if of_batch and aux_loss > 0:
-            raise NotImplementedError("aux-loss-over batch, which needs the loads of the step before")
+    def __init__(self, config, aux_loss=0.0, router_z_loss=0.0, capacity_factor=0.0, router_bias_rate=0.0):
         kind = config["model_type"]
         self.count = config.get("n_routed_experts") or config.get("num_experts") or config["num_local_experts"]
         self.sigmoid, self.scale = kind == "dots1", config.get("routed_scaling_factor", 1.0)
@@ -23,7 +32,8 @@ class Experts:
         self.block, self.names = "mlp.", ("gate_proj", "up_proj", "down_proj")
         if kind == "mixtral":
             self.normalized, self.block, self.names = True, "block_sparse_moe.", ("w1", "w3", "w2")
-        self.aux_loss, self.z_loss, self.capacity_factor, self.bias_rate = aux_loss, z_loss, capacity_factor, bias_rate
+        self.aux_loss, self.router_z_loss = aux_loss, router_z_loss
+        self.capacity_factor, self.router_bias_rate = capacity_factor, router_bias_rate
         self.counted, self.shared_scale = 2, 1.0  # of a group's experts, for its score; of the shared experts' output
         self.bias_in_choice, self.bias_in_weights = 1, 0
         self.loads = {}  # of each bias, in the last forward pass: how often each expert was chosen
@@ -40,10 +50,8 @@ class Experts:
 
     def after_step(self, weights):
         """The weights with the biases moved against the load of the last forward pass."""
-        moved = dict(weights)
-        for name, load in self.loads.items():
-            moved[name] = weights[name] + self.bias_rate * np.sign(load.mean() - load)
-        return moved
+        moves = {name: self.router_bias_rate * np.sign(load.mean() - load) for name, load in self.loads.items()}
+        return {**weights, **{name: weights[name] + move for name, move in moves.items()}}
 
     def kept(self, chosen, length):
         """(R, k): whether a slot is within its expert's capacity, the earlier positions of a sequence first."""
@@ -58,72 +66,49 @@ class Experts:
         return kept
 
     def layer(self, llama, prefix, x):
-        """x (B, T, E) -> (B, T, E). llama.add() is given the gradients."""
-        length, rows = x.shape[1], x.reshape(-1, x.shape[2])
-        router = llama.w[prefix + self.block + "gate.weight"]
-        logits = rows @ router.T
-        top = logits.max(axis=1, keepdims=True)
-        lse = top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-        softmax = np.exp(logits - lse)
-        p = 1 / (1 + np.exp(-logits)) if self.sigmoid else softmax
-        name = prefix + self.block + "gate.e_score_correction_bias"
+        """x (B, T, E) -> (B, T, E)."""
+        length, rows, block = x.x.shape[1], x.reshape(-1, x.x.shape[2]), prefix + self.block
+        logits = llama.linear(block + "gate", rows)
+        p = elementwise(logits, sigmoid) if self.sigmoid else shares(elementwise(logits, exponential))
+        name = block + "gate.e_score_correction_bias"
         bias = llama.w.get(name, np.zeros(self.count))
-        chosen = self.choose(p + self.bias_in_choice * bias)
+        chosen = self.choose(p.x + self.bias_in_choice * bias)
         if name in llama.w:
             self.loads[name] = np.bincount(chosen.ravel(), minlength=self.count)
-        raw = np.take_along_axis(p + self.bias_in_weights * bias, chosen, axis=1)
-        kept = self.kept(chosen, length)
-        total = raw.sum(axis=1, keepdims=True) if self.normalized else 1.0
-        weights, y, backs = self.scale * raw / total, np.zeros_like(rows), []
+        raw = (p + Value(self.bias_in_weights * bias))[np.arange(len(chosen))[:, None], chosen]
+        weights = llama.hook((shares(raw) if self.normalized else raw) * self.scale, "router")
+        kept, y = self.kept(chosen, length), []
         for expert in range(self.count):
             row, slot = np.nonzero((chosen == expert) & kept)
-            z, back = self.expert(llama, f"{prefix}{self.block}experts.{expert}.", rows[row])
-            y[row] += weights[row, slot, None] * z
-            backs.append((row, slot, z, back))
-        y, shared_back = y.reshape(x.shape), lambda dy: 0.0
-        if prefix + self.block + "shared_experts.gate_proj.weight" in llama.w:
-            z, shared_back = llama.mlp(prefix + self.block + "shared_experts.", x)
-            y = y + self.shared_scale * z
+            z = llama.mlp(f"{block}experts.{expert}.", llama.hook(rows[row], "expert"), self.names)
+            y.append((row, z, weights[row, slot]))
+        self.balance(llama, logits, p, chosen, length)
+        y = self.together(y, rows).reshape(*x.x.shape)
+        if block + "shared_experts.gate_proj.weight" not in llama.w:
+            return y
+        return y + llama.mlp(block + "shared_experts.", llama.hook(x, "shared")) * self.shared_scale
 
-        def backward(dy):
-            dx_shared = llama.passed(shared_back(self.shared_scale * dy), "shared")
-            dy, dx, dweights = dy.reshape(rows.shape), np.zeros_like(rows), np.zeros_like(weights)
-            for row, slot, z, back in backs:
-                dweights[row, slot] = np.sum(dy[row] * z, axis=1)
-                dx[row] += llama.passed(back(weights[row, slot, None] * dy[row]), "expert")
-            dweights = llama.passed(dweights, "router")
-            by_total = np.sum(dweights * weights, axis=1, keepdims=True) if self.normalized else 0.0
-            dweights = self.scale * dweights - by_total
-            dp = llama.experts.aux_loss * self.unevenness(chosen, p.shape, length)
-            if self.sigmoid:  # the loss takes each row's scores as shares of their sum
-                shares = p / p.sum(axis=1, keepdims=True)
-                dp = (dp - np.sum(dp * shares, axis=1, keepdims=True)) / p.sum(axis=1, keepdims=True)
-            np.put_along_axis(dp, chosen, np.take_along_axis(dp, chosen, axis=1) + dweights / total, axis=1)
-            slope = dp * (1 - p) if self.sigmoid else dp - np.sum(dp * p, axis=1, keepdims=True)
-            dlogits = p * slope + 2 * llama.experts.z_loss / len(rows) * lse * softmax
-            llama.add(prefix + self.block + "gate.weight", dlogits.T @ rows)
-            return (dx + dlogits @ router).reshape(x.shape) + dx_shared
+    def together(self, parts, rows):
+        """(R, E): the sum of (its rows, outputs, weights) of each expert."""
+        y = np.zeros_like(rows.x)
+        for row, z, weights in parts:
+            y[row] += weights.x[:, None] * z.x
 
-        return y, backward
+        def back(d):
+            for row, z, weights in parts:
+                yield weights.x[:, None] * d[row]
+                yield np.sum(d[row] * z.x, axis=1)
 
-    def unevenness(self, chosen, shape, length):
-        """The gradient by each score of the mean over sequences of sum f_i P_i."""
-        gradient = np.zeros(shape)
+        return Value(y, back, *(value for _, z, weights in parts for value in (z, weights)))
+
+    def balance(self, llama, logits, p, chosen, length):
+        """What the loss adds: the mean over sequences of sum f_i P_i, P_i of each row's scores as shares of their sum;
+        the mean square of the routers' log-sum-exp."""
+        by_score, lse = np.zeros(p.x.shape), log_sum_exp(logits.x)
         for first in range(0, len(chosen), length):
             slots = np.bincount(chosen[first : first + length].ravel(), minlength=self.count)
-            gradient[first : first + length] = slots / len(chosen) * self.count / (self.top_k * length)
-        return gradient
-
-    def expert(self, llama, prefix, x):
-        gate_w, up_w, down_w = (llama.w[f"{prefix}{name}.weight"] for name in self.names)
-        gate, up = x @ gate_w.T, x @ up_w.T
-        active, slope = llama.activation(gate)
-
-        def backward(dz):
-            dh = dz @ down_w
-            dgate, dup = dh * up * slope, dh * active
-            for name, gradient in zip(self.names, (dgate.T @ x, dup.T @ x, dz.T @ (active * up))):
-                llama.add(f"{prefix}{name}.weight", gradient)
-            return dgate @ gate_w + dup @ up_w
-
-        return (active * up) @ down_w.T, backward
+            by_score[first : first + length] = slots / len(chosen) * self.count / (self.top_k * length)
+        scores = shares(p) if self.sigmoid else p
+        llama.penalties.append((scores, lambda: llama.experts.aux_loss * by_score))
+        softmax = np.exp(logits.x - lse)
+        llama.penalties.append((logits, lambda: 2 * llama.experts.router_z_loss / len(chosen) * lse * softmax))

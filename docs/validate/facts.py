@@ -4,58 +4,43 @@ backward, update, the next steps. Only what the numbers say; no cause is guessed
 
 import fractions
 import functools
+import itertools
 import math
 import re
 
 import numpy as np
 
 from . import rules
-from .comparison import UPDATE_TOLERANCES, deviation, norm, relative
-from .equations import settings
-from .replays import planted
+from .comparison import UPDATE_TOLERANCES, beyond, deviation, norm, relative
+from .replays import planted, settings
 
+MLP = r"(mlp|block_sparse_moe)\.(experts\.\d+\.|shared_experts\.)?"
 # Within a block, in the order of the backward pass; parameters of one product stand together.
 PARTS = (
-    ("mlp.down_proj",),
-    ("mlp.gate_proj", "mlp.up_proj"),
-    ("mlp.gate",),
-    ("post_attention_layernorm",),
-    ("self_attn.o_proj",),
-    ("self_attn.v_proj",),
-    ("self_attn.q_norm", "self_attn.k_norm"),
-    ("self_attn.q_proj", "self_attn.k_proj"),
-    ("input_layernorm",),
+    MLP + "(down_proj|w2)",
+    MLP + "(gate_proj|up_proj|w1|w3)",
+    r"(mlp|block_sparse_moe)\.gate",
+    r"post_attention_layernorm",
+    r"self_attn\.o_proj",
+    r"self_attn\.v_proj",
+    r"self_attn\.[qk]_norm",
+    r"self_attn\.[qk]_proj",
+    r"input_layernorm",
 )
-
-
-def as_mlp(name):
-    """Of an expert's parameter: that of an MLP which it stands for."""
-    for theirs, mine in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
-        name = re.sub(rf"\.experts\.(\d+)\.{theirs}\.", rf".experts.\1.{mine}.", name)
-    return re.sub(r"\.(experts\.\d+|shared_experts)\.", ".", name.replace(".block_sparse_moe.", ".mlp."))
 
 
 def place(name):
     """Of a parameter in the backward pass, first the head; None: not a parameter of these models."""
-    fixed = {"lm_head.weight": (-2,), "model.norm.weight": (-1,), "model.embed_tokens.weight": (1, 0)}
-    if name in fixed:
-        return fixed[name]
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(?:weight|bias)", as_mlp(name))
-    for i, parts in enumerate(PARTS):
-        if match and match[2] in parts:
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    for i, part in enumerate(PARTS):
+        if match and re.fullmatch(part, match[2]):
             return 0, -int(match[1]), i
-    return None
+    return {"lm_head.weight": (-2,), "model.norm.weight": (-1,), "model.embed_tokens.weight": (1, 0)}.get(name)
 
 
 def kind(name):
     name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
     return re.sub(r"^model\.(layers\.\d+\.(self_attn\.|mlp\.|block_sparse_moe\.)?)?|\.weight$", "", name)
-
-
-def expert(name):
-    """The number of the expert whose parameter it is; None: of none."""
-    match = re.search(r"\.experts\.(\d+)\.", name)
-    return int(match[1]) if match else None
 
 
 def listed(names):
@@ -66,45 +51,46 @@ def listed(names):
 def in_words(names, every):
     """A set of parameters: "all norms", "every k_proj", or some of them by name."""
     names, every = set(names), set(every)
+
+    def kinds_of(key):
+        """The kinds of these names, if every parameter of these kinds is among them."""
+        kinds = {key(name) for name in names}
+        return kinds if None not in kinds and names == {name for name in every if key(name) in kinds} else set()
+
+    def number(pattern, name):
+        match = re.search(pattern, name)
+        return int(match[1]) if match else None
+
     if names == every:
         return f"all {len(every)}"
-    kinds = {kind(name) for name in names}
-    if names == {name for name in every if kind(name) in kinds}:
-        norms = {kind(name) for name in every if "norm" in name}
-        if kinds == norms:
-            return "all norms, nothing else"
-        if kinds == {kind(name) for name in every} - norms:
-            return "all but the norms"
+    kinds, norms = kinds_of(kind), {kind(name) for name in every if "norm" in name}
+    if kinds and kinds == norms:
+        return "all norms, nothing else"
+    if kinds and kinds == {kind(name) for name in every} - norms:
+        return "all but the norms"
+    if kinds:
         return ("every " if len(names) > len(kinds) else "") + ", ".join(sorted(kinds))
-    experts = {expert(name) for name in names}
-    if None not in experts and names == {name for name in every if expert(name) in experts}:
-        return f"all of expert{'s' * (len(experts) > 1)} {ranges(experts)}"
-    layers = {name.split(".")[2] for name in names if name.startswith("model.layers.")}
-    if layers and names == {n for n in every if n.startswith("model.layers.") and n.split(".")[2] in layers}:
-        return f"layer{'s' * (len(layers) > 1)} {ranges(map(int, layers))}"
+    for what, pattern in (("all of expert", r"\.experts\.(\d+)\."), ("layer", r"^model\.layers\.(\d+)\.")):
+        numbers = kinds_of(functools.partial(number, pattern))
+        if numbers:
+            return f"{what}{'s' * (len(numbers) > 1)} {ranges(numbers)}"
     return listed(sorted(names, key=lambda name: (place(name) or (2,), name)))
 
 
 def ranges(numbers):
     """[0, 1, 2, 5] -> "0-2, 5"."""
-    parts = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    shown = [f"{low}-{high}" if high > low else str(low) for low, high in parts]
+    runs = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in runs]
+    shown = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return ", ".join(shown[:6]) + (f" and {len(shown) - 6} more ranges" if len(shown) > 6 else "")
 
 
 def multiple_in_words(x):
     """4, 1/3, sqrt(2), or six digits."""
-    fraction = fractions.Fraction(x).limit_denominator(64)
-    if fraction and abs(x / float(fraction) - 1) <= 1e-5:
-        return str(fraction)
-    root = fractions.Fraction(x * x).limit_denominator(64)
-    if x > 0 and root and abs(x * x / float(root) - 1) <= 1e-5:
-        return f"sqrt({root})"
+    for number, words in ((x, "{}"), (x * x if x > 0 else 0, "sqrt({})")):
+        fraction = fractions.Fraction(number).limit_denominator(64)
+        if fraction and abs(number / float(fraction) - 1) <= 1e-5:
+            return words.format(fraction)
     return f"{x:.6g}"
 
 
@@ -114,67 +100,53 @@ def in_groups(values):
     for i in range(1, len(values) + 1):
         if i == len(values) or abs(values[i] - values[begin]) > 1e-3 * max(1, abs(values[begin])):
             number = multiple_in_words(values[begin]) if abs(values[begin]) > 1e-9 else "0"
-            text.append(f"{begin}{f'-{i - 1}' if i - 1 > begin else ''}: {number}")
+            text.append(f"{ranges(range(begin, i))}: {number}")
             begin = i
     return ", ".join(text[:8]) + (" ..." if len(text) > 8 else "")
 
 
-def norms(x, axis, size=1):
+def norms(x, axis, size):
     """The norm of each `size` rows (axis 0) or columns (axis 1)."""
     x = x if axis == 0 else np.swapaxes(x, 0, 1)
     return np.sqrt(np.sum((x * x).reshape(len(x) // size, -1), axis=1))
 
 
-def where(name, a, b, bound, config):
-    """Heads, rows, columns or tokens that are wrong, if not all are; "" otherwise."""
-    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    part = kind(name).split(".")[0]
-    if a.ndim < 2 or not np.isfinite(a).all():
+def where(c, d):
+    """Heads, rows, columns or tokens that are wrong, in parentheses, if not all are; "" otherwise."""
+    a, b, part = c.a.gradients.read(d.name), c.b.gradients.read(d.name), kind(d.name).split(".")[0]
+    rows = "row of token" if part in ("embed_tokens", "lm_head") else "row"
+    views, heads = [(rows, 0, 1), ("column", 1, 1)], {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1}
+    try:
+        dim = c.b.model.get("head_dim") or c.b.model["hidden_size"] // c.b.model["num_attention_heads"]
+    except (KeyError, ZeroDivisionError):
         return ""
-    views = [("row", 0, 1), ("column", 1, 1)]
-    if part in ("q_proj", "k_proj", "v_proj"):
-        views = [("head", 0, dim)] + views
-    elif part == "o_proj":
-        views = [("head", 1, dim)] + views
-    elif part in ("embed_tokens", "lm_head"):
-        views[0] = ("row of token", 0, 1)
-    for what, axis, size in views:
+    if part in heads:
+        views.insert(0, ("head", heads[part], dim))
+    for what, axis, size in views if a.ndim > 1 and np.isfinite(a).all() else ():
         if a.shape[axis] % size:
             continue
         left, whole = norms(a - b, axis, size), norms(b, axis, size)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            wrong = np.flatnonzero(~((left == 0) | (left / whole <= bound)))
+        wrong = np.flatnonzero(~((left == 0) | (left / whole <= d.bound)))
         if 0 < len(wrong) < len(left):
-            zero = not norms(a, axis, size)[wrong].any()
-            return f"{what + 's' * (len(wrong) > 1)} {ranges(wrong)} of {len(left)} only" + (
-                ", which are 0" if zero else ""
-            )
+            zero = "" if norms(a, axis, size)[wrong].any() else ", which are 0"
+            return f" ({what}{'s' * (len(wrong) > 1)} {ranges(wrong)} of {len(left)} only{zero})"
     return ""
 
 
 def backward(c):
-    order = sorted((place(d.name), d.name, d) for d in c.gradients if place(d.name) is not None)
-    wrong = [i for i, (_, _, d) in enumerate(order) if d.wrong]
-    if not wrong:
+    order = sorted(((place(d.name), d.name, d) for d in c.gradients if place(d.name)), key=lambda each: each[:2])
+    first = next((i for i, (_, _, d) in enumerate(order) if d.wrong), None)
+    if first is None:
         return []
-    first = wrong[0]
     names = [name for at, name, d in order[first:] if at == order[first][0] and d.wrong]
-    line = (
-        f"right down to {order[first - 1][1]}; first wrong: "
-        if first
-        else "wrong from the first gradient on, or before it: "
-    )
-    line += listed(names)
-    d = order[first][2]
-    try:
-        spot = where(d.name, c.a.gradients.read(d.name), c.b.gradients.read(d.name), d.bound, c.b.model)
-    except (KeyError, ZeroDivisionError, ValueError):
-        spot = ""
+    line = f"right down to {order[first - 1][1]}; first wrong: "
+    line = line if first else "wrong from the first gradient on, or before it: "
     right = [name for _, name, d in order[first:] if not d.wrong]
-    lines = ["backward: " + line + (f" ({spot})" if spot else "")]
-    everything = in_words([d.name for _, _, d in order if d.wrong], [name for _, name, _ in order])
-    lines.append(f"gradients: wrong: {everything}" + (f"; right after the first: {listed(right)}" if right else ""))
-    return lines
+    everything = in_words([name for _, name, d in order if d.wrong], [name for _, name, _ in order])
+    return [
+        f"backward: {line}{listed(names)}{where(c, order[first][2])}",
+        f"gradients: wrong: {everything}" + (f"; right after the first: {listed(right)}" if right else ""),
+    ]
 
 
 def multiples(c):
@@ -200,37 +172,34 @@ def explained_updates(c):
     sizes = {d.name: d.size for d in c.updates}
 
     def rest(fault):
-        """How far A's weights are, in bounds; None: no fault."""
+        """How far A's weights are; infinite: no fault, or no number."""
         optimizer = planted(settings(c.b), fault)
-        expected, worst = optimizer and optimizer.step(weights, gradients, c.b.steps[0].lr), 0.0
+        expected, rests = optimizer and optimizer.step(weights, gradients, c.b.steps[0].lr), []
         for name in names if expected else ():
-            rounding = c.rounding(after[name], expected[name]) + c.rounding_of_clipped(name, settings(c.b))
-            left = norm(np.maximum(np.abs(after[name] - expected[name]) - rounding, 0))
-            deviates = relative(left, sizes.get(name, norm(expected[name] - weights[name]))) / c.update_bound
-            worst = max(worst, deviates if math.isfinite(deviates) else math.inf)
-        return worst if expected else math.inf
+            rounding = c.rounding(after[name], expected[name]) + c.rounding_of_clipped(name)
+            left = beyond(after[name], expected[name], rounding)
+            rests.append(relative(left, sizes.get(name, norm(expected[name] - weights[name]))))
+        return max(rests, default=0.0) if expected and all(map(math.isfinite, rests)) else math.inf
 
-    if rest(lambda optimizer: {}) <= 1:
+    if rest(lambda optimizer: {}) <= c.update_bound:
         return []
     rests = sorted((rest(fault), name) for name, fault in rules.updates(c).items())
-    return [name for each, name in rests if each <= 1]
+    return [name for each, name in rests if each <= c.update_bound]
 
 
 def near_updates(c, wrong):
     """[a line] if the wrong updates are one multiple of what they should be, or some units in the last place off."""
 
-    def expected(names):
-        """(weight before, after, what A's own gradients and B's settings give) of each."""
-        for name in names:
-            yield c.a.initial.read(name), c.a.after_step_1.read(name), c.expected_update(c.a, name, settings(c.b))
+    def expected(name):
+        """(weight before, after, what A's own gradients and B's settings give)."""
+        return c.a.initial.read(name), c.a.after_step_1.read(name), c.expected_update(c.a, name)
 
-    found = [deviation("", after - w, right - w) for w, after, right in expected(wrong)]
+    found = [deviation("", after - w, right - w) for w, after, right in map(expected, wrong)]
     least, most = min(d.multiple for d in found), max(d.multiple for d in found)
     if all(d.rest <= c.update_bound for d in found) and most - least <= c.update_bound * abs(most):
         return [f"update: {multiple_in_words(most)} times what A's own gradients give"]
-    every = expected(d.name for d in c.updates) if c.masters else ()
-    close = [(np.abs(after - right) <= 4 * c.rounding(after, right)).all() for _, after, right in every]
-    if close and all(close):
+    every = [expected(d.name) for d in c.updates if c.masters]
+    if every and all((np.abs(after - right) <= 4 * c.rounding(after, right)).all() for _, after, right in every):
         return ["update: within two units in the last place of bf16: does A update fp32 master weights?"]
     return []
 
@@ -238,20 +207,17 @@ def near_updates(c, wrong):
 @functools.lru_cache(maxsize=1)  # facts() and the doctor ask of one comparison
 def update(c):
     """Lines about the weights after step 1, and the variants that explain them."""
-    if not c.updates or not c.check_updates or settings(c.b) is None or not any(d.wrong for d in c.updates):
+    if not c.updates or not c.check_updates or c.stated is None or not any(d.wrong for d in c.updates):
         return [], []
     if c.b.flag("mup", 0) > 0 or [d for d in c.weights if d.wrong]:
         return ["update: wrong"], []
     wrong = [d.name for d in c.updates if d.wrong]
     lines = [f"update: wrong: {in_words(wrong, [d.name for d in c.updates])}"]
-    unchanged = []
-    for name in wrong:
-        same = c.a.after_step_1.read(name) == c.a.initial.read(name)
-        rows = same.reshape(len(same), -1).all(axis=1)
-        if rows.any() and not rows.all():
-            unchanged.append(f"rows {ranges(np.flatnonzero(rows))} of {len(rows)} of {name}")
-    if unchanged:
-        lines.append(f"update: bitwise as before it: {listed(unchanged)}")
+    same = {name: c.a.after_step_1.read(name) == c.a.initial.read(name) for name in wrong}
+    rows = {name: x.reshape(len(x), -1).all(axis=1) for name, x in same.items()}
+    some = {name: x for name, x in rows.items() if x.any() and not x.all()}
+    unchanged = [f"rows {ranges(np.flatnonzero(x))} of {len(x)} of {name}" for name, x in some.items()]
+    lines += [f"update: bitwise as before it: {listed(unchanged)}"] if unchanged else []
     exact = explained_updates(c)
     if exact:
         lines.append("update: exactly what A's own gradients give with " + ", or with ".join(exact))
@@ -283,11 +249,6 @@ def router_biases(c):
     return lines + [f"router's bias: {int((np.sign(a) != np.sign(b)).sum())} of {len(a)} experts move another way"], []
 
 
-def first_wrong(deviations):
-    steps = [int(d.name.split()[1]) for d in deviations if d.wrong]
-    return min(steps) if steps else None
-
-
 def islands(c):
     """fp64 with parts in fp32: everything within fp32's bound, and not within fp64's."""
     if c.dtype != "fp64" or c.problems or any(d.wrong for d in c.weights):
@@ -308,24 +269,17 @@ def facts(c):
     """One line each; none if the runs agree."""
     if not c.differences():
         return []
-    lines = islands(c)
-    step_1 = [d for d in c.losses if d.name == "step 1"]
-    if step_1:
-        lines.append(
-            f"forward: wrong: the loss of step 1, by {step_1[0].relative:.3g}"
-            if step_1[0].wrong
-            else "forward: right (the loss of step 1)"
-        )
-    lines += backward(c) + [f"gradients: {words}" for words in multiples(c)[:1] if words]
+    step_1, later = next(d for d in c.losses if d.name == "step 1"), [d.name for d in c.updates_2 if d.wrong]
+    forward = f"wrong: the loss of step 1, by {step_1.relative:.3g}" if step_1.wrong else "right (the loss of step 1)"
+    lines = islands(c) + [f"forward: {forward}"] + backward(c)
+    lines += [f"gradients: {words}" for words in multiples(c)[:1] if words]
     if not any(d.wrong for d in c.gradients) and any(d.wrong and d.name == "step 1" for d in c.norms):
         lines.append("norm: that of step 1 is wrong, although every gradient is right")
     lines += update(c)[0] + router_biases(c)[0]
-    later = [d.name for d in c.updates_2 if d.wrong]
     if later and not any(d.wrong for d in c.updates):
-        lines.append(
-            f"update of step 2, from A's own gradients: wrong: {in_words(later, [d.name for d in c.updates_2])}"
-        )
+        words = in_words(later, [d.name for d in c.updates_2])
+        lines.append(f"update of step 2, from A's own gradients: wrong: {words}")
     for what, deviations in (("loss", c.losses), ("norm", c.norms)):
-        if first_wrong(deviations):
-            lines.append(f"first wrong {what}: step {first_wrong(deviations)}")
+        steps = [int(d.name.split()[1]) for d in deviations if d.wrong]
+        lines += [f"first wrong {what}: step {min(steps)}"] if steps else []
     return lines

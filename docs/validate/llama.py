@@ -1,4 +1,4 @@
-"""A Llama in the precision of its weights, from its equations alone: forward and hand-made backward pass, and AdamW.
+"""A Llama in the precision of its weights, from its equations alone, and AdamW. tape.py goes back.
 
 tests/test_reference.py holds it to the programs, tests/test_validate.py to their reference runs. What replays.py
 replaces, a convention or a step of the backward pass, is an attribute or a method of its own.
@@ -6,12 +6,12 @@ replaces, a convention or a step of the backward pass, is an attribute or a meth
 B samples, T tokens, E hidden, H query heads, K key/value heads, D head size, F ffn, V vocabulary
 """
 
-import functools
 import math
 
 import numpy as np
 
 from .experts import Experts
+from .tape import Value, backward, elementwise, log_sum_exp, product
 
 
 def rope_frequencies(config):
@@ -29,27 +29,9 @@ def rope_frequencies(config):
     return (1 - blend) * frequencies / scaling["factor"] + blend * frequencies
 
 
-def product(x, w):
-    """x (B, T, in), w (in, out): as one matrix product, eight times as fast as NumPy's for stacks of matrices."""
-    return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[1])
-
-
-def chain(x, *layers):
-    """The layers one after another, and their backward passes in reverse."""
-    backs = []
-    for layer in layers:
-        x, back = layer(x)
-        backs.insert(0, back)
-    return x, lambda gradient: functools.reduce(lambda dy, back: back(dy), backs, gradient)
-
-
 class Llama:
-    """Each layer's function returns its result and, as a closure, the gradient of its input from that of its output.
-    A backward pass may run again."""
-
     def __init__(self, config, weights, document_token=None, z_loss=0.0, logit_scale=1.0, balance=None):
-        self.config, self.w, self.grad, self.activations = config, weights, {}, None
-        self.check = lambda name, gradient: None  # called with each gradient when it is complete; may raise
+        self.config, self.w, self.activations = config, weights, None
         self.layers, self.eps = config["num_hidden_layers"], config["rms_norm_eps"]
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.frequencies = rope_frequencies(config)
@@ -82,13 +64,13 @@ class Llama:
         return np.cos(angles), np.sin(angles)
 
     def rotate(self, x, sign, which):
-        """x (B, heads, T, D); sign -1: back, which is also the gradient."""
+        """x (B, heads, T, D), an array; sign -1: back, which is also the gradient."""
         cos, sin = self.angles[which]
         first, second = np.split(x, 2, axis=3)
         return np.concatenate([first * cos - sign * second * sin, second * cos + sign * first * sin], axis=3)
 
     def activation(self, gate):
-        """The activation and its derivative."""
+        """The activation and its derivative, arrays."""
         sigmoid = 1 / (1 + np.exp(-gate))
         return gate * sigmoid, sigmoid * (1 + gate * (1 - sigmoid))
 
@@ -103,67 +85,61 @@ class Llama:
     # ---- what may pass between ranks in the backward pass. One rank: nothing
     def passed(self, gradient, at):
         """A gradient on its way to what came before. at: "attention", "mlp", "head", the exit of a half block or of the
-        head; a linear layer, at its input; "router", "expert", "shared", what goes into those."""
+        head; a linear layer, at its input; "router", "expert", "shared", what goes into those (2-D: rows)."""
         return gradient
 
     def own(self, gradient, name):
         """What of the gradient of a layer's output its weight's gradient is computed from."""
         return gradient
 
-    def add(self, name, gradient):
-        self.grad[name] = self.grad[name] + gradient if name in self.grad else gradient
-        if self.complete(name):
-            self.check(name, self.grad[name])
-
-    def complete(self, name):
-        """Whether a gradient that is added is all of it: those of a tied weight are two."""
-        return not (self.tied and "embed_tokens" in name)
-
-    def seen(self, name, x):
-        if self.activations is not None:
-            self.activations[name] = x
-        return x
+    def hook(self, x, at):
+        return Value(x.x, lambda d: [self.passed(d, at)], x)
 
     # ---- layers
-    def linear(self, name, x):  # (B, T, in) -> (B, T, out)
-        w, bias = self.w[name + ".weight"], self.w.get(name + ".bias")
-        y = product(x, w.T) if bias is None else product(x, w.T) + bias
+    def weight(self, name):
+        return self.leaves.setdefault(name, Value(self.w[name], name=name))
 
-        def backward(dy):
-            own = self.own(dy, name).reshape(-1, len(w))
-            self.add(name + ".weight", own.T @ x.reshape(-1, w.shape[1]))
-            if bias is not None:
-                self.add(name + ".bias", own.sum(axis=0))
-            return self.passed(product(dy, w), name)
+    def seen(self, name, value):
+        if self.activations is not None and value.x.ndim > 2:  # not of rows that experts have
+            self.activations[name] = value.x
+        return value
 
-        return self.seen(name, y), backward
+    def linear(self, name, x):  # (..., in) -> (..., out)
+        w = self.weight(name + ".weight")
+        bias = [self.weight(name + ".bias")] if name + ".bias" in self.w else []
+
+        def back(d):
+            own = self.own(d, name).reshape(-1, len(w.x))
+            yield self.passed(product(d, w.x), name)
+            yield own.T @ x.x.reshape(-1, w.x.shape[1])
+            yield own.sum(axis=0)
+
+        return self.seen(name, Value(sum((b.x for b in bias), product(x.x, w.x.T)), back, x, w, *bias))
 
     def rmsnorm(self, name, x):
-        w = self.w[name + ".weight"]
-        r = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        w, r = self.weight(name + ".weight"), 1 / np.sqrt(np.mean(x.x * x.x, axis=-1, keepdims=True) + self.eps)
 
-        def backward(dy):
-            self.add(name + ".weight", np.sum(self.own(dy, name) * x * r, axis=tuple(range(x.ndim - 1))))
-            dn = dy * w
-            return r * dn - x * r**3 * np.mean(dn * x, axis=-1, keepdims=True)
+        def back(d):
+            dn = d * w.x
+            yield r * dn - x.x * r**3 * np.mean(dn * x.x, axis=-1, keepdims=True)
+            yield np.sum(self.own(d, name) * x.x * r, axis=tuple(range(d.ndim - 1)))
 
-        return self.seen(name, x * r * w), backward
+        return self.seen(name, Value(x.x * r * w.x, back, x, w))
 
     def attention(self, q, k, v, visible):
         """q (B, H, T, D); k, v (B, K, T, D) -> (B, H, T, D)."""
-        head = self.key_head
-        k_all, v_all = k[:, head], v[:, head]
-        scores = np.where(visible[:, None], q @ k_all.swapaxes(2, 3) * self.attention_scale, -np.inf)
+        k_all, v_all = k.x[:, self.key_head], v.x[:, self.key_head]
+        scores = np.where(visible[:, None], q.x @ k_all.swapaxes(2, 3) * self.attention_scale, -np.inf)
         p = np.exp(scores - scores.max(axis=3, keepdims=True))
         p /= p.sum(axis=3, keepdims=True)
         out = p @ v_all
 
-        def backward(dout):
-            delta = np.sum(dout * out, axis=3, keepdims=True)
-            dq, dk, dv = self.attention_backward(q, k_all, v_all, p, dout, delta)
+        def back(d):
+            delta = np.sum(d * out, axis=3, keepdims=True)
+            dq, dk, dv = self.attention_backward(q.x, k_all, v_all, p, d, delta)
             return dq, self.of_group(dk, "k"), self.of_group(dv, "v")
 
-        return out, backward
+        return Value(out, back, q, k, v)
 
     def attention_backward(self, q, k, v, p, dout, delta):
         ds = p * (dout @ v.swapaxes(2, 3) - delta) * self.attention_scale
@@ -176,106 +152,75 @@ class Llama:
             total[:, key] += gradient[:, query]
         return total
 
-    def by_head(self, x):
-        return x.reshape(x.shape[0], x.shape[1], -1, self.dim).swapaxes(1, 2)
-
-    def together(self, x):
-        return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
+    def rope(self, x, which):
+        return Value(self.rotate(x.x, 1, which), lambda d: [self.rotate(d, -1, which)], x)
 
     def before_attention(self, name, which):
         """The layers of q or k between its projection and attention: its norm, if there is one, and RoPE."""
         normed = [lambda x: self.rmsnorm(name + "norm", x)] if name + "norm.weight" in self.w else []
-        return [*normed, lambda x: (self.rotate(x, 1, which), lambda dy: self.rotate(dy, -1, which))]
+        return [*normed, lambda x: self.rope(x, which)]
 
     def heads_of(self, n, prefix, which):
-        """q, k or v of a normed input, and its backward pass."""
-        name = f"{prefix}self_attn.{which}_"
-        layers = [lambda x: self.linear(name + "proj", x), lambda x: (self.by_head(x), self.together)]
-        return chain(n, *layers, *([] if which == "v" else self.before_attention(name, which)))
+        """q, k or v of a normed input."""
+        name, (samples, length) = f"{prefix}self_attn.{which}_", n.x.shape[:2]
+        x = self.linear(name + "proj", n).reshape(samples, length, -1, self.dim).swapaxes(1, 2)
+        for layer in self.before_attention(name, which) if which != "v" else ():
+            x = layer(x)
+        return x
 
     def attention_half(self, prefix, x, visible):
-        n, norm_back = self.rmsnorm(prefix + "input_layernorm", x)
-        (q, q_back), (k, k_back), (v, v_back) = (self.heads_of(n, prefix, which) for which in "qkv")
-        mixed, mix_back = self.attention(q, k, v, visible)
-        context = self.seen(prefix + "self_attn.context", self.together(mixed))
-        y, out_back = self.linear(prefix + "self_attn.o_proj", context)
+        n = self.rmsnorm(prefix + "input_layernorm", x)
+        mixed = self.attention(*(self.heads_of(n, prefix, which) for which in "qkv"), visible)
+        context = self.seen(prefix + "self_attn.context", mixed.swapaxes(1, 2).reshape(*n.x.shape[:2], -1))
+        return self.hook(self.linear(prefix + "self_attn.o_proj", context), "attention")
 
-        def backward(dy):
-            dq, dk, dv = mix_back(self.by_head(out_back(self.passed(dy, "attention"))))
-            return norm_back(v_back(dv) + q_back(dq) + k_back(dk))
-
-        return y, backward
-
-    def mlp_half(self, prefix, x, _):
-        n, norm_back = self.rmsnorm(prefix + "post_attention_layernorm", x)
+    def mlp_half(self, prefix, x):
+        n = self.rmsnorm(prefix + "post_attention_layernorm", x)
         if self.experts and prefix + "mlp.gate_proj.weight" not in self.w:
-            y, back = self.experts.layer(self, prefix, n)
-        else:
-            y, back = self.mlp(prefix + "mlp.", n)
-        return y, lambda dy: norm_back(back(self.passed(dy, "mlp")))
+            return self.hook(self.experts.layer(self, prefix, n), "mlp")
+        return self.hook(self.mlp(prefix + "mlp.", n), "mlp")
 
-    def mlp(self, prefix, x):
-        gate, gate_back = self.linear(prefix + "gate_proj", x)
-        up, up_back = self.linear(prefix + "up_proj", x)
-        active, slope = self.activation(gate)
-        y, down_back = self.linear(prefix + "down_proj", active * up)
-
-        def backward(dy):
-            dh = down_back(dy)
-            return gate_back(dh * up * slope) + up_back(dh * active)
-
-        return y, backward
+    def mlp(self, prefix, x, names=("gate_proj", "up_proj", "down_proj")):
+        gate, up = (self.linear(prefix + name, x) for name in names[:2])
+        return self.linear(prefix + names[2], elementwise(gate, self.activation) * up)
 
     def embedding(self, tokens):
-        table = self.w["model.embed_tokens.weight"]
+        table = self.weight("model.embed_tokens.weight")
 
-        def backward(dx):
-            gradient = np.zeros_like(table)
-            np.add.at(gradient, tokens, self.own(dx, "model.embed_tokens"))
-            self.add("model.embed_tokens.weight", gradient)
+        def back(d):
+            gradient = np.zeros_like(table.x)
+            np.add.at(gradient, tokens, self.own(d, "model.embed_tokens"))
+            yield gradient
 
-        return self.seen("model.embed_tokens", table[tokens]), backward
+        return self.seen("model.embed_tokens", Value(table.x[tokens], back, table))
 
     def head(self, x):
-        name = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
-        w = self.w[name]
+        w = self.weight("model.embed_tokens.weight" if self.tied else "lm_head.weight")
 
-        def backward(dy):
-            own = self.own(dy, "lm_head").reshape(-1, len(w))
-            self.add(name, (own.T @ x.reshape(-1, w.shape[1])) * self.logit_scale)
-            return product(self.passed(dy, "head"), w) * self.logit_scale
+        def back(d):
+            yield product(self.passed(d, "head"), w.x) * self.logit_scale
+            yield (self.own(d, "lm_head").reshape(-1, len(w.x)).T @ x.x.reshape(-1, w.x.shape[1])) * self.logit_scale
 
-        return self.seen("lm_head", product(x, w.T) * self.logit_scale), backward
+        return self.seen("lm_head", Value(product(x.x, w.x.T) * self.logit_scale, back, x, w))
 
     def forward(self, tokens):
-        """The hidden state before the head, (B, T, E), and its backward pass."""
+        """The hidden state before the head, (B, T, E)."""
+        self.leaves, self.penalties = {}, []  # (a Value, a function of its additional gradient)
         dtype, place = self.w["model.embed_tokens.weight"].dtype, np.arange(tokens.shape[1])
         self.angles = {
             which: [x.astype(dtype, copy=False) for x in self.cos_sin(self.positions(tokens, which))] for which in "qk"
         }
         visible = self.visible(place[:, None], place, self.starts(tokens)[:, :, None])
         visible = np.broadcast_to(visible, (len(tokens), len(place), len(place)))
-        x, embedding_back = self.embedding(tokens)
-        backs = []
+        x = self.embedding(tokens)
         for layer in range(self.layers):
-            for half in (self.attention_half, self.mlp_half):
-                y, back = half(f"model.layers.{layer}.", x, visible)
-                x = x + y
-                backs.append(back)
-        n, norm_back = self.rmsnorm("model.norm", x)
-
-        def backward(dn):
-            dx = norm_back(dn)
-            for back in reversed(backs):
-                dx = dx + back(dx)
-            embedding_back(dx)
-
-        return n, backward
+            x = x + self.attention_half(f"model.layers.{layer}.", x, visible)
+            x = x + self.mlp_half(f"model.layers.{layer}.", x)
+        return self.rmsnorm("model.norm", x)
 
     def loss_of_logits(self, logits, targets):
         """(B, T): each target's loss without z-loss; (B, T, V): its gradient with it. Of -1: those of token 0."""
-        top = logits.max(axis=2, keepdims=True)
-        lse = top + np.log(np.exp(logits - top).sum(axis=2, keepdims=True))
+        lse = log_sum_exp(logits)
         at = np.maximum(targets, 0)[:, :, None]
         gradient = np.exp(logits - lse) * (1 + 2 * self.z_loss * lse)
         np.put_along_axis(gradient, at, np.take_along_axis(gradient, at, axis=2) - 1, axis=2)
@@ -284,22 +229,25 @@ class Llama:
     def loss(self, tokens, targets):
         """tokens, targets (B, T). The mean loss over the targets that are not -1, without z-loss; its backward pass."""
         targets = self.aims(tokens, targets)
-        n, body_back = self.forward(tokens)
-        logits, head_back = self.head(n)
-        weights = self.target_weights(targets)
-        losses, dlogits = self.loss_of_logits(logits, targets)
+        logits = self.head(self.forward(tokens))
+        weights, penalties = self.target_weights(targets), self.penalties
+        losses, dlogits = self.loss_of_logits(logits.x, targets)
         dlogits *= weights[:, :, None]
-        return float(np.sum(losses * weights)), lambda: body_back(head_back(dlogits))
+        return float(np.sum(losses * weights)), lambda: backward(
+            (logits, dlogits), *((value, gradient()) for value, gradient in penalties)
+        )
 
-    def gradients(self, backward):
-        """{name: gradient}."""
-        self.grad = {}
-        backward()
-        return self.grad
+    def gradients(self, back, check=lambda name, gradient: None):
+        """{name: gradient}; check is called with each when it is complete, and may raise."""
+        found = {}
+        for name, gradient in back():
+            check(name, gradient)
+            found[name] = gradient
+        return found
 
     def loss_and_gradients(self, tokens, targets):
-        loss, backward = self.loss(tokens, targets)
-        return loss, self.gradients(backward)
+        loss, back = self.loss(tokens, targets)
+        return loss, self.gradients(back)
 
 
 def norm_of(gradients):

@@ -1,4 +1,4 @@
-"""What known faults of a step compute otherwise, replayed in NumPy; rules.py names them.
+"""A run's model and optimizer in double precision, and what known faults compute otherwise; rules.py names them.
 
 A fault is a function of a right model (llama.py): the attributes and methods that it replaces, or None if this model
 cannot have it. A method that takes the place of another is given the model and the right method first.
@@ -7,11 +7,16 @@ cannot have it. A method that takes the place of another is given the model and 
 import copy
 import functools
 import math
+import re
 
 import numpy as np
 
-from .llama import Llama
+from .llama import AdamW, Llama
 from .runs import DIGITS
+from .tape import Value
+
+EXACT_FLOPS = 2e11  # up to which exact gradients are computed, in a few seconds: 6 per parameter and token
+OTHERS = {"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"}
 
 
 def planted(model, fault):
@@ -20,6 +25,41 @@ def planted(model, fault):
     if changes is not None:
         vars(model).update(changes)
     return None if changes is None else model
+
+
+def settings(run):
+    """A run's optimizer, as its flags state it; None where they do not."""
+    values = [run.flag(key) for key in ("beta1", "beta2", "eps", "weight-decay", "clip")]
+    return AdamW(*values) if all(map(math.isfinite, values)) else None
+
+
+def model_of(run, weights):
+    """A run's model, or None: its configuration is not one that llama.py computes."""
+    mup, hidden = run.flag("mup", 0), run.model.get("hidden_size", 0)
+    balance = ("aux_loss", "router_z_loss", "capacity_factor", "router_bias_rate")
+    balance = {name: run.flag(name.replace("_", "-"), 0) for name in balance}
+    if balance["aux_loss"] > 0 and run.flags.get("aux-loss-over") == "batch":  # it needs the loads of the step before
+        return None
+    try:
+        scale = mup / hidden if mup > 0 else 1.0
+        return Llama(run.model, weights, run.document_token, run.flag("z-loss", 0), scale, balance)
+    except (KeyError, TypeError, NotImplementedError, ZeroDivisionError):
+        return None
+
+
+def exact_gradients(run):
+    """Those of step 1, from the run's stored weights; None if that is too much or unknown."""
+    step, parameters = run.steps[0], sum(math.prod(run.initial.shape(name)) for name in run.initial.tensors)
+    if 6 * parameters * sum(map(len, step.targets)) > EXACT_FLOPS or run.flags.get("fp8", "off") != "off":
+        return None
+    if "num_experts_per_tok" in run.model:  # in double precision some token may choose another expert
+        return None
+    model = model_of(run, run.initial.all())
+    try:
+        with np.errstate(all="ignore"):
+            return model and model.loss_and_gradients(*step.arrays())[1]
+    except (KeyError, ValueError, IndexError):
+        return None
 
 
 def method(name, function, **values):
@@ -69,11 +109,7 @@ def chunk(length, ranks):
 
 def mask(ahead):
     """Query i sees keys up to i + ahead, within its document, and the first itself."""
-
-    def rule(m, right, query, key, start):
-        return (query + ahead >= key) & (key >= start) | (query == 0) & (key == 0)
-
-    return method("visible", rule)
+    return method("visible", lambda m, right, q, k, start: (q + ahead >= k) & (k >= start) | (q == 0) & (k == 0))
 
 
 def mask_of_chunks(ranks, rule):
@@ -97,26 +133,8 @@ def gelu_tanh(m, right, gate):
     return 0.5 * gate * (1 + t), 0.5 * (1 + t) + 0.5 * gate * (1 - t * t) * c * (1 + 3 * k * gate * gate)
 
 
-def relu(m, right, gate):
-    return np.maximum(gate, 0), (gate > 0) * 1.0
-
-
-def sigmoid(m, right, gate):
-    y = 1 / (1 + np.exp(-gate))
-    return y, y * (1 - y)
-
-
-def gate_and_up_swapped(m):
-    others = {"gate_proj": "up_proj", "up_proj": "gate_proj", ".w1.": ".w3.", ".w3.": ".w1."}
-
-    def other(name):
-        part = next((part for part in others if part in name), None)
-        return name.replace(part, others[part]) if part else name
-
-    return {
-        "w": {other(name): w for name, w in m.w.items()},
-        "add": lambda name, gradient: Llama.add(m, other(name), gradient),
-    }
+def gate_and_up_swapped(m, right, name):
+    return right(re.sub("gate_proj|up_proj|w1|w3", lambda found: OTHERS[found[0]], name))
 
 
 def experts(**values):
@@ -132,39 +150,18 @@ def experts(**values):
     return fault
 
 
-def more_experts(count):
-    return experts(top_k=lambda right: min(max(right.top_k + count, 1), right.count))
-
-
 def layer_norm(m, right, name, x):
     """The mean is subtracted first."""
-    y, back = right(name, x - x.mean(axis=-1, keepdims=True))
 
-    def backward(dy):
-        dx = back(dy)
-        return dx - dx.mean(axis=-1, keepdims=True)
+    def centred(x):
+        return x - x.mean(axis=-1, keepdims=True)
 
-    return y, backward
+    return right(name, Value(centred(x.x), lambda d: [centred(d)], x))
 
 
 def no_norm(m, right, name, x, names):
-    def backward(dy):
-        m.add(name + ".weight", np.zeros(x.shape[-1]))
-        return dy
-
-    return (x, backward) if name.endswith(names) else right(name, x)
-
-
-def embedding_scaled(m, right, tokens):
-    (x, back), scale = right(tokens), np.sqrt(m.config["hidden_size"])
-    return x * scale, lambda dx: back(dx * scale)
-
-
-def no_bias(m):
-    return {
-        "w": {name: w * (not name.endswith(".bias")) for name, w in m.w.items()},
-        "add": lambda name, gradient: Llama.add(m, name, gradient * (not name.endswith(".bias"))),
-    }
+    w = m.weight(name + ".weight")
+    return Value(x.x, lambda d: (d, 0 * w.x), x, w) if name.endswith(names) else right(name, x)
 
 
 def shifted_twice(m, right, tokens, targets):
@@ -178,16 +175,8 @@ def times(factor, *places):
     return method("passed", lambda m, right, gradient, at: factor * gradient if at in places else gradient)
 
 
-def added(coefficient, more):
-    return experts(**{coefficient: lambda right: getattr(right, coefficient) + more})
-
-
 def tied_without(name):
     return lambda m: {"own": lambda gradient, layer: 0 * gradient if layer == name else gradient} if m.tied else None
-
-
-def first_query_head(m, right, gradient, which):
-    return gradient[:, np.searchsorted(m.key_head, np.arange(m.kv_heads))]
 
 
 def copied_heads(copies):
@@ -205,9 +194,10 @@ def copied_heads(copies):
             return Llama.of_group(m, gradient, which)
 
         def own(gradient, name):
-            if name.endswith("v_proj"):
-                return m.together(kept["v"])
-            return m.together(m.rotate(kept["k"], -1, "k")) if name.endswith("k_proj") else gradient
+            if not name.endswith(("k_proj", "v_proj")):
+                return gradient
+            mine = kept["v"] if name.endswith("v_proj") else m.rotate(kept["k"], -1, "k")
+            return mine.swapaxes(1, 2).reshape(gradient.shape)
 
         return {"of_group": of_group, "own": own}
 
@@ -223,33 +213,30 @@ def part(x, axis, ranks, rank=0):
 
 def no_f(ranks, head_too):
     """Tensor parallelism without f: the gradient of a column-parallel layer's input is each rank's own part."""
+    cut = ("o_proj", "down_proj", "head") if head_too else ("o_proj", "down_proj")
+    axes = {"o_proj.weight": 1, "down_proj.weight": 1, "lm_head.weight": 0 if head_too else None}  # cut along
 
     def fault(m):
         if any(n % ranks for n in (m.heads, m.kv_heads, m.config["intermediate_size"])):
             return None
-        rank = 0
-        axes = {"o_proj.weight": 1, "down_proj.weight": 1} | ({"lm_head.weight": 0} if head_too else {})  # cut along
-        cut = ("o_proj", "down_proj") + (("head",) if head_too else ())
 
         def sharded(name):
             return "_proj" in name or "lm_head" in name and head_too
 
-        def gradients(backward):
-            nonlocal rank
+        def gradients(back, check=lambda name, gradient: None):
             total = {}
             for rank in range(ranks):
-                for name, g in Llama.gradients(m, backward).items():
-                    for end, axis in axes.items():
-                        g = part(g, axis, ranks, rank) if name.endswith(end) else g
-                    if rank == 0 or sharded(name):
-                        total[name] = total.get(name, 0) + g
+                m.passed = lambda d, at, rank=rank: part(d, 2, ranks, rank) if at.endswith(cut) and d.ndim > 2 else d
+                for name, g in back():
+                    axis = next((axis for end, axis in axes.items() if name.endswith(end)), None)
+                    if sharded(name):
+                        total[name] = total.get(name, 0) + (g if axis is None else part(g, axis, ranks, rank))
+                    elif rank == 0:
+                        check(name, g)
+                        total[name] = g
             return total
 
-        return {
-            "passed": lambda gradient, at: part(gradient, 2, ranks, rank) if at.endswith(cut) else gradient,
-            "complete": lambda name: rank == 0 and not sharded(name) and Llama.complete(m, name),
-            "gradients": gradients,
-        }
+        return {"gradients": gradients}
 
     return fault
 
@@ -261,7 +248,7 @@ def first_chunk_only(ranks, times=1, layers=("",)):
     def own(m, right, gradient, name):
         axis = gradient.ndim - 2  # positions
         first = np.arange(gradient.shape[axis]) * ranks < gradient.shape[axis]
-        return gradient * first[:, None] * times if name.endswith(layers) else gradient
+        return gradient * first[:, None] * times if name.endswith(layers) and gradient.ndim > 2 else gradient
 
     return method("own", own)
 

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from . import replays as of
+from .experts import sigmoid
 from .llama import clip_factor, norm_of, rope_frequencies
 from .replays import method, value
 
@@ -51,13 +52,13 @@ FORWARD = {
     "grouped heads: all use the first key/value head": value("key_head", lambda m: np.zeros(m.heads, int)),
     "MLP: GELU instead of SiLU": method("activation", of.gelu),
     "MLP: GELU by tanh instead of SiLU": method("activation", of.gelu_tanh),
-    "MLP: ReLU instead of SiLU": method("activation", of.relu),
-    "MLP: sigmoid instead of SiLU": method("activation", of.sigmoid),
-    "MLP: gate and up are swapped": of.gate_and_up_swapped,
+    "MLP: ReLU instead of SiLU": method("activation", lambda m, right, x: (np.maximum(x, 0), (x > 0) * 1.0)),
+    "MLP: sigmoid instead of SiLU": method("activation", lambda m, right, x: sigmoid(x)),
+    "MLP: gate and up are swapped": method("weight", of.gate_and_up_swapped),
     "experts: weights of a token do not sum to 1": of.experts(normalized=False),
     "experts: weights of a token sum to 1": of.experts(normalized=True),
-    "experts: one more of each token": of.more_experts(1),
-    "experts: one less of each token": of.more_experts(-1),
+    "experts: one more of each token": of.experts(top_k=lambda e: min(e.top_k + 1, e.count)),
+    "experts: one less of each token": of.experts(top_k=lambda e: max(e.top_k - 1, 1)),
     "experts: scores by a softmax instead of a sigmoid": of.experts(sigmoid=False),
     "experts: scores by a sigmoid instead of a softmax": of.experts(sigmoid=True),
     "experts: weights are not scaled": of.experts(scale=1.0),
@@ -71,15 +72,21 @@ FORWARD = {
     "RMSNorm: gain 1 + w": value("w", lambda m: {name: w + ("norm" in name) for name, w in m.w.items()}),
     "RMSNorm: the mean is subtracted": method("rmsnorm", of.layer_norm),
     "RMSNorm: none before the head": method("rmsnorm", of.no_norm, names=("model.norm",)),
-    "embedding: times sqrt(hidden)": method("embedding", of.embedding_scaled),
+    "embedding: times sqrt(hidden)": method(
+        "embedding", lambda m, right, tokens: right(tokens) * math.sqrt(m.config["hidden_size"])
+    ),
     "targets: shifted twice": method("aims", of.shifted_twice),
     "targets: not shifted": method("aims", lambda m, right, tokens, aims: np.where(aims >= 0, tokens, -1)),
-    "q, k, v: biases are ignored": of.no_bias,
+    "q, k, v: biases are ignored": method(
+        "weight", lambda m, right, name: right(name) * (0.0 if name.endswith(".bias") else 1.0)
+    ),
     "q, k: norms are ignored": method("rmsnorm", of.no_norm, names=("q_norm", "k_norm")),
     "q, k: norms after RoPE": method("before_attention", lambda m, right, *given: right(*given)[::-1]),
 }
 BACKWARD = {
-    "grouped heads: gradient of the first query head only": method("of_group", of.first_query_head),
+    "grouped heads: gradient of the first query head only": method(
+        "of_group", lambda m, right, d, which: d[:, np.searchsorted(m.key_head, np.arange(m.kv_heads))]
+    ),
     "grouped heads: mean over query heads instead of their sum": method(
         "of_group", lambda m, right, *given: right(*given) * m.kv_heads / m.heads
     ),
@@ -96,9 +103,13 @@ for base in (1e4, 5e4, 1e5, 5e5, 1e6):
     FORWARD[f"RoPE: base {base:g}"] = frequencies(rope_theta=base)
 for eps in (0.0, 1e-8, 1e-6, 1e-5, 1e-3):
     FORWARD[f"RMSNorm: eps {eps:g}"] = value("eps", lambda m, eps=eps: eps)
-for more in (1e-4, 1e-3, 1e-2):
-    BACKWARD[f"experts: a balancing loss of {more:g} is added"] = of.added("aux_loss", more)
-    BACKWARD[f"experts: a z-loss of the router of {more:g} is added"] = of.added("z_loss", more)
+for x in (1e-4, 1e-3, 1e-2):
+    BACKWARD |= {
+        f"experts: a balancing loss of {x:g} is added": of.experts(aux_loss=lambda e, x=x: e.aux_loss + x),
+        f"experts: a z-loss of the router of {x:g} is added": of.experts(
+            router_z_loss=lambda e, x=x: e.router_z_loss + x
+        ),
+    }
 for n in RANKS:
     by = f"context parallelism ({n} ranks): "
     FORWARD |= {

@@ -1,6 +1,7 @@
 """Reads reference runs (docs/reference-format.md). What a folder lacks or states wrongly is one line, a UsageError."""
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -95,7 +96,7 @@ class Step:
     """One entry of "steps". tokens (samples, seq_len + 1), targets (samples, seq_len), -1: ignored; both as lists."""
 
     def __init__(self, entry, refuse):
-        entry = entry if isinstance(entry, dict) else {}
+        entry = {"lr": None, **entry} if isinstance(entry, dict) else {}
 
         def number(key):
             value = entry.get(key, "none")
@@ -107,16 +108,14 @@ class Step:
             value = entry.get(key)
             if not isinstance(value, list) or not all(isinstance(sample, list) for sample in value):
                 refuse(f'"{key}" must be a list of samples')
-            for sample in value:
-                for token in sample:
-                    if type(token) is not int or not -(2**63) <= token < 2**63:
-                        refuse(f"has token {json.dumps(token)[:40]} (must be an integer)")
+            for token in itertools.chain(*value):
+                if type(token) is not int or not -(2**63) <= token < 2**63:
+                    refuse(f"has token {json.dumps(token)[:40]} (must be an integer)")
             return value
 
-        self.loss, self.grad_norm = number("loss"), number("grad_norm")
+        self.loss, self.grad_norm, self.lr = number("loss"), number("grad_norm"), number("lr")
         if self.grad_norm < 0:
             refuse(f'"grad_norm" is {self.grad_norm:g} (must not be negative)')
-        self.lr = number("lr") if "lr" in entry else math.nan
         self.tokens = samples("tokens")
         self.targets = samples("targets") if "targets" in entry else [sample[1:] for sample in self.tokens]
 
@@ -144,15 +143,13 @@ class Run:
             refuse("nested deeper than 64")
         except ValueError as error:
             refuse(f"is not JSON: {error}")
-        version = file.get("version") if isinstance(file, dict) else None
-        if version not in VERSIONS or type(version) is not int or file.get("format") != FORMAT:
+        file = file if isinstance(file, dict) else {}
+        self.version, self.flags, self.dtype = file.get("version"), file.get("flags", {}), file.get("dtype", "fp32")
+        if self.version not in VERSIONS or type(self.version) is not int or file.get("format") != FORMAT:
             refuse(f'is not a "{FORMAT}" of version 1, 2 or 3')
-        self.version, self.flags, self.model = version, file.get("flags", {}), file.get("model")
-        self.layout = file.get("layout", {})
         if not isinstance(self.flags, dict):
             refuse('"flags" is not an object')
-        self.model = self.model if isinstance(self.model, dict) else {}
-        self.dtype = file.get("dtype", "fp32")
+        self.model = file["model"] if isinstance(file.get("model"), dict) else {}
         if self.dtype not in list(DIGITS):
             refuse('"dtype" must be fp32, bf16 or fp64')
         self.document_token = file.get("document_token")
@@ -194,11 +191,8 @@ def write_safetensors(path, tensors, dtype="F64"):
         if dtype == "BF16":
             values = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         stored = values.astype(DTYPES[dtype]).tobytes()
-        entries[name] = {
-            "dtype": dtype,
-            "shape": list(values.shape),
-            "data_offsets": [len(data), len(data) + len(stored)],
-        }
+        offsets = [len(data), len(data) + len(stored)]
+        entries[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
         data += stored
     head = json.dumps(entries).encode()
     head += b" " * (-len(head) % 8)

@@ -17,9 +17,8 @@ def rows(doctor):
     """(name, rows): what part of the head's gradient is the head's alone."""
     if not doctor.b.model.get("tie_word_embeddings"):
         return "lm_head.weight", slice(None)
-    absent = np.ones(len(doctor.weights["model.embed_tokens.weight"]), bool)
-    absent[np.unique(doctor.tokens)] = False
-    return "model.embed_tokens.weight", np.flatnonzero(absent)
+    name = "model.embed_tokens.weight"
+    return name, np.setdiff1d(np.arange(len(doctor.weights[name])), doctor.tokens)
 
 
 def head_is_right(doctor):
@@ -35,11 +34,10 @@ def solved(doctor, targets):
     if targets.size > SAMPLES or head_is_right(doctor) or len(measured) == 0:
         return None
     model = doctor.model()
-    n, _ = model.forward(doctor.tokens)
-    logits, _ = model.head(n)
-    _, d = model.loss_of_logits(logits, targets)
+    n = model.forward(doctor.tokens)
+    _, d = model.loss_of_logits(model.head(n).x, targets)
     d = d.reshape(targets.size, -1)[:, of_head] * model.logit_scale
-    h = n.reshape(targets.size, -1)
+    h = n.x.reshape(targets.size, -1)
     gram = (d @ d.T) * (h @ h.T)
     right = np.einsum("tv,ve,te->t", d, measured, h, optimize=True)
     values, vectors = np.linalg.eigh(gram)  # of least norm among those that fit best
@@ -65,8 +63,7 @@ def explain(doctor):
             continue
         doctor.lines.append(f"weights of targets, 1 is right, from the head's gradient: {words}")
         said = "is neither that of these weights nor right" if doctor.c.forward_wrong() else "is right"
-        if relative(abs(of_a - loss), loss) <= doctor.c.tolerance:
-            said = "counts the same"
+        said = "counts the same" if relative(abs(of_a - loss), loss) <= doctor.c.tolerance else said
         doctor.lines.append(f"  they give every gradient to rounding; A's loss {said}")
         doctor.names += [name] if name else []
         return True
@@ -83,10 +80,9 @@ def patterns(w, right):
         near = float(fractions.Fraction(x).limit_denominator(64))
         return near if abs(near - x) <= 1e-3 * max(1.0, abs(x)) else x
 
-    def medians(axis):
-        """Of each sample (axis 0) or position (axis 1)."""
-        pairs = zip(np.moveaxis(w, axis, 0), np.moveaxis(right, axis, 0))
-        return np.array([median(each[counts]) for each, counts in pairs])
+    def medians(w, right):
+        """Of each row."""
+        return np.array([median(each[counts]) for each, counts in zip(w, right)])
 
     def means(axis, word, whole, numbers):
         """Each part of the samples or positions is divided by its own number of targets."""
@@ -109,7 +105,7 @@ def patterns(w, right):
         for level in (1.0, right.sum() / right.size):
             yield np.full(right.shape, level), words, "the mask of targets is ignored"
     yield from means(0, "sample", "batch", range(2, len(w) + 1))
-    values = medians(0)
+    values = medians(w, right)
     kept, name = values != 0, None
     if not kept.all() and len(set(values[kept])) == 1:
         name = (
@@ -118,7 +114,7 @@ def patterns(w, right):
             "or by micro-batches that are not accumulated"
         )
     yield values[:, None] * right, f"by sample: {in_groups(values)}", name
-    values = medians(1)
+    values = medians(w.T, right.T)
     yield values[None, :] * right, f"by position: {in_groups(values)}", None
     yield from means(1, "position", "sequence", (2, 4, 8))
     yield w, f"from {w.min():.3g} to {w.max():.3g}", None
