@@ -2,8 +2,7 @@
 #define main minimal_main
 #include "03_zero/minimal.cpp"
 #undef main
-#include "tests/device_comms.h"
-#include "tests/minimal.h"
+#include "tests/minimal_ranks.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -21,9 +20,7 @@ void check(Failures& failures, const minimal::Sizes& s, const Session& complete,
     const MemoryBytes before = ledger().now();
     minimal::Training training(s, stage, ranks);
     const Comparison result = compare(training, complete, OwnShard{training});
-    const double bound = s.dtype == DType::f64 ? 1e-10 : 5e-6;
-    failures.expect(result.worst <= bound, fmt::format("stage {} on {} ranks: {} at {}", stage, ranks.size(),
-                                                       double(result.worst), result.worst.where));
+    expect_equal(failures, result, s.dtype, fmt::format("stage {} on {} ranks", stage, ranks.size()));
     failures.expect(ranks.sum(result.elements) == double(options_of(s, 1).model.parameters()), "elements left out");
     // What stays between steps, on N ranks: all, or an N-th (up to padding) of it.
     const double all = double(options_of(s, 1).model.parameters() * size_of(s.dtype));
@@ -54,23 +51,16 @@ TEST_CASE("stages 1 to 3 on 1, 2, 4 and 8 ranks: the complete program's numbers 
     if (kEmulated) return;
     const minimal::Sizes s = small_sizes();
     const auto whole_program = complete(s);
-    Failures failures;
-    for (const int n : {1, 2, 4, 8})
-        on_first_ranks(n, [&](const Comm& ranks) {
-            for (int stage = 1; stage <= 3; ++stage) check(failures, s, *whole_program, stage, ranks);
-        });
-    EXPECT_NONE(failures);
+    on_ranks({1, 2, 4, 8}, [&](Failures& failures, const Comm& ranks) {
+        for (int stage = 1; stage <= 3; ++stage) check(failures, s, *whole_program, stage, ranks);
+    });
 }
 
 TEST_CASE("on a GPU, to 5e-6") {
     if (!has_gpu()) return;
     const minimal::Sizes s = small_sizes(Device::cuda);
     const auto whole_program = complete(s, 2);
-    Failures failures;
-    const std::vector<Comm> comms = device_comms();
-    const int64_t variants = 3 * int64_t(comms.size());
-    for (int64_t i = 0; i < variants; ++i)
-        if (const Comm& comm = comms[size_t(i / 3)]; comm.size() <= s.batch && has_turn(i, variants))
-            check(failures, s, *whole_program, int(1 + i % 3), comm);
-    EXPECT_NONE(failures);
+    on_gpus(3, [&](Failures& failures, int64_t variant, const Comm& ranks) {
+        if (ranks.size() <= s.batch) check(failures, s, *whole_program, int(1 + variant), ranks);
+    });
 }

@@ -2,8 +2,7 @@
 #define main experts_minimal_main
 #include "08_3d_full/experts/minimal.cpp"
 #undef main
-#include "tests/device_comms.h"
-#include "tests/minimal.h"
+#include "tests/minimal_ranks.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -23,8 +22,7 @@ std::unique_ptr<Session> complete_with_experts(minimal::Sizes s, int64_t steps =
 void check_experts(Failures& failures, const minimal::Sizes& s, const Session& complete, const Comm& ranks) {
     minimal::sparse::Training training(s, ranks);
     const Comparison result = compare(training, complete, Whole{training.model});
-    failures.expect(result.worst <= (s.dtype == DType::f64 ? 1e-10 : 5e-6),
-                    fmt::format("{} ranks: {} at {}", ranks.size(), double(result.worst), result.worst.where));
+    expect_equal(failures, result, s.dtype, fmt::format("{} ranks", ranks.size()));
     // Experts once, the rest on every rank.
     const double experts = double(s.layers * 8 * 3 * s.E * s.F / 2), all = double(complete.options.model.parameters());
     failures.expect(ranks.sum(result.elements) == experts + (all - experts) * ranks.size(), "elements left out");
@@ -36,20 +34,15 @@ TEST_CASE("experts on 1, 2, 4 and 8 ranks: the complete program's losses, norms 
     if (kEmulated) return;
     const minimal::Sizes s = small_sizes();
     const auto whole_program = complete_with_experts(s);
-    Failures failures;
-    for (const int n : {1, 2, 4, 8})
-        on_first_ranks(n, [&](const Comm& ranks) { check_experts(failures, s, *whole_program, ranks); });
-    EXPECT_NONE(failures);
+    on_ranks({1, 2, 4, 8},
+             [&](Failures& failures, const Comm& ranks) { check_experts(failures, s, *whole_program, ranks); });
 }
 
 TEST_CASE("experts on a GPU, to 5e-6") {
     if (!has_gpu()) return;
     const minimal::Sizes s = small_sizes(Device::cuda);
     const auto whole_program = complete_with_experts(s, 1);  // later steps: a choice may differ in fp32
-    Failures failures;
-    const std::vector<Comm> comms = device_comms();
-    for (size_t i = 0; i < comms.size(); ++i)
-        if (const Comm& comm = comms[i]; comm.size() <= 2 && has_turn(int64_t(i), int64_t(comms.size())))
-            check_experts(failures, s, *whole_program, comm);
-    EXPECT_NONE(failures);
+    on_gpus(1, [&](Failures& failures, int64_t, const Comm& ranks) {
+        if (ranks.size() <= 2) check_experts(failures, s, *whole_program, ranks);
+    });
 }

@@ -2,8 +2,7 @@
 #define main minimal_main
 #include "08_3d_full/minimal.cpp"
 #undef main
-#include "tests/device_comms.h"
-#include "tests/minimal.h"
+#include "tests/minimal_ranks.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -21,9 +20,7 @@ void check(Failures& failures, const minimal::Sizes& s, const Session& complete,
            const Comm& ranks) {
     minimal::Training training(s, ranks, mesh);
     const Comparison result = compare(training, complete, OwnShard{training});
-    failures.expect(result.worst <= (s.dtype == DType::f64 ? 1e-10 : 5e-6),
-                    fmt::format("tp {} cp {} dp {} pp {}: {} at {}", mesh.tp, mesh.cp, mesh.dp, mesh.pp,
-                                double(result.worst), result.worst.where));
+    expect_equal(failures, result, s.dtype, fmt::format("tp {} cp {} dp {} pp {}", mesh.tp, mesh.cp, mesh.dp, mesh.pp));
     const LlamaConfig c = options_of(s, 1).model;  // norms are on every tp rank
     const double vectors = double(c.layers * c.block_vectors() + c.hidden), all = double(c.parameters());
     failures.expect(ranks.sum(result.elements) == all + vectors * double(mesh.tp - 1), "elements left out");
@@ -46,10 +43,7 @@ TEST_CASE("on a GPU, to 5e-6") {
     if (!has_gpu()) return;
     const minimal::Sizes s = small_sizes(Device::cuda);
     const auto whole_program = complete(s, 2);
-    Failures failures;
-    const std::vector<Comm> comms = device_comms();
-    for (size_t i = 0; i < comms.size(); ++i)
-        if (const Comm& comm = comms[i]; comm.size() <= 8 && has_turn(int64_t(i), int64_t(comms.size())))
-            check(failures, s, *whole_program, minimal::mesh_of(comm.size()), comm);
-    EXPECT_NONE(failures);
+    on_gpus(1, [&](Failures& failures, int64_t, const Comm& ranks) {
+        if (ranks.size() <= 8) check(failures, s, *whole_program, minimal::mesh_of(ranks.size()), ranks);
+    });
 }
