@@ -1,6 +1,7 @@
 // The gradient noise scale: the estimates' expectations where the covariance is known, and its squared norms against
 // gradients that are computed apart.
 #include "08_3d_full/watch/noise_scale.h"
+#include "08_3d_full/watch/ramps.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -132,6 +133,23 @@ TEST_CASE("small and big gradients of a run are those of the first micro-batch a
         EXPECT(std::abs(*first.noise_scale / (moments.scale() * double(o.seq_len)) - 1) <= 1e-12);
         for (const StepReport& report : run.session.reports) EXPECT(report.noise_scale);
     }
+}
+
+TEST_CASE("a step of a ramp is measured with its own batch") {
+    const Text text;
+    TrainOptions o = tiny(text);
+    o.dtype = "fp64";
+    o.micro_batch = 2;
+    TrainOptions alone = o;
+    alone.global_batch = 4;
+    alone.steps = 1;
+    o.step_sizes = std::make_shared<RampedSizes>(o.global_batch, o.seq_len, Ramps{.batch = {4, 8, 2}});
+    NoisyRun ramped(o), first(alone);
+    ramped.session.run();
+    first.session.run();
+    REQUIRE(first.session.reports[0].noise_scale);
+    const double found = ramped.session.reports[0].noise_scale.value_or(NAN);
+    EXPECT(std::abs(found / *first.session.reports[0].noise_scale - 1) <= 1e-12);
 }
 
 TEST_CASE("measuring changes nothing: losses and weights bit for bit; without two batch sizes there is no number") {
