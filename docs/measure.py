@@ -26,7 +26,6 @@ import tables
 from style import ON_DEVICE as KINDS
 
 
-
 class Runs:
     def __init__(self, programs, folder):
         self.programs, self.folder, self.commands = programs, folder, []
@@ -41,18 +40,16 @@ class Runs:
             programs.output([*start, self.programs / program, *flags, output_flag, path])
         return path
 
-    def metrics(self, ranks, program, flags, name):
-        return programs.events(self.file(ranks, program, flags, "--metrics", name))
+    def metrics(self, ranks, program, flags, name, kind=None):
+        return programs.events(self.file(ranks, program, flags, "--metrics", name), kind)
 
     def steps(self, ranks, program, flags, name):
-        return [line for line in self.metrics(ranks, program, flags, name) if line["event"] == "step"]
+        return self.metrics(ranks, program, flags, name, "step")
 
     def table(self, ranks, program, flags, output_flag, name):
         with open(self.file(ranks, program, flags, output_flag, name), newline="") as file:
             return list(csv.reader(file))
 
-
-# ---- 01 -------------------------------------------------------------------------------------------------------------
 
 def loss(runs):
     """training loss and learning rate of chapter 01's default run"""
@@ -104,8 +101,6 @@ def mup(runs):
     return rows
 
 
-# ---- 02 -------------------------------------------------------------------------------------------------------------
-
 def all_reduce(runs):
     """time and bus bandwidth of each all-reduce over the size of the message, on two ranks"""
     return runs.table(2, "02_data_parallel", ["--steps", "3"], "--all-reduce-csv", "all_reduce.csv")
@@ -115,8 +110,6 @@ def data_parallel(runs):
     """a step's time and its waiting on two ranks: naive, bucketed, overlapped"""
     return runs.table(2, "02_data_parallel", ["--steps", "3"], "--modes-csv", "modes.csv")
 
-
-# ---- 03 -------------------------------------------------------------------------------------------------------------
 
 def zero_memory(runs):
     """bytes by kind on rank 0 of 4 at every allocation of the second training step, ZeRO stages 0 to 3"""
@@ -129,8 +122,6 @@ def zero_memory(runs):
         rows += [[stage, *row] for row in second_step(table, until_update=True)]
     return rows
 
-
-# ---- 04 -------------------------------------------------------------------------------------------------------------
 
 def tensor_memory(runs):
     """peak bytes of each kind on rank 0 in the second step, for tp 1, 2, 4, 8, with and without sequence parallelism"""
@@ -148,8 +139,6 @@ def efficiency(runs):
     """estimated share of the time that is computation, with the links of 04_tensor_parallel/links.json"""
     return runs.table(1, "04_tensor_parallel", ["--steps", "0"], "--efficiency-csv", "efficiency.csv")
 
-
-# ---- 05 -------------------------------------------------------------------------------------------------------------
 
 def timelines(runs, ranks, flags, name):
     """[[title, rank, step, begin, end], ...], seconds, and {title: end of the last step}, of a pipeline's trace."""
@@ -189,8 +178,6 @@ def measured_pipeline(runs):
     return rows
 
 
-# ---- 06 -------------------------------------------------------------------------------------------------------------
-
 def causal(runs):
     """the rank that has each query of a sequence, plain ring and zigzag on 4 ranks; query q sees q + 1 keys"""
     rows, ranks, tokens = [["algorithm", "query", "rank"]], 4, 64
@@ -200,8 +187,6 @@ def causal(runs):
             rows.append([algorithm, query, stretch if stretch < ranks else 2 * ranks - 1 - stretch])
     return rows
 
-
-# ---- 07 -------------------------------------------------------------------------------------------------------------
 
 def formats(runs):
     """largest relative rounding error against magnitude, as a share of the tensor's largest value, which is scaled to
@@ -248,8 +233,6 @@ def recipes(runs):
         print(f"{name:<19}{statistics.mean(losses[-10:]):11.4f}{statistics.mean(distance[-10:]):+10.3f}"
               f"{max(map(abs, distance)):21.3f}")
 
-
-# ---- 08 -------------------------------------------------------------------------------------------------------------
 
 def one_and_eight(runs):
     one = runs.metrics(1, "01_single_gpu", ["--steps", "100"], "one.jsonl")

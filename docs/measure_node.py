@@ -33,7 +33,6 @@ from measure_node_readers import (Unreadable, csv_of, doctest, fp8_products, lim
                                   sanitizer_summary, steps_of, torch_attention, torch_steps)
 from measure_node_shapes import GPU_RESULTS, RECIPES, SCALES, SMALL, resized
 
-# ---- the parts, each a function of the node -------------------------------------------------------------------------
 
 def ceilings(node):
     """a large copy and a large product: cold, and after seconds without a pause, as in training"""
@@ -107,7 +106,7 @@ def fp8(node):
     for recipe in RECIPES:
         train_slice(node, f"fp8 {recipe}", "07_fp8", ["--fp8", recipe, "--tables", "off"])
     for recipe in RECIPES:
-        if node.scale.fp8_products and node.device == "cuda":
+        if node.options.scale == "full" and node.device == "cuda":
             node.run(f"products, {recipe}", ["07_fp8", "--dtype", "bf16", "--fp8", recipe, "--steps", "0"], fp8_products)
         else:
             node.skip(f"products, {recipe}", "its shapes are large and fixed")
@@ -127,13 +126,12 @@ def links(node):
     """the links between the GPUs: all-reduces of 1 KiB and more, bandwidth and latency of a message"""
     if node.ranks < 2:
         return node.skip("all", "one GPU has no links")
-    node.write_topology()
     for ranks in sorted({2, node.ranks}):
         flags = resized(SMALL, global_batch=ranks).flags("micro-batch")
         node.run(f"all-reduce over {ranks}", ["02_data_parallel", *flags, "--steps", "1", "--all-reduce-mb",
                                               str(node.scale.all_reduce_mb)],
                  csv_of("all_reduce", lambda row: {"quantity": "bus bandwidth", "value": row["bus_bytes_per_s"] / 1e9,
-                                                   "unit": "GB/s", **row}),
+                                                   "unit": "GB/s", "seconds_each": row.pop("seconds"), **row}),
                  ranks=ranks, file_flag="--all-reduce-csv", limit=240)
         node.run(f"links of {ranks}", ["08_3d_full", *flags, "--steps", "1"], links_of(ranks), ranks=ranks,
                  file_flag="--probe-file")
@@ -306,7 +304,6 @@ def main():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out; needs --out")
     parser.add_argument("--scale", choices=SCALES, default="full", help="tiny: to try this out; needs --out")
     parser.add_argument("--ranks", type=int, help="ranks of links and layouts [one per GPU, at most 8]")
-    parser.add_argument("--most", type=float, default=3600, help="end a run after so many seconds [%(default)s]")
     parser.add_argument("--least", type=float, default=10, help="seconds that a run needs to be begun [%(default)s]")
     parser.add_argument("--seconds-used", type=float, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -18,7 +18,6 @@ import tables
 from measure_node_readers import NotTested, Unreadable, found
 from measure_node_shapes import SCALES, SMALL
 
-# ---- the machine, the runs and their records ------------------------------------------------------------------------
 
 class OutOfTime(Exception):
     pass
@@ -122,11 +121,6 @@ class Node:
     def side(self):
         return ["--bench-side", str(self.scale.side), "--bench-warm-ms", str(self.scale.warm_ms)]
 
-    def file_text(self):
-        if not self.file.exists():
-            raise Unreadable("the program wrote no file")
-        return self.file.read_text()
-
     def output(self, command):
         return self.execute([str(self.bin / command[0]), *command[1:]], {}, 60)[1]
 
@@ -216,7 +210,6 @@ class Node:
         self.file.unlink(missing_ok=True)
         if ranks == 1:
             environment["OMPI_MCA_ess_singleton_isolated"] = "1"  # starts without mpirun's daemon
-        limit = min(limit, self.options.most)
         others, begin = self.monitor.before() if self.monitor else "", time.monotonic()
         code, output, seconds = self.execute(words, environment, min(limit, left))
         watched = {"others": others, **(self.monitor.during(begin, time.monotonic()) if self.monitor else {})}
@@ -230,7 +223,7 @@ class Node:
             rows = parse(output, self)  # of a failed run: what there is
         except NotTested as why:
             status, note = ("not tested", str(why)) if status == "ok" else (status, "")
-        except (Unreadable, ValueError, KeyError, TypeError) as why:
+        except (Unreadable, OSError, ValueError, KeyError, TypeError) as why:  # OSError: it wrote no file
             status, note = ("failed", f"{type(why).__name__}: {why}") if status == "ok" else (status, "")
         if status in ("failed", "timeout"):
             ended = f"no end within {limit} s" if code is None else f"exit code {code}"
@@ -252,12 +245,6 @@ class Node:
                 return 127, str(why), 0.0
             file.seek(0)
             return code, COLORS.sub("", file.read().decode(errors="replace")), time.monotonic() - begin
-
-    def write_topology(self):
-        """How the GPUs are connected, beside the CSVs."""
-        if self.device == "cuda" and shutil.which("nvidia-smi"):
-            self.out.mkdir(parents=True, exist_ok=True)
-            (self.out / "topology.txt").write_text(COLORS.sub("", programs.run(["nvidia-smi", "topo", "-m"])[1]))
 
     def close(self):
         if self.monitor:

@@ -17,8 +17,6 @@ class UsageError(Exception):
     pass
 
 
-# ---- answers ---------------------------------------------------------------------------------------------------------
-
 def counted(n, word):
     return f"{n} {word}{'' if n == 1 else 's'}"
 
@@ -214,8 +212,6 @@ class Quiz:
 
 def read_answers(path, chosen):
     try:
-        if pathlib.Path(path).exists() and not pathlib.Path(path).is_file() and not pathlib.Path(path).is_dir():
-            raise UsageError(f"--answers {path}: is not a regular file")
         lines = pathlib.Path(path).read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--answers {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None

@@ -65,12 +65,6 @@ def read(path=CSV):
     return rows
 
 
-def write(path, rows, wanted):
-    """In the order of bugs.py; what is not wanted any more goes."""
-    rows = {row["text"]: row for row in rows}
-    tables.write(path, [rows[each] for each in wanted if each in rows], checks.COLUMNS)
-
-
 def command(what, *words):
     code, out, err = programs.run(words)
     if code:
@@ -125,12 +119,11 @@ def text(folder):
 
 
 def measure_all(chosen, listed, options):
-    wanted = [key(bug, listed) for bug in controls() + bugs.RUN]
-    rows, runs = read(options.csv), None
-    known, errors = {row["text"] for row in rows}, 0
+    wanted = [key(bug, listed) for bug in controls() + bugs.RUN]  # other rows go
+    by_text, runs, errors = {row["text"]: row for row in read(options.csv)}, None, 0
     for bug in chosen:
         digest = key(bug, listed)
-        if digest in known and not options.names:
+        if digest in by_text and not options.names:
             continue
         runs = runs or Runs(options.work)
         try:
@@ -140,8 +133,8 @@ def measure_all(chosen, listed, options):
             errors += 1
             print(f"ERROR {bug.name}: {error}", file=sys.stderr, flush=True)
             continue
-        rows = [each for each in rows if each["text"] != digest] + [{k: str(v) for k, v in row.items()}]
-        write(options.csv, rows, wanted)
+        by_text[digest] = row
+        tables.write(options.csv, [by_text[each] for each in wanted if each in by_text], checks.COLUMNS)
         print(" ".join(f"{k} {v}," for k, v in row.items() if k not in ("text", "flags")), flush=True)
     return 1 if errors else 0
 

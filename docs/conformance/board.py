@@ -2,7 +2,7 @@
 """The conformance board: runs the cells of cells.json and writes docs/results/conformance.csv and the table of
 docs/conformance.md. docs/conformance/run.sh calls it in the environment that it makes.
 
-Run:   python3 docs/conformance/board.py --out out/conformance [--only picotron] [--again] [--reference docs/references/gqa]
+Run:   python3 docs/conformance/board.py --out out/conformance [--only picotron]
        python3 docs/conformance/board.py --write         # from the cells that have run: conformance.csv and conformance.md
        python3 docs/conformance/board.py --check         # that the page is what the CSV gives; all that the board promises
 Watch: one line per cell. A cell that has run is not run again, so that the command can be repeated after an end.
@@ -155,12 +155,16 @@ def name_of(cell):
     return re.sub(r"[^\w]+", "-", f"{cell['framework']} {cell['layout']} {cell['reference']}").strip("-")
 
 
+def recorded(cell, out):
+    """What has run of a cell; nothing has of one that has changed since."""
+    path = out / f"{name_of(cell)}.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return found if found.get("cell") == cell else {"cell": cell}
+
+
 def run(cell, out, references):
     """Runs it as it is, and with its patch; what has run is in a file."""
-    result, reference = out / f"{name_of(cell)}.json", references / cell["reference"]
-    found = json.loads(result.read_text()) if result.exists() else {}
-    if found.get("cell") != cell:
-        found = {"cell": cell}
+    found, reference = recorded(cell, out), references / cell["reference"]
     for which in ("as it is", "patched")[: 1 + ("patch" in cell)]:
         if which in found:
             continue
@@ -175,8 +179,7 @@ def run(cell, out, references):
         found[which] = [*verdict, round(time.time() - begin)]
         print(f"{cell['framework']:<22}{cell['layout']:<48}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}",
               flush=True)
-        result.write_text(json.dumps(found, indent=1))
-    return found
+        (out / f"{name_of(cell)}.json").write_text(json.dumps(found, indent=1))
 
 
 # ---- the table
@@ -188,13 +191,11 @@ def patch_text(patch):
 
 def rows(out):
     """Of cells.json, with what has run; the others are `not run`."""
-    pinned, table = versions(), []
+    pinned, table, not_run = versions(), [], ["not run", "", "", ""]
     for cell in cells():
-        result = out / f"{name_of(cell)}.json"
-        found = json.loads(result.read_text()) if result.exists() else {}
-        verdict, gradient, cause, seconds = found.get("as it is", ["not run", "", "", ""]) \
-            if found.get("cell") == cell else ["not run", "", "", ""]
-        after = found.get("patched", ["not run", "", "", ""]) if "patch" in cell else ["", "", "", ""]
+        found = recorded(cell, out)
+        verdict, gradient, cause, seconds = found.get("as it is", not_run)
+        after = found.get("patched", not_run) if "patch" in cell else ["", "", "", ""]
         table.append({
             "framework": cell["framework"], "version": pinned[cell["framework"]], "layout": cell["layout"],
             "ranks": cell["ranks"], "reference": cell["reference"], "worst gradient": gradient, "verdict": verdict,
@@ -212,16 +213,16 @@ def markdown(table):
     green = sum(row["patched"] == "agrees" for row in table)
     lines = [f"{len(table)} cells: " + ", ".join(f"{n} {verdict.removesuffix('s')}" for verdict, n in counts.items() if n) +
              f"; {green} of those that do not agree do so with a patch."]
+    head = ["layout", "ranks", "reference", "worst gradient", "verdict", "cause", "with the patch"]
     for framework in dict.fromkeys(row["framework"] for row in table):
         mine = [row for row in table if row["framework"] == framework]
-        version = mine[0]["version"]
-        lines += ["", f"### {framework} {version[:12] if len(version) == 40 else version}", "",
-                  "| layout | ranks | reference | worst gradient | verdict | cause | with the patch |", "|---|--:|---|--:|---|---|---|"]
+        version, cells = mine[0]["version"], []
         for row in mine:
             patched = f"{row['patched']} {row['patched gradient']}".strip() if row["patch"] else ""
             cause = " ".join(filter(None, [safe(row["cause"]), row["thread"] and f"([thread]({row['thread']}))"]))
-            lines.append(f"| {safe(row['layout'])} | {row['ranks']} | {row['reference']} | {row['worst gradient']} | "
-                         f"{row['verdict']} | {cause} | {patched} |")
+            cells.append([safe(row["layout"]), *(row[name] for name in head[1:5]), cause, patched])
+        lines += ["", f"### {framework} {version[:12] if len(version) == 40 else version}", "",
+                  *tables.markdown(head, cells, "-:-:---")]
         patches = [(row["layout"], row["patch"]) for row in mine if row["patch"]]
         for patch in dict.fromkeys(patch for _, patch in patches):
             of = "; ".join(layout for layout, each in patches if each == patch)

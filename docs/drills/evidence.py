@@ -229,7 +229,7 @@ def compared(*patterns):
 
 # ---- the incidents -------------------------------------------------------------------------------------------------
 class Incident:
-    name = title = teaches = story = meaning = troubleshooting = reasoning = cluster = ""
+    name = title = teaches = story = troubleshooting = reasoning = cluster = ""
     minutes = 10
     needs = "chapter 02"
     fields = ("rank", "step", "place", "cause")
@@ -245,12 +245,25 @@ class Incident:
     quiet = False       # measures times: needs two idle cores
     extra = {}          # {file: a run without the fault, "same" layout or "one" rank}
 
-    def draw(self, dice):
-        raise NotImplementedError
-
-    def evidence(self, case):
-        raise NotImplementedError
+    # A subclass has draw(dice), which gives a Case, and evidence(case), a list.
 
     def job(self, **more):
         flags = {**SHAPE, "--steps": str(self.steps)}
         return {**flags, **{"--" + key.replace("_", "-"): str(value) for key, value in more.items()}}
+
+
+class WrongGradient(Incident):
+    """A run that ends well beside one good device's: loss, gradients and norm say what is wrong."""
+    minutes = 25
+    place = "the parameter"
+    fields = ("rank", "place", "cause")
+    confusions = {"other-data": "other samples would change every gradient, and the loss of step 1",
+                  "nan-one-rank": "every value is a number",
+                  "divergence": "the loss is nearly the right one: something is wrong, but not that"}
+    troubleshooting = "The loss differs between two layouts"
+    extra = {"one-rank.jsonl": "one"}
+
+    def reference(self, says, find, on=None, **flags):
+        """Evidence of a rerun whose first gradients are saved, beside those of one good device."""
+        changed = {"--" + key.replace("_", "-"): value for key, value in flags.items()}
+        return Evidence(says, find, {"--save-reference": "reference", **changed}, on, True)

@@ -4,8 +4,8 @@ Reading on spoils the drills."""
 import re
 
 import silent
-from evidence import (Case, Evidence, Incident, NORMS, PARAMETERS, PER_NODE, all_terminated_but, compared,
-                      first_difference, first_line, hub_name, last_step, node_of, only_missing, out_of_order,
+from evidence import (Case, Evidence, Incident, NORMS, PARAMETERS, PER_NODE, WrongGradient, all_terminated_but,
+                      compared, first_difference, first_line, hub_name, last_step, node_of, only_missing, out_of_order,
                       same_loss_other_norm, straggles, usual_order, waits_in)
 
 
@@ -19,8 +19,7 @@ class Nan(Incident):
     story = """02:14, a page: aurora has ended with exit code 1. The owner had raised the learning rate the day
 before, and asks whether to start again with half of it."""
     hints = ("The last line of metrics.jsonl is an event that says why the run has ended.",
-             "alarm.parameter and alarm.of say where the first NaN or infinity was found; alarm.step says "
-             "when.",
+             "alarm.parameter and alarm.of say where the first NaN or infinity was found; alarm.step says when.",
              "If the numbers of the model had grown too large, how many ranks would have found it? Look at "
              "alarm.ranks.")
     remarks = {"rank": "the last line of metrics.jsonl names a rank",
@@ -113,8 +112,7 @@ that one process where it was. Eight ranks, two on each node (nodes.txt)."""
                "step": "metrics.jsonl ends with the last step that was completed; the next one was interrupted",
                "place": "nodes.txt says which ranks share a node",
                "cause": "how many ranks died, and what do they share?"}
-    confusions = {"dead-process": "count the logs that end without the line that SIGTERM makes a rank print: is it "
-                                  "one?",
+    confusions = {"dead-process": "count the logs that end without the line that SIGTERM makes a rank print: is it one?",
                   "hang": "a process that hangs still answers SIGTERM"}
     reasoning = """Six ranks were alive when the launcher ended the job: they say so. Two say nothing at all, not
 even that they were terminated, and these are exactly the two of one node."""
@@ -194,8 +192,7 @@ class Skipped(Incident):
 ends in the middle, with an error of MPI or a timeout. The machines are fine: the fault is in the code, and comes
 again in each run."""
     hints = ("An error of MPI says where two ranks no longer fit together, not where they parted. In the logs, "
-             "compare the "
-             "calls of the same number (dp.scalar #41) on all ranks.",
+             "compare the calls of the same number (dp.scalar #41) on all ranks.",
              "Run it again so that the ranks compare their calls before they exchange data: "
              "bash docs/drill.sh rerun ember --comm-check on",
              "In \"mismatch: the ranks of group dp disagree\" one rank is ahead: what do the others call, which it "
@@ -295,12 +292,10 @@ class Deadlock(Incident):
 every time at the same one, and the watchdog ends it. All four processes are alive, and all four are inside a collective.
 Which ranks run the wrong code?"""
     hints = ("logs/rank-*.log: note for each rank the call that is NOT ENDED, and its group. The head of "
-             "logs/rank-0.log shows "
-             "which ranks form a tp group (a row) and a dp group (a column).",
+             "logs/rank-0.log shows which ranks form a tp group (a row) and a dp group (a column).",
              "Draw an arrow from each rank to the rank for which it waits. What shape is it?",
              "All four ranks run the same program. Which of the two calls came first in the steps before? One log "
-             "lists 64 "
-             "calls, enough for some steps.")
+             "lists 64 calls, enough for some steps.")
     remarks = {"rank": "name all of them (rank=0,1): those that wait in the call that used to come second",
                "step": "metrics.jsonl ends with the last step that was completed; the next one stopped",
                "place": "of the two calls that are NOT ENDED, the one that used to come second in the steps before",
@@ -330,45 +325,36 @@ of blocking sends: mpirun -np 2 build/bin/05_pipeline --toy-deadlock on --comm-t
                 Evidence("the last step before", last_step(step - 1))]
 
 
-class WrongSum(Incident):
+class WrongSum(WrongGradient):
     name = "harbour"
     title = "A good loss curve. Is it the right one?"
     teaches = "why layouts are compared gradient by gradient; halving the machines until one is left"
-    minutes = 25
     needs = "chapter 08, \"Predict, then run\""
-    place = "the parameter"
-    fields = ("rank", "place", "cause")
     story = """harbour is the first run on a new cluster, four ranks. Its loss falls as it should; beside the run on
 one rank (one-rank.jsonl) it differs in the last digits, and more later on. The owner says: rounding. Do you sign?
 one-rank.sh runs it on one good device and saves its first gradients; reference/ has those of this run:
 build/bin/compare build/drill/harbour/reference build/drill/harbour/one shows the gradients that differ most."""
     hints = ("Compare loss and grad_norm of step 1 in metrics.jsonl and one-rank.jsonl. The weights are still equal "
-             "there: how "
-             "much may rounding change either?",
+             "there: how much may rounding change either?",
              "bash build/drill/harbour/one-rank.sh, and then compare the two references: which gradient differs? With "
              "--dtype fp64 in both runs (`rerun`, and behind one-rank.sh), rounding would vanish.",
              "The sum hides whose part is wrong. Run the job on some of the ranks only (rerun harbour --on 0,1) and "
-             "compare "
-             "rerun-1/reference with one; halve until one is left.")
+             "compare rerun-1/reference with one; halve until one is left.")
     remarks = {"rank": "`rerun harbour --on RANKS` leaves out the others; compare its reference with one rank's",
                "place": "build/bin/compare lists the gradients that differ most",
                "cause": "would rounding change one gradient of twenty by a tenth and more, and stay as large in fp64?"}
-    confusions = {"rounding": "in fp32 gradients of step 1 differ by about 1e-7 for every parameter; in fp64 by 1e-15",
-                  "other-data": "other samples would change every gradient, and the loss of step 1",
+    confusions = {**WrongGradient.confusions,
+                  "rounding": "in fp32 gradients of step 1 differ by about 1e-7 for every parameter; in fp64 by 1e-15",
                   "bit-flip": "a changed weight would change the loss of step 1 on one rank, and --replica-check "
                               "would see it",
-                  "nan-one-rank": "every value is a number",
                   "wrong-group": "a wrong divisor leaves every element of a gradient the same factor; and one group "
-                                 "sums all gradients here",
-                  "divergence": "the loss is nearly the right one: something is wrong, but not that"}
+                                 "sums all gradients here"}
     reasoning = """At step 1 the weights are equal, and so is the loss: the forward pass is right. The gradient norm
 is not. One gradient of 21 differs, by far more than rounding, while the others agree to 1e-6: a part of its sum is
 missing. Reruns on fewer ranks are right without the faulty one, and on it alone that gradient is 0."""
     cluster = """AdamW divides by the gradient's size, which hides a missing part: the loss alone proves nothing.
 Compare step-1 gradients on every new cluster, library version and layout. The usual cause is a bucket that is sent
 before its last gradient is added (chapter 02, trap 2)."""
-    troubleshooting = "The loss differs between two layouts"
-    extra = {"one-rank.jsonl": "one"}
 
     def draw(self, dice):
         rank, name = dice.randrange(4), dice.choice(PARAMETERS)
@@ -377,26 +363,22 @@ before its last gradient is added (chapter 02, trap 2)."""
 
     def evidence(self, case):
         (rank,), name = case.answer["rank"], re.escape(case.answer["place"])
-        again = {"--save-reference": "reference"}
-        wrong = rf"gradient: {name} at step 1 by .* \(1 of 21 exceed it\)"
+        wrong = compared(rf"gradient: {name} at step 1 by .* \(1 of 21 exceed it\)")
         return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
-                Evidence("compare: one gradient", compared(wrong), again, None, True),
-                Evidence("in fp64 as well", compared(wrong), {**again, "--dtype": "fp64"}, None, True),
-                Evidence(f"rerun --on {rank}: nothing is left of it", compared(rf"^ +1 +\S+ +{name}$"), again, [rank],
-                         True),
-                Evidence("on the others there is no difference", compared("within"), again,
-                         [other for other in range(4) if other != rank], True)]
+                self.reference("compare: one gradient", wrong),
+                self.reference("in fp64 as well", wrong, dtype="fp64"),
+                self.reference(f"rerun --on {rank}: nothing is left of it", compared(rf"^ +1 +\S+ +{name}$"), [rank]),
+                self.reference("on the others there is no difference", compared("within"),
+                               [other for other in range(4) if other != rank])]
 
 
-class WrongGroup(Incident):
+class WrongGroup(WrongGradient):
     name = "indigo"
     title = "Experts on several ranks. The loss of step 1 is right; is the run?"
     teaches = "which ranks share an expert's gradient; a factor says which group it was divided by"
-    minutes = 25
     needs = "chapter 08, experts"
     place = "the parameter, as compare names it, without the number of the expert; of w1 and w3 either"
     rank = "all ranks whose gradient is wrong, as in rank=0,1"
-    fields = ("rank", "place", "cause")
     story = """indigo has experts, eight in each layer, over two ranks of each of two copies (--ep 2 on four ranks).
 Since a new optimizer library is in use its gradient norm differs from that of one rank (one-rank.jsonl), from step 1
 on; the loss of step 1 does not. It falls, and the owner would leave it at that: experts, he says, are noisy, and a
@@ -420,11 +402,10 @@ shows, without the expert's number: place=model.layers.LAYER.block_sparse_moe.ex
     remarks = {"rank": "name all of them (rank=0,1): those that hold the experts which compare lists",
                "place": "build/bin/compare lists the gradients that differ most; leave out the number of the expert",
                "cause": "is it one factor for all elements, and does it follow --ep?"}
-    confusions = {"rounding": "a choice that rounding decides changes the loss of step 1, and some rows; not a factor",
+    confusions = {**WrongGradient.confusions,
+                  "rounding": "a choice that rounding decides changes the loss of step 1, and some rows; not a factor",
                   "missing-gradient": "what is missing in a sum differs from element to element; here is one factor",
-                  "other-data": "other samples would change every gradient, and the loss of step 1",
                   "bit-flip": "a weight that has changed would change the loss of step 1",
-                  "nan-one-rank": "every value is a number",
                   "divergence": "it is wrong from the first step on, before any update"}
     reasoning = """The loss of step 1 is right, so routing, dispatch and products are. The gradients of one parameter
 of the program are wrong (w2, or w1 and w3), of half of its experts, and all by one factor, so nothing is missing: it
@@ -437,7 +418,6 @@ and with every value of --ep, a condition of each upgrade. (Here the loss is div
 and every gradient is a plain sum. Where each rank's loss is its own mean, an expert's gradient is summed over edp and
 divided by dp x cp like all others: dividing by edp makes it ep times too large.)"""
     troubleshooting = "Gradients of experts depend on --ep"
-    extra = {"one-rank.jsonl": "one"}
 
     def draw(self, dice):
         its, name = dice.choice([(0, 2), (1, 3)]), dice.choice(["gate_up_proj", "down_proj"])
@@ -449,7 +429,6 @@ divided by dp x cp like all others: dividing by edp makes it ep times too large.
     def evidence(self, case):
         layer, _, matrix = case.answer["place"].rpartition(".")
         matrices = ("w2",) if matrix == "w2" else ("w1", "w3")
-        again = {"--save-reference": "reference"}
 
         def scaled(ep, factor):  # which experts, as far as compare names them: the first three tensors, wrong and right
             faulty = {rank % ep for rank in case.answer["rank"]}
@@ -463,10 +442,10 @@ divided by dp x cp like all others: dividing by edp makes it ep times too large.
                             rf"the {4 * len(matrices)} wrong ones are {factor} x the reference's, nothing else")
 
         return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
-                Evidence("half of the experts, each by the factor 1/2", scaled(2, "1/2"), again, None, True),
-                Evidence("the same in fp64", scaled(2, "1/2"), {**again, "--dtype": "fp64"}, None, True),
-                Evidence("--ep 4: the factor is 1/4", scaled(4, "1/4"), {**again, "--ep": "4"}, None, True),
-                Evidence("--ep 1: there is no difference", compared("within"), {**again, "--ep": "1"}, None, True)]
+                self.reference("half of the experts, each by the factor 1/2", scaled(2, "1/2")),
+                self.reference("the same in fp64", scaled(2, "1/2"), dtype="fp64"),
+                self.reference("--ep 4: the factor is 1/4", scaled(4, "1/4"), ep="4"),
+                self.reference("--ep 1: there is no difference", compared("within"), ep="1")]
 
 
 INCIDENTS = [kind() for kind in (Nan, Hang, LostNode, Slow, Skipped, BitFlip, Deadlock, WrongSum, WrongGroup,

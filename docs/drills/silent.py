@@ -3,21 +3,18 @@
 Reading on spoils the drills."""
 import re
 
-from evidence import Case, Evidence, Incident, compared, events, same_loss_other_norm
+from evidence import Case, Evidence, WrongGradient, compared, events, same_loss_other_norm
 
 REPLICATED = ["model.norm.weight"] + [
     f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
     for part in ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")]
 
 
-class NormOfTensorRanks(Incident):
+class NormOfTensorRanks(WrongGradient):
     name = "iris"
     title = "Sequence parallelism saves memory, and the loss is that of the run without it. Nearly."
     teaches = "which gradients tensor-parallel ranks sum, and how to halve a mesh along an axis"
-    minutes = 25
     needs = "chapter 04, \"Sequence parallelism\"; drill 8"
-    place = "the parameter"
-    fields = ("rank", "place", "cause")
     story = """iris has two tensor-parallel ranks times two data-parallel ones, sequence parallelism, and norms of q
 and k. The loss falls. Beside one device (one-rank.jsonl) it is right at step 1, and differs in the last digits
 later: rounding, says the owner. reference/ has the first gradients;
@@ -31,12 +28,11 @@ one-rank.sh makes those of one good device: build/bin/compare build/drill/iris/r
     remarks = {"rank": "`rerun iris --on` two ranks of a group, then one alone with --tp 1 --sequence-parallel off",
                "place": "build/bin/compare lists the gradients that differ most",
                "cause": "would rounding change one gradient of 25, and stay as large in fp64?"}
-    confusions = {"rounding": "rounding is of the size 1e-7 in every gradient, and 1e-15 in fp64; this is neither",
-                  "other-data": "other samples would change every gradient, and the loss of step 1",
+    confusions = {**WrongGradient.confusions,
+                  "rounding": "rounding is of the size 1e-7 in every gradient, and 1e-15 in fp64; this is neither",
                   "bit-flip": "a changed weight would change the loss of step 1",
                   "skipped-collective": "a rank that skips a call waits or disagrees in the next one; this run "
-                                        "ends well",
-                  "divergence": "the loss is nearly the right one: something is wrong, but not that"}
+                                        "ends well"}
     reasoning = """Weights that every tensor-parallel rank holds whole (norms) see only that rank's rows when the
 sequence is divided, so their gradients are parts, which a sum over tp completes. Here one rank's part of one of
 them is missing. AdamW hides it: the direction of most elements is still right. In Megatron-LM #1446 no rank had
@@ -45,8 +41,6 @@ which --replica-check 1 sees."""
     cluster = """Compare the gradients of step 1 with one device's for every combination of parallelisms that you
 use, not for each of them alone: this sum is needed only where two are on. docs/silent-bugs.md has more of the
 kind."""
-    troubleshooting = "The loss differs between two layouts"
-    extra = {"one-rank.jsonl": "one"}
 
     def draw(self, dice):
         rank, name = dice.randrange(4), dice.choice(REPLICATED)
@@ -55,17 +49,15 @@ kind."""
 
     def evidence(self, case):
         (rank,), name = case.answer["rank"], re.escape(case.answer["place"])
-        again = {"--save-reference": "reference"}
-        alone = {**again, "--tp": "1", "--sequence-parallel": "off"}
         group, other = ([0, 1], [2, 3]) if rank < 2 else ([2, 3], [0, 1])
-        wrong = rf"gradient: {name} at step 1 by .* \(1 of 25 exceed it\)"
+        wrong = compared(rf"gradient: {name} at step 1 by .* \(1 of 25 exceed it\)")
         return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
-                Evidence("compare: one gradient", compared(wrong), again, None, True),
-                Evidence("in fp64 as well", compared(wrong), {**again, "--dtype": "fp64"}, None, True),
-                Evidence(f"rerun --on {group[0]},{group[1]}: still wrong", compared(wrong), again, group, True),
-                Evidence(f"rerun --on {other[0]},{other[1]}: right", compared("within"), again, other, True),
-                Evidence(f"rerun --on {rank}: nothing is left of it", compared(rf"^ +1 +\S+ +{name}$"), alone, [rank],
-                         True)]
+                self.reference("compare: one gradient", wrong),
+                self.reference("in fp64 as well", wrong, dtype="fp64"),
+                self.reference(f"rerun --on {group[0]},{group[1]}: still wrong", wrong, group),
+                self.reference(f"rerun --on {other[0]},{other[1]}: right", compared("within"), other),
+                self.reference(f"rerun --on {rank}: nothing is left of it", compared(rf"^ +1 +\S+ +{name}$"), [rank],
+                               tp="1", sequence_parallel="off")]
 
 
 def wrong_steps(folder, good, key, bound):
@@ -90,13 +82,12 @@ def norms_agree(folder):
     return None if wrong else "metrics.jsonl and one.jsonl: all norms are equal"
 
 
-class TiedMatrix(Incident):
+class TiedMatrix(WrongGradient):
     name = "juniper"
     title = "The first gradients have been checked. The run drifts away later."
     teaches = "what a check of step 1 cannot see; the two uses of a tied matrix"
-    minutes = 25
     needs = "chapter 05, tied embeddings; drill 8"
-    place = "the parameter"
+    fields = ("rank", "step", "place", "cause")
     step = "the first step whose update is wrong"
     story = """juniper has two pipeline stages times two data-parallel ranks and ties its embeddings. Step 1 was
 compared with one device, gradient by gradient, and signed. Two days later the loss is no longer that of one
@@ -113,7 +104,8 @@ device (one-rank.jsonl). The code has not changed since. Which device is it, sin
                "step": "the first step whose norm differs from one-rank.jsonl's; its loss is still right",
                "place": "which matrix has two gradients, of which one may be lost while the other still trains it?",
                "cause": "is the wrong norm smaller or larger, and does it stay wrong in fp64?"}
-    confusions = {"rounding": "rounding does not begin at a step; and in fp64 it would vanish",
+    confusions = {**WrongGradient.confusions,
+                  "rounding": "rounding does not begin at a step; and in fp64 it would vanish",
                   "bit-flip": "a changed weight would change the loss first, and the norm with it",
                   "other-data": "other samples would change that step's loss as well",
                   "divergence": "loss and norm stay small; something is wrong, but not that",
@@ -125,8 +117,6 @@ matrix, so the loss goes on falling."""
     cluster = """A check at step 1 says nothing of step 10,000: repeat it from a checkpoint, after each change of
 machines, and keep the norm of one small run beside the large one. docs/silent-bugs.md has tied matrices whose
 copies went apart."""
-    troubleshooting = "The loss differs between two layouts"
-    extra = {"one-rank.jsonl": "one"}
 
     def draw(self, dice):
         rank, step = dice.randrange(4), dice.randint(6, self.steps - 6)
@@ -139,11 +129,9 @@ copies went apart."""
         (rank,), step = case.answer["rank"], case.answer["step"]
         pipelines = ([0, 2], [1, 3])
         faulty, well = pipelines if rank in (0, 2) else pipelines[::-1]
-        again = {"--save-reference": "reference"}
+        wrong = norm_first_wrong(step, "one.jsonl")
         return [Evidence("the norm of one step is the first wrong number", norm_first_wrong(step, "one-rank.jsonl")),
-                Evidence("step 1 agrees, gradient by gradient", compared("within"), again, None, True),
-                Evidence(f"rerun --on {faulty[0]},{faulty[1]}: the same step",
-                         norm_first_wrong(step, "one.jsonl"), again, faulty, True),
-                Evidence(f"rerun --on {well[0]},{well[1]}: no step", norms_agree, again, well, True),
-                Evidence(f"rerun --on {rank} --pp 1: the same step", norm_first_wrong(step, "one.jsonl"),
-                         {**again, "--pp": "1"}, [rank], True)]
+                self.reference("step 1 agrees, gradient by gradient", compared("within")),
+                self.reference(f"rerun --on {faulty[0]},{faulty[1]}: the same step", wrong, faulty),
+                self.reference(f"rerun --on {well[0]},{well[1]}: no step", norms_agree, well),
+                self.reference(f"rerun --on {rank} --pp 1: the same step", wrong, [rank], pp="1")]
