@@ -232,7 +232,6 @@ STEP_COLUMNS = ("ranks", "tokens_per_s", "tokens_per_s_per_rank", "step_s", "mod
                 "peak_gib", "device_gib", "other_gib", "first_loss", "last_loss", "loss_difference")
 OP_COLUMNS = ("op", "calls", "ms", "floor_ms", "times_floor", "reference_floor_ms", "times_reference_floor", "share",
               "gflops", "gbytes_per_s")
-
 TEST_COLUMNS = ("cases", "failed", "assertions")
 
 
@@ -314,23 +313,18 @@ def main():
     if options.out.resolve() == GPU_RESULTS.resolve() and (options.device == "cpu" or options.scale != "full"):
         parser.error(f"{GPU_RESULTS} is for GPUs at full scale: name another folder with --out")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    node = None
-    folder = tempfile.TemporaryDirectory(prefix="measure_node.")
-    try:
-        node = Node(options, started, pathlib.Path(folder.name))
-        if "emulated" in node.name and options.out.resolve() == GPU_RESULTS.resolve():
-            raise Usage(f"{node.name} is no hardware: name another folder than {GPU_RESULTS} with --out")
+    with tempfile.TemporaryDirectory(prefix="measure_node.") as folder:
+        try:
+            node = Node(options, started, pathlib.Path(folder))
+            if "emulated" in node.name and options.out.resolve() == GPU_RESULTS.resolve():
+                raise Usage(f"{node.name} is no hardware: name another folder than {GPU_RESULTS} with --out")
+        except (Usage, Unreadable) as why:
+            print(f"measure_node: {why}", file=sys.stderr)
+            return 2
         names = [name for name in PARTS if not options.parts or name in options.parts]
         print(f"{node}; results in {options.out}", flush=True)
         measure_all(node, names)
         return summary(node, names, time.monotonic() - started)
-    except (Usage, Unreadable) as why:
-        print(f"measure_node: {why}", file=sys.stderr)
-        return 2
-    finally:
-        if node:
-            node.close()
-        folder.cleanup()
 
 
 if __name__ == "__main__":

@@ -245,7 +245,3 @@ class Node:
                 return 127, str(why), 0.0
             file.seek(0)
             return code, COLORS.sub("", file.read().decode(errors="replace")), time.monotonic() - begin
-
-    def close(self):
-        if self.monitor:
-            self.monitor.stop()

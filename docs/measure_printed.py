@@ -56,8 +56,6 @@ def large_model(runs):
         print(f"{name:<28}{''.join(f'{peak.get(kind, 0):>13.1f}' for kind in kinds)}{needed:>18}", flush=True)
 
 
-# ---- README.md -------------------------------------------------------------------------------------------------------
-
 # Technique, ranks, the file to read, flags. In fp64: 50 steps do not amplify its rounding to a digit that is printed.
 FRONT = [
     ("one device", 1, "01_single_gpu/", ""),

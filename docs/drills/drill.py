@@ -103,8 +103,6 @@ def set_up(runner, incident, case, folder):
     (folder / "nodes.txt").write_text("".join(
         f"{node_of(incident.name, rank)}  ranks {rank} and {rank + PER_NODE - 1}\n"
         for rank in range(0, case.ranks, PER_NODE)))
-    if not (folder / "trace.json").exists() or not (folder / "trace.json").stat().st_size:
-        (folder / "trace.json").unlink(missing_ok=True)  # a run that is ended from outside has none
 
 
 def start(runner, incident, folder, seed):
@@ -165,8 +163,6 @@ def rerun(runner, drill, on, flags):
                 break
         if code == 2 and refused:
             raise Usage(refused[0].removeprefix("08_3d_full: "))
-        if (work / "trace.json").exists() and not (work / "trace.json").stat().st_size:
-            (work / "trace.json").unlink()
         final = drill.folder / f"rerun-{number}"
         work.rename(final)
     print(f"exit code {code}; in {short(final)}: " + ", ".join(sorted(path.name for path in final.iterdir())))

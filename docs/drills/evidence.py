@@ -36,6 +36,10 @@ PARAMETERS = ["model.norm.weight", "lm_head.weight"] + [
 # Weights near 1, of which a flipped bit shows in the next step's loss.
 NORMS = ["model.norm.weight"] + [f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
                                  for part in ("input_layernorm", "post_attention_layernorm")]
+# Whole on every tensor-parallel rank.
+REPLICATED = ["model.norm.weight"] + [
+    f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
+    for part in ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")]
 # The program keeps the matrices of all experts in two parameters; references have them one by one, as the Hub's files.
 SAME_MATRIX = {"mlp.experts.gate_up_proj": "block_sparse_moe.experts.w1",
                "block_sparse_moe.experts.w3": "block_sparse_moe.experts.w1",
@@ -186,6 +190,28 @@ def same_loss_other_norm(folder):
             f"{mine['grad_norm']} and {good['grad_norm']}")
 
 
+def wrong_steps(folder, good, key, bound):
+    pairs = zip(events(folder, "step"), events(folder, "step", good))
+    return [mine["step"] for mine, right in pairs if not abs(mine[key] / right[key] - 1) < bound]
+
+
+def norm_first_wrong(step, good):
+    """Loss and norm are those of one rank up to that step, whose norm differs; the losses follow later."""
+    def find(folder):
+        norms, losses = wrong_steps(folder, good, "grad_norm", 1e-5), wrong_steps(folder, good, "loss", 1e-6)
+        if not norms or norms[0] != step or not losses or losses[0] <= step:
+            return None
+        mine, right = (events(folder, "step", file)[step - 1] for file in ("metrics.jsonl", good))
+        return (f"metrics.jsonl and {good}: step {step} is the first with another norm, {mine['grad_norm']} and "
+                f"{right['grad_norm']}; the first loss that differs is that of step {losses[0]}")
+    return find
+
+
+def norms_agree(folder):
+    wrong = wrong_steps(folder, "one.jsonl", "grad_norm", 1e-5)
+    return None if wrong else "metrics.jsonl and one.jsonl: all norms are equal"
+
+
 def all_terminated_but(dead, ranks):
     def find(folder):
         told = {rank for rank in range(ranks)
@@ -229,9 +255,8 @@ def compared(*patterns):
 
 # ---- the incidents -------------------------------------------------------------------------------------------------
 class Incident:
-    name = title = teaches = story = troubleshooting = reasoning = cluster = ""
+    name = title = story = troubleshooting = reasoning = cluster = ""
     minutes = 10
-    needs = "chapter 02"
     fields = ("rank", "step", "place", "cause")
     # What the fields ask for.
     rank = "the rank with the fault"

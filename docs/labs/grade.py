@@ -13,8 +13,6 @@ import programs  # lab_files has set the path
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-# ---- compile and run ----
-
 def compile_target(lab, target):
     """None, or the compiler's first error."""
     if not (lab.build / "CMakeCache.txt").is_file():

@@ -39,8 +39,6 @@ class Parser(argparse.ArgumentParser):
         sys.exit(complain(f"{message} (bash docs/lab.sh help)"))
 
 
-# ---- what the user sees ----
-
 def number(value):
     if value is None:  # so JSON has it
         return "infinite or not a number"
