@@ -135,14 +135,11 @@ def differ(a, b):
     return any(not abs(float(x) - float(y)) <= TOLERANCE * max(abs(float(x)), abs(float(y))) + 0.11 for x, y in pairs)
 
 
-def is_row(line, names):
-    return line.startswith("|") and line[2:].split(" |")[0] in names
-
-
 def compare(name, old, new, reports):
     """The first difference of a block, or None. Of a table: rows of the cases that were planned."""
     if name not in CASES:
-        old, new = ([line for line in lines if is_row(line, reports)] for lines in (old, new))
+        old, new = ([line for line in lines if line.startswith("|") and line[2:].split(" |")[0] in reports]
+                    for lines in (old, new))
     for a, b in zip(old, new):
         if differ(a, b):
             return f"{DOCUMENT.name}, {name}:\n- {a}\n+ {b}"

@@ -31,7 +31,10 @@ import tables
 from measure_node_machine import Node, OutOfTime, Usage
 from measure_node_readers import (Unreadable, csv_of, doctest, fp8_products, limits, links_of, op_row,
                                   sanitizer_summary, steps_of, torch_attention, torch_steps)
-from measure_node_shapes import GPU_RESULTS, RECIPES, SCALES, SMALL, resized
+from measure_node_shapes import SCALES, SMALL, resized
+
+GPU_RESULTS = pathlib.Path("docs/results/gpu")
+RECIPES = ("current", "delayed", "rowwise", "blockwise")
 
 
 def ceilings(node):

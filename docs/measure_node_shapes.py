@@ -1,12 +1,5 @@
 """The models and scales that measure_node.py trains."""
 import dataclasses
-import pathlib
-
-GPU_RESULTS = pathlib.Path("docs/results/gpu")
-# Rates of other programs on the same hardware: a large copy (bytes read and written) and a bf16 product of 8192^3.
-REFERENCE = {"NVIDIA H200": {"copy": 4.3e12, "product": 795e12}}
-RECIPES = ("current", "delayed", "rowwise", "blockwise")
-BF16_BOUND = 2e-2  # of a layout's loss against one rank's: that of tests/08_grid.cpp
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ def timelines(panels, height, kinds, label, mark_update):
     figure, axes = plt.subplots(1, len(panels), figsize=(13, height), sharey=True)
     for axis, (title, rows) in zip(axes, panels.items()):
         axis.stackplot(range(len(rows)), [numbers(rows, kind, 2**-20) for kind in kinds], labels=kinds,
-                       colors=style.colours(kinds), lw=0)
+                       colors=[style.KINDS[kind] for kind in kinds], lw=0)
         phases = [row["phase"].split()[0] for row in rows]
         marks = [("forward", 0), ("backward", phases.index("backward"))]
         if mark_update and "update" in phases:

@@ -212,12 +212,10 @@ class Quiz:
 
 def read_answers(path, chosen):
     try:
-        lines = pathlib.Path(path).read_text().split("\n")
+        lines = pathlib.Path(path).read_text().rstrip().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--answers {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None
     answers = []
-    while lines and not lines[-1].strip():
-        lines.pop()
     if len(lines) > len(chosen):
         raise UsageError(f"--answers {path} has {len(lines)} lines for {len(chosen)} questions")
     for number, (asked, line) in enumerate(zip(chosen, lines), 1):

@@ -32,15 +32,11 @@ CSV, PATCHES = ROOT / "docs/results/silent_bugs.csv", ROOT / "docs/silent/patche
 TARGET = "08_3d_full"
 
 
-class Refused(Exception):
-    """One line for the user; exit code 2."""
-
-
 def listed_patches():
     """{bug: its patch, without the words on top}."""
     listed = {path.stem: path.read_text().partition("\n\n")[2] for path in PATCHES.glob("*.diff")}
     if set(listed) != {bug.name for bug in bugs.RUN}:
-        raise Refused(f"not both in {PATCHES.name} and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
+        raise checks.Failed(f"not both in {PATCHES.name} and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
     return listed
 
 
@@ -61,7 +57,7 @@ def key(bug, listed):
 def read(path=CSV):
     rows = tables.read(path) if path.exists() else []
     if rows and tuple(rows[0]) != checks.COLUMNS:
-        raise Refused(f"{path}: its columns are not {','.join(checks.COLUMNS)}")
+        raise checks.Failed(f"{path}: its columns are not {','.join(checks.COLUMNS)}")
     return rows
 
 
@@ -158,21 +154,20 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--csv", type=pathlib.Path, default=CSV)
-    parser.add_argument("--page", type=pathlib.Path, default=page.PAGE)
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/silent")
     options = parser.parse_args()
     try:
         listed = listed_patches()
         if options.check or options.write:
             rows = read(options.csv)
-            lines = wrong(rows, listed) or page.differs(options.page, rows, options.write)
-            print("\n".join(lines) or f"{options.page.name}: its tables are those of {options.csv.name}")
+            lines = wrong(rows, listed) or page.differs(rows, options.write)
+            print("\n".join(lines) or f"{page.PAGE.name}: its tables are those of {options.csv.name}")
             return 1 if lines else 0
         every = controls() + bugs.RUN
         if unknown := set(options.names) - {bug.name for bug in every}:
-            raise Refused(f"there is no bug {', '.join(sorted(unknown))} in docs/silent/bugs.py")
+            raise checks.Failed(f"there is no bug {', '.join(sorted(unknown))} in docs/silent/bugs.py")
         return measure_all([bug for bug in every if not options.names or bug.name in options.names], listed, options)
-    except (Refused, checks.Failed, OSError) as error:
+    except (checks.Failed, OSError) as error:
         print(f"silent_bugs.py: {error}", file=sys.stderr)
         return 2
 

@@ -35,10 +35,8 @@ LAYOUTS = {
     "dp 2, ZeRO-3": (2, "--dp 2 --zero 3", 16, {}),
     "tp 2": (2, "--tp 2", 16, HALVES),
     "tp 2, sequence parallel": (2, "--tp 2 --sequence-parallel on", 16, HALVES),
-    "pp 2, GPipe": (2, "--pp 2 --pipeline gpipe", 4, {"--layers": 2}),
-    "pp 2, 1F1B": (2, "--pp 2 --pipeline 1f1b", 4, {"--layers": 2}),
-    "pp 2, interleaved": (2, "--pp 2 --pipeline interleaved", 4, {"--layers": 2}),
-    "pp 2, zero-bubble": (2, "--pp 2 --pipeline zero-bubble", 4, {"--layers": 2}),
+    **{f"pp 2, {schedule}": (2, f"--pp 2 --pipeline {schedule.lower()}", 4, {"--layers": 2})
+       for schedule in ("GPipe", "1F1B", "interleaved", "zero-bubble")},
     "cp 2, zigzag": (2, "--cp 2", 16, {"--seq-len": 64}),
     "cp 2, Ulysses": (2, "--cp 2 --cp-algorithm ulysses", 16, {"--seq-len": 64}),
     "dp 2 x tp 2": (4, "--dp 2 --tp 2 --zero 1", 16, HALVES),

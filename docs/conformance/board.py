@@ -50,7 +50,6 @@ def versions():
     return {**pinned, **{name: commit for name, _, commit in commits}}
 
 
-# ---- running
 def check_installed(framework):
     """What runs is what the table will say."""
     pinned = versions()[framework]
@@ -183,7 +182,6 @@ def run(cell, out, references):
     return found
 
 
-# ---- the table
 def patch_text(patch):
     lines = [f"sed -i -E {shlex.quote(expression)} {file}" for expression, file in patch.get("sed", [])]
     lines += [f"{key}={value}" for key, value in patch.get("environment", {}).items()]
@@ -279,7 +277,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "out/conformance")
     parser.add_argument("--only", action="append", help="cells whose \"FRAMEWORK: LAYOUT\" has this in it; may be given again")
-    parser.add_argument("--references", type=pathlib.Path, default=ROOT / "docs/references")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
@@ -297,7 +294,7 @@ def main():
         name = f"{cell['framework']}: {cell['layout']}"
         if any(word in name for word in args.only or [""]):
             check_installed(cell["framework"])
-            run(cell, args.out.resolve(), args.references.resolve())
+            run(cell, args.out.resolve(), ROOT / "docs/references")
     return 0
 
 

@@ -31,7 +31,6 @@ def named(word):
                 ", ".join(f"{number} {each.name}" for number, each in enumerate(INCIDENTS, 1)))
 
 
-# ---- the state of a drill ------------------------------------------------------------------------------------------
 class Drill:
     """A drill that has been started."""
 
@@ -56,7 +55,6 @@ def drawn(incident, seed, draw):
     return incident.draw(random.Random(f"{incident.name} {seed} {draw}"))
 
 
-# ---- the verbs -----------------------------------------------------------------------------------------------------
 def brief(incident, case, shown, programs):
     number = INCIDENTS.index(incident) + 1
     asks = {"rank": incident.rank, "step": incident.step, "place": incident.place, "cause": "one of the causes below"}
@@ -298,7 +296,6 @@ def list_drills(folder):
     return 0
 
 
-# ---- the command line ----------------------------------------------------------------------------------------------
 VERBS = ["list", "start", "rerun", "answer", "hint", "solution"]
 
 

@@ -77,7 +77,6 @@ class Evidence:
     one_rank: bool = False  # and a run of chapter 01 with the same flags, whose reference is beside it
 
 
-# ---- reading the artefacts -----------------------------------------------------------------------------------------
 def first_line(pattern, *files, longest=200):
     """Evidence.find: the first line of the files (globs) that the pattern matches, as FILE:LINE: TEXT."""
     def find(folder):
@@ -253,7 +252,6 @@ def compared(*patterns):
     return find
 
 
-# ---- the incidents -------------------------------------------------------------------------------------------------
 class Incident:
     name = title = story = troubleshooting = reasoning = cluster = ""
     minutes = 10

@@ -83,9 +83,8 @@ def list_labs(build):
         lab = Lab(name, build)
         state = ""
         if lab.file.is_file():
-            last = lab.folder / "card.json"
             try:
-                card = json.loads(last.read_text())
+                card = json.loads((lab.folder / "card.json").read_text())
                 state = f"{card['points']} of {card['of']} points"
             except (OSError, ValueError, KeyError, TypeError):  # not checked yet
                 state = "started"

@@ -22,7 +22,7 @@ COLUMNS = ("bug", "text", "ranks", "flags", "spread", "gap", "curve", "digits", 
 
 
 class Failed(Exception):
-    """A run that should have ended well has not."""
+    """A run that should have ended well has not, or the input is bad: one line for the user."""
 
 
 def flags_of(model, layout="", **more):

@@ -76,14 +76,14 @@ def parts(rows):
             "run": catalogue(True), "others": catalogue(False)}
 
 
-def differs(page, rows, write):
+def differs(rows, write):
     """Lines that say which part the page lacks, and its first line that is not the CSV's; or it is written anew."""
-    text, new = page.read_text(encoding="utf-8"), {name: f"{wanted}\n" for name, wanted in parts(rows).items()}
-    lines = [f"{page.name}: has no part {name}" for name in new if name not in tables.parts(text, BEGIN, END)]
+    text, new = PAGE.read_text(encoding="utf-8"), {name: f"{wanted}\n" for name, wanted in parts(rows).items()}
+    lines = [f"{PAGE.name}: has no part {name}" for name in new if name not in tables.parts(text, BEGIN, END)]
     wanted = tables.with_parts(text, BEGIN, END, new)
     if write:
-        page.write_text(wanted, encoding="utf-8")
+        PAGE.write_text(wanted, encoding="utf-8")
         return lines
     pairs = enumerate(itertools.zip_longest(text.split("\n"), wanted.split("\n"), fillvalue=""), 1)
-    wrong = [f"{page.name}:{at}: is not that of the CSV: {was[:150]}" for at, (was, now) in pairs if was != now]
+    wrong = [f"{PAGE.name}:{at}: is not that of the CSV: {was[:150]}" for at, (was, now) in pairs if was != now]
     return lines + wrong[:1]
