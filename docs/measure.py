@@ -292,8 +292,6 @@ def checkpoints(runs):
     return rows
 
 
-# ---- tables that are printed ----------------------------------------------------------------------------------------
-
 def booked(runs, flags):
     """GB of each kind at its own peak; "total": at the peak of their sum."""
     command = f"--comm fake --fake-rank 0 --dry-run --dtype bf16 --micro-batch 1 {flags}".split()
@@ -358,7 +356,8 @@ FRONT = [
 def front(runs):
     """README.md's table"""
     print(f"{'':<17}{'':>5}{'lines of':>14}{'loss at step':>18}{'rank 0: MiB of':>20}{'MB':>11}\n"
-          f"{'chapter':<17}ranks{'minimal':>14}{'1':>9}{'50':>12}{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}{'sent':>6}")
+          f"{'chapter':<17}ranks{'minimal':>14}{'1':>9}{'50':>12}{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}"
+          f"{'sent':>6}")
     for technique, ranks, folder, flags in FRONT:
         program, fp64 = folder[:-1], "--dtype" not in flags
         flags = f"{flags} --layers 2 --seq-len 64 --global-batch 4 --steps 50".split() + ["--dtype", "fp64"] * fp64

@@ -78,7 +78,7 @@ class Runs:
         for name in ("programs", "runs"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
-        text(self.folder / "runs")
+        references.masked_text(self.folder / "runs", (ROOT / "docs/data/corpus.txt").read_bytes())
         if not self.source.exists():
             command("git clone", "git", "clone", "--quiet", "--no-checkout", ROOT, self.source)
         command("git fetch", "git", "-C", self.source, "fetch", "--quiet", ROOT, "HEAD")
@@ -107,11 +107,6 @@ class Runs:
             folder = self.folder / f"runs/right-{len(self.rights)}"
             self.rights[model] = checks.Right(self.program("right"), model, folder)
         return self.rights[model]
-
-
-def text(folder):
-    """The text whose targets are masked unevenly, beside the folders of the runs."""
-    references.masked_text(folder, (ROOT / "docs/data/corpus.txt").read_bytes())
 
 
 def measure_all(chosen, listed, options):

@@ -132,8 +132,8 @@ def main():
                   f"{rows[-1][4]}%", file=sys.stderr, flush=True)
     head = ["layout", "ranks", "measured_ms", "simulated_ms", "error_%"]
     about = "step time of layouts on CPU ranks, one thread each: median measured, and simulated"
-    where = ["docs/validate_simulation.py", f"{machine.cores} cores"]
-    tables.write(arguments.out, [head, *rows], comments=[about, *where])
+    tables.write(arguments.out, [head, *rows],
+                 comments=[about, "docs/validate_simulation.py", f"{machine.cores} cores"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/bash
-# nvidia-smi as docs/measure_node_machine.py asks it, for tests. FAKE_DRIVER: the driver's version; FAKE_SAMPLE: the end of
-# each sample (clock in MHz, power in W, reasons, memory in MiB); FAKE_APPS: lines of other processes.
+# nvidia-smi as docs/measure_node_machine.py asks it, for tests. FAKE_DRIVER: the driver's version; FAKE_SAMPLE: the end
+# of each sample (clock in MHz, power in W, reasons, memory in MiB); FAKE_APPS: lines of other processes.
 case "$*" in
     *driver_version*) echo "${FAKE_DRIVER:-580.95.05}" ;;
     *--query-compute-apps*) printf '%b' "${FAKE_APPS:-}" ;;

@@ -129,39 +129,32 @@ def listed(numbers):
 
 def straggles(rank, step):
     """From that step on the straggler is that rank, with about twice the median's work of its own."""
-    def factor(line):
-        its = line["straggler"]
-        return its["busy_s"] / its["median_busy_s"] if its["rank"] == rank else 0
-
     def find(folder):
-        steps = events(folder, "step")
-        factors = {line["step"]: factor(line) for line in steps}
-        after = [value for number, value in factors.items() if number >= step]
-        if not after or not factors[step] >= 1.5 or factors[step - 1] >= 1.5 or factors.get(step - 2, 0) >= 1.5:
+        stragglers = {line["step"]: line["straggler"] for line in events(folder, "step")}
+        factors = {number: its["busy_s"] / its["median_busy_s"] if its["rank"] == rank else 0
+                   for number, its in stragglers.items()}
+        after = [value >= 1.5 for number, value in factors.items() if number >= step]
+        if not after or not after[0] or factors[step - 1] >= 1.5 or factors.get(step - 2, 0) >= 1.5:
             return None
-        if sum(value >= 1.5 for value in after) < 0.9 * len(after):
+        if sum(after) < 0.9 * len(after):
             return None
-        its = steps[step - 1]["straggler"]
-        return (f"metrics.jsonl: step {step} is the first with straggler.rank {rank} and busy_s {its['busy_s']:.3g}, "
-                f"{factors[step]:.1f} times the median; it stays so in "
-                f"{sum(value >= 1.5 for value in after)} of {len(after)} steps")
+        return (f"metrics.jsonl: step {step} is the first with straggler.rank {rank} and busy_s "
+                f"{stragglers[step]['busy_s']:.3g}, {factors[step]:.1f} times the median; it stays so in "
+                f"{sum(after)} of {len(after)} steps")
     return find
 
 
 def waits_in(operation, rank, ranks):
     """In the trace that rank spends the least time in the operation."""
     def find(folder):
-        spans = json.loads((folder / "trace.json").read_text())
-        spans = spans["traceEvents"] if isinstance(spans, dict) else spans
-        sums = {}
-        for span in spans:
+        sums, others = {}, [other for other in range(ranks) if other != rank]
+        for span in json.loads((folder / "trace.json").read_text())["traceEvents"]:
             if span.get("ph") == "X" and span.get("cat", "").startswith("comm"):
                 by_rank = sums.setdefault(span["name"], [0.0] * ranks)
                 by_rank[span["pid"]] += span["dur"] / 1000
-        most = max(sums, key=lambda name: sum(sums[name][other] for other in range(ranks) if other != rank) -
-                   (ranks - 1) * sums[name][rank])
+        most = max(sums, key=lambda name: sum(sums[name][other] - sums[name][rank] for other in others))
         mine = sums[operation]
-        if most != operation or not mine[rank] < min(mine[other] for other in range(ranks) if other != rank):
+        if most != operation or not mine[rank] < min(mine[other] for other in others):
             return None
         times = ", ".join(f"rank {other} {mine[other]:.0f}" for other in range(ranks))
         return f"trace.json: milliseconds in spans of {operation}: {times}"

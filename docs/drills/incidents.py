@@ -107,7 +107,8 @@ that one process where it was. Eight ranks, two on each node (nodes.txt)."""
                "step": "metrics.jsonl ends with the last step that was completed; the next one was interrupted",
                "place": "nodes.txt says which ranks share a node",
                "cause": "how many ranks died, and what do they share?"}
-    confusions = {"dead-process": "count the logs that end without the line that SIGTERM makes a rank print: is it one?",
+    confusions = {"dead-process": "count the logs that end without the line that SIGTERM makes a rank print: is it "
+                                  "one?",
                   "hang": "a process that hangs still answers SIGTERM"}
     reasoning = """Six ranks were alive when the launcher ended the job: they say so. Two say nothing at all, not
 even that they were terminated, and these are exactly the two of one node."""

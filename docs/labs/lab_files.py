@@ -47,10 +47,7 @@ class Lab:
         return [part.strip("\n") for part in re.split(r"^## \d\n", (self.of / "hints.md").read_text(), flags=re.M)[1:]]
 
     def tags(self):
-        return [name for name, _, _ in regions(self.source.read_text()) if self.owns(name)]
-
-    def owns(self, tag):
-        return tag == f"lab-{self.name}" or tag.startswith(f"lab-{self.name}-")
+        return [name for name, _, _ in regions(self.source.read_text()) if f"{name}-".startswith(f"lab-{self.name}-")]
 
     def blank(self):
         """The shipped source with this lab's bodies removed, the task in the place of the first."""
