@@ -31,24 +31,19 @@ CASES = {
     "175b-256": "--model 175b --gpus 256 --cluster h100-32x8.json --seq-len 2048 --global-batch 1536",
     "175b-512": "--model 175b --gpus 512 --cluster h100-64x8.json --seq-len 2048 --global-batch 1536",
     "405b-16384": "--model 405b --gpus 16384 --cluster h100-16384.json --seq-len 8192 --global-batch 2048",
-    "8b-128-1m": "--model 8b --gpus 128 --cluster h100-32x8.json --seq-len 1048576 --global-batch 16",
+    "8b-128-1m": "--model 8b --gpus 128 --cluster h100-32x8.json --seq-len 1048576 --global-batch 16"
+                 " --simulations 6",  # the planner's default takes minutes
 }
-# Layouts that are simulated, where the planner's default takes minutes.
-SIMULATIONS = {"8b-128-1m": 6}
 BEGIN, END = r"<!-- plan: (\S+) -->", "<!-- end of plan -->"
 KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace", "total"]
 COMMENT = "<!-- not measured: predicted; written by docs/configurations.py, compared by tests/test_plan.py -->"
-
-
-def flags_of(name):
-    return CASES[name] + (f" --simulations {SIMULATIONS[name]}" if name in SIMULATIONS else "")
 
 
 def plan(folder, name):
     """The program's report, as JSON."""
     with tempfile.TemporaryDirectory() as work:
         path = pathlib.Path(work, "plan.json")
-        programs.output([folder / "plan", *flags_of(name).split(), "--json", path], cwd=ROOT)
+        programs.output([folder / "plan", *CASES[name].split(), "--json", path], cwd=ROOT)
         return json.loads(path.read_text())
 
 
@@ -84,7 +79,7 @@ def wrapped(text, indent, width=110):
 def section(name, report):
     """A case: what was asked, the decision steps, the command."""
     best = report["best"][0]
-    lines = [*wrapped(f"build/bin/plan {flags_of(name)}", "    "), ""]
+    lines = [*wrapped(f"build/bin/plan {CASES[name]}", "    "), ""]
     lines += [f"{number}. {step}" for number, step in enumerate(report["steps"], 1)]
     command = best["dry_run"].replace("build/bin/08_3d_full", f"mpirun -np {report['gpus']} build/bin/08_3d_full")
     command = re.sub(r" --comm fake --fake-world \d+ --dry-run$", "", command)
@@ -140,17 +135,11 @@ def differ(a, b):
     return any(not abs(float(x) - float(y)) <= TOLERANCE * max(abs(float(x)), abs(float(y))) + 0.11 for x, y in pairs)
 
 
-def is_row(line, names):
-    return line.startswith("|") and line[2:].split(" |")[0] in names
-
-
 def compare(name, old, new, reports):
     """The first difference of a block, or None. Of a table: rows of the cases that were planned."""
-    if name in CASES:
-        if name not in reports:
-            return None
-    else:
-        old, new = ([line for line in lines if is_row(line, reports)] for lines in (old, new))
+    if name not in CASES:
+        old, new = ([line for line in lines if line.startswith("|") and line[2:].split(" |")[0] in reports]
+                    for lines in (old, new))
     for a, b in zip(old, new):
         if differ(a, b):
             return f"{DOCUMENT.name}, {name}:\n- {a}\n+ {b}"
@@ -174,14 +163,13 @@ def main():
     reports = {name: plan(folder, name) for name in arguments.cases or CASES}
     new, text = blocks(reports), DOCUMENT.read_text()
     found = {name: text[begin:end] for name, (begin, end) in tables.parts(text, BEGIN, END).items()}
-    missing = set(new) - set(found)
-    if missing - set(CASES) or missing & set(reports):
-        sys.exit(f"{DOCUMENT.name}: has no block {sorted(missing)[0]}")
+    if missing := sorted(new.keys() - found.keys()):
+        sys.exit(f"{DOCUMENT.name}: has no block {missing[0]}")
     if arguments.write:
         lines = {name: "".join(f"{line}\n" for line in each) for name, each in new.items()}
         DOCUMENT.write_text(tables.with_parts(text, BEGIN, END, lines))
         return
-    for name in found.keys() & new.keys():
+    for name in new:
         if difference := compare(name, found[name].splitlines(), new[name], reports):
             sys.exit(difference)
     print(f"{len(reports)} of {len(CASES)} configurations are those of docs/configurations.md")

@@ -11,20 +11,21 @@ TABLE: front (README.md's, ten seconds), 06_lengths, 07_recipes (minutes), 07_me
 --runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
 """
 import argparse
+import bisect
 import csv
 import json
 import math
+import os
 import pathlib
+import re
 import statistics
 import sys
 import tempfile
+import time
 
-import measure_checkpoint
-import measure_printed
 import programs
 import tables
 from style import ON_DEVICE as KINDS
-
 
 
 class Runs:
@@ -33,7 +34,7 @@ class Runs:
 
     def file(self, ranks, program, flags, output_flag, name):
         """Runs the program on so many ranks and returns the file that output_flag made it write."""
-        path, start = self.folder / name, programs.on_ranks(ranks)
+        path, start = self.folder / name, programs.mpirun(ranks) if ranks > 1 else []
         command = " ".join([*start, f"build/bin/{program}", *flags, output_flag, name])
         self.commands.append(command.replace(f"{self.folder}/", ""))
         if not path.exists():
@@ -41,18 +42,16 @@ class Runs:
             programs.output([*start, self.programs / program, *flags, output_flag, path])
         return path
 
-    def metrics(self, ranks, program, flags, name):
-        return programs.events(self.file(ranks, program, flags, "--metrics", name))
+    def metrics(self, ranks, program, flags, name, kind=None):
+        return programs.events(self.file(ranks, program, flags, "--metrics", name), kind)
 
     def steps(self, ranks, program, flags, name):
-        return [line for line in self.metrics(ranks, program, flags, name) if line["event"] == "step"]
+        return self.metrics(ranks, program, flags, name, "step")
 
     def table(self, ranks, program, flags, output_flag, name):
         with open(self.file(ranks, program, flags, output_flag, name), newline="") as file:
             return list(csv.reader(file))
 
-
-# ---- 01 -------------------------------------------------------------------------------------------------------------
 
 def loss(runs):
     """training loss and learning rate of chapter 01's default run"""
@@ -60,24 +59,23 @@ def loss(runs):
     return [["step", "loss", "lr"], *([line["step"], line["loss"], line["lr"]] for line in steps)]
 
 
-def second_step(table, until_update):
+def second_step(timeline, until_update):
     """The rows of a memory timeline that belong to the second training step: [phase, bytes of each kind]."""
-    names, *rows = table
-    phase, kinds = names.index("phase"), [names.index(kind) for kind in KINDS]
-    first = [i for i, row in enumerate(rows) if row[phase] == "forward 0" and rows[i - 1][phase] != "forward 0"][1]
+    rows = [[row[name] for name in ("phase", *KINDS)] for row in tables.read(timeline)]
+    first = [i for i, row in enumerate(rows) if row[0] == "forward 0" and rows[i - 1][0] != "forward 0"][1]
     rows = rows[first:]
     if until_update:
-        rows = rows[:max(i for i, row in enumerate(rows) if row[phase] == "update") + 1]
-    return [[row[phase], *(row[kind] for kind in kinds)] for row in rows]
+        rows = rows[:max(i for i, row in enumerate(rows) if row[0] == "update") + 1]
+    return rows
 
 
 def recompute_memory(runs):
     """bytes by kind at every allocation of the second training step, at the four levels of recomputation"""
     rows = [["recompute", "phase", *KINDS]]
     for level in ("none", "pointwise", "selective", "full"):
-        table = runs.table(1, "01_single_gpu", ["--steps", "2", "--recompute", level], "--memory-timeline",
-                           f"{level}.csv")
-        rows += [[level, *row] for row in second_step(table, until_update=False)]
+        timeline = runs.file(1, "01_single_gpu", ["--steps", "2", "--recompute", level], "--memory-timeline",
+                             f"{level}.csv")
+        rows += [[level, *row] for row in second_step(timeline, until_update=False)]
     return rows
 
 
@@ -104,8 +102,6 @@ def mup(runs):
     return rows
 
 
-# ---- 02 -------------------------------------------------------------------------------------------------------------
-
 def all_reduce(runs):
     """time and bus bandwidth of each all-reduce over the size of the message, on two ranks"""
     return runs.table(2, "02_data_parallel", ["--steps", "3"], "--all-reduce-csv", "all_reduce.csv")
@@ -116,21 +112,17 @@ def data_parallel(runs):
     return runs.table(2, "02_data_parallel", ["--steps", "3"], "--modes-csv", "modes.csv")
 
 
-# ---- 03 -------------------------------------------------------------------------------------------------------------
-
 def zero_memory(runs):
     """bytes by kind on rank 0 of 4 at every allocation of the second training step, ZeRO stages 0 to 3"""
     # Few tokens and wide blocks, so that the model's own bytes can be seen beside the activations.
     shape = "--layers 6 --hidden 256 --ffn 768 --seq-len 32 --global-batch 4 --steps 2".split()
     rows = [["stage", "phase", *KINDS]]
     for stage in "0123":
-        table = runs.table(4, "03_zero", [*shape, "--tables", "off", "--zero", stage], "--memory-timeline",
-                           f"zero_{stage}.csv")
-        rows += [[stage, *row] for row in second_step(table, until_update=True)]
+        timeline = runs.file(4, "03_zero", [*shape, "--tables", "off", "--zero", stage], "--memory-timeline",
+                             f"zero_{stage}.csv")
+        rows += [[stage, *row] for row in second_step(timeline, until_update=True)]
     return rows
 
-
-# ---- 04 -------------------------------------------------------------------------------------------------------------
 
 def tensor_memory(runs):
     """peak bytes of each kind on rank 0 in the second step, for tp 1, 2, 4, 8, with and without sequence parallelism"""
@@ -148,8 +140,6 @@ def efficiency(runs):
     """estimated share of the time that is computation, with the links of 04_tensor_parallel/links.json"""
     return runs.table(1, "04_tensor_parallel", ["--steps", "0"], "--efficiency-csv", "efficiency.csv")
 
-
-# ---- 05 -------------------------------------------------------------------------------------------------------------
 
 def timelines(runs, ranks, flags, name):
     """[[title, rank, step, begin, end], ...], seconds, and {title: end of the last step}, of a pipeline's trace."""
@@ -170,10 +160,9 @@ def schedules(runs):
     rows = [SPANS]
     for name in SCHEDULES:
         flags = ["--name", name, "--stages", "4", "--micro-batches", "8"]
-        names, *spans = runs.table(1, "schedule", flags, "--spans-csv", f"schedule_{name}.csv")
-        rank, step, begin, end = (names.index(column) for column in SPANS[1:])
         title = f"{name}, 4 stages, 8 micro-batches: equal stages, B = 2F"
-        rows += [[title, row[rank], row[step], f"{float(row[begin]):.6f}", f"{float(row[end]):.6f}"] for row in spans]
+        for span in tables.read(runs.file(1, "schedule", flags, "--spans-csv", f"schedule_{name}.csv")):
+            rows.append([title, span["rank"], span["step"], *(f"{float(span[at]):.6f}" for at in ("begin", "end"))])
     return rows
 
 
@@ -189,8 +178,6 @@ def measured_pipeline(runs):
     return rows
 
 
-# ---- 06 -------------------------------------------------------------------------------------------------------------
-
 def causal(runs):
     """the rank that has each query of a sequence, plain ring and zigzag on 4 ranks; query q sees q + 1 keys"""
     rows, ranks, tokens = [["algorithm", "query", "rank"]], 4, 64
@@ -200,8 +187,6 @@ def causal(runs):
             rows.append([algorithm, query, stretch if stretch < ranks else 2 * ranks - 1 - stretch])
     return rows
 
-
-# ---- 07 -------------------------------------------------------------------------------------------------------------
 
 def formats(runs):
     """largest relative rounding error against magnitude, as a share of the tensor's largest value, which is scaled to
@@ -237,20 +222,6 @@ def fp8_loss(runs):
                    lambda step: step["loss"])
 
 
-def recipes(runs):
-    """chapter 07: what recipes and 8-bit moments do to the loss; minutes"""
-    names, *rows = fp8_loss(runs)
-    _, first, *others = zip(*rows)
-    print(f"{'mean of the last ten losses':<30}{'difference':>10}{'largest at any step':>21}\n"
-          f"{names[1]:<19}{statistics.mean(first[-10:]):11.4f}")
-    for name, losses in zip(names[2:], others):
-        distance = [a - b for a, b in zip(losses, first)]
-        print(f"{name:<19}{statistics.mean(losses[-10:]):11.4f}{statistics.mean(distance[-10:]):+10.3f}"
-              f"{max(map(abs, distance)):21.3f}")
-
-
-# ---- 08 -------------------------------------------------------------------------------------------------------------
-
 def one_and_eight(runs):
     one = runs.metrics(1, "01_single_gpu", ["--steps", "100"], "one.jsonl")
     mesh = "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4 --steps 100 --eval-every 50"
@@ -280,14 +251,145 @@ def expert_load(runs):
                    lambda step: step["experts"]["max_over_mean"])
 
 
+def dd_rate(folder, size):
+    """Bytes per second of dd, which writes as many zeros to the same folder and calls fsync."""
+    count = max(size // (4 << 20), 1)
+    begin = time.monotonic()
+    programs.output(["dd", "if=/dev/zero", f"of={folder}/dd", "bs=4M", f"count={count}", "conv=fsync"])
+    seconds = time.monotonic() - begin
+    os.remove(f"{folder}/dd")
+    return count * (4 << 20) / seconds
+
+
+def checkpoints(runs):
+    """a checkpoint at every step, three times in turn with none: seconds per step of the whole run, the wait for the
+    last checkpoint included, and the copy, for which a step waits, median; then the writing while nothing else runs,
+    in turn with dd (bs=4M conv=fsync, the same size and folder), best of five, because others use the disk"""
+    rows = [["what", "ranks", "checkpoint every", "s per step", "copy s", "bytes", "written B/s", "dd B/s"]]
+    large = "--layers 8 --hidden 512 --ffn 1536 --seq-len 64"
+
+    def run(ranks, flags, name, every):
+        folder = runs.folder / name
+        saving = ["--checkpoint-dir", str(folder), "--checkpoint-every", str(every)] if every else []
+        events = runs.metrics(ranks, "08_3d_full", [*flags.split(), *saving], f"{name}.jsonl")
+        summary = next(line for line in events if line["event"] == "summary")
+        return summary, [line for line in events if line["event"] == "checkpoint"], folder
+
+    for ranks, shape in {2: "--layers 6 --hidden 256 --ffn 768 --zero 1", 1: large}.items():
+        for number in range(1, 4):
+            for every in (0, 1):
+                summary, written, _ = run(ranks, shape + " --steps 12", f"step_{ranks}_{number}_{every}", every)
+                copy = round(statistics.median(line["copy_s"] for line in written), 5) if every else ""
+                size = written[0]["bytes"] if every else ""
+                rows.append([f"run {number}", ranks, every or "none", round(summary["seconds"] / 12, 4), copy, size])
+    rates, dd = [], []
+    for number in range(1, 6):
+        _, written, folder = run(1, large + " --steps 1", f"write_{number}", 1)
+        size = written[-1]["bytes"]
+        rates.append(size / written[-1]["write_s"])
+        dd.append(dd_rate(folder, size))
+    rows.append(["writing", 1, 1, "", "", size, round(max(rates)), round(max(dd))])
+    return rows
+
+
+def booked(runs, flags):
+    """GB of each kind at its own peak; "total": at the peak of their sum."""
+    command = f"--comm fake --fake-rank 0 --dry-run --dtype bf16 --micro-batch 1 {flags}".split()
+    text = programs.output([runs.programs / "08_3d_full", *command])
+    table = text[text.index("rank 0: bytes"):]
+    return {kind: int(count) / 1e9 for kind, count in re.findall(r"^(\w+) +(\d+)", table, re.M)}
+
+
+LENGTHS = [("8b", 4096, 1), ("8b", 131072, 1), ("8b", 131072, 8), ("8b", 262144, 8), ("8b", 1048576, 32),
+           ("8b", 1048576, 128), ("70b", 131072, 8), ("70b", 131072, 32), ("70b", 1048576, 128)]
+
+
+def lengths(runs):
+    """chapter 06: one sequence on so many context-parallel ranks"""
+    text = runs.folder / "text.txt"
+    text.write_text("text " * 300000)  # more tokens than the longest sequence
+    print("one sequence, zigzag: GB of one rank beside parameters, gradients and optimizer states\n"
+          "        tokens  ranks  no recomputation  full recomputation")
+    for model, tokens, ranks in LENGTHS:
+        peaks = []
+        for recompute in ("none", "full"):
+            run = booked(runs, f"--model {model} --fake-world {ranks} --cp {ranks} --seq-len {tokens} --global-batch 1 "
+                               f"--recompute {recompute} --data {text}")
+            peaks.append(run["total"] - run["params"] - run["grads"] - run["optimizer"])
+        print(f"{model:<4}{tokens:>10}{ranks:>7}{peaks[0]:>18.1f}{peaks[1]:>20.1f}")
+
+
+PRECISIONS = {"fp32 gradients, AdamW": "fp32", "bf16 gradients": "bf16",
+              "bf16 gradients, adamw8bit": "bf16 --optimizer adamw8bit",
+              "and FP8": "bf16 --optimizer adamw8bit --fp8 current",
+              "and the optimizer offloaded": "bf16 --optimizer adamw8bit --fp8 current --offload optimizer"}
+DEVICE = 80  # GB
+
+
+def large_model(runs):
+    """chapter 07: 70B on eight devices, and how many would be needed"""
+    kinds = ["params", "grads", "optimizer", "workspace", "activations", "total", "host"]
+    print("70b on 8 devices, ZeRO-3, a sequence of 4096 on each, full recomputation: GB of one device\n"
+          f"{'':<28}{''.join(f'{kind:>13}' for kind in kinds)}  devices of {DEVICE} GB needed")
+    for name, flags in PRECISIONS.items():
+        def on(devices):
+            return booked(runs, f"--model 70b --zero 3 --recompute full --seq-len 4096 --fake-world {devices} "
+                                f"--global-batch {devices} --grad-dtype {flags}")
+        needed = 1 + bisect.bisect_left(range(1, 64), True, key=lambda devices: on(devices)["total"] <= DEVICE)
+        peak = on(8)
+        print(f"{name:<28}{''.join(f'{peak.get(kind, 0):>13.1f}' for kind in kinds)}{needed:>18}", flush=True)
+
+
+# Technique, ranks, the file to read, flags. In fp64: 50 steps do not amplify its rounding to a digit that is printed.
+FRONT = [
+    ("one device", 1, "01_single_gpu/", ""),
+    ("data parallel", 2, "02_data_parallel/", "--tables off"),
+    ("ZeRO-3", 2, "03_zero/", "--zero 3 --tables off"),
+    ("tensor parallel", 2, "04_tensor_parallel/", "--tp 2 --tables off"),
+    ("pipeline", 2, "05_pipeline/", "--pp 2 --tables off"),
+    ("context parallel", 2, "06_context_parallel/", "--cp 2 --tables off"),
+    ("FP8", 1, "07_fp8/", "--dtype bf16 --fp8 current --optimizer adamw8bit --tables off"),
+    ("all of 02 to 06", 8, "08_3d_full/", "--tp 2 --cp 2 --pp 2 --zero 1 --sequence-parallel on"),
+]
+
+
+def front(runs):
+    """README.md's table"""
+    print(f"{'':<17}{'':>5}{'lines of':>14}{'loss at step':>18}{'rank 0: MiB of':>20}{'MB':>11}\n"
+          f"{'chapter':<17}ranks{'minimal':>14}{'1':>9}{'50':>12}{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}"
+          f"{'sent':>6}")
+    for technique, ranks, folder, flags in FRONT:
+        program, fp64 = folder[:-1], "--dtype" not in flags
+        flags = f"{flags} --layers 2 --seq-len 64 --global-batch 4 --steps 50".split() + ["--dtype", "fp64"] * fp64
+        steps = runs.steps(ranks, program, flags, "front.jsonl")
+        # In 8 bits the second decimal differs between CPUs.
+        losses = "".join(f"{steps[i]['loss']:12.7f}" if fp64 else f"{steps[i]['loss']:6.1f}{'':6}" for i in (0, -1))
+        memory = "".join(f"{steps[-1]['memory']['peak'][kind] / 2**20:6.1f}" for kind in KINDS[:4])
+        lines = sum(path.read_text().count("\n") for path in pathlib.Path(folder).glob("minimal.*"))
+        print(f"{program[:2]} {technique:<16}{ranks:>3}{lines:>14}{losses}{memory}"
+              f"{sum(steps[-1]['comm_bytes'].values()) / 1e6:6.1f}", flush=True)
+        (runs.folder / "front.jsonl").unlink()
+
+
+def recipes(runs):
+    """chapter 07: what recipes and 8-bit moments do to the loss; minutes"""
+    names, *rows = fp8_loss(runs)
+    _, first, *others = zip(*rows)
+    print(f"{'mean of the last ten losses':<30}{'difference':>10}{'largest at any step':>21}\n"
+          f"{names[1]:<19}{statistics.mean(first[-10:]):11.4f}")
+    for name, losses in zip(names[2:], others):
+        distance = [a - b for a, b in zip(losses, first)]
+        print(f"{name:<19}{statistics.mean(losses[-10:]):11.4f}{statistics.mean(distance[-10:]):+10.3f}"
+              f"{max(map(abs, distance)):21.3f}")
+
+
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
           "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory,
           "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
           "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
           "08_loss": mesh_loss, "08_memory": mesh_memory, "08_experts": expert_load,
-          "08_checkpoint": measure_checkpoint.cost}
-PRINTED = {"front": measure_printed.front, "06_lengths": measure_printed.lengths, "07_recipes": recipes,
-           "07_memory": measure_printed.large_model}
+          "08_checkpoint": checkpoints}
+PRINTED = {"front": front, "06_lengths": lengths, "07_recipes": recipes, "07_memory": large_model}
 
 
 def write(path, name, make, runs):

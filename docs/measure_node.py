@@ -31,9 +31,11 @@ import tables
 from measure_node_machine import Node, OutOfTime, Usage
 from measure_node_readers import (Unreadable, csv_of, doctest, fp8_products, limits, links_of, op_row,
                                   sanitizer_summary, steps_of, torch_attention, torch_steps)
-from measure_node_shapes import GPU_RESULTS, RECIPES, SCALES, SMALL, resized
+from measure_node_shapes import SCALES, SMALL, resized
 
-# ---- the parts, each a function of the node -------------------------------------------------------------------------
+GPU_RESULTS = pathlib.Path("docs/results/gpu")
+RECIPES = ("current", "delayed", "rowwise", "blockwise")
+
 
 def ceilings(node):
     """a large copy and a large product: cold, and after seconds without a pause, as in training"""
@@ -107,7 +109,7 @@ def fp8(node):
     for recipe in RECIPES:
         train_slice(node, f"fp8 {recipe}", "07_fp8", ["--fp8", recipe, "--tables", "off"])
     for recipe in RECIPES:
-        if node.scale.fp8_products and node.device == "cuda":
+        if node.options.scale == "full" and node.device == "cuda":
             node.run(f"products, {recipe}", ["07_fp8", "--dtype", "bf16", "--fp8", recipe, "--steps", "0"], fp8_products)
         else:
             node.skip(f"products, {recipe}", "its shapes are large and fixed")
@@ -127,13 +129,12 @@ def links(node):
     """the links between the GPUs: all-reduces of 1 KiB and more, bandwidth and latency of a message"""
     if node.ranks < 2:
         return node.skip("all", "one GPU has no links")
-    node.write_topology()
     for ranks in sorted({2, node.ranks}):
         flags = resized(SMALL, global_batch=ranks).flags("micro-batch")
         node.run(f"all-reduce over {ranks}", ["02_data_parallel", *flags, "--steps", "1", "--all-reduce-mb",
                                               str(node.scale.all_reduce_mb)],
                  csv_of("all_reduce", lambda row: {"quantity": "bus bandwidth", "value": row["bus_bytes_per_s"] / 1e9,
-                                                   "unit": "GB/s", **row}),
+                                                   "unit": "GB/s", "seconds_each": row.pop("seconds"), **row}),
                  ranks=ranks, file_flag="--all-reduce-csv", limit=240)
         node.run(f"links of {ranks}", ["08_3d_full", *flags, "--steps", "1"], links_of(ranks), ranks=ranks,
                  file_flag="--probe-file")
@@ -234,7 +235,6 @@ STEP_COLUMNS = ("ranks", "tokens_per_s", "tokens_per_s_per_rank", "step_s", "mod
                 "peak_gib", "device_gib", "other_gib", "first_loss", "last_loss", "loss_difference")
 OP_COLUMNS = ("op", "calls", "ms", "floor_ms", "times_floor", "reference_floor_ms", "times_reference_floor", "share",
               "gflops", "gbytes_per_s")
-
 TEST_COLUMNS = ("cases", "failed", "assertions")
 
 
@@ -306,7 +306,6 @@ def main():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this out; needs --out")
     parser.add_argument("--scale", choices=SCALES, default="full", help="tiny: to try this out; needs --out")
     parser.add_argument("--ranks", type=int, help="ranks of links and layouts [one per GPU, at most 8]")
-    parser.add_argument("--most", type=float, default=3600, help="end a run after so many seconds [%(default)s]")
     parser.add_argument("--least", type=float, default=10, help="seconds that a run needs to be begun [%(default)s]")
     parser.add_argument("--seconds-used", type=float, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -317,23 +316,18 @@ def main():
     if options.out.resolve() == GPU_RESULTS.resolve() and (options.device == "cpu" or options.scale != "full"):
         parser.error(f"{GPU_RESULTS} is for GPUs at full scale: name another folder with --out")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    node = None
-    folder = tempfile.TemporaryDirectory(prefix="measure_node.")
-    try:
-        node = Node(options, started, pathlib.Path(folder.name))
-        if "emulated" in node.name and options.out.resolve() == GPU_RESULTS.resolve():
-            raise Usage(f"{node.name} is no hardware: name another folder than {GPU_RESULTS} with --out")
+    with tempfile.TemporaryDirectory(prefix="measure_node.") as folder:
+        try:
+            node = Node(options, started, pathlib.Path(folder))
+            if "emulated" in node.name and options.out.resolve() == GPU_RESULTS.resolve():
+                raise Usage(f"{node.name} is no hardware: name another folder than {GPU_RESULTS} with --out")
+        except (Usage, Unreadable) as why:
+            print(f"measure_node: {why}", file=sys.stderr)
+            return 2
         names = [name for name in PARTS if not options.parts or name in options.parts]
         print(f"{node}; results in {options.out}", flush=True)
         measure_all(node, names)
         return summary(node, names, time.monotonic() - started)
-    except (Usage, Unreadable) as why:
-        print(f"measure_node: {why}", file=sys.stderr)
-        return 2
-    finally:
-        if node:
-            node.close()
-        folder.cleanup()
 
 
 if __name__ == "__main__":

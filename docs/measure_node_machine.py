@@ -1,24 +1,24 @@
 """The machine that measure_node.py measures: it runs commands there, and keeps a record of each."""
+import collections
 import ctypes
 import datetime
 import hashlib
 import importlib.util
 import os
-import pathlib
 import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
+import threading
 import time
 
-import measure_node_monitor
 import programs
 import tables
 from measure_node_readers import NotTested, Unreadable, found
 from measure_node_shapes import SCALES, SMALL
 
-# ---- the machine, the runs and their records ------------------------------------------------------------------------
 
 class OutOfTime(Exception):
     pass
@@ -30,6 +30,13 @@ class Usage(Exception):
 
 LEAST_DRIVER = 580  # of CUDA 13
 LIBC = ctypes.CDLL(None)
+# What nvidia-smi says while runs are measured: clocks, power, what limits them, and who else is there.
+COLUMNS = ["sm_mhz", "power_w", "limited_by", "others"]
+PERIOD_MS = 500
+QUERY = "index,clocks.sm,power.draw,clocks_event_reasons.active,memory.used"
+# Bits of clocks_event_reasons.active; the first, an idle GPU, is none of interest.
+REASONS = {0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
+           0x20: "temperature (software)", 0x40: "temperature (hardware)", 0x80: "power brake", 0x100: "display clocks"}
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -58,9 +65,69 @@ def ends_with_this():
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+Sample = collections.namedtuple("Sample", "time gpu mhz watts reasons mib")
+
+
+def parsed(line, now):
+    """None: a line that is no sample, or has none of the numbers ("[N/A]" of a MIG slice)."""
+    words = [word.strip() for word in line.split(",")]
+    try:
+        return Sample(now, words[0], float(words[1]), float(words[2]), int(words[3], 16), float(words[4]))
+    except (ValueError, IndexError):
+        return None
+
+
+class Monitor:
+    """Reads nvidia-smi's samples in a thread. Without nvidia-smi, or where it fails, every row's columns stay empty."""
+
+    def __init__(self, before_exec=None):
+        self.samples, self.child = [], None
+        self.tool = shutil.which("nvidia-smi")
+        if not self.tool:
+            return
+        words = [self.tool, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits", f"-lms={PERIOD_MS}"]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if visible:
+            words.append(f"--id={visible}")
+        self.child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                                      stdin=subprocess.DEVNULL, preexec_fn=before_exec)
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.child.stdout:
+            sample = parsed(line, time.monotonic())
+            if sample:
+                self.samples.append(sample)
+
+    def before(self):
+        """Memory and processes on the GPUs while no program of ours runs: other tenants."""
+        if not self.child:
+            return ""
+        words = [self.tool, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+        try:
+            asked = subprocess.run(words, capture_output=True, text=True, timeout=10)
+        except subprocess.TimeoutExpired:
+            return "nvidia-smi does not answer"
+        lines = [line for line in asked.stdout.splitlines() if line.split(",")[0].strip().isdigit()]
+        latest = {sample.gpu: sample.mib for sample in self.samples[-16:]}  # of at most 8 GPUs
+        used = f", {sum(latest.values()):.0f} MiB in use" if latest else ""
+        return f"{len(lines)} processes{used}" if asked.returncode == 0 else ""
+
+    def during(self, begin, end):
+        """The columns of a run between these times: of the GPU with the lowest clock, and of that with most power."""
+        here = [sample for sample in list(self.samples) if begin <= sample.time <= end]
+        if not here:
+            return {}
+        def middles(key):
+            return [statistics.median(key(s) for s in here if s.gpu == gpu) for gpu in {s.gpu for s in here}]
+        bits = {bit for sample in here for bit in REASONS if sample.reasons & bit}
+        return {"sm_mhz": min(middles(lambda s: s.mhz)), "power_w": max(middles(lambda s: s.watts)),
+                "limited_by": ", ".join(REASONS[bit] for bit in sorted(bits))}
+
+
 class Node:
     FIRST = ["run", "status"]
-    LAST = [*measure_node_monitor.COLUMNS, "seconds", "note", "hardware", "driver", "commit", "date", "command"]
+    LAST = [*COLUMNS, "seconds", "note", "hardware", "driver", "commit", "date", "command"]
 
     def __init__(self, options, started, folder):
         self.options, self.scale, self.bin = options, SCALES[options.scale], options.bin
@@ -76,7 +143,7 @@ class Node:
         if re.match(r"\d+\.", self.driver) and int(self.driver.split(".")[0]) < LEAST_DRIVER:
             raise Usage(f"driver {self.driver}: programs of CUDA 13 need {LEAST_DRIVER} or later")
         self.look()
-        self.monitor = measure_node_monitor.Monitor(ends_with_this) if self.device == "cuda" else None
+        self.monitor = Monitor(ends_with_this) if self.device == "cuda" else None
 
     def look(self):
         """What is here: the device's name as CUDA reports it, how many there are, the driver, the commit."""
@@ -104,11 +171,7 @@ class Node:
             code, text, _ = programs.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
             if code == 0 and text.strip():
                 return text.split("\n")[0].strip()
-        try:
-            text = pathlib.Path("/proc/driver/nvidia/version").read_text()
-            return found(r"(\d+\.\d[\d.]*)", text, "version")[1]
-        except (OSError, Unreadable):
-            return "none"
+        return "none"
 
     def commit_here(self):
         """Where there is no git, the programs themselves say which build this is."""
@@ -121,11 +184,6 @@ class Node:
 
     def side(self):
         return ["--bench-side", str(self.scale.side), "--bench-warm-ms", str(self.scale.warm_ms)]
-
-    def file_text(self):
-        if not self.file.exists():
-            raise Unreadable("the program wrote no file")
-        return self.file.read_text()
 
     def output(self, command):
         return self.execute([str(self.bin / command[0]), *command[1:]], {}, 60)[1]
@@ -216,7 +274,6 @@ class Node:
         self.file.unlink(missing_ok=True)
         if ranks == 1:
             environment["OMPI_MCA_ess_singleton_isolated"] = "1"  # starts without mpirun's daemon
-        limit = min(limit, self.options.most)
         others, begin = self.monitor.before() if self.monitor else "", time.monotonic()
         code, output, seconds = self.execute(words, environment, min(limit, left))
         watched = {"others": others, **(self.monitor.during(begin, time.monotonic()) if self.monitor else {})}
@@ -230,7 +287,7 @@ class Node:
             rows = parse(output, self)  # of a failed run: what there is
         except NotTested as why:
             status, note = ("not tested", str(why)) if status == "ok" else (status, "")
-        except (Unreadable, ValueError, KeyError, TypeError) as why:
+        except (Unreadable, OSError, ValueError, KeyError, TypeError) as why:  # OSError: it wrote no file
             status, note = ("failed", f"{type(why).__name__}: {why}") if status == "ok" else (status, "")
         if status in ("failed", "timeout"):
             ended = f"no end within {limit} s" if code is None else f"exit code {code}"
@@ -252,13 +309,3 @@ class Node:
                 return 127, str(why), 0.0
             file.seek(0)
             return code, COLORS.sub("", file.read().decode(errors="replace")), time.monotonic() - begin
-
-    def write_topology(self):
-        """How the GPUs are connected, beside the CSVs."""
-        if self.device == "cuda" and shutil.which("nvidia-smi"):
-            self.out.mkdir(parents=True, exist_ok=True)
-            (self.out / "topology.txt").write_text(COLORS.sub("", programs.run(["nvidia-smi", "topo", "-m"])[1]))
-
-    def close(self):
-        if self.monitor:
-            self.monitor.stop()

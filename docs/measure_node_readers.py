@@ -1,12 +1,13 @@
 """What the programs of measure_node.py print, as rows of its CSVs."""
-import csv
-import io
 import json
 import re
 
-from measure_node_shapes import BF16_BOUND, REFERENCE
+import programs
+import tables
+# Rates of other programs on the same hardware: a large copy (bytes read and written) and a bf16 product of 8192^3.
+REFERENCE = {"NVIDIA H200": {"copy": 4.3e12, "product": 795e12}}
+BF16_BOUND = 2e-2  # of a layout's loss against one rank's: that of tests/08_grid.cpp
 
-# ---- what the programs print, as rows -------------------------------------------------------------------------------
 
 class Unreadable(Exception):
     """The output does not hold what was asked for."""
@@ -55,7 +56,7 @@ def limits(text, node):
 
 def links_of(ranks):
     def parse(_, node):
-        measured = {name: link for name, link in json.loads(node.file_text()).items() if isinstance(link, dict)}
+        measured = {name: link for name, link in json.loads(node.file.read_text()).items() if isinstance(link, dict)}
         rows = []
         for name, link in measured.items():
             rows += [{"quantity": f"{name} bandwidth", "value": link["bytes_per_s"] / 1e9, "unit": "GB/s"},
@@ -75,13 +76,10 @@ def number(text):
 
 def csv_of(kind, row_of, wanted=lambda row: True):
     def parse(_, node):
-        rows = [{key: number(value) for key, value in row.items()}
-                for row in csv.DictReader(io.StringIO(node.file_text()))]
+        rows = [{key: number(value) for key, value in row.items()} for row in tables.read(node.file)]
         rows = [row_of(row) for row in rows if wanted(row)]
         if not rows:
             raise Unreadable(f"no rows of {kind}")
-        if kind == "all_reduce":
-            rows = [{**row, "seconds_each": row.pop("seconds")} for row in rows]
         return rows
     return parse
 
@@ -112,7 +110,7 @@ def rates(node, shape, ranks, tokens_per_s):
 
 def steps_of(node, shape, ranks=1, simulated=0, reference=None):
     def parse(_, node):
-        steps = [line for line in map(json.loads, node.file_text().splitlines()) if line["event"] == "step"]
+        steps = programs.events(node.file, "step")
         timed = steps[5:] or steps[2:] or steps[1:]
         if not timed:
             raise Unreadable("the metrics have no steps")

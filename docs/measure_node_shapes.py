@@ -1,15 +1,6 @@
 """The models and scales that measure_node.py trains."""
 import dataclasses
-import pathlib
 
-GPU_RESULTS = pathlib.Path("docs/results/gpu")
-# Rates of other programs on the same hardware: a large copy (bytes read and written) and a bf16 product of 8192^3.
-REFERENCE = {"NVIDIA H200": {"copy": 4.3e12, "product": 795e12}}
-RECIPES = ("current", "delayed", "rowwise", "blockwise")
-BF16_BOUND = 2e-2  # of a layout's loss against one rank's: that of tests/08_grid.cpp
-
-
-# ---- shapes ---------------------------------------------------------------------------------------------------------
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -53,7 +44,6 @@ class Scale:
     warm_ms: int           # without a pause, before a ceiling is measured warm
     side: int              # of the product that measures the ceiling; 0: the program's default
     all_reduce_mb: int
-    fp8_products: bool     # chapter 07's table has fixed, large shapes
 
 
 def resized(shape, **sizes):
@@ -67,12 +57,12 @@ SCALES = {
         attention=[8192, 4096, 16384, 32768], long_attention=131072, rank=resized(LLAMA_70B, global_batch=16),
         shared=Shape(4, 1024, 8, 8, 2816, 32768, 1024, global_batch=8),
         layout=resized(LLAMA_8B, layers=8, seq_len=4096, global_batch=8),
-        steps=15, warm_ms=2000, side=0, all_reduce_mb=256, fp8_products=True),
+        steps=15, warm_ms=2000, side=0, all_reduce_mb=256),
     # A few seconds for each run on a CPU, to try this script.
     "tiny": Scale(
         slice=SMALL, block=resized(SMALL, ffn=96), experts=SMALL, expert_flags="--experts 8 --top-k 2",
         attention=[32, 64, 96, 128], long_attention=160,
         rank=Shape(4, 64, 16, 8, 128, 256, 32, global_batch=16),
         shared=Shape(2, 32, 4, 4, 32, 256, 32, global_batch=8), layout=Shape(8, 32, 8, 8, 32, 256, 32, global_batch=8),
-        steps=4, warm_ms=20, side=64, all_reduce_mb=1, fp8_products=False),
+        steps=4, warm_ms=20, side=64, all_reduce_mb=1),
 }

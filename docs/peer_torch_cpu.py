@@ -24,15 +24,6 @@ SHAPES = {
 }
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=[*SHAPES, "all"], default="all")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--binary", default="build/bin/01_single_gpu")
-    return parser.parse_args()
-
-
 def build_model(torch, shape, seq_len):
     nn, F = torch.nn, torch.nn.functional
     layers, hidden, heads, kv_heads, ffn, vocab = shape
@@ -129,7 +120,12 @@ def ours(binary, name, threads):
 
 
 def main():
-    options = arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=[*SHAPES, "all"], default="all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--binary", default="build/bin/01_single_gpu")
+    options = parser.parse_args()
     if not os.access(options.binary, os.X_OK):
         sys.exit(f"{options.binary} is not there: build the target 01_single_gpu, or name it with --binary")
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch loads its OpenMP

@@ -39,7 +39,7 @@ def timelines(panels, height, kinds, label, mark_update):
     figure, axes = plt.subplots(1, len(panels), figsize=(13, height), sharey=True)
     for axis, (title, rows) in zip(axes, panels.items()):
         axis.stackplot(range(len(rows)), [numbers(rows, kind, 2**-20) for kind in kinds], labels=kinds,
-                       colors=style.colours(kinds), lw=0)
+                       colors=[style.KINDS[kind] for kind in kinds], lw=0)
         phases = [row["phase"].split()[0] for row in rows]
         marks = [("forward", 0), ("backward", phases.index("backward"))]
         if mark_update and "update" in phases:
@@ -64,8 +64,6 @@ def memory_bars(axis, names, rows):
     axis.set_xticks(range(len(rows)), names)
     axis.legend(fontsize=8)
 
-
-# ---- 01 -------------------------------------------------------------------------------------------------------------
 
 def loss(rows):
     figure, axis = plt.subplots(figsize=(7, 3.6))
@@ -102,8 +100,6 @@ def mup(rows):
     return figure
 
 
-# ---- 02 -------------------------------------------------------------------------------------------------------------
-
 def all_reduce(rows):
     algorithms = groups(rows, "algorithm")
     colours = dict(zip(algorithms, (style.GREY, style.RED, style.BLUE, style.GREEN, style.PURPLE, style.CYAN,
@@ -133,8 +129,6 @@ def data_parallel(rows):
     return figure
 
 
-# ---- 03 -------------------------------------------------------------------------------------------------------------
-
 def zero_memory(rows):
     stages = {f"--zero {stage}": mine for stage, mine in groups(rows, "stage").items()}
     # The mountain of activations on top of what this chapter moves.
@@ -143,8 +137,6 @@ def zero_memory(rows):
     plt.setp(figure.axes, xticks=[])
     return figure
 
-
-# ---- 04 -------------------------------------------------------------------------------------------------------------
 
 def tensor_memory(rows):
     figure, axis = plt.subplots(figsize=(7.5, 3.8))
@@ -167,8 +159,6 @@ def efficiency(rows):
     return figure
 
 
-# ---- 05 -------------------------------------------------------------------------------------------------------------
-
 def pipeline(rows):
     panels = groups(rows, "title")
     ranks = 1 + max(int(row["rank"]) for row in rows)
@@ -179,8 +169,6 @@ def pipeline(rows):
                                      for row in spans[str(rank)]] for rank in range(ranks)])
     return figure
 
-
-# ---- 06 -------------------------------------------------------------------------------------------------------------
 
 def causal(rows):
     colours = [style.BLUE, style.RED, style.GREEN, style.YELLOW]  # of the ranks
@@ -201,8 +189,6 @@ def causal(rows):
         work.set(title="% of the work", xlabel="rank", xticks=range(len(pairs)), ylim=(0, 50))
     return figure
 
-
-# ---- 07 -------------------------------------------------------------------------------------------------------------
 
 def formats(rows):
     figure, axis = plt.subplots(figsize=(7, 3.2))
@@ -232,8 +218,6 @@ def fp8_loss(rows, window=10):
     right.grid(alpha=0.3)
     return figure
 
-
-# ---- 08 -------------------------------------------------------------------------------------------------------------
 
 def mesh_loss(rows):
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
@@ -313,8 +297,7 @@ def main():
             parser.error(f"{name} is none of {', '.join(PICTURES)}")
         path = arguments.data / f"{name}.csv"
         if not path.exists():
-            script = "published.py" if name == "08_published" else f"measure.py {name}"
-            parser.error(f"{path} does not exist: python3 docs/{script} writes it")
+            parser.error(f"{path} does not exist: docs/measure.py or docs/published.py writes it")
         figure = PICTURES[name](tables.read(path))
         figure.tight_layout()
         figure.savefig(arguments.out / f"{name}.png", dpi=130)

@@ -17,8 +17,6 @@ class UsageError(Exception):
     pass
 
 
-# ---- answers ---------------------------------------------------------------------------------------------------------
-
 def counted(n, word):
     return f"{n} {word}{'' if n == 1 else 's'}"
 
@@ -214,14 +212,10 @@ class Quiz:
 
 def read_answers(path, chosen):
     try:
-        if pathlib.Path(path).exists() and not pathlib.Path(path).is_file() and not pathlib.Path(path).is_dir():
-            raise UsageError(f"--answers {path}: is not a regular file")
-        lines = pathlib.Path(path).read_text().split("\n")
+        lines = pathlib.Path(path).read_text().rstrip().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--answers {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None
     answers = []
-    while lines and not lines[-1].strip():
-        lines.pop()
     if len(lines) > len(chosen):
         raise UsageError(f"--answers {path} has {len(lines)} lines for {len(chosen)} questions")
     for number, (asked, line) in enumerate(zip(chosen, lines), 1):

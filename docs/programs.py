@@ -21,10 +21,6 @@ def mpirun(ranks, *options):
     return ["mpirun", "--oversubscribe", *options, "-np", str(ranks)]
 
 
-def on_ranks(ranks):
-    return mpirun(ranks) if ranks > 1 else []
-
-
 def stop(process, patience=8):
     """Ends a process and what it started: at the first signal, mpirun ends its ranks."""
     for kind, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 2)):

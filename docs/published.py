@@ -3,12 +3,11 @@
 writes docs/results/08_published.csv, which docs/plots.py draws.
 
     python3 docs/published.py [ROW ...] [--bin build/bin] [--out docs/results] [--jobs N]
-                             [--commands | --check | --lesson]
+                             [--commands | --lesson]
     python3 docs/published.py --estimate [ROW ...]      the planner's estimate of the same rows, in seconds
 
-ROW: a part of a row's name; default: all, six minutes. --commands prints what would run. --check runs the dry runs
-only: every layout must be one that the program accepts. --lesson writes the tables of docs/published.md and of
-chapter 08's README from the CSV. The last lines are the errors by role, and the worst rows.
+ROW: a part of a row's name; default: all, six minutes. --commands prints the dry runs. --lesson writes the tables of
+docs/published.md and of chapter 08's README from the CSV. The last lines are the errors by role, and the worst rows.
 
 Everything is compared as tokens per second and GPU. A row in TFLOP/s or MFU is converted by its own definition of the
 FLOPs of a token (`flops` of its source), not by this course's; one in seconds by its batch.
@@ -29,8 +28,6 @@ import tables
 
 PEAK = 989.5e12  # bf16 of an H100, of all rows in MFU
 
-
-# ---- the rows -------------------------------------------------------------------------------------------------------
 
 def head_size(model):
     return model.get("head_dim", model["hidden"] // model["heads"])
@@ -91,8 +88,6 @@ def read_rows(path, names):
     return data, rows
 
 
-# ---- the simulation -------------------------------------------------------------------------------------------------
-
 def write_cluster(row, data, clusters, folder):
     """The row's cluster with as many nodes as it needs, as a file for --simulate."""
     entry = data["clusters"][row["cluster"]]
@@ -119,8 +114,6 @@ def simulate(row, data, program, clusters):
     return row["global_batch"] * row["seq_len"] / seconds / row["gpus"]
 
 
-# ---- the planner's estimate -----------------------------------------------------------------------------------------
-
 PLANNED = {"--tp": "1", "--cp": "1", "--pp": "1", "--ep": "1", "--zero": "0", "--recompute": "none",
            "--hybrid-shard": "0", "--sequence-parallel": "off", "--tp-overlap": "off"}
 
@@ -142,8 +135,6 @@ def estimate(row, data, program, clusters):
                          "1", "--csv", table])
         return float(tables.read(table)[0]["tokens/s/GPU"])
 
-
-# ---- results --------------------------------------------------------------------------------------------------------
 
 COLUMNS = ["row", "role", "software", "gpus", "published", "predicted", "error", "note"]
 BEGIN, END = "<!-- published: (.*) -->", "<!-- end of published -->"
@@ -232,15 +223,14 @@ def note(row):
 
 def summary(rows):
     """Lines: the errors of each role, then the rows that are off by more than 15%."""
-    lines = []
+    lines, rows = [], [row for row in rows if row["error"] != ""]
     for role in ("calibration", "held out", "doubtful"):
-        errors = [abs(float(row["error"])) for row in rows if row["role"] == role and row["error"] != ""]
+        errors = [abs(float(row["error"])) for row in rows if row["role"] == role]
         if errors:
             within = sum(error <= 15 for error in errors)
             lines.append(f"{role}: {len(errors)} rows, median error {statistics.median(errors):.1f}%, "
                          f"{within} within 15%, largest {max(errors):.0f}%")
-    worst = sorted((row for row in rows if row["error"] != "" and abs(float(row["error"])) > 15),
-                   key=lambda row: -abs(float(row["error"])))
+    worst = sorted((row for row in rows if abs(float(row["error"])) > 15), key=lambda row: -abs(float(row["error"])))
     return lines + [f"  {float(row['error']):+6.0f}%  {row['row']}" for row in worst]
 
 
@@ -254,7 +244,6 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--estimate", action="store_true")
     parser.add_argument("--commands", action="store_true")
-    parser.add_argument("--check", action="store_true")
     parser.add_argument("--lesson", action="store_true")
     arguments = parser.parse_args()
     data, rows = read_rows(arguments.rows, arguments.names)
@@ -275,9 +264,6 @@ def main():
         try:
             if arguments.estimate:
                 return estimate(row, data, arguments.bin / "plan", arguments.clusters), ""
-            if arguments.check:
-                programs.output([program, *flags(row, data), "--dry-run", "--fake-rank", "0"])
-                return None, ""
             return simulate(row, data, program, arguments.clusters), ""
         except programs.Failed as error:
             return None, str(error)
@@ -291,10 +277,9 @@ def main():
             results.append(dict(zip(COLUMNS, [row["name"], row["role"], row["software"], row["gpus"], f"{value:.5g}",
                                               "" if predicted is None else f"{predicted:.5g}", error,
                                               failure or note(row)])))
-            text = failure or ("accepted" if predicted is None else f"{value:9.5g} {predicted:9.5g} {error:>6}%")
-            print(f"{row['name']:48} {text}", flush=True)
+            print(f"{row['name']:48} {failure or f'{value:9.5g} {predicted:9.5g} {error:>6}%'}", flush=True)
     print("\n".join(summary(results)))
-    if not (arguments.estimate or arguments.check or arguments.names or failed):
+    if not (arguments.estimate or arguments.names or failed):
         tables.write(arguments.out / "08_published.csv", results, COLUMNS,
                      ["08_published: tokens/s per GPU, published and simulated; error in percent",
                       "command: python3 docs/published.py", "computed by the simulation"])

@@ -32,15 +32,11 @@ CSV, PATCHES = ROOT / "docs/results/silent_bugs.csv", ROOT / "docs/silent/patche
 TARGET = "08_3d_full"
 
 
-class Refused(Exception):
-    """One line for the user; exit code 2."""
-
-
 def listed_patches():
     """{bug: its patch, without the words on top}."""
     listed = {path.stem: path.read_text().partition("\n\n")[2] for path in PATCHES.glob("*.diff")}
     if set(listed) != {bug.name for bug in bugs.RUN}:
-        raise Refused(f"not both in {PATCHES.name} and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
+        raise checks.Failed(f"not both in {PATCHES.name} and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
     return listed
 
 
@@ -61,14 +57,8 @@ def key(bug, listed):
 def read(path=CSV):
     rows = tables.read(path) if path.exists() else []
     if rows and tuple(rows[0]) != checks.COLUMNS:
-        raise Refused(f"{path}: its columns are not {','.join(checks.COLUMNS)}")
+        raise checks.Failed(f"{path}: its columns are not {','.join(checks.COLUMNS)}")
     return rows
-
-
-def write(path, rows, wanted):
-    """In the order of bugs.py; what is not wanted any more goes."""
-    rows = {row["text"]: row for row in rows}
-    tables.write(path, [rows[each] for each in wanted if each in rows], checks.COLUMNS)
 
 
 def command(what, *words):
@@ -88,7 +78,7 @@ class Runs:
         for name in ("programs", "runs"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
-        text(self.folder / "runs")
+        references.masked_text(self.folder / "runs", (ROOT / "docs/data/corpus.txt").read_bytes())
         if not self.source.exists():
             command("git clone", "git", "clone", "--quiet", "--no-checkout", ROOT, self.source)
         command("git fetch", "git", "-C", self.source, "fetch", "--quiet", ROOT, "HEAD")
@@ -119,18 +109,12 @@ class Runs:
         return self.rights[model]
 
 
-def text(folder):
-    """The text whose targets are masked unevenly, beside the folders of the runs."""
-    references.masked_text(folder, (ROOT / "docs/data/corpus.txt").read_bytes())
-
-
 def measure_all(chosen, listed, options):
-    wanted = [key(bug, listed) for bug in controls() + bugs.RUN]
-    rows, runs = read(options.csv), None
-    known, errors = {row["text"] for row in rows}, 0
+    wanted = [key(bug, listed) for bug in controls() + bugs.RUN]  # other rows go
+    by_text, runs, errors = {row["text"]: row for row in read(options.csv)}, None, 0
     for bug in chosen:
         digest = key(bug, listed)
-        if digest in known and not options.names:
+        if digest in by_text and not options.names:
             continue
         runs = runs or Runs(options.work)
         try:
@@ -140,8 +124,8 @@ def measure_all(chosen, listed, options):
             errors += 1
             print(f"ERROR {bug.name}: {error}", file=sys.stderr, flush=True)
             continue
-        rows = [each for each in rows if each["text"] != digest] + [{k: str(v) for k, v in row.items()}]
-        write(options.csv, rows, wanted)
+        by_text[digest] = row
+        tables.write(options.csv, [by_text[each] for each in wanted if each in by_text], checks.COLUMNS)
         print(" ".join(f"{k} {v}," for k, v in row.items() if k not in ("text", "flags")), flush=True)
     return 1 if errors else 0
 
@@ -165,21 +149,20 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--csv", type=pathlib.Path, default=CSV)
-    parser.add_argument("--page", type=pathlib.Path, default=page.PAGE)
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/silent")
     options = parser.parse_args()
     try:
         listed = listed_patches()
         if options.check or options.write:
             rows = read(options.csv)
-            lines = wrong(rows, listed) or page.differs(options.page, rows, options.write)
-            print("\n".join(lines) or f"{options.page.name}: its tables are those of {options.csv.name}")
+            lines = wrong(rows, listed) or page.differs(rows, options.write)
+            print("\n".join(lines) or f"{page.PAGE.name}: its tables are those of {options.csv.name}")
             return 1 if lines else 0
         every = controls() + bugs.RUN
         if unknown := set(options.names) - {bug.name for bug in every}:
-            raise Refused(f"there is no bug {', '.join(sorted(unknown))} in docs/silent/bugs.py")
+            raise checks.Failed(f"there is no bug {', '.join(sorted(unknown))} in docs/silent/bugs.py")
         return measure_all([bug for bug in every if not options.names or bug.name in options.names], listed, options)
-    except (Refused, checks.Failed, OSError) as error:
+    except (checks.Failed, OSError) as error:
         print(f"silent_bugs.py: {error}", file=sys.stderr)
         return 2
 

@@ -8,7 +8,3 @@ BLUE, CYAN, GREEN, YELLOW, RED, PURPLE, GREY = ("#4477aa", "#66ccee", "#228833",
 KINDS = {"params": BLUE, "grads": CYAN, "optimizer": GREEN, "activations": RED, "comm": PURPLE, "workspace": GREY,
          "host": YELLOW}
 ON_DEVICE = [kind for kind in KINDS if kind != "host"]
-
-
-def colours(kinds):
-    return [KINDS[kind] for kind in kinds]

@@ -6,8 +6,7 @@
 
 Each layout: the median step of a run on MPI ranks with one thread each, against --simulate on a cluster file that is
 calibrated here: ops from chapter 01's --bench with one rank's shapes, on as many cores at once as the layout uses;
-links from chapter 08's --probe-file. LAYOUT: only rows whose name contains one of these. Exit code 1 if an error
-exceeds --limit (percent; default: none). Meant for a quiet machine.
+links from chapter 08's --probe-file. LAYOUT: only rows whose name contains one of these. Meant for a quiet machine.
 """
 import argparse
 import concurrent.futures
@@ -36,10 +35,8 @@ LAYOUTS = {
     "dp 2, ZeRO-3": (2, "--dp 2 --zero 3", 16, {}),
     "tp 2": (2, "--tp 2", 16, HALVES),
     "tp 2, sequence parallel": (2, "--tp 2 --sequence-parallel on", 16, HALVES),
-    "pp 2, GPipe": (2, "--pp 2 --pipeline gpipe", 4, {"--layers": 2}),
-    "pp 2, 1F1B": (2, "--pp 2 --pipeline 1f1b", 4, {"--layers": 2}),
-    "pp 2, interleaved": (2, "--pp 2 --pipeline interleaved", 4, {"--layers": 2}),
-    "pp 2, zero-bubble": (2, "--pp 2 --pipeline zero-bubble", 4, {"--layers": 2}),
+    **{f"pp 2, {schedule}": (2, f"--pp 2 --pipeline {schedule.lower()}", 4, {"--layers": 2})
+       for schedule in ("GPipe", "1F1B", "interleaved", "zero-bubble")},
     "cp 2, zigzag": (2, "--cp 2", 16, {"--seq-len": 64}),
     "cp 2, Ulysses": (2, "--cp 2 --cp-algorithm ulysses", 16, {"--seq-len": 64}),
     "dp 2 x tp 2": (4, "--dp 2 --tp 2 --zero 1", 16, HALVES),
@@ -116,9 +113,8 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/bin"))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results/08_simulation.csv"))
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--limit", type=float)
     arguments = parser.parse_args()
-    rows, worst = [], 0
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(arguments.bin, pathlib.Path(folder), arguments.steps)
         links = machine.links()
@@ -131,16 +127,13 @@ def main():
             simulated = machine.simulated_seconds(ranks, flags, machine.cluster(links, bench), bench)
             measured = machine.step_seconds(ranks, flags)
             error = 100 * (simulated / measured - 1)
-            worst = max(worst, abs(error))
             rows.append([name, ranks, f"{1e3 * measured:.1f}", f"{1e3 * simulated:.1f}", f"{error:+.1f}"])
             print(f"{name:24} {ranks} ranks  measured {rows[-1][2]:>7} ms  simulated {rows[-1][3]:>7} ms  "
                   f"{rows[-1][4]}%", file=sys.stderr, flush=True)
     head = ["layout", "ranks", "measured_ms", "simulated_ms", "error_%"]
     about = "step time of layouts on CPU ranks, one thread each: median measured, and simulated"
-    where = ["docs/validate_simulation.py", f"{machine.cores} cores"]
-    tables.write(arguments.out, [head, *rows], comments=[about, *where])
-    if arguments.limit is not None and worst > arguments.limit:
-        sys.exit(f"the worst error, {worst:.1f}%, exceeds {arguments.limit}%")
+    tables.write(arguments.out, [head, *rows],
+                 comments=[about, "docs/validate_simulation.py", f"{machine.cores} cores"])
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def test_definition(each):
             if line.startswith("| ")]
     page = (ROOT / "docs/drills/README.md").read_text()
     assert [other.name for other in INCIDENTS].count(each.name) == 1 and each.troubleshooting in rows
-    number = INCIDENTS.index(each) + 1
-    assert f"| {number} | {each.name} | {each.title} | {each.teaches} | {each.needs} | {each.minutes} |" in page
+    row = rf"^\| {INCIDENTS.index(each) + 1} \| {each.name} \| {re.escape(each.title)} \|.*\| {each.minutes} \|$"
+    assert len(re.findall(row, page, re.M)) == 1
     assert each.quiet == (f"`{each.name}` measures times and needs a quiet machine" in page)
     assert set(each.remarks) == set(each.fields) and len(each.hints) == 3 and set(each.confusions) < set(CAUSES)
     answers = [drills.drawn(each, seed, 0).answer for seed in range(200)]

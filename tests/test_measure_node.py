@@ -17,7 +17,6 @@ from conftest import ROOT
 
 import measure_node
 import measure_node_machine
-import measure_node_monitor
 
 PARTS = list(measure_node.PARTS)
 SECONDS = 5.0  # of each run by the clock below
@@ -187,7 +186,7 @@ def test_columns_of_nvidia_smi(monkeypatch, nvidia_smi):
     for name, value in {"PATH": nvidia_smi, "FAKE_APPS": r"123, 2000\n77, 10\n", "CUDA_VISIBLE_DEVICES": "0",
                         "FAKE_SAMPLE": "1410, 690.5, 0x0000000000000024, 1024"}.items():
         monkeypatch.setenv(name, value)
-    monitor = measure_node_monitor.Monitor()
+    monitor = measure_node_machine.Monitor()
     end = time.monotonic() + 20
     while len(monitor.samples) < 3 and time.monotonic() < end:
         time.sleep(0.02)
@@ -196,16 +195,15 @@ def test_columns_of_nvidia_smi(monkeypatch, nvidia_smi):
     assert monitor.during(begin, time.monotonic()) == {
         "sm_mhz": 1410, "power_w": 690.5, "limited_by": "power cap, temperature (software)"}
     assert monitor.during(begin - 20, begin - 10) == {}
-    child = monitor.child
-    monitor.stop()
-    assert child.returncode is not None
+    monitor.child.kill()
+    monitor.child.wait()
 
 
 def test_columns_of_two_gpus_and_of_lines_without_numbers(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monitor = measure_node_monitor.Monitor()
-    monitor.samples = [measure_node_monitor.parsed(line, 1.0) for line in
+    monitor = measure_node_machine.Monitor()
+    monitor.samples = [measure_node_machine.parsed(line, 1.0) for line in
                        ("0, 1900, 300.0, 0x0000000000000001, 5", "1, 1200, 700.0, 0x0000000000000008, 5")]
     assert monitor.during(0, 2) == {"sm_mhz": 1200, "power_w": 700, "limited_by": "hardware slowdown"}
     for line in ("", "Field \"x\" is not a valid field to query.", "0, [N/A], [N/A], [N/A], 5"):
-        assert measure_node_monitor.parsed(line, 1.0) is None
+        assert measure_node_machine.parsed(line, 1.0) is None

@@ -42,7 +42,7 @@ def test_every_bug_has_a_thread_and_none_twice():
 
 @pytest.mark.parametrize("bug", in_turn(silent.controls()), ids=lambda bug: f"{bug.layout} {bug.model}")
 def test_right_program_is_seen_by_no_check(bug, binaries, tmp_path):
-    silent.text(tmp_path)
+    silent.references.masked_text(tmp_path, (ROOT / "docs/data/corpus.txt").read_bytes())
     here, name, ranks = tmp_path / "layout", binaries / "08_3d_full", checks.ranks_of(bug.layout)
     here.mkdir()
     checks.run(name, 1, checks.flags_of(bug.model, steps=4, save_reference="one"), here)

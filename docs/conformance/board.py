@@ -2,7 +2,7 @@
 """The conformance board: runs the cells of cells.json and writes docs/results/conformance.csv and the table of
 docs/conformance.md. docs/conformance/run.sh calls it in the environment that it makes.
 
-Run:   python3 docs/conformance/board.py --out out/conformance [--only picotron] [--again] [--reference docs/references/gqa]
+Run:   python3 docs/conformance/board.py --out out/conformance [--only picotron]
        python3 docs/conformance/board.py --write         # from the cells that have run: conformance.csv and conformance.md
        python3 docs/conformance/board.py --check         # that the page is what the CSV gives; all that the board promises
 Watch: one line per cell. A cell that has run is not run again, so that the command can be repeated after an end.
@@ -50,7 +50,6 @@ def versions():
     return {**pinned, **{name: commit for name, _, commit in commits}}
 
 
-# ---- running
 def check_installed(framework):
     """What runs is what the table will say."""
     pinned = versions()[framework]
@@ -155,12 +154,16 @@ def name_of(cell):
     return re.sub(r"[^\w]+", "-", f"{cell['framework']} {cell['layout']} {cell['reference']}").strip("-")
 
 
+def recorded(cell, out):
+    """What has run of a cell; nothing has of one that has changed since."""
+    path = out / f"{name_of(cell)}.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return found if found.get("cell") == cell else {"cell": cell}
+
+
 def run(cell, out, references):
     """Runs it as it is, and with its patch; what has run is in a file."""
-    result, reference = out / f"{name_of(cell)}.json", references / cell["reference"]
-    found = json.loads(result.read_text()) if result.exists() else {}
-    if found.get("cell") != cell:
-        found = {"cell": cell}
+    found, reference = recorded(cell, out), references / cell["reference"]
     for which in ("as it is", "patched")[: 1 + ("patch" in cell)]:
         if which in found:
             continue
@@ -175,11 +178,10 @@ def run(cell, out, references):
         found[which] = [*verdict, round(time.time() - begin)]
         print(f"{cell['framework']:<22}{cell['layout']:<48}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}",
               flush=True)
-        result.write_text(json.dumps(found, indent=1))
+        (out / f"{name_of(cell)}.json").write_text(json.dumps(found, indent=1))
     return found
 
 
-# ---- the table
 def patch_text(patch):
     lines = [f"sed -i -E {shlex.quote(expression)} {file}" for expression, file in patch.get("sed", [])]
     lines += [f"{key}={value}" for key, value in patch.get("environment", {}).items()]
@@ -188,13 +190,11 @@ def patch_text(patch):
 
 def rows(out):
     """Of cells.json, with what has run; the others are `not run`."""
-    pinned, table = versions(), []
+    pinned, table, not_run = versions(), [], ["not run", "", "", ""]
     for cell in cells():
-        result = out / f"{name_of(cell)}.json"
-        found = json.loads(result.read_text()) if result.exists() else {}
-        verdict, gradient, cause, seconds = found.get("as it is", ["not run", "", "", ""]) \
-            if found.get("cell") == cell else ["not run", "", "", ""]
-        after = found.get("patched", ["not run", "", "", ""]) if "patch" in cell else ["", "", "", ""]
+        found = recorded(cell, out)
+        verdict, gradient, cause, seconds = found.get("as it is", not_run)
+        after = found.get("patched", not_run) if "patch" in cell else ["", "", "", ""]
         table.append({
             "framework": cell["framework"], "version": pinned[cell["framework"]], "layout": cell["layout"],
             "ranks": cell["ranks"], "reference": cell["reference"], "worst gradient": gradient, "verdict": verdict,
@@ -212,16 +212,16 @@ def markdown(table):
     green = sum(row["patched"] == "agrees" for row in table)
     lines = [f"{len(table)} cells: " + ", ".join(f"{n} {verdict.removesuffix('s')}" for verdict, n in counts.items() if n) +
              f"; {green} of those that do not agree do so with a patch."]
+    head = ["layout", "ranks", "reference", "worst gradient", "verdict", "cause", "with the patch"]
     for framework in dict.fromkeys(row["framework"] for row in table):
         mine = [row for row in table if row["framework"] == framework]
-        version = mine[0]["version"]
-        lines += ["", f"### {framework} {version[:12] if len(version) == 40 else version}", "",
-                  "| layout | ranks | reference | worst gradient | verdict | cause | with the patch |", "|---|--:|---|--:|---|---|---|"]
+        version, cells = mine[0]["version"], []
         for row in mine:
             patched = f"{row['patched']} {row['patched gradient']}".strip() if row["patch"] else ""
             cause = " ".join(filter(None, [safe(row["cause"]), row["thread"] and f"([thread]({row['thread']}))"]))
-            lines.append(f"| {safe(row['layout'])} | {row['ranks']} | {row['reference']} | {row['worst gradient']} | "
-                         f"{row['verdict']} | {cause} | {patched} |")
+            cells.append([safe(row["layout"]), *(row[name] for name in head[1:5]), cause, patched])
+        lines += ["", f"### {framework} {version[:12] if len(version) == 40 else version}", "",
+                  *tables.markdown(head, cells, "-:-:---")]
         patches = [(row["layout"], row["patch"]) for row in mine if row["patch"]]
         for patch in dict.fromkeys(patch for _, patch in patches):
             of = "; ".join(layout for layout, each in patches if each == patch)
@@ -263,14 +263,11 @@ def faults(table, page, pinned, planned):
             yield f"{name}: stops, without the line at which"
         if re.search(r"(^|[ (])/\w", row["cause"]):
             yield f"{name}: its cause has a path of the machine that it ran on"
-        gradients = [row["worst gradient"]] * (row["verdict"] in ("agrees", "differs"))
-        gradients += [row["patched gradient"]] * (row["patched"] in ("agrees", "differs"))
-        if not all(re.fullmatch(r"\d[\d.e+-]*", each) for each in gradients):
-            yield f"{name}: a verdict without a gradient"
-        agreed = [each for each, verdict in ((row["worst gradient"], row["verdict"]),
-                                             (row["patched gradient"], row["patched"])) if verdict == "agrees"]
-        if any(not float(each or "nan") <= 5e-6 for each in agreed):
-            yield f"{name}: agrees, beyond the tolerance of fp32"
+        for verdict, gradient in ((row["verdict"], row["worst gradient"]), (row["patched"], row["patched gradient"])):
+            if verdict in ("agrees", "differs") and not re.fullmatch(r"\d[\d.e+-]*", gradient):
+                yield f"{name}: a verdict without a gradient"
+            elif verdict == "agrees" and not float(gradient) <= 5e-6:
+                yield f"{name}: agrees, beyond the tolerance of fp32"
     judged = [row for row in table if row["verdict"] in ("agrees", "differs")]
     if len(judged) < 24 or len({row["framework"] for row in judged}) < 4:
         yield f"{len(judged)} cells with a verdict: 24 of four frameworks are promised"
@@ -280,7 +277,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "out/conformance")
     parser.add_argument("--only", action="append", help="cells whose \"FRAMEWORK: LAYOUT\" has this in it; may be given again")
-    parser.add_argument("--references", type=pathlib.Path, default=ROOT / "docs/references")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
@@ -298,7 +294,7 @@ def main():
         name = f"{cell['framework']}: {cell['layout']}"
         if any(word in name for word in args.only or [""]):
             check_installed(cell["framework"])
-            run(cell, args.out.resolve(), args.references.resolve())
+            run(cell, args.out.resolve(), ROOT / "docs/references")
     return 0
 
 

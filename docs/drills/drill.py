@@ -31,7 +31,6 @@ def named(word):
                 ", ".join(f"{number} {each.name}" for number, each in enumerate(INCIDENTS, 1)))
 
 
-# ---- the state of a drill ------------------------------------------------------------------------------------------
 class Drill:
     """A drill that has been started."""
 
@@ -56,7 +55,6 @@ def drawn(incident, seed, draw):
     return incident.draw(random.Random(f"{incident.name} {seed} {draw}"))
 
 
-# ---- the verbs -----------------------------------------------------------------------------------------------------
 def brief(incident, case, shown, programs):
     number = INCIDENTS.index(incident) + 1
     asks = {"rank": incident.rank, "step": incident.step, "place": incident.place, "cause": "one of the causes below"}
@@ -103,8 +101,6 @@ def set_up(runner, incident, case, folder):
     (folder / "nodes.txt").write_text("".join(
         f"{node_of(incident.name, rank)}  ranks {rank} and {rank + PER_NODE - 1}\n"
         for rank in range(0, case.ranks, PER_NODE)))
-    if not (folder / "trace.json").exists() or not (folder / "trace.json").stat().st_size:
-        (folder / "trace.json").unlink(missing_ok=True)  # a run that is ended from outside has none
 
 
 def start(runner, incident, folder, seed):
@@ -165,8 +161,6 @@ def rerun(runner, drill, on, flags):
                 break
         if code == 2 and refused:
             raise Usage(refused[0].removeprefix("08_3d_full: "))
-        if (work / "trace.json").exists() and not (work / "trace.json").stat().st_size:
-            (work / "trace.json").unlink()
         final = drill.folder / f"rerun-{number}"
         work.rename(final)
     print(f"exit code {code}; in {short(final)}: " + ", ".join(sorted(path.name for path in final.iterdir())))
@@ -302,7 +296,6 @@ def list_drills(folder):
     return 0
 
 
-# ---- the command line ----------------------------------------------------------------------------------------------
 VERBS = ["list", "start", "rerun", "answer", "hint", "solution"]
 
 

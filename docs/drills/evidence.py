@@ -36,6 +36,10 @@ PARAMETERS = ["model.norm.weight", "lm_head.weight"] + [
 # Weights near 1, of which a flipped bit shows in the next step's loss.
 NORMS = ["model.norm.weight"] + [f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
                                  for part in ("input_layernorm", "post_attention_layernorm")]
+# Whole on every tensor-parallel rank.
+REPLICATED = ["model.norm.weight"] + [
+    f"model.layers.{layer}.{part}.weight" for layer in (0, 1)
+    for part in ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")]
 # The program keeps the matrices of all experts in two parameters; references have them one by one, as the Hub's files.
 SAME_MATRIX = {"mlp.experts.gate_up_proj": "block_sparse_moe.experts.w1",
                "block_sparse_moe.experts.w3": "block_sparse_moe.experts.w1",
@@ -73,7 +77,6 @@ class Evidence:
     one_rank: bool = False  # and a run of chapter 01 with the same flags, whose reference is beside it
 
 
-# ---- reading the artefacts -----------------------------------------------------------------------------------------
 def first_line(pattern, *files, longest=200):
     """Evidence.find: the first line of the files (globs) that the pattern matches, as FILE:LINE: TEXT."""
     def find(folder):
@@ -126,39 +129,32 @@ def listed(numbers):
 
 def straggles(rank, step):
     """From that step on the straggler is that rank, with about twice the median's work of its own."""
-    def factor(line):
-        its = line["straggler"]
-        return its["busy_s"] / its["median_busy_s"] if its["rank"] == rank else 0
-
     def find(folder):
-        steps = events(folder, "step")
-        factors = {line["step"]: factor(line) for line in steps}
-        after = [value for number, value in factors.items() if number >= step]
-        if not after or not factors[step] >= 1.5 or factors[step - 1] >= 1.5 or factors.get(step - 2, 0) >= 1.5:
+        stragglers = {line["step"]: line["straggler"] for line in events(folder, "step")}
+        factors = {number: its["busy_s"] / its["median_busy_s"] if its["rank"] == rank else 0
+                   for number, its in stragglers.items()}
+        after = [value >= 1.5 for number, value in factors.items() if number >= step]
+        if not after or not after[0] or factors[step - 1] >= 1.5 or factors.get(step - 2, 0) >= 1.5:
             return None
-        if sum(value >= 1.5 for value in after) < 0.9 * len(after):
+        if sum(after) < 0.9 * len(after):
             return None
-        its = steps[step - 1]["straggler"]
-        return (f"metrics.jsonl: step {step} is the first with straggler.rank {rank} and busy_s {its['busy_s']:.3g}, "
-                f"{factors[step]:.1f} times the median; it stays so in "
-                f"{sum(value >= 1.5 for value in after)} of {len(after)} steps")
+        return (f"metrics.jsonl: step {step} is the first with straggler.rank {rank} and busy_s "
+                f"{stragglers[step]['busy_s']:.3g}, {factors[step]:.1f} times the median; it stays so in "
+                f"{sum(after)} of {len(after)} steps")
     return find
 
 
 def waits_in(operation, rank, ranks):
     """In the trace that rank spends the least time in the operation."""
     def find(folder):
-        spans = json.loads((folder / "trace.json").read_text())
-        spans = spans["traceEvents"] if isinstance(spans, dict) else spans
-        sums = {}
-        for span in spans:
+        sums, others = {}, [other for other in range(ranks) if other != rank]
+        for span in json.loads((folder / "trace.json").read_text())["traceEvents"]:
             if span.get("ph") == "X" and span.get("cat", "").startswith("comm"):
                 by_rank = sums.setdefault(span["name"], [0.0] * ranks)
                 by_rank[span["pid"]] += span["dur"] / 1000
-        most = max(sums, key=lambda name: sum(sums[name][other] for other in range(ranks) if other != rank) -
-                   (ranks - 1) * sums[name][rank])
+        most = max(sums, key=lambda name: sum(sums[name][other] - sums[name][rank] for other in others))
         mine = sums[operation]
-        if most != operation or not mine[rank] < min(mine[other] for other in range(ranks) if other != rank):
+        if most != operation or not mine[rank] < min(mine[other] for other in others):
             return None
         times = ", ".join(f"rank {other} {mine[other]:.0f}" for other in range(ranks))
         return f"trace.json: milliseconds in spans of {operation}: {times}"
@@ -184,6 +180,28 @@ def same_loss_other_norm(folder):
         return None
     return (f"metrics.jsonl and one-rank.jsonl, step 1: losses {mine['loss']} and {good['loss']}, norms "
             f"{mine['grad_norm']} and {good['grad_norm']}")
+
+
+def wrong_steps(folder, good, key, bound):
+    pairs = zip(events(folder, "step"), events(folder, "step", good))
+    return [mine["step"] for mine, right in pairs if not abs(mine[key] / right[key] - 1) < bound]
+
+
+def norm_first_wrong(step, good):
+    """Loss and norm are those of one rank up to that step, whose norm differs; the losses follow later."""
+    def find(folder):
+        norms, losses = wrong_steps(folder, good, "grad_norm", 1e-5), wrong_steps(folder, good, "loss", 1e-6)
+        if not norms or norms[0] != step or not losses or losses[0] <= step:
+            return None
+        mine, right = (events(folder, "step", file)[step - 1] for file in ("metrics.jsonl", good))
+        return (f"metrics.jsonl and {good}: step {step} is the first with another norm, {mine['grad_norm']} and "
+                f"{right['grad_norm']}; the first loss that differs is that of step {losses[0]}")
+    return find
+
+
+def norms_agree(folder):
+    wrong = wrong_steps(folder, "one.jsonl", "grad_norm", 1e-5)
+    return None if wrong else "metrics.jsonl and one.jsonl: all norms are equal"
 
 
 def all_terminated_but(dead, ranks):
@@ -227,11 +245,9 @@ def compared(*patterns):
     return find
 
 
-# ---- the incidents -------------------------------------------------------------------------------------------------
 class Incident:
-    name = title = teaches = story = meaning = troubleshooting = reasoning = cluster = ""
+    name = title = story = troubleshooting = reasoning = cluster = ""
     minutes = 10
-    needs = "chapter 02"
     fields = ("rank", "step", "place", "cause")
     # What the fields ask for.
     rank = "the rank with the fault"
@@ -245,12 +261,25 @@ class Incident:
     quiet = False       # measures times: needs two idle cores
     extra = {}          # {file: a run without the fault, "same" layout or "one" rank}
 
-    def draw(self, dice):
-        raise NotImplementedError
-
-    def evidence(self, case):
-        raise NotImplementedError
+    # A subclass has draw(dice), which gives a Case, and evidence(case), a list.
 
     def job(self, **more):
         flags = {**SHAPE, "--steps": str(self.steps)}
         return {**flags, **{"--" + key.replace("_", "-"): str(value) for key, value in more.items()}}
+
+
+class WrongGradient(Incident):
+    """A run that ends well beside one good device's: loss, gradients and norm say what is wrong."""
+    minutes = 25
+    place = "the parameter"
+    fields = ("rank", "place", "cause")
+    confusions = {"other-data": "other samples would change every gradient, and the loss of step 1",
+                  "nan-one-rank": "every value is a number",
+                  "divergence": "the loss is nearly the right one: something is wrong, but not that"}
+    troubleshooting = "The loss differs between two layouts"
+    extra = {"one-rank.jsonl": "one"}
+
+    def reference(self, says, find, on=None, **flags):
+        """Evidence of a rerun whose first gradients are saved, beside those of one good device."""
+        changed = {"--" + key.replace("_", "-"): value for key, value in flags.items()}
+        return Evidence(says, find, {"--save-reference": "reference", **changed}, on, True)

@@ -3,24 +3,21 @@
 Reading on spoils the drills."""
 import re
 
-import silent
-from evidence import (Case, Evidence, Incident, NORMS, PARAMETERS, PER_NODE, all_terminated_but, compared,
-                      first_difference, first_line, hub_name, last_step, node_of, only_missing, out_of_order,
-                      same_loss_other_norm, straggles, usual_order, waits_in)
+from evidence import (Case, Evidence, Incident, NORMS, PARAMETERS, PER_NODE, REPLICATED, WrongGradient,
+                      all_terminated_but, compared, first_difference, first_line, hub_name, last_step, node_of,
+                      norm_first_wrong, norms_agree, only_missing, out_of_order, same_loss_other_norm, straggles,
+                      usual_order, waits_in)
 
 
 class Nan(Incident):
     name = "aurora"
     title = "The run ends by itself with exit code 1 in the middle of the night."
-    teaches = "what an alarm says: one rank's fault, or one of the numbers"
     minutes = 5
-    needs = "chapter 01"
     place = "the parameter"
     story = """02:14, a page: aurora has ended with exit code 1. The owner had raised the learning rate the day
 before, and asks whether to start again with half of it."""
     hints = ("The last line of metrics.jsonl is an event that says why the run has ended.",
-             "alarm.parameter and alarm.of say where the first NaN or infinity was found; alarm.step says "
-             "when.",
+             "alarm.parameter and alarm.of say where the first NaN or infinity was found; alarm.step says when.",
              "If the numbers of the model had grown too large, how many ranks would have found it? Look at "
              "alarm.ranks.")
     remarks = {"rank": "the last line of metrics.jsonl names a rank",
@@ -54,7 +51,6 @@ checkpoint with the same learning rate: halving it would not have helped and wou
 class Hang(Incident):
     name = "basalt"
     title = "No step for minutes, then the watchdog ends the run."
-    teaches = "reading the watchdog's logs of all ranks side by side"
     minutes = 10
     place = "the operation in which the other ranks waited"
     story = """The dashboard's train70b_step had not moved for minutes when basalt ended. Four ranks, no change of
@@ -98,9 +94,7 @@ where it stands. Then call the driver team, not the network's. Restart without t
 class LostNode(Incident):
     name = "cobalt"
     title = "The run ends at once; mpirun names one rank."
-    teaches = "telling one dead process from several"
     minutes = 10
-    needs = "chapter 02, docs/cluster.md"
     place = "the node, as in nodes.txt"
     rank = "all ranks that died, as in rank=0,5"
     story = """cobalt ended with a signal. The launcher's message names one rank, so a colleague wants to restart
@@ -142,9 +136,7 @@ and its BMC log."""
 class Slow(Incident):
     name = "dune"
     title = "The loss is right, but tokens per second have halved since some step."
-    teaches = "busy against waiting time: the slow rank is the one that waits least"
     minutes = 10
-    needs = "chapter 02, --trace"
     place = "the operation in which the other ranks wait for it"
     step_tolerance = 1
     steps = 40
@@ -187,15 +179,13 @@ and its PCIe link width; take the host out. `--probe strict` refuses such a host
 class Skipped(Incident):
     name = "ember"
     title = "MPI ends the run, with a message about a message."
-    teaches = "numbering the calls of all ranks; --comm-check"
     minutes = 15
     place = "the operation that was left out"
     story = """ember ran last week. Since then somebody has merged an option that prints more on some ranks. Now it
 ends in the middle, with an error of MPI or a timeout. The machines are fine: the fault is in the code, and comes
 again in each run."""
     hints = ("An error of MPI says where two ranks no longer fit together, not where they parted. In the logs, "
-             "compare the "
-             "calls of the same number (dp.scalar #41) on all ranks.",
+             "compare the calls of the same number (dp.scalar #41) on all ranks.",
              "Run it again so that the ranks compare their calls before they exchange data: "
              "bash docs/drill.sh rerun ember --comm-check on",
              "In \"mismatch: the ranks of group dp disagree\" one rank is ahead: what do the others call, which it "
@@ -233,9 +223,7 @@ one rank swallows. Keep --comm-check on (TORCH_DISTRIBUTED_DEBUG=DETAIL in PyTor
 class BitFlip(Incident):
     name = "fjord"
     title = "No error, no spike, but not the loss of last week's run with the same seed."
-    teaches = "bitwise reproducibility, --replica-check, and what can still be trusted"
     minutes = 15
-    needs = "chapter 08, \"When machines fail\""
     place = "the parameter"
     step = "the last step whose loss is still that of good.jsonl"
     story = """fjord repeats last week's run: same commit, same seed, same layout, so that its losses must be equal
@@ -286,21 +274,17 @@ out, and read its ECC counters. 08_3d_full/checkpoint/restart.py sets aside the 
 class Deadlock(Incident):
     name = "granite"
     title = "No step for minutes, then the watchdog ends the run: is it basalt again?"
-    teaches = "drawing who waits for whom"
     minutes = 20
-    needs = "chapters 02 and 04"
     place = "the call that came too early on these ranks"
     rank = "all ranks that do not follow the usual order of calls, as in rank=0,1"
     story = """granite trains in two dimensions, tensor and data parallel. Since a refactoring it stops at some step,
 every time at the same one, and the watchdog ends it. All four processes are alive, and all four are inside a collective.
 Which ranks run the wrong code?"""
     hints = ("logs/rank-*.log: note for each rank the call that is NOT ENDED, and its group. The head of "
-             "logs/rank-0.log shows "
-             "which ranks form a tp group (a row) and a dp group (a column).",
+             "logs/rank-0.log shows which ranks form a tp group (a row) and a dp group (a column).",
              "Draw an arrow from each rank to the rank for which it waits. What shape is it?",
              "All four ranks run the same program. Which of the two calls came first in the steps before? One log "
-             "lists 64 "
-             "calls, enough for some steps.")
+             "lists 64 calls, enough for some steps.")
     remarks = {"rank": "name all of them (rank=0,1): those that wait in the call that used to come second",
                "step": "metrics.jsonl ends with the last step that was completed; the next one stopped",
                "place": "of the two calls that are NOT ENDED, the one that used to come second in the steps before",
@@ -330,45 +314,34 @@ of blocking sends: mpirun -np 2 build/bin/05_pipeline --toy-deadlock on --comm-t
                 Evidence("the last step before", last_step(step - 1))]
 
 
-class WrongSum(Incident):
+class WrongSum(WrongGradient):
     name = "harbour"
     title = "A good loss curve. Is it the right one?"
-    teaches = "why layouts are compared gradient by gradient; halving the machines until one is left"
-    minutes = 25
-    needs = "chapter 08, \"Predict, then run\""
-    place = "the parameter"
-    fields = ("rank", "place", "cause")
     story = """harbour is the first run on a new cluster, four ranks. Its loss falls as it should; beside the run on
 one rank (one-rank.jsonl) it differs in the last digits, and more later on. The owner says: rounding. Do you sign?
 one-rank.sh runs it on one good device and saves its first gradients; reference/ has those of this run:
 build/bin/compare build/drill/harbour/reference build/drill/harbour/one shows the gradients that differ most."""
     hints = ("Compare loss and grad_norm of step 1 in metrics.jsonl and one-rank.jsonl. The weights are still equal "
-             "there: how "
-             "much may rounding change either?",
+             "there: how much may rounding change either?",
              "bash build/drill/harbour/one-rank.sh, and then compare the two references: which gradient differs? With "
              "--dtype fp64 in both runs (`rerun`, and behind one-rank.sh), rounding would vanish.",
              "The sum hides whose part is wrong. Run the job on some of the ranks only (rerun harbour --on 0,1) and "
-             "compare "
-             "rerun-1/reference with one; halve until one is left.")
+             "compare rerun-1/reference with one; halve until one is left.")
     remarks = {"rank": "`rerun harbour --on RANKS` leaves out the others; compare its reference with one rank's",
                "place": "build/bin/compare lists the gradients that differ most",
                "cause": "would rounding change one gradient of twenty by a tenth and more, and stay as large in fp64?"}
-    confusions = {"rounding": "in fp32 gradients of step 1 differ by about 1e-7 for every parameter; in fp64 by 1e-15",
-                  "other-data": "other samples would change every gradient, and the loss of step 1",
+    confusions = {**WrongGradient.confusions,
+                  "rounding": "in fp32 gradients of step 1 differ by about 1e-7 for every parameter; in fp64 by 1e-15",
                   "bit-flip": "a changed weight would change the loss of step 1 on one rank, and --replica-check "
                               "would see it",
-                  "nan-one-rank": "every value is a number",
                   "wrong-group": "a wrong divisor leaves every element of a gradient the same factor; and one group "
-                                 "sums all gradients here",
-                  "divergence": "the loss is nearly the right one: something is wrong, but not that"}
+                                 "sums all gradients here"}
     reasoning = """At step 1 the weights are equal, and so is the loss: the forward pass is right. The gradient norm
 is not. One gradient of 21 differs, by far more than rounding, while the others agree to 1e-6: a part of its sum is
 missing. Reruns on fewer ranks are right without the faulty one, and on it alone that gradient is 0."""
     cluster = """AdamW divides by the gradient's size, which hides a missing part: the loss alone proves nothing.
 Compare step-1 gradients on every new cluster, library version and layout. The usual cause is a bucket that is sent
 before its last gradient is added (chapter 02, trap 2)."""
-    troubleshooting = "The loss differs between two layouts"
-    extra = {"one-rank.jsonl": "one"}
 
     def draw(self, dice):
         rank, name = dice.randrange(4), dice.choice(PARAMETERS)
@@ -377,26 +350,20 @@ before its last gradient is added (chapter 02, trap 2)."""
 
     def evidence(self, case):
         (rank,), name = case.answer["rank"], re.escape(case.answer["place"])
-        again = {"--save-reference": "reference"}
-        wrong = rf"gradient: {name} at step 1 by .* \(1 of 21 exceed it\)"
+        wrong = compared(rf"gradient: {name} at step 1 by .* \(1 of 21 exceed it\)")
         return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
-                Evidence("compare: one gradient", compared(wrong), again, None, True),
-                Evidence("in fp64 as well", compared(wrong), {**again, "--dtype": "fp64"}, None, True),
-                Evidence(f"rerun --on {rank}: nothing is left of it", compared(rf"^ +1 +\S+ +{name}$"), again, [rank],
-                         True),
-                Evidence("on the others there is no difference", compared("within"), again,
-                         [other for other in range(4) if other != rank], True)]
+                self.reference("compare: one gradient", wrong),
+                self.reference("in fp64 as well", wrong, dtype="fp64"),
+                self.reference(f"rerun --on {rank}: nothing is left of it", compared(rf"^ +1 +\S+ +{name}$"), [rank]),
+                self.reference("on the others there is no difference", compared("within"),
+                               [other for other in range(4) if other != rank])]
 
 
-class WrongGroup(Incident):
+class WrongGroup(WrongGradient):
     name = "indigo"
     title = "Experts on several ranks. The loss of step 1 is right; is the run?"
-    teaches = "which ranks share an expert's gradient; a factor says which group it was divided by"
-    minutes = 25
-    needs = "chapter 08, experts"
     place = "the parameter, as compare names it, without the number of the expert; of w1 and w3 either"
     rank = "all ranks whose gradient is wrong, as in rank=0,1"
-    fields = ("rank", "place", "cause")
     story = """indigo has experts, eight in each layer, over two ranks of each of two copies (--ep 2 on four ranks).
 Since a new optimizer library is in use its gradient norm differs from that of one rank (one-rank.jsonl), from step 1
 on; the loss of step 1 does not. It falls, and the owner would leave it at that: experts, he says, are noisy, and a
@@ -420,11 +387,10 @@ shows, without the expert's number: place=model.layers.LAYER.block_sparse_moe.ex
     remarks = {"rank": "name all of them (rank=0,1): those that hold the experts which compare lists",
                "place": "build/bin/compare lists the gradients that differ most; leave out the number of the expert",
                "cause": "is it one factor for all elements, and does it follow --ep?"}
-    confusions = {"rounding": "a choice that rounding decides changes the loss of step 1, and some rows; not a factor",
+    confusions = {**WrongGradient.confusions,
+                  "rounding": "a choice that rounding decides changes the loss of step 1, and some rows; not a factor",
                   "missing-gradient": "what is missing in a sum differs from element to element; here is one factor",
-                  "other-data": "other samples would change every gradient, and the loss of step 1",
                   "bit-flip": "a weight that has changed would change the loss of step 1",
-                  "nan-one-rank": "every value is a number",
                   "divergence": "it is wrong from the first step on, before any update"}
     reasoning = """The loss of step 1 is right, so routing, dispatch and products are. The gradients of one parameter
 of the program are wrong (w2, or w1 and w3), of half of its experts, and all by one factor, so nothing is missing: it
@@ -437,7 +403,6 @@ and with every value of --ep, a condition of each upgrade. (Here the loss is div
 and every gradient is a plain sum. Where each rank's loss is its own mean, an expert's gradient is summed over edp and
 divided by dp x cp like all others: dividing by edp makes it ep times too large.)"""
     troubleshooting = "Gradients of experts depend on --ep"
-    extra = {"one-rank.jsonl": "one"}
 
     def draw(self, dice):
         its, name = dice.choice([(0, 2), (1, 3)]), dice.choice(["gate_up_proj", "down_proj"])
@@ -449,7 +414,6 @@ divided by dp x cp like all others: dividing by edp makes it ep times too large.
     def evidence(self, case):
         layer, _, matrix = case.answer["place"].rpartition(".")
         matrices = ("w2",) if matrix == "w2" else ("w1", "w3")
-        again = {"--save-reference": "reference"}
 
         def scaled(ep, factor):  # which experts, as far as compare names them: the first three tensors, wrong and right
             faulty = {rank % ep for rank in case.answer["rank"]}
@@ -463,11 +427,112 @@ divided by dp x cp like all others: dividing by edp makes it ep times too large.
                             rf"the {4 * len(matrices)} wrong ones are {factor} x the reference's, nothing else")
 
         return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
-                Evidence("half of the experts, each by the factor 1/2", scaled(2, "1/2"), again, None, True),
-                Evidence("the same in fp64", scaled(2, "1/2"), {**again, "--dtype": "fp64"}, None, True),
-                Evidence("--ep 4: the factor is 1/4", scaled(4, "1/4"), {**again, "--ep": "4"}, None, True),
-                Evidence("--ep 1: there is no difference", compared("within"), {**again, "--ep": "1"}, None, True)]
+                self.reference("half of the experts, each by the factor 1/2", scaled(2, "1/2")),
+                self.reference("the same in fp64", scaled(2, "1/2"), dtype="fp64"),
+                self.reference("--ep 4: the factor is 1/4", scaled(4, "1/4"), ep="4"),
+                self.reference("--ep 1: there is no difference", compared("within"), ep="1")]
+
+
+class NormOfTensorRanks(WrongGradient):
+    name = "iris"
+    title = "Sequence parallelism saves memory, and the loss is that of the run without it. Nearly."
+    story = """iris has two tensor-parallel ranks times two data-parallel ones, sequence parallelism, and norms of q
+and k. The loss falls. Beside one device (one-rank.jsonl) it is right at step 1, and differs in the last digits
+later: rounding, says the owner. reference/ has the first gradients;
+one-rank.sh makes those of one good device: build/bin/compare build/drill/iris/reference build/drill/iris/one"""
+    hints = ("The loss of step 1 and the gradient norm of step 1, in metrics.jsonl and one-rank.jsonl: which of "
+             "them is wrong by more than rounding?",
+             "bash build/drill/iris/one-rank.sh, then compare: one gradient differs. With sequence parallelism each "
+             "tensor-parallel rank has a part of the rows, and so only a part of which gradients?",
+             "Halve along an axis at a time: ranks 0,1 and ranks 2,3 are the tensor-parallel groups (rerun iris --on "
+             "0,1). Then one rank alone, on which nothing is divided: --on 0 --tp 1 --sequence-parallel off")
+    remarks = {"rank": "`rerun iris --on` two ranks of a group, then one alone with --tp 1 --sequence-parallel off",
+               "place": "build/bin/compare lists the gradients that differ most",
+               "cause": "would rounding change one gradient of 25, and stay as large in fp64?"}
+    confusions = {**WrongGradient.confusions,
+                  "rounding": "rounding is of the size 1e-7 in every gradient, and 1e-15 in fp64; this is neither",
+                  "bit-flip": "a changed weight would change the loss of step 1",
+                  "skipped-collective": "a rank that skips a call waits or disagrees in the next one; this run "
+                                        "ends well"}
+    reasoning = """Weights that every tensor-parallel rank holds whole (norms) see only that rank's rows when the
+sequence is divided, so their gradients are parts, which a sum over tp completes. Here one rank's part of one of
+them is missing. AdamW hides it: the direction of most elements is still right. In Megatron-LM #1446 no rank had
+added the others' parts of the final norm's gradient, with the same symptom; there the copies also went apart,
+which --replica-check 1 sees."""
+    cluster = """Compare the gradients of step 1 with one device's for every combination of parallelisms that you
+use, not for each of them alone: this sum is needed only where two are on. docs/silent-bugs.md has more of the
+kind."""
+
+    def draw(self, dice):
+        rank, name = dice.randrange(4), dice.choice(REPLICATED)
+        flags = self.job(tp=2, sequence_parallel="on", qk_norm="on", save_reference="reference")
+        return Case(flags, [("wrong-sum", rank, 1, name)], {"rank": {rank}, "place": name, "cause": "missing-gradient"})
+
+    def evidence(self, case):
+        (rank,), name = case.answer["rank"], re.escape(case.answer["place"])
+        group, other = ([0, 1], [2, 3]) if rank < 2 else ([2, 3], [0, 1])
+        wrong = compared(rf"gradient: {name} at step 1 by .* \(1 of 25 exceed it\)")
+        return [Evidence("step 1: the loss is right, the norm is not", same_loss_other_norm),
+                self.reference("compare: one gradient", wrong),
+                self.reference("in fp64 as well", wrong, dtype="fp64"),
+                self.reference(f"rerun --on {group[0]},{group[1]}: still wrong", wrong, group),
+                self.reference(f"rerun --on {other[0]},{other[1]}: right", compared("within"), other),
+                self.reference(f"rerun --on {rank}: nothing is left of it", compared(rf"^ +1 +\S+ +{name}$"), [rank],
+                               tp="1", sequence_parallel="off")]
+
+
+class TiedMatrix(WrongGradient):
+    name = "juniper"
+    title = "The first gradients have been checked. The run drifts away later."
+    fields = ("rank", "step", "place", "cause")
+    step = "the first step whose update is wrong"
+    story = """juniper has two pipeline stages times two data-parallel ranks and ties its embeddings. Step 1 was
+compared with one device, gradient by gradient, and signed. Two days later the loss is no longer that of one
+device (one-rank.jsonl). The code has not changed since. Which device is it, since when, and what does it lose?"""
+    hints = ("In a step come, in this order: the loss, the gradients, their norm, the update. Which number of which "
+             "step is the first that differs between metrics.jsonl and one-rank.jsonl?",
+             "The gradients of step 1 cannot show what begins later; the norm of each step can, also on fewer ranks. "
+             "Which pipelines of two ranks, one of each stage, have the norms of one-rank.jsonl? (rerun juniper --on "
+             "0,2)",
+             "On one rank alone, with --pp 1, a device computes the whole model: one that is well has all norms of "
+             "one-rank.jsonl. And of which matrix may a gradient be lost without the loss rising again?")
+    remarks = {"rank": "`rerun juniper --on 0,2` and `--on 1,3` are pipelines of two; then one rank alone with "
+                       "--pp 1",
+               "step": "the first step whose norm differs from one-rank.jsonl's; its loss is still right",
+               "place": "which matrix has two gradients, of which one may be lost while the other still trains it?",
+               "cause": "is the wrong norm smaller or larger, and does it stay wrong in fp64?"}
+    confusions = {**WrongGradient.confusions,
+                  "rounding": "rounding does not begin at a step; and in fp64 it would vanish",
+                  "bit-flip": "a changed weight would change the loss first, and the norm with it",
+                  "other-data": "other samples would change that step's loss as well",
+                  "divergence": "loss and norm stay small; something is wrong, but not that",
+                  "skipped-collective": "a rank that skips a call disagrees in the next one; this run ends well"}
+    reasoning = """Up to that step all numbers are those of one device; then the norm is wrong first, and the loss
+one step later: a gradient. A tied matrix has two, of lookup and of product, on the first and the last stage,
+whose sum is its gradient. One device has lost its part from that step on. The other part still trains the
+matrix, so the loss goes on falling."""
+    cluster = """A check at step 1 says nothing of step 10,000: repeat it from a checkpoint, after each change of
+machines, and keep the norm of one small run beside the large one. docs/silent-bugs.md has tied matrices whose
+copies went apart."""
+
+    def draw(self, dice):
+        rank, step = dice.randrange(4), dice.randint(6, self.steps - 6)
+        name = "model.embed_tokens.weight"
+        flags = self.job(pp=2, tied_embeddings="on", save_reference="reference")
+        return Case(flags, [("wrong-sum", rank, step, name)],
+                    {"rank": {rank}, "step": step, "place": name, "cause": "missing-gradient"})
+
+    def evidence(self, case):
+        (rank,), step = case.answer["rank"], case.answer["step"]
+        pipelines = ([0, 2], [1, 3])
+        faulty, well = pipelines if rank in (0, 2) else pipelines[::-1]
+        wrong = norm_first_wrong(step, "one.jsonl")
+        return [Evidence("the norm of one step is the first wrong number", norm_first_wrong(step, "one-rank.jsonl")),
+                self.reference("step 1 agrees, gradient by gradient", compared("within")),
+                self.reference(f"rerun --on {faulty[0]},{faulty[1]}: the same step", wrong, faulty),
+                self.reference(f"rerun --on {well[0]},{well[1]}: no step", norms_agree, well),
+                self.reference(f"rerun --on {rank} --pp 1: the same step", wrong, [rank], pp="1")]
 
 
 INCIDENTS = [kind() for kind in (Nan, Hang, LostNode, Slow, Skipped, BitFlip, Deadlock, WrongSum, WrongGroup,
-                                 silent.NormOfTensorRanks, silent.TiedMatrix)]
+                                 NormOfTensorRanks, TiedMatrix)]

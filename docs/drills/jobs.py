@@ -20,7 +20,7 @@ ONE_RANK = {"--layers", "--hidden", "--heads", "--kv-heads", "--ffn", "--seq-len
 class Usage(Exception):
     """Bad input: one line, exit code 2."""
 
-# ---- running jobs --------------------------------------------------------------------------------------------------
+
 def pairs_of(words):
     """{flag: value, or None} of a command line's words."""
     flags, i = {}, 0
@@ -68,6 +68,9 @@ class Runner:
             raise Usage(f"the job has not ended after {LIMIT} s, and takes a few on an idle machine: end what else "
                         "runs here, and start again")
         clean(folder, name, rank_names or list(range(ranks)))
+        trace = folder / "trace.json"
+        if trace.exists() and not trace.stat().st_size:  # of a run that was ended from outside
+            trace.unlink()
         if (folder / "metrics.jsonl").exists():
             subprocess.run([sys.executable, str(ROOT / "docs/prometheus.py"), "--once", "metrics.jsonl",
                             "metrics.prom"], cwd=folder, check=True)

@@ -13,8 +13,6 @@ import programs  # lab_files has set the path
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-# ---- compile and run ----
-
 def compile_target(lab, target):
     """None, or the compiler's first error."""
     if not (lab.build / "CMakeCache.txt").is_file():
@@ -46,14 +44,12 @@ def compile_target(lab, target):
                   f"rm -r {lab.show(lab.build)}, then bash tests/setup.sh)")
 
 
-def limit_memory():  # of each process: an endless push_back must not make the machine swap
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-
-
 def run(command, seconds=None):
     """(exit code or None after `seconds` or ROW_SECONDS, its output). At SIGTERM each rank prints where it waits."""
+    def limit():  # memory of each process: an endless push_back must not make the machine swap
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     code, output, _ = programs.run(command, seconds or ROW_SECONDS, ENVIRONMENT, stderr=subprocess.STDOUT, cwd=ROOT,
-                                   preexec_fn=limit_memory)
+                                   preexec_fn=limit)
     return code, output
 
 

@@ -39,8 +39,6 @@ class Parser(argparse.ArgumentParser):
         sys.exit(complain(f"{message} (bash docs/lab.sh help)"))
 
 
-# ---- what the user sees ----
-
 def number(value):
     if value is None:  # so JSON has it
         return "infinite or not a number"
@@ -85,9 +83,8 @@ def list_labs(build):
         lab = Lab(name, build)
         state = ""
         if lab.file.is_file():
-            last = lab.folder / "card.json"
             try:
-                card = json.loads(last.read_text())
+                card = json.loads((lab.folder / "card.json").read_text())
                 state = f"{card['points']} of {card['of']} points"
             except (OSError, ValueError, KeyError, TypeError):  # not checked yet
                 state = "started"

@@ -18,8 +18,6 @@ class Refused(Exception):
     """One line for the user; exit code 2."""
 
 
-# ---- a lab's own files ----
-
 def all_labs():
     return sorted((json.loads(path.read_text())["chapter"], path.parent.name) for path in LABS.glob("*/lab.json"))
 
@@ -49,10 +47,7 @@ class Lab:
         return [part.strip("\n") for part in re.split(r"^## \d\n", (self.of / "hints.md").read_text(), flags=re.M)[1:]]
 
     def tags(self):
-        return [name for name, _, _ in regions(self.source.read_text()) if self.owns(name)]
-
-    def owns(self, tag):
-        return tag == f"lab-{self.name}" or tag.startswith(f"lab-{self.name}-")
+        return [name for name, _, _ in regions(self.source.read_text()) if f"{name}-".startswith(f"lab-{self.name}-")]
 
     def blank(self):
         """The shipped source with this lab's bodies removed, the task in the place of the first."""
@@ -92,21 +87,24 @@ def regions(text):
     return sorted(found, key=lambda each: each[1])
 
 
-def body_of(text, tag):
-    """The lines of a region without the markers in it, and their indentation."""
+def region(text, tag):
+    """The lines before a region, in it and behind it."""
     for name, begin, end in regions(text):
         if name == tag:
-            lines = [line for line in text.split("\n")[begin:end] if not MARKER.match(line)]
-            code = [line for line in lines if line.strip() and not line.startswith("#")]
-            indent = min((len(line) - len(line.lstrip()) for line in code), default=0)
-            return "\n".join(lines), " " * indent
+            lines = text.split("\n")
+            return lines[:begin], lines[begin:end], lines[end:]
     raise Refused(f"the markers // tag::{tag}[] and // end::{tag}[] are gone from the file: "
                   "put them around your body again, or start --again")
 
 
+def body_of(text, tag):
+    """The lines of a region without the markers in it, and their indentation."""
+    lines = [line for line in region(text, tag)[1] if not MARKER.match(line)]
+    code = [line for line in lines if line.strip() and not line.startswith("#")]
+    indent = min((len(line) - len(line.lstrip()) for line in code), default=0)
+    return "\n".join(lines), " " * indent
+
+
 def replace(text, tag, body):
-    for name, begin, end in regions(text):
-        if name == tag:
-            lines = text.split("\n")
-            return "\n".join(lines[:begin] + body.split("\n") + lines[end:])
-    raise Refused(f"no region {tag}")
+    before, _, behind = region(text, tag)
+    return "\n".join([*before, *body.split("\n"), *behind])

@@ -1,5 +1,6 @@
 """The tables of docs/silent-bugs.md: what was wrong in each thread, and the cells of docs/results/silent_bugs.csv."""
 
+import itertools
 import pathlib
 import re
 
@@ -28,9 +29,8 @@ def cell(row, check):
 def cells_table(rows):
     lines = []
     for row in rows:
-        flags = re.sub(r"--data \.\./text\.bin --val-fraction 0", "masked targets", row["flags"])
-        flags = f"`{flags}`" if "masked" not in flags else flags
-        flags = flags if row["flags"] else "one rank"
+        flags = f"`{row['flags']}`" if row["flags"] else "one rank"
+        flags = re.sub(r"`(.*)--data \.\./text\.bin --val-fraction 0`", r"\1masked targets", flags)
         lines.append([f"`{row['bug']}`", flags, *(cell(row, check) for check in CHECKS)])
     seen = [sum(checks.sees(row)[check] for row in rows) for check in CHECKS]
     head = ["patch", "flags", *CHECKS.values()]
@@ -58,45 +58,32 @@ def counted(rows, controls):
     )
 
 
-def links(threads):
-    return ", ".join(f"[{text}](https://github.com/{path})" for text, path in threads)
-
-
-def catalogue(list_of):
-    rows = [[number, links(threads), words, how] for number, threads, words, how in list_of]
+def catalogue(run):
+    """The threads whose bugs are run, or the others."""
+    rows = []
+    for number, (threads, words, name) in enumerate(bugs.THREADS, 1):
+        if bool(name) == run:
+            links = ", ".join(f"[{text}](https://github.com/{path})" for text, path in threads)
+            rows.append([number, links, words, f"`{name}`" if name else "*not run*"])
     return "\n".join(tables.markdown(["", "thread", "what was wrong", ""], rows, ":---"))
-
-
-def numbered():
-    run, others, number = [], [], 0
-    for threads, words, name in bugs.THREADS:
-        number += 1
-        (run if name else others).append((number, threads, words, f"`{name}`" if name else "*not run*"))
-    return run, others
 
 
 def parts(rows):
     """{name of a part of the page: its text}."""
     of_bugs = {row["bug"]: row for row in rows if row["bug"] != "right"}
     in_order = [of_bugs[bug.name] for bug in bugs.RUN if bug.name in of_bugs]
-    run, others = numbered()
     return {"count": counted(in_order, [row for row in rows if row["bug"] == "right"]), "cells": cells_table(in_order),
-            "run": catalogue(run), "others": catalogue(others)}
+            "run": catalogue(True), "others": catalogue(False)}
 
 
-def differs(page, rows, write):
-    """Lines that say which part is not as the CSV and bugs.py have it; none after `write`."""
-    text, lines = page.read_text(encoding="utf-8"), []
-    places, new = tables.parts(text, BEGIN, END), {name: f"{wanted}\n" for name, wanted in parts(rows).items()}
-    for name, wanted in new.items():
-        found = text[slice(*places[name])] if name in places else None
-        if found is None:
-            lines.append(f"{page.name}: has no part {name}")
-        elif found != wanted:
-            was, now = found.split("\n"), wanted.split("\n")
-            at = next((i for i, pair in enumerate(zip(was, now)) if pair[0] != pair[1]), min(len(was), len(now)))
-            lines.append(f"{page.name}, {name}: line {at + 1} is not that of the CSV: {(was + [''])[at][:150]}")
+def differs(rows, write):
+    """Lines that say which part the page lacks, and its first line that is not the CSV's; or it is written anew."""
+    text, new = PAGE.read_text(encoding="utf-8"), {name: f"{wanted}\n" for name, wanted in parts(rows).items()}
+    lines = [f"{PAGE.name}: has no part {name}" for name in new if name not in tables.parts(text, BEGIN, END)]
+    wanted = tables.with_parts(text, BEGIN, END, new)
     if write:
-        page.write_text(tables.with_parts(text, BEGIN, END, new), encoding="utf-8")
-        return [line for line in lines if "has no part" in line]
-    return lines
+        PAGE.write_text(wanted, encoding="utf-8")
+        return lines
+    pairs = enumerate(itertools.zip_longest(text.split("\n"), wanted.split("\n"), fillvalue=""), 1)
+    wrong = [f"{PAGE.name}:{at}: is not that of the CSV: {was[:150]}" for at, (was, now) in pairs if was != now]
+    return lines + wrong[:1]

@@ -147,8 +147,7 @@ TEST_CASE("lab: the scale is that of the global batch") {
            "sum over targets / targets of all ranks",
            near(got, sum / double(mine)) || near(got, sum / double(kSequences * kLength))
                ? "This is a mean of each micro-batch's own targets or tokens: a micro-batch with few targets, or a "
-                 "rank with "
-                 "few, then counts too much."
+                 "rank with few, then counts too much."
                : "",
            1e-9);
 }

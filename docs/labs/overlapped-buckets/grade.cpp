@@ -94,8 +94,7 @@ TEST_CASE("lab: one rank's run") {
                 const Farthest deviation = worst_deviation(run.session, one);
                 Failures failures;
                 failures.expect(deviation <= 1e-10,
-                                fmt::format("micro-batches {}, overlap {}, buckets of {} MiB: off by "
-                                            "{:.2g} at {}",
+                                fmt::format("micro-batches {}, overlap {}, buckets of {} MiB: off by {:.2g} at {}",
                                             micro_batches, overlap, bucket_mb, double(deviation), deviation.where));
                 EXPECT_NONE(failures);
             }
