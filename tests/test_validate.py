@@ -2,8 +2,10 @@
 that are not what docs/references.py makes; a NumPy Llama that is not the programs' in one of the references' models.
 """
 
+import functools
 import json
 import math
+import pathlib
 import re
 import shutil
 
@@ -16,106 +18,130 @@ from validate.llama import norm_of
 from validate.runs import Run, UsageError, write_safetensors
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+GQA, MASKED, DEEPSEEK = "gqa fp64", "masked fp64", "deepseek fp32 --router-bias-rate 0.01"
 SOME = "model.layers.1.mlp.up_proj.weight"
+BIAS = "mlp.gate.e_score_correction_bias"
+BAD = [{"version": 4}, {"version": "2"}, {"dtype": "fp16"}, {"flags": 7}, {"steps": []}, {"steps": {}}, {"steps": [{}]}]
+REPLAYS = {**rules.FORWARD, **rules.BACKWARD}
 PATTERN = r"explains A's numbers to rounding: (.*)"
 
 
-class Bench:
-    """Folders in which runs are made and altered."""
-
-    def __init__(self, programs, work):
-        self.programs, self.work = programs, work
-
-    def reference(self, name, dtype="fp64", *more):
-        """One of docs/references.py's, made once."""
-        out = self.work / "-".join([dtype, *more]).replace("/", "_")
-        if not (out / name).exists():
-            out.mkdir(exist_ok=True)
-            references.make(self.programs, out, name, dtype, more)
-        return out / name
-
-    def altered(self, base, change=None, files=None, dtype="F64", to="altered"):
-        """A copy of a run: change(reference.json), files {file: {name: values} or a function of them}."""
-        folder = self.work / to
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(base, folder)
-        if change:
-            content = json.loads((folder / "reference.json").read_text())
-            content = change(content) or content
-            (folder / "reference.json").write_text(json.dumps(content))
-        for file, tensors in (files or {}).items():
-            tensors = tensors(getattr(Run(str(base)), file).all()) if callable(tensors) else tensors
-            write_safetensors(folder / f"{file}.safetensors", tensors, dtype)
-        return folder
-
-    def compared(self, base, change=None, files=None, tolerance=None, dtype="F64", swapped=False):
-        pair = [self.altered(base, change, files, dtype), base]
-        return compared(*(pair[::-1] if swapped else pair), tolerance)
-
-    def planted(self, base, loss, gradients, dtype="F64", **more):
-        """Compared with a copy that has this loss and these gradients in step 1."""
-        change = step(1, loss=loss, grad_norm=norm_of(gradients))
-        return self.compared(base, change, {"gradients": gradients, **more}, dtype=dtype)
-
-
 @pytest.fixture(scope="module")
-def bench(binaries, tmp_path_factory):
-    np.seterr(all="ignore")
-    folder = tmp_path_factory.mktemp("validate")
-    yield Bench(binaries, folder)
-    shutil.rmtree(folder)
+def reference(binaries, tmp_path_factory):
+    """reference(words): a run of docs/references.py, made once; words: its name, its dtype, more flags."""
+    work = tmp_path_factory.mktemp("validate")
+
+    @functools.cache
+    def made(words):
+        name, dtype, *more = words.split()
+        out = work / "-".join([name, dtype, *more]).replace("/", "_")
+        out.mkdir()
+        references.make(binaries, out, name, dtype, more)
+        return Run(str(out / name))
+
+    yield made
+    shutil.rmtree(work)
+
+
+def merge(content, changes):
+    for key, new in changes.items():
+        if isinstance(new, dict) and new:
+            merge(content[key], new)
+        else:
+            content[key] = new(content) if callable(new) else new
+    return content
+
+
+def altered(base, edits, dtype=None, to="altered"):
+    """A copy of a run. edits, or a function of the run that gives them: {file: {name: values}, a function of the run,
+    or None: no file; "json": what to merge into reference.json, where functions are given what is beside them}.
+    """
+    folder = pathlib.Path(f"{base.folder}-{to}")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(base.folder, folder)
+    for file, edit in (edits(base) if callable(edits) else edits).items():
+        path = folder / f"{file}.safetensors"
+        if file == "json":
+            path = folder / "reference.json"
+            path.write_text(json.dumps(merge(json.loads(path.read_text()), edit)))
+        elif edit is None:
+            path.unlink()
+        else:
+            tensors = edit(base) if callable(edit) else edit
+            write_safetensors(path, tensors, dtype or {"fp64": "F64"}.get(base.dtype, "F32"))
+    return Run(str(folder))
 
 
 def compared(a, b, tolerance=None):
-    return comparison.Comparison(str(a), str(b), tolerance)
+    return comparison.Comparison(a.folder, b.folder, tolerance)
 
 
-def agrees(c):
-    return not c.differences()
-
-
-def kinds(c):
-    return [line.split(":")[0] for line in c.differences()]
+def edited(base, edits, tolerance=None, dtype=None):
+    return compared(altered(base, edits, dtype), base, tolerance)
 
 
 def named(c):
     return re.findall(PATTERN, doctor.report(c))
 
 
+# ---- edits
 def step(number, **values):
-    """A change of reference.json: values, or functions of the old ones."""
-
-    def change(content):
-        entry = content["steps"][number - 1]
-        entry.update({key: value(entry[key]) if callable(value) else value for key, value in values.items()})
-
-    return change
+    return {"json": {"steps": {number - 1: values}}}
 
 
-def flags(**values):
-    return lambda content: content["flags"].update({key.replace("_", "-"): value for key, value in values.items()})
+def loss(number, factor):
+    return step(number, loss=lambda s: s["loss"] * factor)
 
 
-def scaled(names, factor, file="gradients"):
-    return {file: lambda t: {n: x * (factor if any(each in n for each in names) else 1) for n, x in t.items()}}
+def each(change, file="gradients"):
+    """change(name, values)"""
+    return {file: lambda run: {n: change(n, x) for n, x in getattr(run, file).all().items()}}
 
 
-def noise(change, file):
-    return {file: lambda t: {n: change(x, np.cos(np.arange(x.size)).reshape(x.shape)) for n, x in t.items()}}
+def scaled(names, factor):
+    return each(lambda n, x: x * (factor if any(name in n for name in names) else 1))
 
 
-def part(name, at, value, file="gradients"):
-    """value: a factor, or a function of one element."""
+def part(name, at, change, file="gradients"):
+    """change: of these elements, or a factor."""
 
-    def altered(tensors):
-        tensors[name][at] = value(tensors[name][at]) if callable(value) else tensors[name][at] * value
-        return tensors
+    def changed(n, x):
+        if n == name:
+            x[at] = change(x[at]) if callable(change) else x[at] * change
+        return x
 
-    return {file: altered}
+    return each(changed, file)
 
 
-def model_of(run, fault=lambda m: {}):
-    return replays.planted(replays.model_of(run, run.initial.all()), fault)
+def moved(times):
+    """Step 1 moves weights times(name, weight) as far."""
+
+    def after(run):
+        before = run.initial.all()
+        return {n: before[n] + times(n, w) * (w - before[n]) for n, w in run.after_step_1.all().items()}
+
+    return {"after_step_1": after}
+
+
+def computed(fault=None, weights=None, seen=None):
+    """A function of a run: what a model with this fault gives in step 1; nothing if the run's cannot have it. weights:
+    how often targets count, of those that should; seen(name, values): what is recorded of an activation.
+    """
+
+    def edits(run):
+        model = replays.model_of(run, run.initial.all())
+        if fault and replays.planted(model, REPLAYS[fault]) is None:
+            return {}
+        tokens, targets = run.steps[0].arrays()
+        if weights:
+            of_targets = weights(targets >= 0) / (targets >= 0).sum()
+            model.target_weights, targets = lambda _: of_targets, np.array(run.steps[0].tokens)[:, 1:]
+        model.activations = {} if seen else None
+        loss, gradients = model.loss_and_gradients(tokens, targets)
+        files = {"activations": {n: seen(n, x) for n, x in model.activations.items()}} if seen else {}
+        return {**step(1, loss=loss, grad_norm=norm_of(gradients)), "gradients": gradients, **files}
+
+    return edits
 
 
 # ---- the equations
@@ -128,13 +154,12 @@ ROUTERS = (
     "--top-k 3 --router-scale 2.5 --router-bias-rate 0.0625 --aux-loss 0.5 --router-z-loss 0.3",
     "--router sigmoid --router-normalize off --qk-norm on --shared-experts 1 --capacity-factor 0.8",
 )
-MODELS = [*references.REFERENCES] + [f"experts {flags}" for flags in ROUTERS]
+MODELS = [f"{name} fp64" for name in references.REFERENCES] + [f"experts fp64 {flags}" for flags in ROUTERS]
 
 
 @pytest.mark.parametrize("kind", MODELS[:1] + in_turn(MODELS[1:]))
-def test_numpy_against_01_single_gpu(bench, kind):
-    name, *more = kind.split()
-    run = Run(str(bench.reference(name, "fp64", *more)))
+def test_numpy_against_01_single_gpu(reference, kind):
+    run = reference(kind)
     weights, optimizer, off = run.initial.all(), replays.settings(run), []  # off: by how much each number is
     for i, entry in enumerate(run.steps):
         model = replays.model_of(run, weights)
@@ -150,118 +175,76 @@ def test_numpy_against_01_single_gpu(bench, kind):
 
 
 @pytest.mark.parametrize("name", references.REFERENCES)
-def test_stored_references_are_what_the_command_makes(bench, name):
-    assert compared(ROOT / "docs/references" / name, bench.reference(name, "fp32")).differences() == []
+def test_stored_references_are_what_the_command_makes(reference, name):
+    assert compared(Run(str(ROOT / "docs/references" / name)), reference(f"{name} fp32")).differences() == []
 
 
 # ---- the verdict
-VERDICTS = {  # of gqa in fp32, altered: (change of reference.json, files, tolerance, whether the runs agree)
-    "a copy": (None, None, None, True),
-    "loss within": (step(3, loss=lambda x: x * (1 + 1e-6)), None, None, True),
-    "loss beyond": (step(3, loss=lambda x: x * (1 + 1e-5)), None, None, False),
-    "loss of step 5": (step(5, loss=lambda x: x * 1.5), None, None, True),
-    "norm": (step(4, grad_norm=lambda x: x * 1.1), None, None, False),
-    "no norm": (step(2, grad_norm=None), None, None, False),
-    "no loss": (step(2, loss=None), None, None, False),
-    "lr": (step(2, lr=lambda x: x * 7), None, None, False),
-    "lr within": (step(2, lr=lambda x: x * (1 + 1e-7)), None, None, True),
-    "tokens": (step(2, tokens=lambda x: x[:-1] + [x[-1][:-1] + [0]]), None, 1.0, False),
-    "a NaN in gradients": (None, part(SOME, (0, 5), math.nan), 1.0, False),
-    "a NaN in weights": (None, part(SOME, (0, 5), math.nan, "after_step_1"), 1.0, False),
-    "another bit": (None, part(SOME, (0, 0), lambda w: np.nextafter(*np.float32([w, 1])), "initial"), 1.0, False),
+VERDICTS = {  # (reference, edits, tolerance, what is said; nothing: the runs agree)
+    "gradient beyond": ("gqa fp32", scaled([SOME], 1 + 6e-6), None, f"gradient: {SOME} at step 1 by 6e-06"),
+    "loss within": ("gqa fp32", loss(3, 1 + 1e-6), None, ""),
+    "loss beyond": ("gqa fp32", loss(3, 1 + 1e-5), None, "loss: step 3 by 1e-05"),
+    "loss of step 5": ("gqa fp32", loss(5, 1.5), None, ""),
+    "norm": ("gqa fp32", step(4, grad_norm=lambda s: s["grad_norm"] * 1.1), None, "gradient norm: step 4"),
+    "no loss": ("gqa fp32", step(2, loss=None), None, "loss: step 2 by nan"),
+    "lr": ("gqa fp32", step(2, lr=lambda s: s["lr"] * 7), None, "lr of step 2 is"),
+    "lr within": ("gqa fp32", step(2, lr=lambda s: s["lr"] * (1 + 1e-7)), None, ""),
+    "tokens": ("gqa fp32", step(2, tokens=lambda s: s["tokens"][:-1] + [s["tokens"][-1][:-1] + [0]]), 1.0, "tokens:"),
+    "targets": ("gqa fp32", step(1, targets=lambda s: [x[1:] for x in s["tokens"]]), None, ""),
+    "a target less": ("gqa fp32", step(1, targets=lambda s: [[-1] + x[2:] for x in s["tokens"]]), None, "targets:"),
+    "a NaN in gradients": ("gqa fp32", part(SOME, (0, 5), math.nan), 1.0, f"gradient: {SOME}"),
+    "a NaN in weights": ("gqa fp32", part(SOME, (0, 5), math.nan, "after_step_1"), 1.0, f"weight after step 1: {SOME}"),
+    "another bit": ("gqa fp32", part(SOME, (0, 0), lambda w: np.nextafter(*np.float32([w, 1])), "initial"), 1.0, SOME),
+    "no weights after step 1": ("gqa fp32", {"after_step_1": None}, 1.0, "after_step_1.safetensors is missing"),
+    "fp32's rounding": (GQA, scaled(["proj"], 1 + 1e-7), 5e-6, ""),
+    "fp64, loss within": (GQA, loss(2, 1 + 1e-12), None, ""),
+    "fp64, loss of step 5": (GQA, loss(5, 1 + 1e-9), None, "loss: step 5"),
+    "fp64, loss of step 3 that is not gentle": (f"{GQA} --lr 1e-2", loss(3, 1 + 1e-9), None, ""),
 }
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("case", VERDICTS)
-def test_verdict(bench, case, swapped):
-    change, files, tolerance, right = VERDICTS[case]
-    c = bench.compared(bench.reference("gqa", "fp32"), change, files, tolerance, "F32", swapped)
-    assert agrees(c) == right, c.differences()
-    assert "gradients" not in (files or {}) or c.gradients[0].name == SOME
+def test_verdict(reference, case, swapped):
+    name, edits, tolerance, said = VERDICTS[case]
+    pair = [altered(reference(name), edits), reference(name)]
+    c = compared(*(pair[::-1] if swapped else pair), tolerance)
+    assert said in "".join(c.differences()) and (c.differences() == []) == (facts.facts(c) == []) == (said == "")
 
 
-def test_what_a_difference_is(bench):
-    base = bench.reference("gqa", "fp32")
-    c = bench.compared(base, files=part(SOME, (0, 5), lambda g: g - math.copysign(1e-3, g)), dtype="F32")
-    assert kinds(c) == ["gradient", "weight after step 1"] and c.gradients[0].name == SOME
-    assert abs(c.gradients[0].relative * c.gradients[0].size / 1e-3 - 1) <= 1e-3
-    micro = compared(bench.reference("gqa", "fp32", "--micro-batch", "2"), base)
-    assert agrees(micro) and micro.gradients[0].relative > 0
-    other = compared(bench.reference("gqa", "fp32", "--seed", "2"), base, 1.0)
-    assert not other.same_tokens and not agrees(other)
-    exact = bench.reference("gqa")
-    c = compared(base, exact)  # the less exact dtype's tolerance
-    assert c.tolerance == 5e-6 and agrees(c)
-    noisy = noise(lambda g, waves: g * (1 + 1e-7 * waves), "gradients")
-    c = bench.compared(exact, files=noisy)
-    assert not agrees(c) and "fp32's rounding" in facts.facts(c)[0]
-    assert agrees(bench.compared(exact, files=noisy, tolerance=5e-6))
-
-    def fewer(content):
-        content["steps"] = content["steps"][:1]
-        content["flags"]["eps"], content["model"]["rope_theta"] = "1e-3", 5e5
-
-    c = bench.compared(base, fewer)
-    assert agrees(c) and len(c.contradictions) == 2 and len(c.not_checked) == 2
-    for ignored in (0, 1):
-        targets = [sample[1:] for sample in Run(str(base)).steps[0].tokens]
-        targets[0][0] = -1 if ignored else targets[0][0]
-        assert agrees(bench.compared(base, step(1, targets=targets))) == (not ignored)
-
-
-@pytest.mark.parametrize(
-    "key, value",
-    [("version", 4), ("version", "2"), ("dtype", "fp16"), ("steps", []), ("steps", {}), ("flags", 7), ("steps", [{}])],
-)
-def test_reference_json_is_refused(bench, key, value):
-    with pytest.raises(UsageError, match="^[^\n]*reference.json[^\n]*$"):
-        bench.compared(bench.reference("gqa", "fp32"), lambda content: {**content, key: value})
-
-
-def test_files_names_and_shapes(bench):
-    base = bench.reference("gqa", "fp32")
-
-    def without(file, **more):
-        folder = bench.altered(base, lambda content: {**content, **more})
-        (folder / f"{file}.safetensors").unlink()
-        return folder
-
-    for file in ("gradients", "initial"):
-        with pytest.raises(UsageError, match=rf"{file}\.safetensors: cannot be read"):
-            compared(without(file), base)
-    for pair in ((without("after_step_1"), base), (base, without("after_step_1"))):
-        assert compared(*pair, 1.0).differences()[0].endswith("after_step_1.safetensors is missing")
-    first = without("after_step_1", version=1)
-    assert agrees(compared(first, first))
-    files = {"gradients": {"lm_head.weight": np.zeros((32, 256)), "new": np.zeros(2)}}
-    problems = bench.compared(base, files=files, dtype="F32", tolerance=1.0).problems
-    assert len([p for p in problems if "gradients" in p]) == len(Run(str(base)).gradients.tensors) + 1
+def test_what_a_difference_is(reference):
+    base = reference("gqa fp32")
+    micro = compared(reference("gqa fp32 --micro-batch 2"), base)
+    assert not micro.differences() and micro.gradients[0].relative > 0
+    other = compared(reference("gqa fp32 --seed 2"), base, 1.0)
+    assert not other.same_tokens and other.differences()
+    c = compared(base, reference(GQA))  # the less exact dtype's tolerance
+    assert c.tolerance == 5e-6 and not c.differences()
+    changes = {"steps": lambda content: content["steps"][:1], "flags": {"eps": "1e-3"}, "model": {"rope_theta": 5e5}}
+    c = edited(base, {"json": changes})
+    assert not c.differences() and len(c.contradictions) == 2 and len(c.not_checked) == 2
+    first = altered(base, {"after_step_1": None, "json": {"version": 1}})
+    assert compared(first, first).differences() == []
+    problems = edited(base, {"gradients": {"lm_head.weight": np.zeros((32, 256)), "new": np.zeros(2)}}, 1.0).problems
+    assert len([p for p in problems if "gradients" in p]) == len(base.gradients.tensors) + 1
     assert any('"lm_head.weight" is (32, 256)' in p for p in problems)
-    wrapped = {"gradients": lambda t: {f"module.{name}": g for name, g in t.items()}}
-    assert 'strip "module."' in bench.compared(base, files=wrapped, dtype="F32").problems[0]
-
-
-@pytest.mark.parametrize(
-    "lr, number, factor, right",
-    [("3e-3", 2, 1e-12, True), ("3e-3", 2, 1e-9, False), ("3e-3", 5, 1e-9, False), ("1e-2", 3, 1e-9, True)],
-)
-def test_fp64_checks_later_steps_of_gentle_runs(bench, lr, number, factor, right):
-    base = bench.altered(bench.reference("gqa"), flags(lr=lr, eps="1e-8"), to="gentle")
-    assert agrees(bench.compared(base, step(number, loss=lambda x: x * (1 + factor)))) == right
-
-
-def test_hidden_settings(bench):
-    """Runs that state B's settings and used others."""
-    base = bench.reference("gqa", "fp32", "--steps", "1")
+    wrapped = {"gradients": lambda run: {f"module.{name}": g for name, g in run.gradients.all().items()}}
+    assert 'strip "module."' in edited(base, wrapped).problems[0]
     for flag, value, stated in (("weight-decay", "0.05", "0.1"), ("clip", "0", "0.5"), ("eps", "1e-6", "1e-5")):
-        run = bench.reference("gqa", "fp32", "--steps", "1", f"--{flag}", value)
-        assert kinds(compared(bench.altered(run, flags(**{flag: stated})), base)) == ["weight after step 1"]
+        run = altered(reference(f"gqa fp32 --steps 1 --{flag} {value}"), {"json": {"flags": {flag: stated}}})
+        c = compared(run, reference("gqa fp32 --steps 1"))
+        assert [said.split(":")[0] for said in c.differences()] == ["weight after step 1"]
 
 
-def test_an_element_that_rounding_turns_round_explains_its_weight_and_only_that(bench):
-    base = bench.reference("gqa", "fp64", "--steps", "1")
-    run, tiny = Run(str(base)), 1e-9
+@pytest.mark.parametrize("file, edit", [("gradients", None), ("initial", None), *(("json", bad) for bad in BAD)])
+def test_no_reference_run_is_refused(reference, file, edit):
+    said = r"reference\.json" if edit else rf"{file}\.safetensors: cannot be read"
+    with pytest.raises(UsageError, match=f"^[^\n]*{said}[^\n]*$"):
+        altered(reference("gqa fp32"), {file: edit})
+
+
+def test_an_element_that_rounding_turns_round_explains_its_weight_and_only_that(reference):
+    run, tiny = reference(f"{GQA} --steps 1"), 1e-9
     o, lr = replays.settings(run), run.steps[0].lr
     factor = comparison.clip_factor(run.steps[0].grad_norm, o.clip)
 
@@ -270,63 +253,54 @@ def test_an_element_that_rounding_turns_round_explains_its_weight_and_only_that(
         after = w - lr * (used / (abs(used) + o.eps / factor) + o.decay * w)
         return {**part(SOME, (0, 5), lambda _: stored), **part(SOME, (0, 5), lambda _: after, "after_step_1")}
 
-    other = bench.altered(base, files=with_gradient(tiny, tiny), to="tiny")
+    other = altered(run, with_gradient(tiny, tiny), to="tiny")
     for stored, right in ((-tiny, []), (tiny, [SOME])):
-        c = compared(bench.altered(base, files=with_gradient(-tiny, stored)), other)
+        c = compared(altered(run, with_gradient(-tiny, stored)), other)
         assert [d.name for d in c.updates if d.wrong] == right
 
 
-def test_bf16_is_judged_by_its_own_rounding(bench):
-    for name in ("gqa", "qk-norm", "tied"):
-        base = bench.reference(name, "bf16")
-        c = bench.compared(base)
-        assert agrees(c) and c.exact is not None
-        for times, right in ((2.0, True), (2.9, True), (3.2, False)):
-            rng, made = np.random.default_rng(1), {}
-            for n, g in c.exact.items():
-                of_b, noise = comparison.norm(c.b.gradients.read(n) - g), rng.standard_normal(g.shape)
-                size = max(of_b, 2.0**-9 * comparison.norm(g)) * times
-                made[n] = g + noise * (size / comparison.norm(noise))
-            wrong = [d for d in bench.compared(base, files={"gradients": made}, dtype="F32").gradients if d.wrong]
-            assert (not wrong) == right
+@pytest.mark.parametrize("name", ["gqa", "qk-norm", "tied"])
+def test_bf16_is_judged_by_its_own_rounding(reference, name):
+    base = reference(f"{name} bf16")
+    c = edited(base, {})
+    assert not c.differences() and c.exact is not None
+    for times, right in ((2.0, True), (2.9, True), (3.2, False)):
+        rng, made = np.random.default_rng(1), {}
+        for n, g in c.exact.items():
+            of_b, waves = comparison.norm(c.b.gradients.read(n) - g), rng.standard_normal(g.shape)
+            size = max(of_b, 2.0**-9 * comparison.norm(g)) * times
+            made[n] = g + waves * (size / comparison.norm(waves))
+        assert any(d.wrong for d in edited(base, {"gradients": made}).gradients) != right
     for fault in ("RoPE: base 500000", "attention: scaled by 1 / D"):
-        run = Run(str(bench.reference("gqa", "bf16")))
-        loss, gradients = model_of(run, rules.FORWARD[fault]).loss_and_gradients(*run.steps[0].arrays())
-        c = bench.compared(bench.reference("gqa", "bf16"), files={"gradients": gradients}, dtype="F32")
-        assert any(d.wrong for d in c.gradients)
+        assert any(d.wrong for d in edited(base, computed(fault)).gradients)
 
 
-def test_bf16_updates_of_master_weights(bench):
-    base = bench.reference("clipped", "bf16")
-    run = bench.reference("clipped", "bf16", "--weight-decay", "0")
-    c = compared(bench.altered(run, flags(weight_decay="0.3")), base)
-    assert kinds(c)[:1] == ["weight after step 1"] and "no weight decay" in " or ".join(named(c))
+def test_bf16_updates_of_master_weights(reference):
+    base = reference("clipped bf16")
+    run = reference("clipped bf16 --weight-decay 0")
+    c = compared(altered(run, {"json": {"flags": {"weight-decay": "0.3"}}}), base)
+    assert c.differences()[0].startswith("weight after step 1:") and "no weight decay" in " or ".join(named(c))
     # Clipping in bf16 rounds; a thirtieth of the update is not that. Without master weights some are a unit off.
-    c, o = bench.compared(base), replays.settings(Run(str(base)))
-    stored = {name: replays.rounded(c.b.gradients.read(name), "bf16") for name in c.names[1]}
+    stored = {name: replays.rounded(g, "bf16") for name, g in base.gradients.all().items()}
 
     def updated(error):
-        made = {}
-        for name, g in stored.items():
-            w = c.a.initial.read(name)
-            s = g * comparison.clip_factor(c.a.steps[0].grad_norm, o.clip) * (1 + error)
-            u = s / (np.abs(s) + o.eps) + (o.decay if w.ndim == 2 else 0) * w
-            made[name] = replays.rounded(w - c.b.steps[0].lr * u, "bf16")
-        return {"gradients": stored, "after_step_1": made}
+        optimizer = replays.settings(base)
+        clipped = {name: g * (1 + error) for name, g in optimizer.clipped(stored).items()}
+        optimizer.clipped = lambda _: clipped
+        after = optimizer.step(base.initial.all(), stored, base.steps[0].lr)
+        return {"gradients": stored, "after_step_1": {name: replays.rounded(w, "bf16") for name, w in after.items()}}
 
     for error, right in ((0.0, True), (2.0**-8, True), (2.0**-5, False)):
-        assert any(d.wrong for d in bench.compared(base, files=updated(error), dtype="BF16").updates) != right
+        assert any(d.wrong for d in edited(base, updated(error), dtype="BF16").updates) != right
     files = updated(0.0)
     for n, w in files["after_step_1"].items():
         w += comparison.spacing("bf16", w) * (np.arange(w.size).reshape(w.shape) % 7 == 3)
-    said = facts.facts(bench.compared(base, files=files, dtype="BF16"))
-    assert any("does A update fp32 master weights?" in line for line in said)
+    assert "does A update fp32 master weights?" in "".join(facts.facts(edited(base, files, dtype="BF16")))
 
 
 # ---- facts
 LAYER = "model.layers.2."
-FACTS = {  # of gqa in fp64: what is said, of a change of reference.json or of files
-    "all 30 are 4 x the reference's, nothing else": scaled([""], 4),
+FACTS = {  # what is said of edits
     "all 30 are 1/3 x the reference's, nothing else": scaled([""], 1 / 3),
     "all 30 are sqrt(2) x the reference's, nothing else": scaled([""], math.sqrt(2)),
     "the 12 wrong ones are 2 x": scaled(["q_proj", "k_proj", "layernorm"], 2),
@@ -334,9 +308,8 @@ FACTS = {  # of gqa in fp64: what is said, of a change of reference.json or of f
     "wrong: every k_proj": scaled(["k_proj"], 2),
     "wrong: layer 1": scaled(["layers.1."], 2),
     "wrong: all but the norms": scaled(["proj", "embed", "head"], 3),
-    "right down to model.layers.1.self_attn.o_proj.weight; first wrong: model.layers.1.self_attn.v_proj.weight": scaled(
-        ["layers.1.self_attn.v_proj", "layers.0.self_attn.q_proj"], 2
-    ),
+    "right down to model.layers.1.self_attn.o_proj.weight;": scaled(["1.self_attn.v_proj", "0.self_attn.q_proj"], 2),
+    "; first wrong: model.layers.1.self_attn.v_proj.weight": scaled(["1.self_attn.v_proj", "0.self_attn.q_proj"], 2),
     "right after the first: model.layers.1.self_attn.k_proj.weight": scaled(["layers.1.self_attn.v_proj"], 2),
     "wrong from the first gradient on": scaled(["lm_head"], 2),
     "(head 1 of 2 only)": part(LAYER + "self_attn.v_proj.weight", np.s_[8:], 2),
@@ -345,32 +318,24 @@ FACTS = {  # of gqa in fp64: what is said, of a change of reference.json or of f
     "(rows 24-47 of 48 only)": part(LAYER + "mlp.up_proj.weight", np.s_[24:], 2),
     "(columns 0-15 of 48 only)": part(LAYER + "mlp.down_proj.weight", np.s_[:, :16], 2),
     "(row of tokens 101-102 of 256 only)": part("model.embed_tokens.weight", np.s_[101:103], 2),
-    "forward: wrong: the loss of step 1": step(1, loss=5.0),
-    "forward: right": step(2, loss=5.0),
-    "first wrong loss: step 2": step(2, loss=5.0),
+    "forward: wrong: the loss of step 1": loss(1, 1.5),
+    "forward: right": loss(2, 1.5),
+    "first wrong loss: step 2": loss(2, 1.5),
     "first wrong norm: step 2": step(2, grad_norm=5.0),
     "norm: that of step 1 is wrong, although every gradient is right": step(1, grad_norm=5.0),
-    "only losses deviate": step(1, loss=lambda x: x + 1e-8),
+    "only losses deviate": step(1, loss=lambda s: s["loss"] + 1e-8),
+    "fp32's rounding": scaled(["proj"], 1 + 1e-7),
+    "20 times what A's own gradients give": moved(lambda n, w: 20 if "norm" in n else 1),
+    "as before it: rows 16-31 of 32": moved(lambda n, w: (np.indices(w.shape)[0] < len(w) // 2) * 1.0),
+    "router's bias: not finite": moved(lambda n, w: math.nan if BIAS in n else 1),
+    "first wrong: model.layers.1.mlp.shared_experts.up_proj.weight": scaled(["layers.1.mlp.shared_experts.up"], 2),
 }
 
 
 @pytest.mark.parametrize("words", FACTS)
-def test_fact(bench, words):
-    change = FACTS[words]
-    pair = (change, None) if callable(change) else (None, change)
-    said = facts.facts(bench.compared(bench.reference("gqa"), *pair))
-    assert any(words in line for line in said), said
-
-
-def test_facts_of_updates(bench):
-    base = bench.reference("gqa")
-    run = Run(str(base))
-    before, after = run.initial.all(), run.after_step_1.all()
-    faster = {n: before[n] + (20 if "norm" in n else 1) * (w - before[n]) for n, w in after.items()}
-    half = {n: np.r_[w[: len(w) // 2], before[n][len(w) // 2 :]] for n, w in after.items()}
-    for weights, words in ((faster, "20 times what A's own gradients give"), (half, "as before it: rows 16-31 of 32")):
-        assert words in "\n".join(facts.facts(bench.compared(base, files={"after_step_1": weights})))
-    assert facts.facts(bench.compared(base)) == []
+def test_fact(reference, words):
+    name = DEEPSEEK if re.search("router|shared", words) else GQA
+    assert words in "\n".join(facts.facts(edited(reference(name), FACTS[words])))
 
 
 # ---- the doctor: each fault of rules.py, planted, is named, and nothing else
@@ -379,171 +344,111 @@ UNSEEN = (
     "RoPE: base 10000|RMSNorm: eps 1e-05|RoPE: scaling of frequencies ignored|experts: weights of a token sum to 1|"
     r"tensor parallelism \([48] ranks\): (no f|gradients of q's).*|tensor parallelism: gradients of [48] copies.*"
 )
-REPLAYS = {**rules.FORWARD, **rules.BACKWARD}
 
 
 @pytest.mark.parametrize("fault", in_turn(REPLAYS))
-def test_replay_is_named(bench, fault):
-    """In the first reference that shows it."""
+def test_replay_is_named(reference, fault):
     for name in references.REFERENCES:
-        run = Run(str(bench.reference(name)))
-        model = model_of(run, REPLAYS[fault])
-        loss, gradients = model.loss_and_gradients(*run.steps[0].arrays()) if model else (0, {})
-        off = [comparison.deviation(n, g, run.gradients.read(n)).relative for n, g in gradients.items()]
-        if set(gradients) == set(run.gradients.tensors) and not max(off) <= 1e-10:
-            assert named(bench.planted(run.folder, loss, gradients)) == [fault]
+        run = reference(f"{name} fp64")
+        c = edited(run, computed(fault))
+        if not c.problems and any(d.wrong for d in c.gradients):
+            assert named(c) == [fault]
             return
     assert re.fullmatch(UNSEEN, fault), "no reference shows it"
 
 
-def test_update_is_named(bench):
-    base = bench.reference("clipped")
-    run, same = Run(str(base)), set()
-    for i, (fault, change) in enumerate(rules.updates(bench.compared(base)).items()):
+def test_update_is_named(reference):
+    run, same = reference("clipped fp64"), set()
+    for i, (fault, change) in enumerate(rules.updates(edited(run, {})).items()):
         optimizer = replays.planted(replays.settings(run), change)
         after = optimizer and optimizer.step(run.initial.all(), run.gradients.all(), run.steps[0].lr)
-        c = bench.compared(base, files={"after_step_1": after} if after else None)
-        if agrees(c):
+        c = edited(run, {"after_step_1": after} if after else {})
+        if not c.differences():
             same.add(fault)
         elif i in in_turn(range(100)):
             assert named(c) == [fault]
     assert same == {"clipping by the norm that A reports, which is not its gradients'"}
-    noisy = noise(lambda w, waves: w + 1e-6 * waves, "after_step_1")
-    assert [named(bench.compared(base, files=noisy, tolerance=bound)) for bound in (None, 0.0)] == [[], []]
+    assert named(edited(run, part(SOME, (0, 5), math.nan), 1.0)) == []
+    uneven = moved(lambda n, w: 1 + 0.01 * np.cos(np.arange(w.size)).reshape(w.shape))
+    assert [named(edited(run, uneven, bound)) for bound in (None, 0.0)] == [[], []]
 
 
-def test_what_lasts_is_named(bench):
-    base = bench.reference("gqa")
-    run = doctor.Doctor(bench.compared(base))
+def test_what_lasts_is_named(reference):
+    base = reference(GQA)
+    run = doctor.Doctor(edited(base, {}))
     assert run.why_not() is None
     for fault in in_turn(rules.LATER):
         numbers = list(run.trained(**rules.LATER[fault]))
-
-        def change(content):
-            for i, entry in enumerate(content["steps"]):
-                entry["loss"], entry["grad_norm"] = numbers[2 * i : 2 * i + 2]
-
-        c = bench.compared(base, change if numbers else step(2, loss=3.0), tolerance=1e-8)
+        entries = zip(numbers[::2], numbers[1::2])
+        steps = {i: {"loss": loss, "grad_norm": norm} for i, (loss, norm) in enumerate(entries)}
+        c = edited(base, {"json": {"steps": steps}} if numbers else loss(2, 1.5), tolerance=1e-8)
         assert not any(d.wrong for d in c.losses if d.name == "step 1")
         assert named(c) == ([fault] if numbers else [])  # none: the reference has this
-    assert named(bench.compared(base, step(3, loss=3.0))) == []
 
 
-WEIGHTS = {  # of targets: (reference, how often each counts, of those that should)
-    "only samples 0-3 of 8 count, 2 times": ("gqa", lambda right: right * np.repeat([2.0, 0.0], 4)[:, None]),
-    "only samples 6-7 of 8 count, 1 times": ("tied", lambda right: right * (np.arange(8) > 5)[:, None]),
-    "mean of means: each of 4 parts of the batch": (
-        "masked",
-        lambda right: right * np.repeat(right.sum() / 4 / right.reshape(4, -1).sum(axis=1), 2)[:, None],
-    ),
-    "the mask of targets is ignored": ("masked", lambda right: np.ones(right.shape)),
-    "the mask of targets is late by one position": ("masked", lambda right: np.pad(right, ((0, 0), (1, 0)))[:, :-1]),
-    "": ("gqa", lambda right: right * np.linspace(0.5, 1.5, right.size).reshape(right.shape)),
-}
+HALF = computed(weights=lambda w: w * np.outer(np.arange(8) < 4, 2))
+MEANS = computed(weights=lambda w: w * np.repeat(w.sum() / w.reshape(4, -1).sum(1) / 4, 2)[:, None])
+ROTATED = "context parallelism (2 ranks): positions begin at 0 on each"
+GROUPED = "grouped heads: mean over query heads instead of their sum"
+CONTEXT = "first wrong activation: model.layers.0.self_attn.context, samples"
+COUNTS = "weights of targets, 1 is right"
+NAMES = [  # (reference, edits, how the one name begins that is named, what is said beside it)
+    (GQA, scaled([""], 4), "all 30 are 4 x the reference's, nothing else: a sum for a mean", ""),
+    (GQA, {"gradients": lambda run: replays.settings(run).clipped(run.gradients.all())}, "all 30", "after clipping"),
+    (GQA, {"json": {"steps": {i: {"loss": lambda s: float(np.float32(s["loss"]))} for i in range(6)}}}, "", ""),
+    (GQA, loss(3, 1.5), "", "no known fault explains A's numbers"),
+    (GQA, computed(ROTATED, seen=lambda n, x: x), ROTATED, f"{CONTEXT} 0-7 of 8, positions 16-31 of 0-31"),
+    (GQA, computed(ROTATED, seen=lambda n, x: x[:4]), ROTATED, f"{CONTEXT} 0-3 of 4, positions 16-31 of 0-31"),
+    (GQA, computed(GROUPED, seen=lambda n, x: x[:2]), GROUPED, ": 33 are right, those of the first 2 of 8 samples"),
+    (GQA, computed(GROUPED, seen=lambda n, x: x[:, :1]), GROUPED, "activations: none could be compared"),
+    (GQA, computed(GROUPED, seen=lambda n, x: x[:, n == "lm_head" :]), GROUPED, ": 32 are right; 1 could not be"),
+    (GQA, HALF, "only samples 0-3 of 8 count, 2 times", COUNTS),
+    (GQA, {"gradients": lambda run: HALF(run)["gradients"]}, "only samples 0-3 of 8 count", "A's loss is right"),
+    (GQA, computed(weights=lambda w: w * np.linspace(0.5, 1.5, w.size).reshape(w.shape)), "", COUNTS),
+    ("tied fp64", computed(weights=lambda w: w * np.outer(np.arange(8) > 5, 1)), "only samples 6-7 of 8", COUNTS),
+    (MASKED, MEANS, "mean of means: each of 4 parts of the batch", COUNTS),
+    (MASKED, computed(weights=np.ones_like), "the mask of targets is ignored", COUNTS),
+    (MASKED, computed(weights=lambda w: np.pad(w, ((0, 0), (1, 0)))[:, :-1]), "the mask of targets is late", COUNTS),
+    (DEEPSEEK, moved(lambda n, w: BIAS not in n), "biases of routers are not moved", ""),
+    (DEEPSEEK, moved(lambda n, w: -1 if BIAS in n else 1), "biases of routers are moved towards the load", ""),
+    (DEEPSEEK, moved(lambda n, w: 10 if BIAS in n else 1), "biases of routers are moved by 10 x the rate", ""),
+    (DEEPSEEK, moved(lambda n, w: -1 if f"layers.1.{BIAS}" in n else 1), "", ""),
+    ("deepseek fp32", each(lambda n, x: x + 0.1 * (BIAS in n), "after_step_1"), "biases of routers are moved, and", ""),
+]
 
 
-@pytest.mark.parametrize("expected", WEIGHTS)
-def test_weights_of_targets_are_named(bench, expected):
-    name, weights = WEIGHTS[expected]
-    run = Run(str(bench.reference(name)))
-    tokens, targets = run.steps[0].arrays()
-    of_targets = weights(targets >= 0) / (targets >= 0).sum()
-    model = model_of(run, lambda m: {"target_weights": lambda targets: of_targets})
-    loss, gradients = model.loss_and_gradients(tokens, np.array(run.steps[0].tokens)[:, 1:])
-    said = doctor.report(bench.planted(run.folder, loss, gradients))
-    names = re.findall(PATTERN, said)
-    assert "weights of targets, 1 is right" in said
-    assert len(names) == 1 and names[0].startswith(expected) if expected else names == []
-    if expected.startswith("only samples 0-3"):  # a right loss beside them
-        said = doctor.report(bench.compared(run.folder, files={"gradients": gradients}))
-        assert "A's loss is right" in said and "only samples 0-3" in said
+@pytest.mark.parametrize("name, edits, begin, said", NAMES)
+def test_one_is_named(reference, name, edits, begin, said):
+    c = edited(reference(name), edits)
+    report = doctor.report(c)
+    names = re.findall(PATTERN, report)
+    assert len(names) == 1 and names[0].startswith(begin) if begin else names == []
+    assert said in report and (said or COUNTS not in report), report
+    assert "deepseek" not in name or [said.split(":")[0] for said in c.differences()] == ["router's bias after step 1"]
 
 
-def test_routers_biases(bench):
-    base = bench.reference("deepseek", "fp32", "--router-bias-rate", "0.01")
-    before, after = Run(str(base)).initial.all(), Run(str(base)).after_step_1.all()
-    biases = {name for name in before if comparison.is_router_bias(name)}
-    one = min(biases)
-    assert len(biases) == 2 and biases.isdisjoint(Run(str(base)).gradients.tensors)
-    assert agrees(bench.compared(base))
-    for multiple, of, names in (
-        (0, biases, ["biases of routers are not moved"]),
-        (-1, biases, ["biases of routers are moved towards the load, not against it"]),
-        (10, biases, ["biases of routers are moved by 10 x the rate"]),
-        (-1, {one}, []),
-    ):
-        moved = {n: before[n] + multiple * (after[n] - before[n]) if n in of else w for n, w in after.items()}
-        c = bench.compared(base, files={"after_step_1": moved}, dtype="F32")
-        assert kinds(c) == ["router's bias after step 1"] and named(c) == names
-    def drifted(weights):  # far beyond a move
-        return {n: w + 64 * (n in biases) for n, w in weights.items()}
-
-    start, still = drifted(before), {**after, **{n: before[n] for n in biases}}
-    far = bench.altered(base, files={"initial": start, "after_step_1": drifted(after)}, dtype="F32", to="far")
-    assert agrees(bench.compared(far))
-    c = bench.compared(far, files={"after_step_1": drifted(still)}, dtype="F32", tolerance=0.5)
-    assert [d.name for d in c.biases if d.wrong] == sorted(biases)
-    c = bench.compared(bench.reference("deepseek", "fp32"), files={"after_step_1": after}, dtype="F32")
-    assert named(c) == ["biases of routers are moved, and the reference's are not"]
-    for file, tensors in (("initial", before), ("after_step_1", after)):
-        c = bench.compared(base, files={file: {n: w for n, w in tensors.items() if n != one}}, dtype="F32")
-        assert len(c.differences()) == 1 and one in c.differences()[0] and facts.facts(c) is not None
-    nan = {"after_step_1": {**after, one: after[one] * math.nan}}
-    c = bench.compared(base, files=nan, dtype="F32", tolerance=1.0)
-    assert not agrees(c) and "router's bias: not finite" in facts.facts(c)
-    shared = "model.layers.1.mlp.shared_experts.up_proj.weight"
-    said = facts.facts(bench.compared(base, files=scaled([shared], 2), dtype="F32"))
-    assert any(f"first wrong: {shared}" in line for line in said)
+def test_routers_biases(reference):
+    base = reference(DEEPSEEK)
+    files = {"initial": base.initial.all(), "after_step_1": base.after_step_1.all()}
+    biases = sorted(filter(comparison.is_router_bias, files["initial"]))
+    assert len(biases) == 2 and not set(biases) & set(base.gradients.tensors)
+    drifted = {file: {n: w + 64 * (n in biases) for n, w in files[file].items()} for file in files}
+    far = altered(base, drifted, to="far")  # beyond a move
+    assert edited(far, {}).differences() == []
+    c = edited(far, moved(lambda n, w: int(n not in biases)), 0.5)
+    assert [d.name for d in c.biases if d.wrong] == biases
+    for file, tensors in files.items():
+        c = edited(base, {file: {n: w for n, w in tensors.items() if n != biases[0]}})
+        assert len(c.differences()) == 1 and biases[0] in c.differences()[0] and facts.facts(c) != []
 
 
-def test_activations(bench):
-    base = bench.reference("gqa")
-    run = Run(str(base))
-    wrong = model_of(run, rules.FORWARD["context parallelism (2 ranks): positions begin at 0 on each"])
-    right = model_of(run)
-    wrong.activations, right.activations = {}, {}
-    loss, gradients = wrong.loss_and_gradients(*run.steps[0].arrays())
-    right.loss_and_gradients(*run.steps[0].arrays())
-    count = len(right.activations)
-    for samples in (8, 4):  # 4: of a micro-batch
-        some = {n: x[:samples] for n, x in wrong.activations.items()}
-        said = doctor.report(bench.planted(base, loss, gradients, activations=some))
-        first = "first wrong activation: model.layers.0.self_attn.context, "
-        assert first + f"samples 0-{samples - 1} of {samples}, positions 16-31 of 0-31" in said
-    for activations, words in (  # of a fault that activations do not show
-        ({n: x[:2] for n, x in right.activations.items()}, f"{count} are right, those of the first 2 of 8 samples"),
-        ({n: x[:, :16] for n, x in right.activations.items() if x.ndim == 3}, "none could be compared"),
-        ({**right.activations, "model.rotary": np.zeros((8, 32, 2))}, f"{count} are right; 1 could not be compared"),
-    ):
-        files = {**scaled([""], 2), "activations": activations}
-        assert f"activations: {words}" in doctor.report(bench.compared(base, files=files))
-
-
-def test_what_is_said_of_right_numbers_is_true(bench):
-    base = bench.reference("gqa")
-    run = Run(str(base))
-
-    def rounded(content):
-        for entry in content["steps"]:
-            entry["loss"] = float(np.float32(entry["loss"]))
-
-    said = doctor.report(bench.compared(base, rounded))
-    assert "weights of targets" not in said and "no known fault" in said
-    assert named(bench.compared(base, files=part(SOME, (0, 5), math.nan), tolerance=1.0)) == []
-    factor = comparison.clip_factor(run.steps[0].grad_norm, replays.settings(run).clip)
-    assert factor < 1
-    for times, cause in ((factor, "recorded after clipping"), (4, "a sum for a mean")):
-        names = named(bench.compared(base, files=scaled([""], times)))
-        assert len(names) == 1 and cause in names[0]
-
-
-def test_program(bench, run):
+def test_program(reference, run):
     """build/bin/compare as its user meets it."""
-    base = bench.reference("gqa", "fp32")
-    run("compare", base, base).says("the runs agree within 5e-06", where="out")
-    done = run("compare", bench.altered(base, files=scaled([""], 2), dtype="F32"), base, "--diagnose", code=1)
+    base = reference("gqa fp32")
+    a, b = (pathlib.Path(each.folder) for each in (altered(base, scaled([""], 2)), base))
+    run("compare", b, b).says("the runs agree within 5e-06", where="out")
+    done = run("compare", a, b, "--diagnose", code=1)
     done.says("DIFFER", "all 30 are 2 x", "explains A's numbers", where="out")
-    run.refused("compare", says="A is required")
     run.refused("compare", "a", says="B is required")
     run.refused("compare", "nowhere b", says="nowhere/reference.json")
     run.refused("compare", "a b --tolerance 2", says="--tolerance")
