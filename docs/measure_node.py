@@ -129,6 +129,7 @@ def links(node):
     """the links between the GPUs: all-reduces of 1 KiB and more, bandwidth and latency of a message"""
     if node.ranks < 2:
         return node.skip("all", "one GPU has no links")
+    node.write_topology()
     for ranks in sorted({2, node.ranks}):
         flags = resized(SMALL, global_batch=ranks).flags("micro-batch")
         node.run(f"all-reduce over {ranks}", ["02_data_parallel", *flags, "--steps", "1", "--all-reduce-mb",

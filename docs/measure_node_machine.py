@@ -309,3 +309,9 @@ class Node:
                 return 127, str(why), 0.0
             file.seek(0)
             return code, COLORS.sub("", file.read().decode(errors="replace")), time.monotonic() - begin
+
+    def write_topology(self):
+        """How the GPUs are connected, beside the CSVs."""
+        if self.device == "cuda" and shutil.which("nvidia-smi"):
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / "topology.txt").write_text(COLORS.sub("", programs.run(["nvidia-smi", "topo", "-m"])[1]))
