@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
-# Fault drills: nine incidents on a few CPU ranks, to be explained from logs, metrics and traces (docs/drills)
-#   bash docs/drill.sh list
-#   bash docs/drill.sh start NAME|NUMBER [--seed N]
-#   bash docs/drill.sh rerun NAME [--on RANKS] [FLAG ...]     the same job on the same, still faulty, machines
-#   bash docs/drill.sh answer NAME FIELD=VALUE ... [--json]
-#   bash docs/drill.sh hint NAME | solution NAME
+# Fault drills: eleven incidents on a few CPU ranks, to be explained from logs, metrics, traces (docs/drills/README.md).
+#   bash docs/drill.sh list | start NAME | rerun NAME | answer NAME FIELD=VALUE ... | hint NAME | solution NAME
+#   --help: all options
 set -euo pipefail
 command -v python3 >/dev/null || { echo "drill: python3 is not there" >&2; exit 2; }
 exec python3 "$(dirname "${BASH_SOURCE[0]}")/drills/drill.py" "$@"

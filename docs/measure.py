@@ -16,7 +16,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import statistics
 import sys
 import tempfile

@@ -1,5 +1,4 @@
-"""For measure.py: tables that are printed: README.md's, and bytes of one rank of large models at the peak of a step,
-booked by chapter 08's dry run."""
+"""For measure.py: tables that are printed: README.md's, and the memory of large models by chapter 08's dry run."""
 import bisect
 import pathlib
 import re

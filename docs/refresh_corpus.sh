@@ -8,4 +8,3 @@ git ls-files '*.md' '*.h' '*.cpp' '*.cu' '*.cuh' '*.sh' '*.inc' '*CMakeLists.txt
     git show "HEAD:$file"
 done > docs/data/corpus.txt.tmp
 mv docs/data/corpus.txt.tmp docs/data/corpus.txt
-wc -c docs/data/corpus.txt

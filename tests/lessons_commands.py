@@ -59,10 +59,6 @@ class Program:
             self.flags[flag] = set(value.split("|")) if "|" in value else set() if value else None
 
 
-def mpi_environment():
-    return dict(programs.ENVIRONMENT)
-
-
 @contextlib.contextmanager
 def working_folder(root, binaries):
     """An empty folder that looks like the repository's root, for commands that write files."""
