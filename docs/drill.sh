@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fault drills: eleven incidents on a few CPU ranks, to be explained from logs, metrics, traces (docs/drills/README.md).
-#   bash docs/drill.sh list | start NAME | rerun NAME | answer NAME FIELD=VALUE ... | hint NAME | solution NAME
-#   --help: all options
+#   bash docs/drill.sh list | start NAME [--seed N] | rerun NAME [--on RANKS] [FLAG ...]
+#   bash docs/drill.sh answer NAME FIELD=VALUE ... [--json] | hint NAME | solution NAME
 set -euo pipefail
 command -v python3 >/dev/null || { echo "drill: python3 is not there" >&2; exit 2; }
 exec python3 "$(dirname "${BASH_SOURCE[0]}")/drills/drill.py" "$@"

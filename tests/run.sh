@@ -2,8 +2,8 @@
 # Builds and tests; installs what is missing. tests/README.md: which test answers for what.
 #   bash tests/run.sh            the short tier: each technique at its smallest telling size
 #   bash tests/run.sh 04         the same of one chapter
-#   bash tests/run.sh --commit   what .ci/run runs: the short tier, emulated kernels, a quarter of the slow tests, a slice
-#                                under the sanitizers, fuzzing, one of the other configurations in turn
+#   bash tests/run.sh --commit   what .ci/run runs: the short tier, emulated kernels, a quarter of the slow tests,
+#                                fuzzing, in turn a slice under the sanitizers, or one of the other configurations
 #   bash tests/run.sh --all      everything at full size, all configurations
 # Ends with what was skipped, the ten dearest tests, and the units: its wall seconds divided by those that
 # `g++ -std=c++20 -O2 -c tests/unit.cpp` takes in the same run. Exit code 1 if a test fails.
@@ -131,8 +131,10 @@ else
 fi
 if [ ${#failed[@]} = 0 ] && [ $tier != short ]; then
     part "fuzzing" bash tests/fuzz/run.sh $([ $tier = all ] && echo 60 || echo 12)
-    sanitizers
-    other_configurations
+    in_turn=(sanitizers other_configurations) one=$((0x$commit / 64 % 2))
+    [ $tier = all ] || skipped+=("${in_turn[1 - one]//_/ }: another commit's turn")
+    [ $tier = all ] || in_turn=("${in_turn[one]}")
+    for what in "${in_turn[@]}"; do "$what"; done
 fi
 wall=$((SECONDS - began))
 compile_unit

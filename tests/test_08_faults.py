@@ -4,6 +4,7 @@ import re
 import statistics
 
 import pytest
+from conftest import in_turn
 
 PROGRAM = "08_3d_full"
 SHAPE = ("--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 259 --seq-len 32 --global-batch 8 "
@@ -191,7 +192,7 @@ def found(done, step, equal, *says):
     assert (event["step"], event["equal"]) == (step, equal), event
 
 
-@pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: f"{drill.flags}, every {drill.every}")
+@pytest.mark.parametrize("drill", in_turn(DRILLS, 3), ids=lambda drill: f"{drill.flags}, every {drill.every}")
 def test_replica_check_finds_a_flipped_bit(run, drill):
     done = train(run, f"--inject bitflip:3:2 --replica-check {drill.every}", drill.flags, code=1)
     name = re.search(r"after step 2: (.*), element", done.err)[1]
@@ -234,7 +235,7 @@ EQUAL = [
 ]
 
 
-@pytest.mark.parametrize("ranks, flags", EQUAL)
+@pytest.mark.parametrize("ranks, flags", in_turn(EQUAL, 3))
 def test_replica_check_finds_nothing_in_a_right_run(run, ranks, flags):
     """Two tensor-parallel ranks hold the only key/value head."""
     shape = SHAPE if "--tp 4" in flags else SHAPE.replace("--kv-heads 2", "--kv-heads 1")
