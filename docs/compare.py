@@ -10,6 +10,7 @@ Watch: only the order of sums differs: deviations of about 1e-7. Exit code 0 if 
 folder is no reference run. --diagnose says which known fault, if any, explains the numbers of a run that differs.
 """
 
+import argparse
 import os
 import re
 import sys
@@ -31,47 +32,43 @@ Options:
   --tolerance NUMBER              maximum relative deviation [default: by dtype: fp64 1e-10, fp32 5e-6, bf16 rounding]
   --diagnose                      which known fault explains the numbers exactly, if one does
 """
-LISTED = "(--help lists all flags)"
+
+
+class Arguments(argparse.ArgumentParser):
+    def format_help(self):
+        return HELP
+
+    def error(self, message):
+        raise runs.UsageError(f"{shown_value(message.removeprefix('argument '))} (--help lists all flags)")
+
+
+class Once(argparse.Action):
+    def __call__(self, parser, namespace, value, flag=None):
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "given twice")
+        setattr(namespace, self.dest, value if self.nargs is None else True)
+
+
+def tolerance(text):
+    if not re.fullmatch(r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text) or not float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{shown_value(text)} must be a number >= 0 and <= 1")
+    return float(text)
+
+
+def folder(text):
+    if text in ("", "--"):
+        raise argparse.ArgumentTypeError("must name a folder")
+    return text
 
 
 def parse(words):
-    """(folders, tolerance or None, diagnose?)."""
-    folders, tolerance, diagnose = [], None, False
-    words = list(words)
-    while words:
-        word = words.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag in ("-h", "--help") and not equals:
-            raise Printed(HELP)
-        if word == "--version":
-            raise Printed(f"compare: commit {commit()}\n")
-        if flag == "--tolerance":
-            if tolerance is not None:
-                raise runs.UsageError("--tolerance: given twice")
-            if not equals and not words:
-                raise runs.UsageError("--tolerance: needs a value")
-            value = value if equals else words.pop(0)
-            number = re.fullmatch(r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value)
-            if not number or not float(value) <= 1:
-                raise runs.UsageError(f"--tolerance: {shown_value(value)} must be a number >= 0 and <= 1")
-            tolerance = float(value)
-        elif word == "--diagnose":
-            if diagnose:
-                raise runs.UsageError("--diagnose: given twice")
-            diagnose = True
-        elif flag == "--diagnose":
-            raise runs.UsageError("--diagnose: takes no value")
-        elif word.startswith("-"):
-            raise runs.UsageError(f"{shown_value(word)}: unknown flag {LISTED}")
-        elif len(folders) == 2:
-            raise runs.UsageError(f"{shown_value(word)}: unexpected argument {LISTED}")
-        elif not word:
-            raise runs.UsageError(f"{'AB'[len(folders)]}: must name a folder")
-        else:
-            folders.append(word)
-    if len(folders) < 2:
-        raise runs.UsageError(f"{'AB'[len(folders)]} is required")
-    return folders, tolerance, diagnose
+    parser = Arguments(allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"compare: commit {commit()}")
+    parser.add_argument("--tolerance", action=Once, type=tolerance)
+    parser.add_argument("--diagnose", action=Once, nargs=0)
+    for name in "AB":
+        parser.add_argument(name, type=folder)
+    return parser.parse_args(words)
 
 
 def commit():
@@ -84,10 +81,6 @@ def commit():
 def shown_value(value):
     value = runs.shown(value) if value else '""'
     return value if len(value) < 200 else value[:200] + "..."
-
-
-class Printed(Exception):
-    pass
 
 
 def table(c):
@@ -134,32 +127,29 @@ def table(c):
 
 def main(words):
     try:
-        folders, tolerance, diagnose = parse(words)
+        if sys.stdout:
+            sys.stdout.reconfigure(errors="backslashreplace")
+        asked = parse(words)
         with numpy.errstate(all="ignore"):
-            c = comparison.Comparison(*folders, tolerance)
+            c = comparison.Comparison(asked.A, asked.B, asked.tolerance)
             text = table(c)
-            if diagnose and c.differences():
+            if asked.diagnose and c.differences():
                 from validate import doctor
 
                 text += doctor.report(c)
-        code = 1 if c.differences() else 0
-    except Printed as printed:
-        text, code = str(printed), 0
+        if sys.stdout:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        return 1 if c.differences() else 0
     except runs.UsageError as error:
         if sys.stderr:
             print(f"compare: {error}", file=sys.stderr)
         return 2
-    try:
-        if sys.stdout:
-            sys.stdout.reconfigure(errors="backslashreplace")
-            sys.stdout.write(text)
-            sys.stdout.flush()
     except OSError as error:
-        print(f"compare: standard output: {error.strerror}", file=sys.stderr)
+        print(f"compare: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
         sys.stdout = None
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Starts programs, alone or under mpirun, and reads what they print and write."""
+import contextlib
 import json
 import os
 import pathlib
@@ -21,19 +22,26 @@ def mpirun(ranks, *options):
     return ["mpirun", "--oversubscribe", *options, "-np", str(ranks)]
 
 
+def members(session):
+    """The processes of a session: mpirun gives its ranks groups of their own."""
+    found = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            if stat.read_text().rpartition(")")[2].split()[3] == str(session):
+                found.append(int(stat.parent.name))
+    return found
+
+
 def stop(process, patience=8):
-    """Ends a process and what it started: at the first signal, mpirun ends its ranks."""
-    for kind, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 2)):
-        if process.poll() is None:
-            try:
-                os.killpg(process.pid, kind)
-                process.wait(seconds)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                pass
-    try:
-        os.killpg(process.pid, signal.SIGKILL)  # what it started and left
-    except ProcessLookupError:
-        pass
+    """Ends the leader of a session and what it started; first asks mpirun, which ends its ranks, and waits so long."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        if process.poll() is None and patience:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(patience)
+    for pid in members(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def run(words, limit=None, environment=None, **options):

@@ -1,11 +1,22 @@
 // What the device says of itself: memory beside the ledger's, and why a build cannot run on it.
 #include <unistd.h>
 
+#include "01_single_gpu/core/cuda_device.h"
 #include "01_single_gpu/core/profile.h"
 #include "tests/cuda_ops.h"
 
 using namespace train70b;
 using namespace train70b::test;
+
+namespace {
+// The emulated GPU: these cases once more on a device that is behind the host.
+void also_on_a_late_device(const char* cases) {
+    if (!kEmulated || std::getenv("EMULATE_STREAMS")) return;
+    const std::string child =
+        fmt::format("EMULATE_STREAMS=lazy /proc/{}/exe --test-case='{}' > /dev/null", getpid(), cases);
+    EXPECT(std::system(child.c_str()) == 0);
+}
+}  // namespace
 
 TEST_CASE("cuda: the device's own count of memory has the tensors, and what is beside them does not grow with them") {
     CHECK(!device_memory(Device::cpu).has_value());
@@ -44,11 +55,7 @@ TEST_CASE("cuda: ops are timed by events: their seconds are there after one wait
 
 TEST_CASE("cuda: uploads of any sizes, more than there are buffers, keep the values that they were given") {
     if (!have_gpu()) return;
-    if (kEmulated && !std::getenv("EMULATE_STREAMS")) {  // once more on a device that is behind the host
-        const std::string child =
-            fmt::format("EMULATE_STREAMS=lazy /proc/{}/exe --test-case='cuda: uploads of any*' > /dev/null", getpid());
-        EXPECT(std::system(child.c_str()) == 0);
-    }
+    also_on_a_late_device("cuda: uploads of any*");
     std::vector<int32_t> list;
     std::vector<Tensor> uploaded;
     const auto size = [](int i) { return int64_t(i % 3 == 0 ? 40'000 : 1 + i); };
@@ -63,6 +70,25 @@ TEST_CASE("cuda: uploads of any sizes, more than there are buffers, keep the val
         INFO("upload ", i);
         EXPECT(
             std::all_of(host.data<int32_t>(), host.data<int32_t>() + host.size(), [i](int32_t x) { return x == i; }));
+    }
+}
+
+TEST_CASE("cuda: a copy on a stream of its own begins after what the device was given before") {
+    if (!have_gpu()) return;
+    also_on_a_late_device("cuda: a copy on a stream*");
+    const int64_t n = 1 << 20;
+    Tensor x({n}, DType::f32, Device::cuda), y({n}, DType::f32, Device::cuda), host({n}, DType::f32, Device::cpu);
+    for (int i = 0; i < 4; ++i) {
+        fill(x, float(i));
+        CudaCopy down(host.raw(), x.raw(), x.bytes(), CopyKind::to_host);
+        down.host_waits();
+        EXPECT(values(host)[n - 1] == float(i));
+        fill(host, -1);
+        copy(y, x);
+        CudaCopy up(x.raw(), host.raw(), x.bytes(), CopyKind::to_device);
+        up.host_waits();
+        copy(host, y);
+        EXPECT(values(host)[n - 1] == float(i));
     }
 }
 

@@ -4,11 +4,9 @@ test's own.
     python3 -m pytest -k resume                        Debian's python3-pytest; everything: python3 -m pytest
     TRAIN70B_BUILD=build-sanitize python3 -m pytest -k 04      the programs of another build folder
 """
-import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,13 +15,13 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
+
+import programs  # noqa: E402
+
 PATIENCE = int(os.environ.get("TRAIN70B_PATIENCE", "1"))  # how many times longer limits are here (run.sh)
 SLICE = os.environ.get("TRAIN70B_TEST_SLICE", "0")  # of long grids: an eighth, 0 to 7, or "all" (tests/support.h)
-ENVIRONMENT = {**os.environ,
-               "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",  # the programs' python3: this one
-               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-               "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it
-               "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
+ENVIRONMENT = {**programs.ENVIRONMENT, "OMP_NUM_THREADS": "1",
+               "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}  # the programs' python3: this one
 
 
 def in_turn(cases, parts=8):
@@ -54,8 +52,7 @@ class Done:
 
     def events(self, kind="step", file="m.jsonl"):
         """The events of a --metrics file."""
-        found = map(json.loads, (self.folder / file).read_text().splitlines())
-        return [event for event in found if event["event"] == kind]
+        return programs.events(self.folder / file, kind)
 
 
 class Process:
@@ -68,20 +65,9 @@ class Process:
             self.words, cwd=folder, stdout=self.out, stderr=self.err, stdin=subprocess.DEVNULL,
             env={**ENVIRONMENT, **environment}, start_new_session=True)
 
-    def members(self):
-        """The processes of its session: mpirun gives ranks groups of their own."""
-        found = []
-        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-            try:
-                if stat.read_text().rpartition(")")[2].split()[3] == str(self.process.pid):
-                    found.append(int(stat.parent.name))
-            except OSError:
-                pass  # it has ended
-        return found
-
     def rank(self, number):
         """The process id of a rank of mpirun."""
-        for pid in self.members():
+        for pid in programs.members(self.process.pid):
             if f"OMPI_COMM_WORLD_RANK={number}" in pathlib.Path(f"/proc/{pid}/environ").read_text().split("\0"):
                 return pid
         raise AssertionError(f"no rank {number}")
@@ -114,12 +100,14 @@ class Process:
         return Done(self.words, self.folder, code, *texts, took)
 
     def kill(self):
-        for pid in self.members():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        self.process.wait()
+        programs.stop(self.process, 0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folder_of_mpi(tmp_path_factory):
+    """Open MPI's own folder: where two jobs share one, the first that ends may delete what the other needs."""
+    for environment in (ENVIRONMENT, programs.ENVIRONMENT):
+        environment["OMPI_MCA_orte_tmpdir_base"] = str(tmp_path_factory.mktemp("mpi"))
 
 
 @pytest.fixture(scope="session")
@@ -173,22 +161,21 @@ class Programs:
         return done
 
 
+def programs_in(binaries, folder):
+    started = Programs(binaries, folder)
+    yield started
+    for process in started.started:
+        process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture
 def run(binaries, tmp_path):
     """run(program, flags...): see Programs. tmp_path is its folder."""
-    programs = Programs(binaries, tmp_path)
-    yield programs
-    for process in programs.started:
-        process.kill()
-    shutil.rmtree(tmp_path, ignore_errors=True)
+    yield from programs_in(binaries, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def module_run(binaries, tmp_path_factory):
     """The same in one folder for all tests of a file: what one leaves, the next may use."""
-    folder = tmp_path_factory.mktemp("module")
-    programs = Programs(binaries, folder)
-    yield programs
-    for process in programs.started:
-        process.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    yield from programs_in(binaries, tmp_path_factory.mktemp("module"))

@@ -1,6 +1,6 @@
 // What the programs refuse, in one table: flags, and what the one line of the usage error says, which names what is
-// wrong and what would work. All run in this process, and ranks are simulated. Files and folders, and what only a process
-// shows (exit codes, streams, real ranks), are in test_bad_input.py, damaged checkpoints in refusals_checkpoint.cpp.
+// wrong and what would work. All run in this process, and ranks are simulated. Files and folders, and what only a
+// process shows (exit codes, streams, real ranks): test_bad_input.py; damaged checkpoints: refusals_checkpoint.cpp.
 // Run: build/bin/test_refusals
 #include "tests/refusals.h"
 

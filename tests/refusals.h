@@ -58,8 +58,8 @@ class Workplace {
         call_program(program, int(words.size()), argv.data());
     }
 
-    // Expects a usage error of one line with all that `says` lists, separated by |, every file and this process's memory
-    // as they were, and no collective that has not ended.
+    // Expects a usage error of one line with all that `says` lists, separated by |, every file and the memory as they
+    // were, and no collective that has not ended.
     void refused(const std::string& program, const std::string& flags, const std::string& says) const {
         const auto files = contents();
         const int64_t memory = ledger().total();

@@ -2,8 +2,8 @@
 # Builds and tests; installs what is missing. tests/README.md: which test answers for what.
 #   bash tests/run.sh            the short tier: each technique at its smallest telling size
 #   bash tests/run.sh 04         the same of one chapter
-#   bash tests/run.sh --commit   what .ci/run runs: the short tier, emulated kernels, a quarter of the slow tests,
-#                                fuzzing, in turn a slice under the sanitizers, or one of the other configurations
+#   bash tests/run.sh --commit   what .ci/run runs: the short tier, emulated kernels, a quarter of the slow tests;
+#                                in turn a slice under the sanitizers, or fuzzing and another configuration
 #   bash tests/run.sh --all      everything at full size, all configurations
 # Ends with what was skipped, the ten dearest tests, and the units: its wall seconds divided by those that
 # `g++ -std=c++20 -O2 -c tests/unit.cpp` takes in the same run. Exit code 1 if a test fails.
@@ -114,27 +114,26 @@ first_unit=$unit
 # The time limits of tests are for a machine whose unit is less than 5 s; a slower one gets as many times more.
 TRAIN70B_PATIENCE=$(awk -v unit="$unit" 'BEGIN {print int(unit / 5 + 1)}')
 export TRAIN70B_PATIENCE
-if [ -n "$chapter" ]; then
-    part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO "tests_$chapter"
-    part "tests: chapter $chapter" tests build -L '^short$' -R "^$chapter"
-elif [ $tier = short ]; then
-    part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
-    part "tests: short, eighth $TRAIN70B_TEST_SLICE of the long grids" tests build -L '^short$'
-elif [ $tier = commit ]; then
-    part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
-    part "tests: eighth $TRAIN70B_TEST_SLICE of the long grids, turn $turn of the slow ones" \
-        tests build -L "^(short|commit|turn-$turn)\$"
-    skipped+=("$(names_of "^turn-[^$turn]\$"): another commit's turn" "$(names_of '^all$'): only with --all")
-else
-    part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO
-    part "tests, everything" tests build
-fi
-if [ ${#failed[@]} = 0 ] && [ $tier != short ]; then
-    part "fuzzing" bash tests/fuzz/run.sh $([ $tier = all ] && echo 60 || echo 12)
-    in_turn=(sanitizers other_configurations) one=$((0x$commit / 64 % 2))
-    [ $tier = all ] || skipped+=("${in_turn[1 - one]//_/ }: another commit's turn")
-    [ $tier = all ] || in_turn=("${in_turn[one]}")
-    for what in "${in_turn[@]}"; do "$what"; done
+part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO ${chapter:+"tests_$chapter"}
+case "$tier" in
+    short) what="eighth $TRAIN70B_TEST_SLICE of the long grids" only=(-L '^short$' ${chapter:+-R "^$chapter"}) ;;
+    commit)
+        what="eighth $TRAIN70B_TEST_SLICE of the long grids, turn $turn of the slow ones"
+        only=(-L "^(short|commit|turn-$turn)\$")
+        skipped+=("$(names_of "^turn-[^$turn]\$"): another commit's turn" "$(names_of '^all$'): only with --all")
+        ;;
+    all) what=everything only=() ;;
+esac
+part "tests: $what" tests build "${only[@]}"
+if [ ${#failed[@]} = 0 ] && [ "$tier" != short ]; then
+    half=$((0x$commit / 64 % 2)) # each takes about as long
+    if [ "$tier" = all ] || [ $half = 0 ]; then sanitizers; else skipped+=("the sanitizers: another commit's turn"); fi
+    if [ "$tier" = all ] || [ $half = 1 ]; then
+        part "fuzzing" bash tests/fuzz/run.sh $([ "$tier" = all ] && echo 60 || echo 12)
+        other_configurations
+    else
+        skipped+=("fuzzing, other configurations: another commit's turn")
+    fi
 fi
 wall=$((SECONDS - began))
 compile_unit

@@ -288,7 +288,7 @@ COMPARE = [Case("compare", "a b", [f"{side}/{name}", why], {f"{side}/{name}": co
     *((f"{name}.safetensors", content, why) for name in ("initial", "gradients", "after_step_1") for content, why in (
         (FOLDER, "not a file"), (b"", "is not a safetensors"), (cut(-1), "is it cut?"), (EMPTY, "has no tensors"))))]
 COMPARE += [Case("compare", words, says) for words, says in (
-    ([], "A is required"), (["a"], "B"), (["", "b"], "A: must name a folder"), (["a", LATIN], "caf"),
+    ([], "required: A, B"), (["a"], "B"), (["", "b"], "A: must name a folder"), (["a", LATIN], "caf"),
     (["a", "b", "--tolerance", "2"], "--tolerance: 2 must"), (["a", "a/reference.json"], "a/ref"))]
 
 
@@ -373,7 +373,7 @@ MORE_OUTPUTS += [Case(program, f"--tables on {flag} {path}", flag, ODD, ranks=2)
 PROCESSES = [case for program in PROGRAMS for case in (
     Case(program, "--help", "standard output", code=1, shell='exec "$@" >/dev/full'),
     Case(program, "--stepz", None, shell='exec "$@" 2>&-'), Case(program, "--stepz", None, shell='exec "$@" >&- 2>&-'),
-    Case(program, "--stepz", "--stepz", shell='exec "$@" <&-'))]
+    Case(program, "a b --stepz" if program == "compare" else "--stepz", "--stepz", shell='exec "$@" <&-'))]
 PROCESSES += [Case(program, "", f"{variable}={value}: must be an integer from 1 to 1024", env={variable: value})
               for variable, programs in (("OMP_NUM_THREADS", (FIRST, LAST, "schedule", "plan")),
                                          ("OPENBLAS_NUM_THREADS", (FIRST, LAST)))
@@ -488,7 +488,7 @@ def flag_cases(program, flags, known):
             tried += [[flag], [flag + "="], [flag, good, flag, good]] if kind else [[flag + "=x"]]
         for words in tried:
             yield Case(program, before + words, flag, ODD)
-    for word in ("--stepz", "--", "stray", "-x", "--steps\n", "\x1b[31m", "--" + "x" * 3000, "é"):
+    for word in ("--stepz", "-- --", "stray", "-x", "--steps\n", "\x1b[31m", "--" + "x" * 3000, "é"):
         yield Case(program, (beside if program == "compare" else []) + [word], "")
 
 

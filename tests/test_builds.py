@@ -25,7 +25,7 @@ def compiler(build):
 
 
 @pytest.mark.parametrize("header", in_turn(HEADERS))
-def test_header_compiles_alone(header, compiler):
+def test_headers_compile_alone(header, compiler):
     # A file that includes it: of a header that is compiled itself #pragma once would be reported.
     done = subprocess.run([*compiler, "-fsyntax-only", "-x", "c++", "-"], cwd=ROOT, input=f'#include "{header}"\n',
                           capture_output=True, text=True)

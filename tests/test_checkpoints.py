@@ -1,5 +1,6 @@
 """Only this catches: real runs' folders of checkpoints: what is kept, signals, a folder that goes away, a full disk."""
 import hashlib
+import math
 import os
 import pathlib
 import re
@@ -9,7 +10,6 @@ import subprocess
 import time
 
 import pytest
-
 from checkpoint_reader import read
 from conftest import PATIENCE
 
@@ -86,6 +86,8 @@ def test_resume_continues_the_metrics_and_removes_what_a_crash_has_left(run, bas
     (ck.parent / "m.jsonl").write_text("\n".join(four) + '\n{"event":"ste')  # half a line
     done = run(PROGRAM, HERE, "--tp 2 --steps 8 --resume", ranks=2)
     assert losses(done) == base[0]
+    summary, = done.events("summary")  # of steps 5 to 8, 8 sequences of 32 tokens each
+    assert math.isclose(summary["tokens_per_s"] * summary["seconds"], 4 * 8 * 32, rel_tol=1e-6)
     assert names(ck) == [".lock", "mine.tmp", "step-4", "step-8", "weights-2", "weights-4"]
     read(ck / "step-8")
 

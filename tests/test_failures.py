@@ -8,8 +8,8 @@ import signal
 import subprocess
 import time
 
+import programs
 import pytest
-
 from conftest import PATIENCE, SLICE, in_turn
 
 DATA_PARALLEL = "02_data_parallel"
@@ -106,7 +106,7 @@ OTHERS = [(moment, what) for what in SIGNALS for moment in LIMIT if (moment, wha
 def ranks_of(process, program):
     """{rank: process id} of those that have not ended."""
     found = {}
-    for pid in process.members():
+    for pid in programs.members(process.process.pid):
         try:
             rank = re.search(rb"\0OMPI_COMM_WORLD_RANK=(\d+)\0", pathlib.Path(f"/proc/{pid}/environ").read_bytes())
             if rank and os.readlink(f"/proc/{pid}/exe").endswith(program):  # a zombie has neither

@@ -449,7 +449,7 @@ def test_program(reference, run):
     run("compare", b, b).says("the runs agree within 5e-06", where="out")
     done = run("compare", a, b, "--diagnose", code=1)
     done.says("DIFFER", "all 30 are 2 x", "explains A's numbers", where="out")
-    run.refused("compare", "a", says="B is required")
+    run.refused("compare", "a", says="required: B")
     run.refused("compare", "nowhere b", says="nowhere/reference.json")
     run.refused("compare", "a b --tolerance 2", says="--tolerance")
     run.refused("compare", "a b --stepz", says="--stepz")
