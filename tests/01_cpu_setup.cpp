@@ -87,9 +87,6 @@ TEST_CASE("numbers of threads in the environment") {
 
 TEST_CASE("these tests run the kernels that fit this CPU, unless the environment chose") {
     if (!std::getenv("OPENBLAS_CORETYPE")) EXPECT(better_blas_core(cpu_features(), blas_core()) == "");
-    const char* marker = std::getenv("TRAIN70B_STARTED");  // of this process: its children decide for themselves
-    REQUIRE(marker != nullptr);
-    EXPECT(std::stoll(marker) == int64_t(getpid()));
 }
 
 TEST_CASE("the restart sets what CUDA reads at its start, unless the environment has it") {

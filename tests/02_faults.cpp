@@ -97,8 +97,6 @@ void program(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-    const bool started_twice = std::getenv("TRAIN70B_STARTED");  // cpu_setup.h
-    if (argc > 1 && argv[1] == std::string("stop-at-start") && rank && rank == std::string("1") && !started_twice)
-        raise(SIGSTOP);
+    if (argc > 1 && argv[1] == std::string("stop-at-start") && rank && rank == std::string("1")) raise(SIGSTOP);
     return run_ranks(argc, argv, program);
 }

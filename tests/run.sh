@@ -2,8 +2,8 @@
 # Builds and tests; installs what is missing. tests/README.md: which test answers for what.
 #   bash tests/run.sh            the short tier: each technique at its smallest telling size
 #   bash tests/run.sh 04         the same of one chapter
-#   bash tests/run.sh --commit   what .ci/run runs: the short tier, emulated kernels, a quarter of the slow tests;
-#                                in turn a slice under the sanitizers, or fuzzing and another configuration
+#   bash tests/run.sh --commit   what .ci/run runs: the short tier, emulated kernels; in turn a slice under the
+#                                sanitizers, or a quarter of the slow tests, fuzzing, and another configuration
 #   bash tests/run.sh --all      everything at full size, all configurations
 # Ends with what was skipped, the ten dearest tests, and the units: its wall seconds divided by those that
 # `g++ -std=c++20 -O2 -c tests/unit.cpp` takes in the same run. Exit code 1 if a test fails.
@@ -17,7 +17,7 @@ for word; do
         *) echo "tests/run.sh: $word: unknown; valid: 01 to 08, --commit, --all" >&2; exit 2 ;;
     esac
 done
-if [ -n "$chapter" ] && [ $tier != short ]; then
+if [ -n "$chapter" ] && [ "$tier" != short ]; then
     echo "tests/run.sh: $chapter: --$tier is of all chapters; for one: ctest --test-dir build -R ^$chapter" >&2
     exit 2
 fi
@@ -30,7 +30,7 @@ else # which eighth of long grids: tests/support.h
     export EMULATE_SEED=$((0x$commit % 1000 + 1))
     if ((0x$commit / 32 % 2)); then export EMULATE_NCCL=ring; fi
 fi
-turn=$((0x$commit / 8 % 4)) # of what takes turns; each has all eighths
+turn=$((0x$commit / 8 % 4)) half=$((0x$commit / 64 % 2)) # of what takes turns; each has all eighths
 
 parts=() failed=() skipped=()
 part() { # NAME COMMAND...
@@ -48,8 +48,8 @@ tests() { # BUILD_FOLDER CTEST_OPTION...
     rm -f "$1/tests.xml"
     ctest --test-dir "$1" -j "$(nproc)" --output-on-failure --output-junit tests.xml "${gpu[@]}" "${@:2}"
 }
-names_of() { # LABEL: of its tests
-    ctest --test-dir build -N -L "$1" | sed -n 's/^ *Test *#[0-9]*: //p' | xargs | sed 's/ /, /g'
+names_of() { # CTEST_OPTION...: of the tests that these select
+    ctest --test-dir build -N "$@" | sed -n 's/^ *Test *#[0-9]*: //p' | xargs | sed 's/ /, /g'
 }
 compile_unit() { # unit: seconds
     local start=${EPOCHREALTIME/./}
@@ -57,7 +57,8 @@ compile_unit() { # unit: seconds
     unit=$(awk -v us=$((${EPOCHREALTIME/./} - start)) 'BEGIN {print us / 1e6}')
 }
 
-# The configurations that CMake offers besides those that are tested anyway: built, and a training step each.
+# The configurations that CMake offers besides those that are tested anyway: built, and a training step each. The last:
+# only with --all.
 configurations=("-DTRAIN70B_CUDA=OFF" "-DTRAIN70B_CUDA=EMULATE"
     "-DTRAIN70B_CUDA=EMULATE -DTRAIN70B_SANITIZE=address,undefined")
 configuration() { # NUMBER TARGET...
@@ -97,7 +98,7 @@ other_configurations() { # one in turn, or all
             skipped+=("configuration ${configurations[$number]}: no headers of CUDA here")
             continue
         elif [ "$tier" != all ]; then
-            if [ "$number" != $((0x$commit % ${#configurations[@]})) ]; then
+            if [ "$number" != $((0x$commit / 128 % 2)) ]; then
                 skipped+=("configuration ${configurations[$number]}: another commit's turn")
                 continue
             fi
@@ -118,15 +119,16 @@ part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO ${chapter:+"tests_$c
 case "$tier" in
     short) what="eighth $TRAIN70B_TEST_SLICE of the long grids" only=(-L '^short$' ${chapter:+-R "^$chapter"}) ;;
     commit)
-        what="eighth $TRAIN70B_TEST_SLICE of the long grids, turn $turn of the slow ones"
-        only=(-L "^(short|commit|turn-$turn)\$")
-        skipped+=("$(names_of "^turn-[^$turn]\$"): another commit's turn" "$(names_of '^all$'): only with --all")
+        slow=$([ $half = 0 ] && echo none || echo "turn-$turn") # beside the sanitizers there is no time for them
+        what="eighth $TRAIN70B_TEST_SLICE of the long grids, slow ones: $slow"
+        only=(-L "^(short|commit|$slow)\$")
+        skipped+=("$(names_of -L ^turn- -LE "^$slow\$"): another commit's turn"
+            "$(names_of -L '^all$'): only with --all")
         ;;
     all) what=everything only=() ;;
 esac
 part "tests: $what" tests build "${only[@]}"
 if [ ${#failed[@]} = 0 ] && [ "$tier" != short ]; then
-    half=$((0x$commit / 64 % 2)) # each takes about as long
     if [ "$tier" = all ] || [ $half = 0 ]; then sanitizers; else skipped+=("the sanitizers: another commit's turn"); fi
     if [ "$tier" = all ] || [ $half = 1 ]; then
         part "fuzzing" bash tests/fuzz/run.sh $([ "$tier" = all ] && echo 60 || echo 12)

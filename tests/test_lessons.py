@@ -3,8 +3,6 @@
     python3 -m pytest -k lessons                  every page, and a sixteenth of the commands that print their figures
     python3 -m pytest -k "lessons and 04_tensor"
 """
-import re
-
 import pytest
 from conftest import in_turn
 from lessons import PAGES, ROOT, Lessons
@@ -41,13 +39,6 @@ def test_page(checks, page):
     """Snippets, commands, links, traps, exercises, minutes; where the figures of lessons are from."""
     checks[0].check_lesson(page)
     agrees(checks[0])
-
-
-def test_page_of_the_tests_has_every_file_and_ctest_runs_it():
-    page, run = ((ROOT / "tests" / name).read_text() for name in ("README.md", "CMakeLists.txt"))
-    for file in (path for each in ("[0-9]*.cpp", "test_*.py") for path in ROOT.glob(f"tests/{each}")):
-        assert file.name in page
-        assert re.search(rf"\b({file.name}|{file.stem}|{file.stem.split('_', 1)[1]})\b", run), file.name
 
 
 def test_snippets_and_pictures(checks):

@@ -165,17 +165,15 @@ bool one_of_several_ranks() {
 }  // namespace
 
 void restart_with_settings(char** argv) {
-    // The marker holds the process id, which exec keeps, so that child processes decide for themselves. (It is not
-    // unset: Open MPI does not find its daemon after unsetenv() has moved the entries of the environment.)
-    constexpr const char* kMarker = "TRAIN70B_STARTED";
-    const std::string number = std::to_string(getpid());
-    if (const char* marker = std::getenv(kMarker); marker && marker == number) return;
-    setenv(kMarker, number.c_str(), 1);
-    for (const auto& [name, value] : kSettings) setenv(name, value, 0);
-    if (one_of_several_ranks()) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    bool changed = false;
+    const auto set = [&changed](const char* name, const char* value) {
+        if (!std::getenv(name)) changed = ::setenv(name, value, 1) == 0 || changed;
+    };
+    for (const auto& [name, value] : kSettings) set(name, value);
+    if (one_of_several_ranks()) set("CUDA_MODULE_LOADING", "EAGER");
     const std::string core = better_blas_core(cpu_features(), blas_core());
-    if (!core.empty()) setenv("OPENBLAS_CORETYPE", core.c_str(), 0);
-    execv("/proc/self/exe", argv);  // returns only on failure: continue with the defaults
+    if (!core.empty()) set("OPENBLAS_CORETYPE", core.c_str());
+    if (changed) execv("/proc/self/exe", argv);  // returns only on failure: continue with the defaults
 }
 
 // ---- before main() begins -------------------------------------------------------------------------------------------

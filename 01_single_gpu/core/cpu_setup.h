@@ -36,7 +36,7 @@ std::string cpu_lacks(const CpuFeatures& features, const std::string& core);
 // newer than itself and may run SSE3 kernels on them, at a fifth of the speed. Empty: `reported` is right.
 std::string better_blas_core(const CpuFeatures& features, const std::string& reported);
 
-// Sets variables that are read before main() begins, unless the environment has them, and restarts the program once.
+// Sets variables that are read before main() begins, unless the environment has them, and then restarts the program.
 // Must be the first call in main, before MPI_Init.
 //   GOMP_SPINCOUNT     an idle OpenMP thread sleeps after some microseconds. By default it spins for milliseconds,
 //                      and on a busy machine every parallel loop would wait for a spinning thread.
