@@ -11,8 +11,8 @@
 // A Tensor refers to its memory: a copy shares it, as in PyTorch.
 #include <cmath>
 
-#include "01_single_gpu/data/source.h"
-#include "01_single_gpu/param.h"
+#include "01_single_gpu/complete/data/source.h"
+#include "01_single_gpu/complete/param.h"
 
 namespace train70b::minimal {
 

@@ -136,8 +136,9 @@ def tensor_memory(runs):
 
 
 def efficiency(runs):
-    """estimated share of the time that is computation, with the links of 04_tensor_parallel/links.json"""
-    return runs.table(1, "04_tensor_parallel", ["--steps", "0"], "--efficiency-csv", "efficiency.csv")
+    """estimated share of the time that is computation, with the links of 08_3d_full/complete/layout/links.json"""
+    flags = ["--tp-efficiency", "08_3d_full/complete/layout/links.json"]
+    return runs.table(1, "plan", flags, "--csv", "efficiency.csv")
 
 
 def timelines(runs, ranks, flags, name):

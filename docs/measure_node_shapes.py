@@ -18,7 +18,7 @@ class Shape:
         values = [(field.name.replace("_", "-"), getattr(self, field.name)) for field in dataclasses.fields(self)]
         return [word for name, value in values if name not in leave_out for word in (f"--{name}", str(value))]
 
-    def flops_per_token(self):  # the programs' definition, flops_per_token() in 01_single_gpu/config.cpp
+    def flops_per_token(self):  # the programs' definition, flops_per_token() in 01_single_gpu/complete/config.cpp
         E, kv = self.hidden, self.hidden // self.heads * self.kv_heads
         block = 2 * E + 2 * (E + kv) * E + 3 * self.ffn * E
         return 6 * (self.layers * block + E + self.vocab * E) + 6 * self.layers * E * self.seq_len

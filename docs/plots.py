@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import style
 import tables
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "05_pipeline"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "05_pipeline/complete"))
 from draw import draw as draw_timeline
 
 

@@ -240,7 +240,7 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/bin"))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
     parser.add_argument("--rows", type=pathlib.Path, default=pathlib.Path("docs/results/08_published.json"))
-    parser.add_argument("--clusters", type=pathlib.Path, default=pathlib.Path("08_3d_full/clusters"))
+    parser.add_argument("--clusters", type=pathlib.Path, default=pathlib.Path("08_3d_full/plan/clusters"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--estimate", action="store_true")
     parser.add_argument("--commands", action="store_true")

@@ -49,8 +49,9 @@ def controls():
 
 
 def key(bug, listed):
-    """Of what decides a row: the patch, its flags, the shape."""
-    what = (bug, listed.get(bug.name, ""), checks.SHAPE, list(checks.SEEDS))
+    """Of what decides a row: the lines that the patch changes, its flags, the shape."""
+    changed = re.findall(r"^[-+](?!--|\+\+).*", listed.get(bug.name, ""), re.M)
+    what = (bug, changed, checks.SHAPE, list(checks.SEEDS))
     return hashlib.sha256(repr(what).encode()).hexdigest()[:10]
 
 

@@ -1,5 +1,5 @@
 // Documents in packed sequences: where they begin, and what a batch says about them on every rank.
-#include "01_single_gpu/run/generate.h"
+#include "01_single_gpu/complete/run/generate.h"
 #include "tests/documents.h"
 
 using namespace train70b;

@@ -1,6 +1,6 @@
 // A layer of experts against its definition in double, token by token: its output, its losses, and the gradient of
 // everything by finite differences. Then what must not change anything: micro-batches, recomputation.
-#include "01_single_gpu/run/expert_balance.h"
+#include "01_single_gpu/complete/expert_balance.h"
 #include "tests/ops.h"
 #include "tests/training.h"
 

@@ -1,7 +1,7 @@
 // The ledger against the formulas: parameters, gradients and optimizer states exactly, peak activations within 2%.
 #include <map>
 
-#include "01_single_gpu/run/training_run.h"
+#include "01_single_gpu/complete/run/training_run.h"
 #include "tests/files.h"
 #include "tests/support.h"
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "01_single_gpu/data/data.h"
+#include "01_single_gpu/complete/data/data.h"
 #include "tests/files.h"
 #include "tests/shards.h"
 #include "tests/support.h"

@@ -1,5 +1,5 @@
 // muP: at the base width nothing changes; at others, what a few steps change stays of one size.
-#include "01_single_gpu/hf/hf.h"
+#include "01_single_gpu/complete/hf/hf.h"
 #include "tests/training.h"
 
 using namespace train70b;

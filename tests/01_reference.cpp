@@ -1,7 +1,7 @@
 // What a reference run holds. tests/test_validate.py has what compares two.
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/run/outputs.h"
+#include "01_single_gpu/complete/run/outputs.h"
 #include "tests/files.h"
 #include "tests/support.h"
 

@@ -1,7 +1,7 @@
 // The roles of a run: what a checkpoint needs of a store, and what the trainer does over its groups.
 #include <set>
 
-#include "01_single_gpu/roles.h"
+#include "01_single_gpu/complete/roles.h"
 #include "tests/training.h"
 
 using namespace train70b;

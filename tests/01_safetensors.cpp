@@ -3,8 +3,8 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include "01_single_gpu/complete/hf/safetensors.h"
 #include "01_single_gpu/core/json.h"
-#include "01_single_gpu/hf/safetensors.h"
 #include "tests/files.h"
 #include "tests/support.h"
 

@@ -1,5 +1,5 @@
-#include "01_single_gpu/report/report.h"
-#include "01_single_gpu/report/table.h"
+#include "01_single_gpu/complete/report/report.h"
+#include "01_single_gpu/complete/report/table.h"
 #include "tests/support.h"
 
 using namespace train70b;

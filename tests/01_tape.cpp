@@ -1,5 +1,5 @@
 // The tape: sums without aliasing, memory freed when its last use is over, recomputation, the order as a hook.
-#include "01_single_gpu/layers.h"
+#include "01_single_gpu/complete/layers.h"
 #include "tests/support.h"
 
 using namespace train70b;

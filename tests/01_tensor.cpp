@@ -1,5 +1,5 @@
 // Tensors, views, the ledger, and parameters in flat buffers.
-#include "01_single_gpu/param.h"
+#include "01_single_gpu/complete/param.h"
 #include "tests/support.h"
 
 using namespace train70b;

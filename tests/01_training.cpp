@@ -1,5 +1,5 @@
 // Training as a whole: what one run owes another - the same loss to the last bit, or to the stated tolerance.
-#include "01_single_gpu/run/generate.h"
+#include "01_single_gpu/complete/run/generate.h"
 #include "tests/training.h"
 
 using namespace train70b;

@@ -1,5 +1,5 @@
 // All-reduce by every algorithm, and the ring's halves, against the definition on 1 to 8 ranks; bytes that are sent.
-#include "02_data_parallel/all_reduce.h"
+#include "02_data_parallel/complete/all_reduce.h"
 #include "tests/collectives.h"
 #include "tests/counting.h"
 

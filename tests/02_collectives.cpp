@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/recorder.h"
-#include "02_data_parallel/all_reduce.h"
+#include "02_data_parallel/complete/all_reduce.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
 #include "02_data_parallel/runtime/work_queue.h"

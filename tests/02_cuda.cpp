@@ -4,8 +4,8 @@
 //     mpirun --oversubscribe -np 2 bash -c 'NCCL_HOSTID=$OMPI_COMM_WORLD_RANK exec build/bin/test_02 -sf=*/02_cuda.cpp'
 //   one GPU per rank:         mpirun -np 8 build/bin/test_02 -sf='*/02_cuda.cpp'                     (staged and nccl)
 #include "01_single_gpu/ops/ops.h"
-#include "02_data_parallel/all_reduce.h"
-#include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/complete/all_reduce.h"
+#include "02_data_parallel/complete/data_parallel.h"
 #include "tests/device_comms.h"
 #include "tests/messages.h"
 #include "tests/unequal_slices.h"

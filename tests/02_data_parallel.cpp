@@ -1,7 +1,7 @@
 // N ranks against one: the same loss, gradient norm and gradients, whatever algorithm, buckets and overlap; and the
 // bytes that the formula says.
-#include "02_data_parallel/all_reduce.h"
-#include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/complete/all_reduce.h"
+#include "02_data_parallel/complete/data_parallel.h"
 #include "tests/parallel.h"
 
 using namespace train70b;

@@ -6,8 +6,9 @@
 #include <thread>
 
 #include "01_single_gpu/ops/ops.h"
+#include "02_data_parallel/complete/flags.h"
 #include "02_data_parallel/runtime/comm_roles.h"
-#include "02_data_parallel/runtime/launch.h"
+#include "02_data_parallel/runtime/connect.h"
 
 using namespace train70b;
 

@@ -4,7 +4,7 @@
 #include <sstream>
 #include <thread>
 
-#include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/complete/data_parallel.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "tests/parallel.h"
 

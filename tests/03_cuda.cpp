@@ -1,5 +1,5 @@
 // ZeRO on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
-#include "03_zero/zero.h"
+#include "03_zero/complete/zero.h"
 #include "tests/device_comms.h"
 
 using namespace train70b;

@@ -1,6 +1,6 @@
 // Tensor parallelism on device tensors, over every backend that can work here (how to start it: tests/02_cuda.cpp).
-#include "04_tensor_parallel/overlap.h"
-#include "04_tensor_parallel/tensor_parallel.h"
+#include "04_tensor_parallel/complete/overlap.h"
+#include "04_tensor_parallel/complete/tensor_parallel.h"
 #include "tests/device_comms.h"
 
 using namespace train70b;

@@ -2,8 +2,8 @@
 #include <chrono>
 #include <thread>
 
-#include "04_tensor_parallel/overlap.h"
-#include "04_tensor_parallel/tensor_parallel.h"
+#include "04_tensor_parallel/complete/overlap.h"
+#include "04_tensor_parallel/complete/tensor_parallel.h"
 #include "tests/device_comms.h"
 
 using namespace train70b;

@@ -1,5 +1,5 @@
 // What a rank of tensor parallelism keeps, to the byte; what it sends; what several ranks hold stays the same on all.
-#include "04_tensor_parallel/report.h"
+#include "04_tensor_parallel/complete/report.h"
 #include "tests/tensor_parallel.h"
 
 using namespace train70b;

@@ -1,8 +1,8 @@
 // The pieces of tensor parallelism on their own: f and g, products in chunks, the loss over a sharded vocabulary,
 // flags.
-#include "04_tensor_parallel/flags.h"
-#include "04_tensor_parallel/overlap.h"
-#include "04_tensor_parallel/vocabulary.h"
+#include "04_tensor_parallel/complete/flags.h"
+#include "04_tensor_parallel/complete/overlap.h"
+#include "04_tensor_parallel/complete/vocabulary.h"
 #include "tests/tensor_parallel.h"
 
 using namespace train70b;

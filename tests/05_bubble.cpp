@@ -1,6 +1,6 @@
 // On two ranks, each with a core of its own: the measured bubble is near the simulator's.
 #include "01_single_gpu/core/registry.h"
-#include "05_pipeline/report.h"
+#include "05_pipeline/complete/report.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 

@@ -2,7 +2,7 @@
 #define main minimal_main
 #include "05_pipeline/minimal.cpp"
 #undef main
-#include "05_pipeline/schedule.h"
+#include "05_pipeline/complete/schedule.h"
 #include "tests/minimal_ranks.h"
 
 using namespace train70b;

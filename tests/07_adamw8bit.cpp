@@ -1,7 +1,7 @@
 // AdamW with moments in 8 bits: levels, random rounding, blocks by coordinates, memory, and against AdamW.
 #include <set>
 
-#include "07_fp8/adamw8bit.h"
+#include "07_fp8/complete/adamw8bit.h"
 #include "tests/support.h"
 
 using namespace train70b;

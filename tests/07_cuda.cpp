@@ -1,9 +1,9 @@
 // The kernels of chapter 07 against the CPU's, and training in 8 bits on a GPU, over every backend that can work here
 // (how to start it: tests/02_cuda.cpp).
 #include "01_single_gpu/core/registry.h"
-#include "07_fp8/adamw8bit.h"
-#include "07_fp8/flags.h"
-#include "07_fp8/report.h"
+#include "07_fp8/complete/adamw8bit.h"
+#include "07_fp8/complete/flags.h"
+#include "07_fp8/complete/report.h"
 #include "tests/device_comms.h"
 
 using namespace train70b;

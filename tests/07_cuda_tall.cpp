@@ -1,6 +1,6 @@
 // The kernels of chapter 07 on tensors of more than 2^31 elements.
-#include "07_fp8/adamw8bit.h"
-#include "07_fp8/quantize.h"
+#include "07_fp8/complete/adamw8bit.h"
+#include "07_fp8/complete/quantize.h"
 #include "tests/tall.h"
 
 using namespace train70b;

@@ -1,5 +1,5 @@
 // The 8-bit formats: against the definition, code by code, and against CUDA's host conversions where their header is.
-#include "07_fp8/formats.h"
+#include "07_fp8/complete/formats.h"
 #include "tests/support.h"
 
 #if TRAIN70B_CUDA

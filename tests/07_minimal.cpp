@@ -2,8 +2,8 @@
 #define main minimal_main
 #include "07_fp8/minimal.cpp"
 #undef main
-#include "07_fp8/formats.h"
-#include "07_fp8/fp8.h"
+#include "07_fp8/complete/formats.h"
+#include "07_fp8/complete/fp8.h"
 #include "tests/minimal.h"
 
 using namespace train70b;

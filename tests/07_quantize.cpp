@@ -2,8 +2,8 @@
 #include <map>
 
 #include "01_single_gpu/core/registry.h"
-#include "07_fp8/formats.h"
-#include "07_fp8/recipes.h"
+#include "07_fp8/complete/formats.h"
+#include "07_fp8/complete/recipes.h"
 #include "tests/support.h"
 
 using namespace train70b;

@@ -1,6 +1,6 @@
 // Tensor parallelism in 8 bits: what the ranks send for scales, message by message, and that weights whose amaxes are
 // exchanged once are quantized as if that were done for each product.
-#include "07_fp8/zero_cast.h"
+#include "07_fp8/complete/zero_cast.h"
 #include "tests/fp8.h"
 #include "tests/parallel.h"
 

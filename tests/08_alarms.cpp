@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "01_single_gpu/run/training_run.h"
+#include "01_single_gpu/complete/run/training_run.h"
 #include "08_3d_full/watch/watch.h"
 #include "tests/training.h"
 

@@ -133,7 +133,7 @@ TEST_CASE("the clusters of the repository") {
         EXPECT(seconds < 1);
     }
     size_t files = 0;
-    for (const auto& entry : std::filesystem::directory_iterator("08_3d_full/clusters"))
+    for (const auto& entry : std::filesystem::directory_iterator("08_3d_full/plan/clusters"))
         files += entry.path().extension() == ".json";
     EXPECT(files == 9);
     EXPECT(cluster_of("cpu.json").device.streams == false);

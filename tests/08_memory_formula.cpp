@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "05_pipeline/schedule_file.h"
+#include "05_pipeline/complete/schedule_file.h"
 #include "08_3d_full/plan/dry_run.h"
 #include "08_3d_full/plan/memory_formula.h"
 #include "tests/drawn_layouts.h"

@@ -5,7 +5,7 @@
 #include <set>
 #include <sstream>
 
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "tests/plans.h"
 
 using namespace train70b;

@@ -3,9 +3,9 @@
 // formula says, and a step of them is simulated.
 #include <algorithm>
 
-#include "07_fp8/adamw8bit.h"
-#include "07_fp8/flags.h"
-#include "07_fp8/recipes.h"
+#include "07_fp8/complete/adamw8bit.h"
+#include "07_fp8/complete/flags.h"
+#include "07_fp8/complete/recipes.h"
 #include "08_3d_full/checkpoint/cost.h"
 #include "08_3d_full/plan/dry_run.h"
 #include "08_3d_full/plan/estimate.h"
@@ -80,7 +80,7 @@ TEST_CASE("what is added to a registry is planned") {
     r.cp_algorithm = "plain-hybrid", r.fp8.recipe = "e4m3", r.optimizer = "adamw-again";
     const Text text;
     const Dataset data(text.path, r.model.vocab, r.seq_len, 0);
-    const ClusterModel cluster = read_cluster("08_3d_full/clusters/h100-8.json", "cluster");
+    const ClusterModel cluster = read_cluster("08_3d_full/plan/clusters/h100-8.json", "cluster");
 
     const auto is_dummy = [](const Layout& layout) {
         return layout.cp > 1 && schedule_generators()[size_t(layout.schedule)].name == "pairs";

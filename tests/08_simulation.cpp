@@ -339,8 +339,8 @@ TEST_CASE("the memory of a traced rank, and the parts of its step") {
 
 TEST_CASE("layouts of the grid: recorded, and simulated as classes and rank by rank") {
     const Text text;
-    const ClusterModel gpus = read_cluster("08_3d_full/clusters/h100-8x8.json", "cluster");
-    ClusterModel cpus = read_cluster("08_3d_full/clusters/cpu.json", "cluster");
+    const ClusterModel gpus = read_cluster("08_3d_full/plan/clusters/h100-8x8.json", "cluster");
+    ClusterModel cpus = read_cluster("08_3d_full/plan/clusters/cpu.json", "cluster");
     cpus.cores = 16;  // on fewer, rounding grows until equal ranks fall out of step (equal_ranks.h)
     const std::vector<GridLayout> layouts = grid_layouts();
     int64_t fewer = 0;

@@ -1,6 +1,6 @@
 #pragma once
 // A small training run in a layout of chapter 08.
-#include "08_3d_full/compose.h"
+#include "08_3d_full/complete/compose.h"
 #include "tests/parallel.h"
 
 namespace train70b::test {

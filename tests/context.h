@@ -2,10 +2,10 @@
 // A run whose sequences are spread over ranks.
 #include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/registry.h"
-#include "02_data_parallel/data_parallel.h"
-#include "04_tensor_parallel/tensor_parallel.h"
-#include "06_context_parallel/flags.h"
-#include "06_context_parallel/report.h"
+#include "02_data_parallel/complete/data_parallel.h"
+#include "04_tensor_parallel/complete/tensor_parallel.h"
+#include "06_context_parallel/complete/flags.h"
+#include "06_context_parallel/complete/report.h"
 #include "tests/documents.h"
 #include "tests/parallel.h"
 

@@ -12,7 +12,7 @@ namespace train70b::test {
 inline doctest::Approx Approx(double number) { return doctest::Approx(number).scale(0); }
 
 inline ClusterModel cluster_of(const std::string& name) {
-    return read_cluster("08_3d_full/clusters/" + name, "--simulate");
+    return read_cluster("08_3d_full/plan/clusters/" + name, "--simulate");
 }
 
 // Nodes of 8 with a ring of 400 GB/s, 8 rails of 50 GB/s, and no NVLS.

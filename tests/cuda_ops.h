@@ -3,8 +3,8 @@
 #include <cstring>
 #include <map>
 
-#include "01_single_gpu/llama.h"
-#include "01_single_gpu/optimizer.h"
+#include "01_single_gpu/complete/llama.h"
+#include "01_single_gpu/complete/optimizer.h"
 #include "tests/ops.h"
 
 namespace train70b::test {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "01_single_gpu/data/source.h"
+#include "01_single_gpu/complete/data/source.h"
 #include "tests/support.h"
 
 namespace train70b::test {

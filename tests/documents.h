@@ -1,6 +1,6 @@
 #pragma once
 // Packed documents: a text of them, and what they must be equal to, the documents computed one by one.
-#include "01_single_gpu/data/data.h"
+#include "01_single_gpu/complete/data/data.h"
 #include "tests/training.h"
 
 namespace train70b::test {

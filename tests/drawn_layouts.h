@@ -1,7 +1,7 @@
 #pragma once
 // Layouts that nobody chose: models, meshes and techniques drawn at random.
 #include "01_single_gpu/core/random.h"
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "tests/training.h"
 
 namespace train70b::test {

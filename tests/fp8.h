@@ -1,7 +1,7 @@
 #pragma once
 // A small training run in 8 bits.
 #include "01_single_gpu/core/registry.h"
-#include "07_fp8/flags.h"
+#include "07_fp8/complete/flags.h"
 #include "tests/training.h"
 
 namespace train70b::test {

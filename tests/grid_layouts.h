@@ -1,6 +1,6 @@
 #pragma once
 // The layouts of the parity grid (08_grid): each technique with each other one, and all together, on 16 ranks.
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "tests/training.h"
 
 namespace train70b::test {

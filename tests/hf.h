@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/hf/hf.h"
+#include "01_single_gpu/complete/hf/hf.h"
 #include "tests/files.h"
 #include "tests/support.h"
 

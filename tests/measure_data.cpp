@@ -7,7 +7,8 @@
 
 #include <algorithm>
 
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/complete/trainer.h"
+#include "01_single_gpu/core/say.h"
 #include "tests/shards.h"
 
 using namespace train70b;

@@ -1,7 +1,7 @@
 #pragma once
 // Orders of messages and collectives that MPI allows, so no rank may wait forever on any backend. Messages are larger
 // than what MPI sends before the receiver asks for it.
-#include "02_data_parallel/all_reduce.h"
+#include "02_data_parallel/complete/all_reduce.h"
 #include "tests/ranks.h"
 
 namespace train70b::test {

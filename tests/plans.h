@@ -1,6 +1,6 @@
 #pragma once
 // Requests and clusters for tests of the planner.
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "08_3d_full/plan/explain.h"
 #include "tests/support.h"
 

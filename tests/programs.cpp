@@ -2,7 +2,7 @@
 
 // Each main.cpp under names of its own.
 #define main main_schedule
-#include "05_pipeline/schedule_main.cpp"
+#include "05_pipeline/complete/schedule_main.cpp"
 #undef main
 
 #define main main_plan
@@ -11,49 +11,49 @@
 
 #define main main_01
 #define program program_01
-#include "01_single_gpu/main.cpp"
+#include "01_single_gpu/complete/main.cpp"
 #undef main
 #undef program
 
 #define main main_02
 #define program program_02
-#include "02_data_parallel/main.cpp"
+#include "02_data_parallel/complete/main.cpp"
 #undef main
 #undef program
 
 #define main main_03
 #define program program_03
-#include "03_zero/main.cpp"
+#include "03_zero/complete/main.cpp"
 #undef main
 #undef program
 
 #define main main_04
 #define program program_04
-#include "04_tensor_parallel/main.cpp"
+#include "04_tensor_parallel/complete/main.cpp"
 #undef main
 #undef program
 
 #define main main_05
 #define program program_05
-#include "05_pipeline/main.cpp"
+#include "05_pipeline/complete/main.cpp"
 #undef main
 #undef program
 
 #define main main_06
 #define program program_06
-#include "06_context_parallel/main.cpp"
+#include "06_context_parallel/complete/main.cpp"
 #undef main
 #undef program
 
 #define main main_07
 #define program program_07
-#include "07_fp8/main.cpp"
+#include "07_fp8/complete/main.cpp"
 #undef main
 #undef program
 
 #define main main_08
 #define program program_08
-#include "08_3d_full/main.cpp"
+#include "08_3d_full/complete/main.cpp"
 #undef main
 #undef program
 

@@ -1,8 +1,9 @@
 #pragma once
 // Tests that need several ranks: CTest starts them under mpirun. Every rank runs every test case and all of them agree
 // before anyone asserts: one rank failing alone would leave the others hanging.
+#include "01_single_gpu/complete/trainer.h"
 #include "02_data_parallel/runtime/comm_roles.h"
-#include "02_data_parallel/runtime/launch.h"
+#include "02_data_parallel/runtime/connect.h"
 #include "tests/support.h"
 
 namespace train70b::test {

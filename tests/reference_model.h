@@ -4,9 +4,9 @@
 #include <numeric>
 #include <utility>
 
+#include "01_single_gpu/complete/llama.h"
+#include "01_single_gpu/complete/optimizer.h"
 #include "01_single_gpu/core/profile.h"
-#include "01_single_gpu/llama.h"
-#include "01_single_gpu/optimizer.h"
 #include "tests/support.h"
 
 namespace train70b::test {

@@ -178,7 +178,6 @@ const std::vector<Row> kTable = {
     {"04", 2, "--sequence-parallel maybe", "--sequence-parallel|on"},
     {"04", 2, "--tp-overlap yes", "--tp-overlap|on"},
     {"04", 4, "--tp 2 --save-hf x", "--save-hf x: with --comm fake"},
-    {"04", 2, "--links nowhere.json", "--links, --efficiency-csv"},
 
     {"05", 4, "--pp 4 --layers 2", "--pp 4: more stages than --layers 2"},
     {"05", 3, "--pp 3 --global-batch 15",

@@ -2,8 +2,8 @@
 // Bad input to the programs, called in this process: a usage error of one line, and nothing changed on disk.
 #include <map>
 
+#include "01_single_gpu/complete/report/report.h"
 #include "01_single_gpu/core/memory.h"
-#include "01_single_gpu/report/report.h"
 #include "02_data_parallel/runtime/watchdog.h"
 #include "tests/files.h"
 #include "tests/programs.h"

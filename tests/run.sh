@@ -73,7 +73,7 @@ configuration() { # NUMBER TARGET...
 cuda_build() { grep -q "^CMAKE_CUDA_COMPILER:[A-Z]*=/" build/CMakeCache.txt; }
 
 sanitizers() { # of every fourth chapter, or all
-    local emulate=OFF targets=() only=()
+    local emulate=OFF targets=() only=() options=(-DTRAIN70B_SANITIZED_ONLY=OFF)
     if [ "$tier" = all ]; then
         if cuda_build; then emulate=EMULATE; fi
     else
@@ -82,11 +82,12 @@ sanitizers() { # of every fourth chapter, or all
             if (((10#$name - 1) % 4 == turn)); then names+=("$name"); else other+=("$name"); fi
         done
         targets=("${names[@]/#/test_}")
+        options=(-DTRAIN70B_SANITIZED_ONLY=ON)
         only=(-L '^sanitized$' -R "^($(IFS='|' && echo "${names[*]}"))_")
         skipped+=("chapters ${other[*]} under the sanitizers: another commit's turn")
     fi
     part "build with sanitizers" bash tests/setup.sh build-sanitize \
-        -DTRAIN70B_SANITIZE=address,undefined -DTRAIN70B_CUDA=$emulate "${targets[@]}"
+        -DTRAIN70B_SANITIZE=address,undefined -DTRAIN70B_CUDA=$emulate "${options[@]}" "${targets[@]}"
     part "tests under the sanitizers" tests build-sanitize "${only[@]}"
 }
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "01_single_gpu/complete/data/source.h"
 #include "01_single_gpu/core/random.h"
-#include "01_single_gpu/data/source.h"
 #include "tests/files.h"
 
 namespace train70b::test {

@@ -3,7 +3,7 @@
 #include <set>
 #include <tuple>
 
-#include "05_pipeline/simulate.h"
+#include "05_pipeline/complete/simulate.h"
 #include "08_3d_full/plan/flows.h"
 #include "08_3d_full/plan/record.h"
 #include "08_3d_full/plan/simulate_flag.h"
@@ -11,8 +11,8 @@
 
 namespace train70b::test {
 
-// A pipeline as its executor runs it (05_pipeline/pipeline.cpp): a channel up and one down between neighbours, and the
-// next receive of a channel posted ahead. Family 0 is the world, family 1 the pipeline.
+// A pipeline as its executor runs it (05_pipeline/complete/pipeline.cpp): a channel up and one down between neighbours,
+// and the next receive of a channel posted ahead. Family 0 is the world, family 1 the pipeline.
 inline Recording pipeline_recording(const Schedule& schedule, const std::function<double(const Step&)>& seconds) {
     const int64_t p = schedule.stages;
     std::vector<GroupFamily> families = {{.name = "pp", .parent = 0, .colors = std::vector<int>(size_t(p), 0)}};

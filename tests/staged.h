@@ -1,12 +1,12 @@
 #pragma once
 // A run whose layers are in pipeline stages.
 #include "01_single_gpu/core/registry.h"
-#include "02_data_parallel/data_parallel.h"
-#include "03_zero/zero.h"
-#include "04_tensor_parallel/tensor_parallel.h"
-#include "05_pipeline/flags.h"
-#include "05_pipeline/report.h"
-#include "05_pipeline/schedule_file.h"
+#include "02_data_parallel/complete/data_parallel.h"
+#include "03_zero/complete/zero.h"
+#include "04_tensor_parallel/complete/tensor_parallel.h"
+#include "05_pipeline/complete/flags.h"
+#include "05_pipeline/complete/report.h"
+#include "05_pipeline/complete/schedule_file.h"
 #include "tests/parallel.h"
 
 namespace train70b::test {

@@ -1,7 +1,7 @@
 #pragma once
 // A run under tensor parallelism, and the layouts that the tests of chapter 04 go through.
-#include "02_data_parallel/data_parallel.h"
-#include "04_tensor_parallel/tensor_parallel.h"
+#include "02_data_parallel/complete/data_parallel.h"
+#include "04_tensor_parallel/complete/tensor_parallel.h"
 #include "tests/parallel.h"
 
 namespace train70b::test {

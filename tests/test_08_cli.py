@@ -167,7 +167,7 @@ def test_all_end_with_a_rank(run, sent, rank, seconds, says):
 
 # ---- a simulated step ------------------------------------------------------------------------------------------------
 
-H100 = ["--simulate", ROOT / "08_3d_full/clusters/h100-8x8.json"]
+H100 = ["--simulate", ROOT / "08_3d_full/plan/clusters/h100-8x8.json"]
 SMALL = "--layers 4 --hidden 64 --heads 8 --kv-heads 4 --ffn 96 --vocab 256 --seq-len 32"
 FAKE = f"{SMALL} --comm fake --fake-world 16 --tp 2 --cp 2 --pp 2 --zero 1 --global-batch 16 --micro-batch 1"
 

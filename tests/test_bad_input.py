@@ -51,7 +51,8 @@ class Case:
 
     def words(self):
         given = self.flags.split() if isinstance(self.flags, str) else self.flags
-        defaults = {"plan": PLAN, "compare": {}, "schedule": {}}.get(self.program)
+        plan = {} if "--tp-efficiency" in given else PLAN
+        defaults = {"plan": plan, "compare": {}, "schedule": {}}.get(self.program)
         if defaults is None:
             defaults = {**({} if "--load-hf" in given else SHAPE), **RUN}
             defaults.update({} if self.program in (FIRST, LAST) else {"--tables": "off"})
@@ -320,11 +321,9 @@ CLUSTERS += [(cluster(path, value), f"{path}{why}") for path, why, values in (
 FILES = {"a100.json": json.dumps({**NODE, "device": "A100"}),
          "one.json": '{"name": "x", "device": "H100", "nodes": 1, "gpus_per_node": 1}',
          "o.csv": "op,calls,ms,floor_ms,share,gflops,gbytes_per_s\n"}
-JSON_FILES = [Case(program, f"{FAKE}{flag} c.json", f"{flag.split()[-1]} c.json: {why}", {"c.json": content})
+JSON_FILES = [Case(program, f"{flags} c.json", f"{flags.split()[-1]} c.json: {why}", {"c.json": content})
               for content, why in CLUSTERS
-              for program, flag in ((LAST, "--simulate"), ("04_tensor_parallel", "--tables on --links"))]
-JSON_FILES += [Case("04_tensor_parallel", f"--tables on --links {path}", f"--links {path}: {why}", ODD, ranks=2)
-               for path, why in (("nowhere", "cannot be read"), ("fifo", "is not a regular file"))]
+              for program, flags in ((LAST, FAKE + "--simulate"), ("plan", "--tp-efficiency"))]
 SIMULATE = FAKE + "--simulate my.json "
 JSON_FILES += [Case(program, flags, says, {**ODD, **FILES}) for program, flags, says in (
     (LAST, SIMULATE + "--device-csv nowhere", "--device-csv nowhere: cannot be read"),
@@ -333,7 +332,9 @@ JSON_FILES += [Case(program, flags, says, {**ODD, **FILES}) for program, flags, 
     (LAST, SIMULATE + "--trace my.json", "--trace my.json: would overwrite my.json"),
     (LAST, FAKE + "--simulate a100.json --dtype bf16 --fp8 current", "--fp8 current: A100 of --simulate a100.json"),
     ("plan", "--cluster a100.json --fp8 current", "--fp8 current: a A100"), ("plan", "--csv fifo", "--csv fifo: is a"),
-    ("04_tensor_parallel", FAKE + "--tables on --links one.json", "--links one.json: has no link"),
+    *(("plan", f"--tp-efficiency {path}", f"--tp-efficiency {path}: {why}") for path, why in (
+        ("nowhere", "cannot be read"), ("fifo", "is not a regular file"), ("one.json", "has no link"))),
+    ("plan", "--tp-efficiency one.json --tp 2", "--tp: has no meaning with --tp-efficiency"),
     ("plan", "--cluster fifo", "--cluster fifo"), ("plan", "--cluster " + "x" * 500, "File name too long"),
     ("plan", "--json my.json", "--json my.json: would overwrite my.json, which --cluster"))]
 SCHEDULES = [Case(program, f"{flags}{path}", [path, says], {**ODD, "my.txt": text}) for path, text, says in (
@@ -367,7 +368,7 @@ MORE_OUTPUTS += [Case(FIRST, f"{flag} d", [flag, name], {f"d/{name}": kind}) for
 MORE_OUTPUTS += [Case(FIRST, "--save-hf d --data ../text.txt", "--", shell='mkdir g; cd g; rmdir ../g; exec "$@"')]
 MORE_OUTPUTS += [Case(program, f"--tables on {flag} {path}", flag, ODD, ranks=2) for program, flag in (
     ("02_data_parallel", "--all-reduce-csv"), ("02_data_parallel", "--modes-csv"), ("05_pipeline", "--pipeline-trace"),
-    ("04_tensor_parallel", "--efficiency-csv"), ("05_pipeline", "--draw")) for path in ("folder", "nowhere/x")]
+    ("05_pipeline", "--draw")) for path in ("folder", "nowhere/x")]
 
 # Streams that are closed or full; what the environment, ulimit and real ranks do.
 PROCESSES = [case for program in PROGRAMS for case in (
@@ -443,7 +444,7 @@ INTEGERS = ["x", "1.5", "-1", "-2147483649", "", " ", " 1", "1 ", "010", "0x10",
 NUMBERS = ["x", "", " ", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "-1", "1,5", "1e-3x", "0x", "0x1p-3",
            " 1e-3", "1e-3 ", "1 2", "9" * 3000]
 PATHS = ["", "nowhere/file", "folder", "fifo", "loop", "text.txt/file", "n" * 300, "a\nb/file", "a\x1b[31m/file"]
-TABLES = ("--all-reduce-csv", "--modes-csv", "--efficiency-csv", "--links", "--draw", "--pipeline-trace")
+TABLES = ("--all-reduce-csv", "--modes-csv", "--draw", "--pipeline-trace")
 
 
 @pytest.fixture(scope="module")

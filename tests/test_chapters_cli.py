@@ -25,8 +25,7 @@ CHAPTERS = {
         {"--tp 4": ["tp.all_reduce"], "--tp 4 --sequence-parallel on": ["tp.reduce_scatter", "tp.all_gather"],
          "--tp 4 --sequence-parallel on --tp-overlap on": [], "--tp 2 --dp 2 --tp-overlap on --micro-batch 1": [],
          "--dp 2 --sequence-parallel on --recompute full": []},
-        (4, "--efficiency-csv e.csv",
-         ["tp 4, sequence, overlap", "6 all_gather, 4 reduce_scatter", "tp 4  ", "NVLink", "70b, tp 8"])),
+        (4, "", ["tp 4, sequence, overlap", "6 all_gather, 4 reduce_scatter", "tp 4  "])),
     "05": Chapter(
         "05_pipeline", f"--layers 4 --vocab 259 {MODEL}", "--seq-len 16 --global-batch 8",
         (3, "--toy-deadlock on", ["--toy-deadlock on: is played by two ranks"]),

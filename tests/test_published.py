@@ -56,5 +56,5 @@ def test_published_tables_of_the_lessons(path):
 @pytest.mark.parametrize("row, line", in_turn(PAIRS), ids=lambda value: value.get("name", ""))
 def test_published_prediction(binaries, row, line):
     """Simulated again."""
-    predicted = published.simulate(row, DATA, binaries / "08_3d_full", ROOT / "08_3d_full/clusters")
+    predicted = published.simulate(row, DATA, binaries / "08_3d_full", ROOT / "08_3d_full/plan/clusters")
     assert near(predicted, float(line["predicted"]), 2e-3)

@@ -33,7 +33,7 @@ class Known:
         self.programs = {path.name for path in run.binaries.iterdir() if not path.name.startswith("test_")}
         for name in ("01_single_gpu", "08_3d_full", "compare"):
             self.flags |= Program(run.binaries / name).flags
-        patterns = ("0*/**/*.cpp", "0*/**/*.h", "0*/**/*.cu", "0*/*.py")
+        patterns = ("0*/**/*.cpp", "0*/**/*.h", "0*/**/*.cu", "0*/**/*.py")
         paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
         # Texts that are split into several literals count as one.
         self.sources = "\n".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in paths)

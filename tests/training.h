@@ -2,7 +2,7 @@
 // A small training run for tests, and what is compared between two of them.
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/run/outputs.h"
+#include "01_single_gpu/complete/run/outputs.h"
 #include "tests/files.h"
 #include "tests/support.h"
 

@@ -2,8 +2,8 @@
 
 #include <ctime>
 
+#include "01_single_gpu/core/cuda_device.h"
 #include "01_single_gpu/core/recorder.h"
-#include "01_single_gpu/ops/ops.h"
 
 namespace train70b {
 

@@ -13,7 +13,7 @@
 
 #include "01_single_gpu/core/recorder.h"
 #include "01_single_gpu/ops/ops.h"
-#include "02_data_parallel/all_reduce.h"
+#include "02_data_parallel/complete/all_reduce.h"
 #include "02_data_parallel/runtime/watchdog.h"
 #include "02_data_parallel/runtime/work_queue.h"
 

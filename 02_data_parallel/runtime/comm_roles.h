@@ -1,7 +1,7 @@
 #pragma once
-// The trainer's groups and runtime (01_single_gpu/roles.h) over Comm.
-#include "01_single_gpu/report/report.h"
-#include "01_single_gpu/roles.h"
+// The trainer's groups and runtime (01_single_gpu/complete/roles.h) over Comm.
+#include "01_single_gpu/complete/report/report.h"
+#include "01_single_gpu/complete/roles.h"
 #include "02_data_parallel/comm.h"
 #include "02_data_parallel/runtime/trace_merge.h"
 

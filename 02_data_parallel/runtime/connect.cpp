@@ -1,4 +1,6 @@
 // From the flags to a Comm of all ranks: chooses the backend, this rank's GPU and its number of CPU threads.
+#include "02_data_parallel/runtime/connect.h"
+
 #include <mpi.h>
 
 #include <atomic>
@@ -7,7 +9,9 @@
 #include <utility>
 
 #include "01_single_gpu/core/cpu_setup.h"
-#include "02_data_parallel/runtime/launch.h"
+#include "01_single_gpu/core/cuda_device.h"
+#include "01_single_gpu/core/say.h"
+#include "02_data_parallel/runtime/backend.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
 
@@ -161,19 +165,6 @@ Comm connect(const CommOptions& options, Device device) {
 }
 
 Comm connect(Device device) { return connect(CommOptions(), device); }
-
-Comm connect(const CommOptions& options, const TrainOptions& training) {
-    if (options.backend == "fake")
-        for (const auto& [flag, path] :
-             {std::pair("--save-hf", training.save_hf), {"--save-reference", training.save_reference}})
-            if (!path.empty())
-                usage_error("{} {}: with --comm fake there is only one rank's part of the model; leave it out", flag,
-                            path);
-    if (options.backend == "fake" && training.sample_every > 0)
-        usage_error("--sample-every {}: with --comm fake there is only one rank's part of the model; leave it out",
-                    training.sample_every);
-    return connect(options, training.device_kind());
-}
 
 int64_t ranks_on_this_node() { return Node().size; }
 

@@ -1,16 +1,37 @@
 #pragma once
-// From main() to a Comm of all ranks, without flags: what a minimal.cpp needs. With flags: launch.h.
+// A Comm of all ranks, with the backend that suits the device.
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "02_data_parallel/comm.h"
+#include "02_data_parallel/runtime/launch.h"
 
 namespace train70b {
 
-// Calls the body as run_program does, between MPI_Init and MPI_Finalize. Under mpirun, or without it as a single rank.
-int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body);
+struct CommOptions {
+    std::string backend = "auto";           // --comm
+    int64_t fake_world = 0, fake_rank = 0;  // --comm fake: number of simulated ranks, and which one this process runs
+    double timeout = 30;                    // --comm-timeout, seconds
+    bool check = false;                     // --comm-check
+    std::string streams = "group";          // --comm-streams
+    std::string all_reduce;                 // a name of all_reduce.h; empty: ring, or NCCL's own
+};
 
-// The group of all ranks, with the backend that suits the device. Also sets this rank's number of CPU threads and
-// selects its GPU. Usage error, on all ranks, if some have a GPU and others do not.
+// The group of all ranks. Also sets this rank's number of CPU threads and selects its GPU. Usage error, on all ranks,
+// if the backend cannot work here, or if some have a GPU and others do not.
+Comm connect(const CommOptions& options, Device device);
 Comm connect(Device device);
+
+int64_t ranks_on_this_node();
+std::vector<std::string> hosts_of_ranks();  // their names, in rank order, on rank 0; elsewhere empty. Collective.
+
+// Selects this rank's GPU: the ranks of a node take them in turn. Collective over all ranks, before the first
+// allocation. connect() calls it where the device is a GPU.
+void select_gpu();
+
+// Runs setup code that may end in a usage error on some ranks only: rank 0 opens the files, one node lacks a disk. In
+// that case all ranks end with the error of the first. The watchdog pauses meanwhile.
+void together(const std::function<void()>& setup);
 
 }  // namespace train70b

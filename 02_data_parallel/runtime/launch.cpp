@@ -1,11 +1,10 @@
-#include "02_data_parallel/runtime/launch.h"
-
 #include <mpi.h>
 
 #include <cstdlib>
 #include <thread>
 
 #include "01_single_gpu/core/cpu_setup.h"
+#include "02_data_parallel/runtime/connect.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 // Training steps as a run does them, measured: what every table of the chapters stands on.
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/complete/trainer.h"
 #include "02_data_parallel/runtime/comm_roles.h"
 
 namespace train70b {

@@ -2,6 +2,18 @@
 
 namespace train70b {
 
+namespace {
+// --comm fake: usage error for outputs that need the whole model.
+void check_outputs_of_one_rank(const TrainOptions& o) {
+    const auto refuse = [](const std::string& flag) {
+        usage_error("{}: with --comm fake there is only one rank's part of the model; leave it out", flag);
+    };
+    if (!o.save_hf.empty()) refuse("--save-hf " + o.save_hf);
+    if (!o.save_reference.empty()) refuse("--save-reference " + o.save_reference);
+    if (o.sample_every > 0) refuse(fmt::format("--sample-every {}", o.sample_every));
+}
+}  // namespace
+
 Program::Program(const std::string& title, const std::string& tables_text) : flags(title, options) {
     add_comm_flags(flags, comm);
     if (tables_text.empty()) return;
@@ -11,7 +23,8 @@ Program::Program(const std::string& title, const std::string& tables_text) : fla
 
 void Program::connect(int argc, char** argv) {
     flags.parse(argc, argv);
-    world = train70b::connect(comm, options);
+    if (comm.backend == "fake") check_outputs_of_one_rank(options);
+    world = train70b::connect(comm, options.device_kind());
     runtime_.emplace(world);
 }
 

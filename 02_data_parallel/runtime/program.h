@@ -1,9 +1,10 @@
 #pragma once
 // What the programs of chapters 02 to 08 have in common, step by step: a main() makes a Program, adds its flags, and
 // calls connect(), divide(), prepare(), gives the trainer its roles, train(), and finish().
-#include "01_single_gpu/run/training_run.h"
+#include "01_single_gpu/complete/run/training_run.h"
+#include "02_data_parallel/complete/flags.h"
 #include "02_data_parallel/runtime/comm_roles.h"
-#include "02_data_parallel/runtime/launch.h"
+#include "02_data_parallel/runtime/connect.h"
 
 namespace train70b {
 

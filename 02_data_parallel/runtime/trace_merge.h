@@ -6,7 +6,7 @@
 //   difference = answer - (sent + received) / 2, wrong by at most (received - sent) / 2
 // and the fastest of several round trips is the best (Cristian 1989). It is measured when the object is made and again
 // by write(); between the two the difference is taken to be linear.
-#include "01_single_gpu/report/trace.h"
+#include "01_single_gpu/core/trace.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 
 namespace train70b {

@@ -6,11 +6,11 @@
 #include <thread>
 #include <utility>
 
+#include "01_single_gpu/complete/hf/hf.h"
+#include "01_single_gpu/complete/trainer.h"
 #include "01_single_gpu/core/cpu_setup.h"
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/core/version.h"
-#include "01_single_gpu/hf/hf.h"
-#include "01_single_gpu/trainer.h"
 #include "02_data_parallel/runtime/comm_roles.h"
 #include "02_data_parallel/runtime/watchdog.h"
 #include "08_3d_full/checkpoint/folder.h"

@@ -13,7 +13,7 @@
 // .tmp is complete.
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/complete/trainer.h"
 #include "08_3d_full/checkpoint/durable.h"
 #include "08_3d_full/checkpoint/folder.h"
 #include "08_3d_full/checkpoint/snapshot.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "01_single_gpu/report/report.h"
-#include "07_fp8/optimizers.h"
+#include "01_single_gpu/complete/report/report.h"
+#include "07_fp8/complete/optimizers.h"
 
 namespace train70b {
 

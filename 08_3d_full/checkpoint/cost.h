@@ -4,8 +4,8 @@
 //     Lost time per time between failures M: C M / t for checkpoints of cost C every t seconds, and t / 2 of work done
 //     again. The sum is least at  t = sqrt(2 C M)  (Young 1974; Daly 2006 has the next terms), and is  sqrt(2 C / M).
 //     Asynchronous: C is the copy only, but the newest complete checkpoint is older by the time of writing.
-#include "01_single_gpu/report/table.h"
-#include "08_3d_full/config.h"
+#include "01_single_gpu/complete/report/table.h"
+#include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
 

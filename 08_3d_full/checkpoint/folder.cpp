@@ -13,9 +13,9 @@
 #include <thread>
 #include <utility>
 
+#include "01_single_gpu/complete/hf/hf.h"
 #include "01_single_gpu/core/cpu_setup.h"
-#include "01_single_gpu/hf/hf.h"
-#include "02_data_parallel/runtime/launch.h"
+#include "02_data_parallel/runtime/connect.h"
 #include "08_3d_full/checkpoint/durable.h"
 
 namespace train70b {

@@ -1,11 +1,11 @@
 #pragma once
 // The folder of a run's checkpoints: the flags, and everything that can be refused before a run begins.
-#include "01_single_gpu/data/data.h"
-#include "01_single_gpu/flags/options.h"
-#include "01_single_gpu/hf/hf.h"
+#include "01_single_gpu/complete/data/data.h"
+#include "01_single_gpu/complete/flags/options.h"
+#include "01_single_gpu/complete/hf/hf.h"
 #include "02_data_parallel/comm.h"
 #include "08_3d_full/checkpoint/format.h"
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
 

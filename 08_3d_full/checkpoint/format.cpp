@@ -10,11 +10,11 @@
 #include <filesystem>
 #include <memory>
 
+#include "01_single_gpu/complete/hf/hf.h"
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/core/registry.h"
-#include "01_single_gpu/hf/hf.h"
-#include "07_fp8/adamw8bit.h"
-#include "07_fp8/optimizers.h"
+#include "07_fp8/complete/adamw8bit.h"
+#include "07_fp8/complete/optimizers.h"
 
 namespace train70b {
 

@@ -14,8 +14,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
-#include "01_single_gpu/hf/safetensors.h"
-#include "01_single_gpu/llama.h"
+#include "01_single_gpu/complete/hf/safetensors.h"
+#include "01_single_gpu/complete/llama.h"
 
 namespace train70b {
 

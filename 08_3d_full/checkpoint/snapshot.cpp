@@ -5,7 +5,7 @@
 #include <map>
 
 #include "01_single_gpu/core/files.h"
-#include "03_zero/offload.h"
+#include "03_zero/complete/offload.h"
 
 namespace train70b {
 

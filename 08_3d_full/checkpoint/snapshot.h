@@ -5,8 +5,8 @@
 // weights; moments and scales; rows of step states, which are FP8 histories and biases of routers; 8-bit codes.
 #include <string_view>
 
-#include "01_single_gpu/roles.h"
-#include "07_fp8/adamw8bit.h"
+#include "01_single_gpu/complete/roles.h"
+#include "07_fp8/complete/adamw8bit.h"
 #include "08_3d_full/checkpoint/format.h"
 
 namespace train70b {

@@ -3,7 +3,7 @@
 #include <numeric>
 #include <utility>
 
-#include "01_single_gpu/data/batches.h"
+#include "01_single_gpu/complete/data/batches.h"
 #include "02_data_parallel/runtime/comm_roles.h"
 
 namespace train70b {

@@ -5,8 +5,8 @@
 #include <map>
 #include <optional>
 
-#include "01_single_gpu/flags/options.h"
-#include "08_3d_full/config.h"
+#include "01_single_gpu/complete/flags/options.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "08_3d_full/plan/sequence.h"
 
 namespace train70b {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "07_fp8/optimizers.h"
+#include "07_fp8/complete/optimizers.h"
 
 namespace train70b {
 

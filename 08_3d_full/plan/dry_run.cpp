@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "02_data_parallel/runtime/launch.h"
+#include "02_data_parallel/runtime/connect.h"
 #include "08_3d_full/checkpoint/cost.h"
-#include "08_3d_full/compose.h"
+#include "08_3d_full/complete/compose.h"
 #include "08_3d_full/plan/check_calls.h"
 #include "08_3d_full/plan/record.h"
 

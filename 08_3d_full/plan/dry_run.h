@@ -3,7 +3,7 @@
 // tensors and collectives have no peers; everything else is the real program, so allocations are booked in the order in
 // which a real rank would make them.
 #include "02_data_parallel/runtime/program.h"
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "08_3d_full/plan/memory_formula.h"
 #include "08_3d_full/plan/simulate_flag.h"
 

@@ -19,7 +19,7 @@
 //     dualpipe-v          its advantage, communication that one direction overlaps for the other, is not implemented
 //     cp with few rows    calls of attention with fewer than 1,024 rows, which no kernel is fast for, and whose
 //                         exchange of keys and values nothing hides over a network (chapter 06)
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
 

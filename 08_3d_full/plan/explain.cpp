@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "07_fp8/optimizers.h"
+#include "07_fp8/complete/optimizers.h"
 #include "08_3d_full/experts/expert_parallel.h"
 
 namespace train70b {

@@ -1,6 +1,6 @@
 #pragma once
 // The planner's answer as tables and as sentences.
-#include "01_single_gpu/report/table.h"
+#include "01_single_gpu/complete/report/table.h"
 #include "08_3d_full/plan/choose.h"
 
 namespace train70b {

@@ -2,6 +2,7 @@
 //
 // Run:   build/bin/plan --model 70b --gpus 64 --cluster h100-8x8.json --seq-len 4096 --global-batch 1024
 //        build/bin/plan --model 8b --gpus 128 --cluster h100-8x8.json --seq-len 1048576 --global-batch 8 --csv 1m.csv
+//        build/bin/plan --tp-efficiency 08_3d_full/complete/layout/links.json
 //        build/bin/plan --model 405b --gpus 16384 --cluster h100-8x8.json --seq-len 8192 --global-batch 2048 --tp 8
 // Watch: memory excludes most layouts; bubble, tp and recomputation decide among the rest. The first list comes after
 //        seconds, by the estimate; then the best are simulated, and each comes with the flags of chapter 08. Exit code
@@ -13,13 +14,14 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "01_single_gpu/complete/data/data.h"
+#include "01_single_gpu/complete/flags/options.h"
+#include "01_single_gpu/complete/report/report.h"
 #include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/registry.h"
-#include "01_single_gpu/data/data.h"
-#include "01_single_gpu/flags/options.h"
-#include "01_single_gpu/report/report.h"
-#include "07_fp8/flags.h"
+#include "07_fp8/complete/flags.h"
 #include "08_3d_full/plan/simulate_best.h"
+#include "08_3d_full/plan/tp_efficiency.h"
 
 using namespace train70b;
 
@@ -77,9 +79,8 @@ class Planner {
         model_.add_to(flags_);
         flags_.group("Cluster");
         flags_
-            .add("--cluster", cluster_file_, "cluster file, or the name of one in 08_3d_full/clusters",
+            .add("--cluster", cluster_file_, "cluster file, or the name of one in 08_3d_full/plan/clusters",
                  {{}, "FILE.json"})
-            .required()
             .default_text("");
         flags_.add("--gpus", gpus_, "devices; more or fewer nodes like those of the file", integer_from(1, kMostGpus))
             .default_text("those of the file");
@@ -87,10 +88,13 @@ class Planner {
                    "GB of a device that are not for tensors: its context, NCCL's buffers, workspace of libraries, "
                    "fragmentation",
                    real_number(0, 1e6));
+        flags_
+            .add("--tp-efficiency", efficiency_file_,
+                 "print only what the links of this cluster leave of tensor parallelism", {{}, "FILE.json"})
+            .default_text("");
         flags_.group("Workload");
         flags_.add("--seq-len", request_.seq_len, "tokens per sequence", integer_from(1));
         flags_.add("--global-batch", request_.global_batch, "sequences per optimizer step", integer_from(1, kMostBatch))
-            .required()
             .default_text("");
         flags_.add("--grad-dtype", grad_dtype_, "dtype of gradients; weights are bf16", one_of({"fp32", "bf16"}));
         flags_.add("--fp8", request_.fp8.recipe, "FP8 scaling recipe of the linear layers", one_of(fp8_values()));
@@ -126,11 +130,14 @@ class Planner {
         flags_.add("--price", budget_.price, "dollars per GPU-hour", real_number(0, 1e6));
         flags_.add("--tokens", budget_.tokens, "tokens to train on, of the budget", real_number(0, 1e18, false));
         add_output(json_, "FILE.json", "write everything");
-        add_output(csv_, "FILE.csv", "write the table of the best layouts");
+        add_output(csv_, "FILE.csv", "write the table of the best layouts, or of --tp-efficiency");
     }
 
     void run(int argc, char** argv) {
         flags_.parse(argc, argv);
+        if (flags_.given("--tp-efficiency")) return print_tp_efficiency();
+        for (const char* flag : {"--cluster", "--global-batch"})
+            if (!flags_.given(flag)) usage_error("{} is required (--help lists all flags)", flag);
         request_.model = model_.shape(flags_);
         check_flags();
         for (OptionalOutput* file : {&json_, &csv_}) file->open();
@@ -155,17 +162,33 @@ class Planner {
         flags_.add(flag, values, text, one_of(known)).default_text("");
     }
 
-    void check_flags() {
+    // Of a file that must be there; no output overwrites it.
+    ClusterModel cluster_of(const std::string& flag, const std::string& file) const {
         std::vector<PathUse> paths;
-        if (cluster_file_.empty()) usage_error("--cluster: must name a file");
-        const std::string path = cluster_path(cluster_file_);
-        paths.push_back({"--cluster", path, false});
-        for (const OptionalOutput* file : {&json_, &csv_}) {
-            if (flags_.given(file->flag) && !file->given()) usage_error("{}: must name a file", file->flag);
-            if (file->given()) paths.push_back({file->flag, file->path, true});
+        if (file.empty()) usage_error("{}: must name a file", flag);
+        const std::string path = cluster_path(file);
+        paths.push_back({flag, path, false});
+        for (const OptionalOutput* output : {&json_, &csv_}) {
+            if (flags_.given(output->flag) && !output->given()) usage_error("{}: must name a file", output->flag);
+            if (output->given()) paths.push_back({output->flag, output->path, true});
         }
         check_paths(paths);
-        cluster_ = read_cluster(path, "--cluster");
+        return read_cluster(path, flag);
+    }
+
+    void print_tp_efficiency() {
+        for (const auto& [name, value] : flags_.values().items())
+            if (flags_.given("--" + name) && name != "tp-efficiency" && name != "csv")
+                usage_error("--{}: has no meaning with --tp-efficiency; leave it out", name);
+        cluster_ = cluster_of("--tp-efficiency", efficiency_file_);
+        const Table table = tp_efficiency_table(cluster_, "--tp-efficiency " + efficiency_file_);
+        csv_.open();
+        say(table);
+        csv_.write(tp_efficiency_rows(cluster_).csv());
+    }
+
+    void check_flags() {
+        cluster_ = cluster_of("--cluster", cluster_file_);
         if (gpus_ == 0) gpus_ = cluster_.devices();
         cluster_ = resized(cluster_, gpus_, fmt::format("--gpus {}", gpus_));
         request_.gpus = gpus_;
@@ -382,7 +405,7 @@ class Planner {
     Flags flags_{"Plan a training run: the layouts of a model on a cluster, ranked, with the reasons"};
     ModelFlags model_;
     PlanRequest request_;
-    std::string cluster_file_, grad_dtype_ = "fp32";
+    std::string cluster_file_, efficiency_file_, grad_dtype_ = "fp32";
     ClusterModel cluster_;
     int64_t gpus_ = 0, best_ = 10, groups_ = 20, simulations_ = 0;
     std::optional<int64_t> asked_simulations_;

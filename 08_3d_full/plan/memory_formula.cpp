@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "05_pipeline/schedule_file.h"
+#include "05_pipeline/complete/schedule_file.h"
 #include "08_3d_full/plan/memory_zero.h"
 #include "08_3d_full/plan/unit_memory.h"
 

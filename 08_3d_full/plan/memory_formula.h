@@ -19,7 +19,7 @@
 //        grads       from ZeRO-2 on: g n of the unit in use, of the bucket's, and of the reduction in flight
 // 5. The end of the step: one message with the gradients of which every tp rank has a part (norms under sequence
 //    parallelism; k and v where heads are copied), comm; 8 bytes per tensor for the norm, workspace.
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
 

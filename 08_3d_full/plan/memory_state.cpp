@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <map>
 
-#include "07_fp8/optimizers.h"
+#include "07_fp8/complete/optimizers.h"
 #include "08_3d_full/plan/unit_memory.h"
 
 namespace train70b {
@@ -79,8 +79,8 @@ void for_each_unit(const RankUnits& units, const Body& body) {
     if (units.head) body(*units.head, 1);
 }
 
-// Blocks of elements whose moments share their scales, in elements [begin, end) of a parameter (07_fp8/adamw8bit.h): a
-// rectangle of all columns is one run, one of some columns a run per row.
+// Blocks of elements whose moments share their scales (07_fp8/complete/adamw8bit.h), in elements [begin, end) of a
+// parameter: a rectangle of all columns is one run, one of some columns a run per row.
 int64_t moment_blocks(const ParamShape& param, int64_t begin, int64_t end, int64_t block) {
     if (begin == end || block == 0) return 0;
     const int64_t first = param.first_row * param.cols;

@@ -1,9 +1,9 @@
 #pragma once
-// What Zero (03_zero/zero.cpp) holds in its workspace while a step runs: unsharded parameters and gradients.
+// What Zero (03_zero/complete/zero.cpp) holds in its workspace while a step runs: unsharded parameters and gradients.
 #include <algorithm>
 #include <utility>
 
-#include "03_zero/options.h"
+#include "03_zero/complete/options.h"
 #include "08_3d_full/plan/unit_memory.h"
 
 namespace train70b {

@@ -269,7 +269,7 @@ std::string cluster_path(const std::string& name) {
     std::error_code error;
     if (std::filesystem::exists(name, error) || name.find('/') != std::string::npos) return name;
     for (const char* ending : {"", ".json"}) {
-        const std::string known = repository_file("08_3d_full/clusters/" + name + ending);
+        const std::string known = repository_file("08_3d_full/plan/clusters/" + name + ending);
         if (!name.empty() && std::filesystem::is_regular_file(known, error)) return known;
     }
     return name;

@@ -22,7 +22,7 @@
 #include <map>
 #include <memory>
 
-#include "04_tensor_parallel/cluster.h"
+#include "08_3d_full/complete/layout/cluster.h"
 #include "08_3d_full/plan/device.h"
 #include "08_3d_full/plan/sequence.h"
 
@@ -68,7 +68,7 @@ class Network {
     mutable std::map<std::vector<int64_t>, std::shared_ptr<const Group>> groups_;  // that have been asked for
 };
 
-// The file that --simulate and --cluster mean: a path, or the name of one in 08_3d_full/clusters, with or without
+// The file that --simulate and --cluster mean: a path, or the name of one in 08_3d_full/plan/clusters, with or without
 // ".json". The name itself if there is none.
 std::string cluster_path(const std::string& name);
 

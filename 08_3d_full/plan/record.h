@@ -10,8 +10,8 @@
 // first or last of its kind. So two numbers of micro-batches are recorded; the longer one must explain the shorter one,
 // event by event, and then supplies the parts of the full schedule. Where it does not, more micro-batches are run, in
 // the end all.
-#include "01_single_gpu/flags/options.h"
-#include "08_3d_full/config.h"
+#include "01_single_gpu/complete/flags/options.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "08_3d_full/plan/sequence.h"
 
 namespace train70b {

@@ -22,7 +22,7 @@
 
 #include "01_single_gpu/core/memory.h"
 #include "01_single_gpu/core/tensor.h"
-#include "05_pipeline/schedule.h"
+#include "05_pipeline/complete/schedule.h"
 
 namespace train70b {
 
@@ -59,7 +59,7 @@ struct CommCall {
     bool channel = false;    // a message on a channel of its own (Comm::p2p_channel)
     bool shift = false;      // Comm::ring_shift: matched with shifts only
     bool uneven = false;  // an all_to_all with counts: `bytes` of equal slices, as many sent; they may differ by rank
-    std::string where;    // "03_zero/zero.cpp:130"
+    std::string where;    // "03_zero/complete/zero.cpp:130"
     auto operator<=>(const CommCall&) const = default;
     bool message() const { return to >= 0 || from >= 0; }
 };

@@ -1,6 +1,6 @@
 #pragma once
 // The planner's last step: a candidate's dry run is recorded and simulated on the cluster.
-#include "01_single_gpu/flags/options.h"
+#include "01_single_gpu/complete/flags/options.h"
 #include "08_3d_full/plan/explain.h"
 #include "08_3d_full/plan/simulate.h"
 

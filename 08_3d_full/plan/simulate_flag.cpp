@@ -38,7 +38,7 @@ std::map<int64_t, double> parse_slow(const char* flag, const std::string& text, 
 void add_simulate_flags(CommandLine& flags, SimulateOptions& simulate) {
     flags.group("Output");
     flags.add_input("--simulate", simulate.cluster_file,
-                    "CLUSTER.json: simulate one step on this cluster (08_3d_full/clusters; implies --dry-run)");
+                    "CLUSTER.json: simulate one step on this cluster (08_3d_full/plan/clusters; implies --dry-run)");
     flags.add_input("--device-csv", simulate.device_csv,
                     "FILE.csv: the ops' costs for --simulate, from --bench-csv on such a device");
     flags.add("--simulate-slow", simulate.slow, "RANK:TIMES,...: simulated ranks whose ops take so many times longer");

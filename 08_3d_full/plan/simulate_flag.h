@@ -1,8 +1,8 @@
 #pragma once
 // --simulate CLUSTER.json: one step in time, from a dry run, on a cluster that one does not have.
-#include "01_single_gpu/report/table.h"
+#include "01_single_gpu/complete/report/table.h"
 #include "02_data_parallel/runtime/program.h"
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "08_3d_full/plan/simulate.h"
 
 namespace train70b {

@@ -3,14 +3,14 @@
 #include <map>
 #include <tuple>
 
-#include "01_single_gpu/run/expert_balance.h"
+#include "01_single_gpu/complete/expert_balance.h"
 #include "02_data_parallel/runtime/backend.h"
-#include "03_zero/zero.h"
-#include "04_tensor_parallel/tensor_parallel.h"
-#include "06_context_parallel/context_parallel.h"
-#include "07_fp8/flags.h"
-#include "07_fp8/zero_cast.h"
-#include "08_3d_full/compose.h"
+#include "03_zero/complete/zero.h"
+#include "04_tensor_parallel/complete/tensor_parallel.h"
+#include "06_context_parallel/complete/context_parallel.h"
+#include "07_fp8/complete/flags.h"
+#include "07_fp8/complete/zero_cast.h"
+#include "08_3d_full/complete/compose.h"
 #include "08_3d_full/experts/expert_parallel.h"
 
 namespace train70b {

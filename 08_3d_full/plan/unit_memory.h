@@ -3,7 +3,7 @@
 // tensor, context and expert parallelism, FP8 and recomputation; its parameters are listed, and while it runs on meta
 // tensors the ledger is read. Experts have the same load.
 #include "01_single_gpu/core/memory.h"
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 #include "08_3d_full/plan/memory_formula.h"
 
 namespace train70b {

@@ -21,9 +21,9 @@
 //
 // nan, wrong-sum and bitflip take a parameter behind the step; without one they choose. wrong-group takes one, too;
 // without one it takes all of the experts'.
-#include "01_single_gpu/trainer.h"
-#include "02_data_parallel/flags.h"
-#include "08_3d_full/mesh.h"
+#include "01_single_gpu/complete/trainer.h"
+#include "02_data_parallel/complete/flags.h"
+#include "08_3d_full/complete/layout/mesh.h"
 
 namespace train70b {
 

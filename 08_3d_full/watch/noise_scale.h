@@ -11,7 +11,7 @@
 // backward pass has ended, before anything is added to it or reduced; |G_small|^2 is averaged over the data-parallel
 // ranks. That costs two passes over the gradients and a sum of two numbers per step.
 // One step's |G|^2 is noisy and may be negative, so both are averaged over steps before they are divided.
-#include "01_single_gpu/trainer.h"
+#include "01_single_gpu/complete/trainer.h"
 
 namespace train70b {
 

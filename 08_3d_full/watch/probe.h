@@ -3,7 +3,7 @@
 // axis of the mesh, and names the ranks that are outliers. For restart.py, which leaves their hosts out, the metrics
 // file has the host of every rank ({"event":"hosts"}) and the slow ranks ({"event":"probe"}).
 #include "02_data_parallel/runtime/program.h"
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
 
@@ -20,9 +20,9 @@ struct ProbeResult {
     std::vector<SlowRank> slow;  // ranks below 80% of the median
 };
 ProbeResult probe(const Comm& world, const ParallelConfig& config, Device device, DType dtype);  // collective
-// What a cluster file says of the ranks' links (04_tensor_parallel/cluster.h): latency from a message of one element,
-// bandwidth from a large all-reduce, between the ranks of a node and between nodes. Collective; the text on rank 0.
-// Usage error if nodes have different numbers of ranks.
+// What a cluster file (08_3d_full/complete/layout/cluster.h) says of the ranks' links: latency from a message of one
+// element, bandwidth from a large all-reduce, between the ranks of a node and between nodes. Collective; the text on
+// rank 0. Usage error if nodes have different numbers of ranks.
 std::string probe_links(const Comm& world, Device device);
 
 // Prints and records the hosts of the ranks; then, if asked, probes, and prints and records the result. --probe strict:

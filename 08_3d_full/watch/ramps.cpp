@@ -4,9 +4,9 @@
 #include <numeric>
 #include <set>
 
+#include "01_single_gpu/complete/report/report.h"
 #include "01_single_gpu/core/registry.h"
-#include "01_single_gpu/report/report.h"
-#include "05_pipeline/flags.h"
+#include "05_pipeline/complete/flags.h"
 
 namespace train70b {
 

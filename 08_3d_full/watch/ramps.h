@@ -3,7 +3,7 @@
 // al. 2020, appendix B), and their length (Li et al. 2022, The Stability-Efficiency Dilemma). Neither depends on the
 // layout, so every layout trains on the same tokens. The micro-batch keeps its tokens: a smaller batch has fewer
 // micro-batches, for which the pipeline's schedule is made anew.
-#include "08_3d_full/config.h"
+#include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
 

@@ -10,9 +10,9 @@
 // Sharded states have one copy: nothing can be compared. In ZeRO 1 and 2, and in bf16, each update overwrites the
 // weights, from shards or master weights, so a flipped bit of a weight is found only by a check before the next update;
 // what it did to the gradients is then in all ranks alike.
-#include "01_single_gpu/trainer.h"
-#include "02_data_parallel/flags.h"
-#include "08_3d_full/config.h"
+#include "01_single_gpu/complete/trainer.h"
+#include "02_data_parallel/complete/flags.h"
+#include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
 

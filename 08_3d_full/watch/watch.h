@@ -3,6 +3,7 @@
 // gradient that is not finite ends the run (compare_ranks in trainer.cpp).
 #include <deque>
 
+#include "01_single_gpu/complete/flags/options.h"
 #include "08_3d_full/watch/noise_scale.h"
 
 namespace train70b {

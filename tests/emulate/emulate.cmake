@@ -56,8 +56,7 @@ endif()
 # it where programs run on the emulated GPU.
 set(TRAIN70B_EMULATED_HEADERS)
 function(add_emulated_chapter folder below)
-    file(GLOB found CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} ${folder}/*.cu ${folder}/*/*.cu ${folder}/*.cuh
-        ${folder}/*/*.cuh)
+    file(GLOB_RECURSE found CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} ${folder}/*.cu ${folder}/*.cuh)
     set(sources)
     foreach(name ${found})
         if(name MATCHES "\\.cuh$")

@@ -4,7 +4,7 @@
 // sources: experts.cpp ops/rope.cpp
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/hf/hf.h"
+#include "01_single_gpu/complete/hf/hf.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/llama.h"
 

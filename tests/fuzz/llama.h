@@ -1,6 +1,6 @@
 #pragma once
 // The model of the targets that read one.
-#include "01_single_gpu/config.h"
+#include "01_single_gpu/complete/config.h"
 
 namespace train70b::fuzz {
 

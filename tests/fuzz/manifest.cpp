@@ -1,5 +1,5 @@
 // The manifest of a checkpoint, beside the file that it lists.
-// sources: 08_3d_full/checkpoint/format.cpp 07_fp8/moments.cpp 07_fp8/optimizers.cpp
+// sources: 08_3d_full/checkpoint/format.cpp 07_fp8/complete/moments.cpp 07_fp8/complete/optimizers.cpp
 // sources: hf/hf.cpp hf/hf_config.cpp hf/families.cpp hf/safetensors.cpp core/json.cpp core/files.cpp config.cpp llama.cpp
 // sources: layers.cpp param.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp core/profile.cpp ops/transfer.cpp
 // sources: experts.cpp ops/rope.cpp
@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/hf/hf.h"
+#include "01_single_gpu/complete/hf/hf.h"
 #include "08_3d_full/checkpoint/format.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/llama.h"

@@ -28,12 +28,12 @@ flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined
     echo core/check.cpp core/dtype.cpp
     for name; do sed -n 's|^// sources: ||p' "tests/fuzz/$name.cpp"; done
 } | tr ' ' '\n' | sort -u | while read -r source; do
-    [ -f "$source" ] || source=01_single_gpu/$source
-    echo "#include \"$source\""
+    for folder in "" 01_single_gpu/ 01_single_gpu/complete/; do [ ! -f "$folder$source" ] || break; done
+    echo "#include \"$folder$source\""
 done >"$build/sources"
 awk '/\/ops\//' "$build/sources" >"$build/model.new"
-awk '!/\/ops\/|\/io\/|0[78]_/' "$build/sources" >>"$build/model.new"
-awk '/\/io\/|0[78]_/' "$build/sources" >"$build/readers.new"
+awk '!/\/ops\/|0[78]_/' "$build/sources" >>"$build/model.new"
+awk '/0[78]_/' "$build/sources" >"$build/readers.new"
 for part in model readers; do
     cmp -s "$build/$part.new" "$build/$part.cpp" || cp "$build/$part.new" "$build/$part.cpp"
 done

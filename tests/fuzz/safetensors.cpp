@@ -1,7 +1,7 @@
 // A safetensors file: its header and every tensor in it.
 // sources: hf/safetensors.cpp core/json.cpp core/files.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp
 // sources: core/profile.cpp ops/transfer.cpp ops/elementwise.cpp
-#include "01_single_gpu/hf/safetensors.h"
+#include "01_single_gpu/complete/hf/safetensors.h"
 
 #include "tests/fuzz/fuzz.h"
 

@@ -2,7 +2,7 @@
 // sources: data/source.cpp core/files.cpp
 #include <cstring>
 
-#include "01_single_gpu/data/source.h"
+#include "01_single_gpu/complete/data/source.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace train70b::fuzz {

@@ -1,5 +1,5 @@
 // Grades the lab accumulate. fp64: sums in another order differ by less than any mistake.
-#include "01_single_gpu/roles.h"
+#include "01_single_gpu/complete/roles.h"
 #include "tests/labs.h"
 
 using namespace train70b;

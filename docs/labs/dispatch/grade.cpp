@@ -1,7 +1,7 @@
 // Grades the lab dispatch.
 #include <fmt/format.h>
 
-#include "01_single_gpu/data/data.h"
+#include "01_single_gpu/complete/data/data.h"
 #include "08_3d_full/experts/expert_parallel.h"
 #include "tests/composed.h"
 #include "tests/labs.h"

@@ -1,5 +1,5 @@
 // Grades the lab e4m3-rounding.
-#include "07_fp8/formats.h"
+#include "07_fp8/complete/formats.h"
 #include "tests/labs.h"
 
 using namespace train70b;

@@ -1,5 +1,5 @@
 // Grades the lab f-and-g.
-#include "04_tensor_parallel/tensor_parallel.h"
+#include "04_tensor_parallel/complete/tensor_parallel.h"
 #include "tests/labs.h"
 #include "tests/ranks.h"
 

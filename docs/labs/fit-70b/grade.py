@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Grades the puzzle fit-70b (docs/labs/README.md): grade.py BUILD FILE prints the rows of the score card as JSON.
 
-Memory and bytes are those of a dry run of build/bin/08_3d_full; links and FLOP/s are in 04_tensor_parallel/links.json.
+Memory and bytes are those of a dry run of build/bin/08_3d_full; links and FLOP/s are in 08_3d_full/complete/layout/links.json.
 Exit code 2, one line on stderr: flags that are not the student's to choose.
 """
 import json
@@ -132,7 +132,7 @@ def main():
         most + remark)
 
     # What a rank sends to groups that are larger than a node: of the first stage, and of the second.
-    cluster = json.loads((ROOT / "04_tensor_parallel/links.json").read_text())
+    cluster = json.loads((ROOT / "08_3d_full/complete/layout/links.json").read_text())
     network = cluster["rail"]
     extent = {"tp": axes["tp"], "cp": axes["tp"] * axes["cp"], "dp": axes["tp"] * axes["cp"] * axes["dp"], "pp": WORLD}
     worst, seconds = {}, 0
@@ -162,7 +162,7 @@ def main():
               "Stages exchange activations once per micro-batch and chunk: fewer chunks, or fewer stages.",
         "": ""}[axis]
     row("network", 3 if share <= MOST else 1 if share <= 4 * MOST else 0, 3,
-        "04_tensor_parallel/links.json, and 08_3d_full/README.md, \"The idea\": a mesh",
+        "08_3d_full/complete/layout/links.json, and 08_3d_full/README.md, \"The idea\": a mesh",
         [figure("time of sending between nodes", round(share, 4), MOST, "of its computation",
                 f"{sum(worst.values()) / 1e9:.1f} GB / {network['bytes_per_s'] / 1e9:.0f} GB/s, against {compute:.2f} s",
                 share <= MOST)], remark)

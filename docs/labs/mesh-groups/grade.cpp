@@ -1,7 +1,7 @@
 // Grades the lab mesh-groups.
 #include <set>
 
-#include "08_3d_full/compose.h"
+#include "08_3d_full/complete/compose.h"
 #include "tests/labs.h"
 #include "tests/ranks.h"
 

@@ -1,5 +1,5 @@
 // Grades the lab overlapped-buckets.
-#include "02_data_parallel/data_parallel.h"
+#include "02_data_parallel/complete/data_parallel.h"
 #include "tests/labs.h"
 #include "tests/parallel.h"
 

@@ -1,5 +1,5 @@
 // Grades the lab recompute.
-#include "01_single_gpu/llama.h"
+#include "01_single_gpu/complete/llama.h"
 #include "tests/labs.h"
 
 using namespace train70b;

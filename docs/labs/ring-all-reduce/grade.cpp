@@ -1,6 +1,6 @@
 // Grades the lab ring-all-reduce.
 #include "01_single_gpu/core/memory.h"
-#include "02_data_parallel/all_reduce.h"
+#include "02_data_parallel/complete/all_reduce.h"
 #include "tests/collectives.h"
 #include "tests/counting.h"
 #include "tests/labs.h"

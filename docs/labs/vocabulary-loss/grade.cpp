@@ -1,5 +1,5 @@
 // Grades the lab vocabulary-loss.
-#include "04_tensor_parallel/vocabulary.h"
+#include "04_tensor_parallel/complete/vocabulary.h"
 #include "tests/labs.h"
 #include "tests/ranks.h"
 

@@ -1,5 +1,5 @@
 // Grades the lab zero-update. fp64: sums in another order differ by less than any mistake.
-#include "03_zero/zero.h"
+#include "03_zero/complete/zero.h"
 #include "tests/labs.h"
 #include "tests/parallel.h"
 

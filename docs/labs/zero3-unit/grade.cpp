@@ -1,5 +1,5 @@
 // Grades the lab zero3-unit.
-#include "03_zero/zero.h"
+#include "03_zero/complete/zero.h"
 #include "tests/labs.h"
 #include "tests/parallel.h"
 

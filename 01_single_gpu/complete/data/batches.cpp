@@ -1,0 +1,178 @@
+#include "01_single_gpu/complete/data/batches.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "01_single_gpu/complete/data/data.h"
+#include "01_single_gpu/core/profile.h"
+
+namespace train70b {
+
+Batches::Batches(const TrainOptions& options, const Dataset& data)
+    : options_(options), sizes_(options.sizes()), data_(data) {}
+Batches::~Batches() = default;
+
+RankTokens Batches::tokens(int64_t seq_len) const {
+    return of_rank ? of_rank(seq_len) : RankTokens{{{0, seq_len}}, {{0, seq_len}}};
+}
+
+// ---- on the host ----------------------------------------------------------------------------------------------------
+
+Sample Batches::without_document_ends(Sample sample) const {
+    for (size_t t = 0; options_.mask_document_ends && t < sample.targets.size(); ++t)
+        if (sample.tokens[t] == *options_.document_token) sample.targets[t] = -1;
+    return sample;
+}
+
+Sample Batches::train_sample(int64_t index) const { return without_document_ends(data_.sample(options_.seed, index)); }
+
+std::vector<Sample> Batches::global_batch(int64_t step) const {
+    std::vector<Sample> list;
+    for (int64_t i = 0; i < sizes_->samples(step); ++i) list.push_back(train_sample(sizes_->first_sample(step) + i));
+    return list;
+}
+
+namespace {
+// Appends pieces of equal length; the last token of one is the first of the next.
+void cut(const Sample& sample, int64_t seq_len, std::vector<Sample>& list) {
+    for (int64_t at = 0; at < int64_t(sample.targets.size()); at += seq_len)
+        list.push_back({{sample.tokens.begin() + at, sample.tokens.begin() + at + seq_len + 1},
+                        {sample.targets.begin() + at, sample.targets.begin() + at + seq_len}});
+}
+}  // namespace
+
+std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step, int64_t index) const {
+    const int64_t first = sizes_->first_sample(step) + (index * dp_size + dp_rank) * options_.micro_batch;
+    std::vector<Sample> list;
+    for (int64_t i = 0; i < options_.micro_batch; ++i) cut(train_sample(first + i), sizes_->seq_len(step), list);
+    return list;
+}
+
+std::vector<Sample> Batches::rank_samples(int64_t dp_rank, int64_t dp_size, int64_t step) const {
+    std::vector<Sample> list;
+    for (int64_t index = 0; index < count(dp_size, step); ++index)
+        std::ranges::move(rank_samples(dp_rank, dp_size, step, index), std::back_inserter(list));
+    return list;
+}
+
+// The thread reads files and fills vectors: it makes no MPI call, computes no op, and books no memory.
+void Batches::start_reading(const Group& dp, int64_t first, int64_t last) {
+    reader_.reset();
+    if (first > last) return;
+    reader_ = std::make_unique<Prefetch<std::vector<Sample>>>(
+        first, last, kAhead,
+        [this, rank = dp.rank(), size = dp.size()](int64_t step) { return rank_samples(rank, size, step); });
+}
+
+void Batches::stop_reading() { reader_.reset(); }
+
+int64_t Batches::target_count(std::span<const Sample> samples) const {
+    int64_t targets = 0;
+    for (const auto [begin, count] : tokens(int64_t(samples[0].targets.size())).computed)
+        for (const Sample& sample : samples)
+            targets += std::count_if(sample.targets.begin() + begin, sample.targets.begin() + begin + count,
+                                     [](int32_t target) { return target >= 0; });
+    return targets;
+}
+
+// ---- on the device --------------------------------------------------------------------------------------------------
+
+Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double sequence_scale,
+                      bool sorts_rows) const {
+    const int64_t seq_len = int64_t(samples[0].targets.size());
+    const RankTokens mine = tokens(seq_len);
+    std::vector<std::vector<int32_t>> starts;  // of the documents of each sample; empty: none are marked
+    if (options_.document_token)
+        for (const Sample& sample : samples)
+            starts.push_back(document_starts(sample.tokens, seq_len, *options_.document_token));
+    std::vector<int32_t> token, target, position, start;  // of each row
+    for (const auto [begin, count] : mine.computed)
+        for (size_t i = 0; i < samples.size(); ++i)
+            for (int64_t t = begin; t < begin + count; ++t) {
+                token.push_back(samples[i].tokens[size_t(t)]);
+                target.push_back(samples[i].targets[size_t(t)]);
+                position.push_back(static_cast<int32_t>(starts.empty() ? t : t - starts[i][size_t(t)]));
+            }
+    const int64_t rows = int64_t(token.size()), sequences = int64_t(samples.size());
+    const Device device = options_.llama().device;
+    const auto on_device = [&](const std::vector<int32_t>& values) { return train70b::upload(values, {rows}, device); };
+    Batch batch{sequences, rows / sequences, on_device(token), on_device(target), on_device(position), loss_scale};
+    batch.whole_len = seq_len;
+    batch.sequence_scale = sequence_scale;
+    if (sorts_rows) batch.order = train70b::upload(rows_by_token(token), {rows}, device, Memory::workspace);
+    if (starts.empty()) return batch;
+    for (const auto [begin, count] : mine.queries)
+        for (const std::vector<int32_t>& sequence : starts)
+            start.insert(start.end(), sequence.begin() + begin, sequence.begin() + begin + count);
+    batch.document_starts = DocumentStarts(start, device);
+    for (const std::vector<int32_t>& sequence : starts) batch.document_pairs += train70b::document_pairs(sequence);
+    return batch;
+}
+
+// tag::counts[]
+double Batches::begin_step(const Group& dp, const Group& dp_cp, int64_t step) {
+    counted_step_ = step;
+    document_pairs_.clear();
+    step_targets_ = double(sizes_->tokens(step));
+    if (!ignores_targets()) return step_targets_;
+    const double begin = now_seconds();
+    const bool is_read = reader_ && reader_->has(step);
+    const int64_t mine = target_count(is_read ? reader_->get(step) : rank_samples(dp.rank(), dp.size(), step));
+    seconds_ += now_seconds() - begin;
+    return step_targets_ = dp_cp.sum(double(mine));
+}
+// end::counts[]
+
+Batch Batches::micro_batch(const Group& dp, int64_t step, int64_t index) {
+    CHECK(counted_step_ == step || !ignores_targets(), "step {}: its targets have not been counted", step);
+    const double begin = now_seconds();
+    const double targets = counted_step_ == step ? step_targets_ : double(sizes_->tokens(step));
+    const double loss_scale = targets > 0 ? 1.0 / targets : 0.0;
+    const auto size = size_t(options_.micro_batch * sizes_->pieces(step));
+    const double sequence_scale = 1.0 / double(sizes_->sequences(step));
+    Batch batch = reader_ && reader_->has(step)
+                      ? upload(std::span(reader_->get(step)).subspan(size_t(index) * size, size), loss_scale,
+                               sequence_scale, sorts_rows)
+                      : upload(rank_samples(dp.rank(), dp.size(), step, index), loss_scale, sequence_scale, sorts_rows);
+    document_pairs_[index] = batch.document_pairs;
+    seconds_ += now_seconds() - begin;
+    return batch;
+}
+
+double Batches::document_pairs() const {
+    double sum = 0;
+    for (const auto& [index, pairs] : document_pairs_) sum += pairs;
+    return sum;
+}
+
+// ---- evaluation -----------------------------------------------------------------------------------------------------
+
+int64_t Batches::validation_rounds(const Group& dp, size_t part) const {
+    const int64_t round = options_.micro_batch * dp.size();
+    return (data_.parts()[part].source->validation_samples() + round - 1) / round;
+}
+
+double Batches::validation_tokens(size_t part) const {
+    return double(data_.parts()[part].source->validation_samples()) * double(options_.seq_len);
+}
+
+Batch Batches::validation_batch(const Group& dp, size_t part, int64_t round, int64_t& targets) const {
+    const int64_t samples = data_.parts()[part].source->validation_samples();
+    const int64_t begin = (round * dp.size() + dp.rank()) * options_.micro_batch;
+    const int64_t count = std::clamp<int64_t>(samples - begin, 0, options_.micro_batch);
+    std::vector<Sample> mine;
+    for (int64_t i = 0; i < std::max<int64_t>(count, 1); ++i) {
+        const int64_t index = count > 0 ? begin + i : 0;
+        mine.push_back(without_document_ends(data_.validation_sample(part, index)));
+    }
+    if (count > 0) targets += target_count(mine);
+    return upload(mine, count > 0 ? 1.0 / validation_tokens(part) : 0.0);
+}
+
+Batch Batches::of_one(const std::vector<int32_t>& tokens) const {
+    const Sample sample{tokens, {tokens.begin() + 1, tokens.end()}};
+    return upload({&sample, 1}, 0);
+}
+
+}  // namespace train70b

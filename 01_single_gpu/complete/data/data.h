@@ -1,0 +1,73 @@
+#pragma once
+// The training data of a run: one source, or several with weights. docs/data-format.md describes the files, and how
+// samples are drawn.
+#include "01_single_gpu/complete/data/mixture.h"
+#include "01_single_gpu/complete/data/source.h"
+
+namespace train70b {
+
+// Tokens [begin, begin + count) of a sequence.
+struct TokenRange {
+    int64_t begin, count;
+    bool operator==(const TokenRange&) const = default;
+};
+
+// Tokens (seq_len + 1), and the target of each but the last: the next token, or -1 if a mask says that it is none.
+struct Sample {
+    std::vector<int32_t> tokens, targets;
+};
+
+class Dataset {
+  public:
+    // data: a path, or PATH:WEIGHT,PATH:WEIGHT,... A source of weight 0 is held out wholly, for evaluation. Usage error
+    // of parse_mixture and Source, and for a file that two sources have.
+    Dataset(const std::string& data, int64_t vocab, int64_t seq_len, double val_fraction);
+
+    struct Part {
+        std::string name;  // the shortest end of its path that no other source has
+        double weight = 1;
+        std::unique_ptr<const Source> source;
+    };
+    const std::vector<Part>& parts() const { return parts_; }
+    bool is_text() const;  // all sources
+    bool is_mixture() const { return parts_.size() > 1; }
+    bool has_masks() const;            // any source
+    int64_t train_tokens() const;      // of all sources
+    int64_t longest_sequence() const;  // the largest --seq-len for which every source has a sample
+    int64_t validation_samples() const;
+
+    // Sample `index` (from 0) of the run's stream, seq_len + 1 tokens. A pure function of (seed, index).
+    Sample sample(uint64_t seed, int64_t index) const;
+    Sample validation_sample(size_t part, int64_t index) const;  // of the validation split of a source
+
+    // At most count tokens: the beginning of the first source's validation split, or of its data.
+    std::vector<int32_t> opening(int64_t count) const;
+
+  private:
+    Sample read(const Source& source, int64_t begin) const;
+
+    std::vector<Part> parts_;
+    std::unique_ptr<const Mixture> mixture_;
+    int64_t seq_len_;
+};
+
+// Every path that --data names: files and folders of all sources, and the masks of single shards.
+std::vector<std::string> data_paths(const std::string& data);
+
+// Documents packed into one sequence (--document-token): a document ends with the document token. Positions restart
+// with each document, and a token attends to the tokens of its own document only. The token after the end is predicted
+// as any other.
+//
+//     tokens       a b $ c d e $ f        $: the document token
+//     starts       0 0 0 3 3 3 3 7        index in the sequence of the first token of each token's document
+//     positions    0 1 2 0 1 2 3 0        t - starts[t]
+//
+// The starts of the first seq_len tokens of a sample. A function of the sample alone: every rank computes the same,
+// whichever part of the sequence it holds.
+std::vector<int32_t> document_starts(const std::vector<int32_t>& sample, int64_t seq_len, int64_t document_token);
+
+// Pairs (query, key) of one sequence that causal attention inside documents computes: the sum of t - starts[t] + 1. One
+// document: T (T+1) / 2.
+double document_pairs(const std::vector<int32_t>& starts);
+
+}  // namespace train70b

@@ -1,0 +1,111 @@
+#include "01_single_gpu/complete/expert_balance.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace train70b {
+
+namespace {
+
+// Load of one layer: its largest over the mean; its entropy over that of an even load.
+struct Evenness {
+    double max_over_mean = 0, entropy = 0, dead = 0;
+    explicit Evenness(const std::vector<double>& slots) {
+        const double sum = std::accumulate(slots.begin(), slots.end(), 0.0), N = double(slots.size());
+        if (sum == 0) return;
+        max_over_mean = *std::max_element(slots.begin(), slots.end()) / sum * N;
+        for (const double load : slots) {
+            if (load > 0) entropy -= load / sum * std::log(load / sum);
+            if (load == 0) ++dead;
+        }
+        entropy = N > 1 ? entropy / std::log(N) : 1;
+    }
+};
+
+}  // namespace
+
+ExpertBalance::ExpertBalance(Llama& model) : model_(model) {
+    for (Block& block : model.blocks)
+        if (block.experts) layers_.push_back(block.experts.get());
+}
+
+void ExpertBalance::begin_step() {
+    if (layers_.empty()) return;
+    if (!losses_) losses_ = Tensor({int64_t(layers_.size()), 2}, DType::f64, model_.options.device, Memory::workspace);
+    fill(losses_, 0);
+    const size_t N = size_t(model_.config.experts.count);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        layers_[i]->loads = {std::vector<double>(N, 0.0), std::vector<double>(N, 0.0)};
+        layers_[i]->losses = losses_.element_slice(int64_t(2 * i), {2});
+    }
+}
+
+StepState::Rows ExpertBalance::rows() const {
+    Rows rows{.kind = "experts/", .names = {}, .width = model_.config.experts.count, .values = {}};
+    for (const Experts* experts : layers_)
+        for (const auto& [what, values] :
+             {std::pair(".bias", &experts->bias()), std::pair(".fractions", &experts->fractions())}) {
+            if (values->empty()) continue;
+            rows.names.push_back(experts->router.name + what);
+            rows.values.insert(rows.values.end(), values->begin(), values->end());
+        }
+    return rows;
+}
+
+void ExpertBalance::restore(const Rows& rows) {
+    auto row = rows.values.begin();
+    const auto take = [&] {
+        row += rows.width;
+        return std::vector<float>(row - rows.width, row);
+    };
+    for (Experts* experts : layers_) {
+        if (!experts->bias().empty()) experts->set_bias(take());
+        if (!experts->fractions().empty()) experts->set_fractions(take());
+    }
+}
+
+ExpertReport ExpertBalance::end_step(const Groups& groups) {
+    const size_t N = size_t(model_.config.experts.count);
+    std::vector<double> all;  // losses of all layers; then slots and dropped ones of each
+    if (!layers_.empty()) {
+        all = read(losses_);
+        for (const Experts* experts : layers_)
+            for (const std::vector<double>* counts : {&experts->loads.slots, &experts->loads.dropped})
+                all.insert(all.end(), counts->begin(), counts->end());
+        all = groups.tp->sum(groups.dp_cp->sum(all));  // of tp with sequence parallelism, which divides the rows
+    }
+
+    double most = 0;
+    std::vector<double> sums(7);  // layers, entropy, slots, dropped, dead experts, balancing loss, z-loss
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const double* layer = &all[2 * layers_.size() + 2 * N * i];
+        const std::vector<double> slots(layer, layer + N);
+        const double total = std::accumulate(slots.begin(), slots.end(), 0.0);
+        const Evenness even(slots);
+        most = std::max(most, even.max_over_mean);
+        const double dropped = std::accumulate(layer + N, layer + 2 * N, 0.0);
+        const double of_layer[] = {1, even.entropy, total, dropped, even.dead, all[2 * i], all[2 * i + 1]};
+        for (size_t k = 0; k < sums.size(); ++k) sums[k] += of_layer[k];
+        Experts& experts = *layers_[i];
+        if (!experts.bias().empty()) {
+            std::vector<float> bias = experts.bias();
+            update_bias(bias, slots, model_.options.balance.bias_rate);
+            experts.set_bias(std::move(bias));
+        }
+        if (!model_.options.balance.of_batch) continue;
+        std::vector<float> fractions;  // f_i, 1 for an even load
+        for (const double load : slots) fractions.push_back(float(total > 0 ? load / total * double(N) : 1));
+        experts.set_fractions(std::move(fractions));
+    }
+    for (const double of_stage : groups.pp->gather({most})) most = std::max(most, of_stage);
+    sums = groups.pp->sum(sums);
+    return {.max_over_mean = most,
+            .entropy = sums[1] / sums[0],
+            .dropped = sums[3] / sums[2],
+            .dead = int64_t(sums[4]),
+            .aux_loss = sums[5],
+            .z_loss = sums[6]};
+}
+
+}  // namespace train70b

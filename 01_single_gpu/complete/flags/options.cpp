@@ -1,0 +1,328 @@
+#include "01_single_gpu/complete/flags/options.h"
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "01_single_gpu/complete/data/data.h"
+#include "01_single_gpu/complete/hf/hf.h"
+#include "01_single_gpu/core/files.h"
+#include "01_single_gpu/core/registry.h"
+
+namespace train70b {
+
+namespace {
+constexpr const char* kCapacity = "--capacity-factor";
+const std::vector<std::string> kOfExperts = {  // they need --experts
+    "--top-k",        "--expert-ffn",    "--shared-experts", "--dense-layers", "--router", "--router-normalize",
+    "--router-scale", "--expert-groups", "--top-groups",     kCapacity};
+}  // namespace
+
+const std::vector<std::string>& ModelFlags::names() {
+    static const std::vector<std::string> list = [] {
+        std::vector<std::string> all = {"--model",    "--layers",   "--hidden",          "--heads",
+                                        "--kv-heads", "--head-dim", "--qkv-bias",        "--qk-norm",
+                                        "--ffn",      "--vocab",    "--tied-embeddings", "--experts"};
+        all.insert(all.end(), kOfExperts.begin(), kOfExperts.end());
+        return all;
+    }();
+    return list;
+}
+
+void ModelFlags::add_to(Flags& flags) {
+    const Check count = integer_from(1);
+    flags.group("Model");
+    flags.add("--model", model_, "model preset", one_of(preset_names()));
+    flags.add("--layers", layers_, "number of transformer blocks", integer_from(1, kMaxLayers));
+    flags.add("--hidden", hidden_, "hidden size", count);
+    flags.add("--heads", heads_, "number of query heads", count);
+    flags.add("--kv-heads", kv_heads_, "number of key/value heads; must divide --heads", count);
+    flags.add("--head-dim", head_dim_, "size of a head [default: --hidden / --heads]", count).default_text("");
+    const auto add_choice = [&](const std::string& flag, std::optional<bool>& value, const std::string& text) {
+        flags
+            .add_word(
+                flag, [&value](const std::string& word) { value = word == "on"; }, text + " [default: the model's]",
+                one_of({"on", "off"}))
+            .default_text("");
+    };
+    add_choice("--qkv-bias", qkv_bias_, "biases of q, k and v, as in Qwen2");
+    add_choice("--qk-norm", qk_norm_, "RMSNorm of each head of q and k, as in Qwen3");
+    flags.add("--ffn", ffn_, "inner size of the MLP", count);
+    flags.add("--vocab", vocab_, "vocabulary size (256 for text, whose tokens are bytes)", count);
+    flags.add_switch("--tied-embeddings", tied_, "use the embedding's matrix for the head as well")
+        .default_text("the model's");
+
+    flags.group("Experts");
+    flags.add("--experts", experts_.count, "experts of each layer, in place of its MLP [default: the model's]", count)
+        .default_text("");
+    flags.add("--top-k", experts_.top_k, "experts of each token", count);
+    flags.add("--expert-ffn", experts_.ffn, "inner size of an expert [default: --ffn / --top-k, rounded down]", count)
+        .default_text("ffn / top-k");
+    flags.add("--shared-experts", experts_.shared, "experts of all tokens, as one MLP", integer_from(0));
+    flags.add("--dense-layers", experts_.dense_layers, "first layers, which keep the MLP", integer_from(0));
+    flags.add("--router", router_, "scores of the experts: of all together, or each by itself",
+              one_of({"softmax", "sigmoid"}));
+    flags.add_switch("--router-normalize", experts_.normalize, "weights of a token's experts sum to --router-scale");
+    flags.add("--router-scale", experts_.scale, "factor of the weights", real_number(0, kInfinity, false));
+    flags.add("--expert-groups", experts_.groups, "groups of experts, of which a token chooses first", count);
+    flags.add("--top-groups", experts_.top_groups, "groups of each token, by the sum of their two best scores", count);
+    flags.add(kCapacity, experts_.capacity_factor,
+              "slots of an expert in each sequence, relative to an even load; further tokens are dropped; 0: no limit",
+              real_number(0, kInfinity));
+}
+
+LlamaConfig ModelFlags::shape(const Flags& flags) const {
+    LlamaConfig model = preset(model_);
+    if (layers_) model.layers = *layers_;
+    if (hidden_) model.hidden = *hidden_;
+    if (heads_) model.heads = *heads_;
+    if (heads_ && !kv_heads_) model.kv_heads = std::gcd(model.heads, model.kv_heads);
+    if (kv_heads_) model.kv_heads = *kv_heads_;
+    if (head_dim_) model.head_size = *head_dim_;
+    if (qkv_bias_) model.qkv_bias = *qkv_bias_;
+    if (qk_norm_) model.qk_norm = *qk_norm_;
+    if (ffn_) model.ffn = *ffn_;
+    if (vocab_) model.vocab = *vocab_;
+    if (flags.given("--tied-embeddings")) model.tied = tied_;
+    model.experts = read_experts(model, flags);
+    check_config(model);
+    return model;
+}
+
+ExpertsConfig ModelFlags::read_experts(const LlamaConfig& model, const Flags& flags) const {
+    const ExpertsConfig& its = model.experts;  // the preset's
+    if (!flags.given("--experts") && its.count == 0) {
+        for (const std::string& flag : kOfExperts)
+            if (flags.given(flag)) usage_error("{}: needs --experts N", flag);
+        return {};
+    }
+    ExpertsConfig experts = experts_;
+    experts.sigmoid = router_ == "sigmoid";
+    if (!flags.given("--experts")) experts.count = its.count;
+    if (its.count > 0 && !flags.given("--top-k")) experts.top_k = its.top_k;
+    if (its.count > 0 && !flags.given("--expert-ffn")) experts.ffn = its.ffn;
+    if (experts.top_k == 1 && experts.normalize && !flags.given("--router-normalize"))
+        usage_error(
+            "--top-k 1: a weight divided by itself is 1, and the router learns nothing from the loss (try "
+            "--router-normalize off)");
+    if (experts.ffn == 0)  // as many active parameters as the dense model
+        experts.ffn = std::max<int64_t>(model.ffn / experts.top_k, 1);
+    return experts;
+}
+
+namespace {
+constexpr const char* kDefaultData = "docs/data/corpus.txt";
+
+}  // namespace
+
+CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flags(description), options_(o) {
+    const Check count = integer_from(1), count0 = integer_from(0);
+    const Check positive = real_number(0, kInfinity, false), positive0 = real_number(0, kInfinity);
+
+    model_.add_to(*this);
+    add_input(
+        "--load-hf", o.load_hf,
+        "DIR: load shape and weights of a Hugging Face Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE or dots.llm1");
+    add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
+    add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
+
+    group("Data");
+    add_input("--data", o.data,
+              fmt::format("PATH: text file, folder of text, or .bin token shards; several, with weights that sum to 1: "
+                          "PATH:WEIGHT,PATH:WEIGHT,... [default: {}]",
+                          kDefaultData));
+    add("--seq-len", o.seq_len, "tokens per sequence", count);
+    add("--micro-batch", o.micro_batch, "sequences per micro-batch [default: --global-batch / data-parallel ranks]",
+        count)
+        .default_text("global / ranks");
+    add("--global-batch", o.global_batch, "sequences per optimizer step", count);
+    add("--val-fraction", o.val_fraction,
+        "fraction of the data held out for validation [default: 0.1 for text, 0 for shards]", real_number(0, 0.9))
+        .default_text("0.1 of a text, 0 of shards");
+    add("--document-token", o.document_token,
+        "token that ends a document: positions restart behind it, and attention stops [default: none]", integer_from(0))
+        .default_text("");
+    add_switch("--mask-document-ends", o.mask_document_ends,
+               "do not train to predict the first token of a document from the document token before it");
+    add("--eval-every", o.eval_every, "steps between evaluations of the validation loss; 0: never", count0);
+
+    add("--sample-every", o.sample_every, "steps between printed continuations of the prompt; 0: never", count0);
+    add("--prompt", o.prompt, "text to continue [default: the first tokens of the held-out data]",
+        {.problem = {}, .name = "TEXT"})
+        .default_text("");
+
+    group("Training");
+    add("--steps", o.steps, "number of optimizer steps", count0);
+    add("--lr", o.lr, "peak learning rate", positive0);
+    add("--min-lr", o.min_lr, "final learning rate [default: --lr / 10]", positive0).default_text("lr / 10");
+    add("--warmup-steps", o.warmup_steps, "steps of linear warmup", count0);
+    add("--lr-schedule", o.lr_schedule,
+        help_of("learning-rate schedule after the warmup [default: cosine]", lr_shapes()),
+        one_of(names_of(lr_shapes())));
+    add("--weight-decay", o.weight_decay, "AdamW: decoupled weight decay, of matrices only", positive0);
+    add("--beta1", o.beta1, "AdamW: decay rate of exp_avg", real_number(0, 0.999999));
+    add("--beta2", o.beta2, "AdamW: decay rate of exp_avg_sq", real_number(0, 0.999999));
+    add("--eps", o.eps, "AdamW: added to the denominator", positive);
+    add("--clip", o.clip, "maximum gradient norm; 0: no clipping", positive0);
+    add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
+    add("--aux-loss", o.balance.aux_loss, "experts: coefficient of the loss that balances their load", positive0);
+    add("--aux-loss-over", o.aux_loss_over,
+        "what the load is counted over: each sequence, or the whole batch of the step before",
+        one_of({"sequence", "batch"}));
+    add("--router-z-loss", o.balance.z_loss,
+        "experts: add this times the mean square of log(sum of exp(router's logits)) to the loss", positive0);
+    add("--router-bias-rate", o.balance.bias_rate,
+        "experts: after a step, add this to the score of those with less than the mean load, subtract it from others",
+        positive0);
+    add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
+        .default_text("");
+
+    group("Precision, memory");
+    add("--dtype", o.dtype, "dtype of weights and activations; fp64: CPU only", one_of(train_dtype_names()));
+    add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(train_dtype_names()));
+    add("--recompute", o.recompute, "activations to recompute in the backward pass", one_of(recompute_names()));
+    add("--device", o.device, "device; auto: cuda if available", one_of(device_names()));
+
+    group("Output");
+    add_output("--metrics", o.metrics, "FILE.jsonl: write metrics, one JSON line per step");
+    add_output("--trace", o.trace, "FILE.json: write Chrome trace events, of all ranks on one clock");
+    add_output("--memory-timeline", o.memory_timeline,
+               "FILE.csv: write the memory by kind after every allocation and release");
+    add_output("--save-hf", o.save_hf, "DIR: save the trained model in Hugging Face's format", hf_files());
+    add_output("--save-reference", o.save_reference, "DIR: save a reference run for build/bin/compare",
+               reference_files());
+}
+
+void CommandLine::parse(int argc, char** argv) {
+    Flags::parse(argc, argv);
+    TrainOptions& o = options_;
+    o.model = model_shape();
+    if (o.document_token && *o.document_token >= o.model.vocab)
+        usage_error("--document-token {} is outside the vocabulary (must be at most {}; newline in text: 10)",
+                    *o.document_token, o.model.vocab - 1);
+    record("--tied-embeddings", o.model.tied ? "on" : "off");
+    if (!o.prompt.empty() && o.sample_every == 0 && values().value("generate", std::string("0")) == "0")
+        usage_error("--prompt: nothing continues it without --sample-every N");
+    if (o.min_lr < 0) record("--min-lr", fmt::format("{}", o.min_lr = o.lr / 10));
+    if (o.min_lr > o.lr) usage_error("--min-lr {} must be at most --lr {}", o.min_lr, o.lr);
+    if (o.dtype == "fp64") {
+        if (given("--grad-dtype") && o.grad_dtype != "fp64")
+            usage_error("--grad-dtype {}: must be fp64 with --dtype fp64", o.grad_dtype);
+        if (o.device == "cuda")
+            usage_error("--dtype fp64: not supported with --device cuda (try --device cpu, or --dtype fp32)");
+        record("--grad-dtype", o.grad_dtype = "fp64");
+    } else if (o.grad_dtype == "fp64") {
+        usage_error("--grad-dtype fp64: not supported with --dtype {} (try --grad-dtype fp32, or --dtype fp64)",
+                    o.dtype);
+    }
+    if (o.dtype == "fp32" && o.grad_dtype == "bf16")
+        usage_error("--grad-dtype bf16: gradients must not be less precise than weights (try --dtype bf16)");
+    if (o.device == "cuda" && !why_no_cuda().empty())
+        usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
+    if (o.mask_document_ends && !o.document_token)
+        usage_error("--mask-document-ends on: needs --document-token N, the token that ends a document");
+    if (o.data.empty() && !given("--data")) o.data = repository_file(kDefaultData);
+    if (o.mup && !o.load_hf.empty())
+        usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
+                    o.load_hf);
+    o.balance.of_batch = o.aux_loss_over == "batch";
+    for (const char* flag : {"--aux-loss", "--aux-loss-over", "--router-z-loss", "--router-bias-rate"})
+        if (given(flag) && o.model.experts.count == 0) usage_error("{}: needs --experts N", flag);
+    if (o.balance.of_batch && o.balance.aux_loss == 0)
+        usage_error("--aux-loss-over batch: with --aux-loss 0 there is no such loss (try --aux-loss 0.01)");
+    if (o.model.experts.count > 0) {
+        if (given("--mup")) usage_error("--mup: not supported with --experts");
+        for (const char* flag : {"--save-hf", "--save-reference"}) {
+            if (!given(flag)) continue;
+            check_hf_family(o.model, flag);
+            if (o.balance.bias_rate > 0 && !o.model.experts.sigmoid)
+                usage_error(
+                    "{}: no family of Hugging Face stores the biases of --router-bias-rate with a softmax (try "
+                    "--router-bias-rate 0)",
+                    flag);
+        }
+    }
+    check_path_flags();
+}
+
+Flags::Flag CommandLine::add_output(const std::string& flag, std::string& path, const std::string& text,
+                                    std::vector<std::string> files) {
+    path_flags_.push_back({flag, &path, true, std::move(files)});
+    return add_path(flag, path, text);
+}
+
+Flags::Flag CommandLine::add_output(OptionalOutput& file, const std::string& text) {
+    return add_output(file.flag, file.path, text);
+}
+
+Flags::Flag CommandLine::add_input(const std::string& flag, std::string& path, const std::string& text) {
+    path_flags_.push_back({flag, &path, false, {}});
+    return add_path(flag, path, text);
+}
+
+Flags::Flag CommandLine::add_path(const std::string& flag, std::string& path, const std::string& text) {
+    const size_t colon = text.find(": ");
+    CHECK(colon != text.npos, "{}: {}", flag, text);
+    return add(flag, path, text.substr(colon + 2), {.problem = {}, .name = text.substr(0, colon)});
+}
+
+void CommandLine::check_path_flags() const {
+    namespace fs = std::filesystem;
+    std::vector<PathUse> uses;
+    for (const auto& [flag, path, output, files] : path_flags_) {
+        if (path->empty() && given(flag)) usage_error("{}: empty path (must name a file or folder)", flag);
+        if (path->empty()) continue;
+        if (output) {
+            for (const std::string& file : files) uses.push_back({flag, *path + "/" + file, true});
+            if (files.empty()) uses.push_back({flag, *path, true});
+            continue;
+        }
+        for (const std::string& input : flag == "--data" ? data_paths(*path) : std::vector{*path}) {
+            std::error_code error;
+            if (!fs::is_directory(input, error)) uses.push_back({flag, input, false});
+            for (auto it = fs::recursive_directory_iterator(input, error); it != fs::recursive_directory_iterator();
+                 it.increment(error))
+                if (it->is_regular_file(error)) uses.push_back({flag, it->path().string(), false});
+        }
+    }
+    check_paths(uses);
+}
+
+LlamaConfig CommandLine::model_shape() const {
+    const TrainOptions& o = options_;
+    if (!o.load_hf.empty()) {
+        for (const std::string& flag : ModelFlags::names())
+            if (given(flag) && flag != kCapacity)
+                usage_error("{}: not allowed with --load-hf, because {}/config.json has the shape", flag, o.load_hf);
+        LlamaConfig model = read_hf_config(o.load_hf);
+        if (given(kCapacity) && model.experts.count == 0)
+            usage_error("{}: the model of --load-hf {} has no experts", kCapacity, o.load_hf);
+        model.experts.capacity_factor = model_.capacity_factor();
+        return model;
+    }
+    return model_.shape(*this);
+}
+
+void CommandLine::check_batches(int64_t data_ranks) {
+    TrainOptions& o = options_;
+    if (o.micro_batch == 0) {
+        if (o.global_batch % data_ranks != 0)
+            usage_error("--global-batch {} is not divisible by {} data-parallel ranks (try --global-batch {})",
+                        o.global_batch, data_ranks, (o.global_batch / data_ranks + 1) * data_ranks);
+        record("--micro-batch", fmt::format("{}", o.micro_batch = o.global_batch / data_ranks));
+    }
+    const int64_t at_once = o.micro_batch * data_ranks;
+    if (o.global_batch % at_once != 0)
+        usage_error(
+            "--global-batch {} is not divisible by --micro-batch {} x {} data-parallel ranks (try --global-batch {})",
+            o.global_batch, o.micro_batch, data_ranks, (o.global_batch / at_once + 1) * at_once);
+}
+
+std::vector<std::string> reference_files() {
+    return {"config.json", "initial.safetensors", "gradients.safetensors", "after_step_1.safetensors",
+            "reference.json"};
+}
+
+}  // namespace train70b

@@ -1,0 +1,275 @@
+#include "01_single_gpu/complete/hf/hf.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <filesystem>
+#include <set>
+
+#include "01_single_gpu/core/json.h"
+
+namespace train70b {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+namespace {
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char *kHead = "lm_head.weight", *kTable = "model.embed_tokens.weight";
+
+// Also a link that leads nowhere, which is reported when it is opened.
+bool exists(const std::string& path) {
+    std::error_code error;  // a name too long
+    return fs::exists(fs::symlink_status(path, error));
+}
+
+// Older files contain RoPE's frequencies as a buffer, which follows from config.json.
+bool is_table(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
+}  // namespace
+
+std::vector<Param> all_params(const LlamaConfig& config) {
+    Llama model(config, {.device = Device::meta});  // never materialized: names and shapes only
+    std::vector<Param> list;
+    for (const Param* param : model.params()) list.push_back(*param);
+    return list;
+}
+
+std::vector<Param> params_and_biases(const LlamaConfig& config) {
+    std::vector<Param> list;
+    for (const Param& param : all_params(config)) {
+        list.push_back(param);
+        if (config.experts.sigmoid && param.name.ends_with(".mlp.gate.weight"))
+            list.push_back(make_bias(bias_of_router(param.name), config.experts.count));
+    }
+    return list;
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(dir) {
+    if (exists(dir + "/" + kSingle))
+        add(dir + "/" + kSingle);
+    else if (exists(dir + "/" + kIndex))
+        open_shards(dir + "/" + kIndex);
+    else
+        usage_error("--load-hf {}: has neither {} nor {}", dir, kSingle, kIndex);
+
+    std::set<std::string> found;
+    for (const Param& param : params_and_biases(config)) {
+        const HfTensor stacked = hf_stacked(param, config);
+        parts_[param.name] = where_.contains(stacked.name) ? std::vector<HfTensor>{stacked} : hf_tensors(param, config);
+        for (const HfTensor& part : parts_[param.name]) {
+            check(part);
+            found.insert(part.name);
+        }
+        if (is_router_bias(param.name)) bias(param.name, config.experts.count);
+    }
+    if (config.tied && where_.contains(kHead)) {
+        check_tied_head();
+        where_.erase(kHead);
+    }
+    for (const auto& [name, location] : where_)
+        if (!found.contains(name))
+            usage_error("{}: tensor {} is not part of this model", files_[location.first].path(), quoted(name));
+}
+
+void HfWeights::check(const HfTensor& part) const {
+    const auto at = where_.find(part.name);
+    if (at == where_.end())
+        usage_error("{}: tensor {} is missing{}", dir_, part.name,
+                    part.name == kHead ? ", but config.json does not have tie_word_embeddings true" : "");
+    const auto& [file, tensor] = at->second;
+    if (tensor->dtype == DType::u8)
+        usage_error("{}: tensor {} is U8 (must be F64, F32 or BF16)", files_[file].path(), part.name);
+    if (tensor->shape != part.shape)
+        usage_error("{}: tensor {} is {}, but must be {} according to config.json", files_[file].path(), part.name,
+                    to_string(tensor->shape), to_string(part.shape));
+}
+
+void HfWeights::add(const std::string& path) {
+    const SafetensorsFile& file = files_.emplace_back(path);
+    for (const auto& [name, tensor] : file.tensors()) {
+        if (is_table(name)) continue;
+        const auto [at, is_new] = where_.try_emplace(name, files_.size() - 1, &tensor);
+        if (!is_new) usage_error("{}: tensor {} is also in {}", path, quoted(name), files_[at->second.first].path());
+    }
+}
+
+void HfWeights::check_tied_head() const {
+    const auto [head_file, head] = where_.at(kHead);
+    const auto [table_file, table] = where_.at(kTable);
+    const auto refuse = [&](const std::string& why) {
+        usage_error("{}: tensor {} {}, but config.json has tie_word_embeddings true",
+                    files_[where_.at(kHead).first].path(), kHead, why);
+    };
+    if (head->dtype != table->dtype || head->shape != table->shape)
+        refuse(fmt::format("is {} {} and {} is {} {}", name_of(head->dtype), to_string(head->shape), kTable,
+                           name_of(table->dtype), to_string(table->shape)));
+    constexpr int64_t kPiece = 8 << 20;
+    std::vector<char> a, b;
+    for (int64_t begin = 0; begin < head->bytes; begin += kPiece) {
+        const int64_t size = std::min(kPiece, head->bytes - begin);
+        a.resize(size_t(size)), b.resize(size_t(size));
+        files_[head_file].read_bytes(*head, begin, a.data(), size);
+        files_[table_file].read_bytes(*table, begin, b.data(), size);
+        if (a != b) refuse(fmt::format("is not equal to {}", kTable));
+    }
+}
+
+void HfWeights::open_shards(const std::string& index_path) {
+    const json index = read_json(index_path, index_path, "must list the shards of the weights");
+    const json map = index.is_object() ? index.value("weight_map", json()) : json();
+    if (!map.is_object() || map.empty()) usage_error("{}: weight_map is missing or not an object", index_path);
+    std::map<std::string, std::string> shard_of;  // tensor -> file name
+    std::map<std::string, std::string> shards;    // file name -> one of its tensors
+    for (const auto& [name, shard] : map.items()) {
+        const std::string file = shard.is_string() ? shard.get<std::string>() : "";
+        if (file.empty() || file == "." || file == ".." || file.find_first_of(std::string_view("/\0", 2)) != file.npos)
+            usage_error("{}: weight_map maps {} to {}, which is not the name of a file in this folder", index_path,
+                        quoted(name), shard.dump());
+        shard_of[name] = file;
+        shards.try_emplace(file, name);
+    }
+    for (const auto& [shard, tensor] : shards)
+        if (!exists(dir_ + "/" + shard))
+            usage_error("{}/{}: missing; {} maps tensor {} to it", dir_, shard, kIndex, quoted(tensor));
+    files_.reserve(shards.size());
+    for (const auto& [shard, tensor] : shards) add(dir_ + "/" + shard);
+    for (const auto& [name, shard] : shard_of)
+        if (!where_.contains(name) && !is_table(name))
+            usage_error("{}/{}: tensor {} is missing; {} maps it to this file", dir_, shard, quoted(name), kIndex);
+    for (const auto& [name, location] : where_) {
+        const std::string& path = files_[location.first].path();
+        const auto at = shard_of.find(name);
+        if (at == shard_of.end()) usage_error("{}: tensor {} is not in {}", path, quoted(name), kIndex);
+        if (path != dir_ + "/" + at->second)
+            usage_error("{}: has tensor {}, which {} maps to {}", path, quoted(name), kIndex, at->second);
+    }
+}
+
+void HfWeights::load(const std::vector<Param*>& params) const {
+    for (Param* param : params) {
+        const Rect real = param->real();  // padding stays 0
+        for (const HfTensor& part : parts_.at(param->name)) {
+            const int64_t begin = std::max(real.row_begin, part.row_begin);
+            const int64_t rows = std::min(real.row_begin + real.rows, part.row_begin + part.rows) - begin;
+            if (rows <= 0 || real.cols == 0) continue;
+            Tensor values = param->data.element_slice((begin - real.row_begin) * real.cols, {rows * real.cols});
+            const auto& [file, tensor] = where_.at(part.name);
+            files_[file].read(*tensor, {begin - part.row_begin, rows, real.col_begin, real.cols}, values);
+        }
+    }
+}
+
+void HfWeights::load_biases(Llama& model) const {
+    for (Block& block : model.blocks) {
+        if (!block.experts || !model.config.experts.sigmoid) continue;
+        block.experts->set_bias(bias(bias_of_router(block.experts->router.name), model.config.experts.count));
+    }
+}
+
+std::vector<float> HfWeights::bias(const std::string& name, int64_t experts) const {
+    const auto& [file, tensor] = where_.at(name);
+    Tensor values({experts}, DType::f32, Device::cpu, Memory::workspace);
+    files_[file].read(*tensor, {0, experts, 0, 1}, values);
+    const std::vector<float> list(values.data<float>(), values.data<float>() + experts);
+    for (const float value : list)
+        if (!std::isfinite(value))
+            usage_error("{}: tensor {} has {} (must be finite numbers)", files_[file].path(), name, value);
+    return list;
+}
+
+// ---- writing -------------------------------------------------------------------------------------------------------
+
+GetFullParam local_full_params(Llama& model) {
+    return [&model](const Param& wanted, Which which) {
+        for (const Param* param : model.params())
+            if (param->name == wanted.name) return which == Which::data ? param->data : param->grad;
+        if (const Experts* experts = model.experts_with_bias(wanted.name)) return experts->bias_tensor(Device::cpu);
+        CHECK(false, "{} is not a parameter of this model", wanted.name);
+        return Tensor();
+    };
+}
+
+void for_full_tensors(const LlamaConfig& config, Which which, const GetFullParam& get_full,
+                      const std::function<void(const std::string& name, const Tensor& values)>& write) {
+    for (const Param& param : params_and_biases(config)) {
+        if (which == Which::grad && is_router_bias(param.name)) continue;
+        const Tensor values = get_full(param, which);
+        if (this_rank != 0) continue;
+        for (const HfTensor& part : hf_tensors(param, config))
+            write(part.name, values.row_slice(part.row_begin, part.row_begin + part.rows));
+    }
+}
+
+OutputFolder::OutputFolder(const std::string& flag, const std::string& path) : path_(path) {
+    std::error_code error;
+    if (fs::exists(path, error) && !fs::is_directory(path, error)) usage_error("{} {}: is not a folder", flag, path);
+    std::vector<fs::path> missing;
+    for (fs::path at = fs::absolute(path, error); !fs::exists(at, error) && at.has_relative_path();
+         at = at.parent_path())
+        missing.push_back(at);
+    for (auto at = missing.rbegin(); at != missing.rend(); ++at)
+        if (fs::create_directory(*at, error)) made_.push_back(at->string());
+    if (!fs::is_directory(path, error)) {
+        for (auto at = made_.rbegin(); at != made_.rend(); ++at) fs::remove(*at, error);
+        usage_error("{} {}: cannot be created (must be in a writable folder)", flag, path);
+    }
+}
+
+OutputFolder::~OutputFolder() {
+    std::error_code not_empty;  // remove() leaves a folder that holds anything
+    for (auto at = made_.rbegin(); at != made_.rend(); ++at) fs::remove(*at, not_empty);
+}
+
+std::vector<std::string> hf_files() { return {"config.json", kSingle, kIndex}; }
+
+HfSaver::HfSaver(const std::string& dir) {
+    if (this_rank != 0) return;
+    folder_.emplace("--save-hf", dir);
+    config_file_.emplace("--save-hf", folder_->file("config.json"));
+}
+
+void HfSaver::save(const LlamaConfig& config, DType dtype, const GetFullParam& get_full, int64_t shard_bytes) {
+    std::vector<std::vector<StoredTensor>> shards(1);
+    int64_t total = 0, in_shard = 0;
+    for (const Param& param : params_and_biases(config))
+        for (const HfTensor& part : hf_tensors(param, config)) {
+            const DType stored = stored_dtype(param.name, dtype);
+            const int64_t bytes = param.global_size() / param.global_shape[0] * part.rows * size_of(stored);
+            if (in_shard > 0 && in_shard + bytes > shard_bytes) shards.emplace_back(), in_shard = 0;
+            shards.back().push_back({part.name, stored, part.shape});
+            in_shard += bytes;
+            total += bytes;
+        }
+    ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", ordered_json::object()}};
+    std::deque<SafetensorsWriter> files;
+    std::map<std::string, SafetensorsWriter*> file_of;
+    for (size_t i = 0; folder_ && i < shards.size(); ++i) {
+        const std::string name =
+            shards.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+        SafetensorsWriter& file = files.emplace_back("--save-hf", folder_->file(name), shards[i]);
+        for (const StoredTensor& tensor : shards[i]) {
+            index["weight_map"][tensor.name] = name;
+            file_of[tensor.name] = &file;
+        }
+    }
+    for_full_tensors(config, Which::data, get_full,
+                     [&](const std::string& name, const Tensor& values) { file_of.at(name)->write(values); });
+    if (!folder_) return;
+    std::optional<OutputFile> index_file;
+    if (shards.size() > 1) {
+        index_file.emplace("--save-hf", folder_->file(kIndex));
+        index_file->write(index.dump(2) + "\n");
+    }
+    config_file_->write(hf_config(config, dtype).dump(2) + "\n");
+    // All files are complete: rename them. Remove an older checkpoint of the other form, which would be read instead.
+    for (SafetensorsWriter& file : files) file.commit();
+    fs::remove(folder_->file(index_file ? kSingle : kIndex));
+    if (index_file) index_file->commit();
+    config_file_->commit();
+}
+
+}  // namespace train70b

@@ -1,0 +1,70 @@
+#pragma once
+// The safetensors format: 8 bytes with the length of the header (little-endian), a JSON header, then the tensors' bytes
+// without gaps. An entry is "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, with offsets in
+// bytes from the end of the header.
+#include <map>
+#include <memory>
+
+#include "01_single_gpu/complete/param.h"
+#include "01_single_gpu/core/files.h"
+
+namespace train70b {
+
+struct StoredTensor {
+    std::string name;
+    DType dtype = DType::f32;  // f64, f32, bf16 or u8
+    Shape shape;
+    int64_t begin = 0, bytes = 0;  // offset from the end of the header
+
+    int64_t size() const { return bytes / size_of(dtype); }  // elements
+};
+
+// A file for reading. Construction validates the header: usage error, naming file and tensor, for inconsistent sizes or
+// offsets, overlaps, gaps, and dtypes other than F64, F32, BF16 and U8.
+class SafetensorsFile {
+  public:
+    explicit SafetensorsFile(const std::string& path);
+    SafetensorsFile(SafetensorsFile&&) = default;
+
+    const std::string& path() const { return path_; }
+    const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
+
+    // Reads the rectangle `part` of a stored matrix, vector (n x 1) or stack of matrices (all rows, one after another),
+    // cast to the dtype of `to`, which may be on any device. Copies in pieces, so the host does not hold a second copy
+    // of a large matrix.
+    void read(const StoredTensor& tensor, const Rect& part, Tensor& to) const;
+    void read(const StoredTensor& tensor, Tensor& to) const;  // all of it
+    void read_bytes(const StoredTensor& tensor, int64_t begin, void* to, int64_t count) const {
+        file_.read(data_ + tensor.begin + begin, to, count);
+    }
+
+  private:
+    void check_header(std::string_view header, uint64_t data_bytes);
+
+    std::string path_;
+    InputFile file_;
+    int64_t data_ = 0;  // where the tensors' bytes begin
+    std::map<std::string, StoredTensor> tensors_;
+};
+
+// The beginning of a file with these tensors: the length of the header and the header. Computes their begin and bytes.
+std::string safetensors_header(std::vector<StoredTensor>& tensors);
+
+// A file for writing: first the list of tensors, then their values in the same order. Equal input gives equal bytes.
+class SafetensorsWriter {
+  public:
+    // Computes begin and bytes of the tensors. Usage error, naming the flag, if the file cannot be written.
+    SafetensorsWriter(const std::string& flag, const std::string& path, std::vector<StoredTensor> tensors);
+    void write(const Tensor& values);  // the next tensor, on any device; cast to the dtype in the list
+    void commit();                     // after all were written: renames the file
+
+  private:
+    OutputFile file_;
+    std::vector<StoredTensor> tensors_;
+    size_t next_ = 0;
+};
+
+// A name read from a file, escaped for a one-line message.
+std::string quoted(const std::string& name);
+
+}  // namespace train70b

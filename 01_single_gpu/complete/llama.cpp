@@ -1,0 +1,255 @@
+#include "01_single_gpu/complete/llama.h"
+
+#include <cmath>
+#include <utility>
+
+namespace train70b {
+
+Block::Block(const LlamaConfig& c, int64_t layer, double init_std, const Balance& balance)
+    : rope_(c.rope()), eps_(c.norm_eps) {
+    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
+    input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
+    q_proj = make_param(prefix + "self_attn.q_proj.weight", {c.q_width(), c.hidden}, init_std);
+    k_proj = make_param(prefix + "self_attn.k_proj.weight", {c.kv_width(), c.hidden}, init_std);
+    v_proj = make_param(prefix + "self_attn.v_proj.weight", {c.kv_width(), c.hidden}, init_std);
+    o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.q_width()}, out_std);
+    post_attention_norm = make_param(prefix + "post_attention_layernorm.weight", {c.hidden}, 0);
+    const bool sparse = c.is_sparse(layer);
+    if (const int64_t ffn = c.mlp_width(layer); ffn > 0) {
+        const std::string mlp = prefix + (sparse ? "mlp.shared_experts." : "mlp.");
+        gate_proj = make_param(mlp + "gate_proj.weight", {ffn, c.hidden}, init_std);
+        up_proj = make_param(mlp + "up_proj.weight", {ffn, c.hidden}, init_std);
+        down_proj = make_param(mlp + "down_proj.weight", {c.hidden, ffn}, out_std);
+        gate_up.weights = {&gate_proj, &up_proj};
+        down.weights = {&down_proj};
+    }
+    if (sparse) experts = std::make_unique<Experts>(c, layer, init_std, out_std, balance);
+    qkv.weights = {&q_proj, &k_proj, &v_proj};
+    o.weights = {&o_proj};
+    unit.name = fmt::format("block {}", layer);
+    unit.params = {&input_norm, &q_proj, &k_proj, &v_proj};
+    if (c.qkv_bias) {
+        q_bias = make_bias(prefix + "self_attn.q_proj.bias", c.q_width());
+        k_bias = make_bias(prefix + "self_attn.k_proj.bias", c.kv_width());
+        v_bias = make_bias(prefix + "self_attn.v_proj.bias", c.kv_width());
+        qkv.biases = {&q_bias, &k_bias, &v_bias};
+        unit.params.insert(unit.params.end(), qkv.biases.begin(), qkv.biases.end());
+    }
+    if (c.qk_norm) {
+        q_norm = make_param(prefix + "self_attn.q_norm.weight", {c.head_dim()}, 0);
+        k_norm = make_param(prefix + "self_attn.k_norm.weight", {c.head_dim()}, 0);
+        head_norms_ = {&q_norm, &k_norm, c.norm_eps};
+        unit.params.insert(unit.params.end(), {&q_norm, &k_norm});
+    }
+    unit.params.insert(unit.params.end(), {&o_proj, &post_attention_norm});
+    if (sparse) unit.params.push_back(&experts->router);
+    if (has_mlp()) unit.params.insert(unit.params.end(), {&gate_proj, &up_proj, &down_proj});
+}
+
+Var TensorParallelOps::embedding(Tape& tape, const Batch& batch, Param& table) const {
+    return train70b::embedding(tape, batch, table);
+}
+Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, const Param&,
+                            const LossOptions& options) const {
+    return next_token_loss(tape, logits, batch, options);
+}
+
+// Two functions rather than one: what the tape does not save is freed when each returns.
+Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
+    Var normed = tensor_parallel.f(tape, rmsnorm(tape, x, input_norm, eps_), qkv);  // (R, E)
+    QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows, head_norms_);
+    Var mixed = attention ? attention(tape, heads, batch) : one_device_attention(tape, heads, batch, rope_.head_dim);
+    return tensor_parallel.g(tape, o(tape, mixed), o);  // (R_l, E)
+}
+
+Var Block::mlp_half(Tape& tape, const Var& normed, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                    Routing& routing) {
+    Var y;
+    const auto mlp = [&] {
+        Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, normed, gate_up)));  // (R, F_l)
+        y = tensor_parallel.g(tape, down(tape, h), down);                               // (R_l, E)
+    };
+    if (!experts) return mlp(), y;
+    const Var mixed = (*experts)(tape, normed, batch, routing, [&] {
+        if (has_mlp()) mlp();  // of the shared experts
+    });
+    return y ? add(tape, y, mixed) : mixed;
+}
+
+Var Block::body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                Routing& routing) {
+    const bool recompute_attention = recompute_ == Recompute::selective;
+    const bool recompute_pointwise = recompute_attention || recompute_ == Recompute::pointwise;
+    const bool outer_attention = std::exchange(tape.recompute_attention, recompute_attention);
+    const bool outer_pointwise = std::exchange(tape.recompute_pointwise, recompute_pointwise);
+    auto [middle, normed] =
+        add_rmsnorm(tape, x, attention_half(tape, x, batch, tensor_parallel), post_attention_norm, eps_);
+    Var y = add(tape, middle, mlp_half(tape, normed, batch, tensor_parallel, routing));
+    tape.recompute_attention = outer_attention;
+    tape.recompute_pointwise = outer_pointwise;
+    return y;
+}
+
+namespace {
+const TensorParallelOps kOneRank;
+
+std::vector<Unit*> units_of(Block& block) {
+    std::vector<Unit*> list = {&block.unit};
+    if (block.experts) list.push_back(&block.experts->unit);
+    return list;
+}
+
+double mup_ratio(const LlamaConfig& c, const Llama::Options& o) {  // base width / width
+    return o.mup_base > 0 ? double(o.mup_base) / double(c.hidden) : 1;
+}
+}  // namespace
+
+Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
+    : config(c), options(o), stage(s), loss_options{o.z_loss, mup_ratio(c, o)}, tensor_parallel(&kOneRank) {
+    check_config(c);
+    int64_t end = 0;
+    for (const Chunk& chunk : s.chunks) {
+        CHECK(end <= chunk.first_layer && chunk.first_layer <= chunk.end_layer && chunk.end_layer <= c.layers,
+              "layers [{}, {}) of {}", chunk.first_layer, chunk.end_layer, c.layers);
+        end = chunk.end_layer;
+    }
+    if (has_embedding_matrix()) {
+        embed_tokens = make_param("model.embed_tokens.weight", {c.vocab, c.hidden}, o.init_std);
+        embedding_unit = {"embedding", {&embed_tokens}, {}, nullptr};
+    }
+    for (const Chunk& chunk : s.chunks)
+        for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
+            Block& block = blocks.emplace_back(c, layer, o.init_std, o.balance);
+            block.recompute_ = o.recompute;
+            if (o.recompute == Recompute::full) block.unit.wrappers.push_back(recompute);
+        }
+    if (s.head) {
+        final_norm = make_param("model.norm.weight", {c.hidden}, 0);
+        if (c.tied) {
+            head.weights = {&embed_tokens};
+            head_unit = {"head", {&final_norm}, {}, nullptr};
+            tied_unit = {"tied head", {}, {}, &embedding_unit};
+        } else {
+            lm_head = make_param("lm_head.weight", {c.vocab, c.hidden}, o.init_std);
+            head.weights = {&lm_head};
+            head_unit = {"head", {&final_norm, &lm_head}, {}, nullptr};
+        }
+    }
+    if (o.mup_base > 0) apply_mup();
+}
+
+// Yang & Hu et al. 2022, table 8, for Adam. Only the matrices of the blocks are hidden weights, with an input and an
+// output that grow with the width; embedding, head and vectors stay as they are, and the logits are multiplied by the
+// ratio in the loss. Standard deviations are those of --init-std at the base width.
+// tag::mup[]
+void Llama::apply_mup() {
+    const double ratio = mup_ratio(config, options);
+    for (Block& block : blocks)
+        for (Param* param : block.unit.params) {
+            if (!param->is_matrix()) continue;
+            param->init_std *= std::sqrt(ratio);
+            param->lr_scale = ratio;
+        }
+}
+// end::mup[]
+
+std::vector<Unit*> Llama::units() {
+    std::vector<Unit*> list;
+    if (stage.embedding) list.push_back(&embedding_unit);
+    for (Block& block : blocks)
+        for (Unit* unit : units_of(block)) list.push_back(unit);
+    if (stage.head) list.push_back(&head_unit);
+    if (!stage.embedding && has_embedding_matrix()) list.push_back(&embedding_unit);
+    return list;
+}
+
+std::vector<Unit*> Llama::units_run() {
+    std::vector<Unit*> list;
+    if (stage.embedding) list.push_back(&embedding_unit);
+    for (Block& block : blocks)
+        for (Unit* unit : units_of(block)) list.push_back(unit);
+    if (stage.head) list.push_back(&head_unit);
+    if (stage.head && config.tied) list.push_back(&tied_unit);
+    return list;
+}
+
+std::vector<Param*> Llama::params() {
+    std::vector<Param*> list;
+    for (Unit* unit : units()) list.insert(list.end(), unit->params.begin(), unit->params.end());
+    return list;
+}
+
+const Experts* Llama::experts_with_bias(const std::string& name) const {
+    for (const Block& block : blocks)
+        if (block.experts && bias_of_router(block.experts->router.name) == name) return block.experts.get();
+    return nullptr;
+}
+
+void Llama::allocate_params(uint64_t seed) {
+    for (Unit* unit : units()) {
+        bind_data(unit->params, Tensor({total_size(unit->params)}, options.dtype, options.device, Memory::params));
+        for (Param* param : unit->params) initialize(*param, seed, 0, param->data);
+    }
+}
+
+void Llama::allocate_grads() {
+    for (Unit* unit : units())
+        bind_grads(unit->params, Tensor({total_size(unit->params)}, options.grad_dtype, options.device, Memory::grads));
+    zero_grads();
+}
+
+void Llama::materialize(uint64_t seed) {
+    allocate_params(seed);
+    allocate_grads();
+}
+
+void Llama::zero_grads() {
+    for (Param* param : params())
+        if (param->grad) fill(param->grad, 0);
+}
+
+Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
+    Var x = input;
+    if (stage.embedding && chunk == 0)
+        x = embedding_unit.run(
+            tape, x, [this, batch](Tape& t, const Var&) { return tensor_parallel->embedding(t, batch, embed_tokens); });
+    size_t first = 0;  // of this chunk among all blocks
+    for (size_t i = 0; i < chunk; ++i) first += size_t(stage.chunks[i].end_layer - stage.chunks[i].first_layer);
+    const auto [first_layer, end_layer] = stage.chunks.at(chunk);
+    for (size_t i = first; i < first + size_t(end_layer - first_layer); ++i)
+        x = blocks[i].unit.run(
+            tape, x, [this, &block = blocks[i], batch, routing = std::make_shared<Routing>()](Tape& t, const Var& in) {
+                return block.body(t, in, batch, *tensor_parallel, *routing);
+            });
+    return x;
+}
+
+// finish: of the logits, (R, V).
+Var Llama::run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& logits)>& finish) {
+    const auto norm = [this](Tape& t, const Var& in) { return rmsnorm(t, in, final_norm, config.norm_eps); };
+    if (config.tied)
+        return tied_unit.run(tape, head_unit.run(tape, x, norm), [this, finish](Tape& t, const Var& normed) {
+            Var scores = head(t, tensor_parallel->f(t, normed, head));
+            return finish(t, scores);
+        });
+    return head_unit.run(tape, x, [this, norm, finish](Tape& t, const Var& in) {
+        Var scores = head(t, tensor_parallel->f(t, norm(t, in), head));
+        return finish(t, scores);
+    });
+}
+
+Var Llama::forward(Tape& tape, const Batch& batch, const Var& input, size_t chunk) {
+    Var x = hidden(tape, batch, input, chunk);
+    if (!stage.head || chunk + 1 < stage.chunks.size()) return x;
+    return run_head(tape, x, [this, batch](Tape& t, const Var& scores) {
+        if (on_logits) on_logits(scores.data);
+        return tensor_parallel->loss(t, scores, batch, *head.weights[0], loss_options);
+    });
+}
+
+Var Llama::logits(Tape& tape, const Batch& batch) {
+    return run_head(tape, hidden(tape, batch, {}, 0), [](Tape&, const Var& scores) { return scores; });
+}
+
+}  // namespace train70b

@@ -1,0 +1,120 @@
+#pragma once
+// Llama (Touvron et al. 2023): RMSNorm, RoPE, grouped-query attention, SwiGLU. And its relatives: with biases of q, k
+// and v (Qwen2), with norms of the heads of q and k (Qwen3), with one matrix as embedding and head.
+//
+//   x = embedding(tokens)                                     unit "embedding"
+//   x = x + g(o(attention(rope(qkv(f(norm(x)))))))
+//   x = x + g(down(swiglu(gate_up(f(norm(x))))))              units "block 0", "block 1", ...
+//       or + the mixture of experts (experts.h)               units "experts 0", "experts 1", ... inside of them
+//   loss = cross_entropy(head(f(norm(x))), targets)           unit "head"
+//
+// With tied embeddings the head's matrix is that of the embedding: unit "head" has the norm, and unit "tied head" runs
+// the rest with the parameters of unit "embedding".
+//
+// A technique can replace TensorParallelOps (f, g, the embedding, the loss: chapter 04), the product of a linear layer
+// (Linear::multiply: 04, 07) and attention (Block::attention: 06), or wrap units (recomputation: 01; 02, 03). A model
+// cannot be moved once constructed: closures on the tape hold references to its parameters.
+#include <deque>
+
+#include "01_single_gpu/complete/config.h"
+#include "01_single_gpu/complete/experts.h"
+#include "01_single_gpu/complete/layers.h"
+
+namespace train70b {
+
+// The operators of tensor parallelism (chapter 04). On one rank, f and g are identities.
+class TensorParallelOps {
+  public:
+    virtual ~TensorParallelOps() = default;
+    // f, before a column-parallel linear layer (qkv, gate_up, head): (R_l, E) -> (R, E); g, after a row-parallel one
+    // (o, down): (R, E) -> (R_l, E). R_l < R under sequence parallelism.
+    virtual Var f(Tape&, const Var& x, const Linear&) const { return x; }
+    virtual Var g(Tape&, const Var& y, const Linear&) const { return y; }
+    virtual Var embedding(Tape& tape, const Batch& batch, Param& table) const;  // (R_l, E)
+    virtual Var loss(Tape& tape, const Var& logits, const Batch& batch, const Param& head,
+                     const LossOptions& options) const;  // as next_token_loss
+};
+
+struct Block {
+    Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm, gate_proj, up_proj, down_proj;
+    Param q_bias, k_bias, v_bias;      // with LlamaConfig::qkv_bias
+    Param q_norm, k_norm;              // with LlamaConfig::qk_norm
+    std::unique_ptr<Experts> experts;  // of a sparse layer, whose MLP is that of its shared experts, if it has any
+    Linear qkv, o, gate_up, down;
+    Unit unit;
+    std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // empty: one_device_attention
+
+    Block(const LlamaConfig& config, int64_t layer, double init_std, const Balance& balance);
+    Block(const Block&) = delete;
+    // One transformer block, (R_l, E) -> (R_l, E). routing: as that of Experts; not used without experts.
+    Var body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel, Routing& routing);
+    bool has_mlp() const { return !down.weights.empty(); }
+
+  private:
+    Var attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel);
+    Var mlp_half(Tape& tape, const Var& normed, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                 Routing& routing);
+
+    Rope rope_;
+    double eps_;
+    std::optional<HeadNorms> head_norms_;
+    Recompute recompute_ = Recompute::none;
+    friend class Llama;
+};
+
+class Llama {
+  public:
+    struct Options {
+        DType dtype = DType::f32, grad_dtype = DType::f32;
+        Device device = Device::cpu;
+        Recompute recompute = Recompute::none;
+        double init_std = 0.02;  // o_proj and down_proj: divided by sqrt(2 * layers)
+        double z_loss = 0;       // coefficient of the z-loss
+        Balance balance;         // of experts
+        // muP: the hidden size at which initial values, learning rates and logits are as without it; 0: no muP
+        int64_t mup_base = 0;
+    };
+    Llama(const LlamaConfig& config, const Options& options, const Stage& stage);
+    Llama(const LlamaConfig& config, const Options& options) : Llama(config, options, full_model(config)) {}
+    Llama(const Llama&) = delete;
+
+    const LlamaConfig config;
+    const Options options;
+    const Stage stage;
+    const LossOptions loss_options;
+
+    Param embed_tokens, final_norm, lm_head;
+    Linear head;
+    Unit embedding_unit, head_unit;
+    Unit tied_unit;  // tied embeddings, where the head is
+    std::deque<Block> blocks;
+    const TensorParallelOps* tensor_parallel;             // not owned; never null
+    std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R, V_l) before each loss
+
+    std::vector<Unit*> units();      // those that hold parameters, in the order of their first forward pass
+    std::vector<Unit*> units_run();  // those that a micro-batch runs, in forward order
+    std::vector<Param*> params();    // of all units
+    // The experts, of this stage, that the selection bias of this name belongs to; null: none.
+    const Experts* experts_with_bias(const std::string& name) const;
+    // Tied embeddings: the head's stage has the matrix as well.
+    bool has_embedding_matrix() const { return stage.embedding || (config.tied && stage.head); }
+    bool is_matrix_of_one_use(const Param& p) const { return p.is_matrix() && !(config.tied && &p == &embed_tokens); }
+
+    // Allocate one flat buffer per unit: initialized parameters, and gradients of 0. materialize() does both.
+    void allocate_params(uint64_t seed);
+    void allocate_grads();
+    void materialize(uint64_t seed);
+    void zero_grads();
+
+    // Runs one chunk. Returns the loss if it ends with the head, else the hidden states (R_l, E). x: the output of
+    // the previous layers; empty if the chunk begins with the embedding.
+    Var forward(Tape& tape, const Batch& batch, const Var& x = {}, size_t chunk = 0);
+    Var logits(Tape& tape, const Batch& batch);  // (R, V), before muP's loss_options.logit_scale
+
+  private:
+    void apply_mup();
+    Var hidden(Tape& tape, const Batch& batch, const Var& x, size_t chunk);
+    Var run_head(Tape& tape, const Var& x, const std::function<Var(Tape&, const Var& logits)>& finish);
+};
+
+}  // namespace train70b

@@ -1,0 +1,96 @@
+#include "01_single_gpu/complete/non_finite.h"
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "01_single_gpu/complete/hf/hf.h"
+#include "01_single_gpu/complete/step_report.h"
+
+namespace train70b {
+
+namespace {
+
+constexpr double kWeight = 0, kGradient = 1, kNone = 2;
+
+bool all_finite(const std::vector<Tensor>& tensors) {
+    for (const double sum : squares(tensors))
+        if (!std::isfinite(sum)) return false;
+    return true;
+}
+
+// The first of this rank's parameters that is not finite: what (kWeight, ...) and its name.
+std::pair<double, std::string> first_of_this_rank(Llama& model, ParamStore& store) {
+    const std::vector<Param*> params = model.params();
+    std::map<const Param*, std::vector<Tensor>> weights;  // also those of a shard, where Param::data is empty
+    for (const Param* param : params) weights[param] = {param->data};
+    store.for_each_state(
+        [&](const Segment& segment, const char*, Tensor&) { weights[segment.param].push_back(segment.data); });
+    for (const Param* param : params)
+        if (!all_finite(weights[param])) return {kWeight, param->name};
+    for (auto param = params.rbegin(); param != params.rend(); ++param)
+        if (!all_finite(store.gradient_parts(**param))) return {kGradient, (*param)->name};
+    return {kNone, ""};
+}
+
+}  // namespace
+
+NonFinite find_non_finite(Llama& model, ParamStore& store, const Groups& peers, const StepReport& report,
+                          double my_loss) {
+    const std::vector<Param> whole = all_params(model.config);  // a pipeline stage has a part of them
+    const auto [what, name] = first_of_this_rank(model, store);
+    double place = -1;
+    for (size_t i = 0; i < whole.size(); ++i)
+        if (whole[i].name == name) place = double(i);
+    struct OfRank {
+        double what, loss_is_finite, place, loss, grad_norm;
+    };
+    const std::vector<double> all =
+        gather(peers, {what, std::isfinite(my_loss) ? 1.0 : 0.0, place, report.loss, report.grad_norm});
+    NonFinite first{.of = int64_t(all.size() / 5)};
+    std::tuple earliest{kNone + 1, 0.0, 0.0};
+    for (int64_t rank = 0; rank < first.of; ++rank) {
+        const double* x = all.data() + 5 * rank;
+        const OfRank r{x[0], x[1], x[2], x[3], x[4]};
+        const bool has_one = r.what != kNone;
+        if (!has_one && std::isfinite(r.loss) && std::isfinite(r.grad_norm)) continue;
+        first.ranks += has_one;
+        const std::tuple found{r.what, r.loss_is_finite, r.what == kWeight ? r.place : -r.place};
+        if (!(found < earliest)) continue;
+        earliest = found;
+        first.loss = r.loss;
+        first.grad_norm = r.grad_norm;
+        first.rank = rank;
+        first.weight = r.what == kWeight;
+        first.parameter = has_one ? whole[size_t(r.place)].name : "";
+    }
+    return first;
+}
+
+std::string NonFinite::text() const {
+    std::string what = "none";
+    if (!parameter.empty()) what = parameter + (weight ? "" : " (its gradient)");
+    if (of > 1)
+        what += fmt::format(" on rank {} ({} of {} ranks {} one)", rank, ranks, of, ranks == 1 ? "has" : "have");
+    return fmt::format("loss {}, gradient norm {}; first non-finite parameter: {}", loss, grad_norm, what);
+}
+
+nlohmann::ordered_json NonFinite::alarm(int64_t step) const {
+    nlohmann::ordered_json json = {{"event", "alarm"},
+                                   {"kind", "non_finite"},
+                                   {"step", step},
+                                   {"loss", significant_digits(loss)},
+                                   {"grad_norm", significant_digits(grad_norm)},
+                                   {"parameter", nullptr},
+                                   {"of", nullptr},
+                                   {"rank", rank},
+                                   {"ranks", ranks}};
+    if (!parameter.empty()) {
+        json["parameter"] = parameter;
+        json["of"] = weight ? "weight" : "gradient";
+    }
+    return json;
+}
+
+}  // namespace train70b

@@ -1,0 +1,77 @@
+#include "01_single_gpu/complete/optimizer.h"
+
+namespace train70b {
+
+std::vector<Segment> full_segments(const std::vector<Param*>& params) {
+    std::vector<Segment> segments;
+    for (const Param* param : params) segments.push_back({param, 0, param->data, param->grad});
+    return segments;
+}
+
+Tensor make_master(const Tensor& param, Memory states) {
+    const DType wide = stats_dtype(param.dtype());
+    if (param.dtype() == wide) return {};
+    Tensor master(param.shape(), wide, param.device(), states);
+    copy(master, param);
+    return master;
+}
+
+int64_t master_bytes(DType param) { return param == stats_dtype(param) ? 0 : size_of(stats_dtype(param)); }
+
+AdamW::AdamW(std::vector<Segment> segments, const Hyper& hyper, Memory states) : hyper_(hyper) {
+    for (Segment& segment : segments) {
+        const Tensor& data = segment.data;
+        const auto zeros = [&] {
+            Tensor state(data.shape(), stats_dtype(data.dtype()), data.device(), states);
+            fill(state, 0);
+            return state;
+        };
+        states_.push_back({segment, make_master(data, states), zeros(), zeros()});
+    }
+}
+
+int64_t AdamW::state_bytes(DType param) { return 2 * size_of(stats_dtype(param)) + master_bytes(param); }
+
+// Per step a weight loses lr * weight_decay of itself, whatever its lr_scale.
+AdamWStep AdamW::Hyper::at(int64_t step, double lr, double grad_scale, const Segment& segment) const {
+    const double lr_scale = segment.param->lr_scale;
+    return {.lr = lr * lr_scale,
+            .beta1 = beta1,
+            .beta2 = beta2,
+            .eps = eps,
+            .weight_decay = segment.decays() ? weight_decay / lr_scale : 0,
+            .grad_scale = grad_scale,
+            .step = step};
+}
+
+MakeOptimizer AdamW::maker(const Hyper& hyper) {
+    return [hyper](std::vector<Segment> segments, Memory states) {
+        return std::make_unique<AdamW>(std::move(segments), hyper, states);
+    };
+}
+
+void AdamW::update(int64_t step, double lr, double grad_scale) {
+    for (State& state : states_)
+        adamw(state.segment.data, state.master, state.exp_avg, state.exp_avg_sq, state.segment.grad,
+              hyper_.at(step, lr, grad_scale, state.segment));
+}
+
+void AdamW::weights_changed() {
+    for (State& state : states_)
+        if (state.master) copy(state.master, state.segment.data);
+}
+
+void AdamW::for_each_state(const StateVisitor& visit) {
+    for (State& state : states_) {
+        visit(state.segment, "weight", state.master ? state.master : state.segment.data);
+        visit(state.segment, "exp_avg", state.exp_avg);
+        visit(state.segment, "exp_avg_sq", state.exp_avg_sq);
+    }
+}
+
+void AdamW::states_changed() {
+    for (State& state : states_)
+        if (state.master) copy(state.segment.data, state.master);
+}
+
+}  // namespace train70b

@@ -1,0 +1,62 @@
+#pragma once
+// A parameter, and the rectangle of it that this rank holds.
+#include <vector>
+
+#include "01_single_gpu/complete/group.h"
+#include "01_single_gpu/ops/ops.h"
+
+namespace train70b {
+
+// A rectangle of a row-major matrix; a vector of n elements is a matrix of n rows and one column.
+struct Rect {
+    int64_t row_begin = 0, rows = 0, col_begin = 0, cols = 1;
+    int64_t size() const { return rows * cols; }
+};
+
+struct Param {
+    std::string name;    // Hugging Face's, e.g. model.layers.0.self_attn.q_proj.weight
+    Shape global_shape;  // of the full parameter: (out, in), or (n) for a norm weight
+    Rect local;  // what this rank holds of it; tensor parallelism narrows it. Rows beyond the last one are padding,
+                 // always 0, so that all ranks hold the same number of rows
+    bool of_experts = false;  // divided over the ranks of Groups::ep instead of tp
+    int replicas = 1;  // ranks of one model copy that hold this same rectangle (norm weights under tensor parallelism,
+                       // tied embeddings in a pipeline)
+    int replica = 0;   // this rank's index among them: only replica 0 counts in norms and writes checkpoints
+    // The replicas whose gradients must be summed because each is computed from a part of the activations; null: every
+    // replica computes the full gradient by itself.
+    GroupPtr partial_grad_group;
+    double init_std = 0;    // 0: all elements are init_value
+    double init_value = 1;  // 1: norm weights; 0: biases
+    double lr_scale = 1;    // the learning rate is multiplied by it (muP); weight decay is not
+
+    Tensor data, grad;  // views into flat buffers; the ParamStore that owns those may replace them between uses
+
+    bool is_matrix() const { return global_shape.size() == 2; }
+    int64_t global_size() const;
+    Shape local_shape() const;
+    Rect real() const;  // `local` without its padding
+    // Maps element `offset` of the local rectangle, and those after it, to their global indices.
+    GlobalIndex global_index(int64_t offset) const;
+    uint64_t key(uint64_t seed) const;  // of this parameter's random numbers
+};
+
+Param make_param(std::string name, Shape global_shape, double init_std);
+Param make_bias(std::string name, int64_t size);
+
+// Writes the initial values of elements [offset, offset + to.size()) of the parameter's local rectangle. They depend
+// only on (seed, name, global index), so every layout starts from the same weights.
+void initialize(const Param& param, uint64_t seed, int64_t offset, Tensor& to);
+
+// Make data, or grad, of the params consecutive views into a flat buffer, in order, from element 0. An empty buffer
+// makes the views empty.
+int64_t total_size(const std::vector<Param*>& params);  // elements this rank holds
+void bind_data(const std::vector<Param*>& params, const Tensor& flat);
+void bind_grads(const std::vector<Param*>& params, const Tensor& flat);
+
+// Sum of squares of each tensor, in order; 0 for an empty one.
+std::vector<double> squares(const std::vector<Tensor>& tensors);
+// The same for each param's data or grad; 0 for the replicas that do not count.
+enum class Which { data, grad };
+std::vector<double> squares(const std::vector<Param*>& params, Which which);
+
+}  // namespace train70b

@@ -1,0 +1,189 @@
+#include "01_single_gpu/complete/roles.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "01_single_gpu/complete/step_report.h"
+#include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/core/trace.h"
+
+namespace train70b {
+
+std::vector<double> gather(const Groups& groups, const std::vector<double>& mine) {
+    return groups.pp->gather(groups.dp_cp->gather(groups.tp->gather(mine)));
+}
+
+void Runtime::write_trace(OutputFile* file, const std::string& title) {
+    file->write(trace_head());
+    TraceText trace(profile().events, this_rank, title, {});
+    for (std::string text = trace.next(); !text.empty(); text = trace.next()) file->write(text);
+    file->write(kTraceTail);
+}
+
+nlohmann::ordered_json Runtime::memory_per_rank(const MemoryPeak& mine) const {
+    return nlohmann::ordered_json::array({to_json(mine)});
+}
+
+// ---- one rank -------------------------------------------------------------------------------------------------------
+
+LocalStore::LocalStore(Llama& model, MakeOptimizer make_optimizer)
+    : model_(model), make_optimizer_(std::move(make_optimizer)) {}
+
+void LocalStore::weights_changed() {
+    if (optimizer_) return optimizer_->weights_changed();
+    optimizer_ = make_optimizer_(full_segments(model_.params()), Memory::optimizer);
+}
+
+double LocalStore::squares(Which which) const {
+    const std::vector<double> sums = train70b::squares(model_.params(), which);
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+double LocalStore::matrix_squares() const {
+    std::vector<Param*> matrices;
+    for (Param* param : model_.params())
+        if (model_.is_matrix_of_one_use(*param)) matrices.push_back(param);
+    const std::vector<double> sums = train70b::squares(matrices, Which::grad);
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+Tensor LocalStore::full(const Param& param, Which which) const {
+    return which == Which::data ? param.data : param.grad;
+}
+
+Tensor Accumulate::forward_backward(const MicroBatches& batches) {
+    // tag::lab-accumulate[]
+    // The tape of a micro-batch, and with it its activations, is gone before the next one begins.
+    Tensor total;
+    for (int64_t i = 0; i < batches.count; ++i) {
+        Tape tape;
+        ledger().phase(fmt::format("forward {}", i));
+        Tensor loss = [&] {
+            Span span("forward", "phase");
+            return model_.forward(tape, batches.get(i)).data;
+        }();
+        accumulate(total, loss);
+        ledger().phase(fmt::format("backward {}", i));
+        Span span("backward", "phase");
+        tape.backward();
+    }
+    return total;
+    // end::lab-accumulate[]
+}
+
+Tensor Accumulate::forward_only(const Batch& batch) {
+    Tape tape{.recording = false};
+    return model_.forward(tape, batch).data;
+}
+
+// ---- functions over the roles ---------------------------------------------------------------------------------------
+
+void sum_partial_gradients(Llama& model, const ParamStore& store) {
+    std::vector<const Group*> groups;
+    std::map<const Group*, std::vector<Tensor>> grads;
+    for (const Param* param : model.params()) {
+        const Group* group = param->partial_grad_group.get();
+        if (!group) continue;
+        if (!grads.contains(group)) groups.push_back(group);
+        for (const Tensor& part : store.gradient_parts(*param)) grads[group].push_back(part);
+        grads.try_emplace(group);
+    }
+    // Ranks with several groups do not wait in a cycle: all ranks of a stage meet theirs in one order, and the one
+    // group that is of two stages (tied embeddings) comes first on the first stage and last on the last.
+    for (const Group* group : groups) {
+        int64_t size = 0;
+        for (const Tensor& grad : grads[group]) size += grad.size();
+        if (size == 0) continue;  // then so it is on all ranks of the group: their shards have equal bounds
+        if (grads[group].size() == 1 && grads[group][0].device() == model.options.device) {
+            group->sum_tensor(grads[group][0]);
+            continue;
+        }
+        Tensor message({size}, model.options.grad_dtype, model.options.device, Memory::comm);
+        const auto for_each = [&](const std::function<void(Tensor & in_message, Tensor & grad)>& body) {
+            int64_t begin = 0;
+            for (Tensor& grad : grads[group]) {
+                Tensor in_message = message.element_slice(begin, grad.shape());
+                body(in_message, grad);
+                begin += grad.size();
+            }
+        };
+        for_each([](Tensor& in_message, Tensor& grad) { copy(in_message, grad); });
+        group->sum_tensor(message);
+        for_each([](Tensor& in_message, Tensor& grad) { copy(grad, in_message); });
+    }
+}
+
+namespace {
+
+// Assembles the full parameter on rank 0 of the ranks that divide it, from the ranks' rectangles one by one. local:
+// this rank's rectangle.
+Tensor assemble(const Group& ranks, const Param& param, const Tensor& local) {
+    const Rect mine = param.real();
+    const std::vector<double> rects = ranks.gather(
+        {double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols), double(param.replica)});
+    const auto replica = [&](int rank) { return rects[5 * size_t(rank) + 4] > 0; };
+    if (ranks.rank() > 0) {
+        if (!replica(ranks.rank())) ranks.send(local, 0);
+        return {};
+    }
+    Tensor full(param.global_shape, local.dtype(), Device::cpu, Memory::workspace);
+    const int64_t cols = param.is_matrix() ? param.global_shape[1] : 1, width = size_of(full.dtype());
+    for (int r = 0; r < ranks.size(); ++r) {
+        if (replica(r)) continue;
+        Tensor part = local;
+        if (r > 0) ranks.recv(part = Tensor(local.shape(), local.dtype(), local.device(), Memory::workspace), r);
+        Tensor host = part;
+        if (part.device() != Device::cpu)
+            copy(host = Tensor(part.shape(), part.dtype(), Device::cpu, Memory::workspace), part);
+        const double* rect = &rects[5 * size_t(r)];
+        const int64_t row_begin = int64_t(rect[0]), rows = int64_t(rect[1]), col_begin = int64_t(rect[2]);
+        const int64_t part_cols = int64_t(rect[3]);
+        for (int64_t row = 0; row < rows; ++row)
+            std::memcpy(full.data<char>() + ((row_begin + row) * cols + col_begin) * width,
+                        host.data<char>() + row * part_cols * width, size_t(part_cols * width));
+    }
+    return full;
+}
+
+// Sends a parameter from the pipeline stage that holds it to the first one. `local`: empty on the other stages.
+Tensor send_to_first_stage(const Group& pp, const Tensor& local, const Shape& shape, DType dtype, Device device) {
+    const std::vector<double> has = pp.gather({local ? 1.0 : 0.0});
+    const int owner = int(std::find(has.begin(), has.end(), 1.0) - has.begin());
+    if (owner == 0 || owner == pp.size()) return local;
+    if (pp.rank() != owner && pp.rank() != 0) return {};
+    Tensor x(shape, dtype, device, Memory::workspace);
+    if (pp.rank() == 0) {
+        pp.recv(x, owner);
+        return x;
+    }
+    copy(x, local);
+    pp.send(x, 0);
+    return {};
+}
+
+}  // namespace
+
+Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, const Param& wanted, Which which) {
+    const std::vector<Param*> params = model.params();
+    const auto found = std::find_if(params.begin(), params.end(), [&](const Param* param) {
+        const bool copy = param == &model.embed_tokens && !model.stage.embedding;  // tied, on the last stage
+        return param->name == wanted.name && !copy;
+    });
+    Tensor x;
+    if (const Experts* experts = model.experts_with_bias(wanted.name)) {  // equal on all ranks of the stage
+        x = experts->bias_tensor(model.options.device);
+    } else if (found != params.end()) {  // on this pipeline stage
+        x = store.full(**found, which);
+        const Group& ranks = (*found)->of_experts ? *groups.ep : *groups.tp;
+        if (x && ranks.size() > 1) x = assemble(ranks, **found, x);  // x: on all of these ranks, or on none
+    } else {
+        CHECK(groups.pp->size() > 1, "{} is not a parameter of this model", wanted.name);
+    }
+    if (groups.pp->size() == 1) return x;
+    const DType dtype = which == Which::data ? model.options.dtype : model.options.grad_dtype;
+    return send_to_first_stage(*groups.pp, x, wanted.global_shape, stored_dtype(wanted.name, dtype),
+                               model.options.device);
+}
+
+}  // namespace train70b

@@ -1,0 +1,60 @@
+#include "01_single_gpu/complete/train_options.h"
+
+#include "01_single_gpu/core/registry.h"
+
+namespace train70b {
+
+namespace {
+struct TrainDType {
+    const char* name;
+    DType dtype;
+};
+const std::vector<TrainDType> kTrainDTypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp64", DType::f64}};
+
+struct DeviceChoice {
+    const char* name;
+    std::optional<Device> device;  // empty: chosen at run time
+};
+const std::vector<DeviceChoice> kDevices = {{"auto", std::nullopt}, {"cpu", Device::cpu}, {"cuda", Device::cuda}};
+}  // namespace
+
+std::vector<std::string> train_dtype_names() { return names_of(kTrainDTypes); }
+std::vector<std::string> device_names() { return names_of(kDevices); }
+
+LrSchedule TrainOptions::schedule() const { return {lr, min_lr, warmup_steps, steps, lr_schedule}; }
+
+std::shared_ptr<const StepSizes> TrainOptions::sizes() const {
+    return step_sizes ? step_sizes : std::make_shared<StepSizes>(global_batch, seq_len);
+}
+
+Llama::Options TrainOptions::llama() const {
+    const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).dtype;
+    const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).dtype;
+    return {weights,       weights == DType::f64 ? weights : grads,
+            device_kind(), recompute_of(recompute),
+            init_std,      z_loss,
+            balance,       mup.value_or(0)};
+}
+
+AdamW::Hyper TrainOptions::adamw() const { return {beta1, beta2, eps, weight_decay}; }
+
+bool TrainOptions::writes_files() const {
+    for (const std::string* path : {&metrics, &trace, &memory_timeline, &save_hf, &save_reference})
+        if (!path->empty()) return true;
+    return false;
+}
+
+TrainOptions TrainOptions::without_files() const {
+    TrainOptions o = *this;
+    o.metrics = o.trace = o.memory_timeline = o.load_hf = o.save_hf = o.save_reference = "";
+    o.eval_every = o.sample_every = 0;
+    return o;
+}
+
+Device TrainOptions::device_kind() const {
+    if (dry_run) return Device::meta;
+    if (const auto chosen = find_entry(kDevices, "--device", device).device) return *chosen;
+    return dtype != "fp64" && why_no_cuda().empty() ? Device::cuda : Device::cpu;
+}
+
+}  // namespace train70b

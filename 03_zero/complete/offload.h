@@ -1,0 +1,29 @@
+#pragma once
+// Offload (Ren et al. 2021, ZeRO-Offload): the optimizer and its states live in host memory.
+#include "03_zero/complete/flat_param.h"
+
+namespace train70b {
+
+// A copy between device and host, on its own stream if there is a device. On the CPU it is synchronous.
+class HostCopy {
+  public:
+    HostCopy(Tensor to, const Tensor& from);
+    ~HostCopy();
+    HostCopy(HostCopy&&) noexcept;
+    void host_waits();    // returns when the copy is complete: the host may read or reuse the memory
+    void device_waits();  // later work on the device sees the copy
+
+  private:
+    struct OnDevice;
+    std::unique_ptr<OnDevice> on_device_;
+};
+
+Device host_of(Device device);  // where offloaded shards live; meta for meta tensors
+
+// Updates the shards on the host. Copies of gradients to the host and of parameters to the device overlap the updates
+// of other units.
+void update_on_host(std::vector<FlatParam>& flats, int64_t step, double lr, double grad_scale, Device device);
+
+int64_t available_host_memory();  // bytes that can be allocated without swapping (Linux)
+
+}  // namespace train70b

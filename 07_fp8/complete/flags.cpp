@@ -1,0 +1,34 @@
+#include "07_fp8/complete/flags.h"
+
+#include "01_single_gpu/core/registry.h"
+
+namespace train70b {
+
+void add_fp8_flags(Flags& flags, Fp8Options& o, std::string& optimizer) {
+    flags.group("Precision, memory");
+    flags.add("--fp8", o.recipe, "FP8 scaling recipe of the linear layers", one_of(fp8_values()));
+    flags.add_switch("--fp8-strict", o.strict, "fail if the shape of a layer does not support FP8");
+    flags.add("--fp8-history", o.history, "length of the amax history in steps, with --fp8 delayed",
+              integer_from(1, 65536));
+    flags.add("--fp8-margin", o.margin,
+              "margin N of scales: leave room for values 2^N times as large, with --fp8 delayed", integer_from(0, 16));
+    flags.add("--optimizer", optimizer, "optimizer; moments of 4 bytes or 1 byte", one_of(names_of(optimizers())));
+}
+
+void check_precision(const Fp8Options& options, const std::string& optimizer, const std::string& dtype) {
+    if (dtype != "fp64") return;
+    if (options.recipe != "off")
+        usage_error("--fp8 {}: cannot be combined with --dtype fp64 (try --fp8 off, or --dtype fp32)", options.recipe);
+    if (optimizer != "adamw")
+        usage_error("--optimizer {}: cannot be combined with --dtype fp64 (try --optimizer adamw)", optimizer);
+}
+
+void check_fp8(const Fp8Options& options, const LlamaConfig& config, int64_t rows, int64_t tensor_ranks) {
+    if (options.recipe == "off" || !options.strict) return;
+    const int64_t divisor = make_recipe(options, 0, Device::cpu, Comm())->divisor();
+    for (const LayerShape& layer : layer_shapes(config, tensor_ranks))
+        if (const std::string why = why_not_fp8(layer, rows, divisor); !why.empty())
+            usage_error("--fp8-strict on: --fp8 {}: {}", options.recipe, why);
+}
+
+}  // namespace train70b

@@ -1,0 +1,131 @@
+// The public functions of quantize.h: they check shapes, dtypes and devices, and call the device's implementation.
+#include "07_fp8/complete/quantize.h"
+
+#include <cmath>
+
+#include "01_single_gpu/core/dispatch.h"
+#include "07_fp8/complete/formats.h"
+
+namespace train70b {
+
+const char* name_of(Scaling scaling) {
+    switch (scaling) {
+        case Scaling::tensor: return "tensor";
+        case Scaling::row: return "row";
+        case Scaling::vec128: return "1 x 128";
+        case Scaling::block128: return "128 x 128";
+    }
+    return "?";
+}
+
+float largest(DType format) {
+    CHECK(format == DType::e4m3 || format == DType::e5m2, "{}", name_of(format));
+    return format == DType::e4m3 ? e4m3::largest() : e5m2::largest();
+}
+
+Quantized make_quantized(int64_t rows, int64_t cols, DType format, Scaling scaling, Device device, Memory kind) {
+    return {Tensor({rows, cols}, format, device, kind),
+            Tensor({ScaleLayout{scaling, rows, cols}.size()}, DType::f32, device, kind), scaling};
+}
+
+namespace cpu {  // quantize_cpu.cpp
+decltype(train70b::compute_amax) compute_amax;
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor);
+decltype(train70b::cast) cast;
+decltype(train70b::transpose_fp8) transpose_fp8;
+decltype(train70b::scaled_matmul_into) scaled_matmul_into;
+}  // namespace cpu
+namespace cuda {  // fp8_cuda.cu
+decltype(train70b::compute_amax) compute_amax;
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor);
+decltype(train70b::cast) cast;
+decltype(train70b::transpose_fp8) transpose_fp8;
+decltype(train70b::scaled_matmul_into) scaled_matmul_into;
+}  // namespace cuda
+
+namespace {
+
+bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
+
+void check_quantized(const Quantized& q, int64_t rows, int64_t cols) {
+    CHECK(is_fp8(q.data.dtype()) && q.data.rows() == rows && q.data.cols() == cols, "FP8 data {} {}, expected {} x {}",
+          name_of(q.data.dtype()), to_string(q.data.shape()), rows, cols);
+    CHECK(q.scale_inv.dtype() == DType::f32 && q.scale_inv.size() == q.layout().size(), "{} scales for {} by {}",
+          q.scale_inv.size(), to_string(q.data.shape()), name_of(q.scaling));
+}
+
+}  // namespace
+
+void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling) {
+    CHECK(is_float(x.dtype()) && (amax || amax_t), "{}", name_of(x.dtype()));
+    for (const auto& [tensor, layout] : {std::pair(amax, ScaleLayout{scaling, x.rows(), x.cols()}),
+                                         std::pair(amax_t, ScaleLayout{scaling, x.cols(), x.rows()})})
+        CHECK(!tensor || (tensor.dtype() == DType::f32 && tensor.size() == layout.size()), "{} amaxes for {} by {}",
+              tensor.size(), to_string(x.shape()), name_of(scaling));
+    Span span("compute_amax", "op", 0, bytes_of({x}));
+    DISPATCH(x.device(), compute_amax(amax, amax_t, x, scaling));
+}
+
+void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, DType format, int margin) {
+    CHECK(scale_inv.dtype() == DType::f32 && amax.dtype() == DType::f32 && scale_inv.size() == amax.size());
+    Span span("compute_scale_inv", "op", 0, bytes_of({scale_inv, amax}));
+    DISPATCH(device_of({scale_inv, amax}),
+             compute_scale_inv(scale_inv, amax, std::ldexp(1.0f, margin) / largest(format)));
+}
+
+void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
+    CHECK(is_float(x.dtype()) && (q || q_t), "{}", name_of(x.dtype()));
+    if (q) check_quantized(q, x.rows(), x.cols());
+    if (q_t) check_quantized(q_t, x.cols(), x.rows());
+    CHECK(!q || !q_t || q.data.dtype() == q_t.data.dtype());
+    CHECK(!amax || amax.dtype() == DType::f32);
+    Span span("cast", "op", 0,
+              double(x.bytes()) + double(q.data ? q.data.bytes() : 0) + double(q_t.data ? q_t.data.bytes() : 0));
+    DISPATCH(x.device(), cast(q, q_t, amax, x));
+}
+
+void transpose_fp8(Tensor& to, const Tensor& from) {
+    CHECK(size_of(from.dtype()) == 1 && to.dtype() == from.dtype() && to.rows() == from.cols() &&
+              to.cols() == from.rows() && !to.overlaps(from),
+          "{} to {}", to_string(from.shape()), to_string(to.shape()));
+    Span span("transpose_fp8", "op", 0, bytes_of({to, from}));
+    DISPATCH(device_of({to, from}), transpose_fp8(to, from));
+}
+
+void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
+    const int64_t m = a.data.rows(), n = b.data.rows(), k = a.data.cols();
+    check_quantized(a, m, k);
+    check_quantized(b, n, k);
+    CHECK(is_float(c.dtype()) && c.rows() == m && c.cols() == n, "c {} {}, expected {} x {}", name_of(c.dtype()),
+          to_string(c.shape()), m, n);
+    CHECK(a.data.dtype() == DType::e4m3 || b.data.dtype() == DType::e4m3, "no product of two e5m2");
+    CHECK((a.scaling == Scaling::tensor) == (b.scaling == Scaling::tensor) &&
+              (a.scaling == Scaling::row) == (b.scaling == Scaling::row) &&
+              !(a.scaling == Scaling::block128 && b.scaling == Scaling::block128),
+          "no product of scales by {} and by {}", name_of(a.scaling), name_of(b.scaling));
+    Span span("scaled_matmul", "op", 2.0 * double(m) * double(n) * double(k), bytes_of({c, a.data, b.data}),
+              {{m, n, k}, a.data.dtype()});
+    if (k == 0) return beta == 0 ? fill(c, 0) : scale(c, beta);  // as matmul_into
+    if (c.size() == 0) return;
+    DISPATCH(device_of({c, a.data, a.scale_inv, b.data, b.scale_inv}), scaled_matmul_into(c, a, b, beta));
+}
+
+Tensor dequantized(const Quantized& q) {
+    const auto host = [](const Tensor& x) {
+        Tensor copied(x.shape(), x.dtype(), Device::cpu, Memory::workspace);
+        copy(copied, x);
+        return copied;
+    };
+    const Tensor data = host(q.data), scale_inv = host(q.scale_inv);
+    Tensor x(data.shape(), DType::f32, Device::cpu, Memory::workspace);
+    const ScaleLayout layout = q.layout();
+    const auto& values = q.data.dtype() == DType::e4m3 ? kValues<e4m3> : kValues<e5m2>;
+    for (int64_t r = 0; r < layout.rows; ++r)
+        for (int64_t c = 0; c < layout.cols; ++c) {
+            const int64_t i = r * layout.cols + c;
+            x.data<float>()[i] = values[data.data<uint8_t>()[i]] * scale_inv.data<float>()[layout.index(r, c)];
+        }
+    return x;
+}
+
+}  // namespace train70b

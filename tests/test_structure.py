@@ -1,0 +1,73 @@
+"""Only this catches: an include that leads upwards or round in a circle, a minimal.cpp that stands on too much, a first
+screen that is too full, a test that is not run."""
+import re
+
+import pytest
+from conftest import ROOT
+
+# Names on the first screen of a chapter.
+MOST = {"08_3d_full": 9}
+# Folders and files, lower ones first; what a line has may include the lines above it and itself. Others: by the number
+# of their chapter, and in a chapter as here.
+LAYERS = """
+01_single_gpu/core/
+01_single_gpu/ops/
+01_single_gpu/complete/
+01_single_gpu/complete/data/ 01_single_gpu/complete/hf/
+01_single_gpu/minimal
+01_single_gpu/complete/flags/
+01_single_gpu/complete/trainer 01_single_gpu/complete/non_finite
+01_single_gpu/complete/report/ 01_single_gpu/complete/run/
+01_single_gpu/complete/main
+02_ 03_ 04_ 05_ 06_ 07_ 08_3d_full/minimal
+08_3d_full/complete/layout/
+08_3d_full/checkpoint/ 08_3d_full/experts/ 08_3d_full/watch/
+08_3d_full/complete/
+08_3d_full/plan/
+08_3d_full/complete/main 08_3d_full/plan/main
+"""
+PLACES = {place: number for number, line in enumerate(LAYERS.split("\n")) for place in line.split()}
+SOURCES = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("0*/**/*")
+           if path.suffix in (".h", ".cpp", ".cu", ".cuh")}
+INCLUDES = {path: re.findall(r'^#include "(0[1-8]_[^"]+)"', text, re.M) for path, text in SOURCES.items()}
+MOST_LINES = 7000  # a minimal.cpp with all that it includes, and X.cpp beside X.h
+
+
+def layer(path):
+    """The longest of LAYERS that the path begins with; chapters 02 to 07 in their order."""
+    return PLACES[max((place for place in PLACES if path.startswith(place)), key=len)], path[:2]
+
+
+def closure(path):
+    found, waiting = set(), [path]
+    while waiting:
+        each = waiting.pop()
+        if each not in found and each in SOURCES:
+            found.add(each)
+            waiting += INCLUDES[each] + [each.removesuffix(".h") + ".cpp"] * each.endswith(".h")
+    return found
+
+
+def test_includes_lead_downwards():
+    wrong = [f"{path} includes {each}" for path in SOURCES for each in INCLUDES[path] if layer(each) > layer(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_minimal_stands_on_little():
+    lines = {path: sum(SOURCES[each].count("\n") for each in closure(path)) for path in SOURCES
+             if path.endswith("/minimal.cpp")}
+    print(*(f"{count:6} {path}" for path, count in sorted(lines.items())), sep="\n")
+    assert len(lines) == 9 and max(lines.values()) <= MOST_LINES, lines
+
+
+@pytest.mark.parametrize("chapter", sorted(ROOT.glob("0[1-8]_*")), ids=lambda path: path.name)
+def test_first_screen(chapter):
+    names = [path.name for path in chapter.iterdir() if not path.name.startswith((".", "__"))]
+    assert {"README.md", "minimal.cpp", "complete"} <= set(names) and len(names) <= MOST.get(chapter.name, 7), names
+
+
+def test_files_of_tests_are_listed_and_run():
+    page, run = ((ROOT / "tests" / name).read_text() for name in ("README.md", "CMakeLists.txt"))
+    for file in (path for each in ("[0-9]*.cpp", "test_*.py") for path in ROOT.glob(f"tests/{each}")):
+        assert file.name in page
+        assert re.search(rf"\b({file.name}|{file.stem}|{file.stem.split('_', 1)[1]})\b", run), file.name
