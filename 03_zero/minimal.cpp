@@ -1,12 +1,12 @@
-// ZeRO: data parallelism in which each of N ranks stores 1/N of what all of them would otherwise hold. Per parameter in
-// fp32, bytes on a rank between two steps:
+// ZeRO: data parallelism in which N ranks divide what each would otherwise hold whole, with each stage more of it. Per
+// parameter in fp32, bytes on a rank between two steps:
 //
 //   stage   weights   gradients   AdamW's moments   what a rank sends per step, for P bytes of weights
 //   1          4          4            8/N          reduce-scatter of gradients, all-gather of weights    2 P (N-1)/N
 //   2          4         4/N           8/N          the same, each unit's gradients in its backward pass  2 P (N-1)/N
 //   3         4/N        4/N           8/N          two all-gathers of weights, one reduce-scatter        3 P (N-1)/N
 //
-// Reductions are sums: the loss is scaled by the tokens of all ranks. Every collective is waited for immediately; the
+// Reductions are sums: the loss is divided by the tokens of all ranks. Every collective is waited for immediately; the
 // complete version starts them earlier, beside the computation.
 //
 // Run:   mpirun -np 4 --oversubscribe build/bin/03_minimal 3
@@ -30,9 +30,9 @@ class Training {
     Training(const Sizes& sizes, int zero_stage, const Comm& all)
         : s(sizes), stage(zero_stage), ranks(all), model(s), text_(open_text(s)) {
         if (s.batch % N() != 0) usage_error("{} sequences are not divisible by {} ranks", s.batch, N());
-        model.allocate(s, N());  // whole, for the initial values; the complete version allocates only shards
+        model.allocate(s, N());  // moments: 1/N; weights whole, for the initial values (complete/: shards)
         for (Unit& unit : model.units) {
-            Shard shard = {own(unit.data), own(unit.grad)};  // views: what a stage does not shard stays whole
+            Shard shard = {own(unit.data), own(unit.grad)};  // views: what stays whole is reduced in place
             if (stage >= 2) shard.grad = Tensor::like(shard.grad, Memory::grads), free_grads(unit);
             if (stage == 3) {
                 shard.data = Tensor::like(shard.data, Memory::params);
@@ -43,7 +43,7 @@ class Training {
         }
     }
 
-    Result step(int64_t number) {
+    Result step(int64_t number) {  // from 1
         if (stage == 1)
             for (Unit& unit : model.units) fill(unit.grad, 0);
         const int64_t mine = s.batch / N();
@@ -65,7 +65,7 @@ class Training {
         const Tensor loss = model.loss(x, saved, batch, parts_);
         after_forward(L + 1);
 
-        before_backward(L + 1);  // gathers again what has just been freed, like every other unit
+        before_backward(L + 1);  // the head is no exception, although it has just been freed
         Tensor dx = model.loss_backward(saved, parts_);
         after_backward(L + 1);
         for (size_t i = L; i-- > 0;) {
@@ -133,12 +133,12 @@ class Training {
         ranks.all_gather(u.data, shards[unit].data).wait();
         bind_data(u.params, u.data);
     }
-    // Empties the views of the unit and its parameters: a tensor's memory is freed with its last reference.
+    // Parameters are views of the unit's buffer: bound to nothing, they free it, with its last reference.
     static void free_weights(Unit& u) { bind_data(u.params, u.data = {}); }
     static void free_grads(Unit& u) { bind_grads(u.params, u.grad = {}); }
 
     const Source text_;
-    OneDevice parts_;
+    OneDevice parts_;  // no tensor or context parallelism: a rank has whole matrices and sequences
 };
 
 static void program(int argc, char** argv) {

@@ -1,4 +1,5 @@
 #pragma once
+// ZeRO's options; flags.h has their flags.
 #include <cstdint>
 
 namespace train70b {

@@ -1,4 +1,5 @@
 #pragma once
+// Tensor parallelism's options; flags.h has their flags.
 
 namespace train70b {
 

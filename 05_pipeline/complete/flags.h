@@ -1,5 +1,5 @@
 #pragma once
-// The flags of the pipeline, and which layers a rank holds.
+// The flags of the pipeline, and the groups of ranks of a stage and of a model copy.
 #include "01_single_gpu/complete/flags/flags.h"
 #include "05_pipeline/complete/pipeline.h"
 

@@ -8,8 +8,8 @@
 
 #include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/runtime/measure.h"
-#include "05_pipeline/complete/draw.h"
 #include "05_pipeline/complete/flags.h"
+#include "05_pipeline/complete/run_draw.h"
 
 namespace train70b {
 

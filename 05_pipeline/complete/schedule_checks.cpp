@@ -1,3 +1,4 @@
+// What is known of a schedule before it runs: no step is missing, no rank waits for ever, how much is in flight.
 #include <algorithm>
 #include <tuple>
 

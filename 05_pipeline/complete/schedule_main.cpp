@@ -12,7 +12,7 @@
 #include "01_single_gpu/complete/report/report.h"
 #include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/registry.h"
-#include "05_pipeline/complete/draw.h"
+#include "05_pipeline/complete/run_draw.h"
 #include "05_pipeline/complete/schedule_file.h"
 #include "05_pipeline/complete/schedule_report.h"
 

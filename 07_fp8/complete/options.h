@@ -1,4 +1,5 @@
 #pragma once
+// The options of FP8; flags.h has their flags.
 #include <cstdint>
 #include <string>
 

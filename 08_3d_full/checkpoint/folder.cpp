@@ -7,6 +7,7 @@
 #include <zlib.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -137,6 +138,16 @@ void check_model(const Manifest& manifest, const LlamaConfig& mine) {
                         there[key].dump(), here[key].dump());
 }
 
+// Of two flags: 1e-3 is 0.001.
+bool same_value(const std::string& a, const std::string& b) {
+    const auto number = [](const std::string& text) -> std::optional<double> {
+        double value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+    };
+    return a == b || (number(a) && number(a) == number(b));
+}
+
 void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
     const json its = manifest.json->value("flags", json::object());
     const auto text = [](const auto& object, const char* name) {
@@ -152,13 +163,14 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
         const auto shown = [name](const std::string& value) {
             return value.empty() ? fmt::format("no --{}", name) : fmt::format("--{} {}", name, value);
         };
-        if (there != here)
+        if (!same_value(there, here))
             usage_error("{}: the checkpoint {} is of a run with {} (try that)", shown(here), manifest.folder,
                         shown(there));
     }
     std::string changed;
     for (const char* name : kNoted)
-        if (const std::string there = text(its, name), here = text(flags, name); its.contains(name) && there != here)
+        if (const std::string there = text(its, name), here = text(flags, name);
+            its.contains(name) && !same_value(there, here))
             changed += fmt::format("{} --{} {}, not {}", changed.empty() ? "" : ",", name, here, there);
     const auto disagrees = [&](const char* name, const std::string& value) {
         const std::string flag = text(its, name);

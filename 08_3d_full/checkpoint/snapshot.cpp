@@ -9,97 +9,124 @@
 
 namespace train70b {
 
+namespace {
+
+// A state of a segment, in the order of ParamStore::for_each_state. A segment's first state is its weight.
+struct Visit {
+    Segment segment;
+    std::string state;
+    DType dtype;
+};
+
+std::vector<Visit> visits_of(ParamStore& store) {
+    std::vector<Visit> visits;
+    store.for_each_state([&](const Segment& segment, const char* state, Tensor& values) {
+        visits.push_back({segment, state, values.dtype()});
+    });
+    return visits;
+}
+
+// Elements of a segment without padding; 0 where another tensor-parallel rank writes them.
+int64_t elements_to_write(const Segment& segment) {
+    if (segment.param->replica > 0) return 0;
+    return std::clamp<int64_t>(segment.param->real().size() - segment.offset, 0, segment.data.size());
+}
+
+struct Range {
+    int64_t from = 0, size = 0;  // elements of a segment
+};
+
+// What this rank writes of each visit's segment: ranks that hold the same states divide the elements of all segments,
+// one after another, into equal parts.
+std::vector<Range> ranges_of(ParamStore& store, const std::vector<Visit>& visits) {
+    std::vector<GroupPtr> groups;
+    std::map<GroupPtr, int64_t> elements, begins;
+    for (const Visit& visit : visits) {
+        groups.push_back(store.state_replicas(*visit.segment.param));
+        if (visit.state == "weight") elements[groups.back()] += elements_to_write(visit.segment);
+    }
+    std::vector<Range> ranges;
+    for (size_t i = 0; i < visits.size(); ++i) {
+        if (visits[i].state != "weight") {
+            ranges.push_back(ranges.back());
+            continue;
+        }
+        const GroupPtr& group = groups[i];
+        const int64_t count = elements_to_write(visits[i].segment), begin = begins[group];
+        const auto bound = [&](int64_t rank) {  // where this rank's part of all elements begins, in the segment
+            return std::clamp<int64_t>(elements[group] * rank / group->size() - begin, 0, count);
+        };
+        const int64_t from = bound(group->rank());
+        ranges.push_back({from, bound(group->rank() + 1) - from});
+        begins[group] += count;
+    }
+    return ranges;
+}
+
+}  // namespace
+
 Snapshot::Snapshot(ParamStore& store, const std::vector<StepState*>& step_states)
     : store_(store), step_states_(step_states) {
-    // What this rank writes of each segment: all of its elements that count are divided over the replicas.
-    const auto elements = [](const Segment& segment) {  // without padding; 0 for what another tp rank writes
-        if (segment.param->replica > 0) return int64_t(0);
-        return std::clamp<int64_t>(segment.param->real().size() - segment.offset, 0, segment.data.size());
-    };
-    struct Visit {
-        Segment segment;
-        std::string state;
-        DType dtype;
-    };
-    std::vector<Visit> visits;
-    // What the same ranks hold is divided among them: the elements of all segments, one after another.
-    struct Replicated {
-        int64_t all = 0, begin = 0, first = 0, end = 0;
-    };
-    std::map<const Group*, Replicated> of_replicas;
-    const auto replicated = [&](const Segment& segment) -> Replicated& {
-        return of_replicas[store_.state_replicas(*segment.param).get()];
-    };
-    store_.for_each_state([&](const Segment& segment, const char* state, Tensor& values) {
-        visits.push_back({segment, state, values.dtype()});
-        if (visits.back().state == "weight") replicated(segment).all += elements(segment);
-    });
-    for (auto& [group, its] : of_replicas) {
-        its.first = its.all * group->rank() / group->size();
-        its.end = its.all * (group->rank() + 1) / group->size();
-    }
-
-    const auto visit_range = [&](const Visit& visit, int64_t& from, int64_t& size) {
-        const Replicated& its = replicated(visit.segment);
-        const int64_t count = elements(visit.segment);
-        from = std::clamp<int64_t>(its.first - its.begin, 0, count);
-        size = std::clamp<int64_t>(its.end - its.begin, 0, count) - from;
-        return size > 0;
-    };
-    int64_t wide = 0, codes = 0;
-    DType wide_dtype = DType::f32;
+    const std::vector<Visit> visits = visits_of(store);
+    const std::vector<Range> ranges = ranges_of(store, visits);
+    DType dtype = DType::f32;
+    int64_t values = 0, codes = 0;
     // Weights first, so that a file of weights only is the beginning of the others.
     for (const bool weights : {true, false}) {
-        for (auto& [group, its] : of_replicas) its.begin = 0;
         for (size_t i = 0; i < visits.size(); ++i) {
             const Visit& visit = visits[i];
-            const Param& param = *visit.segment.param;
-            const bool is_weight = visit.state == "weight";
-            int64_t from = 0, size = 0;
-            // begin: of this segment, whose first state is the weight
-            if (is_weight && i > 0) replicated(visits[i - 1].segment).begin += elements(visits[i - 1].segment);
-            if (is_weight != weights || !visit_range(visit, from, size)) continue;
-            const std::vector<Rect> rects = rectangles(param.local, visit.segment.offset + from, size);
-            const auto piece = [&](const Rect& rect) {
-                return Piece{visit.state, param.name, rect, param.is_matrix()}.name();
-            };
+            if ((visit.state == "weight") != weights || ranges[i].size == 0) continue;
+            const auto [from, size] = ranges[i];
             if (visit.state == "scale") {
-                Scales scales{.visit = int64_t(i), .from = from, .begin = wide, .rects = rects};
-                for (const Rect& rect : rects) {
-                    const int64_t blocks = blocks_of(rect, param.global_shape).blocks();
-                    wide_tensors_.push_back({piece(rect), DType::f32, {2, blocks}});
-                    wide += 2 * blocks;
-                }
-                scales_.push_back(std::move(scales));
-                continue;
+                add_scales(int64_t(i), visit.segment, from, size, values);
+            } else if (visit.dtype == DType::u8) {
+                parts_.push_back({int64_t(i), from, size, codes, true});
+                add_tensors(code_tensors_, visit.segment, visit.state, visit.dtype, from, size);
+                codes += size;
+            } else {
+                parts_.push_back({int64_t(i), from, size, values, false});
+                add_tensors(value_tensors_, visit.segment, visit.state, dtype = visit.dtype, from, size);
+                values += size;
             }
-            const bool is_code = visit.dtype == DType::u8;
-            if (!is_code) wide_dtype = visit.dtype;
-            int64_t& at = is_code ? codes : wide;
-            parts_.push_back({int64_t(i), from, size, at, is_code});
-            at += size;
-            for (const Rect& rect : rects)
-                (is_code ? code_tensors_ : wide_tensors_)
-                    .push_back(
-                        {piece(rect), visit.dtype, param.is_matrix() ? Shape{rect.rows, rect.cols} : Shape{rect.rows}});
         }
-        if (weights) {
-            weights_ = wide_tensors_.size();
-            weight_elements_ = wide;
-        }
+        if (!weights) continue;
+        weights_ = value_tensors_.size();
+        weight_elements_ = values;
     }
     // copy() meets them in the order of the visits.
     std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.visit < b.visit; });
-    step_states_begin_ = wide;
-    int64_t numbers = 0;  // of step states, fp32
+    step_states_begin_ = values;
+    values += (add_rows() * size_of(DType::f32) + size_of(dtype) - 1) / size_of(dtype);
+    values_ = Tensor({values}, dtype, Device::cpu, Memory::host);
+    if (codes > 0) codes_ = Tensor({codes}, DType::u8, Device::cpu, Memory::host);
+}
+
+void Snapshot::add_tensors(std::vector<StoredTensor>& tensors, const Segment& segment, const std::string& state,
+                           DType dtype, int64_t from, int64_t size) {
+    const Param& param = *segment.param;
+    for (const Rect& rect : rectangles(param.local, segment.offset + from, size))
+        tensors.push_back({Piece{state, param.name, rect, param.is_matrix()}.name(), dtype,
+                           param.is_matrix() ? Shape{rect.rows, rect.cols} : Shape{rect.rows}});
+}
+
+void Snapshot::add_scales(int64_t visit, const Segment& segment, int64_t from, int64_t size, int64_t& values) {
+    const Param& param = *segment.param;
+    scales_.push_back({visit, from, values, rectangles(param.local, segment.offset + from, size)});
+    for (const Rect& rect : scales_.back().rects) {
+        const int64_t blocks = blocks_of(rect, param.global_shape).blocks();
+        value_tensors_.push_back({Piece{"scale", param.name, rect, param.is_matrix()}.name(), DType::f32, {2, blocks}});
+        values += 2 * blocks;
+    }
+}
+
+int64_t Snapshot::add_rows() {
+    int64_t numbers = 0;
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
         for (const std::string& name : rows.names) rows_.push_back({rows.kind + name, DType::f32, {rows.width}});
         numbers += int64_t(rows.values.size());
     }
-    wide += (numbers * size_of(DType::f32) + size_of(wide_dtype) - 1) / size_of(wide_dtype);
-    wide_ = Tensor({wide}, wide_dtype, Device::cpu, Memory::host);
-    if (codes > 0) codes_ = Tensor({codes}, DType::u8, Device::cpu, Memory::host);
+    return numbers;
 }
 
 double Snapshot::copy() {
@@ -110,54 +137,57 @@ double Snapshot::copy() {
     int64_t visit = 0;
     store_.for_each_state([&](const Segment& segment, const char*, Tensor& values) {
         if (part != parts_.end() && part->visit == visit) {
-            Tensor& to = part->is_code ? codes_ : wide_;
+            Tensor& to = part->is_code ? codes_ : values_;
             copies.emplace_back(to.element_slice(part->begin, {part->size}),
                                 values.element_slice(part->from, {part->size}));
             ++part;
         } else if (scales != scales_.end() && scales->visit == visit) {
-            const BlockLayout layout{segment.global_index(), segment.data.size()};
-            Tensor host(values.shape(), values.dtype(), Device::cpu, Memory::workspace);
-            train70b::copy(host, values);
-            float* to = wide_.data<float>() + scales->begin;
-            int64_t from = scales->from;
-            for (size_t i = 0; i < scales->rects.size(); ++i) {
-                const BlockLayout rect = blocks_of(scales->rects[i], segment.param->global_shape);
-                for (int moment = 0; moment < 2; ++moment)
-                    for (int64_t block = 0; block < rect.blocks(); ++block) {
-                        const BlockLayout::Range range = rect.block(block);
-                        *to++ =
-                            range.begin < range.end
-                                ? host.data<float>()[moment * layout.blocks() + block_of(layout, from + range.begin)]
-                                : 0;
-                    }
-                from += rect.size;
-            }
-            ++scales;
+            copy_scales(*scales++, segment, values);
         }
         ++visit;
     });
     for (HostCopy& copy : copies) copy.host_waits();
-    add_step_states();
+    copy_step_states();
     return now_seconds() - start;
 }
 
-void Snapshot::add_step_states() {
-    auto* at = reinterpret_cast<float*>(wide_.data<char>() + step_states_begin_ * size_of(wide_.dtype()));
+void Snapshot::copy_scales(const Scales& scales, const Segment& segment, const Tensor& values) {
+    const BlockLayout layout{segment.global_index(), segment.data.size()};
+    Tensor host(values.shape(), values.dtype(), Device::cpu, Memory::workspace);
+    train70b::copy(host, values);
+    float* to = values_.data<float>() + scales.begin;
+    int64_t from = scales.from;
+    for (const Rect& rect : scales.rects) {
+        const BlockLayout blocks = blocks_of(rect, segment.param->global_shape);
+        for (int moment = 0; moment < 2; ++moment)
+            for (int64_t block = 0; block < blocks.blocks(); ++block) {
+                const BlockLayout::Range range = blocks.block(block);
+                *to = 0;
+                if (range.begin < range.end)
+                    *to = host.data<float>()[moment * layout.blocks() + block_of(layout, from + range.begin)];
+                ++to;
+            }
+        from += rect.size();
+    }
+}
+
+void Snapshot::copy_step_states() {
+    auto* at = reinterpret_cast<float*>(values_.data<char>() + step_states_begin_ * size_of(values_.dtype()));
     for (StepState* state : step_states_) {
         const StepState::Rows rows = state->rows();
         at = std::copy(rows.values.begin(), rows.values.end(), at);
     }
 }
 
-int64_t Snapshot::bytes() const { return wide_.bytes() + (codes_ ? codes_.bytes() : 0); }
+int64_t Snapshot::bytes() const { return values_.bytes() + (codes_ ? codes_.bytes() : 0); }
 
 Snapshot::Content Snapshot::content(bool weights_only) const {
-    std::vector<StoredTensor> tensors = wide_tensors_;
+    std::vector<StoredTensor> tensors = value_tensors_;
     if (weights_only) tensors.resize(weights_);
-    const int64_t elements = weights_only ? weight_elements_ : step_states_begin_, width = size_of(wide_.dtype());
+    const int64_t elements = weights_only ? weight_elements_ : step_states_begin_, width = size_of(values_.dtype());
     Content content;
-    content.data.emplace_back(wide_.data<char>(), size_t(elements * width));
-    const char* row = wide_.data<char>() + step_states_begin_ * width;
+    content.data.emplace_back(values_.data<char>(), size_t(elements * width));
+    const char* row = values_.data<char>() + step_states_begin_ * width;
     for (const StoredTensor& tensor : rows_) {
         const size_t bytes = size_t(tensor.shape[0] * size_of(DType::f32));
         if (!weights_only || is_of_model(tensor.name)) {

@@ -31,23 +31,29 @@ class Snapshot {
   private:
     struct Part {  // of a state of a segment: elements [from, from + size)
         int64_t visit, from, size;
-        int64_t begin;  // in wide_ or codes_
+        int64_t begin;  // in values_ or codes_
         bool is_code;
     };
     struct Scales {  // of the blocks of such rectangles
         int64_t visit, from, begin;
         std::vector<Rect> rects;
     };
-    void add_step_states();
+    // The tensors of the file, for elements [from, from + size) of a segment; values: the elements of values_ so far.
+    static void add_tensors(std::vector<StoredTensor>& tensors, const Segment& segment, const std::string& state,
+                            DType dtype, int64_t from, int64_t size);
+    void add_scales(int64_t visit, const Segment& segment, int64_t from, int64_t size, int64_t& values);
+    int64_t add_rows();  // of step states; the number of their values
+    void copy_scales(const Scales& scales, const Segment& segment, const Tensor& values);
+    void copy_step_states();
 
     ParamStore& store_;
     std::vector<StepState*> step_states_;
     std::vector<Part> parts_;
     std::vector<Scales> scales_;
-    std::vector<StoredTensor> wide_tensors_, rows_, code_tensors_;
-    size_t weights_ = 0;  // the first tensors of wide_tensors_
+    std::vector<StoredTensor> value_tensors_, rows_, code_tensors_;
+    size_t weights_ = 0;  // the first tensors of value_tensors_
     int64_t weight_elements_ = 0, step_states_begin_ = 0;
-    Tensor wide_, codes_;  // fp32 (fp64 in an fp64 run), u8
+    Tensor values_, codes_;  // fp32 (fp64 in an fp64 run), u8
 };
 
 // ---- the way back (restore.cpp): every rank picks from all rectangles what its own segments hold ----

@@ -23,7 +23,7 @@
 #include <memory>
 
 #include "08_3d_full/complete/layout/cluster.h"
-#include "08_3d_full/plan/device.h"
+#include "08_3d_full/plan/op_costs.h"
 #include "08_3d_full/plan/sequence.h"
 
 namespace train70b {

@@ -1,9 +1,9 @@
 #pragma once
-// A cluster as a file: the device, the node, the network. This chapter estimates with its links; chapter 08 simulates
-// whole training steps on it. 08_3d_full/complete/layout/links.json and 08_3d_full/plan/clusters/*.json show the form.
+// A cluster as a file: the device, the node, the network. Whole training steps are simulated on it (plan/simulate.h);
+// plan/tp_efficiency.h needs its links only. Examples: 08_3d_full/plan/clusters/*.json, links.json beside this file.
 #include <string_view>
 
-#include "08_3d_full/complete/layout/device.h"
+#include "08_3d_full/complete/layout/device_model.h"
 
 namespace train70b {
 

@@ -1,3 +1,4 @@
+// Schedules whose second chunk runs from the last rank back to the first, a V: ZB-V, and DualPipe-V's two directions.
 #include <algorithm>
 #include <deque>
 

@@ -1,4 +1,4 @@
-#include "08_3d_full/complete/layout/device.h"
+#include "08_3d_full/complete/layout/device_model.h"
 
 namespace train70b {
 

@@ -1,4 +1,4 @@
-#include "08_3d_full/plan/device.h"
+#include "08_3d_full/plan/op_costs.h"
 
 #include <algorithm>
 #include <charconv>

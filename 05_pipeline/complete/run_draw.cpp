@@ -1,4 +1,4 @@
-#include "05_pipeline/complete/draw.h"
+#include "05_pipeline/complete/run_draw.h"
 
 #include <fcntl.h>
 #include <signal.h>

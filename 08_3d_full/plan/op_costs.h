@@ -13,7 +13,7 @@
 //   everything else   bytes / copy_bytes_per_s; by an entry in `pointwise_traffic`, so many times bytes and launch_s
 //
 // An op in `measured` costs its FLOPs or bytes at the measured rate, launch included.
-#include "08_3d_full/complete/layout/device.h"
+#include "08_3d_full/complete/layout/device_model.h"
 #include "08_3d_full/plan/sequence.h"
 
 namespace train70b {
