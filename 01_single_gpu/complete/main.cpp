@@ -4,7 +4,7 @@
 //        build/bin/01_single_gpu --recompute full --dtype bf16 --metrics run.jsonl
 // Watch: the loss falls from ln 256 = 5.5; the closing table compares each kind of memory with its formula; --recompute
 //        changes the activation memory only, not one bit of the loss.
-#include "01_single_gpu/complete/report/bench.h"
+#include "01_single_gpu/complete/run/bench.h"
 #include "01_single_gpu/core/cpu_setup.h"
 
 using namespace train70b;

@@ -20,8 +20,8 @@
 //     3        now        reshard the unit
 //     2, 3     recorded   allocate the unit's unsharded gradients (3: unshard it, prefetch the ones before it)
 //
-// zero.cpp has the stages; zero_update.cpp the optimizer step; zero_states.cpp what the store holds: allocation, reading
-// and writing.
+// zero.cpp has the stages; zero_update.cpp the optimizer step; zero_states.cpp what the store holds: allocation,
+// reading and writing.
 //
 // Hybrid shard: sharded inside groups of --hybrid-shard ranks, replicated across the groups; the reduce-scatter is
 // followed by an all-reduce of the shard over its replicas. Offload: the optimizer and its states live on the host;

@@ -1,6 +1,6 @@
 #include "07_fp8/complete/report.h"
 
-#include "01_single_gpu/complete/report/bench.h"
+#include "01_single_gpu/complete/run/bench.h"
 #include "01_single_gpu/core/registry.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "07_fp8/complete/adamw8bit.h"

@@ -19,8 +19,8 @@ class Snapshot {
     double copy();  // returns the seconds that it took
     int64_t bytes() const;
 
-    // The tensors of the file, and its content as of the last copy(): header and data. For the writer thread. Of weights
-    // only: those, and the rows without which they are another model (is_of_model).
+    // The tensors of the file, and its content as of the last copy(): header and data. For the writer thread. Of
+    // weights only: those, and the rows without which they are another model (is_of_model).
     struct Content {
         std::vector<std::string> names;
         std::string header;

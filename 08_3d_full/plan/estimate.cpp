@@ -113,8 +113,8 @@ std::vector<std::pair<int64_t, int64_t>> Estimator::halves(const Layout& l, bool
 
 // f and g of a layer's column-parallel and row-parallel products, of each half one. With overlap
 // (04_tensor_parallel/complete/overlap.h) a product is tp pieces of rows, and what a ring's shift takes longer than a
-// piece is exposed, as is what the pieces take longer than the whole; in the backward pass the gather of x stands beside
-// dX, and f's collective beside dW.
+// piece is exposed, as is what the pieces take longer than the whole; in the backward pass the gather of x stands
+// beside dX, and f's collective beside dW.
 Estimator::PassSeconds Estimator::tp_of(const Layout& l, bool sparse) {
     const int64_t rows = l.micro_batch * request_.seq_len / l.cp, E = request_.model.hidden;
     const auto widths = halves(l, sparse);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-#include "01_single_gpu/complete/report/bench.h"
+#include "01_single_gpu/complete/run/bench.h"
 #include "02_data_parallel/runtime/measure.h"
 #include "08_3d_full/complete/layout/mesh_comms.h"
 

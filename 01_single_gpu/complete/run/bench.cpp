@@ -1,4 +1,4 @@
-#include "01_single_gpu/complete/report/bench.h"
+#include "01_single_gpu/complete/run/bench.h"
 
 #include <numeric>
 
