@@ -153,7 +153,7 @@ struct Block {
         s = {};  // frees the activations
         return dx;
     }
-    Tensor mlp_backward(const Tensor& dy, Saved& s, auto& parts) {  // experts replace it (08)
+    Tensor mlp_backward(const Tensor& dy, Saved& s, auto& parts) {
         if constexpr (requires { parts.feed_forward(*this, s); }) return parts.feed_forward_backward(*this, s, dy);
         const Tensor dh = parts.product_backward(parts.g_backward(dy), s.h, down.data, down.grad);
         Tensor dgate_up = Tensor::like(s.gate_up);

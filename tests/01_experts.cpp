@@ -1,6 +1,6 @@
 // A layer of experts against its definition in double, token by token: its output, its losses, and the gradient of
 // everything by finite differences. Then what must not change anything: micro-batches, recomputation.
-#include "01_single_gpu/complete/expert_balance.h"
+#include "01_single_gpu/complete/experts/expert_balance.h"
 #include "tests/ops.h"
 #include "tests/training.h"
 
@@ -134,8 +134,9 @@ struct Computed {
         LlamaConfig config;
         config.hidden = E;
         config.experts = layer.config;
-        Experts experts(config, 0, 0.02, 0.02, layer.balance);
-        const std::vector<Param*> params = {&experts.router, &experts.gate_up, &experts.down};
+        config.experts.balance = layer.balance;
+        Experts experts(config, 0, 0.02, 0.02);
+        const std::vector<Param*> params = {&experts.router, &experts.expert_gate_up, &experts.expert_down};
         const int64_t R = B * T, first = R * E;
         bind_data(params, tensor({v.begin() + first, v.end()}, {int64_t(v.size()) - first}, dtype));
         Tensor grads = zeros({int64_t(v.size()) - first}, dtype);
@@ -148,8 +149,9 @@ struct Computed {
         batch.sequence_scale = 1.0 / double(4 * B);
         Tape tape;
         const Var x{.data = tensor({v.begin(), v.begin() + first}, {R, E}, dtype)};
-        const auto body = [&, routing = std::make_shared<Routing>()](Tape& t, const Var& in) {
-            return experts(t, in, batch, *routing);
+        const TensorParallelOps one_rank;
+        const auto body = [&, routing = experts.new_choice()](Tape& t, const Var& in) {
+            return experts(t, in, batch, one_rank, routing);
         };
         const Var y = recomputed ? recompute(tape, x, body) : body(tape, x);
         *y.grad = tensor(dy, {R, E}, dtype);
@@ -210,10 +212,10 @@ TEST_CASE("experts: micro-batches, recomputation and stored routing change nothi
     o.dtype = o.grad_dtype = "fp64";
     o.model.layers = 3;
     o.model.experts = {.count = 6, .top_k = 2, .ffn = 20, .shared = 1, .dense_layers = 1, .capacity_factor = 1.25};
-    o.balance = {.aux_loss = 0.05, .z_loss = 0.01, .bias_rate = 0.01};
+    o.model.experts.balance = {.aux_loss = 0.05, .z_loss = 0.01, .bias_rate = 0.01};
     o.steps = 4;
     for (const bool of_batch : {false, true}) {
-        o.balance.of_batch = of_batch;
+        o.model.experts.balance.of_batch = of_batch;
         o.micro_batch = 8;
         o.recompute = "none";
         Session one(o);

@@ -2,6 +2,7 @@
 // refused with a line that names it.
 #include <numbers>
 
+#include "01_single_gpu/complete/experts/experts.h"
 #include "tests/hf.h"
 
 using namespace train70b;
@@ -104,7 +105,7 @@ TEST_CASE("experts: one by one as the Hub has them, or stacked as transformers 5
         save(hub.text(), model, 3000);
         const std::string mlp = is_mixtral ? "model.layers.1.block_sparse_moe." : "model.layers.1.mlp.";
         const std::string expert = mlp + "experts.2.", down = is_mixtral ? "w2" : "down_proj";
-        const Experts& experts = *model.blocks[1].experts;
+        const Experts& experts = *experts_of(model.blocks[1]);
         const auto index = ordered_json::parse(read_text(hub / "model.safetensors.index.json"));
         const auto stored = [&](const std::string& name) {
             INFO(name);
@@ -118,21 +119,23 @@ TEST_CASE("experts: one by one as the Hub has them, or stacked as transformers 5
             return values(param.data.row_slice(begin, end));
         };
         EXPECT(stored(mlp + "gate.weight") == values(experts.router.data));
-        EXPECT(stored(expert + (is_mixtral ? "w1" : "gate_proj") + ".weight") == rows(experts.gate_up, 4 * F, 5 * F));
-        EXPECT(stored(expert + (is_mixtral ? "w3" : "up_proj") + ".weight") == rows(experts.gate_up, 5 * F, 6 * F));
-        EXPECT(stored(expert + down + ".weight") == rows(experts.down, 2 * 16, 3 * 16));
+        EXPECT(stored(expert + (is_mixtral ? "w1" : "gate_proj") + ".weight") ==
+               rows(experts.expert_gate_up, 4 * F, 5 * F));
+        EXPECT(stored(expert + (is_mixtral ? "w3" : "up_proj") + ".weight") ==
+               rows(experts.expert_gate_up, 5 * F, 6 * F));
+        EXPECT(stored(expert + down + ".weight") == rows(experts.expert_down, 2 * 16, 3 * 16));
 
         std::vector<StoredTensor> entries;
         for (const Param* param : model.params()) {
             const HfTensor tensor = hf_stacked(*param, config);
             entries.push_back({tensor.name, DType::f32, tensor.shape});
-            if (param == &experts.down) EXPECT(tensor.shape == Shape{N, 16, F});
+            if (param == &experts.expert_down) EXPECT(tensor.shape == Shape{N, 16, F});
         }
         const size_t of_weights = entries.size();
-        if (config.experts.sigmoid) entries.push_back({bias_of_router(experts.router.name), DType::f32, {N}});
+        if (config.experts.sigmoid) entries.push_back({experts.buffer_name(), DType::f32, {N}});
         const auto write_all = [&](SafetensorsWriter& writer) {
             for (const Param* param : model.params()) writer.write(param->data);
-            if (config.experts.sigmoid) writer.write(experts.bias_tensor(Device::cpu));
+            if (config.experts.sigmoid) writer.write(buffer_tensor(experts, Device::cpu));
         };
         SafetensorsWriter writer("--save-hf", stacked / "model.safetensors", entries);
         write_all(writer);
@@ -146,11 +149,11 @@ TEST_CASE("experts: one by one as the Hub has them, or stacked as transformers 5
             EXPECT(bits(loaded) == bits(model));
             // Experts 1 and 2 of this rank, a part of the columns, and a range that begins inside an expert.
             for (const Rect& part : {Rect{2 * F, 4 * F, 0, 16}, Rect{2 * F, 4 * F, 3, 5}, Rect{F - 1, 2 * F, 0, 16}}) {
-                Param mine = experts.gate_up;
+                Param mine = experts.expert_gate_up;
                 mine.local = part;
                 mine.data = Tensor(mine.local_shape(), DType::f32, Device::cpu);
                 weights.load({&mine});
-                const auto whole = values(experts.gate_up.data), got = values(mine.data);
+                const auto whole = values(experts.expert_gate_up.data), got = values(mine.data);
                 for (int64_t r = 0; r < part.rows; ++r)
                     for (int64_t c = 0; c < part.cols; ++c)
                         EXPECT(got[size_t(r * part.cols + c)] ==
@@ -161,7 +164,7 @@ TEST_CASE("experts: one by one as the Hub has them, or stacked as transformers 5
         entries.push_back({expert + down + ".weight", DType::f32, {16, F}});  // of both kinds
         SafetensorsWriter both("--save-hf", stacked / "model.safetensors", entries);
         write_all(both);
-        both.write(experts.down.data.row_slice(0, 16));
+        both.write(experts.expert_down.data.row_slice(0, 16));
         both.commit();
         EXPECT_USAGE_ERROR(HfWeights(stacked.text(), config), "tensor");
         fs::remove(hub / index["weight_map"].at(expert + down + ".weight").get<std::string>());
@@ -176,9 +179,9 @@ TEST_CASE("a sigmoid router's bias: saved in fp32 behind its router, loaded, 0 i
         model.materialize(3);
         const std::string name = "model.layers.1.mlp.gate.e_score_correction_bias";
         const std::vector<float> bias = {0.1f, -0.2f, 1e-7f, 0, 5, -0.3f, 0.01f, 1};
-        EXPECT(model.blocks[1].experts->bias() == std::vector<float>(8, 0.0f));  // not empty: checkpoints have it
+        EXPECT(experts_of(model.blocks[1])->bias() == std::vector<float>(8, 0.0f));  // not empty: checkpoints have it
         for (const std::vector<float>& stored : {std::vector<float>(8, 0.0f), bias}) {
-            if (stored[0] != 0) model.blocks[1].experts->set_bias(stored);
+            if (stored[0] != 0) experts_of(model.blocks[1])->set_bias(stored);
             save(folder.text(), model);
             const SafetensorsFile file(folder / "model.safetensors");
             EXPECT(file.tensors().at(name).dtype == DType::f32);
@@ -188,16 +191,16 @@ TEST_CASE("a sigmoid router's bias: saved in fp32 behind its router, loaded, 0 i
             loaded.materialize(4);
             const HfWeights weights(folder.text(), loaded.config);
             weights.load(loaded.params());
-            weights.load_biases(loaded);
+            weights.load_buffers(loaded);
             EXPECT(bits(loaded) == bits(model));
-            EXPECT(loaded.blocks[1].experts->bias() == stored);
+            EXPECT(experts_of(loaded.blocks[1])->bias() == stored);
         }
         size_t gradients = 0;
         for_full_tensors(model.config, Which::grad, local_full_params(model),
-                         [&](const std::string& each, const Tensor&) { gradients += is_router_bias(each) ? 1 : 0; });
+                         [&](const std::string& each, const Tensor&) { gradients += is_buffer(each) ? 1 : 0; });
         EXPECT(gradients == 0);
         for (const float value : {std::nanf(""), -INFINITY}) {  // only the choice of experts would show it
-            model.blocks[1].experts->set_bias({0, 0, 0, value, 0, 0, 0, 0});
+            experts_of(model.blocks[1])->set_bias({0, 0, 0, value, 0, 0, 0, 0});
             const Folder other;
             save(other.text(), model);
             EXPECT_USAGE_ERROR(HfWeights(other.text(), model.config), (name + " has ").c_str());

@@ -179,7 +179,10 @@ TEST_CASE("tensor-parallel operators and wrappers are called at their places in 
     std::string order;
     struct Marks : TensorParallelOps {
         Marks(std::string& list, const Block& block) : order(list) {
-            name = {{&block.qkv, 'a'}, {&block.o, 'b'}, {&block.gate_up, 'c'}, {&block.down, 'd'}};
+            name = {{&block.qkv, 'a'},
+                    {&block.o, 'b'},
+                    {&block.feed_forward->gate_up, 'c'},
+                    {&block.feed_forward->down, 'd'}};
         }
         Var f(Tape&, const Var& x, const Linear& linear) const override { return mark(linear), x; }
         Var g(Tape&, const Var& y, const Linear& linear) const override { return mark(linear), y; }

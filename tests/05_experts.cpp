@@ -48,7 +48,8 @@ TrainOptions sparse(const Text& text, const Layout& layout) {
                        .dense_layers = 1,
                        .sigmoid = layout.sigmoid,
                        .capacity_factor = 1.25};
-    o.balance = {.aux_loss = 0.05, .of_batch = layout.of_batch, .z_loss = 0.01, .bias_rate = layout.sigmoid ? 0.01 : 0};
+    o.model.experts.balance = {
+        .aux_loss = 0.05, .of_batch = layout.of_batch, .z_loss = 0.01, .bias_rate = layout.sigmoid ? 0.01 : 0};
     o.recompute = layout.recompute;
     return o;
 }
@@ -96,10 +97,10 @@ TEST_CASE("experts over data-parallel ranks, ZeRO's stages and pipelines: one ra
         EXPECT_EVERYWHERE(deviation <= 1e-10);
         if (one) expect_equal_loads(session, *one);
         for (size_t step = 0; one && step < one->reports.size(); ++step)
-            EXPECT(one->reports[step].experts->aux_loss > 0.01);
-        if (one) EXPECT(one->reports[0].experts->dropped > 0);
+            EXPECT(experts_of(one->reports[step])->aux_loss > 0.01);
+        if (one) EXPECT(experts_of(one->reports[0])->dropped > 0);
         for (size_t b = 0; layout.sigmoid && one && b < session.model.blocks.size(); ++b)
-            if (const auto& experts = session.model.blocks[b].experts; experts && pp == 1)
-                EXPECT(experts->bias() == one->model.blocks[b].experts->bias());
+            if (const Experts* experts = experts_of(session.model.blocks[b]); experts && pp == 1)
+                EXPECT(experts->bias() == experts_of(one->model.blocks[b])->bias());
     }
 }

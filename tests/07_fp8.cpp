@@ -266,7 +266,7 @@ TEST_CASE("what is not finite on one rank ends all with the non-finite error") {
                 composed = std::make_unique<Fp8Trainer>(s.model, s.trainer, s.options, TensorComms{Comm(), data},
                                                         ZeroOptions{.stage = 0}, precision(recipe));
             });
-            if (world().rank() == 2) session.model.blocks[0].gate_proj.data.data<float>()[5] = NAN;
+            if (world().rank() == 2) session.model.blocks[0].feed_forward->gate_proj.data.data<float>()[5] = NAN;
             session.trainer.run();
         } catch (const std::runtime_error& error) { said = error.what(); }
         INFO(recipe, ": ", said);

@@ -235,7 +235,8 @@ TEST_CASE("infinities and what is not a number end the run with the non-finite e
                 TrainOptions o = divisible(text);
                 Narrow narrow(o, recipe);
                 Session& s = narrow.session;
-                Tensor& weight = where == 2 ? s.model.blocks[0].input_norm.data : s.model.blocks[1].down_proj.data;
+                Tensor& weight =
+                    where == 2 ? s.model.blocks[0].input_norm.data : s.model.blocks[1].feed_forward->down_proj.data;
                 const auto spoil = [&] { weight.data<float>()[77] = bad; };
                 if (where != 1) spoil();
                 s.on_step = [&](const StepReport&) {

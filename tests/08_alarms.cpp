@@ -2,7 +2,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "01_single_gpu/complete/experts/expert_balance.h"
 #include "01_single_gpu/complete/run/training_run.h"
+#include "08_3d_full/experts/load_alarm.h"
 #include "08_3d_full/watch/watch.h"
 #include "tests/training.h"
 
@@ -121,7 +123,10 @@ TEST_CASE("load of experts: one alarm after 20 steps above, another only after a
         const Quiet quiet;
         for (int step = 1; step <= 100; ++step) {
             StepReport report{.step = step};
-            report.experts = ExpertReport{.max_over_mean = step == 30 || step == 55 ? 3.0 : 3.5, .dead = 2};
+            const auto load = std::make_shared<ExpertReport>();
+            load->max_over_mean = step == 30 || step == 55 ? 3.0 : 3.5;
+            load->dead = 2;
+            report.part = load;
             EXPECT(alarm.after_step(report));
         }
         StepReport dense{.step = 101};
@@ -134,10 +139,15 @@ TEST_CASE("load of experts: one alarm after 20 steps above, another only after a
         }
         EXPECT(steps == (most > 0 ? Steps{20, 50, 75} : Steps{}));
     }
-    // The usual limit is below the largest load that there can be, which is N / K.
-    EXPECT(LoadAlarm::usual({}) == 0);
-    EXPECT(LoadAlarm::usual({.count = 128, .top_k = 8}) == 3);
-    EXPECT(LoadAlarm::usual({.count = 8, .top_k = 2}) == 3);
-    EXPECT(LoadAlarm::usual({.count = 4, .top_k = 2}) == doctest::Approx(5.0 / 3));
-    EXPECT(LoadAlarm::usual({.count = 2, .top_k = 2}) == 1);
+    // The default is below the largest load that there can be, which is N / k.
+    const auto usual = [](const ExpertsConfig& experts) {
+        LlamaConfig model;
+        model.experts = experts;
+        return LoadAlarm::threshold(-1, model);
+    };
+    EXPECT(usual({}) == 0);
+    EXPECT(usual({.count = 128, .top_k = 8}) == 3);
+    EXPECT(usual({.count = 8, .top_k = 2}) == 3);
+    EXPECT(usual({.count = 4, .top_k = 2}) == doctest::Approx(5.0 / 3));
+    EXPECT(usual({.count = 2, .top_k = 2}) == 1);
 }

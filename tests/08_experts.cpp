@@ -23,7 +23,7 @@ void use_experts(TrainOptions& o, int64_t number) {
     x.scale = number % 4 == 3 ? 2.5 : 1;
     if (number % 6 == 4) x.groups = 4, x.top_groups = 2;
     x.capacity_factor = number % 3 == 0 ? 1.25 : 0;
-    o.balance = {
+    x.balance = {
         .aux_loss = 0.05, .of_batch = number % 4 >= 2, .z_loss = number % 2 * 0.01, .bias_rate = x.sigmoid ? 0.01 : 0};
 }
 
@@ -46,9 +46,11 @@ struct Margin {
     void watch(Llama& model) {
         if (model.config.experts.groups > 1) return;
         for (Block& block : model.blocks) {
-            if (!block.experts) continue;
-            block.experts->on_logits = [this, &x = *block.experts, shape = model.config.experts.router()](
-                                           const Tensor& logits) { add(read(logits), x.bias(), shape); };
+            Experts* experts = experts_of(block);
+            if (!experts) continue;
+            experts->on_logits = [this, experts, shape = model.config.experts.router()](const Tensor& logits) {
+                add(read(logits), experts->bias(), shape);
+            };
         }
     }
     void add(const std::vector<double>& logits, const std::vector<float>& bias, const RouterShape& shape) {
@@ -77,7 +79,7 @@ std::unique_ptr<Session> sparse_on_one_rank(const TrainOptions& o, Margin& margi
 
 TEST_CASE("experts' ranks: ep consecutive ones of a stage, edp those with the same index") {
     const Mesh mesh{.tp = 2, .cp = 1, .dp = 4, .pp = 2, .ep = 4};
-    const ExpertColors colors = expert_colors(mesh);
+    const EpColors colors = ep_colors(mesh);
     for (int rank = 0; rank < 16; ++rank)
         for (int other = 0; other < 16; ++other) {
             EXPECT((colors.ep(rank) == colors.ep(other)) == (rank / 4 == other / 4));
@@ -203,7 +205,7 @@ TEST_CASE("a router of equal rows: the lower experts on every rank, and the byte
     o.model.experts = {.count = 8, .top_k = 2, .ffn = 16};
     const auto ties = [](Llama& model) {
         for (Block& block : model.blocks)
-            if (block.experts) block.experts->router.init_std = 0;  // all elements are 1
+            if (Experts* experts = experts_of(block)) experts->router.init_std = 0;  // all elements are 1
     };
     const auto one = run_on_one_rank(o, [&](Session& s) { ties(s.model); });
     for (const char* recompute : {"none", "full"}) {
@@ -222,13 +224,13 @@ TEST_CASE("a router of equal rows: the lower experts on every rank, and the byte
             session.run();
             const auto stats = world().take_stats().operations;
             EXPECT_EVERYWHERE(deviation_on_rank_0(session, one) <= 1e-10);
-            if (one) EXPECT(session.reports[0].experts->max_over_mean == 4);
+            if (one) EXPECT(experts_of(session.reports[0])->max_over_mean == 4);
             // Dispatch sends the rows of others' experts, combine the rows of others to them; so their gradients.
             const Comm& ep = composed->ranks.ep;
             const size_t mine = size_t(8 / ep.size());  // experts of a rank
             double rows = 0;
             for (const Block& block : session.model.blocks) {
-                const std::vector<double> loads = ep.gather(block.experts->loads.slots);
+                const std::vector<double> loads = ep.gather(experts_of(block)->loads.slots);
                 for (size_t rank = 0; rank < size_t(ep.size()); ++rank)
                     for (size_t e = 0; e < 8; ++e) {
                         const bool is_here = e / mine == size_t(ep.rank()), is_mine = rank == size_t(ep.rank());
@@ -306,7 +308,7 @@ TEST_CASE("checkpoints of experts: ep 4, then ep 2 and tp 2, then a pipeline, wi
     o.dtype = o.grad_dtype = "fp64";
     o.steps = 6;
     use_experts(o, 1);  // a sigmoid
-    o.balance = {.aux_loss = 0.05, .of_batch = true, .bias_rate = 0.05};
+    o.model.experts.balance = {.aux_loss = 0.05, .of_batch = true, .bias_rate = 0.05};
     const auto one = run_on_one_rank(o);
     const auto layout = [](const Mesh& mesh, int zero) {
         ParallelConfig config;

@@ -13,7 +13,7 @@ std::unique_ptr<Session> complete_with_experts(minimal::Sizes s, int64_t steps =
     if (kEmulated) s.device = Device::cpu;
     TrainOptions o = options_of(s, steps);
     o.model.experts = {.count = 8, .top_k = 2, .ffn = s.F / 2};
-    o.balance.aux_loss = 0;
+    o.model.experts.balance.aux_loss = 0;
     auto session = std::make_unique<Session>(o);
     session->run();
     return session;

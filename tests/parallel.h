@@ -1,5 +1,6 @@
 #pragma once
 // What tests of several ranks compare with a run on one.
+#include "01_single_gpu/complete/experts/expert_balance.h"
 #include "tests/ranks.h"
 #include "tests/training.h"
 
@@ -33,7 +34,7 @@ inline Farthest deviation_on_rank_0(const Session& run, const std::unique_ptr<Se
 inline void expect_equal_loads(const Session& run, const Session& one) {
     REQUIRE(run.reports.size() == one.reports.size());
     for (size_t step = 0; step < one.reports.size(); ++step) {
-        const ExpertReport &mine = *run.reports[step].experts, &whole = *one.reports[step].experts;
+        const ExpertReport &mine = *experts_of(run.reports[step]), &whole = *experts_of(one.reports[step]);
         EXPECT(std::abs(mine.max_over_mean - whole.max_over_mean) <= 1e-12);
         EXPECT(std::abs(mine.entropy - whole.entropy) <= 1e-12);
         EXPECT(std::abs(mine.dropped - whole.dropped) <= 1e-12);

@@ -373,9 +373,8 @@ const std::vector<Row> kTable = {
     {"08", 1, "--inject kill:0:0", "--inject kill:0:0: valid steps are 1 to 3"},
     {"08", 1, "--inject nan:0:2:model.norm",
      "--inject nan:0:2:model.norm: the model has no parameter|its last lm_head.weight"},
-    {"08", 1, "--inject wrong-group:0:1", "--inject wrong-group:0:1: needs experts on several ranks|--ep 2"},
-    {"08", 1, "--experts 8 --inject wrong-group:0:1",
-     "--inject wrong-group:0:1: needs experts on several ranks|--ep 2"},
+    {"08", 1, "--inject wrong-group:0:1", "--inject wrong-group:0:1: needs --ep above 1 (try --ep 2)"},
+    {"08", 1, "--experts 8 --inject wrong-group:0:1", "--inject wrong-group:0:1: needs --ep above 1 (try --ep 2)"},
     {"08", 1, "--inject hang:0:2:lm_head.weight",
      "--inject hang:0:2:lm_head.weight: only nan, wrong-sum, wrong-group, bitflip|try hang:0:2"},
 

@@ -32,7 +32,7 @@ def of_steps(done, key="loss"):
 @pytest.mark.parametrize("ranks, flags, says", [
     (2, "--inject nan:0:1,kill:2:1", ["--inject kill:2:1: valid ranks are 0 to 1"]),
     (2, "--inject deadlock:0:1", ["--inject deadlock:0:1: takes two groups", "--tp 2 --dp 2"]),
-    (2, "--experts 8 --ep 2 --inject wrong-group:0:1:lm_head.weight", ['"lm_head.weight" is no parameter of experts']),
+    (2, "--experts 8 --ep 2 --inject wrong-group:0:1:lm_head.weight", ['"lm_head.weight" is not divided over --ep']),
     (2, "--replica-check 1 --zero 3", ["--replica-check 1: --zero 3 keeps one copy", "--hybrid-shard"]),
     (2, "--replica-check 1 --pp 2", ["--replica-check 1: no two ranks hold the same"])])
 def test_refused(run, ranks, flags, says):
@@ -212,7 +212,7 @@ def test_replica_check_finds_a_flipped_bit_in(run, flags, fault, says):
 
 def test_replica_check_says_that_an_expert_has_one_copy(run):
     done = train(run, f"--experts 8 --ep 4 --zero 1 --inject bitflip:3:2:{EXPERTS} --replica-check 1")
-    says = "not compared: the shards of the optimizer states, which have one copy; experts, which have one copy)"
+    says = "not compared: the shards of the optimizer states, which have one copy; what is divided over ep, which has one copy)"
     done.says(says, where="out")
 
 

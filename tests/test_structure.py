@@ -15,6 +15,8 @@ LAYERS = """
 01_single_gpu/complete/
 01_single_gpu/complete/data/ 01_single_gpu/complete/hf/
 01_single_gpu/minimal
+01_single_gpu/complete/flags/flags
+01_single_gpu/complete/experts/
 01_single_gpu/complete/flags/
 01_single_gpu/complete/non_finite
 01_single_gpu/complete/trainer
@@ -23,7 +25,9 @@ LAYERS = """
 01_single_gpu/complete/main
 02_ 03_ 04_ 05_ 06_ 07_ 08_3d_full/minimal
 08_3d_full/complete/layout/
-08_3d_full/checkpoint/ 08_3d_full/experts/ 08_3d_full/watch/
+08_3d_full/checkpoint/
+08_3d_full/experts/
+08_3d_full/watch/
 08_3d_full/complete/
 08_3d_full/plan/
 08_3d_full/complete/main 08_3d_full/plan/main
@@ -32,6 +36,8 @@ PLACES = {place: number for number, line in enumerate(LAYERS.split("\n")) for pl
 SOURCES = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("0*/**/*")
            if path.suffix in (".h", ".cpp", ".cu", ".cuh")}
 INCLUDES = {path: re.findall(r'^#include "(0[1-8]_[^"]+)"', text, re.M) for path, text in SOURCES.items()}
+DOOR = r"(?i)expert|router|moe"  # a word of a mixture of experts: behind one door, and in at most so many other files
+BEHIND_IT, MOST_FILES = r"0\d_\w+/experts/|01_single_gpu/(complete/experts|ops)/", 26
 MOST_LINES = 7000  # a minimal.cpp with all that it includes, and X.cpp beside X.h
 
 
@@ -65,6 +71,11 @@ def test_minimal_stands_on_little():
              if path.endswith("/minimal.cpp")}
     print(*(f"{count:6} {path}" for path, count in sorted(lines.items())), sep="\n")
     assert len(lines) == 9 and max(lines.values()) <= MOST_LINES, lines
+
+
+def test_experts_stand_behind_one_door():
+    files = [path for path, text in SOURCES.items() if re.search(DOOR, text) and not re.match(BEHIND_IT, path)]
+    assert "01_single_gpu/minimal.h" not in files and len(files) <= MOST_FILES, "\n".join(sorted(files))
 
 
 @pytest.mark.parametrize("chapter", sorted(ROOT.glob("0[1-8]_*")), ids=lambda path: path.name)

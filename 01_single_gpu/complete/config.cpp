@@ -129,7 +129,7 @@ void check_config(const LlamaConfig& c, const DimensionNames& n) {
     check_experts(c, n);
 }
 
-void refuse_experts(const LlamaConfig& c) {
+void check_dense(const LlamaConfig& c) {
     if (c.experts.count > 0)
         usage_error(
             "--experts {}: not supported by this program (try 01_single_gpu, 02_data_parallel, 03_zero, "

@@ -18,7 +18,18 @@ struct RopeScaling {
     bool linear = false;              // only `factor` is used
 };
 
-// Experts instead of the MLP (experts.h).
+// How the load of experts is kept even. Sums are over the N experts and the sparse layers.
+struct Balance {
+    // aux_loss * mean over the sequences of  sum_i f_i P_i:  f_i = N / (k T) * (slots of the sequence that chose i),
+    // P_i the mean score. of_batch: f_i of the whole batch of the step before (of the first step: 1), the same in all
+    // layouts, too.
+    double aux_loss = 0.01;
+    bool of_batch = false;
+    double z_loss = 0;     // * mean over the tokens of log(sum of exp(logits))^2
+    double bias_rate = 0;  // after a step, bias_i += bias_rate * sign(mean load - load of i) (DeepSeek-V3)
+};
+
+// Experts instead of the MLP (experts/experts.h).
 struct ExpertsConfig {
     int64_t count = 0;         // N; 0: none, a dense model
     int64_t top_k = 2;         // k, of each token
@@ -30,6 +41,7 @@ struct ExpertsConfig {
     double scale = 1;
     int64_t groups = 1, top_groups = 1;  // experts are chosen from the best groups
     double capacity_factor = 0;          // slots per sequence and expert: ceil(factor T k / N); 0: no limit
+    Balance balance;
 
     RouterShape router() const { return {count, top_k, sigmoid, normalize, scale, groups, top_groups}; }
 };
@@ -59,6 +71,7 @@ struct LlamaConfig {
     bool heads_divide_by(int64_t n) const { return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0); }
     Rope rope() const;
 
+    bool is_sparse() const { return experts.count > 0; }  // some layers have experts
     bool is_sparse(int64_t layer) const { return experts.count > 0 && layer >= experts.dense_layers; }
     int64_t sparse_layers() const {
         return experts.count > 0 ? std::max<int64_t>(layers - experts.dense_layers, 0) : 0;
@@ -92,8 +105,8 @@ struct DimensionNames {
 // Usage error, naming the dimension, if a dimension is invalid.
 void check_config(const LlamaConfig& config, const DimensionNames& names = {});
 
-// Usage error if it has experts: of the programs that do not divide them yet.
-void refuse_experts(const LlamaConfig& config);
+// Usage error if a layer has experts: of the programs that do not divide them.
+void check_dense(const LlamaConfig& config);
 
 // The part of the model that a rank holds: the layers of its pipeline stage (chapter 05).
 struct Chunk {

@@ -19,7 +19,7 @@ struct Batch {
     Tensor order;               // (B*T) i32, rows_by_token() of the tokens; empty: not needed, as on a CPU
     double document_pairs = 0;  // (query, key) of the whole sequences, all ranks together; 0 without document_starts
     int64_t whole_len = 0;      // tokens of a sequence, all ranks together
-    double sequence_scale = 0;  // 1 / sequences in the GLOBAL batch; 0: an evaluation, which counts no loads of experts
+    double sequence_scale = 0;  // 1 / sequences in the GLOBAL batch; 0: an evaluation, which is not counted
 };
 
 // y = x W^T + b: x (R, in), W (out, in), y (R, out). Adjacent weights in memory (q, k, v) form one product, and their

@@ -5,8 +5,27 @@
 
 namespace train70b {
 
-Block::Block(const LlamaConfig& c, int64_t layer, double init_std, const Balance& balance)
-    : rope_(c.rope()), eps_(c.norm_eps) {
+FeedForward::FeedForward(const LlamaConfig& c, const std::string& prefix, int64_t width, double init_std,
+                         double out_std) {
+    if (width == 0) return;
+    gate_proj = make_param(prefix + "gate_proj.weight", {width, c.hidden}, init_std);
+    up_proj = make_param(prefix + "up_proj.weight", {width, c.hidden}, init_std);
+    down_proj = make_param(prefix + "down_proj.weight", {c.hidden, width}, out_std);
+    gate_up.weights = {&gate_proj, &up_proj};
+    down.weights = {&down_proj};
+}
+
+Var FeedForward::mlp(Tape& tape, const Var& x, const TensorParallelOps& tensor_parallel) {
+    Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, x, gate_up)));  // (R, F_l)
+    return tensor_parallel.g(tape, down(tape, h), down);                       // (R_l, E)
+}
+
+Var FeedForward::operator()(Tape& tape, const Var& x, const Batch&, const TensorParallelOps& tensor_parallel,
+                            const std::shared_ptr<void>&) {
+    return mlp(tape, x, tensor_parallel);
+}
+
+Block::Block(const LlamaConfig& c, int64_t layer, double init_std) : rope_(c.rope()), eps_(c.norm_eps) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     const double out_std = init_std / std::sqrt(2.0 * c.layers);  // 2L branches are added to the residual stream
     input_norm = make_param(prefix + "input_layernorm.weight", {c.hidden}, 0);
@@ -15,16 +34,7 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std, const Balance
     v_proj = make_param(prefix + "self_attn.v_proj.weight", {c.kv_width(), c.hidden}, init_std);
     o_proj = make_param(prefix + "self_attn.o_proj.weight", {c.hidden, c.q_width()}, out_std);
     post_attention_norm = make_param(prefix + "post_attention_layernorm.weight", {c.hidden}, 0);
-    const bool sparse = c.is_sparse(layer);
-    if (const int64_t ffn = c.mlp_width(layer); ffn > 0) {
-        const std::string mlp = prefix + (sparse ? "mlp.shared_experts." : "mlp.");
-        gate_proj = make_param(mlp + "gate_proj.weight", {ffn, c.hidden}, init_std);
-        up_proj = make_param(mlp + "up_proj.weight", {ffn, c.hidden}, init_std);
-        down_proj = make_param(mlp + "down_proj.weight", {c.hidden, ffn}, out_std);
-        gate_up.weights = {&gate_proj, &up_proj};
-        down.weights = {&down_proj};
-    }
-    if (sparse) experts = std::make_unique<Experts>(c, layer, init_std, out_std, balance);
+    feed_forward = make_feed_forward(c, layer, init_std, out_std);
     qkv.weights = {&q_proj, &k_proj, &v_proj};
     o.weights = {&o_proj};
     unit.name = fmt::format("block {}", layer);
@@ -43,8 +53,9 @@ Block::Block(const LlamaConfig& c, int64_t layer, double init_std, const Balance
         unit.params.insert(unit.params.end(), {&q_norm, &k_norm});
     }
     unit.params.insert(unit.params.end(), {&o_proj, &post_attention_norm});
-    if (sparse) unit.params.push_back(&experts->router);
-    if (has_mlp()) unit.params.insert(unit.params.end(), {&gate_proj, &up_proj, &down_proj});
+    FeedForward& half = *feed_forward;
+    for (Param* param : half.undivided()) unit.params.push_back(param);
+    if (half.has_mlp()) unit.params.insert(unit.params.end(), {&half.gate_proj, &half.up_proj, &half.down_proj});
 }
 
 Var TensorParallelOps::embedding(Tape& tape, const Batch& batch, Param& table) const {
@@ -55,7 +66,7 @@ Var TensorParallelOps::loss(Tape& tape, const Var& logits, const Batch& batch, c
     return next_token_loss(tape, logits, batch, options);
 }
 
-// Two functions rather than one: what the tape does not save is freed when each returns.
+// A function of its own: what the tape does not save is freed when it returns.
 Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel) {
     Var normed = tensor_parallel.f(tape, rmsnorm(tape, x, input_norm, eps_), qkv);  // (R, E)
     QKV heads = split_rope(tape, qkv(tape, normed), batch.positions, rope_, k_proj.local.rows, head_norms_);
@@ -63,29 +74,15 @@ Var Block::attention_half(Tape& tape, const Var& x, const Batch& batch, const Te
     return tensor_parallel.g(tape, o(tape, mixed), o);  // (R_l, E)
 }
 
-Var Block::mlp_half(Tape& tape, const Var& normed, const Batch& batch, const TensorParallelOps& tensor_parallel,
-                    Routing& routing) {
-    Var y;
-    const auto mlp = [&] {
-        Var h = swiglu(tape, gate_up(tape, tensor_parallel.f(tape, normed, gate_up)));  // (R, F_l)
-        y = tensor_parallel.g(tape, down(tape, h), down);                               // (R_l, E)
-    };
-    if (!experts) return mlp(), y;
-    const Var mixed = (*experts)(tape, normed, batch, routing, [&] {
-        if (has_mlp()) mlp();  // of the shared experts
-    });
-    return y ? add(tape, y, mixed) : mixed;
-}
-
 Var Block::body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,
-                Routing& routing) {
+                const std::shared_ptr<void>& choice) {
     const bool recompute_attention = recompute_ == Recompute::selective;
     const bool recompute_pointwise = recompute_attention || recompute_ == Recompute::pointwise;
     const bool outer_attention = std::exchange(tape.recompute_attention, recompute_attention);
     const bool outer_pointwise = std::exchange(tape.recompute_pointwise, recompute_pointwise);
     auto [middle, normed] =
         add_rmsnorm(tape, x, attention_half(tape, x, batch, tensor_parallel), post_attention_norm, eps_);
-    Var y = add(tape, middle, mlp_half(tape, normed, batch, tensor_parallel, routing));
+    Var y = add(tape, middle, (*feed_forward)(tape, normed, batch, tensor_parallel, choice));
     tape.recompute_attention = outer_attention;
     tape.recompute_pointwise = outer_pointwise;
     return y;
@@ -96,7 +93,7 @@ const TensorParallelOps kOneRank;
 
 std::vector<Unit*> units_of(Block& block) {
     std::vector<Unit*> list = {&block.unit};
-    if (block.experts) list.push_back(&block.experts->unit);
+    if (Unit* inner = block.feed_forward->inner_unit()) list.push_back(inner);
     return list;
 }
 
@@ -120,7 +117,7 @@ Llama::Llama(const LlamaConfig& c, const Options& o, const Stage& s)
     }
     for (const Chunk& chunk : s.chunks)
         for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
-            Block& block = blocks.emplace_back(c, layer, o.init_std, o.balance);
+            Block& block = blocks.emplace_back(c, layer, o.init_std);
             block.recompute_ = o.recompute;
             if (o.recompute == Recompute::full) block.unit.wrappers.push_back(recompute);
         }
@@ -154,6 +151,16 @@ void Llama::apply_mup() {
 }
 // end::mup[]
 
+Tensor buffer_tensor(const FeedForward& owner, Device device) {
+    const std::vector<float> values = owner.buffer();
+    Tensor host({int64_t(values.size())}, DType::f32, Device::cpu, Memory::workspace);
+    std::copy(values.begin(), values.end(), host.data<float>());
+    if (device == Device::cpu) return host;
+    Tensor there(host.shape(), DType::f32, device, Memory::workspace);
+    copy(there, host);
+    return there;
+}
+
 std::vector<Unit*> Llama::units() {
     std::vector<Unit*> list;
     if (stage.embedding) list.push_back(&embedding_unit);
@@ -180,9 +187,9 @@ std::vector<Param*> Llama::params() {
     return list;
 }
 
-const Experts* Llama::experts_with_bias(const std::string& name) const {
+const FeedForward* Llama::with_buffer(const std::string& name) const {
     for (const Block& block : blocks)
-        if (block.experts && bias_of_router(block.experts->router.name) == name) return block.experts.get();
+        if (!name.empty() && block.feed_forward->buffer_name() == name) return block.feed_forward.get();
     return nullptr;
 }
 
@@ -219,8 +226,9 @@ Var Llama::hidden(Tape& tape, const Batch& batch, const Var& input, size_t chunk
     const auto [first_layer, end_layer] = stage.chunks.at(chunk);
     for (size_t i = first; i < first + size_t(end_layer - first_layer); ++i)
         x = blocks[i].unit.run(
-            tape, x, [this, &block = blocks[i], batch, routing = std::make_shared<Routing>()](Tape& t, const Var& in) {
-                return block.body(t, in, batch, *tensor_parallel, *routing);
+            tape, x,
+            [this, &block = blocks[i], batch, choice = blocks[i].feed_forward->new_choice()](Tape& t, const Var& in) {
+                return block.body(t, in, batch, *tensor_parallel, choice);
             });
     return x;
 }

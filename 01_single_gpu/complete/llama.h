@@ -5,20 +5,20 @@
 //   x = embedding(tokens)                                     unit "embedding"
 //   x = x + g(o(attention(rope(qkv(f(norm(x)))))))
 //   x = x + g(down(swiglu(gate_up(f(norm(x))))))              units "block 0", "block 1", ...
-//       or + the mixture of experts (experts.h)               units "experts 0", "experts 1", ... inside of them
 //   loss = cross_entropy(head(f(norm(x))), targets)           unit "head"
 //
 // With tied embeddings the head's matrix is that of the embedding: unit "head" has the norm, and unit "tied head" runs
 // the rest with the parameters of unit "embedding".
 //
 // A technique can replace TensorParallelOps (f, g, the embedding, the loss: chapter 04), the product of a linear layer
-// (Linear::multiply: 04, 07) and attention (Block::attention: 06), or wrap units (recomputation: 01; 02, 03). A model
-// cannot be moved once constructed: closures on the tape hold references to its parameters.
+// (Linear::multiply: 04, 07), attention (Block::attention: 06) and the feed-forward half (FeedForward), or wrap units
+// (recomputation: 01; 02, 03). A model cannot be moved once constructed: closures on the tape hold references to its
+// parameters.
 #include <deque>
 
 #include "01_single_gpu/complete/config.h"
-#include "01_single_gpu/complete/experts.h"
 #include "01_single_gpu/complete/layers.h"
+#include "01_single_gpu/complete/unit.h"
 
 namespace train70b {
 
@@ -35,25 +35,61 @@ class TensorParallelOps {
                      const LossOptions& options) const;  // as next_token_loss
 };
 
+// The feed-forward half of a block: the dense MLP, down(swiglu(gate_up(x))). What derives from it may have no MLP, or
+// more than it: parameters in the block's unit, a unit inside of that one, and a buffer: numbers that are no parameter
+// but belong to the model, in fp32.
+class FeedForward {
+  public:
+    // prefix: of the names of the parameters. width: F; 0: no MLP.
+    FeedForward(const LlamaConfig& config, const std::string& prefix, int64_t width, double init_std, double out_std);
+    FeedForward(const FeedForward&) = delete;
+    virtual ~FeedForward() = default;
+
+    Param gate_proj, up_proj, down_proj;
+    Linear gate_up, down;
+    bool has_mlp() const { return !down.weights.empty(); }
+
+    // (R_l, E) -> (R_l, E). choice: of new_choice(), the same in a recomputation of this micro-batch.
+    virtual Var operator()(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                           const std::shared_ptr<void>& choice);
+    virtual std::shared_ptr<void> new_choice() const { return nullptr; }  // what is decided once per micro-batch
+
+    virtual std::vector<Param*> undivided() {
+        return {};
+    }                                               // in the block's unit; the same on all tensor-parallel ranks
+    virtual Unit* inner_unit() { return nullptr; }  // runs in the middle of the block's (Unit::inside)
+    virtual std::string buffer_name() const { return {}; }  // in files; empty: it has none
+    virtual std::vector<float> buffer() const { return {}; }
+    virtual void set_buffer(std::vector<float>) {}
+
+  protected:
+    Var mlp(Tape& tape, const Var& x, const TensorParallelOps& tensor_parallel);
+};
+
+// Of a layer: dense, or what LlamaConfig says.
+std::unique_ptr<FeedForward> make_feed_forward(const LlamaConfig& config, int64_t layer, double init_std,
+                                               double out_std);
+bool is_buffer(const std::string& name);
+DType stored_dtype(const std::string& name, DType dtype);  // in files: of a buffer fp32, else the model's
+Tensor buffer_tensor(const FeedForward& owner, Device device);
+
 struct Block {
-    Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm, gate_proj, up_proj, down_proj;
-    Param q_bias, k_bias, v_bias;      // with LlamaConfig::qkv_bias
-    Param q_norm, k_norm;              // with LlamaConfig::qk_norm
-    std::unique_ptr<Experts> experts;  // of a sparse layer, whose MLP is that of its shared experts, if it has any
-    Linear qkv, o, gate_up, down;
+    Param input_norm, q_proj, k_proj, v_proj, o_proj, post_attention_norm;
+    Param q_bias, k_bias, v_bias;  // with LlamaConfig::qkv_bias
+    Param q_norm, k_norm;          // with LlamaConfig::qk_norm
+    Linear qkv, o;
+    std::unique_ptr<FeedForward> feed_forward;  // never null
     Unit unit;
     std::function<Var(Tape&, const QKV&, const Batch&)> attention;  // empty: one_device_attention
 
-    Block(const LlamaConfig& config, int64_t layer, double init_std, const Balance& balance);
+    Block(const LlamaConfig& config, int64_t layer, double init_std);
     Block(const Block&) = delete;
-    // One transformer block, (R_l, E) -> (R_l, E). routing: as that of Experts; not used without experts.
-    Var body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel, Routing& routing);
-    bool has_mlp() const { return !down.weights.empty(); }
+    // One transformer block, (R_l, E) -> (R_l, E). choice: as that of FeedForward.
+    Var body(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,
+             const std::shared_ptr<void>& choice);
 
   private:
     Var attention_half(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel);
-    Var mlp_half(Tape& tape, const Var& normed, const Batch& batch, const TensorParallelOps& tensor_parallel,
-                 Routing& routing);
 
     Rope rope_;
     double eps_;
@@ -70,7 +106,6 @@ class Llama {
         Recompute recompute = Recompute::none;
         double init_std = 0.02;  // o_proj and down_proj: divided by sqrt(2 * layers)
         double z_loss = 0;       // coefficient of the z-loss
-        Balance balance;         // of experts
         // muP: the hidden size at which initial values, learning rates and logits are as without it; 0: no muP
         int64_t mup_base = 0;
     };
@@ -94,8 +129,8 @@ class Llama {
     std::vector<Unit*> units();      // those that hold parameters, in the order of their first forward pass
     std::vector<Unit*> units_run();  // those that a micro-batch runs, in forward order
     std::vector<Param*> params();    // of all units
-    // The experts, of this stage, that the selection bias of this name belongs to; null: none.
-    const Experts* experts_with_bias(const std::string& name) const;
+    // The feed-forward half, of this stage, that the buffer of this name belongs to; null: none.
+    const FeedForward* with_buffer(const std::string& name) const;
     // Tied embeddings: the head's stage has the matrix as well.
     bool has_embedding_matrix() const { return stage.embedding || (config.tied && stage.head); }
     bool is_matrix_of_one_use(const Param& p) const { return p.is_matrix() && !(config.tied && &p == &embed_tokens); }

@@ -18,7 +18,7 @@ struct Param {
     Shape global_shape;  // of the full parameter: (out, in), or (n) for a norm weight
     Rect local;  // what this rank holds of it; tensor parallelism narrows it. Rows beyond the last one are padding,
                  // always 0, so that all ranks hold the same number of rows
-    bool of_experts = false;  // divided over the ranks of Groups::ep instead of tp
+    bool over_ep = false;  // divided over the ranks of Groups::ep, and replicated over edp, instead of tp and dp_cp
     int replicas = 1;  // ranks of one model copy that hold this same rectangle (norm weights under tensor parallelism,
                        // tied embeddings in a pipeline)
     int replica = 0;   // this rank's index among them: only replica 0 counts in norms and writes checkpoints

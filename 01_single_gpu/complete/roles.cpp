@@ -171,11 +171,11 @@ Tensor full_param(Llama& model, const ParamStore& store, const Groups& groups, c
         return param->name == wanted.name && !copy;
     });
     Tensor x;
-    if (const Experts* experts = model.experts_with_bias(wanted.name)) {  // equal on all ranks of the stage
-        x = experts->bias_tensor(model.options.device);
+    if (const FeedForward* owner = model.with_buffer(wanted.name)) {  // equal on all ranks of the stage
+        x = buffer_tensor(*owner, model.options.device);
     } else if (found != params.end()) {  // on this pipeline stage
         x = store.full(**found, which);
-        const Group& ranks = (*found)->of_experts ? *groups.ep : *groups.tp;
+        const Group& ranks = (*found)->over_ep ? *groups.ep : *groups.tp;
         if (x && ranks.size() > 1) x = assemble(ranks, **found, x);  // x: on all of these ranks, or on none
     } else {
         CHECK(groups.pp->size() > 1, "{} is not a parameter of this model", wanted.name);

@@ -6,7 +6,7 @@
 //   MicroBatchLoop   runs the micro-batches of a step                    Accumulate (01), Pipeline (05)
 //   Groups           the ranks along each axis of the layout             one rank (01), Comm (02)
 //   Runtime          statistics and files of all ranks                   one rank (01), CommRuntime (02)
-//   StepState        other state that changes at every step              none (01), delayed scaling (07)
+//   StepState        other state that changes at every step              the model's own (01), delayed scaling (07)
 //   RunControl       where a run starts and stops, and what happens      metrics, evaluation, files (01),
 //                    between its steps                                   alarms, checkpoints, faults (08)
 #include <nlohmann/json_fwd.hpp>
@@ -31,8 +31,8 @@ class ParamStore {
     // The tensors in which this rank holds a parameter's reduced gradient: none if its shard has no element of it. In
     // ZeRO-1 the full gradient, of which only the shard is reduced.
     virtual std::vector<Tensor> gradient_parts(const Param& param) const = 0;
-    // Sum of squares of all parameters or gradients, each counted once over the data-parallel ranks; of experts, over
-    // all ranks of the stage. Collective.
+    // Sum of squares of all parameters or gradients, each counted once over the data-parallel ranks; of those with
+    // Param::over_ep, over all ranks of the stage. Collective.
     virtual double squares(Which which) const = 0;
     // Of the gradients of matrices of one use (not a tied embedding), of the elements that this rank owns: over the
     // data-parallel ranks, each counts once.
@@ -65,7 +65,7 @@ class MicroBatchLoop {
 };
 
 // Ranks are numbered tp fastest, then cp, dp, pp. dp_cp: the ranks that hold the same parameters; gradients are summed
-// over it. ep: those that hold the other experts of a layer; edp: those that hold the same ones.
+// over it. Parameters with Param::over_ep are divided over ep, and the same ones are on the ranks of edp.
 struct Groups {
     GroupPtr dp = one_rank(), cp = one_rank(), dp_cp = one_rank(), tp = one_rank(), pp = one_rank();
     GroupPtr ep = one_rank(), edp = one_rank();
@@ -115,7 +115,9 @@ class RunControl {
 class StepState {
   public:
     virtual ~StepState() = default;
-    virtual void next_step() = 0;  // before every step but the first
+    virtual void next_step() {}                           // before every step but the first
+    virtual void begin_step() {}                          // before the forward pass
+    virtual void end_step(const Groups&, StepReport&) {}  // after the update: may add to the report. Collective
 
     // What a checkpoint keeps of it: a row of numbers for each name. The numbers of two ranks for one name are merged
     // by their maximum, where another layout resumes.
@@ -128,6 +130,7 @@ class StepState {
     virtual Rows rows() const { return {}; }
     virtual void restore(const Rows&) {}
 };
+std::unique_ptr<StepState> step_state_of(Llama& model);  // of the model itself, which outlives it; null: it has none
 
 // ---- one rank -------------------------------------------------------------------------------------------------------
 

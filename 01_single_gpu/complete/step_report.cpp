@@ -74,13 +74,7 @@ ordered_json to_json(const StepReport& r, DType dtype) {
     if (r.size) json["global_batch"] = r.size->sequences, json["seq_len"] = r.size->seq_len;
     if (r.attention_pairs) json["attention_pairs"] = *r.attention_pairs;
     if (r.noise_scale) json["noise_scale"] = number_or_null(*r.noise_scale);
-    if (const auto& e = r.experts)
-        json["experts"] = {{"max_over_mean", significant_digits(e->max_over_mean)},
-                           {"entropy", significant_digits(e->entropy)},
-                           {"dropped", significant_digits(e->dropped)},
-                           {"dead", e->dead},
-                           {"aux_loss", significant_digits(e->aux_loss, dtype)},
-                           {"z_loss", significant_digits(e->z_loss, dtype)}};
+    if (r.part) r.part->add_to(json, dtype);
     if (r.targets) json["targets"] = *r.targets;
     if (const auto& s = r.straggler)
         json["straggler"] = {{"rank", s->rank},

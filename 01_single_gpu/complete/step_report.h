@@ -1,6 +1,7 @@
 #pragma once
 // What a step reports: numbers for the metrics file, and the line that shows the progress.
 #include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -21,13 +22,10 @@ struct Straggler {
 // Of several ranks' steps, in rank order: the seconds of the step, and those in which its own work waited.
 Straggler find_straggler(const std::vector<double>& step_s, const std::vector<double>& waited_s);
 
-// The load of a step's experts, over the sparse layers.
-struct ExpertReport {
-    double max_over_mean = 0;         // of the worst layer: load of its busiest expert
-    double entropy = 0;               // of the load over that of an even one, mean of the layers: 1 is even
-    double dropped = 0;               // fraction of the slots, beyond --capacity-factor
-    int64_t dead = 0;                 // experts without a token
-    double aux_loss = 0, z_loss = 0;  // what they add to the loss
+// What a StepState (roles.h) adds.
+struct ReportPart {
+    virtual ~ReportPart() = default;
+    virtual void add_to(nlohmann::ordered_json& step, DType dtype) const = 0;
 };
 
 struct StepReport {
@@ -40,9 +38,9 @@ struct StepReport {
     struct Size {
         int64_t sequences, seq_len;
     };
-    std::optional<Size> size;      // of the global batch, where it varies from step to step
-    std::optional<double> z_loss;  // what it adds to the loss, where there is one
-    std::optional<ExpertReport> experts;
+    std::optional<Size> size;                   // of the global batch, where it varies from step to step
+    std::optional<double> z_loss;               // what it adds to the loss, where there is one
+    std::shared_ptr<const ReportPart> part;     // null: none
     std::optional<double> noise_scale;          // tokens; NaN: not known yet
     double flops = 0;                           // model FLOPs of all ranks
     std::optional<double> mfu;                  // model FLOPs / peak FLOPs, if the peak is known

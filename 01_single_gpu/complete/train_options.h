@@ -54,9 +54,7 @@ struct TrainOptions {
     std::string lr_schedule = "cosine";
     double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0, init_std = 0.02;
     double z_loss = 0;
-    Balance balance;                         // of experts
-    std::string aux_loss_over = "sequence";  // or batch
-    std::optional<int64_t> mup;              // base hidden size
+    std::optional<int64_t> mup;  // base hidden size
     uint64_t seed = 1;
 
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";

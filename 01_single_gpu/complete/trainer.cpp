@@ -70,9 +70,9 @@ Trainer::Trainer(const TrainOptions& o, Llama& model, const Dataset& data)
       batches(o, data),
       local_store_(model, AdamW::maker(o.adamw())),
       accumulate_(model),
-      expert_balance_(model),
+      model_state_(step_state_of(model)),
       progress_(o.steps) {
-    if (!expert_balance_.rows().names.empty()) step_states.push_back(&expert_balance_);
+    if (model_state_) step_states.push_back(model_state_.get());
     batches.sorts_rows = model.stage.embedding && model.options.device == Device::cuda;
 }
 
@@ -87,7 +87,7 @@ StepReport Trainer::step(int64_t number) {
     batches.take_seconds();
     ledger().reset_peak();
     for (RunControl* control : controls) control->before_step(number);
-    expert_balance_.begin_step();
+    for (StepState* state : step_states) state->begin_step();
     // tag::step[]
     const double targets = batches.begin_step(*groups.dp, *groups.dp_cp, number);
     store->begin_step(micro_batches(number));
@@ -109,7 +109,7 @@ StepReport Trainer::step(int64_t number) {
     const double clip = options.clip > 0 ? std::min(1.0, options.clip / (report.grad_norm + 1e-6)) : 1.0;
     if (is_finite(report) && targets > 0) store->update(number, report.lr, clip);
     // end::step[]
-    if (model.config.experts.count > 0) report.experts = expert_balance_.end_step(groups);
+    for (StepState* state : step_states) state->end_step(groups, report);
     synchronize(model.options.device);
 
     report.step_s = now_seconds() - begin;

@@ -5,7 +5,6 @@
 //
 // What else a run does (files, evaluation, samples, checkpoints, alarms) are RunControls: run/outputs.h, chapter 08.
 #include "01_single_gpu/complete/data/batches.h"
-#include "01_single_gpu/complete/expert_balance.h"
 #include "01_single_gpu/complete/roles.h"
 #include "01_single_gpu/complete/step_report.h"
 
@@ -54,7 +53,7 @@ class Trainer {
     LocalStore local_store_;
     Accumulate accumulate_;
     Runtime one_rank_;
-    ExpertBalance expert_balance_;
+    const std::unique_ptr<StepState> model_state_;
     Progress progress_;
     MemoryPeak peak_;
     int64_t step_ = 0;

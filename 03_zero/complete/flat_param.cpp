@@ -4,12 +4,12 @@
 
 namespace train70b {
 
-std::vector<FlatParam> flat_params(Llama& model, const Comm& shards, const Comm& experts) {
+std::vector<FlatParam> flat_params(Llama& model, const Comm& shards, const Comm& edp) {
     std::vector<FlatParam> flats;
     for (Unit* unit : model.units()) {
         FlatParam& flat = flats.emplace_back();
         flat.unit = unit;
-        flat.ranks = flat.of_experts() ? experts : shards;
+        flat.ranks = flat.over_ep() ? edp : shards;
         const int64_t N = flat.shards();
         flat.size = total_size(unit->params);
         flat.padded = (flat.size + N - 1) / N * N;

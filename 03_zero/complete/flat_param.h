@@ -19,14 +19,19 @@ struct FlatParam {
 
     int64_t runs = 0;  // per micro-batch: 2 for the embedding if the head is tied to it
 
-    // The state of a step.
+    // The state of a step, and what changes it:
+    //   parameters (stage 3)    sharded --unshard: ++users--> unsharded --reshard: --users, and at 0--> sharded
+    //                           ... in the forward and in the backward pass of each micro-batch
+    //   gradients (2, 3)        none --before a backward pass: ++open_passes--> being added to
+    //                           --after it: --open_passes, and at 0--> ready --reduction: has_reduced--> none
+    //   step (0 to 3)           ++passes after each backward pass; complete at micro-batches * runs
     Work all_gather;
-    int64_t users = 0;         // passes that use the unsharded parameters now (stage 3)
+    int64_t users = 0;         // passes that use the unsharded parameters now
     int64_t passes = 0;        // completed backward passes
-    int64_t open_passes = 0;   // started, with weight gradients not yet computed (stages 2, 3)
+    int64_t open_passes = 0;   // started, with weight gradients not yet computed
     bool has_reduced = false;  // some gradients of this step have been reduced
 
-    bool of_experts() const { return unit->params.front()->of_experts; }
+    bool over_ep() const { return unit->params.front()->over_ep; }
     int64_t shards() const { return ranks.size(); }
     int64_t rank() const { return ranks.rank(); }
     int64_t shard_size() const { return padded / shards(); }
@@ -47,8 +52,8 @@ struct FlatParam {
     // The same for an optimizer. data, grads: the shard's elements; either may be empty.
     std::vector<Segment> segments(int64_t of_rank, const Tensor& data, const Tensor& grads) const;
 };
-// One per unit, in forward order. experts: the ranks of units of experts.
-std::vector<FlatParam> flat_params(Llama& model, const Comm& shards, const Comm& experts);
+// One per unit, in forward order. edp: the ranks of units over ep.
+std::vector<FlatParam> flat_params(Llama& model, const Comm& shards, const Comm& edp);
 
 // How stage 3 unshards a unit: one all-gather in the parameters' own dtype. Chapter 07 gathers FP8 data instead
 // (07_fp8/complete/zero_cast.h).

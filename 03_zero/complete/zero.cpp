@@ -8,11 +8,11 @@
 namespace train70b {
 
 Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOptimizer make_optimizer,
-           std::unique_ptr<Unsharder> unsharder, const std::optional<Comm>& expert_ranks)
+           std::unique_ptr<Unsharder> unsharder, const std::optional<Comm>& edp)
     : model_(model),
       ranks_(ranks),
       shards_(ranks),
-      expert_ranks_(expert_ranks),
+      edp_(edp),
       options_(options),
       make_optimizer_(std::move(make_optimizer)),
       unsharder_(unsharder ? std::move(unsharder) : std::make_unique<Unsharder>()) {
@@ -22,8 +22,8 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
         replicas_ = ranks.split([group](int rank) { return int(rank % group); }, "dp_replica");
     }
     replicas_of_states_ = group_of(options_.stage == 0 ? ranks_ : replicas_);
-    replicas_of_experts_ = options_.stage == 0 && expert_ranks_ ? group_of(*expert_ranks_) : replicas_of_states_;
-    flats_ = flat_params(model, shards_, expert_ranks_.value_or(shards_));
+    replicas_over_edp_ = options_.stage == 0 && edp_ ? group_of(*edp_) : replicas_of_states_;
+    flats_ = flat_params(model, shards_, edp_.value_or(shards_));
     for (Unit* unit : model.units_run()) {
         const auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const FlatParam& each) {
             return each.unit == (unit->owner ? unit->owner : unit);
@@ -49,17 +49,26 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
 Var Zero::wrap(size_t pass, Tape& tape, const Var& x, const Unit::Body& body) {
     // tag::lab-zero3-unit[]
     FlatParam& flat = *passes_[pass];
-    // Experts inside a block that is recomputed stay unsharded for their backward pass, which follows.
+    // A unit inside a block that is recomputed stays unsharded for its backward pass, which follows.
     const bool stays = tape.replays;
-    if (!keeps_params()) unshard(pass, stays ? -1 : +1);
-    tape.record_wgrad([this, pass] { unit_ready(pass); });
+    // In the order in which they run.
+    const auto before_forward = [&] {
+        if (!keeps_params()) unshard(pass, stays ? -1 : +1);
+    };
+    const auto after_forward = [&] {
+        if (!keeps_params() && !stays) reshard(flat);
+    };
+    const auto before_backward = [this, pass, &flat, stays] {
+        if (!keeps_params() && !stays) unshard(pass, -1);
+        if (!keeps_grads()) allocate_unsharded_grads(flat);
+    };
+    const auto after_backward = [this, pass] { unit_ready(pass); };
+
+    before_forward();
+    tape.record_wgrad(after_backward);  // the tape runs backwards
     Var y = body(tape, x);
-    if (!keeps_params() && !stays) reshard(flat);
-    if (!keeps_grads())
-        tape.record([this, pass, &flat, stays] {
-            if (!keeps_params() && !stays) unshard(pass, -1);
-            allocate_unsharded_grads(flat);
-        });
+    after_forward();
+    tape.record(before_backward);
     return y;
     // end::lab-zero3-unit[]
 }

@@ -11,14 +11,13 @@
 //   3       and parameters             as 2                               on the shard
 //           each unit is unsharded before its forward and its backward pass, and resharded after it
 //
-// The order of the tape schedules all of this. What the outermost wrapper of a unit does, in the order of the code; a
-// recorded step runs in the backward pass, in reverse order:
-//     stages   when       what
-//     3        now        unshard the unit, prefetch the next ones
-//     0-3      recorded   reduce the unit's gradients (2: and free them; 3: and reshard the parameters)
-//              now        the body of the unit
-//     3        now        reshard the unit
-//     2, 3     recorded   allocate the unit's unsharded gradients (3: unshard it, prefetch the ones before it)
+// What the outermost wrapper of a unit does, in the order in which it runs; the backward steps are recorded on the tape:
+//     when              stages   what
+//     before forward    3        unshard the unit, prefetch the next ones
+//     after forward     3        reshard the unit
+//     before backward   3        unshard it again, prefetch the ones before it
+//                       2, 3     allocate its unsharded gradients
+//     after backward    0-3      reduce its gradients (2, 3: and free them; 3: and reshard the parameters)
 //
 // zero.cpp has the stages; zero_update.cpp the optimizer step; zero_states.cpp what the store holds: allocation,
 // reading and writing.
@@ -37,10 +36,10 @@ namespace train70b {
 class Zero : public ParamStore {
   public:
     // Wraps the model's units: construct it after whatever narrows the parameters, and before allocate(). The model
-    // outlives this. unsharder: how stage 3 gathers; null: in the parameters' own dtype. expert_ranks: those that hold
-    // the same experts, if they are not the same as hold the rest (08_3d_full/experts).
+    // outlives this. unsharder: how stage 3 gathers; null: in the parameters' own dtype. edp: the ranks that
+    // hold the same parameters of units over ep (Param::over_ep), if they are not the same as hold the rest.
     Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOptimizer make_optimizer,
-         std::unique_ptr<Unsharder> unsharder = nullptr, const std::optional<Comm>& expert_ranks = {});
+         std::unique_ptr<Unsharder> unsharder = nullptr, const std::optional<Comm>& edp = {});
     Zero(const Zero&) = delete;
 
     void allocate(uint64_t seed) override;
@@ -75,12 +74,12 @@ class Zero : public ParamStore {
     bool keeps_grads() const { return options_.stage < 2; }
     bool offloads() const { return options_.offload != Offload::none; }
 
-    bool has_own_ranks(const FlatParam& flat) const { return expert_ranks_ && flat.of_experts(); }
+    bool has_own_ranks(const FlatParam& flat) const { return edp_ && flat.over_ep(); }
     // Whether this rank's part of a unit counts in a sum over the ranks that hold it: a replica does not.
     bool counts(const FlatParam& flat) const;
-    double squares(Which which, int64_t shard, bool experts) const;
-    double all_squares(Which which, int64_t shards, bool experts) const;
-    double expert_squares(Which which) const;
+    double squares(Which which, int64_t shard, bool own_ranks) const;
+    double all_squares(Which which, int64_t shards, bool own_ranks) const;
+    double squares_over_ep(Which which) const;
     double squares_of_rest(Which which) const;
 
     void allocate_params(FlatParam& flat, uint64_t seed);
@@ -104,14 +103,14 @@ class Zero : public ParamStore {
     Llama& model_;
     const Comm ranks_;
     Comm shards_, replicas_;
-    const std::optional<Comm> expert_ranks_;
-    GroupPtr replicas_of_states_, replicas_of_experts_;
+    const std::optional<Comm> edp_;
+    GroupPtr replicas_of_states_, replicas_over_edp_;
     ZeroOptions options_;
     MakeOptimizer make_optimizer_;
     std::unique_ptr<Unsharder> unsharder_;
     std::vector<FlatParam> flats_;    // in forward order
     std::vector<FlatParam*> passes_;  // of a micro-batch, in forward order: tied embeddings are used twice
-    std::vector<size_t> backward_;    // the passes in backward order: a block comes before the experts inside it
+    std::vector<size_t> backward_;    // the passes in backward order: a unit comes before one inside of it
     std::deque<FlatParam*> ready_;    // gradients complete, reduction not started
     std::deque<Reduction> in_flight_;
     int64_t micro_batches_ = 1;  // of this step

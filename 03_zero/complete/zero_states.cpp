@@ -144,7 +144,7 @@ void Zero::states_changed() {
 }
 
 GroupPtr Zero::state_replicas(const Param& param) const {
-    return param.of_experts ? replicas_of_experts_ : replicas_of_states_;
+    return param.over_ep ? replicas_over_edp_ : replicas_of_states_;
 }
 
 bool Zero::counts(const FlatParam& flat) const {

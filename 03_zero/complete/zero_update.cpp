@@ -6,12 +6,12 @@ namespace train70b {
 
 // ---- the norm -------------------------------------------------------------------------------------------------------
 
-// Of a shard of all units with the same ranks: those of experts, or the rest.
-double Zero::squares(Which which, int64_t shard, bool experts) const {
+// Of a shard of all units with the same ranks: edp, or those of the rest.
+double Zero::squares(Which which, int64_t shard, bool own_ranks) const {
     const bool data = which == Which::data;
     std::vector<Tensor> parts;
     for (const FlatParam& flat : flats_) {
-        if (has_own_ranks(flat) != experts) continue;
+        if (has_own_ranks(flat) != own_ranks) continue;
         const Tensor x = options_.stage == 0 ? flat.shard_of(data ? flat.params : flat.grads, shard)
                                              : (data ? flat.data_shard() : flat.grads_shard());
         for (const Segment& segment : flat.segments(shard, x, {}))
@@ -22,21 +22,21 @@ double Zero::squares(Which which, int64_t shard, bool experts) const {
     return sum;
 }
 
-double Zero::all_squares(Which which, int64_t shards, bool experts) const {
+double Zero::all_squares(Which which, int64_t shards, bool own_ranks) const {
     double sum = 0;
-    for (int64_t shard = 0; shard < shards; ++shard) sum += squares(which, shard, experts);
+    for (int64_t shard = 0; shard < shards; ++shard) sum += squares(which, shard, own_ranks);
     return sum;
 }
 
-// Of this rank's experts, over all ranks that hold the rest: those of other tensor-parallel ranks are other experts, or
-// do not count.
-double Zero::expert_squares(Which which) const {
-    const int rank = expert_ranks_->rank();
+// Of this rank's units over ep, over all ranks that hold the rest: those of other tensor-parallel ranks are others, or do
+// not count.
+double Zero::squares_over_ep(Which which) const {
+    const int rank = edp_->rank();
     if (options_.stage > 0) return ranks_.sum(squares(which, rank, true));
-    return ranks_.sum(rank == 0 ? all_squares(which, expert_ranks_->size(), true) : 0.0);
+    return ranks_.sum(rank == 0 ? all_squares(which, edp_->size(), true) : 0.0);
 }
 
-double Zero::squares(Which which) const { return (expert_ranks_ ? expert_squares(which) : 0) + squares_of_rest(which); }
+double Zero::squares(Which which) const { return (edp_ ? squares_over_ep(which) : 0) + squares_of_rest(which); }
 
 double Zero::squares_of_rest(Which which) const {
     if (options_.stage == 0) return all_squares(which, shards_.size(), false);

@@ -150,13 +150,14 @@ void TensorParallel::shard_blocks(Llama& model) const {
         replicate_norm(block.post_attention_norm);
         use_column_parallel(block.qkv);
         use_row_parallel(block.o);
-        if (block.experts) replicate_norm(block.experts->router);  // the experts: 08_3d_full/experts
-        if (!block.has_mlp()) continue;
-        narrow_rows(block.gate_proj, rank, N);
-        narrow_rows(block.up_proj, rank, N);
-        narrow_cols(block.down_proj, rank, N);
-        use_column_parallel(block.gate_up);
-        use_row_parallel(block.down);
+        FeedForward& half = *block.feed_forward;
+        for (Param* param : half.undivided()) replicate_norm(*param);
+        if (!half.has_mlp()) continue;
+        narrow_rows(half.gate_proj, rank, N);
+        narrow_rows(half.up_proj, rank, N);
+        narrow_cols(half.down_proj, rank, N);
+        use_column_parallel(half.gate_up);
+        use_row_parallel(half.down);
     }
 }
 

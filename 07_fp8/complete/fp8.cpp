@@ -133,8 +133,8 @@ Fp8 apply_fp8(Llama& model, const Fp8Options& options, int64_t rows, const Comm&
     for (Block& block : model.blocks) {
         add(block.qkv, 0, true, false);
         add(block.o, 1, false, true);  // attention keeps its output
-        add(block.gate_up, 2, true, false);
-        add(block.down, 3, false, false);
+        add(block.feed_forward->gate_up, 2, true, false);
+        add(block.feed_forward->down, 3, false, false);
     }
     return result;
 }

@@ -285,13 +285,13 @@ ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) con
                              {"layout", layout_json(config_.mesh)},
                              {"dtype", training_.dtype},
                              {"optimizer", config_.optimizer},
-                             {"model", hf_config(without_experts(training_.model), training_.llama().dtype)},
+                             {"model", hf_config(dense_part(training_.model), training_.llama().dtype)},
                              {"data", data_},
                              {"flags", flags_},
                              {"commit", build_commit()},
                              {"blas_core", blas_core()},
                              {"files", ordered_json::array()}};
-    if (training_.model.experts.count > 0) manifest["experts"] = experts_json(training_.model.experts);
+    if (training_.model.is_sparse()) manifest.update(other_part(training_.model));
     return manifest;
 }
 

@@ -93,7 +93,6 @@ namespace {
 constexpr const char* kFixed[] = {"seed",       "seq-len",        "global-batch", "val-fraction",      "dtype",
                                   "grad-dtype", "optimizer",      "fp8",          "fp8-history",       "batch-ramp",
                                   "seq-ramp",   "document-token", "mup",          "mask-document-ends"};
-constexpr const char* kFixedOfExperts[] = {"aux-loss", "aux-loss-over", "router-z-loss", "router-bias-rate"};
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
 
@@ -120,18 +119,16 @@ void check_model(const Manifest& manifest, const LlamaConfig& mine) {
     compare_switch("--qkv-bias", its.qkv_bias, mine.qkv_bias);
     compare_switch("--qk-norm", its.qk_norm, mine.qk_norm);
     compare_switch("--tied-embeddings", its.tied, mine.tied);
-    if (its.experts.count != mine.experts.count) compare("--experts", its.experts.count, mine.experts.count);
-    if (mine.experts.count > 0) {
-        const ordered_json there = experts_json(its.experts), here = experts_json(mine.experts);
-        for (const auto& [flag, value] : there.items())
-            if (value != here[flag]) {
-                const std::string word = value.is_string() ? value.get<std::string>() : value.dump();
-                usage_error("{}: a checkpoint of another model: its --{} is {} (try --{} {})", manifest.folder, flag,
-                            word, flag, word);
-            }
-    }
-    const ordered_json there = hf_config(without_experts(its), DType::f32),
-                       here = hf_config(without_experts(mine), DType::f32);
+    const auto word = [](const ordered_json& value) {
+        return value.is_string() ? value.get<std::string>() : value.dump();
+    };
+    const ordered_json its_part = other_part(its), my_part = other_part(mine);
+    for (const auto& [part, fields] : its_part.items())
+        for (const auto& [flag, value] : fields.items())
+            if (const ordered_json here = my_part.at(part).value(flag, ordered_json()); value != here)
+                usage_error("{}: a checkpoint of another model: its --{} is {}, but this run's is {} (try --{} {})",
+                            manifest.folder, flag, word(value), word(here), flag, word(value));
+    const ordered_json there = hf_config(dense_part(its), DType::f32), here = hf_config(dense_part(mine), DType::f32);
     for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
         if (there[key] != here[key])
             usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {}", manifest.folder, key,
@@ -156,8 +153,8 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
         return std::string(name == std::string("mask-document-ends") ? "off" : "");  // written before there was one
     };
     std::vector<const char*> fixed(std::begin(kFixed), std::end(kFixed));
-    if (manifest.model.experts.count > 0)
-        fixed.insert(fixed.end(), std::begin(kFixedOfExperts), std::end(kFixedOfExperts));
+    const std::vector<const char*> others = fixed_flags_of_other_part();
+    if (manifest.model.is_sparse()) fixed.insert(fixed.end(), others.begin(), others.end());
     for (const char* name : fixed) {
         const std::string there = text(its, name), here = text(flags, name);
         const auto shown = [name](const std::string& value) {

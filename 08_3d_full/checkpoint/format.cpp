@@ -15,6 +15,7 @@
 #include "01_single_gpu/core/registry.h"
 #include "07_fp8/complete/adamw8bit.h"
 #include "07_fp8/complete/optimizers.h"
+#include "08_3d_full/checkpoint/json_reader.h"
 
 namespace train70b {
 
@@ -41,8 +42,6 @@ std::optional<Piece> Piece::parse(const std::string& name) {
     if (r0 < 0 || c0 < 0 || piece.rect.rows < 1 || piece.rect.cols < 1 || piece.name() != name) return {};
     return piece;
 }
-
-bool is_of_model(const std::string& name) { return name.starts_with("experts/") && name.ends_with(".bias"); }
 
 std::vector<Rect> rectangles(const Rect& local, int64_t offset, int64_t size) {
     std::vector<Rect> list;
@@ -73,55 +72,9 @@ std::vector<std::string> Manifest::states() const {
 
 namespace {
 
-// The value of a key, of the right type; usage error otherwise.
-class Reader {
-  public:
-    Reader(std::string path, const json& object) : path_(std::move(path)), object_(object) {}
-
-    std::string text(const char* key, const std::vector<std::string>& values = {}) const {
-        const json& value = at(key);
-        if (!value.is_string()) refuse(key, "must be a string");
-        const std::string text = value.get<std::string>();
-        if (!values.empty() && std::find(values.begin(), values.end(), text) == values.end())
-            refuse(key, fmt::format("is {}, which is unknown", quoted(text)));
-        return text;
-    }
-    int64_t number(const char* key, int64_t least, int64_t most = INT64_MAX) const {
-        const json& value = at(key);
-        if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(most)) ||
-            value.get<int64_t>() < least)
-            refuse(key, fmt::format("must be an integer from {} to {}", least, most));
-        return value.get<int64_t>();
-    }
-    double real(const char* key) const {
-        if (!at(key).is_number()) refuse(key, "must be a number");
-        return at(key).get<double>();
-    }
-    const json& array(const char* key) const {
-        if (!at(key).is_array()) refuse(key, "must be a list");
-        return at(key);
-    }
-    const json& object(const char* key) const {
-        if (!at(key).is_object()) refuse(key, "must be an object");
-        return at(key);
-    }
-    [[noreturn]] void refuse(const char* key, const std::string& why) const {
-        usage_error("{}: \"{}\" {}", path_, key, why);
-    }
-
-  private:
-    const json& at(const char* key) const {
-        const auto found = object_.find(key);
-        if (found == object_.end()) refuse(key, "is missing");
-        return *found;
-    }
-    std::string path_;
-    const json& object_;
-};
-
 CheckpointFile read_file_entry(const std::string& path, const std::string& folder, const json& entry) {
     if (!entry.is_object()) usage_error("{}: \"files\" must be a list of objects", path);
-    const Reader read(path, entry);
+    const JsonReader read(path, entry);
     CheckpointFile file{.name = read.text("name"),
                         .bytes = read.number("bytes", 8),
                         .crc32 = uint32_t(read.number("crc32", 0, UINT32_MAX)),
@@ -142,22 +95,6 @@ CheckpointFile read_file_entry(const std::string& path, const std::string& folde
         usage_error("{}: has {} bytes, but {} says {}: truncated, or of another checkpoint", at, bytes, path,
                     file.bytes);
     return file;
-}
-
-ExpertsConfig read_experts(const std::string& path, const json& object) {
-    constexpr int64_t kMost = 1 << 16, kMostColumns = 1 << 20;
-    const Reader read(path, object);
-    ExpertsConfig x{.count = read.number("experts", 1, kMost), .top_k = read.number("top-k", 1, kMost)};
-    x.ffn = read.number("expert-ffn", 1, kMostColumns);
-    x.shared = read.number("shared-experts", 0, kMost);
-    x.dense_layers = read.number("dense-layers", 0, kMost);
-    x.sigmoid = read.text("router", {"softmax", "sigmoid"}) == "sigmoid";
-    x.normalize = read.text("router-normalize", {"on", "off"}) == "on";
-    x.scale = read.real("router-scale");
-    x.groups = read.number("expert-groups", 1, kMost);
-    x.top_groups = read.number("top-groups", 1, kMost);
-    x.capacity_factor = read.real("capacity-factor");
-    return x;
 }
 
 // N of "step-N"; empty: not such a name.
@@ -181,7 +118,7 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
     const std::vector<std::string> states = manifest.states();
     for (const CheckpointFile& file : manifest.files)
         for (const std::string& name : file.tensors) {
-            if (name.starts_with("fp8/") || name.starts_with("scale/") || name.starts_with("experts/")) continue;
+            if (name.starts_with("fp8/") || name.starts_with("scale/") || is_row_of_other_part(name)) continue;
             const auto piece = Piece::parse(name);
             if (!piece || std::find(states.begin(), states.end(), piece->state) == states.end())
                 usage_error("{}: {} lists tensor {}, which is not part of a {} checkpoint", path, file.name,
@@ -223,26 +160,6 @@ void check_coverage(const std::string& path, const Manifest& manifest) {
 
 }  // namespace
 
-LlamaConfig without_experts(LlamaConfig config) {
-    if (config.experts.count > 0) config.family = "";
-    config.experts = {};
-    return config;
-}
-
-nlohmann::ordered_json experts_json(const ExpertsConfig& x) {
-    return {{"experts", x.count},
-            {"top-k", x.top_k},
-            {"expert-ffn", x.ffn},
-            {"shared-experts", x.shared},
-            {"dense-layers", x.dense_layers},
-            {"router", x.sigmoid ? "sigmoid" : "softmax"},
-            {"router-normalize", x.normalize ? "on" : "off"},
-            {"router-scale", x.scale},
-            {"expert-groups", x.groups},
-            {"top-groups", x.top_groups},
-            {"capacity-factor", x.capacity_factor}};
-}
-
 Manifest read_manifest(const std::string& folder) {
     const std::string path = folder + "/manifest.json";
     std::error_code error;
@@ -253,7 +170,7 @@ Manifest read_manifest(const std::string& folder) {
     manifest.folder = folder;
     manifest.json = std::make_shared<const json>(read_json(path, path, "must be a checkpoint's manifest"));
     if (!manifest.json->is_object()) usage_error("{}: truncated or corrupt: not a JSON object", path);
-    const Reader read(path, *manifest.json);
+    const JsonReader read(path, *manifest.json);
     if (const std::string format = read.text("format"); format != kCheckpointFormat)
         usage_error("{}: its format is {}, not {}", path, quoted(format), quoted(kCheckpointFormat));
     if (const int64_t version = read.number("version", 0); version != kCheckpointVersion)
@@ -269,10 +186,7 @@ Manifest read_manifest(const std::string& folder) {
     manifest.optimizer = read.text("optimizer", names_of(optimizers()));
     manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp64"});
     manifest.model = parse_hf_config(read.object("model"), path);
-    if (manifest.json->contains("experts")) {
-        manifest.model.experts = read_experts(path, read.object("experts"));
-        check_config(manifest.model, {.where = path + ": "});
-    }
+    read_other_part(path, *manifest.json, manifest.model);
     for (const json& entry : read.array("files")) manifest.files.push_back(read_file_entry(path, folder, entry));
     check_coverage(path, manifest);
     if (manifest.ranks != int64_t(manifest.files.size()))
@@ -282,10 +196,10 @@ Manifest read_manifest(const std::string& folder) {
         if (has(key)) read.text(key);
     if (has("layout"))
         for (const char* key : {"tp", "cp", "dp", "pp"})
-            Reader(path, read.object("layout")).number(key, 1, manifest.ranks);
+            JsonReader(path, read.object("layout")).number(key, 1, manifest.ranks);
     if (has("flags")) {
         const json& flags = read.object("flags");
-        for (const auto& [name, value] : flags.items()) Reader(path, flags).text(name.c_str());
+        for (const auto& [name, value] : flags.items()) JsonReader(path, flags).text(name.c_str());
     }
     return manifest;
 }

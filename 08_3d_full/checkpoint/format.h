@@ -5,7 +5,7 @@
 //         manifest.json              what was trained, and every file with its size, CRC-32 and tensors
 //         rank-00000.safetensors     the rectangles of weights and optimizer states that a rank has written
 //         ...
-//     DIR/weights-10/                the same with the weights, and the biases of routers, only
+//     DIR/weights-10/                the same with the weights, and the model's buffers, only
 //     DIR/step-16.tmp/               being written, or left by a crash
 //
 // A rectangle's name says what it is: "exp_avg/model.layers.0.mlp.down_proj.weight[0:64,32:64]", rows 0 to 63 and
@@ -32,7 +32,7 @@ struct Piece {
     static std::optional<Piece> parse(const std::string& name);  // empty: not such a name
 };
 
-// Whether a tensor that is no rectangle is of the model, not of its training: a router's selection bias.
+// Whether a tensor that is no rectangle is of the model, not of its training: a buffer.
 bool is_of_model(const std::string& name);
 
 // The rectangles, at most three, of elements [offset, offset + size) of a row-major rectangle `local` of a parameter:
@@ -60,10 +60,13 @@ struct Manifest {
     std::vector<std::string> states() const;
 };
 
-// The model whose config.json a manifest has. Experts are beside it: no family has all that there are here.
-LlamaConfig without_experts(LlamaConfig config);
-// What a manifest says of experts: by the names of the flags.
-nlohmann::ordered_json experts_json(const ExpertsConfig& experts);
+// The model whose config.json a manifest has: with dense layers only, because no family has all that there is here.
+LlamaConfig dense_part(LlamaConfig config);
+// What a manifest has beside it, if there are other layers: {key: {flag: value, ...}}; flags without their dashes.
+nlohmann::ordered_json other_part(const LlamaConfig& config);
+void read_other_part(const std::string& path, const nlohmann::json& manifest, LlamaConfig& model);
+std::vector<const char*> fixed_flags_of_other_part();  // that a resumed run must have, too
+bool is_row_of_other_part(const std::string& name);    // of a StepState
 
 // Usage error, naming the manifest and the entry, for a folder that is no checkpoint or is named for another step,
 // another format version, files that are missing, of another size, or outside the folder, rectangles that overlap or do

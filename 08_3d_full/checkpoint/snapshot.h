@@ -2,7 +2,7 @@
 // What a rank writes of a checkpoint, and its copy in host memory: training goes on while the copy is written.
 //
 // Ranks that hold the same states (data-parallel replicas) write equal parts of them. A file holds, in this order: all
-// weights; moments and scales; rows of step states, which are FP8 histories and biases of routers; 8-bit codes.
+// weights; moments and scales; rows of step states, which are FP8 histories and buffers; 8-bit codes.
 #include <string_view>
 
 #include "01_single_gpu/complete/roles.h"

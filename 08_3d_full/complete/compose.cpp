@@ -9,7 +9,7 @@ namespace train70b {
 // tag::compose[]
 Composed::Composed(Llama& model, Trainer& trainer, const TrainOptions& o, const ParallelConfig& config,
                    const Comm& world)
-    : ranks(split(world, config.mesh, model.config.experts.count > 0)),
+    : ranks(split(world, config.mesh, model.config.is_sparse())),
       context(context_layout(config, o)),
       tensor_parallel(model, ranks.tp, config.tensor),
       expert_parallel(model, {ranks.tp, ranks.cp, ranks.ep}, context),

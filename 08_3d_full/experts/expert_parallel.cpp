@@ -76,9 +76,10 @@ ExpertParallel::ExpertParallel(Llama& model, const ExpertComms& ranks, const Con
     : ranks_(ranks), context_(context) {
     const int64_t N = ranks_.ep.size();
     for (Block& block : model.blocks) {
-        if (!block.experts) continue;
-        block.experts->ranks = this;
-        for (Param* param : {&block.experts->gate_up, &block.experts->down}) {
+        Experts* experts = experts_of(block);
+        if (!experts) continue;
+        experts->ranks = this;
+        for (Param* param : {&experts->expert_gate_up, &experts->expert_down}) {
             CHECK(model.config.experts.count % N == 0, "{} experts over {}", model.config.experts.count, N);
             param->local.rows /= N;
             param->local.row_begin += ranks_.ep.rank() * param->local.rows;

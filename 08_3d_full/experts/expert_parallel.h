@@ -14,7 +14,7 @@
 // The ranks of ep are consecutive among tp x cp x dp of a stage: dense layers are divided by tp, tokens by all three,
 // experts by ep. Ranks with the same experts, edp = tp cp dp / ep, sum the gradients of those and shard them (ZeRO);
 // the router has a partial gradient on each rank of tp, like a norm under sequence parallelism.
-#include "01_single_gpu/complete/llama.h"
+#include "01_single_gpu/complete/experts/experts.h"
 #include "02_data_parallel/comm.h"
 #include "06_context_parallel/complete/context_layout.h"
 

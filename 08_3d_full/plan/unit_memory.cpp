@@ -3,7 +3,7 @@
 #include <map>
 #include <tuple>
 
-#include "01_single_gpu/complete/expert_balance.h"
+#include "01_single_gpu/complete/experts/expert_balance.h"
 #include "02_data_parallel/runtime/backend.h"
 #include "03_zero/complete/zero.h"
 #include "04_tensor_parallel/complete/tensor_parallel.h"
@@ -139,7 +139,7 @@ RankUnitMemory measured(const Workload& w, const ParallelConfig& config, int64_t
     bool deferred = false;
     measure(model.embedding_unit, memory.embedding, reader, deferred);
     measure(model.blocks[0].unit, memory.block, reader, deferred);
-    if (model.blocks[0].experts) leave_out_zero(model.blocks[0].experts->unit, reader);
+    if (Experts* experts = experts_of(model.blocks[0])) leave_out_zero(experts->unit, reader);
     measure(model.head_unit, memory.head, reader, deferred);
     if (w.model.tied) measure(model.tied_unit, memory.tied_head, reader, deferred);
 
@@ -193,7 +193,7 @@ const UnitParams& unit_params(const LlamaConfig& config, int64_t tp, int64_t tp_
         return shapes;
     };
     found->second = {list(model.embedding_unit), list(model.blocks[0].unit), list(model.head_unit), {}};
-    if (const auto& experts = model.blocks[0].experts) found->second.experts = list(experts->unit);
+    if (const Experts* experts = experts_of(model.blocks[0])) found->second.experts = list(experts->unit);
     return found->second;
 }
 

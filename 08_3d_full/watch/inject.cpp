@@ -160,7 +160,7 @@ void Inject::leave_out(const Fault& fault) {
 // The parts that this rank has of the summed gradients.
 void Inject::divide_again(const Fault& fault) {
     for (Param* param : model_.params()) {
-        if (!param->of_experts || (!fault.param.empty() && param->name != fault.param)) continue;
+        if (!param->over_ep || (!fault.param.empty() && param->name != fault.param)) continue;
         for (Tensor& part : trainer_.store->gradient_parts(*param))
             scale(part, double(param->local.rows) / double(param->global_shape[0]));
     }
@@ -238,16 +238,14 @@ std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm
             Llama model(options.model, options.llama());
             const std::vector<Param*> params = model.params();
             const auto is_it = [&](const Param* param) { return param->name == fault.param; };
-            if (std::none_of(params.begin(), params.end(), is_it))
+            const auto found = std::find_if(params.begin(), params.end(), is_it);
+            if (found == params.end())
                 usage_error("--inject {}: the model has no parameter \"{}\" (its first is {}, its last {})", item,
                             fault.param, params.front()->name, params.back()->name);
+            if (kind == "wrong-group" && !(*found)->over_ep)
+                usage_error("--inject {}: \"{}\" is not divided over --ep", item, fault.param);
         }
-        if (kind == "wrong-group") {
-            if (options.model.experts.count == 0 || mesh.ep == 1)
-                usage_error("--inject {}: needs experts on several ranks (try --experts 8 --ep 2)", item);
-            if (parts.size() == 4 && fault.param.find(".experts.") == std::string::npos)
-                usage_error("--inject {}: \"{}\" is no parameter of experts", item, fault.param);
-        }
+        if (kind == "wrong-group" && mesh.ep == 1) usage_error("--inject {}: needs --ep above 1 (try --ep 2)", item);
         if (kind == "skip-collective" && ranks == 1) usage_error("--inject {}: a single rank has no collectives", item);
         if (kind != "deadlock") {
             faults.push_back(fault);

@@ -9,8 +9,8 @@
 //   nan              one element of its gradient becomes NaN, before the norm
 //   wrong-sum        from that step on, its gradient of one parameter is missing in the sum over the ranks: a bucket
 //                    that is sent too early. The loss decreases nevertheless, and the replicas stay equal
-//   wrong-group      from that step on, its gradients of experts are divided by ep after their sum: an average over
-//                    ranks that hold other experts. For all ranks of an edp group, or their replicas differ
+//   wrong-group      from that step on, its gradients of parameters over ep are divided by ep after their sum: an
+//                    average over ranks that hold others. For all ranks of an edp group, or their replicas differ
 //   skip-collective  leaves out one collective, the sum of the loss: a branch that not all ranks take. --comm-check on
 //                    finds it at once if this rank's next collective is in the same group; otherwise a message of
 //                    another length does, or the timeout
@@ -20,7 +20,7 @@
 //                    memory error, which nothing shows but --replica-check
 //
 // nan, wrong-sum and bitflip take a parameter behind the step; without one they choose. wrong-group takes one, too;
-// without one it takes all of the experts'.
+// without one it takes all of those over ep.
 #include "01_single_gpu/complete/trainer.h"
 #include "02_data_parallel/complete/flags.h"
 #include "08_3d_full/complete/layout/mesh.h"

@@ -39,17 +39,17 @@ bool ends_apart(const LlamaConfig& model, const ParallelConfig& config) {
 
 struct Compared {
     bool weights, states, tp, stages;
-    bool experts;  // there are, and they have one copy
+    bool single;  // there are parameters over ep, and they have one copy
 };
 Compared compared(const LlamaConfig& model, const ParallelConfig& config) {
     const int64_t ranks = config.mesh.dp * config.mesh.cp, shard = config.zero.hybrid_shard;
     const int stage = config.zero.stage;
-    const bool several = ranks > 1, hybrid = shard > 0 && shard<ranks, sparse = model.experts.count> 0;
+    const bool several = ranks > 1, hybrid = shard > 0 && shard < ranks;
     return {.weights = several && (stage < 3),
             .states = several && (stage == 0 || hybrid),
             .tp = config.mesh.tp > 1,
             .stages = model.tied && ends_apart(model, config),
-            .experts = sparse && config.mesh.ep == config.mesh.stage_ranks()};
+            .single = model.is_sparse() && config.mesh.ep == config.mesh.stage_ranks()};
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ ReplicaCheck::ReplicaCheck(int64_t every, Trainer& trainer, Llama& model, const 
     if (what.stages) add(yes, "the tied matrix of first and last stage, with its states");
     if (!what.weights && !what.states) add(no, "all other weights and states, which have one copy");
     if (what.weights && !what.states) add(no, "the shards of the optimizer states, which have one copy");
-    if (what.experts && (what.weights || what.states)) add(no, "experts, which have one copy");
+    if (what.single && (what.weights || what.states)) add(no, "what is divided over ep, which has one copy");
     say("replica check every {}: {}{}\n", every == 1 ? "step" : fmt::format("{} steps", every), yes,
         no.empty() ? "" : " (not compared: " + no + ")");
 }
@@ -182,15 +182,15 @@ std::string ReplicaCheck::difference() {
         const std::string found = compare(group, copies);
         if (text.empty()) text = found;
     };
-    for (const bool of_experts : {false, true}) {  // which other ranks may hold than the rest
-        const auto these = [of_experts](const std::vector<Copy>& copies) {
+    for (const bool over_ep : {false, true}) {  // which other ranks may hold than the rest
+        const auto these = [over_ep](const std::vector<Copy>& copies) {
             std::vector<Copy> list;
             for (const Copy& copy : copies)
-                if (copy.param->of_experts == of_experts) list.push_back(copy);
+                if (copy.param->over_ep == over_ep) list.push_back(copy);
             return list;
         };
         const std::vector<Copy> weights = these(kept), states = these(updated);
-        if (!weights.empty()) add(of_experts ? *groups.edp : *groups.dp_cp, weights);
+        if (!weights.empty()) add(over_ep ? *groups.edp : *groups.dp_cp, weights);
         if (!states.empty()) add(*trainer_.store->state_replicas(*states[0].param), states);
     }
     std::vector<Copy> over_tp;

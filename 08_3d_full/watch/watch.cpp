@@ -4,6 +4,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "08_3d_full/experts/load_alarm.h"
+
 namespace train70b {
 
 namespace {
@@ -57,58 +59,28 @@ bool SpikeAlarm::after_step(const StepReport& report) {
     return true;
 }
 
-double LoadAlarm::usual(const ExpertsConfig& experts) {
-    return experts.count == 0 ? 0 : std::min(3.0, (1 + 2 * double(experts.count) / double(experts.top_k)) / 3);
-}
-
-bool LoadAlarm::after_step(const StepReport& report) {
-    if (most_ == 0 || !report.experts) return true;
-    const ExpertReport& load = *report.experts;
-    above_ = load.max_over_mean > most_ ? above_ + 1 : 0;
-    if (above_ == kSteps)
-        trainer_.note(
-            fmt::format("alarm: step {}: for {} steps an expert has had more than {} times the mean load, now "
-                        "{:.2f} times; {} experts without any token (try a larger --aux-loss)",
-                        report.step, kSteps, fmt::format("{:.3g}", most_), load.max_over_mean, load.dead),
-            {{"event", "alarm"},
-             {"kind", "expert_load"},
-             {"step", report.step},
-             {"max_over_mean", significant_digits(load.max_over_mean)},
-             {"dead", load.dead}});
-    return true;
-}
-
 void add_watch_flags(CommandLine& flags, WatchOptions& o) {
     flags.group("Output");
     flags.add("--spike-window", o.spike_window, "steps that a loss is compared with, to report a spike; 0: never",
               integer_from(0));
     flags.add("--spike-z", o.spike_z, "report a loss this many standard deviations above the recent ones",
               real_number(0, kInfinity, false));
-    flags
-        .add("--load-alarm", o.load_alarm,
-             "experts: report a load of one of more than this times the mean, 20 steps in a row; 0: never [default: 3, "
-             "or less if experts / top-k is at most 4]",
-             real_number(0, kInfinity))
-        .default_text("");
+    LoadAlarm::add_flag(flags, o.load_alarm);
     flags.add_switch("--noise-scale", o.noise_scale, "measure the gradient noise scale: the critical batch size");
 }
 
 void check_watch(const WatchOptions& o, const TrainOptions& training) {
-    if (o.noise_scale && training.model.experts.count > 0)
+    if (o.noise_scale && training.model.is_sparse())
         usage_error("--noise-scale on: not supported with --experts, of which a rank has the rows of several");
-    const ExpertsConfig& x = training.model.experts;
-    if (o.load_alarm >= 0 && x.count == 0) usage_error("--load-alarm {}: needs --experts N", o.load_alarm);
-    if (o.load_alarm > 0 && o.load_alarm * double(x.top_k) >= double(x.count))
-        usage_error("--load-alarm {}: --experts {} / --top-k {} is the largest load of one, all tokens (try {})",
-                    o.load_alarm, x.count, x.top_k, fmt::format("{:.3g}", LoadAlarm::usual(x)));
+    LoadAlarm::check(o.load_alarm, training.model);
     if (training.dry_run && o.noise_scale)
         usage_error("--noise-scale on: a dry run computes no gradients; leave it out");
 }
 
 Watch::Watch(const WatchOptions& o, Trainer& trainer, Llama& model)
     : spike_alarm_(trainer, o.spike_window, o.spike_z),
-      load_alarm_(trainer, o.load_alarm < 0 ? LoadAlarm::usual(model.config.experts) : o.load_alarm) {
-    trainer.controls.insert(trainer.controls.end(), {&spike_alarm_, &load_alarm_});
+      load_alarm_(std::make_unique<LoadAlarm>(trainer, LoadAlarm::threshold(o.load_alarm, model.config))) {
+    trainer.controls.insert(trainer.controls.end(), {&spike_alarm_, load_alarm_.get()});
     if (o.noise_scale) trainer.controls.push_back(&noise_scale_.emplace(trainer, model, trainer.options));
 }
 

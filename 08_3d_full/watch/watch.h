@@ -45,31 +45,14 @@ class SpikeAlarm : public RunControl {
     LossSpikes spikes_;
 };
 
-// The load of experts: an alarm once the busiest expert of a layer has had more than `most` times the mean load in each
-// of kSteps steps; again only after a step below.
-class LoadAlarm : public RunControl {
-  public:
-    static constexpr int kSteps = 20;
-    LoadAlarm(Trainer& trainer, double most) : trainer_(trainer), most_(most) {}  // 0: never
-    bool after_step(const StepReport& report) override;
-
-    // 3, or two thirds of the way from an even load, 1, to the largest that there can be, N / K.
-    static double usual(const ExpertsConfig& experts);
-
-  private:
-    Trainer& trainer_;
-    const double most_;
-    int above_ = 0;  // steps in a row
-};
-
 struct WatchOptions {
     int64_t spike_window = 64;  // steps; 0: no alarm
     double spike_z = 6;
-    double load_alarm = -1;  // LoadAlarm::usual
+    double load_alarm = -1;  // < 0: LoadAlarm::threshold
     bool noise_scale = false;
 };
 void add_watch_flags(CommandLine& flags, WatchOptions& options);
-// Usage error for a dry run, in which there is nothing to watch, and for a load that no expert can have.
+// Usage error for a dry run, in which there is nothing to watch, and for a load that cannot be.
 void check_watch(const WatchOptions& options, const TrainOptions& training);
 
 class Watch {
@@ -81,7 +64,7 @@ class Watch {
 
   private:
     SpikeAlarm spike_alarm_;
-    LoadAlarm load_alarm_;
+    std::unique_ptr<RunControl> load_alarm_;  // LoadAlarm
     std::optional<NoiseScale> noise_scale_;
 };
 

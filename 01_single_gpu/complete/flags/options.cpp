@@ -13,19 +13,12 @@
 
 namespace train70b {
 
-namespace {
-constexpr const char* kCapacity = "--capacity-factor";
-const std::vector<std::string> kOfExperts = {  // they need --experts
-    "--top-k",        "--expert-ffn",    "--shared-experts", "--dense-layers", "--router", "--router-normalize",
-    "--router-scale", "--expert-groups", "--top-groups",     kCapacity};
-}  // namespace
-
 const std::vector<std::string>& ModelFlags::names() {
     static const std::vector<std::string> list = [] {
-        std::vector<std::string> all = {"--model",    "--layers",   "--hidden",          "--heads",
-                                        "--kv-heads", "--head-dim", "--qkv-bias",        "--qk-norm",
-                                        "--ffn",      "--vocab",    "--tied-embeddings", "--experts"};
-        all.insert(all.end(), kOfExperts.begin(), kOfExperts.end());
+        std::vector<std::string> all = {"--model",    "--layers",   "--hidden",         "--heads",
+                                        "--kv-heads", "--head-dim", "--qkv-bias",       "--qk-norm",
+                                        "--ffn",      "--vocab",    "--tied-embeddings"};
+        all.insert(all.end(), ExpertFlags::names().begin(), ExpertFlags::names().end());
         return all;
     }();
     return list;
@@ -54,23 +47,7 @@ void ModelFlags::add_to(Flags& flags) {
     flags.add_switch("--tied-embeddings", tied_, "use the embedding's matrix for the head as well")
         .default_text("the model's");
 
-    flags.group("Experts");
-    flags.add("--experts", experts_.count, "experts of each layer, in place of its MLP [default: the model's]", count)
-        .default_text("");
-    flags.add("--top-k", experts_.top_k, "experts of each token", count);
-    flags.add("--expert-ffn", experts_.ffn, "inner size of an expert [default: --ffn / --top-k, rounded down]", count)
-        .default_text("ffn / top-k");
-    flags.add("--shared-experts", experts_.shared, "experts of all tokens, as one MLP", integer_from(0));
-    flags.add("--dense-layers", experts_.dense_layers, "first layers, which keep the MLP", integer_from(0));
-    flags.add("--router", router_, "scores of the experts: of all together, or each by itself",
-              one_of({"softmax", "sigmoid"}));
-    flags.add_switch("--router-normalize", experts_.normalize, "weights of a token's experts sum to --router-scale");
-    flags.add("--router-scale", experts_.scale, "factor of the weights", real_number(0, kInfinity, false));
-    flags.add("--expert-groups", experts_.groups, "groups of experts, of which a token chooses first", count);
-    flags.add("--top-groups", experts_.top_groups, "groups of each token, by the sum of their two best scores", count);
-    flags.add(kCapacity, experts_.capacity_factor,
-              "slots of an expert in each sequence, relative to an even load; further tokens are dropped; 0: no limit",
-              real_number(0, kInfinity));
+    experts.add_shape(flags);
 }
 
 LlamaConfig ModelFlags::shape(const Flags& flags) const {
@@ -86,30 +63,9 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
     if (ffn_) model.ffn = *ffn_;
     if (vocab_) model.vocab = *vocab_;
     if (flags.given("--tied-embeddings")) model.tied = tied_;
-    model.experts = read_experts(model, flags);
+    model.experts = experts.shape(model, flags);
     check_config(model);
     return model;
-}
-
-ExpertsConfig ModelFlags::read_experts(const LlamaConfig& model, const Flags& flags) const {
-    const ExpertsConfig& its = model.experts;  // the preset's
-    if (!flags.given("--experts") && its.count == 0) {
-        for (const std::string& flag : kOfExperts)
-            if (flags.given(flag)) usage_error("{}: needs --experts N", flag);
-        return {};
-    }
-    ExpertsConfig experts = experts_;
-    experts.sigmoid = router_ == "sigmoid";
-    if (!flags.given("--experts")) experts.count = its.count;
-    if (its.count > 0 && !flags.given("--top-k")) experts.top_k = its.top_k;
-    if (its.count > 0 && !flags.given("--expert-ffn")) experts.ffn = its.ffn;
-    if (experts.top_k == 1 && experts.normalize && !flags.given("--router-normalize"))
-        usage_error(
-            "--top-k 1: a weight divided by itself is 1, and the router learns nothing from the loss (try "
-            "--router-normalize off)");
-    if (experts.ffn == 0)  // as many active parameters as the dense model
-        experts.ffn = std::max<int64_t>(model.ffn / experts.top_k, 1);
-    return experts;
 }
 
 namespace {
@@ -167,15 +123,7 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--eps", o.eps, "AdamW: added to the denominator", positive);
     add("--clip", o.clip, "maximum gradient norm; 0: no clipping", positive0);
     add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
-    add("--aux-loss", o.balance.aux_loss, "experts: coefficient of the loss that balances their load", positive0);
-    add("--aux-loss-over", o.aux_loss_over,
-        "what the load is counted over: each sequence, or the whole batch of the step before",
-        one_of({"sequence", "batch"}));
-    add("--router-z-loss", o.balance.z_loss,
-        "experts: add this times the mean square of log(sum of exp(router's logits)) to the loss", positive0);
-    add("--router-bias-rate", o.balance.bias_rate,
-        "experts: after a step, add this to the score of those with less than the mean load, subtract it from others",
-        positive0);
+    model_.experts.add_balance(*this);
     add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
         .default_text("");
 
@@ -227,23 +175,7 @@ void CommandLine::parse(int argc, char** argv) {
     if (o.mup && !o.load_hf.empty())
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
                     o.load_hf);
-    o.balance.of_batch = o.aux_loss_over == "batch";
-    for (const char* flag : {"--aux-loss", "--aux-loss-over", "--router-z-loss", "--router-bias-rate"})
-        if (given(flag) && o.model.experts.count == 0) usage_error("{}: needs --experts N", flag);
-    if (o.balance.of_batch && o.balance.aux_loss == 0)
-        usage_error("--aux-loss-over batch: with --aux-loss 0 there is no such loss (try --aux-loss 0.01)");
-    if (o.model.experts.count > 0) {
-        if (given("--mup")) usage_error("--mup: not supported with --experts");
-        for (const char* flag : {"--save-hf", "--save-reference"}) {
-            if (!given(flag)) continue;
-            check_hf_family(o.model, flag);
-            if (o.balance.bias_rate > 0 && !o.model.experts.sigmoid)
-                usage_error(
-                    "{}: no family of Hugging Face stores the biases of --router-bias-rate with a softmax (try "
-                    "--router-bias-rate 0)",
-                    flag);
-        }
-    }
+    model_.experts.read_balance(o.model, *this);
     check_path_flags();
 }
 
@@ -294,12 +226,10 @@ LlamaConfig CommandLine::model_shape() const {
     const TrainOptions& o = options_;
     if (!o.load_hf.empty()) {
         for (const std::string& flag : ModelFlags::names())
-            if (given(flag) && flag != kCapacity)
+            if (given(flag) && flag != ExpertFlags::kCapacity)
                 usage_error("{}: not allowed with --load-hf, because {}/config.json has the shape", flag, o.load_hf);
         LlamaConfig model = read_hf_config(o.load_hf);
-        if (given(kCapacity) && model.experts.count == 0)
-            usage_error("{}: the model of --load-hf {} has no experts", kCapacity, o.load_hf);
-        model.experts.capacity_factor = model_.capacity_factor();
+        model_.experts.add_capacity(model, *this, o.load_hf);
         return model;
     }
     return model_.shape(*this);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "01_single_gpu/complete/experts/expert_flags.h"
 #include "01_single_gpu/complete/flags/flags.h"
 #include "01_single_gpu/complete/train_options.h"
 #include "01_single_gpu/core/files.h"
@@ -17,17 +18,13 @@ class ModelFlags {
     void add_to(Flags& flags);                       // under the heading "Model"; this outlives the flags
     LlamaConfig shape(const Flags& flags) const;     // after Flags::parse(); usage error for an invalid shape
     static const std::vector<std::string>& names();  // "--model", ...
-    double capacity_factor() const { return experts_.capacity_factor; }
+    ExpertFlags experts;
 
   private:
-    ExpertsConfig read_experts(const LlamaConfig& model, const Flags& flags) const;
-
     std::string model_ = "tiny";
     std::optional<int64_t> layers_, hidden_, heads_, kv_heads_, ffn_, vocab_, head_dim_;
     std::optional<bool> qkv_bias_, qk_norm_;
     bool tied_ = false;
-    ExpertsConfig experts_;
-    std::string router_ = "softmax";
 };
 
 std::vector<std::string> reference_files();  // the file names in a reference folder (--save-reference)

@@ -11,11 +11,18 @@ struct Family {
     int64_t kv_heads;          // default of num_key_value_heads; 0: num_attention_heads
     int64_t head_dim;          // default; 0: hidden_size / num_attention_heads
     bool qkv_bias, qk_norm, experts;
-    bool sigmoid = false;  // DeepSeek-V3's router and shared experts; with the attention of Qwen3
+    bool sigmoid = false;  // as in DeepSeek-V3; with the attention of Qwen3
 };
 extern const std::vector<Family> kFamilies;
 
 // The family that a model is written as.
 const Family& family_of(const LlamaConfig& config);
+
+// Rows [begin, begin + rows) of a parameter under a name of their own.
+HfTensor rows_of(const Param& param, std::string name, int64_t begin, int64_t rows);
+
+// Of models with experts (experts/hf_experts.cpp).
+std::vector<HfTensor> hf_tensors_of_experts(const Param& param, const LlamaConfig& config);
+void add_expert_keys(nlohmann::ordered_json& config_json, const LlamaConfig& config);
 
 }  // namespace train70b

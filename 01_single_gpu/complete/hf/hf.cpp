@@ -36,12 +36,17 @@ std::vector<Param> all_params(const LlamaConfig& config) {
     return list;
 }
 
-std::vector<Param> params_and_biases(const LlamaConfig& config) {
+std::vector<Param> params_and_buffers(const LlamaConfig& config) {
+    Llama model(config, {.device = Device::meta});
+    std::map<const Param*, const FeedForward*> before;  // what a half has in its block's unit stands before its buffer
+    for (Block& block : model.blocks)
+        if (!block.feed_forward->buffer_name().empty())
+            before[block.feed_forward->undivided().back()] = block.feed_forward.get();
     std::vector<Param> list;
-    for (const Param& param : all_params(config)) {
-        list.push_back(param);
-        if (config.experts.sigmoid && param.name.ends_with(".mlp.gate.weight"))
-            list.push_back(make_bias(bias_of_router(param.name), config.experts.count));
+    for (const Param* param : model.params()) {
+        list.push_back(*param);
+        if (const auto at = before.find(param); at != before.end())
+            list.push_back(make_bias(at->second->buffer_name(), int64_t(at->second->buffer().size())));
     }
     return list;
 }
@@ -57,14 +62,14 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
         usage_error("--load-hf {}: has neither {} nor {}", dir, kSingle, kIndex);
 
     std::set<std::string> found;
-    for (const Param& param : params_and_biases(config)) {
+    for (const Param& param : params_and_buffers(config)) {
         const HfTensor stacked = hf_stacked(param, config);
         parts_[param.name] = where_.contains(stacked.name) ? std::vector<HfTensor>{stacked} : hf_tensors(param, config);
         for (const HfTensor& part : parts_[param.name]) {
             check(part);
             found.insert(part.name);
         }
-        if (is_router_bias(param.name)) bias(param.name, config.experts.count);
+        if (is_buffer(param.name)) buffer(param.name);
     }
     if (config.tied && where_.contains(kHead)) {
         check_tied_head();
@@ -163,18 +168,18 @@ void HfWeights::load(const std::vector<Param*>& params) const {
     }
 }
 
-void HfWeights::load_biases(Llama& model) const {
-    for (Block& block : model.blocks) {
-        if (!block.experts || !model.config.experts.sigmoid) continue;
-        block.experts->set_bias(bias(bias_of_router(block.experts->router.name), model.config.experts.count));
-    }
+void HfWeights::load_buffers(Llama& model) const {
+    for (Block& block : model.blocks)
+        if (const std::string name = block.feed_forward->buffer_name(); !name.empty())
+            block.feed_forward->set_buffer(buffer(name));
 }
 
-std::vector<float> HfWeights::bias(const std::string& name, int64_t experts) const {
+std::vector<float> HfWeights::buffer(const std::string& name) const {
     const auto& [file, tensor] = where_.at(name);
-    Tensor values({experts}, DType::f32, Device::cpu, Memory::workspace);
-    files_[file].read(*tensor, {0, experts, 0, 1}, values);
-    const std::vector<float> list(values.data<float>(), values.data<float>() + experts);
+    const int64_t size = tensor->size();
+    Tensor values({size}, DType::f32, Device::cpu, Memory::workspace);
+    files_[file].read(*tensor, {0, size, 0, 1}, values);
+    const std::vector<float> list(values.data<float>(), values.data<float>() + size);
     for (const float value : list)
         if (!std::isfinite(value))
             usage_error("{}: tensor {} has {} (must be finite numbers)", files_[file].path(), name, value);
@@ -187,7 +192,7 @@ GetFullParam local_full_params(Llama& model) {
     return [&model](const Param& wanted, Which which) {
         for (const Param* param : model.params())
             if (param->name == wanted.name) return which == Which::data ? param->data : param->grad;
-        if (const Experts* experts = model.experts_with_bias(wanted.name)) return experts->bias_tensor(Device::cpu);
+        if (const FeedForward* owner = model.with_buffer(wanted.name)) return buffer_tensor(*owner, Device::cpu);
         CHECK(false, "{} is not a parameter of this model", wanted.name);
         return Tensor();
     };
@@ -195,8 +200,8 @@ GetFullParam local_full_params(Llama& model) {
 
 void for_full_tensors(const LlamaConfig& config, Which which, const GetFullParam& get_full,
                       const std::function<void(const std::string& name, const Tensor& values)>& write) {
-    for (const Param& param : params_and_biases(config)) {
-        if (which == Which::grad && is_router_bias(param.name)) continue;
+    for (const Param& param : params_and_buffers(config)) {
+        if (which == Which::grad && is_buffer(param.name)) continue;
         const Tensor values = get_full(param, which);
         if (this_rank != 0) continue;
         for (const HfTensor& part : hf_tensors(param, config))
@@ -235,7 +240,7 @@ HfSaver::HfSaver(const std::string& dir) {
 void HfSaver::save(const LlamaConfig& config, DType dtype, const GetFullParam& get_full, int64_t shard_bytes) {
     std::vector<std::vector<StoredTensor>> shards(1);
     int64_t total = 0, in_shard = 0;
-    for (const Param& param : params_and_biases(config))
+    for (const Param& param : params_and_buffers(config))
         for (const HfTensor& part : hf_tensors(param, config)) {
             const DType stored = stored_dtype(param.name, dtype);
             const int64_t bytes = param.global_size() / param.global_shape[0] * part.rows * size_of(stored);

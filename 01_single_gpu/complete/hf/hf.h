@@ -1,8 +1,8 @@
 #pragma once
 // Llama checkpoints in Hugging Face's format: a folder with config.json and either model.safetensors, or several shards
 // with model.safetensors.index.json. The models of this course use the same parameter names and the same rotate-half
-// RoPE, so weights are not permuted. Only experts are stored in parts (hf_tensors); the selection bias of a sigmoid
-// router, which is no parameter, is a tensor in fp32.
+// RoPE, so weights are not permuted. Some parameters are stored in parts (hf_tensors); buffers (FeedForward), which
+// are no parameters, are tensors in fp32.
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/complete/hf/safetensors.h"
@@ -16,13 +16,13 @@ namespace train70b {
 LlamaConfig read_hf_config(const std::string& dir);
 LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& path);  // the same of its content
 nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);            // the content of config.json
-// Usage error, naming the flag that asks for such files, for a router or experts that no family has.
+// Usage error, naming the flag that asks for such files, for a feed-forward half that no family has.
 void check_hf_family(const LlamaConfig& config, const std::string& flag);
 
 // Every parameter of the full model, in order, with name and shape but without data.
 std::vector<Param> all_params(const LlamaConfig& config);
-// With the selection biases, as if they were parameters, each behind its router.
-std::vector<Param> params_and_biases(const LlamaConfig& config);
+// With the buffers, as if they were parameters: fp32, without a gradient.
+std::vector<Param> params_and_buffers(const LlamaConfig& config);
 
 // What a file has of a parameter: consecutive rows, in another shape perhaps.
 struct HfTensor {
@@ -30,28 +30,28 @@ struct HfTensor {
     Shape shape;
     int64_t row_begin = 0, rows = 0;  // of the full parameter
 };
-// A parameter as the Hub's files have it, in the order of its rows: experts one by one, gate and up by themselves.
+// A parameter as the Hub's files have it, in the order of its rows.
 std::vector<HfTensor> hf_tensors(const Param& param, const LlamaConfig& config);
-// As transformers 5 has it in memory, and a model saved by torch from there: all experts of a layer in one tensor.
+// As transformers 5 has it in memory, and a model saved by torch from there: in one tensor.
 HfTensor hf_stacked(const Param& param, const LlamaConfig& config);
 
 // The weights in DIR. Construction checks all of them and loads none: usage error, naming file and tensor, if a shard
-// or a tensor is missing, unexpected, or of another shape than `config` says, and for a router's bias that is not
-// finite, which no loss would show. Experts may be one by one or stacked.
+// or a tensor is missing, unexpected, or of another shape than `config` says, and for a buffer that is not
+// finite, which no loss would show. Parameters may be in parts or in one tensor.
 // With tied embeddings an lm_head.weight may be there, if it is bitwise the embedding's matrix.
 class HfWeights {
   public:
     HfWeights(const std::string& dir, const LlamaConfig& config);
     // Loads this rank's rectangle of each parameter, cast to the dtype of its data.
     void load(const std::vector<Param*>& params) const;
-    void load_biases(Llama& model) const;  // of this stage's sigmoid routers; of others there are none
+    void load_buffers(Llama& model) const;  // of this stage
 
   private:
     void open_shards(const std::string& index_path);
     void add(const std::string& path);
     void check(const HfTensor& part) const;
     void check_tied_head() const;
-    std::vector<float> bias(const std::string& name, int64_t experts) const;
+    std::vector<float> buffer(const std::string& name) const;
 
     std::string dir_;
     std::vector<SafetensorsFile> files_;
@@ -63,7 +63,7 @@ class HfWeights {
 // ranks must call it for the same parameters in the same order.
 using GetFullParam = std::function<Tensor(const Param&, Which)>;
 GetFullParam local_full_params(Llama& model);  // of a model that one rank holds
-// Calls write for each tensor of the Hub's files, in order; on rank 0 only. A selection bias has no gradient.
+// Calls write for each tensor of the Hub's files, in order; on rank 0 only. A buffer has no gradient.
 void for_full_tensors(const LlamaConfig& config, Which which, const GetFullParam& get_full,
                       const std::function<void(const std::string& name, const Tensor& values)>& write);
 

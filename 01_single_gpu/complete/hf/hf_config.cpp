@@ -154,7 +154,7 @@ void refuse_windows(const Keys& keys, const Family& family, int64_t layers) {
         return;
     }
     if (family.qkv_bias || family.qk_norm) {  // Qwen: the layers from max_window_layers on, of Qwen3-MoE all
-        const int64_t full = family.experts                  ? 0
+        const int64_t full = family.experts                   ? 0
                              : keys.has("max_window_layers") ? keys.integer("max_window_layers", kMaxLayers, 0)
                                                              : 28;
         if (keys.flag("use_sliding_window", false) && !keys.is_null("sliding_window") && full < layers)

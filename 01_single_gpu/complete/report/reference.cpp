@@ -13,7 +13,7 @@ constexpr const char* kFlag = "--save-reference";
 
 std::vector<StoredTensor> entries(const LlamaConfig& config, DType dtype, Which which) {
     std::vector<StoredTensor> list;
-    for (const Param& param : which == Which::data ? params_and_biases(config) : all_params(config))
+    for (const Param& param : which == Which::data ? params_and_buffers(config) : all_params(config))
         for (const HfTensor& part : hf_tensors(param, config))
             list.push_back({part.name, stored_dtype(part.name, dtype), part.shape});
     return list;

@@ -104,7 +104,7 @@ void TrainingRun::allocate() {
     trainer.allocate();
     if (weights_) {
         for (Unit* unit : model.units()) trainer.store->write(*unit, [&] { weights_->load(unit->params); });
-        weights_->load_biases(model);
+        weights_->load_buffers(model);
     }
     weights_.reset();
 }

@@ -55,7 +55,7 @@ MeshColors group_colors(const Mesh& mesh) {
     // end::lab-mesh-groups-split[]
 }
 
-ExpertColors expert_colors(const Mesh& mesh) {
+EpColors ep_colors(const Mesh& mesh) {
     return {[mesh](int rank) { return int(rank / mesh.ep); },
             [mesh](int rank) { return int(rank / mesh.stage_ranks() * mesh.ep + rank % mesh.ep); }};
 }

@@ -45,10 +45,10 @@ struct MeshColors {
     std::function<int(int rank)> tp, cp, dp_cp, pp;
 };
 MeshColors group_colors(const Mesh& mesh);
-struct ExpertColors {
+struct EpColors {
     std::function<int(int rank)> ep, edp;
 };
-ExpertColors expert_colors(const Mesh& mesh);
+EpColors ep_colors(const Mesh& mesh);
 
 // A picture of the mesh: one row per tensor-parallel group.
 std::string to_string(const Mesh& mesh);

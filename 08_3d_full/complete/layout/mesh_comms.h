@@ -8,9 +8,9 @@ namespace train70b {
 // This rank's groups along each axis of the mesh (group_colors).
 struct MeshComms {
     Comm tp, cp, dp_cp, pp;
-    Comm ep, edp;          // of one rank without experts
+    Comm ep, edp;          // of one rank without over_ep
     bool own_edp = false;  // edp has other ranks than dp_cp
 };
-MeshComms split(const Comm& world, const Mesh& mesh, bool experts = false);
+MeshComms split(const Comm& world, const Mesh& mesh, bool over_ep = false);
 
 }  // namespace train70b

@@ -1,7 +1,8 @@
-#include "01_single_gpu/complete/expert_balance.h"
+#include "01_single_gpu/complete/experts/expert_balance.h"
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 namespace train70b {
@@ -27,7 +28,7 @@ struct Evenness {
 
 ExpertBalance::ExpertBalance(Llama& model) : model_(model) {
     for (Block& block : model.blocks)
-        if (block.experts) layers_.push_back(block.experts.get());
+        if (Experts* experts = experts_of(block)) layers_.push_back(experts);
 }
 
 void ExpertBalance::begin_step() {
@@ -65,7 +66,7 @@ void ExpertBalance::restore(const Rows& rows) {
     }
 }
 
-ExpertReport ExpertBalance::end_step(const Groups& groups) {
+void ExpertBalance::end_step(const Groups& groups, StepReport& report) {
     const size_t N = size_t(model_.config.experts.count);
     std::vector<double> all;  // losses of all layers; then slots and dropped ones of each
     if (!layers_.empty()) {
@@ -90,22 +91,42 @@ ExpertReport ExpertBalance::end_step(const Groups& groups) {
         Experts& experts = *layers_[i];
         if (!experts.bias().empty()) {
             std::vector<float> bias = experts.bias();
-            update_bias(bias, slots, model_.options.balance.bias_rate);
+            update_bias(bias, slots, model_.config.experts.balance.bias_rate);
             experts.set_bias(std::move(bias));
         }
-        if (!model_.options.balance.of_batch) continue;
+        if (!model_.config.experts.balance.of_batch) continue;
         std::vector<float> fractions;  // f_i, 1 for an even load
         for (const double load : slots) fractions.push_back(float(total > 0 ? load / total * double(N) : 1));
         experts.set_fractions(std::move(fractions));
     }
     for (const double of_stage : groups.pp->gather({most})) most = std::max(most, of_stage);
     sums = groups.pp->sum(sums);
-    return {.max_over_mean = most,
-            .entropy = sums[1] / sums[0],
-            .dropped = sums[3] / sums[2],
-            .dead = int64_t(sums[4]),
-            .aux_loss = sums[5],
-            .z_loss = sums[6]};
+    auto load = std::make_shared<ExpertReport>();
+    load->max_over_mean = most;
+    load->entropy = sums[1] / sums[0];
+    load->dropped = sums[3] / sums[2];
+    load->dead = int64_t(sums[4]);
+    load->aux_loss = sums[5];
+    load->z_loss = sums[6];
+    report.part = load;
+}
+
+const ExpertReport* experts_of(const StepReport& report) {
+    return dynamic_cast<const ExpertReport*>(report.part.get());
+}
+
+void ExpertReport::add_to(nlohmann::ordered_json& step, DType dtype) const {
+    step["experts"] = {{"max_over_mean", significant_digits(max_over_mean)},
+                       {"entropy", significant_digits(entropy)},
+                       {"dropped", significant_digits(dropped)},
+                       {"dead", dead},
+                       {"aux_loss", significant_digits(aux_loss, dtype)},
+                       {"z_loss", significant_digits(z_loss, dtype)}};
+}
+
+std::unique_ptr<StepState> step_state_of(Llama& model) {
+    if (!model.config.is_sparse()) return nullptr;
+    return std::make_unique<ExpertBalance>(model);
 }
 
 }  // namespace train70b

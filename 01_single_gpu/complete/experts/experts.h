@@ -13,22 +13,9 @@
 // only; a capacity, and the balancing loss, on its sequence, however that is divided over ranks and micro-batches.
 //
 // Where the experts are is the role of ExpertRanks: all here, or on other ranks (08_3d_full/experts).
-#include "01_single_gpu/complete/config.h"
-#include "01_single_gpu/complete/layers.h"
-#include "01_single_gpu/complete/unit.h"
+#include "01_single_gpu/complete/llama.h"
 
 namespace train70b {
-
-// How the load of the experts is kept even. Sums are over the N experts and the sparse layers.
-struct Balance {
-    // aux_loss * mean over the sequences of  sum_i f_i P_i:  f_i = N / (k T) * (slots of the sequence that chose i),
-    // P_i the mean score. of_batch: f_i of the whole batch of the step before (of the first step: 1), the same in all
-    // layouts, too.
-    double aux_loss = 0.01;
-    bool of_batch = false;
-    double z_loss = 0;     // * mean over the tokens of log(sum of exp(logits))^2
-    double bias_rate = 0;  // after a step, bias_i += bias_rate * sign(mean load - load of i) (DeepSeek-V3)
-};
 
 // Where a micro-batch's tokens go.
 struct Routing {
@@ -68,41 +55,42 @@ struct ExpertLoads {
     std::vector<double> slots, dropped;  // (N): that chose each expert; of these, beyond its capacity
 };
 
-// Hugging Face's name of the bias that belongs to a router: model.layers.0.mlp.gate.e_score_correction_bias
-std::string bias_of_router(const std::string& router_name);
-bool is_router_bias(const std::string& name);
-DType stored_dtype(const std::string& name, DType dtype);  // fp32 of such a bias, else the model's
-
-class Experts {
+// Its MLP is that of the shared experts, its buffer the selection bias of a sigmoid router.
+class Experts : public FeedForward {
   public:
-    Experts(const LlamaConfig& config, int64_t layer, double init_std, double out_std, const Balance& balance);
-    Experts(const Experts&) = delete;
+    Experts(const LlamaConfig& config, int64_t layer, double init_std, double out_std);
 
-    Param router;              // (N, E)
-    Param gate_up, down;       // (N 2 F, E), (N E, F): expert by expert; of some of them if ranks divide them
-    Unit unit;                 // gate_up and down, which other ranks may share than those of the block
-    const ExpertRanks* ranks;  // not owned; never null
+    Param router;                       // (N, E)
+    Param expert_gate_up, expert_down;  // (N 2 F, E), (N E, F): expert by expert; of some of them if ranks divide them
+    Unit unit;                          // of these two, which other ranks may share than the block's
+    const ExpertRanks* ranks;           // not owned; never null
 
-    // (R_l, E) -> (R_l, E). routing: empty, or of an earlier run of the same micro-batch, which a recomputation
-    // repeats. meanwhile: is called once, between two steps that may communicate.
-    Var operator()(
-        Tape& tape, const Var& x, const Batch& batch, Routing& routing, const std::function<void()>& meanwhile = [] {});
+    // choice: a Routing, empty or of an earlier run of the same micro-batch.
+    Var operator()(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                   const std::shared_ptr<void>& choice) override;
+    std::shared_ptr<void> new_choice() const override { return std::make_shared<Routing>(); }
+    std::vector<Param*> undivided() override { return {&router}; }
+    Unit* inner_unit() override { return &unit; }
+    std::string buffer_name() const override;
+    std::vector<float> buffer() const override;
+    void set_buffer(std::vector<float> values) override { set_bias(std::move(values)); }
 
     // What decides on the choice besides the weights, as host numbers (N): fp32, so that checkpoints keep it exactly.
     const std::vector<float>& bias() const { return bias_; }            // of a sigmoid, or with a rate; empty: 0
     const std::vector<float>& fractions() const { return fractions_; }  // of_batch: f_i of the step before
     void set_bias(std::vector<float> bias);
-    Tensor bias_tensor(Device device) const;  // (N) fp32; 0 if it is empty
     void set_fractions(std::vector<float> fractions) { fractions_ = std::move(fractions); }
 
     std::function<void(const Tensor& logits)> on_logits;  // empty, or called with (R_l, N) before each choice
 
-    // Training batches add to them (run/expert_balance.h); losses (2) fp64: balancing loss and z-loss, this rank's
+    // Training batches add to them (expert_balance.h); losses (2) fp64: balancing loss and z-loss, this rank's
     // share.
     ExpertLoads loads;
     Tensor losses;
 
   private:
+    // Without the shared experts. meanwhile: is called once, between two steps that may communicate.
+    Var routed(Tape& tape, const Var& x, const Batch& batch, Routing& routing, const std::function<void()>& meanwhile);
     Var logits(Tape& tape, const Var& x);
     double z_loss_of(const Batch& batch) const;
     void route(Routing& routing, const Tensor& logits, const Batch& batch);
@@ -112,9 +100,10 @@ class Experts {
 
     const ExpertsConfig config_;
     const RouterShape shape_;
-    const Balance balance_;
     std::vector<float> bias_, fractions_;
     Tensor device_bias_;
 };
+
+Experts* experts_of(const Block& block);  // null: a dense layer
 
 }  // namespace train70b

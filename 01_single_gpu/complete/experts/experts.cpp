@@ -1,4 +1,4 @@
-#include "01_single_gpu/complete/experts.h"
+#include "01_single_gpu/complete/experts/experts.h"
 
 #include <algorithm>
 #include <numeric>
@@ -72,19 +72,37 @@ std::vector<RowPiece> ExpertRanks::pieces(const Batch& batch, int) const {
     return list;
 }
 
-Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double out_std, const Balance& balance)
-    : config_(c.experts), shape_(c.experts.router()), balance_(balance) {
+namespace {
+std::string mlp_of(int64_t layer) { return fmt::format("model.layers.{}.mlp.", layer); }
+constexpr const char* kBias = ".e_score_correction_bias";  // Hugging Face's name: model.layers.0.mlp.gate, and this
+}  // namespace
+
+std::unique_ptr<FeedForward> make_feed_forward(const LlamaConfig& c, int64_t layer, double init_std, double out_std) {
+    if (c.is_sparse(layer)) return std::make_unique<Experts>(c, layer, init_std, out_std);
+    return std::make_unique<FeedForward>(c, mlp_of(layer), c.ffn, init_std, out_std);
+}
+
+Experts* experts_of(const Block& block) { return dynamic_cast<Experts*>(block.feed_forward.get()); }
+
+bool is_buffer(const std::string& name) { return name.ends_with(kBias); }
+
+DType stored_dtype(const std::string& name, DType dtype) { return is_buffer(name) ? DType::f32 : dtype; }
+
+Experts::Experts(const LlamaConfig& c, int64_t layer, double init_std, double out_std)
+    : FeedForward(c, mlp_of(layer) + "shared_experts.", c.mlp_width(layer), init_std, out_std),
+      config_(c.experts),
+      shape_(c.experts.router()) {
     static const ExpertRanks one_rank;
     ranks = &one_rank;
-    const std::string prefix = fmt::format("model.layers.{}.mlp.", layer);
+    const std::string prefix = mlp_of(layer);
     const int64_t N = config_.count, F = config_.ffn;
     router = make_param(prefix + "gate.weight", {N, c.hidden}, init_std);
-    gate_up = make_param(prefix + "experts.gate_up_proj", {N * 2 * F, c.hidden}, init_std);
-    down = make_param(prefix + "experts.down_proj", {N * c.hidden, F}, out_std);
-    gate_up.of_experts = down.of_experts = true;
-    unit = {.name = fmt::format("experts {}", layer), .params = {&gate_up, &down}, .inside = true};
-    if (config_.sigmoid || balance.bias_rate > 0) bias_.assign(size_t(N), 0.0f);
-    if (balance.of_batch) fractions_.assign(size_t(N), 1.0f);
+    expert_gate_up = make_param(prefix + "experts.gate_up_proj", {N * 2 * F, c.hidden}, init_std);
+    expert_down = make_param(prefix + "experts.down_proj", {N * c.hidden, F}, out_std);
+    expert_gate_up.over_ep = expert_down.over_ep = true;
+    unit = {.name = fmt::format("experts {}", layer), .params = {&expert_gate_up, &expert_down}, .inside = true};
+    if (config_.sigmoid || config_.balance.bias_rate > 0) bias_.assign(size_t(N), 0.0f);
+    if (config_.balance.of_batch) fractions_.assign(size_t(N), 1.0f);
     loads = {std::vector<double>(size_t(N), 0.0), std::vector<double>(size_t(N), 0.0)};
 }
 
@@ -93,22 +111,11 @@ void Experts::set_bias(std::vector<float> bias) {
     device_bias_ = Tensor();
 }
 
-std::string bias_of_router(const std::string& router_name) {
-    return router_name.substr(0, router_name.rfind('.')) + ".e_score_correction_bias";
+std::string Experts::buffer_name() const {
+    return config_.sigmoid ? router.name.substr(0, router.name.rfind('.')) + kBias : "";
 }
 
-bool is_router_bias(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
-
-DType stored_dtype(const std::string& name, DType dtype) { return is_router_bias(name) ? DType::f32 : dtype; }
-
-Tensor Experts::bias_tensor(Device device) const {
-    Tensor host({config_.count}, DType::f32, Device::cpu, Memory::workspace);
-    for (size_t e = 0; e < size_t(config_.count); ++e) host.data<float>()[e] = bias_.empty() ? 0 : bias_[e];
-    if (device == Device::cpu) return host;
-    Tensor there(host.shape(), DType::f32, device, Memory::workspace);
-    copy(there, host);
-    return there;
-}
+std::vector<float> Experts::buffer() const { return config_.sigmoid ? bias_ : std::vector<float>(); }
 
 // The same for all tokens of a step.
 const Tensor& Experts::bias_like(const Tensor& logits) {
@@ -119,7 +126,7 @@ const Tensor& Experts::bias_like(const Tensor& logits) {
 
 // The coefficient of the z-loss of one row; 0 in an evaluation.
 double Experts::z_loss_of(const Batch& batch) const {
-    return batch.sequence_scale > 0 ? balance_.z_loss * batch.sequence_scale / double(batch.whole_len) : 0;
+    return batch.sequence_scale > 0 ? config_.balance.z_loss * batch.sequence_scale / double(batch.whole_len) : 0;
 }
 
 Var Experts::logits(Tape& tape, const Var& x) {
@@ -141,18 +148,18 @@ Var Experts::logits(Tape& tape, const Var& x) {
 // N); the pieces may be those of all parts.
 Tensor Experts::piece_grads(const std::vector<double>& counts, const std::vector<RowPiece>& pieces, const Batch& batch,
                             const Tensor& logits) const {
-    if (balance_.aux_loss == 0 || batch.sequence_scale == 0) return {};
+    if (config_.balance.aux_loss == 0 || batch.sequence_scale == 0) return {};
     const size_t N = size_t(config_.count);
-    const double per_token = balance_.aux_loss * batch.sequence_scale / double(batch.whole_len);
+    const double per_token = config_.balance.aux_loss * batch.sequence_scale / double(batch.whole_len);
     std::vector<double> slots(size_t(batch.sequences) * N, 0.0), grads;  // slots: of each sequence
     for (size_t q = 0; q < pieces.size(); ++q)
         for (size_t e = 0; e < N; ++e) slots[size_t(pieces[q].sequence) * N + e] += counts[q * N + e];
     const std::vector<RowPiece> mine = ranks->pieces(batch, ranks->part());
     for (const RowPiece& piece : mine)
         for (size_t e = 0; e < N; ++e)
-            grads.push_back(per_token * (balance_.of_batch ? double(fractions_[e])
-                                                           : slots[size_t(piece.sequence) * N + e] * double(N) /
-                                                                 double(config_.top_k * batch.whole_len)));
+            grads.push_back(per_token * (config_.balance.of_batch ? double(fractions_[e])
+                                                                  : slots[size_t(piece.sequence) * N + e] * double(N) /
+                                                                        double(config_.top_k * batch.whole_len)));
     return numbers_like(logits, grads, {int64_t(mine.size()), config_.count});
 }
 
@@ -174,7 +181,7 @@ void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
             counts[i] = double(slots / N + (e < slots % N ? 1 : 0));
         }
     // Of all ranks that hold tokens of the same sequences, if that is needed.
-    const bool by_sequence = batch.sequence_scale > 0 && balance_.aux_loss != 0 && !balance_.of_batch;
+    const bool by_sequence = batch.sequence_scale > 0 && config_.balance.aux_loss != 0 && !config_.balance.of_batch;
     std::vector<RowPiece> pieces = mine;
     std::vector<double> all = counts;
     if (ranks->parts() > 1 && (by_sequence || config_.capacity_factor > 0)) {
@@ -205,8 +212,17 @@ void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
     ranks->plan(to, logits);
 }
 
-Var Experts::operator()(Tape& tape, const Var& x, const Batch& batch, Routing& routing,
-                        const std::function<void()>& meanwhile) {
+Var Experts::operator()(Tape& tape, const Var& x, const Batch& batch, const TensorParallelOps& tensor_parallel,
+                        const std::shared_ptr<void>& choice) {
+    Var shared;
+    const Var mixed = routed(tape, x, batch, *static_cast<Routing*>(choice.get()), [&] {
+        if (has_mlp()) shared = mlp(tape, x, tensor_parallel);
+    });
+    return shared ? add(tape, shared, mixed) : mixed;
+}
+
+Var Experts::routed(Tape& tape, const Var& x, const Batch& batch, Routing& routing,
+                    const std::function<void()>& meanwhile) {
     const Var scores = logits(tape, x);
     if (!routing) route(routing, scores.data, batch);
     const Routing to = routing;
@@ -219,7 +235,7 @@ Var Experts::operator()(Tape& tape, const Var& x, const Batch& batch, Routing& r
     });
     const Var rows = ranks->dispatch(tape, gather(tape, x, to, config_.top_k), to, meanwhile);
     const Var out = unit.run(tape, rows, [this, to](Tape& t, const Var& in) {
-        return grouped_linear(t, swiglu(t, grouped_linear(t, in, gate_up, to.rows)), down, to.rows);
+        return grouped_linear(t, swiglu(t, grouped_linear(t, in, expert_gate_up, to.rows)), expert_down, to.rows);
     });
     return weighted_sum(tape, ranks->combine(tape, out, to), weights, to);
 }
