@@ -16,11 +16,6 @@ do = plan[min(number, len(plan) - 1)]
 hosts = pathlib.Path(words[words.index("--hostfile") + 1]).read_text() if "--hostfile" in words else ""
 with calls.open("a") as file:
     file.write(json.dumps({"words": words, "time": time.time(), "hosts": hosts}) + "\n")
-with open("m.jsonl" if "--metrics" in words else os.devnull, "a" if "--resume" in words else "w",
-          errors="surrogateescape") as metrics:
-    metrics.write(do.get("raw", ""))
-    for event in do.get("events", []) + [{"event": "step", "step": step, "loss": 5.0} for step in do.get("steps", [])]:
-        metrics.write(json.dumps(event) + "\n")
 for step in do.get("checkpoints", []) + do.get("incomplete", []):
     pathlib.Path("d", f"step-{step}").mkdir(parents=True)
     if step not in do.get("incomplete", []):
@@ -37,7 +32,9 @@ if "hang" in do:  # two processes; this one notes the signals it gets, and ends 
             file.write(signal.Signals(number).name + "\n")
         if do["hang"] == "ends":
             sys.exit(do.get("code", 0))
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, got)
     pathlib.Path("ready").write_text("")
     while True:

@@ -8,61 +8,63 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
-from conftest import ENVIRONMENT, PATIENCE, ROOT, Process
+from conftest import PATIENCE, ROOT, Process
 
-LOOP = [sys.executable, str(ROOT / "08_3d_full/checkpoint/restart.py")]
+sys.path.append(str(ROOT / "08_3d_full/checkpoint"))
+import restart  # noqa: E402
+
+LOOP = ["env", "-u", "SLURM_JOB_ID", sys.executable, str(ROOT / "08_3d_full/checkpoint/restart.py")]
+KINDS = {r"continues from": "continues", r"attempt \d+: exit code": "failed", r"attempt \d+:": "start",
+         r"next attempt": "wait", r"ended": "end", r"the run has finished": "finished", r"gives up": "gives_up",
+         r"not restarted": "usage", r"requeues": "requeues", r"\S+ is set aside": "set_aside",
+         r"\S+ is left out": "left_out", r"\S+ is not in the host file": "unknown"}
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def kinds(err):
+    """Of the loop's lines in stderr, one word each."""
+    said = re.findall(r"^restart: (.*)", err, re.M)
+    return " ".join(next((kind for begin, kind in KINDS.items() if re.match(begin, line)), line) for line in said)
 
 
 class Loop:
     """A run of restart.py over the stub; what it did, by the names of the cases below."""
 
-    def __init__(self, at, plan, options="", flags="", hosts="", down="", metrics=True, folders="", during=None):
+    def __init__(self, at, plan, options="", flags="", hosts="", down="", folders="", environment={}, during=None):
         self.at = at
         (at / "plan.json").write_text(json.dumps(plan))
         (at / "hosts").write_text(hosts)
         (at / "down").write_text(down + "\n")
         for name in folders.split():
-            (at / name).mkdir(parents=True)
+            (at / name).mkdir(parents=True, exist_ok=True)
             (at / name / "manifest.json").write_text("{}")
-        loop = [*LOOP, "--backoff", "0.01", "--log", "log.jsonl", "--host-check", "! grep -qx {host} down"]
-        hosts = ["--hostfile", "hosts"] if hosts else []
-        metrics = ["--metrics", "m.jsonl"] if metrics else []
-        words = [*loop, *options.split(), "--", ROOT / "tests/restart_stub.py", "-np", "8", *hosts, "program",
-                 "--checkpoint-dir", "d", *metrics, *flags.split()]
+        loop = [*LOOP[:3], *(f"{name}={value}" for name, value in environment.items()), *LOOP[3:], "--backoff", "0.01"]
+        words = [*loop, "--host-check", "! grep -qxF -- {host} down", *options.split(), "--",
+                 ROOT / "tests/restart_stub.py", "-np", "8", *(["--hostfile", "hosts"] if hosts else []), "program",
+                 "--checkpoint-dir", "d", *flags.split()]
         self.process = Process(words, at, {})
         if during:
             during(self)
         self.done = self.process.end()
         self.code, self.out, self.err = self.done.code, self.done.out, self.done.err
-        self.runs, self.log = lines(at / "calls.jsonl"), lines(at / "log.jsonl")
-        self.calls, self.events = len(self.runs), " ".join(event["event"] for event in self.log)
-        self.last, self.message = (self.log[-1].get(key) if self.log else "" for key in ("event", "message"))
+        self.runs = [json.loads(line) for line in (at / "calls.jsonl").read_text().splitlines()]
+        self.calls, self.events = len(self.runs), kinds(self.err)
         self.resumed = [call["words"].count("--resume") for call in self.runs]
         self.hosts = [re.sub(r" slots=\d+\n", "", call["hosts"]) for call in self.runs]  # their letters
-        self.ranks, self.dp, self.probe = map(self.values, ("-np", "--dp", "--probe"))
-        self.resume_from = self.values("--resume-from")
-        self.suspects = [event["host"] for event in self.log if event["event"] == "suspect"]
-        self.why = [event["why"] for event in self.log if event["event"] == "suspect"]
-        self.failures = [event["failures"] for event in self.log if event["event"] == "failed"]
-        self.steps = [event["step"] for event in self.log if event["event"] == "failed"]
-        self.waits = [event["seconds"] for event in self.log if event["event"] == "wait"]
+        self.ranks, self.dp, self.ep, self.inject, self.resume_from = map(
+            self.values, ("-np", "--dp", "--ep", "--inject", "--resume-from"))
+        self.failures = [int(count) for count in re.findall(r"\(failure (\d+); ", self.err)]
+        self.waits = [float(seconds) for seconds in re.findall(r"next attempt in (\S+) s", self.err)]
         self.checkpoints = " ".join(sorted(path.name for path in (at / "d").iterdir())) if (at / "d").exists() else ""
 
     def values(self, flag):
         """Of the flag, as --flag VALUE or --flag=VALUE, in each call."""
         found = [re.search(rf"(?:^| ){flag}[ =](\S+)", " ".join(call["words"])) for call in self.runs]
-        return [each and each[1] for each in found]
+        return [match and match[1] for match in found]
 
 
 def ends(code, **more):
@@ -71,122 +73,79 @@ def ends(code, **more):
 
 OK, FAILS = ends(0), ends(1)
 THREE, TWO = "a slots=4\nb slots=4 # the second\n\nc slots=4\n", "a slots=4\nb slots=4\n"
-ON_A_AND_B = {"event": "hosts", "hosts": ["a"] * 4 + ["b"] * 4}
-ALL_BUT_7 = "".join(f"rank {rank}: world.barrier #3 has not ended after 30 s (--comm-timeout): a rank of its group is "
-                    "missing\n" for rank in range(7))
-DIED = ends(137, err="mpirun noticed that process rank 5 with PID 0 on node b exited on signal 9 (Killed).")
-SLOW = ends(3, events=[{"event": "probe", "slow": [
-    {"rank": 1, "host": "a", "what": "product, 384 x 384", "of_median": 0.5}]}])
-SLOW_PRINTED = ends(3, out="slow: rank 1 on a has 50% of the median product, 384 x 384, rank 5 on b has 60% of the "
-                    "median tp, shift over 2")
-USAGE = ends(2, out="tiny: 31.9k parameters", err="Warning: a host was added\nprogram: --pp 3: 2 ranks")
-DIFFER_ERR = ("rank 0: --replica-check: after step 31: the weight of x differs on ranks 5 and 6 from ranks 0 and 1; "
-              "resume from the newest checkpoint before step 20")
-DIFFER = ends(1, checkpoints=[10, 20, 30], err=DIFFER_ERR,
-              events=[ON_A_AND_B, {"event": "replicas_differ", "step": 31, "equal": 19}])
-DIFFER_PRINTED = ends(1, checkpoints=[10, 20, 30], err=DIFFER_ERR,
-                      out="vm: ranks\na: ranks 0 to 3, b: ranks 4 to 7\n" + "step\n" * 30000 +
-                      "replicas differ after step 31; after step 19 they were equal")
-MANY = "9" * 5000
-GARBAGE = [ends(1, out="a: ranks 0 to 900000000"),
-           ends(1, out="a: ranks 0 to 1", bytes=[*range(256)] * 9, raw="[" * 100000 + '\n{"event": "step"}\n\udcff\n',
-                err=f"rank 7 has not responded for 3\nrank {MANY} has not responded for 3\n"
-                f"replicas differ after step 2; after step {MANY} they were equal",
-                events=[{"event": "step", "step": "2"}, {"event": "step", "step": float("nan")}, {"event": ["step"]},
-                        {"step": 3}, 4, {"event": "hosts", "hosts": 7}, {"event": "replicas_differ", "equal": "1"}]),
-           ends(1, events=[{"event": "probe"}]),
-           ends(1, events=[{"event": "probe", "slow": [{"rank": 1, "host": "a"}]}])]
-
-
-def finished(step):
-    return [ends(1, checkpoints=[step]),
-            ends(2, err=f"program: d/step-{step}: is of step {step}, and --steps is 8 (try --steps 16)")]
-
+SLOW = ends(3, out="slow: rank 1 on a has 50% of the median product, 384 x 384, rank 5 on b has 60% of the "
+            "median tp, shift over 2")
+DIFFER = ends(1, checkpoints=[10, 20, 30],
+              out="step\n" * 30000 + "replicas differ after step 31; after step 19 they were equal")
+AGAIN = DIFFER | {"checkpoints": [20, 30]}
+GARBAGE = [ends(1, bytes=[*range(256)] * 9999, out="rank 1 on a has 5% of the median"),
+           ends(1, out=f"replicas differ after step 2; after step {'9' * 5000} they were equal")]
+TWICE = "start failed wait start end"
 
 CASES = {  # what the calls of the program do; what the loop is given; what it does
     "success at once": ([ends(0, out="trained", err="a warning")], {},
                         dict(events="start end", err="a warning", out="trained")),
     "two failures, then success": (
-        [ends(1, steps=[1, 2], checkpoints=[2]), ends(137, steps=[3]), OK], {},
-        dict(resumed=[0, 1, 1], events="start failed wait start failed wait start end",
-             err="exit code 137 after step 3 (failure 1; gives up at 3 in a row without a new step)")),
-    "started again continues, and says so": (
-        [ends(1, steps=[31]), OK], dict(folders="d/step-20 d/step-30 d/step-40.suspect"),
-        dict(resumed=[1, 1], events="continues start failed wait start end", err="continues from d/step-30;")),
+        [ends(1, checkpoints=[2]), ends(137), OK], dict(flags="--inject kill:1:3"),
+        dict(resumed=[0, 1, 1], inject=["kill:1:3", None, None], events="start failed wait " + TWICE,
+             err="exit code 137 (failure 2; gives up at 3 in a row without a checkpoint beyond step 2)")),
+    "started again continues from the newest, and says so": (
+        [FAILS, OK], dict(folders="d/step-9 d/step-30 d/step-40.suspect d/step-50.tmp d/step-²"),
+        dict(resumed=[1, 1], events="continues " + TWICE, err="continues from d/step-30;")),
     "resume-from until there is a checkpoint": (
-        [ends(1, steps=[41]), ends(1, steps=[42], checkpoints=[42]), OK],
-        dict(flags="--resume-from e/step-40", folders="e/step-40"),
+        [FAILS, ends(1, checkpoints=[42]), OK], dict(flags="--resume-from e/step-40", folders="e/step-40"),
         dict(resumed=[0, 0, 1], resume_from=["e/step-40", "e/step-40", None])),
     "started again with resume-from, from the newest": (
         [OK], dict(flags="--resume-from=d/step-40", folders="d/step-40 d/step-60"),
         dict(resumed=[1], resume_from=[None], err="continues from d/step-60, not --resume-from d/step-40")),
-    "no complete checkpoint: from the start": (
-        [ends(1, steps=[1, 2, 3], incomplete=[2, "3.tmp"]), OK], {}, dict(resumed=[0, 0])),
+    "no complete checkpoint: from the start": ([ends(1, incomplete=[2, "3.tmp"]), OK], {}, dict(resumed=[0, 0])),
     "gives up, with growing waits": (
-        [FAILS], dict(options="--max-failures 4 --backoff 0.1 --backoff-most 0.3"),
-        dict(code=1, calls=4, last="gave_up", waits=[0.1, 0.2, 0.3])),
+        [FAILS], dict(options="--max-failures 4 --backoff 0.1"), dict(code=1, calls=4, waits=[0.1, 0.2, 0.4])),
     "failures with progress between them do not add up": (
-        [ends(1, steps=[1]), ends(1, steps=[1, 2]), ends(1, steps=[1, 2, 3]), OK], dict(options="--max-failures 2"),
-        dict(calls=4)),
-    "the same steps again are no progress": (
-        [ends(1, steps=[1, 2, 3]), ends(1, steps=[1, 2]), ends(1, steps=[1, 2, 3])], {}, dict(code=1, calls=3)),
-    "a checkpoint is progress": ([ends(1, steps=[1], checkpoints=[5]), FAILS], {}, dict(code=1, failures=[1, 2, 3])),
+        [FAILS, ends(1, checkpoints=[5]), FAILS, ends(1, checkpoints=[10]), OK], dict(options="--max-failures 3"),
+        dict(failures=[1, 1, 2, 1])),
+    "an older checkpoint is no progress": (
+        [FAILS, ends(1, checkpoints=[3]), FAILS], dict(folders="d/step-9"), dict(code=1, failures=[1, 2, 3])),
     "a command that was killed is started again": ([ends(-9), OK], {}, dict(calls=2)),
     "a usage error is not retried": (
-        [USAGE], {}, dict(code=2, events="start usage", message="program: --pp 3: 2 ranks")),
-    "the run has finished": (finished(8), {}, dict(last="end", err="restart: the run has finished: d/step-8 ")),
-    "a step beyond the last is a usage error": (finished(9), {}, dict(code=2, last="usage")),
-    "garbage is printed and written": (
-        [*GARBAGE, OK], dict(options="--max-failures 99 --backoff-most 0.01", folders="d/step-² d/step-2"),
-        dict(events="continues " + "start failed wait " * len(GARBAGE) + "start end")),
-    "a log on a full disk": (
-        [FAILS, OK], dict(options="--log /dev/full"),
-        dict(calls=2, err="restart: --log /dev/full: No space left on device: goes on without it")),
+        [ends(2, err="program: --pp 3: 2 ranks")], {},
+        dict(code=2, events="start usage", err="program: --pp 3: 2 ranks")),
+    "a usage error of a later attempt is a failure": ([FAILS, ends(2), OK], {}, dict(calls=3)),
+    "the run has finished": ([ends(1, checkpoints=[8])], dict(flags="--steps 8"),
+                             dict(events="start failed wait finished", err="finished: d/step-8 is of its last step")),
+    "a step beyond the last is the program's error": ([ends(2)], dict(flags="--steps 8", folders="d/step-9"),
+                                                      dict(code=2, calls=1)),
+    "garbage is passed on, and means nothing": (
+        [*GARBAGE, OK], dict(hosts=THREE, folders="d/step-2"),
+        dict(events="continues start failed wait " + TWICE, checkpoints="step-2")),
     # hosts
     "a host that does not answer is replaced by the spare one": (
-        [FAILS, OK], dict(hosts=THREE, down="b"), dict(hosts=["abc", "ac"], ranks=["8", "8"])),
+        [FAILS, FAILS, OK], dict(hosts=THREE, down="b"), dict(hosts=["abc", "ac", "ac"], ranks=["8"] * 3)),
     "without a spare host, half the data parallelism": (
         [FAILS, OK], dict(flags="--tp 2 --dp 4 --global-batch 16", hosts=TWO, down="a"),
         dict(hosts=["ab", "b"], ranks=["8", "4"], dp=["4", "2"])),
-    "the largest dp that divides the batch, 4 of 5 slots": (
-        [FAILS, OK],
-        dict(flags="--global-batch 16 --micro-batch 2", hosts="a slots=3\nb slots=3\nc slots=2\n", down="a"),
-        dict(ranks=["8", "4"], dp=[None, None])),
-    "no layout fits": ([FAILS], dict(flags="--tp=8", hosts=TWO, down="a"), dict(code=1, calls=1, last="gave_up")),
+    "and as many expert-parallel ranks as divide those of a stage": (
+        [FAILS, OK], dict(flags="--experts 8 --ep=4 --global-batch 18", hosts="a slots=2\nb slots=6\n", down="a"),
+        dict(ranks=["8", "6"], dp=[None, None], ep=["4", "2"])),
+    "no layout fits": ([FAILS], dict(flags="--tp=8", hosts=TWO, down="a"),
+                       dict(code=1, events="start failed left_out wait gives_up")),
     "no host is left": ([FAILS], dict(hosts=THREE, down="a\nb\nc"), dict(code=1, calls=1)),
-    "a host whose process dies twice is left out": (
-        [DIED, DIED, OK], dict(hosts=THREE), dict(hosts=["abc", "abc", "ac"])),
-    "the host of the only rank that reports nothing": (
-        [ends(1, err=ALL_BUT_7, events=[ON_A_AND_B]), OK], dict(options="--strikes 1", hosts=THREE),
-        dict(hosts=["abc", "ac"], suspects=["b"])),
-    "the host of a rank without a heartbeat": (
-        [ends(1, events=[ON_A_AND_B], err="rank 0: rank 6 has not responded for 30 s (--comm-timeout) while files are "
-              "read or written"), OK], dict(options="--strikes 1", hosts=THREE), dict(hosts=["abc", "ac"])),
-    "a slow host is left out": (
-        [FAILS, SLOW, FAILS, OK], dict(options="--probe-every 1 --max-failures 9", hosts=THREE),
-        dict(hosts=["abc", "abc", "bc", "bc"])),
-    "slow hosts without metrics": (
-        [SLOW_PRINTED, OK], dict(hosts=THREE + "e slots=4\n", metrics=False),
-        dict(hosts=["abce", "ce"], why=["slow: rank 1, product, 384 x 384, 50% of the median",
-                                        "slow: rank 5, tp, shift over 2, 60% of the median"])),
-    "a slow host that nothing replaces stays, and is not probed again": (
-        [FAILS, SLOW, OK], dict(options="--probe-every 1", flags="--tp 8", hosts=TWO),
-        dict(probe=[None, "strict", None], hosts=["ab", "ab", "ab"])),
-    "the probe at every third restart": (
-        [FAILS], dict(options="--probe-every 3 --max-failures 7", flags="--probe on"),
-        dict(code=1, probe=["on", "on", "on", "strict", "on", "on", "strict"])),
-    # replicas that differ: later checkpoints are set aside, the host is named
+    "a host's name is no part of the check's command": (
+        [FAILS, OK], dict(hosts="a;true slots=8\nb slots=8\n", down="a;true"), dict(hosts=["a;trueb", "b"])),
+    "slow hosts are left out": (
+        [SLOW, OK], dict(hosts="a slots=8\nc slots=8\n"),
+        dict(hosts=["ac", "c"], events="start failed left_out unknown wait start end")),
+    "slow hosts of another failure stay": ([SLOW | {"code": 1}, OK], dict(hosts=THREE), dict(hosts=["abc"] * 2)),
+    # replicas that differ: later checkpoints are set aside
     "replicas differ": (
-        [DIFFER, OK], dict(options="--strikes 1", hosts=THREE),
-        dict(checkpoints="step-10 step-20.suspect step-30.suspect", hosts=["abc", "ac"], resumed=[0, 1])),
-    "replicas differ again, without metrics: free names": (
-        [DIFFER_PRINTED, *[DIFFER_PRINTED | {"checkpoints": [20, 30]}] * 2, OK],
-        dict(options="--max-failures 9 --strikes 3", hosts=THREE, metrics=False),
-        dict(steps=[30, 30, 30], resumed=[0, 1, 1, 1], hosts=["abc", "abc", "abc", "ac"],
+        [DIFFER, OK], {}, dict(checkpoints="step-10 step-20.suspect step-30.suspect", resumed=[0, 1])),
+    "replicas differ again: free names": (
+        [DIFFER, AGAIN, AGAIN, OK], dict(options="--max-failures 9"),
+        dict(failures=[1, 2, 3], resumed=[0, 1, 1, 1],
              checkpoints="step-10 step-20.suspect step-20.suspect-2 step-20.suspect-3 "
              "step-30.suspect step-30.suspect-2 step-30.suspect-3")),
     "nothing but suspect checkpoints: from the start": (
-        [DIFFER_PRINTED | {"checkpoints": [20]}, FAILS, OK], dict(metrics=False, folders="d/step-20.suspect"),
+        [DIFFER | {"checkpoints": [20]}, FAILS, OK], dict(folders="d/step-20.suspect"),
         dict(resumed=[0, 0, 0], checkpoints="step-20.suspect step-20.suspect-2")),
 }
 
@@ -197,35 +156,74 @@ def test_decides(name, tmp_path):
     loop = Loop(tmp_path, plan, **given)
     for what, wanted in {"code": 0, **expected}.items():
         found = getattr(loop, what)
-        if what in ("out", "err"):
-            assert found.count(wanted) == 1, loop.done
-        else:
-            assert found == (wanted.strip() if what == "events" else wanted), f"{what}\n{loop.done}"
+        assert found.count(wanted) == 1 if what in ("out", "err") else found == wanted, f"{what}: {found}\n{loop.done}"
     times = [run["time"] for run in loop.runs]
     assert all(after - before >= wait for before, after, wait in zip(times, times[1:], loop.waits))
 
 
-def test_stdout_on_a_full_disk():
+@pytest.mark.parametrize("flags, slots, layout", [
+    ("-np 8", 5, (4, 4, 1)), ("-np 8 --micro-batch 2 --global-batch 12", 5, (3, 3, 1)),
+    ("-np 3 --global-batch 1", 2, (1, 1, 1)), ("-np 8 --tp 2 --pp 2 --cp=2", 7, None),
+    ("-np 16 --tp 2 --pp 2", 15, (8, 2, 1)), ("-np 8 --hybrid-shard 4", 7, (4, 4, 1)),
+    ("-np 8 --hybrid-shard 8", 7, None), ("-np 8 --batch-ramp 6:12:9 --global-batch 12", 5, (3, 3, 1)),
+    ("-np 32 --tp 2 --cp 2 --pp 2 --ep 16 --experts 16", 31, (16, 2, 8)), ("-np 8 --ep 8 --experts 8", 0, None)])
+def test_layout_that_fits(flags, slots, layout):
+    assert restart.layout_for(flags.split(), slots) == layout
+
+
+def test_ssh_takes_no_host_for_an_option(tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; test "$2" = -n1\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert restart.answers("-n1", None, 9) and not restart.answers("-n2", None, 9)
+    assert not restart.answers("-n1", "sleep 9; true {host}", 0.1)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_slurm_job_is_requeued_until_it_makes_no_progress(broken, tmp_path):
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> requeued; exit {int(broken)}\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    plan = [ends(1, checkpoints=[5]), FAILS, ends(2), ends(1, checkpoints=[6]), FAILS, FAILS]
+    for job, failure, event in (("7", 1, "requeues"), ("7", 2, "requeues"), ("7", 3, ""), ("7_8", 1, "requeues"),
+                                ("7_8", 2, "requeues"), ("7_8", 3, "")):
+        loop = Loop(tmp_path, plan, hosts=THREE, down="a", flags="--inject kill:1:2", environment={
+            "SLURM_JOB_ID": job, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+        assert (loop.code, loop.failures) == (1, [failure]) and loop.hosts[-1] == "abc", loop.done
+        assert loop.events.split("failed")[1].split() == [event] * bool(event) + ["gives_up"] * broken * bool(event)
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n" * 2 + "requeue 7_8\n" * 2
+    assert loop.resumed == [0, 1, 1, 1, 1, 1] and loop.inject == ["kill:1:2", None, None] * 2
+    assert loop.checkpoints == ".restart.json step-5 step-6"
+
+
+def test_slow_ranks_are_read_as_they_are_printed():
+    form = re.search(r'"\{\}(rank .* of the median \{\})"', (ROOT / "08_3d_full/watch/probe.cpp").read_text())[1]
+    assert restart.SLOW.findall(", ".join([form.format(3, "node-0", 50.0, "product")] * 2)) == ["node-0"] * 2
+
+
+def test_output_on_a_full_disk():
     with open("/dev/full", "w") as full:
         done = subprocess.run([*LOOP, "--", "seq", "100000"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0 and len(done.stderr.splitlines()) == 2, done.stderr
+        assert done.returncode == 0 and kinds(done.stderr) == "start end"
+        assert subprocess.run([*LOOP, "--", "seq", "3"], stdout=subprocess.PIPE, stderr=full).stdout == b"1\n2\n3\n"
 
 
 @pytest.mark.parametrize("words, part", [
     ("--max-failures 2", "no command"),
     ("--max-failures 0 -- true", "--max-failures"),
+    ("--max-failures 1.5 -- true", "--max-failures: 1.5: must be an integer from 1"),
     ("--backoff nan -- true", "--backoff: nan: must be a number from 0"),
-    ("--backoff-most -5 -- true", "--backoff-most: -5: must be a number from 0"),
-    ("--strikes 1.5 -- true", "--strikes: 1.5: must be an integer from 1"),
-    ("--log . -- true", "--log .: Is a directory"),
     ("-- mpirun x --hostfile /none -np 2", "--hostfile /none: No such file"),
     ("-- mpirun x --hostfile garbled -np 2", "--hostfile garbled: "),
-    ("-- /no/program", "cannot start")])
+    ("-- mpirun x --machinefile=good -np all", "-np: must be given with --machinefile"),
+    ("-- /no/program", "/no/program: is not a program"),
+    ("SLURM_JOB_ID=7 -- true", "--checkpoint-dir: must be given in a Slurm job")])
 def test_refuses(words, part, tmp_path):
     (tmp_path / "garbled").write_bytes(bytes(range(256)))
-    done = subprocess.run([*LOOP, *words.split()], cwd=tmp_path, capture_output=True, text=True)
-    said = [line for line in done.stderr.splitlines() if "attempt 1:" not in line]
-    assert done.returncode == 2 and len(said) == 1 and part in said[0], done.stderr
+    (tmp_path / "good").write_text(TWO)
+    setting = [word for word in words.split() if word.startswith("SLURM")]
+    done = subprocess.run([*LOOP[:3], *setting, *LOOP[3:], *words.split()[len(setting):]], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and part in done.stderr, done.stderr
 
 
 # ---- signals ----
@@ -243,55 +241,37 @@ def alive(pid):
         return False
 
 
-def send(*numbers):
+@pytest.mark.parametrize("sent, hang, code", [
+    (signal.SIGUSR1, "ends", 0), (signal.SIGTERM, "ends", 143), (signal.SIGINT, "dies", 130),
+    (signal.SIGHUP, "dies", 129)])
+def test_signals_are_passed_on_and_end_the_loop(sent, hang, code, tmp_path):
     def during(loop):
-        wait_until(lambda: (loop.at / "ready").exists())
-        for number in numbers:
-            loop.process.process.send_signal(number)
-            time.sleep(0.2)
-    return during
-
-
-@pytest.mark.parametrize("hang, sent, code", [
-    ("ends", [signal.SIGUSR1], 0), ("ends", [signal.SIGTERM], 143), ("ends", [signal.SIGINT], 130),
-    ("never", [signal.SIGUSR1, signal.SIGTERM], 128 + signal.SIGKILL)])
-def test_signals_are_passed_on_and_end_the_loop(hang, sent, code, tmp_path):
-    loop = Loop(tmp_path, [{"hang": hang, "code": code}], "--grace 1", during=send(*sent))
-    assert loop.code == code and loop.calls == 1, loop.done
-    assert (tmp_path / "signals").read_text().split() == [number.name for number in sent]
-    assert hang == "never" or loop.log[-1]["signal"] == sent[0].name
-    left = [pid for pid in (tmp_path / "pids").read_text().split() if alive(pid)]
-    assert not left
-
-
-def test_a_loop_that_is_killed_ends_its_command(tmp_path):
-    Loop(tmp_path, [{"hang": "ends"}], during=send(signal.SIGKILL))
-    command, child = (tmp_path / "pids").read_text().split()
-    assert wait_until(lambda: not alive(command))
-    assert (tmp_path / "signals").read_text().split() == ["SIGTERM"]
-    os.kill(int(child), signal.SIGKILL)
+        wait_until((tmp_path / "ready").exists)
+        loop.process.process.send_signal(sent)
+    loop = Loop(tmp_path, [{"hang": hang, "code": code}], during=during)
+    assert loop.code == code and loop.events == "start end", loop.done
+    assert (tmp_path / "signals").read_text().split() == [sent.name] and f"after {sent.name}" in loop.err
+    assert not [pid for pid in (tmp_path / "pids").read_text().split() if alive(pid)]
 
 
 def test_sigterm_between_two_attempts_ends_the_loop(tmp_path):
     def during(loop):
-        log = tmp_path / "log.jsonl"
-        wait_until(lambda: log.exists() and '"wait"' in log.read_text())
+        wait_until(lambda: "next attempt" in pathlib.Path(loop.process.err.name).read_text())
         loop.process.process.send_signal(signal.SIGTERM)
-    loop = Loop(tmp_path, [FAILS], "--backoff 1000 --backoff-most 1000", during=during)
-    assert loop.code == 1 and loop.calls == 1
+    loop = Loop(tmp_path, [FAILS], "--backoff 1000", during=during)
+    assert loop.code == 1 and loop.calls == 1 and loop.waits == [300]
     loop.done.within(20)
 
 
 # ---- with the program ----
-def train(module_run, name, flags, options="", ranks=4):
-    """Under the loop, with its log in name.jsonl, or without it: options is None."""
+def train(module_run, flags, ranks=4, loop=LOOP, code=0):
     shape = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --seq-len 32 --global-batch 8 --steps 40"
-    loop = [] if options is None else [*LOOP, "--backoff", "0.1", "--log", f"{name}.jsonl", *options.split(), "--"]
+    loop = [*loop, "--backoff", "0.1", "--"] if loop else []
     words = [*loop, "mpirun", "--oversubscribe", "-np", str(ranks), module_run.binaries / "08_3d_full", *shape.split()]
     module_run.started.append(Process([*words, *flags.split()], module_run.folder, {}))
     done = module_run.started[-1].end(120)
-    assert done.code == 0, done
-    return done, lines(module_run.folder / f"{name}.jsonl")
+    assert done.code == code, done
+    return done
 
 
 def losses(done, file):
@@ -304,56 +284,33 @@ def losses(done, file):
 
 @pytest.fixture(scope="module")
 def plain(module_run):
-    return losses(train(module_run, "plain", "--metrics plain-m.jsonl", None)[0], "plain-m.jsonl")
+    return losses(train(module_run, "--metrics plain-m.jsonl", loop=[]), "plain-m.jsonl")
 
 
 @pytest.mark.parametrize("fault", ["kill:1:31", "hang:2:31", "nan:0:31", "bitflip:3:31"])
 def test_program_that_fails_is_resumed_with_the_losses_of_a_run_without(fault, module_run, plain):
     name = fault.split(":")[0]
-    done, log = train(module_run, name, f"--checkpoint-dir d-{name} --checkpoint-every 1 --metrics {name}-m.jsonl "
-                      f"--inject {fault} --comm-timeout 3 --replica-check 1")
+    done = train(module_run, f"--checkpoint-dir d-{name} --checkpoint-every 1 --metrics {name}-m.jsonl "
+                 f"--inject {fault} --comm-timeout 3 --replica-check 1")
     assert losses(done, f"{name}-m.jsonl") == plain
-    kinds = [event["event"] for event in log if event["event"] in ("start", "failed", "end")]
-    assert kinds == ["start", "failed", "start", "end"]
-    assert "--resume" in log[-2]["command"]
+    assert kinds(done.err.replace("set aside", "left out")).replace("left_out ", "") == TWICE
+    assert "--resume" in re.findall(r"attempt 2: (.*)", done.err)[0].split()
 
 
-def test_program_with_a_flipped_bit_resumes_from_before_it_without_metrics(module_run, plain):
+def test_program_with_a_flipped_bit_resumes_from_before_it(module_run, plain):
     # How many of the checkpoints are complete by then depends on the disk.
-    flags = "--checkpoint-dir d --checkpoint-every 1 --keep 40 --inject bitflip:3:31 --replica-check 10"
-    done, log = train(module_run, "out", flags)
-    aside = [int(event["checkpoint"].rsplit("-", 1)[1]) for event in log if event["event"] == "set_aside"]
+    done = train(module_run, "--checkpoint-dir d --checkpoint-every 1 --keep 40 --inject bitflip:3:31 "
+                 "--replica-check 10")
+    aside = [int(step) for step in re.findall(r"restart: d/step-(\d+) is set aside", done.err)]
     resumed = [int(step) for step in re.findall(r"^resumes d/step-(\d+):", done.out, re.M)]
     assert min(aside, default=30) > 29 and max(resumed, default=0) <= 29, done
-    assert [event["event"] for event in log].count("start") == 2
-    assert [event["host"] for event in log if event["event"] == "suspect"] == [socket.gethostname()]
     assert re.findall(r"^step +40/40 +loss (\S+)", done.out, re.M)[-1:] == [f"{min(plain[40]):.4f}"]
 
 
-def test_program_whose_folder_is_held_is_tried_again_and_then_has_finished(module_run):
-    """Two words of the program that the loop knows: it waits 5 s for the lock."""
+def test_program_whose_folder_is_held_ends_the_loop_and_then_finishes(module_run):
     (module_run.folder / "e").mkdir()
-    lock, log = open(module_run.folder / "e/.lock", "w"), module_run.folder / "e.jsonl"
-    fcntl.flock(lock, fcntl.LOCK_EX)
-
-    def release():
-        wait_until(lambda: log.exists() and '"failed"' in log.read_text(), 60)
-        lock.close()
-    threading.Thread(target=release).start()
-    for kinds in (["start", "failed", "wait", "start", "end"], ["continues", "start", "end"]):
-        log.unlink(missing_ok=True)
-        events = train(module_run, "e", "--checkpoint-dir e", ranks=1)[1]
-        assert [event["event"] for event in events] == kinds
-
-
-@pytest.mark.parametrize("folders, flag", [("step-16.suspect step-16.suspect-2 step-20.tmp weights-8", ""),
-                                           ("step-16.suspect step-12", "--resume")])
-def test_job_script_of_the_cluster_page(folders, flag, tmp_path):
-    run = tmp_path / "of.tmp"  # whatever the folder's own name is
-    for name in folders.split():
-        (run / name).mkdir(parents=True)
-        (run / name / "manifest.json").write_text("{}")
-    finds = "".join(re.findall(r"^latest=.*$", (ROOT / "docs/cluster.md").read_text(), re.M))
-    done = subprocess.run(["bash", "-c", f"{finds}\necho ${{latest:+--resume}}"], capture_output=True, text=True,
-                          env={**ENVIRONMENT, "RUN": str(run)})
-    assert done.stdout.strip() == flag, done.stderr
+    with open(module_run.folder / "e/.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        train(module_run, "--checkpoint-dir e", ranks=1, code=2).says("another run is writing there")
+    for events in ("start end", "finished"):
+        assert kinds(train(module_run, "--checkpoint-dir e", ranks=1).err) == events

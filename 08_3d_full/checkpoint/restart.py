@@ -1,47 +1,42 @@
 #!/usr/bin/env python3
-"""Runs a training command until it succeeds: restarts it from its newest checkpoint, without the hosts that failed.
+"""Runs a training command until it succeeds: restarts it from its newest checkpoint, without the hosts that are lost.
 
     python3 08_3d_full/checkpoint/restart.py [options] -- mpirun -np 16 --hostfile hosts --map-by ppr:8:node \\
-        build/bin/08_3d_full --tp 8 --checkpoint-dir checkpoints --checkpoint-every 100 --metrics run.jsonl ...
+        build/bin/08_3d_full --tp 8 --checkpoint-dir checkpoints --checkpoint-every 100 ...
 
 What the exit code of the command means:
     0    finished (or stopped as SIGUSR1 asked): ends
-    2    a usage error, which another try would repeat: ends. Except where the newest checkpoint is of the last
-         step (ends with 0), and where another run still writes to --checkpoint-dir (a failure)
+    2    a usage error, which another try would repeat: the first attempt ends with it; a later one is a failure
     3    --probe strict found slow ranks: restarts without their hosts
     else a failure: restarts
 
 Every attempt, the first too, continues what is in --checkpoint-dir: if that has a folder step-N with a manifest.json,
 --resume is added, and --resume-from, which says where the run began, is left out. So this loop can be started again
-with the same words, after a reboot or at a job's time limit, whether the file of --metrics is still there or not; the
-event "continues" says from which step. A run from the beginning, or from an earlier step, needs another or an emptied
-folder. Steps after that checkpoint are repeated, and appear twice in the metrics: the later line counts.
+with the same words. A run from the beginning needs another or an emptied folder. Steps after the checkpoint are
+repeated, and appear twice in the metrics: the later line counts. If --replica-check found replicas that differ, the
+checkpoints since the last check are renamed to step-N.suspect (or .suspect-2, ...), and nothing resumes from them. An
+injected fault (--inject) strikes once: restarts leave the flag out.
 
-After each failure every host of the host file is checked (--host-check). A host is left out if the check fails, if the
-probe finds it slow, or if --strikes failures in a row name it: mpirun ("process rank 3 ... on node NAME"), the
-watchdog (a rank that says nothing when all others report a timeout), or --replica-check. The ranks move to the hosts
-that remain: list spare hosts last in the host file. With too few slots, data parallelism shrinks to the largest size
-for which --global-batch is divisible; a checkpoint can be loaded in any layout.
+After each failure every host of the host file is checked (--host-check), and left out if the check fails. The ranks
+move to the hosts that remain: list spare hosts last in the host file. With too few slots, data parallelism shrinks to
+the largest size that divides the batch, and expert parallelism with it; a checkpoint can be loaded in any layout.
 
-If --replica-check found replicas that differ, the checkpoints since the last check are renamed to step-N.suspect (or
-.suspect-2, ... if that exists), so that the next attempt resumes from an earlier one, and the host of a rank that
-differs from a majority is named. This, like slow ranks, is read from the metrics or, without --metrics, from what the
-program prints; only checkpoints count as progress then.
-An injected fault (--inject) strikes once: restarts leave the flag out.
-
-Gives up (exit code 1) after --max-failures failures in a row without one step beyond the best so far, according to the
-metrics and the checkpoints. SIGTERM, SIGINT and SIGUSR1 are passed on to the command, and end this loop with its exit
-code. If this loop is killed, the command gets SIGTERM. Events are printed, one line each, to stderr, and written as
-JSON lines to --log.
+Gives up (exit code 1) after --max-failures failures in a row without a checkpoint beyond the newest so far. SIGTERM,
+SIGINT, SIGHUP and SIGUSR1 are passed on to the command, and end this loop with its exit code. In a Slurm job, Slurm
+chooses the hosts: the command runs once, and after a failure the job is requeued; .restart.json in --checkpoint-dir
+has the count of its failures.
 """
 import argparse
 import concurrent.futures
-import ctypes
-import errno
+import contextlib
+import itertools
 import json
+import math
 import os
 import pathlib
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,321 +45,305 @@ import tempfile
 import threading
 import time
 
-from restart_command import Command, LAUNCHER_COUNT, LAUNCHER_HOSTS, layout_for, whole
-from restart_readers import (BUSY, FINISHED, PROBE_FAILED, error_line, hosts_in, last_equal, newest_checkpoint,
-                             read_hosts, read_metrics, step_of, suspects)
+USAGE_ERROR, PROBE_FAILED = 2, 3  # exit codes of the program
+RANK_FLAGS = ("-np", "--np", "-n", "-c")
+HOST_FLAGS = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "--default-hostfile")
+COUNT = ".restart.json"  # in --checkpoint-dir: the failures in a row of a Slurm job
+LONGEST_LINE, LONGEST_WAIT = 1 << 20, 300.0
+# What the program prints if replicas differ, and of slow ranks.
+DIFFER = re.compile(r"replicas differ after step \d+; after step (\d{1,18}) they were equal")
+SLOW = re.compile(r"rank \d+ on (\S+) has \d+% of the median")
 
-KEPT_LINES = 20000
-LONGEST_LINE, MOST_KEPT = 1 << 20, 1 << 16  # the hosts of 16,384 ranks are a line of 100 kB
-PR_SET_PDEATHSIG = 1
-prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # Linux has it
+
+def find(words, names):
+    """(place, value) of the first of the flags in a command line, as --flag VALUE or --flag=VALUE, or (None, None)."""
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names and (equals or i + 1 < len(words)):
+            return i, value if equals else words[i + 1]
+    return None, None
 
 
-def end_with(parent):
-    """In a new process: SIGTERM, at which mpirun ends its ranks, if the parent dies, whatever it dies of."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)
+def integer(words, *names, default=None):
+    text = find(words, names)[1]
+    return int(text) if text and re.fullmatch("[0-9]{1,9}", text) else default
+
+
+def replace(words, names, value=None):
+    """Sets a flag that is given; None: removes it."""
+    i, _ = find(words, names)
+    if i is not None:
+        name, equals, _ = words[i].partition("=")
+        words[i:i + (1 if equals else 2)] = [] if value is None else [name, str(value)]
+
+
+def read_hosts(path):
+    """{name: slots} of an Open MPI host file."""
+    hosts = {}
+    for line in pathlib.Path(path).read_text(errors="replace").splitlines():
+        line = line.split("#")[0].strip()
+        if line:
+            slots = re.search(r"\bslots\s*=\s*([0-9]{1,9})\b", line)
+            if not slots:
+                raise ValueError(f"'{line[:80]}': slots=N is missing")
+            name = line.split()[0]
+            hosts[name] = hosts.get(name, 0) + int(slots[1])
+    if not hosts:
+        raise ValueError("no host")
+    return hosts
+
+
+def answers(host, check, timeout):
+    """Whether the host passes --host-check. The shell gets its name as one quoted word."""
+    if check:
+        command = ["sh", "-c", check.replace("{host}", shlex.quote(host))]
+    elif host in ("localhost", socket.gethostname()):
+        return True
+    else:
+        command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, "true"]
+    try:
+        return subprocess.run(command, timeout=timeout, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def layout_for(words, slots):
+    """(ranks, dp, ep) of the largest data parallelism that fits, or None."""
+    tp, cp, pp = (max(1, integer(words, flag, default=1)) for flag in ("--tp", "--cp", "--pp"))
+    batch, ramp = integer(words, "--global-batch", default=16), find(words, ["--batch-ramp"])[1] or ""
+    if begin := re.match("[0-9]{1,9}", ramp):
+        batch = math.gcd(batch, int(begin[0]))  # which divides every batch of the ramp
+    micro = max(1, integer(words, "--micro-batch", default=1))
+    shard = max(1, integer(words, "--hybrid-shard", default=1))
+    ep = integer(words, "--ep", default=1)
+    most = min(slots, integer(words, *RANK_FLAGS)) // (tp * cp * pp)
+    for dp in range(min(most, batch), 0, -1):
+        if batch % (dp * micro) == 0 and dp * cp % shard == 0:
+            return dp * tp * cp * pp, dp, math.gcd(ep, dp * tp * cp)  # ep divides the experts, and the ranks of a stage
+    return None
+
+
+def checkpoints(folder):
+    """[(N, path)] of the folders step-N."""
+    found = pathlib.Path(folder).glob("step-*") if folder else ()
+    return [(int(path.name[5:]), path) for path in sorted(found) if re.fullmatch("step-[0-9]+", path.name)]
+
+
+def newest_checkpoint(folder):
+    """N of the newest folder step-N with a manifest, or 0."""
+    return max((n for n, path in checkpoints(folder) if (path / "manifest.json").exists()), default=0)
+
+
+def set_aside(folder, equal):
+    """Renames the checkpoints after step `equal`, the last one at which the replicas were equal."""
+    for _, path in (entry for entry in checkpoints(folder) if entry[0] > equal):
+        names = (path.with_name(f"{path.name}.suspect{f'-{n}' if n > 1 else ''}") for n in itertools.count(1))
+        aside = next(name for name in names if not os.path.lexists(name))
+        path.rename(aside)
+        say(f"{path} is set aside as {aside.name}: replicas were last equal after step {equal}")
 
 
 def write(stream, data):
     """Unbuffered. What a full disk or a closed stream does not take is dropped: the run goes on."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         while data:
             data = data[os.write(stream.fileno(), data):]
-    except (OSError, AttributeError):
-        pass
 
 
-def free_name(path):
-    """path, or path-2, path-3, ..., whichever does not exist."""
-    number, free = 1, path
-    while os.path.lexists(free):
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+def say(text):
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    write(sys.stderr, f"restart: {text}\n".encode(errors="replace"))
 
 
 class Restarter:
-    def __init__(self, options, words):
-        self.options, self.original = options, Command(words)
-        self.folder, self.metrics = self.original.get("--checkpoint-dir"), self.original.get("--metrics")
-        self.hosts_file, self.hosts = self.original.get(*LAUNCHER_HOSTS), []
+    def __init__(self, options, words, hosts):
+        self.options, self.words, self.hosts = options, words, hosts  # hosts: {name: slots}; None: no host file
+        self.folder, self.job = find(words, ["--checkpoint-dir"])[1], os.environ.get("SLURM_JOB_ID")
         self.scratch = tempfile.TemporaryDirectory(prefix="restart-")
-        self.log = open(options.log, "ab", buffering=0) if options.log else None
         self.child, self.stopping = None, None
-        self.lines, self.errors, self.named, self.probe_pointless, self.layout = [], [], {}, False, None
-        self.printed_hosts = None
-        self.best = newest_checkpoint(self.folder)
+        self.failures, self.newest = 0, newest_checkpoint(self.folder)  # in a row; the newest checkpoint so far
 
-    def event(self, kind, text, **values):
-        self.say(text)
-        line = json.dumps({"event": kind, "time": round(time.time(), 3), **values}).encode() + b"\n"
-        try:
-            if self.log and self.log.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self.log = None
-            self.say(f"--log {self.options.log}: {error.strerror}: goes on without it")
-
-    def say(self, text):
-        text = "".join(each if each.isprintable() else "?" for each in text)
-        write(sys.stderr, f"restart: {text}\n".encode(errors="replace"))
-
-    # ---- one attempt ----
-
-    def command(self, attempt):
-        command = Command(self.original.words)
-        layout = None
-        if self.hosts_file:
-            ranks, slots = whole(command.get(*LAUNCHER_COUNT)), sum(n for _, n in self.hosts)
-            if slots < ranks:
-                layout = layout_for(command, slots)
+    def command(self, first):
+        """The words of an attempt; None: no layout fits the hosts that remain."""
+        words = list(self.words)
+        if self.hosts is not None:
+            slots = sum(self.hosts.values())
+            if slots < integer(words, *RANK_FLAGS):
+                layout = layout_for(words, slots)
                 if layout is None:
                     return None
-                command.set(layout[0], *LAUNCHER_COUNT)
-                if command.get("--dp") is not None:
-                    command.set(layout[1], "--dp")
-                if self.layout != layout:
-                    self.event("smaller", f"{slots} slots remain: {layout[0]} ranks, --dp {layout[1]}", slots=slots,
-                               ranks=layout[0], dp=layout[1])
-                self.layout = layout
-            path = pathlib.Path(self.scratch.name, f"hosts-{attempt}")
-            path.write_text("".join(f"{name} slots={slots}\n" for name, slots in self.hosts))
-            command.set(path, *LAUNCHER_HOSTS)
-        if attempt > 1:
-            command.remove("--inject")
-        newest, start = newest_checkpoint(self.folder), command.get("--resume-from")
-        if newest and "--resume" not in command.words:
-            command.remove("--resume-from")
-            command.words.append("--resume")
-            if attempt == 1:
-                self.event("continues", f"continues from {self.folder}/step-{newest}" +
-                           (f", not --resume-from {start}" if start else "") +
-                           "; another run needs another or an emptied folder", step=newest)
-        if attempt > 1 and self.options.probe_every and (attempt - 1) % self.options.probe_every == 0 and \
-                not self.probe_pointless:
-            command.set("strict", "--probe")
-        return command
+                for names, value in zip((RANK_FLAGS, ["--dp"], ["--ep"]), layout):
+                    replace(words, names, value)
+            file = pathlib.Path(self.scratch.name, "hosts")
+            file.write_text("".join(f"{name} slots={count}\n" for name, count in self.hosts.items()))
+            replace(words, HOST_FLAGS, file)
+        if not first:
+            replace(words, ["--inject"])
+        if (newest := newest_checkpoint(self.folder)) and "--resume" not in words:
+            start = find(words, ["--resume-from"])[1]
+            replace(words, ["--resume-from"])
+            words.append("--resume")
+            if first:
+                say(f"continues from {self.folder}/step-{newest}" + (f", not --resume-from {start}" if start else "") +
+                    "; another run needs another or an emptied folder")
+        return words
 
-    def relay(self, stream, to, *kept):
+    def relay(self, stream):
+        """Passes on what the command prints, and keeps what it says of replicas and slow ranks."""
         for data in iter(lambda: stream.readline(LONGEST_LINE), b""):
-            write(to, data)
+            write(sys.stdout, data)
             line = data.decode(errors="replace")
-            self.printed_hosts = hosts_in(line) or self.printed_hosts
-            for lines in kept:
-                lines.append(line[:MOST_KEPT])
-                del lines[:-KEPT_LINES]
+            if found := DIFFER.search(line):
+                self.equal = int(found[1])
+            self.slow += SLOW.findall(line)
 
     def run(self, words):
         """The exit code; negative if a signal ended the command."""
-        self.lines, self.errors, self.printed_hosts, me = [], [], None, os.getpid()
+        self.equal, self.slow = None, []
         # A session of its own: Ctrl-C reaches the command through this program only.
-        self.child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                                      preexec_fn=lambda: end_with(me))
+        self.child = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
         if self.stopping:
-            self.pass_on(self.stopping)
-        relays = [threading.Thread(target=self.relay, args=pair, daemon=True)
-                  for pair in ((self.child.stdout, sys.stdout, self.lines),
-                               (self.child.stderr, sys.stderr, self.lines, self.errors))]
-        for relay in relays:
-            relay.start()
-        killed_at = None
-        while True:
-            try:
-                code = self.child.wait(timeout=0.1)
-                break
-            except subprocess.TimeoutExpired:
-                if self.stopping in (signal.SIGTERM, signal.SIGINT) and killed_at is None:
-                    killed_at = time.monotonic() + self.options.grace
-                if killed_at is not None and time.monotonic() > killed_at:
-                    self.end_group()
-        self.end_group()  # what is left of it
-        for relay in relays:
-            relay.join(timeout=10)
-        self.child = None
+            self.child.send_signal(self.stopping)
+        relay = threading.Thread(target=self.relay, args=[self.child.stdout], daemon=True)
+        relay.start()
+        code = self.child.wait()
+        with contextlib.suppress(OSError):
+            os.killpg(self.child.pid, signal.SIGKILL)  # what is left of it: no two attempts run at once
+        relay.join(timeout=10)
         return code
 
-    def end_group(self):
-        try:
-            os.killpg(self.child.pid, signal.SIGKILL)
-        except OSError:
-            pass
-
-    def pass_on(self, number, _frame=None):
+    def pass_on(self, number, _frame):
         self.stopping = signal.Signals(number)
-        child = self.child
-        if child is not None and child.poll() is None:
-            child.send_signal(number)
+        if self.child is not None:
+            self.child.send_signal(number)
 
-    # ---- after a failure ----
-
-    def unreachable(self):
-        def answers(host):
-            if not self.options.host_check:
-                if host in ("localhost", socket.gethostname()):
-                    return True
-                command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, "true"]
-            else:
-                command = ["sh", "-c", self.options.host_check.replace("{host}", host)]
-            try:
-                return subprocess.run(command, timeout=self.options.host_timeout, stdin=subprocess.DEVNULL,
-                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
-            except subprocess.TimeoutExpired:
-                return False
-
-        names = [name for name, _ in self.hosts]
+    def leave_out_hosts(self, slow):
+        """Takes the hosts that are slow or fail the check out of self.hosts."""
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
-            return [name for name, up in zip(names, pool.map(answers, names)) if not up]
+            up = pool.map(lambda host: answers(host, self.options.host_check, self.options.host_timeout), self.hosts)
+            failed = {host: "fails the check" for host, answered in zip(self.hosts, up) if not answered}
+        for host, why in (dict.fromkeys(slow, "slow") | failed).items():
+            left_out = self.hosts.pop(host, None) is not None
+            say(f"{host} {'is left out' if left_out else 'is not in the host file'}: {why}")
 
-    def set_aside(self, events):
-        """After a failed --replica-check: the checkpoints since the replicas were last equal are not resumed from."""
-        equal = last_equal(events, "".join(self.lines))
-        if equal is None or not self.folder:
-            return
-        for path in sorted(pathlib.Path(self.folder).glob("step-*")):
-            if step_of(path) > equal:
-                aside = free_name(path.with_name(path.name + ".suspect"))
-                path.rename(aside)
-                self.event("set_aside", f"{path} is set aside as {aside.name}: replicas were last equal after step "
-                           f"{equal}", checkpoint=str(path), aside=str(aside))
+    def count_of_job(self):
+        """Continues the count of failures of a job that Slurm has started again."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            count = json.loads(pathlib.Path(self.folder, COUNT).read_text())
+            if count["job"] == self.job:
+                self.failures, self.newest = int(count["failures"]), int(count["newest"])
 
-    def leave_out(self, code, events):
-        """Takes the hosts that failed out of self.hosts."""
-        found = suspects(code, "".join(self.lines), self.printed_hosts, events)
-        for host, why in found.items():
-            self.event("suspect", f"{host}: {why}", host=host, why=why)
-        self.named = {host: self.named.get(host, 0) + 1 for host in found}
-        bad = {host: "does not answer the check" for host in self.unreachable()}
-        for host, why in found.items():
-            if code == PROBE_FAILED or self.named[host] >= self.options.strikes:
-                bad.setdefault(host, why)
-        for host, why in bad.items() if self.hosts else ():
-            left = [entry for entry in self.hosts if entry[0] != host]
-            # A slow or suspect host is better than none.
-            if len(left) == len(self.hosts) or why != "does not answer the check" and (
-                    layout_for(self.original, sum(slots for _, slots in left)) is None):
-                self.event("kept", f"{host} stays: nothing can replace it", host=host, why=why)
-                self.probe_pointless = self.probe_pointless or code == PROBE_FAILED
-                continue
-            self.hosts = left
-            self.event("left_out", f"{host} is left out: {why}", host=host, why=why)
+    def requeue(self):
+        """Has Slurm start the job again. Writes its count of failures first: without it there would be no limit."""
+        file = pathlib.Path(self.folder, COUNT)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        count = {"job": self.job, "failures": self.failures, "newest": self.newest}
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(count) + "\n")
+        new.rename(file)
+        say(f"requeues job {self.job}")
+        subprocess.run(["scontrol", "requeue", self.job], check=True)
 
-    # ---- the loop ----
+    def after_failure(self, attempt, code):
+        """What is done before the next attempt. False: there is none."""
+        if self.equal is not None:
+            set_aside(self.folder, self.equal)
+        newest = newest_checkpoint(self.folder)
+        self.failures = 1 if newest > self.newest else self.failures + 1
+        self.newest = max(newest, self.newest)
+        say(f"attempt {attempt}: exit code {code} (failure {self.failures}; gives up at {self.options.max_failures} in "
+            f"a row without a checkpoint beyond step {self.newest})")
+        if self.failures >= self.options.max_failures:
+            return False
+        if self.job:
+            self.requeue()
+            return False
+        if self.hosts is not None:
+            self.leave_out_hosts(self.slow if code == PROBE_FAILED else [])
+        wait = min(self.options.backoff * 2.0 ** min(self.failures - 1, 60), LONGEST_WAIT)
+        say(f"next attempt in {wait:g} s")
+        until = time.monotonic() + wait
+        while time.monotonic() < until and not self.stopping:
+            time.sleep(0.05)
+        if self.stopping:
+            say(f"ended by {self.stopping.name} between two attempts")
+        return not self.stopping
 
     def loop(self):
-        failures, attempt, wait = 0, 0, self.options.backoff
-        while True:
-            attempt += 1
-            command = self.command(attempt)
-            if command is None:
-                self.event("gave_up", "no layout fits the hosts that remain", hosts=self.hosts)
-                return 1
-            began = time.time_ns()
-            self.event("start", f"attempt {attempt}: {' '.join(map(str, command.words))}", attempt=attempt,
-                       command=[str(word) for word in command.words])
-            try:
-                code = self.run([str(word) for word in command.words])
-            except OSError as error:
-                self.event("usage", f"cannot start: {error}", error=str(error))
-                return 2
-            if code == 0 or self.stopping:
-                self.event("end", f"ended with exit code {code}" +
-                           (f" after {self.stopping.name}" if self.stopping else ""), code=code, attempt=attempt,
-                           signal=self.stopping.name if self.stopping else None)
-                return code if code >= 0 else 128 - code
-            said = error_line(self.errors, map(str, command.words)) if code == 2 else ""
-            if re.search(FINISHED, said):
-                self.event("end", f"the run has finished: {self.folder}/step-{newest_checkpoint(self.folder)} is of "
-                           "its last step", code=0, attempt=attempt, signal=None)
+        """Returns the exit code."""
+        self.count_of_job()
+        for attempt in itertools.count(1):
+            newest = newest_checkpoint(self.folder)
+            if newest and newest == integer(self.words, "--steps"):
+                say(f"the run has finished: {self.folder}/step-{newest} is of its last step")
                 return 0
-            if code == 2 and BUSY not in said:
-                self.event("usage", f"not retried: a usage error: {said or '(no message)'}", code=code, message=said)
-                return 2
-            events = read_metrics(self.metrics, began)
-            step = max([event["step"] for event in events if event["event"] == "step"] +
-                       [newest_checkpoint(self.folder)])
-            failures, wait = (0, self.options.backoff) if step > self.best else (failures, wait)
-            failures += 1
-            self.event("failed", f"attempt {attempt}: exit code {code} after step {step} (failure {failures}; "
-                       f"gives up at {self.options.max_failures} in a row without a new step)", code=code,
-                       attempt=attempt, step=step, failures=failures)
-            self.best = max(self.best, step)
-            self.set_aside(events)
-            self.leave_out(code, events)
-            if failures >= self.options.max_failures:
-                self.event("gave_up", f"gave up: {failures} failures in a row without a step beyond {self.best}",
-                           failures=failures, step=self.best)
+            first = attempt == 1 and self.failures == 0
+            words = self.command(first)
+            if words is None:
+                say("gives up: no layout fits the hosts that remain")
                 return 1
-            self.event("wait", f"next attempt in {wait:g} s", seconds=wait)
-            until = time.monotonic() + wait
-            while time.monotonic() < until and not self.stopping:
-                time.sleep(0.05)
-            wait = min(2 * wait, self.options.backoff_most)
-            if self.stopping:
-                self.event("end", f"ended by {self.stopping.name} between two attempts", code=code, attempt=attempt,
-                           signal=self.stopping.name)
+            say(f"attempt {attempt}: {' '.join(words)}")
+            code = self.run(words)
+            if code == 0 or self.stopping:
+                say(f"ended with exit code {code}" + (f" after {self.stopping.name}" if self.stopping else ""))
+                return code if code >= 0 else 128 - code
+            if code == USAGE_ERROR and first:
+                say("not restarted: a usage error")
+                return code
+            if not self.after_failure(attempt, code):
                 return 1
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        self.exit(2, f"restart.py: {' '.join(message.split())}\n")
 
 
 def at_least(least, kind):
     def read(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = -1
-        if not least <= value <= 1e9:
-            what = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text}: must be {what} from {least} to 10^9")
-        return value
+        with contextlib.suppress(ValueError):
+            if least <= kind(text) <= 1e9:
+                return kind(text)
+        what = "an integer" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"{text}: must be {what} from {least} to 10^9")
     return read
 
 
 def main():
     words = sys.argv[1:]
     own, command = (words[:words.index("--")], words[words.index("--") + 1:]) if "--" in words else (words, [])
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    usage="restart.py [options] -- COMMAND...")
-    for flag, least, default, name, text in (
-            ("--max-failures", 1, 3, "M", "in a row without a new step"),
-            ("--backoff", 0, 5.0, "S", "seconds before the first restart; doubles"),
-            ("--backoff-most", 0, 300.0, "S", "seconds, at most"),
-            ("--probe-every", 0, 3, "N", "--probe strict at every N-th restart; 0: never"),
-            ("--strikes", 1, 2, "N", "leave a host out that so many failures in a row name"),
-            ("--host-timeout", 0, 30.0, "S", "seconds for --host-check"),
-            ("--grace", 0, 60.0, "S", "seconds after SIGTERM or SIGINT, before the command is killed")):
-        parser.add_argument(flag, type=at_least(least, type(default)), default=default, metavar=name,
-                            help=f"{text} [{default:g}]")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage="restart.py [options] -- COMMAND...")
+    parser.error = lambda message: parser.exit(2, f"restart.py: {' '.join(message.split())}\n")
+    parser.add_argument("--max-failures", type=at_least(1, int), default=3, metavar="M",
+                        help="in a row without a new checkpoint [3]")
+    parser.add_argument("--backoff", type=at_least(0, float), default=5.0, metavar="S",
+                        help="seconds before the first restart; doubles, to 300 at most [5]")
     parser.add_argument("--host-check", metavar="'CMD {host}'", help="exit code 0: the host is well [ssh {host} true]")
-    parser.add_argument("--log", metavar="FILE", help="events as JSON lines, appended")
+    parser.add_argument("--host-timeout", type=at_least(0, float), default=30.0, metavar="S",
+                        help="seconds for --host-check [30]")
     options = parser.parse_args(own)
     if not command:
         parser.error("no command: it follows --, as in restart.py -- mpirun -np 4 build/bin/08_3d_full")
-    try:
-        restarter = Restarter(options, command)
-    except OSError as error:
-        parser.error(f"--log {options.log}: {error.strerror}" if error.filename == options.log else str(error))
-    if restarter.hosts_file:
-        flag = next(word for word in re.split("[ =]", " ".join(command)) if word in LAUNCHER_HOSTS)
+    if not shutil.which(command[0]):
+        parser.error(f"{command[0]}: is not a program that can be started")
+    if "SLURM_JOB_ID" in os.environ and find(command, ["--checkpoint-dir"])[1] is None:
+        parser.error("--checkpoint-dir: must be given in a Slurm job: that folder has the count of its failures")
+    place, path = find(command, HOST_FLAGS)
+    hosts = None
+    if path is not None:
+        flag = command[place].split("=")[0]
         try:
-            restarter.hosts = read_hosts(restarter.hosts_file)
+            hosts = read_hosts(path)
         except (OSError, ValueError) as error:
-            parser.error(f"{flag} {restarter.hosts_file}: {getattr(error, 'strerror', None) or error}")
-        if whole(restarter.original.get(*LAUNCHER_COUNT)) is None:
+            parser.error(f"{flag} {path}: {getattr(error, 'strerror', None) or error}")
+        if integer(command, *RANK_FLAGS) is None:
             parser.error(f"-np: must be given with {flag}: mpirun -np N")
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, restarter.pass_on)
+    restarter = Restarter(options, command, hosts)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        if number != signal.SIGHUP or signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, restarter.pass_on)
     try:
-        code = restarter.loop()
-    except OSError as error:  # of the folders and files of the run
-        restarter.event("gave_up", f"gave up: {error}", error=str(error))
-        code = 1
-    sys.exit(code)
+        sys.exit(restarter.loop())
+    except (OSError, subprocess.CalledProcessError) as error:  # of the folders of the run; of scontrol
+        say(f"gives up: {error}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #pragma once
 // Finds slow ranks and links before a long run: times a small matrix product on every rank and one message along every
-// axis of the mesh, and names the ranks that are outliers. For restart.py, which leaves their hosts out, the metrics
+// axis of the mesh, and names the ranks that are outliers, with their hosts, which restart.py leaves out. The metrics
 // file has the host of every rank ({"event":"hosts"}) and the slow ranks ({"event":"probe"}).
 #include "02_data_parallel/runtime/program.h"
 #include "08_3d_full/complete/layout/config.h"
