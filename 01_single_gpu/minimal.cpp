@@ -3,7 +3,7 @@
 // Run:   build/bin/01_minimal
 #include "01_single_gpu/minimal.h"
 
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/cpu_threads.h"
 
 namespace train70b::minimal {
 

@@ -7,7 +7,7 @@
 
 #include <mpi.h>
 
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/cpu_threads.h"
 
 namespace train70b::minimal {
 

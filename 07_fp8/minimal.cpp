@@ -14,7 +14,7 @@
 
 #include <cfloat>
 
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/cpu_threads.h"
 #include "07_fp8/complete/quantize.h"
 
 namespace train70b::minimal {

@@ -5,7 +5,7 @@
 // Watch: the loss falls from ln 256 = 5.5; the closing table compares each kind of memory with its formula; --recompute
 //        changes the activation memory only, not one bit of the loss.
 #include "01_single_gpu/complete/run/bench.h"
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/cpu_threads.h"
 
 using namespace train70b;
 

@@ -10,7 +10,7 @@
 #include <new>
 
 #include "01_single_gpu/core/check.h"
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/environment.h"
 
 namespace train70b {
 
@@ -22,7 +22,7 @@ void open_standard_streams() {
 int run_program(int argc, char** argv, const std::function<void(int, char**)>& body) {
     open_standard_streams();
     std::signal(SIGXFSZ, SIG_IGN);  // beyond ulimit -f a write fails, as on a full disk
-    restart_with_settings(argv);
+    execute_with_settings(argv);
     const std::string program = std::filesystem::path(argv[0]).filename().string();
     const auto fail = [&](const std::string& why) {
         print_error_line(one_line(fmt::format("{}: rank {}: {}", program, this_rank, why)));

@@ -5,14 +5,14 @@
 
 #include <omp.h>
 
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/ops/attention.h"
 
 namespace train70b::cpu {
 
 // The build is for AVX2 (x86-64-v3), so that it runs on any machine of the last ten years. AVX-512 is worth a second
 // set of kernels here: twice the elements per instruction and twice the registers. OpenBLAS makes the same choice.
-const AttentionKernels* avx512_attention() { return cpu_features().avx512 ? kAvx512Attention : nullptr; }
+const AttentionKernels* avx512_attention() { return cpu_vectors() >= CpuVectors::avx512 ? kAvx512Attention : nullptr; }
 
 const AttentionKernels*& chosen_attention() {
     static const AttentionKernels* chosen = avx512_attention() ? avx512_attention() : &kPortableAttention;

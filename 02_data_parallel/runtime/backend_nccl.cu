@@ -7,7 +7,7 @@
 // Every group has a stream (--comm-streams group): ZeRO's gather of the next unit may take a millisecond between nodes,
 // and tensor parallelism's all-reduce, for which the computation waits, need not wait for it. Their kernels then run at
 // the same time, and those that wait for each other must all find room on the GPU. Three things see to that:
-//   - NCCL_LAUNCH_ORDER_IMPLICIT (cpu_setup.h): NCCL starts the kernels of all communicators in the order of their
+//   - NCCL_LAUNCH_ORDER_IMPLICIT (environment.h): NCCL starts the kernels of all communicators in the order of their
 //     calls, which is the same on all ranks. Without it the device may start them in any order.
 //   - maxCTAs: a block of NCCL takes a multiprocessor of its own, and NCCL's own choice is up to 32 of them for each
 //     communicator. Here a group gets a number by what it carries (ctas_of). A channel gets few: its next receive is

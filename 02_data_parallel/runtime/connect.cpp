@@ -8,7 +8,8 @@
 #include <new>
 #include <utility>
 
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/blas_core.h"
+#include "01_single_gpu/core/cpu_threads.h"
 #include "01_single_gpu/core/cuda_device.h"
 #include "01_single_gpu/core/say.h"
 #include "02_data_parallel/runtime/backend.h"

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/environment.h"
 #include "02_data_parallel/runtime/connect.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
@@ -57,7 +57,7 @@ bool all_arrive() {
 
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body) {
     open_standard_streams();
-    restart_with_settings(argv);
+    execute_with_settings(argv);
     block_signals();  // before MPI creates its threads
     if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) this_rank = std::atoi(rank);
     stay_alone();

@@ -8,7 +8,7 @@
 
 #include "01_single_gpu/complete/hf/hf.h"
 #include "01_single_gpu/complete/trainer.h"
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/core/version.h"
 #include "02_data_parallel/runtime/comm_roles.h"

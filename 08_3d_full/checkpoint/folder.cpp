@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "01_single_gpu/complete/hf/hf.h"
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/blas_core.h"
 #include "02_data_parallel/runtime/connect.h"
 #include "08_3d_full/checkpoint/durable.h"
 

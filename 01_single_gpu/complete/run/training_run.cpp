@@ -6,7 +6,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/blas_core.h"
+#include "01_single_gpu/core/cpu_threads.h"
 #include "01_single_gpu/core/profile.h"
 
 namespace train70b {

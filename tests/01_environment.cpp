@@ -1,50 +1,40 @@
-// Which kernels OpenBLAS is told to run. That they run: tests/test_01_cli.py.
+// What a CPU and a GPU get: kernels of OpenBLAS, threads, settings. That the kernels run: tests/test_01_cli.py.
 #include <unistd.h>
 
-#include "01_single_gpu/core/cpu_setup.h"
+#include "01_single_gpu/core/blas_core.h"
+#include "01_single_gpu/core/cpu_threads.h"
 #include "01_single_gpu/core/gpu_support.h"
 #include "tests/support.h"
 
 using namespace train70b;
 
 TEST_CASE("a CPU that OpenBLAS takes for an older one gets the kernels that it can run") {
-    const CpuFeatures sse, avx2{.avx2 = true}, avx512{.avx2 = true, .avx512 = true}, bf16{true, true, true};
-    const std::tuple<CpuFeatures, const char*, const char*> table[] = {
-        {bf16, "Prescott", "Cooperlake"},  // OpenBLAS 0.3.21 on Intel's family 6 model 207
-        {bf16, "Haswell", "Cooperlake"},
-        {bf16, "Zen", "Cooperlake"},
-        {bf16, "SkylakeX", "Cooperlake"},
-        {bf16, "Cooperlake", ""},
-        {bf16, "Sapphirerapids", ""},
-        {avx512, "Prescott", "SkylakeX"},
-        {avx512, "Nehalem", "SkylakeX"},
-        {avx512, "Haswell", "SkylakeX"},
-        {avx512, "SkylakeX", ""},
-        {avx512, "Cooperlake", ""},  // as the environment wished
-        {avx2, "Prescott", "Haswell"},
-        {avx2, "Sandybridge", "Haswell"},
-        {avx2, "Bulldozer", "Haswell"},
-        {avx2, "Haswell", ""},
-        {avx2, "Zen", ""},
-        {sse, "Prescott", ""},
-        {sse, "Sandybridge", ""},
-        {bf16, "Graniterapids", ""},  // unknown here, so newer than the table
-        {sse, "armv8", ""},
+    using enum CpuVectors;
+    const std::tuple<CpuVectors, std::vector<const char*>, const char*> table[] = {
+        {avx512_bf16, {"Prescott" /* OpenBLAS 0.3.21 on Intel's family 6 model 207 */, "Haswell", "Zen"}, "Cooperlake"},
+        {avx512_bf16, {"SkylakeX"}, "Cooperlake"},
+        {avx512_bf16, {"Cooperlake", "Sapphirerapids", "Graniterapids"}, ""},  // the last is not in the table: newer
+        {avx512, {"Prescott", "Nehalem", "Haswell"}, "SkylakeX"},
+        {avx512, {"SkylakeX", "Cooperlake"}, ""},  // the second as the environment wished
+        {avx2, {"Prescott", "Sandybridge", "Bulldozer"}, "Haswell"},
+        {avx2, {"Haswell", "Zen"}, ""},
+        {sse, {"Prescott", "Sandybridge", "armv8"}, ""},
     };
-    for (const auto& [features, reported, wanted] : table) {
-        INFO(reported);
-        EXPECT(better_blas_core(features, reported) == wanted);
-    }
+    for (const auto& [cpu, cores, wanted] : table)
+        for (const char* reported : cores) {
+            INFO(reported);
+            EXPECT(better_blas_core(cpu, reported) == wanted);
+        }
     // The choice is stable: what it names is not replaced again.
-    for (const CpuFeatures& features : {sse, avx2, avx512, bf16})
+    for (const CpuVectors cpu : {sse, avx2, avx512, avx512_bf16})
         for (const char* reported : {"Prescott", "Haswell", "SkylakeX"}) {
-            const std::string chosen = better_blas_core(features, reported);
-            if (!chosen.empty()) EXPECT(better_blas_core(features, chosen) == "");
+            const std::string chosen = better_blas_core(cpu, reported);
+            if (!chosen.empty()) EXPECT(better_blas_core(cpu, chosen) == "");
         }
 }
 
 TEST_CASE("kernels that the CPU cannot run are refused") {
-    const CpuFeatures sse, avx2{.avx2 = true}, avx512{.avx2 = true, .avx512 = true};
+    using enum CpuVectors;
     for (const char* core : {"SkylakeX", "skylakex", "Cooperlake", "SapphireRapids"}) {
         INFO(core);
         EXPECT(cpu_lacks(avx512, core) == "");
@@ -61,20 +51,10 @@ TEST_CASE("kernels that the CPU cannot run are refused") {
 }
 
 TEST_CASE("numbers of threads in the environment") {
-    for (const auto& [text, count] : {std::pair("1", 1),
-                                      {"64", 64},
-                                      {"1024", 1024},
-                                      {"0", 0},
-                                      {"1025", 0},
-                                      {"-1", 0},
-                                      {"1.5", 0},
-                                      {"2x", 0},
-                                      {" 2", 0},
-                                      {"abc", 0},
-                                      {"", 0},
-                                      {"99999999999", 0}}) {
+    for (const int count : {1, 64, 1024}) EXPECT(thread_count(std::to_string(count)) == count);
+    for (const char* text : {"0", "1025", "-1", "1.5", "2x", " 2", "abc", "", "99999999999"}) {
         INFO(text);
-        EXPECT(thread_count(text) == count);
+        EXPECT(thread_count(text) == 0);
     }
     const char* before = std::getenv("OPENBLAS_NUM_THREADS");
     const std::string kept = before ? before : "";
@@ -86,10 +66,10 @@ TEST_CASE("numbers of threads in the environment") {
 }
 
 TEST_CASE("these tests run the kernels that fit this CPU, unless the environment chose") {
-    if (!std::getenv("OPENBLAS_CORETYPE")) EXPECT(better_blas_core(cpu_features(), blas_core()) == "");
+    if (!std::getenv("OPENBLAS_CORETYPE")) EXPECT(better_blas_core(cpu_vectors(), blas_core()) == "");
 }
 
-TEST_CASE("the restart sets what CUDA reads at its start, unless the environment has it") {
+TEST_CASE("the program sets what CUDA reads at its start, unless the environment has it") {
     if (const char* expected = std::getenv("TRAIN70B_TEST_EXPECTED")) {  // the child below
         const char* const loading = std::getenv("CUDA_MODULE_LOADING");
         EXPECT(std::string(loading ? loading : "unset") == expected);
@@ -105,7 +85,7 @@ TEST_CASE("the restart sets what CUDA reads at its start, unless the environment
         const std::string child = fmt::format(
             "env -u CUDA_MODULE_LOADING -u CUDA_DEVICE_MAX_CONNECTIONS -u NCCL_LAUNCH_ORDER_IMPLICIT "
             "-u OMPI_COMM_WORLD_SIZE -u PMIX_RANK -u PMI_RANK {} TRAIN70B_TEST_EXPECTED={} /proc/{}/exe "
-            "--test-case='the restart sets*' > /dev/null",
+            "--test-case='the program sets*' > /dev/null",
             setting, expected, getpid());
         INFO(child);
         EXPECT(std::system(child.c_str()) == 0);
