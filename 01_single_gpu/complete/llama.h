@@ -35,9 +35,8 @@ class TensorParallelOps {
                      const LossOptions& options) const;  // as next_token_loss
 };
 
-// The feed-forward half of a block: the dense MLP, down(swiglu(gate_up(x))). What derives from it may have no MLP, or
-// more than it: parameters in the block's unit, a unit inside of that one, and a buffer: numbers that are no parameter
-// but belong to the model, in fp32.
+// The feed-forward half of a block: the dense MLP, down(swiglu(gate_up(x))). A class that derives from it may have no
+// MLP, or more: parameters, and a buffer, fp32 numbers that belong to the model but are no parameter.
 class FeedForward {
   public:
     // prefix: of the names of the parameters. width: F; 0: no MLP.
@@ -54,10 +53,10 @@ class FeedForward {
                            const std::shared_ptr<void>& choice);
     virtual std::shared_ptr<void> new_choice() const { return nullptr; }  // what is decided once per micro-batch
 
-    virtual std::vector<Param*> undivided() {
-        return {};
-    }                                               // in the block's unit; the same on all tensor-parallel ranks
-    virtual Unit* inner_unit() { return nullptr; }  // runs in the middle of the block's (Unit::inside)
+    // More parameters in the block's unit, the same on all tensor-parallel ranks; and a unit that runs in the middle of
+    // the block's (Unit::inside).
+    virtual std::vector<Param*> undivided() { return {}; }
+    virtual Unit* inner_unit() { return nullptr; }
     virtual std::string buffer_name() const { return {}; }  // in files; empty: it has none
     virtual std::vector<float> buffer() const { return {}; }
     virtual void set_buffer(std::vector<float>) {}

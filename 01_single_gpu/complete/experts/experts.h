@@ -55,7 +55,7 @@ struct ExpertLoads {
     std::vector<double> slots, dropped;  // (N): that chose each expert; of these, beyond its capacity
 };
 
-// Its MLP is that of the shared experts, its buffer the selection bias of a sigmoid router.
+// The MLP is that of the shared experts; the buffer is the selection bias of a sigmoid router.
 class Experts : public FeedForward {
   public:
     Experts(const LlamaConfig& config, int64_t layer, double init_std, double out_std);
