@@ -3,9 +3,8 @@
 //   backward   P = exp(S - lse);  dP = dout v^T;  dS = P (dP - delta),  delta = sum(dout * out) per row
 //              dq = dS k / sqrt(D),  dk = dS^T q / sqrt(D),  dv = P^T dout
 // A tile is kQueryTile queries by kKeyTile keys; the products take kBlockRows of its rows at a time (micro_kernel.h),
-// and each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal.
-// With documents it begins at the first key that its first row sees.
-// The definition is naive_attention() in attention.cpp.
+// and each block of rows stops at the last key that its last row sees, so almost no work is done above the diagonal;
+// with documents it begins at the first key that its first row sees. Its definition: naive_attention(), attention.cpp.
 //
 // This file is compiled twice: by itself for the instruction set of the build (x86-64-v3: AVX2), and inside
 // attention_tiled_avx512.cpp for AVX-512, which doubles the width of a vector and the number of registers;
@@ -42,8 +41,7 @@ int64_t hidden(const AttentionArgs& t, int64_t row, int64_t key, int64_t keys) {
     return before < 0 ? 0 : smaller(before, keys);
 }
 
-// Where each tile lies in a thread's scratch. D: head_dim, W: the same padded to whole vectors, T: keys padded to
-// tiles.
+// Where each tile is in a thread's scratch. D: head_dim, W: the same padded to whole vectors, T: keys padded to tiles.
 template <class C>
 struct Scratch {
     C *k_t, *v_t;            // (T / kKeyTile, D, kKeyTile): transposed, tile by tile
@@ -93,12 +91,9 @@ T narrow(C x) {
 
 template <class Body>
 void with_element(Element element, const Body& body) {
-    if (element == Element::f64)
-        body(double{});
-    else if (element == Element::bf16)
-        body(Bf16{});
-    else
-        body(float{});
+    if (element == Element::f64) return body(double{});
+    if (element == Element::bf16) return body(Bf16{});
+    body(float{});
 }
 
 // to (rows padded to `unit`, W) = factor * rows [row, row + rows) of one head; the padding is 0.
@@ -152,27 +147,46 @@ Vector<C> columns(int64_t c) {
     return number + C(c);
 }
 
-// Which columns of a vector from column c on a row sees: those before `seen` and, with documents, from `hidden` on.
-template <bool kDocuments, class C>
-auto in_sight(int64_t c, C hidden, C seen) {
-    if constexpr (kDocuments)
-        return (columns<C>(c) < seen) & (columns<C>(c) >= hidden);
-    else
-        return columns<C>(c) < seen;
-}
+struct Tile {
+    int64_t i, queries, row0, j, keys;  // queries [i, i + queries) by keys [j, j + keys); row0: the first query's row
+};
 
-// A block of scores (kBlockRows, width) into probabilities, unnormalised; row r counts its columns from unseen[r] to
-// seen[r]. max and sum are the rows' so far, and out (kBlockRows, W) what they have collected. The three passes go over
-// all rows, because one row is a long chain of dependent steps.
+// What the kBlockRows rows from r0 on see of a tile: the columns [unseen, seen), in whole vectors from column begin on;
+// and what each row sees, counted from there.
 template <bool kDocuments, class C>
-void online_softmax(C* p, const C* unseen, const C* seen, int64_t width, C* max, C* sum, C* out, int64_t W) {
+struct Sight {
+    int64_t unseen, seen, begin, width;
+    C row_unseen[kBlockRows], row_seen[kBlockRows];
+
+    Sight(const AttentionArgs& t, const Tile& tile, int64_t r0) {
+        const int64_t last = smaller(r0 + kBlockRows, tile.queries) - 1;
+        seen = visible(t.shape, tile.i + last, tile.j, tile.keys);
+        unseen = hidden<kDocuments>(t, tile.row0 + r0, tile.j, tile.keys);
+        begin = unseen / kPad * kPad, width = round_up(seen, kPad) - begin;
+        for (int r = 0; r < kBlockRows && unseen < seen; ++r) {
+            row_unseen[r] = C(hidden<kDocuments>(t, tile.row0 + smaller(r0 + r, last), tile.j, tile.keys) - begin);
+            row_seen[r] = C(visible(t.shape, tile.i + r0 + r, tile.j, tile.keys) - begin);
+        }
+    }
+    // Which columns of a vector from column c on row r sees.
+    auto of_row(int r, int64_t c) const {
+        const auto before_end = columns<C>(c) < row_seen[r];
+        return kDocuments ? before_end & (columns<C>(c) >= row_unseen[r]) : before_end;
+    }
+};
+
+// A block of scores (kBlockRows, width) into probabilities, unnormalised. max and sum are the rows' so far, and out
+// (kBlockRows, W) what they have collected. The three passes go over all rows, because one row is a long chain of
+// dependent steps.
+template <bool kDocuments, class C>
+void online_softmax(C* p, const Sight<kDocuments, C>& sight, C* max, C* sum, C* out, int64_t W) {
     constexpr int lanes = Simd<C>::lanes;
     C shift[kBlockRows], shrink[kPad] = {};
     for (int r = 0; r < kBlockRows; ++r) {
         Vector<C> most = Simd<C>::all(max[r]);
-        for (int64_t c = 0; c < width; c += lanes) {  // a NaN is passed over here, and comes back from the exponential
-            const Vector<C> x = Simd<C>::load(p + r * kKeyTile + c);
-            most = Simd<C>::larger(in_sight<kDocuments>(c, unseen[r], seen[r]) ? x : most, most);
+        for (int64_t c = 0; c < sight.width; c += lanes) {
+            const Vector<C> x = Simd<C>::load(p + r * kKeyTile + c);  // a NaN comes back from the exponential, not here
+            most = Simd<C>::larger(sight.of_row(r, c) ? x : most, most);
         }
         const C next = Simd<C>::max(most);
         shift[r] = next == C(-kInf) ? 0 : next;
@@ -182,10 +196,9 @@ void online_softmax(C* p, const C* unseen, const C* seen, int64_t width, C* max,
     for (int r = 0; r < kBlockRows; r += lanes) Simd<C>::store(shrink + r, exp_of(Simd<C>::load(shrink + r)));
     for (int r = 0; r < kBlockRows; ++r) {
         Vector<C> e_sum = {};
-        for (int64_t c = 0; c < width; c += lanes) {
+        for (int64_t c = 0; c < sight.width; c += lanes) {
             C* x = p + r * kKeyTile + c;
-            const Vector<C> e =
-                in_sight<kDocuments>(c, unseen[r], seen[r]) ? exp_of(Simd<C>::load(x) - shift[r]) : Vector<C>{};
+            const Vector<C> e = sight.of_row(r, c) ? exp_of(Simd<C>::load(x) - shift[r]) : Vector<C>{};
             Simd<C>::store(x, e);
             e_sum += e;
         }
@@ -212,26 +225,16 @@ void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& pac
         for (int64_t x = 0; x < kQueryTile * W; ++x) m.out[x] = 0;  // unnormalised
         C max[kQueryTile], sum[kQueryTile];
         for (int64_t r = 0; r < kQueryTile; ++r) max[r] = C(-kInf), sum[r] = 0;
-        const int64_t first_tile = hidden<kDocuments>(t, row0, 0, s.key_len) / kKeyTile * kKeyTile;
-        for (int64_t j = first_tile; j < s.key_len; j += kKeyTile) {
-            const int64_t keys = smaller(kKeyTile, s.key_len - j);
+        const int64_t first = hidden<kDocuments>(t, row0, 0, s.key_len) / kKeyTile * kKeyTile;
+        for (int64_t j = first; j < s.key_len; j += kKeyTile)
             for (int64_t r0 = 0; r0 < queries; r0 += kBlockRows) {
-                const int64_t last = smaller(r0 + kBlockRows, queries) - 1, seen = visible(s, i + last, j, keys);
-                const int64_t unseen = hidden<kDocuments>(t, row0 + r0, j, keys);
-                if (seen <= unseen) continue;
-                const int64_t begin = unseen / kPad * kPad, width = round_up(seen, kPad) - begin;
-                multiply_rows<C>({m.p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D + begin, kKeyTile}, width, D,
-                                 Into::set);
-                C row_unseen[kBlockRows], row_seen[kBlockRows];
-                for (int r = 0; r < kBlockRows; ++r) {
-                    row_unseen[r] = C(hidden<kDocuments>(t, row0 + smaller(r0 + r, last), j, keys) - begin);
-                    row_seen[r] = C(visible(s, i + r0 + r, j, keys) - begin);
-                }
-                online_softmax<kDocuments>(m.p, row_unseen, row_seen, width, max + r0, sum + r0, m.out + r0 * W, W);
-                multiply_rows<C>({m.out + r0 * W, W}, {m.p, kKeyTile}, {m.v + (j + begin) * W, W}, W, seen - begin,
-                                 Into::add);
+                const Sight<kDocuments, C> sight(t, {i, queries, row0, j, smaller(kKeyTile, s.key_len - j)}, r0);
+                if (sight.seen <= sight.unseen) continue;
+                const C *k_t = m.k_t + j * D + sight.begin, *v = m.v + (j + sight.begin) * W;
+                multiply_rows<C>({m.p, kKeyTile}, {m.q + r0 * W, W}, {k_t, kKeyTile}, sight.width, D, Into::set);
+                online_softmax(m.p, sight, max + r0, sum + r0, m.out + r0 * W, W);
+                multiply_rows<C>({m.out + r0 * W, W}, {m.p, kKeyTile}, {v, W}, W, sight.seen - sight.begin, Into::add);
             }
-        }
         for (int64_t r = 0; r < queries; ++r) {
             const bool blind = visible(s, i + r, 0, s.key_len) <= hidden<kDocuments>(t, row0 + r, 0, s.key_len);
             const C normalise = blind ? 0 : 1 / sum[r];
@@ -243,9 +246,66 @@ void forward_head(const AttentionArgs& t, int64_t unit, C* scratch, int64_t& pac
     }
 }
 
+template <class C>
+C dot(const C* a, const C* b, int64_t n) {
+    Vector<C> sum = {};
+    for (int64_t i = 0; i < n; i += Simd<C>::lanes) sum += Simd<C>::load(a + i) * Simd<C>::load(b + i);
+    return Simd<C>::sum(sum);
+}
+
+// A block of scores into probabilities, and of dP into dS.
+template <bool kDocuments, class C>
+void score_gradients(C* p, C* ds, const Sight<kDocuments, C>& sight, const C* delta, const C* lse) {
+    for (int64_t c = 0; c < sight.width; c += Simd<C>::lanes)
+        for (int r = 0; r < kBlockRows; ++r) {
+            C *p_at = p + r * kKeyTile + c, *ds_at = ds + r * kKeyTile + c;
+            const Vector<C> e = sight.of_row(r, c) ? exp_of(Simd<C>::load(p_at) - lse[r]) : Vector<C>{};
+            Simd<C>::store(p_at, e);
+            Simd<C>::store(ds_at, e * (Simd<C>::load(ds_at) - delta[r]));
+        }
+}
+
+// P, dS and dq += dS k of a tile, block by block of its rows.
+template <bool kDocuments, class C>
+void add_dq(const AttentionArgs& t, const Scratch<C>& m, const Tile& tile, const C* delta, const C* lse) {
+    const int64_t D = t.shape.head_dim, W = m.W;
+    for (int64_t r0 = 0; r0 < tile.queries; r0 += kBlockRows) {
+        const Sight<kDocuments, C> sight(t, tile, r0);
+        if (sight.seen > sight.unseen) {
+            const int64_t block = r0 * kKeyTile + sight.begin, keys = tile.j * D + sight.begin;
+            const Matrix<C> p{m.p + block, kKeyTile}, ds{m.ds + block, kKeyTile};
+            multiply_rows<C>(p, {m.q + r0 * W, W}, {m.k_t + keys, kKeyTile}, sight.width, D, Into::set);
+            multiply_rows<C>(ds, {m.dout + r0 * W, W}, {m.v_t + keys, kKeyTile}, sight.width, D, Into::set);
+            score_gradients(p.data, ds.data, sight, delta + r0, lse + r0);
+            const C* k = m.k + (tile.j + sight.begin) * W;
+            multiply_rows<C>({m.dq + r0 * W, W}, {ds.data, kKeyTile}, {k, W}, W, sight.seen - sight.begin, Into::add);
+        } else if (sight.unseen > 0 && sight.unseen < tile.keys) {
+            // Documents that begin behind the last visible key: the sums in add_dk_dv() read these rows.
+            for (int64_t x = r0 * kKeyTile; x < (r0 + kBlockRows) * kKeyTile; ++x) m.p[x] = m.ds[x] = 0;
+        }
+    }
+}
+
+// dk += dS^T q and dv += P^T dout of a tile, block by block of its keys, over the rows [r0, end) that see the block.
+template <bool kDocuments, class C>
+void add_dk_dv(const AttentionArgs& t, const Scratch<C>& m, const Tile& tile) {
+    const int64_t W = m.W, diagonal = tile.j - tile.i - (t.shape.key_len - t.shape.query_len);
+    int64_t end = kDocuments ? 0 : tile.queries;  // of the queries whose document begins before the block's end
+    for (int64_t c = 0; c < tile.keys; c += kBlockRows) {
+        const int64_t block_end = smaller(c + kBlockRows, tile.keys);
+        while (end < tile.queries && hidden<kDocuments>(t, tile.row0 + end, tile.j, tile.keys) < block_end) ++end;
+        // From the block of the first query that sees key j + c.
+        const int64_t first = t.shape.causal ? diagonal + c : 0, r0 = first < 0 ? 0 : first / kBlockRows * kBlockRows;
+        if (r0 >= tile.queries) break;
+        if (r0 >= end) continue;
+        const int64_t from = r0 * kKeyTile + c, to = (tile.j + c) * W;
+        multiply_rows<C>({m.dk + to, W}, {m.ds + from, 1, kKeyTile}, {m.q + r0 * W, W}, W, end - r0, Into::add);
+        multiply_rows<C>({m.dv + to, W}, {m.p + from, 1, kKeyTile}, {m.dout + r0 * W, W}, W, end - r0, Into::add);
+    }
+}
+
 template <bool kDocuments, class C>
 void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
-    constexpr int lanes = Simd<C>::lanes;
     const AttentionShape& s = t.shape;
     const Scratch<C> m(s, Direction::backward, scratch);
     const int64_t D = s.head_dim, W = m.W, group = s.heads / s.kv_heads;
@@ -258,70 +318,20 @@ void backward_kv_head(const AttentionArgs& t, int64_t unit, C* scratch) {
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
         for (int64_t i = 0; i < s.query_len; i += kQueryTile) {
             const int64_t queries = smaller(kQueryTile, s.query_len - i), row0 = sequence * s.query_len + i;
-            load(m.q, W, t.q, row0, queries, kBlockRows, head, D,
-                 inv_sqrt_d);  // dk = dS^T (q / sqrt(D)): right at once
+            load(m.q, W, t.q, row0, queries, kBlockRows, head, D, inv_sqrt_d);  // for dk = dS^T q / sqrt(D)
             load(m.out, W, t.out, row0, queries, kBlockRows, head, D);
             load(m.dout, W, t.dout, row0, queries, kBlockRows, head, D);
             C delta[kQueryTile] = {}, lse[kQueryTile] = {};
             for (int64_t r = 0; r < queries; ++r) {
-                Vector<C> dot = {};
-                for (int64_t d = 0; d < W; d += lanes)
-                    dot += Simd<C>::load(m.dout + r * W + d) * Simd<C>::load(m.out + r * W + d);
-                delta[r] = Simd<C>::sum(dot);
+                delta[r] = dot(m.dout + r * W, m.out + r * W, W);
                 lse[r] = static_cast<const C*>(t.lse.data)[(row0 + r) * s.heads + head];
             }
             for (int64_t x = 0; x < kQueryTile * W; ++x) m.dq[x] = 0;
-            const int64_t first_tile = hidden<kDocuments>(t, row0, 0, s.key_len) / kKeyTile * kKeyTile;
-            for (int64_t j = first_tile; j < s.key_len; j += kKeyTile) {
-                const int64_t keys = smaller(kKeyTile, s.key_len - j);
-                for (int64_t r0 = 0; r0 < queries; r0 += kBlockRows) {
-                    const int64_t last = smaller(r0 + kBlockRows, queries) - 1;
-                    const int64_t seen = visible(s, i + last, j, keys);
-                    const int64_t unseen = hidden<kDocuments>(t, row0 + r0, j, keys);
-                    if (seen <= unseen) {
-                        // Documents that begin behind the last visible key: the sums below read these rows.
-                        if (unseen > 0 && unseen < keys)
-                            for (int64_t x = r0 * kKeyTile; x < (r0 + kBlockRows) * kKeyTile; ++x) m.p[x] = m.ds[x] = 0;
-                        continue;
-                    }
-                    const int64_t begin = unseen / kPad * kPad, width = round_up(seen, kPad) - begin;
-                    C *p = m.p + r0 * kKeyTile + begin, *ds = m.ds + r0 * kKeyTile + begin;
-                    multiply_rows<C>({p, kKeyTile}, {m.q + r0 * W, W}, {m.k_t + j * D + begin, kKeyTile}, width, D,
-                                     Into::set);
-                    multiply_rows<C>({ds, kKeyTile}, {m.dout + r0 * W, W}, {m.v_t + j * D + begin, kKeyTile}, width, D,
-                                     Into::set);
-                    C row_unseen[kBlockRows], row_seen[kBlockRows];
-                    for (int r = 0; r < kBlockRows; ++r) {
-                        row_unseen[r] = C(hidden<kDocuments>(t, row0 + smaller(r0 + r, last), j, keys) - begin);
-                        row_seen[r] = C(visible(s, i + r0 + r, j, keys) - begin);
-                    }
-                    for (int64_t c = 0; c < width; c += lanes)
-                        for (int r = 0; r < kBlockRows; ++r) {
-                            C *p_at = p + r * kKeyTile + c, *ds_at = ds + r * kKeyTile + c;
-                            const Vector<C> e = exp_of(Simd<C>::load(p_at) - lse[r0 + r]);
-                            const Vector<C> seen_e =
-                                in_sight<kDocuments>(c, row_unseen[r], row_seen[r]) ? e : Vector<C>{};
-                            Simd<C>::store(p_at, seen_e);
-                            Simd<C>::store(ds_at, seen_e * (Simd<C>::load(ds_at) - delta[r0 + r]));
-                        }
-                    multiply_rows<C>({m.dq + r0 * W, W}, {ds, kKeyTile}, {m.k + (j + begin) * W, W}, W, seen - begin,
-                                     Into::add);
-                }
-                int64_t end = kDocuments ? 0 : queries;  // of the queries whose document begins before the block's end
-                for (int64_t c = 0; c < keys; c += kBlockRows) {
-                    const int64_t block_end = smaller(c + kBlockRows, keys);
-                    while (end < queries && hidden<kDocuments>(t, row0 + end, j, keys) < block_end) ++end;
-                    // From the block of the first query that sees key j + c.
-                    int64_t r0 = s.causal ? j + c - i - (s.key_len - s.query_len) : 0;
-                    r0 = r0 < 0 ? 0 : r0 / kBlockRows * kBlockRows;
-                    if (r0 >= queries) break;
-                    if (r0 >= end) continue;
-                    const int64_t from = r0 * kKeyTile + c, to = (j + c) * W;
-                    multiply_rows<C>({m.dk + to, W}, {m.ds + from, 1, kKeyTile}, {m.q + r0 * W, W}, W, end - r0,
-                                     Into::add);
-                    multiply_rows<C>({m.dv + to, W}, {m.p + from, 1, kKeyTile}, {m.dout + r0 * W, W}, W, end - r0,
-                                     Into::add);
-                }
+            const int64_t first = hidden<kDocuments>(t, row0, 0, s.key_len) / kKeyTile * kKeyTile;
+            for (int64_t j = first; j < s.key_len; j += kKeyTile) {
+                const Tile tile{i, queries, row0, j, smaller(kKeyTile, s.key_len - j)};
+                add_dq<kDocuments>(t, m, tile, delta, lse);
+                add_dk_dv<kDocuments>(t, m, tile);
             }
             store(t.dq, m.dq, W, row0, queries, head, D, inv_sqrt_d);
         }
