@@ -32,17 +32,6 @@ TEST_CASE("table: CSV has its own names, numbers in full, and quotes around comm
            ",4,,\n");
 }
 
-TEST_CASE("table: Markdown has the columns of the text") {
-    EXPECT(example().markdown() ==
-           "steps of two runs\n\n"
-           "| run | step | note | bytes |\n"
-           "| --- | --: | --- | --: |\n"
-           "| a | 12.3 ms | x | 1024 |\n"
-           "| longer | 1500.0 ms | none | -1 |\n"
-           "|  |  |  |  |\n"
-           "\na line below\n");
-}
-
 TEST_CASE("table: numbers are shown rounded and kept in full") {
     EXPECT(fixed(2.0 / 3, 2, " x").text == "0.67 x");
     EXPECT(fixed(2.0 / 3, 2, " x").raw == "0.666666667");

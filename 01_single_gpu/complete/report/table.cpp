@@ -25,38 +25,24 @@ void Table::row(std::vector<Cell> cells) {
     rows_.push_back(std::move(cells));
 }
 
-Table::Lines Table::shown() const {
-    Lines lines(rows_.size() + 1);
-    for (size_t i = 0; i < columns_.size(); ++i) {
-        if (!columns_[i].in_text) continue;
-        lines[0].push_back(columns_[i].name);
-        for (size_t r = 0; r < rows_.size(); ++r) lines[r + 1].push_back(rows_[r][i].text);
-    }
-    return lines;
-}
-
-std::vector<bool> Table::aligned_left() const {
-    std::vector<bool> left;
-    for (const Column& column : columns_)
-        if (column.in_text) left.push_back(left.empty() || column.align_left);
-    return left;
-}
-
 std::string Table::text() const {
-    const Lines lines = shown();
-    const std::vector<bool> left = aligned_left();
-    std::vector<size_t> widths(left.size());
-    for (const auto& line : lines)
-        for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
-    std::string text = caption_.empty() ? "" : caption_ + "\n";
-    for (const auto& line : lines) {
-        for (size_t i = 0; i < line.size(); ++i) {
-            const std::string padding(widths[i] - line[i].size(), ' ');
-            text += (i == 0 ? "" : "  ") + (left[i] ? line[i] + padding : padding + line[i]);
+    std::vector<std::string> lines(rows_.size() + 1);
+    bool first = true;
+    for (size_t i = 0; i < columns_.size(); ++i) {
+        const Column& column = columns_[i];
+        if (!column.in_text) continue;
+        const auto cell = [&](size_t line) { return line == 0 ? column.name : rows_[line - 1][i].text; };
+        size_t width = 0;
+        for (size_t line = 0; line < lines.size(); ++line) width = std::max(width, cell(line).size());
+        for (size_t line = 0; line < lines.size(); ++line) {
+            const std::string padding(width - cell(line).size(), ' ');
+            lines[line] +=
+                (first ? "" : "  ") + (first || column.align_left ? cell(line) + padding : padding + cell(line));
         }
-        text.erase(text.find_last_not_of(' ') + 1);
-        text += "\n";
+        first = false;
     }
+    std::string text = caption_.empty() ? "" : caption_ + "\n";
+    for (const std::string& line : lines) text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
     for (const std::string& note : notes_) text += note + "\n";
     return text;
 }
@@ -67,7 +53,7 @@ std::string Table::csv() const {
         for (size_t at = 0; (at = value.find('"', at)) != std::string::npos; at += 2) value.insert(at, 1, '"');
         return '"' + value + '"';
     };
-    Lines lines(rows_.size() + 1);
+    std::vector<std::vector<std::string>> lines(rows_.size() + 1);
     for (size_t i = 0; i < columns_.size(); ++i) {
         if (!columns_[i].in_csv) continue;
         lines[0].push_back(quoted(columns_[i].csv));
@@ -75,17 +61,6 @@ std::string Table::csv() const {
     }
     std::string text;
     for (const auto& line : lines) text += fmt::format("{}\n", fmt::join(line, ","));
-    return text;
-}
-
-std::string Table::markdown() const {
-    Lines lines = shown();
-    std::vector<std::string> rule;
-    for (const bool left : aligned_left()) rule.push_back(left ? "---" : "--:");
-    lines.insert(lines.begin() + 1, rule);
-    std::string text = caption_.empty() ? "" : caption_ + "\n\n";
-    for (const auto& line : lines) text += fmt::format("| {} |\n", fmt::join(line, " | "));
-    for (const std::string& note : notes_) text += "\n" + note + "\n";
     return text;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// A table of results: built once by a function of the chapter's report, then printed as text or written as CSV or
-// Markdown.
+// A table of results: built once by a function of the chapter's report, then printed as text or written as CSV.
 #include <concepts>
 #include <string>
 #include <vector>
@@ -35,7 +34,7 @@ struct Column {
     Column& csv_only() { return in_text = false, *this; }
     Column& left() { return align_left = true, *this; }
 
-    std::string name, csv;  // in text and Markdown; in CSV
+    std::string name, csv;  // in text; in CSV
     bool in_text = true, in_csv = true;
     bool align_left = false;  // the first column of a table is aligned to the left in any case
 };
@@ -49,15 +48,10 @@ class Table {
     void row(std::vector<Cell> cells);
     void note(const std::string& line);  // a line below the table
 
-    std::string text() const;      // the caption, the names of the columns, the rows, the notes
-    std::string csv() const;       // names and rows; cells with commas or quotes are quoted
-    std::string markdown() const;  // the caption as a paragraph, then the table
+    std::string text() const;  // the caption, the names of the columns, the rows, the notes
+    std::string csv() const;   // names and rows; cells with commas or quotes are quoted
 
   private:
-    using Lines = std::vector<std::vector<std::string>>;
-    Lines shown() const;                     // the names, then each row, of the columns in the text
-    std::vector<bool> aligned_left() const;  // of the same columns
-
     std::string caption_;
     std::vector<Column> columns_;
     std::vector<std::vector<Cell>> rows_;
