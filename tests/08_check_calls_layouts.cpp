@@ -24,7 +24,7 @@ Recording recorded(const Text& text, const GridLayout& layout, int64_t family, c
     return recorded(o, layout.config(), how);
 }
 
-// Recorded rank by rank, and one rank of each class; executed rank by rank and by class, and by the slow version.
+// Simulated rank by rank and by class, and executed by the slow version.
 void expect_match(Survey& survey, const Recording& recording) { EXPECT(survey.check(recording, "none") == ""); }
 
 }  // namespace
@@ -128,4 +128,48 @@ TEST_CASE("mistakes in recorded steps: every changed call is found, and the rank
     }
     survey.print();
     EXPECT(survey.cases > (all_slices() ? 500 : 125));
+}
+
+TEST_CASE("16,384 ranks, whether they match or one of them does not") {
+    const Text text;
+    TrainOptions o = of_model(
+        tiny(text), {.layers = 32, .hidden = 32, .heads = 8, .kv_heads = 8, .ffn = 48, .vocab = 136}, 32, 128 * 64);
+    o.micro_batch = 1;
+    const Recording recording = recorded(o, {.mesh = {.tp = 8, .dp = 128, .pp = 16}});
+    EXPECT(mismatch(recording, true) == "");
+    const auto family = [&](const std::string& name) {
+        const auto named = [&](const GroupFamily& each) { return each.name == name; };
+        return int(std::find_if(recording.families.begin(), recording.families.end(), named) -
+                   recording.families.begin());
+    };
+    const int tp = family("tp"), dp = family("dp");
+    // A barrier of one tp group behind its gradients' reduction: the group is late, no more. In two groups, with one
+    // rank of each behind, and not the same one: a deadlock of four.
+    const auto with_barriers = [&](const std::vector<int64_t>& behind, int64_t end) {
+        Recording edited = recording;
+        for (int64_t rank = 2048; rank < end; ++rank) {
+            RankEdit list(edited, rank);
+            const std::vector<size_t> sums =
+                list.calls([&](const CommCall& call) { return call.operation == "all_reduce" && call.family == dp; });
+            REQUIRE(!sums.empty());
+            size_t at = sums[0] - 1;
+            if (std::find(behind.begin(), behind.end(), rank) != behind.end())
+                for (size_t i = 0; i < list.items.size(); ++i)
+                    if (list.items[i].id == list.items[sums.back()].id) at = i;  // its wait
+            list.insert(at, collective(tp, "barrier", 0, "extra.cpp:1"));
+            list.store(edited);
+        }
+        return mismatch(edited, true);
+    };
+    EXPECT(with_barriers({2048, 2049, 2050, 2051, 2052, 2053, 2054, 2055}, 2056) == "");
+    EXPECT(with_barriers({2048, 2056}, 2064) == "");
+    expect_parts(with_barriers({2048, 2057}, 2064),
+                 {"rank 2048 waits in dp.all_reduce #1", "for rank 2056; rank 2056 waits in tp.barrier",
+                  "(extra.cpp:1) for rank 2057; rank 2057 waits in dp.all_reduce #1", "for rank 2049",
+                  "rank 2049 waits in tp.barrier", "(extra.cpp:1) for rank 2048"});
+    Recording wrong_one = recording;
+    RankEdit list(wrong_one, 9999);
+    list.items[list.calls([&](const CommCall& call) { return call.family == tp; }).back()].call.bytes += 4;
+    list.store(wrong_one);
+    expect_parts(mismatch(wrong_one, true), {"rank 9992 calls tp.", "but rank 9999 calls tp.", "(all others match)"});
 }

@@ -1,8 +1,6 @@
-// All ranks' calls matched: random programs and mistakes against an execution of them, and a large world.
-#include <chrono>
+// All ranks' calls matched: random programs and mistakes against an execution of them.
 #include <set>
 
-#include "08_3d_full/plan/check_calls.h"
 #include "tests/mistakes.h"
 
 using namespace train70b;
@@ -159,99 +157,4 @@ TEST_CASE("random programs of equal ranks, and mistakes that several of them mak
     fmt::print("{} sequences of {} ranks\n", classes, ranks);
     EXPECT(2 * classes < ranks);
     EXPECT(survey.deadlocks > (all_slices() ? 50 : 6));
-}
-
-// ---- size -----------------------------------------------------------------------------------------------------------
-
-namespace {
-
-// 16 stages of 1024 ranks, tp 8 x dp 128, as a recording of one sequence per stage has it: shared lists of events.
-Recording large(int64_t micro_batches, int64_t calls_per_part) {
-    constexpr int64_t kStages = 16, kStageRanks = 1024;
-    Recording recording{.ranks = kStages * kStageRanks};
-    const auto family = [&](const char* name, int parent, int64_t size, const std::function<int64_t(int64_t)>& color) {
-        GroupFamily made{name, parent, {}};
-        for (int64_t rank = 0; rank < size; ++rank) made.colors.push_back(int(color(rank)));
-        recording.families.push_back(made);
-        return int(recording.families.size()) - 1;
-    };
-    recording.families = {{.name = "world"}};
-    const int tp = family("tp", 0, recording.ranks, [](int64_t rank) { return rank / 8; });
-    const int dp = family("dp", 0, recording.ranks, [](int64_t rank) { return rank / 1024 * 8 + rank % 8; });
-    const int pp = family("pp", 0, recording.ranks, [](int64_t rank) { return rank % 1024; });
-    std::vector<int> up, down;
-    for (int64_t stage = 0; stage + 1 < kStages; ++stage)
-        for (std::vector<int>* channels : {&up, &down})
-            channels->push_back(
-                family("pp", pp, kStages, [=](int64_t i) { return i == stage || i == stage + 1 ? 0 : -1; }));
-    const Schedule schedule = make_schedule("1f1b", kStages, micro_batches);
-    for (int64_t stage = 0; stage < kStages; ++stage) {
-        Sequence s{.rank = stage * kStageRanks};
-        const auto add = [&](const CommCall& call, bool wait) {
-            s.segments.back().push_back({.kind = Event::Kind::call, .what = int32_t(s.calls.size())});
-            s.calls.push_back(call);
-            if (wait)
-                s.segments.back().push_back({.kind = Event::Kind::wait, .family = int16_t(call.family), .what = 1});
-        };
-        for (const Pass pass : {Pass::forward, Pass::backward}) {
-            s.segments.emplace_back();
-            const bool forward = pass == Pass::forward;
-            const int64_t from = stage + (forward ? -1 : 1), to = stage + (forward ? 1 : -1);
-            const auto channel = [&](int64_t other) { return (forward ? up : down)[size_t(std::min(stage, other))]; };
-            if (from >= 0 && from < kStages)
-                add(Step8::channel(recv(channel(from), 4096, from > stage, "pipeline.cpp:20")), true);
-            for (int64_t i = 0; i < calls_per_part; ++i) {
-                const char* operation = i % 2 ? "reduce_scatter" : "all_gather";
-                for (int k = 0; k < 8; ++k) s.segments.back().push_back({.kind = Event::Kind::compute});
-                add(collective(tp, operation, 1024 + i, "layer.cpp:1"), true);
-            }
-            if (to >= 0 && to < kStages)
-                add(Step8::channel(send(channel(to), 4096, to > stage, "pipeline.cpp:10")), false);
-        }
-        for (const Step& step : schedule.ranks[size_t(stage)])
-            s.parts.push_back({Sequence::Part::Kind::schedule_step, step, step.pass == Pass::forward ? 0 : 1});
-        s.segments.emplace_back();
-        add(collective(dp, "all_reduce", 1 << 20, "zero.cpp:1"), true);
-        add(collective(0, "scalar", 1, "trainer.cpp:1"), true);
-        s.parts.push_back({Sequence::Part::Kind::gradients, {}, 2});
-        for (int64_t i = 0; i < kStageRanks; ++i) recording.class_of.push_back(int32_t(stage));
-        recording.sequences.push_back(s);
-    }
-    return recording;
-}
-
-}  // namespace
-
-TEST_CASE("16,384 ranks: seconds, whether they match or one of them does not") {
-    const auto timed = [](const Recording& recording) {
-        const auto begin = std::chrono::steady_clock::now();
-        const std::optional<Mismatch> result = mismatch(recording);
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        fmt::print("{} ranks, {} sequences: {:.2f} s: {}\n", recording.ranks, recording.sequences.size(), seconds,
-                   result ? result->text : match_text(recording));
-        return result ? result->text : "";
-    };
-    Recording recording = large(64, 100);
-    EXPECT(timed(recording) == "");
-    // A barrier of one tp group behind its gradients' reduction: the group is late, no more. In two groups, with one
-    // rank of each behind, and not the same one: a deadlock of four.
-    const auto with_barriers = [&](const std::vector<int64_t>& behind, int64_t end) {
-        Recording edited = recording;
-        for (int64_t rank = 2048; rank < end; ++rank)
-            Step8::change(edited, rank, [&](RankEdit& list) {
-                const bool late = std::find(behind.begin(), behind.end(), rank) != behind.end();
-                list.insert(list.items.size() - (late ? 3 : 5), collective(1, "barrier", 0, "extra.cpp:1"));
-            });
-        return edited;
-    };
-    EXPECT(timed(with_barriers({2048, 2049, 2050, 2051, 2052, 2053, 2054, 2055}, 2056)) == "");
-    EXPECT(timed(with_barriers({2048, 2056}, 2064)) == "");
-    expect_parts(
-        timed(with_barriers({2048, 2057}, 2064)),
-        {"rank 2048 waits in dp.all_reduce #1, 1048576 fp32 in gradients (zero.cpp:1) for rank 2056",
-         "rank 2056 waits in tp.barrier #12801, 0 fp32 in B63 (extra.cpp:1) for rank 2057",
-         "rank 2057 waits in dp.all_reduce", "for rank 2049", "rank 2049 waits in tp.barrier", "for rank 2048"});
-    Recording wrong_one = recording;
-    Step8::change(wrong_one, 9999, [&](RankEdit& list) { list.items[at(list, "layer.cpp:1", 5000)].call.bytes += 4; });
-    expect_parts(timed(wrong_one), {"rank 9992 calls tp.", "but rank 9999 calls", "layer.cpp:1"});
 }

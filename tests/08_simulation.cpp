@@ -389,5 +389,6 @@ TEST_CASE("what cannot be simulated is said in one line") {
     passes.op(1);
     const Recording stuck = recording_of(2, {}, {waits, passes}, [](int64_t rank) { return int(rank); });
     DOCTEST_CHECK_THROWS_WITH_AS((void)simulate_step(stuck, plain_model(2, 2, 1, 1)),
-                                 doctest::Contains("rank 0 waits for world.recv (x.cpp:1)"), CommonError);
+                                 doctest::Contains("rank 0 calls world.recv #1 in update (x.cpp:1), but rank 1 sends"),
+                                 CommonError);
 }

@@ -1,19 +1,19 @@
 #pragma once
-// Executes a recording rank by rank, as the program would: the slow, obvious version of 08_3d_full/plan/check_calls.h.
+// Executes a recording rank by rank, as the program would: the slow, obvious version of 08_3d_full/plan/simulate_check.h.
 // Every call does what the ranks of its group do together, when they have all come to it.
 #include <deque>
 #include <map>
 #include <tuple>
 #include <utility>
 
-#include "08_3d_full/plan/check_deadlock.h"
+#include "08_3d_full/plan/sequence.h"
 
 namespace train70b::test {
 
 class ExecutedRecording {
   public:
-    ExecutedRecording(const Recording& recording, Launch launch)
-        : recording_(recording), groups_(recording), streams_(launch == Launch::on_streams) {
+    ExecutedRecording(const Recording& recording, bool streams)
+        : recording_(recording), groups_(recording), streams_(streams) {
         for (int64_t rank = 0; rank < recording.ranks; ++rank) {
             const Sequence& s = recording.of(rank);
             Rank& mine = ranks_.emplace_back();
@@ -27,6 +27,7 @@ class ExecutedRecording {
                         const CommCall& call = s.calls[size_t(event.what)];
                         made[call.family].push_back(mine.calls.size());
                         mine.events.push_back({true, mine.calls.size()});
+                        if (is_host(call)) mine.events.push_back({false, mine.calls.size()});
                         mine.calls.push_back(
                             {&call, peer(call, call.to, s.rank, rank), peer(call, call.from, s.rank, rank)});
                     } else if (event.kind == Event::Kind::wait) {
@@ -48,7 +49,7 @@ class ExecutedRecording {
             for (size_t rank = 0; rank < ranks_.size() && ok_; ++rank)
                 while (ok_ && step(int64_t(rank))) moved = true;
         }
-        for (const Rank& rank : ranks_) ok_ = ok_ && rank.at == rank.events.size() && rank.queue.empty();
+        for (const Rank& rank : ranks_) ok_ = ok_ && rank.at == rank.events.size() && rank.queue[0].empty();
         for (const auto& [key, mail] : mail_) ok_ = ok_ && mail.sent.size() == mail.received.size();
         return ok_;
     }
@@ -64,13 +65,20 @@ class ExecutedRecording {
         std::vector<Call> calls;
         std::vector<std::pair<bool, size_t>> events;  // is a call; which one
         size_t at = 0;
-        std::deque<size_t> queue;  // collectives that have been called; on streams also ring shifts
+        // Collectives that have been called; on streams also ring shifts, and apart from them what the host does.
+        std::deque<size_t> queue[2];
     };
     struct Mail {
         std::vector<int64_t> sent, received;  // bytes
     };
     using Key = std::tuple<int, bool, bool, int64_t, int64_t>;  // family, channel, shift, sender, receiver
 
+    static bool is_host(const CommCall& call) {
+        for (const char* name : {"scalar", "barrier", "split", "finish"})
+            if (call.operation == name) return true;
+        return false;
+    }
+    size_t queue_of(const CommCall& call) const { return streams_ && is_host(call); }
     int64_t peer(const CommCall& call, int64_t number, int64_t recorded, int64_t rank) {
         if (number < 0) return -1;
         const auto& group = groups_.members(call.family, rank);
@@ -108,23 +116,24 @@ class ExecutedRecording {
                (mine.from < 0 || mail(*mine.call, mine.from, rank).sent.size() > mine.received);
     }
 
-    // The front of the rank's queue begins and, if all others are there, completes. Whether anything happened.
-    bool run_front(int64_t rank) {
+    // The front of a queue of the rank begins and, if all others are there, completes. Whether anything happened.
+    bool run_front(int64_t rank, size_t which) {
         Rank& mine = ranks_[size_t(rank)];
-        Call& front = mine.calls[mine.queue.front()];
+        if (mine.queue[which].empty()) return false;
+        Call& front = mine.calls[mine.queue[which].front()];
         const bool begins = !std::exchange(front.begun, true);
         if (front.call->message()) {
             if (begins) post(rank, front);
             if (!arrived(rank, front)) return begins;
             front.done = true;
-            mine.queue.pop_front();
+            mine.queue[which].pop_front();
             return true;
         }
         const auto& members = groups_.members(front.call->family, rank);
         if (members.empty()) return ok_ = false;
         const auto front_of = [&](int64_t other) -> Call* {
             Rank& theirs = ranks_[size_t(other)];
-            return theirs.queue.empty() ? nullptr : &theirs.calls[theirs.queue.front()];
+            return theirs.queue[which].empty() ? nullptr : &theirs.calls[theirs.queue[which].front()];
         };
         for (const int32_t member : members) {
             const Call* other = front_of(member);
@@ -139,7 +148,7 @@ class ExecutedRecording {
         }
         for (const int32_t member : members) {
             front_of(member)->done = true;
-            ranks_[size_t(member)].queue.pop_front();
+            ranks_[size_t(member)].queue[which].pop_front();
         }
         return true;
     }
@@ -148,16 +157,16 @@ class ExecutedRecording {
         Rank& mine = ranks_[size_t(rank)];
         const bool at_end = mine.at == mine.events.size();
         const auto [is_call, index] = at_end ? std::pair(false, size_t(0)) : mine.events[mine.at];
-        if (!mine.queue.empty() && (streams_ || !is_call) && run_front(rank)) return true;
+        if ((streams_ || !is_call) && (run_front(rank, 0) || run_front(rank, 1))) return true;
         if (at_end) return false;
         Call& call = mine.calls[index];
         const bool queued = !call.call->message() || (streams_ && call.call->shift);
         if (is_call && queued) {
-            mine.queue.push_back(index);
+            mine.queue[queue_of(*call.call)].push_back(index);
         } else if (is_call) {
             post(rank, call);
         } else {
-            if (!streams_ && !mine.queue.empty()) return false;
+            if (!streams_ && !mine.queue[0].empty()) return false;
             if (queued ? !call.done : !arrived(rank, call)) return false;
         }
         ++mine.at;
@@ -173,8 +182,7 @@ class ExecutedRecording {
 };
 
 inline bool executes(const Recording& recording) {
-    return ExecutedRecording(recording, Launch::at_waits).ends() &&
-           ExecutedRecording(recording, Launch::on_streams).ends();
+    return ExecutedRecording(recording, false).ends() && ExecutedRecording(recording, true).ends();
 }
 
 }  // namespace train70b::test

@@ -5,8 +5,8 @@
 #include "02_data_parallel/runtime/connect.h"
 #include "08_3d_full/checkpoint/cost.h"
 #include "08_3d_full/complete/compose.h"
-#include "08_3d_full/plan/check_calls.h"
 #include "08_3d_full/plan/record.h"
+#include "08_3d_full/plan/simulate_check.h"
 
 namespace train70b {
 
@@ -146,7 +146,7 @@ void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate)
     }
     say(rank_table(*std::max_element(ranks.begin(), ranks.end(), smaller), options));
     if (!only) say(ranks_table(ranks, config));
-    if (!only) say("\n{}\n", matched(recording));
+    if (!only) say("\n{}\n", check_calls(recording));
     say(checkpoint_table(checkpoint_cost(options, config)));
     if (simulate.asked()) print_simulation(p, config, simulate, recording);
 }

@@ -11,8 +11,8 @@
 
 namespace train70b {
 
-bool in_step(const Sequence::Part& part) {
-    return part.kind != Sequence::Part::Kind::setup && part.kind != Sequence::Part::Kind::end;
+bool simulated(const Sequence::Part& part, const SimulationModel& model) {
+    return !model.timed() || (part.kind != Sequence::Part::Kind::setup && part.kind != Sequence::Part::Kind::end);
 }
 
 namespace {
@@ -52,11 +52,12 @@ class Refinement {
     }
     const Sequence& of(int64_t rank) const { return recording_.of(rank); }
     const GroupTable::Family& groups(const CommCall& call) const { return groups_.of(call.family); }
-    int64_t group_size(const CommCall& call, int64_t rank) const;
-    // A peer's number in the group. A sequence has those of the rank that was recorded; ranks of one ring share it.
-    int translated(const CommCall& call, int peer, int64_t rank) const;
-    int64_t peer_rank(const CommCall& call, int peer, int64_t rank) const;
+    // -1: there is no such rank.
+    int64_t peer_rank(const CommCall& call, int peer, int64_t rank) const {
+        return peer < 0 ? -1 : groups_.peer(of(rank), call, peer, rank);
+    }
     static Hash call_hash(const CommCall& call);
+    static Hash content(const CommCall& call, bool receives);
     static Hash message_kind(const CommCall& call);
     int32_t find_message(const CommCall& call, int64_t sender, int64_t receiver) const;
 
@@ -87,7 +88,7 @@ void Refinement::find_used_calls() {
     for (const Sequence& sequence : recording_.sequences) {
         std::vector<char> segments(sequence.segments.size()), calls(sequence.calls.size());
         for (const Sequence::Part& part : sequence.parts)
-            if (in_step(part) && part.segment >= 0) segments[size_t(part.segment)] = 1;
+            if (simulated(part, model_) && part.segment >= 0) segments[size_t(part.segment)] = 1;
         for (size_t i = 0; i < segments.size(); ++i)
             if (segments[i])
                 for (const Event& event : sequence.segments[i])
@@ -97,26 +98,6 @@ void Refinement::find_used_calls() {
     for (size_t family = 0; family < recording_.families.size(); ++family)
         collective_at_.emplace_back(groups_.of(int(family)).members.size(), -1);
     link_rates_ = model_.links;
-}
-
-int64_t Refinement::group_size(const CommCall& call, int64_t rank) const {
-    const int32_t group = groups(call).group_of[size_t(rank)];
-    CHECK(group >= 0, "rank {} is in no group {}", rank, recording_.families[size_t(call.family)].name);
-    return int64_t(groups(call).members[size_t(group)].size());
-}
-
-int Refinement::translated(const CommCall& call, int peer, int64_t rank) const {
-    if (!call.shift) return peer;
-    const std::vector<int32_t>& index = groups(call).place;
-    const int64_t n = group_size(call, rank), by = peer - index[size_t(of(rank).rank)];
-    return int(((index[size_t(rank)] + by) % n + n) % n);
-}
-
-int64_t Refinement::peer_rank(const CommCall& call, int peer, int64_t rank) const {
-    const int64_t n = group_size(call, rank);
-    const int peer_index = translated(call, peer, rank);
-    CHECK(peer_index < n, "{} with rank {} of {}", call.operation, peer_index, n);
-    return groups(call).members[size_t(groups(call).group_of[size_t(rank)])][size_t(peer_index)];
 }
 
 Hash Refinement::message_kind(const CommCall& call) {
@@ -129,6 +110,16 @@ Hash Refinement::call_hash(const CommCall& call) {
     return mixed(what, Hash(call.bytes));
 }
 
+// What all ranks of a collective, or both ends of a message, must have in common.
+Hash Refinement::content(const CommCall& call, bool receives) {
+    const std::string& text = call.details;
+    if (!call.message()) return mixed(mixed(mixed(Hash(1), call.operation), text), Hash(call.uneven ? -1 : call.bytes));
+    // The tensor: of ", 8 fp32 to rank 1, 4 bf16 from rank 2" the first or the second.
+    const size_t begin = receives ? text.rfind(", ") : 0, end = text.find(' ', text.find(' ', begin + 2) + 1);
+    const std::string tensor = begin == text.npos ? text : text.substr(begin, end - begin);
+    return mixed(mixed(Hash(2), tensor), Hash(receives && call.to >= 0 ? call.received : call.bytes));
+}
+
 int32_t Refinement::find_message(const CommCall& call, int64_t sender, int64_t receiver) const {
     const auto found = message_at_.find(mixed(mixed(message_kind(call), Hash(sender)), Hash(receiver)));
     return found == message_at_.end() ? -1 : found->second;
@@ -139,15 +130,15 @@ void Refinement::add_sites(int64_t rank) {
     const std::vector<CommCall>& calls = of(rank).calls;
     for (size_t i = 0; i < calls.size(); ++i) {
         const CommCall& call = calls[i];
-        if (!used_[sequence][i]) continue;
+        if (!used_[sequence][i] || groups_.members(call.family, rank).empty()) continue;
         if (!call.message()) {
-            group_size(call, rank);
             if (collective_at_[size_t(call.family)][size_t(groups(call).group_of[size_t(rank)])] < 0)
                 add_collectives(call, rank);
             continue;
         }
-        if (call.to >= 0) add_messages(call, rank, peer_rank(call, call.to, rank));
-        if (call.from >= 0) add_messages(call, peer_rank(call, call.from, rank), rank);
+        const int64_t to = peer_rank(call, call.to, rank), from = peer_rank(call, call.from, rank);
+        if (to >= 0) add_messages(call, rank, to);
+        if (from >= 0) add_messages(call, from, rank);
     }
 }
 
@@ -191,21 +182,22 @@ void Refinement::add_messages(const CommCall& call, int64_t sender, int64_t rece
     const int32_t id = int32_t(sites_.size());
     message_at_[mixed(mixed(message_kind(call), Hash(sender)), Hash(receiver))] = id;
     const std::vector<int32_t>& index = groups(call).place;
-    const int64_t n = group_size(call, sender), by = index[size_t(receiver)] - index[size_t(sender)];
+    const std::vector<int32_t>& members = groups_.members(call.family, sender);
+    const int64_t n = int64_t(members.size()), by = index[size_t(receiver)] - index[size_t(sender)];
     Site site{.kind = mixed(message_kind(call), Hash((by + n) % n)),  // to the next rank and to the one before: two
               .ranks = {{sender, false}, {receiver, true}},
               .first_entry = entries_.size()};
     const size_t sequence = size_t(recording_.class_of[size_t(sender)]);
     const std::vector<CommCall>& calls = of(sender).calls;
-    const std::vector<int32_t>& members = groups(call).members[size_t(groups(call).group_of[size_t(sender)])];
     for (size_t i = 0; i < calls.size(); ++i) {
         if (!used_[sequence][i] || calls[i].to < 0 || message_kind(calls[i]) != message_kind(call) ||
             peer_rank(calls[i], calls[i].to, sender) != receiver)
             continue;
         CommCall mine = calls[i];
-        mine.to = translated(mine, mine.to, sender);
-        if (mine.from >= 0) mine.from = translated(mine, mine.from, sender);
-        add_transfer(site, id, mine, members, groups(call).place[size_t(sender)]);
+        const int64_t from = peer_rank(mine, mine.from, sender);
+        mine.to = index[size_t(receiver)];
+        if (from >= 0) mine.from = index[size_t(from)];
+        add_transfer(site, id, mine, members, index[size_t(sender)]);
     }
     site.end_entry = entries_.size();
     sites_.push_back(std::move(site));
@@ -363,19 +355,21 @@ EqualRanks Refinement::result() const {
         std::vector<EqualRanks::Use>& uses = q.uses.emplace_back(calls.size());
         for (size_t i = 0; i < calls.size(); ++i) {
             const CommCall& call = calls[i];
-            if (!used_[sequence][i]) continue;
+            if (!used_[sequence][i] || groups_.members(call.family, rank).empty()) continue;
             const auto sends = [&](int32_t site) {
                 uses[i].collective_or_send = meeting(q, sites.of[size_t(site)], int32_t(c), false);
+                uses[i].collective_or_send.content = content(call, false);
+                // Not found: another call than the first rank's, which the simulation refuses.
                 const auto found = transfer_at.find(key(sites.of[size_t(site)], call_hash(call)));
-                CHECK(found != transfer_at.end(), "{}: no other rank of the group makes this call", call.operation);
-                uses[i].collective_or_send.transfer = found->second;
+                if (found != transfer_at.end()) uses[i].collective_or_send.transfer = found->second;
             };
+            const int64_t to = peer_rank(call, call.to, rank), from = peer_rank(call, call.from, rank);
             if (!call.message())
                 sends(collective_at_[size_t(call.family)][size_t(groups(call).group_of[size_t(rank)])]);
-            if (call.to >= 0) sends(find_message(call, rank, peer_rank(call, call.to, rank)));
-            if (call.from >= 0)
-                uses[i].receive = meeting(
-                    q, sites.of[size_t(find_message(call, peer_rank(call, call.from, rank), rank))], int32_t(c), true);
+            if (to >= 0) sends(find_message(call, rank, to));
+            if (from < 0) continue;
+            uses[i].receive = meeting(q, sites.of[size_t(find_message(call, from, rank))], int32_t(c), true);
+            uses[i].receive.content = content(call, true);
         }
         q.cores.push_back(core_site_.empty() ? -1
                                              : transfer_at.at(key(sites.of[size_t(core_site_[size_t(rank)])], kCores)));

@@ -38,9 +38,11 @@ struct EqualRanks {
     std::vector<double> links;  // bytes/s, one of each class; with shared cores also those
     std::vector<SharedTransfer> transfers;
 
-    // What one end of a call is: the site, which of its participants, and what is transferred (-1: the sender knows).
+    // What one end of a call is: the site (-1: no group, no such peer), which of its participants, what is transferred
+    // (-1: the sender knows), and what all ends must have in common: the operation, its tensor, bytes and root.
     struct Meeting {
         int32_t site = -1, participant = -1, transfer = -1;
+        uint64_t content = 0;
     };
     struct Use {
         Meeting collective_or_send, receive;
@@ -49,8 +51,8 @@ struct EqualRanks {
     std::vector<int32_t> cores;          // by class: the transfer that stands for its computation; -1: none
 };
 
-// Whether a part of a sequence belongs to the step: all but the setup before it and the end after it.
-bool in_step(const Sequence::Part& part);
+// Whether a part of a sequence is simulated: in time all but the setup before the step and the end after it.
+bool simulated(const Sequence::Part& part, const SimulationModel& model);
 
 EqualRanks find_equal_ranks(const Recording& recording, const SimulationModel& model, const SimulationOptions& options);
 

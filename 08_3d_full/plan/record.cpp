@@ -83,6 +83,7 @@ class StepRecorder : public Recorder, public RunControl {
             call.bytes = o.tensors.back().bytes();
             if (o.tensors.size() > 1) call.received = o.tensors[0].bytes();
         } else {
+            if (call.operation == "split") call.details += fmt::format(" as group {}", families.size() - 1);
             call.uneven = !o.sent.empty();
             for (const Tensor& tensor : o.tensors)
                 if (!call.uneven) call.bytes = std::max(call.bytes, tensor.bytes());

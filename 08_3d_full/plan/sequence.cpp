@@ -77,4 +77,14 @@ const std::vector<int32_t>& GroupTable::members(int family, int64_t rank) const 
     return group < 0 ? none : of(family).members[size_t(group)];
 }
 
+int64_t GroupTable::peer(const Sequence& sequence, const CommCall& call, int peer, int64_t rank) const {
+    const std::vector<int32_t>& group = members(call.family, rank);
+    const int64_t n = int64_t(group.size());
+    if (peer >= n) return -1;
+    if (!call.shift) return group[size_t(peer)];
+    const std::vector<int32_t>& place = of(call.family).place;
+    const int64_t distance = peer - place[size_t(sequence.rank)];
+    return group[size_t(((place[size_t(rank)] + distance) % n + n) % n)];
+}
+
 }  // namespace train70b

@@ -1,7 +1,6 @@
 #pragma once
 // What every rank does in one training step, as data. A dry run records it (record.h) from the program that trains; it
-// is then checked (check_calls.h, check_deadlock.h) and simulated (simulate.h), without any rank, tensor or
-// communicator.
+// is then simulated (simulate.h), without any rank, tensor or communicator.
 //
 // A rank's sequence is a list of parts: the setup (without its ops), each micro-batch's data, each step of the pipeline
 // schedule, the end of the gradients' reduction, the update. Parts that are equal refer to one list of events. An event
@@ -116,6 +115,9 @@ class GroupTable {
     const Family& of(int family) const { return families_[size_t(family)]; }
     // World ranks of this rank's group; empty: it is in none.
     const std::vector<int32_t>& members(int family, int64_t rank) const;
+    // The world rank that `peer`, the call's `to` or `from`, means where `rank` makes this call of the sequence; -1: the
+    // group has no such rank. Ranks of one sequence share a ring shift's distance, of other messages the peer's number.
+    int64_t peer(const Sequence& sequence, const CommCall& call, int peer, int64_t rank) const;
 
   private:
     std::vector<Family> families_;

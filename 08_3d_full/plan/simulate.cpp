@@ -9,15 +9,6 @@
 
 namespace train70b {
 
-void Simulation::stuck(const Rank& rank) const {
-    std::string what = "a call";
-    if (rank.blocked >= 0) {
-        const CommCall& call = rank.sequence->calls[size_t(rank.made[size_t(rank.blocked)].call)];
-        what = name_of(call) + (call.where.empty() ? "" : " (" + call.where + ")");
-    }
-    throw CommonError(fmt::format("simulation: rank {} waits for {}, which other ranks never make", rank.rank, what));
-}
-
 SimulatedStep Simulation::result() {
     SimulatedStep step{.simulated_ranks = int64_t(ranks_.size())};
     for (const Rank& rank : ranks_) step.seconds = std::max(step.seconds, rank.now);
@@ -38,6 +29,9 @@ SimulatedStep Simulation::result() {
             if (rank.exposed[family] > 0) step.exposed[name] += share * rank.exposed[family];
             if (rank.waiting[family] > 0) step.waiting[name] += share * rank.waiting[family];
         }
+        for (const Made& made : rank.made)
+            step.messages += equal_.count[c] * (rank.sequence->calls[size_t(made.call)].to >= 0);
+        step.calls += equal_.count[c] * int64_t(rank.made.size());
         if (rank.now < step.seconds) step.waiting["end"] += share * (step.seconds - rank.now);
         for (const auto& [name, op] : rank.program->ops) {
             step.ops[name].calls += share * op.calls;
@@ -107,7 +101,7 @@ SimulatedStep simulate_step(const Recording& recording, const SimulationModel& m
             usage_error("slow link {}, {} times: there are {} links", link, times, model.links.size());
         slowed.links[size_t(link)] /= times;
     }
-    return Simulation(recording, slowed, options).run();
+    return Simulation(recording, slowed, options, find_equal_ranks(recording, slowed, options)).run();
 }
 
 // On a cluster file's devices and links.

@@ -52,21 +52,24 @@ struct SimulatedStep {
     };
     std::vector<MemorySample> memory;  // of the traced ranks, where it changes
     int64_t simulated_ranks = 0;       // those that stand for all
+    int64_t calls = 0, messages = 0;   // of all ranks; messages: those that are sent
 };
 
 constexpr int64_t kMaxJitterRanks = 512;  // with jitter no two ranks do the same, and every one is simulated
 
-// Ranks of equal sequences that meet equal ranks are simulated once. Usage error if the cluster has too few devices.
+// Ranks of equal sequences that meet equal ranks are simulated once. Usage error if the cluster has too few devices,
+// CommonError if calls that meet are not one (simulate_check.h).
 SimulatedStep simulate_step(const Recording& recording, const ClusterModel& cluster,
                             const SimulationOptions& options = {});
 
-// What the simulation asks of a cluster.
+// What the simulation asks of a cluster; or nothing of any: then it takes no time, and begins with the setup.
 struct SimulationModel {
-    std::function<double(const OpCall&)> op_seconds;
+    std::function<double(const OpCall&)> op_seconds;  // empty: no times
     // members: world ranks; sender: in the group.
     std::function<Transfer(const CommCall&, const std::vector<int64_t>& members, int64_t sender)> transfer;
     std::vector<double> links;  // bytes/s of each
-    double host_s = 0;          // least time from one launch to the next; without streams: of every op, besides its own
+    bool timed() const { return bool(op_seconds); }
+    double host_s = 0;  // least time from one launch to the next; without streams: of every op, besides its own
     bool streams = true;
     int64_t cores = 0, ranks_per_node = 8;  // cores of a node, which its ranks share; 0: a device each
 };

@@ -14,7 +14,7 @@ class Compiler {
         : sequence_(sequence), model_(model), every_op_(every_op) {
         for (const OpCall& op : sequence.ops) {
             // Without streams the host is the device: launching an op is work between two ops.
-            const double seconds = slow * model.op_seconds(op);
+            const double seconds = model.timed() ? slow * model.op_seconds(op) : 0;
             CHECK(seconds >= 0, "{} takes {} s", op.name, seconds);
             seconds_.push_back(model.streams ? seconds : seconds + model.host_s);
         }
@@ -28,16 +28,16 @@ class Compiler {
             const Sequence::Part& part = sequence_.parts[i];
             if (part.segment < 0) continue;
             const std::vector<Event>& events = segments[size_t(part.segment)];
-            before = before && !in_step(part);
+            before = before && !simulated(part, model_);
             for (size_t e = 0; before && e < events.size(); ++e)
                 if (events[e].kind == Event::Kind::book) program_.held[size_t(events[e].memory)] += events[e].bytes;
-            if (!in_step(part)) continue;
+            if (!simulated(part, model_)) continue;
             if (times[size_t(part.segment)]++ == 0)
                 for (const Event& event : events) add(program_.segments[size_t(part.segment)], event);
             program_.parts.push_back({part.segment, int32_t(i)});
         }
         for (size_t i = 0; i < segments.size(); ++i) {
-            if (times[i] == 0) continue;
+            if (times[i] == 0 || !model_.timed()) continue;
             std::vector<int64_t> calls(seconds_.size());
             for (const Event& event : segments[i])
                 if (event.kind == Event::Kind::compute) ++calls[size_t(event.what)];
@@ -55,6 +55,7 @@ class Compiler {
     void add(std::vector<Item>& items, const Event& event) {
         switch (event.kind) {
             case Event::Kind::compute: {
+                if (!model_.timed()) break;
                 const bool joins = !every_op_ && !items.empty() && items.back().kind == Item::Kind::compute;
                 if (!joins) {
                     items.push_back({.kind = Item::Kind::compute, .what = int32_t(program_.runs.size())});

@@ -32,8 +32,8 @@ struct SimulationProgram {
     std::vector<std::vector<Item>> segments;
     std::vector<Run> runs;
     std::vector<Booking> bookings;
-    std::vector<Part> parts;  // of the step
-    MemoryBytes held{};       // before the step
+    std::vector<Part> parts;  // those that are simulated
+    MemoryBytes held{};       // before them
     std::map<std::string, SimulatedStep::Op> ops;
 };
 

@@ -9,12 +9,9 @@
 
 namespace train70b {
 
-Simulation::Simulation(const Recording& recording, const SimulationModel& model, const SimulationOptions& options)
-    : recording_(recording),
-      model_(model),
-      options_(options),
-      equal_(find_equal_ranks(recording, model, options)),
-      flows_(equal_.links) {
+Simulation::Simulation(const Recording& recording, const SimulationModel& model, const SimulationOptions& options,
+                       const EqualRanks& equal)
+    : recording_(recording), model_(model), options_(options), equal_(equal), flows_(equal.links) {
     for (const EqualRanks::Site& site : equal_.sites)
         sites_.push_back({.participants = site.participants, .calls = std::vector<int32_t>(site.participants.size())});
     for (size_t c = 0; c < equal_.representative.size(); ++c) add_rank(c);
@@ -36,7 +33,7 @@ SimulatedStep Simulation::run() {
         }
     }
     for (const Rank& rank : ranks_)
-        if (!rank.done) stuck(rank);
+        if (!rank.done) refuse();
     return result();
 }
 
@@ -53,6 +50,10 @@ void Simulation::add_rank(size_t c) {
     const size_t families = recording_.families.size();
     Rank rank{.sequence = &events, .program = &programs_.at(key), .uses = &equal_.uses[c], .rank = number};
     rank.traced = traced;
+    size_t items = 0;
+    for (const SimulationProgram::Part& part : rank.program->parts)
+        items += rank.program->segments[size_t(part.segment)].size();
+    rank.made.reserve(items);
     rank.calls.resize(families);
     rank.last.assign(families + 1, -1);
     rank.exposed.resize(families);
@@ -82,6 +83,10 @@ void Simulation::advance(Rank& rank) {
     const SimulationProgram& program = *rank.program;
     while (rank.part < program.parts.size()) {
         const std::vector<Item>& items = program.segments[size_t(program.parts[rank.part].segment)];
+        // The pipeline polls its sends (Work::done), which is no wait, and waits for the rest behind its last step.
+        if (!model_.timed() && rank.item == 0 && part_of(rank).kind == Sequence::Part::Kind::gradients &&
+            !wait_for_rest(rank, rank.polled, false))
+            return;
         if (rank.item == items.size()) {
             end_part(rank);
             ++rank.part;
@@ -97,6 +102,9 @@ void Simulation::advance(Rank& rank) {
                 const std::vector<int32_t>& calls = rank.calls[size_t(item.family)];
                 if (item.what <= int32_t(calls.size()))  // else it was made before the step
                     goes_on = wait_for(rank, calls[calls.size() - size_t(item.what)]);
+                else if (!model_.timed())
+                    throw CommonError(fmt::format("mismatch: rank {} waits in {} for a call that it has not made",
+                                                  rank.rank, to_string(part_of(rank))));
                 break;
             }
             case Item::Kind::book: {
@@ -111,13 +119,12 @@ void Simulation::advance(Rank& rank) {
         }
         if (!goes_on) return;
     }
-    rank.done = finish(rank);
+    rank.done = wait_for_rest(rank, rank.finished, true);
 }
 
 void Simulation::end_part(Rank& rank) {
     if (!rank.traced) return;
-    const Sequence::Part& part = rank.sequence->parts[size_t(rank.program->parts[rank.part].part)];
-    trace(rank, -1, to_string(part), rank.begin_of_part, rank.now);
+    trace(rank, -1, to_string(part_of(rank)), rank.begin_of_part, rank.now);
     rank.begin_of_part = rank.now;
 }
 
@@ -234,15 +241,12 @@ void Simulation::settle(Rank& rank, const Made& waited) {
     rank.now = std::max(rank.now, waited.end);
 }
 
-// At the end of the step: what nobody has waited for.
-bool Simulation::finish(Rank& rank) {
-    if (!model_.streams && !launch_queue(rank)) return false;
-    for (; rank.finished < rank.made.size(); ++rank.finished) {
-        if (rank.made[rank.finished].end < 0) {
-            rank.blocked = int32_t(rank.finished);
-            return false;
-        }
-        settle(rank, rank.made[rank.finished]);
+// What nobody has waited for, all of it or what has been sent.
+bool Simulation::wait_for_rest(Rank& rank, size_t& next, bool all) {
+    while (next < rank.made.size()) {
+        const int32_t id = int32_t(next++);
+        const CommCall& call = rank.sequence->calls[size_t(rank.made[size_t(id)].call)];
+        if ((all || (call.to >= 0 && call.from < 0)) && !wait_for(rank, id)) return false;
     }
     return true;
 }
@@ -262,12 +266,15 @@ int32_t Simulation::make(Rank& rank, int32_t what) {
         made.instance[end] = site.calls[mine]++;
         ++made.pending;
         if (made.instance[end] == int32_t(site.instances.size())) {
-            site.instances.emplace_back();
+            site.instances.push_back({.content = meetings[end]->content});
             site.made.resize(site.instances.size() * participants, -1);
         }
         site.made[size_t(made.instance[end]) * participants + mine] = id;
+        if (site.instances[size_t(made.instance[end])].content != meetings[end]->content) refuse();
     }
-    rank.calls[size_t(rank.sequence->calls[size_t(what)].family)].push_back(id);
+    const CommCall& call = rank.sequence->calls[size_t(what)];
+    if (made.pending < (call.to >= 0 && call.from >= 0 ? 2 : 1)) refuse();
+    rank.calls[size_t(call.family)].push_back(id);
     return id;
 }
 

@@ -12,7 +12,9 @@ namespace train70b {
 
 class Simulation {
   public:
-    Simulation(const Recording& recording, const SimulationModel& model, const SimulationOptions& options);
+    // All outlive it. equal: find_equal_ranks() of the others.
+    Simulation(const Recording& recording, const SimulationModel& model, const SimulationOptions& options,
+               const EqualRanks& equal);
     SimulatedStep run();
 
   private:
@@ -31,6 +33,7 @@ class Simulation {
     struct Instance {
         int32_t arrived = 0, transfer = -1;
         double start = 0;
+        uint64_t content = 0;
     };
 
     struct Site {
@@ -60,6 +63,7 @@ class Simulation {
         double core_seconds = 0;  // that it computes on shared cores
         int32_t core_op = 0;
         size_t finished = 0;  // at the end: calls that have been waited for
+        size_t polled = 0;    // at the end of the schedule: of the sends
         uint64_t jittered = 0;
         double begin_of_part = 0;
         MemoryBytes memory{};
@@ -101,7 +105,7 @@ class Simulation {
     bool wait_for(Rank& rank, int32_t made);
     bool launch_queue(Rank& rank);
     void settle(Rank& rank, const Made& made);
-    bool finish(Rank& rank);
+    bool wait_for_rest(Rank& rank, size_t& next, bool all);
     void end_part(Rank& rank);
 
     int32_t make(Rank& rank, int32_t what);
@@ -109,6 +113,9 @@ class Simulation {
     void arrive(const EqualRanks::Meeting& meeting, int32_t instance, double time);
     void begins(double now, What what);
     void ends(double now, What what);
+    const Sequence::Part& part_of(const Rank& rank) const {
+        return rank.sequence->parts[size_t(rank.program->parts[rank.part].part)];
+    }
     int32_t index_of(const Rank& rank) const { return int32_t(&rank - ranks_.data()); }
 
     void trace(Rank& rank, int stream, const std::string& name, double begin, double end) {
@@ -117,7 +124,8 @@ class Simulation {
     std::string name_of(const CommCall& call) const {
         return recording_.families[size_t(call.family)].name + "." + call.operation;
     }
-    [[noreturn]] void stuck(const Rank& rank) const;
+    [[noreturn]] void refuse() const;  // simulate_check.cpp: says why the simulation cannot go on
+    friend class CallReport;
     SimulatedStep result();
     void spread_messages(std::vector<SimulatedStep::Span>& spans) const;
     std::string stream_name(int stream) const;
@@ -125,7 +133,7 @@ class Simulation {
     const Recording& recording_;
     const SimulationModel& model_;
     const SimulationOptions& options_;
-    const EqualRanks equal_;
+    const EqualRanks& equal_;
     Flows flows_;
     std::map<std::tuple<int32_t, double, bool>, SimulationProgram> programs_;
     std::vector<Site> sites_;
