@@ -138,11 +138,13 @@ void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate)
         to_string(config.mesh));
     if (options.writes_files()) book_rank(options, p.flags.values(), p.data(), config, p.comm.fake_rank);
     const Recording recording = record_step(options, p.data(), config, {.only = only.value_or(-1)});
+    std::vector<MemoryPeak> peaks;
+    for (const Sequence& sequence : recording.sequences) peaks.push_back(peak_of(sequence));
     std::vector<RankMemory> ranks;
     for (int64_t rank = 0; rank < config.mesh.size(); ++rank) {
         if (only && rank != *only) continue;
         ranks.push_back(rank_formula(options, config, rank));
-        ranks.back().peak = peak_of(recording.of(rank));
+        ranks.back().peak = peaks[size_t(recording.class_of[size_t(rank)])];
     }
     say(rank_table(*std::max_element(ranks.begin(), ranks.end(), smaller), options));
     if (!only) say(ranks_table(ranks, config));
