@@ -1,17 +1,14 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/configurations.md, or compares them with what the planner says now.
+"""Prints the tables and sections of docs/configurations.md: what the planner says of each case.
 
-    python3 docs/configurations.py [CASE ...] [--bin build/bin] [--write]
+    python3 docs/configurations.py [CASE ...] [--bin build/bin]
 
-CASE: 7b-8, 70b-64, ...; default: all. Without --write the exit code is 1 and the first difference is printed if a line
-of the document differs: words exactly, numbers by more than 1%. What stands between `<!-- plan: NAME -->` and
-`<!-- end of plan -->` is written by this script; the rest of the document by hand.
+CASE: 7b-8, 70b-64, ...: its section; without any, the tables of all cases, in minutes.
 """
 import argparse
 import json
 import pathlib
 import re
-import sys
 import tempfile
 import textwrap
 
@@ -19,8 +16,6 @@ import programs
 import tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs/configurations.md"
-TOLERANCE = 0.01
 # Name: the flags of build/bin/plan. Batches: 4M tokens (Llama 1 and 2), 3.2M (GPT-3), 16M (Llama 3). --model 70b is
 # Llama 3's shape; 70b-64 trains it with Llama 2's batch and length.
 CASES = {
@@ -34,9 +29,7 @@ CASES = {
     "8b-128-1m": "--model 8b --gpus 128 --cluster h100-32x8.json --seq-len 1048576 --global-batch 16"
                  " --simulations 6",  # the planner's default takes minutes
 }
-BEGIN, END = r"<!-- plan: (\S+) -->", "<!-- end of plan -->"
 KINDS = ["params", "grads", "optimizer", "activations", "comm", "workspace", "total"]
-COMMENT = "<!-- not measured: predicted; written by docs/configurations.py, compared by tests/test_plan.py -->"
 
 
 def plan(folder, name):
@@ -84,18 +77,14 @@ def section(name, report):
     command = best["dry_run"].replace("build/bin/08_3d_full", f"mpirun -np {report['gpus']} build/bin/08_3d_full")
     command = re.sub(r" --comm fake --fake-world \d+ --dry-run$", "", command)
     # The world of the file's hosts: a reader adds --hostfile, --data, --steps and the checkpoint's folder.
-    lines += ["", "<!-- template: the hosts, the data and the number of steps are the reader's -->",
-              *wrapped(command, "    "), ""]
+    lines += ["", *wrapped(command, "    "), ""]
     lines += [f"Predicted by {best['predicted_by']}: {best['tokens_per_s_per_gpu']:.0f} tokens/s per GPU, MFU "
               f"{100 * best['mfu']:.1f}%, pp wait {100 * best['pp_wait']:.1f}%, a step of {best['step_s']:.1f} s."]
     return lines
 
 
-def blocks(reports):
-    """What the script writes: name of the block: its lines; a table's rows stand for one case each."""
-    def rows(make):
-        return [make(name, report) for name, report in reports.items()]
-
+def all_tables(reports):
+    """A row for each case."""
     def layout(name, report):
         best = report["best"][0]
         sequence = ("on, overlap" if best["tp_overlap"] else "on") if best["sequence_parallel"] else "off"
@@ -114,65 +103,26 @@ def blocks(reports):
         return cells + [gigabytes(days["checkpoint_bytes"])]
 
     days = ["days", "GPU-hours", "dollars"]
-    made = {
-        "layouts": (layout, ["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "tokens/s/GPU", "MFU",
-                             "GB"]),
-        "memory": (memory, ["GB of the largest rank", *KINDS]),
-        "budget": (budget, ["model-GPUs", "tokens per day", "20 per parameter", *days, "the budget", *days,
-                            "checkpoint, GB"])}
-    found = {name: [COMMENT, *tables.markdown(head, rows(make))] for name, (make, head) in made.items()}
-    return found | {name: section(name, report) for name, report in reports.items()}
-
-
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
-
-
-def differ(a, b):
-    """Whether two lines differ in words, or in numbers by more than the tolerance."""
-    if NUMBER.sub("#", a) != NUMBER.sub("#", b):
-        return True
-    pairs = zip(NUMBER.findall(a), NUMBER.findall(b))
-    return any(not abs(float(x) - float(y)) <= TOLERANCE * max(abs(float(x)), abs(float(y))) + 0.11 for x, y in pairs)
-
-
-def compare(name, old, new, reports):
-    """The first difference of a block, or None. Of a table: rows of the cases that were planned."""
-    if name not in CASES:
-        old, new = ([line for line in lines if line.startswith("|") and line[2:].split(" |")[0] in reports]
-                    for lines in (old, new))
-    for a, b in zip(old, new):
-        if differ(a, b):
-            return f"{DOCUMENT.name}, {name}:\n- {a}\n+ {b}"
-    return None if len(old) == len(new) else f"{DOCUMENT.name}, {name}: {len(old)} lines, not {len(new)}"
+    for make, head in (
+            (layout, ["model-GPUs", "layout", "micro-batch", "recompute", "sequence parallel", "tokens/s/GPU", "MFU",
+                      "GB"]),
+            (memory, ["GB of the largest rank", *KINDS]),
+            (budget, ["model-GPUs", "tokens per day", "20 per parameter", *days, "the budget", *days,
+                      "checkpoint, GB"])):
+        yield from [*tables.markdown(head, [make(name, report) for name, report in reports.items()]), ""]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="of: " + ", ".join(CASES))
     parser.add_argument("--bin", default="build/bin", type=pathlib.Path)
-    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.cases if name not in CASES]
     if unknown:
         parser.error(f"{unknown[0]}: must be one of {', '.join(CASES)}")
-    if arguments.write and arguments.cases:
-        parser.error("--write: writes all cases (leave out their names)")
-    folder = arguments.bin.resolve()
-    if not (folder / "plan").exists():
-        parser.error(f"--bin {arguments.bin}: has no program `plan`")
-    reports = {name: plan(folder, name) for name in arguments.cases or CASES}
-    new, text = blocks(reports), DOCUMENT.read_text()
-    found = {name: text[begin:end] for name, (begin, end) in tables.parts(text, BEGIN, END).items()}
-    if missing := sorted(new.keys() - found.keys()):
-        sys.exit(f"{DOCUMENT.name}: has no block {missing[0]}")
-    if arguments.write:
-        lines = {name: "".join(f"{line}\n" for line in each) for name, each in new.items()}
-        DOCUMENT.write_text(tables.with_parts(text, BEGIN, END, lines))
-        return
-    for name in new:
-        if difference := compare(name, found[name].splitlines(), new[name], reports):
-            sys.exit(difference)
-    print(f"{len(reports)} of {len(CASES)} configurations are those of docs/configurations.md")
+    reports = {name: plan(arguments.bin.resolve(), name) for name in arguments.cases or CASES}
+    lines = [line for name in arguments.cases for line in section(name, reports[name])] or all_tables(reports)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -7,49 +7,24 @@
 NAME: 01_loss, 05_measured, ...; default: all, about twenty minutes. A CSV begins with comment lines: what it holds, the
 commands that made it (from the repository's root; the file that a flag names is then read) and the hardware, or
 "computed".
-TABLE: front (README.md's, ten seconds), 06_lengths, 07_recipes (minutes), 07_memory; printed, not written.
+TABLE: a comparison table of a lesson, printed, not written (docs/measure/chapter01.py, ...): front (README.md's), 03_wire, ...
 --runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
 """
 import argparse
-import csv
 import json
 import math
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 
 import programs
 import tables
-from measure_printed import front, large_model, lengths
+from measure import Runs, chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08
+from measure.chapter02 import all_reduce, data_parallel
+from measure.chapter07 import by_step, fp8_loss
 from style import ON_DEVICE as KINDS
-
-
-class Runs:
-    def __init__(self, programs, folder):
-        self.programs, self.folder, self.commands = programs, folder, []
-
-    def file(self, ranks, program, flags, output_flag, name):
-        """Runs the program on so many ranks and returns the file that output_flag made it write."""
-        path, start = self.folder / name, programs.mpirun(ranks) if ranks > 1 else []
-        command = " ".join([*start, f"build/bin/{program}", *flags, output_flag, name])
-        self.commands.append(command.replace(f"{self.folder}/", ""))
-        if not path.exists():
-            print("  " + self.commands[-1], file=sys.stderr, flush=True)
-            programs.output([*start, self.programs / program, *flags, output_flag, path])
-        return path
-
-    def metrics(self, ranks, program, flags, name, kind=None):
-        return programs.events(self.file(ranks, program, flags, "--metrics", name), kind)
-
-    def steps(self, ranks, program, flags, name):
-        return self.metrics(ranks, program, flags, name, "step")
-
-    def table(self, ranks, program, flags, output_flag, name):
-        with open(self.file(ranks, program, flags, output_flag, name), newline="") as file:
-            return list(csv.reader(file))
 
 
 def loss(runs):
@@ -99,16 +74,6 @@ def mup(runs):
                 losses = [line["loss"] for line in steps]
                 rows.append([given, hidden, lr, round(statistics.mean(losses[-10:]), 4)])
     return rows
-
-
-def all_reduce(runs):
-    """time and bus bandwidth of each all-reduce over the size of the message, on two ranks"""
-    return runs.table(2, "02_data_parallel", ["--steps", "3"], "--all-reduce-csv", "all_reduce.csv")
-
-
-def data_parallel(runs):
-    """a step's time and its waiting on two ranks: naive, bucketed, overlapped"""
-    return runs.table(2, "02_data_parallel", ["--steps", "3"], "--modes-csv", "modes.csv")
 
 
 def zero_memory(runs):
@@ -205,23 +170,6 @@ def formats(runs):
     return rows
 
 
-def by_step(runs, program, common, variants, file, value):
-    """A column for each variant, {name: flags}: value(step)."""
-    columns = []
-    for name, chosen in variants.items():
-        steps = runs.steps(1, program, f"{common} {chosen}".split(), file.format(name.replace(", ", "_")))
-        columns.append([name, *map(value, steps)])
-    return list(zip(["step", *range(1, len(columns[0]))], *columns))
-
-
-def fp8_loss(runs):
-    """training losses of bf16, of every recipe and of 8-bit moments"""
-    flags = {"bf16": "off", **{name: name for name in ("current", "delayed", "rowwise", "blockwise")},
-             "bf16, adamw8bit": "off --optimizer adamw8bit", "current, adamw8bit": "current --optimizer adamw8bit"}
-    return by_step(runs, "07_fp8", "--dtype bf16 --lr 1e-3 --steps 300 --tables off --fp8", flags, "{}.jsonl",
-                   lambda step: step["loss"])
-
-
 def one_and_eight(runs):
     one = runs.metrics(1, "01_single_gpu", ["--steps", "100"], "one.jsonl")
     mesh = "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4 --steps 100 --eval-every 50"
@@ -292,25 +240,14 @@ def checkpoints(runs):
     return rows
 
 
-def recipes(runs):
-    """chapter 07: what recipes and 8-bit moments do to the loss; minutes"""
-    names, *rows = fp8_loss(runs)
-    _, first, *others = zip(*rows)
-    print(f"{'mean of the last ten losses':<30}{'difference':>10}{'largest at any step':>21}\n"
-          f"{names[1]:<19}{statistics.mean(first[-10:]):11.4f}")
-    for name, losses in zip(names[2:], others):
-        distance = [a - b for a, b in zip(losses, first)]
-        print(f"{name:<19}{statistics.mean(losses[-10:]):11.4f}{statistics.mean(distance[-10:]):+10.3f}"
-              f"{max(map(abs, distance)):21.3f}")
-
-
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
           "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory,
           "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
           "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
           "08_loss": mesh_loss, "08_memory": mesh_memory, "08_experts": expert_load,
           "08_checkpoint": checkpoints}
-PRINTED = {"front": front, "06_lengths": lengths, "07_recipes": recipes, "07_memory": large_model}
+CHAPTERS = (chapter01, chapter02, chapter03, chapter04, chapter05, chapter06, chapter07, chapter08)
+PRINTED = {name: table for chapter in CHAPTERS for name, table in chapter.PRINTED.items()}
 
 
 def write(path, name, make, runs):

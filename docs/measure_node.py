@@ -110,7 +110,7 @@ def fp8(node):
         train_slice(node, f"fp8 {recipe}", "07_fp8", ["--fp8", recipe, "--tables", "off"])
     for recipe in RECIPES:
         if node.options.scale == "full" and node.device == "cuda":
-            node.run(f"products, {recipe}", ["07_fp8", "--dtype", "bf16", "--fp8", recipe, "--steps", "0"], fp8_products)
+            node.run(f"products, {recipe}", ["test_measure", "products", "--fp8", recipe], fp8_products)
         else:
             node.skip(f"products, {recipe}", "its shapes are large and fixed")
 
@@ -132,11 +132,10 @@ def links(node):
     node.write_topology()
     for ranks in sorted({2, node.ranks}):
         flags = resized(SMALL, global_batch=ranks).flags("micro-batch")
-        node.run(f"all-reduce over {ranks}", ["02_data_parallel", *flags, "--steps", "1", "--all-reduce-mb",
-                                              str(node.scale.all_reduce_mb)],
+        node.run(f"all-reduce over {ranks}", ["test_measure", "all-reduce", "--largest-mb", str(node.scale.all_reduce_mb)],
                  csv_of("all_reduce", lambda row: {"quantity": "bus bandwidth", "value": row["bus_bytes_per_s"] / 1e9,
                                                    "unit": "GB/s", "seconds_each": row.pop("seconds"), **row}),
-                 ranks=ranks, file_flag="--all-reduce-csv", limit=240)
+                 ranks=ranks, file_flag="--csv", limit=240)
         node.run(f"links of {ranks}", ["08_3d_full", *flags, "--steps", "1"], links_of(ranks), ranks=ranks,
                  file_flag="--probe-file")
 

@@ -248,7 +248,7 @@ class Node:
         environment = dict(environment or {})
         script = command[0].startswith("docs/")
         words = [command[0] if script else str(self.bin / command[0]), *command[1:]]
-        if script or not command[0].startswith("test_"):
+        if script or not command[0].startswith("test_0"):
             words += ["--device", self.device]
         words = [*before, *words]
         if file_flag:

@@ -118,12 +118,12 @@ def all_reduce(rows):
 def data_parallel(rows):
     names = [f"{row['form']}\n{row['bucket_mb'] + ' MiB' if float(row['bucket_mb']) else 'per parameter'}\n"
              f"{row['all_reduces']} all-reduce{'s' * (row['all_reduces'] != '1')}" for row in rows]
-    waiting = numbers(rows, "waiting_s", 1e3)
+    waiting = numbers(rows, "comm_s", 1e3)
     computing = [step - wait for step, wait in zip(numbers(rows, "step_s", 1e3), waiting)]
     figure, axis = plt.subplots(figsize=(8, 3.6))
     axis.bar(names, computing, color=style.BLUE, label="computing")
-    axis.bar(names, waiting, bottom=computing, color=style.PURPLE, label="waiting for communication")
-    axis.set(ylabel="ms per step, without update", title=f"data parallelism, {rows[0]['ranks']} ranks")
+    axis.bar(names, waiting, bottom=computing, color=style.PURPLE, label="in collectives")
+    axis.set(ylabel="ms per step", title=f"data parallelism, {rows[0]['ranks']} ranks")
     axis.tick_params(axis="x", labelsize=8)
     axis.legend(fontsize=8, loc="lower right")
     return figure

@@ -11,7 +11,7 @@ question. Points: 10 for an exact answer (to 0.1%, as 12.8 MB for 12,796,800, or
 prints), 7 within 10%, 4 within a factor of 2, 1 for the right direction from the first row's figure; 0 for the wrong
 one, unless within 10%. Where the figure is the same as the first row's, 10 (to 1%) or 0.
 
-Questions, figures and their commands stand in the READMEs, in comments above the tables (tests/lessons_figures.py has
+Questions, figures and their commands stand in the READMEs, in comments above the tables (tests/lessons_printed.py has
 the syntax). Bad input ends with exit code 2.
 """
 import argparse
@@ -23,8 +23,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXPERTS = "08_3d_full/experts/README.md"  # a lesson of its own inside a chapter
 sys.path.insert(0, str(ROOT / "tests"))
-from lessons_figures import Readme  # noqa: E402
-from lessons_runs import FigureError, Runner  # noqa: E402
+from lessons_printed import FigureError, Readme, Runner  # noqa: E402
 from predict_answers import LEVELS, Quiz, UsageError, counted, read_answers  # noqa: E402
 
 
@@ -46,7 +45,7 @@ def programs_of(build, commands):
     folder = (pathlib.Path(build) if build else ROOT / "build").resolve() / "bin"
     names = sorted(set(re.findall(r"build/bin/([\w.-]+)", " ".join(commands))))
     missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
+    if missing or not folder.is_dir():
         what = f"{', '.join(missing)} not built" if folder.is_dir() else f"there is no {build or 'build'}/bin"
         raise UsageError(f"--build {build or 'build'}: {what} (try bash tests/setup.sh{f' {build}' if build else ''})")
     return folder

@@ -4,7 +4,7 @@ import pathlib
 import re
 import sys
 
-from lessons_runs import numbers
+from lessons_printed import numbers
 
 UNITS = {"": 1, "b": 1, "bytes": 1, "k": 1e3, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20,
          "gib": 2**30, "m": 1e6, "g": 1e9, "million": 1e6, "thousand": 1e3}
@@ -76,7 +76,7 @@ class Asked:
     def first(self):
         """What the same column has in the table's first row: known to the reader. None: nothing."""
         first = self.figure.first
-        if not first or first is self.figure or first.left_out:
+        if not first or first.row == self.figure.row:
             return None
         found = numbers(first.text)
         return found[self.question.index].value if self.question.index < len(found) else None
@@ -138,7 +138,7 @@ class Quiz:
         self.say(f"\nQuestion {number} of {len(self.asked)}")
         self.say(f"    {figure.command}")
         if asked.first is not None:
-            self.say(f"    known: {figure.first.name}: {figure.first.text.strip()} ({figure.head})")
+            self.say(f"    known: {figure.first.label}: {figure.first.text.strip()} ({figure.head})")
         self.say(asked.question.text)
 
     def score(self, asked, answer):
@@ -159,7 +159,7 @@ class Quiz:
         self.say(f"    predicted {asked.form(result['predicted'])}   actual {asked.form(result['actual'])}   "
                  f"error {'-' if error is None else f'{error:.1%}'}   {result['result']}: "
                  f"{counted(result['points'], 'point')}")
-        self.say(f"    row: {' | '.join(asked.figure.row) or asked.figure.label}  ({result['table']})")
+        self.say(f"    row: {' | '.join(asked.figure.cells)}  ({result['table']})")
         self.say(f"    why: {result['see']}")
 
     def table(self, results):

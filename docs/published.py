@@ -3,11 +3,11 @@
 writes docs/results/08_published.csv, which docs/plots.py draws.
 
     python3 docs/published.py [ROW ...] [--bin build/bin] [--out docs/results] [--jobs N]
-                             [--commands | --lesson]
+                             [--commands | --lesson sources|calibration|comparisons|rows]
     python3 docs/published.py --estimate [ROW ...]      the planner's estimate of the same rows, in seconds
 
-ROW: a part of a row's name; default: all, six minutes. --commands prints the dry runs. --lesson writes the tables of
-docs/published.md and of chapter 08's README from the CSV. The last lines are the errors by role, and the worst rows.
+ROW: a part of a row's name; default: all, six minutes. --commands prints the dry runs. --lesson prints a table
+of docs/published.md and of chapter 08's README from the CSV. The last lines are the errors by role, and the worst rows.
 
 Everything is compared as tokens per second and GPU. A row in TFLOP/s or MFU is converted by its own definition of the
 FLOPs of a token (`flops` of its source), not by this course's; one in seconds by its batch.
@@ -137,8 +137,6 @@ def estimate(row, data, program, clusters):
 
 
 COLUMNS = ["row", "role", "software", "gpus", "published", "predicted", "error", "note"]
-BEGIN, END = "<!-- published: (.*) -->", "<!-- end of published -->"
-NOT_MEASURED = "<!-- not measured: docs/published.py simulates, tests/test_published.py checks -->\n"
 
 
 def signed(error):
@@ -159,8 +157,8 @@ def table_of_sources(data, written):
     lines = tables.markdown(["source", "rows", "median", "lowest, highest error", "what explains them"], rows, "-::--")
     held = [abs(float(line["error"])) for line in written if line["role"] == "held out"]
     roles = [line["role"] for line in written]
-    return NOT_MEASURED + "\n".join(lines) + (
-        f"\n\n{NOT_MEASURED}Of {len(written)} rows {roles.count('calibration')} calibrate, and "
+    return "\n".join(lines) + (
+        f"\n\nOf {len(written)} rows {roles.count('calibration')} calibrate, and "
         f"{roles.count('doubtful')} lack something that changes the prediction by more than a tenth. The {len(held)} "
         f"others: median error {statistics.median(held):.1f}%, {sum(error <= 15 for error in held)} within 15%, "
         f"{sum(error <= 30 for error in held)} within 30%.")
@@ -175,7 +173,7 @@ def table_of_calibration(data, written):
             ("torchtitan's H100, 500 W: the same", clusters["grand-teton-h100"]["sustained"], "torchtitan"),
             ("FP8 products, both", clusters["hgx-h100"]["sustained_fp8"], "NeMo")):
         rows.append([figure, value, next(name for name in names if name.startswith(start))])
-    return NOT_MEASURED + "\n".join(tables.markdown(["figure", "value", "from the row"], rows, "-:-"))
+    return "\n".join(tables.markdown(["figure", "value", "from the row"], rows, "-:-"))
 
 
 def table_of_rows(data, written):
@@ -189,7 +187,7 @@ def table_of_rows(data, written):
                              f"{float(line['predicted']):,.5g}", signed(line["error"])])
         table = tables.markdown(["row", "role", "layout", "published", "predicted", "error"], rows, "---:::")
         lines += [f"**{source['title']}.** {source['explained'][0].upper()}{source['explained'][1:]}.", "",
-                  NOT_MEASURED + "\n".join(table), ""]
+                  *table, ""]
     return "\n".join(lines).rstrip()
 
 
@@ -202,19 +200,13 @@ def comparison_errors(data, written):
 
 def text_of_comparisons(data, written):
     errors = comparison_errors(data, written)
-    return NOT_MEASURED + (
-        f"Of {len(errors)} pairs of rows of one program and model that differ in their layout (1F1B and interleaved, tp "
-        f"with and without overlap, tp 2 to 32), the ratio of two predicted speeds is off by {statistics.median(errors):.1f}% "
-        f"in the median, by {max(errors):.1f}% at most.")
+    return (f"Of {len(errors)} pairs of rows of one program and model that differ in their layout (1F1B and interleaved, tp "
+            f"with and without overlap, tp 2 to 32), the ratio of two predicted speeds is off by "
+            f"{statistics.median(errors):.1f}% in the median, by {max(errors):.1f}% at most.")
 
 
-def lessons(data, written, root):
-    """{file: its text, with the tables that stand between the markers written anew}."""
-    made = {name: f"\n{table(data, written)}\n\n" for name, table in (
-        ("calibration", table_of_calibration), ("sources", table_of_sources), ("comparisons", text_of_comparisons),
-        ("rows", table_of_rows))}
-    return {path: tables.with_parts((root / path).read_text(), BEGIN, END, made)
-            for path in ("08_3d_full/README.md", "docs/published.md")}
+LESSON = {"calibration": table_of_calibration, "sources": table_of_sources, "comparisons": text_of_comparisons,
+          "rows": table_of_rows}
 
 
 def note(row):
@@ -244,7 +236,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--estimate", action="store_true")
     parser.add_argument("--commands", action="store_true")
-    parser.add_argument("--lesson", action="store_true")
+    parser.add_argument("--lesson", choices=LESSON)
     arguments = parser.parse_args()
     data, rows = read_rows(arguments.rows, arguments.names)
     program = arguments.bin / "08_3d_full"
@@ -254,9 +246,7 @@ def main():
         return 0
 
     if arguments.lesson:
-        root = pathlib.Path(__file__).resolve().parents[1]
-        for path, text in lessons(data, tables.read(arguments.out / "08_published.csv"), root).items():
-            (root / path).write_text(text)
+        print(LESSON[arguments.lesson](data, tables.read(arguments.out / "08_published.csv")))
         return 0
 
     def predict(row):

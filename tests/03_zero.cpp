@@ -51,7 +51,40 @@ struct Sharded {
         const auto found = sent.find(operation);
         return found == sent.end() ? 0 : found->second.bytes;
     }
+    int64_t wire_bytes() const {
+        int64_t sum = 0;
+        for (const auto& [operation, entry] : sent)
+            if (!operation.ends_with(".scalar")) sum += entry.bytes;
+        return sum;
+    }
 };
+
+// What a rank keeps and sends in the second step, counted, and by the chapter's formulas.
+struct Kept {
+    MemoryBytes peak;
+    ZeroMemory formula;
+    int64_t wire_bytes, wire_formula, most_unsharded;
+};
+Kept run_two_steps(TrainOptions o, const ZeroOptions& options, int64_t m) {
+    o.steps = 2;
+    const MemoryBytes before = ledger().now();
+    const Sharded run(o, world(), options, m);
+    const Zero& zero = *run.zero;
+    const Llama::Options& types = run.session.model.options;
+    const int64_t padded = zero.padded_elements(), N = zero.shard_ranks();
+    return {run.session.reports.back().peak.above(before).kind,
+            zero_memory(o.model.parameters(), padded, zero.owned_elements(), types, options.stage, options.offload, N),
+            run.wire_bytes(), zero_wire_bytes(padded, zero.passed_elements(), types, options.stage, m, N),
+            zero.most_unsharded()};
+}
+void expect_formulas(const Kept& run, int stage) {
+    EXPECT_EVERYWHERE(run.peak[int(Memory::params)] == run.formula.params);
+    EXPECT_EVERYWHERE(run.peak[int(Memory::grads)] == run.formula.grads);
+    EXPECT_EVERYWHERE(run.peak[int(Memory::optimizer)] == run.formula.optimizer);
+    EXPECT_EVERYWHERE(run.peak[int(Memory::host)] == run.formula.host);
+    EXPECT_EVERYWHERE(run.most_unsharded == (stage == 3 ? 2 : 0));
+    EXPECT_EVERYWHERE(run.wire_bytes == run.wire_formula);
+}
 
 struct Case {
     ZeroOptions zero;
@@ -179,31 +212,22 @@ TEST_CASE("the ledger: each stage keeps what its formula says, to the byte; gath
             for (int stage = 0; stage <= 3; ++stage)
                 for (const Offload offload : {Offload::none, Offload::optimizer, Offload::all}) {
                     if (offload != Offload::none && (stage == 0 || (offload == Offload::all && stage < 3))) continue;
-                    const MemoryBytes before = ledger().now();
-                    const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
                     const ZeroOptions options{.stage = stage, .offload = offload};
-                    const ZeroRun run = run_zero(o, data, world(), options, m, "run");
-                    const auto peak = [&](Memory kind) { return run.peak.kind[int(kind)] - before[int(kind)]; };
+                    const Kept run = run_two_steps(o, options, m);
                     INFO(describe_options(options, m), " ", dtype);
-                    EXPECT_EVERYWHERE(peak(Memory::params) == run.formula.params);
-                    EXPECT_EVERYWHERE(peak(Memory::grads) == run.formula.grads);
-                    EXPECT_EVERYWHERE(peak(Memory::optimizer) == run.formula.optimizer);
-                    EXPECT_EVERYWHERE(peak(Memory::host) == run.formula.host);
+                    expect_formulas(run, stage);
                     const int64_t states = (o.dtype == "bf16" ? 12 : o.dtype == "fp64" ? 16 : 8) * o.model.parameters();
                     if (stage > 0 && offload == Offload::none)
                         EXPECT(world().sum(double(run.formula.optimizer)) == double(states));
-                    EXPECT_EVERYWHERE(run.most_unsharded == (stage == 3 ? 2 : 0));
-                    EXPECT_EVERYWHERE(run.wire_bytes == run.wire_formula);
                 }
         }
     TrainOptions o = padded(text, 16);
-    const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
     int64_t last = 0;
     for (const int64_t prefetch : {0, 1, 2, 3, 9}) {
-        const ZeroRun run = run_zero(o, data, world(), {.stage = 3, .prefetch = prefetch}, 1, "run");
+        const Kept run = run_two_steps(o, {.stage = 3, .prefetch = prefetch}, 1);
         EXPECT_EVERYWHERE(run.most_unsharded == std::min<int64_t>(prefetch + 1, 4));  // of 4 units
-        EXPECT_EVERYWHERE(run.peak.kind[int(Memory::workspace)] >= last);
-        last = run.peak.kind[int(Memory::workspace)];
+        EXPECT_EVERYWHERE(run.peak[int(Memory::workspace)] >= last);
+        last = run.peak[int(Memory::workspace)];
     }
 }
 
@@ -249,22 +273,14 @@ TEST_CASE(
         for (const Offload offload : {Offload::none, Offload::all})
             for (const int64_t m : {1, 2}) {
                 if (offload == Offload::all && stage < 3) continue;
-                const MemoryBytes before = ledger().now();
-                const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
-                const ZeroRun run = run_zero(o, data, world(), {.stage = stage, .offload = offload}, m, "run");
+                const Kept run = run_two_steps(o, {.stage = stage, .offload = offload}, m);
                 INFO("stage ", stage, ", m ", m);
-                const auto peak = [&](Memory kind) { return run.peak.kind[int(kind)] - before[int(kind)]; };
-                EXPECT_EVERYWHERE(peak(Memory::params) == run.formula.params);
-                EXPECT_EVERYWHERE(peak(Memory::grads) == run.formula.grads);
-                EXPECT_EVERYWHERE(peak(Memory::optimizer) == run.formula.optimizer);
-                EXPECT_EVERYWHERE(peak(Memory::host) == run.formula.host);
-                EXPECT_EVERYWHERE(run.wire_bytes == run.wire_formula);
-                EXPECT_EVERYWHERE(run.most_unsharded == (stage == 3 ? 2 : 0));
+                expect_formulas(run, stage);
                 // As without: the matrix passes twice as often, and there is none of the head's.
                 if (stage < 2) continue;
                 TrainOptions other = o;
                 other.model.tied = false;
-                const ZeroRun untied = run_zero(other, data, world(), {.stage = stage, .offload = offload}, m, "run");
+                const Kept untied = run_two_steps(other, {.stage = stage, .offload = offload}, m);
                 const int64_t matrix = 4 * o.model.vocab * o.model.hidden, saved = stage == 2 ? matrix * 3 / 4 : 0;
                 EXPECT_EVERYWHERE(std::abs(untied.wire_bytes - run.wire_bytes - saved) <= 3 * m * 4 * 4);  // padding
             }

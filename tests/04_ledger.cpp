@@ -1,5 +1,5 @@
 // What a rank of tensor parallelism keeps, to the byte; what it sends; what several ranks hold stays the same on all.
-#include "04_tensor_parallel/complete/report.h"
+#include "04_tensor_parallel/complete/traffic.h"
 #include "tests/tensor_parallel.h"
 
 using namespace train70b;
@@ -32,6 +32,48 @@ std::vector<TrainOptions> variants(const Text& text) {
     add("fp32", "pointwise", 8).head_size = 4;
     return list;
 }
+
+// The third step of one micro-batch: what a rank keeps at the peak, what it sends in the first block and in all.
+struct ThirdStep {
+    MemoryBytes peak;
+    Traffic block, step;
+    Traffic block_formula, step_formula;
+    ActivationFormula activations;
+
+    ThirdStep(TrainOptions o, const TensorLayout& layout) {
+        o.steps = 3;
+        o.global_batch = o.micro_batch * world().size() / layout.tp;
+        const MemoryBytes before = ledger().now();
+        Sharded run(o, world(), layout);
+        const auto count = [&](Traffic* traffic, CommStats stats) {
+            std::erase_if(stats.operations, [](const auto& entry) { return entry.first.starts_with("dp."); });
+            step.add(stats);
+            if (traffic) traffic->add(stats);
+        };
+        const auto count_until_here = [&](Traffic* traffic) {
+            if (run.session.reports.size() == 2) count(traffic, world().take_stats());
+        };
+        auto& wrappers = run.session.model.blocks.front().unit.wrappers;
+        wrappers.insert(wrappers.begin(), [&](Tape& tape, const Var& x, const Unit::Body& body) {
+            count_until_here(nullptr);
+            tape.record([&] { count_until_here(&block); });
+            Var y = body(tape, x);
+            count_until_here(&block);
+            tape.record([&] { count_until_here(nullptr); });
+            return y;
+        });
+        run.session.run();
+        count(nullptr, {.operations = run.stats.sent});
+        peak = run.session.reports.back().peak.above(before).kind;
+        const Llama::Options& types = run.session.model.options;
+        const TrafficShape shape{o.micro_batch * o.seq_len, layout.tp,      types.dtype,
+                                 types.grad_dtype,          layout.options, types.recompute};
+        activations = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype, types.recompute,
+                                         {layout.tp, layout.options.sequence_parallel});
+        block_formula = layer_traffic(o.model, shape);
+        step_formula = step_traffic(o.model, shape, 1);
+    }
+};
 
 }  // namespace
 
@@ -84,7 +126,6 @@ TEST_CASE(
     for (TrainOptions o : variants(text)) {
         o.seq_len = 64;
         o.model.vocab = 136;
-        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
         const int64_t wide = o.dtype == "bf16" ? 2 : o.dtype == "fp64" ? 8 : 4;
         const int64_t grads = o.dtype == "fp64" ? 8 : 4;
         const int64_t states = o.dtype == "bf16" ? 12 : o.dtype == "fp64" ? 16 : 8;
@@ -92,10 +133,9 @@ TEST_CASE(
         for (const TensorLayout& layout : layouts()) {
             if (!in_slice(run_number++)) continue;
             const bool by_tp = layout.options.sequence_parallel && o.model.kv_heads == 8;
-            if (by_tp && all == 0)
-                all = run_tensor_parallel(o, data, world(), 1, {}).peak.kind[int(Memory::activations)];
-            const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
-            const auto& kinds = run.peak.kind;
+            if (by_tp && all == 0) all = ThirdStep(o, {.tp = 1}).peak[int(Memory::activations)];
+            const ThirdStep run(o, layout);
+            const MemoryBytes& kinds = run.peak;
             // Every rank holds full norm weights and at least one key/value head; the rest is sharded.
             const int64_t kv = 2 * 2 * (o.model.qkv_bias ? 65 : 64) * o.model.kv_width(),
                           norms = 5 * 64 + (o.model.qk_norm ? 2 * 2 * o.model.head_dim() : 0);
@@ -103,7 +143,7 @@ TEST_CASE(
                 (o.model.parameters() - norms - kv) / layout.tp + norms + kv / std::min(layout.tp, o.model.kv_heads);
             INFO(layout.text(), " ", o.dtype, " recompute ", o.recompute, " kv heads ", o.model.kv_heads, ": ",
                  kinds[int(Memory::activations)], " against ", run.activations.total, ", whole ", all);
-            EXPECT_EVERYWHERE(run.elements == elements);
+            EXPECT_EVERYWHERE(tensor_parallel_elements(o.model, layout.tp) == elements);
             EXPECT_EVERYWHERE(kinds[int(Memory::params)] == wide * elements);
             EXPECT_EVERYWHERE(kinds[int(Memory::grads)] == grads * elements);
             EXPECT_EVERYWHERE(kinds[int(Memory::optimizer)] == states * elements);
@@ -119,19 +159,18 @@ TEST_CASE("wire: the collectives of a block and of a step are the formula's, in 
     const Text text;
     int64_t run_number = 0;
     for (const TrainOptions& o : variants(text)) {
-        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
         for (const TensorLayout& layout : layouts()) {
             if (!in_slice(run_number++)) continue;
-            const TensorParallelRun run = run_tensor_parallel(o, data, world(), layout.tp, layout.options);
+            const ThirdStep run(o, layout);
             INFO(layout.text(), " ", o.dtype, " recompute ", o.recompute, " kv heads ", o.model.kv_heads, ": ",
-                 run.layer.text(), " in a block, ", run.step.bytes(), " against ", run.step_formula.bytes());
-            EXPECT_EVERYWHERE(run.layer.operations == run.layer_formula.operations);
+                 run.block.text(), " in a block, ", run.step.bytes(), " against ", run.step_formula.bytes());
+            EXPECT_EVERYWHERE(run.block.operations == run.block_formula.operations);
             EXPECT_EVERYWHERE(run.step.operations == run.step_formula.operations);
             if (o.recompute != "none" || o.dtype != "fp32") continue;
             // The formulas, once more by hand: n bytes of one tensor of activations.
             const int64_t n = o.micro_batch * o.seq_len * 64 * 4, share = n * (layout.tp - 1) / layout.tp;
-            EXPECT(run.layer.bytes() == (layout.options.sequence_parallel ? 10 : 8) * share);
-            if (!layout.options.overlap) EXPECT(run.layer.calls() == (layout.options.sequence_parallel ? 10 : 4));
+            EXPECT(run.block.bytes() == (layout.options.sequence_parallel ? 10 : 8) * share);
+            if (!layout.options.overlap) EXPECT(run.block.calls() == (layout.options.sequence_parallel ? 10 : 4));
         }
     }
     // and with accumulation and data parallelism, by the trainer's own books

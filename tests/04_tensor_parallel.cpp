@@ -1,6 +1,6 @@
 // Every layout of tensor parallelism against one rank: losses, norms, gathered gradients, evaluation.
 #include "03_zero/complete/zero.h"
-#include "04_tensor_parallel/complete/report.h"
+#include "04_tensor_parallel/complete/traffic.h"
 #include "tests/tensor_parallel.h"
 
 using namespace train70b;

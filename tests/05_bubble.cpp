@@ -1,8 +1,5 @@
 // On two ranks, each with a core of its own: the measured bubble is near the simulator's.
-#include "01_single_gpu/core/registry.h"
-#include "05_pipeline/complete/report.h"
-#include "tests/ranks.h"
-#include "tests/training.h"
+#include "tests/staged.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -12,15 +9,13 @@ TEST_CASE("measured against simulated: within 10 percentage points") {
     TrainOptions o = tiny(text);
     o.model = {.name = "test", .layers = 4, .hidden = 128, .heads = 8, .kv_heads = 4, .ffn = 384, .vocab = 256};
     o.seq_len = 96;
-    o.micro_batch = 1;
     REQUIRE(world().size() == 2);
-    const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
-    for (const std::string& name : names_of(schedule_generators())) {
+    for (const std::string& name : kSchedules) {
         double measured = 0, simulated = 0;
         for (int attempt = 0; attempt < 5; ++attempt) {  // the machine may be busy with other things
-            const PipelineRun run = run_pipeline(o, data, world(), {.schedule = name}, 8);
-            measured = run.measured.bubble();
-            simulated = run.simulated.bubble();
+            const Watched run(o, world(), {.schedule = name}, 8);
+            measured = run.watch.measured.bubble();
+            simulated = run.watch.simulated.bubble();
             if (std::abs(measured - simulated) <= 0.1) break;
         }
         INFO(name, ": measured ", measured, ", simulated ", simulated);

@@ -213,34 +213,32 @@ TEST_CASE(
     "the ledger: 16 micro-batches on 4 stages, GPipe keeps at least 2.5 times the activations of 1F1B on rank 0") {
     const Text text;
     TrainOptions o = shape(text);
-    o.micro_batch = 1;
     on_first_ranks(4, [&](const Comm& ranks) {
-        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
-        std::map<std::string, PipelineRun> runs;
+        std::map<std::string, std::vector<MemoryPeak>> memory;
         for (const std::string& name : kSchedules) {
-            runs.emplace(name, run_pipeline(o, data, ranks, {.schedule = name}, 16));
-            const PipelineRun& run = runs.at(name);
+            const Watched run(o, ranks, {.schedule = name}, 16);
+            memory[name] = run.watch.memory;
             INFO(name);
             for (int64_t rank = 0; rank < 4; ++rank) {
                 INFO("rank ", rank);
-                EXPECT(run.in_flight[size_t(rank)] == in_flight_formula(run.schedule, rank));
+                EXPECT(run.watch.in_flight[size_t(rank)] == in_flight_formula(run.watch.schedule, rank));
             }
             // Each rank's parameters are its layers', and the first and the last have the vocabulary's.
             // In a V the first has both.
             const int64_t block = o.model.block_parameters() * 4, matrix = o.model.vocab * o.model.hidden * 4,
                           norm = o.model.hidden * 4, head = in_v(name) ? 0 : 3;
             for (int64_t rank = 0; rank < 4; ++rank)
-                EXPECT(run.memory[size_t(rank)].kind[int(Memory::params)] ==
+                EXPECT(run.memory(rank)[int(Memory::params)] ==
                        2 * block + (rank == 0 ? matrix : 0) + (rank == head ? matrix + norm : 0));
             // Activations up and gradients down, between any two stages once per micro-batch, except on one rank: of
             // 2 v messages rank 0 has no gradient to send, the head's no activations; at the turn of a V both stay.
-            const int64_t n = o.seq_len * o.model.hidden * 4, v = run.schedule.chunks;
+            const int64_t n = o.seq_len * o.model.hidden * 4, v = run.watch.schedule.chunks;
             const bool turn = in_v(name) && ranks.rank() == 3;
             const int64_t sends = 16 * (2 * v - (ranks.rank() == 0) - (ranks.rank() == head) - 2 * turn);
-            EXPECT(run.wire_bytes == n * sends);
+            EXPECT(run.sent() == n * sends);
         }
         const auto activations = [&](const char* name, size_t rank) {
-            return double(runs.at(name).memory[rank].kind[int(Memory::activations)]);
+            return double(memory.at(name)[rank].kind[int(Memory::activations)]);
         };
         const double ratio = activations("gpipe", 0) / activations("1f1b", 0);
         INFO(ratio);

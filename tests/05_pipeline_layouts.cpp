@@ -126,16 +126,14 @@ TEST_CASE(
 TEST_CASE("tied embeddings: the ledger of the stages is the formula's, the last stage's copy with it") {
     const Text text;
     TrainOptions o = shape(text);
-    o.micro_batch = 1;
     o.model.tied = true;
     on_first_ranks(4, [&](const Comm& ranks) {
-        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
-        const PipelineRun run = run_pipeline(o, data, ranks, {}, 4);
+        const Watched run(o, ranks, {}, 4);
         const int64_t block = o.model.block_parameters(), matrix = o.model.vocab * o.model.hidden;
         for (int64_t rank = 0; rank < 4; ++rank) {
             const int64_t elements =
                 2 * block + (rank == 0 || rank == 3 ? matrix : 0) + (rank == 3 ? o.model.hidden : 0);
-            const auto& kinds = run.memory[size_t(rank)].kind;
+            const MemoryBytes& kinds = run.memory(rank);
             INFO("rank ", rank);
             EXPECT(kinds[int(Memory::params)] == 4 * elements);
             EXPECT(kinds[int(Memory::grads)] == 4 * elements);

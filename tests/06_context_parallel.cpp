@@ -95,12 +95,11 @@ TEST_CASE("work: zigzag's ranks have equal FLOPs, the plain ring's what the form
     const Text text;
     TrainOptions o = shape(text, 2, 2);
     o.steps = 1;
-    const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
     Failures failures;
     for (const int n : {2, 4, 8})
         on_first_ranks(n, [&](const Comm& ranks) {
             for (const ContextParallelOptions& options : algorithms(n)) {
-                const ContextRun run = run_context(o, data, ranks, options);
+                const SecondStep run(o, ranks, options);
                 const double T = double(o.seq_len), D = 8, layers = 2, batch = 2;
                 double all = 0;
                 const auto expect = [&](bool good, const std::string& what) {
@@ -136,11 +135,10 @@ TEST_CASE("wire: bytes are the formula's, whatever the dtype, recomputation and 
                 TrainOptions o = shape(text, kv_heads, 2);
                 o.dtype = dtype;
                 o.recompute = recompute;
-                const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
                 for (const int n : {2, 4, 8})
                     on_first_ranks(n, [&](const Comm& ranks) {
                         for (const ContextParallelOptions& options : algorithms(n)) {
-                            const ContextRun run = run_context(o, data, ranks, options);
+                            const SecondStep run(o, ranks, options);
                             INFO(options.algorithm, " ", options.ulysses_size, ", cp ", n, " ", std::string(dtype), " ",
                                  std::string(recompute), ": ", run.sent.ring, " ", run.formula.ring, ", ",
                                  run.sent.ulysses, " ", run.formula.ulysses, ", ", run.sent.gather, " ",
@@ -173,34 +171,32 @@ TEST_CASE(
         TrainOptions o = shape(text, 8, 2);
         o.seq_len = 192;
         o.recompute = recompute;
-        const Dataset data(o.data, o.model.vocab, o.seq_len, o.val_fraction);
         double whole = 0;
         on_first_ranks(1, [&](const Comm& ranks) {
-            whole = double(run_context(o, data, ranks, {"ring"}).peak.kind[int(Memory::activations)]);
+            whole = double(SecondStep(o, ranks, {"ring"}).peak[int(Memory::activations)]);
         });
         whole = world().max(whole);
         for (const int n : {2, 4, 8})
             on_first_ranks(n, [&](const Comm& ranks) {
                 for (const ContextParallelOptions& options : algorithms(n)) {
-                    const ContextRun run = run_context(o, data, ranks, options);
-                    const double activations = double(run.peak.kind[int(Memory::activations)]);
+                    const SecondStep run(o, ranks, options);
+                    const double activations = double(run.peak[int(Memory::activations)]);
                     INFO(options.algorithm, " ", options.ulysses_size, ", cp ", n, ", recompute ",
                          std::string(recompute), ": ", activations, " of ", whole, ", comm ",
-                         run.peak.kind[int(Memory::comm)], ", workspace ", run.peak.kind[int(Memory::workspace)],
-                         " against ", run.gather_formula.comm, ", ", run.gather_formula.workspace);
+                         run.peak[int(Memory::comm)], ", workspace ", run.peak[int(Memory::workspace)], " against ",
+                         run.gather_formula.comm, ", ", run.gather_formula.workspace);
                     EXPECT(ranks.sum(std::abs(activations * n / whole - 1) <= 0.05 ? 0 : 1) == 0);
                     // Ring: two buffers of K and V, and backward two of their gradients with a share being computed.
                     const int64_t kv = 2 * (2 * 192 / n) * 64 * 4;
                     if (run.layout.ulysses == 1 && !run.layout.gather && n > 2)
-                        EXPECT(ranks.sum(run.peak.kind[int(Memory::comm)] == 5 * kv ? 0 : 1) == 0);
+                        EXPECT(ranks.sum(run.peak[int(Memory::comm)] == 5 * kv ? 0 : 1) == 0);
                     // Gather: all keys and values, and all their gradients, whatever N.
                     if (run.layout.gather) {
                         EXPECT(run.gather_formula.comm == 2 * n * kv);
                         EXPECT(run.gather_formula.workspace > 2 * 192 / 2 * 64 * (4 + 4));
-                        // The reduce-scatter's own buffer (chapter 02's ring): a rank's part and an element.
-                        const bool comm = run.peak.kind[int(Memory::comm)] == run.gather_formula.comm + kv + 4;
+                        const bool comm = run.peak[int(Memory::comm)] == run.gather_formula.comm;
                         // The kernel's own scratch comes on top (the dry run below has none).
-                        const bool workspace = run.peak.kind[int(Memory::workspace)] >= run.gather_formula.workspace;
+                        const bool workspace = run.peak[int(Memory::workspace)] >= run.gather_formula.workspace;
                         EXPECT(ranks.sum(comm && workspace ? 0 : 1) == 0);
                     }
                 }

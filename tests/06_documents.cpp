@@ -49,7 +49,7 @@ TEST_CASE("documents: FLOPs are those of the pairs that are left, rank by rank; 
         for (const int n : {2, 4, 8})
             on_first_ranks(n, [&](const Comm& ranks) {
                 for (const ContextParallelOptions& options : algorithms(n)) {
-                    const ContextRun run = run_context(packed, data, ranks, options);
+                    const SecondStep run(packed, ranks, options);
                     const auto expect = [&](bool good, const std::string& what) {
                         failures.expect(good, fmt::format("cp {}, {}: {}", n, options_text(options), what));
                     };
@@ -69,7 +69,7 @@ TEST_CASE("documents: FLOPs are those of the pairs that are left, rank by rank; 
                         expect(run.flops[size_t(rank)] == 14 * 8 * 2 * pairs * 8 / double(run.layout.ulysses),
                                fmt::format("FLOPs of rank {}", rank));
                     }
-                    expect(run.sent == run.formula && run.sent == run_context(o, data, ranks, options).sent, "bytes");
+                    expect(run.sent == run.formula && run.sent == SecondStep(o, ranks, options).sent, "bytes");
                 }
             });
     }

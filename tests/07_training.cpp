@@ -3,6 +3,7 @@
 
 #include "07_fp8/complete/report.h"
 #include "tests/fp8.h"
+#include "tests/product_errors.h"
 
 using namespace train70b;
 using namespace train70b::test;
@@ -277,7 +278,7 @@ TEST_CASE("layers whose sizes are not divisible stay as they are, and are named;
     EXPECT(none.session.history() == wide.history());
 }
 
-TEST_CASE("a product's error: what the table of the chapter says of the recipes") {
+TEST_CASE("a product's error: what the chapter says of the recipes") {
     const std::vector<ProductErrors> errors = product_errors(64, 256, 256, 1);
     const auto of = [&](const std::string& name) {
         for (const ProductErrors& e : errors)

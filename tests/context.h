@@ -6,6 +6,7 @@
 #include "04_tensor_parallel/complete/tensor_parallel.h"
 #include "06_context_parallel/complete/flags.h"
 #include "06_context_parallel/complete/report.h"
+#include "tests/attention_error.h"
 #include "tests/documents.h"
 #include "tests/parallel.h"
 
@@ -41,6 +42,29 @@ struct Context {
     static TrainOptions with_micro_batch(TrainOptions o, int64_t data_ranks) {
         o.micro_batch = o.global_batch / data_ranks;
         return o;
+    }
+};
+
+// Two steps of one model copy on these ranks: what the second has computed, sent and kept.
+struct SecondStep : ContextStep {
+    ContextLayout layout;
+    MemoryBytes peak;
+    std::vector<double> flops;
+
+    SecondStep(TrainOptions o, const Comm& ranks, const ContextParallelOptions& options) {
+        o.steps = 2;
+        const MemoryBytes before = ledger().now();
+        const std::string algorithm = ranks.use("library");  // whose sum of the gradients books no buffer
+        Context run(o, ranks, ranks.size(), options);
+        const AttentionWork work(run.session.trainer, run.context);
+        run.session.run();
+        ranks.use(algorithm);
+        const StepReport& step = run.session.reports.back();
+        static_cast<ContextStep&>(*this) =
+            context_step(run.session.options, run.session.model.options, run.layout, run.context, step, 1);
+        layout = run.layout;
+        peak = step.peak.above(before).kind;
+        flops = work.flops;
     }
 };
 

@@ -11,10 +11,10 @@ snippets   `<!-- cut: FILE NAME -->` before a fence: it is the region of FILE be
 commands   build/bin/, mpirun, bash, python3, cmake, ctest, in code or inline: can be pasted (no placeholder or `a|b`),
            and name programs, flags, values, scripts, targets and tests that exist. `<!-- template: WHY -->` before a
            block or a paragraph: the reader fills its commands in; only their programs and flags are checked.
-printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` before a fence: the lines of COMMAND's
-           output from the fence's first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
-           decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `measured`, `not measured`: the
-           figures of a table or paragraph (tests/lessons_figures.py); `ask`: a question of docs/predict.py.
+printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` before a fence, a table or a paragraph: the lines of
+           COMMAND's output from its first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
+           decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `ask`: a question of
+           docs/predict.py.
 links      relative ones lead to files; a `name` in a table row of "The code" stands in a file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
@@ -30,8 +30,7 @@ import sys
 import textwrap
 
 from lessons_commands import COMMAND, LOOP, Commands, test_cases
-from lessons_figures import Readme
-from lessons_printed import Printed, commands_of
+from lessons_printed import Readme, Runner, check
 from lessons_text import Change, parse, reading_minutes, rewrite
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -108,7 +107,7 @@ class Lessons:
         name = f"{path.relative_to(self.root)}:{block.line}"
         self.error(path, block.line, f"differs from {source}\n" +
                    "\n".join(difflib.unified_diff(block.lines, lines, name, source, lineterm="")))
-        return [Change(block.line, 0, block.lines, lines)]
+        return [Change(block.line, block.lines, lines)]
 
     # ---- commands ----
 
@@ -219,8 +218,6 @@ class Lessons:
                     changes += self.cut(path, block, text, line) or []
                 elif name.startswith("prints"):
                     self.check_command(path, line, text, [], False)
-                    if block.kind != "fence" or not block.lines:
-                        self.error(path, line, "prints: no fence behind it")
                 elif not block.lines:
                     self.error(path, line, f"{name}: nothing behind it")
             for line, command in self.commands(block):
@@ -229,23 +226,10 @@ class Lessons:
                 self.check_links(path, block, section)
                 if section == "Traps":
                     self.check_traps(path, block)
-        self.check_figures(path)
+        for line, message in Readme(path).errors:
+            self.error(path, line, message)
         if write:
             self.written += rewrite(path, changes)
-
-    def check_figures(self, path):
-        """The directives of what is measured, and their commands: that they could be run."""
-        page = Readme(path)
-        for line, message in page.errors + (page.unsaid if self.says_where(path) else []):
-            self.error(path, line, message)
-        for figure in {each.command: each for each in page.figures if not each.left_out}.values():
-            if figure.command != "computed":
-                self.check_command(path, figure.line, figure.command, [], False)
-
-    def says_where(self, path):
-        """Whether each number in the page's tables must say where it is from."""
-        page = str(path.relative_to(self.root))
-        return re.fullmatch(r"README.md|\d\d_\w+/(experts/)?README.md|docs/(appendix|claims).md", page)
 
 
 def main():
@@ -264,14 +248,14 @@ def main():
     lessons.check_all()
     for page in pages:
         lessons.check_lesson(page, arguments.write)
-    printed = Printed(lessons, 3600, lambda command: print(command, file=sys.stderr, flush=True))
+    runner = Runner(ROOT, lessons.bin, 3600, lambda command: print(command, file=sys.stderr, flush=True))
     for page in pages if arguments.run else []:
         changes = []
-        for command, held in commands_of(page).items():
-            if held.slow and not arguments.all:
-                print(f"left out, only with --all: {held.slow}: {command}")
+        for shown in Readme(page).shown:
+            if shown.slow and not arguments.all:
+                print(f"left out, only with --all: takes minutes: {shown.command}")
             else:
-                changes += printed.check(page, command, held)
+                changes += check(lessons, runner, page, shown)
         if arguments.write:
             lessons.written += rewrite(page, changes)
     for line in [f"wrote {each}" for each in lessons.written] + lessons.errors:

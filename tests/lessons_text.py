@@ -2,7 +2,7 @@
 import dataclasses
 import re
 
-DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times|prints slow|measured|not measured|ask): (.*)$")
+DIRECTIVE = re.compile(r"^\s*<!-- (cut|template|prints|prints times|prints slow|ask): (.*)$")
 FENCE = re.compile(r"^\s*(```+|~~~+)(\w*)\s*$")
 
 
@@ -71,29 +71,18 @@ def reading_minutes(text):
 
 @dataclasses.dataclass
 class Change:
-    """What --write does to a page: another number in a line, or other lines of a fence."""
+    """What --write does to a page: other lines of a fence or table."""
     line: int
-    begin: int
-    old: object
-    new: object
-    label: str = ""            # of a paragraph's figure, which is named by its number
+    old: list
+    new: list
 
 
 def rewrite(path, changes):
     """Changes the page; what was written."""
     lines, written = path.read_text().split("\n"), []
-    for each in sorted(changes, key=lambda change: (change.line, change.begin), reverse=True):
-        if isinstance(each.old, list):
-            lines[each.line - 1:each.line - 1 + len(each.old)] = each.new
-        else:
-            text = lines[each.line - 1]
-            lines[each.line - 1] = text[:each.begin] + each.new + text[each.begin + len(each.old):]
-        written.append(f"{path}:{each.line}" + (f": {each.old} -> {each.new}" if isinstance(each.old, str) else ""))
-    text = "\n".join(lines)
-    for each in changes:
-        if each.label:
-            new = each.label.replace(each.old, each.new)
-            text = text.replace(f"\"{each.label}\":", f"\"{new}\":").replace(f"\"{each.label}\" |", f"\"{new}\" |")
+    for each in sorted(changes, key=lambda change: change.line, reverse=True):
+        lines[each.line - 1:each.line - 1 + len(each.old)] = each.new
+        written.append(f"{path}:{each.line}")
     if changes:
-        path.write_text(text)
+        path.write_text("\n".join(lines))
     return written

@@ -146,8 +146,6 @@ const std::vector<Row> kTable = {
     {"02", 4, "--fake-rank 4", "--fake-rank 4|0 to 3"},
     {"02", 1, "--fake-world 4", "--fake-world 4 requires --comm fake"},
     {"02", 1, "--fake-rank 1", "--fake-rank 1 requires --comm fake"},
-    {"02", 2, "--all-reduce-csv a.csv", "--all-reduce-csv|--tables off"},
-    {"02", 2, "--all-reduce-csv a.csv --tables on", "--all-reduce-csv, --modes-csv: one rank has nothing to compare"},
     {"02", 3, "--global-batch 2", "--global-batch 2 is not divisible by 3 data-parallel ranks (try --global-batch 3)"},
     {"02", 2, "--bucket-md 3", "--bucket-md: unknown flag; did you mean --bucket-mb?"},
 
@@ -223,7 +221,6 @@ const std::vector<Row> kTable = {
     {"05", 2, "--pipeline interleaved --virtual-stages 3",
      "--pp 2 x --virtual-stages 3 = 6: more stages than --layers 4"},
     {"05", 2, "--global-batch 1000000000", "1000000000 micro-batches through 2 x 1 stages are more than 10000000"},
-    {"05", 4, "--toy-deadlock on", "--toy-deadlock on: is played by two ranks"},
 
     {"schedule", 1, "--file ../files/typo", "typo, line 2, word 2 \"b0\": is no step"},
     {"schedule", 1, "--file nothing", "--file nothing: cannot be read"},

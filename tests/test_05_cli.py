@@ -33,13 +33,8 @@ def test_a_schedule_of_a_file_trains_as_one_rank_does(run, flags):
     assert sent == [chunks * sequences * 16 * 32 * 4] * 3, sent
 
 
-def test_the_toy_hangs_and_the_watchdog_says_where(run):
-    done = run("05_pipeline", "--toy-deadlock on --comm-timeout 2", ranks=2, code=None).within(15).says("world.send")
-    assert done.code not in (0, 124), done
-    done.says("rank 0 at F1 sends activations of micro-batch 1 to rank 1; rank 1 at B0 sends the gradient", where="out")
-
-
-def test_a_drawing_where_no_file_can_be_is_refused(run):
+def test_a_drawing_where_no_file_can_be_or_of_no_step_is_refused(run):
+    run.refused("05_pipeline", "--steps 0 --draw x.png", ranks=2, says="--draw, --pipeline-trace: show a step")
     run.refused("05_pipeline", "--steps 1 --draw nowhere/x.png", ranks=2,
                 says="--draw nowhere/x.png: cannot be written")
 

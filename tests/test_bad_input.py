@@ -367,8 +367,7 @@ MORE_OUTPUTS += [Case(FIRST, f"{flag} d", [flag, name], {f"d/{name}": kind}) for
                  for name in names]
 MORE_OUTPUTS += [Case(FIRST, "--save-hf d --data ../text.txt", "--", shell='mkdir g; cd g; rmdir ../g; exec "$@"')]
 MORE_OUTPUTS += [Case(program, f"--tables on {flag} {path}", flag, ODD, ranks=2) for program, flag in (
-    ("02_data_parallel", "--all-reduce-csv"), ("02_data_parallel", "--modes-csv"), ("05_pipeline", "--pipeline-trace"),
-    ("05_pipeline", "--draw")) for path in ("folder", "nowhere/x")]
+    ("05_pipeline", "--pipeline-trace"), ("05_pipeline", "--draw")) for path in ("folder", "nowhere/x")]
 
 # Streams that are closed or full; what the environment, ulimit and real ranks do.
 PROCESSES = [case for program in PROGRAMS for case in (
@@ -444,7 +443,7 @@ INTEGERS = ["x", "1.5", "-1", "-2147483649", "", " ", " 1", "1 ", "010", "0x10",
 NUMBERS = ["x", "", " ", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "-1", "1,5", "1e-3x", "0x", "0x1p-3",
            " 1e-3", "1e-3 ", "1 2", "9" * 3000]
 PATHS = ["", "nowhere/file", "folder", "fifo", "loop", "text.txt/file", "n" * 300, "a\nb/file", "a\x1b[31m/file"]
-TABLES = ("--all-reduce-csv", "--modes-csv", "--draw", "--pipeline-trace")
+TABLES = ("--draw", "--pipeline-trace")
 
 
 @pytest.fixture(scope="module")

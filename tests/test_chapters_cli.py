@@ -18,17 +18,17 @@ CHAPTERS = {
          ["--offload optimizer: needs", "of host memory on this node", "are available"]),
         {"--zero 0": [], "--zero 1": [], "--zero 2 --hybrid-shard 2": [],
          "--zero 3 --offload all --micro-batch 1": ["dp.all_gather", "dp.reduce_scatter"]},
-        (2, "--zero 3", ["stage 2", "offload all", "m G + P", "--prefetch 2", "70b on 64"])),
+        (2, "--zero 3", ["stage 3", "2 m P + m G", "2 units"])),
     "04": Chapter(
         "04_tensor_parallel", f"--layers 1 --kv-heads 2 --vocab 259 {MODEL}", "--seq-len 16 --global-batch 4",
         (3, "--tp 3", ["--heads 8 is not divisible by --tp 3 (try --tp 1, 2, 4 or 8)"]),
         {"--tp 4": ["tp.all_reduce"], "--tp 4 --sequence-parallel on": ["tp.reduce_scatter", "tp.all_gather"],
          "--tp 4 --sequence-parallel on --tp-overlap on": [], "--tp 2 --dp 2 --tp-overlap on --micro-batch 1": [],
          "--dp 2 --sequence-parallel on --recompute full": []},
-        (4, "", ["tp 4, sequence, overlap", "6 all_gather, 4 reduce_scatter", "tp 4  "])),
+        (4, "--sequence-parallel on", ["tp 4, sequence", "6 all_gather, 4 reduce_scatter"])),
     "05": Chapter(
         "05_pipeline", f"--layers 4 --vocab 259 {MODEL}", "--seq-len 16 --global-batch 8",
-        (3, "--toy-deadlock on", ["--toy-deadlock on: is played by two ranks"]),
+        (3, "--pp 2", ["--pp 2: 3 ranks are not divisible by 2 (try mpirun -np 4, or --pp 1)"]),
         {"--pipeline 1f1b": ["pp.send"], "--pipeline zero-bubble --recompute full": [],
          "--pp 2 --pipeline interleaved": [], "--pp 2 --pipeline gpipe --stage-layers 1,3": [],
          "--pp 2 --pipeline dualpipe-v": []},
@@ -41,14 +41,14 @@ CHAPTERS = {
          "--cp-algorithm ulysses": [], "--cp-algorithm hybrid": [],
          "--cp-algorithm gather --recompute pointwise": ["cp_gather.all_gather", "cp_gather.reduce_scatter"],
          "--cp 2 --dp 2 --micro-batch 1": []},
-        (2, "", ["hybrid 2 x 1", "gather", "CPU ms", "one rank's / N"])),
+        (2, "--cp-algorithm hybrid", ["hybrid 2 x 1", "GFLOP", "CPU ms", "one rank's / N"])),
     "07": Chapter(
         "07_fp8", "--layers 2 --hidden 128 --heads 4 --kv-heads 2 --ffn 256 --vocab 256 --lr 0.001",
         "--seq-len 32 --global-batch 8",
         (2, "--tp 2 --fp8-strict on --hidden 144 --heads 6 --kv-heads 2",
          ["q, k, v: 120 outputs (--hidden, --heads, --kv-heads) on a rank are not divisible by 16 (try 128)"]),
         {},  # FP8 is near one rank's: below
-        (1, "", ["mxfp8, scale: OCP floor", "mxfp8, rounded up", "blockwise", "current, adamw8bit"])),
+        (1, "--optimizer adamw8bit", ["current, adamw8bit", "all-gathers", "reductions"])),
 }
 
 
@@ -92,8 +92,6 @@ def test_tables(trained, number):
     run, row = trained(number), CHAPTERS[number]
     ranks, flags, words = row.tables
     loads_and_saves(run, row.program, row.batch, flags, ranks=ranks).says(*words, where="out")
-    if "e.csv" in flags:
-        assert len((run.folder / "e.csv").read_text().splitlines()) == 37
     if "p.json" in flags:
         assert '"name":"W7"' in (run.folder / "p.json").read_text()
         assert (run.folder / "d.png").read_bytes()[1:4] == b"PNG"

@@ -4,16 +4,16 @@
     python3 -m pytest -k "lessons and 04_tensor"
 """
 import pytest
-from conftest import in_turn
+from conftest import SLICE, in_turn
 from lessons import PAGES, ROOT, Lessons
-from lessons_printed import Printed, commands_of
+from lessons_printed import Runner, check, commands_of
 
-COMMANDS = [(page, command, held) for page in PAGES for command, held in commands_of(page).items()]
+COMMANDS = [(page, command, parts) for page in PAGES for command, parts in commands_of(page).items()]
 
 
 def is_cheap(command):
-    """Tables of times and several runs are dear: first, so that each eighth has one or two of them."""
-    return not command.startswith(("python3", "bash")) and ("mpirun" not in command or "--tables off" in command)
+    """Measurements and runs of several ranks are dear: first, so that each part has its share of them."""
+    return not command.startswith(("python3", "mpirun"))
 
 
 COMMANDS.sort(key=lambda each: is_cheap(each[1]))
@@ -25,8 +25,7 @@ def name_of(value):
 
 @pytest.fixture(scope="module")
 def checks(binaries):
-    lessons = Lessons(binaries)
-    return lessons, Printed(lessons)
+    return Lessons(binaries), Runner(ROOT, binaries, 600)
 
 
 def agrees(lessons):
@@ -36,7 +35,7 @@ def agrees(lessons):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page(checks, page):
-    """Snippets, commands, links, traps, exercises, minutes; where the figures of lessons are from."""
+    """Snippets, commands, links, traps, exercises, minutes, questions."""
     checks[0].check_lesson(page)
     agrees(checks[0])
 
@@ -46,10 +45,11 @@ def test_snippets_and_pictures(checks):
     agrees(checks[0])
 
 
-@pytest.mark.parametrize("page, command, held", in_turn(COMMANDS, 16), ids=name_of)
-def test_figures(checks, page, command, held):
+@pytest.mark.parametrize("page, command, parts", in_turn(COMMANDS, 16), ids=name_of)
+def test_figures(checks, page, command, parts):
     """What the command prints is what the page shows."""
-    if held.slow:
-        pytest.skip(f"{held.slow} (python3 tests/lessons.py build/bin {page.relative_to(ROOT)} --run --all)")
-    checks[1].check(page, command, held)
+    if any(shown.slow for shown in parts) and SLICE != "all":
+        pytest.skip(f"minutes (python3 tests/lessons.py build/bin {page.relative_to(ROOT)} --run --all)")
+    for shown in parts:
+        check(*checks, page, shown)
     agrees(checks[0])

@@ -58,10 +58,10 @@ def test_a_failing_run_and_missing_programs_are_recorded(run):
     binaries = run.folder / "bin"
     binaries.mkdir()
     for path in run.binaries.iterdir():
-        if not re.match("02_data_parallel|test_0[1-8]", path.name):
+        if not re.match("test_measure$|test_0[1-8]", path.name):
             (binaries / path.name).symlink_to(path)
-    (binaries / "02_data_parallel").write_text('#!/bin/bash\necho "a reason"\nexit 3\n')
-    (binaries / "02_data_parallel").chmod(0o755)
+    (binaries / "test_measure").write_text('#!/bin/bash\necho "a reason"\nexit 3\n')
+    (binaries / "test_measure").chmod(0o755)
     measured(run, "--device cpu tests_01 tests ceilings links", code=1, binaries=binaries)
     has(run, "ceilings", "ok", "copy", 8)
     has(run, "links", "failed", "all-reduce over 2", 1, "^exit code 3; .*a reason")
@@ -120,7 +120,7 @@ class Clocked:
             monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         self.monkeypatch = monkeypatch
         (folder / "bin").mkdir()
-        for name in ["01_single_gpu", "02_data_parallel", "07_fp8", "08_3d_full", *(f"test_0{i}" for i in range(1, 9))]:
+        for name in ["01_single_gpu", "test_measure", "07_fp8", "08_3d_full", *(f"test_0{i}" for i in range(1, 9))]:
             (folder / "bin" / name).write_text("")
             (folder / "bin" / name).chmod(0o755)
 

@@ -2,11 +2,10 @@
 import csv
 import json
 import re
-import sys
 
 import pytest
 
-from conftest import ROOT, SLICE
+from conftest import SLICE
 
 COUNT = 10 if SLICE == "all" else 3  # of ten layouts: chapter 08's dry runs
 # Few simulations, for time.
@@ -134,8 +133,3 @@ def test_too_few_gpus_are_refused_with_the_fewest_that_work(run):
     assert missing > 0 and abs(needed - limit - missing) <= 0.1 and enough > 8, error
     run("plan", f"{flags}{enough:.0f}")
     run.refused("plan", f"{flags}{enough - 8:.0f}")
-
-
-def test_the_documents_tables_are_what_the_planner_says(run, binaries):
-    names = [] if SLICE == "all" else ["7b-8"]
-    run(sys.executable, ROOT / "docs/configurations.py", *names, "--bin", binaries.resolve(), seconds=1200)

@@ -6,13 +6,11 @@ import sys
 import predict_answers
 import pytest
 from conftest import ROOT
-from lessons_figures import Readme
+from lessons_printed import Readme
 
 README = """# Chapter
 ## The idea
-<!-- measured: build/bin/03_zero --zero {1}
-2: [peak("params"), sent()]
--->
+<!-- prints: build/bin/03_zero --zero 2 -->
 <!-- ask: 2 | 2.2 | The idea: How many bytes are sent in stage 2? -->
 | stage | params, sent |
 |---|---|

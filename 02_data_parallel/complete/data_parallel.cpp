@@ -43,17 +43,15 @@ void DataParallel::allocate(uint64_t seed) {
         bind_grads(units_[i]->params, flat_.element_slice(begin, {unit_end_[i] - begin}));
     }
     model_.zero_grads();
-    use(options_);
+    divide_into_buckets();
 }
 
-void DataParallel::use(const DataParallelOptions& options) {
-    CHECK(in_flight_.empty() && reduced_ == 0, "in the middle of a step");
-    options_ = options;
+void DataParallel::divide_into_buckets() {
     buckets_.clear();
-    if (options.bucket_mb > 0) {
+    if (options_.bucket_mb > 0) {
         // Multiples of 64 elements, so that each begins aligned.
         const int64_t length =
-            std::max<int64_t>(64, int64_t(options.bucket_mb * (1 << 20)) / size_of(flat_.dtype()) / 64 * 64);
+            std::max<int64_t>(64, int64_t(options_.bucket_mb * (1 << 20)) / size_of(flat_.dtype()) / 64 * 64);
         for (int64_t begin = 0; begin < flat_.size(); begin += length)
             buckets_.push_back({begin, std::min(begin + length, flat_.size())});
         return;

@@ -46,10 +46,8 @@ class DataParallel : public LocalStore {
     int64_t gradient_bytes() const { return flat_.bytes(); }
     int64_t buckets() const { return int64_t(buckets_.size()); }
 
-    // Divides the same buffer into other buckets, for comparisons on one model. Between steps.
-    void use(const DataParallelOptions& options);
-
   private:
+    void divide_into_buckets();
     void unit_ready(size_t number);
     void reduce_ready_buckets();
 
@@ -57,7 +55,7 @@ class DataParallel : public LocalStore {
         int64_t begin, end;  // elements of the flat buffer
     };
     const Comm ranks_;
-    DataParallelOptions options_;
+    const DataParallelOptions options_;
     Tensor flat_;                           // all gradients
     std::vector<Unit*> units_;              // in the order of the backward pass
     std::vector<int64_t> unit_end_;         // where each one's gradients end

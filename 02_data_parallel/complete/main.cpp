@@ -4,19 +4,31 @@
 //        mpirun -np 4 --oversubscribe build/bin/02_data_parallel --all-reduce ring --bucket-mb 0.5 --steps 20
 // Watch: the loss is chapter 01's, whatever N; each rank sends 2 G (N-1)/N bytes per step for G bytes of gradients;
 //        params, grads and optimizer take as much memory on every rank as they did on one.
-#include "02_data_parallel/complete/report.h"
+#include "02_data_parallel/complete/data_parallel.h"
+#include "02_data_parallel/runtime/program.h"
 
 using namespace train70b;
 
+static void say_layout(const Program& p, const DataParallel& store) {
+    const int64_t micro_batches = p.options.accumulation(p.dp);
+    say("{} data-parallel ranks over {}; gradients: {} in {} bucket(s), {}\n", p.dp, p.world.backend(),
+        human_bytes(double(store.gradient_bytes())), store.buckets(),
+        micro_batches > 1 ? fmt::format("once per {} micro-batches", micro_batches) : "every step");
+}
+
+static void print_table(Program& p) {
+    const TrainOptions& o = p.options;
+    say("\nrank 0:\n{}", memory_table(o.model, p.model().options, o.micro_batch, o.seq_len, p.trainer().peak()).text());
+}
+
 static void program(int argc, char** argv) {
-    Program p("Chapter 02: data parallelism", "measure all-reduce algorithms and data-parallel modes after training");
+    Program p("Chapter 02: data parallelism", "print the memory of the run beside its formula");
     DataParallelOptions options;
     add_data_parallel_flags(p.flags, p.dp, options);
-    DataParallelReport report(p.flags);
 
     p.connect(argc, argv);
     p.divide(1);
-    p.prepare([&] { report.open(p); });
+    p.prepare();
 
     const Comm ranks = p.world.split([](int) { return 0; }, "dp");
     DataParallel store(p.model(), ranks, options, AdamW::maker(p.options.adamw()));
@@ -24,7 +36,7 @@ static void program(int argc, char** argv) {
     p.allocate();
     say_layout(p, store);
     p.train();
-    report.print(p, ranks, store, options);
+    if (p.prints_tables()) print_table(p);
     p.finish();
 }
 

@@ -47,9 +47,16 @@ std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine) 
     return peaks;
 }
 
-void CommRuntime::end_step(StepReport& report) { add(world_.take_stats(), report); }
+int64_t sent_bytes(const StepReport& step, const std::string& prefix, const std::string& suffix) {
+    int64_t sum = 0;
+    for (const auto& [operation, bytes] : step.comm_bytes)
+        if (operation.starts_with(prefix) && operation.ends_with(suffix) && !operation.ends_with(".scalar"))
+            sum += bytes;
+    return sum;
+}
 
-void CommRuntime::add(const CommStats& stats, StepReport& report) {
+void CommRuntime::end_step(StepReport& report) {
+    const CommStats stats = world_.take_stats();
     report.waited_s = stats.waited;
     for (const auto& [name, entry] : stats.operations) {
         report.comm_bytes[name] = entry.bytes;

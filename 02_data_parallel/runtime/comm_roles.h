@@ -16,6 +16,9 @@ void write_files(const Comm& world, const std::function<void()>& body);
 // The memory of all ranks, in rank order. Collective.
 std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine);
 
+// Bytes that this rank sent in a step by the operations whose name begins and ends so, but for scalars (losses, norms).
+int64_t sent_bytes(const StepReport& step, const std::string& prefix = "", const std::string& suffix = "");
+
 // Reports each step's communication, and in the summary the memory of all ranks.
 class CommRuntime : public Runtime {
   public:
@@ -29,11 +32,8 @@ class CommRuntime : public Runtime {
     void write_trace(OutputFile* file, const std::string& title) override;
     nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const override;
 
-  protected:
-    static void add(const CommStats& stats, StepReport& report);
-    const Comm world_;
-
   private:
+    const Comm world_;
     std::optional<TraceMerge> trace_;
 };
 

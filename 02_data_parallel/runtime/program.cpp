@@ -68,6 +68,7 @@ void Program::use(MicroBatchLoop& loop, const Comm& pp) {
 }
 
 MemoryPeak Program::train() {
+    trainer().controls.push_back(&last_);
     trainer().run();
     return trainer().peak();
 }

@@ -29,23 +29,29 @@ class Program {
     // On all ranks together: the checks, which may end in a usage error on some of them, then data, model (all of it,
     // or a pipeline stage) and trainer.
     void prepare(const std::function<void()>& checks = {}, const std::function<Stage()>& stage = {});
-    // For --tables and files that hold a comparison: whether there are several ranks, and real ones.
-    bool compares(int64_t ranks) const { return tables && ranks > 1 && world.has_peers(); }
+    // Whether the tables of the run are printed: there are some, and it has done a step.
+    bool prints_tables() const { return tables && last_.report.step > 0; }
 
     Llama& model() { return run_->model; }
+    const Llama& model() const { return run_->model; }
     Trainer& trainer() { return run_->trainer; }
-    const Dataset& data();                                           // of the run, or made anew after it
-    void use(ParamStore& store, const Comm& dp_cp);                  // data parallelism in some form
+    const Dataset& data();                           // of the run; for a dry run, which has none, its own
+    void use(ParamStore& store, const Comm& dp_cp);  // data parallelism in some form
     void use(ParamStore& store, const Comm& dp_cp, const Comm& cp);  // the same beside context parallelism
     void use(MicroBatchLoop& loop, const Comm& pp);                  // a pipeline
     void allocate() { run_->allocate(); }                            // prints what will be trained
     MemoryPeak train();                                              // the peak of this rank
-    void release() { run_.reset(); }  // the run's memory; whatever refers to it is gone before
+    const StepReport& last_step() const { return last_.report; }     // that has been trained
     void finish() { world.finish(); }
 
   private:
+    struct LastStep : RunControl {
+        bool after_step(const StepReport& step) override { return report = step, true; }
+        StepReport report;
+    };
     std::optional<CommRuntime> runtime_;
     std::optional<TrainingRun> run_;
+    LastStep last_;
     std::optional<Dataset> data_;
 };
 

@@ -11,7 +11,7 @@
 using namespace train70b;
 
 static void program(int argc, char** argv) {
-    Program p("Chapter 03: ZeRO", "compare all stages after training");
+    Program p("Chapter 03: ZeRO", "print what the stage keeps and sends, beside the formulas");
     ZeroOptions options;
     add_zero_flags(p.flags, p.dp, options);
 
@@ -20,14 +20,12 @@ static void program(int argc, char** argv) {
     p.prepare([&, node_ranks = ranks_on_this_node()] { check_zero(options, p.options, p.dp, node_ranks); });
 
     const Comm ranks = p.world.split([](int) { return 0; }, "dp");
-    {
-        Zero store(p.model(), ranks, options, AdamW::maker(p.options.adamw()));
-        p.use(store, ranks);
-        p.allocate();
-        say_layout(p, store, options);
-        p.train();
-    }
-    print_tables(p, ranks, options);
+    Zero store(p.model(), ranks, options, AdamW::maker(p.options.adamw()));
+    p.use(store, ranks);
+    p.allocate();
+    say_layout(p, store, options);
+    p.train();
+    print_tables(p, store, options);
     p.finish();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The tables of chapter 03: what each stage keeps and what it sends, measured and computed.
+// The tables of chapter 03: what a stage keeps and what it sends, measured and computed.
 #include "02_data_parallel/runtime/program.h"
 #include "03_zero/complete/zero.h"
 
@@ -21,25 +21,7 @@ int64_t zero_wire_bytes(int64_t padded, int64_t passed, const Llama::Options& ty
 
 void say_layout(const Program& program, const Zero& store, const ZeroOptions& options);
 
-struct ZeroRun {
-    std::string name;
-    ZeroOptions options;
-    int64_t micro_batches = 1;
-    MemoryPeak peak;  // of a step, this rank
-    ZeroMemory formula;
-    int64_t wire_bytes = 0, wire_formula = 0, most_unsharded = 0;
-    double step_s = 0, waiting_s = 0;
-};
-// Trains a fresh model for `steps` steps and reports the last one. Collective.
-ZeroRun run_zero(const TrainOptions& options, const Dataset& data, const Comm& ranks, const ZeroOptions& zero,
-                 int64_t micro_batches, const std::string& name, int steps = 2);
-
-Table memory_table(const std::vector<ZeroRun>& runs, int64_t N);
-Table wire_table(const std::vector<ZeroRun>& runs, int64_t N);
-Table prefetch_table(const std::vector<ZeroRun>& runs);
-Table projection_table();  // 7b on 4 ranks, 70b on 16 and 64: bf16, fp32 gradients; computed
-// On several ranks, with --tables on: releases the run, runs all stages and prints the tables, with the prefetching and
-// overlap that were chosen.
-void print_tables(Program& program, const Comm& ranks, const ZeroOptions& chosen);
+// What a rank keeps and sends in the run's last step, measured and computed.
+void print_tables(const Program& program, const Zero& store, const ZeroOptions& options);
 
 }  // namespace train70b

@@ -11,7 +11,7 @@
 using namespace train70b;
 
 static void program(int argc, char** argv) {
-    Program p("Chapter 04: tensor parallelism", "compare all layouts after training");
+    Program p("Chapter 04: tensor parallelism", "print what a rank keeps and sends, beside the formulas");
     DataParallelOptions dp_options;
     TensorParallelOptions options;
     int64_t tp = 0;
@@ -24,16 +24,14 @@ static void program(int argc, char** argv) {
     check_tensor_parallel(p.options.model, p.options.seq_len, tp, options);
     p.prepare();
     const auto [tensor_ranks, data_ranks] = split(p.world, tp);
-    {
-        const TensorParallel tensor_parallel(p.model(), tensor_ranks, options);
-        DataParallel store(p.model(), data_ranks, dp_options, AdamW::maker(p.options.adamw()));
-        p.use(store, data_ranks);
-        p.trainer().groups.tp = group_of(tensor_ranks);
-        p.allocate();
-        say_layout(p, tp, options);
-        p.train();
-    }
-    print_report(p, tp);
+    const TensorParallel tensor_parallel(p.model(), tensor_ranks, options);
+    DataParallel store(p.model(), data_ranks, dp_options, AdamW::maker(p.options.adamw()));
+    p.use(store, data_ranks);
+    p.trainer().groups.tp = group_of(tensor_ranks);
+    p.allocate();
+    say_layout(p, tp, options);
+    p.train();
+    print_tables(p, tp, options);
     p.finish();
 }
 

@@ -11,7 +11,7 @@
 using namespace train70b;
 
 static void program(int argc, char** argv) {
-    Program p("Chapter 05: pipeline parallelism", "compare all schedules after training");
+    Program p("Chapter 05: pipeline parallelism", "print the schedule as run, simulated and measured, after training");
     DataParallelOptions dp_options;
     PipelineOptions options;
     int64_t pp = 0;
@@ -20,20 +20,19 @@ static void program(int argc, char** argv) {
     PipelineReport report(p.flags);
 
     p.connect(argc, argv);
-    if (report.toy_deadlock(p)) return;
     p.divide(pp = ranks_per_copy(pp, p.dp, p.world), 1, "--pp");  // many small micro-batches
     p.prepare([&] { report.open(p, pp, options); }, [&] { return stage_of(p, pp, options); });
     const auto [stages, data_ranks] = split_stages(p.world, p.dp);
-    {
-        DataParallel store(p.model(), data_ranks, dp_options, AdamW::maker(p.options.adamw()));
-        Pipeline pipeline(p.model(), stages, schedule_of(p, pp, options));
-        p.use(store, data_ranks);
-        p.use(pipeline, stages);
-        p.allocate();
-        say_layout(p, pp, options);
-        p.train();
-    }
-    report.print(p, stages, options);
+    DataParallel store(p.model(), data_ranks, dp_options, AdamW::maker(p.options.adamw()));
+    const Schedule schedule = schedule_of(p, pp, options);
+    Pipeline pipeline(p.model(), stages, schedule);
+    p.use(store, data_ranks);
+    p.use(pipeline, stages);
+    p.allocate();
+    say_layout(p, pp, options);
+    report.watch(p, pipeline, stages, schedule);
+    p.train();
+    report.print(p);
     p.finish();
 }
 

@@ -11,7 +11,7 @@
 using namespace train70b;
 
 static void program(int argc, char** argv) {
-    Program p("Chapter 06: context parallelism", "compare all algorithms after training");
+    Program p("Chapter 06: context parallelism", "print who computes, sends and keeps how much, beside the formulas");
     DataParallelOptions dp_options;
     ContextParallelOptions options;
     int64_t cp = 0;
@@ -25,16 +25,15 @@ static void program(int argc, char** argv) {
     p.prepare();
     const Comm ranks = p.world.split([cp](int rank) { return int(rank / cp); }, "cp", GroupLoad::light);
     const Comm copies = p.world.split([](int) { return 0; }, "dp_cp");  // gradients: over data and context ranks alike
-    {
-        apply_context_parallel(p.model(), ranks, layout);
-        DataParallel store(p.model(), copies, dp_options, AdamW::maker(p.options.adamw()));
-        p.use(store, copies, ranks);
-        p.trainer().batches.of_rank = layout.of_rank(ranks.rank());
-        p.allocate();
-        say_layout(p, options.algorithm, layout);
-        p.train();
-    }
-    print_tables(p, ranks, options);
+    apply_context_parallel(p.model(), ranks, layout);
+    DataParallel store(p.model(), copies, dp_options, AdamW::maker(p.options.adamw()));
+    p.use(store, copies, ranks);
+    p.trainer().batches.of_rank = layout.of_rank(ranks.rank());
+    p.allocate();
+    say_layout(p, options.algorithm, layout);
+    AttentionWork work(p.trainer(), ranks);
+    p.train();
+    print_tables(p, ranks, options.algorithm, layout, work);
     p.finish();
 }
 

@@ -13,7 +13,7 @@
 using namespace train70b;
 
 static void program(int argc, char** argv) {
-    Program p("Chapter 07: FP8", "compare precisions after training");
+    Program p("Chapter 07: FP8", "print what the run keeps and sends, beside the formulas");
     ZeroOptions zero{.stage = 0};
     Precision precision;
     int64_t tp = 1;
@@ -32,13 +32,11 @@ static void program(int argc, char** argv) {
         check_fp8(precision.fp8, o.model, o.micro_batch * o.seq_len, tp);
     });
     const TensorComms layout = split(p.world, tp);
-    {
-        const Fp8Trainer composed(p.model(), p.trainer(), p.options, layout, zero, precision);
-        p.allocate();
-        say_layout(p, composed, layout, zero, precision);
-        p.train();
-    }
-    print_tables(p, layout, zero, precision);
+    const Fp8Trainer composed(p.model(), p.trainer(), p.options, layout, zero, precision);
+    p.allocate();
+    say_layout(p, composed, layout, zero, precision);
+    p.train();
+    print_table(p, layout, precision);
     p.finish();
 }
 

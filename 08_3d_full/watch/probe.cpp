@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "01_single_gpu/complete/run/bench.h"
-#include "02_data_parallel/runtime/measure.h"
+#include "02_data_parallel/runtime/median.h"
 #include "08_3d_full/complete/layout/mesh_comms.h"
 
 namespace train70b {

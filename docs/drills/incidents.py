@@ -298,7 +298,7 @@ their dp neighbours, which are the first two: a cycle of four, in which nobody i
 the steps before, the loss's sum over dp came first, then the norm's over tp. So those in tp.scalar are early."""
     cluster = """No host is at fault, and a restart stops at the same step. Make the order the same on all ranks:
 look for a branch, a dict or set that is iterated, a hook whose order depends on timing. Chapter 05 has the deadlock
-of blocking sends: mpirun -np 2 build/bin/05_pipeline --toy-deadlock on --comm-timeout 3"""
+of blocking sends: build/bin/schedule --name 1f1b --stages 2 --micro-batches 4"""
     troubleshooting = "All ranks wait, and none is missing"
 
     def draw(self, dice):

@@ -1,33 +1,38 @@
-#include "07_fp8/complete/accuracy.h"
-
+#pragma once
+// What rounding to 8 bits costs in accuracy: the error of one product.
 #include <cmath>
 #include <numeric>
 
 #include "01_single_gpu/core/random.h"
-#include "01_single_gpu/core/registry.h"
-#include "02_data_parallel/runtime/measure.h"
 #include "07_fp8/complete/formats.h"
+#include "07_fp8/complete/recipes.h"
 
-namespace train70b {
+namespace train70b::test {
 
-namespace {
-
+// Mean over rows of |difference| / |row| for a product against the same in double of unrounded operands.
+struct ProductErrors {
+    std::string recipe;
+    double normal = 0;        // Y = X W^T of normal numbers
+    double outlier_rows = 0;  // one row of X in 64 is 100 times as large
+    double outlier_cols = 0;  // one column of X in 64 is 100 times as large
+    double tiny = 0;          // dX = dY W: dY around 1e-7, over six decades
+};
 using Matrix = std::vector<double>;  // row-major
 
-Tensor host_tensor(const Matrix& x, int64_t rows, int64_t cols) {
+inline Tensor host_tensor(const Matrix& x, int64_t rows, int64_t cols) {
     Tensor t({rows, cols}, DType::f32, Device::cpu, Memory::workspace);
     for (size_t i = 0; i < x.size(); ++i) t.data<float>()[i] = float(x[i]);
     return t;
 }
 
-Matrix normal(int64_t count, uint64_t key, double size) {
+inline Matrix normal(int64_t count, uint64_t key, double size) {
     Tensor x({count}, DType::f32, Device::cpu, Memory::workspace);
     fill_normal(x, key, {.cols = count, .global_cols = count}, float(size));
     return {x.data<float>(), x.data<float>() + count};
 }
 
 // a (M, K) b (N, K)^T
-Matrix product(const Matrix& a, const Matrix& b, int64_t K) {
+inline Matrix product(const Matrix& a, const Matrix& b, int64_t K) {
     const int64_t M = int64_t(a.size()) / K, N = int64_t(b.size()) / K;
     Matrix c(static_cast<size_t>(M * N));
     for (int64_t m = 0; m < M; ++m)
@@ -38,7 +43,7 @@ Matrix product(const Matrix& a, const Matrix& b, int64_t K) {
 }
 
 // Mean over rows, so that large rows do not speak for small ones.
-double row_error(const Matrix& c, const Matrix& expected, int64_t cols) {
+inline double row_error(const Matrix& c, const Matrix& expected, int64_t cols) {
     const int64_t rows = int64_t(c.size()) / cols;
     double sum = 0;
     for (int64_t r = 0; r < rows; ++r) {
@@ -55,13 +60,13 @@ double row_error(const Matrix& c, const Matrix& expected, int64_t cols) {
 // What an operand (rows, cols) of a product over its columns becomes.
 using Rounding = std::function<Matrix(const Matrix& x, int64_t cols, Operand::Role role)>;
 
-Matrix to_bf16(const Matrix& x, int64_t cols, Operand::Role) {
+inline Matrix to_bf16(const Matrix& x, int64_t cols, Operand::Role) {
     Tensor rounded({int64_t(x.size())}, DType::bf16, Device::cpu, Memory::workspace);
     copy(rounded, host_tensor(x, int64_t(x.size()) / cols, cols));
     return read(rounded);
 }
 
-Rounding by_recipe(const std::string& name) {
+inline Rounding by_recipe(const std::string& name) {
     return [name](const Matrix& x, int64_t cols, Operand::Role role) -> Matrix {
         const auto recipe = make_recipe({.recipe = name}, 3, Device::cpu, Comm());
         const Tensor back = dequantized(
@@ -88,7 +93,7 @@ Matrix one_scale(const Matrix& x, double amax) {
 // magnitude less that of the format's largest, 2^8, so that up to an eighth of the largest values is cut off; NVIDIA's
 // (Mishra et al. 2025) rounds up, so that nothing is.
 enum class MxScale { ocp_floor, round_up };
-Rounding mxfp8(MxScale rule) {
+inline Rounding mxfp8(MxScale rule) {
     return [rule](const Matrix& x, int64_t, Operand::Role) {
         Matrix rounded(x.size());
         for (size_t begin = 0; begin < x.size(); begin += 32) {
@@ -102,9 +107,7 @@ Rounding mxfp8(MxScale rule) {
     };
 }
 
-}  // namespace
-
-std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out, uint64_t seed) {
+inline std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out, uint64_t seed) {
     const auto key = [seed](uint64_t i) { return random_bits(seed, i); };
     const Matrix x = normal(rows * in, key(0), 1), w = normal(out * in, key(1), 0.02);
     Matrix x_rows = x, x_cols = x, dy = normal(rows * out, key(2), 1e-7), w_t(w.size());
@@ -143,13 +146,4 @@ std::vector<ProductErrors> product_errors(int64_t rows, int64_t in, int64_t out,
             errors("mxfp8, rounded up", mxfp8(MxScale::round_up))};
 }
 
-Table error_table(const std::vector<ProductErrors>& errors) {
-    Table table("error of one product against double: mean over rows of |difference| / |row|",
-                {"", "normal", "rows x 100", "columns x 100", "tiny gradients"});
-    for (const ProductErrors& e : errors)
-        table.row({e.recipe, scientific(e.normal), scientific(e.outlier_rows), scientific(e.outlier_cols),
-                   scientific(e.tiny)});
-    return table;
-}
-
-}  // namespace train70b
+}  // namespace train70b::test

@@ -1,0 +1,39 @@
+"""Chapter 01: what a model needs on one device; what recomputation and accumulation change."""
+from measure import show
+
+STATES = ("params", "grads", "optimizer")
+LEVELS = ("none", "pointwise", "selective", "full")
+
+
+def states(runs):
+    rows = []
+    for name, model in (("Llama-2 7B", "7b"), ("Llama-3 8B", "8b"), ("Llama-3 70B", "70b")):
+        booked = {level: runs.booked(f"--model {model} --fake-world 1 --dtype bf16 --seq-len 4096 --global-batch 1 "
+                                     f"--recompute {level}") for level in LEVELS}
+        sizes = [booked["full"][kind] / 1e9 for kind in STATES]
+        rows.append([name, f"{sizes[0] / 2:.3g} G", *(f"{size:#.3g} GB".replace(". GB", " GB") for size in sizes),
+                     f"**{round(float(f'{sum(sizes):.3g}')):,} GB**",
+                     " / ".join(f"{booked[level]['activations'] / 1e9:.1f}" for level in LEVELS) + " GB"])
+    show(["", "Ψ", "weights 2 Ψ", "gradients 4 Ψ", "optimizer 12 Ψ", "total",
+          "activations, one sequence of 4096: none / pointwise / selective / full"], rows)
+
+
+def recompute(runs):
+    rows = []
+    for dtype in ("fp32", "bf16"):
+        for level in LEVELS:
+            run = runs.run(1, "01_single_gpu", f"--steps 4 --dtype {dtype} --recompute {level}")
+            rows.append([dtype, level, *run.peaks(*STATES, "activations"),
+                         run.loss() if dtype == "fp32" else f"{run.last['loss']:.2f}"])
+    show(["`--dtype`", "`--recompute`", *STATES, "activations", "loss at step 4"], rows, "--:::::")
+
+
+def micro_batches(runs):
+    rows = []
+    for size in (16, 4, 1):
+        run = runs.run(1, "01_single_gpu", f"--steps 4 --init-std 0.1 --micro-batch {size}")
+        rows.append([size, run.loss(), run.norm(), *run.peaks("activations")])
+    show(["`--micro-batch`", "loss at step 4", "gradient norm at step 4", "activations"], rows, "::::")
+
+
+PRINTED = {"01_states": states, "01_recompute": recompute, "01_micro_batches": micro_batches}

@@ -1,0 +1,71 @@
+"""Chapter 08: everything together; and README.md's table of all chapters."""
+import pathlib
+
+from measure import show
+from style import ON_DEVICE as KINDS
+
+ZERO3 = ("--model 70b --fake-world 16 --zero 3 --dtype bf16 --recompute full --seq-len 4096 --global-batch 16 "
+         "--micro-batch 1")
+
+
+def zero3(runs):
+    kinds = ("params", "grads", "optimizer", "activations", "workspace", "total", "host")
+    rows, flags = [], ""
+    for label, added in (("", ""), ("`--offload optimizer`", "--offload optimizer"), ("`--offload all`", "--offload all"),
+                         ("`--grad-dtype bf16`", "--grad-dtype bf16"), ("and `--optimizer adamw8bit`", "--optimizer adamw8bit"),
+                         ("and `--fp8 current`", "--fp8 current")):
+        flags = f"{flags} {added}" if label.startswith("and") else added
+        booked = runs.booked(f"{ZERO3} {flags}")
+        rows.append([label, *(f"{booked.get(kind, 0) / 1e9:.{1 if kind in ('total', 'host') else 2}f}" for kind in kinds)])
+    show(["additional flags", *kinds[:5], "total, GB", "host"], rows)
+
+
+def ranks(runs):
+    mesh = "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4"
+    one, eight = (runs.run(n, "08_3d_full", f"--steps 100 --stop-after 20 {flags}").steps for n, flags in ((1, ""), (8, mesh)))
+    show(["step", "one rank", "eight ranks, dp 2 · tp 2 · pp 2, ZeRO-1, sequence parallel"],
+         [[i, f"{one[i - 1]['loss']:.9g}", f"{eight[i - 1]['loss']:.9g}"] for i in (1, 2, 5, 10, 20)], ":::")
+
+
+def expert_parallel(runs):
+    rows = []
+    for label, n, program, flags in [("one rank", 1, "01_single_gpu", ""),
+                                     *((f"`--ep {ep}`", 8, "08_3d_full", f"--ep {ep}") for ep in (1, 2, 4, 8))]:
+        run = runs.run(n, program, f"--steps 4 --experts 8 {flags}")
+        rows.append([label, f"{run.last['loss']:.4f}", *run.peaks("params", "activations"),
+                     *(run.sent(name) for name in ("dp.all_reduce", "edp.all_reduce", "ep.all_to_all"))])
+    show(["", "loss, step 4", "params", "activations", "dp: dense gradients", "edp: experts' gradients", "ep: rows"], rows)
+
+
+# Technique, ranks, the file to read, flags. In fp64: 50 steps do not amplify its rounding to a digit that is printed.
+FRONT = [
+    ("one device", 1, "01_single_gpu/", ""),
+    ("data parallel", 2, "02_data_parallel/", "--tables off"),
+    ("ZeRO-3", 2, "03_zero/", "--zero 3 --tables off"),
+    ("tensor parallel", 2, "04_tensor_parallel/", "--tp 2 --tables off"),
+    ("pipeline", 2, "05_pipeline/", "--pp 2 --tables off"),
+    ("context parallel", 2, "06_context_parallel/", "--cp 2 --tables off"),
+    ("FP8", 1, "07_fp8/", "--dtype bf16 --fp8 current --optimizer adamw8bit --tables off"),
+    ("all of 02 to 06", 8, "08_3d_full/", "--tp 2 --cp 2 --pp 2 --zero 1 --sequence-parallel on"),
+]
+
+
+def front(runs):
+    """README.md's table"""
+    print(f"{'':<17}{'':>5}{'lines of':>14}{'loss at step':>18}{'rank 0: MiB of':>20}{'MB':>11}\n"
+          f"{'chapter':<17}ranks{'minimal':>14}{'1':>9}{'50':>12}{'param':>8}{'grad':>6}{'optim':>6}{'activ':>6}"
+          f"{'sent':>6}")
+    for technique, ranks, folder, flags in FRONT:
+        program, fp64 = folder[:-1], "--dtype" not in flags
+        flags = f"{flags} --layers 2 --seq-len 64 --global-batch 4 --steps 50".split() + ["--dtype", "fp64"] * fp64
+        steps = runs.steps(ranks, program, flags, "front.jsonl")
+        # In 8 bits the second decimal differs between CPUs.
+        losses = "".join(f"{steps[i]['loss']:12.7f}" if fp64 else f"{steps[i]['loss']:6.1f}{'':6}" for i in (0, -1))
+        memory = "".join(f"{steps[-1]['memory']['peak'][kind] / 2**20:6.1f}" for kind in KINDS[:4])
+        lines = sum(path.read_text().count("\n") for path in pathlib.Path(folder).glob("minimal.*"))
+        print(f"{program[:2]} {technique:<16}{ranks:>3}{lines:>14}{losses}{memory}"
+              f"{sum(steps[-1]['comm_bytes'].values()) / 1e6:6.1f}", flush=True)
+        (runs.folder / "front.jsonl").unlink()
+
+
+PRINTED = {"front": front, "08_zero3": zero3, "08_ranks": ranks, "08_ep": expert_parallel}
