@@ -197,13 +197,12 @@ TEST_CASE("08: a manifest that is not of its files") {
         edited("elements are in no file", "/files", Json::array()),
         edited("format version 2, but this program reads version 1", "/version", 2),
         edited("its format is", "/format", "x"),
-        edited("\"kind\" is \"some\"", "/kind", "some"),
+        edited("kind \"some\": is unknown", "/kind", "some"),
         edited("is not part of a weights checkpoint", "/kind", "weights"),
-        edited("\"ranks\" is 1000000000000, but \"files\" lists 1", "/ranks", 1000000000000),
-        edited("\"blas_core\" must be a string", "/blas_core", 5),
-        {"ck/step-9/manifest.json: \"step\" is 4, but the folder is step-9 (rename",
-         [] { fs::rename("ck/step-4", "ck/step-9"); }},
-        {kManifest + ": \"step\" is 2, but the folder is step-4",
+        edited("ranks 1000000000000: \"files\" lists 1", "/ranks", 1000000000000),
+        edited("blas_core 5: must be a string", "/blas_core", 5),
+        {"ck/step-9/manifest.json: step 4: the folder is step-9 (rename", [] { fs::rename("ck/step-4", "ck/step-9"); }},
+        {kManifest + ": step 2: the folder is step-4",
          [] {
              fs::rename("ck/step-4", "ck/step-3");
              fs::rename("ck/step-2", "ck/step-4");
@@ -212,7 +211,7 @@ TEST_CASE("08: a manifest that is not of its files") {
     });
     for (const std::string flag : {"batch-ramp", "seq-ramp", "document-token", "mup"})
         for (const Json& value : {Json(8), Json::array({"8"})})
-            ck.refused({edited(kManifest + ": \"" + flag + "\" must be a string", "/flags/" + flag, value)});
+            ck.refused({edited(kManifest + ": flags: " + flag + "|must be a string", "/flags/" + flag, value)});
 
     // What agrees with its checksum, but not with what it says.
     using Tensors = std::map<std::string, Stored>;

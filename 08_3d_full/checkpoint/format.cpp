@@ -12,10 +12,10 @@
 
 #include "01_single_gpu/complete/hf/hf.h"
 #include "01_single_gpu/core/json.h"
+#include "01_single_gpu/core/json_object.h"
 #include "01_single_gpu/core/registry.h"
 #include "07_fp8/complete/adamw8bit.h"
 #include "07_fp8/complete/optimizers.h"
-#include "08_3d_full/checkpoint/json_reader.h"
 
 namespace train70b {
 
@@ -74,17 +74,17 @@ namespace {
 
 CheckpointFile read_file_entry(const std::string& path, const std::string& folder, const json& entry) {
     if (!entry.is_object()) usage_error("{}: \"files\" must be a list of objects", path);
-    const JsonReader read(path, entry);
+    const JsonObject read(path, entry);
     CheckpointFile file{.name = read.text("name"),
-                        .bytes = read.number("bytes", 8),
-                        .crc32 = uint32_t(read.number("crc32", 0, UINT32_MAX)),
+                        .bytes = read.integer("bytes", INT64_MAX, 8),
+                        .crc32 = uint32_t(read.integer("crc32", UINT32_MAX, 0)),
                         .tensors = {}};
     const auto plain = [](char c) {
         return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
     };
     if (file.name.empty() || !std::all_of(file.name.begin(), file.name.end(), plain) || file.name.front() == '.')
         usage_error("{}: {} is not the name of a file in this folder", path, quoted(file.name));
-    for (const json& name : read.array("tensors")) {
+    for (const json& name : read.list("tensors")) {
         if (!name.is_string()) read.refuse("tensors", "must be a list of names");
         file.tensors.push_back(name.get<std::string>());
     }
@@ -170,36 +170,34 @@ Manifest read_manifest(const std::string& folder) {
     manifest.folder = folder;
     manifest.json = std::make_shared<const json>(read_json(path, path, "must be a checkpoint's manifest"));
     if (!manifest.json->is_object()) usage_error("{}: truncated or corrupt: not a JSON object", path);
-    const JsonReader read(path, *manifest.json);
+    const JsonObject read(path, *manifest.json);
     if (const std::string format = read.text("format"); format != kCheckpointFormat)
         usage_error("{}: its format is {}, not {}", path, quoted(format), quoted(kCheckpointFormat));
-    if (const int64_t version = read.number("version", 0); version != kCheckpointVersion)
+    if (const int64_t version = read.integer("version", INT64_MAX, 0); version != kCheckpointVersion)
         usage_error("{}: format version {}, but this program reads version {} (use the program that wrote it: {})",
                     path, version, kCheckpointVersion, manifest.json->value("commit", json("unknown")).dump());
     manifest.kind = read.text("kind", {"full", "weights"});
-    manifest.step = read.number("step", 1, int64_t(1) << 40);
+    manifest.step = read.integer("step", int64_t(1) << 40);
     const auto named = number_after("step-", fs::path(folder).filename().string());
     if (named && *named != manifest.step)
-        read.refuse("step", fmt::format("is {}, but the folder is step-{} (rename it to step-{}, or move it away)",
-                                        manifest.step, *named, manifest.step));
-    manifest.ranks = read.number("ranks", 1);
+        read.refuse("step", fmt::format("the folder is step-{} (rename it to step-{}, or move it away)", *named,
+                                        manifest.step));
+    manifest.ranks = read.integer("ranks", INT64_MAX);
     manifest.optimizer = read.text("optimizer", names_of(optimizers()));
     manifest.dtype = read.text("dtype", {"fp32", "bf16", "fp64"});
-    manifest.model = parse_hf_config(read.object("model"), path);
+    manifest.model = parse_hf_config(read.inner("model").json(), path);
     read_other_part(path, *manifest.json, manifest.model);
-    for (const json& entry : read.array("files")) manifest.files.push_back(read_file_entry(path, folder, entry));
+    for (const json& entry : read.list("files")) manifest.files.push_back(read_file_entry(path, folder, entry));
     check_coverage(path, manifest);
     if (manifest.ranks != int64_t(manifest.files.size()))
-        read.refuse("ranks", fmt::format("is {}, but \"files\" lists {}", manifest.ranks, manifest.files.size()));
-    const auto has = [&](const char* key) { return manifest.json->contains(key); };
+        read.refuse("ranks", fmt::format("\"files\" lists {}", manifest.files.size()));
     for (const char* key : {"commit", "blas_core"})
-        if (has(key)) read.text(key);
-    if (has("layout"))
-        for (const char* key : {"tp", "cp", "dp", "pp"})
-            JsonReader(path, read.object("layout")).number(key, 1, manifest.ranks);
-    if (has("flags")) {
-        const json& flags = read.object("flags");
-        for (const auto& [name, value] : flags.items()) JsonReader(path, flags).text(name.c_str());
+        if (read.has(key)) read.text(key);
+    if (read.has("layout"))
+        for (const char* key : {"tp", "cp", "dp", "pp"}) read.inner("layout").integer(key, manifest.ranks);
+    if (read.has("flags")) {
+        const JsonObject flags = read.inner("flags");
+        for (const auto& [name, value] : flags.json().items()) flags.text(name.c_str());
     }
     return manifest;
 }

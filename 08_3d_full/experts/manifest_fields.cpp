@@ -1,7 +1,6 @@
 // What a checkpoint has of experts: fields of its manifest, by the names of the flags, and rows of their balance.
-#include "01_single_gpu/core/json.h"
+#include "01_single_gpu/core/json_object.h"
 #include "08_3d_full/checkpoint/format.h"
-#include "08_3d_full/checkpoint/json_reader.h"
 
 namespace train70b {
 
@@ -31,19 +30,19 @@ nlohmann::ordered_json other_part(const LlamaConfig& config) {
 void read_other_part(const std::string& path, const nlohmann::json& manifest, LlamaConfig& model) {
     if (!manifest.contains("experts")) return;
     constexpr int64_t kMost = 1 << 16, kMostColumns = 1 << 20;
-    const JsonReader read(path, JsonReader(path, manifest).object("experts"));
+    const JsonObject read = JsonObject(path, manifest).inner("experts");
     ExpertsConfig& x = model.experts;
-    x.count = read.number("experts", 1, kMost);
-    x.top_k = read.number("top-k", 1, kMost);
-    x.ffn = read.number("expert-ffn", 1, kMostColumns);
-    x.shared = read.number("shared-experts", 0, kMost);
-    x.dense_layers = read.number("dense-layers", 0, kMost);
+    x.count = read.integer("experts", kMost);
+    x.top_k = read.integer("top-k", kMost);
+    x.ffn = read.integer("expert-ffn", kMostColumns);
+    x.shared = read.integer("shared-experts", kMost, 0);
+    x.dense_layers = read.integer("dense-layers", kMost, 0);
     x.sigmoid = read.text("router", {"softmax", "sigmoid"}) == "sigmoid";
     x.normalize = read.text("router-normalize", {"on", "off"}) == "on";
-    x.scale = read.real("router-scale");
-    x.groups = read.number("expert-groups", 1, kMost);
-    x.top_groups = read.number("top-groups", 1, kMost);
-    x.capacity_factor = read.real("capacity-factor");
+    x.scale = read.any_number("router-scale");
+    x.groups = read.integer("expert-groups", kMost);
+    x.top_groups = read.integer("top-groups", kMost);
+    x.capacity_factor = read.any_number("capacity-factor");
     check_config(model, {.where = path + ": "});
 }
 

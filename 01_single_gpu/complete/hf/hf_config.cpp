@@ -6,6 +6,7 @@
 
 #include "01_single_gpu/complete/hf/families.h"
 #include "01_single_gpu/core/json.h"
+#include "01_single_gpu/core/json_object.h"
 
 namespace train70b {
 
@@ -13,96 +14,18 @@ using nlohmann::json;
 
 namespace {
 
-// Typed access to the keys of a JSON object; null counts as absent, as in Hugging Face's files.
-class Keys {
-  public:
-    Keys(std::string file, json object) : file_(std::move(file)), object_(std::move(object)) {
-        if (!object_.is_object()) usage_error("{}: is not a JSON object", file_);
-    }
-
-    bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
-    bool is_null(const char* key) const { return object_.contains(key) && object_[key].is_null(); }
-
-    int64_t integer(const char* key, int64_t max = INT32_MAX, int64_t min = 1) const {
-        const json& value = needed(key);
-        if (!value.is_number_unsigned() || value.get<uint64_t>() < uint64_t(min) ||
-            value.get<uint64_t>() > uint64_t(max))
-            refuse(key, fmt::format("must be an integer from {} to {}", min, max));
-        return value.get<int64_t>();
-    }
-    double real(const char* key) const {
-        const json& value = needed(key);
-        if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>()))
-            refuse(key, "must be a number > 0");
-        return value.get<double>();
-    }
-    double real(const char* key, double min, double max) const {
-        const double value = real(key);
-        if (value < min || value > max) refuse(key, fmt::format("must be a number from {} to {}", min, max));
-        return value;
-    }
-    std::string text(const char* key) const {
-        const json& value = needed(key);
-        if (!value.is_string()) refuse(key, "must be a string");
-        return value.get<std::string>();
-    }
-    bool flag(const char* key, bool otherwise) const {
-        if (has(key) && !object_[key].is_boolean()) refuse(key, "must be true or false");
-        return has(key) ? object_[key].get<bool>() : otherwise;
-    }
-    std::vector<int64_t> integers(const char* key) const {
-        const json& list = needed(key);
-        std::vector<int64_t> values;
-        if (!list.is_array()) refuse(key, "must be a list");
-        for (const json& each : list) {
-            if (!each.is_number_unsigned() || each.get<uint64_t>() > INT32_MAX)
-                refuse(key, "must be a list of integers");
-            values.push_back(each.get<int64_t>());
-        }
-        return values;
-    }
-    // Whether the key is a list of this value alone; usage error if it is no list.
-    bool all_are(const char* key, const json& value) const {
-        const json& list = needed(key);
-        if (!list.is_array()) refuse(key, "must be a list");
-        return std::all_of(list.begin(), list.end(), [&](const json& each) { return each == value; });
-    }
-    // Usage error unless the key is absent or has this value.
-    void only(const char* key, const json& value, const char* why) const {
-        if (has(key) && object_[key] != value) refuse(key, why);
-    }
-    Keys inner(const char* key) const {
-        if (!needed(key).is_object()) refuse(key, "must be an object or null");
-        return Keys(file_ + ": " + key, object_[key]);
-    }
-    [[noreturn]] void refuse(const char* key, const std::string& why) const {
-        std::string value = object_.contains(key) ? object_[key].dump() : "";
-        if (value.size() > 60) value = "...";
-        usage_error("{}: {} {}{}{}", file_, key, value, value.empty() ? "" : ": ", why);
-    }
-
-  private:
-    const json& needed(const char* key) const {
-        if (!has(key)) usage_error("{}: {} is missing", file_, key);
-        return object_[key];
-    }
-
-    std::string file_;
-    json object_;
-};
-
 // No model has others; far beyond them the angles or their frequencies overflow.
-double read_theta(const Keys& keys) { return keys.real("rope_theta", 1, 1e12); }
-double read_factor(const Keys& rope) { return rope.real("factor", 1, 1e6); }
+double read_theta(const JsonObject& keys) { return keys.real("rope_theta", 1, 1e12); }
+double read_factor(const JsonObject& rope) { return rope.real("factor", 1, 1e6); }
 
 // Reads both versions of the format: rope_theta and rope_scaling, or rope_parameters with all of it.
-void read_rope(const Keys& keys, LlamaConfig& config) {
+void read_rope(const JsonObject& keys, LlamaConfig& config) {
     if (keys.has("rope_theta")) config.rope_theta = read_theta(keys);
     if (keys.has("rope_scaling") && keys.has("rope_parameters"))
         keys.refuse("rope_scaling", "conflicts with rope_parameters (must be one of the two)");
     const char* key = keys.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
     if (!keys.has(key)) return;
-    const Keys rope = keys.inner(key);
+    const JsonObject rope = keys.inner(key);
     if (rope.has("rope_theta")) {
         const double theta = read_theta(rope);
         if (keys.has("rope_theta") && theta != config.rope_theta)
@@ -126,7 +49,7 @@ void read_rope(const Keys& keys, LlamaConfig& config) {
     config.rope_scaling = s;
 }
 
-const Family& family_of(const Keys& keys) {
+const Family& family_of(const JsonObject& keys) {
     const std::string name = keys.has("model_type") ? keys.text("model_type") : "llama";
     for (const Family& family : kFamilies)
         if (name == family.name) return family;
@@ -136,7 +59,7 @@ const Family& family_of(const Keys& keys) {
 }
 
 // Usage error, naming the key, if some layer's attention sees a window only.
-void refuse_windows(const Keys& keys, const Family& family, int64_t layers) {
+void refuse_windows(const JsonObject& keys, const Family& family, int64_t layers) {
     const char* why = "sliding-window attention is not supported";
     if (keys.has("layer_types")) {
         if (!keys.all_are("layer_types", "full_attention")) keys.refuse("layer_types", why);
@@ -154,7 +77,7 @@ void refuse_windows(const Keys& keys, const Family& family, int64_t layers) {
         return;
     }
     if (family.qkv_bias || family.qk_norm) {  // Qwen: the layers from max_window_layers on, of Qwen3-MoE all
-        const int64_t full = family.experts                   ? 0
+        const int64_t full = family.experts                  ? 0
                              : keys.has("max_window_layers") ? keys.integer("max_window_layers", kMaxLayers, 0)
                                                              : 28;
         if (keys.flag("use_sliding_window", false) && !keys.is_null("sliding_window") && full < layers)
@@ -162,7 +85,7 @@ void refuse_windows(const Keys& keys, const Family& family, int64_t layers) {
     }
 }
 
-void refuse_other_models(const Keys& keys, const Family& family) {
+void refuse_other_models(const JsonObject& keys, const Family& family) {
     keys.only("hidden_act", "silu", "only \"silu\" is supported");
     // Llama's and Qwen3's also means a bias of o_proj; Qwen2 has its biases without this key.
     if (!family.qkv_bias) keys.only("attention_bias", false, "a bias of o_proj is not supported");
@@ -175,7 +98,7 @@ void refuse_other_models(const Keys& keys, const Family& family) {
 }
 
 // One of the two names of the number of experts, which transformers 5 treats as the same.
-const char* experts_key(const Keys& keys, const Family& family) {
+const char* experts_key(const JsonObject& keys, const Family& family) {
     const bool mixtral = family.name == std::string("mixtral");
     const char *own = family.sigmoid ? "n_routed_experts"
                       : mixtral      ? "num_local_experts"
@@ -186,7 +109,7 @@ const char* experts_key(const Keys& keys, const Family& family) {
     return keys.has(other) ? other : own;
 }
 
-ExpertsConfig read_experts(const Keys& keys, const Family& family) {
+ExpertsConfig read_experts(const JsonObject& keys, const Family& family) {
     ExpertsConfig x;
     x.count = keys.integer(experts_key(keys, family), kMaxExperts);
     x.top_k = keys.integer("num_experts_per_tok");
@@ -231,7 +154,7 @@ LlamaConfig read_hf_config(const std::string& dir) {
 }
 
 LlamaConfig parse_hf_config(const json& object, const std::string& path) {
-    const Keys keys(path, object);
+    const JsonObject keys(path, object);
     const Family& family = family_of(keys);
     refuse_other_models(keys, family);
     LlamaConfig config;

@@ -16,7 +16,6 @@ class Metrics {
     Metrics(const Metrics&) = delete;
     // Usage error if it cannot be written. append: after the complete lines that it has.
     void open(const std::string& path, bool append = false);
-    bool is_open() const { return stream_ != nullptr; }
     void write(const nlohmann::ordered_json& line);
 
   private:
