@@ -19,7 +19,9 @@ class Prefetch {
     // The thread calls make(first), ..., make(last), one after another, and waits while `ahead` results beyond the one
     // in use are ready. make must neither communicate nor compute on several threads.
     Prefetch(int64_t first, int64_t last, int64_t ahead, std::function<T(int64_t)> make)
-        : first_(first), last_(last), most_(ahead + 1), make_(std::move(make)), thread_([this] { run(); }) {}
+        : first_(first), last_(last), most_(ahead + 1), make_(std::move(make)), thread_([this, first] {
+              run(first);
+          }) {}
     Prefetch(const Prefetch&) = delete;
     // Waits for the call of make that is under way; what is left is not made.
     ~Prefetch() {
@@ -57,9 +59,9 @@ class Prefetch {
     }
 
   private:
-    void run() {
+    void run(int64_t first) {
         try {
-            for (int64_t number = first_of_all(); number <= last_; ++number) {
+            for (int64_t number = first; number <= last_; ++number) {
                 {
                     std::unique_lock lock(mutex_);
                     changed_.wait(lock, [&] { return stops_ || int64_t(ready_.size()) < most_; });
@@ -75,10 +77,6 @@ class Prefetch {
             error_ = std::current_exception();
             changed_.notify_all();
         }
-    }
-    int64_t first_of_all() const {
-        const std::lock_guard lock(mutex_);
-        return first_;
     }
 
     mutable std::mutex mutex_;

@@ -44,10 +44,7 @@ OpenFiles::OpenFiles() {
 
 std::shared_ptr<const InputFile> OpenFiles::get(const std::string& path, int64_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (const auto found = by_path_.find(path); found != by_path_.end()) {
-        entries_.splice(entries_.begin(), entries_, found->second);
-        return found->second->file;
-    }
+    if (const auto found = files_.find(path); found != files_.end()) return found->second;
     const std::string name = "--data " + path;
     std::shared_ptr<const InputFile> file;
     try {
@@ -60,13 +57,8 @@ std::shared_ptr<const InputFile> OpenFiles::get(const std::string& path, int64_t
     if (file->bytes() != bytes)
         throw std::runtime_error(
             fmt::format("{}: has become {} while it was in use", name, file->bytes() < bytes ? "shorter" : "longer"));
-    entries_.push_front({path, file});
-    by_path_[path] = entries_.begin();
-    if (entries_.size() > most_) {
-        by_path_.erase(entries_.back().path);
-        entries_.pop_back();
-    }
-    return file;
+    if (files_.size() >= most_) files_.clear();
+    return files_[path] = file;
 }
 
 // ---- files ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 // One source of training data: a text file or a folder of text (one byte is one token), or token shards in llm.c's .bin
 // format, with or without masks. docs/data-format.md describes the files.
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,8 +12,8 @@
 
 namespace train70b {
 
-// Data files that stay open from one sample to the next: of thousands of shards, those that were read last. May be used
-// by several threads, like InputFile::read.
+// Data files that stay open from one sample to the next, as many as the limit allows: then all are closed. May be used by
+// several threads, like InputFile::read.
 class OpenFiles {
   public:
     OpenFiles();  // as many as a quarter of the process's limit
@@ -22,14 +21,9 @@ class OpenFiles {
     std::shared_ptr<const InputFile> get(const std::string& path, int64_t bytes);
 
   private:
-    struct Entry {
-        std::string path;
-        std::shared_ptr<const InputFile> file;
-    };
     size_t most_;
     std::mutex mutex_;
-    std::list<Entry> entries_;  // the file used last comes first
-    std::unordered_map<std::string, std::list<Entry>::iterator> by_path_;
+    std::unordered_map<std::string, std::shared_ptr<const InputFile>> files_;  // by path
 };
 
 class Source {
