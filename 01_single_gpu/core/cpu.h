@@ -62,19 +62,22 @@ void parallel_elements(int64_t count, Body&& body) {
     });
 }
 
+// By Horner's rule, from the highest power on. Unrolled at once: a loop within a loop would not vectorize.
+template <class C, size_t N>
+C polynomial(const C (&coefficients)[N], C x) {
+    C sum = coefficients[0];
+#pragma GCC unroll 16
+    for (size_t i = 1; i < N; ++i) sum = sum * x + coefficients[i];
+    return sum;
+}
+
 // e^x to about one unit in the last place, without branches or calls, so that loops over it vectorize. Returns 0 below
 // -87.3; propagates NaN.
 inline float exp_simd(float x) {
     const float clamped = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
     const float n = __builtin_rintf(clamped * kLog2EFloat);
     const float r = (clamped - n * kLn2HighFloat) - n * kLn2LowFloat;
-    float p = kExpFloat[0];
-    p = p * r + kExpFloat[1];
-    p = p * r + kExpFloat[2];
-    p = p * r + kExpFloat[3];
-    p = p * r + kExpFloat[4];
-    p = p * r + kExpFloat[5];
-    p = p * r * r + r + 1.0f;
+    const float p = polynomial(kExpFloat, r) * r * r + r + 1.0f;
     const float result = p * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
     const float low = x < -87.3f ? 0.0f : result;
     const float high = x > 88.3f ? __builtin_inff() : low;
@@ -86,19 +89,7 @@ inline double exp_simd(double x) {
     const double clamped = x < -708.0 ? -708.0 : (x > 709.0 ? 709.0 : x);
     const double n = __builtin_rint(clamped * kLog2E);
     const double r = (clamped - n * kLn2High) - n * kLn2Low;  // n times the high part is exact
-    double p = kExpDouble[0];
-    p = p * r + kExpDouble[1];
-    p = p * r + kExpDouble[2];
-    p = p * r + kExpDouble[3];
-    p = p * r + kExpDouble[4];
-    p = p * r + kExpDouble[5];
-    p = p * r + kExpDouble[6];
-    p = p * r + kExpDouble[7];
-    p = p * r + kExpDouble[8];
-    p = p * r + kExpDouble[9];
-    p = p * r + kExpDouble[10];
-    p = p * r + kExpDouble[11];
-    p = p * r * r + r + 1.0;
+    const double p = polynomial(kExpDouble, r) * r * r + r + 1.0;
     // Takes n from the low bits of 1.5 * 2^52 + n: AVX2 has no conversion from double to 64-bit integers.
     const uint64_t exponent = std::bit_cast<uint64_t>(n + 0x1.8p52) + 1023;
     const double result = p * std::bit_cast<double>(exponent << 52);
