@@ -57,17 +57,10 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& s,
                         const DocumentStarts& documents) {
-    const AttentionArgs args{s,
-                             heads_of(q),
-                             heads_of(k),
-                             heads_of(v),
-                             heads_of(out),
-                             heads_of(lse),
-                             heads_of(dout),
-                             heads_of(dq),
-                             heads_of(dk),
-                             heads_of(dv),
-                             documents.on_host.get()};
+    AttentionArgs args{s, heads_of(q), heads_of(k), heads_of(v), heads_of(out), heads_of(lse)};
+    args.dout = heads_of(dout);
+    args.dq = heads_of(dq), args.dk = heads_of(dk), args.dv = heads_of(dv);
+    args.starts = documents.on_host.get();
     const int64_t units = s.batch * s.kv_heads;
     Tensor scratch = scratch_for(s, Direction::backward, units, q.dtype());
 #pragma omp parallel num_threads(scratch.rows())
