@@ -161,13 +161,12 @@ TEST_CASE("enumeration with experts: every ep that divides them and the ranks of
     for (const Layout& layout : enumerate_layouts(r).layouts) EXPECT(layout.tp == 1);
 }
 
-TEST_CASE("experts of a stage: what the formula of states has, and what a rank holds at least") {
+TEST_CASE("experts of a stage: what the formula of states has") {
     for (const bool mixed : {false, true}) {
         const PlanRequest r = small_sparse_request(4, mixed);
         const double a = double(size_of(r.dtype));
         for (const Layout& layout : enumerate_layouts(r).layouts) {
             INFO(flags_of(r, layout));
-            EXPECT(least_bytes(r, layout) <= double(largest_rank(r, layout).second.total));
             if (layout.zero == 3) continue;
             const ParallelConfig config = config_of(r, layout);
             for (const StageSize& stage : stage_sizes(r.model, layout)) {
@@ -241,30 +240,6 @@ TEST_CASE("the layers of a stage: those that the pipeline gives its rank") {
                 EXPECT(size.head == stage.head);
             }
     }
-}
-
-TEST_CASE("what a rank holds at least is never more than it holds") {
-    for (int variant = 0; variant < 8; ++variant) {
-        PlanRequest r = small_request(4);
-        r.model.tied = variant & 1;
-        if (variant & 2) r.optimizer = "adamw8bit";
-        if (variant & 4) r.grad_dtype = DType::bf16;
-        for (const Layout& layout : enumerate_layouts(r).layouts) {
-            INFO(flags_of(r, layout) << ", variant " << variant);
-            EXPECT(states_bytes(r, layout) <= least_bytes(r, layout));
-            EXPECT(least_bytes(r, layout) <= double(largest_rank(r, layout).second.total));
-        }
-    }
-    // With few parameters and long sequences the inputs are most of it.
-    PlanRequest r = small_request(4);
-    r.model.hidden = 12, r.model.heads = 3, r.model.kv_heads = 1, r.model.ffn = 12, r.seq_len = 960;
-    int64_t more = 0;
-    for (const Layout& layout : enumerate_layouts(r).layouts) {
-        INFO(flags_of(r, layout));
-        EXPECT(least_bytes(r, layout) <= double(largest_rank(r, layout).second.total));
-        more += least_bytes(r, layout) > 1.2 * states_bytes(r, layout);
-    }
-    EXPECT(more > 100);
 }
 
 TEST_CASE("on request only: schedules and context parallelism that nobody should use") {
@@ -365,12 +340,11 @@ TEST_CASE("layers over stages: all of them, at most one more on a stage, fewer a
     EXPECT(divide_layers(126, 16)[1] == 8);
 }
 
-TEST_CASE("pruning is the memory formula, over all ranks") {
+TEST_CASE("pruning is the memory formula, over all ranks, with room for its error") {
     for (const int64_t gpus : {4, 12}) {
         const PlanRequest r = small_request(gpus);
         const Enumeration all = enumerate_layouts(r);
-        std::vector<int64_t> totals;
-        std::vector<double> some;
+        std::vector<double> totals;
         for (const Layout& layout : all.layouts) {
             const ParallelConfig config = config_of(r, layout);
             int64_t most = 0;
@@ -378,25 +352,29 @@ TEST_CASE("pruning is the memory formula, over all ranks") {
                 most = std::max(most, memory_formula(workload_of(r, layout), config, rank).total);
             INFO(flags_of(r, layout));
             EXPECT(largest_rank(r, layout).second.total == most);
-            EXPECT(least_bytes(r, layout) <= double(most));
-            totals.push_back(most);
+            totals.push_back(double(most));
         }
-        std::vector<int64_t> sorted = totals;
+        std::vector<double> sorted = totals;
         std::sort(sorted.begin(), sorted.end());
         for (const size_t at : {size_t(0), sorted.size() / 3, sorted.size() - 1}) {
-            const int64_t limit = sorted[at];
-            const int64_t fit = std::count_if(totals.begin(), totals.end(), [&](int64_t t) { return t <= limit; });
-            const Choice choice = choose(r, ideal(gpus), double(limit), 7);
-            EXPECT(choice.fit == fit);
+            const double limit = sorted[at], may_fit = limit / (1 - kFormulaError);
+            const auto up_to = [&](double bytes) {
+                return std::count_if(totals.begin(), totals.end(), [&](double total) { return total <= bytes; });
+            };
+            const Choice choice = choose(r, ideal(gpus), limit, 7);
+            EXPECT(choice.fit == up_to(limit));
             EXPECT(choice.layouts == int64_t(totals.size()));
-            EXPECT(int64_t(choice.best.size()) <= 7);
-            EXPECT(choice.best.empty() == (fit == 0));
-            std::map<std::string, std::map<std::string, int64_t>> of_mesh;
+            int64_t fit = 0;
+            std::map<std::tuple<bool, std::string>, std::map<std::string, int64_t>> of_mesh;
             for (const Candidate& candidate : choice.best) {
+                const bool fits = double(candidate.memory.total) <= limit;
+                EXPECT(double(candidate.memory.total) <= may_fit);
+                fit += fits;
                 Layout l = candidate.layout;
                 l.virtual_stages = 1;
-                ++of_mesh[l.mesh()][flags_of(r, l)];
+                ++of_mesh[{fits, l.mesh()}][flags_of(r, l)];
             }
+            EXPECT((fit > 0 && fit <= 7));
             for (const auto& [mesh, variants] : of_mesh) {
                 int64_t all_of = 0;
                 for (const auto& [variant, count] : variants) {
@@ -405,17 +383,28 @@ TEST_CASE("pruning is the memory formula, over all ranks") {
                 }
                 EXPECT(all_of <= kMostOfMesh);
             }
-            for (const Candidate& candidate : choice.best) EXPECT(candidate.memory.total <= limit);
             for (size_t i = 1; i < choice.best.size(); ++i)
                 EXPECT(choice.best[i - 1].estimate.seconds() <= choice.best[i].estimate.seconds());
+            // All that may fit, none else.
+            const Choice everything = choose(r, ideal(gpus), limit, INT64_MAX);
+            int64_t groups_fit = 0;
+            for (const LayoutGroup& group : everything.groups) {
+                groups_fit += group.fit;
+                EXPECT(group.best.has_value() == (group.fit > 0));
+                EXPECT(group.smallest.has_value() == (group.fit == 0));
+            }
+            EXPECT(groups_fit == choice.fit);
         }
-        // One byte less than the smallest needs: none fits, and the message names that smallest one.
-        const Choice none = choose(r, ideal(gpus), double(sorted[0]) - 1, 7);
+        // What is above the limit by less than the formula's error may fit, and is left to its recording.
+        const Choice near = choose(r, ideal(gpus), sorted[0] * (1 - 0.9 * kFormulaError), 7);
+        EXPECT(near.fit == 0);
+        EXPECT(!near.best.empty());
+        const Choice none = choose(r, ideal(gpus), sorted[0] * (1 - 1.1 * kFormulaError), 7);
         EXPECT(none.best.empty());
         REQUIRE(none.smallest.has_value());
-        EXPECT(none.smallest->memory.total >= sorted[0]);
-        EXPECT(any_fits(r, double(sorted[0])));
-        EXPECT(!any_fits(r, double(sorted[0]) - 1));
+        EXPECT(double(none.smallest->memory.total) == sorted[0]);
+        EXPECT(any_fits(r, sorted[0]));
+        EXPECT(!any_fits(r, sorted[0] - 1));
     }
 }
 

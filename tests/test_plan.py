@@ -51,7 +51,10 @@ def test_chapter_08_accepts_the_layouts_and_books_the_memory_that_is_printed(rep
         rank = layout["largest_rank"]
         text = run("08_3d_full", *words, f"--fake-rank {rank}", seconds=300).out.split(f"rank {rank}: bytes")[1]
         booked = {kind: int(number) for kind, number in re.findall(r"^(\w+) +(\d+)", text, re.M)}
-        assert booked.items() >= layout["memory"].items(), layout["dry_run"]
+        if layout["predicted_by"] == "simulation":
+            assert booked.items() >= layout["memory"].items(), layout["dry_run"]
+        else:
+            assert layout["memory"]["total"] == pytest.approx(booked["total"], rel=0.03), layout["dry_run"]
 
 
 @pytest.mark.parametrize("flags", [SMALL, TIGHT, LARGE, SPARSE], ids=["small", "tight", "large", "experts"])

@@ -1,5 +1,5 @@
 #pragma once
-// From all layouts to the best ones: what does not fit is left out by the memory formula, the rest is ranked by the
+// From all layouts to the best ones: what cannot fit is left out by the memory formula, the rest is ranked by the
 // estimate. And why each group of the others lost.
 #include <functional>
 #include <limits>
@@ -12,14 +12,14 @@ namespace train70b {
 struct Candidate {
     Layout layout;
     Estimate estimate;
-    MemoryPeak memory;  // of the largest rank, by formula
+    MemoryPeak memory;  // of the largest rank: by formula, after a simulation as recorded
     int64_t rank = 0;   // which one that is
 };
 
 // The layouts with one tp, cp, pp and ep.
 struct LayoutGroup {
     int64_t tp = 1, cp = 1, pp = 1, ep = 1;
-    int64_t layouts = 0, fit = 0;
+    int64_t layouts = 0, fit = 0;       // fit: by formula, as `best` does
     std::optional<Candidate> best;      // the fastest that fits
     std::optional<Candidate> smallest;  // the one with the least memory, where none fits
 };
@@ -27,35 +27,31 @@ struct LayoutGroup {
 struct Choice {
     double limit = 0;                   // bytes of a device that a layout may take
     int64_t layouts = 0, fit = 0;       // of all
-    std::vector<Candidate> best;        // by estimate, fastest first
-    std::optional<Candidate> smallest;  // of all, where none fits
+    std::vector<Candidate> best;        // by estimate, fastest first: all that may fit (kFormulaError)
+    std::optional<Candidate> smallest;  // of the groups where none fits
     std::vector<LayoutGroup> groups;    // by tp, then cp, then pp, then ep
     std::vector<LeftOut> others;
 };
-// most: of `best`. The simulation is to see different ones: at most so many with one mesh, and that differ in nothing
+// most: of `best`, of those that fit by formula. The simulation is to see different ones: at most so many with one mesh, and that differ in nothing
 // but the number of model chunks.
 constexpr int64_t kMostOfMesh = 6, kMostOfVariant = 2;
 using OnProgress = std::function<void(const char* what, double part)>;  // now and then: what is done, 0 to 1 of it
 struct Listener {
     OnProgress progress = [](const char*, double) {};
-    // As soon as `best` is complete, before the groups are; not called if nothing fits.
+    // Before anything is simulated; not called if nothing may fit.
     std::function<void(const Choice&)> first_list = [](const Choice&) {};
 };
 Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t most,
               const Listener& listener = {});
 
-// The rank with the largest peak, and the peak, among the ranks that may be it: the first of the first, the second and
-// the last stage; or the first of these whose peak is above `enough`.
+// The rank with the largest peak by formula, and the peak, among the ranks that may be it: the first of the first, the
+// second and the last stage; or the first of these whose peak is above `enough`.
 std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& layout,
                                             double enough = std::numeric_limits<double>::infinity());
-// Bounds from below: parameters, gradients and optimizer states alone; and with the blocks' inputs of a micro-batch,
-// all of which a rank holds before the first backward pass, when it need not have gradients yet.
-double states_bytes(const PlanRequest& request, const Layout& layout);
-double least_bytes(const PlanRequest& request, const Layout& layout);
-// Whether any layout fits.
+// Whether any layout fits by formula.
 bool any_fits(const PlanRequest& request, double limit);
 // The fewest devices on which a layout fits, in whole nodes if there are several. 0: none was found among
-// the 256 smallest numbers that could hold the states and the blocks' inputs.
+// the 256 smallest numbers that could hold the states.
 int64_t fewest_gpus(const PlanRequest& request, double limit);
 
 // Why a layout is slower than the best: the part of the step that is larger by the most. "bubble +12.3%"

@@ -202,7 +202,9 @@ Table memory_table(const std::vector<Prediction>& best, const Choice& choice) {
     std::vector<Column> columns = {"", "rank"};
     columns.insert(columns.end(), kMemoryNames.begin(), kMemoryNames.begin() + kDeviceMemoryKinds);
     columns.insert(columns.end(), {"total", "free"});
-    Table table("memory of the largest rank, GB, peaks of a step by formula", columns);
+    const bool recorded = !best.empty() && best[0].simulated;
+    Table table(fmt::format("memory of the largest rank, GB, peaks of a step{}", recorded ? "" : " by formula"),
+                columns);
     int64_t number = 0;
     for (const Prediction& each : best) {
         const MemoryPeak& peak = each.candidate.memory;

@@ -143,7 +143,7 @@ class Planner {
         for (OptionalOutput* file : {&json_, &csv_}) file->open();
         const double limit = cluster_.device.memory_bytes - reserve_gb_ * 1e9;
         const Listener listener{show_, [this](const Choice& choice) { print_first(choice); }};
-        const Choice choice = choose(request_, cluster_, limit, std::max(best_, simulations_), listener);
+        Choice choice = choose(request_, cluster_, limit, std::max(best_, simulations_), listener);
         progress_.clear();
         if (choice.layouts == 0) no_layout(choice);
         if (choice.best.empty()) too_small(choice);
@@ -248,25 +248,43 @@ class Planner {
         return text;
     }
 
-    // The best by simulation; without one, by the estimate.
-    std::vector<Prediction> predictions(const Choice& choice) {
+    // The best by simulation; without one, by the estimate and by formula.
+    std::vector<Prediction> predictions(Choice& choice) {
         std::vector<Prediction> all;
         if (simulations_ > 0) {
             const Sequences sequences(request_);
-            std::vector<Candidate> candidates = choice.best;
-            candidates.resize(std::min(candidates.size(), size_t(simulations_)));
-            while (int64_t(candidates.size()) > best_ &&
-                   candidates.back().estimate.seconds() > kFarBehind * candidates.front().estimate.seconds())
-                candidates.pop_back();
             const auto simulate = [&](const Candidate& candidate) {
-                return simulated(request_, cluster_, sequences.dataset(), candidate);
+                return simulated(request_, cluster_, sequences.dataset(), candidate, choice.limit);
             };
+            std::vector<Candidate> candidates;
+            int64_t fit = 0;  // by formula; of those that only may fit, the recording decides
+            for (const Candidate& candidate : choice.best) {
+                const bool far_behind =
+                    candidate.estimate.seconds() > kFarBehind * choice.best.front().estimate.seconds();
+                if (fit == simulations_ || (fit >= best_ && far_behind)) break;
+                fit += double(candidate.memory.total) <= choice.limit;
+                candidates.push_back(candidate);
+            }
             all = simulated(candidates, int64_t(std::thread::hardware_concurrency()), simulate, show_);
+            for (const Prediction& each : all)
+                if (!each.simulated &&
+                    (!choice.smallest || each.candidate.memory.total < choice.smallest->memory.total))
+                    choice.smallest = each.candidate;
+            std::erase_if(all, [](const Prediction& each) { return !each.simulated; });
         } else {
-            for (const Candidate& candidate : choice.best) all.push_back(estimated(candidate));
+            all = estimates(choice);
         }
+        if (all.empty()) too_small(choice);
         all = ordered(std::move(all), cluster_.device.memory_bytes, choice.limit);
         if (int64_t(all.size()) > best_) all.resize(size_t(best_));
+        return all;
+    }
+
+    // Of those that fit by formula.
+    std::vector<Prediction> estimates(const Choice& choice) const {
+        std::vector<Prediction> all;
+        for (const Candidate& candidate : choice.best)
+            if (double(candidate.memory.total) <= choice.limit) all.push_back(estimated(candidate));
         return all;
     }
 
@@ -290,9 +308,7 @@ class Planner {
         say("each has {} GB (of 10^9 bytes) for tensors: {} less --reserve-gb {}\n", gigabytes(choice.limit),
             gigabytes(cluster_.device.memory_bytes), reserve_gb_);
         if (simulations_ > 0) {
-            std::vector<Prediction> first;
-            for (const Candidate& candidate : choice.best) first.push_back(estimated(candidate));
-            first = ordered(std::move(first), cluster_.device.memory_bytes, choice.limit);
+            std::vector<Prediction> first = ordered(estimates(choice), cluster_.device.memory_bytes, choice.limit);
             first.resize(std::min(first.size(), size_t(std::min(best_, kFirstList))));
             say(best_table(request_, cluster_.device, first, choice,
                            "first list, by the estimate; the simulation follows"));
@@ -302,7 +318,7 @@ class Planner {
 
     void print(const Choice& choice, const std::vector<Prediction>& best) {
         const Prediction& winner = best.front();
-        say("\n{} layouts, of which {} fit {} GB\n", choice.layouts, choice.fit, gigabytes(choice.limit));
+        say("\n{} layouts, of which {} fit {} GB by formula\n", choice.layouts, choice.fit, gigabytes(choice.limit));
         int step = 0;
         say("\nthe decision, step by step (times by the estimate)\n");
         for (const std::string& text : decision_steps(request_, cluster_, choice, winner))

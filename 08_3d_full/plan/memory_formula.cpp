@@ -1,351 +1,299 @@
 #include "08_3d_full/plan/memory_formula.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <tuple>
 #include <utility>
 
-#include "05_pipeline/complete/schedule_file.h"
-#include "08_3d_full/plan/memory_zero.h"
-#include "08_3d_full/plan/unit_memory.h"
+#include "07_fp8/complete/fp8.h"
+#include "07_fp8/complete/optimizers.h"
+#include "07_fp8/complete/recipes.h"
 
 namespace train70b {
 
 namespace {
 
-// ---- the pipeline ---------------------------------------------------------------------------------------------------
+// ---- states ---------------------------------------------------------------------------------------------------------
 
-// A rank's steps, and where its neighbours are. Of a schedule with a name only as many micro-batches as show all that
-// many more do: `left_out` more are like those in the middle.
-struct RankSteps {
-    std::vector<Step> steps;
-    int64_t left_out = 0;  // in flight as well, between the last two forward steps (gpipe)
-    bool splits = false;   // weight gradients in steps of their own
-    int64_t p, rank;
-    std::vector<int64_t> stage, rank_of;  // of each chunk of this rank; of each stage
+// Units of one kind: the elements of each, how many of them the rank has, and its shard.
+struct Units {
+    int64_t elements = 0, count = 0, shards = 1, shard = 0;
+    int64_t part() const { return (elements + shards - 1) / shards; }
+    int64_t own() const { return std::clamp<int64_t>(elements - shard * part(), 0, part()); }  // without padding
+};
 
-    RankSteps(const Workload& w, const ParallelConfig& config, int64_t pp_rank) : p(config.mesh.pp), rank(pp_rank) {
-        const PipelineOptions& o = config.pipeline;
-        const std::string file = "file:";
-        if (o.schedule.starts_with(file)) {
-            Schedule schedule = read_schedule("--pipeline " + o.schedule, o.schedule.substr(file.size()));
-            use(schedule.placement, std::move(schedule.ranks[size_t(rank)]));
-            return;
-        }
-        const ScheduleGenerator& generator = find_schedule(o.schedule);
-        const int64_t m = w.micro_batches(config.mesh.dp),
-                      v = o.virtual_stages > 0 ? o.virtual_stages : generator.default_chunks();
-        const bool grows = generator.in_flight({p, 8 * p, v}, rank) > generator.in_flight({p, 4 * p, v}, rank);
-        const int64_t shown = std::min(m, grows ? 4 : generator.multiple ? 3 * p : 2 * p + 2);
-        if (grows) left_out = m - shown;
-        use(make_placement(o.schedule, p, v), generator.steps({p, shown, v}, rank));
-    }
+struct RankUnits {
+    Stage stage;
+    Units embedding, dense, sparse, experts, head;  // dense, sparse: blocks
 
-  private:
-    void use(const Placement& placement, std::vector<Step> list) {
-        steps = std::move(list);
-        splits = std::any_of(steps.begin(), steps.end(),
-                             [](const Step& step) { return step.pass == Pass::backward_weight; });
-        stage = placement.stage[size_t(rank)];
-        rank_of = placement.rank;
+    RankUnits(const Workload& w, const ParallelConfig& config, int64_t rank) : stage(stage_of(config, w.model, rank)) {
+        const LlamaConfig& c = w.model;
+        const Mesh& mesh = config.mesh;
+        const ExpertsConfig& x = c.experts;
+        const int64_t all = mesh.dp * mesh.cp, E = c.hidden, place = rank % mesh.stage_ranks();
+        const int64_t shards = config.zero.hybrid_shard > 0 ? std::min(config.zero.hybrid_shard, all) : all;
+        embedding = dense = sparse = experts = head = {.shards = shards, .shard = place / mesh.tp % shards};
+        if (mesh.ep > 1 || mesh.tp > 1) experts = {.shards = mesh.edp(), .shard = place / mesh.ep};
+        embedding.elements = (c.vocab + mesh.tp - 1) / mesh.tp * E;
+        dense.elements = c.block_parameters(mesh.tp);
+        sparse.elements = dense.elements + E * (x.count + 3 * (x.shared * x.ffn - c.ffn) / mesh.tp);
+        experts.elements = x.count / mesh.ep * 3 * x.ffn * E;
+        head.elements = E + (c.tied ? 0 : embedding.elements);
+        for (const Chunk& chunk : stage.chunks)
+            for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer)
+                ++(c.is_sparse(layer) ? sparse : dense).count;
+        experts.count = sparse.count;
+        embedding.count = stage.embedding || (c.tied && stage.head);
+        head.count = stage.head;
     }
 };
+
+StateMemory state_memory(const RankUnits& units, const Workload& w, const ParallelConfig& config) {
+    const int64_t a = size_of(w.dtype), g = size_of(w.grad_dtype), stage = config.zero.stage;
+    const double state = state_bytes(config.optimizer, w.dtype);
+    StateMemory memory;
+    int64_t shards = 0;
+    for (const Units* unit : {&units.embedding, &units.dense, &units.sparse, &units.experts, &units.head}) {
+        const int64_t part = unit->count * unit->part(), padded = part * unit->shards;
+        memory.params += a * (stage == 3 ? part : padded);
+        memory.grads += g * (stage >= 2 ? part : padded);
+        memory.optimizer += std::llround(state * double(unit->count * (stage == 0 ? unit->elements : unit->own())));
+        shards += part;
+    }
+    if (config.zero.offload != Offload::none) memory.host = std::exchange(memory.optimizer, 0) + (a + g) * shards;
+    if (config.zero.offload == Offload::all) memory.params = memory.grads = 0;
+    return memory;
+}
+
+// ---- one block ------------------------------------------------------------------------------------------------------
+
+// Bytes of a block and micro-batch, and its worst moments on top of what it keeps.
+struct BlockBytes {
+    double kept = 0, pending = 0;             // from F to B or I; from I to W
+    double backward = 0, input = 0, end = 0;  // in B; in I; at the end of I and in W, on top of what is pending
+};
+
+// What of a recipe counts: sizes that its products divide by (0: no FP8), and whether ZeRO gathers bytes.
+struct RecipeTraits {
+    int64_t divisor = 0;
+    bool gathers_bytes = false;
+};
+const RecipeTraits& traits_of(const Fp8Options& options) {
+    static std::map<std::string, RecipeTraits> known = {{"off", {}}};
+    const auto [at, is_new] = known.insert({options.recipe, {}});
+    if (!is_new) return at->second;
+    const std::unique_ptr<Recipe> recipe = make_recipe(options, 3, Device::meta, Comm());
+    return at->second = {recipe->divisor(), recipe->scaling(Operand::weight) == Scaling::tensor};
+}
+
+// Of a row: buffers of attention's backward pass over context-parallel ranks, for widths q and kv.
+double exchange_bytes(const Workload& w, const ContextLayout& layout, double q, double kv) {
+    const double a = double(size_of(w.dtype)), s = double(size_of(stats_dtype(w.dtype))), b = double(w.micro_batch);
+    if (layout.gather)  // of all ranks, and once more of one sequence
+        return double(layout.ranks) * 2 * (1 + 1 / b) * kv * (a + s) + q * s / (b * double(layout.chunks));
+    const double ring =
+        2 * kv * ((layout.groups() > 2 ? 2 : 1) * a + 3 * s) + s * (q + (q + 2 * kv) / double(layout.chunks));
+    return std::max(layout.ulysses > 1 ? 2 * a * q : 0, layout.groups() > 1 ? ring : 0);
+}
+
+BlockBytes block_bytes(const Workload& w, const ParallelConfig& config, bool sparse) {
+    const ExpertsConfig x = sparse ? w.model.experts : ExpertsConfig{.top_k = 0};
+    LlamaConfig c = w.model;
+    c.layers = 1, c.experts = {};
+    if (sparse) c.ffn = x.shared * x.ffn;
+    const int64_t tp = config.mesh.tp, length = w.seq_len / config.mesh.cp;
+    const bool sequence = config.tensor.sequence_parallel && tp > 1;
+    const bool none = w.recompute == Recompute::none, full = w.recompute == Recompute::full, again = !none && !full;
+    const bool selective = w.recompute == Recompute::selective;
+    const double a = double(size_of(w.dtype)), rows = double(w.micro_batch * length);
+    // Widths of this rank. part: of its rows under sequence parallelism; slots: of experts, of a row.
+    const double E = double(c.hidden), part = sequence ? E / double(tp) : E, q = double(c.q_width(tp));
+    const double slots = double(x.top_k) / double(tp), h = slots * double(x.ffn) + double(c.ffn / tp);
+    const ContextLayout context = context_layout(w.model, w.seq_len, config.mesh.cp, config.context);
+    const bool by_heads = context.ulysses > 1;  // a head that several ranks of a group need is copied
+    const double kv_part = double(c.kv_width(tp)), kv = std::max(kv_part, double(context.ulysses * c.head_dim()));
+
+    // Bytes of an element that each product keeps: 1 in FP8, where its sizes allow it.
+    const int64_t divisor = traits_of(config.fp8).divisor;
+    const std::array<LayerShape, 4> products = layer_shapes(c, tp);  // qkv, o, gate_up, down
+    std::array<double, 4> b;
+    for (size_t i = 0; i < b.size(); ++i)
+        b[i] = divisor > 0 && why_not_fp8(products[i], int64_t(rows), divisor).empty() ? 1 : a;
+    const double replaced = (sequence ? 0 : (2 * a - b[0] - b[2]) * E) + (a - b[3]) * h;
+
+    const auto kept_by = [&](Recompute level) {
+        const double formula =
+            double(activation_formula(c, w.micro_batch, length, w.dtype, level, Division{tp, sequence}).block);
+        if (level == Recompute::full) return formula + rows * 12 * slots;
+        const double experts = slots * (12 + a * (2 * E + (level == Recompute::none ? 3 : 2) * double(x.ffn)));
+        double heads = 0;
+        if (by_heads && level == Recompute::none) heads = a * 2 * (kv - kv_part);
+        if (by_heads && level == Recompute::pointwise) heads = a * (c.qk_norm ? q + 2 * kv : 2 * (kv - kv_part));
+        return formula + rows * (experts + heads - (level == Recompute::none ? replaced : 0));
+    };
+    BlockBytes bytes{.kept = kept_by(w.recompute)};
+    // Full recomputation: everything else of the block, again.
+    const double before = full ? kept_by(Recompute::none) - rows * a * part : 0;
+
+    // W needs the products' inputs, some of them made again, and the gradients of their outputs.
+    const double inputs = a * (2 * part + q + h + slots * E) - (again ? 0 : replaced);
+    const double made_again = (again ? h : 0) + (selective ? 2 * (q + 2 * kv_part) + (by_heads ? q + 2 * kv : 0) : 0);
+    const double outputs = b[0] * (q + 2 * kv) + b[1] * E + b[2] * 2 * h + (c.ffn > 0 ? b[3] * E : 0) + a * slots * E;
+    bytes.pending = rows * (inputs + a * made_again + outputs);
+
+    // Moments of the MLP's backward pass, in bytes of a row: the gradient of h; of gate_up; of the normed x.
+    const double gathered = sequence ? a * E : 0, h_again = again ? a * h : 0, h_kept = again ? 0 : b[3] * h;
+    const double down = gathered + a * h + h_again + (b[3] < a ? 2 * E : 0), swiglu = a * (2 * h - slots * E) + h_again;
+    const double gate_up = a * E + (b[2] < a ? 4 * h : gathered) - h_kept;
+    const double mlp = std::max(swiglu, sparse ? a * slots * E : std::max(down, gate_up));
+    // Of attention's, when what the MLP kept is free; with later W it is not.
+    const double qkv = a * (q + 2 * kv), exchange = exchange_bytes(w, context, q, kv);
+    const double heads = a * q + qkv + (again ? qkv : 0) + (selective ? a * q : 0) + exchange;
+    const double attention = heads - a * (2 * (h + slots * E) + (again ? 1 : 2) * part) - h_kept;
+    bytes.backward = before + rows * std::max(mlp, attention);
+    double input = std::max(a * 3 * h, heads + (again ? a * (part + 2 * h) : 0));
+    if (b[2] < a) input = std::max(input, a * E + 4 * h + E + (again ? a * 2 * h : 0));
+    bytes.input = before + rows * input;
+    bytes.end = rows * std::max(a * ((again ? 1 : 2) * E + part), h_again);
+    return bytes;
+}
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
-Workload without_experts(Workload workload) {
-    workload.model.experts = {};
-    return workload;
+// A rank's steps, of as many micro-batches as show what more of them repeat.
+const std::vector<Step>& steps_of(const Workload& w, const ParallelConfig& config, int64_t rank) {
+    const ScheduleGenerator& generator = find_schedule(config.pipeline.schedule);
+    const int64_t p = config.mesh.pp, m = w.micro_batches(config.mesh.dp);
+    const int64_t v = config.pipeline.virtual_stages > 0 ? config.pipeline.virtual_stages : generator.default_chunks();
+    const int64_t multiple = generator.multiple ? generator.multiple(p) : 1;
+    const int64_t enough = generator.in_flight({p, m, v}, rank) / v + 2 * p + 2;
+    const int64_t shown = std::min(m, (enough + multiple - 1) / multiple * multiple);
+    static std::map<std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>, std::vector<Step>> known;
+    const auto [at, is_new] = known.insert({{generator.name, p, shown, v, rank}, {}});
+    if (is_new) at->second = generator.steps({p, shown, v}, rank);
+    return at->second;
 }
 
-class StepWalk {
-  public:
-    StepWalk(const Workload& workload, const ParallelConfig& config, int64_t rank)
-        : w_(workload),
-          config_(config),
-          units_(workload, config, rank),
-          dense_(without_experts(workload)),
-          memory_(unit_memory(dense_, config, rank)),
-          sparse_(units_.sparse_blocks > 0 ? unit_memory(workload, config, rank) : memory_),
-          steps_(workload, config, config.mesh.coordinate(rank).pp),
-          zero_(config.zero, walk_) {
-        book_states();
-        add_passes();
-    }
-    MemoryPeak peak();
-
-  private:
-    // A pass of a unit in its chunk.
-    struct UnitPass {
-        const UnitMemory* memory;
-        int64_t skipped;  // blocks like this one that follow it
-    };
-    struct Channel {
-        int64_t expected = 0;  // messages
-        bool posted = false;
-    };
-
-    void book_states();
-    void add_passes();
-    void add_pass(const ShardedUnit& unit, const UnitMemory& memory, int64_t skipped = 0);
-    void add_blocks(int64_t layers, bool sparse);
-    void run(const std::vector<PassPart>& parts, int64_t pass);
-    ShardedUnit sharded(const UnitState& unit, const std::vector<bool>& in_8_bits = {}) const;
-    void run(const Step& step);
-    void forward(int64_t chunk);
-    void backward(int64_t chunk, bool weights_later);
-    void weight_gradients(int64_t chunk);
-    bool is_here(int64_t stage) const { return steps_.rank_of[size_t(stage)] == steps_.rank; }
-    Channel& channel(bool forward, int64_t stage) {
-        return channels_[size_t(2 * steps_.rank_of[size_t(stage)] + forward)];
-    }
-    void expect(bool forward, int64_t stage);
-    void receive(bool forward, int64_t stage);
-    void release() { walk_.book(Memory::activations, -memory_.hidden); }
-    void end_of_step();
-    // Tokens, targets and positions of all micro-batches
-    int64_t batches() const {
-        return w_.micro_batches(config_.mesh.dp) * 3 * 4 * w_.micro_batch * (w_.seq_len / config_.mesh.cp);
-    }
-    PassMemory net_since(const MemoryBytes& before) const;
-
-    const Workload& w_;
-    const ParallelConfig& config_;
-    const RankUnits units_;
-    const Workload dense_;
-    const RankUnitMemory &memory_, &sparse_;
-    const RankSteps steps_;
-    MemoryWalk walk_;
-    ShardedUnits zero_;
-    std::vector<UnitPass> passes_;
-    std::vector<int64_t> first_pass_;  // of each chunk, and the end
-    std::vector<Channel> channels_;    // by rank: gradients, activations
-    bool has_loss_ = false;
+// A chunk of the rank's model: bytes of a micro-batch, and of its units' unsharded parameters and gradients.
+struct ChunkBytes {
+    double kept = 0, pending = 0, layers = 0, unsharded = 0;
+    bool embedding = false, head = false;
+    int64_t open = 0;  // micro-batches between I and W
 };
-
-void StepWalk::book_states() {
-    const StateMemory states = state_memory(units_, w_, config_);
-    walk_.book(Memory::params, states.params);
-    walk_.book(Memory::grads, states.grads);
-    walk_.book(Memory::optimizer, states.optimizer);
-    walk_.book(Memory::host, states.host);
-    walk_.book(Memory::workspace,
-               units_.blocks * memory_.block_workspace + units_.sparse_blocks * sparse_.block_workspace);
-    walk_.book(Memory::activations, batches());
-}
-
-// ---- units ----------------------------------------------------------------------------------------------------------
-
-// Unsharded, and the gradients. Parameters in 8 bits are gathered in a byte per element of the unit, and what is not in
-// a second message: from each shard as much as from the one with most.
-ShardedUnit StepWalk::sharded(const UnitState& unit, const std::vector<bool>& in_8_bits) const {
-    const int64_t a = size_of(w_.dtype), g = size_of(w_.grad_dtype);
-    ShardedUnit sharded{.gathering = a * unit.padded(), .params = a * unit.padded(), .grads = g * unit.padded()};
-    if (config_.zero.offload == Offload::all) sharded.host_sum = g * unit.part();
-    if (std::find(in_8_bits.begin(), in_8_bits.end(), true) == in_8_bits.end()) return sharded;
-    int64_t rest = 0, most = 0;
-    for (size_t i = 0; i < in_8_bits.size(); ++i)
-        if (!in_8_bits[i]) rest += unit.params[i].size();
-    for (const int64_t shard : unit.special_shards()) {
-        int64_t here = 0;
-        for (size_t i = 0; i < in_8_bits.size(); ++i) {
-            const auto [begin, end] = unit.piece(unit.params[i], shard);
-            if (!in_8_bits[i]) here += end - begin;
-        }
-        most = std::max(most, here);
-    }
-    sharded.rest = a * rest;
-    sharded.params = unit.padded() + a * rest;
-    sharded.gathering = unit.padded() + a * unit.shards * most;
-    return sharded;
-}
-
-void StepWalk::add_pass(const ShardedUnit& unit, const UnitMemory& memory, int64_t skipped) {
-    zero_.passes.push_back(int(zero_.units.size()));
-    zero_.units.push_back(unit);
-    passes_.push_back({&memory, skipped});
-}
-
-// Of many equal blocks the first ones and the last ones, unless each holds workspace of its own for long.
-void StepWalk::add_blocks(int64_t layers, bool sparse) {
-    const bool all = config_.zero.stage >= 2 && (steps_.splits || config_.zero.bucket_mb > 0);
-    const int64_t booked = std::min(layers, all ? INT64_MAX : 2 * (config_.zero.prefetch + 2));
-    for (int64_t i = 0; i < booked; ++i) {
-        const int64_t skipped = i + 1 == (booked + 1) / 2 ? layers - booked : 0;
-        if (!sparse) {
-            add_pass(sharded(units_.block, memory_.in_8_bits), memory_.block, skipped);
-            continue;
-        }
-        add_pass(sharded(units_.sparse_block), sparse_.block, skipped);
-        add_pass(sharded(units_.experts), sparse_.block);
-        zero_.units.back().inside = true;
-    }
-}
-
-void StepWalk::add_passes() {
-    const Stage& stage = units_.stage;
-    if (stage.embedding) {
-        first_pass_.push_back(0);
-        add_pass(sharded(*units_.embedding), memory_.embedding);
-    }
-    for (const Chunk& chunk : stage.chunks) {
-        if (!(stage.embedding && first_pass_.size() == 1 && passes_.size() == 1))
-            first_pass_.push_back(int64_t(passes_.size()));
-        const int64_t layers = chunk.end_layer - chunk.first_layer;
-        const int64_t dense = w_.model.experts.count == 0
-                                  ? layers
-                                  : std::clamp<int64_t>(w_.model.experts.dense_layers - chunk.first_layer, 0, layers);
-        add_blocks(dense, false);
-        add_blocks(layers - dense, true);
-    }
-    if (stage.head) add_pass(sharded(*units_.head), memory_.head);
-    if (stage.head && w_.model.tied) {
-        if (stage.embedding) {
-            passes_.push_back({&memory_.tied_head, 0});
-            zero_.passes.push_back(0);
-        } else {
-            add_pass(sharded(*units_.embedding), memory_.tied_head);
-        }
-    }
-    first_pass_.push_back(int64_t(passes_.size()));
-}
-
-// ---- steps ----------------------------------------------------------------------------------------------------------
-
-void StepWalk::expect(bool forward, int64_t stage) {
-    if (!is_here(stage)) ++channel(forward, stage).expected;
-}
-
-// The next message of a channel is posted as soon as one has arrived.
-void StepWalk::receive(bool forward, int64_t stage) {
-    if (is_here(stage)) return;  // what the other chunk has kept
-    Channel& from = channel(forward, stage);
-    if (!from.posted) walk_.book(Memory::activations, memory_.hidden);
-    from.posted = --from.expected > 0;
-    if (from.posted) walk_.book(Memory::activations, memory_.hidden);
-}
-
-void StepWalk::run(const std::vector<PassPart>& parts, int64_t pass) {
-    for (const PassPart& part : parts) {
-        walk_.book(part.memory);
-        switch (part.then) {
-            case AtExperts::nothing: break;
-            case AtExperts::begin_forward: zero_.begin_forward(pass + 1); break;
-            case AtExperts::end_forward: zero_.end_forward(pass + 1); break;
-            case AtExperts::begin_replay: zero_.begin_replay(pass + 1); break;
-            case AtExperts::replayed: zero_.begin_gradients(pass + 1); break;
-            case AtExperts::begin_backward: zero_.begin_backward(pass + 1); break;
-            case AtExperts::end_backward: zero_.end_backward(pass + 1); break;
-        }
-    }
-}
-
-void StepWalk::forward(int64_t chunk) {
-    for (int64_t i = first_pass_[size_t(chunk)]; i < first_pass_[size_t(chunk) + 1]; ++i) {
-        const UnitPass& pass = passes_[size_t(i)];
-        if (zero_.is_inside(i)) continue;
-        zero_.begin_forward(i);
-        run(pass.memory->forward, i);
-        zero_.end_forward(i);
-        walk_.skip(pass.memory->forward, pass.skipped);
-    }
-    // The first loss stays, and the others are added to it.
-    const bool ends_with_loss = units_.stage.head && chunk + 1 == int64_t(units_.stage.chunks.size());
-    if (ends_with_loss && std::exchange(has_loss_, true)) walk_.book(Memory::activations, -memory_.loss);
-}
-
-void StepWalk::backward(int64_t chunk, bool weights_later) {
-    for (int64_t i = first_pass_[size_t(chunk) + 1]; i-- > first_pass_[size_t(chunk)];) {
-        const UnitPass& pass = passes_[size_t(i)];
-        if (zero_.is_inside(i)) continue;
-        const std::vector<PassPart>& parts = weights_later ? pass.memory->backward_input : pass.memory->backward;
-        walk_.skip(parts, pass.skipped);
-        zero_.begin_backward(i);
-        run(parts, i);
-        if (!weights_later) zero_.end_backward(i);
-    }
-}
-
-void StepWalk::weight_gradients(int64_t chunk) {
-    for (int64_t i = first_pass_[size_t(chunk) + 1]; i-- > first_pass_[size_t(chunk)];) {
-        const UnitPass& pass = passes_[size_t(i)];
-        if (zero_.is_inside(i)) continue;
-        walk_.skip(pass.memory->weights, pass.skipped);
-        run(pass.memory->weights, i);
-        zero_.end_backward(i);
-    }
-}
-
-void StepWalk::run(const Step& step) {
-    const int64_t stage = steps_.stage[size_t(step.chunk)], last = int64_t(steps_.rank_of.size()) - 1;
-    switch (step.pass) {
-        case Pass::forward:
-            if (stage > 0) receive(true, stage - 1);
-            forward(step.chunk);
-            if (stage < last && !is_here(stage + 1)) release();  // sent
-            break;
-        case Pass::backward:
-        case Pass::backward_input:
-            if (stage < last) receive(false, stage + 1);
-            backward(step.chunk, step.pass == Pass::backward_input);
-            if (stage > 0 && !is_here(stage - 1)) release();
-            break;
-        case Pass::backward_weight: weight_gradients(step.chunk); break;
-    }
-}
-
-void StepWalk::end_of_step() {
-    walk_.book(Memory::activations, -batches());
-    if (!units_.stage.head) walk_.book(Memory::activations, memory_.loss);  // a loss of 0
-    zero_.finish();
-    const int64_t message = partial_gradient_message(units_, w_, config_);
-    walk_.book(Memory::comm, message);
-    walk_.book(Memory::comm, -message);
-    const int64_t norm = norm_bytes(units_, config_);
-    walk_.book(Memory::workspace, norm);
-    walk_.book(Memory::workspace, -norm);
-}
-
-PassMemory StepWalk::net_since(const MemoryBytes& before) const {
-    PassMemory pass;
-    for (size_t kind = 0; kind < size_t(kMemoryKinds); ++kind) {
-        pass.net[kind] = walk_.now()[kind] - before[kind];
-        if (kind < size_t(kDeviceMemoryKinds)) pass.net_total += pass.net[kind];
-    }
-    return pass;
-}
-
-MemoryPeak StepWalk::peak() {
-    channels_.resize(size_t(2 * steps_.p));
-    const int64_t last = int64_t(steps_.rank_of.size()) - 1;
-    for (const Step& step : steps_.steps) {
-        const int64_t stage = steps_.stage[size_t(step.chunk)];
-        if (step.pass == Pass::forward && stage > 0) expect(true, stage - 1);
-        if ((step.pass == Pass::backward || step.pass == Pass::backward_input) && stage < last)
-            expect(false, stage + 1);
-    }
-    // Micro-batches that were left out hold as much as the one before the last forward step, until the last backward
-    // step.
-    const auto is_forward = [](const Step& step) { return step.pass == Pass::forward; };
-    const int64_t forwards = std::count_if(steps_.steps.begin(), steps_.steps.end(), is_forward);
-    int64_t done = 0;
-    PassMemory of_one;
-    for (const Step& step : steps_.steps) {
-        const MemoryBytes before = walk_.now();
-        run(step);
-        if (steps_.left_out == 0) continue;
-        if (++done == forwards - 1) {
-            of_one = net_since(before);
-            walk_.skip(of_one, steps_.left_out);
-        }
-        if (done + 1 == int64_t(steps_.steps.size())) walk_.skip(of_one, -steps_.left_out);
-    }
-    end_of_step();
-    return walk_.peak();
-}
 
 }  // namespace
 
-MemoryPeak memory_formula(const Workload& workload, const ParallelConfig& config, int64_t rank) {
-    return StepWalk(workload, config, rank).peak();
+MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64_t rank) {
+    const LlamaConfig& c = w.model;
+    const Mesh& mesh = config.mesh;
+    const RankUnits units(w, config, rank);
+    const bool has_sparse = units.sparse.count > 0, sequence = config.tensor.sequence_parallel && mesh.tp > 1;
+    const BlockBytes dense = units.dense.count > 0 ? block_bytes(w, config, false) : BlockBytes{};
+    const BlockBytes sparse = has_sparse ? block_bytes(w, config, true) : BlockBytes{};
+    const auto most = [&](double BlockBytes::*what) { return std::max(dense.*what, sparse.*what); };
+    const double a = double(size_of(w.dtype)), rows = double(w.micro_batch * (w.seq_len / mesh.cp));
+    const double complete = rows * a * double(c.hidden), hidden = sequence ? complete / double(mesh.tp) : complete;
+    const double logits = hidden + rows * a * double((c.vocab + mesh.tp - 1) / mesh.tp);  // and their input
+    const double head_work = complete * (sequence ? 2 : 1);
+
+    // Unsharded bytes: of a parameter, in a block and elsewhere; of a gradient. Elements of units.
+    const double other_param = config.zero.stage == 3 ? a : 0;
+    const double param = traits_of(config.fp8).gathers_bytes ? other_param / a : other_param;
+    const double grad = config.zero.stage >= 2 ? double(size_of(w.grad_dtype)) : 0;
+    const double block = double((has_sparse ? units.sparse : units.dense).elements);
+    const double in_use = block + (has_sparse ? double(units.experts.elements) : 0);
+    const double embedding = double(units.embedding.elements), head = c.tied ? embedding : double(units.head.elements);
+
+    std::vector<ChunkBytes> chunks;
+    for (const Chunk& layers : units.stage.chunks) {
+        ChunkBytes& chunk = chunks.emplace_back();
+        chunk.embedding = units.stage.embedding && chunks.size() == 1;
+        chunk.head = units.stage.head && chunks.size() == units.stage.chunks.size();
+        chunk.unsharded = (other_param + grad) * (chunk.embedding * embedding + chunk.head * head);
+        for (int64_t layer = layers.first_layer; layer < layers.end_layer; ++layer, ++chunk.layers) {
+            const BlockBytes& bytes = c.is_sparse(layer) ? sparse : dense;
+            chunk.kept += bytes.kept;
+            chunk.pending += bytes.pending;
+            chunk.unsharded += (param + grad) * (c.is_sparse(layer) ? in_use : double(units.dense.elements));
+        }
+    }
+    const bool several = chunks.size() > 1;
+    // Whether the first and the last block of each chunk are gathered ahead of its pass, by that of another chunk.
+    std::vector<int64_t> first(chunks.size() + 1), last(chunks.size() + 1);
+
+    double held = 0;  // by all micro-batches in flight, and a message from each neighbour
+    if (mesh.pp > 1 && w.micro_batches(mesh.dp) > 1)
+        held = hidden * ((several || !units.stage.embedding) + (several || !units.stage.head));
+    double open = 0;      // unsharded bytes of the chunks whose W is still to come
+    double reducing = 0;  // elements of the unit whose gradients are being reduced
+    double activations = 0, workspace = 0;
+    const auto note = [&](double of_activations, double of_workspace) {
+        if (of_activations + of_workspace <= activations + workspace) return;
+        activations = of_activations;
+        workspace = of_workspace;
+    };
+    for (const Step& step : steps_of(w, config, mesh.coordinate(rank).pp)) {
+        const size_t k = size_t(step.chunk);
+        ChunkBytes& chunk = chunks[k];
+        const bool split = step.pass == Pass::backward_input, is_new = chunk.open == 0;
+        const bool is_forward = step.pass == Pass::forward, is_last = chunk.embedding && chunk.layers == 1;
+        last[k + 1] = 0;
+        if (is_forward || chunk.layers == 1) first[k] = 0;
+        const int64_t waiting = std::accumulate(first.begin(), first.end() - 1, int64_t(0)) +
+                                std::accumulate(last.begin() + 1, last.end(), int64_t(0));
+        first[k] = 0;
+        if (step.pass != Pass::backward_weight) (is_forward ? first[k + 1] : last[k]) = 1;
+        const double next = double(config.zero.prefetch) * (is_last ? other_param * embedding : param * block);
+        const double ahead = param * block * double(waiting);
+        const double params = is_new ? param * in_use + ahead + next : 0, gradients = is_new ? grad * in_use : 0;
+        if (is_forward) {
+            note(held + chunk.kept + complete, open + params + grad * reducing);
+            held += chunk.kept + chunk.head * (logits + hidden);
+            continue;
+        }
+        if (step.pass == Pass::backward_weight) {
+            held -= chunk.pending + chunk.head * logits;
+            if (--chunk.open > 0) continue;
+            open -= chunk.unsharded;
+            reducing = chunk.embedding ? embedding : block;
+            continue;
+        }
+        if (chunk.head) {
+            const double of_head = is_new ? (other_param + grad) * head + ahead + (c.tied ? 0 : next) : 0;
+            note(held + head_work + split * complete, open + of_head + grad * reducing);
+            held -= hidden + (split ? 0 : logits);
+            if (!split) reducing = head;
+        }
+        if (!split) {  // the last block, when all of the chunk is still held
+            note(held + hidden + most(&BlockBytes::backward), params + gradients + grad * std::max(reducing, block));
+            held -= chunk.kept;
+            reducing = chunk.embedding ? embedding : block;
+            continue;
+        }
+        // The first block is the worst if W needs more of the others than they have kept.
+        const double more = chunk.pending - chunk.kept;
+        const double in_i = more > 0 ? chunk.unsharded + ahead + (k > 0 ? next : 0)
+                                     : params + gradients + chunk.head * (other_param + grad) * head;
+        note(held + hidden + most(&BlockBytes::input) + std::max(0.0, more * (1 - 1 / chunk.layers)),
+             open + is_new * in_i + grad * reducing);
+        held += more;
+        if (chunk.open++ == 0) open += chunk.unsharded;
+        note(held + hidden + most(&BlockBytes::end), open + grad * reducing);
+    }
+    activations += 3 * 4 * rows * double(w.micro_batches(mesh.dp));  // tokens, targets, positions
+    const StateMemory states = state_memory(units, w, config);
+    MemoryPeak peak{.kind = {states.params, states.grads, states.optimizer, std::llround(activations), 0,
+                             std::llround(workspace), states.host}};
+    peak.total = std::accumulate(peak.kind.begin(), peak.kind.begin() + kDeviceMemoryKinds, int64_t(0));
+    return peak;
+}
+
+StateMemory state_memory(const Workload& workload, const ParallelConfig& config, int64_t rank) {
+    return state_memory(RankUnits(workload, config, rank), workload, config);
 }
 
 }  // namespace train70b

@@ -1,30 +1,27 @@
 #pragma once
-// The memory of any rank of any layout without a dry run: what the planner prunes with, in microseconds.
+// The memory of a rank by the formulas of the lessons: what the planner leaves layouts out with, in microseconds.
 //
 // a, g: bytes of a parameter or activation, of a gradient; n: elements of a unit on the rank, over N shards.
 //
-// 1. From step to step (memory_state.cpp):
-//        params      a n, ZeRO-3: a n/N                 grads   g n, from ZeRO-2 on: g n/N
-//        optimizer   (8 + 4 if a < 4) n, from ZeRO-1 on n/N; adamw8bit: (2 + 8/256 + 4 if a < 4) n
-//        host        offloaded: the optimizer and (a + g) n/N, for none of it on the device
-// 2. What a unit keeps of a micro-batch between F and B, and needs at its worst moment: read off the ledger while one
-//    block runs on meta tensors (unit_memory.h).
-// 3. The rank's steps (memory_formula.cpp): micro-batches in flight hold the kept bytes of their chunk; B frees them, I
-//    keeps until W what W needs. Between stages, messages: one received ahead per channel. Batches: 12 bytes a row.
-//    Blocks are equal, so that the first and the last of them stand for all; and a schedule repeats itself, so that a
-//    few times p micro-batches stand for all (gpipe: m in flight by multiplication).
-// 4. ZeRO's workspace, in the order of the units' passes (memory_zero.h):
-//        params      ZeRO-3: a n of the unit in use, of `prefetch` more, and of those whose W is still to come
-//                    (FP8: n, and a times what is not in 8 bits)
-//        grads       from ZeRO-2 on: g n of the unit in use, of the bucket's, and of the reduction in flight
-// 5. The end of the step: one message with the gradients of which every tp rank has a part (norms under sequence
-//    parallelism; k and v where heads are copied), comm; 8 bytes per tensor for the norm, workspace.
+//     params        a n, ZeRO-3: a n/N                   grads   g n, from ZeRO-2 on: g n/N        (chapter 03)
+//     optimizer     (8 + 4 if a < 4) n, from ZeRO-1 on n/N; adamw8bit: (2 + 8/256 + 4 if a < 4) n  (chapter 07)
+//     host          offloaded: the optimizer and (a + g) n/N, for none of it on the device
+//     activations   chapter 01's formula for the level of recomputation, times the blocks and micro-batches in flight,
+//                   which are read off the schedule's steps (chapter 05), and the worst moment of one block or the head
+//     workspace     unsharded: ZeRO-3, a n of the unit in use and of `prefetch` more; from ZeRO-2 on g n of the unit in
+//                   use and of the reduction in flight; where W comes later, all units of the chunk
+//
+// States are exact, but for the scales of 8-bit moments. The sum is within kFormulaError of a dry run's
+// (-R 08_memory_formula): layouts near the limit are left to the recording of their step (simulate_best.h).
+#include "01_single_gpu/core/memory.h"
 #include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
 
-// Peak bytes of a step, by kind and of their sum, as the ledger books them in a dry run (MemoryPeak). rank: in the
-// mesh. The configuration must be valid (config.h). Not counted: masks of documents, a device's own workspace.
+constexpr double kFormulaError = 0.03;
+
+// Peak bytes of a step. The buffers of communication are part of `activations`. rank: in the mesh. The configuration
+// must be valid (config.h), and its schedule have a name. Not counted: masks of documents, a device's own workspace.
 MemoryPeak memory_formula(const Workload& workload, const ParallelConfig& config, int64_t rank);
 
 // What a rank holds from one step to the next, in bytes.

@@ -51,17 +51,35 @@ bool extend(std::map<std::string, double>& m, std::map<std::string, double>& m1,
     return true;
 }
 
+// That of the largest rank.
+void read_memory(const Recording& recording, Candidate& candidate) {
+    candidate.memory = {};
+    for (const Sequence& sequence : recording.sequences) {
+        const MemoryPeak peak = peak_of(sequence);
+        if (peak.total <= candidate.memory.total) continue;
+        candidate.memory = peak;
+        candidate.rank = sequence.rank;
+    }
+}
+
 }  // namespace
 
 Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, const Dataset& data,
-                     const Candidate& candidate) {
+                     const Candidate& candidate, double limit) {
     const ParallelConfig config = config_of(request, candidate.layout);
     const TrainOptions options = options_of(request, candidate.layout);
     const int64_t all = options.accumulation(config.mesh.dp), d = config.mesh.pp;
     std::vector<int64_t> counts, begins;
     for (const int64_t m : {6 * d + all % d, 18 * d + all % d})
         if (3 * (m + 2 * d) < all) begins.push_back(m), counts.insert(counts.end(), {m, m + d, m + 2 * d});
+    Prediction prediction{candidate};
+    if (double(candidate.memory.total) > limit) {  // by formula: the rank that this is said of decides
+        read_memory(record_step(options, data, config, {.only = candidate.rank}), prediction.candidate);
+        if (double(prediction.candidate.memory.total) > limit) return prediction;
+    }
     const std::vector<Recording> steps = record_steps(options, data, config, counts, {.most_ranks = 1});
+    read_memory(steps[0], prediction.candidate);
+    if (double(prediction.candidate.memory.total) > limit) return prediction;
     std::map<std::string, double> seconds;
     for (size_t i = 0; i < begins.size() && seconds.empty() && steps.size() > 1; ++i) {
         std::map<std::string, double> first = seconds_of(steps[3 * i + 1], cluster);
@@ -70,7 +88,9 @@ Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, co
         if (!extend(first, second, seconds, double((all - begins[i]) / d - 2))) seconds.clear();
     }
     if (seconds.empty()) seconds = seconds_of(steps[0], cluster);
-    Prediction prediction{candidate, seconds["step"], true, seconds["bubble"] / seconds["step"], {}, 0};
+    prediction.seconds = seconds["step"];
+    prediction.simulated = true;
+    prediction.pp_wait = seconds["bubble"] / seconds["step"];
     for (const auto& [name, exposed] : seconds)
         if (name.starts_with("exposed ")) prediction.exposed.emplace_back(name.substr(8), exposed);
     return prediction;
@@ -78,13 +98,16 @@ Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, co
 
 namespace {
 
-// One worker's: for every candidate a line with its number, seconds, wait along pp, and groups with their seconds.
-// Lines are shorter than what a pipe passes as one piece.
+// One worker's: for every candidate a line with its number, memory, whether it was simulated, seconds, wait along pp, and
+// groups with their seconds. Lines are shorter than what a pipe passes as one piece.
 void work(const std::vector<Candidate>& candidates, size_t first, size_t stride,
           const std::function<Prediction(const Candidate&)>& simulate, int out) {
     for (size_t i = first; i < candidates.size(); i += stride) {
         const Prediction p = simulate(candidates[i]);
-        std::string line = fmt::format("{} {:.17g} {:.17g}", i, p.seconds, p.pp_wait);
+        const MemoryPeak& memory = p.candidate.memory;
+        std::string line = fmt::format("{} {} {}", i, p.candidate.rank, memory.total);
+        for (const int64_t bytes : memory.kind) line += fmt::format(" {}", bytes);
+        line += fmt::format(" {} {:.17g} {:.17g}", int(p.simulated), p.seconds, p.pp_wait);
         for (const auto& [group, seconds] : p.exposed) line += fmt::format(" {} {:.17g}", group, seconds);
         line += "\n";
         CHECK(::write(out, line.data(), line.size()) == ssize_t(line.size()), "a simulating process cannot report");
@@ -134,17 +157,21 @@ std::vector<Prediction> simulated(const std::vector<Candidate>& candidates, int6
     }
     if (failed) throw CommonError("a simulating process failed");
     std::istringstream lines(text);
+    size_t reported = 0;
     for (std::string line; std::getline(lines, line);) {
         std::istringstream words(line);
         size_t i = 0;
-        double seconds = 0, pp_wait = 0;
-        words >> i >> seconds >> pp_wait;
-        Prediction prediction{candidates.at(i), seconds, true, pp_wait, {}, 0};
+        words >> i;
+        Prediction prediction{candidates.at(i)};
+        words >> prediction.candidate.rank >> prediction.candidate.memory.total;
+        for (int64_t& bytes : prediction.candidate.memory.kind) words >> bytes;
+        words >> prediction.simulated >> prediction.seconds >> prediction.pp_wait;
         std::string group;
         for (double exposed = 0; words >> group >> exposed;) prediction.exposed.emplace_back(group, exposed);
         all[i] = std::move(prediction);
+        ++reported;
     }
-    for (const Prediction& each : all) CHECK(each.simulated, "a layout was not simulated");
+    CHECK(reported == all.size(), "{} of {} layouts were reported", reported, all.size());
     return all;
 }
 

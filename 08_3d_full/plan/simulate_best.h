@@ -8,9 +8,10 @@ namespace train70b {
 
 class Dataset;
 
-// One step of the layout, simulated. data: any text that is longer than a sequence; a dry run looks at no token.
+// One step of the layout, recorded and simulated; its memory is that of the recording's largest rank. With more than
+// `limit` bytes it is only recorded. data: any text that is longer than a sequence; a dry run looks at no token.
 Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, const Dataset& data,
-                     const Candidate& candidate);
+                     const Candidate& candidate, double limit = std::numeric_limits<double>::infinity());
 // All of them in so many processes (the ledger of a recording is a process's own); in the order of the candidates.
 std::vector<Prediction> simulated(
     const std::vector<Candidate>& candidates, int64_t processes,
