@@ -7,7 +7,7 @@
 NAME: 01_loss, 05_measured, ...; default: all, about twenty minutes. A CSV begins with comment lines: what it holds, the
 commands that made it (from the repository's root; the file that a flag names is then read) and the hardware, or
 "computed".
-TABLE: a comparison table of a lesson, printed, not written (docs/measure/chapter01.py, ...): front (README.md's), 03_wire, ...
+TABLE: a comparison table of a lesson, printed, not written: front (README.md's), 03_wire, ... (docs/measure/*.py)
 --runs keeps what the programs wrote in FOLDER, and takes from there what an earlier run has left.
 """
 import argparse

@@ -132,7 +132,8 @@ def links(node):
     node.write_topology()
     for ranks in sorted({2, node.ranks}):
         flags = resized(SMALL, global_batch=ranks).flags("micro-batch")
-        node.run(f"all-reduce over {ranks}", ["test_measure", "all-reduce", "--largest-mb", str(node.scale.all_reduce_mb)],
+        node.run(f"all-reduce over {ranks}",
+                 ["test_measure", "all-reduce", "--largest-mb", str(node.scale.all_reduce_mb)],
                  csv_of("all_reduce", lambda row: {"quantity": "bus bandwidth", "value": row["bus_bytes_per_s"] / 1e9,
                                                    "unit": "GB/s", "seconds_each": row.pop("seconds"), **row}),
                  ranks=ranks, file_flag="--csv", limit=240)

@@ -200,8 +200,8 @@ def comparison_errors(data, written):
 
 def text_of_comparisons(data, written):
     errors = comparison_errors(data, written)
-    return (f"Of {len(errors)} pairs of rows of one program and model that differ in their layout (1F1B and interleaved, tp "
-            f"with and without overlap, tp 2 to 32), the ratio of two predicted speeds is off by "
+    return (f"Of {len(errors)} pairs of rows of one program and model that differ in their layout (1F1B and interleaved, "
+            f"tp with and without overlap, tp 2 to 32), the ratio of two predicted speeds is off by "
             f"{statistics.median(errors):.1f}% in the median, by {max(errors):.1f}% at most.")
 
 

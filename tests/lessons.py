@@ -11,8 +11,8 @@ snippets   `<!-- cut: FILE NAME -->` before a fence: it is the region of FILE be
 commands   build/bin/, mpirun, bash, python3, cmake, ctest, in code or inline: can be pasted (no placeholder or `a|b`),
            and name programs, flags, values, scripts, targets and tests that exist. `<!-- template: WHY -->` before a
            block or a paragraph: the reader fills its commands in; only their programs and flags are checked.
-printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` before a fence, a table or a paragraph: the lines of
-           COMMAND's output from its first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
+printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` before a fence, a table or a paragraph:
+           the lines of COMMAND's output from its first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
            decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `ask`: a question of
            docs/predict.py.
 links      relative ones lead to files; a `name` in a table row of "The code" stands in a file that the row links.

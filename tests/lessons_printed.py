@@ -1,10 +1,11 @@
-"""What the commands of the lessons print, held to the pages: the lines of every `prints:`. Each command runs once, in an
-empty folder that looks like the repository's root, on the CPU, with one thread per rank. And docs/predict.py's questions:
+"""What the commands of the lessons print, held to the pages: the lines of every `prints:`. Each command runs once, in
+an empty folder that looks like the repository's root, on the CPU, with one thread per rank. And docs/predict.py's
+questions:
 
-    <!-- ask: LABEL | 3 | SEE: TEXT -->   between `prints:` and its table or fence: a question about the number in the row
-                                          that begins so and in this column (3.2: the second number there; in a fence two
-                                          spaces separate columns). SEE: words of the README that begin the explanation.
-                                          Where the figure is in GB or MB, TEXT says so ("How many GB ...")
+    <!-- ask: LABEL | 3 | SEE: TEXT -->   between `prints:` and its table or fence: a question about the number in the
+                                          row that begins so and in this column (3.2: the second number there; in a
+                                          fence two spaces separate columns). SEE: words of the README that begin the
+                                          explanation. Where the figure is in GB or MB, TEXT says so ("How many GB")
 
 Whole numbers must be equal, others to the printed digits, and 5e-6 beside: another CPU's matrix products round
 differently. Of `prints times:` only whole numbers count.

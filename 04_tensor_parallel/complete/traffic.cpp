@@ -22,12 +22,6 @@ void Traffic::add(const CommStats& stats) {
     }
 }
 
-int64_t Traffic::calls() const {
-    int64_t sum = 0;
-    for (const auto& [name, entry] : operations) sum += entry.calls;
-    return sum;
-}
-
 int64_t Traffic::bytes() const {
     int64_t sum = 0;
     for (const auto& [name, entry] : operations) sum += entry.bytes;

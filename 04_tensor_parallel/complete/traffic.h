@@ -18,7 +18,6 @@ struct Traffic {
     std::map<std::string, Entry> operations;  // "tp.all_reduce"
 
     void add(const CommStats& stats);
-    int64_t calls() const;
     int64_t bytes() const;
     std::string text() const;  // "4 all_reduce"
 };

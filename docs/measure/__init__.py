@@ -1,5 +1,5 @@
-"""Comparison tables of the lessons, a file for each chapter: runs its program once for each row and prints what the runs
-say in their metrics and in the table of the run. python3 docs/measure.py TABLE"""
+"""Comparison tables of the lessons, a file for each chapter: runs its program once for each row, and prints what the
+runs say in their metrics and in their own tables. python3 docs/measure.py TABLE"""
 import csv
 import re
 import sys

@@ -7,8 +7,8 @@ SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v", "du
 
 def of_ranks(runs, flags, *kinds):
     """Bytes on each of four stages, by dry runs: in a real one a few messages more may be in flight."""
-    booked = [runs.booked(f"--fake-world 4 --fake-rank {rank} --pp 4 --layers 8 --global-batch 16 --micro-batch 1 {flags}")
-              for rank in range(4)]
+    common = "--fake-world 4 --pp 4 --layers 8 --global-batch 16 --micro-batch 1"
+    booked = [runs.booked(f"{common} --fake-rank {rank} {flags}") for rank in range(4)]
     return [" · ".join(f"{each[kind]:,}" for each in booked) for kind in kinds]
 
 
@@ -26,8 +26,8 @@ def bubble(runs):
         few, many = (runs.run(2, PROGRAM, f"--steps 5 --global-batch {m} --pipeline {name}").row("from the measured")
                      for m in (4, 16))
         rows.append([name, *few[2:5], *many[2:6]])
-    show(["idle share of the step", "m = 4: formula", "simulated", "measured", "m = 16: formula", "simulated", "measured",
-          "step"], rows)
+    show(["idle share of the step", "m = 4: formula", "simulated", "measured", "m = 16: formula", "simulated",
+          "measured", "step"], rows)
 
 
 PRINTED = {"05_stages": schedules, "05_bubble": bubble}

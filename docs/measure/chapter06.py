@@ -14,8 +14,8 @@ def lengths(runs):
     for model, tokens, ranks in LENGTHS:
         peaks = []
         for recompute in ("none", "full"):
-            run = runs.booked(f"--dtype bf16 --micro-batch 1 --model {model} --fake-world {ranks} --cp {ranks} --seq-len "
-                              f"{tokens} --global-batch 1 --recompute {recompute} --data {text}")
+            run = runs.booked(f"--dtype bf16 --model {model} --fake-world {ranks} --cp {ranks} --seq-len {tokens} "
+                              f"--micro-batch 1 --global-batch 1 --recompute {recompute} --data {text}")
             peaks.append((run["total"] - run["params"] - run["grads"] - run["optimizer"]) / 1e9)
         rows.append([model.upper(), f"{tokens:,}", ranks, *(f"{peak:.1f}" for peak in peaks)])
     show(["", "tokens", "ranks", "no recomputation, GB", "full recomputation, GB"], rows)

@@ -9,20 +9,20 @@ ZERO3 = ("--model 70b --fake-world 16 --zero 3 --dtype bf16 --recompute full --s
 
 
 def zero3(runs):
-    kinds = ("params", "grads", "optimizer", "activations", "workspace", "total", "host")
-    rows, flags = [], ""
-    for label, added in (("", ""), ("`--offload optimizer`", "--offload optimizer"), ("`--offload all`", "--offload all"),
-                         ("`--grad-dtype bf16`", "--grad-dtype bf16"), ("and `--optimizer adamw8bit`", "--optimizer adamw8bit"),
-                         ("and `--fp8 current`", "--fp8 current")):
-        flags = f"{flags} {added}" if label.startswith("and") else added
+    kinds = ("params", "grads", "optimizer", "activations", "workspace", "host", "total")
+    narrow = "--grad-dtype bf16"
+    rows = []
+    for flags in ("", "--offload optimizer", "--offload all", narrow, f"{narrow} --optimizer adamw8bit",
+                  f"{narrow} --optimizer adamw8bit --fp8 current"):
         booked = runs.booked(f"{ZERO3} {flags}")
-        rows.append([label, *(f"{booked.get(kind, 0) / 1e9:.{1 if kind in ('total', 'host') else 2}f}" for kind in kinds)])
-    show(["additional flags", *kinds[:5], "total, GB", "host"], rows)
+        rows.append([flags and f"`{flags}`", *(f"{booked.get(kind, 0) / 1e9:.2f}" for kind in kinds)])
+    show(["additional flags", *kinds[:-1], "total, GB"], rows)
 
 
 def ranks(runs):
     mesh = "--dp 2 --tp 2 --pp 2 --zero 1 --sequence-parallel on --micro-batch 4"
-    one, eight = (runs.run(n, "08_3d_full", f"--steps 100 --stop-after 20 {flags}").steps for n, flags in ((1, ""), (8, mesh)))
+    one, eight = (runs.run(n, "08_3d_full", f"--steps 100 --stop-after 20 {flags}").steps
+                  for n, flags in ((1, ""), (8, mesh)))
     show(["step", "one rank", "eight ranks, dp 2 · tp 2 · pp 2, ZeRO-1, sequence parallel"],
          [[i, f"{one[i - 1]['loss']:.9g}", f"{eight[i - 1]['loss']:.9g}"] for i in (1, 2, 5, 10, 20)], ":::")
 
@@ -34,7 +34,8 @@ def expert_parallel(runs):
         run = runs.run(n, program, f"--steps 4 --experts 8 {flags}")
         rows.append([label, f"{run.last['loss']:.4f}", *run.peaks("params", "activations"),
                      *(run.sent(name) for name in ("dp.all_reduce", "edp.all_reduce", "ep.all_to_all"))])
-    show(["", "loss, step 4", "params", "activations", "dp: dense gradients", "edp: experts' gradients", "ep: rows"], rows)
+    show(["", "loss, step 4", "params", "activations", "dp: dense gradients", "edp: experts' gradients", "ep: rows"],
+         rows)
 
 
 # Technique, ranks, the file to read, flags. In fp64: 50 steps do not amplify its rounding to a digit that is printed.
