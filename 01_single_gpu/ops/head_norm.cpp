@@ -1,8 +1,6 @@
 // head_norm.h on the CPU: the definition that head_norm.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/head_norm.h"
 
-#include <cmath>
-
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/attention_shape.h"

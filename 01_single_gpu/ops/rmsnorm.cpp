@@ -1,8 +1,6 @@
 // rmsnorm.h on the CPU: the definition that rmsnorm.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/rmsnorm.h"
 
-#include <cmath>
-
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/elementwise.h"

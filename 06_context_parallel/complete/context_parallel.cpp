@@ -1,7 +1,5 @@
 #include "06_context_parallel/complete/context_parallel.h"
 
-#include <algorithm>
-
 #include "06_context_parallel/complete/gather_attention.h"
 
 namespace train70b {

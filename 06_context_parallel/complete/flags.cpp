@@ -1,7 +1,5 @@
 #include "06_context_parallel/complete/flags.h"
 
-#include <algorithm>
-
 #include "01_single_gpu/core/registry.h"
 
 namespace train70b {

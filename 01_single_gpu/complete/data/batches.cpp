@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "01_single_gpu/complete/data/data.h"
 #include "01_single_gpu/core/profile.h"
