@@ -133,7 +133,7 @@ TEST_CASE("the estimate with experts: their products, and the bytes of their row
             // Gradients of experts are summed over edp, of the rest over dp.
             const StageSize stage = stage_sizes(r.model, layout)[0];
             const double edp = 8 / double(ep);
-            const double sums = 4 * (stage.elements * 7 / 8 + stage.expert_elements * (edp - 1) / edp) / kRate;
+            const double sums = 4 * (stage.elements * 7 / 8 + stage.ep_elements * (edp - 1) / edp) / kRate;
             EXPECT(estimator(layout).dp == doctest::Approx(sums).epsilon(1e-3));
         }
 }

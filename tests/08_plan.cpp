@@ -172,7 +172,7 @@ TEST_CASE("experts of a stage: what the formula of states has") {
             for (const StageSize& stage : stage_sizes(r.model, layout)) {
                 const int64_t rank = config.mesh.rank({.tp = 0, .cp = 0, .dp = 0, .pp = stage.rank});
                 const double params = double(state_memory(workload_of(r, layout), config, rank).params);
-                EXPECT(params == doctest::Approx(a * (stage.elements + stage.expert_elements)).epsilon(1e-2));
+                EXPECT(params == doctest::Approx(a * (stage.elements + stage.ep_elements)).epsilon(1e-2));
             }
         }
     }

@@ -285,7 +285,7 @@ std::vector<StageSize> stage_sizes(const LlamaConfig& c, const Layout& l) {
             stage.embedding = stage.embedding || at == 0;
             stage.head = stage.head || at == count - 1;
         }
-        stage.expert_elements = double(stage.sparse_layers) * experts;
+        stage.ep_elements = double(stage.sparse_layers) * experts;
         stage.elements = double(stage.layers - stage.sparse_layers) * block +
                          double(stage.sparse_layers) * sparse_block +
                          (stage.embedding || (c.tied && stage.head) ? vocabulary : 0) +

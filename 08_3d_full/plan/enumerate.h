@@ -37,8 +37,8 @@ struct Layout {
     int64_t gpus() const { return tp * cp * dp * pp; }
     int64_t shards() const { return zero == 0 ? 1 : hybrid_shard > 0 ? hybrid_shard : dp * cp; }
     int64_t edp() const { return tp * cp * dp / ep; }
-    bool own_edp() const { return ep > 1 || tp > 1; }  // other ranks share a rank's experts than share the rest
-    int64_t expert_shards() const { return own_edp() && zero > 0 ? edp() : shards(); }
+    bool own_edp() const { return ep > 1 || tp > 1; }  // edp has other ranks than dp x cp
+    int64_t ep_shards() const { return own_edp() && zero > 0 ? edp() : shards(); }
     int64_t axes() const {  // that divide
         return (tp > 1) + (cp > 1) + (dp > 1) + (pp > 1) + (hybrid_shard > 0) + (ep > 1);
     }
@@ -81,9 +81,9 @@ std::vector<int64_t> divide_layers(int64_t layers, int64_t count);
 struct StageSize {
     int64_t rank = 0, layers = 0;
     bool embedding = false, head = false;
-    double elements = 0;  // parameters, of one tensor-parallel rank, without experts
+    double elements = 0;  // parameters, of one tensor-parallel rank, without those divided over ep
     int64_t sparse_layers = 0;
-    double expert_elements = 0;  // of one expert-parallel rank
+    double ep_elements = 0;  // those, of one rank of ep
 };
 std::vector<StageSize> stage_sizes(const LlamaConfig& model, const Layout& layout);
 

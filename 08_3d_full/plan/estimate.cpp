@@ -261,13 +261,13 @@ Estimator::PassSeconds Estimator::head_of(const Layout& l) {
 // Experts: over theirs.
 double Estimator::reduction(const Layout& l, const StageSize& stage, const char* operation, double bytes_per_element) {
     const int64_t ranks = l.dp * l.cp, group = l.zero == 0 ? ranks : l.shards();
-    if (l.own_edp() && stage.expert_elements > 0) {
+    if (l.own_edp() && stage.ep_elements > 0) {
         StageSize rest = stage;
-        rest.expert_elements = 0;
+        rest.ep_elements = 0;
         return reduction(l, rest, operation, bytes_per_element) +
-               collective(operation, stage.expert_elements * bytes_per_element, l.ep, l.edp());
+               collective(operation, stage.ep_elements * bytes_per_element, l.ep, l.edp());
     }
-    const double bytes = (stage.elements + stage.expert_elements) * bytes_per_element;
+    const double bytes = (stage.elements + stage.ep_elements) * bytes_per_element;
     const double own = collective(operation, bytes, l.tp, group);
     if (group == ranks || std::string(operation) == "all_gather") return own;
     return own + collective("all_reduce", bytes / double(group), l.tp * group, ranks / group);
@@ -279,7 +279,7 @@ double Estimator::gathered_experts(const Layout& l, const StageSize& stage, cons
     if (stage.sparse_layers == 0) return 0;
     const double layers = double(stage.sparse_layers);
     StageSize one;
-    one.expert_elements = stage.expert_elements / layers;
+    one.ep_elements = stage.ep_elements / layers;
     const double gather = reduction(l, one, "all_gather", double(element_));
     const double after_attention = std::max(0.0, gather - layer.attention);
     return layers * (after_attention + (l.recompute == Recompute::full ? after_attention : gather));
@@ -332,7 +332,7 @@ Estimate Estimator::operator()(const Layout& l) {
             if (l.zero == 2) e.dp = m * behind(reduction(l, stage, "reduce_scatter", g), backward);
             if (l.zero == 3) {
                 StageSize rest = stage;
-                rest.expert_elements = 0;
+                rest.ep_elements = 0;
                 const double gather = reduction(l, rest, "all_gather", a);
                 e.dp =
                     m * (behind(gather, forward) + behind(gather + reduction(l, stage, "reduce_scatter", g), backward) +
@@ -341,7 +341,7 @@ Estimate Estimator::operator()(const Layout& l) {
             if (l.zero == 1 || l.zero == 2) e.update += reduction(l, stage, "all_gather", a);
         }
         // Master weights and moments are read and written, gradients read, weights written.
-        const double owned = stage.elements / double(l.shards()) + stage.expert_elements / double(l.expert_shards());
+        const double owned = stage.elements / double(l.shards()) + stage.ep_elements / double(l.ep_shards());
         const double states = state_bytes(request_.optimizer, request_.dtype);
         e.update += memory_bound(owned * (2 * states + g + a));
         if (l.pp > 1) {
