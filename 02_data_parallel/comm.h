@@ -101,7 +101,7 @@ class Comm {
     std::vector<double> sum(const std::vector<double>& x, Where where = Where::current()) const;  // of each
     double sum(double x, Where where = Where::current()) const;
     double max(double x, Where where = Where::current()) const;
-    std::vector<double> gather(const std::vector<double>& mine, Where where = Where::current()) const;  // rank order
+    std::vector<double> gather(const std::vector<double>& local, Where where = Where::current()) const;  // rank order
 
     // What all groups of this rank have booked since the last call. Blocks until operations that have been waited for
     // have completed on the device.
@@ -121,7 +121,7 @@ class Comm {
     Operation shift_operation(const Tensor& out, const Tensor& in, int by, Where where) const;
     Comm split(const std::function<int(int)>& color_of, const std::string& name, GroupLoad load,
                const std::function<void(Backend&)>& open, Where where) const;
-    std::vector<double> numbers(const std::vector<double>& mine, int64_t wire_bytes, Where where) const;
+    std::vector<double> numbers(const std::vector<double>& local, int64_t wire_bytes, Where where) const;
 
     std::shared_ptr<Group> group_;
 };

@@ -18,7 +18,7 @@ import style
 import tables
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "05_pipeline/complete"))
-from draw import draw as draw_timeline
+from plot_timelines import draw as draw_timeline
 
 
 def groups(rows, *columns):
@@ -163,10 +163,9 @@ def pipeline(rows):
     panels = groups(rows, "title")
     ranks = 1 + max(int(row["rank"]) for row in rows)
     figure, axes = plt.subplots(len(panels), 1, figsize=(11, (0.55 + 0.24 * ranks) * len(panels) + 0.3), squeeze=False)
-    for axis, (title, mine) in zip(axes[:, 0], panels.items()):
-        spans = groups(mine, "rank")
-        draw_timeline(axis, title, [[{"step": row["step"], "begin": float(row["begin"]), "end": float(row["end"])}
-                                     for row in spans[str(rank)]] for rank in range(ranks)])
+    for axis, (title, steps) in zip(axes[:, 0], panels.items()):
+        draw_timeline(axis, title, [{"name": row["step"], "tid": int(row["rank"]), "ts": float(row["begin"]),
+                                     "dur": float(row["end"]) - float(row["begin"])} for row in steps])
     return figure
 
 

@@ -1,6 +1,6 @@
 // Every stage of ZeRO against one rank, and against every other stage bit for bit; what each keeps, to the byte; what
 // each sends.
-#include "03_zero/complete/report.h"
+#include "03_zero/complete/training_report.h"
 #include "tests/parallel.h"
 
 using namespace train70b;

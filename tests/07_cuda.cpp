@@ -3,7 +3,7 @@
 #include "01_single_gpu/core/registry.h"
 #include "07_fp8/complete/adamw8bit.h"
 #include "07_fp8/complete/flags.h"
-#include "07_fp8/complete/report.h"
+#include "07_fp8/complete/training_report.h"
 #include "tests/device_comms.h"
 
 using namespace train70b;

@@ -2,7 +2,7 @@
 // moments.
 #include <numeric>
 
-#include "07_fp8/complete/report.h"
+#include "07_fp8/complete/training_report.h"
 #include "tests/fp8.h"
 #include "tests/parallel.h"
 

@@ -1,7 +1,7 @@
 // A model with its layers in 8 bits, on one rank: the products, the loss, memory, recomputation, what is not finite.
 #include <numeric>
 
-#include "07_fp8/complete/report.h"
+#include "07_fp8/complete/training_report.h"
 #include "tests/fp8.h"
 #include "tests/product_errors.h"
 

@@ -2,7 +2,7 @@
 // Schedules for tests: all of them, and those that are written by hand.
 #include "05_pipeline/complete/schedule_file.h"
 #include "05_pipeline/complete/schedule_report.h"
-#include "05_pipeline/complete/simulate.h"
+#include "05_pipeline/complete/schedule_simulation.h"
 #include "tests/support.h"
 
 namespace train70b::test {

@@ -3,7 +3,7 @@
 #include <set>
 #include <tuple>
 
-#include "05_pipeline/complete/simulate.h"
+#include "05_pipeline/complete/schedule_simulation.h"
 #include "08_3d_full/plan/flows.h"
 #include "08_3d_full/plan/record.h"
 #include "08_3d_full/plan/simulate_flag.h"

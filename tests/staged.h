@@ -5,8 +5,8 @@
 #include "03_zero/complete/zero.h"
 #include "04_tensor_parallel/complete/tensor_parallel.h"
 #include "05_pipeline/complete/flags.h"
-#include "05_pipeline/complete/report.h"
 #include "05_pipeline/complete/schedule_file.h"
+#include "05_pipeline/complete/training_report.h"
 #include "tests/parallel.h"
 
 namespace train70b::test {

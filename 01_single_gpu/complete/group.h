@@ -17,7 +17,7 @@ class Group {
     // Collective over the group. Host numbers, gathered in rank order; every rank passes the same count.
     virtual std::vector<double> sum(const std::vector<double>& x) const { return x; }
     double sum(double x) const { return sum(std::vector<double>{x})[0]; }
-    virtual std::vector<double> gather(const std::vector<double>& mine) const { return mine; }
+    virtual std::vector<double> gather(const std::vector<double>& local) const { return local; }
     // Tensors: `sum_tensor` is in place; `full` receives the ranks' parts concatenated in rank order.
     virtual void sum_tensor(Tensor) const {}
     virtual void all_gather(Tensor full, const Tensor& part) const { copy(full, part); }

@@ -19,7 +19,7 @@ Tensor Linear::grad() const { return Tensor::stack_neighbors(all(weights, &Param
 namespace {
 // The tensors, adjacent in memory, as one vector.
 Tensor joined(std::vector<Tensor> vectors) {
-    for (Tensor& each : vectors) each = each.view({each.size(), 1});
+    for (Tensor& tensor : vectors) tensor = tensor.view({tensor.size(), 1});
     const Tensor all = Tensor::stack_neighbors(vectors);
     return all.view({all.size()});
 }

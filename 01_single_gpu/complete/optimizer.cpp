@@ -9,9 +9,9 @@ std::vector<Segment> full_segments(const std::vector<Param*>& params) {
 }
 
 Tensor make_master(const Tensor& param, Memory states) {
-    const DType wide = stats_dtype(param.dtype());
-    if (param.dtype() == wide) return {};
-    Tensor master(param.shape(), wide, param.device(), states);
+    const DType stats = stats_dtype(param.dtype());
+    if (param.dtype() == stats) return {};
+    Tensor master(param.shape(), stats, param.device(), states);
     copy(master, param);
     return master;
 }

@@ -10,8 +10,8 @@
 
 namespace train70b {
 
-std::vector<double> gather(const Groups& groups, const std::vector<double>& mine) {
-    return groups.pp->gather(groups.dp_cp->gather(groups.tp->gather(mine)));
+std::vector<double> gather(const Groups& groups, const std::vector<double>& own) {
+    return groups.pp->gather(groups.dp_cp->gather(groups.tp->gather(own)));
 }
 
 void Runtime::write_trace(OutputFile* file, const std::string& title) {
@@ -21,8 +21,8 @@ void Runtime::write_trace(OutputFile* file, const std::string& title) {
     file->write(kTraceTail);
 }
 
-nlohmann::ordered_json Runtime::memory_per_rank(const MemoryPeak& mine) const {
-    return nlohmann::ordered_json::array({to_json(mine)});
+nlohmann::ordered_json Runtime::memory_per_rank(const MemoryPeak& own) const {
+    return nlohmann::ordered_json::array({to_json(own)});
 }
 
 // ---- one rank -------------------------------------------------------------------------------------------------------
@@ -119,9 +119,9 @@ namespace {
 // Assembles the full parameter on rank 0 of the ranks that divide it, from the ranks' rectangles one by one. local:
 // this rank's rectangle.
 Tensor assemble(const Group& ranks, const Param& param, const Tensor& local) {
-    const Rect mine = param.real();
+    const Rect own = param.real();
     const std::vector<double> rects = ranks.gather(
-        {double(mine.row_begin), double(mine.rows), double(mine.col_begin), double(mine.cols), double(param.replica)});
+        {double(own.row_begin), double(own.rows), double(own.col_begin), double(own.cols), double(param.replica)});
     const auto replica = [&](int rank) { return rects[5 * size_t(rank) + 4] > 0; };
     if (ranks.rank() > 0) {
         if (!replica(ranks.rank())) ranks.send(local, 0);

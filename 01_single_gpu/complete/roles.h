@@ -71,13 +71,13 @@ struct Groups {
     GroupPtr ep = one_rank(), edp = one_rank();
 
     // Sums of what the ranks of tp have in common, as a loss; of what each rank has. Collective, equal on all ranks.
-    std::vector<double> sum_loss(const std::vector<double>& mine) const { return pp->sum(dp_cp->sum(mine)); }
-    std::vector<double> sum(const std::vector<double>& mine) const { return tp->sum(sum_loss(mine)); }
+    std::vector<double> sum_loss(const std::vector<double>& local) const { return pp->sum(dp_cp->sum(local)); }
+    std::vector<double> sum(const std::vector<double>& local) const { return tp->sum(sum_loss(local)); }
 };
 
 // Numbers of all ranks, in rank order. Axis by axis, in the groups of the step's sums: a rank that has missed one of
 // those meets the others here, where --comm-check sees it. Collective.
-std::vector<double> gather(const Groups& groups, const std::vector<double>& mine);
+std::vector<double> gather(const Groups& groups, const std::vector<double>& local);
 
 struct StepReport;  // step_report.h
 class OutputFile;   // core/files.h
@@ -94,7 +94,7 @@ class Runtime {
     // --trace: before the first step, and after the last one; file: rank 0's, null on the others; title: of this rank.
     virtual void start_trace() {}
     virtual void write_trace(OutputFile* file, const std::string& title);
-    virtual nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const;  // for the summary
+    virtual nlohmann::ordered_json memory_per_rank(const MemoryPeak& local) const;  // for the summary
 };
 
 // Every default does nothing.

@@ -18,13 +18,13 @@ bool is_finite(const StepReport& r) { return std::isfinite(r.loss) && std::isfin
 void compare_ranks(StepReport& report, Trainer& trainer, double my_loss) {
     const Groups peers = trainer.runtime->has_peers() ? trainer.groups : Groups();
     const bool documents = trainer.options.document_token.has_value();
-    std::vector<double> mine = {report.step_s, report.waited_s, is_finite(report) ? 1.0 : 0.0};
-    if (documents) mine.push_back(trainer.batches.document_pairs());
-    const std::vector<double> all = gather(peers, mine);
+    std::vector<double> local = {report.step_s, report.waited_s, is_finite(report) ? 1.0 : 0.0};
+    if (documents) local.push_back(trainer.batches.document_pairs());
+    const std::vector<double> all = gather(peers, local);
     std::vector<double> step_s, waited_s;
     double pairs = 0;
     bool finite = true;
-    for (size_t i = 0; i < all.size(); i += mine.size()) {
+    for (size_t i = 0; i < all.size(); i += local.size()) {
         step_s.push_back(all[i]);
         waited_s.push_back(all[i + 1]);
         finite = finite && all[i + 2] == 1;
@@ -101,7 +101,7 @@ StepReport Trainer::step(int64_t number) {
     for (RunControl* control : controls) control->gradients_ready(number);
     ledger().phase("update");
     Span span("update", "phase");
-    const std::vector<double> mine = read(loss), losses = groups.sum_loss(mine);
+    const std::vector<double> local = read(loss), losses = groups.sum_loss(local);
     report.loss = losses[0];
     if (losses.size() > 1) report.z_loss = losses[1];
     loss = Tensor();
@@ -119,7 +119,7 @@ StepReport Trainer::step(int64_t number) {
     report.device_memory = device_memory(model.options.device);
     peak_.merge(report.peak);
     runtime->end_step(report);
-    add_step_numbers(report, *this, mine[0]);
+    add_step_numbers(report, *this, local[0]);
     for (RunControl* control : controls) control->complete(report);
     return report;
 }

@@ -39,12 +39,12 @@ decltype(train70b::adamw) adamw;
 
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step) {
-    const DType wide = stats_dtype(param.dtype());
-    CHECK(param.dtype() == wide ? !master : master && master.dtype() == wide,
+    const DType stats = stats_dtype(param.dtype());
+    CHECK(param.dtype() == stats ? !master : master && master.dtype() == stats,
           "a bf16 parameter needs an fp32 master, another one is its own");
     CHECK(param.size() == grad.size() && param.size() == exp_avg.size() && param.size() == exp_avg_sq.size() &&
           (!master || master.size() == param.size()));
-    CHECK(exp_avg.dtype() == wide && exp_avg_sq.dtype() == wide && is_float(grad.dtype()) && step.step >= 1);
+    CHECK(exp_avg.dtype() == stats && exp_avg_sq.dtype() == stats && is_float(grad.dtype()) && step.step >= 1);
     Span span("adamw", "op", 0,
               bytes_of({param, grad}) + 2 * bytes_of({exp_avg, exp_avg_sq}) + (master ? 2 : 1) * bytes_of({exp_avg}));
     DISPATCH(device_of({param, exp_avg, exp_avg_sq, grad}), adamw(param, master, exp_avg, exp_avg_sq, grad, step));

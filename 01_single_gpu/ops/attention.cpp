@@ -142,9 +142,9 @@ void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Ten
         // tag::lab-lse-merge[]
         parallel_rows(lse.size(), width, [&](int64_t i) {  // row by row, head by head
             C &l1 = lse.data<C>()[i], l2 = part_lse.data<C>()[i];
-            const C most = std::max(l1, l2);
-            if (most == -INFINITY) return;  // no keys in either
-            const C l = most + std::log(std::exp(l1 - most) + std::exp(l2 - most));
+            const C row_max = std::max(l1, l2);
+            if (row_max == -INFINITY) return;  // no keys in either
+            const C l = row_max + std::log(std::exp(l1 - row_max) + std::exp(l2 - row_max));
             const C keep = std::exp(l1 - l), take = std::exp(l2 - l);
             C* o = out.data<C>() + i * width;
             const T* part = part_out.data<T>() + i * width;
@@ -232,10 +232,10 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
 }
 
 void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Tensor& part_lse) {
-    const DType wide = stats_dtype(part_out.dtype());
-    expect("lse", lse, {lse.rows(), lse.cols()}, wide);
-    expect("part_lse", part_lse, lse.shape(), wide);
-    CHECK(out.dtype() == wide && out.cols() % lse.cols() == 0, "out {} {}", name_of(out.dtype()),
+    const DType stats = stats_dtype(part_out.dtype());
+    expect("lse", lse, {lse.rows(), lse.cols()}, stats);
+    expect("part_lse", part_lse, lse.shape(), stats);
+    CHECK(out.dtype() == stats && out.cols() % lse.cols() == 0, "out {} {}", name_of(out.dtype()),
           to_string(out.shape()));
     for (const Tensor& part : List{out, part_out})
         expect_rows("out or part_out", part, lse.rows(), out.cols(), part.dtype());

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kPlainThreads, 2)
             const float p = visible ? expf(score - shift) : 0.0f, shrink = expf(row_max[r] - shift);
             row_max[r] = max;
             row_sum[r] = row_sum[r] * shrink + warp_sum(p);
-            for (float& each : sum[r]) each *= shrink;
+            for (float& element : sum[r]) element *= shrink;
             add_weighted(sum[r], p, v_tile, D);
         }
     }
@@ -219,9 +219,9 @@ template <class T>
 __global__ void merge_attention_kernel(float* out, float* lse, const T* part_out, const float* part_lse,
                                        int64_t width) {
     const int64_t i = blockIdx.x;
-    const float l1 = lse[i], l2 = part_lse[i], most = fmaxf(l1, l2);
-    if (most == -INFINITY) return;
-    const float l = most + logf(expf(l1 - most) + expf(l2 - most));
+    const float l1 = lse[i], l2 = part_lse[i], largest = fmaxf(l1, l2);
+    if (largest == -INFINITY) return;
+    const float l = largest + logf(expf(l1 - largest) + expf(l2 - largest));
     const float keep = expf(l1 - l), take = expf(l2 - l);
     for (int64_t d = threadIdx.x; d < width; d += blockDim.x)
         out[i * width + d] = out[i * width + d] * keep + to_float(part_out[i * width + d]) * take;

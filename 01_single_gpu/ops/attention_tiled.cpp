@@ -47,10 +47,10 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
     Tensor scratch = scratch_for(s, Direction::forward, units, q.dtype());
 #pragma omp parallel num_threads(scratch.rows())
     {
-        char* mine = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());
+        char* thread_scratch = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());
         int64_t packed = -1;
 #pragma omp for schedule(static)
-        for (int64_t head = 0; head < units; ++head) chosen_attention()->forward(args, head, mine, packed);
+        for (int64_t head = 0; head < units; ++head) chosen_attention()->forward(args, head, thread_scratch, packed);
     }
 }
 
@@ -65,9 +65,10 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
     Tensor scratch = scratch_for(s, Direction::backward, units, q.dtype());
 #pragma omp parallel num_threads(scratch.rows())
     {
-        char* mine = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());
+        char* thread_scratch = scratch.data<char>() + omp_get_thread_num() * (scratch.bytes() / scratch.rows());
 #pragma omp for schedule(static)
-        for (int64_t kv_head = 0; kv_head < units; ++kv_head) chosen_attention()->backward(args, kv_head, mine);
+        for (int64_t kv_head = 0; kv_head < units; ++kv_head)
+            chosen_attention()->backward(args, kv_head, thread_scratch);
     }
 }
 

@@ -183,12 +183,12 @@ void online_softmax(C* p, const Sight<kDocuments, C>& sight, C* max, C* sum, C* 
     constexpr int lanes = Simd<C>::lanes;
     C shift[kBlockRows], shrink[kPad] = {};
     for (int r = 0; r < kBlockRows; ++r) {
-        Vector<C> most = Simd<C>::all(max[r]);
+        Vector<C> row_max = Simd<C>::all(max[r]);
         for (int64_t c = 0; c < sight.width; c += lanes) {
             const Vector<C> x = Simd<C>::load(p + r * kKeyTile + c);  // a NaN comes back from the exponential, not here
-            most = Simd<C>::larger(sight.of_row(r, c) ? x : most, most);
+            row_max = Simd<C>::larger(sight.of_row(r, c) ? x : row_max, row_max);
         }
-        const C next = Simd<C>::max(most);
+        const C next = Simd<C>::max(row_max);
         shift[r] = next == C(-kInf) ? 0 : next;
         shrink[r] = max[r] - shift[r];
         max[r] = next;

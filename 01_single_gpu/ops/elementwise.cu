@@ -9,7 +9,7 @@ namespace {
 template <class T>
 __global__ void fill_kernel(T* x, int64_t n, float value) {
     float v[kPack];
-    for (float& each : v) each = value;
+    for (float& element : v) element = value;
     store(x, first_element(), n, v);
 }
 
@@ -31,7 +31,7 @@ __global__ void scale_kernel(T* x, int64_t n, float factor) {
     const int64_t i = first_element();
     float v[kPack];
     load(v, x, i, n);
-    for (float& each : v) each *= factor;
+    for (float& element : v) element *= factor;
     store(x, i, n, v);
 }
 
@@ -61,7 +61,7 @@ __global__ void sum_squares_kernel(double* partial, const T* x, int64_t n) {
     for (int64_t i = first_element(); i < n; i += int64_t(gridDim.x) * blockDim.x * kPack) {
         float v[kPack];
         load(v, x, i, n);
-        for (float each : v) sum += double(each) * double(each);
+        for (float element : v) sum += double(element) * double(element);
     }
     sum = block_reduce(sum, Sum());
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;

@@ -73,14 +73,14 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
 // A radix sort, kBits at a time.
 std::vector<int32_t> rows_by_token(const std::vector<int32_t>& tokens) {
     constexpr int kBits = 9, kValues = 1 << kBits;
-    int32_t most = 0;
+    int32_t largest = 0;
     for (const int32_t token : tokens) {
         CHECK(token >= 0, "token {}", token);
-        most = std::max(most, token);
+        largest = std::max(largest, token);
     }
     std::vector<int32_t> order(tokens.size()), before;
     for (size_t row = 0; row < order.size(); ++row) order[row] = int32_t(row);
-    for (int shift = 0; shift < 31 && most >> shift > 0; shift += kBits) {
+    for (int shift = 0; shift < 31 && largest >> shift > 0; shift += kBits) {
         before = order;
         const auto digit = [&](int32_t row) { return size_t(tokens[size_t(row)] >> shift & (kValues - 1)); };
         std::array<size_t, kValues + 1> begin{};

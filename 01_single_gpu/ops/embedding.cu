@@ -21,18 +21,18 @@ __global__ void embedding_kernel(T* y, const int32_t* tokens, const T* table, in
 template <class W, class T, bool sorted>
 __global__ void embedding_backward_kernel(W* dtable, const int32_t* tokens, const int32_t* order, const T* dy,
                                           int64_t rows, int64_t cols, int64_t table_rows, int64_t first_row) {
-    const int64_t mine = blockIdx.x;
+    const int64_t first = blockIdx.x;
     const auto row_at = [&](int64_t i) { return sorted ? int64_t(order[i]) : i; };
-    const int32_t token = tokens[row_at(mine)];
+    const int32_t token = tokens[row_at(first)];
     const int64_t row = token - first_row;
     if (row < 0 || row >= table_rows) return;
     int seen_before = 0;
-    for (int64_t i = sorted ? max(mine - 1, int64_t(0)) : threadIdx.x; i < mine; i += blockDim.x)
+    for (int64_t i = sorted ? max(first - 1, int64_t(0)) : threadIdx.x; i < first; i += blockDim.x)
         seen_before |= tokens[row_at(i)] == token;
     if (__syncthreads_or(seen_before)) return;
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
         float sum[kPack] = {}, v[kPack];
-        for (int64_t i = mine; i < rows; ++i) {
+        for (int64_t i = first; i < rows; ++i) {
             const int64_t r = row_at(i);
             if (tokens[r] != token) {
                 if (sorted) break;

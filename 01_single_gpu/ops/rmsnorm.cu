@@ -32,7 +32,7 @@ __global__ void rmsnorm_kernel(T* sum, T* y, float* inv_rms, const T* a, const T
             for (int j = 0; j < kPack; ++j) v[j] = to_float(from_float<T>(v[j] + w[j]));  // as it will be read again
             store(sum + row, c, cols, v);
         }
-        for (float each : v) squares += each * each;
+        for (float element : v) squares += element * element;
     }
     const float inv = rsqrtf(block_reduce(squares, Sum()) / float(cols) + eps);
     if (threadIdx.x == 0) inv_rms[blockIdx.x] = inv;
@@ -52,8 +52,9 @@ template <class T>
 __global__ void rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, const T* x, const float* inv_rms,
                                         const T* weight, int64_t rows, int64_t cols) {
     extern __shared__ float4 shared[];  // float4: aligned for wide accesses
-    float* mine = reinterpret_cast<float*>(shared);
-    for (int64_t c = threadIdx.x; c < cols; c += blockDim.x) mine[c] = 0;  // block_reduce's barriers lie before its use
+    float* block_sums = reinterpret_cast<float*>(shared);
+    for (int64_t c = threadIdx.x; c < cols; c += blockDim.x)
+        block_sums[c] = 0;  // block_reduce's barriers lie before its use
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
         const float inv = inv_rms[r];
         float dot = 0;
@@ -70,18 +71,18 @@ __global__ void rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, cons
             load(d, dy + r * cols, c, cols);
             load(v, x + r * cols, c, cols);
             load(w, weight, c, cols);
-            load(sum, mine, c, cols);
+            load(sum, block_sums, c, cols);
             for (int j = 0; j < kPack; ++j) {
                 sum[j] += d[j] * v[j] * inv;
                 v[j] = inv * (d[j] * w[j] - v[j] * mean);
             }
-            store(mine, c, cols, sum);
+            store(block_sums, c, cols, sum);
             store(dx + r * cols, c, cols, v);
         }
     }
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
         float sum[kPack];  // this thread's own columns: no barrier needed
-        load(sum, mine, c, cols);
+        load(sum, block_sums, c, cols);
         store(partial + blockIdx.x * cols, c, cols, sum);
     }
 }

@@ -19,11 +19,11 @@ namespace {
 // Scores of one row: its softmax, or a sigmoid of each logit. Returns log(sum of exp(logits)).
 template <class C>
 C scores_of(std::vector<C>& p, const C* logits, bool sigmoid) {
-    const C most = *std::max_element(logits, logits + p.size());
+    const C max_logit = *std::max_element(logits, logits + p.size());
     C sum = 0;
-    for (size_t i = 0; i < p.size(); ++i) sum += p[i] = std::exp(logits[i] - most);
+    for (size_t i = 0; i < p.size(); ++i) sum += p[i] = std::exp(logits[i] - max_logit);
     for (size_t i = 0; i < p.size(); ++i) p[i] = sigmoid ? 1 / (1 + std::exp(-logits[i])) : p[i] / sum;
-    return most + std::log(sum);
+    return max_logit + std::log(sum);
 }
 
 // For each row: body(row, its scores, log(sum of exp(logits))).
@@ -302,16 +302,16 @@ void count_choices(Tensor& counts, const Tensor& chosen) {
     DISPATCH(device_of({counts, chosen}), count_choices(counts, chosen));
 }
 
-std::vector<int32_t> begin_keep_of(const PieceCounts& mine, const PieceCounts& all, double factor, int64_t slots) {
+std::vector<int32_t> begin_keep_of(const PieceCounts& local, const PieceCounts& all, double factor, int64_t slots) {
     // tag::lab-top-k-capacity-keep[]
-    const int64_t P = int64_t(mine.pieces.size()), N = int64_t(mine.counts.size()) / P;
+    const int64_t P = int64_t(local.pieces.size()), N = int64_t(local.counts.size()) / P;
     const double capacity = std::ceil(factor * double(slots) / double(N));
     std::vector<int32_t> begin_keep(size_t(2 * P * N));
     for (int64_t p = 0; p < P; ++p)
         for (int64_t e = 0; e < N; ++e) {
-            double kept = mine.counts[size_t(p * N + e)];
+            double kept = local.counts[size_t(p * N + e)];
             if (factor > 0) {
-                const RowPiece& piece = mine.pieces[size_t(p)];
+                const RowPiece& piece = local.pieces[size_t(p)];
                 double before = 0;  // of the sequence's slots for this expert
                 for (size_t q = 0; q < all.pieces.size(); ++q)
                     if (all.pieces[q].sequence == piece.sequence && all.pieces[q].position < piece.position)

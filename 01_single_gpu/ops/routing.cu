@@ -26,17 +26,17 @@ __device__ V warp_reduce(V value, Combine combine) {  // every lane gets the res
 
 // Scores of one row: its softmax, or a sigmoid of each logit. Returns log(sum of exp(logits)).
 __device__ float scores_of(float* p, const float* logits, int experts, bool sigmoid) {
-    float most = -INFINITY, sum = 0;
-    for (int e = lane(); e < experts; e += 32) most = fmaxf(most, logits[e]);
-    most = warp_reduce(most, Max());
+    float largest = -INFINITY, sum = 0;
+    for (int e = lane(); e < experts; e += 32) largest = fmaxf(largest, logits[e]);
+    largest = warp_reduce(largest, Max());
     for (int e = lane(); e < experts; e += 32) {
-        p[e] = expf(logits[e] - most);
+        p[e] = expf(logits[e] - largest);
         sum += p[e];
     }
     sum = warp_reduce(sum, Sum());
     for (int e = lane(); e < experts; e += 32) p[e] = sigmoid ? 1.0f / (1.0f + expf(-logits[e])) : p[e] / sum;
     __syncwarp();
-    return most + logf(sum);
+    return largest + logf(sum);
 }
 
 struct Ranked {
@@ -51,8 +51,8 @@ __device__ bool precedes(Ranked a, Ranked b) {  // in descending order; of equal
 __device__ Ranked next_largest(const float* x, int n, Ranked last) {
     Ranked best{-INFINITY, n};
     for (int i = lane(); i < n; i += 32) {
-        const Ranked each{x[i], i};
-        if (precedes(last, each) && precedes(each, best)) best = each;
+        const Ranked element{x[i], i};
+        if (precedes(last, element) && precedes(element, best)) best = element;
     }
     for (int offset = 16; offset > 0; offset /= 2) {
         const Ranked other{__shfl_xor_sync(~0u, best.value, offset), __shfl_xor_sync(~0u, best.index, offset)};
@@ -102,9 +102,9 @@ __global__ void router_weights_kernel(float* weights, const float* logits, const
     const int64_t row = row_of_warp(), slot = row * top_k + lane();
     if (row >= rows) return;
     scores_of(p, logits + row * experts, experts, sigmoid);
-    const float mine = lane() < top_k ? p[chosen[slot]] : 0.0f;
-    const float sum = warp_reduce(mine, Sum());
-    if (lane() < top_k) weights[slot] = scale * mine / (normalize ? sum : 1.0f);
+    const float score = lane() < top_k ? p[chosen[slot]] : 0.0f;
+    const float sum = warp_reduce(score, Sum());
+    if (lane() < top_k) weights[slot] = scale * score / (normalize ? sum : 1.0f);
 }
 
 // losses (R, 2) fp64: of each row.
@@ -156,8 +156,8 @@ __global__ void router_backward_kernel(float* dlogits, const float* dweights, co
     all = warp_reduce(all, Sum());
     __syncwarp();
     const int expert = lane() < top_k ? chosen[slot] : 0;
-    const float mine = lane() < top_k ? p[expert] : 0.0f, dw = lane() < top_k ? dweights[slot] : 0.0f;
-    const float sum = warp_reduce(mine, Sum()), dot = warp_reduce(dw * mine, Sum());
+    const float score = lane() < top_k ? p[expert] : 0.0f, dw = lane() < top_k ? dweights[slot] : 0.0f;
+    const float sum = warp_reduce(score, Sum()), dot = warp_reduce(dw * score, Sum());
     if (lane() < top_k) dp[expert] = scale * (normalize ? (dw - dot / sum) / sum : dw);
     __syncwarp();
     if (piece_grads) {

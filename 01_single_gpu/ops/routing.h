@@ -52,7 +52,7 @@ struct PieceCounts {
 // begin_keep of place_slots for the pieces `mine`; `all`: also those of other ranks with tokens of the same sequences.
 // Of the slots of a sequence, `slots` of them, that chose an expert, it keeps the first ceil(factor slots / N), in the
 // order of positions; factor 0: all. Places are numbered expert by expert, within an expert piece by piece.
-std::vector<int32_t> begin_keep_of(const PieceCounts& mine, const PieceCounts& all, double factor, int64_t slots);
+std::vector<int32_t> begin_keep_of(const PieceCounts& local, const PieceCounts& all, double factor, int64_t slots);
 
 // Counting sort, stable: of the slots of piece p that chose expert e, the first keep[p, e] go to begin[p, e] and
 // behind. order (S) i32: the slot at each place; place (R, k) i32: the place of each slot, -1 if it is dropped.

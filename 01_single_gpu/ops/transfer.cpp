@@ -12,9 +12,9 @@ std::vector<double> read(const Tensor& x) {
         copy(here, x);
     }
     if (x.dtype() == DType::i32) return std::vector<double>(here.data<int32_t>(), here.data<int32_t>() + x.size());
-    Tensor wide({x.size()}, DType::f64, Device::cpu, Memory::workspace);
-    copy(wide, here);
-    return std::vector<double>(wide.data<double>(), wide.data<double>() + wide.size());
+    Tensor stats({x.size()}, DType::f64, Device::cpu, Memory::workspace);
+    copy(stats, here);
+    return std::vector<double>(stats.data<double>(), stats.data<double>() + stats.size());
 }
 
 Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind) {

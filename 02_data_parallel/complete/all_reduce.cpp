@@ -56,10 +56,10 @@ void ring_reduce_scatter(Backend& peers, const Tensor& x) {
     const int N = peers.size(), r = peers.rank(), next = (r + 1) % N, previous = (r + N - 1) % N;
     const Tensor received = scratch_for(peers, x, x.size() / N + 1);
     for (int step = 0; step < N - 1; ++step) {
-        const Tensor mine = segment(x, r - step - 2, N);
-        const Tensor theirs = part(received, 0, mine.size());
-        exchange(peers, segment(x, r - step - 1, N), next, theirs, previous);
-        add_to(mine, theirs);
+        const Tensor kept = segment(x, r - step - 2, N);
+        const Tensor arrived = part(received, 0, kept.size());
+        exchange(peers, segment(x, r - step - 1, N), next, arrived, previous);
+        add_to(kept, arrived);
     }
     // end::lab-ring-all-reduce-reduce-scatter[]
 }
@@ -126,7 +126,7 @@ void halving_doubling_all_reduce(Backend& peers, const Tensor& x) {
     }
     struct Halves {
         int partner;
-        Tensor mine, theirs;
+        Tensor kept, arrived;
     };
     std::vector<Halves> steps;
     int64_t begin = 0, end = x.size();
@@ -136,12 +136,12 @@ void halving_doubling_all_reduce(Backend& peers, const Tensor& x) {
         const Tensor low = part(x, begin, middle), high = part(x, middle, end);
         steps.push_back({r ^ distance, upper ? high : low, upper ? low : high});
         (upper ? begin : end) = middle;
-        const Tensor sum_of_two = part(received, 0, steps.back().mine.size());
-        exchange(peers, steps.back().theirs, r ^ distance, sum_of_two, r ^ distance);
-        add_to(steps.back().mine, sum_of_two);
+        const Tensor sum_of_two = part(received, 0, steps.back().kept.size());
+        exchange(peers, steps.back().arrived, r ^ distance, sum_of_two, r ^ distance);
+        add_to(steps.back().kept, sum_of_two);
     }
     for (; !steps.empty(); steps.pop_back())
-        exchange(peers, steps.back().mine, steps.back().partner, steps.back().theirs, steps.back().partner);
+        exchange(peers, steps.back().kept, steps.back().partner, steps.back().arrived, steps.back().partner);
     if (has_extra) send(peers, x, r + power);
 }
 

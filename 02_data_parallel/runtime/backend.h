@@ -59,8 +59,8 @@ class Backend {
     virtual void barrier() = 0;
 
     // Host values (losses, norms, tables), in rank order; these block. Every rank passes equally many numbers.
-    virtual std::vector<double> gather(const std::vector<double>& mine) = 0;
-    virtual std::vector<std::string> gather_text(const std::string& mine) = 0;
+    virtual std::vector<double> gather(const std::vector<double>& local) = 0;
+    virtual std::vector<std::string> gather_text(const std::string& local) = 0;
 
     // A buffer of at least `count` elements; `number` tells several apart. The backend keeps it for later calls, which
     // may replace it by a larger one: by then all uses of this one must have completed or, on a stream, must precede

@@ -18,10 +18,10 @@ class FakeBackend : public Backend {
     int size() const override { return size_; }
 
     std::unique_ptr<Backend> split(const std::vector<int>& colors, GroupLoad) const override {
-        const int mine = colors[rank_];
-        if (mine < 0) return nullptr;
-        const auto before = std::count(colors.begin(), colors.begin() + rank_, mine);
-        return std::make_unique<FakeBackend>(int(before), int(std::count(colors.begin(), colors.end(), mine)));
+        const int own = colors[rank_];
+        if (own < 0) return nullptr;
+        const auto before = std::count(colors.begin(), colors.begin() + rank_, own);
+        return std::make_unique<FakeBackend>(int(before), int(std::count(colors.begin(), colors.end(), own)));
     }
     RequestPtr exchange(const Tensor&, int, const Tensor& in, int, Tag) override {
         if (!in || in.size() == 0) return nullptr;
@@ -48,8 +48,8 @@ class FakeBackend : public Backend {
     }
     RequestPtr reduce_scatter(const Tensor& part, const Tensor& whole) override {
         Tensor sum = part;
-        const Tensor mine = whole.element_slice(rank_ * part.size(), part.shape());
-        if (!part.starts_with(mine)) copy(sum, mine);
+        const Tensor own = whole.element_slice(rank_ * part.size(), part.shape());
+        if (!part.starts_with(own)) copy(sum, own);
         scale(sum, size_);
         return nullptr;
     }
@@ -67,23 +67,23 @@ class FakeBackend : public Backend {
         for (Tensor slice : to) {
             if (!any) fill(slice, 0);
             for (int64_t filled = 0, i = rank_; any && filled < slice.size(); ++i) {
-                const Tensor& mine = from[size_t(i % size_)];
-                const Shape part = {std::min(mine.size(), slice.size() - filled)};
+                const Tensor& own = from[size_t(i % size_)];
+                const Shape part = {std::min(own.size(), slice.size() - filled)};
                 Tensor target = slice.element_slice(filled, part);
-                if (part[0] > 0) copy(target, mine.element_slice(0, part));
+                if (part[0] > 0) copy(target, own.element_slice(0, part));
                 filled += part[0];
             }
         }
         return nullptr;
     }
     void barrier() override {}
-    std::vector<double> gather(const std::vector<double>& mine) override {
+    std::vector<double> gather(const std::vector<double>& own) override {
         std::vector<double> all;
-        for (int i = 0; i < size_; ++i) all.insert(all.end(), mine.begin(), mine.end());
+        for (int i = 0; i < size_; ++i) all.insert(all.end(), own.begin(), own.end());
         return all;
     }
-    std::vector<std::string> gather_text(const std::string& mine) override {
-        return std::vector<std::string>(size_t(size_), mine);
+    std::vector<std::string> gather_text(const std::string& own) override {
+        return std::vector<std::string>(size_t(size_), own);
     }
 
   private:

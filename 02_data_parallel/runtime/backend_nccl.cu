@@ -82,10 +82,10 @@ class OpenCommunicators {
     // The most blocks that can run at once, if there is another communicator.
     int ctas_with(int ctas, const void* lane) {
         const std::lock_guard lock(mutex_);
-        std::map<const void*, int> most{{lane, ctas}};
-        for (const auto& [comm, open] : comms_) most[open.lane] = std::max(most[open.lane], open.ctas);
+        std::map<const void*, int> lane_ctas{{lane, ctas}};
+        for (const auto& [comm, open] : comms_) lane_ctas[open.lane] = std::max(lane_ctas[open.lane], open.ctas);
         int sum = 0;
-        for (const auto& [of, number] : most) sum += number;
+        for (const auto& [of, number] : lane_ctas) sum += number;
         return sum;
     }
     void remove(ncclComm_t comm) {

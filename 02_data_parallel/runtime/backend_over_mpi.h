@@ -18,8 +18,8 @@ class BackendOverMpi : public Backend {
         synchronize();
         group_.barrier();
     }
-    std::vector<double> gather(const std::vector<double>& mine) override { return group_.gather(mine); }
-    std::vector<std::string> gather_text(const std::string& mine) override { return group_.gather_text(mine); }
+    std::vector<double> gather(const std::vector<double>& local) override { return group_.gather(local); }
+    std::vector<std::string> gather_text(const std::string& local) override { return group_.gather_text(local); }
 
   protected:
     virtual std::unique_ptr<Backend> same_kind(MPI_Comm comm, GroupLoad load) const = 0;  // over `comm`

@@ -275,25 +275,25 @@ Work Comm::add_and_shift(Tensor sum, Tensor received, Where where) const {
 
 // ---- host numbers ---------------------------------------------------------------------------------------------------
 
-std::vector<double> Comm::numbers(const std::vector<double>& mine, int64_t wire_bytes, Where where) const {
-    if (size() == 1) return mine;
+std::vector<double> Comm::numbers(const std::vector<double>& local, int64_t wire_bytes, Where where) const {
+    if (size() == 1) return local;
     std::vector<double> all;
     const auto run = [&](Backend& peers) {
-        all = peers.gather(mine);
+        all = peers.gather(local);
         return nullptr;
     };
     start({.name = "scalar",
-           .details = fmt::format(", {} numbers", mine.size()),
+           .details = fmt::format(", {} numbers", local.size()),
            .wire_bytes = wire_bytes,
-           .bytes = 8 * int64_t(mine.size()),
+           .bytes = 8 * int64_t(local.size()),
            .run = run,
            .where = where})
         .wait();
     return all;
 }
 
-std::vector<double> Comm::gather(const std::vector<double>& mine, Where where) const {
-    return numbers(mine, 8 * int64_t(mine.size()) * size() * (size() - 1), where);  // bytes of an all-gather
+std::vector<double> Comm::gather(const std::vector<double>& local, Where where) const {
+    return numbers(local, 8 * int64_t(local.size()) * size() * (size() - 1), where);  // bytes of an all-gather
 }
 
 std::vector<double> Comm::sum(const std::vector<double>& x, Where where) const {
@@ -307,10 +307,10 @@ std::vector<double> Comm::sum(const std::vector<double>& x, Where where) const {
 double Comm::sum(double x, Where where) const { return sum(std::vector<double>{x}, where)[0]; }
 
 double Comm::max(double x, Where where) const {
-    double most = x;
+    double largest = x;
     for (const double part : numbers({x}, 2 * 8 * (size() - 1), where))
-        if (!std::isnan(most) && !(part <= most)) most = part;  // the first NaN stays
-    return most;
+        if (!std::isnan(largest) && !(part <= largest)) largest = part;  // the first NaN stays
+    return largest;
 }
 
 // ---- groups ---------------------------------------------------------------------------------------------------------

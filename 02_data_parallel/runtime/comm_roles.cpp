@@ -14,7 +14,7 @@ class CommGroup : public Group {
     int rank() const override { return comm_.rank(); }
     int size() const override { return comm_.size(); }
     std::vector<double> sum(const std::vector<double>& x) const override { return comm_.sum(x); }
-    std::vector<double> gather(const std::vector<double>& mine) const override { return comm_.gather(mine); }
+    std::vector<double> gather(const std::vector<double>& local) const override { return comm_.gather(local); }
     void sum_tensor(Tensor x) const override { comm_.all_reduce(x).wait(); }
     void all_gather(Tensor full, const Tensor& part) const override { comm_.all_gather(full, part).wait(); }
     void send(const Tensor& x, int to) const override { comm_.send(x, to).wait(); }
@@ -34,9 +34,9 @@ void write_files(const Comm& world, const std::function<void()>& body) {
     world.barrier().wait();
 }
 
-std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine) {
-    std::vector<double> numbers(mine.kind.begin(), mine.kind.end());  // whole numbers, exact up to 2^53 bytes
-    numbers.push_back(double(mine.total));
+std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& local) {
+    std::vector<double> numbers(local.kind.begin(), local.kind.end());  // whole numbers, exact up to 2^53 bytes
+    numbers.push_back(double(local.total));
     const std::vector<double> all = ranks.gather(numbers);
     std::vector<MemoryPeak> peaks;
     for (auto begin = all.begin(); begin < all.end(); begin += int64_t(numbers.size())) {
@@ -76,14 +76,14 @@ void CommRuntime::write_trace(OutputFile* file, const std::string& title) {
     trace_.reset();
 }
 
-nlohmann::ordered_json CommRuntime::memory_per_rank(const MemoryPeak& mine) const {
+nlohmann::ordered_json CommRuntime::memory_per_rank(const MemoryPeak& local) const {
     auto list = nlohmann::ordered_json::array();
     if (!world_.has_peers()) {  // a simulated rank: its own memory is all there is
-        list.push_back(to_json(mine));
+        list.push_back(to_json(local));
         list.back()["rank"] = world_.rank();
         return list;
     }
-    for (const MemoryPeak& peak : gather_peaks(world_, mine)) list.push_back(to_json(peak));
+    for (const MemoryPeak& peak : gather_peaks(world_, local)) list.push_back(to_json(peak));
     return list;
 }
 

@@ -14,7 +14,7 @@ GroupPtr group_of(const Comm& comm);
 void write_files(const Comm& world, const std::function<void()>& body);
 
 // The memory of all ranks, in rank order. Collective.
-std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& mine);
+std::vector<MemoryPeak> gather_peaks(const Comm& ranks, const MemoryPeak& local);
 
 // Bytes that this rank sent in a step by the operations whose name begins and ends so, but for scalars (losses, norms).
 int64_t sent_bytes(const StepReport& step, const std::string& prefix = "", const std::string& suffix = "");
@@ -30,7 +30,7 @@ class CommRuntime : public Runtime {
     void write_files(const std::function<void()>& body) override { train70b::write_files(world_, body); }
     void start_trace() override;
     void write_trace(OutputFile* file, const std::string& title) override;
-    nlohmann::ordered_json memory_per_rank(const MemoryPeak& mine) const override;
+    nlohmann::ordered_json memory_per_rank(const MemoryPeak& local) const override;
 
   private:
     const Comm world_;

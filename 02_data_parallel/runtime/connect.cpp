@@ -42,9 +42,9 @@ void watch_this_node(const Node& node) {
     using Count = std::atomic<uint64_t>;
     static_assert(Count::is_always_lock_free);  // required between processes
     MPI_Win window = MPI_WIN_NULL;
-    void* mine = nullptr;
-    MPI_Win_allocate_shared(sizeof(Count), 1, MPI_INFO_NULL, node.comm, &mine, &window);
-    new (mine) Count(0);
+    void* local = nullptr;
+    MPI_Win_allocate_shared(sizeof(Count), 1, MPI_INFO_NULL, node.comm, &local, &window);
+    new (local) Count(0);
     std::vector<int> ranks(node.size);
     MPI_Allgather(&this_rank, 1, MPI_INT, ranks.data(), 1, MPI_INT, node.comm);  // also: all counters exist now
     std::vector<Watchdog::Beat> beats;
@@ -59,11 +59,11 @@ void watch_this_node(const Node& node) {
 }
 
 // A word of every rank, in rank order, on rank 0; elsewhere empty. Collective.
-std::vector<std::string> gather_words(std::string mine) {
+std::vector<std::string> gather_words(std::string local) {
     constexpr int kWidth = MPI_MAX_PROCESSOR_NAME;
-    mine.resize(kWidth);
+    local.resize(kWidth);
     std::string all(size_t(world_size()) * kWidth, '\0');
-    MPI_Gather(mine.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
+    MPI_Gather(local.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
     std::vector<std::string> words;
     if (this_rank != 0) return words;
     for (size_t begin = 0; begin < all.size(); begin += kWidth) words.push_back(all.substr(begin, kWidth).c_str());
@@ -89,12 +89,12 @@ bool share_gpus([[maybe_unused]] const Node& node) {
     bool shared = false;
 #if TRAIN70B_CUDA
     constexpr int kLength = 64;
-    std::string mine = cuda_device_id();
-    mine.resize(kLength);
+    std::string local = cuda_device_id();
+    local.resize(kLength);
     std::vector<char> all(size_t(kLength) * node.size);
-    MPI_Allgather(mine.data(), kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, node.comm);
+    MPI_Allgather(local.data(), kLength, MPI_CHAR, all.data(), kLength, MPI_CHAR, node.comm);
     for (int i = 0; i < node.size; ++i)
-        shared = shared || (i != node.rank && mine.compare(0, kLength, &all[size_t(kLength) * i], kLength) == 0);
+        shared = shared || (i != node.rank && local.compare(0, kLength, &all[size_t(kLength) * i], kLength) == 0);
 #endif
     return over_all_ranks(shared, MPI_MAX) > 0;
 }

@@ -197,21 +197,21 @@ void MpiGroup::all_to_all(void* to, const void* from, int64_t part_bytes) const 
 
 void MpiGroup::barrier() const { MPI_CHECK(MPI_Barrier(comm_)); }
 
-std::vector<double> MpiGroup::gather(const std::vector<double>& mine) const {
-    std::vector<double> all(mine.size() * size_);
+std::vector<double> MpiGroup::gather(const std::vector<double>& local) const {
+    std::vector<double> all(local.size() * size_);
     MPI_CHECK(
-        MPI_Allgather(mine.data(), int(mine.size()), MPI_DOUBLE, all.data(), int(mine.size()), MPI_DOUBLE, comm_));
+        MPI_Allgather(local.data(), int(local.size()), MPI_DOUBLE, all.data(), int(local.size()), MPI_DOUBLE, comm_));
     return all;
 }
 
-std::vector<std::string> MpiGroup::gather_text(const std::string& mine) const {
+std::vector<std::string> MpiGroup::gather_text(const std::string& local) const {
     std::vector<int> lengths(size_), begins(size_);
-    const int length = int(mine.size());
+    const int length = int(local.size());
     MPI_CHECK(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_));
     for (int i = 1; i < size_; ++i) begins[i] = begins[i - 1] + lengths[i - 1];
     std::string all(size_t(begins.back() + lengths.back()), ' ');
     MPI_CHECK(
-        MPI_Allgatherv(mine.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(), MPI_CHAR, comm_));
+        MPI_Allgatherv(local.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(), MPI_CHAR, comm_));
     std::vector<std::string> list;
     for (int i = 0; i < size_; ++i) list.push_back(all.substr(begins[i], lengths[i]));
     return list;

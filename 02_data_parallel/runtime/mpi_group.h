@@ -30,8 +30,8 @@ class MpiGroup {
     void broadcast(void* x, int64_t bytes, int root) const;
     void all_to_all(void* to, const void* from, int64_t part_bytes) const;  // must not overlap
     void barrier() const;
-    std::vector<double> gather(const std::vector<double>& mine) const;
-    std::vector<std::string> gather_text(const std::string& mine) const;
+    std::vector<double> gather(const std::vector<double>& local) const;
+    std::vector<std::string> gather_text(const std::string& local) const;
 
     static inline int64_t largest_count = int64_t(1) << 30;  // elements or bytes of one MPI call; a test lowers it
 

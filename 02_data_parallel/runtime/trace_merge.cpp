@@ -58,8 +58,8 @@ void TraceMerge::write(OutputFile* file, const std::string& title) {
         }
     }
     file->write(trace_head());
-    TraceText mine(events, 0, title, {});
-    for (std::string text = mine.next(); !text.empty(); text = mine.next()) file->write(text);
+    TraceText own(events, 0, title, {});
+    for (std::string text = own.next(); !text.empty(); text = own.next()) file->write(text);
     for (int rank = 1; rank < ranks_.size(); ++rank) {
         const Measurement &a = begin_[size_t(rank)], &b = end[size_t(rank)];
         const ClockDifference clock{a.time, b.time, a.difference, b.difference};

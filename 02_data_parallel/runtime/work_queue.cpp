@@ -169,9 +169,9 @@ void Work::State::check_agreement() const {
 std::string Work::State::check_counts() const {
     Backend& backend = *group->backend;
     if (operation.sent.empty() || !backend.has_peers()) return {};
-    std::vector<double> mine(operation.sent.begin(), operation.sent.end());
-    mine.insert(mine.end(), operation.received.begin(), operation.received.end());
-    const std::vector<double> all = backend.gather(mine);
+    std::vector<double> own(operation.sent.begin(), operation.sent.end());
+    own.insert(own.end(), operation.received.begin(), operation.received.end());
+    const std::vector<double> all = backend.gather(own);
     const size_t n = operation.sent.size();
     for (size_t from = 0; from < n; ++from)
         for (size_t to = 0; to < n; ++to)
@@ -188,15 +188,15 @@ void WorkQueue::check_tensors(const std::shared_ptr<Work::State>& work) {
     });
     for (const std::weak_ptr<Work::State>& weak : pending_) {
         const std::shared_ptr<Work::State> earlier = weak.lock();
-        const Operation &mine = work->operation, &theirs = earlier->operation;
-        const bool shifts = mine.shift && theirs.shift && work->group->backend->on_stream();
-        if (earlier->group == work->group && (shifts || (!mine.message && !theirs.message))) continue;
-        for (size_t i = 0; i < mine.tensors.size(); ++i)
-            for (size_t k = 0; k < theirs.tensors.size(); ++k)
-                CHECK(!mine.tensors[i].overlaps(theirs.tensors[k]) || (i >= mine.written && k >= theirs.written),
+        const Operation &own = work->operation, &peer = earlier->operation;
+        const bool shifts = own.shift && peer.shift && work->group->backend->on_stream();
+        if (earlier->group == work->group && (shifts || (!own.message && !peer.message))) continue;
+        for (size_t i = 0; i < own.tensors.size(); ++i)
+            for (size_t k = 0; k < peer.tensors.size(); ++k)
+                CHECK(!own.tensors[i].overlaps(peer.tensors[k]) || (i >= own.written && k >= peer.written),
                       "{} at {}:{} shares a tensor with {} at {}:{}, which nobody has waited for (--comm-check)",
-                      work->label, mine.where.file_name(), mine.where.line(), earlier->label, theirs.where.file_name(),
-                      theirs.where.line());
+                      work->label, own.where.file_name(), own.where.line(), earlier->label, peer.where.file_name(),
+                      peer.where.line());
     }
     pending_.push_back(work);
 }

@@ -69,15 +69,15 @@ void check_zero(const ZeroOptions& o, const TrainOptions& training, int64_t data
     const Llama::Options types = training.llama();
     const double states =
         moments ? *moments + double(master_bytes(types.dtype)) : double(AdamW::state_bytes(types.dtype));
-    const int64_t each = int64_t(double(training.model.parameters() / shards + 1) *
-                                 (double(size_of(types.dtype) + size_of(types.grad_dtype)) + states));
-    const int64_t here = each * std::min(ranks_on_node, data_ranks), free = available_host_memory();
+    const int64_t bytes_per_rank = int64_t(double(training.model.parameters() / shards + 1) *
+                                           (double(size_of(types.dtype) + size_of(types.grad_dtype)) + states));
+    const int64_t here = bytes_per_rank * std::min(ranks_on_node, data_ranks), free = available_host_memory();
     if (here > free)
         usage_error(
             "--offload {}: needs {} of host memory on this node ({} per rank), and {} are available (try more nodes, "
             "or --offload none)",
-            o.offload == Offload::all ? "all" : "optimizer", human_bytes(double(here)), human_bytes(double(each)),
-            human_bytes(double(free)));
+            o.offload == Offload::all ? "all" : "optimizer", human_bytes(double(here)),
+            human_bytes(double(bytes_per_rank)), human_bytes(double(free)));
 }
 
 }  // namespace train70b

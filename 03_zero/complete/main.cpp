@@ -6,7 +6,7 @@
 // Watch: the loss is chapter 02's to the last bit, whatever the stage; optimizer, grads and params shrink to 1/N, one
 //        after the other; stage 3 sends 1.5 times the bytes of the others.
 #include "03_zero/complete/flags.h"
-#include "03_zero/complete/report.h"
+#include "03_zero/complete/training_report.h"
 
 using namespace train70b;
 

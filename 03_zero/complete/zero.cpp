@@ -25,8 +25,8 @@ Zero::Zero(Llama& model, const Comm& ranks, const ZeroOptions& options, MakeOpti
     replicas_over_edp_ = options_.stage == 0 && edp_ ? group_of(*edp_) : replicas_of_states_;
     flats_ = flat_params(model, shards_, edp_.value_or(shards_));
     for (Unit* unit : model.units_run()) {
-        const auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const FlatParam& each) {
-            return each.unit == (unit->owner ? unit->owner : unit);
+        const auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const FlatParam& candidate) {
+            return candidate.unit == (unit->owner ? unit->owner : unit);
         });
         ++flat->runs;
         unit->wrappers.insert(unit->wrappers.begin(),

@@ -19,7 +19,7 @@
 //                       2, 3     allocate its unsharded gradients
 //     after backward    0-3      reduce its gradients (2, 3: and free them; 3: and reshard the parameters)
 //
-// zero.cpp has the stages; zero_update.cpp the optimizer step; zero_states.cpp what the store holds: allocation,
+// zero.cpp has the stages; zero_optimizer_step.cpp the optimizer step; zero_model_states.cpp what the store holds: allocation,
 // reading and writing.
 //
 // Hybrid shard: sharded inside groups of --hybrid-shard ranks, replicated across the groups; the reduce-scatter is
@@ -29,9 +29,20 @@
 
 #include "01_single_gpu/complete/roles.h"
 #include "03_zero/complete/flat_param.h"
-#include "03_zero/complete/options.h"
 
 namespace train70b {
+
+enum class Offload { none, optimizer, all };
+
+struct ZeroOptions {
+    int stage = 3;
+    int64_t hybrid_shard = 0;  // ranks of a shard group; 0: all
+    Offload offload = Offload::none;
+    int64_t prefetch = 1;         // units unsharded ahead of the one in use (stage 3)
+    bool prefetch_given = false;  // by --prefetch
+    double bucket_mb = -1;        // MiB of gradients per bucket, in whole units; < 0: 25, and 0 from stage 2 on
+    bool overlap = true;  // false: wait for each reduction where it starts; stages 0, 1: after the backward pass
+};
 
 class Zero : public ParamStore {
   public:

@@ -6,7 +6,7 @@
 //        every layer sends 4 all-reduces of its activations, or the same bytes as all-gathers and reduce-scatters.
 #include "02_data_parallel/complete/data_parallel.h"
 #include "04_tensor_parallel/complete/flags.h"
-#include "04_tensor_parallel/complete/report.h"
+#include "04_tensor_parallel/complete/training_report.h"
 
 using namespace train70b;
 

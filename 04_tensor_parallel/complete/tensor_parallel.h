@@ -22,9 +22,13 @@
 //     and f's all-gather once more for the weight gradient: only the rank's own rows are kept
 #include "01_single_gpu/complete/trainer.h"
 #include "02_data_parallel/comm.h"
-#include "04_tensor_parallel/complete/options.h"
 
 namespace train70b {
+
+struct TensorParallelOptions {
+    bool sequence_parallel = false;
+    bool overlap = false;  // overlap.h
+};
 
 // ---- f and g --------------------------------------------------------------------------------------------------------
 Var copy_to_ranks(Tape& tape, const Var& x, const Comm& ranks);            // f: (R, E) -> (R, E)

@@ -85,7 +85,7 @@ Traffic layer_traffic(const LlamaConfig& c, const TrafficShape& s) {
 
 Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_batches) {
     const int64_t n = s.rows * c.hidden * size_of(s.dtype), copies = s.tp / kv_ranks(c, s.tp);
-    const int64_t wide = size_of(stats_dtype(s.dtype));
+    const int64_t stats_bytes = size_of(stats_dtype(s.dtype));
     const bool sequence = s.options.sequence_parallel;
     Counter counter(s);
     for (int64_t m = 0; m < micro_batches; ++m) {
@@ -97,8 +97,8 @@ Traffic step_traffic(const LlamaConfig& c, const TrafficShape& s, int64_t micro_
             counter.all_gather(2, n);      // g backward; the head's f again, for the weight gradient
             s.options.overlap ? counter.ring(1, n) : counter.all_gather(1, n);  // and f forward
         }
-        counter.all_reduce(1, wide * s.rows);      // the loss: maxima
-        counter.all_reduce(1, 2 * wide * s.rows);  // sums of exponentials and the targets' logits
+        counter.all_reduce(1, stats_bytes * s.rows);      // the loss: maxima
+        counter.all_reduce(1, 2 * stats_bytes * s.rows);  // sums of exponentials and the targets' logits
     }
     // Gradients of norm weights: with sequence parallelism all of them, else those of the norms of q and k.
     const int64_t partial =

@@ -6,7 +6,7 @@
 //        keeps follows the micro-batches it has in flight: m for gpipe, p - rank for 1f1b.
 #include "02_data_parallel/complete/data_parallel.h"
 #include "05_pipeline/complete/flags.h"
-#include "05_pipeline/complete/report.h"
+#include "05_pipeline/complete/training_report.h"
 
 using namespace train70b;
 

@@ -232,15 +232,15 @@ Tensor Pipeline::forward_only(const Batch& batch) {
 
 Timeline Pipeline::measured() const {
     ranks_.barrier().wait();
-    size_t most = 0;
-    for (const auto& steps : schedule_.ranks) most = std::max(most, steps.size());
-    std::vector<double> mine = {now_seconds()};  // just after the barrier: the common zero of clocks of several nodes
-    for (const Timeline::Span& span : spans_) mine.insert(mine.end(), {span.begin, span.end});
-    mine.resize(1 + 2 * most);
-    const std::vector<double> all = ranks_.gather(mine);
+    size_t longest = 0;
+    for (const auto& steps : schedule_.ranks) longest = std::max(longest, steps.size());
+    std::vector<double> local = {now_seconds()};  // just after the barrier: the common zero of clocks of several nodes
+    for (const Timeline::Span& span : spans_) local.insert(local.end(), {span.begin, span.end});
+    local.resize(1 + 2 * longest);
+    const std::vector<double> all = ranks_.gather(local);
     Timeline timeline;
     for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
-        const double* times = &all[rank * mine.size()];
+        const double* times = &all[rank * local.size()];
         auto& spans = timeline.ranks.emplace_back();
         for (size_t i = 0; i < schedule_.ranks[rank].size(); ++i)
             spans.push_back({schedule_.ranks[rank][i], times[1 + 2 * i] - times[0], times[2 + 2 * i] - times[0]});

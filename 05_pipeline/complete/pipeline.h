@@ -13,8 +13,8 @@
 
 #include "01_single_gpu/complete/roles.h"
 #include "02_data_parallel/comm.h"
-#include "05_pipeline/complete/simulate.h"
-#include "05_pipeline/complete/stages.h"
+#include "05_pipeline/complete/pipeline_options.h"
+#include "05_pipeline/complete/schedule_simulation.h"
 
 namespace train70b {
 

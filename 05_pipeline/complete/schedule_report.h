@@ -1,7 +1,7 @@
 #pragma once
 // What `schedule` prints of a schedule: its ranks, its training steps one after another, and the other schedules.
 #include "01_single_gpu/complete/report/table.h"
-#include "05_pipeline/complete/simulate.h"
+#include "05_pipeline/complete/schedule_simulation.h"
 
 namespace train70b {
 

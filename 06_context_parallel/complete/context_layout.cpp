@@ -22,10 +22,10 @@ const std::vector<ContextAlgorithm>& context_algorithms() {
 
 namespace {
 // The number in [1, most] nearest to n for which works() is true; 0: there is none.
-int64_t nearest(int64_t n, int64_t most, const std::function<bool(int64_t)>& works) {
-    for (int64_t distance = 0; distance <= most; ++distance) {
+int64_t nearest(int64_t n, int64_t largest, const std::function<bool(int64_t)>& works) {
+    for (int64_t distance = 0; distance <= largest; ++distance) {
         if (n - distance >= 1 && works(n - distance)) return n - distance;
-        if (n + distance <= most && works(n + distance)) return n + distance;
+        if (n + distance <= largest && works(n + distance)) return n + distance;
     }
     return 0;
 }
@@ -76,11 +76,11 @@ ContextTraffic context_traffic(const LlamaConfig& c, const ContextLayout& layout
     const int64_t forwards = recompute == Recompute::none || recompute == Recompute::pointwise ? 1 : 2;
     ContextTraffic traffic;
     const int64_t block = 2 * rows * U * (kv_heads / U) * D;  // elements of k and v in one message
-    const int64_t wide = size_of(stats_dtype(dtype));         // of its gradients
+    const int64_t stats_bytes = size_of(stats_dtype(dtype));  // of its gradients
     if (layout.gather)
-        traffic.gather = (G - 1) * block * (a * (forwards + 1) + wide);
+        traffic.gather = (G - 1) * block * (a * (forwards + 1) + stats_bytes);
     else if (G > 1)
-        traffic.ring = (G - 1) * block * a * (forwards + 1) + G * block * wide;
+        traffic.ring = (G - 1) * block * a * (forwards + 1) + G * block * stats_bytes;
     const int64_t in = rows * (c.heads + 2 * kv_heads) * D * a, out = rows * c.heads * D * a;
     if (U > 1)
         traffic.ulysses = ((forwards + 1) * (in + out) + (recompute == Recompute::selective ? 0 : out)) * (U - 1) / U;

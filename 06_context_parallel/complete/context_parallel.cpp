@@ -18,7 +18,8 @@ void apply_context_parallel(Llama& model, const Comm& ranks, const ContextLayout
             CHECK(local.q.data.cols() / head_dim % U == 0, "{} heads over {} ranks", local.q.data.cols() / head_dim, U);
             QKV x = local;
             if (U > 1)
-                for (Var* each : {&x.q, &x.k, &x.v}) *each = to_heads(tape, *each, heads, heads_shape);
+                for (Var* head_tensor : {&x.q, &x.k, &x.v})
+                    *head_tensor = to_heads(tape, *head_tensor, heads, heads_shape);
             const RingShape shape{.batch = batch.sequences,
                                   .chunk_len = batch.seq_len * U / chunks,
                                   .chunks = chunks,

@@ -29,12 +29,12 @@ Tensor chunk_rows(const Tensor& all, const RingShape& s, Half half, int64_t rank
 
 Tensor gathered(const Comm& ranks, const Tensor& k, const Tensor& v) {
     const int64_t rows = k.rows();
-    Tensor mine({2 * rows, k.cols()}, k.dtype(), k.device(), Memory::comm);
-    Tensor keys = mine.row_slice(0, rows), values = mine.row_slice(rows, 2 * rows);
+    Tensor own({2 * rows, k.cols()}, k.dtype(), k.device(), Memory::comm);
+    Tensor keys = own.row_slice(0, rows), values = own.row_slice(rows, 2 * rows);
     copy(keys, k);
     copy(values, v);
     Tensor all({ranks.size() * 2 * rows, k.cols()}, k.dtype(), k.device(), Memory::comm);
-    ranks.all_gather(all, mine).wait();
+    ranks.all_gather(all, own).wait();
     return all;
 }
 
@@ -128,18 +128,18 @@ QKVGrads gather_attention_backward(const Comm& ranks, const RingShape& s, const 
         }
     }
     all = Tensor();
-    Tensor mine({2 * k.rows(), k.cols()}, dkv.dtype(), q.device(), Memory::comm);
-    ranks.reduce_scatter(mine, dkv).wait();
-    copy(grads.dk, mine.row_slice(0, k.rows()));
-    copy(grads.dv, mine.row_slice(k.rows(), 2 * k.rows()));
+    Tensor own({2 * k.rows(), k.cols()}, dkv.dtype(), q.device(), Memory::comm);
+    ranks.reduce_scatter(own, dkv).wait();
+    copy(grads.dk, own.row_slice(0, k.rows()));
+    copy(grads.dv, own.row_slice(k.rows(), 2 * k.rows()));
     return grads;
 }
 
 GatherMemory gather_memory(const RingShape& s, int64_t ranks, int64_t rank, DType dtype) {
     const int64_t width = s.kv_heads * s.head_dim, tokens = ranks * s.chunks * s.chunk_len, a = size_of(dtype);
-    const int64_t seen = visible_tokens(s, ranks, rank), wide = size_of(stats_dtype(dtype));
-    return {.comm = 2 * s.batch * tokens * width * (a + wide),
-            .workspace = 2 * seen * width * (a + wide) + s.chunk_len * s.heads * s.head_dim * wide};
+    const int64_t seen = visible_tokens(s, ranks, rank), stats = size_of(stats_dtype(dtype));
+    return {.comm = 2 * s.batch * tokens * width * (a + stats),
+            .workspace = 2 * seen * width * (a + stats) + s.chunk_len * s.heads * s.head_dim * stats};
 }
 
 }  // namespace train70b

@@ -6,7 +6,7 @@
 //        rank waits for the last one, with zigzag all do the same work.
 #include "02_data_parallel/complete/data_parallel.h"
 #include "06_context_parallel/complete/flags.h"
-#include "06_context_parallel/complete/report.h"
+#include "06_context_parallel/complete/training_report.h"
 
 using namespace train70b;
 

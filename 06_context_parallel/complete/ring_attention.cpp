@@ -100,8 +100,8 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentS
                       const Tensor& k, const Tensor& v) {
     const int64_t rows = q.rows();
     const int N = ranks.size();
-    const DType wide = stats_dtype(q.dtype());
-    OutLse result{Tensor::like(q), Tensor({rows, shape.heads}, wide, q.device())};
+    const DType stats = stats_dtype(q.dtype());
+    OutLse result{Tensor::like(q), Tensor({rows, shape.heads}, stats, q.device())};
     if (N == 1 && shape.chunks == 1) {
         attention(result.out, result.lse, q, k, v, block(shape, true, 0), documents);
         return result;
@@ -120,7 +120,7 @@ OutLse ring_attention(const Comm& ranks, const RingShape& shape, const DocumentS
         for (const ChunkPair& pair : visible_chunks(ranks, shape, documents, source_of(ranks, step))) {
             const Tensor queries = chunk_of(q, shape, pair.query);
             Tensor out = Tensor::like(queries, Memory::workspace);
-            Tensor lse({queries.rows(), shape.heads}, wide, q.device(), Memory::workspace);
+            Tensor lse({queries.rows(), shape.heads}, stats, q.device(), Memory::workspace);
             attention(out, lse, queries, chunk_of(keys, shape, pair.key), chunk_of(values, shape, pair.key), pair.shape,
                       pair.documents);
             Tensor sum_part = chunk_of(sum, shape, pair.query), lse_part = chunk_of(result.lse, shape, pair.query);

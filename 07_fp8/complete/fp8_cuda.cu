@@ -32,29 +32,29 @@ __global__ void amax_kernel(float* amax, float* amax_t, const T* x, ScaleLayout 
     const int tx = threadIdx.x % kAcross, ty = threadIdx.x / kAcross;
     if (threadIdx.x < kTile) row_max[threadIdx.x] = col_max[threadIdx.x] = 0;
     __syncthreads();
-    unsigned mine[kPack] = {};
+    unsigned thread_max[kPack] = {};
     for (int h = 0; h < kHalves; ++h)
         for (int k = 0; k < kRows; ++k) {
             const int r = h * (kTile / kHalves) + ty * kRows + k;
             if (r0 + r >= rows) continue;
             float value[kPack];
             load(value, x + (r0 + r) * cols, c0 + tx * kPack, cols);
-            unsigned most = 0;
+            unsigned largest = 0;
             for (int j = 0; j < kPack; ++j) {
-                mine[j] = max(mine[j], magnitude(value[j]));
-                most = max(most, magnitude(value[j]));
+                thread_max[j] = max(thread_max[j], magnitude(value[j]));
+                largest = max(largest, magnitude(value[j]));
             }
-            atomicMax(&row_max[r], most);
+            atomicMax(&row_max[r], largest);
         }
-    for (int j = 0; j < kPack; ++j) atomicMax(&col_max[tx * kPack + j], mine[j]);
+    for (int j = 0; j < kPack; ++j) atomicMax(&col_max[tx * kPack + j], thread_max[j]);
     __syncthreads();
     const bool one = layout.scaling == Scaling::tensor || layout.scaling == Scaling::block128;
     if (one) {  // one scale for the whole tile
-        unsigned most = threadIdx.x < kTile ? row_max[threadIdx.x] : 0;
-        most = block_reduce(most, [](unsigned a, unsigned b) { return max(a, b); });
+        unsigned largest = threadIdx.x < kTile ? row_max[threadIdx.x] : 0;
+        largest = block_reduce(largest, [](unsigned a, unsigned b) { return max(a, b); });
         if (threadIdx.x > 0) return;
-        if (amax) raise(&amax[layout.index(r0, c0)], most);
-        if (amax_t) raise(&amax_t[layout_t.index(c0, r0)], most);
+        if (amax) raise(&amax[layout.index(r0, c0)], largest);
+        if (amax_t) raise(&amax_t[layout_t.index(c0, r0)], largest);
     } else if (threadIdx.x < kTile) {
         const int i = threadIdx.x;
         if (amax && r0 + i < rows) raise(&amax[layout.index(r0 + i, c0)], row_max[i]);
@@ -65,8 +65,8 @@ __global__ void amax_kernel(float* amax, float* amax_t, const T* x, ScaleLayout 
 __global__ void scale_inv_kernel(float* scale_inv, const float* amax, int64_t n, float factor) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const float most = amax[i];
-    scale_inv[i] = most > 0 && most <= FLT_MAX ? fmaxf(most * factor, FLT_MIN) : 1.0f;
+    const float largest = amax[i];
+    scale_inv[i] = largest > 0 && largest <= FLT_MAX ? fmaxf(largest * factor, FLT_MIN) : 1.0f;
 }
 
 template <bool kE5M2>
@@ -100,7 +100,7 @@ __global__ void cast_kernel(uint8_t* data, const float* scale_inv, ScaleLayout l
         const int64_t c = c0 + tx * kPack + j;
         scale_t[j] = c < cols ? 1.0f / scale_inv_t[layout_t.index(c, r0)] : 0.0f;
     }
-    unsigned most = 0;
+    unsigned largest = 0;
     for (int h = 0; h < kHalves; ++h) {
         unsigned word[kPack] = {};
         for (int k = 0; k < kRows; ++k) {
@@ -108,7 +108,7 @@ __global__ void cast_kernel(uint8_t* data, const float* scale_inv, ScaleLayout l
             if (r >= rows) continue;
             float value[kPack];
             load(value, x + r * cols, c0 + tx * kPack, cols);
-            for (int j = 0; j < kPack; ++j) most = max(most, magnitude(value[j]));
+            for (int j = 0; j < kPack; ++j) largest = max(largest, magnitude(value[j]));
             if (data) {
                 const float scale = 1.0f / scale_inv[layout.index(r, c0)];
                 unsigned fp8[kPack];
@@ -120,8 +120,8 @@ __global__ void cast_kernel(uint8_t* data, const float* scale_inv, ScaleLayout l
         for (int j = 0; data_t && j < kPack; ++j) tile[tx * kPack + j][(h * (kTile / kHalves)) / 4 + ty] = word[j];
     }
     if (amax) {
-        most = block_reduce(most, [](unsigned a, unsigned b) { return max(a, b); });
-        if (threadIdx.x == 0) raise(amax, most);
+        largest = block_reduce(largest, [](unsigned a, unsigned b) { return max(a, b); });
+        if (threadIdx.x == 0) raise(amax, largest);
     }
     if (!data_t) return;
     __syncthreads();

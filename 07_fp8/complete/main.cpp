@@ -8,7 +8,7 @@
 #include "03_zero/complete/flags.h"
 #include "04_tensor_parallel/complete/flags.h"
 #include "07_fp8/complete/flags.h"
-#include "07_fp8/complete/report.h"
+#include "07_fp8/complete/training_report.h"
 
 using namespace train70b;
 

@@ -24,18 +24,18 @@ void join_blocks(std::vector<uint8_t>& codes, const std::vector<float>& scale_of
     const uint8_t zero = second ? 0 : 127;
     for (int64_t block = 0; block < layout.blocks(); ++block) {
         const BlockLayout::Range range = layout.block(block);
-        float least = INFINITY, most = -1;  // of the scales
+        float min_scale = INFINITY, max_scale = -1;  // of the scales
         for (int64_t i = range.begin; i < range.end; ++i) {
             const float scale = scale_of_element[size_t(i)];
             if (scale < 0) {
                 codes[size_t(i)] = zero;
                 continue;
             }
-            least = std::min(least, scale);
-            most = std::max(most, scale);
+            min_scale = std::min(min_scale, scale);
+            max_scale = std::max(max_scale, scale);
         }
-        scales[block] = std::max(most, 0.0f);
-        if (!(least < most)) continue;
+        scales[block] = std::max(max_scale, 0.0f);
+        if (!(min_scale < max_scale)) continue;
         float largest = 0;
         const auto value = [&](int64_t i) {
             return scale_of_element[size_t(i)] < 0 ? 0 : scale_of_element[size_t(i)] * levels[codes[size_t(i)]];

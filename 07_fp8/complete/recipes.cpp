@@ -154,11 +154,11 @@ void DelayedScaling::next_step() {
         State& state = states_[i];
         state.amax_history.pop_front();
         state.amax_history.push_back(std::isfinite(amaxes[i]) ? float(amaxes[i]) : 0);
-        const float most = *std::max_element(state.amax_history.begin(), state.amax_history.end());
+        const float history_max = *std::max_element(state.amax_history.begin(), state.amax_history.end());
         // Without a finite amax above 0 the scale stays.
-        if (most > 0) {
+        if (history_max > 0) {
             const Operand::Role role = Operand::Role(i % 3);
-            state.scale_inv = std::max(std::ldexp(most, int(options_.margin)) / largest(format(role)),
+            state.scale_inv = std::max(std::ldexp(history_max, int(options_.margin)) / largest(format(role)),
                                        std::numeric_limits<float>::min());
         }
     }

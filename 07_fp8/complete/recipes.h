@@ -14,10 +14,16 @@
 
 #include "01_single_gpu/complete/roles.h"
 #include "02_data_parallel/comm.h"
-#include "07_fp8/complete/options.h"
 #include "07_fp8/complete/quantize.h"
 
 namespace train70b {
+
+struct Fp8Options {
+    std::string recipe = "current";  // off, or one of fp8_recipes()
+    bool strict = false;             // a layer that cannot be in 8 bits is a usage error
+    int64_t history = 1024;          // delayed: length of the amax history, in steps
+    int64_t margin = 0;              // delayed: the scale leaves room for amaxes 2^margin times as large
+};
 
 // One operand of one layer's products. Under tensor parallelism a rank holds a shard of it; the amax is that of the
 // full tensor.

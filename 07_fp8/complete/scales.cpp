@@ -45,14 +45,14 @@ void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling
                 std::fill(row_max.begin() + r0, row_max.begin() + r1, 0);
                 std::fill(col_max.begin() + c0, col_max.begin() + c1, 0);
                 for (int64_t r = r0; r < r1; ++r) {
-                    uint32_t most = 0;
-#pragma omp simd reduction(max : most)
+                    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
                     for (int64_t c = c0; c < c1; ++c) {
                         const uint32_t bits = magnitude(float(p[r * cols + c]));
-                        most = std::max(most, bits);
+                        largest = std::max(largest, bits);
                         col_max[size_t(c)] = std::max(col_max[size_t(c)], bits);
                     }
-                    row_max[size_t(r)] = most;
+                    row_max[size_t(r)] = largest;
                 }
                 for (int64_t r = r0; amax && r < r1; ++r)
                     raise(amax.data<float>()[layout.index(r, c0)], row_max[size_t(r)]);
@@ -67,9 +67,9 @@ void compute_scale_inv(Tensor& scale_inv, const Tensor& amax, float factor) {
     // tag::lab-blockwise-scale-scale[]
     constexpr float kSmallest = std::numeric_limits<float>::min();  // 1 / scale_inv is finite
     for (int64_t i = 0; i < scale_inv.size(); ++i) {
-        const float most = amax.data<float>()[i];
-        const bool usable = most > 0 && most <= std::numeric_limits<float>::max();
-        scale_inv.data<float>()[i] = usable ? std::max(most * factor, kSmallest) : 1.0f;
+        const float largest = amax.data<float>()[i];
+        const bool usable = largest > 0 && largest <= std::numeric_limits<float>::max();
+        scale_inv.data<float>()[i] = usable ? std::max(largest * factor, kSmallest) : 1.0f;
     }
     // end::lab-blockwise-scale-scale[]
 }

@@ -94,10 +94,10 @@ void Fp8Unsharder::start(FlatParam& flat) {
     if (!casts(flat)) return Unsharder::start(flat);
     flat.params = Tensor({flat.padded}, DType::e4m3, flat.device, Memory::workspace);
     const Tensor own_fp8 = flat.own_shard_of(flat.params);
-    int64_t most = 0;
-    for (int64_t shard = 0; shard < flat.shards(); ++shard) most = std::max(most, for_rest(flat, shard));
+    int64_t longest = 0;
+    for (int64_t shard = 0; shard < flat.shards(); ++shard) longest = std::max(longest, for_rest(flat, shard));
     Rest& rest = rests_[&flat];
-    rest.data = Tensor({flat.shards(), most}, flat.param_shard.dtype(), flat.device, Memory::workspace);
+    rest.data = Tensor({flat.shards(), longest}, flat.param_shard.dtype(), flat.device, Memory::workspace);
     const Tensor own_rest = rest.data.row_slice(flat.rank(), flat.rank() + 1);
     for (const FlatParam::Piece& piece : flat.pieces(flat.rank())) {
         if (!casts(*piece.param)) continue;
@@ -112,7 +112,7 @@ void Fp8Unsharder::start(FlatParam& flat) {
         copy(to, piece.of(flat.param_shard));
     });
     flat.all_gather = flat.ranks.all_gather(flat.params, own_fp8);
-    if (most > 0) rest.all_gather = flat.ranks.all_gather(rest.data, own_rest);
+    if (longest > 0) rest.all_gather = flat.ranks.all_gather(rest.data, own_rest);
 }
 
 // Assembles the parameters that were not cast from the shards, contiguously: a layer may use several weights as one.

@@ -96,39 +96,40 @@ constexpr const char* kFixed[] = {"seed",       "seq-len",        "global-batch"
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
 
-void check_model(const Manifest& manifest, const LlamaConfig& mine) {
-    const LlamaConfig& its = manifest.model;
+void check_model(const Manifest& manifest, const LlamaConfig& this_run) {
+    const LlamaConfig& saved = manifest.model;
     const auto compare = [&](const char* flag, int64_t there, int64_t here) {
         if (there != here)
             usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {} (try {} {})",
                         manifest.folder, flag, there, here, flag, there);
     };
-    compare("--layers", its.layers, mine.layers);
-    compare("--hidden", its.hidden, mine.hidden);
-    compare("--heads", its.heads, mine.heads);
-    compare("--kv-heads", its.kv_heads, mine.kv_heads);
-    compare("--head-dim", its.head_dim(), mine.head_dim());
-    compare("--ffn", its.ffn, mine.ffn);
-    compare("--vocab", its.vocab, mine.vocab);
+    compare("--layers", saved.layers, this_run.layers);
+    compare("--hidden", saved.hidden, this_run.hidden);
+    compare("--heads", saved.heads, this_run.heads);
+    compare("--kv-heads", saved.kv_heads, this_run.kv_heads);
+    compare("--head-dim", saved.head_dim(), this_run.head_dim());
+    compare("--ffn", saved.ffn, this_run.ffn);
+    compare("--vocab", saved.vocab, this_run.vocab);
     const auto compare_switch = [&](const char* flag, bool there, bool here) {
         const auto word = [](bool value) { return value ? "on" : "off"; };
         if (there != here)
             usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {} (try {} {})",
                         manifest.folder, flag, word(there), word(here), flag, word(there));
     };
-    compare_switch("--qkv-bias", its.qkv_bias, mine.qkv_bias);
-    compare_switch("--qk-norm", its.qk_norm, mine.qk_norm);
-    compare_switch("--tied-embeddings", its.tied, mine.tied);
+    compare_switch("--qkv-bias", saved.qkv_bias, this_run.qkv_bias);
+    compare_switch("--qk-norm", saved.qk_norm, this_run.qk_norm);
+    compare_switch("--tied-embeddings", saved.tied, this_run.tied);
     const auto word = [](const ordered_json& value) {
         return value.is_string() ? value.get<std::string>() : value.dump();
     };
-    const ordered_json its_part = other_part(its), my_part = other_part(mine);
+    const ordered_json its_part = other_part(saved), my_part = other_part(this_run);
     for (const auto& [part, fields] : its_part.items())
         for (const auto& [flag, value] : fields.items())
             if (const ordered_json here = my_part.at(part).value(flag, ordered_json()); value != here)
                 usage_error("{}: a checkpoint of another model: its --{} is {}, but this run's is {} (try --{} {})",
                             manifest.folder, flag, word(value), word(here), flag, word(value));
-    const ordered_json there = hf_config(dense_part(its), DType::f32), here = hf_config(dense_part(mine), DType::f32);
+    const ordered_json there = hf_config(dense_part(saved), DType::f32),
+                       here = hf_config(dense_part(this_run), DType::f32);
     for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})
         if (there[key] != here[key])
             usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {}", manifest.folder, key,
@@ -146,7 +147,7 @@ bool same_value(const std::string& a, const std::string& b) {
 }
 
 void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
-    const json its = manifest.json->value("flags", json::object());
+    const json saved = manifest.json->value("flags", json::object());
     const auto text = [](const auto& object, const char* name) {
         const auto found = object.find(name);
         if (found != object.end() && found->is_string()) return found->template get<std::string>();
@@ -156,7 +157,7 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
     const std::vector<const char*> others = fixed_flags_of_other_part();
     if (manifest.model.is_sparse()) fixed.insert(fixed.end(), others.begin(), others.end());
     for (const char* name : fixed) {
-        const std::string there = text(its, name), here = text(flags, name);
+        const std::string there = text(saved, name), here = text(flags, name);
         const auto shown = [name](const std::string& value) {
             return value.empty() ? fmt::format("no --{}", name) : fmt::format("--{} {}", name, value);
         };
@@ -166,11 +167,11 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
     }
     std::string changed;
     for (const char* name : kNoted)
-        if (const std::string there = text(its, name), here = text(flags, name);
-            its.contains(name) && !same_value(there, here))
+        if (const std::string there = text(saved, name), here = text(flags, name);
+            saved.contains(name) && !same_value(there, here))
             changed += fmt::format("{} --{} {}, not {}", changed.empty() ? "" : ",", name, here, there);
     const auto disagrees = [&](const char* name, const std::string& value) {
-        const std::string flag = text(its, name);
+        const std::string flag = text(saved, name);
         return !flag.empty() && flag != value;
     };
     if (disagrees("dtype", manifest.dtype) || disagrees("optimizer", manifest.optimizer))
@@ -319,10 +320,10 @@ void CheckpointFolder::check_shared(const Comm& world) const {
     struct Remove {
         std::string path;
         ~Remove() { ::unlink(path.c_str()); }
-    } const mine{probe(world.rank())};
+    } const this_run{probe(world.rank())};
     together([&] {
-        ::unlink(mine.path.c_str());  // a killed run's; of a link never what it points to
-        const int fd = ::open(mine.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+        ::unlink(this_run.path.c_str());  // a killed run's; of a link never what it points to
+        const int fd = ::open(this_run.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
         // On a full disk a run that resumes may make room (--keep).
         if (fd < 0 || (!options.resumes() && ::write(fd, "x", 1) != 1)) {
             const std::string why = std::strerror(errno);
@@ -369,11 +370,11 @@ bool FolderLock::take(const std::string& dir) {
     made_ = file_ >= 0;
     if (!made_) file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (file_ < 0) usage_error("--checkpoint-dir {}: cannot be written ({})", dir, std::strerror(errno));
-    struct stat mine {
+    struct stat this_run {
     }, there{};
     // The lock counts if the file is still this one, not removed by hand.
-    if (::flock(file_, LOCK_EX | LOCK_NB) == 0 && ::fstat(file_, &mine) == 0 && ::stat(path_.c_str(), &there) == 0 &&
-        mine.st_dev == there.st_dev && mine.st_ino == there.st_ino)
+    if (::flock(file_, LOCK_EX | LOCK_NB) == 0 && ::fstat(file_, &this_run) == 0 &&
+        ::stat(path_.c_str(), &there) == 0 && this_run.st_dev == there.st_dev && this_run.st_ino == there.st_ino)
         return true;
     ::close(file_);
     return false;

@@ -19,7 +19,7 @@ injected fault (--inject) strikes once: restarts leave the flag out.
 
 After each failure every host of the host file is checked (--host-check), and left out if the check fails. The ranks
 move to the hosts that remain: list spare hosts last in the host file. With too few slots, data parallelism shrinks to
-the largest size that divides the batch, and expert parallelism with it; a checkpoint can be loaded in any layout.
+the largest size that divides the batch, and --ep with it; a checkpoint can be loaded in any layout.
 
 Gives up (exit code 1) after --max-failures failures in a row without a checkpoint beyond the newest so far. SIGTERM,
 SIGINT, SIGHUP and SIGUSR1 are passed on to the command, and end this loop with its exit code. In a Slurm job, Slurm
@@ -120,7 +120,7 @@ def layout_for(words, slots):
     most = min(slots, integer(words, *RANK_FLAGS)) // (tp * cp * pp)
     for dp in range(min(most, batch), 0, -1):
         if batch % (dp * micro) == 0 and dp * cp % shard == 0:
-            return dp * tp * cp * pp, dp, math.gcd(ep, dp * tp * cp)  # ep divides the experts, and the ranks of a stage
+            return dp * tp * cp * pp, dp, math.gcd(ep, dp * tp * cp)  # ep divides what it did, and the ranks of a stage
     return None
 
 

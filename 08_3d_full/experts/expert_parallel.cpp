@@ -108,8 +108,8 @@ std::vector<RowPiece> ExpertParallel::pieces(const Batch& batch, int part) const
     return list;
 }
 
-std::vector<double> ExpertParallel::gather(const std::vector<double>& mine) const {
-    return ranks_.cp.gather(ranks_.tp.gather(mine));
+std::vector<double> ExpertParallel::gather(const std::vector<double>& share) const {
+    return ranks_.cp.gather(ranks_.tp.gather(share));
 }
 
 // tag::plan[]
@@ -118,32 +118,32 @@ void ExpertParallel::plan(Routing& routing, const Tensor& logits) const {
     routing.rows = routing.sent;
     if (ep.size() == 1) return;
     // tag::lab-dispatch-plan[]
-    const size_t N = size_t(ep.size()), experts = routing.sent.size(), mine = experts / N;
+    const size_t N = size_t(ep.size()), experts = routing.sent.size(), share = experts / N;
     // counts[r][e]: rows of rank r for expert e.
     std::vector<double> counts = ep.gather({routing.sent.begin(), routing.sent.end()});
     auto exchange = std::make_shared<Exchange>();
     exchange->sent.assign(N, 0);
     exchange->received.assign(N, 0);
-    routing.rows.assign(mine, 0);
-    const size_t first = size_t(ep.rank()) * mine;  // of this rank's experts
-    std::vector<int64_t> begin(N * mine);           // of rank r's rows for expert j here, sorted by expert
+    routing.rows.assign(share, 0);
+    const size_t first = size_t(ep.rank()) * share;  // of this rank's experts
+    std::vector<int64_t> begin(N * share);           // of rank r's rows for expert j here, sorted by expert
     int64_t row = 0;
-    for (size_t e = 0; e < experts; ++e) exchange->sent[e / mine] += routing.sent[e];
-    for (size_t j = 0; j < mine; ++j)
+    for (size_t e = 0; e < experts; ++e) exchange->sent[e / share] += routing.sent[e];
+    for (size_t j = 0; j < share; ++j)
         for (size_t r = 0; r < N; ++r) {
             const int64_t count = int64_t(counts[r * experts + first + j]);
-            begin[r * mine + j] = row;
+            begin[r * share + j] = row;
             row += count;
             exchange->received[r] += count;
             routing.rows[j] += count;
         }
-    if (mine > 1) {
+    if (share > 1) {
         std::vector<int32_t> order = std::vector<int32_t>(size_t(row)), inverse;
         for (size_t r = 0; r < N; ++r)
-            for (size_t j = 0; j < mine; ++j)
+            for (size_t j = 0; j < share; ++j)
                 for (int64_t i = 0; i < int64_t(counts[r * experts + first + j]); ++i) {
-                    order[size_t(begin[r * mine + j] + i)] = int32_t(inverse.size());
-                    inverse.push_back(int32_t(begin[r * mine + j] + i));
+                    order[size_t(begin[r * share + j] + i)] = int32_t(inverse.size());
+                    inverse.push_back(int32_t(begin[r * share + j] + i));
                 }
         exchange->order = upload(order, {row}, logits.device());
         exchange->inverse = upload(inverse, {row}, logits.device());
@@ -156,19 +156,19 @@ void ExpertParallel::plan(Routing& routing, const Tensor& logits) const {
 Var ExpertParallel::dispatch(Tape& tape, const Var& sorted, const Routing& routing,
                              const std::function<void()>& meanwhile) const {
     if (!routing.exchange) return ExpertRanks::dispatch(tape, sorted, routing, meanwhile);
-    const auto& its = *static_cast<const Exchange*>(routing.exchange.get());
+    const auto& planned = *static_cast<const Exchange*>(routing.exchange.get());
     // tag::lab-dispatch-dispatch[]
-    const Var here = exchange_rows(tape, sorted, its.sent, its.received, ranks_.ep, meanwhile);
-    return reorder(tape, here, its.order, its.inverse);
+    const Var here = exchange_rows(tape, sorted, planned.sent, planned.received, ranks_.ep, meanwhile);
+    return reorder(tape, here, planned.order, planned.inverse);
     // end::lab-dispatch-dispatch[]
 }
 
 Var ExpertParallel::combine(Tape& tape, const Var& out, const Routing& routing) const {
     if (!routing.exchange) return out;
-    const auto& its = *static_cast<const Exchange*>(routing.exchange.get());
+    const auto& planned = *static_cast<const Exchange*>(routing.exchange.get());
     // tag::lab-dispatch-combine[]
-    const Var there = reorder(tape, out, its.inverse, its.order);
-    return exchange_rows(tape, there, its.received, its.sent, ranks_.ep, [] {});
+    const Var there = reorder(tape, out, planned.inverse, planned.order);
+    return exchange_rows(tape, there, planned.received, planned.sent, ranks_.ep, [] {});
     // end::lab-dispatch-combine[]
 }
 

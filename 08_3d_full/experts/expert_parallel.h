@@ -46,7 +46,7 @@ class ExpertParallel : public ExpertRanks {
     int parts() const override { return ranks_.cp.size() * ranks_.tp.size(); }
     int part() const override { return ranks_.cp.rank() * ranks_.tp.size() + ranks_.tp.rank(); }
     std::vector<RowPiece> pieces(const Batch& batch, int part) const override;
-    std::vector<double> gather(const std::vector<double>& mine) const override;
+    std::vector<double> gather(const std::vector<double>& local) const override;
     void plan(Routing& routing, const Tensor& logits) const override;
     Var dispatch(Tape& tape, const Var& sorted, const Routing& routing,
                  const std::function<void()>& meanwhile) const override;

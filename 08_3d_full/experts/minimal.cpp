@@ -99,12 +99,12 @@ struct Experts : OneDevice {
         place_slots(to.order, to.place, to.chosen, upload(begin_keep, {2, 1, kExperts}, s.device));
         // Numbers first: what each rank has for each expert.
         const std::vector<double> all = ranks.gather(counts);
-        const size_t P = size_t(ranks.size()), mine = kExperts / P, first = size_t(ranks.rank()) * mine;
+        const size_t P = size_t(ranks.size()), share = kExperts / P, first = size_t(ranks.rank()) * share;
         to.sent.assign(P, 0), to.received.assign(P, 0);
         for (size_t rank = 0; rank < P; ++rank) {
-            for (size_t e = 0; e < mine; ++e) to.sent[rank] += int64_t(counts[rank * mine + e]);
+            for (size_t e = 0; e < share; ++e) to.sent[rank] += int64_t(counts[rank * share + e]);
             const auto from = all.begin() + long(rank * kExperts + first);
-            to.of_expert.emplace_back(from, from + long(mine));
+            to.of_expert.emplace_back(from, from + long(share));
             for (const int64_t count : to.of_expert.back()) to.received[rank] += count;
         }
         return to;
@@ -177,8 +177,8 @@ class Training {
 
     Result step(int64_t number) {
         for (Unit& unit : model.units) fill(unit.grad, 0);
-        const int64_t mine = s.batch / world.size();
-        const Batch batch = make_batch(text, s, (number - 1) * s.batch + world.rank() * mine, mine, {{0, s.T}});
+        const int64_t share = s.batch / world.size();
+        const Batch batch = make_batch(text, s, (number - 1) * s.batch + world.rank() * share, share, {{0, s.T}});
         Llama::Saved saved;
         const Tensor loss = model.forward({}, saved, batch, parts);
         model.backward({}, saved, batch, parts);

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "01_single_gpu/core/registry.h"
-#include "05_pipeline/complete/simulate.h"
+#include "05_pipeline/complete/schedule_simulation.h"
 #include "07_fp8/complete/optimizers.h"
 
 namespace train70b {

@@ -36,7 +36,7 @@ class Forgetful : public Group {
     std::vector<double> sum(const std::vector<double>& x) const override {
         return std::exchange(*skip_, false) ? x : group_->sum(x);
     }
-    std::vector<double> gather(const std::vector<double>& mine) const override { return group_->gather(mine); }
+    std::vector<double> gather(const std::vector<double>& numbers) const override { return group_->gather(numbers); }
     void sum_tensor(Tensor x) const override { group_->sum_tensor(x); }
     void all_gather(Tensor full, const Tensor& part) const override { group_->all_gather(full, part); }
     void send(const Tensor& x, int to) const override { group_->send(x, to); }
@@ -254,9 +254,10 @@ std::vector<Fault> parse_faults(const std::string& text, const CommOptions& comm
         if (mesh.tp < 2 || mesh.dp * mesh.cp < 2)
             usage_error("--inject {}: takes two groups that wait for each other (try --tp 2 --dp 2)", item);
         const auto parity = [](const Mesh::Coordinates& at) { return (at.dp + at.cp + at.tp) % 2; };
-        const Mesh::Coordinates its = mesh.coordinate(fault.rank);
+        const Mesh::Coordinates coordinates = mesh.coordinate(fault.rank);
         for (fault.rank = 0; fault.rank < ranks; ++fault.rank)
-            if (const Mesh::Coordinates at = mesh.coordinate(fault.rank); at.pp == its.pp && parity(at) == parity(its))
+            if (const Mesh::Coordinates at = mesh.coordinate(fault.rank);
+                at.pp == coordinates.pp && parity(at) == parity(coordinates))
                 faults.push_back(fault);
     }
     return faults;

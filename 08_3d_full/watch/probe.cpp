@@ -24,7 +24,7 @@ void add_row(ProbeResult& result, const std::string& name, const std::string& un
         if (rate > 0) rates.push_back(rate);
     if (rates.empty()) return;
     const double middle = median(rates);
-    const auto [least, most] = std::minmax_element(rates.begin(), rates.end());
+    const auto [smallest, largest] = std::minmax_element(rates.begin(), rates.end());
     std::optional<SlowRank> slowest;
     for (size_t rank = 0; rank < of_rank.size(); ++rank) {
         if (!(of_rank[rank] < kOutlier * middle)) continue;
@@ -33,7 +33,7 @@ void add_row(ProbeResult& result, const std::string& name, const std::string& un
     }
     const std::string outlier =
         slowest ? fmt::format("rank {} is slow: {:.0f}% of the median", slowest->rank, 100 * slowest->of_median) : "";
-    result.table.row({name, fixed(*least, 2), fixed(middle, 2), fixed(*most, 2), unit, outlier});
+    result.table.row({name, fixed(*smallest, 2), fixed(middle, 2), fixed(*largest, 2), unit, outlier});
 }
 
 // "node-0: ranks 0 to 7, node-1: ranks 8 to 15"

@@ -139,16 +139,16 @@ std::vector<ReplicaCheck::Copy> ReplicaCheck::states() const {
 }
 
 std::string ReplicaCheck::compare(const Group& group, const std::vector<Copy>& copies) const {
-    std::vector<double> mine = {double(world_.rank())};
-    for (const Copy& copy : copies) mine.insert(mine.end(), {double(copy.identity), double(copy.checksum)});
-    const std::vector<double> all = group.gather(mine);
-    CHECK(all.size() == mine.size() * size_t(group.size()), "{} numbers of {} ranks", all.size(), group.size());
+    std::vector<double> sent = {double(world_.rank())};
+    for (const Copy& copy : copies) sent.insert(sent.end(), {double(copy.identity), double(copy.checksum)});
+    const std::vector<double> all = group.gather(sent);
+    CHECK(all.size() == sent.size() * size_t(group.size()), "{} numbers of {} ranks", all.size(), group.size());
     std::string text;
     int more = 0;
     for (size_t i = 0; i < copies.size(); ++i) {
         std::map<double, std::vector<int>> ranks;  // by checksum: those that hold what this rank holds
         size_t holders = 0;
-        for (size_t begin = 0; begin < all.size(); begin += mine.size()) {
+        for (size_t begin = 0; begin < all.size(); begin += sent.size()) {
             if (all[begin + 1 + 2 * i] != double(copies[i].identity)) continue;
             ranks[all[begin + 2 + 2 * i]].push_back(int(all[begin]));
             ++holders;
@@ -183,13 +183,13 @@ std::string ReplicaCheck::difference() {
         if (text.empty()) text = found;
     };
     for (const bool over_ep : {false, true}) {  // which other ranks may hold than the rest
-        const auto these = [over_ep](const std::vector<Copy>& copies) {
+        const auto copies_of = [over_ep](const std::vector<Copy>& copies) {
             std::vector<Copy> list;
             for (const Copy& copy : copies)
                 if (copy.param->over_ep == over_ep) list.push_back(copy);
             return list;
         };
-        const std::vector<Copy> weights = these(kept), states = these(updated);
+        const std::vector<Copy> weights = copies_of(kept), states = copies_of(updated);
         if (!weights.empty()) add(over_ep ? *groups.edp : *groups.dp_cp, weights);
         if (!states.empty()) add(*trainer_.store->state_replicas(*states[0].param), states);
     }

@@ -80,13 +80,13 @@ int64_t Batches::target_count(std::span<const Sample> samples) const {
 Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double sequence_scale,
                       bool sorts_rows) const {
     const int64_t seq_len = int64_t(samples[0].targets.size());
-    const RankTokens mine = tokens(seq_len);
+    const RankTokens local = tokens(seq_len);
     std::vector<std::vector<int32_t>> starts;  // of the documents of each sample; empty: none are marked
     if (options_.document_token)
         for (const Sample& sample : samples)
             starts.push_back(document_starts(sample.tokens, seq_len, *options_.document_token));
     std::vector<int32_t> token, target, position, start;  // of each row
-    for (const auto [begin, count] : mine.computed)
+    for (const auto [begin, count] : local.computed)
         for (size_t i = 0; i < samples.size(); ++i)
             for (int64_t t = begin; t < begin + count; ++t) {
                 token.push_back(samples[i].tokens[size_t(t)]);
@@ -101,7 +101,7 @@ Batch Batches::upload(std::span<const Sample> samples, double loss_scale, double
     batch.sequence_scale = sequence_scale;
     if (sorts_rows) batch.order = train70b::upload(rows_by_token(token), {rows}, device, Memory::workspace);
     if (starts.empty()) return batch;
-    for (const auto [begin, count] : mine.queries)
+    for (const auto [begin, count] : local.queries)
         for (const std::vector<int32_t>& sequence : starts)
             start.insert(start.end(), sequence.begin() + begin, sequence.begin() + begin + count);
     batch.document_starts = DocumentStarts(start, device);
@@ -117,9 +117,9 @@ double Batches::begin_step(const Group& dp, const Group& dp_cp, int64_t step) {
     if (!ignores_targets()) return step_targets_;
     const double begin = now_seconds();
     const bool is_read = reader_ && reader_->has(step);
-    const int64_t mine = target_count(is_read ? reader_->get(step) : rank_samples(dp.rank(), dp.size(), step));
+    const int64_t local = target_count(is_read ? reader_->get(step) : rank_samples(dp.rank(), dp.size(), step));
     seconds_ += now_seconds() - begin;
-    return step_targets_ = dp_cp.sum(double(mine));
+    return step_targets_ = dp_cp.sum(double(local));
 }
 // end::counts[]
 
@@ -160,13 +160,13 @@ Batch Batches::validation_batch(const Group& dp, size_t part, int64_t round, int
     const int64_t samples = data_.parts()[part].source->validation_samples();
     const int64_t begin = (round * dp.size() + dp.rank()) * options_.micro_batch;
     const int64_t count = std::clamp<int64_t>(samples - begin, 0, options_.micro_batch);
-    std::vector<Sample> mine;
+    std::vector<Sample> local;
     for (int64_t i = 0; i < std::max<int64_t>(count, 1); ++i) {
         const int64_t index = count > 0 ? begin + i : 0;
-        mine.push_back(without_document_ends(data_.validation_sample(part, index)));
+        local.push_back(without_document_ends(data_.validation_sample(part, index)));
     }
-    if (count > 0) targets += target_count(mine);
-    return upload(mine, count > 0 ? 1.0 / validation_tokens(part) : 0.0);
+    if (count > 0) targets += target_count(local);
+    return upload(local, count > 0 ? 1.0 / validation_tokens(part) : 0.0);
 }
 
 Batch Batches::of_one(const std::vector<int32_t>& tokens) const {

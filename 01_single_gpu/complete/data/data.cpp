@@ -53,10 +53,10 @@ int64_t Dataset::train_tokens() const {
 }
 
 int64_t Dataset::longest_sequence() const {
-    int64_t least = INT64_MAX;
+    int64_t smallest = INT64_MAX;
     for (const Part& part : parts_)
-        least = std::min(least, part.weight > 0 ? part.source->train_tokens() : part.source->tokens());
-    return least - 1;
+        smallest = std::min(smallest, part.weight > 0 ? part.source->train_tokens() : part.source->tokens());
+    return smallest - 1;
 }
 
 int64_t Dataset::validation_samples() const {

@@ -53,14 +53,14 @@ Mixture::Draw Mixture::draw(uint64_t seed, int64_t index) const {
     const uint64_t key = random_bits(random_bits(seed, kOrders), uint64_t(block));
     const auto at = [&](int64_t i) { return slot(seed, block * kBlock + permute(i, kBlock, key)); };
     // The source's samples within the block, in the order of the run: the first of them has the smallest number.
-    Draw mine = at(place);
-    int64_t first = mine.sample, earlier = 0;
+    Draw own = at(place);
+    int64_t first = own.sample, earlier = 0;
     for (int64_t i = 0; i < kBlock; ++i)
-        if (const Draw other = at(i); other.source == mine.source) {
+        if (const Draw other = at(i); other.source == own.source) {
             first = std::min(first, other.sample);
             earlier += i < place;
         }
-    return {mine.source, first + earlier};
+    return {own.source, first + earlier};
 }
 
 // ---- the command line -----------------------------------------------------------------------------------------------

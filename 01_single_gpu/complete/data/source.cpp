@@ -203,8 +203,8 @@ void Source::add_masks(const std::vector<std::string>& masks) {
 void Source::scan() const {
     constexpr int64_t kScan = 1 << 28, kPiece = 1 << 20;
     int64_t scanned = 0;
-    for (const auto& each : files_) {
-        const File& file = *each;
+    for (const auto& entry : files_) {
+        const File& file = *entry;
         const bool any_fits = vocab_ > (int64_t(1) << (8 * file.width)) - 1;
         if (any_fits && !file.mask) continue;
         for (int64_t i = 0; i < file.count && scanned < kScan; i += kPiece) {

@@ -77,14 +77,14 @@ void ExpertBalance::end_step(const Groups& groups, StepReport& report) {
         all = groups.tp->sum(groups.dp_cp->sum(all));  // of tp with sequence parallelism, which divides the rows
     }
 
-    double most = 0;
+    double worst = 0;
     std::vector<double> sums(7);  // layers, entropy, slots, dropped, dead experts, balancing loss, z-loss
     for (size_t i = 0; i < layers_.size(); ++i) {
         const double* layer = &all[2 * layers_.size() + 2 * N * i];
         const std::vector<double> slots(layer, layer + N);
         const double total = std::accumulate(slots.begin(), slots.end(), 0.0);
         const Evenness even(slots);
-        most = std::max(most, even.max_over_mean);
+        worst = std::max(worst, even.max_over_mean);
         const double dropped = std::accumulate(layer + N, layer + 2 * N, 0.0);
         const double of_layer[] = {1, even.entropy, total, dropped, even.dead, all[2 * i], all[2 * i + 1]};
         for (size_t k = 0; k < sums.size(); ++k) sums[k] += of_layer[k];
@@ -99,10 +99,10 @@ void ExpertBalance::end_step(const Groups& groups, StepReport& report) {
         for (const double load : slots) fractions.push_back(float(total > 0 ? load / total * double(N) : 1));
         experts.set_fractions(std::move(fractions));
     }
-    for (const double of_stage : groups.pp->gather({most})) most = std::max(most, of_stage);
+    for (const double of_stage : groups.pp->gather({worst})) worst = std::max(worst, of_stage);
     sums = groups.pp->sum(sums);
     auto load = std::make_shared<ExpertReport>();
-    load->max_over_mean = most;
+    load->max_over_mean = worst;
     load->entropy = sums[1] / sums[0];
     load->dropped = sums[3] / sums[2];
     load->dead = int64_t(sums[4]);

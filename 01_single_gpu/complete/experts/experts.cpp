@@ -130,15 +130,15 @@ double Experts::z_loss_of(const Batch& batch) const {
 }
 
 Var Experts::logits(Tape& tape, const Var& x) {
-    const DType wide = stats_dtype(x.data.dtype());
-    Var y{.data = Tensor({x.data.rows(), router.data.rows()}, wide, x.data.device())};
+    const DType logits_dtype = stats_dtype(x.data.dtype());
+    Var y{.data = Tensor({x.data.rows(), router.data.rows()}, logits_dtype, x.data.device())};
     matmul_into(y.data, x.data, router.data, Transpose::b);  // of bf16: summed, and kept, in fp32
-    tape.record_wgrad([x = Saved(x), dy = y.grad, this, wide] {
-        const Tensor part = matmul(*dy, converted(x.get(), wide), Transpose::a, Memory::workspace);
+    tape.record_wgrad([x = Saved(x), dy = y.grad, this, logits_dtype] {
+        const Tensor part = matmul(*dy, converted(x.get(), logits_dtype), Transpose::a, Memory::workspace);
         add(router.grad, router.grad, part);
     });
-    tape.record([dx = x.grad, dy = y.grad, this, wide, dtype = x.data.dtype()] {
-        const Tensor part = matmul(*dy, converted(router.data, wide), Transpose::none, Memory::workspace);
+    tape.record([dx = x.grad, dy = y.grad, this, logits_dtype, dtype = x.data.dtype()] {
+        const Tensor part = matmul(*dy, converted(router.data, logits_dtype), Transpose::none, Memory::workspace);
         accumulate(*dx, converted(part, dtype));
     });
     return y;
@@ -154,20 +154,20 @@ Tensor Experts::piece_grads(const std::vector<double>& counts, const std::vector
     std::vector<double> slots(size_t(batch.sequences) * N, 0.0), grads;  // slots: of each sequence
     for (size_t q = 0; q < pieces.size(); ++q)
         for (size_t e = 0; e < N; ++e) slots[size_t(pieces[q].sequence) * N + e] += counts[q * N + e];
-    const std::vector<RowPiece> mine = ranks->pieces(batch, ranks->part());
-    for (const RowPiece& piece : mine)
+    const std::vector<RowPiece> local_pieces = ranks->pieces(batch, ranks->part());
+    for (const RowPiece& piece : local_pieces)
         for (size_t e = 0; e < N; ++e)
             grads.push_back(per_token * (config_.balance.of_batch ? double(fractions_[e])
                                                                   : slots[size_t(piece.sequence) * N + e] * double(N) /
                                                                         double(config_.top_k * batch.whole_len)));
-    return numbers_like(logits, grads, {int64_t(mine.size()), config_.count});
+    return numbers_like(logits, grads, {int64_t(local_pieces.size()), config_.count});
 }
 
 void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
     const int64_t R = logits.rows(), N = config_.count, k = config_.top_k;
     const Device device = logits.device();
-    const std::vector<RowPiece> mine = ranks->pieces(batch, ranks->part());
-    const int64_t P = int64_t(mine.size());
+    const std::vector<RowPiece> local_pieces = ranks->pieces(batch, ranks->part());
+    const int64_t P = int64_t(local_pieces.size());
     if (on_logits) on_logits(logits);
     to.chosen = Tensor({R, k}, DType::i32, device);
     choose_experts(to.chosen, logits, bias_like(logits), shape_);
@@ -182,7 +182,7 @@ void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
         }
     // Of all ranks that hold tokens of the same sequences, if that is needed.
     const bool by_sequence = batch.sequence_scale > 0 && config_.balance.aux_loss != 0 && !config_.balance.of_batch;
-    std::vector<RowPiece> pieces = mine;
+    std::vector<RowPiece> pieces = local_pieces;
     std::vector<double> all = counts;
     if (ranks->parts() > 1 && (by_sequence || config_.capacity_factor > 0)) {
         all = ranks->gather(counts);
@@ -192,7 +192,7 @@ void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {
     }
 
     const std::vector<int32_t> begin_keep =
-        begin_keep_of({mine, counts}, {pieces, all}, config_.capacity_factor, batch.whole_len * k);
+        begin_keep_of({local_pieces, counts}, {pieces, all}, config_.capacity_factor, batch.whole_len * k);
     to.sent.assign(size_t(N), 0);
     for (int64_t p = 0; p < P; ++p)
         for (int64_t e = 0; e < N; ++e) {

@@ -132,8 +132,8 @@ Flags::Flag Flags::checked(CLI::Option* option, const Check& check) {
 // Of a list of such items, 1,2,3.
 static Check each_of(const Check& item) {
     return {[problem = item.problem](const std::string& list) {
-                for (const std::string& each : items_of(list))
-                    if (std::string wrong = problem(each); !wrong.empty()) return wrong;
+                for (const std::string& entry : items_of(list))
+                    if (std::string wrong = problem(entry); !wrong.empty()) return wrong;
                 return std::string();
             },
             item.name + ",..."};

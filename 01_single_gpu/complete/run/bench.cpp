@@ -29,14 +29,14 @@ constexpr int kSteps = 5;
 // Seconds of a call of body, the last of `warm_s` seconds of calls; between some of them, the host waits.
 double warm_seconds(Device device, double warm_s, const std::function<void()>& body) {
     constexpr int kCalls = 10;
-    double each = 0;
+    double seconds_per_call = 0;
     for (const double begin = now_seconds(); now_seconds() - begin < warm_s;) {
         const double first = now_seconds();
         for (int i = 0; i < kCalls; ++i) body();
         synchronize(device);
-        each = (now_seconds() - first) / kCalls;
+        seconds_per_call = (now_seconds() - first) / kCalls;
     }
-    return each;
+    return seconds_per_call;
 }
 
 double floor_seconds(const Profile::Sum& sum, const Ceilings& ceilings) {

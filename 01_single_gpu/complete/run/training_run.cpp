@@ -13,7 +13,7 @@
 namespace train70b {
 
 double control_group_memory(const std::string& list, const std::string& root) {
-    double least = kInfinity;
+    double smallest = kInfinity;
     std::ifstream lines(list);
     for (std::string line; std::getline(lines, line);) {  // "0::/a/b" or, version 1, "4:memory:/a/b"
         const bool first_version = line.find(":memory:") != line.npos;
@@ -22,11 +22,11 @@ double control_group_memory(const std::string& list, const std::string& root) {
         for (bool last = false; !last; group.resize(last ? 0 : group.rfind('/'))) {
             std::ifstream file(first_version ? root + "/memory" + group + "/memory.limit_in_bytes"
                                              : root + group + "/memory.max");
-            if (double bytes = 0; file >> bytes) least = std::min(least, bytes);
+            if (double bytes = 0; file >> bytes) smallest = std::min(smallest, bytes);
             last = group.find('/') == group.npos;
         }
     }
-    return least;
+    return smallest;
 }
 
 std::string memory_shortage(double machine_needs, double process_needs) {

@@ -44,24 +44,24 @@ class ClusterReader {
     }
 
     // Sets `value` if the key is there.
-    void number(const char* key, double& value, double least, bool above, double most = kMost) {
-        if (const json* found = find(key)) value = as_number(key, *found, least, above, most);
+    void number(const char* key, double& value, double min, bool above, double max = kMost) {
+        if (const json* found = find(key)) value = as_number(key, *found, min, above, max);
     }
-    double as_number(const std::string& key, const json& found, double least, bool above, double most = kMost) const {
+    double as_number(const std::string& key, const json& found, double min, bool above, double max = kMost) const {
         const double x = found.is_number() ? found.get<double>() : NAN;
-        if (!(above ? x > least : x >= least) || !(x <= most))
-            refuse(key, most == kMost && !(x > most)
-                            ? fmt::format("must be {} {}", above ? "above" : "at least", least)
-                            : fmt::format("must be {} {} and at most {}", above ? "above" : "at least", least, most));
+        if (!(above ? x > min : x >= min) || !(x <= max))
+            refuse(key, max == kMost && !(x > max)
+                            ? fmt::format("must be {} {}", above ? "above" : "at least", min)
+                            : fmt::format("must be {} {} and at most {}", above ? "above" : "at least", min, max));
         if (above && x < kLeast) refuse(key, fmt::format("must be at least {}", kLeast));
         return x;
     }
-    void integer(const char* key, int64_t& value, int64_t least, int64_t most) {
+    void integer(const char* key, int64_t& value, int64_t min, int64_t max) {
         const json* found = find(key);
         if (!found) return;
-        if (!found->is_number_integer() || !(found->get<double>() >= double(least)) ||
-            !(found->get<double>() <= double(most)))
-            refuse(key, fmt::format("must be an integer from {} to {}", least, most));
+        if (!found->is_number_integer() || !(found->get<double>() >= double(min)) ||
+            !(found->get<double>() <= double(max)))
+            refuse(key, fmt::format("must be an integer from {} to {}", min, max));
         value = found->get<int64_t>();
     }
     void boolean(const char* key, bool& value) {

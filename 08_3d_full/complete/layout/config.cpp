@@ -38,8 +38,8 @@ Stage stage_of(const ParallelConfig& config, const LlamaConfig& model, int64_t r
 }
 
 namespace {
-int64_t largest_divisor(int64_t n, int64_t m, int64_t most) {  // of both
-    for (int64_t d = most; d > 1; --d)
+int64_t largest_divisor(int64_t n, int64_t m, int64_t limit) {  // of both
+    for (int64_t d = limit; d > 1; --d)
         if (n % d == 0 && m % d == 0) return d;
     return 1;
 }

@@ -2,11 +2,11 @@
 // The parallel configuration of a run: the mesh, the options of every technique, their flags, and which values work
 // together.
 #include "01_single_gpu/complete/flags/options.h"
-#include "03_zero/complete/options.h"
-#include "04_tensor_parallel/complete/options.h"
-#include "05_pipeline/complete/stages.h"
+#include "03_zero/complete/zero.h"
+#include "04_tensor_parallel/complete/tensor_parallel.h"
+#include "05_pipeline/complete/pipeline_options.h"
 #include "06_context_parallel/complete/context_layout.h"
-#include "07_fp8/complete/options.h"
+#include "07_fp8/complete/recipes.h"
 #include "08_3d_full/complete/layout/mesh.h"
 
 namespace train70b {

@@ -1,5 +1,5 @@
 // Grades the lab one-f-one-b.
-#include "05_pipeline/complete/simulate.h"
+#include "05_pipeline/complete/schedule_simulation.h"
 #include "tests/labs.h"
 
 using namespace train70b;

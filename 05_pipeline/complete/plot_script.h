@@ -1,5 +1,5 @@
 #pragma once
-// Draws timelines as a PNG: runs 05_pipeline/complete/draw.py (matplotlib) in a separate process.
+// Draws timelines as a PNG: runs 05_pipeline/complete/plot_timelines.py (matplotlib) in a separate process.
 #include <string>
 #include <vector>
 
@@ -12,7 +12,7 @@ int run_python(const std::vector<std::string>& words, std::string& said);
 // Usage error if there is none; others: "... needs", the flags that do without it.
 std::string python_with_matplotlib(const std::string& others = "--pipeline-trace FILE.json needs");
 
-// The PNG of timelines_json's text. Throws, with the last line of Python's stderr, if drawing fails.
+// The PNG of chrome_trace's text. Throws, with the last line of Python's stderr, if drawing fails.
 std::string draw(const std::string& python, const std::string& timelines);
 
 }  // namespace train70b

@@ -1,4 +1,4 @@
-#include "05_pipeline/complete/stages.h"
+#include "05_pipeline/complete/pipeline_options.h"
 
 #include <numeric>
 #include <optional>
@@ -73,9 +73,9 @@ Stage pipeline_stage(const LlamaConfig& config, int64_t stages, int64_t rank, co
         if (size < 1) usage_error("--stage-layers {}: each stage needs at least one layer", shown());
 
     const Placement placement = file ? file->placement : make_placement(o.schedule, stages, chunks);
-    const std::vector<int64_t>& mine = placement.stage[size_t(rank)];
-    Stage stage{{}, mine.front() == 0, mine.back() == count - 1};
-    for (const int64_t index : mine) {
+    const std::vector<int64_t>& stages_here = placement.stage[size_t(rank)];
+    Stage stage{{}, stages_here.front() == 0, stages_here.back() == count - 1};
+    for (const int64_t index : stages_here) {
         const int64_t first = std::accumulate(sizes.begin(), sizes.begin() + index, int64_t(0));
         stage.chunks.push_back({first, first + sizes[size_t(index)]});
     }

@@ -122,13 +122,13 @@ std::string deadlock(const Schedule& s, Sends sends) {
     }
     if (current(rank)) path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
     std::string text;
-    for (const int64_t each : path) {
-        const Action& action = *current(each);
+    for (const int64_t node : path) {
+        const Action& action = *current(node);
         const bool sending = action.kind == Action::Kind::send;
         text +=
-            fmt::format("{}rank {} at {} {} {} {} {}", text.empty() ? "" : "; ", each, to_string(action.step),
+            fmt::format("{}rank {} at {} {} {} {} {}", text.empty() ? "" : "; ", node, to_string(action.step),
                         sending ? "sends" : "waits for", describe_message(message_of(action)), sending ? "to" : "from",
-                        action.peer == each ? "a later step of its own" : fmt::format("rank {}", action.peer));
+                        action.peer == node ? "a later step of its own" : fmt::format("rank {}", action.peer));
     }
     return text + (current(rank) ? "" : fmt::format("; rank {} has ended", rank));
 }

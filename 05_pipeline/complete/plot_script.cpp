@@ -1,4 +1,4 @@
-#include "05_pipeline/complete/run_draw.h"
+#include "05_pipeline/complete/plot_script.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -91,11 +91,12 @@ std::string draw(const std::string& python, const std::string& timelines) {
     const TemporaryFile data, picture;
     std::ofstream(data.path(), std::ios::binary) << timelines;
     std::string said;
-    const int code =
-        run_python({python, repository_file("05_pipeline/complete/draw.py"), data.path(), picture.path()}, said);
+    const int code = run_python(
+        {python, repository_file("05_pipeline/complete/plot_timelines.py"), data.path(), picture.path()}, said);
     if (code != 0)
-        throw std::runtime_error(fmt::format("--draw: {} 05_pipeline/complete/draw.py ended with exit code {}: {}",
-                                             python, code, said.empty() ? "it said nothing" : said));
+        throw std::runtime_error(
+            fmt::format("--draw: {} 05_pipeline/complete/plot_timelines.py ended with exit code {}: {}", python, code,
+                        said.empty() ? "it said nothing" : said));
     return picture.text();
 }
 

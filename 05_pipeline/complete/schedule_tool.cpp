@@ -12,7 +12,7 @@
 #include "01_single_gpu/complete/report/report.h"
 #include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/registry.h"
-#include "05_pipeline/complete/run_draw.h"
+#include "05_pipeline/complete/plot_script.h"
 #include "05_pipeline/complete/schedule_file.h"
 #include "05_pipeline/complete/schedule_report.h"
 
@@ -41,8 +41,8 @@ const Check kCosts = {[](const std::string& text) {
 
 const Check kSlow = {[](const std::string& text) {
                          std::set<std::string> ranks;
-                         for (const std::string& each : items_of(text)) {
-                             const std::vector<std::string> parts = items_of(each, '=');
+                         for (const std::string& item : items_of(text)) {
+                             const std::vector<std::string> parts = items_of(item, '=');
                              if (parts.size() != 2 || !integer_from(0).problem(parts[0]).empty() ||
                                  !real_number(0, 1e6, false).problem(parts[1]).empty())
                                  return fmt::format("{} must be RANK=TIMES, as 1=1.5, or several: 1=1.5,3=2", text);
@@ -87,8 +87,8 @@ class Sandbox {
             .add_word(
                 "--slow-rank",
                 [this](const std::string& text) {
-                    for (const std::string& each : items_of(text))
-                        costs_.slow.emplace_back(std::stoll(items_of(each, '=')[0]), number_of(items_of(each, '=')[1]));
+                    for (const std::string& item : items_of(text))
+                        costs_.slow.emplace_back(std::stoll(items_of(item, '=')[0]), number_of(items_of(item, '=')[1]));
                 },
                 "a rank whose steps take TIMES as long; several: 1=1.5,3=2", kSlow)
             .default_text("");
@@ -220,7 +220,7 @@ class Sandbox {
         if (draw_.given()) {
             const std::string title = fmt::format("{}: {}{}", schedule.name, costs_.text(),
                                                   steps_ > 1 ? fmt::format(", {} training steps", steps_) : "");
-            draw_.write(draw(python, timelines_json({{title, timeline}})));
+            draw_.write(draw(python, chrome_trace({{title, timeline}})));
         }
     }
 

@@ -1,4 +1,4 @@
-#include "03_zero/complete/report.h"
+#include "03_zero/complete/training_report.h"
 
 namespace train70b {
 

@@ -45,7 +45,5 @@ Schedule consecutive(const Schedule& schedule, int64_t steps);
 std::string ascii_gantt(const Timeline& timeline, int64_t width);
 // Chrome trace events (ui.perfetto.dev): one process per timeline, one thread per rank; the unit is taken as a second.
 std::string chrome_trace(const std::vector<std::pair<std::string, Timeline>>& timelines);
-// For draw.py: {"title": [[{"step": "F0", "begin": 0, "end": 1}, ...], ...]}
-std::string timelines_json(const std::vector<std::pair<std::string, Timeline>>& timelines);
 
 }  // namespace train70b

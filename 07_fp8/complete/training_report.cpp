@@ -1,4 +1,4 @@
-#include "07_fp8/complete/report.h"
+#include "07_fp8/complete/training_report.h"
 
 #include "07_fp8/complete/adamw8bit.h"
 

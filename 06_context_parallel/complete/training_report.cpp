@@ -1,4 +1,4 @@
-#include "06_context_parallel/complete/report.h"
+#include "06_context_parallel/complete/training_report.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "05_pipeline/complete/report.h"
+#include "05_pipeline/complete/training_report.h"
 
 #include <fmt/ranges.h>
 
@@ -7,7 +7,7 @@
 
 #include "02_data_parallel/runtime/median.h"
 #include "05_pipeline/complete/flags.h"
-#include "05_pipeline/complete/run_draw.h"
+#include "05_pipeline/complete/plot_script.h"
 
 namespace train70b {
 
@@ -134,7 +134,7 @@ std::string gantt_text(const PipelineWatch& run) {
                        ascii_gantt(run.measured, kWidth));
 }
 
-// For draw.py and for Perfetto: with equal stages, from measured times, and as measured.
+// For plot_timelines.py and for Perfetto: with equal stages, from measured times, and as measured.
 std::vector<std::pair<std::string, Timeline>> timelines(const PipelineWatch& run) {
     const Schedule& s = run.schedule;
     return {{fmt::format("{}, {} stages, {} micro-batches: equal stages, B = 2F", s.name, s.stages, s.micro_batches),
@@ -152,7 +152,7 @@ void PipelineReport::print(const Program& p) {
     trace_.write(chrome_trace(timelines(*watch_)));
     if (!draw_.given()) return;
     write_files(p.world, [&] {
-        if (this_rank == 0) draw_.write(draw(python_, timelines_json(timelines(*watch_))));
+        if (this_rank == 0) draw_.write(draw(python_, chrome_trace(timelines(*watch_))));
     });
 }
 

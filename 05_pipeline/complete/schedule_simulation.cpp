@@ -1,4 +1,4 @@
-#include "05_pipeline/complete/simulate.h"
+#include "05_pipeline/complete/schedule_simulation.h"
 
 #include <algorithm>
 #include <cctype>
@@ -214,22 +214,6 @@ std::string chrome_trace(const std::vector<std::pair<std::string, Timeline>>& ti
         }
     }
     return json_text(nlohmann::ordered_json{{"traceEvents", events}}) + "\n";
-}
-
-std::string timelines_json(const std::vector<std::pair<std::string, Timeline>>& timelines) {
-    nlohmann::ordered_json json;
-    for (const auto& [title, timeline] : timelines) {
-        auto& ranks = json[title] = nlohmann::ordered_json::array();
-        for (const auto& spans : timeline.ranks) {
-            auto list = nlohmann::ordered_json::array();
-            for (const Timeline::Span& span : spans)
-                list.push_back({{"step", to_string(span.step)},
-                                {"begin", span.begin - timeline.begin()},
-                                {"end", span.end - timeline.begin()}});
-            ranks.push_back(std::move(list));
-        }
-    }
-    return json_text(json) + "\n";
 }
 
 }  // namespace train70b

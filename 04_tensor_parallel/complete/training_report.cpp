@@ -1,4 +1,4 @@
-#include "04_tensor_parallel/complete/report.h"
+#include "04_tensor_parallel/complete/training_report.h"
 
 namespace train70b {
 
