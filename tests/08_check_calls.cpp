@@ -383,6 +383,12 @@ TEST_CASE("ranks of one sequence that are in different places of it") {
     expect_parts(mismatch(hand.recording),
                  {"rank 1 waits in world.recv #1, 4 fp32 from rank 2 in setup (a.cpp:1) for rank 2",
                   "rank 2 waits in world.barrier #1, 0 fp32 in setup (b.cpp:2) for rank 1"});
+    ByHand both(3);  // both before the barrier
+    for (const int rank : {0, 1}) both.call(rank, recv(0, 4, 2, "a.cpp:1"));
+    for (const int rank : {0, 1}) both.later(2, send(0, 4, rank, "b.cpp:1"));
+    for (const int rank : {0, 1, 2}) both.call(rank, collective(0, "barrier", 0, "c.cpp:1"));
+    EXPECT(merged(both.recording).sequences.size() == 2);
+    EXPECT(mismatch(both.recording) == "");
 }
 
 TEST_CASE("a deadlock only where collectives begin at waits, and one only on streams") {
