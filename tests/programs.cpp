@@ -2,7 +2,7 @@
 
 // Each main.cpp under names of its own.
 #define main main_schedule
-#include "05_pipeline/complete/schedule_tool.cpp"
+#include "05_pipeline/complete/schedule_tool_main.cpp"
 #undef main
 
 #define main main_plan
