@@ -18,7 +18,8 @@ static void say_layout(const Program& p, const DataParallel& store) {
 
 static void print_table(Program& p) {
     const TrainOptions& o = p.options;
-    say("\nrank 0:\n{}", memory_table(o.model, p.model().options, o.micro_batch, o.seq_len, p.trainer().peak()).text());
+    say("\nrank {}:\n{}", p.world.rank(),
+        memory_table(o.model, p.model().options, o.micro_batch, o.seq_len, p.trainer().peak()).text());
 }
 
 static void program(int argc, char** argv) {

@@ -41,8 +41,9 @@ void print_tables(const Program& p, const Zero& store, const ZeroOptions& option
                                      options.offload, N);
     constexpr const char* kOffload[] = {"", ", offload optimizer", ", offload all"};
     const std::string name = fmt::format("stage {}{}", options.stage, kOffload[int(options.offload)]);
-    say(memory_table(fmt::format("bytes of rank 0, of {}: peak of the last step; below it the formula", p.dp),
-                     {{name, step.peak, {f.params, f.grads, f.optimizer, -1, -1, -1, f.host}}}));
+    say(memory_table(
+        fmt::format("bytes of rank {}, of {}: peak of the last step; below it the formula", p.world.rank(), p.dp),
+        {{name, step.peak, {f.params, f.grads, f.optimizer, -1, -1, -1, f.host}}}));
     constexpr const char* kFormulas[] = {"2 G", "G + P", "m G + P", "2 m P + m G"};
     Table wire(fmt::format("bytes that a rank of {} sends per step, m micro-batches", p.dp),
                {"", "m", "measured", "formula", Column("x (N-1)/N").left(), "unsharded at once"});

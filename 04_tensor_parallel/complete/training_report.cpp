@@ -17,7 +17,7 @@ void print_tables(const Program& p, int64_t tp, const TensorParallelOptions& opt
     const int64_t n = tensor_parallel_elements(o.model, tp);
     const ActivationFormula activations = activation_formula(o.model, o.micro_batch, o.seq_len, types.dtype,
                                                              types.recompute, {tp, options.sequence_parallel});
-    say(memory_table("bytes of rank 0: peak of the last step; below it the formula",
+    say(memory_table(fmt::format("bytes of rank {}: peak of the last step; below it the formula", p.world.rank()),
                      {{name,
                        step.peak,
                        {size_of(types.dtype) * n, size_of(types.grad_dtype) * n, AdamW::state_bytes(types.dtype) * n,

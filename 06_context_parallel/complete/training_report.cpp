@@ -106,8 +106,8 @@ Table traffic_table(const std::string& name, const ContextStep& run, const StepR
     return table;
 }
 
-Table memory_table(const std::string& name, const ContextStep& run, const StepReport& step, int64_t seq_len) {
-    Table table("bytes of rank 0: peak of the last step",
+Table memory_table(const std::string& name, const ContextStep& run, const StepReport& step, int64_t seq_len, int rank) {
+    Table table(fmt::format("bytes of rank {}: peak of the last step", rank),
                 {"", "T", "activations", "one rank's / N", "comm", "workspace"});
     const MemoryBytes& bytes = step.peak.kind;
     table.row({name, seq_len, bytes[int(Memory::activations)], run.activations_formula, bytes[int(Memory::comm)],
@@ -130,7 +130,7 @@ void print_tables(const Program& p, const Comm& ranks, const std::string& algori
         if (o.document_token) say(document_table(name, work, layout, o));
     }
     say(traffic_table(name, run, step));
-    say(memory_table(name, run, step, o.seq_len));
+    say(memory_table(name, run, step, o.seq_len, p.world.rank()));
 }
 
 }  // namespace train70b

@@ -61,7 +61,7 @@ void print_table(Program& p, const TensorComms& layout, const Precision& precisi
     if (!p.prints_tables()) return;
     const StepReport& step = p.last_step();
     const bool whole = layout.data_ranks.size() == 1;  // no shards: the formulas hold
-    Table table(fmt::format("bytes of rank 0: peak of the last step{}; and what it sends in one",
+    Table table(fmt::format("bytes of rank {}: peak of the last step{}; and what it sends in one", p.world.rank(),
                             whole ? ", below it the formula" : ""),
                 {"", "params", "grads", "optimizer", "activations", "workspace", "all-gathers", "reductions", "step"});
     const auto kind = [&](Memory memory) { return step.peak.kind[size_t(memory)]; };
