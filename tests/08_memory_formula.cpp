@@ -129,3 +129,14 @@ TEST_CASE("drawn layouts, of every model, schedule, technique and precision") {
                                      r.global_batch, short_text(layout), r.cp_algorithm, r.fp8.recipe, r.optimizer)));
     }
 }
+
+TEST_CASE("units that ZeRO-3 gathers ahead, where they are most of what a rank holds") {
+    Comparison ahead("prefetch");
+    const PlanRequest r{.model = preset("8b"), .gpus = 512, .seq_len = 2048, .global_batch = 512};
+    const Layout layout{.dp = 512, .zero = 3, .recompute = Recompute::full};
+    for (const int64_t prefetch : {0, 1, 3}) {
+        ParallelConfig config = config_of(r, layout);
+        config.zero.prefetch = prefetch;
+        EXPECT(ahead.agrees(options_of(r, layout), config, fmt::format("prefetch {}", prefetch)));
+    }
+}
