@@ -1,5 +1,5 @@
-// The memory formula against dry runs: the largest rank's total within kFormulaError, so that pruning with it leaves out
-// no layout that fits. The layouts of docs/configurations.md, and drawn ones of what the planner chooses from.
+// The memory formula against dry runs: the largest rank's total within kFormulaError, so that pruning with it leaves
+// out no layout that fits. The layouts of docs/configurations.md, and drawn ones of what the planner chooses from.
 #include <fstream>
 #include <iterator>
 #include <regex>

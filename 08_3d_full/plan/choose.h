@@ -32,8 +32,8 @@ struct Choice {
     std::vector<LayoutGroup> groups;    // by tp, then cp, then pp, then ep
     std::vector<LeftOut> others;
 };
-// most: of `best`, of those that fit by formula. The simulation is to see different ones: at most so many with one mesh, and that differ in nothing
-// but the number of model chunks.
+// most: of `best`, of those that fit by formula. The simulation is to see different ones: at most so many with one
+// mesh, and that differ in nothing but the number of model chunks.
 constexpr int64_t kMostOfMesh = 6, kMostOfVariant = 2;
 using OnProgress = std::function<void(const char* what, double part)>;  // now and then: what is done, 0 to 1 of it
 struct Listener {

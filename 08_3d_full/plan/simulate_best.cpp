@@ -98,8 +98,8 @@ Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, co
 
 namespace {
 
-// One worker's: for every candidate a line with its number, memory, whether it was simulated, seconds, wait along pp, and
-// groups with their seconds. Lines are shorter than what a pipe passes as one piece.
+// One worker's: for every candidate a line with its number, memory, whether it was simulated, seconds, wait along pp,
+// and groups with their seconds. Lines are shorter than what a pipe passes as one piece.
 void work(const std::vector<Candidate>& candidates, size_t first, size_t stride,
           const std::function<Prediction(const Candidate&)>& simulate, int out) {
     for (size_t i = first; i < candidates.size(); i += stride) {
