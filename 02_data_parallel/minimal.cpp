@@ -75,9 +75,8 @@ class Training {
 
     Result step(int64_t number) {
         for (Unit& unit : model.units) fill(unit.grad, 0);
-        const int64_t local_batch = s.batch / world.size;
-        const Batch batch =
-            make_batch(text, s, (number - 1) * s.batch + world.rank * local_batch, local_batch, {{0, s.T}});
+        const int64_t share = s.batch / world.size;
+        const Batch batch = make_batch(text, s, (number - 1) * s.batch + world.rank * share, share, {{0, s.T}});
         Llama::Saved saved;
         const Tensor loss = model.forward({}, saved, batch, parts);
         // Backward, the last unit first: as soon as a unit's gradients are complete, their ring starts.

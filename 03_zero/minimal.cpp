@@ -46,9 +46,8 @@ class Training {
     Result step(int64_t number) {  // from 1
         if (stage == 1)
             for (Unit& unit : model.units) fill(unit.grad, 0);
-        const int64_t local_batch = s.batch / N();
-        const Batch batch =
-            make_batch(text_, s, (number - 1) * s.batch + ranks.rank() * local_batch, local_batch, {{0, s.T}});
+        const int64_t share = s.batch / N();
+        const Batch batch = make_batch(text_, s, (number - 1) * s.batch + ranks.rank() * share, share, {{0, s.T}});
 
         // Units: 0 the embedding, 1 to L the blocks, L + 1 the head.
         const size_t L = model.blocks.size();

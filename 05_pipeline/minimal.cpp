@@ -93,19 +93,18 @@ class Training {
         double loss = 0;
         for (const Step& step : one_f_one_b(ranks.size(), ranks.rank(), m)) {
             const Batch batch = make_batch(text_, s, (number - 1) * s.batch + step.micro_batch, 1, {{0, s.T}});
-            Llama::Saved& activations = saved[size_t(step.micro_batch)];
+            Llama::Saved& kept = saved[size_t(step.micro_batch)];
             Tensor message({s.T, s.E}, s.dtype, s.device);  // unused in the first stage's F and the last one's B
             if (step.pass == 'F') {
                 if (!is_first) neighbours_.receive_previous(message);
-                const Tensor y = model.forward(message, activations, batch, parts_);
+                const Tensor y = model.forward(message, kept, batch, parts_);
                 if (is_last)
                     loss += read(y)[0];
                 else
                     neighbours_.send_next(y);
             } else {
                 if (!is_last) neighbours_.receive_next(message);
-                const Tensor dx =
-                    model.backward(message, activations, batch, parts_);  // frees the micro-batch's activations
+                const Tensor dx = model.backward(message, kept, batch, parts_);  // frees the micro-batch's activations
                 if (!is_first) neighbours_.send_previous(dx);
             }
         }

@@ -158,20 +158,20 @@ class Training {
         double loss = 0;
         for (const auto& [pass, micro_batch] : one_f_one_b(mesh.pp, groups.p, m)) {
             const Batch batch = make_batch(text_, s, first + micro_batch, 1, parts.tokens(s.T));
-            Llama::Saved& activations = saved[size_t(micro_batch)];
+            Llama::Saved& kept = saved[size_t(micro_batch)];
             // This cp rank's tokens, all of E: every tp rank sends the same to its own peer in the next stage.
             Tensor message({batch.T, s.E}, s.dtype, s.device);
             std::erase_if(sends, [](Work& work) { return work.done(); });  // frees what has arrived
             if (pass == 'F') {
                 if (!is_first) neighbours_.from_previous.recv(message, 0).wait();
-                const Tensor y = model.forward(message, activations, batch, parts);
+                const Tensor y = model.forward(message, kept, batch, parts);
                 if (is_last)
                     loss += read(y)[0];
                 else
                     sends.push_back(neighbours_.to_next.send(y, 1));
             } else {
                 if (!is_last) neighbours_.from_next.recv(message, 1).wait();
-                const Tensor dx = model.backward(message, activations, batch, parts);
+                const Tensor dx = model.backward(message, kept, batch, parts);
                 if (!is_first) sends.push_back(neighbours_.to_previous.send(dx, 0));
             }
         }
