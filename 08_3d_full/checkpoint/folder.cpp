@@ -96,38 +96,29 @@ constexpr const char* kFixed[] = {"seed",       "seq-len",        "global-batch"
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
 
+// By the names of the flags.
+ordered_json shape_of(const LlamaConfig& c) {
+    const auto word = [](bool value) { return value ? "on" : "off"; };
+    ordered_json shape = {{"layers", c.layers},         {"hidden", c.hidden},
+                          {"heads", c.heads},           {"kv-heads", c.kv_heads},
+                          {"head-dim", c.head_dim()},   {"ffn", c.ffn},
+                          {"vocab", c.vocab},           {"qkv-bias", word(c.qkv_bias)},
+                          {"qk-norm", word(c.qk_norm)}, {"tied-embeddings", word(c.tied)}};
+    const ordered_json other = other_part(c);
+    for (const auto& [part, fields] : other.items()) shape.update(fields);
+    return shape;
+}
+
 void check_model(const Manifest& manifest, const LlamaConfig& this_run) {
     const LlamaConfig& saved = manifest.model;
-    const auto compare = [&](const char* flag, int64_t there, int64_t here) {
-        if (there != here)
-            usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {} (try {} {})",
-                        manifest.folder, flag, there, here, flag, there);
-    };
-    compare("--layers", saved.layers, this_run.layers);
-    compare("--hidden", saved.hidden, this_run.hidden);
-    compare("--heads", saved.heads, this_run.heads);
-    compare("--kv-heads", saved.kv_heads, this_run.kv_heads);
-    compare("--head-dim", saved.head_dim(), this_run.head_dim());
-    compare("--ffn", saved.ffn, this_run.ffn);
-    compare("--vocab", saved.vocab, this_run.vocab);
-    const auto compare_switch = [&](const char* flag, bool there, bool here) {
-        const auto word = [](bool value) { return value ? "on" : "off"; };
-        if (there != here)
-            usage_error("{}: a checkpoint of another model: its {} is {}, but this run's is {} (try {} {})",
-                        manifest.folder, flag, word(there), word(here), flag, word(there));
-    };
-    compare_switch("--qkv-bias", saved.qkv_bias, this_run.qkv_bias);
-    compare_switch("--qk-norm", saved.qk_norm, this_run.qk_norm);
-    compare_switch("--tied-embeddings", saved.tied, this_run.tied);
+    const ordered_json shape = shape_of(saved), run_shape = shape_of(this_run);
     const auto word = [](const ordered_json& value) {
         return value.is_string() ? value.get<std::string>() : value.dump();
     };
-    const ordered_json its_part = other_part(saved), my_part = other_part(this_run);
-    for (const auto& [part, fields] : its_part.items())
-        for (const auto& [flag, value] : fields.items())
-            if (const ordered_json here = my_part.at(part).value(flag, ordered_json()); value != here)
-                usage_error("{}: a checkpoint of another model: its --{} is {}, but this run's is {} (try --{} {})",
-                            manifest.folder, flag, word(value), word(here), flag, word(value));
+    for (const auto& [flag, value] : shape.items())
+        if (const ordered_json here = run_shape.value(flag, ordered_json()); value != here)
+            usage_error("{}: a checkpoint of another model: its --{} is {}, but this run's is {} (try --{} {})",
+                        manifest.folder, flag, word(value), word(here), flag, word(value));
     const ordered_json there = hf_config(dense_part(saved), DType::f32),
                        here = hf_config(dense_part(this_run), DType::f32);
     for (const char* key : {"rms_norm_eps", "rope_theta", "rope_scaling"})

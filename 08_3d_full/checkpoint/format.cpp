@@ -191,11 +191,12 @@ Manifest read_manifest(const std::string& folder) {
     check_coverage(path, manifest);
     if (manifest.ranks != int64_t(manifest.files.size()))
         read.refuse("ranks", fmt::format("\"files\" lists {}", manifest.files.size()));
+    const auto has = [&](const char* key) { return read.json().contains(key); };  // null, too, which is refused
     for (const char* key : {"commit", "blas_core"})
-        if (read.has(key)) read.text(key);
-    if (read.has("layout"))
+        if (has(key)) read.text(key);
+    if (has("layout"))
         for (const char* key : {"tp", "cp", "dp", "pp"}) read.inner("layout").integer(key, manifest.ranks);
-    if (read.has("flags")) {
+    if (has("flags")) {
         const JsonObject flags = read.inner("flags");
         for (const auto& [name, value] : flags.json().items()) flags.text(name.c_str());
     }

@@ -24,7 +24,7 @@ std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const La
     return largest;
 }
 
-Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t most,
+Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t max_candidates,
               const Listener& listener) {
     Enumeration all = enumerate_layouts(request);
     Choice choice{.limit = limit, .layouts = int64_t(all.layouts.size()), .others = std::move(all.others)};
@@ -57,7 +57,7 @@ Choice choose(const PlanRequest& request, const ClusterModel& cluster, double li
         const bool fits = double(candidate.memory.total) <= limit;
         LayoutGroup& group = groups[{l.tp, l.cp, l.pp, l.ep}];
         if (fits && !group.best) group.best = candidate;
-        if (chosen == most) continue;
+        if (chosen == max_candidates) continue;
         Layout variant = l;
         variant.virtual_stages = 1;
         int64_t& meshes = of_mesh[{fits, {.tp = l.tp, .cp = l.cp, .dp = l.dp, .pp = l.pp, .ep = l.ep}}];
@@ -102,11 +102,11 @@ int64_t fewest_gpus(const PlanRequest& request, double limit) {
 }
 
 std::string why_slower(const Estimate& estimate, const Estimate& best) {
-    const auto mine = parts_of(estimate), others = parts_of(best);
+    const auto parts = parts_of(estimate), best_parts = parts_of(best);
     std::vector<std::pair<double, const char*>> more;
-    for (size_t i = 0; i < mine.size(); ++i)
-        if (estimate.ep > 0 || best.ep > 0 || std::string_view(mine[i].first) != "exposed ep")
-            more.emplace_back((mine[i].second - others[i].second) / best.seconds(), mine[i].first);
+    for (size_t i = 0; i < parts.size(); ++i)
+        if (estimate.ep > 0 || best.ep > 0 || std::string_view(parts[i].first) != "exposed ep")
+            more.emplace_back((parts[i].second - best_parts[i].second) / best.seconds(), parts[i].first);
     std::sort(more.rbegin(), more.rend());
     std::string text;
     for (size_t i = 0; i < 2 && (i == 0 || more[i].first >= 0.02); ++i)

@@ -41,7 +41,7 @@ struct Listener {
     // Before anything is simulated; not called if nothing may fit.
     std::function<void(const Choice&)> first_list = [](const Choice&) {};
 };
-Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t most,
+Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t max_candidates,
               const Listener& listener = {});
 
 // The rank with the largest peak by formula, and the peak, among the ranks that may be it: the first of the first, the

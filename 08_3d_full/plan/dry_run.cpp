@@ -78,9 +78,9 @@ Table rank_table(const RankMemory& memory, const TrainOptions& options) {
 }
 
 Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& config) {
-    const RankMemory& most = *std::max_element(ranks.begin(), ranks.end(), smaller);
-    const RankMemory& least = *std::min_element(ranks.begin(), ranks.end(), smaller);
-    const bool giga = most.peak.total >= 1e9;
+    const RankMemory& largest = *std::max_element(ranks.begin(), ranks.end(), smaller);
+    const RankMemory& smallest = *std::min_element(ranks.begin(), ranks.end(), smaller);
+    const bool giga = largest.peak.total >= 1e9;
     const char* unit = giga ? "GB" : "MB";
     const auto shown = [giga](int64_t bytes) { return double(bytes) / (giga ? 1e9 : 1e6); };
     const auto stage = [&](const RankMemory& memory) { return config.mesh.coordinate(memory.rank).pp; };
@@ -98,25 +98,25 @@ Table ranks_table(const std::vector<RankMemory>& ranks, const ParallelConfig& co
         return cells;
     };
     for (size_t i = 0, end; i < ranks.size(); i = end) {  // neighbours of one stage with the same figures: one line
-        std::vector<Cell> mine = figures(ranks[i]);
+        std::vector<Cell> row_cells = figures(ranks[i]);
         for (end = i + 1; end < ranks.size() && stage(ranks[end]) == stage(ranks[i]); ++end)
-            if (figures(ranks[end]) != mine) break;
+            if (figures(ranks[end]) != row_cells) break;
         const std::string last = end == i + 1 ? "" : fmt::format("-{}", ranks[end - 1].rank);
-        mine.insert(mine.begin(), fmt::format("{}{} (stage {})", ranks[i].rank, last, stage(ranks[i])));
-        table.row(mine);
+        row_cells.insert(row_cells.begin(), fmt::format("{}{} (stage {})", ranks[i].rank, last, stage(ranks[i])));
+        table.row(row_cells);
     }
-    if (most.peak.total == least.peak.total) {
+    if (largest.peak.total == smallest.peak.total) {
         table.note("all ranks hold equally much");
         return table;
     }
-    const auto more = [&](int kind) { return most.peak.kind[kind] - least.peak.kind[kind]; };
+    const auto more = [&](int kind) { return largest.peak.kind[kind] - smallest.peak.kind[kind]; };
     int why = 0;
     for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
         if (more(kind) > more(why)) why = kind;
     table.note(
         fmt::format("largest: rank {}, stage {} of {}; of its {:.2f} {} more than rank {}, most are {} ({:+.2f} {})",
-                    most.rank, stage(most), config.mesh.pp, shown(most.peak.total - least.peak.total), unit, least.rank,
-                    kMemoryNames[why], shown(more(why)), unit));
+                    largest.rank, stage(largest), config.mesh.pp, shown(largest.peak.total - smallest.peak.total), unit,
+                    smallest.rank, kMemoryNames[why], shown(more(why)), unit));
     return table;
 }
 

@@ -52,10 +52,10 @@ class Enumerator {
         }
         const bool pipelines = std::any_of(found_.layouts.begin(), found_.layouts.end(),
                                            [](const Layout& layout) { return layout.pp > 1; });
-        for (const ScheduleGenerator& each : schedule_generators())
-            if (pipelines && r_.pipeline.empty() && each.on_request)
+        for (const ScheduleGenerator& entry : schedule_generators())
+            if (pipelines && r_.pipeline.empty() && entry.on_request)
                 found_.others.push_back(
-                    {each.name, fmt::format("{} (--pipeline {} asks for it)", each.on_request, each.name), {}});
+                    {entry.name, fmt::format("{} (--pipeline {} asks for it)", entry.on_request, entry.name), {}});
         return std::move(found_);
     }
 

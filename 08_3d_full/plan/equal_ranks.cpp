@@ -193,11 +193,11 @@ void Refinement::add_messages(const CommCall& call, int64_t sender, int64_t rece
         if (!used_[sequence][i] || calls[i].to < 0 || message_kind(calls[i]) != message_kind(call) ||
             peer_rank(calls[i], calls[i].to, sender) != receiver)
             continue;
-        CommCall mine = calls[i];
-        const int64_t from = peer_rank(mine, mine.from, sender);
-        mine.to = index[size_t(receiver)];
-        if (from >= 0) mine.from = index[size_t(from)];
-        add_transfer(site, id, mine, members, index[size_t(sender)]);
+        CommCall placed = calls[i];
+        const int64_t from = peer_rank(placed, placed.from, sender);
+        placed.to = index[size_t(receiver)];
+        if (from >= 0) placed.from = index[size_t(from)];
+        add_transfer(site, id, placed, members, index[size_t(sender)]);
     }
     site.end_entry = entries_.size();
     sites_.push_back(std::move(site));

@@ -33,9 +33,9 @@ double Estimator::op(const std::string& name, std::vector<int64_t> shape, double
 
 double Estimator::product(int64_t m, int64_t n, int64_t k, bool fp8) {
     const double flops = 2.0 * double(m) * double(n) * double(k);
-    const double each = fp8 ? 1 : double(element_);
+    const double operand_bytes = fp8 ? 1 : double(element_);
     const double bytes =
-        each * (double(m) * double(k) + double(k) * double(n)) + double(element_) * double(m) * double(n);
+        operand_bytes * (double(m) * double(k) + double(k) * double(n)) + double(element_) * double(m) * double(n);
     return op(fp8 ? "scaled_matmul" : "matmul", {m, n, k}, flops, bytes, fp8 ? DType::e4m3 : request_.dtype);
 }
 
@@ -204,25 +204,27 @@ Estimator::Layer Estimator::layer_of(const Layout& l, bool sparse) {
 // SwiGLU; the router's logits and weights in fp32, with its gradients' operands.
 void Estimator::add_experts(Layer& layer, const Layout& l) {
     const LlamaConfig& c = request_.model;
-    const int64_t N = c.experts.count, mine = N / l.ep, E = c.hidden, F = c.experts.ffn;
+    const int64_t N = c.experts.count, local_experts = N / l.ep, E = c.hidden, F = c.experts.ffn;
     const int64_t rows = l.micro_batch * request_.seq_len / (l.cp * l.tp), slots = rows * c.experts.top_k;
-    const int64_t each = std::max<int64_t>((slots + mine - 1) / mine, 1);  // of ep ranks for one expert
-    const double a = double(element_), wide = 4, R = double(rows), S = double(slots), groups = S / double(each);
+    const int64_t expert_rows =
+        std::max<int64_t>((slots + local_experts - 1) / local_experts, 1);  // of ep ranks for one expert
+    const double a = double(element_), stats_bytes = 4, R = double(rows), S = double(slots),
+                 groups = S / double(expert_rows);
     const auto in_fp32 = [&](int64_t m, int64_t n, int64_t k) {
         const double flops = 2.0 * double(m) * double(n) * double(k);
-        return op("matmul", {m, n, k}, flops, wide * double(m * k + k * n + m * n), DType::f32);
+        return op("matmul", {m, n, k}, flops, stats_bytes * double(m * k + k * n + m * n), DType::f32);
     };
     double products = product(rows, N, E, false), gradients = in_fp32(rows, E, N) + in_fp32(N, E, rows);
     for (const auto& [in, out] : {std::pair(E, 2 * F), {F, E}}) {
-        products += groups * product(each, out, in, false);
-        gradients += groups * (product(each, in, out, false) + product(out, in, each, false));
+        products += groups * product(expert_rows, out, in, false);
+        gradients += groups * (product(expert_rows, in, out, false) + product(out, in, expert_rows, false));
     }
-    const double sorts = l.ep > 1 && mine > 1 ? 2 * memory_bound(a * S * double(2 * E)) : 0;
+    const double sorts = l.ep > 1 && local_experts > 1 ? 2 * memory_bound(a * S * double(2 * E)) : 0;
     const double moved = memory_bound(a * S * double(2 * E)) + memory_bound(a * (S + R) * double(E)) + sorts;
     const double swiglu = memory_bound(a * S * double(3 * F));
-    const double router = memory_bound(wide * R * double(3 * N));
+    const double router = memory_bound(stats_bytes * R * double(3 * N));
     const double moved_back =
-        moved + memory_bound(a * S * double(2 * E)) + memory_bound((a + wide) * R * double(2 * E));
+        moved + memory_bound(a * S * double(2 * E)) + memory_bound((a + stats_bytes) * R * double(2 * E));
     const PassSeconds experts{products + moved + swiglu + router, gradients + moved_back + 2 * swiglu + router, 0};
 
     const double shared = double(c.experts.shared * F / l.tp), there = a * S * double(E);

@@ -115,30 +115,30 @@ Table best_table(const PlanRequest& request, const DeviceModel& device, const st
     Table table(caption, columns);
     int64_t number = 0;
     bool some_equal = false;
-    for (const Prediction& each : best) {
+    for (const Prediction& prediction : best) {
         const auto exposed = [&](const std::string& name) {
             double seconds = 0;
-            for (const auto& [group, s] : each.exposed)
+            for (const auto& [group, s] : prediction.exposed)
                 if (group == name) seconds += s;
-            return percent(seconds / each.seconds);
+            return percent(seconds / prediction.seconds);
         };
-        const bool equal = ++number != each.equal_to;
+        const bool equal = ++number != prediction.equal_to;
         some_equal = some_equal || equal;
-        std::vector<Cell> cells = {
-            equal ? fmt::format("{} = {}", number, each.equal_to) : std::to_string(number),
-            short_text(each.candidate.layout),
-            fixed(each.tokens_per_s_per_gpu(request), 0),
-            percent(each.mfu(request, device)),
-            fixed(each.seconds, 2),
-            Cell(gigabytes(double(each.candidate.memory.total)), std::to_string(each.candidate.memory.total)),
-            gigabytes(choice.limit - double(each.candidate.memory.total)),
-            percent(each.pp_wait),
-            exposed("tp"),
-            exposed("cp"),
-            exposed("pp"),
-            exposed("dp")};
+        std::vector<Cell> cells = {equal ? fmt::format("{} = {}", number, prediction.equal_to) : std::to_string(number),
+                                   short_text(prediction.candidate.layout),
+                                   fixed(prediction.tokens_per_s_per_gpu(request), 0),
+                                   percent(prediction.mfu(request, device)),
+                                   fixed(prediction.seconds, 2),
+                                   Cell(gigabytes(double(prediction.candidate.memory.total)),
+                                        std::to_string(prediction.candidate.memory.total)),
+                                   gigabytes(choice.limit - double(prediction.candidate.memory.total)),
+                                   percent(prediction.pp_wait),
+                                   exposed("tp"),
+                                   exposed("cp"),
+                                   exposed("pp"),
+                                   exposed("dp")};
         if (experts) cells.push_back(exposed("ep"));
-        cells.push_back(each.simulated ? "simulation" : "estimate");
+        cells.push_back(prediction.simulated ? "simulation" : "estimate");
         table.row(cells);
     }
     if (some_equal)
@@ -206,9 +206,9 @@ Table memory_table(const std::vector<Prediction>& best, const Choice& choice) {
     Table table(fmt::format("memory of the largest rank, GB, peaks of a step{}", recorded ? "" : " by formula"),
                 columns);
     int64_t number = 0;
-    for (const Prediction& each : best) {
-        const MemoryPeak& peak = each.candidate.memory;
-        std::vector<Cell> cells = {++number, each.candidate.rank};
+    for (const Prediction& prediction : best) {
+        const MemoryPeak& peak = prediction.candidate.memory;
+        std::vector<Cell> cells = {++number, prediction.candidate.rank};
         for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
             cells.push_back(Cell(gigabytes(double(peak.kind[kind])), std::to_string(peak.kind[kind])));
         cells.push_back(Cell(gigabytes(double(peak.total)), std::to_string(peak.total)));

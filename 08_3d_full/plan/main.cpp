@@ -103,9 +103,9 @@ class Planner {
         flags_.add("--cp-algorithm", request_.cp_algorithm, "attention algorithm over the context-parallel ranks",
                    one_of(names_of(context_algorithms())));
         flags_.group("Layouts to choose from (a list a,b,...; default: all)");
-        const auto axis = [this](const char* flag, std::vector<int64_t>& values, const char* text, int64_t least,
-                                 int64_t most) {
-            flags_.add(flag, values, text, integer_from(least, most)).default_text("");
+        const auto axis = [this](const char* flag, std::vector<int64_t>& values, const char* text, int64_t lowest,
+                                 int64_t highest) {
+            flags_.add(flag, values, text, integer_from(lowest, highest)).default_text("");
         };
         axis("--tp", request_.tp, "tensor-parallel ranks", 1, kMostGpus);
         axis("--cp", request_.cp, "context-parallel ranks", 1, kMostGpus);
@@ -266,11 +266,11 @@ class Planner {
                 candidates.push_back(candidate);
             }
             all = simulated(candidates, int64_t(std::thread::hardware_concurrency()), simulate, show_);
-            for (const Prediction& each : all)
-                if (!each.simulated &&
-                    (!choice.smallest || each.candidate.memory.total < choice.smallest->memory.total))
-                    choice.smallest = each.candidate;
-            std::erase_if(all, [](const Prediction& each) { return !each.simulated; });
+            for (const Prediction& prediction : all)
+                if (!prediction.simulated &&
+                    (!choice.smallest || prediction.candidate.memory.total < choice.smallest->memory.total))
+                    choice.smallest = prediction.candidate;
+            std::erase_if(all, [](const Prediction& prediction) { return !prediction.simulated; });
         } else {
             all = estimates(choice);
         }
@@ -367,8 +367,8 @@ class Planner {
         all["layouts"] = choice.layouts;
         all["fit"] = choice.fit;
         all["steps"] = decision_steps(request_, cluster_, choice, best.front());
-        for (const Prediction& each : best) {
-            const Layout& l = each.candidate.layout;
+        for (const Prediction& prediction : best) {
+            const Layout& l = prediction.candidate.layout;
             nlohmann::ordered_json one;
             one["tp"] = l.tp, one["cp"] = l.cp, one["dp"] = l.dp, one["pp"] = l.pp;
             if (experts) one["ep"] = l.ep;
@@ -380,21 +380,21 @@ class Planner {
             one["sequence_parallel"] = l.sequence_parallel;
             one["tp_overlap"] = l.tp_overlap;
             one["hybrid_shard"] = l.hybrid_shard;
-            one["equal_to"] = each.equal_to;
+            one["equal_to"] = prediction.equal_to;
             one["flags"] = flags_of(request_, l);
             one["dry_run"] = dry_run(l);
-            one["predicted_by"] = each.simulated ? "simulation" : "estimate";
-            one["step_s"] = each.seconds;
-            one["tokens_per_s_per_gpu"] = each.tokens_per_s_per_gpu(request_);
-            one["mfu"] = each.mfu(request_, cluster_.device);
-            one["pp_wait"] = each.pp_wait;
-            for (const auto& [group, seconds] : each.exposed) one["exposed_s"][group] = seconds;
-            for (const auto& [part, seconds] : parts_of(each.candidate.estimate))
+            one["predicted_by"] = prediction.simulated ? "simulation" : "estimate";
+            one["step_s"] = prediction.seconds;
+            one["tokens_per_s_per_gpu"] = prediction.tokens_per_s_per_gpu(request_);
+            one["mfu"] = prediction.mfu(request_, cluster_.device);
+            one["pp_wait"] = prediction.pp_wait;
+            for (const auto& [group, seconds] : prediction.exposed) one["exposed_s"][group] = seconds;
+            for (const auto& [part, seconds] : parts_of(prediction.candidate.estimate))
                 if (experts || std::string_view(part) != "exposed ep") one["estimate_s"][part] = seconds;
-            one["largest_rank"] = each.candidate.rank;
+            one["largest_rank"] = prediction.candidate.rank;
             for (int kind = 0; kind < kDeviceMemoryKinds; ++kind)
-                one["memory"][kMemoryNames[size_t(kind)]] = each.candidate.memory.kind[size_t(kind)];
-            one["memory"]["total"] = each.candidate.memory.total;
+                one["memory"][kMemoryNames[size_t(kind)]] = prediction.candidate.memory.kind[size_t(kind)];
+            one["memory"]["total"] = prediction.candidate.memory.total;
             all["best"].push_back(one);
         }
         all["budget"] = budget(best.front());

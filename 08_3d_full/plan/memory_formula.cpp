@@ -194,7 +194,7 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
     const bool has_sparse = units.sparse.count > 0, sequence = config.tensor.sequence_parallel && mesh.tp > 1;
     const BlockBytes dense = units.dense.count > 0 ? block_bytes(w, config, false) : BlockBytes{};
     const BlockBytes sparse = has_sparse ? block_bytes(w, config, true) : BlockBytes{};
-    const auto most = [&](double BlockBytes::*what) { return std::max(dense.*what, sparse.*what); };
+    const auto larger = [&](double BlockBytes::*what) { return std::max(dense.*what, sparse.*what); };
     const double a = double(size_of(w.dtype)), rows = double(w.micro_batch * (w.seq_len / mesh.cp));
     const double complete = rows * a * double(c.hidden), hidden = sequence ? complete / double(mesh.tp) : complete;
     const double logits = hidden + rows * a * double((c.vocab + mesh.tp - 1) / mesh.tp);  // and their input
@@ -269,7 +269,7 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
             if (!split) reducing = head;
         }
         if (!split) {  // the last block, when all of the chunk is still held
-            note(held + hidden + most(&BlockBytes::backward), params + gradients + grad * std::max(reducing, block));
+            note(held + hidden + larger(&BlockBytes::backward), params + gradients + grad * std::max(reducing, block));
             held -= chunk.kept;
             reducing = chunk.embedding ? embedding : block;
             continue;
@@ -278,11 +278,11 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
         const double more = chunk.pending - chunk.kept;
         const double in_i = more > 0 ? chunk.unsharded + ahead + (k > 0 ? next : 0)
                                      : params + gradients + chunk.head * (other_param + grad) * head;
-        note(held + hidden + most(&BlockBytes::input) + std::max(0.0, more * (1 - 1 / chunk.layers)),
+        note(held + hidden + larger(&BlockBytes::input) + std::max(0.0, more * (1 - 1 / chunk.layers)),
              open + is_new * in_i + grad * reducing);
         held += more;
         if (chunk.open++ == 0) open += chunk.unsharded;
-        note(held + hidden + most(&BlockBytes::end), open + grad * reducing);
+        note(held + hidden + larger(&BlockBytes::end), open + grad * reducing);
     }
     activations += 3 * 4 * rows * double(w.micro_batches(mesh.dp));  // tokens, targets, positions
     const StateMemory states = state_memory(units, w, config);

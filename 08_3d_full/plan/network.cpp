@@ -43,7 +43,7 @@ struct Network::Group {
         std::vector<int64_t> ranks, rails;  // of the rails: those of all its ranks
     };
     std::vector<Node> nodes;
-    int64_t size = 0, most = 0;  // ranks; of the node with the most
+    int64_t size = 0, largest_node = 0;  // ranks; of the node with the most
     bool one_node() const { return nodes.size() == 1; }
 };
 
@@ -103,7 +103,7 @@ const Network::Group& Network::group_of(const std::vector<int64_t>& members) con
         node.ranks.push_back(rank);
         for (int64_t rail = first_rail(rank); rail < end_rail(rank); ++rail)
             if (node.rails.empty() || node.rails.back() < rail) node.rails.push_back(rail);
-        group.most = std::max(group.most, int64_t(node.ranks.size()));
+        group.largest_node = std::max(group.largest_node, int64_t(node.ranks.size()));
     }
     known = std::make_shared<const Group>(std::move(group));
     return *known;
@@ -158,11 +158,12 @@ Transfer Network::collective(const CommCall& call, const Group& group) const {
         ring("ring", 2 * n * (N - 1) / N, 2);
         // Every node but the roots sends n up and 2 n down over both trees; with two or three nodes there is less.
         const double tree = 2 * n * std::min(1.0, M / 4);
-        const double inside = 2 * double(group.most - 1), levels = 2 * log2_up(int64_t(M));
+        const double inside = 2 * double(group.largest_node - 1), levels = 2 * log2_up(int64_t(M));
         if (gpu)
             algorithms.push_back({"tree", inside, levels, 0, [n](double k) { return k > 1 ? 2 * n * kTreeBytes : 0; },
                                   [tree](double) { return tree * kTreeBytes; }});
-        const bool whole_nodes = group.most * int64_t(group.nodes.size()) == group.size && group.most > 1;
+        const bool whole_nodes =
+            group.largest_node * int64_t(group.nodes.size()) == group.size && group.largest_node > 1;
         if (gpu && cluster_.nvls && whole_nodes)
             algorithms.push_back({alone ? "NVLS" : "NVLS and tree", 0, levels, kNvlsSeconds,
                                   [n](double k) { return kNvlsBytes * n * (k + 1) / k; },
@@ -249,7 +250,7 @@ Transfer Network::transfer(const CommCall& call, const std::vector<int64_t>& mem
         if (call.operation == "scalar" || call.operation == "barrier" || call.operation == "split") {
             const double bytes = double(call.bytes) * double(group.size - 1);
             const double rate = group.one_node() ? cluster_.host.bytes_per_s : cluster_.rail.bytes_per_s;
-            result.latency_s = log2_up(group.most) * cluster_.host.seconds +
+            result.latency_s = log2_up(group.largest_node) * cluster_.host.seconds +
                                log2_up(int64_t(group.nodes.size())) * cluster_.rail.seconds + bytes / rate;
             result.algorithm = "host";
             return result;

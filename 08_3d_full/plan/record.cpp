@@ -177,7 +177,7 @@ std::vector<Context> contexts(const std::vector<Part>& parts, int64_t depth) {
 
 std::vector<Part> parts_of(const std::vector<RawPart>& raw) {
     std::vector<Part> parts;
-    for (const RawPart& each : raw) parts.push_back(each.part);
+    for (const RawPart& raw_part : raw) parts.push_back(raw_part.part);
     return parts;
 }
 

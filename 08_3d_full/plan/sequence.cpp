@@ -52,22 +52,22 @@ GroupTable::GroupTable(const Recording& recording) {
             continue;
         }
         const Family& parent = family.parent < 0 ? all : families_[size_t(family.parent)];
-        Family mine{.group_of = std::vector<int32_t>(ranks, -1), .place = std::vector<int32_t>(ranks, -1)};
+        Family divided{.group_of = std::vector<int32_t>(ranks, -1), .place = std::vector<int32_t>(ranks, -1)};
         for (const std::vector<int32_t>& whole : parent.members) {
             CHECK(whole.size() == family.colors.size(), "{}: {} colors for a group of {}", family.name,
                   family.colors.size(), whole.size());
             std::map<int, int32_t> group_of_color;
             for (size_t i = 0; i < whole.size(); ++i) {
                 if (family.colors[i] < 0) continue;
-                const auto [found, is_new] = group_of_color.insert({family.colors[i], int32_t(mine.members.size())});
-                if (is_new) mine.members.emplace_back();
-                std::vector<int32_t>& group = mine.members[size_t(found->second)];
-                mine.group_of[size_t(whole[i])] = found->second;
-                mine.place[size_t(whole[i])] = int32_t(group.size());
+                const auto [found, is_new] = group_of_color.insert({family.colors[i], int32_t(divided.members.size())});
+                if (is_new) divided.members.emplace_back();
+                std::vector<int32_t>& group = divided.members[size_t(found->second)];
+                divided.group_of[size_t(whole[i])] = found->second;
+                divided.place[size_t(whole[i])] = int32_t(group.size());
                 group.push_back(whole[i]);
             }
         }
-        families_.push_back(std::move(mine));
+        families_.push_back(std::move(divided));
     }
 }
 

@@ -104,18 +104,18 @@ std::string grouped(double number) {
 }
 
 std::string memory_text(const Recording& recording, const ClusterModel& cluster) {
-    MemoryPeak most;
+    MemoryPeak largest;
     int64_t rank = 0;
     for (const Sequence& sequence : recording.sequences) {
         const MemoryPeak peak = peak_of(sequence);
-        if (peak.total <= most.total) continue;
-        most = peak;
+        if (peak.total <= largest.total) continue;
+        largest = peak;
         rank = sequence.rank;
     }
     const double capacity = cluster.device.memory_bytes;
-    return fmt::format("peak memory {:.2f} GB on rank {}, of the {:.4g} GB of each {}{}", double(most.total) / 1e9,
+    return fmt::format("peak memory {:.2f} GB on rank {}, of the {:.4g} GB of each {}{}", double(largest.total) / 1e9,
                        rank, capacity / 1e9, cluster.device.name,
-                       capacity > 0 && double(most.total) > capacity ? ": it does not fit" : "");
+                       capacity > 0 && double(largest.total) > capacity ? ": it does not fit" : "");
 }
 
 }  // namespace

@@ -262,14 +262,14 @@ int32_t Simulation::make(Rank& rank, int32_t what) {
     for (int end = 0; end < 2; ++end) {
         if (meetings[end]->site < 0) continue;
         Site& site = sites_[size_t(meetings[end]->site)];
-        const size_t participants = site.participants.size(), mine = size_t(meetings[end]->participant);
-        made.instance[end] = site.calls[mine]++;
+        const size_t participants = site.participants.size(), participant = size_t(meetings[end]->participant);
+        made.instance[end] = site.calls[participant]++;
         ++made.pending;
         if (made.instance[end] == int32_t(site.instances.size())) {
             site.instances.push_back({.content = meetings[end]->content});
             site.made.resize(site.instances.size() * participants, -1);
         }
-        site.made[size_t(made.instance[end]) * participants + mine] = id;
+        site.made[size_t(made.instance[end]) * participants + participant] = id;
         if (site.instances[size_t(made.instance[end])].content != meetings[end]->content) refuse();
     }
     const CommCall& call = rank.sequence->calls[size_t(what)];
