@@ -1,6 +1,7 @@
 #pragma once
-// Executes a recording rank by rank, as the program would: the slow, obvious version of 08_3d_full/plan/simulate_check.h.
-// Every call does what the ranks of its group do together, when they have all come to it.
+// Executes a recording rank by rank, as the program would: the slow, obvious version of
+// 08_3d_full/plan/simulate_check.h. Every call does what the ranks of its group do together, when they have all come to
+// it.
 #include <deque>
 #include <map>
 #include <tuple>

@@ -6,8 +6,8 @@
 
 namespace train70b {
 
-// The widest vectors that a CPU has, or that kernels use. avx2 with FMA; avx512: F, CD, BW, DQ and VL; unknown: of a core
-// that is newer than those known here, or not x86-64.
+// The widest vectors that a CPU has, or that kernels use. avx2 with FMA; avx512: F, CD, BW, DQ and VL; unknown: of a
+// core that is newer than those known here, or not x86-64.
 enum class CpuVectors { sse, avx, avx2, avx512, avx512_bf16, unknown };
 CpuVectors cpu_vectors();  // of this machine: sse, avx2, avx512 or avx512_bf16; sse unless x86-64
 

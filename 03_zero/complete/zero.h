@@ -11,7 +11,7 @@
 //   3       and parameters             as 2                               on the shard
 //           each unit is unsharded before its forward and its backward pass, and resharded after it
 //
-// What the outermost wrapper of a unit does, in the order in which it runs; the backward steps are recorded on the tape:
+// What the outermost wrapper of a unit does, in the order in which it runs; backward steps are recorded on the tape:
 //     when              stages   what
 //     before forward    3        unshard the unit, prefetch the next ones
 //     after forward     3        reshard the unit
@@ -19,8 +19,8 @@
 //                       2, 3     allocate its unsharded gradients
 //     after backward    0-3      reduce its gradients (2, 3: and free them; 3: and reshard the parameters)
 //
-// zero.cpp has the stages; zero_optimizer_step.cpp the optimizer step; zero_model_states.cpp what the store holds: allocation,
-// reading and writing.
+// zero.cpp has the stages; zero_optimizer_step.cpp the optimizer step; zero_model_states.cpp what the store holds:
+// allocation, reading and writing.
 //
 // Hybrid shard: sharded inside groups of --hybrid-shard ranks, replicated across the groups; the reduce-scatter is
 // followed by an all-reduce of the shard over its replicas. Offload: the optimizer and its states live on the host;

@@ -1,4 +1,4 @@
-// Allocation, reading and writing of what Zero holds. The stages are in zero.cpp, the update in zero_optimizer_step.cpp.
+// Allocation, reading and writing of what Zero holds. zero.cpp has the stages, zero_optimizer_step.cpp the update.
 #include "02_data_parallel/runtime/comm_roles.h"
 #include "03_zero/complete/offload.h"
 #include "03_zero/complete/zero.h"

@@ -28,8 +28,8 @@ double Zero::all_squares(Which which, int64_t shards, bool own_ranks) const {
     return sum;
 }
 
-// Of this rank's units over ep, over all ranks that hold the rest: those of other tensor-parallel ranks are others, or do
-// not count.
+// Of this rank's units over ep, over all ranks that hold the rest: those of other tensor-parallel ranks are others, or
+// do not count.
 double Zero::squares_over_ep(Which which) const {
     const int rank = edp_->rank();
     if (options_.stage > 0) return ranks_.sum(squares(which, rank, true));

@@ -1,6 +1,6 @@
 #pragma once
 // A pipeline schedule is data: for each rank a list of steps, in the order in which the rank executes them. The same
-// list is checked here without running anything, simulated and drawn (schedule_simulation.h), and executed (pipeline.h).
+// list is checked without running anything, simulated and drawn (schedule_simulation.h), and executed (pipeline.h).
 //
 // p pipeline ranks, m micro-batches, v model chunks per rank. The p*v chunks are the stages of the model, numbered from
 // the embedding to the head by their stage index. Which stage a chunk is, is part of the schedule (Placement):
@@ -95,7 +95,7 @@ struct Schedule {
 Schedule make_schedule(const std::string& name, int64_t stages, int64_t micro_batches, int64_t chunks = 0);
 Placement make_placement(const std::string& name, int64_t stages, int64_t chunks = 0);  // of that schedule
 
-// ---- checks (schedule_validation.cpp); each returns what is wrong, or an empty string ----------------------------------
+// ---- checks (schedule_validation.cpp); each returns what is wrong, or an empty string ------------------------------
 // Every micro-batch goes exactly once through every chunk, forward and backward; F before B or I, I before W, on each
 // rank.
 std::string incomplete(const Schedule& schedule);

@@ -1,5 +1,5 @@
 #pragma once
-// What a pipeline's run shows: its schedule by formula, simulated from the measured times of its steps, and as measured.
+// What a pipeline's run shows: its schedule by formula, simulated from measured times of its steps, and as measured.
 #include "02_data_parallel/runtime/program.h"
 #include "05_pipeline/complete/pipeline.h"
 

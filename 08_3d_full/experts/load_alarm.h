@@ -1,6 +1,6 @@
 #pragma once
-// The load of experts: an alarm once the busiest expert of a layer has had more than --load-alarm times the mean load in
-// each of kSteps steps; again only after a step below.
+// The load of experts: an alarm once the busiest expert of a layer has had more than --load-alarm times the mean load
+// in each of kSteps steps; again only after a step below.
 #include "01_single_gpu/complete/flags/options.h"
 #include "01_single_gpu/complete/trainer.h"
 

@@ -37,6 +37,14 @@ MemoryPeak peak_of(const Sequence& sequence) {
     return peak;
 }
 
+std::pair<int64_t, MemoryPeak> largest_rank(const Recording& recording) {
+    std::pair<int64_t, MemoryPeak> largest;
+    for (const Sequence& sequence : recording.sequences)
+        if (const MemoryPeak peak = peak_of(sequence); peak.total > largest.second.total)
+            largest = {sequence.rank, peak};
+    return largest;
+}
+
 GroupTable::GroupTable(const Recording& recording) {
     const size_t ranks = size_t(recording.ranks);
     for (size_t index = 0; index < recording.families.size(); ++index) {

@@ -100,6 +100,8 @@ struct Recording {
 
     const Sequence& of(int64_t rank) const { return sequences[size_t(class_of[size_t(rank)])]; }
 };
+// The recorded rank with the largest peak, and that.
+std::pair<int64_t, MemoryPeak> largest_rank(const Recording& recording);
 
 // The groups of a recording, for all ranks at once.
 class GroupTable {
@@ -115,8 +117,9 @@ class GroupTable {
     const Family& of(int family) const { return families_[size_t(family)]; }
     // World ranks of this rank's group; empty: it is in none.
     const std::vector<int32_t>& members(int family, int64_t rank) const;
-    // The world rank that `peer`, the call's `to` or `from`, means where `rank` makes this call of the sequence; -1: the
-    // group has no such rank. Ranks of one sequence share a ring shift's distance, of other messages the peer's number.
+    // The world rank that `peer`, the call's `to` or `from`, means where `rank` makes this call of the sequence; -1:
+    // the group has no such rank. Ranks of one sequence share a ring shift's distance, of other messages the peer's
+    // number.
     int64_t peer(const Sequence& sequence, const CommCall& call, int peer, int64_t rank) const;
 
   private:

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <sstream>
+#include <tuple>
 
 #include "08_3d_full/plan/record.h"
 
@@ -51,17 +52,6 @@ bool extend(std::map<std::string, double>& m, std::map<std::string, double>& m1,
     return true;
 }
 
-// That of the largest rank.
-void read_memory(const Recording& recording, Candidate& candidate) {
-    candidate.memory = {};
-    for (const Sequence& sequence : recording.sequences) {
-        const MemoryPeak peak = peak_of(sequence);
-        if (peak.total <= candidate.memory.total) continue;
-        candidate.memory = peak;
-        candidate.rank = sequence.rank;
-    }
-}
-
 }  // namespace
 
 Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, const Dataset& data,
@@ -74,11 +64,12 @@ Prediction simulated(const PlanRequest& request, const ClusterModel& cluster, co
         if (3 * (m + 2 * d) < all) begins.push_back(m), counts.insert(counts.end(), {m, m + d, m + 2 * d});
     Prediction prediction{candidate};
     if (double(candidate.memory.total) > limit) {  // by formula: the rank that this is said of decides
-        read_memory(record_step(options, data, config, {.only = candidate.rank}), prediction.candidate);
+        std::tie(prediction.candidate.rank, prediction.candidate.memory) =
+            largest_rank(record_step(options, data, config, {.only = candidate.rank}));
         if (double(prediction.candidate.memory.total) > limit) return prediction;
     }
     const std::vector<Recording> steps = record_steps(options, data, config, counts, {.most_ranks = 1});
-    read_memory(steps[0], prediction.candidate);
+    std::tie(prediction.candidate.rank, prediction.candidate.memory) = largest_rank(steps[0]);
     if (double(prediction.candidate.memory.total) > limit) return prediction;
     std::map<std::string, double> seconds;
     for (size_t i = 0; i < begins.size() && seconds.empty() && steps.size() > 1; ++i) {

@@ -104,14 +104,7 @@ std::string grouped(double number) {
 }
 
 std::string memory_text(const Recording& recording, const ClusterModel& cluster) {
-    MemoryPeak largest;
-    int64_t rank = 0;
-    for (const Sequence& sequence : recording.sequences) {
-        const MemoryPeak peak = peak_of(sequence);
-        if (peak.total <= largest.total) continue;
-        largest = peak;
-        rank = sequence.rank;
-    }
+    const auto [rank, largest] = largest_rank(recording);
     const double capacity = cluster.device.memory_bytes;
     return fmt::format("peak memory {:.2f} GB on rank {}, of the {:.4g} GB of each {}{}", double(largest.total) / 1e9,
                        rank, capacity / 1e9, cluster.device.name,

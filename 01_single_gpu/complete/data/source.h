@@ -12,8 +12,8 @@
 
 namespace train70b {
 
-// Data files that stay open from one sample to the next, as many as the limit allows: then all are closed. May be used by
-// several threads, like InputFile::read.
+// Data files that stay open from one sample to the next, as many as the limit allows: then all are closed. May be used
+// by several threads, like InputFile::read.
 class OpenFiles {
   public:
     OpenFiles();  // as many as a quarter of the process's limit

@@ -30,14 +30,13 @@ bool is_table(const std::string& name) { return name.ends_with("rotary_emb.inv_f
 }  // namespace
 
 std::vector<Param> all_params(const LlamaConfig& config) {
-    Llama model(config, {.device = Device::meta});  // never materialized: names and shapes only
-    std::vector<Param> list;
-    for (const Param* param : model.params()) list.push_back(*param);
+    std::vector<Param> list = params_and_buffers(config);
+    std::erase_if(list, [](const Param& param) { return is_buffer(param.name); });
     return list;
 }
 
 std::vector<Param> params_and_buffers(const LlamaConfig& config) {
-    Llama model(config, {.device = Device::meta});
+    Llama model(config, {.device = Device::meta});      // never materialized: names and shapes only
     std::map<const Param*, const FeedForward*> before;  // what a half has in its block's unit stands before its buffer
     for (Block& block : model.blocks)
         if (!block.feed_forward->buffer_name().empty())
