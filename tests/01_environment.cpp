@@ -60,9 +60,25 @@ TEST_CASE("numbers of threads in the environment") {
     const std::string kept = before ? before : "";
     for (const char* value : {"1.5", "0", "2x", "abc"}) {
         ::setenv("OPENBLAS_NUM_THREADS", value, 1);
-        EXPECT_USAGE_ERROR(set_cpu_threads(1), fmt::format("OPENBLAS_NUM_THREADS={}: must be", value).c_str());
+        EXPECT_USAGE_ERROR(use_cpu_threads(1), fmt::format("OPENBLAS_NUM_THREADS={}: must be", value).c_str());
     }
     before ? ::setenv("OPENBLAS_NUM_THREADS", kept.c_str(), 1) : ::unsetenv("OPENBLAS_NUM_THREADS");
+}
+
+TEST_CASE("ranks share the cores that they may both use, and have their own") {
+    const auto of = [](std::string_view cores) { return CoreSet(std::string(cores)); };
+    const auto shared = [](const std::vector<CoreSet>& cores) {
+        std::vector<int> ranks;
+        for (size_t rank = 0; rank < cores.size(); ++rank) ranks.push_back(ranks_that_share(cores, int(rank)));
+        return ranks;
+    };
+    using Ranks = std::vector<int>;
+    EXPECT(shared({of("1111"), of("1111")}) == Ranks{2, 2});  // mpirun --bind-to none, or a container of four cores
+    EXPECT(shared({of("1100"), of("0011")}) == Ranks{1, 1});  // srun --cpus-per-task=2: all of them
+    EXPECT(shared({of("1100"), of("1111")}) == Ranks{2, 2});  // rounded up, so that no core is used twice
+    EXPECT(shared({of("1100"), of("0111"), of("1111")}) == Ranks{3, 3, 3});
+    EXPECT(shared({of("1"), of("10")}) == Ranks{1, 1});     // mpirun -np 2
+    EXPECT(shared({CoreSet(), CoreSet()}) == Ranks{2, 2});  // unknown
 }
 
 TEST_CASE("these tests run the kernels that fit this CPU, unless the environment chose") {
@@ -77,11 +93,12 @@ TEST_CASE("the program sets what CUDA reads at its start, unless the environment
         EXPECT(std::string(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")) == "32");
         return;
     }
-    for (const auto& [setting, expected] : {std::pair("", "unset"),
-                                            {"OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0", "unset"},
-                                            {"OMPI_COMM_WORLD_SIZE=2", "EAGER"},
-                                            {"PMIX_RANK=0", "EAGER"},
-                                            {"OMPI_COMM_WORLD_SIZE=2 CUDA_MODULE_LOADING=LAZY", "LAZY"}}) {
+    for (const auto& [setting, expected] :
+         {std::pair("", "unset"),
+          {"OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0 PMIX_RANK=0", "unset"},
+          {"OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0", "EAGER"},
+          {"PMIX_RANK=0", "EAGER"},
+          {"OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 CUDA_MODULE_LOADING=LAZY", "LAZY"}}) {
         const std::string child = fmt::format(
             "env -u CUDA_MODULE_LOADING -u CUDA_DEVICE_MAX_CONNECTIONS -u NCCL_LAUNCH_ORDER_IMPLICIT "
             "-u OMPI_COMM_WORLD_SIZE -u PMIX_RANK -u PMI_RANK {} TRAIN70B_TEST_EXPECTED={} /proc/{}/exe "

@@ -298,7 +298,7 @@ const std::vector<Row> kTable = {
     {"08", 4, "--pp 3", "4 ranks are not divisible by --tp 1 x --cp 1 x --pp 3 = 3 (try mpirun -np 6)"},
     {"08", 2, "--tp 999999937 --pp 999999937", "--tp 999999937: there are 2 ranks"},
     {"08", 1, "--spike-z 0", "--spike-z|must be a number > 0"},
-    {"08", 1, "--dry-run --noise-scale on", "--noise-scale on: a dry run computes no gradients"},
+    {"08", 2, "--dry-run --noise-scale on", "--noise-scale on: a dry run computes no gradients"},
     {"08", 999999938, "--dry-run", "--fake-world 999999938: at most 1048576 ranks"},
     {"08", 3, "--tp 3", "--heads 8 is not divisible by --tp 3"},
     {"08", 6, "--tp 2 --cp 3 --cp-algorithm ulysses --seq-len 120", "are not divisible by 3 (try"},

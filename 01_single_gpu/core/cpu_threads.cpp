@@ -1,14 +1,19 @@
 #include "01_single_gpu/core/cpu_threads.h"
 
 #include <omp.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/environment.h"
+#include "01_single_gpu/core/launcher.h"
 
 extern "C" void openblas_set_num_threads(int);
 extern "C" int openblas_get_num_threads();
@@ -39,19 +44,60 @@ std::string no_room_for_blas(int buffers) {
                        buffers > 1 ? ", or one thread: OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1" : "");
 }
 
-void set_cpu_threads(int ranks_on_node) {
-    int threads = std::max(1, omp_get_num_procs() / ranks_on_node);
-    if (const char* requested = std::getenv("OPENBLAS_NUM_THREADS"); requested && *requested) {
-        threads = thread_count(requested);
-        if (threads == 0)
-            usage_error("OPENBLAS_NUM_THREADS={}: must be an integer from 1 to {}", requested, kMostThreads);
-    }
+// What the environment says of threads, 0 for nothing. A list of OpenMP has a number for each level of nesting.
+static int threads_wished(const char* variable) {
+    const char* text = std::getenv(variable);
+    if (!text || !*text) return 0;
+    const int threads = thread_count(std::string_view(text).substr(0, std::string_view(text).find(',')));
+    if (threads == 0) usage_error("{}={}: must be an integer from 1 to {}", variable, text, kMostThreads);
+    return threads;
+}
+
+void use_cpu_threads(int ranks) {
+    const int cores = cores_at_start().any() ? int(cores_at_start().count()) : omp_get_num_procs();
+    const int of_openmp = threads_wished("OMP_NUM_THREADS"), of_blas = threads_wished("OPENBLAS_NUM_THREADS");
+    const int threads = of_openmp ? of_openmp : of_blas ? of_blas : std::max(1, cores / ranks);
+    const int products = of_blas ? of_blas : threads;
     // One buffer for each thread, and one for the caller; it has those of the threads that it started with.
-    const int more = std::min(threads, kMostBlasThreads) + 1 - openblas_get_num_threads();
+    const int more = std::min(products, kMostBlasThreads) + 1 - openblas_get_num_threads();
     if (const std::string problem = no_room_for_blas(more); !problem.empty()) throw UsageError(problem);
-    openblas_set_num_threads(threads);
+    openblas_set_num_threads(products);
     blas_memory_free(blas_memory_alloc(0));  // the caller's
     omp_set_num_threads(threads);
+}
+
+void set_cpu_threads(int ranks) {
+    check_launch(ranks);
+    use_cpu_threads(ranks);
+}
+
+int cores_within_reach() {
+    cpu_set_t own, all, reached;
+    std::memset(&all, 0xff, sizeof all);
+    if (::sched_getaffinity(0, sizeof own, &own) != 0 || ::sched_setaffinity(0, sizeof all, &all) != 0) return 0;
+    const bool known = ::sched_getaffinity(0, sizeof reached, &reached) == 0;
+    ::sched_setaffinity(0, sizeof own, &own);
+    return known ? CPU_COUNT(&reached) : 0;
+}
+
+int ranks_that_share(const std::vector<CoreSet>& cores_of_rank, int rank) {
+    const CoreSet& own = cores_of_rank[size_t(rank)];
+    double share = 0;  // of a core that n ranks may use: 1/n
+    for (size_t core = 0; core < own.size(); ++core)
+        if (own[core])
+            share += 1.0 / double(std::count_if(cores_of_rank.begin(), cores_of_rank.end(),
+                                                [&](const CoreSet& cores) { return cores[core]; }));
+    return share > 0 ? int(std::ceil(double(own.count()) / share - 1e-6)) : int(cores_of_rank.size());
+}
+
+std::string idle_cores(const std::vector<CoreSet>& cores_of_rank, int within_reach) {
+    CoreSet used;
+    for (const CoreSet& cores : cores_of_rank) used |= cores;
+    const int idle = within_reach - int(used.count());
+    if (cpu_threads() > 1 || idle <= 0 || used.none() || std::getenv("OMP_NUM_THREADS")) return "";
+    return fmt::format(
+        "threads: a rank is bound to {} of {} cores, and {} idle (mpirun --bind-to none, or srun --cpus-per-task)",
+        cores_of_rank[0].count(), within_reach, idle);
 }
 
 int cpu_threads() { return omp_get_max_threads(); }

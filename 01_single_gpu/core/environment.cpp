@@ -10,27 +10,31 @@
 #include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/cpu_threads.h"
+#include "01_single_gpu/core/launcher.h"
 
 namespace train70b {
 namespace {
 
-// The value of a variable, given as "NAME=". getenv() does not work before main().
+// The value of a variable. getenv() does not work before main().
 std::string_view value_in(char** environment, std::string_view name, std::string_view otherwise) {
     for (char** variable = environment; *variable; ++variable)
-        if (const std::string_view text = *variable; text.starts_with(name)) return text.substr(name.size());
+        if (const std::string_view text = *variable; text.substr(0, text.find('=')) == name)
+            return text.substr(name.size() + 1);
     return otherwise;
 }
+
+cpu_set_t cores_before_main;
 
 // What the libraries read when they are loaded: OpenBLAS maps a buffer for each thread then, libgomp reports a number
 // of threads that is none in lines of its own.
 std::string environment_problem(char** environment) {
-    const std::string lacks = cpu_lacks(cpu_vectors(), value_in(environment, "OPENBLAS_CORETYPE=", ""));
+    const std::string lacks = cpu_lacks(cpu_vectors(), value_in(environment, "OPENBLAS_CORETYPE", ""));
     if (!lacks.empty()) return lacks;
-    const std::string_view openmp = value_in(environment, "OMP_NUM_THREADS=", "1024");
+    const std::string_view openmp = value_in(environment, "OMP_NUM_THREADS", "1024");
     const int of_openmp = thread_count(openmp.substr(0, openmp.find(',')));
     if (of_openmp == 0) return fmt::format("OMP_NUM_THREADS={}: must be an integer from 1 to {}", openmp, kMostThreads);
-    cpu_set_t cpus;
-    const int cores = ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    const int cores =
+        ::sched_getaffinity(0, sizeof cores_before_main, &cores_before_main) == 0 ? CPU_COUNT(&cores_before_main) : 1;
     return no_room_for_blas(std::min({cores, of_openmp, kMostBlasThreads}));
 }
 
@@ -38,7 +42,8 @@ void check_environment(int, char** argv, char** environment) {
     const std::string problem = environment_problem(environment);
     if (problem.empty()) return;
     // The other ranks of this machine would say the same.
-    if (value_in(environment, "OMPI_COMM_WORLD_LOCAL_RANK=", "0") != "0") ::_exit(2);
+    for (const Launcher& launcher : kLaunchers)
+        if (value_in(environment, launcher.local_rank, "0") != "0") ::_exit(2);
     const std::string_view program = argv[0];
     const std::string line = one_line(fmt::format("{}: {}", program.substr(program.rfind('/') + 1), problem)) + "\n";
     if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {}
@@ -50,13 +55,6 @@ void check_environment(int, char** argv, char** environment) {
 constexpr std::pair<const char*, const char*> kSettings[] = {
     {"GOMP_SPINCOUNT", "1000"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "32"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
 
-// Whether a launcher started this process as one of several. A launcher that does not say how many counts as one.
-bool one_of_several_ranks() {
-    for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-        if (const char* number = std::getenv(size)) return std::atoi(number) > 1;
-    return std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
-}
-
 }  // namespace
 
 void execute_with_settings(char** argv) {
@@ -65,10 +63,18 @@ void execute_with_settings(char** argv) {
         if (!std::getenv(name)) changed = ::setenv(name, value, 1) == 0 || changed;
     };
     for (const auto& [name, value] : kSettings) set(name, value);
-    if (one_of_several_ranks()) set("CUDA_MODULE_LOADING", "EAGER");
+    if (launch().ranks != 1) set("CUDA_MODULE_LOADING", "EAGER");
     const std::string core = better_blas_core(cpu_vectors(), blas_core());
     if (!core.empty()) set("OPENBLAS_CORETYPE", core.c_str());
-    if (changed) execv("/proc/self/exe", argv);  // returns only on failure: continue with the defaults
+    if (!changed) return;
+    if (CPU_COUNT(&cores_before_main) > 0) ::sched_setaffinity(0, sizeof cores_before_main, &cores_before_main);
+    execv("/proc/self/exe", argv);  // returns only on failure: continue with the defaults
+}
+
+CoreSet cores_at_start() {
+    CoreSet cores;
+    for (size_t core = 0; core < cores.size(); ++core) cores[core] = CPU_ISSET(core, &cores_before_main);
+    return cores;
 }
 
 }  // namespace train70b

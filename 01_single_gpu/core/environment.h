@@ -1,6 +1,7 @@
 #pragma once
 // Environment variables that libraries read before main() begins. Values that they cannot use end the program there,
 // in one line with exit code 2, because the libraries would hang on them or print lines of their own (environment.cpp).
+#include "01_single_gpu/core/cpu_threads.h"
 
 namespace train70b {
 
@@ -16,5 +17,8 @@ namespace train70b {
 //   NCCL_LAUNCH_ORDER_IMPLICIT   1: the kernels of several communicators start in the order of the calls
 //   CUDA_DEVICE_MAX_CONNECTIONS  32: streams that share one of the 8 hardware queues of the default wait for each other
 void execute_with_settings(char** argv);
+
+// The cores that this process may use, as it was started: OpenMP binds its first thread to one (OMP_PROC_BIND).
+CoreSet cores_at_start();
 
 }  // namespace train70b

@@ -2,6 +2,7 @@
 #include "02_data_parallel/runtime/connect.h"
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -11,6 +12,8 @@
 #include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/cpu_threads.h"
 #include "01_single_gpu/core/cuda_device.h"
+#include "01_single_gpu/core/environment.h"
+#include "01_single_gpu/core/launcher.h"
 #include "01_single_gpu/core/say.h"
 #include "02_data_parallel/runtime/backend.h"
 #include "02_data_parallel/runtime/mpi_group.h"
@@ -26,11 +29,14 @@ struct Node {
     MPI_Comm comm = MPI_COMM_NULL;
 
     Node() {
+        if (!mpi_is_started()) return;
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, this_rank, MPI_INFO_NULL, &comm);
         MPI_Comm_rank(comm, &rank);
         MPI_Comm_size(comm, &size);
     }
-    ~Node() { MPI_Comm_free(&comm); }
+    ~Node() {
+        if (comm != MPI_COMM_NULL) MPI_Comm_free(&comm);
+    }
     Node(const Node&) = delete;
 };
 
@@ -58,9 +64,20 @@ void watch_this_node(const Node& node) {
     watchdog->watch(std::move(beats));
 }
 
+// The cores of the node are divided among its ranks, as far as the launcher has not done it.
+void divide_cores(const Node& node) {
+    const CoreSet own = cores_at_start();
+    std::vector<CoreSet> cores(size_t(node.size), own);
+    if (node.size > 1) MPI_Allgather(&own, sizeof own, MPI_BYTE, cores.data(), sizeof own, MPI_BYTE, node.comm);
+    use_cpu_threads(ranks_that_share(cores, node.rank));
+    const std::string idle = idle_cores(cores, cores_within_reach());
+    if (!idle.empty()) say("{}\n", idle);
+}
+
 // A word of every rank, in rank order, on rank 0; elsewhere empty. Collective.
 std::vector<std::string> gather_words(std::string local) {
     constexpr int kWidth = MPI_MAX_PROCESSOR_NAME;
+    if (!mpi_is_started()) return {local};
     local.resize(kWidth);
     std::string all(size_t(world_size()) * kWidth, '\0');
     MPI_Gather(local.data(), kWidth, MPI_CHAR, all.data(), kWidth, MPI_CHAR, 0, MPI_COMM_WORLD);
@@ -88,6 +105,7 @@ void select_gpu([[maybe_unused]] const Node& node) {
 bool share_gpus([[maybe_unused]] const Node& node) {
     bool shared = false;
 #if TRAIN70B_CUDA
+    if (node.size == 1) return over_all_ranks(0, MPI_MAX) > 0;
     constexpr int kLength = 64;
     std::string local = cuda_device_id();
     local.resize(kLength);
@@ -115,9 +133,9 @@ std::string choose_backend(const CommOptions& o, Device device, const Node& node
         if (o.fake_rank >= o.fake_world)
             usage_error("--fake-rank {} of --fake-world {}: valid ranks are 0 to {}", o.fake_rank, o.fake_world,
                         o.fake_world - 1);
-        if (world_size() > 1)
-            usage_error("--comm fake runs one simulated rank in one process; start it without mpirun -np {}",
-                        world_size());
+        if (const Launch started = launch(); started.ranks > 1)
+            usage_error("--comm fake runs one simulated rank in one process; start it without {} -n {}",
+                        started.launcher, started.ranks);
         return name;
     }
     if (device != Device::cuda) {
@@ -147,6 +165,7 @@ std::unique_ptr<Backend> make_backend(const std::string& name, [[maybe_unused]] 
 }  // namespace
 
 Comm connect(const CommOptions& options, Device device) {
+    if (options.backend != "fake") start_mpi(options.timeout);
     watchdog->set_timeout(options.timeout);
     struct Logged {  // until the end of this function: a usage error ends it, too
         const uint64_t record = collective_log().add("connect", std::source_location::current());
@@ -156,7 +175,7 @@ Comm connect(const CommOptions& options, Device device) {
     const Logged logged;
     const Node node;
     watch_this_node(node);
-    set_cpu_threads(node.size);
+    divide_cores(node);
     if (device == Device::cuda) select_gpu(node);
     if (device == Device::cpu) compare_blas_cores();
     std::unique_ptr<Backend> backend = make_backend(choose_backend(options, device, node), options);
@@ -171,8 +190,7 @@ int64_t ranks_on_this_node() { return Node().size; }
 
 std::vector<std::string> hosts_of_ranks() {
     char name[MPI_MAX_PROCESSOR_NAME] = {};
-    int length = 0;
-    MPI_Get_processor_name(name, &length);
+    ::gethostname(name, sizeof name - 1);
     return gather_words(name);
 }
 

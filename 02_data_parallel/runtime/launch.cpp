@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "01_single_gpu/core/environment.h"
+#include "01_single_gpu/core/launcher.h"
 #include "02_data_parallel/runtime/connect.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
@@ -14,29 +15,29 @@ std::unique_ptr<Watchdog> watchdog;
 
 namespace {
 
-// --comm-timeout, before the flags are parsed: MPI_Init itself waits for all ranks.
-double early_timeout(int argc, char** argv) {
-    const std::string_view flag = "--comm-timeout";
-    for (int i = 1; i < argc; ++i) {
-        const std::string_view word = argv[i];
-        const char* value = nullptr;
-        if (word == flag && i + 1 < argc) value = argv[i + 1];
-        if (word.starts_with(flag) && word.substr(flag.size()).starts_with("=")) value = argv[i] + flag.size() + 1;
-        if (value)
-            if (const double seconds = std::atof(value); seconds > 0) return seconds;
-    }
-    return CommOptions().timeout;
-}
-
 // Without a launcher Open MPI starts a daemon beside the process, for ranks that it might spawn, and folders under /tmp
-// for both, which two programs that start at once may delete for each other. A rank that stays alone needs neither.
-// Other MPIs do not know these variables.
+// for both, which two programs that start at once may delete for each other. A rank that stays alone needs neither, and
+// inside a step of Slurm it must not look for the others. Other MPIs do not know these variables.
 void stay_alone() {
-    for (const char* launched :
-         {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID", "ALPS_APP_PE", "PALS_RANKID"})
-        if (std::getenv(launched)) return;
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
+    unsetenv("SLURM_STEP_ID");
+}
+
+void init_mpi(double timeout) {
+    constexpr double kStart = 4;  // additional seconds: a loaded machine is slow to start processes
+    watchdog->set_timeout(timeout + kStart);
+    const uint64_t start = collective_log().add("MPI_Init", std::source_location::current());
+    collective_log().set(start, CollectiveLog::State::running);
+    int thread_level = 0;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &thread_level);
+    if (world_size() > 1) MPI_Comm_rank(MPI_COMM_WORLD, &this_rank);
+    end_all_ranks = [](int exit_code) {
+        MPI_Abort(MPI_COMM_WORLD, exit_code);
+        std::_Exit(exit_code);
+    };
+    collective_log().set(start, CollectiveLog::State::done);
+    watchdog->set_timeout(0);  // connect() sets it
 }
 
 // Whether every rank arrives here within 5 seconds. When this rank ends with an error, the others may be in the middle
@@ -55,31 +56,31 @@ bool all_arrive() {
 
 }  // namespace
 
+void start_mpi(double timeout) {
+    if (mpi_is_started()) return;
+    const Launch started = launch();
+    if (!started.has_pmi) {
+        check_launch(1);
+        stay_alone();
+    }
+    init_mpi(timeout);
+    check_launch(world_size());
+}
+
 int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& body) {
     open_standard_streams();
     execute_with_settings(argv);
     block_signals();  // before MPI creates its threads
-    if (const char* rank = std::getenv("OMPI_COMM_WORLD_RANK")) this_rank = std::atoi(rank);
-    stay_alone();
+    const Launch started = launch();
+    this_rank = started.rank;
     watchdog = std::make_unique<Watchdog>();
-    constexpr double kStart = 4;  // additional seconds: a loaded machine is slow to start processes
-    watchdog->set_timeout(early_timeout(argc, argv) + kStart);
-    const uint64_t start = collective_log().add("MPI_Init", std::source_location::current());
-    collective_log().set(start, CollectiveLog::State::running);
-    int thread_level = 0;
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &thread_level);
-    MPI_Comm_rank(MPI_COMM_WORLD, &this_rank);
-    end_all_ranks = [](int exit_code) {
-        MPI_Abort(MPI_COMM_WORLD, exit_code);
-        std::_Exit(exit_code);
-    };
-    collective_log().set(start, CollectiveLog::State::done);
-    watchdog->set_timeout(0);  // connect() sets it
     const int exit_code = run_program(argc, argv, [&](int count, char** words) {
         try {
             body(count, words);
         } catch (const UsageError& error) {
-            if (all_arrive()) throw;  // all ranks failed alike: rank 0 prints it
+            if (!mpi_is_started() && (started.ranks == 1 || !started.has_pmi)) throw;  // rank 0 prints it
+            if (!mpi_is_started()) init_mpi(CommOptions().timeout);
+            if (all_arrive()) throw;  // all ranks failed alike
             std::fputs(fmt::format("rank {}: {}\n", this_rank, one_line(error.what())).c_str(), stderr);
             end_all_ranks(2);
         }
@@ -88,12 +89,13 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
     collective_log().set(record, CollectiveLog::State::running);
     watchdog->unwatch();
     if (exit_code != 0) watchdog->error_is_printed();
-    MPI_Finalize();
+    if (mpi_is_started()) MPI_Finalize();
     watchdog.reset();
     return exit_code;
 }
 
 void together(const std::function<void()>& setup) {
+    if (!mpi_is_started()) return setup();
     const Watchdog::Pause pause(*watchdog);
     std::string error;
     try {

@@ -217,15 +217,21 @@ std::vector<std::string> MpiGroup::gather_text(const std::string& local) const {
     return list;
 }
 
+bool mpi_is_started() {
+    int started = 0;
+    MPI_Initialized(&started);
+    return started;
+}
+
 int world_size() {
     int size = 1;
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (mpi_is_started()) MPI_Comm_size(MPI_COMM_WORLD, &size);
     return size;
 }
 
 int over_all_ranks(int value, MPI_Op op) {
-    int result = 0;
-    MPI_Allreduce(&value, &result, 1, MPI_INT, op, MPI_COMM_WORLD);
+    int result = value;
+    if (mpi_is_started()) MPI_Allreduce(&value, &result, 1, MPI_INT, op, MPI_COMM_WORLD);
     return result;
 }
 

@@ -40,7 +40,8 @@ class MpiGroup {
     int rank_ = 0, size_ = 1;
 };
 
-// Over all ranks, while there is no Comm yet.
+// Over all ranks, while there is no Comm yet. Before MPI is started this process is the only one.
+bool mpi_is_started();
 int world_size();
 int over_all_ranks(int value, MPI_Op op);
 

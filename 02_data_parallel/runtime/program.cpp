@@ -23,6 +23,8 @@ Program::Program(const std::string& title, const std::string& tables_text) : fla
 
 void Program::connect(int argc, char** argv) {
     flags.parse(argc, argv);
+    if (options.dry_run && comm.backend != "fake")
+        usage_error("--dry-run: needs simulated ranks (try --comm fake --fake-world N)");
     if (comm.backend == "fake") check_outputs_of_one_rank(options);
     world = train70b::connect(comm, options.device_kind());
     runtime_.emplace(world);

@@ -128,7 +128,6 @@ void add_dry_run_flag(Flags& flags, TrainOptions& options) {
 
 void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate) {
     const TrainOptions& options = p.options;
-    if (p.comm.backend != "fake") usage_error("--dry-run: needs simulated ranks (try --comm fake --fake-world N)");
     validate(config, options, p.world.size());
     check_evaluation(options, p.data());
     std::optional<int64_t> only;
