@@ -1,15 +1,36 @@
-"""Writes token shards and masks (docs/data-format.md)."""
+"""Reads and writes token shards and masks (docs/data-format.md)."""
 import os
 import shutil
 import struct
 
-from usage import check
+from usage import check, opened
 import numpy as np
 
 WIDTHS = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # of ids, by magic number and version
 MASK = (20261122, 1)
 MOST_ID = 2**32 - 1
 TOKENS = 1 << 26  # of a shard
+
+
+def read(path, dtype, begin=0, count=None):
+    """Numbers of a file from byte `begin` on, mapped."""
+    with opened(path) as file:
+        size = file.seek(0, 2)
+    whole, rest = divmod(size - begin, np.dtype(dtype).itemsize)
+    check(whole >= (count or 0) and (count is not None or not rest), path, f"truncated: it ends after {size} bytes")
+    count = whole if count is None else count
+    return np.memmap(path, dtype, "r", begin, count) if count else np.empty(0, dtype)
+
+
+def read_shard(path):
+    magic, version, count = map(int, read(path, "<i4", 0, 256)[:3])
+    check((magic, version) in WIDTHS, path, f"magic number {magic}, version {version} (must be one of "
+          f"{', '.join(map(str, WIDTHS))}; ids without a header: try convert_tokens.py nanogpt)")
+    check(not os.path.lexists(path.removesuffix(".bin") + ".mask.bin"), path,
+          "has a mask (--data reads both as they are)")
+    ids = read(path, WIDTHS[magic, version], 1024)
+    check(len(ids) == count, path, f"truncated or corrupt: the header says {count} tokens, the file has {len(ids)}")
+    return ids
 
 
 def check_new(out):
