@@ -179,3 +179,32 @@ def run(binaries, tmp_path):
 def module_run(binaries, tmp_path_factory):
     """The same in one folder for all tests of a file: what one leaves, the next may use."""
     yield from programs_in(binaries, tmp_path_factory.mktemp("module"))
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """call(program, words, files): (code, stdout, stderr) of a program of docs/, in this process, in a folder of
+    the test's own with these files."""
+    import usage
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def call(program, words, files):
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        monkeypatch.setattr(sys, "argv", [program.__name__ + ".py", *words.split()])
+        try:
+            usage.ends_with_one_line(program.main)
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+    return call
+
+
+def refused(folder, ended, files, program, says):
+    """What `call` gave is bad input: exit code 2, one line of the program's, nothing but these files in the folder."""
+    code, _, err = ended
+    assert code == 2 and err.count("\n") == 1 and err.startswith(f"{program}.py: ") and says in err, (says, ended)
+    assert {path.name for path in folder.iterdir()} == set(files), (says, list(folder.iterdir()))

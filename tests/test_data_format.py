@@ -9,12 +9,11 @@ import sys
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, refused
 
 import convert_tokens
 import make_shards
 import shards
-import usage
 
 END = 1  # the document token
 # In place of Hugging Face's tokenizers: word N of the vocabulary is "wN".
@@ -109,26 +108,6 @@ def index(kind="H", lengths=(3, 0, 1, 2, 2, 3, 1), ends=(0, 1, 2, 3, 5, 6, 7), p
     return b"MMIDIDX\0\0" + head + raw(lengths, "i") + raw(pointers, "q") + raw(ends, "q") + more
 
 
-@pytest.fixture
-def start(tmp_path, monkeypatch, capsys):
-    """start(program, words, files): (exit code, stdout, stderr), in a folder of the test's own, with these files."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
-    def start(program, words, files):
-        for name, content in files.items():
-            (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        monkeypatch.setattr(sys, "argv", [program.__name__ + ".py", *words.split()])
-        try:
-            usage.ends_with_one_line(program.main)
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-    return start
-
-
 def converted(folder):
     """(bytes of an id, ids, mask or None) of the folder's shards."""
     ids, masks, kind = [], [], None
@@ -164,22 +143,22 @@ def exact():
 
 
 @pytest.mark.parametrize("chunk, size", [(1 << 24, 1 << 26), (1, 3), (4, 1)])
-def test_conversion_is_exact(start, monkeypatch, tmp_path, chunk, size):
+def test_conversion_is_exact(call, monkeypatch, tmp_path, chunk, size):
     monkeypatch.setattr(convert_tokens, "CHUNK", chunk)
     monkeypatch.setattr(shards, "TOKENS", size)
     for number, (words, files, ids) in enumerate(exact()):
-        code, out, err = start(convert_tokens, words.replace("OUT", f"out{number}"), files)
+        code, out, err = call(convert_tokens, words.replace("OUT", f"out{number}"), files)
         assert (code, err) == (0, ""), (words, err)
         assert converted(tmp_path / f"out{number}") == ("H" if max(ids) < 65536 else "I", ids, None), words
         assert f" {len(ids)} tokens" in out and f"--vocab {max(ids) + 1} " in out, out
         assert ("nothing marks" in out) == (words.startswith("megatron") and "--document" not in words), (words, out)
 
 
-def test_masks(start, tmp_path):
+def test_masks(call, tmp_path):
     masks = npy([1, 0, 0, 1], "B"), npy([1, 0, 0, 1], "?", "(2, 2)"), npy([9, -100, -100, 0], "q")  # the last: labels
     for number, mask in enumerate(masks):
         files = {"a": npy([9, 8, 7, 0], "H", "(2, 2)"), "m": mask}
-        assert start(convert_tokens, f"npy {number} a --mask m --document-token 8", files)[::2] == (0, "")
+        assert call(convert_tokens, f"npy {number} a --mask m --document-token 8", files)[::2] == (0, "")
         assert converted(tmp_path / str(number)) == ("H", [9, 8, 7, 0, 8], [1, 0, 0, 1, 1])
 
 
@@ -233,17 +212,11 @@ WRONG = [  # (words, files, what the line says)
 ]
 
 
-def refused(folder, ended, files, program, says):
-    code, _, err = ended
-    assert code == 2 and err.count("\n") == 1 and err.startswith(f"{program}.py: ") and says in err, (says, ended)
-    assert {path.name for path in folder.iterdir()} == set(files), (says, list(folder.iterdir()))
-
-
-def test_what_cannot_be_converted_is_refused(start, tmp_path):
+def test_what_cannot_be_converted_is_refused(call, tmp_path):
     for words, files, says in WRONG:
         for path in tmp_path.iterdir():
             path.unlink()
-        refused(tmp_path, start(convert_tokens, words, files), files, "convert_tokens", says)
+        refused(tmp_path, call(convert_tokens, words, files), files, "convert_tokens", says)
 
 
 def test_nothing_is_left_of_a_full_disk(tmp_path):
@@ -268,11 +241,11 @@ MAKE = [("t 1 out none", {}, "none: cannot be read"), ("t 1 out .", {}, ".: cann
         ("t 1 a a", {}, "a: is already there")]
 
 
-def test_lines_that_are_no_documents_are_named(start, tmp_path):
+def test_lines_that_are_no_documents_are_named(call, tmp_path):
     files = {"tokenizers.py": TOKENIZER, "t": "300", "a": '{"text": "w5"}\n'}
     for words, content, says in MAKE:
-        refused(tmp_path, start(make_shards, words, {**files, **content}), files, "make_shards", says)
+        refused(tmp_path, call(make_shards, words, {**files, **content}), files, "make_shards", says)
     for content, says in LINES:
         line = content.encode() if isinstance(content, str) else content
         content = {**files, "b": b'{"text": "w5"}\n' * 2 + line}
-        refused(tmp_path, start(make_shards, "t 1 out a b", content), content, "make_shards", "b:3: " + says)
+        refused(tmp_path, call(make_shards, "t 1 out a b", content), content, "make_shards", "b:3: " + says)
