@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "01_single_gpu/complete/data/text_file.h"
 #include "tests/data_folder.h"
 
 using namespace train70b;
@@ -24,6 +25,36 @@ TEST_CASE("a text file: one byte, one token, every byte as it is") {
     EXPECT(data.read(253, 3) == std::vector<int32_t>{2, 1, 0});
     EXPECT_CHECK_FAILS(data.read(250, 7));
     EXPECT_CHECK_FAILS(data.read(-1, 2));
+}
+
+TEST_CASE("files of other formats are no text; what is not UTF-8 is told") {
+    using namespace std::string_view_literals;
+    const DataFolder folder;
+    const std::string zeros(100, '\0');
+    for (const auto& [beginning, name] : {std::pair("\x93NUMPY\x01"sv, "a NumPy array (docs/convert_tokens.py"),
+                                          {"PAR1"sv, "a Parquet file"},
+                                          {"ARROW1\0\0"sv, "an Arrow file"},
+                                          {"\x1f\x8b\x08"sv, "packed by gzip (unpack it first)"},
+                                          {"\x28\xb5\x2f\xfd"sv, "packed by zstd"},
+                                          {"PK\x03\x04"sv, "a zip archive"},
+                                          {"%PDF-1.7"sv, "a PDF"},
+                                          {"GGUF"sv, "a GGUF model"},
+                                          {"\x60\0\0\0\0\0\0\0{\"a\":{}}"sv, "a safetensors file (a model: --load-hf"},
+                                          {"MMIDIDX\0\0"sv, "an index of Megatron"},
+                                          {"\xff\xfet\0"sv, "UTF-16 (convert it: iconv"}})
+        for (const char* place : {"data.txt", "text/b.txt"}) {  // alone, or in a folder
+            folder.write("text/a.txt", "a text");
+            const std::string path = folder.write(place, std::string(beginning) + zeros);
+            EXPECT_USAGE_ERROR(Source(place[0] == 'd' ? path : (folder.path / "text").string(), 256, kSeq, 0),
+                               (path + ": is " + name).c_str());
+        }
+    EXPECT(known_format("") == "");
+    EXPECT(known_format("P") == "");
+    EXPECT(known_format("A text about PAR1 and GGUF") == "");
+    EXPECT(share_not_utf8("a text\r\n\twith \xc3\xa9 and \xe2\x82\xac") == 0);
+    EXPECT(share_not_utf8("cut within \xe2\x82") == 0);  // the first 64 KiB may end so
+    EXPECT(share_not_utf8("caf\xe9 in Latin-1") == 1.0 / 15);
+    EXPECT(share_not_utf8(zeros) > 0.9);
 }
 
 TEST_CASE("a folder of text: recursive, in the order of the names, without hidden files and folders") {

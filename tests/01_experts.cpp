@@ -2,6 +2,7 @@
 // everything by finite differences. Then what must not change anything: micro-batches, recomputation.
 #include "01_single_gpu/complete/experts/expert_balance.h"
 #include "tests/ops.h"
+#include "tests/shards.h"
 #include "tests/training.h"
 
 using namespace train70b;
@@ -204,6 +205,24 @@ TEST_CASE("biases of the choice follow the sign of the load's error") {
     std::vector<float> bias = {0, 0.5f, 0, 1};
     update_bias(bias, {1, 7, 4, 4}, 0.25);
     EXPECT(bias == std::vector<float>{0.25f, 0.25f, 0, 1});
+}
+
+TEST_CASE("a step whose targets are all ignored moves neither the router's biases nor the fractions") {
+    const Folder folder;
+    const Text text;
+    TrainOptions o = tiny(text);
+    o.model.experts = {.count = 4, .top_k = 2, .ffn = 20, .sigmoid = true};
+    o.model.experts.balance = {.of_batch = true, .bias_rate = 0.125};
+    o.data = folder / "a.bin";
+    o.steps = 1;
+    for (const uint8_t counts : {0, 1}) {
+        write_shard(o.data, random_tokens(1000, 1), std::vector<uint8_t>(1000, counts));
+        Session session(o);
+        StepState& state = *session.trainer.step_states.at(0);
+        const std::vector<float> before = state.rows().values;
+        session.run();
+        EXPECT((state.rows().values == before) == (counts == 0));
+    }
 }
 
 TEST_CASE("experts: micro-batches, recomputation and stored routing change nothing") {

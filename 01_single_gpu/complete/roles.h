@@ -115,9 +115,10 @@ class RunControl {
 class StepState {
   public:
     virtual ~StepState() = default;
-    virtual void next_step() {}                           // before every step but the first
-    virtual void begin_step() {}                          // before the forward pass
-    virtual void end_step(const Groups&, StepReport&) {}  // after the update: may add to the report. Collective
+    virtual void next_step() {}   // before every step but the first
+    virtual void begin_step() {}  // before the forward pass
+    // After the update, if there was one: may add to the report. Collective.
+    virtual void end_step(const Groups&, StepReport&, [[maybe_unused]] bool updated) {}
 
     // What a checkpoint keeps of it: a row of numbers for each name. The numbers of two ranks for one name are merged
     // by their maximum, where another layout resumes.

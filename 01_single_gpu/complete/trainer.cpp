@@ -107,9 +107,10 @@ StepReport Trainer::step(int64_t number) {
     loss = Tensor();
     report.grad_norm = norm(Which::grad);
     const double clip = options.clip > 0 ? std::min(1.0, options.clip / (report.grad_norm + 1e-6)) : 1.0;
-    if (is_finite(report) && targets > 0) store->update(number, report.lr, clip);
+    const bool updates = is_finite(report) && targets > 0;
+    if (updates) store->update(number, report.lr, clip);
     // end::step[]
-    for (StepState* state : step_states) state->end_step(groups, report);
+    for (StepState* state : step_states) state->end_step(groups, report, updates);
     synchronize(model.options.device);
 
     report.step_s = now_seconds() - begin;

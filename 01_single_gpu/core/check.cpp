@@ -20,8 +20,6 @@ std::string fill_in(std::string_view text, std::initializer_list<std::string> va
     return filled;
 }
 
-namespace {
-// The number of bytes of the UTF-8 character at the beginning of a text; 0: there is none.
 size_t utf8_length(std::string_view text) {
     const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
     const size_t length = byte(0) < 0x80 ? 1 : byte(0) < 0xc2 ? 0 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : 4;
@@ -35,7 +33,6 @@ size_t utf8_length(std::string_view text) {
     const bool surrogate = code >= 0xd800 && code < 0xe000, control = code < 0x20 || (code >= 0x7f && code < 0xa0);
     return too_long || surrogate || control ? 0 : length;
 }
-}  // namespace
 
 std::string one_line(std::string_view message) {
     constexpr size_t kFirst = 1000, kLast = 500;

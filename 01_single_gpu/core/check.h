@@ -24,6 +24,8 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// The number of bytes of the UTF-8 character at the beginning of a text; 0: there is none, or a control character.
+size_t utf8_length(std::string_view text);
 // The message as one line of at most 1,500 bytes: control characters and bytes that are not UTF-8, as file names may
 // have, are escaped; the middle of a longer text is left out.
 std::string one_line(std::string_view message);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "01_single_gpu/complete/data/text_file.h"
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/random.h"
 
@@ -74,7 +75,10 @@ struct Source::File {
     File(const std::string& path, const std::vector<Format>& formats) : path(path) {  // no formats: a text
         const InputFile file("--data " + path, path, &formats == &kMasks ? kMaskAdvice : kAdvice);
         count = bytes = file.bytes();
-        if (!formats.empty()) read_header(file, formats);
+        if (formats.empty())
+            check_text(file, path);
+        else
+            read_header(file, formats);
     }
 
     void read_header(const InputFile& file, const std::vector<Format>& formats) {
@@ -88,7 +92,9 @@ struct Source::File {
         for (const Format& f : formats) all += fmt::format("{}{} for {}", all.empty() ? "" : " or ", f.magic, f.what);
         const auto format =
             std::find_if(formats.begin(), formats.end(), [&](const Format& f) { return f.magic == fields[0]; });
-        if (format == formats.end()) usage_error("--data {}: magic number {} (must be {})", path, fields[0], all);
+        if (format == formats.end())
+            usage_error("--data {}: magic number {} (must be {}; docs/convert_tokens.py converts other token files)",
+                        path, fields[0], all);
         if (format->version != fields[1])
             usage_error("--data {}: version {} of magic number {} (must be {})", path, fields[1], fields[0],
                         format->version);

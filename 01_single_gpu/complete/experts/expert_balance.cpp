@@ -66,7 +66,7 @@ void ExpertBalance::restore(const Rows& rows) {
     }
 }
 
-void ExpertBalance::end_step(const Groups& groups, StepReport& report) {
+void ExpertBalance::end_step(const Groups& groups, StepReport& report, bool updated) {
     const size_t N = size_t(model_.config.experts.count);
     std::vector<double> all;  // losses of all layers; then slots and dropped ones of each
     if (!layers_.empty()) {
@@ -88,6 +88,7 @@ void ExpertBalance::end_step(const Groups& groups, StepReport& report) {
         const double dropped = std::accumulate(layer + N, layer + 2 * N, 0.0);
         const double of_layer[] = {1, even.entropy, total, dropped, even.dead, all[2 * i], all[2 * i + 1]};
         for (size_t k = 0; k < sums.size(); ++k) sums[k] += of_layer[k];
+        if (!updated) continue;
         Experts& experts = *layers_[i];
         if (!experts.bias().empty()) {
             std::vector<float> bias = experts.bias();

@@ -35,7 +35,7 @@ class ExpertBalance : public StepState {
     explicit ExpertBalance(Llama& model);  // which must outlive it
     void begin_step() override;
     // Sums the loads over the ranks that hold the same experts, changes biases and fractions, and adds an ExpertReport.
-    void end_step(const Groups& groups, StepReport& report) override;
+    void end_step(const Groups& groups, StepReport& report, bool updated) override;
     Rows rows() const override;
     void restore(const Rows& rows) override;
 

@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "01_single_gpu/complete/flags/config_file.h"
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/core/version.h"
@@ -103,6 +104,14 @@ Flags::Flags(const std::string& description)
     app_->formatter(std::make_shared<HelpFormatter>());
     app_->get_help_ptr()->description("print this help and exit");
     app_->set_version_flag("--version", build_commit(), "print the commit of the build and exit");
+    app_->config_formatter(std::make_shared<ConfigFile>());
+    app_->set_config("--config", "", "read flags from this file, a line NAME = VALUE each; the command line's win")
+        ->type_name("FILE.toml")
+        ->configurable(false);
+    app_->allow_config_extras(CLI::config_extras_mode::error);
+    app_->add_flag("--print-config")
+        ->description("print the flags that are given, as --config reads them, and exit")
+        ->configurable(false);
 }
 Flags::~Flags() = default;
 
@@ -198,6 +207,12 @@ void Flags::parse(int argc, char** argv) {
     } catch (const CLI::CallForVersion&) {
         if (this_rank == 0) fmt::print("{}: commit {}\n", app_->get_name(), build_commit());
         throw EarlyEnd();
+    } catch (const CLI::FileError& error) {
+        usage_error("--config: {}", error.what());
+    } catch (const CLI::ConfigError& error) {
+        const std::string text = error.what(), key = text.substr(text.rfind(' ') + 1);  // "... parse KEY"
+        usage_error("--config {}: {}: unknown flag; did you mean {}? (--help lists all flags)",
+                    app_->get_config_ptr()->as<std::string>(), key, nearest_flag(*app_, "--" + key).substr(2));
     } catch (const CLI::ParseError& error) { usage_error("{}", error.what()); }
     if (const auto extras = app_->remaining(); !extras.empty()) {
         if (extras[0].starts_with("-"))
@@ -205,12 +220,18 @@ void Flags::parse(int argc, char** argv) {
                         nearest_flag(*app_, extras[0]));
         usage_error("{}: unexpected argument; values follow a flag: --flag value (--help lists all flags)", extras[0]);
     }
+    const std::string config = app_->config_to_str();
+    if (app_->count("--print-config")) {
+        if (this_rank == 0) fmt::print("# {}\n{}", app_->get_name(), config);
+        throw EarlyEnd();
+    }
     for (const CLI::Option* option : app_->get_options()) {
-        if (option->get_name() == "--help" || option->get_name() == "--version") continue;
+        if (!option->get_configurable()) continue;
         std::string value = option->count() ? option->results().front() : option->get_default_str();
         for (size_t i = 1; i < option->results().size(); ++i) value += "," + option->results()[i];
         (*values_)[option->get_name().substr(option->get_positional() ? 0 : 2)] = value;
     }
+    (*values_)["config"] = config;
 }
 
 const nlohmann::ordered_json& Flags::values() const { return *values_; }

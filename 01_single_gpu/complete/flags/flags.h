@@ -60,9 +60,11 @@ class Flags {
     Flag at(const std::string& name);
     bool given(const std::string& name) const;
 
-    // Usage error, suggesting the nearest flag, for an unknown flag; --help and --version print and throw EarlyEnd.
+    // Usage error, suggesting the nearest flag, for an unknown flag, on the command line or in the file of --config;
+    // --help, --version and --print-config print and throw EarlyEnd.
     void parse(int argc, char** argv);
-    const nlohmann::ordered_json& values() const;                    // after parse(): every flag with its value as text
+    // After parse(): every flag with its value as text; "config": those that were given, as --config reads them.
+    const nlohmann::ordered_json& values() const;
     void record(const std::string& name, const std::string& value);  // overrides an entry of values()
 
   private:

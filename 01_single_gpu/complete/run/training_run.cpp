@@ -71,6 +71,18 @@ void check_memory(const TrainOptions& o, const Flags& flags, double ranks, doubl
     }
 }
 
+static void say_missing_ends(const Dataset& data, int64_t document_token) {
+    constexpr int64_t kLooked = 1 << 22;
+    for (const Dataset::Part& part : data.parts()) {
+        if (this_rank != 0) return;
+        const std::vector<int32_t> tokens = part.source->read(0, std::min(kLooked, part.source->tokens()));
+        if (std::find(tokens.begin(), tokens.end(), document_token) == tokens.end())
+            say("data: {}: --document-token {} is not among the first {} tokens: is it the token that ends a "
+                "document?\n",
+                part.name, document_token, tokens.size());
+    }
+}
+
 TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_json& flags,
                          const std::optional<Stage>& stage)
     : options_(options),
@@ -94,6 +106,7 @@ void TrainingRun::allocate() {
     say("data: {} training tokens; a step is {} sequences of {} = {} tokens, micro-batches of {}\n",
         data.train_tokens(), options_.global_batch, options_.seq_len, options_.global_batch * options_.seq_len,
         options_.micro_batch);
+    if (options_.document_token) say_missing_ends(data, *options_.document_token);
     if (data.has_masks()) say("      with masks: the loss is the mean over the targets that they leave\n");
     for (const Dataset::Part& part : data.parts())
         if (data.is_mixture())

@@ -1,0 +1,83 @@
+#include "01_single_gpu/complete/flags/config_file.h"
+
+#include <nlohmann/json.hpp>
+
+#include "01_single_gpu/core/check.h"
+
+namespace train70b {
+
+using nlohmann::json;
+
+std::string ConfigFile::to_config(const CLI::App* app, bool, bool, std::string) const {
+    std::string text;
+    for (const CLI::Option* option : app->get_options()) {
+        if (!option->get_configurable() || option->count() == 0) continue;
+        const bool flag = option->get_type_size() == 0;
+        const json value = option->results().size() == 1 ? json(option->results()[0]) : json(option->results());
+        text += fmt::format("{} = {}\n", option->get_single_name(), flag ? "true" : value.dump());
+    }
+    return text;
+}
+
+namespace {
+std::string without_blanks(const std::string& text) {
+    const size_t begin = text.find_first_not_of(" \t\r"), end = text.find_last_not_of(" \t\r");
+    return begin == text.npos ? "" : text.substr(begin, end - begin + 1);
+}
+
+std::string without_comment(const std::string& line) {
+    char quote = 0;
+    for (size_t i = 0; i < line.size(); ++i) {
+        const char c = line[i];
+        if (quote == '"' && c == '\\')
+            ++i;
+        else if (quote != 0)
+            quote = c == quote ? char(0) : quote;
+        else if (c == '"' || c == '\'')
+            quote = c;
+        else if (c == '#')
+            return line.substr(0, i);
+    }
+    return line;
+}
+
+// A TOML value as a flag's; a list as 1,2,3. False if it is none.
+bool read_value(const std::string& text, std::string& value) {
+    if (text.size() >= 2 && text.front() == '\'' && text.find('\'', 1) == text.size() - 1) {
+        value = text.substr(1, text.size() - 2);
+        return true;
+    }
+    const json parsed = json::parse(text, nullptr, false);  // TOML's other values of one line are JSON's
+    if (parsed.is_discarded() || parsed.is_null() || parsed.is_object()) return false;
+    const auto word = [](const json& item) { return item.is_string() ? item.get<std::string>() : item.dump(); };
+    if (!parsed.is_array()) {
+        value = parsed.is_string() ? word(parsed) : text;
+        return true;
+    }
+    for (const json& item : parsed) value += (value.empty() ? "" : ",") + word(item);
+    return true;
+}
+}  // namespace
+
+std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& file) const {
+    std::vector<CLI::ConfigItem> items;
+    std::string line;
+    for (int number = 1; std::getline(file, line); ++number) {
+        line = without_blanks(without_comment(line));
+        if (line.empty()) continue;
+        const size_t equals = line.find('=');
+        const std::string name = without_blanks(line.substr(0, equals));
+        std::string value;
+        if (equals == line.npos || !read_value(without_blanks(line.substr(equals + 1)), value))
+            usage_error(
+                "--config: line {}: {}: must be NAME = VALUE; a value is a number, true, \"a text\" or [a, list], and "
+                "sections are none",
+                number, line);
+        items.emplace_back();
+        items.back().name = name;
+        items.back().inputs = {value};
+    }
+    return items;
+}
+
+}  // namespace train70b
