@@ -302,21 +302,24 @@ def cluster(path, value):
     return json.dumps(with_keys(good, {outer or key: value})).encode()
 
 
-CLUSTERS = [(b"nonsense", "truncated or corrupt"), (b"[]", "is not an object"), (DEEP, "nested deeper than 64 levels"),
-            (b'{"name": "x", "device": "H100", "nodes": 1, "gpus_per_node": 8}', "nvlink: is missing, and host: 8 dev")]
-CLUSTERS += [(cluster(path, value), f"{path}{why}") for path, why, values in (
-    ("name", ": must be a text", ("", 7)), ("device", ": is missing", (GONE,)), ("device", ": must be an object", (7,)),
-    ("device", ": H1000 is not known (A100, H100, H200, B200;", ("H1000",)), ("device", ".name: is missing", ({},)),
-    ("device", ".peak_bf16: is missing", ({"name": "\x1b"},)), ("nodes", "", (0, 1.5, "2", 10**12, GONE)),
-    ("gpus_per_node", ": must be an integer", (0, True)), ("nvlink", ": must be an object", (7, [1])),
-    ("rail", ": is missing: 2 nodes", (GONE,)), ("rail", ".bytes_per_s: is in bytes, not GB", ({"bytes_per_s": 1},)),
-    ("nvls", ": must be true or false", (1,)), ("rails", ": must be an integer", (0, 1e9)), ("cores", "", (0,)),
-    ("oversubscription", ": must be at least 1", (0.5,)), ("links", ": is no key of the format", ([],)),
-    ("rail.bytes_per_s", ": must be above 0", (0, -1)), ("rail.bytes_per_s", ": is missing", (GONE,)),
-    ("rail.seconds", ": must be at least 0 and at most 1", (-1, 2)), ("rail.speed", ": is no key of the format", (1,)),
-    ("device.peak_bf16", "", (0, "1")), ("device.peak", ": is no key", (1,)), ("device.launch_s", ": must be", (-1,)),
-    ("device.product_efficiency", "", (0, 1.5)), ("device.streams", ": must be true or false", (0,)),
-    ("device.attention", "", ([], [[1, 2]], [[2, 1, 1], [1, 1, 1]])),
+CLUSTERS = [(b"nonsense", "truncated or corrupt"), (b"[]", "is not a JSON object"), (DEEP, "nested deeper than 64"),
+            (b'{"name": "x", "device": "H100", "nodes": 1, "gpus_per_node": 8}', "nvlink is missing, and host: 8 dev")]
+CLUSTERS += [(cluster(path, value), path.replace(".", ": ") + why) for path, why, values in (
+    ("name", " ", ("", 7)), ("device", " is missing", (GONE,)), ("device", " 7: must be an object", (7,)),
+    ("device", " H1000: unknown; must be one of A100 H100 H200 B200", ("H1000",)), ("device", ": name is miss", ({},)),
+    ("device", ": peak_bf16 is missing", ({"name": "\x1b"},)), ("nodes", " ", (0, 1.5, "2", 10**12, GONE)),
+    ("gpus_per_node", " 0: must be an integer", (0,)), ("gpus_per_node", " true: must be an integer", (True,)),
+    ("nvlink", " 7: must be an object", (7,)), ("nvlink", " [1]: must be an object", ([1],)),
+    ("rail", " is missing: 2 nodes", (GONE,)), ("rail", ": bytes_per_s 1: must be a n", ({"bytes_per_s": 1},)),
+    ("nvls", " 1: must be true or false", (1,)), ("rails", " 0: must be an integer", (0,)),
+    ("rails", " 1000000000.0: must be an integer", (1e9,)), ("cores", " 0: ", (0,)),
+    ("cores", " null: is not a key with a value", (None,)),
+    ("oversubscription", " 0.5: must be a number from 1", (0.5,)), ("links", " []: is not a key with a value", ([],)),
+    ("rail.bytes_per_s", " 0: must be a number from 1000000", (0,)), ("rail.bytes_per_s", " is missing", (GONE,)),
+    ("rail.seconds", " -1: must be a number from 0 to 1", (-1,)), ("rail.speed", " 1: is not a key", (1,)),
+    ("device.peak_bf16", " ", (0, "1")), ("device.peak", " 1: is not a key", (1,)), ("device.launch_s", " -1: ", (-1,)),
+    ("device.product_efficiency", " ", (0, 1.5)), ("device.streams", " 0: must be true or false", (0,)),
+    ("device.attention", " ", ([], [[1, 2]], [[2, 1, 1], [1, 1, 1]])),
     ("device.pointwise_traffic", "", (7, {"add": 2}, {"add": [0, 1]}, {"matmul": [2, 1]}))) for value in values]
 FILES = {"a100.json": json.dumps({**NODE, "device": "A100"}),
          "one.json": '{"name": "x", "device": "H100", "nodes": 1, "gpus_per_node": 1}',

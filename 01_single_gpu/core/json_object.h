@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,10 @@ class JsonObject {
     }
 
     const nlohmann::json& json() const { return object_; }
-    bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+    bool has(const char* key) const {
+        asked_.insert(key);
+        return object_.contains(key) && !object_[key].is_null();
+    }
     bool is_null(const char* key) const { return object_.contains(key) && object_[key].is_null(); }
 
     int64_t integer(const char* key, int64_t max = INT32_MAX, int64_t min = 1) const {
@@ -35,8 +39,8 @@ class JsonObject {
         return value.get<double>();
     }
     double real(const char* key, double min, double max) const {
-        const double value = real(key);
-        if (value < min || value > max) refuse(key, fmt::format("must be a number from {} to {}", min, max));
+        const double value = any_number(key);
+        if (!(value >= min && value <= max)) refuse(key, fmt::format("must be a number from {} to {}", min, max));
         return value;
     }
     std::string text(const char* key, const std::vector<std::string>& allowed = {}) const {
@@ -81,6 +85,15 @@ class JsonObject {
         if (!needed(key).is_object()) refuse(key, "must be an object");
         return JsonObject(file_ + ": " + key, object_[key]);
     }
+    // After the last key: usage error for another one, but for the comment "_", and for null.
+    void refuse_others() const {
+        for (const auto& [key, value] : object_.items()) {
+            if (key == "_" || (asked_.contains(key) && !value.is_null())) continue;
+            std::string known;
+            for (const std::string& one : asked_) known += (known.empty() ? "" : ", ") + one;
+            refuse(key.c_str(), fmt::format("is not a key with a value ({})", known));
+        }
+    }
     [[noreturn]] void refuse(const char* key, const std::string& why) const {
         std::string value = object_.contains(key) ? object_[key].dump() : "";
         if (value.size() > 60) value = "...";
@@ -95,6 +108,7 @@ class JsonObject {
 
     std::string file_;
     const nlohmann::json& object_;
+    mutable std::set<std::string> asked_;
 };
 
 }  // namespace train70b
