@@ -1,7 +1,6 @@
 #include "08_3d_full/plan/explain.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "07_fp8/complete/optimizers.h"
 #include "08_3d_full/experts/expert_parallel.h"
@@ -27,6 +26,8 @@ std::string largest_kind(const MemoryPeak& peak) {
     const auto largest = std::max_element(peak.kind.begin(), peak.kind.begin() + kDeviceMemoryKinds);
     return fmt::format("{} {} GB", kMemoryNames[size_t(largest - peak.kind.begin())], gigabytes(double(*largest)));
 }
+
+Column ep_column(bool shown) { return shown ? Column("ep") : Column("ep").text_only().csv_only(); }
 
 // The fastest layout that fits, of the groups for which `which` is true.
 template <class Which>
@@ -97,22 +98,9 @@ std::vector<Prediction> ordered(std::vector<Prediction> all, double device_bytes
 
 Table best_table(const PlanRequest& request, const DeviceModel& device, const std::vector<Prediction>& best,
                  const Choice& choice, const std::string& caption) {
-    const bool experts = request.model.experts.count > 0;
-    std::vector<Column> columns = {Column("").left(),
-                                   Column("layout").left(),
-                                   "tokens/s/GPU",
-                                   "MFU",
-                                   "step, s",
-                                   "GB",
-                                   "free, GB",
-                                   "pp wait",
-                                   "tp",
-                                   "cp",
-                                   "pp",
-                                   "dp"};
-    if (experts) columns.push_back("ep");
-    columns.push_back(Column("by").left());
-    Table table(caption, columns);
+    Table table(caption,
+                {Column("").left(), Column("layout").left(), "tokens/s/GPU", "MFU", "step, s", "GB", "free, GB",
+                 "pp wait", "tp", "cp", "pp", "dp", ep_column(request.model.experts.count > 0), Column("by").left()});
     int64_t number = 0;
     bool some_equal = false;
     for (const Prediction& prediction : best) {
@@ -124,46 +112,29 @@ Table best_table(const PlanRequest& request, const DeviceModel& device, const st
         };
         const bool equal = ++number != prediction.equal_to;
         some_equal = some_equal || equal;
-        std::vector<Cell> cells = {equal ? fmt::format("{} = {}", number, prediction.equal_to) : std::to_string(number),
-                                   short_text(prediction.candidate.layout),
-                                   fixed(prediction.tokens_per_s_per_gpu(request), 0),
-                                   percent(prediction.mfu(request, device)),
-                                   fixed(prediction.seconds, 2),
-                                   Cell(gigabytes(double(prediction.candidate.memory.total)),
-                                        std::to_string(prediction.candidate.memory.total)),
-                                   gigabytes(choice.limit - double(prediction.candidate.memory.total)),
-                                   percent(prediction.pp_wait),
-                                   exposed("tp"),
-                                   exposed("cp"),
-                                   exposed("pp"),
-                                   exposed("dp")};
-        if (experts) cells.push_back(exposed("ep"));
-        cells.push_back(prediction.simulated ? "simulation" : "estimate");
-        table.row(cells);
+        const int64_t bytes = prediction.candidate.memory.total;
+        table.row({equal ? fmt::format("{} = {}", number, prediction.equal_to) : std::to_string(number),
+                   short_text(prediction.candidate.layout), fixed(prediction.tokens_per_s_per_gpu(request), 0),
+                   percent(prediction.mfu(request, device)), fixed(prediction.seconds, 2),
+                   Cell(gigabytes(double(bytes)), std::to_string(bytes)), gigabytes(choice.limit - double(bytes)),
+                   percent(prediction.pp_wait), exposed("tp"), exposed("cp"), exposed("pp"), exposed("dp"),
+                   exposed("ep"), prediction.simulated ? "simulation" : "estimate"});
     }
-    if (some_equal)
-        table.note(
-            fmt::format("= N: as fast as N: within {:.0f}%, which is how well predictions tell two layouts apart "
-                        "(docs/published.md);",
-                        100 * kEqual));
-    if (some_equal)
-        table.note(
-            "of equal ones those with a tenth of the device's memory free come first, then those with the fewest axes");
+    if (!some_equal) return table;
+    table.note(
+        fmt::format("= N: as fast as N: within {:.0f}%, which is how well predictions tell two layouts apart "
+                    "(docs/published.md);",
+                    100 * kEqual));
+    table.note(
+        "of equal ones those with a tenth of the device's memory free come first, then those with the fewest axes");
     return table;
 }
 
 Table groups_table(const Choice& choice, const Candidate& winner, const DeviceModel& device, size_t most_rows) {
     const bool experts =
         std::any_of(choice.groups.begin(), choice.groups.end(), [](const LayoutGroup& g) { return g.ep > 1; });
-    std::vector<Column> columns = {"tp", "cp", "pp", "layouts", "fit", "best of them", Column("why").left()};
-    if (experts) columns.insert(columns.begin() + 3, "ep");
-    Table table("why the others lost", columns);
-    const auto row = [&](const LayoutGroup& g, std::vector<Cell> rest) {
-        std::vector<Cell> cells = {g.tp, g.cp, g.pp};
-        if (experts) cells.push_back(g.ep);
-        cells.insert(cells.end(), rest.begin(), rest.end());
-        table.row(cells);
-    };
+    Table table("why the others lost",
+                {"tp", "cp", "pp", ep_column(experts), "layouts", "fit", "best of them", Column("why").left()});
     std::vector<const LayoutGroup*> order;
     for (const LayoutGroup& group : choice.groups) order.push_back(&group);
     const auto key = [](const LayoutGroup* g) {
@@ -178,13 +149,14 @@ Table groups_table(const Choice& choice, const Candidate& winner, const DeviceMo
         if (g->best) {
             const Layout& w = winner.layout;
             const bool won = std::tuple(g->tp, g->cp, g->pp, g->ep) == std::tuple(w.tp, w.cp, w.pp, w.ep);
-            row(*g, {g->layouts, g->fit, fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s),
-                     won ? "holds the first" : why_slower(g->best->estimate, winner.estimate)});
+            table.row({g->tp, g->cp, g->pp, g->ep, g->layouts, g->fit,
+                       fmt::format("{:.2f} x", g->best->estimate.seconds() / fastest_s),
+                       won ? "holds the first" : why_slower(g->best->estimate, winner.estimate)});
         } else {
             const double total = double(g->smallest->memory.total);
-            row(*g, {g->layouts, 0, "-",
-                     fmt::format("memory: at least {} GB, {} too much for a {} ({})", gigabytes(total),
-                                 gigabytes(total - choice.limit), device.name, largest_kind(g->smallest->memory))});
+            table.row({g->tp, g->cp, g->pp, g->ep, g->layouts, 0, "-",
+                       fmt::format("memory: at least {} GB, {} too much for a {} ({})", gigabytes(total),
+                                   gigabytes(total - choice.limit), device.name, largest_kind(g->smallest->memory))});
         }
     }
     if (order.size() > most_rows)

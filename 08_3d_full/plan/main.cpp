@@ -103,23 +103,26 @@ class Planner {
         flags_.add("--cp-algorithm", request_.cp_algorithm, "attention algorithm over the context-parallel ranks",
                    one_of(names_of(context_algorithms())));
         flags_.group("Layouts to choose from (a list a,b,...; default: all)");
-        const auto axis = [this](const char* flag, std::vector<int64_t>& values, const char* text, int64_t lowest,
-                                 int64_t highest) {
-            flags_.add(flag, values, text, integer_from(lowest, highest)).default_text("");
+        const auto list = [this](const char* flag, auto& values, const char* text, const auto& allowed) {
+            flags_.add(flag, values, text, allowed).default_text("");
         };
-        axis("--tp", request_.tp, "tensor-parallel ranks", 1, kMostGpus);
-        axis("--cp", request_.cp, "context-parallel ranks", 1, kMostGpus);
-        axis("--dp", request_.dp, "data-parallel ranks", 1, kMostGpus);
-        axis("--pp", request_.pp, "pipeline stages", 1, kMostGpus);
-        axis("--ep", request_.ep, "expert-parallel ranks, of the tp x cp x dp ranks of a stage", 1, kMostGpus);
-        axis("--zero", request_.zero, "ZeRO stages", 0, 3);
-        axis("--hybrid-shard", request_.hybrid_shard, "ranks of ZeRO's shard groups; 0: all", 0, kMostGpus);
-        axis("--micro-batch", request_.micro_batch, "sequences per micro-batch", 1, kMostBatch);
-        axis("--virtual-stages", request_.virtual_stages, "model chunks per rank of --pipeline interleaved", 1, 1000);
-        names("--pipeline", request_.pipeline, names_of(schedule_generators()), "pipeline schedules");
-        names("--recompute", request_.recompute, recompute_names(), "what to recompute");
-        names("--sequence-parallel", request_.sequence_parallel, {"on", "off"}, "sequence parallelism");
-        names("--tp-overlap", request_.tp_overlap, {"on", "off"}, "overlap tp's communication with matrix products");
+        const auto ranks = integer_from(1, kMostGpus);
+        list("--tp", request_.tp, "tensor-parallel ranks", ranks);
+        list("--cp", request_.cp, "context-parallel ranks", ranks);
+        list("--dp", request_.dp, "data-parallel ranks", ranks);
+        list("--pp", request_.pp, "pipeline stages", ranks);
+        list("--ep", request_.ep, "expert-parallel ranks, of the tp x cp x dp ranks of a stage", ranks);
+        list("--zero", request_.zero, "ZeRO stages", integer_from(0, 3));
+        list("--hybrid-shard", request_.hybrid_shard, "ranks of ZeRO's shard groups; 0: all",
+             integer_from(0, kMostGpus));
+        list("--micro-batch", request_.micro_batch, "sequences per micro-batch", integer_from(1, kMostBatch));
+        list("--virtual-stages", request_.virtual_stages, "model chunks per rank of --pipeline interleaved",
+             integer_from(1, 1000));
+        list("--pipeline", request_.pipeline, "pipeline schedules", one_of(names_of(schedule_generators())));
+        list("--recompute", request_.recompute, "what to recompute", one_of(recompute_names()));
+        list("--sequence-parallel", request_.sequence_parallel, "sequence parallelism", one_of({"on", "off"}));
+        list("--tp-overlap", request_.tp_overlap, "overlap tp's communication with matrix products",
+             one_of({"on", "off"}));
         flags_.group("Output");
         flags_.add("--best", best_, "layouts to print", integer_from(1, 1000));
         flags_
@@ -129,8 +132,9 @@ class Planner {
         flags_.add("--groups", groups_, "rows of the table of the others", integer_from(0, 10'000));
         flags_.add("--price", budget_.price, "dollars per GPU-hour", real_number(0, 1e6));
         flags_.add("--tokens", budget_.tokens, "tokens to train on, of the budget", real_number(0, 1e18, false));
-        add_output(json_, "FILE.json", "write everything");
-        add_output(csv_, "FILE.csv", "write the table of the best layouts, or of --tp-efficiency");
+        flags_.add("--json", json_.path, "write everything", {{}, "FILE.json"}).default_text("");
+        flags_.add("--csv", csv_.path, "write the table of the best layouts, or of --tp-efficiency", {{}, "FILE.csv"})
+            .default_text("");
     }
 
     void run(int argc, char** argv) {
@@ -153,21 +157,11 @@ class Planner {
     }
 
   private:
-    void add_output(OptionalOutput& file, const std::string& type, const std::string& text) {
-        flags_.add(file.flag, file.path, text, {{}, type}).default_text("");
-    }
-
-    void names(const char* flag, std::vector<std::string>& values, const std::vector<std::string>& known,
-               const char* text) {
-        flags_.add(flag, values, text, one_of(known)).default_text("");
-    }
-
     // Of a file that must be there; no output overwrites it.
     ClusterModel cluster_of(const std::string& flag, const std::string& file) const {
-        std::vector<PathUse> paths;
         if (file.empty()) usage_error("{}: must name a file", flag);
         const std::string path = cluster_path(file);
-        paths.push_back({flag, path, false});
+        std::vector<PathUse> paths = {{flag, path, false}};
         for (const OptionalOutput* output : {&json_, &csv_}) {
             if (flags_.given(output->flag) && !output->given()) usage_error("{}: must name a file", output->flag);
             if (output->given()) paths.push_back({output->flag, output->path, true});
@@ -181,10 +175,10 @@ class Planner {
             if (flags_.given("--" + name) && name != "tp-efficiency" && name != "csv")
                 usage_error("--{}: has no meaning with --tp-efficiency; leave it out", name);
         cluster_ = cluster_of("--tp-efficiency", efficiency_file_);
-        const Table table = tp_efficiency_table(cluster_, "--tp-efficiency " + efficiency_file_);
+        const TpEfficiency tables = tp_efficiency_tables(cluster_, "--tp-efficiency " + efficiency_file_);
         csv_.open();
-        say(table);
-        csv_.write(tp_efficiency_rows(cluster_).csv());
+        say(tables.text);
+        csv_.write(tables.csv.csv());
     }
 
     void check_flags() {
@@ -288,15 +282,12 @@ class Planner {
         return all;
     }
 
-    std::string command(const Layout& layout) const {
-        std::string text = "build/bin/08_3d_full" + model_flags();
-        text += fmt::format(" --seq-len {} --global-batch {} --dtype bf16", request_.seq_len, request_.global_batch);
-        if (grad_dtype_ != "fp32") text += " --grad-dtype " + grad_dtype_;
-        return text + " " + flags_of(request_, layout);
-    }
-
     std::string dry_run(const Layout& layout) const {
-        return command(layout) + fmt::format(" --comm fake --fake-world {} --dry-run", gpus_);
+        return fmt::format(
+            "build/bin/08_3d_full{} --seq-len {} --global-batch {} --dtype bf16{} {} --comm fake --fake-world {} "
+            "--dry-run",
+            model_flags(), request_.seq_len, request_.global_batch,
+            grad_dtype_ == "fp32" ? "" : " --grad-dtype " + grad_dtype_, flags_of(request_, layout), gpus_);
     }
 
     // Before anything is simulated.
@@ -326,8 +317,7 @@ class Planner {
         const Table table =
             best_table(request_, cluster_.device, best, choice, fmt::format("the {} best", best.size()));
         say(table);
-        const Table memory = memory_table(best, choice);
-        say(memory);
+        say(memory_table(best, choice));
         say("\ncommands, as dry runs; to train: the same under mpirun -np {}, without --comm fake, --fake-world and "
             "--dry-run\n",
             gpus_);

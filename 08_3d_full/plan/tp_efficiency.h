@@ -10,9 +10,12 @@ namespace train70b {
 double tp_efficiency(const LlamaConfig& config, int64_t seq_len, int64_t tp, double flops_per_s,
                      const ClusterModel::Link& link);
 
-// Of 8b, 70b and 405b on 2 to 16 ranks: a row per model and tp, a column per link that the cluster has (NVLink, host,
-// network). Usage error, which begins with `where`, without a link.
-Table tp_efficiency_table(const ClusterModel& cluster, const std::string& where);
-Table tp_efficiency_rows(const ClusterModel& cluster);  // the same, a row per link as well: for CSV
+// Of 8b, 70b and 405b on 2 to 16 ranks, over the links that the cluster has (NVLink, host, network). Usage error, which
+// begins with `where`, without a link.
+struct TpEfficiency {
+    Table text;  // a row per model and tp, a column per link
+    Table csv;   // a row per model, tp and link
+};
+TpEfficiency tp_efficiency_tables(const ClusterModel& cluster, const std::string& where);
 
 }  // namespace train70b
