@@ -237,27 +237,21 @@ Transfer Network::collective(const CommCall& call, const Group& group) const {
 }
 
 Transfer Network::transfer(const CommCall& call, const std::vector<int64_t>& members, int64_t sender) const {
-    Transfer result;
-    if (members.size() <= 1 || call.operation == "finish") return result;
+    if (members.size() <= 1 || call.operation == "finish") return {};
     if (call.message()) {
         const int64_t me = members.at(size_t(sender));
         const int64_t from = call.to >= 0 ? me : members.at(size_t(call.from));
         const int64_t to = call.to >= 0 ? members.at(size_t(call.to)) : me;
-        if (from == to) return result;
-        result = message(from, to, double(call.bytes), !call.channel && !call.shift);
-    } else {
-        const Group& group = group_of(members);
-        if (call.operation == "scalar" || call.operation == "barrier" || call.operation == "split") {
-            const double bytes = double(call.bytes) * double(group.size - 1);
-            const double rate = group.one_node() ? cluster_.host.bytes_per_s : cluster_.rail.bytes_per_s;
-            result.latency_s = log2_up(group.largest_node) * cluster_.host.seconds +
-                               log2_up(int64_t(group.nodes.size())) * cluster_.rail.seconds + bytes / rate;
-            result.algorithm = "host";
-            return result;
-        }
-        result = collective(call, group);
+        return from == to ? Transfer{} : message(from, to, double(call.bytes), !call.channel && !call.shift);
     }
-    return result;
+    const Group& group = group_of(members);
+    if (call.operation != "scalar" && call.operation != "barrier" && call.operation != "split")
+        return collective(call, group);
+    const double bytes = double(call.bytes) * double(group.size - 1);
+    const double rate = group.one_node() ? cluster_.host.bytes_per_s : cluster_.rail.bytes_per_s;
+    return {.latency_s = log2_up(group.largest_node) * cluster_.host.seconds +
+                         log2_up(int64_t(group.nodes.size())) * cluster_.rail.seconds + bytes / rate,
+            .algorithm = "host"};
 }
 
 double Network::seconds_alone(const Transfer& transfer) const {

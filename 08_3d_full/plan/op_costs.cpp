@@ -1,11 +1,12 @@
 #include "08_3d_full/plan/op_costs.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
+#include "01_single_gpu/complete/flags/flags.h"
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/files.h"
+#include "01_single_gpu/core/registry.h"
 
 namespace train70b {
 
@@ -102,37 +103,28 @@ double op_seconds(const DeviceModel& device, const OpCall& op) {
     return kernels * device.launch_s + bytes * op.bytes / device.copy_bytes_per_s;
 }
 
-void parse_device_csv(std::string_view text, const std::string& where, DeviceModel& device) {
-    constexpr std::string_view kHeader = "op,calls,ms,floor_ms,share,gflops,gbytes_per_s";
-    const auto line_of = [&] {
-        const size_t end = text.find('\n');
-        std::string_view line = text.substr(0, end);
-        text.remove_prefix(end == text.npos ? text.size() : end + 1);
-        if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-        return line;
-    };
-    if (line_of() != kHeader)
-        usage_error("{}: line 1: must be {} (what --bench --bench-csv FILE.csv writes)", where, std::string(kHeader));
+void parse_device_csv(const std::string& text, const std::string& where, DeviceModel& device) {
+    const std::string header = "op,calls,ms,floor_ms,share,gflops,gbytes_per_s";
+    std::vector<std::string> lines = items_of(text, '\n');
+    for (std::string& line : lines)
+        if (line.ends_with('\r')) line.pop_back();
+    if (lines[0] != header)
+        usage_error("{}: line 1: must be {} (what --bench --bench-csv FILE.csv writes)", where, header);
+    if (lines.back().empty()) lines.pop_back();
     std::map<std::string, std::array<double, 2>> rates;
-    for (int number = 2; !text.empty(); ++number) {
-        const auto refuse = [&](const std::string& problem) { usage_error("{}: line {}: {}", where, number, problem); };
-        std::vector<std::string> cells(1);
-        for (const char c : line_of())
-            if (c == ',')
-                cells.emplace_back();
-            else
-                cells.back() += c;
+    for (size_t i = 1; i < lines.size(); ++i) {
+        const auto refuse = [&](const std::string& problem) { usage_error("{}: line {}: {}", where, i + 1, problem); };
+        const std::vector<std::string> cells = items_of(lines[i]);
         if (cells.size() != 7) refuse(fmt::format("has {} cells, not 7", cells.size()));
         const std::string& name = cells[0];
         if (name.empty()) refuse("has no op");
         std::array<double, 2> rate{};
-        for (size_t i = 0; i < 2; ++i) {
-            const std::string& cell = cells[5 + i];
-            const auto [end, error] = std::from_chars(cell.data(), cell.data() + cell.size(), rate[i]);
-            if (!cell.empty() && (error != std::errc() || end != cell.data() + cell.size() || !(rate[i] >= 0) ||
-                                  !std::isfinite(rate[i])))
-                refuse(fmt::format("{} \"{}\" must be a number at least 0", i ? "gbytes_per_s" : "gflops", cell));
-            rate[i] *= 1e9;
+        for (size_t k = 0; k < 2; ++k) {
+            const std::string& cell = cells[5 + k];
+            if (cell.empty()) continue;
+            if (const std::string problem = real_number(0, 1e30).problem(cell); !problem.empty())
+                refuse(fmt::format("{} {}", k ? "gbytes_per_s" : "gflops", problem));
+            rate[k] = 1e9 * std::strtod(cell.c_str(), nullptr);
         }
         if (name == "between the ops" || name == "whole_step") continue;
         if (!(rate[0] > 0 || rate[1] > 0)) refuse(name + " has neither gflops nor gbytes_per_s above 0");

@@ -22,6 +22,6 @@ double op_seconds(const DeviceModel& device, const OpCall& op);  // of one op, a
 
 // Adds what --bench --bench-csv FILE wrote to device.measured. Usage error "FLAG FILE: line 3: ..." for a bad row.
 void read_device_csv(const std::string& path, const std::string& flag, DeviceModel& device);
-void parse_device_csv(std::string_view text, const std::string& where, DeviceModel& device);
+void parse_device_csv(const std::string& text, const std::string& where, DeviceModel& device);
 
 }  // namespace train70b
