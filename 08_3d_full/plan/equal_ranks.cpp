@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -252,19 +253,10 @@ void Refinement::color(const SimulationOptions& options) {
         Hash color = site.kind;
         for (const auto& [call, latency] : site.latency) color += mixed(call, latency);
         initial.push_back(color);
-        const size_t first = edges.size();
+        std::map<int32_t, Hash> labels;  // by link
         for (size_t i = site.first_entry; i < site.end_entry; ++i)
-            edges.push_back({int32_t(id), entries_[i].link, mixed(entries_[i].call, entries_[i].bytes)});
-        std::sort(edges.begin() + int64_t(first), edges.end(),
-                  [](const Edge& a, const Edge& b) { return a.link < b.link; });
-        size_t last = first;
-        for (size_t i = first; i < edges.size(); ++i) {
-            if (i > first && edges[i].link == edges[last].link)
-                edges[last].label += edges[i].label;
-            else
-                edges[i > first ? ++last : last] = edges[i];
-        }
-        if (edges.size() > first) edges.resize(last + 1);
+            labels[entries_[i].link] += mixed(entries_[i].call, entries_[i].bytes);
+        for (const auto& [link, label] : labels) edges.push_back({int32_t(id), link, label});
     }
     site_color_ = initial;
     for (size_t before = 0;;) {

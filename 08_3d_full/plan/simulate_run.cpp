@@ -88,7 +88,8 @@ void Simulation::advance(Rank& rank) {
             !wait_for_rest(rank, rank.polled, false))
             return;
         if (rank.item == items.size()) {
-            end_part(rank);
+            if (rank.traced) trace(rank, -1, to_string(part_of(rank)), rank.begin_of_part, rank.now);
+            rank.begin_of_part = rank.now;
             ++rank.part;
             rank.item = 0;
             continue;
@@ -120,12 +121,6 @@ void Simulation::advance(Rank& rank) {
         if (!goes_on) return;
     }
     rank.done = wait_for_rest(rank, rank.finished, true);
-}
-
-void Simulation::end_part(Rank& rank) {
-    if (!rank.traced) return;
-    trace(rank, -1, to_string(part_of(rank)), rank.begin_of_part, rank.now);
-    rank.begin_of_part = rank.now;
 }
 
 // Of a run that takes `run.seconds` without jitter: the sum of independent deviations of its ops.
