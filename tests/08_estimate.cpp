@@ -68,7 +68,7 @@ TEST_CASE("the estimate: the bytes of every axis, over the links between its ran
         for (int64_t zero = 0; zero <= 3; ++zero) {
             const Layout layout{.tp = 2, .dp = 4, .zero = zero, .micro_batch = b};
             const Estimate e = estimator(layout);
-            const double once = stage_sizes(r.model, layout)[0].elements * 3 / 4 / kRate;
+            const double once = stage_size(workload_of(r, layout), config_of(r, layout), 0).elements * 3 / 4 / kRate;
             INFO(flags_of(r, layout));
             // Gradients of 4 bytes, parameters of 2: gathered after the update, or twice per micro-batch.
             EXPECT(e.dp == about(once * (zero == 0 ? 8 : zero == 1 ? 4 : zero == 2 ? 4 * m : (2 + 2 + 4) * m)));
@@ -131,7 +131,7 @@ TEST_CASE("the estimate with experts: their products, and the bytes of their row
             EXPECT(estimator(layout).ep ==
                    doctest::Approx(3 * layers * (sent + 8 * 8 * double(ep - 1)) / kRate).epsilon(1e-3));
             // Gradients of experts are summed over edp, of the rest over dp.
-            const StageSize stage = stage_sizes(r.model, layout)[0];
+            const StageSize stage = stage_size(workload_of(r, layout), config_of(r, layout), 0);
             const double edp = 8 / double(ep);
             const double sums = 4 * (stage.elements * 7 / 8 + stage.ep_elements * (edp - 1) / edp) / kRate;
             EXPECT(estimator(layout).dp == doctest::Approx(sums).epsilon(1e-3));
@@ -146,7 +146,8 @@ TEST_CASE("the estimate: the update reads and writes what the rank owns") {
             ClusterModel cluster = ideal(8, 1e15);
             cluster.device.measured["pointwise"] = {0, 1e3};
             const Layout layout{.dp = 8, .zero = zero, .micro_batch = 1};
-            const double owned = stage_sizes(r.model, layout)[0].elements / (zero > 0 ? 8 : 1);
+            const double owned =
+                stage_size(workload_of(r, layout), config_of(r, layout), 0).elements / (zero > 0 ? 8 : 1);
             // Masters and two moments, both ways; gradients of 4 bytes, weights of 2.
             EXPECT(Estimator(r, cluster)(layout).update ==
                    doctest::Approx(owned * (2 * (narrow ? 6 + 8.0 / 256 : 12) + 4 + 2) / 1e3).epsilon(1e-3));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "07_fp8/complete/optimizers.h"
 
@@ -12,10 +11,7 @@ std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const La
     const ParallelConfig config = config_of(request, l);
     const Workload workload = workload_of(request, l);
     std::pair<int64_t, MemoryPeak> largest{-1, {}};
-    int64_t last = -1;
-    for (const int64_t stage : {int64_t(0), std::min<int64_t>(1, l.pp - 1), l.pp - 1}) {
-        if (stage <= last) continue;
-        last = stage;
+    for (const int64_t stage : outer_stages(l)) {
         const int64_t rank = config.mesh.rank({.tp = 0, .cp = 0, .dp = 0, .pp = stage});
         const MemoryPeak peak = memory_formula(workload, config, rank);
         if (largest.first < 0 || peak.total > largest.second.total) largest = {rank, peak};

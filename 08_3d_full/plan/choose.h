@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "08_3d_full/plan/estimate.h"
-#include "08_3d_full/plan/memory_formula.h"
 
 namespace train70b {
 
@@ -44,8 +43,8 @@ struct Listener {
 Choice choose(const PlanRequest& request, const ClusterModel& cluster, double limit, int64_t max_candidates,
               const Listener& listener = {});
 
-// The rank with the largest peak by formula, and the peak, among the ranks that may be it: the first of the first, the
-// second and the last stage; or the first of these whose peak is above `enough`.
+// The rank with the largest peak by formula, and the peak, among the first ranks of the outer stages; or the first of
+// these whose peak is above `enough`.
 std::pair<int64_t, MemoryPeak> largest_rank(const PlanRequest& request, const Layout& layout,
                                             double enough = std::numeric_limits<double>::infinity());
 // Whether any layout fits by formula.

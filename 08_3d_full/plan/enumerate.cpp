@@ -179,12 +179,12 @@ class Enumerator {
 
     // Sizes of ZeRO's shard groups; 0: all ranks.
     std::vector<int64_t> shard_groups(const Layout& layout) const {
-        if (layout.zero == 0)
-            return allowed(r_.hybrid_shard, int64_t(0)) ? std::vector<int64_t>{0} : std::vector<int64_t>{};
-        const int64_t ranks = layout.dp * layout.cp;
-        if (c_.experts.count > 0 && layout.own_edp())
-            return allowed(r_.hybrid_shard, int64_t(0)) ? std::vector<int64_t>{0} : std::vector<int64_t>{};
         std::vector<int64_t> sizes;
+        const int64_t ranks = layout.dp * layout.cp;
+        if (layout.zero == 0 || (c_.experts.count > 0 && layout.own_edp())) {
+            if (allowed(r_.hybrid_shard, int64_t(0))) sizes.push_back(0);
+            return sizes;
+        }
         for (const int64_t size : r_.hybrid_shard)
             if (size < ranks && (size == 0 || ranks % size == 0)) sizes.push_back(size);
         if (!r_.hybrid_shard.empty()) return sizes;
@@ -246,14 +246,10 @@ class Enumerator {
 Enumeration enumerate_layouts(const PlanRequest& request) { return Enumerator(request).all(); }
 
 std::vector<int64_t> divisors(int64_t n) {
-    std::vector<int64_t> low, high;
-    for (int64_t i = 1; i * i <= n; ++i)
-        if (n % i == 0) {
-            low.push_back(i);
-            if (i != n / i) high.push_back(n / i);
-        }
-    low.insert(low.end(), high.rbegin(), high.rend());
-    return low;
+    std::vector<int64_t> all;
+    for (int64_t i = 1; i <= n; ++i)
+        if (n % i == 0) all.push_back(i);
+    return all;
 }
 
 std::vector<int64_t> divide_layers(int64_t layers, int64_t count) {
@@ -264,48 +260,9 @@ std::vector<int64_t> divide_layers(int64_t layers, int64_t count) {
     return sizes;
 }
 
-std::vector<StageSize> stage_sizes(const LlamaConfig& c, const Layout& l) {
-    const int64_t count = l.pp * l.virtual_stages;
-    const std::vector<int64_t> sizes = divide_layers(c.layers, count);
-    const double block = double(c.block_parameters(l.tp)), E = double(c.hidden);
-    const double sparse_block =
-        block + E * double(c.experts.count + 3 * (c.experts.shared * c.experts.ffn / l.tp - c.ffn / l.tp));
-    const double experts = 3 * double(c.experts.count / l.ep) * double(c.experts.ffn) * E;
-    const double vocabulary = double((c.vocab + l.tp - 1) / l.tp) * E;
-    const bool v_shape = schedule_generators()[size_t(l.schedule)].chunks == ScheduleGenerator::Chunks::v && l.pp > 1;
-    std::vector<StageSize> stages;
-    for (const int64_t rank : {int64_t(0), std::min<int64_t>(1, l.pp - 1), l.pp - 1}) {
-        StageSize stage{.rank = l.pp > 1 ? rank : 0};
-        for (int64_t chunk = 0; chunk < l.virtual_stages; ++chunk) {
-            const int64_t at = v_shape && chunk == 1 ? 2 * l.pp - 1 - rank : chunk * l.pp + rank;
-            stage.layers += sizes[size_t(at)];
-            const int64_t first = std::accumulate(sizes.begin(), sizes.begin() + at, int64_t(0));
-            for (int64_t layer = first; layer < first + sizes[size_t(at)]; ++layer)
-                stage.sparse_layers += c.is_sparse(layer);
-            stage.embedding = stage.embedding || at == 0;
-            stage.head = stage.head || at == count - 1;
-        }
-        stage.ep_elements = double(stage.sparse_layers) * experts;
-        stage.elements = double(stage.layers - stage.sparse_layers) * block +
-                         double(stage.sparse_layers) * sparse_block +
-                         (stage.embedding || (c.tied && stage.head) ? vocabulary : 0) +
-                         (stage.head ? E + (c.tied ? 0 : vocabulary) : 0);
-        stages.push_back(stage);
-    }
-    return stages;
-}
+std::set<int64_t> outer_stages(const Layout& layout) { return {0, std::min<int64_t>(1, layout.pp - 1), layout.pp - 1}; }
 
-const char* name_of(Recompute level) {
-    switch (level) {
-        case Recompute::none: return "none";
-        case Recompute::pointwise: return "pointwise";
-        case Recompute::selective: return "selective";
-        case Recompute::full: return "full";
-    }
-    return "";
-}
-
-std::string Layout::mesh() const { return Mesh{.tp = tp, .cp = cp, .dp = dp, .pp = pp, .ep = ep}.text(); }
+std::string name_of(Recompute level) { return recompute_names().at(size_t(level)); }
 
 std::string short_text(const Layout& l) {
     std::string text = fmt::format("tp {}", l.tp);

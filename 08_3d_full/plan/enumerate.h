@@ -19,6 +19,8 @@
 //     dualpipe-v          its advantage, communication that one direction overlaps for the other, is not implemented
 //     cp with few rows    calls of attention with fewer than 1,024 rows, which no kernel is fast for, and whose
 //                         exchange of keys and values nothing hides over a network (chapter 06)
+#include <set>
+
 #include "08_3d_full/complete/layout/config.h"
 
 namespace train70b {
@@ -34,7 +36,6 @@ struct Layout {
     int64_t ep = 1;            // of the tp x cp x dp ranks of a stage
     auto operator<=>(const Layout&) const = default;
 
-    int64_t gpus() const { return tp * cp * dp * pp; }
     int64_t shards() const { return zero == 0 ? 1 : hybrid_shard > 0 ? hybrid_shard : dp * cp; }
     int64_t edp() const { return tp * cp * dp / ep; }
     bool own_edp() const { return ep > 1 || tp > 1; }  // edp has other ranks than dp x cp
@@ -42,7 +43,6 @@ struct Layout {
     int64_t axes() const {  // that divide
         return (tp > 1) + (cp > 1) + (dp > 1) + (pp > 1) + (hybrid_shard > 0) + (ep > 1);
     }
-    std::string mesh() const;  // "tp 8 x cp 1 x dp 2 x pp 4"; ", ep 4" if it is above 1
 };
 
 struct PlanRequest {
@@ -77,17 +77,10 @@ std::string short_text(const Layout& layout);  // "tp 8 · pp 4 · dp 2, ZeRO-1,
 // head, have fewer. Empty: there are fewer layers than stages.
 std::vector<int64_t> divide_layers(int64_t layers, int64_t count);
 
-// What a pipeline rank holds: of the ranks that may be the slowest or the largest, the first, the second and the last.
-struct StageSize {
-    int64_t rank = 0, layers = 0;
-    bool embedding = false, head = false;
-    double elements = 0;  // parameters, of one tensor-parallel rank, without those divided over ep
-    int64_t sparse_layers = 0;
-    double ep_elements = 0;  // those, of one rank of ep
-};
-std::vector<StageSize> stage_sizes(const LlamaConfig& model, const Layout& layout);
+// The stages of which one is the slowest and one has the largest rank: the first, the second and the last.
+std::set<int64_t> outer_stages(const Layout& layout);
 
 std::vector<int64_t> divisors(int64_t n);  // ascending
-const char* name_of(Recompute level);
+std::string name_of(Recompute level);
 
 }  // namespace train70b

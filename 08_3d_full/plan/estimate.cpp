@@ -25,7 +25,6 @@ Estimator::Estimator(const PlanRequest& request, const ClusterModel& cluster)
       cluster_(cluster),
       network_(cluster, request.gpus),
       element_(int64_t(size_of(request.dtype))) {}
-Estimator::~Estimator() = default;
 
 double Estimator::op(const std::string& name, std::vector<int64_t> shape, double flops, double bytes, DType dtype) {
     return op_seconds(cluster_.device, {name, std::move(shape), dtype, flops, bytes});
@@ -39,47 +38,24 @@ double Estimator::product(int64_t m, int64_t n, int64_t k, bool fp8) {
     return op(fp8 ? "scaled_matmul" : "matmul", {m, n, k}, flops, bytes, fp8 ? DType::e4m3 : request_.dtype);
 }
 
-double Estimator::collective(const char* operation, double bytes, int64_t stride, int64_t count) {
+// A message goes from the first rank to the second; a shift around the ring takes as long as its slowest message.
+double Estimator::seconds_of(const std::string& operation, double bytes, int64_t stride, int64_t count) {
     if (count == 1 || bytes <= 0) return 0;
-    const auto key = std::tuple(std::string(operation), bytes, stride, count);
-    if (const auto found = collectives_.find(key); found != collectives_.end()) return found->second;
+    const auto [known, is_new] = seconds_.insert({{operation, bytes, stride, count}, 0});
+    if (!is_new) return known->second;
     std::vector<int64_t> members;
     for (int64_t i = 0; i < count; ++i) members.push_back(i * stride);
     CommCall call;
     call.operation = operation;
     call.bytes = std::llround(bytes);
-    const double share = double(count - 1) / double(count);
-    call.wire_bytes = std::llround((call.operation == "all_reduce" ? 2 : 1) * bytes * share);
-    return collectives_[key] = network_.seconds_alone(network_.transfer(call, members, 0));
-}
-
-double Estimator::message(double bytes, int64_t to) {
-    const auto key = std::tuple(std::string("send"), bytes, to, int64_t(2));
-    if (const auto found = collectives_.find(key); found != collectives_.end()) return found->second;
-    CommCall call;
-    call.operation = "send";
-    call.bytes = call.wire_bytes = std::llround(bytes);
-    call.to = 1;
-    call.channel = true;
-    return collectives_[key] = network_.seconds_alone(network_.transfer(call, {0, to}, 0));
-}
-
-// A shift around a ring: as long as its slowest message.
-double Estimator::neighbor(double bytes, int64_t stride, int64_t count) {
-    const auto key = std::tuple(std::string("shift"), bytes, stride, count);
-    if (const auto found = collectives_.find(key); found != collectives_.end()) return found->second;
-    std::vector<int64_t> members;
-    for (int64_t i = 0; i < count; ++i) members.push_back(i * stride);
-    CommCall call;
-    call.operation = "send_recv";
-    call.bytes = call.wire_bytes = call.received = std::llround(bytes);
-    call.shift = true;
-    double slowest = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        call.to = int((i + 1) % count), call.from = int((i + count - 1) % count);
-        slowest = std::max(slowest, network_.seconds_alone(network_.transfer(call, members, i)));
+    call.shift = operation == "send_recv";
+    call.channel = operation == "send";
+    if (call.channel) call.to = 1;
+    for (int64_t i = 0; i < (call.shift ? count : 1); ++i) {
+        if (call.shift) call.to = int((i + 1) % count), call.from = int((i + count - 1) % count);
+        known->second = std::max(known->second, network_.seconds_alone(network_.transfer(call, members, i)));
     }
-    return collectives_[key] = slowest;
+    return known->second;
 }
 
 // Of a layer: 4 FLOPs per pair of tokens, head and dimension, for scores and values; backward five products instead of
@@ -120,8 +96,8 @@ Estimator::PassSeconds Estimator::tp_of(const Layout& l, bool sparse) {
     const auto widths = halves(l, sparse);
     const double n = double(widths.size());
     const double bytes = double(element_) * double(rows) * double(E), steps = double(l.tp - 1);
-    const double gather = l.sequence_parallel ? collective("all_gather", bytes, 1, l.tp) : 0;
-    const double reduce = collective(l.sequence_parallel ? "reduce_scatter" : "all_reduce", bytes, 1, l.tp);
+    const double gather = l.sequence_parallel ? seconds_of("all_gather", bytes, 1, l.tp) : 0;
+    const double reduce = seconds_of(l.sequence_parallel ? "reduce_scatter" : "all_reduce", bytes, 1, l.tp);
     PassSeconds all;
     if (!l.tp_overlap) {  // sequence parallelism gathers the input of the weight gradients once more
         all.forward = n * (gather + reduce);
@@ -130,7 +106,7 @@ Estimator::PassSeconds Estimator::tp_of(const Layout& l, bool sparse) {
         all.forward = n * reduce;
         for (const auto& [out, in] : widths) all.backward += std::max(0.0, reduce - product(out, E, rows, false));
     } else {
-        const double shift = neighbor(bytes / double(l.tp), 1, l.tp);
+        const double shift = seconds_of("send_recv", bytes / double(l.tp), 1, l.tp);
         const auto ring = [&](int64_t out, int64_t in) {
             const double piece = product(rows / l.tp, out, in, false);
             return double(l.tp) * piece - product(rows, out, in, false) + steps * std::max(0.0, shift - piece);
@@ -187,12 +163,13 @@ Estimator::Layer Estimator::layer_of(const Layout& l, bool sparse) {
     if (l.cp > 1) {  // keys and values of the others; backward their gradients as well
         const double bytes = a * R * double(2 * kv), n = double(l.cp);
         if (ring) {  // each shift beside one step of attention
-            const double shift = neighbor(bytes, l.tp, l.cp), back = neighbor(2 * bytes, l.tp, l.cp);
+            const double shift = seconds_of("send_recv", bytes, l.tp, l.cp);
+            const double back = seconds_of("send_recv", 2 * bytes, l.tp, l.cp);
             layer.cp = {(n - 1) * std::max(0.0, shift - attend.forward / n),
                         (n - 1) * std::max(0.0, back - attend.backward / n), 0};
         } else {
-            layer.cp.forward = collective("all_gather", n * bytes, l.tp, l.cp);
-            layer.cp.backward = layer.cp.forward + collective("reduce_scatter", n * bytes, l.tp, l.cp);
+            layer.cp.forward = seconds_of("all_gather", n * bytes, l.tp, l.cp);
+            layer.cp.backward = layer.cp.forward + seconds_of("reduce_scatter", n * bytes, l.tp, l.cp);
         }
         if (l.recompute >= Recompute::selective) layer.cp.again = layer.cp.forward;
     }
@@ -228,11 +205,11 @@ void Estimator::add_experts(Layer& layer, const Layout& l) {
     const PassSeconds experts{products + moved + swiglu + router, gradients + moved_back + 2 * swiglu + router, 0};
 
     const double shared = double(c.experts.shared * F / l.tp), there = a * S * double(E);
-    const double exchange = collective("all_to_all", there, 1, l.ep);
+    const double exchange = seconds_of("all_to_all", there, 1, l.ep);
     const double numbers =
         double(8 * N);  // of bytes, with what the ranks of a sequence tell each other for its balance
-    const double counts = collective("scalar", numbers, 1, l.ep) + collective("scalar", numbers, 1, l.tp) +
-                          collective("scalar", numbers, l.tp, l.cp);
+    const double counts = seconds_of("scalar", numbers, 1, l.ep) + seconds_of("scalar", numbers, 1, l.tp) +
+                          seconds_of("scalar", numbers, l.tp, l.cp);
     const auto beside = [&](double passes) {  // the shared experts' products
         return shared > 0 ? passes * product(rows * l.tp, int64_t(3 * shared), E, false) : 0;
     };
@@ -267,12 +244,12 @@ double Estimator::reduction(const Layout& l, const StageSize& stage, const char*
         StageSize rest = stage;
         rest.ep_elements = 0;
         return reduction(l, rest, operation, bytes_per_element) +
-               collective(operation, stage.ep_elements * bytes_per_element, l.ep, l.edp());
+               seconds_of(operation, stage.ep_elements * bytes_per_element, l.ep, l.edp());
     }
     const double bytes = (stage.elements + stage.ep_elements) * bytes_per_element;
-    const double own = collective(operation, bytes, l.tp, group);
+    const double own = seconds_of(operation, bytes, l.tp, group);
     if (group == ranks || std::string(operation) == "all_gather") return own;
-    return own + collective("all_reduce", bytes / double(group), l.tp * group, ranks / group);
+    return own + seconds_of("all_reduce", bytes / double(group), l.tp * group, ranks / group);
 }
 
 // ZeRO-3 gathers a layer's experts while the block around them runs: beside its attention, and, in a backward pass
@@ -303,8 +280,11 @@ Estimate Estimator::operator()(const Layout& l) {
     const double m = double(request_.global_batch) / double(l.dp * l.micro_batch), a = double(element_);
     const double g = double(size_of(request_.grad_dtype));
     const ScheduleGenerator& generator = schedule_generators()[size_t(l.schedule)];
+    const ParallelConfig config = config_of(request_, l);
+    const Workload workload = workload_of(request_, l);
     Estimate slowest;
-    for (const StageSize& stage : stage_sizes(request_.model, l)) {
+    for (const int64_t pp : outer_stages(l)) {
+        const StageSize stage = stage_size(workload, config, config.mesh.rank({.pp = pp}));
         const double sparse_layers = double(stage.sparse_layers), layers = double(stage.layers) - sparse_layers;
         Estimate e;
         double forward = stage.head ? head.forward : 0, backward = stage.head ? head.backward : 0;
@@ -353,7 +333,7 @@ Estimate Estimator::operator()(const Layout& l) {
             e.bubble = busy * share / (1 - share);
             const double rows =
                 double(l.micro_batch * request_.seq_len / l.cp) / (l.sequence_parallel ? double(l.tp) : 1);
-            const double hop = message(a * rows * double(request_.model.hidden), l.tp * l.cp * l.dp);
+            const double hop = seconds_of("send", a * rows * double(request_.model.hidden), l.tp * l.cp * l.dp, 2);
             // Each micro-batch makes a round trip; where no more are in flight than a pipeline needs, it is exposed.
             const double filling = 2 * double(p - 1) * hop,
                          tight = v == 1 ? m * 2 * hop * double(p - 1) / double(p) : 0;

@@ -13,9 +13,9 @@
 // stage: every product by its shape (op_seconds), every collective by its group's place in the cluster (Network), alone
 // on its links. What this leaves out, the simulation has: contention, buckets, ranks that wait for each other.
 #include <map>
-#include <memory>
 
 #include "08_3d_full/plan/enumerate.h"
+#include "08_3d_full/plan/memory_formula.h"
 #include "08_3d_full/plan/network.h"
 
 namespace train70b {
@@ -38,7 +38,6 @@ class Estimator {
   public:
     // Both outlive this.
     Estimator(const PlanRequest& request, const ClusterModel& cluster);
-    ~Estimator();
     Estimate operator()(const Layout& layout);
     // One rank's share of the bytes, on the wire, of a micro-batch in one layer's collectives over tp.
     double tp_bytes_per_layer(const Layout& layout) const;
@@ -55,10 +54,8 @@ class Estimator {
     double op(const std::string& name, std::vector<int64_t> shape, double flops, double bytes, DType dtype);
     double product(int64_t m, int64_t n, int64_t k, bool fp8);
     double memory_bound(double bytes) { return op("pointwise", {}, 0, bytes, request_.dtype); }
-    // stride, count: the group's ranks are 0, stride, 2 stride, ...
-    double collective(const char* operation, double bytes, int64_t stride, int64_t count);
-    double message(double bytes, int64_t to);  // from rank 0, on a channel
-    double neighbor(double bytes, int64_t stride, int64_t count);
+    // Of a collective, a message on a channel ("send") or a shift ("send_recv") of the ranks 0, stride, 2 stride, ...
+    double seconds_of(const std::string& operation, double bytes, int64_t stride, int64_t count);
     PassSeconds attention(const Layout& layout, int64_t parts);
     // Of a dense or a sparse layer. tp_of: exposed; add_experts: to the rest of a sparse one.
     PassSeconds tp_of(const Layout& layout, bool sparse);
@@ -76,7 +73,7 @@ class Estimator {
     int64_t element_;  // bytes of an activation
     std::map<std::tuple<int64_t, int64_t, int64_t, bool, bool, Recompute, int64_t, bool>, Layer> layers_;
     std::map<std::tuple<int64_t, int64_t, int64_t, bool>, PassSeconds> heads_;
-    std::map<std::tuple<std::string, double, int64_t, int64_t>, double> collectives_;
+    std::map<std::tuple<std::string, double, int64_t, int64_t>, double> seconds_;
 };
 
 }  // namespace train70b

@@ -292,6 +292,17 @@ MemoryPeak memory_formula(const Workload& w, const ParallelConfig& config, int64
     return peak;
 }
 
+StageSize stage_size(const Workload& workload, const ParallelConfig& config, int64_t rank) {
+    const RankUnits units(workload, config, rank);
+    StageSize size{.layers = units.dense.count + units.sparse.count,
+                   .sparse_layers = units.sparse.count,
+                   .head = units.stage.head,
+                   .ep_elements = double(units.experts.count * units.experts.elements)};
+    for (const Units* unit : {&units.embedding, &units.dense, &units.sparse, &units.head})
+        size.elements += double(unit->count * unit->elements);
+    return size;
+}
+
 StateMemory state_memory(const Workload& workload, const ParallelConfig& config, int64_t rank) {
     return state_memory(RankUnits(workload, config, rank), workload, config);
 }

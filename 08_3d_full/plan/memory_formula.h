@@ -30,4 +30,12 @@ struct StateMemory {
 };
 StateMemory state_memory(const Workload& workload, const ParallelConfig& config, int64_t rank);
 
+// What of the model a rank has: layers, and elements of parameters, those divided over ep apart; all shards of them.
+struct StageSize {
+    int64_t layers = 0, sparse_layers = 0;
+    bool head = false;
+    double elements = 0, ep_elements = 0;
+};
+StageSize stage_size(const Workload& workload, const ParallelConfig& config, int64_t rank);
+
 }  // namespace train70b
