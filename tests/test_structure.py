@@ -15,6 +15,7 @@ LAYERS = """
 01_single_gpu/complete/
 01_single_gpu/complete/data/ 01_single_gpu/complete/hf/
 01_single_gpu/minimal
+01_single_gpu/complete/flags/config_file
 01_single_gpu/complete/flags/flags
 01_single_gpu/complete/experts/
 01_single_gpu/complete/flags/

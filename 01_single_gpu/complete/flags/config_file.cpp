@@ -12,9 +12,13 @@ std::string ConfigFile::to_config(const CLI::App* app, bool, bool, std::string) 
     std::string text;
     for (const CLI::Option* option : app->get_options()) {
         if (!option->get_configurable() || option->count() == 0) continue;
-        const bool flag = option->get_type_size() == 0;
-        const json value = option->results().size() == 1 ? json(option->results()[0]) : json(option->results());
-        text += fmt::format("{} = {}\n", option->get_single_name(), flag ? "true" : value.dump());
+        const std::vector<std::string>& words = option->results();
+        const bool plain = words.size() == 1 && json::parse(words[0], nullptr, false).is_number();
+        const std::string value = option->get_type_size() == 0 ? "true"
+                                  : plain                      ? words[0]
+                                  : words.size() == 1          ? json(words[0]).dump()
+                                                               : json(words).dump();
+        text += fmt::format("{} = {}\n", option->get_single_name(), value);
     }
     return text;
 }
@@ -73,6 +77,8 @@ std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& file) const {
                 "--config: line {}: {}: must be NAME = VALUE; a value is a number, true, \"a text\" or [a, list], and "
                 "sections are none",
                 number, line);
+        if (std::any_of(items.begin(), items.end(), [&](const auto& item) { return item.name == name; }))
+            usage_error("--config: line {}: {}: is there twice", number, name);
         items.emplace_back();
         items.back().name = name;
         items.back().inputs = {value};

@@ -210,9 +210,12 @@ void Flags::parse(int argc, char** argv) {
     } catch (const CLI::FileError& error) {
         usage_error("--config: {}", error.what());
     } catch (const CLI::ConfigError& error) {
-        const std::string text = error.what(), key = text.substr(text.rfind(' ') + 1);  // "... parse KEY"
-        usage_error("--config {}: {}: unknown flag; did you mean {}? (--help lists all flags)",
-                    app_->get_config_ptr()->as<std::string>(), key, nearest_flag(*app_, "--" + key).substr(2));
+        const std::string file = app_->get_config_ptr()->as<std::string>(), text = error.what();
+        constexpr std::string_view kUnknown = "INI was not able to parse ";
+        if (!text.starts_with(kUnknown)) usage_error("--config {}: {}", file, text);
+        const std::string key = text.substr(kUnknown.size());
+        usage_error("--config {}: {}: unknown flag; did you mean {}? (--help lists all flags)", file, key,
+                    nearest_flag(*app_, "--" + key).substr(2));
     } catch (const CLI::ParseError& error) { usage_error("{}", error.what()); }
     if (const auto extras = app_->remaining(); !extras.empty()) {
         if (extras[0].starts_with("-"))
