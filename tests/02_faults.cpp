@@ -18,7 +18,7 @@ void program(int argc, char** argv) {
     Flags flags("ranks that disagree");
     CommOptions options{.timeout = 5, .check = true};
     std::string way;
-    flags.add("way", way, "how").required();
+    flags.add("way", way, "how");
     add_comm_flags(flags, options);
     flags.parse(argc, argv);
     const Comm world = connect(options, Device::cpu);

@@ -180,19 +180,15 @@ double flops_per_token(const LlamaConfig& c, double seq_len) {
 }
 
 namespace {
-struct RecomputeLevel {
-    const char* name;
-    Recompute level;
-};
-const std::vector<RecomputeLevel> kRecomputeLevels = {{"none", Recompute::none},
-                                                      {"pointwise", Recompute::pointwise},
-                                                      {"selective", Recompute::selective},
-                                                      {"full", Recompute::full}};
+const std::vector<Named<Recompute>> kRecomputeLevels = {{"none", Recompute::none},
+                                                        {"pointwise", Recompute::pointwise},
+                                                        {"selective", Recompute::selective},
+                                                        {"full", Recompute::full}};
 }  // namespace
 
 std::vector<std::string> recompute_names() { return names_of(kRecomputeLevels); }
 
-Recompute recompute_of(const std::string& name) { return find_entry(kRecomputeLevels, "--recompute", name).level; }
+Recompute recompute_of(const std::string& name) { return find_entry(kRecomputeLevels, "--recompute", name).value; }
 
 ActivationFormula activation_formula(const LlamaConfig& c, int64_t batch, int64_t seq_len, DType dtype,
                                      Recompute recompute, const Division& divided) {

@@ -153,12 +153,7 @@ void Llama::apply_mup() {
 
 Tensor buffer_tensor(const FeedForward& owner, Device device) {
     const std::vector<float> values = owner.buffer();
-    Tensor host({int64_t(values.size())}, DType::f32, Device::cpu, Memory::workspace);
-    std::copy(values.begin(), values.end(), host.data<float>());
-    if (device == Device::cpu) return host;
-    Tensor there(host.shape(), DType::f32, device, Memory::workspace);
-    copy(there, host);
-    return there;
+    return upload({values.begin(), values.end()}, {int64_t(values.size())}, DType::f32, device, Memory::workspace);
 }
 
 std::vector<Unit*> Llama::units() {

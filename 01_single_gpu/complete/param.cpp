@@ -1,6 +1,7 @@
 #include "01_single_gpu/complete/param.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace train70b {
 
@@ -80,11 +81,16 @@ void bind(const std::vector<Param*>& params, const Tensor& flat, Tensor Param::*
 void bind_data(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::data); }
 void bind_grads(const std::vector<Param*>& params, const Tensor& flat) { bind(params, flat, &Param::grad); }
 
-std::vector<double> squares(const std::vector<Param*>& params, Which which) {
+double total_squares(const std::vector<Param*>& params, Which which) {
     std::vector<Tensor> tensors;
     for (const Param* param : params)
         tensors.push_back(param->replica > 0 ? Tensor() : which == Which::data ? param->data : param->grad);
-    return squares(tensors);
+    return total_squares(tensors);
+}
+
+double total_squares(const std::vector<Tensor>& tensors) {
+    const std::vector<double> sums = squares(tensors);
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 std::vector<double> squares(const std::vector<Tensor>& tensors) {

@@ -55,8 +55,9 @@ void bind_grads(const std::vector<Param*>& params, const Tensor& flat);
 
 // Sum of squares of each tensor, in order; 0 for an empty one.
 std::vector<double> squares(const std::vector<Tensor>& tensors);
-// The same for each param's data or grad; 0 for the replicas that do not count.
+double total_squares(const std::vector<Tensor>& tensors);
+// Of all params' data or grad, without the replicas that do not count.
 enum class Which { data, grad };
-std::vector<double> squares(const std::vector<Param*>& params, Which which);
+double total_squares(const std::vector<Param*>& params, Which which);
 
 }  // namespace train70b

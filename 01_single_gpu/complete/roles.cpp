@@ -2,10 +2,8 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "01_single_gpu/complete/step_report.h"
-#include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/trace.h"
 
 namespace train70b {
@@ -35,17 +33,13 @@ void LocalStore::weights_changed() {
     optimizer_ = make_optimizer_(full_segments(model_.params()), Memory::optimizer);
 }
 
-double LocalStore::squares(Which which) const {
-    const std::vector<double> sums = train70b::squares(model_.params(), which);
-    return std::accumulate(sums.begin(), sums.end(), 0.0);
-}
+double LocalStore::squares(Which which) const { return total_squares(model_.params(), which); }
 
 double LocalStore::matrix_squares() const {
     std::vector<Param*> matrices;
     for (Param* param : model_.params())
         if (model_.is_matrix_of_one_use(*param)) matrices.push_back(param);
-    const std::vector<double> sums = train70b::squares(matrices, Which::grad);
-    return std::accumulate(sums.begin(), sums.end(), 0.0);
+    return total_squares(matrices, Which::grad);
 }
 
 Tensor LocalStore::full(const Param& param, Which which) const {
@@ -133,9 +127,7 @@ Tensor assemble(const Group& ranks, const Param& param, const Tensor& local) {
         if (replica(r)) continue;
         Tensor part = local;
         if (r > 0) ranks.recv(part = Tensor(local.shape(), local.dtype(), local.device(), Memory::workspace), r);
-        Tensor host = part;
-        if (part.device() != Device::cpu)
-            copy(host = Tensor(part.shape(), part.dtype(), Device::cpu, Memory::workspace), part);
+        const Tensor host = converted(part, part.dtype(), Device::cpu);
         const double* rect = &rects[5 * size_t(r)];
         const int64_t row_begin = int64_t(rect[0]), rows = int64_t(rect[1]), col_begin = int64_t(rect[2]);
         const int64_t part_cols = int64_t(rect[3]);

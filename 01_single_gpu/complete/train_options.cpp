@@ -5,17 +5,11 @@
 namespace train70b {
 
 namespace {
-struct TrainDType {
-    const char* name;
-    DType dtype;
-};
-const std::vector<TrainDType> kTrainDTypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp64", DType::f64}};
-
-struct DeviceChoice {
-    const char* name;
-    std::optional<Device> device;  // empty: chosen at run time
-};
-const std::vector<DeviceChoice> kDevices = {{"auto", std::nullopt}, {"cpu", Device::cpu}, {"cuda", Device::cuda}};
+const std::vector<Named<DType>> kTrainDTypes = {{"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp64", DType::f64}};
+const std::vector<Named<std::optional<Device>>> kDevices = {  // empty: chosen at run time
+    {"auto", std::nullopt},
+    {"cpu", Device::cpu},
+    {"cuda", Device::cuda}};
 }  // namespace
 
 std::vector<std::string> train_dtype_names() { return names_of(kTrainDTypes); }
@@ -28,8 +22,8 @@ std::shared_ptr<const StepSizes> TrainOptions::sizes() const {
 }
 
 Llama::Options TrainOptions::llama() const {
-    const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).dtype;
-    const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).dtype;
+    const DType weights = find_entry(kTrainDTypes, "--dtype", dtype).value;
+    const DType grads = find_entry(kTrainDTypes, "--grad-dtype", grad_dtype).value;
     return {weights,        weights == DType::f64 ? weights : grads,
             device_kind(),  recompute_of(recompute),
             init_std,       z_loss,
@@ -53,7 +47,7 @@ TrainOptions TrainOptions::without_files() const {
 
 Device TrainOptions::device_kind() const {
     if (dry_run) return Device::meta;
-    if (const auto chosen = find_entry(kDevices, "--device", device).device) return *chosen;
+    if (const auto chosen = find_entry(kDevices, "--device", device).value) return *chosen;
     return dtype != "fp64" && why_no_cuda().empty() ? Device::cuda : Device::cpu;
 }
 

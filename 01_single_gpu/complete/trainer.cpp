@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/complete/non_finite.h"
-#include "01_single_gpu/core/profile.h"
 #include "01_single_gpu/core/say.h"
 
 namespace train70b {

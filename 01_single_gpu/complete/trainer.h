@@ -38,11 +38,9 @@ class Trainer {
     int64_t micro_batches(int64_t step) const { return batches.count(*groups.dp, step); }  // on this rank
     Batch micro_batch(int64_t step, int64_t index) { return batches.micro_batch(*groups.dp, step, index); }
 
-    int64_t last_step() const;  // of this run, as far as its controls know
-    int64_t steps_done() const {
-        return step_;
-    }                                // the last step that has ended, perhaps in the run that this one continues
-    double norm(Which which) const;  // of the full model
+    int64_t last_step() const;                    // of this run, as far as its controls know
+    int64_t steps_done() const { return step_; }  // the last that has ended, perhaps in an earlier run
+    double norm(Which which) const;               // of the full model
     Tensor full(const Param& param, Which which) const { return full_param(model, *store, groups, param, which); }
     const MemoryPeak& peak() const { return peak_; }
     // Prints a line between progress lines and records an event; null: no event.

@@ -22,6 +22,10 @@ void with_float(DType dtype, Body&& body) {
     else
         CHECK(false, "no CPU kernel for {}", name_of(dtype));
 }
+template <class Body>
+void with_float(DType first, DType second, Body&& body) {  // with a value of each type
+    with_float(first, [&](auto a) { with_float(second, [&](auto b) { body(a, b); }); });
+}
 
 // The same for a stats_dtype: float or double.
 template <class Body>
@@ -59,6 +63,21 @@ void parallel_elements(int64_t count, Body&& body) {
     parallel_ranges(count, 8192, [&](int64_t begin, int64_t end) {
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) body(i);
+    });
+}
+
+// out_c += the sum over the rows, in their order. add(sum, row, begin, end) adds a row's columns [begin, end) to sum,
+// in C; threads share the columns.
+template <class C, class Add>
+void add_column_sums(Tensor& out, int64_t rows, const Add& add) {
+    with_float(out.dtype(), [&](auto zero) {
+        using T = decltype(zero);
+        parallel_ranges(out.size(), 16, [&](int64_t begin, int64_t end) {
+            std::vector<C> sum(end - begin);
+            for (int64_t r = 0; r < rows; ++r) add(sum.data(), r, begin, end);
+            T* to = out.data<T>() + begin;
+            for (int64_t c = 0; c < end - begin; ++c) to[c] = T(C(to[c]) + sum[c]);
+        });
     });
 }
 

@@ -29,6 +29,10 @@ void with_float(DType dtype, Body&& body) {
     else
         CHECK(false, "no CUDA kernel for {}", name_of(dtype));
 }
+template <class Body>
+void with_float(DType first, DType second, Body&& body) {  // with a value of each type
+    with_float(first, [&](auto a) { with_float(second, [&](auto b) { body(a, b); }); });
+}
 
 // ---- 8 elements at a time: one 16-byte access of bf16, two of fp32 ----
 constexpr int kPack = 8;

@@ -6,7 +6,6 @@
 
 #include "01_single_gpu/core/cuda_device.h"
 #include "01_single_gpu/core/profile.h"
-#include "01_single_gpu/core/tensor.h"
 
 // DISPATCH(device, rmsnorm(y, x)) calls cpu::rmsnorm(y, x) or cuda::rmsnorm(y, x). On the meta device it calls neither:
 // an op only checks its arguments.

@@ -8,6 +8,13 @@
 
 namespace train70b {
 
+// An entry that is no more than a value.
+template <class T>
+struct Named {
+    const char* name;
+    T value;
+};
+
 template <class Entry>
 std::vector<std::string> names_of(const std::vector<Entry>& registry) {
     std::vector<std::string> names;

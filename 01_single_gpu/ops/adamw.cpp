@@ -10,23 +10,21 @@ namespace cpu {
 
 void adamw(Tensor& param, Tensor& master, Tensor& exp_avg, Tensor& exp_avg_sq, const Tensor& grad,
            const AdamWStep& step) {
-    with_float(param.dtype(), [&](auto param_zero) {
-        with_float(grad.dtype(), [&](auto grad_zero) {
-            using P = decltype(param_zero);
-            using C = Wide<P>;
-            constexpr bool has_master = !std::is_same_v<P, C>;
-            P* p = param.data<P>();
-            C* w = (has_master ? master : param).template data<C>();
-            C *m = exp_avg.data<C>(), *v = exp_avg_sq.data<C>();
-            const auto* g = grad.data<decltype(grad_zero)>();
-            const AdamWFactors<C> f(step);
-            parallel_elements(param.size(), [=](int64_t i) {
-                const C gradient = C(g[i]) * f.grad_scale;
-                m[i] = f.beta1 * m[i] + (1 - f.beta1) * gradient;
-                v[i] = f.beta2 * v[i] + (1 - f.beta2) * gradient * gradient;
-                w[i] = w[i] * f.keep - f.step_size * m[i] / (std::sqrt(v[i]) * f.inv_sqrt_correction2 + f.eps);
-                if constexpr (has_master) p[i] = P(w[i]);
-            });
+    with_float(param.dtype(), grad.dtype(), [&](auto param_zero, auto grad_zero) {
+        using P = decltype(param_zero);
+        using C = Wide<P>;
+        constexpr bool has_master = !std::is_same_v<P, C>;
+        P* p = param.data<P>();
+        C* w = (has_master ? master : param).template data<C>();
+        C *m = exp_avg.data<C>(), *v = exp_avg_sq.data<C>();
+        const auto* g = grad.data<decltype(grad_zero)>();
+        const AdamWFactors<C> f(step);
+        parallel_elements(param.size(), [=](int64_t i) {
+            const C gradient = C(g[i]) * f.grad_scale;
+            m[i] = f.beta1 * m[i] + (1 - f.beta1) * gradient;
+            v[i] = f.beta2 * v[i] + (1 - f.beta2) * gradient * gradient;
+            w[i] = w[i] * f.keep - f.step_size * m[i] / (std::sqrt(v[i]) * f.inv_sqrt_correction2 + f.eps);
+            if constexpr (has_master) p[i] = P(w[i]);
         });
     });
 }

@@ -24,21 +24,13 @@ void add_bias(Tensor& y, const Tensor& bias) {
 
 void add_bias_backward(Tensor& dbias, const Tensor& dy) {
     with_float(dy.dtype(), [&](auto zero) {
-        with_float(dbias.dtype(), [&](auto dbias_zero) {
-            using T = decltype(zero);
-            using W = decltype(dbias_zero);
-            using C = Wide<T>;
-            const int64_t rows = dy.rows(), cols = dy.cols();
-            parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {  // columns: each sums its rows in order
-                std::vector<C> sum(end - begin);
-                for (int64_t r = 0; r < rows; ++r) {
-                    const T* d = dy.data<T>() + r * cols + begin;
+        using T = decltype(zero);
+        using C = Wide<T>;
+        const int64_t cols = dy.cols();
+        add_column_sums<C>(dbias, dy.rows(), [&](C* sum, int64_t r, int64_t begin, int64_t end) {
+            const T* d = dy.data<T>() + r * cols + begin;
 #pragma omp simd
-                    for (int64_t c = 0; c < end - begin; ++c) sum[c] += C(d[c]);
-                }
-                W* out = dbias.data<W>() + begin;
-                for (int64_t c = 0; c < end - begin; ++c) out[c] = W(C(out[c]) + sum[c]);
-            });
+            for (int64_t c = 0; c < end - begin; ++c) sum[c] += C(d[c]);
         });
     });
 }

@@ -32,13 +32,11 @@ void copy(Tensor& to, const Tensor& from) {
         std::memcpy(to.raw(), from.raw(), from.bytes());
         return;
     }
-    with_float(to.dtype(), [&](auto to_zero) {
-        with_float(from.dtype(), [&](auto from_zero) {
-            using To = decltype(to_zero);
-            To* t = to.data<To>();
-            const auto* f = from.data<decltype(from_zero)>();
-            parallel_elements(to.size(), [=](int64_t i) { t[i] = To(f[i]); });
-        });
+    with_float(to.dtype(), from.dtype(), [&](auto to_zero, auto from_zero) {
+        using To = decltype(to_zero);
+        To* t = to.data<To>();
+        const auto* f = from.data<decltype(from_zero)>();
+        parallel_elements(to.size(), [=](int64_t i) { t[i] = To(f[i]); });
     });
 }
 
@@ -54,15 +52,13 @@ void scale(Tensor& x, double factor) {
 
 void add(Tensor& sum, const Tensor& a, const Tensor& b) {
     with_float(sum.dtype(), [&](auto sum_zero) {
-        with_float(a.dtype(), [&](auto a_zero) {
-            with_float(b.dtype(), [&](auto b_zero) {
-                using T = decltype(sum_zero);
-                using C = Wide<T, decltype(a_zero), decltype(b_zero)>;
-                T* s = sum.data<T>();
-                const auto* x = a.data<decltype(a_zero)>();
-                const auto* y = b.data<decltype(b_zero)>();
-                parallel_elements(sum.size(), [=](int64_t i) { s[i] = T(C(x[i]) + C(y[i])); });
-            });
+        with_float(a.dtype(), b.dtype(), [&](auto a_zero, auto b_zero) {
+            using T = decltype(sum_zero);
+            using C = Wide<T, decltype(a_zero), decltype(b_zero)>;
+            T* s = sum.data<T>();
+            const auto* x = a.data<decltype(a_zero)>();
+            const auto* y = b.data<decltype(b_zero)>();
+            parallel_elements(sum.size(), [=](int64_t i) { s[i] = T(C(x[i]) + C(y[i])); });
         });
     });
 }

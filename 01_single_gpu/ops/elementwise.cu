@@ -91,12 +91,10 @@ void fill(Tensor& x, double value) {
 
 void copy(Tensor& to, const Tensor& from) {
     if (to.dtype() == from.dtype()) return cuda_copy(to.raw(), from.raw(), from.bytes(), CopyKind::within);
-    with_float(to.dtype(), [&](auto to_zero) {
-        with_float(from.dtype(), [&](auto from_zero) {
-            using To = decltype(to_zero);
-            using From = decltype(from_zero);
-            launch(cast_kernel<To, From>, {blocks_for(to.size())}, to.data<To>(), from.data<From>(), to.size());
-        });
+    with_float(to.dtype(), from.dtype(), [&](auto to_zero, auto from_zero) {
+        using To = decltype(to_zero);
+        using From = decltype(from_zero);
+        launch(cast_kernel<To, From>, {blocks_for(to.size())}, to.data<To>(), from.data<From>(), to.size());
     });
 }
 
@@ -109,14 +107,11 @@ void scale(Tensor& x, double factor) {
 
 void add(Tensor& sum, const Tensor& a, const Tensor& b) {
     with_float(sum.dtype(), [&](auto sum_zero) {
-        with_float(a.dtype(), [&](auto a_zero) {
-            with_float(b.dtype(), [&](auto b_zero) {
-                using S = decltype(sum_zero);
-                using A = decltype(a_zero);
-                using B = decltype(b_zero);
-                launch(add_kernel<S, A, B>, {blocks_for(sum.size())}, sum.data<S>(), a.data<A>(), b.data<B>(),
-                       sum.size());
-            });
+        with_float(a.dtype(), b.dtype(), [&](auto a_zero, auto b_zero) {
+            using S = decltype(sum_zero);
+            using A = decltype(a_zero);
+            using B = decltype(b_zero);
+            launch(add_kernel<S, A, B>, {blocks_for(sum.size())}, sum.data<S>(), a.data<A>(), b.data<B>(), sum.size());
         });
     });
 }

@@ -27,22 +27,20 @@ void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t fir
 }
 
 void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row, const Tensor&) {
-    with_float(dtable.dtype(), [&](auto table_zero) {
-        with_float(dy.dtype(), [&](auto dy_zero) {
-            using T = decltype(table_zero);
-            using C = Wide<T, decltype(dy_zero)>;
-            const int64_t cols = dy.cols();
-            // Threads share the columns, so that each element of a row sums its tokens in their order.
-            parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {
-                for (int64_t r = 0; r < dy.rows(); ++r) {
-                    const int64_t row = tokens.data<int32_t>()[r] - first_row;
-                    if (row < 0 || row >= dtable.rows()) continue;
-                    T* out = dtable.data<T>() + row * cols;
-                    const auto* in = dy.data<decltype(dy_zero)>() + r * cols;
+    with_float(dtable.dtype(), dy.dtype(), [&](auto table_zero, auto dy_zero) {
+        using T = decltype(table_zero);
+        using C = Wide<T, decltype(dy_zero)>;
+        const int64_t cols = dy.cols();
+        // Threads share the columns, so that each element of a row sums its tokens in their order.
+        parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {
+            for (int64_t r = 0; r < dy.rows(); ++r) {
+                const int64_t row = tokens.data<int32_t>()[r] - first_row;
+                if (row < 0 || row >= dtable.rows()) continue;
+                T* out = dtable.data<T>() + row * cols;
+                const auto* in = dy.data<decltype(dy_zero)>() + r * cols;
 #pragma omp simd
-                    for (int64_t c = begin; c < end; ++c) out[c] = T(C(out[c]) + C(in[c]));
-                }
-            });
+                for (int64_t c = begin; c < end; ++c) out[c] = T(C(out[c]) + C(in[c]));
+            }
         });
     });
 }

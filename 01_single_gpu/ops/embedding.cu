@@ -59,15 +59,12 @@ void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t fir
 
 void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row,
                         const Tensor& order) {
-    with_float(dtable.dtype(), [&](auto table_zero) {
-        with_float(dy.dtype(), [&](auto dy_zero) {
-            using W = decltype(table_zero);
-            using T = decltype(dy_zero);
-            launch(order ? embedding_backward_kernel<W, T, true> : embedding_backward_kernel<W, T, false>,
-                   {blocks_for(dy.rows(), 1)}, dtable.data<W>(), tokens.data<int32_t>(),
-                   order ? order.data<int32_t>() : nullptr, dy.data<T>(), dy.rows(), dy.cols(), dtable.rows(),
-                   first_row);
-        });
+    with_float(dtable.dtype(), dy.dtype(), [&](auto table_zero, auto dy_zero) {
+        using W = decltype(table_zero);
+        using T = decltype(dy_zero);
+        launch(order ? embedding_backward_kernel<W, T, true> : embedding_backward_kernel<W, T, false>,
+               {blocks_for(dy.rows(), 1)}, dtable.data<W>(), tokens.data<int32_t>(),
+               order ? order.data<int32_t>() : nullptr, dy.data<T>(), dy.rows(), dy.cols(), dtable.rows(), first_row);
     });
 }
 

@@ -1,7 +1,6 @@
 // head_norm.h on the CPU: the definition that head_norm.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/head_norm.h"
 
-#include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/attention_shape.h"
 #include "01_single_gpu/ops/row_norm.h"
@@ -24,25 +23,17 @@ template <class T>
 void add_weight_gradient(Tensor& dweight, const Tensor& dy, const Tensor& x, const std::vector<Wide<T>>& inv_rms,
                          const PackedHeads& heads, int64_t first, int64_t end) {
     using C = Wide<T>;
-    const int64_t rows = x.rows(), D = heads.size;
-    with_float(dweight.dtype(), [&](auto dweight_zero) {
-        using W = decltype(dweight_zero);
-        parallel_ranges(D, 16, [&](int64_t from, int64_t to) {  // elements of a head: each sums in order
-            std::vector<C> sum(to - from), of_row(to - from);
-            for (int64_t r = 0; r < rows; ++r) {
-                std::fill(of_row.begin(), of_row.end(), C(0));
-                for (int64_t h = first; h < end; ++h) {
-                    const int64_t head = r * heads.all + h;
-                    const T *in = x.data<T>() + head * D + from, *d = dy.data<T>() + head * D + from;
-                    const C inv = inv_rms[head];
+    const int64_t D = heads.size;
+    add_column_sums<C>(dweight, x.rows(), [&](C* sum, int64_t r, int64_t from, int64_t to) {
+        C of_row[kMaxHeadDim] = {};
+        for (int64_t h = first; h < end; ++h) {
+            const int64_t head = r * heads.all + h;
+            const T *in = x.data<T>() + head * D + from, *d = dy.data<T>() + head * D + from;
+            const C inv = inv_rms[head];
 #pragma omp simd
-                    for (int64_t i = 0; i < to - from; ++i) of_row[i] += C(d[i]) * C(in[i]) * inv;
-                }
-                for (int64_t i = 0; i < to - from; ++i) sum[i] += of_row[i];
-            }
-            W* out = dweight.data<W>() + from;
-            for (int64_t i = 0; i < to - from; ++i) out[i] = W(C(out[i]) + sum[i]);
-        });
+            for (int64_t i = 0; i < to - from; ++i) of_row[i] += C(d[i]) * C(in[i]) * inv;
+        }
+        for (int64_t i = 0; i < to - from; ++i) sum[i] += of_row[i];
     });
 }
 

@@ -12,17 +12,9 @@ namespace train70b {
 namespace cpu {
 namespace {
 
-// c (m, n) = alpha op(a) op(b) + beta c; lda, ldb, ldc: elements from one stored row to the next.
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
-          const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
-    cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, m, n,
-                k, alpha, a, lda, b, ldb, beta, c, ldc);
-}
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha, const double* a,
-          int64_t lda, const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
-    cblas_dgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, m, n,
-                k, alpha, a, lda, b, ldb, beta, c, ldc);
-}
+// The BLAS's product in fp32, and in fp64.
+decltype(cblas_sgemm)* gemm(float) { return cblas_sgemm; }
+decltype(cblas_dgemm)* gemm(double) { return cblas_dgemm; }
 
 // x itself when it is fp32 or fp64, else an fp32 copy of it: what the BLAS can read.
 Tensor for_blas(const Tensor& x) {
@@ -43,8 +35,8 @@ void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
     if (narrow && beta != 0) cpu::copy(wide_c, c);
     with_wide(wide_a.dtype(), [&](auto zero) {
         using C = decltype(zero);
-        gemm(ta, tb, m, n, k, C(1), wide_a.data<C>(), a.cols(), wide_b.data<C>(), b.cols(), C(beta), wide_c.data<C>(),
-             n);
+        gemm(zero)(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, C(1),
+                   wide_a.data<C>(), a.cols(), wide_b.data<C>(), b.cols(), C(beta), wide_c.data<C>(), n);
     });
     if (narrow) cpu::copy(c, wide_c);
 }

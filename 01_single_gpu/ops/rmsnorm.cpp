@@ -1,7 +1,6 @@
 // rmsnorm.h on the CPU: the definition that rmsnorm.cu is tested against. Then checks and dispatch.
 #include "01_single_gpu/ops/rmsnorm.h"
 
-#include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/elementwise.h"
 #include "01_single_gpu/ops/row_norm.h"
@@ -66,18 +65,10 @@ void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tenso
 #pragma omp simd
             for (int64_t c = 0; c < cols; ++c) out[c] = T(inv[r] * (C(d[c]) * C(w[c]) - C(in[c]) * mean));
         });
-        with_float(dweight.dtype(), [&](auto dweight_zero) {
-            using W = decltype(dweight_zero);
-            parallel_ranges(cols, 16, [&](int64_t begin, int64_t end) {  // columns: each sums its rows in order
-                std::vector<C> sum(end - begin);
-                for (int64_t r = 0; r < rows; ++r) {
-                    const T *in = x.data<T>() + r * cols + begin, *d = dy.data<T>() + r * cols + begin;
+        add_column_sums<C>(dweight, rows, [&](C* sum, int64_t r, int64_t begin, int64_t end) {
+            const T *in = x.data<T>() + r * cols + begin, *d = dy.data<T>() + r * cols + begin;
 #pragma omp simd
-                    for (int64_t c = 0; c < end - begin; ++c) sum[c] += C(d[c]) * C(in[c]) * inv[r];
-                }
-                W* out = dweight.data<W>() + begin;
-                for (int64_t c = 0; c < end - begin; ++c) out[c] = W(C(out[c]) + sum[c]);
-            });
+            for (int64_t c = 0; c < end - begin; ++c) sum[c] += C(d[c]) * C(in[c]) * inv[r];
         });
     });
 }

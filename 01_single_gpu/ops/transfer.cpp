@@ -6,11 +6,7 @@ namespace train70b {
 
 std::vector<double> read(const Tensor& x) {
     if (x.device() == Device::meta) return std::vector<double>(x.size(), 1.0);
-    Tensor here = x;
-    if (x.device() != Device::cpu) {
-        here = Tensor({x.size()}, x.dtype(), Device::cpu, Memory::workspace);
-        copy(here, x);
-    }
+    const Tensor here = converted(x, x.dtype(), Device::cpu);
     if (x.dtype() == DType::i32) return std::vector<double>(here.data<int32_t>(), here.data<int32_t>() + x.size());
     Tensor stats({x.size()}, DType::f64, Device::cpu, Memory::workspace);
     copy(stats, here);
@@ -25,6 +21,23 @@ Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Me
     if (device == Device::cuda) cuda_upload(tensor.raw(), values.data(), tensor.bytes());
 #endif
     return tensor;
+}
+
+Tensor upload(const std::vector<double>& values, Shape shape, DType dtype, Device device, Memory kind) {
+    Tensor tensor(std::move(shape), dtype, device, kind);
+    CHECK(tensor.size() == int64_t(values.size()), "{} values for {}", values.size(), to_string(tensor.shape()));
+    if (device == Device::meta) return tensor;
+    Tensor host(tensor.shape(), DType::f64, Device::cpu, Memory::workspace);
+    std::copy(values.begin(), values.end(), host.data<double>());
+    copy(tensor, host);
+    return tensor;
+}
+
+Tensor converted(const Tensor& x, DType dtype, Device device) {
+    if (x.dtype() == dtype && x.device() == device) return x;
+    Tensor y(x.shape(), dtype, device, Memory::workspace);
+    copy(y, x);
+    return y;
 }
 
 void synchronize([[maybe_unused]] Device device) {

@@ -12,6 +12,11 @@ std::vector<double> read(const Tensor& x);  // all floats or i32, on the host, e
 
 // An i32 tensor of this shape with these values, booked as `kind`.
 Tensor upload(const std::vector<int32_t>& values, Shape shape, Device device, Memory kind = Memory::activations);
+// The same of any float dtype, on the host rounded to it.
+Tensor upload(const std::vector<double>& values, Shape shape, DType dtype, Device device, Memory kind);
+
+// x in this dtype and on this device: x itself if it is that, else a copy, booked as workspace.
+Tensor converted(const Tensor& x, DType dtype, Device device);
 
 void synchronize(Device device);  // waits until everything issued to the device so far is done
 

@@ -15,7 +15,6 @@
 #include "01_single_gpu/core/environment.h"
 #include "01_single_gpu/core/launcher.h"
 #include "01_single_gpu/core/say.h"
-#include "02_data_parallel/runtime/backend.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 #include "02_data_parallel/runtime/watchdog.h"
 

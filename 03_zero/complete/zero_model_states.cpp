@@ -82,9 +82,7 @@ double Zero::matrix_squares() const {
             for (const Segment& segment : flat.segments(shard, {}, x))
                 if (segment.counts() && model_.is_matrix_of_one_use(*segment.param)) parts.push_back(segment.grad);
         }
-    double sum = 0;
-    for (const double part : train70b::squares(parts)) sum += part;
-    return sum;
+    return total_squares(parts);
 }
 
 std::vector<Tensor> Zero::gradient_parts(const Param& wanted) const {
@@ -104,12 +102,6 @@ Tensor Zero::full(const Param& wanted, Which which) const {
         if (std::find(flat.unit->params.begin(), flat.unit->params.end(), &wanted) == flat.unit->params.end()) continue;
         // Piece by piece from the shards that have one, so that no rank holds more than this parameter.
         const Tensor shard = data ? flat.data_shard() : flat.grads_shard();
-        const auto on_device = [&](const Tensor& part) {  // offloaded shards are on the host
-            if (part.device() == flat.device) return part;
-            Tensor x(part.shape(), part.dtype(), flat.device, Memory::workspace);
-            copy(x, part);
-            return x;
-        };
         Tensor full;
         if (flat.rank() == 0) full = Tensor(wanted.local_shape(), shard.dtype(), flat.device, Memory::workspace);
         for (int rank = 0; rank < flat.shards(); ++rank)
@@ -122,7 +114,8 @@ Tensor Zero::full(const Param& wanted, Which which) const {
                     else
                         flat.ranks.recv(to, rank).wait();
                 } else if (flat.rank() == rank) {
-                    flat.ranks.send(on_device(piece.of(shard)), 0).wait();
+                    const Tensor part = piece.of(shard);  // on the host if it is offloaded
+                    flat.ranks.send(converted(part, part.dtype(), flat.device), 0).wait();
                 }
             }
         return full;

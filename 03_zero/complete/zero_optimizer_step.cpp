@@ -17,9 +17,7 @@ double Zero::squares(Which which, int64_t shard, bool own_ranks) const {
         for (const Segment& segment : flat.segments(shard, x, {}))
             if (segment.counts()) parts.push_back(segment.data);
     }
-    double sum = 0;
-    for (const double part : train70b::squares(parts)) sum += part;
-    return sum;
+    return total_squares(parts);
 }
 
 double Zero::all_squares(Which which, int64_t shards, bool own_ranks) const {

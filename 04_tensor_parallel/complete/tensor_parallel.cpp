@@ -112,14 +112,10 @@ TensorParallel::TensorParallel(Llama& model, const Comm& ranks, const TensorPara
     if (ranks.size() == 1) return;
     all_grads_ = group_of(ranks);
     if (options.sequence_parallel) norm_grads_ = all_grads_;
-    if (model.has_embedding_matrix()) shard_embedding(model);
+    if (model.has_embedding_matrix()) narrow_vocabulary(model.embed_tokens, ranks.rank(), ranks.size());
     shard_blocks(model);
     if (model.stage.head) shard_head(model);
     model.tensor_parallel = this;
-}
-
-void TensorParallel::shard_embedding(Llama& model) const {
-    narrow_vocabulary(model.embed_tokens, ranks_.rank(), ranks_.size());
 }
 
 void TensorParallel::shard_blocks(Llama& model) const {

@@ -59,7 +59,6 @@ class TensorParallel : public TensorParallelOps {
              const LossOptions& options) const override;
 
   private:
-    void shard_embedding(Llama& model) const;
     void shard_blocks(Llama& model) const;
     void shard_head(Llama& model) const;
     void replicate_norm(Param& weight) const;

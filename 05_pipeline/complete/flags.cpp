@@ -31,9 +31,4 @@ void add_pipeline_flags(Flags& flags, int64_t& pp, PipelineOptions& o) {
         .default_text("");
 }
 
-StageComms split_stages(const Comm& world, int64_t dp) {
-    return {world.split([dp](int rank) { return int(rank % dp); }, "pp", GroupLoad::light),
-            world.split([dp](int rank) { return int(rank / dp); }, "dp")};
-}
-
 }  // namespace train70b

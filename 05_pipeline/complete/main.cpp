@@ -22,7 +22,9 @@ static void program(int argc, char** argv) {
     p.connect(argc, argv);
     p.divide(pp = ranks_per_copy(pp, p.dp, p.world), 1, "--pp");  // many small micro-batches
     p.prepare([&] { report.open(p, pp, options); }, [&] { return stage_of(p, pp, options); });
-    const auto [stages, data_ranks] = split_stages(p.world, p.dp);
+    // Neighbouring ranks hold the same stage of different model copies.
+    const Comm stages = p.world.split([&](int rank) { return int(rank % p.dp); }, "pp", GroupLoad::light);
+    const Comm data_ranks = p.world.split([&](int rank) { return int(rank / p.dp); }, "dp");
     DataParallel store(p.model(), data_ranks, dp_options, AdamW::maker(p.options.adamw()));
     const Schedule schedule = schedule_of(p, pp, options);
     Pipeline pipeline(p.model(), stages, schedule);

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "01_single_gpu/core/profile.h"
 #include "02_data_parallel/runtime/comm_roles.h"
 
 namespace train70b {

@@ -39,12 +39,6 @@ class TemporaryFile {
     std::string path_;
 };
 
-std::string last_line(std::string text) {
-    while (!text.empty() && text.back() == '\n') text.pop_back();
-    const size_t begin = text.rfind('\n');
-    return begin == std::string::npos ? text : text.substr(begin + 1);
-}
-
 }  // namespace
 
 int run_python(const std::vector<std::string>& words, std::string& said) {
@@ -75,7 +69,9 @@ int run_python(const std::vector<std::string>& words, std::string& said) {
     int status = 0;
     while (waitpid(child, &status, 0) < 0)
         if (errno != EINTR) return 127;
-    said = last_line(errors.text());
+    said = errors.text();
+    said.erase(said.find_last_not_of('\n') + 1);
+    said.erase(0, said.rfind('\n') + 1);  // all but the last line
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 

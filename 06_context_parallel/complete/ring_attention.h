@@ -41,8 +41,7 @@ QKVGrads ring_attention_backward(const Comm& ranks, const RingShape& shape, cons
                                  const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                                  const Tensor& out, const Tensor& lse);
 
-// ---- Ulysses: (R_l, heads*D), 1/U of the tokens <-> (R_l*U, heads/U*D), all tokens of the group
-// -------------------------
+// ---- Ulysses: (R_l, heads*D), 1/U of the tokens <-> (R_l*U, heads/U*D), all tokens of the group ---------------------
 struct HeadsShape {
     int64_t batch, chunks, head_dim;
 };

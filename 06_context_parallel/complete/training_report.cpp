@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "01_single_gpu/core/profile.h"
-
 namespace train70b {
 
 ContextStep context_step(const TrainOptions& o, const Llama::Options& types, const ContextLayout& layout,

@@ -263,16 +263,14 @@ void adamw8bit(Tensor& param, Tensor& master, Moments& moments, const Tensor& gr
                const AdamWStep& step, uint64_t key) {
     static_assert(kThreads == kMomentBlock);
     const AdamWFactors<float> factors(step);
-    with_float(param.dtype(), [&](auto param_zero) {
-        with_float(grad.dtype(), [&](auto grad_zero) {
-            using P = decltype(param_zero);
-            using G = decltype(grad_zero);
-            float* scale = moments.scale.data<float>();
-            launch(adamw8bit_kernel<P, G>, {blocks_for(blocks.blocks(), 1)}, param.data<P>(),
-                   master ? master.data<float>() : nullptr, moments.exp_avg.data<uint8_t>(),
-                   moments.exp_avg_sq.data<uint8_t>(), scale, scale + blocks.blocks(), grad.data<G>(), blocks, factors,
-                   key);
-        });
+    with_float(param.dtype(), grad.dtype(), [&](auto param_zero, auto grad_zero) {
+        using P = decltype(param_zero);
+        using G = decltype(grad_zero);
+        float* scale = moments.scale.data<float>();
+        launch(adamw8bit_kernel<P, G>, {blocks_for(blocks.blocks(), 1)}, param.data<P>(),
+               master ? master.data<float>() : nullptr, moments.exp_avg.data<uint8_t>(),
+               moments.exp_avg_sq.data<uint8_t>(), scale, scale + blocks.blocks(), grad.data<G>(), blocks, factors,
+               key);
     });
 }
 

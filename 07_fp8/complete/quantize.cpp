@@ -111,12 +111,8 @@ void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float
 }
 
 Tensor dequantized(const Quantized& q) {
-    const auto host = [](const Tensor& x) {
-        Tensor copied(x.shape(), x.dtype(), Device::cpu, Memory::workspace);
-        copy(copied, x);
-        return copied;
-    };
-    const Tensor data = host(q.data), scale_inv = host(q.scale_inv);
+    const Tensor data = converted(q.data, q.data.dtype(), Device::cpu);
+    const Tensor scale_inv = converted(q.scale_inv, DType::f32, Device::cpu);
     Tensor x(data.shape(), DType::f32, Device::cpu, Memory::workspace);
     const ScaleLayout layout = q.layout();
     const auto& values = q.data.dtype() == DType::e4m3 ? kValues<e4m3> : kValues<e5m2>;

@@ -10,8 +10,6 @@
 // where they change along the summed dimension, every 128 terms. Hopper's tensor cores require both operands with the
 // summed dimension innermost ("TN"). So there is one product, c = a b^T, and x^T y takes the data of both transposes:
 // cast() writes x and x^T in one pass.
-#include <optional>
-
 #include "01_single_gpu/ops/ops.h"
 #include "07_fp8/complete/scale_layout.h"
 

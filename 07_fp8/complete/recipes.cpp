@@ -9,25 +9,22 @@
 
 namespace train70b {
 
+namespace {
+template <class T>
+std::unique_ptr<Recipe> make(const Fp8Options& options, int64_t operands, Device device, const Comm& ranks) {
+    if constexpr (std::is_same_v<T, DelayedScaling>)
+        return std::make_unique<T>(options, operands, device, ranks);
+    else
+        return std::make_unique<T>(ranks);
+}
+}  // namespace
+
 const std::vector<Fp8Recipe>& fp8_recipes() {
-    using Pointer = std::unique_ptr<Recipe>;
     static std::vector<Fp8Recipe> list = {
-        {"current", "one scale per tensor, from its current amax",
-         [](const Fp8Options&, int64_t, Device, const Comm& ranks) -> Pointer {
-             return std::make_unique<CurrentScaling>(ranks);
-         }},
-        {"delayed", "one scale per tensor, from the amaxes of earlier steps",
-         [](const Fp8Options& options, int64_t operands, Device device, const Comm& ranks) -> Pointer {
-             return std::make_unique<DelayedScaling>(options, operands, device, ranks);
-         }},
-        {"rowwise", "one scale per row, from its current amax",
-         [](const Fp8Options&, int64_t, Device, const Comm& ranks) -> Pointer {
-             return std::make_unique<RowwiseScaling>(ranks);
-         }},
-        {"blockwise", "one scale per 1 x 128 or 128 x 128 elements, from their current amax",
-         [](const Fp8Options&, int64_t, Device, const Comm& ranks) -> Pointer {
-             return std::make_unique<BlockwiseScaling>(ranks);
-         }}};
+        {"current", "one scale per tensor, from its current amax", make<CurrentScaling>},
+        {"delayed", "one scale per tensor, from the amaxes of earlier steps", make<DelayedScaling>},
+        {"rowwise", "one scale per row, from its current amax", make<RowwiseScaling>},
+        {"blockwise", "one scale per 1 x 128 or 128 x 128 elements, from their current amax", make<BlockwiseScaling>}};
     return list;
 }
 
@@ -118,7 +115,6 @@ void CurrentScaling::weights_changed(const std::vector<WeightOperand>& weights) 
 DelayedScaling::DelayedScaling(const Fp8Options& options, int64_t operands, Device device, const Comm& ranks)
     : CurrentScaling(ranks),
       options_(options),
-      ranks_(ranks),
       states_(static_cast<size_t>(operands), State{std::deque<float>(size_t(options.history), 0.0f), 0}),
       amax_({operands}, DType::f32, device, Memory::workspace),
       scale_inv_({operands, 4}, DType::f32, device, Memory::workspace) {

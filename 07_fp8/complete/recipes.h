@@ -84,8 +84,10 @@ class CurrentScaling : public Recipe {
     QuantizedPair quantize(const Operand& operand, const Tensor& x, Usage usage, bool training, Memory kind) override;
     void weights_changed(const std::vector<WeightOperand>& weights) override;
 
-  private:
+  protected:
     const Comm ranks_;
+
+  private:
     Tensor weight_amaxes_;  // the message: all Operand::amax and amax_t
 };
 
@@ -123,7 +125,6 @@ class DelayedScaling : public CurrentScaling {
     void upload_scales();
 
     const Fp8Options options_;
-    const Comm ranks_;
     std::vector<State> states_;
     Tensor amax_;       // (operands): of this step so far
     Tensor scale_inv_;  // (operands, 4): in use; 16 bytes each, the alignment that cuBLASLt requires

@@ -2,19 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
-#include "01_single_gpu/complete/hf/hf.h"
-#include "01_single_gpu/complete/trainer.h"
 #include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/core/version.h"
 #include "02_data_parallel/runtime/comm_roles.h"
 #include "02_data_parallel/runtime/watchdog.h"
-#include "08_3d_full/checkpoint/folder.h"
-#include "08_3d_full/checkpoint/snapshot.h"
 
 namespace train70b {
 

@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "01_single_gpu/complete/hf/hf.h"
 #include "01_single_gpu/core/blas_core.h"
 #include "02_data_parallel/runtime/connect.h"
 #include "08_3d_full/checkpoint/durable.h"
@@ -212,15 +211,11 @@ CheckpointFolder::CheckpointFolder(const CheckpointOptions& checkpoint_options, 
 }
 
 void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions& training, const Comm& world) {
-    if (options.dir.empty()) {
-        const auto needs_dir = [](bool given, const char* flag) {
-            if (given) usage_error("{}: needs --checkpoint-dir DIR", flag);
-        };
-        needs_dir(options.every > 0, "--checkpoint-every");
-        needs_dir(options.weights_every > 0, "--weights-every");
-        needs_dir(options.keep.has_value(), "--keep");
-        needs_dir(options.resume, "--resume");
-    }
+    for (const auto& [given, flag] : {std::pair(options.every > 0, "--checkpoint-every"),
+                                      {options.weights_every > 0, "--weights-every"},
+                                      {options.keep.has_value(), "--keep"},
+                                      {options.resume, "--resume"}})
+        if (given && options.dir.empty()) usage_error("{}: needs --checkpoint-dir DIR", flag);
     if (!options.dir.empty() && !world.has_peers())
         usage_error("--checkpoint-dir {}: with --comm fake there is only one rank's part of the model; leave it out",
                     options.dir);

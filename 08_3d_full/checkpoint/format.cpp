@@ -59,12 +59,6 @@ std::vector<Rect> rectangles(const Rect& local, int64_t offset, int64_t size) {
 
 // ---- the manifest --------------------------------------------------------------------------------------------------
 
-int64_t Manifest::bytes() const {
-    int64_t sum = 0;
-    for (const CheckpointFile& file : files) sum += file.bytes;
-    return sum;
-}
-
 std::vector<std::string> Manifest::states() const {
     if (kind == "weights") return {"weight"};
     return {"weight", "exp_avg", "exp_avg_sq"};

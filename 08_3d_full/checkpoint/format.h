@@ -55,7 +55,6 @@ struct Manifest {
     std::vector<CheckpointFile> files;
     std::shared_ptr<const nlohmann::json> json;  // all of it
 
-    int64_t bytes() const;
     // The states of every element: "weight", and with the optimizer's "exp_avg", "exp_avg_sq".
     std::vector<std::string> states() const;
 };

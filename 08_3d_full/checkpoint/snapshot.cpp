@@ -153,8 +153,7 @@ double Snapshot::copy() {
 
 void Snapshot::copy_scales(const Scales& scales, const Segment& segment, const Tensor& values) {
     const BlockLayout layout{segment.global_index(), segment.data.size()};
-    Tensor host(values.shape(), values.dtype(), Device::cpu, Memory::workspace);
-    train70b::copy(host, values);
+    const Tensor host = converted(values, values.dtype(), Device::cpu);
     float* to = values_.data<float>() + scales.begin;
     int64_t from = scales.from;
     for (const Rect& rect : scales.rects) {

@@ -1,6 +1,5 @@
 #include "08_3d_full/complete/compose.h"
 
-#include "02_data_parallel/runtime/comm_roles.h"
 #include "07_fp8/complete/flags.h"
 #include "07_fp8/complete/zero_cast.h"
 

@@ -1,6 +1,5 @@
 #pragma once
 // The flags of the composed trainer beside those of all chapters.
-#include "02_data_parallel/runtime/program.h"
 #include "08_3d_full/checkpoint/checkpoint.h"
 #include "08_3d_full/plan/dry_run.h"
 #include "08_3d_full/watch/inject.h"
@@ -12,9 +11,6 @@
 namespace train70b {
 
 struct MainFlags {
-    explicit MainFlags(Program& program);  // adds them; this outlives the program's flags
-    void check(Program& program);          // after Program::connect(): fills the mesh; usage errors on all ranks
-
     ParallelConfig config;
     Ramps ramps;
     WatchOptions watch;
@@ -24,6 +20,38 @@ struct MainFlags {
     CheckpointOptions checkpoint;
     int64_t replica_check = 0;
     std::vector<Fault> faults;
+
+    explicit MainFlags(Program& p) {  // outlives the program's flags
+        add_parallel_flags(p.flags, config);
+        add_ramp_flags(p.flags, ramps);
+        add_watch_flags(p.flags, watch);
+        add_dry_run_flag(p.flags, p.options);
+        add_simulate_flags(p.flags, simulate);
+        add_probe_flag(p.flags, probing, links);
+        add_checkpoint_flags(p.flags, checkpoint);
+        add_inject_flag(p.flags, faults_);
+        add_replica_check_flag(p.flags, replica_check);
+    }
+
+    void check(Program& p) {  // after Program::connect(): fills the mesh; usage errors on all ranks
+        TrainOptions& o = p.options;
+        check_simulate(simulate, config, p);
+        check_probe(probing, links, p.comm);
+        config.mesh = mesh_of(config.mesh, p.world.size());
+        p.dp = config.mesh.dp;
+        // Many small micro-batches fill a pipeline.
+        p.divide(config.mesh.size() / p.dp, config.mesh.pp > 1 ? 1 : ramp_micro_batch(ramps, p.dp));
+        together([&] {
+            validate(config, o, p.world.size());
+            check_ramps(ramps, o, config);
+            if (ramps.batch || ramps.seq)
+                o.step_sizes = std::make_shared<RampedSizes>(o.global_batch, o.seq_len, ramps);
+            check_watch(watch, o);
+            faults = parse_faults(faults_, p.comm, o, config.mesh);
+            check_replica_check(replica_check, o.model, config, p.comm);
+            check_checkpoint_flags(checkpoint, o, p.world);
+        });
+    }
 
   private:
     std::string faults_;

@@ -2,6 +2,7 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -15,9 +16,7 @@ uint32_t checksum_of(const void* bytes, int64_t count) {
 
 // Of the bytes in memory, which Python's zlib.crc32 computes as well.
 uint32_t checksum_of(const Tensor& x) {
-    if (x.device() == Device::cpu) return checksum_of(x.raw(), x.bytes());
-    Tensor here(x.shape(), x.dtype(), Device::cpu, Memory::workspace);
-    copy(here, x);
+    const Tensor here = converted(x, x.dtype(), Device::cpu);
     return checksum_of(here.raw(), here.bytes());
 }
 
@@ -177,34 +176,25 @@ std::string ReplicaCheck::difference() {
     const std::vector<Copy> kept = weights(), updated = states();
     const Groups& groups = trainer_.groups;
     std::string text;
-    const auto add = [&](const Group& group, const std::vector<Copy>& copies) {
-        if (group.size() == 1) return;
-        const std::string found = compare(group, copies);
+    const auto add = [&](const GroupPtr& group, std::vector<Copy> copies, const auto& is_of_group) {
+        std::erase_if(copies, [&](const Copy& copy) { return !is_of_group(*copy.param); });
+        if (group->size() == 1 || copies.empty()) return;
+        const std::string found = compare(*group, copies);
         if (text.empty()) text = found;
     };
     for (const bool over_ep : {false, true}) {  // which other ranks may hold than the rest
-        const auto copies_of = [over_ep](const std::vector<Copy>& copies) {
-            std::vector<Copy> list;
-            for (const Copy& copy : copies)
-                if (copy.param->over_ep == over_ep) list.push_back(copy);
-            return list;
-        };
-        const std::vector<Copy> weights = copies_of(kept), states = copies_of(updated);
-        if (!weights.empty()) add(over_ep ? *groups.edp : *groups.dp_cp, weights);
-        if (!states.empty()) add(*trainer_.store->state_replicas(*states[0].param), states);
+        const auto of_these = [over_ep](const Param& param) { return param.over_ep == over_ep; };
+        add(over_ep ? groups.edp : groups.dp_cp, kept, of_these);
+        const auto state =
+            std::find_if(updated.begin(), updated.end(), [&](const Copy& c) { return of_these(*c.param); });
+        if (state != updated.end()) add(trainer_.store->state_replicas(*state->param), updated, of_these);
     }
-    std::vector<Copy> over_tp;
-    for (const std::vector<Copy>* copies : {&kept, &updated})
-        for (const Copy& copy : *copies)
-            if (copy.param->replicas > 1) over_tp.push_back(copy);
-    add(*groups.tp, over_tp);
+    std::vector<Copy> all = kept;
+    all.insert(all.end(), updated.begin(), updated.end());
+    add(groups.tp, all, [](const Param& param) { return param.replicas > 1; });
     const Param& tied = model_.embed_tokens;
-    if (!model_.config.tied || !tied.partial_grad_group) return text;
-    std::vector<Copy> over_stages;
-    for (const std::vector<Copy>* copies : {&kept, &updated})
-        for (const Copy& copy : *copies)
-            if (copy.param == &tied) over_stages.push_back(copy);
-    add(*tied.partial_grad_group, over_stages);
+    if (model_.config.tied && tied.partial_grad_group)
+        add(tied.partial_grad_group, all, [&](const Param& param) { return &param == &tied; });
     return text;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "01_single_gpu/complete/data/data.h"
 #include "01_single_gpu/core/profile.h"
 
 namespace train70b {

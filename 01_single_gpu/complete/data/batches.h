@@ -3,7 +3,6 @@
 // sequence over the context-parallel ranks.
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 

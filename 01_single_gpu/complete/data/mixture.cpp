@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <optional>
 
-#include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/random.h"
 #include "01_single_gpu/core/registry.h"
 

@@ -7,23 +7,6 @@ namespace train70b {
 
 namespace {
 
-Tensor converted(const Tensor& x, DType dtype) {
-    if (x.dtype() == dtype) return x;
-    Tensor y(x.shape(), dtype, x.device(), Memory::workspace);
-    copy(y, x);
-    return y;
-}
-
-// Host numbers in the dtype and on the device of another tensor.
-Tensor numbers_like(const Tensor& other, const std::vector<double>& values, const Shape& shape) {
-    Tensor x(shape, other.dtype(), other.device(), Memory::workspace);
-    if (x.device() == Device::meta) return x;
-    Tensor host(shape, DType::f64, Device::cpu, Memory::workspace);
-    std::copy(values.begin(), values.end(), host.data<double>());
-    copy(x, host);
-    return x;
-}
-
 // (R, E) -> (S, E): the rows of the kept slots, sorted by expert.
 Var gather(Tape& tape, const Var& x, const Routing& to, int64_t top_k) {
     Var y{.data = Tensor({to.order.size(), x.data.cols()}, x.data.dtype(), x.data.device())};
@@ -120,7 +103,8 @@ std::vector<float> Experts::buffer() const { return config_.sigmoid ? bias_ : st
 // The same for all tokens of a step.
 const Tensor& Experts::bias_like(const Tensor& logits) {
     if (!bias_.empty() && !device_bias_)
-        device_bias_ = numbers_like(logits, {bias_.begin(), bias_.end()}, {int64_t(bias_.size())});
+        device_bias_ = upload({bias_.begin(), bias_.end()}, {int64_t(bias_.size())}, logits.dtype(), logits.device(),
+                              Memory::workspace);
     return device_bias_;
 }
 
@@ -134,12 +118,14 @@ Var Experts::logits(Tape& tape, const Var& x) {
     Var y{.data = Tensor({x.data.rows(), router.data.rows()}, logits_dtype, x.data.device())};
     matmul_into(y.data, x.data, router.data, Transpose::b);  // of bf16: summed, and kept, in fp32
     tape.record_wgrad([x = Saved(x), dy = y.grad, this, logits_dtype] {
-        const Tensor part = matmul(*dy, converted(x.get(), logits_dtype), Transpose::a, Memory::workspace);
+        const Tensor part =
+            matmul(*dy, converted(x.get(), logits_dtype, dy->device()), Transpose::a, Memory::workspace);
         add(router.grad, router.grad, part);
     });
     tape.record([dx = x.grad, dy = y.grad, this, logits_dtype, dtype = x.data.dtype()] {
-        const Tensor part = matmul(*dy, converted(router.data, logits_dtype), Transpose::none, Memory::workspace);
-        accumulate(*dx, converted(part, dtype));
+        const Tensor part =
+            matmul(*dy, converted(router.data, logits_dtype, dy->device()), Transpose::none, Memory::workspace);
+        accumulate(*dx, converted(part, dtype, part.device()));
     });
     return y;
 }
@@ -160,7 +146,8 @@ Tensor Experts::piece_grads(const std::vector<double>& counts, const std::vector
             grads.push_back(per_token * (config_.balance.of_batch ? double(fractions_[e])
                                                                   : slots[size_t(piece.sequence) * N + e] * double(N) /
                                                                         double(config_.top_k * batch.whole_len)));
-    return numbers_like(logits, grads, {int64_t(local_pieces.size()), config_.count});
+    return upload(grads, {int64_t(local_pieces.size()), config_.count}, logits.dtype(), logits.device(),
+                  Memory::workspace);
 }
 
 void Experts::route(Routing& to, const Tensor& logits, const Batch& batch) {

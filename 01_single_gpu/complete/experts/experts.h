@@ -37,9 +37,8 @@ class ExpertRanks {
     virtual int parts() const { return 1; }
     virtual int part() const { return 0; }  // this one
     virtual std::vector<RowPiece> pieces(const Batch& batch, int part) const;
-    virtual std::vector<double> gather(const std::vector<double>& local) const {
-        return local;
-    }  // in the order of parts
+    // In the order of parts.
+    virtual std::vector<double> gather(const std::vector<double>& local) const { return local; }
 
     // Fills routing.rows from routing.sent.
     virtual void plan(Routing& routing, const Tensor&) const { routing.rows = routing.sent; }

@@ -4,11 +4,9 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/complete/flags/config_file.h"
-#include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/core/version.h"
 
@@ -122,11 +120,6 @@ Flags::Flag& Flags::Flag::text(const std::string& description) {
 
 Flags::Flag& Flags::Flag::default_text(const std::string& text) {
     option_->default_str(text);
-    return *this;
-}
-
-Flags::Flag& Flags::Flag::required() {
-    option_->required();
     return *this;
 }
 

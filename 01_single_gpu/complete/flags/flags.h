@@ -40,7 +40,6 @@ class Flags {
         explicit Flag(CLI::Option* option) : option_(option) {}
         Flag& text(const std::string& description);
         Flag& default_text(const std::string& text);  // recorded and shown instead of the initial value
-        Flag& required();
 
       private:
         CLI::Option* option_;

@@ -2,25 +2,19 @@
 
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "01_single_gpu/complete/data/data.h"
 #include "01_single_gpu/complete/hf/hf.h"
-#include "01_single_gpu/core/files.h"
 #include "01_single_gpu/core/registry.h"
 
 namespace train70b {
 
-const std::vector<std::string>& ModelFlags::names() {
-    static const std::vector<std::string> list = [] {
-        std::vector<std::string> all = {"--model",    "--layers",   "--hidden",         "--heads",
-                                        "--kv-heads", "--head-dim", "--qkv-bias",       "--qk-norm",
-                                        "--ffn",      "--vocab",    "--tied-embeddings"};
-        all.insert(all.end(), ExpertFlags::names().begin(), ExpertFlags::names().end());
-        return all;
-    }();
+std::vector<std::string> ModelFlags::names() {
+    std::vector<std::string> list = {"--model",    "--layers",  "--hidden", "--heads", "--kv-heads",       "--head-dim",
+                                     "--qkv-bias", "--qk-norm", "--ffn",    "--vocab", "--tied-embeddings"};
+    list.insert(list.end(), ExpertFlags::names().begin(), ExpertFlags::names().end());
     return list;
 }
 
@@ -70,7 +64,6 @@ LlamaConfig ModelFlags::shape(const Flags& flags) const {
 
 namespace {
 constexpr const char* kDefaultData = "docs/data/corpus.txt";
-
 }  // namespace
 
 CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flags(description), options_(o) {
@@ -139,8 +132,9 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add_output("--memory-timeline", o.memory_timeline,
                "FILE.csv: write the memory by kind after every allocation and release");
     add_output("--save-hf", o.save_hf, "DIR: save the trained model in Hugging Face's format", hf_files());
-    add_output("--save-reference", o.save_reference, "DIR: save a reference run for build/bin/compare",
-               reference_files());
+    add_output(
+        "--save-reference", o.save_reference, "DIR: save a reference run for build/bin/compare",
+        {"config.json", "initial.safetensors", "gradients.safetensors", "after_step_1.safetensors", "reference.json"});
 }
 
 void CommandLine::parse(int argc, char** argv) {
@@ -248,11 +242,6 @@ void CommandLine::check_batches(int64_t data_ranks) {
         usage_error(
             "--global-batch {} is not divisible by --micro-batch {} x {} data-parallel ranks (try --global-batch {})",
             o.global_batch, o.micro_batch, data_ranks, (o.global_batch / at_once + 1) * at_once);
-}
-
-std::vector<std::string> reference_files() {
-    return {"config.json", "initial.safetensors", "gradients.safetensors", "after_step_1.safetensors",
-            "reference.json"};
 }
 
 }  // namespace train70b

@@ -1,6 +1,5 @@
 #pragma once
 // The flags shared by all chapters: typed, checked, and written to the metrics file.
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,9 +14,9 @@ namespace train70b {
 // The flags that say which model: a preset, and its dimensions one by one.
 class ModelFlags {
   public:
-    void add_to(Flags& flags);                       // under the heading "Model"; this outlives the flags
-    LlamaConfig shape(const Flags& flags) const;     // after Flags::parse(); usage error for an invalid shape
-    static const std::vector<std::string>& names();  // "--model", ...
+    void add_to(Flags& flags);                    // under the heading "Model"; this outlives the flags
+    LlamaConfig shape(const Flags& flags) const;  // after Flags::parse(); usage error for an invalid shape
+    static std::vector<std::string> names();      // "--model", ...
     ExpertFlags experts;
 
   private:
@@ -26,8 +25,6 @@ class ModelFlags {
     std::optional<bool> qkv_bias_, qk_norm_;
     bool tied_ = false;
 };
-
-std::vector<std::string> reference_files();  // the file names in a reference folder (--save-reference)
 
 // The command line of a chapter: the shared flags, and those that the chapter adds.
 class CommandLine : public Flags {

@@ -1,7 +1,5 @@
 // Reads the config.json of Hugging Face's Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and dots.llm1. What a file
 // leaves out has the default of the family's class in transformers.
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
 
 #include "01_single_gpu/complete/hf/families.h"

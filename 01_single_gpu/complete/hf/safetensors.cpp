@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "01_single_gpu/core/json.h"
+#include "01_single_gpu/core/registry.h"
 
 namespace train70b {
 
@@ -16,15 +17,15 @@ std::string quoted(const std::string& name) { return json_text(json(name)); }
 
 namespace {
 
-struct StoredDType {
-    DType dtype;
-    const char* name;  // in the file's header
-};
-constexpr StoredDType kDTypes[] = {{DType::f64, "F64"}, {DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::u8, "U8"}};
+constexpr Named<DType> kDTypes[] = {  // by their names in the file's header
+    {"F64", DType::f64},
+    {"F32", DType::f32},
+    {"BF16", DType::bf16},
+    {"U8", DType::u8}};
 
 const char* stored_name(DType dtype) {
-    for (const StoredDType& known : kDTypes)
-        if (known.dtype == dtype) return known.name;
+    for (const Named<DType>& known : kDTypes)
+        if (known.value == dtype) return known.name;
     CHECK(false, "{} cannot be stored", name_of(dtype));
     return nullptr;
 }
@@ -50,7 +51,7 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
         std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& d) { return dtype == d.name; });
     if (known == std::end(kDTypes))
         refuse(fmt::format("dtype {} is not supported (must be F64, F32, BF16 or U8)", dtype.dump()));
-    tensor.dtype = known->dtype;
+    tensor.dtype = known->value;
 
     uint64_t bytes = size_of(tensor.dtype);
     int64_t extent = int64_t(bytes);  // as if no dimension were 0: the product of any of them fits
@@ -172,11 +173,7 @@ void SafetensorsWriter::write(const Tensor& values) {
     CHECK(next_ < tensors_.size(), "more tensors than the header lists");
     const StoredTensor& tensor = tensors_[next_++];
     CHECK(values.size() == tensor.size(), "{}: {} values for {}", tensor.name, values.size(), to_string(tensor.shape));
-    Tensor host = values;
-    if (values.device() != Device::cpu || values.dtype() != tensor.dtype) {
-        host = Tensor(values.shape(), tensor.dtype, Device::cpu, Memory::workspace);
-        copy(host, values);
-    }
+    const Tensor host = converted(values, tensor.dtype, Device::cpu);
     file_.write(host.raw(), host.bytes());
 }
 

@@ -3,7 +3,6 @@
 // without gaps. An entry is "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, with offsets in
 // bytes from the end of the header.
 #include <map>
-#include <memory>
 
 #include "01_single_gpu/complete/param.h"
 #include "01_single_gpu/core/files.h"

@@ -8,7 +8,6 @@
 
 #include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/cpu_threads.h"
-#include "01_single_gpu/core/profile.h"
 
 namespace train70b {
 
