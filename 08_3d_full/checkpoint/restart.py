@@ -50,6 +50,7 @@ RANK_FLAGS = ("-np", "--np", "-n", "-c")
 HOST_FLAGS = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "--default-hostfile")
 COUNT = ".restart.json"  # in --checkpoint-dir: the failures in a row of a Slurm job
 LONGEST_LINE, LONGEST_WAIT = 1 << 20, 300.0
+HOST = re.compile("[A-Za-z0-9._:][A-Za-z0-9._:-]*")  # nothing that a shell or ssh would take for something else
 # What the program prints if replicas differ, and of slow ranks.
 DIFFER = re.compile(r"replicas differ after step \d+; after step (\d{1,18}) they were equal")
 SLOW = re.compile(r"rank \d+ on (\S+) has \d+% of the median")
@@ -79,14 +80,16 @@ def replace(words, names, value=None):
 
 def read_hosts(path):
     """{name: slots} of an Open MPI host file."""
-    hosts = {}
-    for line in pathlib.Path(path).read_text(errors="replace").splitlines():
-        line = line.split("#")[0].strip()
-        if line:
+    hosts, file = {}, pathlib.Path(path)
+    if file.exists() and not file.is_file():
+        raise ValueError("is no regular file")
+    for line in file.read_text("utf-8", "replace").splitlines():
+        if line := line.split("#")[0].strip():
             slots = re.search(r"\bslots\s*=\s*([0-9]{1,9})\b", line)
             if not slots:
                 raise ValueError(f"'{line[:80]}': slots=N is missing")
-            name = line.split()[0]
+            if not HOST.fullmatch(name := line.split()[0]):
+                raise ValueError(f"'{name[:80]}': is no name of a host")
             hosts[name] = hosts.get(name, 0) + int(slots[1])
     if not hosts:
         raise ValueError("no host")
@@ -95,12 +98,10 @@ def read_hosts(path):
 
 def answers(host, check, timeout):
     """Whether the host passes --host-check. The shell gets its name as one quoted word."""
-    if check:
-        command = ["sh", "-c", check.replace("{host}", shlex.quote(host))]
-    elif host in ("localhost", socket.gethostname()):
+    if not check and host in ("localhost", socket.gethostname()):
         return True
-    else:
-        command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, "true"]
+    ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, "true"]
+    command = ["sh", "-c", check.replace("{host}", shlex.quote(host))] if check else ssh
     try:
         return subprocess.run(command, timeout=timeout, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL).returncode == 0
@@ -170,13 +171,13 @@ class Restarter:
         if self.hosts is not None:
             slots = sum(self.hosts.values())
             if slots < integer(words, *RANK_FLAGS):
-                layout = layout_for(words, slots)
-                if layout is None:
+                if (layout := layout_for(words, slots)) is None:
                     return None
+                say("{} slots are left: {} ranks, dp {}, ep {}".format(slots, *layout))
                 for names, value in zip((RANK_FLAGS, ["--dp"], ["--ep"]), layout):
                     replace(words, names, value)
             file = pathlib.Path(self.scratch.name, "hosts")
-            file.write_text("".join(f"{name} slots={count}\n" for name, count in self.hosts.items()))
+            file.write_text("".join(f"{name} slots={count}\n" for name, count in self.hosts.items()), "utf-8")
             replace(words, HOST_FLAGS, file)
         if not first:
             replace(words, ["--inject"])
@@ -230,7 +231,7 @@ class Restarter:
     def count_of_job(self):
         """Continues the count of failures of a job that Slurm has started again."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            count = json.loads(pathlib.Path(self.folder, COUNT).read_text())
+            count = json.loads(pathlib.Path(self.folder, COUNT).read_text("utf-8"))
             if count["job"] == self.job:
                 self.failures, self.newest = int(count["failures"]), int(count["newest"])
 
@@ -240,7 +241,7 @@ class Restarter:
         file.parent.mkdir(parents=True, exist_ok=True)
         count = {"job": self.job, "failures": self.failures, "newest": self.newest}
         new = file.with_suffix(".new")
-        new.write_text(json.dumps(count) + "\n")
+        new.write_text(json.dumps(count) + "\n", "utf-8")
         new.rename(file)
         say(f"requeues job {self.job}")
         subprocess.run(["scontrol", "requeue", self.job], check=True)
@@ -325,8 +326,7 @@ def main():
         parser.error(f"{command[0]}: is not a program that can be started")
     if "SLURM_JOB_ID" in os.environ and find(command, ["--checkpoint-dir"])[1] is None:
         parser.error("--checkpoint-dir: must be given in a Slurm job: that folder has the count of its failures")
-    place, path = find(command, HOST_FLAGS)
-    hosts = None
+    (place, path), hosts = find(command, HOST_FLAGS), None
     if path is not None:
         flag = command[place].split("=")[0]
         try:
