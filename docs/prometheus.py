@@ -4,8 +4,8 @@
     python3 docs/prometheus.py metrics.jsonl out.prom [--once]
 
 Follows the metrics as they grow; writes at most once per second, always a complete file that replaces the last one.
-Ends with the run: after its summary, or an alarm that ended it. --once: writes what is there now. Bad input: exit
-code 2.
+Ends with the run: after its summary, or an alarm that ended it. --once: writes what is there now. Bad input, and an
+OUT that is no regular file (a device, a link): exit code 2.
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 import argparse
@@ -13,6 +13,8 @@ import collections
 import json
 import math
 import os
+import secrets
+import stat
 import sys
 import time
 
@@ -109,14 +111,33 @@ class Run:
         return "".join(line + "\n" for line in lines)
 
 
+def check(path, of):
+    """Of a link os.stat: what it points to; os.lstat: itself, which would be replaced."""
+    if not stat.S_ISREG(of(path).st_mode):
+        raise OSError(0, "is no regular file", path)
+
+
+def replace(path, text):
+    """By way of a file with a new name, which nobody can have laid a link at."""
+    if os.path.lexists(path):
+        check(path, os.lstat)
+    new = f"{path}.{secrets.token_hex(8)}.tmp"
+    try:
+        with open(new, "x", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(new, path)
+    except BaseException:
+        if os.path.lexists(new):
+            os.unlink(new)
+        raise
+
+
 def follow(run, out, once):
     written, ended = None, False
     while True:
         run.read()
         if run.offset != written:
-            with open(out + ".tmp", "w") as file:
-                file.write(run.text())
-            os.replace(out + ".tmp", out)
+            replace(out, run.text())
             written = run.offset
         if once or ended:
             return
@@ -131,6 +152,7 @@ def main():
     parser.add_argument("--once", action="store_true", help="write what is there now, and end")
     options = parser.parse_args()
     try:
+        check(options.metrics, os.stat)
         if os.path.realpath(options.out) == os.path.realpath(options.metrics):
             raise OSError(0, "is the file of --metrics itself", options.out)
         follow(Run(options.metrics), options.out, options.once)

@@ -1,5 +1,6 @@
 """What only this catches: docs/prometheus.py at a metrics file that grows, ends in half a line or begins anew."""
 import json
+import os
 import re
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_file_grows_begins_anew_and_bad_lines(tmp_path):
     assert {name: found.get(name) for name in EXPECTED} == EXPECTED
 
     def refused(words, end):
-        bad = subprocess.run([*PROGRAM, *words], capture_output=True, text=True)
+        bad = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=60)
         assert bad.returncode == 2 and re.fullmatch(r"prometheus.py: .+\n", bad.stderr), bad
         assert bad.stderr.endswith(end), bad
 
@@ -76,5 +77,15 @@ def test_file_grows_begins_anew_and_bad_lines(tmp_path):
         refused([metrics, out, "--once"], "m.jsonl: line 1 is not an event of --metrics\n")
         assert parsed(out.read_text()) == found, line
     metrics.write_text(EVENTS[0])
-    for words in [tmp_path / "none", out], [metrics, tmp_path / "none/a.prom"], [metrics, metrics], [tmp_path, out]:
+    for words in [tmp_path / "none", out], [metrics, tmp_path / "none/a.prom"], [metrics, metrics]:
         refused(words, "\n")
+    fifo, link = tmp_path / "fifo", tmp_path / "link.prom"
+    os.mkfifo(fifo)
+    link.symlink_to(out)
+    (tmp_path / "m.prom.tmp").symlink_to(metrics)
+    strange = [[tmp_path, out], [fifo, out, "--once"], [metrics, link], [metrics, fifo], [metrics, tmp_path]]
+    for words in strange:
+        refused(words, f"{next(each for each in words if each not in (metrics, out))}: is no regular file\n")
+    before = metrics.read_text(), fifo.is_fifo(), link.is_symlink(), sorted(tmp_path.iterdir())
+    assert subprocess.run([*PROGRAM, metrics, out, "--once"]).returncode == 0 and parsed(out.read_text()) != found
+    assert before == (metrics.read_text(), fifo.is_fifo(), link.is_symlink(), sorted(tmp_path.iterdir()))
