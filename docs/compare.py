@@ -74,7 +74,7 @@ def parse(words):
 def commit():
     """Of the build that this was started from, build/bin/compare; otherwise unknown."""
     path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "../version.cpp")
-    found = re.search(r'return "(\w[^"]*)"', open(path).read()) if os.path.isfile(path) else None
+    found = re.search(r'return "(\w[^"]*)"', open(path, encoding="utf-8").read()) if os.path.isfile(path) else None
     return found[1] if found else "unknown"
 
 

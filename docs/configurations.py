@@ -37,7 +37,7 @@ def plan(folder, name):
     with tempfile.TemporaryDirectory() as work:
         path = pathlib.Path(work, "plan.json")
         programs.output([folder / "plan", *CASES[name].split(), "--json", path], cwd=ROOT)
-        return json.loads(path.read_text())
+        return json.loads(path.read_text("utf-8"))
 
 
 def human(number):

@@ -108,7 +108,8 @@ def efficiency(runs):
 
 def timelines(runs, ranks, flags, name):
     """[[title, rank, step, begin, end], ...], seconds, and {title: end of the last step}, of a pipeline's trace."""
-    trace = json.loads(runs.file(ranks, "05_pipeline", flags, "--pipeline-trace", name).read_text())["traceEvents"]
+    file = runs.file(ranks, "05_pipeline", flags, "--pipeline-trace", name)
+    trace = json.loads(file.read_text("utf-8"))["traceEvents"]
     titles = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
     rows = [[titles[e["pid"]], e["tid"], e["name"], f"{e['ts'] / 1e6:.6f}", f"{(e['ts'] + e['dur']) / 1e6:.6f}"]
             for e in trace if e["ph"] == "X"]

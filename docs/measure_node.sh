@@ -6,16 +6,24 @@
 # Uses the programs in build/bin if they run here, and builds them (tests/setup.sh) if not. A build can be carried to a
 # machine without compiler or network: docs/cluster.md says what it needs there. Without a usable GPU: exit code 2.
 set -euo pipefail
+from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-bin=build/bin
-arguments=("$@")
+bin=build/bin arguments=()
 while [ $# -gt 0 ]; do
-    case "$1" in
-        --bin) bin=${2:?"--bin needs a folder"} ;;
-        --bin=*) bin=${1#*=} ;;
+    word=$1
+    case "$word" in
         -h | --help) exec python3 docs/measure_node.py --help ;;
+        --bin | --out)
+            [ $# -gt 1 ] || { echo "measure_node: $1 needs a folder" >&2; exit 2; }
+            word="$1=$2"
+            shift ;;
     esac
+    case "$word" in # the caller's folders
+        --bin=[!/]* | --out=[!/]*) [ "$from" = "$PWD" ] || word="${word%%=*}=$from/${word#*=}" ;;
+    esac
+    case "$word" in --bin=*) bin=${word#*=} ;; esac
+    arguments+=("$word")
     shift
 done
 command -v python3 >/dev/null || { echo "measure_node: python3 is not there" >&2; exit 2; }

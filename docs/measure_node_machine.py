@@ -89,8 +89,8 @@ class Monitor:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if visible:
             words.append(f"--id={visible}")
-        self.child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                                      stdin=subprocess.DEVNULL, preexec_fn=before_exec)
+        self.child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                      encoding="utf-8", stdin=subprocess.DEVNULL, preexec_fn=before_exec)
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
@@ -105,7 +105,7 @@ class Monitor:
             return ""
         words = [self.tool, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
         try:
-            asked = subprocess.run(words, capture_output=True, text=True, timeout=10)
+            asked = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=10)
         except subprocess.TimeoutExpired:
             return "nvidia-smi does not answer"
         lines = [line for line in asked.stdout.splitlines() if line.split(",")[0].strip().isdigit()]
@@ -293,7 +293,7 @@ class Node:
             ended = f"no end within {limit} s" if code is None else f"exit code {code}"
             note = "; ".join(filter(None, [note or ended, last_lines(output)]))[:1000]
             self.out.mkdir(parents=True, exist_ok=True)
-            with open(self.out / "failed.log", "a") as log:
+            with open(self.out / "failed.log", "a", encoding="utf-8") as log:
                 log.write(f"==== {self.part}: {name}\n{text}\n{output[-20000:]}\n")
         self.started.add((self.part, name))
         return self.record(name, status, rows, seconds, note, text, watched)
@@ -314,4 +314,5 @@ class Node:
         """How the GPUs are connected, beside the CSVs."""
         if self.device == "cuda" and shutil.which("nvidia-smi"):
             self.out.mkdir(parents=True, exist_ok=True)
-            (self.out / "topology.txt").write_text(COLORS.sub("", programs.run(["nvidia-smi", "topo", "-m"])[1]))
+            text = COLORS.sub("", programs.run(["nvidia-smi", "topo", "-m"])[1])
+            (self.out / "topology.txt").write_text(text, "utf-8")

@@ -56,7 +56,8 @@ def limits(text, node):
 
 def links_of(ranks):
     def parse(_, node):
-        measured = {name: link for name, link in json.loads(node.file.read_text()).items() if isinstance(link, dict)}
+        links = json.loads(node.file.read_text("utf-8"))
+        measured = {name: link for name, link in links.items() if isinstance(link, dict)}
         rows = []
         for name, link in measured.items():
             rows += [{"quantity": f"{name} bandwidth", "value": link["bytes_per_s"] / 1e9, "unit": "GB/s"},

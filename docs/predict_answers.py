@@ -214,7 +214,7 @@ def read_answers(path, chosen):
     try:
         if not pathlib.Path(path).is_file() and pathlib.Path(path).exists():
             raise UsageError(f"--answers {path}: is not a regular file")
-        lines = pathlib.Path(path).read_text().rstrip().split("\n")
+        lines = pathlib.Path(path).read_text("utf-8").rstrip().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--answers {path}: {getattr(error, 'strerror', None) or 'is no text'}") from None
     answers = []

@@ -1,5 +1,6 @@
 """Starts programs, alone or under mpirun, and reads what they print and write."""
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -18,8 +19,15 @@ class Failed(Exception):
     """A program ended with another exit code than 0, or not in time."""
 
 
+@functools.cache
+def open_mpi():
+    """Whether mpirun is Open MPI's, whose options the others refuse."""
+    return "Open MPI" in run(["mpirun", "--version"])[1]
+
+
 def mpirun(ranks, *options):
-    return ["mpirun", "--oversubscribe", *options, "-np", str(ranks)]
+    """options: Open MPI's."""
+    return ["mpirun", *(["--oversubscribe", *options] if open_mpi() else []), "-np", str(ranks)]
 
 
 def members(session):
@@ -27,7 +35,7 @@ def members(session):
     found = []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            if stat.read_text().rpartition(")")[2].split()[3] == str(session):
+            if stat.read_text("utf-8", "replace").rpartition(")")[2].split()[3] == str(session):
                 found.append(int(stat.parent.name))
     return found
 
@@ -46,9 +54,9 @@ def stop(process, patience=8):
 
 def run(words, limit=None, environment=None, **options):
     """(exit code, stdout, stderr); code None: it did not end within so many seconds. Nothing of it is left running."""
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace", **options}
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     process = subprocess.Popen([str(word) for word in words], env={**ENVIRONMENT, **(environment or {})},
-                               start_new_session=True, **settings)
+                               start_new_session=True, encoding="utf-8", errors="replace", **settings)
     try:
         out, err = process.communicate(timeout=limit)
         return process.returncode, out or "", err or ""
@@ -75,7 +83,7 @@ def output(words, limit=None, environment=None, **options):
 
 def events(path, kind=None):
     """The lines of a --metrics file, or those of one kind."""
-    lines = map(json.loads, pathlib.Path(path).read_text().splitlines())
+    lines = map(json.loads, pathlib.Path(path).read_text("utf-8").splitlines())
     return [line for line in lines if kind in (None, line["event"])]
 
 
@@ -88,5 +96,6 @@ def step_seconds(text):
 
 
 def hardware():
-    models = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    lines = pathlib.Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{models[0] if models else 'CPU'}, {len(models) or os.cpu_count()} cores"

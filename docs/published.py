@@ -81,7 +81,7 @@ def flags(row, data):
 
 
 def read_rows(path, names):
-    data = json.loads(path.read_text())
+    data = json.loads(path.read_text("utf-8"))
     rows = [row for row in data["rows"] if not names or any(name in row["name"] for name in names)]
     if not rows:
         sys.exit(f"{path}: no row's name contains {' or '.join(names)}")
@@ -91,7 +91,7 @@ def read_rows(path, names):
 def write_cluster(row, data, clusters, folder):
     """The row's cluster with as many nodes as it needs, as a file for --simulate."""
     entry = data["clusters"][row["cluster"]]
-    cluster = json.loads((clusters / entry["base"]).read_text())
+    cluster = json.loads((clusters / entry["base"]).read_text("utf-8"))
     cluster["nodes"] = -(-row["gpus"] // cluster["gpus_per_node"])
     device = {**entry["device"], **data["programs"].get(row.get("program"), {})}
     share, work = entry.get("sustained", 1), 1 + row.get("recomputed_products", 0) / 3
@@ -102,7 +102,7 @@ def write_cluster(row, data, clusters, folder):
     device["sustained"] = share
     cluster["device"] = device
     path = folder / "cluster.json"
-    path.write_text(json.dumps(cluster, indent=2))
+    path.write_text(json.dumps(cluster, indent=2), "utf-8")
     return path
 
 
@@ -127,9 +127,9 @@ def estimate(row, data, program, clusters):
     options["--gpus"] = options.pop("--fake-world")
     with tempfile.TemporaryDirectory() as temporary:
         path = write_cluster(row, data, clusters, pathlib.Path(temporary))
-        cluster = json.loads(path.read_text())
+        cluster = json.loads(path.read_text("utf-8"))
         cluster["device"]["memory_bytes"] = 1e18
-        path.write_text(json.dumps(cluster))
+        path.write_text(json.dumps(cluster), "utf-8")
         table = path.with_suffix(".csv")
         programs.output([program, *itertools.chain(*options.items()), "--cluster", path, "--simulations", "0", "--best",
                          "1", "--csv", table])

@@ -67,7 +67,7 @@ def hugging_face(folder, config, kind):
             values = [("norm" in name) + 0.1 * x for x in normal(100 * layer + i, size)]
             tensors[f"model.layers.{layer}.self_attn.{name}"] = values
     write_safetensors(file, tensors, "F32")
-    (folder / "config.json").write_text(json.dumps({**config, **kind.get("hf", {})}))
+    (folder / "config.json").write_text(json.dumps({**config, **kind.get("hf", {})}), "utf-8")
 
 
 def masked_text(folder, text):
@@ -89,14 +89,14 @@ def make(programs, out, name, dtype="fp32", more=()):
 
         def run(*words):
             command = [programs / "01_single_gpu", *words, "--device", "cpu"]
-            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=work)
+            done = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", cwd=work)
             if done.returncode:
                 raise SystemExit(done.stderr or done.stdout)
 
         model, data = SHAPE, corpus
         if "hf" in kind or "model" in kind:
             run(*model, *kind.get("model", "").split(), "--steps", "0", "--save-hf", work / "model")
-            hugging_face(work / "model", json.loads((work / "model/config.json").read_text()), kind)
+            hugging_face(work / "model", json.loads((work / "model/config.json").read_text("utf-8")), kind)
             model = ["--load-hf", work / "model"]
         if "masks" in kind:
             masked_text(work, corpus.read_bytes())
@@ -106,11 +106,11 @@ def make(programs, out, name, dtype="fp32", more=()):
         words = [word for pair in flags.items() for word in pair]
         run(*model, *words, "--data", data, "--dtype", dtype, "--save-reference", out / name)
     reference = out / name / "reference.json"  # paths are this machine's
-    file = json.loads(reference.read_text())
+    file = json.loads(reference.read_text("utf-8"))
     for flag in ("data", "save-reference", "load-hf"):
         if flag in file["flags"]:
             file["flags"][flag] = pathlib.Path(file["flags"][flag]).name
-    reference.write_text(json.dumps(file) + "\n")
+    reference.write_text(json.dumps(file) + "\n", "utf-8")
 
 
 def main():

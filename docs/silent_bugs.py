@@ -34,7 +34,7 @@ TARGET = "08_3d_full"
 
 def listed_patches():
     """{bug: its patch, without the words on top}."""
-    listed = {path.stem: path.read_text().partition("\n\n")[2] for path in PATCHES.glob("*.diff")}
+    listed = {path.stem: path.read_text("utf-8").partition("\n\n")[2] for path in PATCHES.glob("*.diff")}
     if set(listed) != {bug.name for bug in bugs.RUN}:
         raise checks.Failed(f"not both in {PATCHES.name} and bugs.py: {set(listed) ^ {bug.name for bug in bugs.RUN}}")
     return listed

@@ -28,7 +28,7 @@ class Reference:
     """config: Hugging Face's keys. dtype. weights: {Hugging Face's name: tensor}. Iterates over its steps."""
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        self.json = json.loads((self.folder / "reference.json").read_text())
+        self.json = json.loads((self.folder / "reference.json").read_text("utf-8"))
         self.config, self.dtype = self.json["model"], DTYPES[self.json["dtype"]]
         self.weights = load_file(self.folder / "initial.safetensors")
         flag = {key: float(self.json["flags"][key]) for key in ("beta1", "beta2", "eps", "weight-decay", "clip")}
@@ -178,4 +178,4 @@ class Recorder:
             save_file(tensors, self.folder / f"{name}.safetensors")
         (self.folder / "config.json").write_bytes((self.reference.folder / "config.json").read_bytes())
         run = {**self.reference.json, "version": 3, "layout": self.layout, "steps": self.steps}
-        (self.folder / "reference.json").write_text(json.dumps(run))
+        (self.folder / "reference.json").write_text(json.dumps(run), "utf-8")

@@ -71,7 +71,7 @@ class Machine:
     def links(self):
         path = self.folder / "links.json"
         self.run(2, "08_3d_full", ["--steps", "1", "--probe-file", str(path)])
-        return json.loads(path.read_text())
+        return json.loads(path.read_text("utf-8"))
 
     def bench(self, shapes, micro_batch, copies):
         """One rank's ops, measured while so many copies run at once: the CSV, the limits, seconds between two ops."""
@@ -98,7 +98,7 @@ class Machine:
                   "copy_bytes_per_s": copy, "memory_bytes": 1e9, "launch_s": 0, "host_s": between, "streams": False}
         path = self.folder / "cluster.json"
         path.write_text(json.dumps({"name": "this machine", "device": device, **links, "cores": self.cores,
-                                    "gpus_per_node": 64}))
+                                    "gpus_per_node": 64}), "utf-8")
         return path
 
     def simulated_seconds(self, ranks, flags, cluster, bench):

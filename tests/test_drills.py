@@ -178,7 +178,9 @@ REFUSED = [
     ("list NAME", "list takes no arguments"), ("answer NAME", "rank=...", "cause=..."),
     ("answer NAME host=3", "host=3", "fields of", "rank", "cause"), ("answer NAME 3", "FIELD=VALUE"),
     ("answer NAME rank=1 rank=2", "rank is given twice"), ("answer NAME rank=99", "rank=99: must be ranks of 0 to"),
-    ("answer NAME rank=", "rank=: must be ranks"), ("answer NAME place=", "place=: must be"),
+    ("answer NAME rank=", "rank=: must be ranks"), (f"answer NAME rank={'9' * 5000}", "must be ranks of 0 to"),
+    (f"answer NAME step={'9' * 5000}", "must be a step of 1 to"), (f"rerun NAME --on {'9' * 5000}", "must be ranks of"),
+    ("answer NAME rank=0,0", "must be ranks of 0 to"), ("answer NAME place=", "place=: must be"),
     ("answer NAME cause=gremlins", "cause=gremlins: no such cause", *CAUSES), ("answer NAME step=0", "step=0"),
     ("answer NAME step=two", "step=two"), ("rerun NAME --on 9,9", "--on 9,9: must be ranks of 0 to"),
     ("rerun NAME --inject nan:0:1", "--inject: cannot be set"), ("rerun NAME --heads 5", "--heads 5"),
@@ -190,7 +192,7 @@ def refused(done, *parts):
     done.says(*parts)
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0][:40])
 def test_refuses(case, shell):
     shell.started(CHOSEN[-1], SEEDS[1])
     words, *parts = [text.replace("NAME", CHOSEN[-1].name) for text in case]
@@ -218,13 +220,53 @@ def test_refuses_folders_and_missing_programs(shell, tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("drill: ") and "--seed" in done.stderr
 
 
+def test_of_two_reruns_at_once_each_has_its_own_folder(shell, tmp_path):
+    class Both:  # a runner whose first run begins another before it ends
+        begun = 0
+
+        def job(self, name, flags, fault, ranks, folder, on):
+            self.begun += 1
+            (folder / "metrics.jsonl").write_text(str(self.begun))
+            return drills.rerun(self, drill, None, {}) if self.begun == 1 else 0
+
+    drill, runner = shell.started(CHOSEN[-1], SEEDS[1])[0], Both()
+    drill.folder = tmp_path
+    (tmp_path / "rerun-x").mkdir()
+    drills.rerun(runner, drill, None, {})
+    assert [(tmp_path / f"rerun-{number}/metrics.jsonl").read_text() for number in (1, 2)] == ["2", "1"]
+
+
+@pytest.mark.parametrize("incident", [each for each in INCIDENTS if "one" in each.extra.values()][:1])
+def test_script_of_one_rank_in_a_folder_with_a_space_and_a_command(incident, binaries, tmp_path):
+    class Nothing:
+        programs = tmp_path / "it's $(touch x)"
+
+        def job(self, name, flags, fault, ranks, folder, on=None):
+            (folder / "metrics.jsonl").write_text("")
+
+        def one_rank(self, flags, folder, metrics):
+            self.job(None, None, None, None, folder)
+
+    Nothing.programs.mkdir()
+    (Nothing.programs / "01_single_gpu").write_text("#!/bin/sh\nfor word; do echo \"$word\"; done\n")
+    (Nothing.programs / "01_single_gpu").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(incident, "evidence", lambda case: [])
+        drills.start(Nothing(), incident, tmp_path, 7)
+    script = tmp_path / incident.name / "one-rank.sh"
+    done = subprocess.run(["bash", script, "--dtype", "a b"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == f"{script.parent}/one\n", done
+    assert (script.parent / "one-rank.log").read_text().endswith("--save-reference\none\n--dtype\na b\n")
+    assert not list(tmp_path.rglob("x"))
+
+
 def test_damaged_state_and_list(shell):
     drill, right = shell.started(CHOSEN[-1], SEEDS[1])
     shell.marks(CHOSEN[-1].name, right, 0)
     done = shell("list")
     done.says(*(each.name for each in INCIDENTS), f"{len(right)} of {len(right)}", where="out")
     kept = drill.path.read_text()
-    for damage in ("", "{}", kept.replace("drawn", "draw"), kept[:30]):
+    for damage in ("", "{}", kept.replace("drawn", "draw"), kept[:30], kept.replace("hints", "hint"), "[" * 99999):
         drill.path.write_text(damage)
         refused(shell("hint", CHOSEN[-1].name, code=2), "is damaged", f"start {CHOSEN[-1].name}")
     drill.path.write_text(kept)

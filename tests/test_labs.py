@@ -128,6 +128,15 @@ def test_lab_sh_refuses(words, parts, tmp_path):
     assert all(part in done.stderr for part in parts), done.stderr
 
 
+def test_lab_sh_takes_the_callers_folder_and_any_locale(tmp_path):
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for words in ("start fit-70b --build mine", "hint fit-70b --build mine", "solution fit-70b", "solution zigzag"):
+        done = subprocess.run(["bash", ROOT / "docs/lab.sh", *words.split()], cwd=tmp_path, env=plain,
+                              capture_output=True, encoding="utf-8")
+        assert done.returncode == 0 and not done.stderr, done.stderr
+    assert (tmp_path / "mine/lab/fit-70b").is_dir()
+
+
 @pytest.mark.parametrize("lines, part", [
     ("[1/2] Linking\nld: cannot find -lopenblas\ncollect2: error: ld returned 1 exit status", "cannot find -lopenblas"),
     ("ninja: error: manifest 'build.ninja' still dirty after 100 tries", "still dirty")])

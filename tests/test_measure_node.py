@@ -29,7 +29,7 @@ def table(folder, part):
 
 # ---- the programs ----
 def measured(run, *flags, code=0, binaries=None, out="out", env=None, tiny="--scale tiny --ranks 2 --commit c0ffee"):
-    out = ["--out", run.folder / out] if out else []
+    out = ["--out", out] if out else []  # the caller's folder
     return run("bash", ROOT / "docs/measure_node.sh", "--bin", binaries or run.binaries, *out, tiny, *flags, code=code,
                seconds=120, env=env)
 

@@ -1,5 +1,6 @@
 """Only this catches: an include that leads upwards or round in a circle, a minimal.cpp that stands on too much, a first
-screen that is too full, a test that is not run."""
+screen that is too full, a Python program that reads text by the locale, a test that is not run."""
+import ast
 import re
 
 import pytest
@@ -60,6 +61,23 @@ def closure(path):
             found.add(each)
             waiting += INCLUDES[each] + [each.removesuffix(".h") + ".cpp"] * each.endswith(".h")
     return found
+
+
+def opens_text(call):
+    """Whether a call opens text without saying its encoding, which is then the locale's."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    if name not in ("open", "read_text", "write_text") and not any(key.arg == "text" for key in call.keywords):
+        return False
+    words = [each.value for each in ast.walk(call) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return "utf-8" not in words and not any(re.fullmatch("[rwax]b|w\\+b", word) for word in words) and not (
+        isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "os")
+
+
+def test_programs_read_and_write_utf_8_in_any_locale():
+    files = [path for place in ("docs", "05_pipeline", "08_3d_full") for path in ROOT.glob(f"{place}/**/*.py")]
+    found = [f"{path.relative_to(ROOT)}:{node.lineno}" for path in files for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Call) and opens_text(node)]
+    assert len(files) > 50 and not found, "\n".join(found)
 
 
 def test_includes_lead_downwards():

@@ -39,7 +39,7 @@ def draw(axis, title, spans):
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    events = json.load(open(sys.argv[1]))["traceEvents"]
+    events = json.load(open(sys.argv[1], encoding="utf-8"))["traceEvents"]
     titles = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     timelines = [[event for event in events if event["ph"] == "X" and event["pid"] == i] for i in range(len(titles))]
     ranks = 1 + max(span["tid"] for spans in timelines for span in spans)

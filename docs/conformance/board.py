@@ -39,14 +39,14 @@ MINUTES = 8  # for a cell
 
 
 def cells():
-    return json.loads((HERE / "cells.json").read_text())
+    return json.loads((HERE / "cells.json").read_text("utf-8"))
 
 
 def versions():
     """{framework: version or commit}, as run.sh installs them."""
-    lines = [line.split("#")[0].strip() for line in (HERE / "requirements.txt").read_text().split("\n")]
+    lines = [line.split("#")[0].strip() for line in (HERE / "requirements.txt").read_text("utf-8").split("\n")]
     pinned = dict(line.split("==") for line in lines if line)
-    commits = [line.split() for line in (HERE / "clones.txt").read_text().split("\n") if line and line[0] != "#"]
+    commits = [line.split() for line in (HERE / "clones.txt").read_text("utf-8").split("\n") if line and line[0] != "#"]
     return {**pinned, **{name: commit for name, _, commit in commits}}
 
 
@@ -81,11 +81,11 @@ def overlay(folder, edits):
         top, target = file.split("/")[0], folder / file
         if not (folder / top).exists():
             (shutil.copytree if find(top).is_dir() else shutil.copy)(find(top), folder / top)
-        before = target.read_text()
+        before = target.read_text("utf-8")
         programs.output(["sed", "-i", "-E", expression, target])
-        if target.read_text() == before:
+        if target.read_text("utf-8") == before:
             raise SystemExit(f"{file}: sed '{expression}' changes nothing")
-        marks = [line[0] for line in difflib.ndiff(before.split("\n"), target.read_text().split("\n"))]
+        marks = [line[0] for line in difflib.ndiff(before.split("\n"), target.read_text("utf-8").split("\n"))]
         changed += max(marks.count("+"), marks.count("-"))
     if changed > PATCH_LINES:
         raise SystemExit(f"{folder}: the patch changes {changed} lines")
@@ -105,7 +105,7 @@ def launch(cell, reference, folder, log, patched):
     options = [*cell.get("options", "").split(), *patch.get("options", "").split()]
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", cell["ranks"],
              HERE / cell["script"], reference, folder, *options]
-    with open(log, "w") as file:
+    with open(log, "w", encoding="utf-8") as file:
         seconds = cell.get("minutes", MINUTES) * 60
         return programs.run(words, seconds, environment, stdout=file, stderr=subprocess.STDOUT)[0]
 
@@ -113,7 +113,7 @@ def launch(cell, reference, folder, log, patched):
 def compare(folder, reference):
     """(verdict, worst gradient, cause)."""
     code, out, err = programs.run([sys.executable, ROOT / "docs/compare.py", folder, reference, "--diagnose"])
-    folder.with_suffix(".compare").write_text(out + err)
+    folder.with_suffix(".compare").write_text(out + err, "utf-8")
     if code == 2:
         return "stops", "", err.strip()
     worst = re.search(r"^gradients at step 1.*\n.*\n +(\S+)", out, re.M)
@@ -133,7 +133,7 @@ def where_it_stopped(log, framework=""):
     """file:line: message of the first traceback that is not about a peer's end or of the launcher; the line is the
     framework's last one, and what it called there is in brackets."""
     ranks = {}
-    for line in log.read_text(errors="replace").split("\n"):
+    for line in log.read_text("utf-8", errors="replace").split("\n"):
         rank, text = re.match(r"(?:\[(rank\d+)\]: ?)?(.*)", line).groups()
         ranks.setdefault(rank, []).append(text)
     for lines in ranks.values():
@@ -157,7 +157,7 @@ def name_of(cell):
 def recorded(cell, out):
     """What has run of a cell; nothing has of one that has changed since."""
     path = out / f"{name_of(cell)}.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
+    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found if found.get("cell") == cell else {"cell": cell}
 
 
@@ -178,7 +178,7 @@ def run(cell, out, references):
         found[which] = [*verdict, round(time.time() - begin)]
         print(f"{cell['framework']:<22}{cell['layout']:<48}{which:<9}{verdict[0]:<8}{verdict[1]:<9} {verdict[2][:110]}",
               flush=True)
-        (out / f"{name_of(cell)}.json").write_text(json.dumps(found, indent=1))
+        (out / f"{name_of(cell)}.json").write_text(json.dumps(found, indent=1), "utf-8")
     return found
 
 
@@ -230,7 +230,7 @@ def markdown(table):
 
 
 def page_with(table):
-    return tables.with_parts(PAGE.read_text(), BEGIN, END, {"written": f"\n{markdown(table)}\n\n"})
+    return tables.with_parts(PAGE.read_text("utf-8"), BEGIN, END, {"written": f"\n{markdown(table)}\n\n"})
 
 
 def faults(table, page, pinned, planned):
@@ -281,13 +281,13 @@ def main():
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     if args.check:
-        found = list(faults(tables.read(CSV), PAGE.read_text(), versions(), cells()))
+        found = list(faults(tables.read(CSV), PAGE.read_text("utf-8"), versions(), cells()))
         print("\n".join(found) or "the page is what the CSV gives, and the board keeps what it promises")
         return len(found) > 0
     if args.write:
         table = rows(args.out)
         tables.write(CSV, table, COLUMNS)
-        PAGE.write_text(page_with(tables.read(CSV)))
+        PAGE.write_text(page_with(tables.read(CSV)), "utf-8")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     for cell in cells():

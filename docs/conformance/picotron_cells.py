@@ -29,7 +29,7 @@ from picotron.tensor_parallel.tensor_parallel import apply_tensor_parallel
 from picotron.utils import average_loss_across_dp_cp_ranks
 
 train_py = next(path for path in (pathlib.Path(each) / "train.py" for each in sys.path) if path.exists())
-tree = ast.parse(train_py.read_text())
+tree = ast.parse(train_py.read_text("utf-8"))
 
 
 def statements(word):

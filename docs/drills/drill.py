@@ -10,10 +10,12 @@
 
 The artefacts lie in build/drill/NAME. --bin FOLDER: of the programs; --folder FOLDER: of the artefacts.
 """
+import itertools
 import json
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -21,6 +23,10 @@ import tempfile
 from evidence import CAUSES, PER_NODE, hub_name, node_of
 from incidents import INCIDENTS
 from jobs import ONE_RANK, OUTPUT, ROOT, Runner, Usage, clean, moved, pairs_of, words_of
+from programs import mpirun  # evidence has set the path
+
+
+STATE = {"drawn": list, "hints": int, "attempts": list, "solution": bool}  # of a drill, in drill.json
 
 
 def named(word):
@@ -38,16 +44,18 @@ class Drill:
         self.incident, self.folder = incident, folder / incident.name
         self.path = self.folder / "drill.json"
         try:
-            self.state = json.loads(self.path.read_text())
+            self.state = json.loads(self.path.read_text("utf-8"))
             self.case = drawn(incident, *self.state["drawn"])
+            if not all(isinstance(self.state[key], kind) for key, kind in STATE.items()):
+                raise TypeError
         except FileNotFoundError:
             raise Usage(f"{incident.name} has not been started: bash docs/drill.sh start {incident.name}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise Usage(f"{self.path} is damaged: bash docs/drill.sh start {incident.name}") from None
 
     def save(self):
         beside = self.path.with_suffix(".tmp")
-        beside.write_text(json.dumps(self.state))
+        beside.write_text(json.dumps(self.state), "utf-8")
         beside.replace(self.path)
 
 
@@ -55,11 +63,11 @@ def drawn(incident, seed, draw):
     return incident.draw(random.Random(f"{incident.name} {seed} {draw}"))
 
 
-def brief(incident, case, shown, programs):
+def brief(incident, case, shown, binaries):
     number = INCIDENTS.index(incident) + 1
     asks = {"rank": incident.rank, "step": incident.step, "place": incident.place, "cause": "one of the causes below"}
-    command = " ".join(["mpirun", "--oversubscribe", "-np", str(case.ranks), str(short(programs / "08_3d_full")),
-                        *words_of({**case.flags, **OUTPUT})])
+    command = shlex.join([*mpirun(case.ranks), str(short(binaries / "08_3d_full")),
+                          *words_of({**case.flags, **OUTPUT})])
     there = {"logs/": "rank-R.log: what each rank printed; mpirun.log: the launcher",
              "metrics.jsonl": "one event a line",
              "metrics.prom": "what the dashboard read last, from docs/prometheus.py",
@@ -100,7 +108,7 @@ def set_up(runner, incident, case, folder):
             shutil.copy(work / "metrics.jsonl", folder / file)
     (folder / "nodes.txt").write_text("".join(
         f"{node_of(incident.name, rank)}  ranks {rank} and {rank + PER_NODE - 1}\n"
-        for rank in range(0, case.ranks, PER_NODE)))
+        for rank in range(0, case.ranks, PER_NODE)), "utf-8")
 
 
 def start(runner, incident, folder, seed):
@@ -120,18 +128,18 @@ def start(runner, incident, folder, seed):
                 continue
             if "one" in incident.extra.values():
                 flags = {flag: value for flag, value in case.flags.items() if flag in ONE_RANK}
-                command = " ".join([str(runner.programs / "01_single_gpu"),
-                                    *words_of({**flags, "--save-reference": "one"})])
+                command = shlex.join([str(runner.programs / "01_single_gpu"),
+                                      *words_of({**flags, "--save-reference": "one"})])
                 (work / "one-rank.sh").write_text(
                     "# The job's model and data on one good device: writes the folder `one` beside this file. More "
                     f'flags: as arguments.\ncd "$(dirname "$0")" && {command} "$@" >one-rank.log && '
-                    f'echo "$(pwd)/one"\n')
-            (work / "brief.md").write_text(brief(incident, case, work, runner.programs))
+                    f'echo "$(pwd)/one"\n', "utf-8")
+            (work / "brief.md").write_text(brief(incident, case, work, runner.programs), "utf-8")
             state = {"drawn": [seed, draw], "hints": 0, "attempts": [], "solution": False}
-            (work / "drill.json").write_text(json.dumps(state))
+            (work / "drill.json").write_text(json.dumps(state), "utf-8")
             shutil.rmtree(final, ignore_errors=True)
             work.rename(final)
-        print((final / "brief.md").read_text())
+        print((final / "brief.md").read_text("utf-8"))
         print(f"All of it is in {short(final)}, this text in {short(final / 'brief.md')}.")
         return 0
     why = "it measures times and needs two idle cores" if incident.quiet else "the machine is too busy"
@@ -146,32 +154,40 @@ def short(path):
         return path
 
 
+def taken(path):
+    """Whether an empty folder of this name could be made."""
+    try:
+        path.mkdir()
+        return True
+    except FileExistsError:
+        return False
+
+
 def rerun(runner, drill, on, flags):
     case = drill.case
     on = list(range(case.ranks)) if on is None else on
-    number = 1 + max([int(path.name[6:]) for path in drill.folder.glob("rerun-*")], default=0)
     with tempfile.TemporaryDirectory(prefix=".rerun-", dir=drill.folder) as name:
         for fault in (moved(case.fault, on), []):  # without, where the fault has no place in that layout
             work = pathlib.Path(name) / ("faulty" if fault else "plain")
             work.mkdir()
             code = runner.job(drill.incident.name, {**case.flags, **flags}, fault, len(on), work, on)
-            refused = [line for path in sorted(work.glob("logs/*.log")) for line in path.read_text().splitlines()
+            refused = [line for path in sorted(work.glob("logs/*.log")) for line in path.read_text("utf-8").splitlines()
                        if line.startswith("08_3d_full: ")]
             if code != 2 or not any("--inject" in line for line in refused):
                 break
         if code == 2 and refused:
             raise Usage(refused[0].removeprefix("08_3d_full: "))
-        final = drill.folder / f"rerun-{number}"
-        work.rename(final)
+        paths = (drill.folder / f"rerun-{number}" for number in itertools.count(1))
+        final = next(path for path in paths if taken(path))
+        work.rename(final)  # onto an empty folder: of two reruns at once each has its own
     print(f"exit code {code}; in {short(final)}: " + ", ".join(sorted(path.name for path in final.iterdir())))
     return 0
 
 
 def ranks_in(text, ranks):
     words = text.split(",")
-    if not all(word.isdecimal() and int(word) < ranks for word in words) or len(set(words)) < len(words):
-        return None
-    return [int(word) for word in words]
+    found = [int(word) for word in words if re.fullmatch("[0-9]{1,9}", word)]
+    return found if len(set(found)) == len(words) and max(found) < ranks else None
 
 
 def plain_name(place):
@@ -207,7 +223,7 @@ def check_fields(drill, words):
             raise Usage(f"{word}: {field} is given twice")
         if field == "rank" and ranks_in(text, case.ranks) is None:
             raise Usage(f"{word}: must be ranks of 0 to {case.ranks - 1}, as in rank=1 or rank=0,2")
-        if field == "step" and not (text.isdecimal() and 1 <= int(text) <= incident.steps):
+        if field == "step" and not (re.fullmatch("[0-9]{1,9}", text) and 1 <= int(text) <= incident.steps):
             raise Usage(f"{word}: must be a step of 1 to {incident.steps}")
         if field == "place" and not text.strip():
             raise Usage(f"{word}: must be {incident.place}")

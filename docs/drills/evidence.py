@@ -82,7 +82,7 @@ def first_line(pattern, *files, longest=200):
     def find(folder):
         for glob in files:
             for path in sorted(folder.glob(glob)):
-                for number, text in enumerate(path.read_text().splitlines(), 1):
+                for number, text in enumerate(path.read_text("utf-8").splitlines(), 1):
                     if re.search(pattern, text):
                         shown = text if len(text) < longest else text[:longest] + " ..."
                         return f"{path.relative_to(folder)}:{number}: {shown}"
@@ -106,7 +106,7 @@ def last_step(step):
 
 def unfinished(folder, rank):
     """The operations that a rank's log calls NOT ENDED."""
-    text = (folder / f"logs/rank-{rank}.log").read_text()
+    text = (folder / f"logs/rank-{rank}.log").read_text("utf-8")
     return re.findall(rf"^rank {rank}:   (\S+) #.*NOT ENDED", text, re.M)
 
 
@@ -114,7 +114,7 @@ def only_missing(rank, ranks, operation):
     """Every rank but one is in that operation; that one has ended all of its own."""
     def find(folder):
         inside = [other for other in range(ranks) if operation in unfinished(folder, other)]
-        text = (folder / f"logs/rank-{rank}.log").read_text()
+        text = (folder / f"logs/rank-{rank}.log").read_text("utf-8")
         if inside != [other for other in range(ranks) if other != rank] or unfinished(folder, rank):
             return None
         calls = re.findall(rf"^rank {rank}:   (\S+ #\d+)", text, re.M)
@@ -148,7 +148,7 @@ def waits_in(operation, rank, ranks):
     """In the trace that rank spends the least time in the operation."""
     def find(folder):
         sums, others = {}, [other for other in range(ranks) if other != rank]
-        for span in json.loads((folder / "trace.json").read_text())["traceEvents"]:
+        for span in json.loads((folder / "trace.json").read_text("utf-8"))["traceEvents"]:
             if span.get("ph") == "X" and span.get("cat", "").startswith("comm"):
                 by_rank = sums.setdefault(span["name"], [0.0] * ranks)
                 by_rank[span["pid"]] += span["dur"] / 1000
@@ -207,7 +207,7 @@ def norms_agree(folder):
 def all_terminated_but(dead, ranks):
     def find(folder):
         told = {rank for rank in range(ranks)
-                if "terminated by SIGTERM" in (folder / f"logs/rank-{rank}.log").read_text()}
+                if "terminated by SIGTERM" in (folder / f"logs/rank-{rank}.log").read_text("utf-8")}
         if told != set(range(ranks)) - dead:
             return None
         return (f'logs: ranks {listed(told)} say "terminated by SIGTERM"; those of ranks {listed(dead)} end without a '
@@ -228,7 +228,7 @@ def out_of_order(early, ranks):
 
 def usual_order(folder):
     for path in sorted(folder.glob("logs/rank-*.log")):
-        calls = re.findall(r"^rank \d+:   (\S+) #(\d+)(.*)$", path.read_text(), re.M)
+        calls = re.findall(r"^rank \d+:   (\S+) #(\d+)(.*)$", path.read_text("utf-8"), re.M)
         for before, after in zip(calls, calls[1:]):
             if before[0] == "dp.scalar" and after[0] == "tp.scalar" and "1 numbers" in before[2] and \
                     "1 numbers" in after[2] and "NOT ENDED" not in after[2]:

@@ -61,7 +61,7 @@ class Runner:
             flags["--inject"] = ",".join(":".join(map(str, (kind, rank, step))) + (":" + param if param else "")
                                          for kind, rank, step, param in fault)
         (folder / "logs").mkdir()
-        own_log = 'exec "$0" "$@" >"logs/rank-$OMPI_COMM_WORLD_RANK.log" 2>&1'
+        own_log = 'exec "$0" "$@" >"logs/rank-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}.log" 2>&1'
         code = run([*programs.mpirun(ranks), "sh", "-c", own_log, self.programs / "08_3d_full", *words_of(flags)], folder)
         (folder / "launcher.log").rename(folder / "logs/mpirun.log")
         if code is None:
@@ -81,7 +81,7 @@ class Runner:
         if metrics:
             own["--metrics"] = metrics
         code = run([str(self.programs / "01_single_gpu"), *words_of(own)], folder)
-        text = (folder / "launcher.log").read_text()
+        text = (folder / "launcher.log").read_text("utf-8")
         (folder / "launcher.log").unlink()
         if code != 0:
             raise Usage("the run on one rank has failed: " + (text.strip() or "no output").splitlines()[-1])
@@ -114,7 +114,7 @@ def clean(folder, name, rank_names):
     told = "".join(f"{node}: rank{'s' if len(its) > 1 else ''} {' and '.join(map(str, its))}\n"
                    for node, its in nodes.items())
     for path in [path for path in folder.rglob("*") if path.suffix in (".log", ".json", ".jsonl")]:
-        text = path.read_text(errors="replace")
+        text = path.read_text("utf-8", errors="replace")
         if path.suffix == ".log":
             text = "".join(line for line in text.splitlines(keepends=True) if "FAULT INJECTION" not in line)
             text = re.sub(r"^\S+: ranks? 0(?: (?:to|and) \d+)?\n", told, text, flags=re.M)
@@ -124,4 +124,4 @@ def clean(folder, name, rank_names):
             text = re.sub(r"^\[[^\]\s:]+:\d+\]", "[launcher]", text, flags=re.M)
         else:
             text = re.sub(r'"inject":\s*"[^"]*",?\s*', "", text)
-        path.write_text(text)
+        path.write_text(text, "utf-8")

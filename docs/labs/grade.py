@@ -18,7 +18,7 @@ def compile_target(lab, target):
     if not (lab.build / "CMakeCache.txt").is_file():
         raise Refused(f"{lab.show(lab.build)} is no build folder: run `bash tests/setup.sh` first")
     done = subprocess.run(["cmake", "--build", str(lab.build), "-j", str(os.cpu_count()), "--target", target],
-                          capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+                          capture_output=True, encoding="utf-8", errors="replace", env={**os.environ, "LC_ALL": "C"})
     if done.returncode == 0:
         return None
     lines = (done.stdout + done.stderr).split("\n")
@@ -57,7 +57,7 @@ def test_program(name, ranks, cases=()):
     """The command that runs these test cases, or all."""
     command = [name, "--no-colors=1"]
     command += ["-tc=" + ",".join(case.replace(",", "\\,") for case in cases)] if cases else []
-    return (["mpirun", "--oversubscribe", "-q", "-np", str(ranks)] if ranks else []) + command
+    return (programs.mpirun(ranks, "-q") if ranks else []) + command
 
 
 def of_doctest(output):

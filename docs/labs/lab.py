@@ -9,7 +9,7 @@
     bash docs/lab.sh solution NAME            the course's own body, and how yours differs
 
     --json    check: the score card as JSON     --output          check: also all that the programs print
-    --build FOLDER    the build folder (build)
+    --build FOLDER    the build folder (the checkout's build)
 
 Exit code: 0 full marks, 1 less, 2 nothing to grade (unknown lab, no build, a file that does not compile).
 
@@ -84,7 +84,7 @@ def list_labs(build):
         state = ""
         if lab.file.is_file():
             try:
-                card = json.loads((lab.folder / "card.json").read_text())
+                card = json.loads((lab.folder / "card.json").read_text("utf-8"))
                 state = f"{card['points']} of {card['of']} points"
             except (OSError, ValueError, KeyError, TypeError):  # not checked yet
                 state = "started"
@@ -98,7 +98,7 @@ def start(lab, again):
     for name in ("card.json", "hints"):
         (lab.folder / name).unlink(missing_ok=True)
     text = lab.blank()
-    lab.file.write_text(text)
+    lab.file.write_text(text, "utf-8")
     line = 1 + next((number for number, each in enumerate(text.split("\n")) if f"LAB {lab.name}" in each), 0)
     print(f"{lab.about['title']} (chapter {lab.about['chapter']:02d}, about {lab.about['minutes']} minutes)\n")
     print(lab.task())
@@ -109,21 +109,21 @@ def start(lab, again):
 def hint(lab, which):
     hints, seen = lab.hints(), lab.folder / "hints"
     try:
-        count = int(seen.read_text()) if seen.is_file() else 0
+        count = int(seen.read_text("utf-8")) if seen.is_file() else 0
     except ValueError:
         raise Refused(f"{lab.show(seen)} is damaged: remove it") from None
     which = min(count + 1, len(hints)) if which is None else which
     if not 1 <= which <= len(hints):
         raise Refused(f"lab {lab.name} has hints 1 to {len(hints)}")
     if lab.folder.is_dir():
-        seen.write_text(str(max(which, count)))
+        seen.write_text(str(max(which, count)), "utf-8")
     print(f"hint {which} of {len(hints)}\n\n{hints[which - 1]}")
 
 
 def solution(lab):
     if lab.puzzle:
-        return print((lab.of / "solution.md").read_text().strip())
-    text = lab.source.read_text()
+        return print((lab.of / "solution.md").read_text("utf-8").strip())
+    text = lab.source.read_text("utf-8")
     mine = lab.written() if lab.file.is_file() else None
     for tag in lab.tags():
         body = body_of(text, tag)[0]
@@ -163,7 +163,7 @@ def main():
             return solution(lab)
         card = grade(lab, arguments.full, arguments.output)
         if card.get("compiles", True):
-            (lab.folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
+            (lab.folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", "utf-8")
     except Refused as refused:
         return complain(refused)
     print(json.dumps(card, indent=1)) if arguments.json else print_card(card)

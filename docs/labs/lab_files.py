@@ -19,7 +19,8 @@ class Refused(Exception):
 
 
 def all_labs():
-    return sorted((json.loads(path.read_text())["chapter"], path.parent.name) for path in LABS.glob("*/lab.json"))
+    return sorted((json.loads(path.read_text("utf-8"))["chapter"], path.parent.name)
+                  for path in LABS.glob("*/lab.json"))
 
 
 class Lab:
@@ -28,7 +29,7 @@ class Lab:
         if name not in names:
             raise Refused(f"there is no lab {name}; the labs are: {', '.join(names)}")
         self.name, self.build, self.of = name, build, LABS / name
-        self.about = json.loads((self.of / "lab.json").read_text())
+        self.about = json.loads((self.of / "lab.json").read_text("utf-8"))
         self.folder = build / "lab" / name
         self.source = ROOT / self.about["source"]  # of a puzzle: the file that `start` copies
         self.file = self.folder / self.source.name
@@ -41,20 +42,22 @@ class Lab:
             return str(path)
 
     def task(self):
-        return (self.of / "task.md").read_text().strip()
+        return (self.of / "task.md").read_text("utf-8").strip()
 
     def hints(self):
-        return [part.strip("\n") for part in re.split(r"^## \d\n", (self.of / "hints.md").read_text(), flags=re.M)[1:]]
+        text = (self.of / "hints.md").read_text("utf-8")
+        return [part.strip("\n") for part in re.split(r"^## \d\n", text, flags=re.M)[1:]]
 
     def tags(self):
-        return [name for name, _, _ in regions(self.source.read_text()) if f"{name}-".startswith(f"lab-{self.name}-")]
+        found = regions(self.source.read_text("utf-8"))
+        return [name for name, _, _ in found if f"{name}-".startswith(f"lab-{self.name}-")]
 
     def blank(self):
         """The shipped source with this lab's bodies removed, the task in the place of the first."""
         if self.puzzle:  # a text file in which # begins a comment
             task = [f"LAB {self.name}", ""] + self.task().split("\n")
-            return "\n".join(f"# {line}".rstrip() for line in task) + "\n" + self.source.read_text()
-        text, first = self.source.read_text(), True
+            return "\n".join(f"# {line}".rstrip() for line in task) + "\n" + self.source.read_text("utf-8")
+        text, first = self.source.read_text("utf-8"), True
         for tag in self.tags():
             indent = body_of(text, tag)[1]
             what = tag.removeprefix(f"lab-{self.name}").lstrip("-") or "the body"
@@ -70,7 +73,7 @@ class Lab:
         if not self.file.is_file():
             raise Refused(f"lab {self.name} has not been started: bash docs/lab.sh start {self.name}")
         try:
-            return self.file.read_text()
+            return self.file.read_text("utf-8")
         except UnicodeDecodeError:
             raise Refused(f"{self.show(self.file)} is no text: start --again begins anew") from None
 

@@ -51,7 +51,7 @@ class Runs:
         if not path.exists():
             print("  " + self.commands[-1], file=sys.stderr, flush=True)
             text = programs.output([*start, self.programs / program, *flags, output_flag, path])
-            path.with_suffix(".txt").write_text(text)
+            path.with_suffix(".txt").write_text(text, "utf-8")
         return path
 
     def metrics(self, ranks, program, flags, name, kind=None):
@@ -61,13 +61,13 @@ class Runs:
         return self.metrics(ranks, program, flags, name, "step")
 
     def table(self, ranks, program, flags, output_flag, name):
-        with open(self.file(ranks, program, flags, output_flag, name), newline="") as file:
+        with open(self.file(ranks, program, flags, output_flag, name), newline="", encoding="utf-8") as file:
             return list(csv.reader(file))
 
     def run(self, ranks, program, flags):
         name = re.sub(r"\W+", "_", f"{ranks} {program} {flags}") + ".jsonl"
         path = self.file(ranks, program, flags.split(), "--metrics", name[-200:])
-        return Run(path.with_suffix(".txt").read_text(), programs.events(path))
+        return Run(path.with_suffix(".txt").read_text("utf-8"), programs.events(path))
 
     def booked(self, flags):
         """Bytes of each kind on a rank, each at its own peak, by chapter 08's dry run: no memory of the rank itself."""

@@ -9,7 +9,7 @@ LENGTHS = [("8b", 4096, 1), ("8b", 131072, 1), ("8b", 131072, 8), ("8b", 262144,
 
 def lengths(runs):
     text = runs.folder / "text.txt"
-    text.write_text("text " * 300000)  # more tokens than the longest sequence
+    text.write_text("text " * 300000, "utf-8")  # more tokens than the longest sequence
     rows = []
     for model, tokens, ranks in LENGTHS:
         peaks = []

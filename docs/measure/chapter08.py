@@ -63,7 +63,7 @@ def front(runs):
         # In 8 bits the second decimal differs between CPUs.
         losses = "".join(f"{steps[i]['loss']:12.7f}" if fp64 else f"{steps[i]['loss']:6.1f}{'':6}" for i in (0, -1))
         memory = "".join(f"{steps[-1]['memory']['peak'][kind] / 2**20:6.1f}" for kind in KINDS[:4])
-        lines = sum(path.read_text().count("\n") for path in pathlib.Path(folder).glob("minimal.*"))
+        lines = sum(path.read_text("utf-8").count("\n") for path in pathlib.Path(folder).glob("minimal.*"))
         print(f"{program[:2]} {technique:<16}{ranks:>3}{lines:>14}{losses}{memory}"
               f"{sum(steps[-1]['comm_bytes'].values()) / 1e6:6.1f}", flush=True)
         (runs.folder / "front.jsonl").unlink()

@@ -36,7 +36,7 @@ def refuse(line):
 
 def read_flags(path):
     """{flag: value}, in the file's order."""
-    words = [word for line in path.read_text().split("\n") for word in line.split("#")[0].split()]
+    words = [word for line in path.read_text("utf-8").split("\n") for word in line.split("#")[0].split()]
     flags = {}
     while words:
         flag, equals, value = words.pop(0).partition("=")
@@ -61,7 +61,7 @@ def dry_run(build, flags, *more):
     if not program.is_file():
         refuse(f"{program} is not there: cmake --build {build} --target 08_3d_full")
     command = [str(program)] + [word for pair in {**GIVEN, **flags}.items() for word in pair if word is not None]
-    return subprocess.run(command + list(more), capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return subprocess.run(command + list(more), capture_output=True, encoding="utf-8", cwd=ROOT, timeout=120)
 
 
 def memory_of_ranks(output):
@@ -80,7 +80,7 @@ def booked_step(build, flags, rank):
         done = dry_run(build, flags, "--fake-rank", str(rank), "--metrics", str(path))
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
-        events = [json.loads(line) for line in path.read_text().split("\n") if line]
+        events = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
     return tuple(next(event for event in events if event["event"] == kind) for kind in ("config", "step"))
 
 
@@ -132,7 +132,7 @@ def main():
         most + remark)
 
     # What a rank sends to groups that are larger than a node: of the first stage, and of the second.
-    cluster = json.loads((ROOT / "08_3d_full/complete/layout/links.json").read_text())
+    cluster = json.loads((ROOT / "08_3d_full/complete/layout/links.json").read_text("utf-8"))
     network = cluster["rail"]
     extent = {"tp": axes["tp"], "cp": axes["tp"] * axes["cp"], "dp": axes["tp"] * axes["cp"] * axes["dp"], "pp": WORLD}
     worst, seconds = {}, 0
