@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 
+import programs
 import tables
 from measure_node_machine import Node, OutOfTime, Usage
 from measure_node_readers import (Unreadable, csv_of, doctest, fp8_products, limits, links_of, op_row,
@@ -332,4 +333,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    programs.start(main)

@@ -14,6 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+import programs
 import style
 import tables
 
@@ -305,4 +306,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    programs.start(main)

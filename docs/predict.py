@@ -23,6 +23,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXPERTS = "08_3d_full/experts/README.md"  # a lesson of its own inside a chapter
 sys.path.insert(0, str(ROOT / "tests"))
+import programs  # noqa: E402
 from lessons_printed import FigureError, Readme, Runner  # noqa: E402
 from predict_answers import LEVELS, Quiz, UsageError, counted, read_answers  # noqa: E402
 
@@ -68,8 +69,8 @@ def quiz(arguments):
             print(f"{asked.number}. {asked.question.text}\n       {asked.figure.command}")
         return 0
     answers = read_answers(arguments.answers, chosen) if arguments.answers else None
-    programs = programs_of(arguments.build, [asked.figure.command for asked in chosen])
-    game.runner = Runner(ROOT, programs, 900)
+    binaries = programs_of(arguments.build, [asked.figure.command for asked in chosen])
+    game.runner = Runner(ROOT, binaries, 900)
     game.say(f"{readme.path.parent.name}: {counted(len(chosen), 'question')}. A number (1.5 MB, 27%, 3/16), `same`, or ? "
              "to skip.")
     results = game.run(chosen, answers)
@@ -106,4 +107,4 @@ def main(words=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    programs.start(main)

@@ -7,6 +7,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it
@@ -28,6 +29,19 @@ def open_mpi():
 def mpirun(ranks, *options):
     """options: Open MPI's."""
     return ["mpirun", *(["--oversubscribe", *options] if open_mpi() else []), "-np", str(ranks)]
+
+
+def start(main):
+    """Runs a script: it prints UTF-8 in any locale, and of a path that cannot be read or written says one line."""
+    sys.stdout.reconfigure(encoding="utf-8")
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        print(f"{pathlib.Path(sys.argv[0]).name}: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
 
 
 def members(session):

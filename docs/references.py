@@ -11,6 +11,7 @@ import struct
 import subprocess
 import tempfile
 
+import programs
 from validate.runs import Safetensors, write_safetensors
 
 # Some 40,000 parameters each.
@@ -128,4 +129,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    programs.start(main)

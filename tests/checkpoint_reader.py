@@ -110,7 +110,7 @@ def read_files(folder, manifest):
 def read(folder):
     """(manifest, {state/parameter: array}, {row of FP8, or experts/...: [that of each file]}); all checked."""
     folder = pathlib.Path(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     assert manifest["format"] == "train70b checkpoint" and manifest["version"] == 1
     if not manifest["flags"]["batch-ramp"]:
         assert manifest["next_sample"] == manifest["step"] * int(manifest["flags"]["global-batch"])

@@ -64,7 +64,7 @@ class Lessons:
 
     def check_markers(self, path):
         open_regions = {}
-        for number, line in enumerate(path.read_text().split("\n"), 1):
+        for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):
             marker = MARKER.match(line)
             if marker and marker[1] == "tag":
                 if marker[2] in open_regions:
@@ -81,7 +81,7 @@ class Lessons:
     def region(self, file, name):
         """The lines of a region, or None."""
         lines, inside, found = [], False, False
-        for line in (self.root / file).read_text().split("\n"):
+        for line in (self.root / file).read_text("utf-8").split("\n"):
             marker = MARKER.match(line)
             if marker and marker[2] == name:
                 inside, found = marker[1] == "tag", True
@@ -138,7 +138,7 @@ class Lessons:
         path = picture.with_suffix(".csv")
         if not path.exists():
             return self.error(picture, 1, "a picture without its CSV")
-        head = [line for line in path.read_text().split("\n") if line.startswith("# ")]
+        head = [line for line in path.read_text("utf-8").split("\n") if line.startswith("# ")]
         commands = [number for number, line in enumerate(head) if line.startswith("# command: ")]
         for number in commands:
             self.check_command(path, number + 1, head[number].partition(": ")[2], [], False)
@@ -158,7 +158,7 @@ class Lessons:
                 if not file.exists():
                     self.error(path, number, f"link to {target}: there is no such file")
             if section.startswith("The code") and line.startswith("|") and files:
-                text = "\n".join(file.read_text() for file in files if file.is_file())
+                text = "\n".join(file.read_text("utf-8") for file in files if file.is_file())
                 for name in re.findall(r"`([A-Za-z_]\w*(?:::\w+)*)(?:\([^`]*\))?`", line):
                     if not re.search(r"\b" + name.split("::")[-1] + r"\b", text):
                         self.error(path, number, f"`{name}` is in none of {', '.join(targets)}")
@@ -206,9 +206,9 @@ class Lessons:
                        f"{stated[1]} minutes to read, counted are {counted:.0f}")
 
     def check_lesson(self, path, write=False):
-        self.check_exercises(path, path.read_text())
-        self.check_minutes(path, path.read_text())
-        blocks, section, changes = parse(path.read_text()), "", []
+        self.check_exercises(path, path.read_text("utf-8"))
+        self.check_minutes(path, path.read_text("utf-8"))
+        blocks, section, changes = parse(path.read_text("utf-8")), "", []
         for block in blocks:
             template = any(name == "template" for name, _, _ in block.directives)
             if block.kind == "text" and block.lines and block.lines[0].startswith("#"):
@@ -268,4 +268,5 @@ def main():
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(encoding="utf-8")  # in any locale
     main()

@@ -73,7 +73,7 @@ def working_folder(root, binaries):
 
 def test_cases(file):
     """The names of a file's test cases; of a Python file, its tests and whatever stands in quotes."""
-    text = file.read_text()
+    text = file.read_text("utf-8")
     if file.suffix != ".cpp":
         return re.findall(r'"([^"\n]*)"', text) + re.findall(r"def (test_\w+)", text)
     return ["".join(re.findall(r'"((?:[^"\\]|\\.)*)"', name)).replace('\\"', '"')
@@ -88,7 +88,7 @@ class Commands:
         self.programs, self.not_built = {}, set()
         self.targets, self.tests = set(), set()
         for file in (root / "CMakeLists.txt", root / "tests/CMakeLists.txt"):
-            targets, tests = cmake_names(file.read_text()) if file.exists() else (set(), set())
+            targets, tests = cmake_names(file.read_text("utf-8")) if file.exists() else (set(), set())
             self.targets |= targets
             self.tests |= tests
 
@@ -136,12 +136,12 @@ class Commands:
                 self.check(shlex.join(rest[rest.index("--") + 1:]), code, template, wrong)
                 rest = rest[:rest.index("--")]
             for flag in rest[1:]:
-                if flag.startswith("--") and flag.split("=")[0] not in script.read_text():
+                if flag.startswith("--") and flag.split("=")[0] not in script.read_text("utf-8"):
                     wrong(f"{rest[0]} has no {flag}")
         elif first == "cmake":
             for word in self.skip_options(first, rest, wrong):
                 if word.startswith("-D"):
-                    if word[2:].split("=")[0] not in (self.root / "CMakeLists.txt").read_text():
+                    if word[2:].split("=")[0] not in (self.root / "CMakeLists.txt").read_text("utf-8"):
                         wrong(f"CMakeLists.txt does not know {word}")
                 elif word not in self.targets:
                     wrong(f"there is no target {word}")
@@ -156,7 +156,7 @@ class Commands:
 
     def check_pytest(self, words, wrong):
         """Of -k, that each word stands in a test file or in its name."""
-        texts = [path.name + path.read_text() for path in sorted((self.root / "tests").glob("test_*.py"))]
+        texts = [path.name + path.read_text("utf-8") for path in sorted((self.root / "tests").glob("test_*.py"))]
         for before, expression in zip(words, words[1:]):
             for word in re.findall(r"\w+", expression) if before == "-k" else []:
                 if word not in ("and", "or", "not") and not any(word in text for text in texts):

@@ -166,7 +166,7 @@ class Readme:
 
     def __init__(self, path):
         self.path, self.shown, self.questions, self.errors = path, [], [], []  # errors: [(line, message)]
-        text = path.read_text()
+        text = path.read_text("utf-8")
         # ask: may name a heading or any words, outside of comments
         self.words = " ".join(re.sub(r"<!--.*?-->", "", text, flags=re.S).split())
         for block in parse(text):
@@ -209,7 +209,7 @@ class Readme:
     def line_of(self, words):
         """The first line, outside of comments, in which the words stand."""
         inside = False
-        for number, line in enumerate(self.path.read_text().split("\n"), 1):
+        for number, line in enumerate(self.path.read_text("utf-8").split("\n"), 1):
             inside = inside or line.lstrip().startswith("<!--")
             if not inside and words in line:
                 return number

@@ -79,10 +79,10 @@ class Change:
 
 def rewrite(path, changes):
     """Changes the page; what was written."""
-    lines, written = path.read_text().split("\n"), []
+    lines, written = path.read_text("utf-8").split("\n"), []
     for each in sorted(changes, key=lambda change: change.line, reverse=True):
         lines[each.line - 1:each.line - 1 + len(each.old)] = each.new
         written.append(f"{path}:{each.line}")
     if changes:
-        path.write_text("\n".join(lines))
+        path.write_text("\n".join(lines), "utf-8")
     return written

@@ -78,6 +78,13 @@ def nvidia_smi(tmp_path):
     return f"{tmp_path}/path:{os.environ['PATH']}"
 
 
+@pytest.mark.parametrize("words", ["measure.py 08_loss --out /dev/full", "configurations.py --bin /nowhere"])
+def test_scripts_say_one_line_of_a_path_that_cannot_be_used(run, words):
+    script, *words = words.split()
+    done = run(sys.executable, ROOT / "docs" / script, *words, code=2)
+    assert re.fullmatch(rf"{script}: /(dev/full|nowhere)[\w./]*: [^\n]+\n", done.err), done
+
+
 def test_refuses_where_there_is_nothing_to_measure(run, nvidia_smi):
     measured(run, "--device cpu", out=None, tiny="", code=2).says("name another folder")
     done = measured(run, out=None, tiny="", code=2, env={"CUDA_VISIBLE_DEVICES": ""})

@@ -69,6 +69,13 @@ def test_predict_refuses(run, words, says):
     done.says(says)
 
 
+def test_predict_prints_questions_in_any_locale(run):
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for chapter in ("07", "08"):
+        done = run(sys.executable, ROOT / "docs/predict.py", chapter, "--list", env=plain)
+        assert not done.out.isascii()
+
+
 def test_predict_asks_runs_and_scores(run, build):
     (run.folder / "answers").write_text("853120\n")
     done = run(sys.executable, ROOT / "docs/predict.py", "3 --question 3 --json --answers", run.folder / "answers",

@@ -14,6 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs"))
+import programs
 import style
 
 # Of even and of odd chunks. Time is not memory, so these say nothing about the kinds of style.KINDS.
@@ -51,4 +52,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    programs.start(main)

@@ -285,6 +285,8 @@ def main():
         print("\n".join(found) or "the page is what the CSV gives, and the board keeps what it promises")
         return len(found) > 0
     if args.write:
+        if not any(args.out.glob("*.json")):
+            parser.error(f"--out {args.out}: has no results of cells")
         table = rows(args.out)
         tables.write(CSV, table, COLUMNS)
         PAGE.write_text(page_with(tables.read(CSV)), "utf-8")
@@ -299,4 +301,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    programs.start(main)
