@@ -94,8 +94,9 @@ class Doctor:
         try:
             if planted(self.whole, fault) is None:
                 return None
-            self.judge(self.right[0], {})
-            return self.replay(self.whole, self.right[0], self.backward)
+            loss = self.whole.recorded(self.right[0])
+            self.judge(loss, {})
+            return self.replay(self.whole, loss, self.backward)
         finally:
             vars(self.whole).clear()
             vars(self.whole).update(right)
@@ -224,7 +225,8 @@ def report(c):
     doctor = Doctor(c)
     doctor.explain()
     lines = doctor.lines + [f"explains A's numbers to rounding: {name}" for name in doctor.names]
-    lines += [] if doctor.names else ["no known fault explains A's numbers"]
+    none = "fp32's rounding explains" if facts.islands(c) else "no known fault explains"
+    lines += [] if doctor.names else [f"{none} A's numbers"]
     if doctor.rests:
         near = [f"{rest:.3g} ({name})" for rest, name in doctor.rests[:3] if rest <= NEAR]
         if len(near) < len(doctor.rests):

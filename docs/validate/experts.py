@@ -33,6 +33,7 @@ class Experts:
         if kind == "mixtral":
             self.normalized, self.block, self.names = True, "block_sparse_moe.", ("w1", "w3", "w2")
         self.aux_loss, self.router_z_loss = aux_loss, router_z_loss
+        self.aux_of_all = 0.0  # of Hugging Face's balancing loss: f and P are means over the rows of all layers at once
         self.capacity_factor, self.router_bias_rate = capacity_factor, router_bias_rate
         self.counted, self.shared_scale = 2, 1.0  # of a group's experts, for its score; of the shared experts' output
         self.bias_in_choice, self.bias_in_weights = 1, 0
@@ -108,7 +109,13 @@ class Experts:
         for first in range(0, len(chosen), length):
             slots = np.bincount(chosen[first : first + length].ravel(), minlength=self.count)
             by_score[first : first + length] = slots / len(chosen) * self.count / (self.top_k * length)
-        scores = shares(p) if self.sigmoid else p
-        llama.penalties.append((scores, lambda: llama.experts.aux_loss * by_score))
+        scores, slots = shares(p) if self.sigmoid else p, llama.slots
+        slots.append(np.bincount(chosen.ravel(), minlength=self.count))
+
+        def balancing():
+            of_all = self.count * sum(slots) / (len(slots) * len(chosen)) ** 2
+            return llama.experts.aux_loss * by_score + llama.experts.aux_of_all * of_all
+
+        llama.penalties.append((scores, balancing))
         softmax = np.exp(logits.x - lse)
         llama.penalties.append((logits, lambda: 2 * llama.experts.router_z_loss / len(chosen) * lse * softmax))

@@ -269,9 +269,13 @@ def facts(c):
     """One line each; none if the runs agree."""
     if not c.differences():
         return []
+    if rounding := islands(c):
+        return rounding  # which has no place
     step_1, later = next(d for d in c.losses if d.name == "step 1"), [d.name for d in c.updates_2 if d.wrong]
-    forward = f"wrong: the loss of step 1, by {step_1.relative:.3g}" if step_1.wrong else "right (the loss of step 1)"
-    lines = islands(c) + [f"forward: {forward}"] + backward(c)
+    by = f"the loss of step 1, by {step_1.relative:.3g}"
+    near = f"within the bound ({by} of {step_1.bound:g})" if step_1.relative > step_1.bound / 10 else None
+    forward = f"wrong: {by}" if step_1.wrong else near or "right (the loss of step 1)"
+    lines = [f"forward: {forward}", *backward(c)]
     lines += [f"gradients: {words}" for words in multiples(c)[:1] if words]
     if not any(d.wrong for d in c.gradients) and any(d.wrong and d.name == "step 1" for d in c.norms):
         lines.append("norm: that of step 1 is wrong, although every gradient is right")

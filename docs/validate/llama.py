@@ -77,6 +77,10 @@ class Llama:
     def aims(self, tokens, targets):
         return targets
 
+    def recorded(self, loss):
+        """What is recorded of a loss."""
+        return loss
+
     def target_weights(self, targets):
         """What each target counts in the loss; -1 is ignored."""
         counted = targets >= 0
@@ -205,7 +209,8 @@ class Llama:
 
     def forward(self, tokens):
         """The hidden state before the head, (B, T, E)."""
-        self.leaves, self.penalties = {}, []  # (a Value, a function of its additional gradient)
+        # penalties: (a Value, a function of its additional gradient); slots: of each layer, how often experts are chosen
+        self.leaves, self.penalties, self.slots = {}, [], []
         dtype, place = self.w["model.embed_tokens.weight"].dtype, np.arange(tokens.shape[1])
         self.angles = {
             which: [x.astype(dtype, copy=False) for x in self.cos_sin(self.positions(tokens, which))] for which in "qk"

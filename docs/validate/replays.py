@@ -150,6 +150,16 @@ def experts(**values):
     return fault
 
 
+def with_balance(m, right, loss):
+    """The balancing loss, sum f P, is in the recorded loss, too."""
+    return loss + sum(float(np.sum(value.x * gradient())) for value, gradient in m.penalties[::2])
+
+
+def balance(recorded=False, **values):
+    """Experts with another balancing loss."""
+    return lambda m: m.experts and {**experts(**values)(m), **(method("recorded", with_balance)(m) if recorded else {})}
+
+
 def layer_norm(m, right, name, x):
     """The mean is subtracted first."""
 
@@ -157,6 +167,19 @@ def layer_norm(m, right, name, x):
         return x - x.mean(axis=-1, keepdims=True)
 
     return right(name, Value(centred(x.x), lambda d: [centred(d)], x))
+
+
+def eps_outside(m, right, name, x):
+    """x / (rms + eps), where eps belongs under the root."""
+    w, rms = m.weight(name + ".weight"), np.sqrt(np.mean(x.x * x.x, axis=-1, keepdims=True))
+    r = 1 / (rms + m.eps)
+
+    def back(d):
+        dn, per = d * w.x, np.divide(r * r, rms, out=np.zeros_like(r), where=rms > 0)
+        yield r * dn - x.x * per * np.mean(dn * x.x, axis=-1, keepdims=True)
+        yield np.sum(m.own(d, name) * x.x * r, axis=tuple(range(d.ndim - 1)))
+
+    return m.seen(name, Value(x.x * r * w.x, back, x, w))
 
 
 def no_norm(m, right, name, x, names):

@@ -71,6 +71,7 @@ FORWARD = {
     "experts: the shared experts are scaled, too": of.experts(shared_scale=lambda right: right.scale),
     "RMSNorm: gain 1 + w": value("w", lambda m: {name: w + ("norm" in name) for name, w in m.w.items()}),
     "RMSNorm: the mean is subtracted": method("rmsnorm", of.layer_norm),
+    "RMSNorm: x / (rms + eps)": method("rmsnorm", of.eps_outside),
     "RMSNorm: none before the head": method("rmsnorm", of.no_norm, names=("model.norm",)),
     "embedding: times sqrt(hidden)": method(
         "embedding", lambda m, right, tokens: right(tokens) * math.sqrt(m.config["hidden_size"])
@@ -93,6 +94,9 @@ BACKWARD = {
     "experts: the router has no gradient from their weights": of.times(0, "router"),
     "experts: their input has no gradient from them": of.times(0, "expert"),
     "experts: the shared experts' input has no gradient from them": of.times(0, "shared"),
+    "experts: the balancing loss is left out": of.balance(aux_loss=0.0),
+    "experts: the balancing loss is in the recorded loss": of.balance(recorded=True),
+    "experts: the router's z-loss is left out": of.experts(router_z_loss=0.0),
     "tied weights: gradient of the embedding is lost": of.tied_without("model.embed_tokens"),
     "tied weights: gradient of the head is lost": of.tied_without("lm_head"),
 }
@@ -103,9 +107,18 @@ for base in (1e4, 5e4, 1e5, 5e5, 1e6):
     FORWARD[f"RoPE: base {base:g}"] = frequencies(rope_theta=base)
 for eps in (0.0, 1e-8, 1e-6, 1e-5, 1e-3):
     FORWARD[f"RMSNorm: eps {eps:g}"] = value("eps", lambda m, eps=eps: eps)
+for recorded, also in ((False, ""), (True, ", and is in the recorded loss")):
+    for x in (1e-4, 1e-3, 1e-2, 2e-2):
+        BACKWARD |= {
+            f"experts: a balancing loss of {x:g} is added{also}": of.balance(
+                recorded, aux_loss=lambda e, x=x: e.aux_loss + x
+            ),
+            f"experts: the balancing loss is Hugging Face's, over all layers at once, of {x:g}{also}": of.balance(
+                recorded, aux_loss=0.0, aux_of_all=x
+            ),
+        }
 for x in (1e-4, 1e-3, 1e-2):
     BACKWARD |= {
-        f"experts: a balancing loss of {x:g} is added": of.experts(aux_loss=lambda e, x=x: e.aux_loss + x),
         f"experts: a z-loss of the router of {x:g} is added": of.experts(
             router_z_loss=lambda e, x=x: e.router_z_loss + x
         ),
