@@ -6,6 +6,7 @@
         record.gradients(model)          # before your clipping and optimizer, then
         record.step(model, loss, grad_norm, lr, inputs, targets)     # what your code used
     record.write()                       # every rank calls all of it; rank 0 writes
+DDP's ranks may give step() their local batches and losses: it gathers them. Other layouts give those of all ranks.
 Of experts the flags aux-loss, router-z-loss, capacity-factor and router-bias-rate (docs/reference-format.md) are yours to
 apply; `loss` is without the first two. A router's bias is a buffer, or a parameter without gradient.
 """
@@ -150,7 +151,10 @@ class Recorder:
         check(len(self.steps) < len(self.reference.json["steps"]), "more steps than the reference has")
         entry = dict(self.reference.json["steps"][len(self.steps)])
         tokens, inputs, targets = torch.tensor(entry["tokens"]), inputs.cpu().long(), targets.cpu().long().clamp(min=-1)
-        check(inputs.shape == targets.shape == tokens[:, 1:].shape, "inputs, targets: must be those of all ranks")
+        if self.tp_size == 1 < self.world and len(inputs) * self.world == len(tokens):
+            inputs, targets, loss = self._gathered(tokens[:, :-1], inputs, targets, loss)
+        check(inputs.shape == targets.shape == tokens[:, 1:].shape, "inputs, targets: must be those of all ranks, "
+              f"{tuple(tokens[:, 1:].shape)}, not {tuple(inputs.shape)} and {tuple(targets.shape)}")
         last = torch.where(targets[:, -1:] < 0, tokens[:, -1:], targets[:, -1:])
         entry.update(tokens=torch.cat([inputs, last], 1).tolist(), targets=targets.tolist())
         for key, x in {"loss": loss, "grad_norm": grad_norm, "lr": lr}.items():
@@ -159,6 +163,17 @@ class Recorder:
         self.steps.append(entry)
         if len(self.steps) <= 2:
             self._save(f"after_step_{len(self.steps)}", self._tensors(model), self.reference.dtype)
+
+    def _gathered(self, whole, *mine):
+        """DDP's local inputs and targets as one batch, in the order of ranks or, if the whole has them so, in turn; the
+        mean of losses."""
+        everyone = [None] * self.world
+        dist.all_gather_object(everyone, mine)
+        inputs, targets, losses = zip(*everyone)
+        inputs, targets = torch.stack(inputs), torch.stack(targets)
+        if torch.equal(inputs.transpose(0, 1).flatten(0, 1), whole):
+            inputs, targets = inputs.transpose(0, 1), targets.transpose(0, 1)
+        return inputs.flatten(0, 1), targets.flatten(0, 1), sum(map(float, losses)) / self.world
 
     def hooks(self, model):
         """Optional: records every module's output of the first forward pass, (samples, seq_len, width)."""

@@ -33,7 +33,11 @@ COUNTED = ("(step.targets >= 0).sum()", "(step.targets.chunk(dp)[replica] >= 0).
 BETAS = ("optimizer =", "reference.betas = 0.9, 0.999\noptimizer =")
 NORMS_SUMMED = ('if "q_norm" in name or "k_norm" in name:', "if False:")
 TIED = ('if tied and "embed_tokens" in name and pp > 1:', "if False:")
+AUX = "0.02 * model(input_ids=step.inputs, output_router_logits=True, use_cache=False).aux_loss"
+OF_ALL = "the balancing loss is Hugging Face's, over all layers at once, of 0.02"
 PLANTS = {
+    "aux_loss": ("hugging_face", "experts", "loss.backward()", f"({AUX} + loss).backward()", "forward: right", OF_ALL),
+    "aux_recorded": ("hugging_face", "experts", "loss = F.", f"loss = {AUX} + F.", "forward: wrong", f"{OF_ALL}, and"),
     "rope_base": ("hugging_face", "gqa", "rope_theta", 5e5, "forward: wrong", "RoPE: base 500000"),
     "norm_eps": ("hugging_face", "gqa", "rms_norm_eps", 1e-6, "backward: ", "RMSNorm: eps 1e-06"),
     "gelu": ("hugging_face", "gqa", "hidden_act", "gelu", "forward: wrong", "MLP: GELU instead of SiLU"),
@@ -75,6 +79,26 @@ def test_a_right_implementation_agrees(run, tmp_path, layers, std, dtype):
     for kernel in KERNELS if dtype != "bf16" else ():
         run("01_single_gpu", flags, f"--save-reference {kernel}", env={"OPENBLAS_CORETYPE": kernel})
         compared(run, kernel, "reference", code=0)
+
+
+DDP = {  # what makes Hugging Face's example one of DDP, whose ranks record their local batches
+    "record.load(model)": "record.load(model)\nmodel = torch.nn.parallel.DistributedDataParallel(model)",
+    "reference = Reference": "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    "mine = lambda x: {}\nrank, world = dist.get_rank(), dist.get_world_size()\nreference = Reference",
+    "=step.inputs,": "=mine(step.inputs),", "step.targets.flatten()": "mine(step.targets).flatten()",
+    "step.lr, step.inputs, step.targets": "step.lr, mine(step.inputs), mine(step.targets)"}
+
+
+@pytest.mark.parametrize("mine", ["x.chunk(world)[rank]", "x[rank::world]"])
+def test_local_batches_of_ddp_are_gathered(run, tmp_path, mine):
+    text = (EXAMPLES / "hugging_face.py").read_text()
+    for old, new in DDP.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new.replace("{}", mine))
+    (tmp_path / "ddp.py").write_text(text)
+    reference = ROOT / "docs/references/gqa"
+    trained(run, "fsdp2", reference, tmp_path / "mine", tmp_path / "ddp.py")
+    compared(run, "mine", reference, code=0)
 
 
 @pytest.mark.parametrize("plant", PLANTS)

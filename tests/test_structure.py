@@ -76,8 +76,9 @@ def opens_text(call):
 def test_programs_read_and_write_utf_8_in_any_locale():
     files = [path for place in ("docs/**/", "0*/**/", "tests/lessons", "tests/checkpoint_reader")
              for path in ROOT.glob(f"{place}*.py")]
-    found = [f"{path.relative_to(ROOT)}:{node.lineno}" for path in files for node in ast.walk(ast.parse(path.read_text()))
-             if isinstance(node, ast.Call) and opens_text(node)]
+    calls = [(path, node) for path in files for node in ast.walk(ast.parse(path.read_text("utf-8")))
+             if isinstance(node, ast.Call)]
+    found = [f"{path.relative_to(ROOT)}:{node.lineno}" for path, node in calls if opens_text(node)]
     assert len(files) > 50 and not found, "\n".join(found)
 
 

@@ -225,8 +225,8 @@ def report(c):
     doctor = Doctor(c)
     doctor.explain()
     lines = doctor.lines + [f"explains A's numbers to rounding: {name}" for name in doctor.names]
-    none = "fp32's rounding explains" if facts.islands(c) else "no known fault explains"
-    lines += [] if doctor.names else [f"{none} A's numbers"]
+    rounding = "; fp32's rounding would" if facts.islands(c) else ""
+    lines += [] if doctor.names else [f"no known fault explains A's numbers{rounding}"]
     if doctor.rests:
         near = [f"{rest:.3g} ({name})" for rest, name in doctor.rests[:3] if rest <= NEAR]
         if len(near) < len(doctor.rests):

@@ -209,7 +209,7 @@ class Llama:
 
     def forward(self, tokens):
         """The hidden state before the head, (B, T, E)."""
-        # penalties: (a Value, a function of its additional gradient); slots: of each layer, how often experts are chosen
+        # penalties: (a Value, a function of its additional gradient); slots: how often a layer chose each expert
         self.leaves, self.penalties, self.slots = {}, [], []
         dtype, place = self.w["model.embed_tokens.weight"].dtype, np.arange(tokens.shape[1])
         self.angles = {
