@@ -68,8 +68,9 @@ def opens_text(call):
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if name not in ("open", "read_text", "write_text") and not any(key.arg == "text" for key in call.keywords):
         return False
-    words = [each.value for each in ast.walk(call) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    return "utf-8" not in words and not any(re.fullmatch("[rwax]b|w\\+b", word) for word in words) and not (
+    given = [*call.args, *(key.value for key in call.keywords)]
+    words = [str(each.value) for each in given if isinstance(each, ast.Constant)]
+    return not any(re.fullmatch(r"utf-8|[rwax]\+?b|[rwax]b\+?", word) for word in words) and not (
         isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "os")
 
 
