@@ -17,7 +17,7 @@ if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_RO
 steps=${2:-100}
 # Open MPI wants to be told that cores are shared; MPICH's mpirun knows no such option.
 shared=()
-if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then shared=(--oversubscribe); fi
+case "$(mpirun --version 2>/dev/null)" in *"Open MPI"*) shared=(--oversubscribe) ;; esac
 ranks() { mpirun ${shared[@]+"${shared[@]}"} -np "$1" "$build/bin/$2" "${@:3}"; }
 
 echo
