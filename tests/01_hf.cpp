@@ -357,12 +357,122 @@ TEST_CASE("an index and its shards must agree") {
             "is not the name of a file");
     damaged([&](const Checkpoint&, ordered_json& index) { index.erase("weight_map"); }, "weight_map is missing");
     damaged([&](const Checkpoint&, ordered_json& index) { index = 7; }, "weight_map is missing");
+    const auto copy_of_table = [&](const Checkpoint& c, ordered_json& index) {  // two shards have it
+        fs::copy(c / shard(index, table), c / "copy.safetensors");
+        index["weight_map"][table] = "copy.safetensors";
+    };
     damaged(
         [&](const Checkpoint& c, ordered_json& index) {
-            fs::copy(c / shard(index, table), c / "copy.safetensors");
-            index["weight_map"]["new"] = "copy.safetensors";
+            copy_of_table(c, index);
+            std::string content = read_text(c / "copy.safetensors");
+            content.back() ^= 1;
+            write_text(c / "copy.safetensors", content);
         },
         "is also in");
+    const Checkpoint saved(3000);
+    ordered_json index = ordered_json::parse(read_text(saved / "model.safetensors.index.json"));
+    copy_of_table(saved, index);
+    write_text(saved / "model.safetensors.index.json", index.dump());
+    Llama model(small_config(), {.init_std = 0.3}), loaded(small_config(), {});
+    model.materialize(3);
+    loaded.materialize(4);
+    saved.weights().load(loaded.params());
+    EXPECT(bits(model) == bits(loaded));
+}
+
+TEST_CASE("fp16: read exactly; also a tied head") {
+    Folder folder;
+    Llama model(small_config(), {.dtype = DType::bf16, .init_std = 0.3}), loaded(small_config(), {});
+    model.materialize(3);
+    loaded.materialize(4);
+    save(folder.text(), model);
+    EXPECT(HfWeights(folder.text(), small_config()).dtypes() == "bf16");
+    std::string file = read_text(folder / "model.safetensors");
+    for (size_t at = 0; (at = file.find("\"BF16\"", at)) != file.npos;) file.replace(at, 6, "\"F16\" ");
+    write_text(folder / "model.safetensors", file);
+    const HfWeights weights(folder.text(), small_config());
+    EXPECT(weights.dtypes() == "fp16");
+    weights.load(loaded.params());
+    for (size_t i = 0; i < model.params().size(); ++i) {
+        const uint16_t* stored = model.params()[i]->data.data<uint16_t>();
+        const std::vector<double> found = values(loaded.params()[i]->data);
+        for (size_t k = 0; k < found.size(); ++k) EXPECT(found[k] == fp16_value(stored[k]));
+    }
+}
+
+TEST_CASE("weights that are not finite, or not in the run's dtype, are refused by name when they are loaded") {
+    for (const auto& [stored, run, value] : {std::tuple{DType::f32, DType::f32, double(NAN)},
+                                             {DType::bf16, DType::f32, double(INFINITY)},
+                                             {DType::f64, DType::f32, 1e300},
+                                             {DType::f32, DType::bf16, 3.4e38},
+                                             {DType::f64, DType::f64, 1e300}}) {
+        Folder folder;
+        Llama model(small_config(), {.dtype = stored, .init_std = 0.3}), loaded(small_config(), {.dtype = run});
+        model.materialize(3);
+        loaded.materialize(4);
+        const int64_t last = model.embed_tokens.data.size() - 1;  // of a token that no text may have
+        Tensor place = model.embed_tokens.data.element_slice(last, {1});
+        fill(place, value);
+        save(folder.text(), model);
+        const HfWeights weights(folder.text(), small_config());
+        if (run == DType::f64)
+            weights.load(loaded.params());
+        else
+            EXPECT_USAGE_ERROR(weights.load(loaded.params()),
+                               "model.safetensors: tensor model.embed_tokens.weight has ");
+    }
+}
+
+TEST_CASE("folders of other formats, and names that a wrapper changed, are refused with what to do") {
+    for (const auto& [file, advice] : {std::pair{"pytorch_model.bin", "safe_serialization=True"},
+                                       {"pytorch_model.bin.index.json", "safe_serialization=True"},
+                                       {"adapter_config.json", "an adapter: merge it first, with merge_and_unload()"},
+                                       {"consolidated.00.pth", "another format"}}) {
+        const Checkpoint saved;
+        write_text(saved / file, "");
+        (void)saved.read();  // beside model.safetensors it does not matter
+        fs::remove(saved / "model.safetensors");
+        EXPECT_USAGE_ERROR(saved.read(), file);
+        EXPECT_USAGE_ERROR(saved.read(), advice);
+    }
+    const auto renamed = [](const std::function<std::string(std::string)>& rename) {
+        auto folder = std::make_unique<Folder>();
+        std::vector<StoredTensor> entries;
+        for (const Param& param : all_params(small_config()))
+            entries.push_back({rename(param.name), DType::f32, param.global_shape});
+        SafetensorsWriter writer("--save-hf", *folder / "model.safetensors", entries);
+        for (const StoredTensor& entry : entries) writer.write(Tensor(entry.shape, DType::f32, Device::cpu));
+        writer.commit();
+        return folder;
+    };
+    const auto bare = renamed([](const std::string& name) { return name.substr(name.starts_with("model.") ? 6 : 0); });
+    EXPECT_USAGE_ERROR(HfWeights(bare->text(), small_config()),
+                       "model.embed_tokens.weight is missing, but embed_tokens.weight is there: of a LlamaModel");
+    const auto compiled = renamed([](const std::string& name) { return "_orig_mod." + name; });
+    EXPECT_USAGE_ERROR(HfWeights(compiled->text(), small_config()), "the wrapper's prefix _orig_mod. is in the way");
+    const auto blocks = renamed([](std::string name) {
+        const size_t at = name.find("self_attn.");
+        return at == name.npos ? name : name.insert(at, "_orig_mod.");
+    });
+    EXPECT_USAGE_ERROR(HfWeights(blocks->text(), small_config()),
+                       "\"model.layers.0._orig_mod.self_attn.q_proj.weight\"");
+}
+
+TEST_CASE("tokenizer and generation_config.json of the loaded folder are saved with the model") {
+    const Checkpoint from;
+    const Folder to;
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+                             "vocab.json", "merges.txt", "generation_config.json"})
+        write_text(from / name, std::string("of ") + name);
+    write_text(from / "README.md", "");
+    Llama model(small_config(), {.init_std = 0.3});
+    model.materialize(3);
+    HfSaver(to.text(), from.text()).save(model.config, DType::f32, local_full_params(model));
+    EXPECT(to.files() == from.files() - 1);
+    EXPECT(read_text(to / "tokenizer.model") == "of tokenizer.model");
+    fs::remove(from / "vocab.json");
+    REQUIRE(mkfifo((from / "vocab.json").c_str(), 0600) == 0);
+    EXPECT_USAGE_ERROR(HfSaver(to.text(), from.text()), "vocab.json: is not a regular file");
 }
 
 TEST_CASE("output folders: made when missing, gone again when nothing came of it, refused when impossible") {

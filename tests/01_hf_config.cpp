@@ -1,6 +1,8 @@
 // config.json: rope scaling, families of models, and what is refused by key.
 #include <numbers>
 
+#include "01_single_gpu/core/files.h"
+#include "01_single_gpu/core/random.h"
 #include "tests/hf.h"
 
 using namespace train70b;
@@ -51,8 +53,8 @@ TEST_CASE("llama3 rope scaling: long waves slowed down, short ones kept, a blend
 
 TEST_CASE("config.json: what is missing, ill-typed or another model is refused by key") {
     const Checkpoint saved;
-    for (const char* key : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-                            "vocab_size", "rms_norm_eps"}) {
+    for (const char* key :
+         {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}) {
         const ordered_json value = saved.config()[key];
         saved.remove(key);
         EXPECT_USAGE_ERROR(saved.read(), (std::string("config.json: ") + key + " is missing").c_str());
@@ -83,14 +85,19 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
         {"num_hidden_layers", 2000000000, "num_hidden_layers"},
         {"tie_word_embeddings", 1, "tie_word_embeddings 1: must be true or false"},
         {"attention_bias", true, "attention_bias true: a bias of o_proj is not supported"},
-        {"mlp_bias", true, "mlp_bias"},
+        {"mlp_bias", true, "mlp_bias true: is not supported"},
+        {"attention_dropout", 0.1,
+         "attention_dropout 0.1: is not supported (--hf-ignore attention_dropout leaves it out)"},
+        {"sliding_window", 4096, "sliding_window 4096: is not supported"},  // of a Llama
         {"hidden_act", "gelu", "hidden_act \"gelu\""},
         {"model_type", "gemma2", "model_type \"gemma2\""},
         {"model_type", "qwen3_moe", "num_experts is missing"},
         {"model_type", "qwen2_moe", "model_type \"qwen2_moe\""},
-        {"model_type", "mistral", "sliding_window is missing, which means 4096"},
-        {"num_experts", 8, "num_experts 8: model_type \"llama\" has no experts"},
-        {"num_local_experts", 8, "num_local_experts 8: model_type \"llama\" has no experts"},
+        {"num_experts", 8, "num_experts 8: is not supported"},
+        {"rms_norm_eps", "x", "rms_norm_eps \"x\": must be a number > 0"},
+        {"rms_norm_eps", 0, "rms_norm_eps 0: must be a number > 0"},
+        {"rms_norm_eps", 3.5, "rms_norm_eps 3.5: must be a number from 1e-30 to 1"},
+        {"rms_norm_eps", 1e308, "rms_norm_eps 1e+308: must be a number from 1e-30 to 1"},
         {"layer_types", {"full_attention", "sliding_attention"}, "layer_types"},
         {"layer_types", "full_attention", "layer_types \"full_attention\": must be a list"},
         {"quantization_config", {{"bits", 4}}, "quantization_config"},
@@ -104,6 +111,15 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
         {"rope_scaling", {{"rope_type", "longrope"}}, "rope_scaling: rope_type \"longrope\""},
         {"rope_scaling", {{"type", "linear"}}, "rope_scaling: factor is missing"},
         {"rope_scaling", {{"factor", 2.0}}, "rope_scaling: type is missing"},
+        {"rope_scaling", {{"type", "linear"}, {"rope_type", "default"}}, "type \"linear\": conflicts with rope_type"},
+        {"rope_scaling",
+         {{"type", "default"}, {"mrope_section", {2, 1, 1}}},
+         "rope_scaling: mrope_section [2,1,1]: is not supported (--hf-ignore rope_scaling.mrope_section leaves it "
+         "out)"},
+        {"rope_parameters",
+         {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 1e6}}}},
+         "rope_parameters: full_attention {\"rope_theta\":1000000.0,\"rope_type\":\"default\"}: only one set"},
+        {"rope_scaling", changed("high_freq_factor", 1e300), "high_freq_factor 1e+300: must be a number from 1e-06 to"},
         {"rope_scaling", changed("factor", -1), "rope_scaling: factor -1"},
         {"rope_scaling", changed("factor", 1e-300), "rope_scaling: factor 1e-300: must be a number from 1 to 1000000"},
         {"rope_scaling", changed("factor", nullptr), "rope_scaling: factor is missing"},
@@ -115,6 +131,17 @@ TEST_CASE("config.json: what is missing, ill-typed or another model is refused b
         damaged.set(key, value);
         INFO(key);
         EXPECT_USAGE_ERROR(damaged.read(), part);
+    }
+    {  // both versions: equal, or not
+        const Checkpoint both;
+        both.set("rope_scaling", {{"type", "linear"}, {"factor", 2}});
+        both.set("rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 10000}});
+        EXPECT(both.read().rope_scaling == RopeScaling{.factor = 2, .linear = true});
+        both.set("rope_parameters", {{"rope_type", "linear"}, {"factor", 4.0}});
+        EXPECT_USAGE_ERROR(both.read(),
+                           "rope_scaling {\"factor\":2,\"type\":\"linear\"}: conflicts with rope_parameters");
+        both.set("rope_parameters", {{"rope_type", "default"}});
+        EXPECT_USAGE_ERROR(both.read(), "conflicts with rope_parameters");
     }
     {
         const Checkpoint damaged;
@@ -230,7 +257,8 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
         {mixtral(), "num_experts_per_tok", 5, "num_experts_per_tok 5 must be at most num_local_experts 4"},
         {mixtral(), "num_experts_per_tok", 0, "num_experts_per_tok 0: must be an integer"},
         {mixtral(), "router_jitter_noise", 0.1, "router_jitter_noise 0.1: only 0.0"},
-        {mixtral(), "sliding_window", 4096, "sliding_window 4096: sliding-window attention"},
+        {mixtral(), "router_aux_loss_coef", -1, "router_aux_loss_coef -1: must be a number > 0"},
+        {mixtral(), "router_aux_loss_coef", 1e300, "router_aux_loss_coef 1e+300: must be a number from 0 to 1000000"},
         {qwen3_moe(), "num_experts_per_tok", 7, "num_experts_per_tok 7 must be at most num_experts 6"},
         {qwen3_moe(), "moe_intermediate_size", nullptr, "moe_intermediate_size is missing"},
         {qwen3_moe(), "norm_topk_prob", 1, "norm_topk_prob 1: must be true or false"},
@@ -240,7 +268,6 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
         {qwen3_moe(), "mlp_only_layers", {0, 0}, "mlp_only_layers [0,0]: must be [], or the first layers"},
         {qwen3_moe(), "mlp_only_layers", {0.5}, "mlp_only_layers [0.5]: must be a list of integers"},
         {qwen3_moe(), "mlp_only_layers", {0, 1}, "mlp_only_layers of length 2 must be less than num_hidden_layers 2"},
-        {qwen3_moe(), "use_sliding_window", true, "use_sliding_window true: sliding-window attention"},
         {qwen3_moe(), "num_experts", 100'001, "num_experts 100001: must be an integer from 1 to 100000"},
         {dots1(), "num_local_experts", 8, "num_local_experts 8: conflicts with n_routed_experts"},
         {dots1(), "n_routed_experts", nullptr, "n_routed_experts is missing"},
@@ -249,18 +276,17 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
         {dots1(), "n_shared_experts", nullptr, "n_shared_experts is missing"},
         {dots1(), "topk_group", 5, "topk_group 5 must be at most n_group 4"},
         {dots1(), "num_experts_per_tok", 5, "num_experts_per_tok 5: the best 2 of 4 groups have 4 experts"},
+        {dots1(), "routed_scaling_factor", 1e38, "routed_scaling_factor 1e+38: must be a number from 0 to 1000"},
         {dots1(), "routed_scaling_factor", 0, "routed_scaling_factor 0: must be a number > 0"},
         {dots1(), "first_k_dense_replace", 2, "first_k_dense_replace 2 must be less than num_hidden_layers 2"},
         {dots1(), "moe_layer_freq", 2, "moe_layer_freq 2: only 1"},
         {dots1(), "attention_bias", true, "attention_bias true: a bias of o_proj"},
-        {dots1(), "layer_types", {"full_attention", "sliding_attention"}, "sliding-window attention"},
-        {small_config(), "n_routed_experts", 8, "n_routed_experts 8: model_type \"llama\" has no experts"},
+        {dots1(), "layer_types", {"full_attention", "sliding_attention"}, "\"sliding_attention\" and its window"},
+        {small_config(), "n_routed_experts", 8, "n_routed_experts 8: is not supported"},
     };
     for (const auto& [config, key, value, part] : bad) {
         INFO(key);
-        ordered_json changes = {{key, value}};
-        if (std::string(key) == "use_sliding_window") changes["sliding_window"] = 4096;
-        EXPECT_USAGE_ERROR(parse(config, changes), part);
+        EXPECT_USAGE_ERROR(parse(config, {{key, value}}), part);
     }
     const auto refused = [](const std::function<void(LlamaConfig&)>& change, const char* part) {
         LlamaConfig config = mixtral();
@@ -312,9 +338,16 @@ TEST_CASE("what a family's config.json leaves out, and which of its keys mean fu
     (void)parse("qwen3", {{"use_sliding_window", true},
                           {"max_window_layers", 0},
                           {"layer_types", {"full_attention", "full_attention"}}});
-    for (const char* type : {"qwen2", "qwen3"})
-        EXPECT_USAGE_ERROR(parse(type, {{"use_sliding_window", true}, {"max_window_layers", 1}}),
-                           "use_sliding_window true: sliding-window attention is not supported");
+    for (const char* type : {"qwen2", "qwen3"}) {
+        EXPECT(parse(type, {{"use_sliding_window", true}, {"max_window_layers", 2}}).window == 0);
+        EXPECT(parse(type, {{"use_sliding_window", true}, {"max_window_layers", 1}}).window == 4096);
+        const ordered_json second = {"full_attention", "sliding_attention"};
+        const ordered_json by_layer = {
+            {"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 9}, {"layer_types", second}};
+        EXPECT(parse(type, by_layer).window == 8);
+        const ordered_json written = hf_config(parse(type, by_layer), DType::f32);
+        for (const auto& [key, value] : by_layer.items()) EXPECT(written[key] == value);
+    }
     const ordered_json experts = {
         {"n_routed_experts", 8}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 6}, {"n_shared_experts", 1}};
     const auto dots = [&](const ordered_json& changes) {
@@ -326,12 +359,76 @@ TEST_CASE("what a family's config.json leaves out, and which of its keys mean fu
     EXPECT((x.sigmoid && !x.normalize && x.groups == 1 && x.top_groups == 1 && x.scale == 1 && x.dense_layers == 0));
     EXPECT((dots(none).kv_heads == 32 && dots(none).qk_norm));
     (void)dots({{"max_window_layers", 1}, {"sliding_window", nullptr}});
-    EXPECT_USAGE_ERROR(dots({{"max_window_layers", 1}}), "sliding_window is missing, which means 4096");
-    EXPECT_USAGE_ERROR(dots({{"max_window_layers", 1}, {"sliding_window", 8}}), "sliding_window 8: sliding-window");
+    EXPECT(dots({{"max_window_layers", 1}}).window == 4096);
+    EXPECT(dots({{"max_window_layers", 1}, {"sliding_window", 8}}).window == 8);
     EXPECT_USAGE_ERROR(parse("qwen2", {{"use_sliding_window", 1}}), "use_sliding_window 1: must be true or false");
-    EXPECT_USAGE_ERROR(parse("mistral", {{"sliding_window", 4096}}), "sliding_window 4096: sliding-window attention");
+    EXPECT(parse("mistral", none).window == 4096);
+    EXPECT(hf_config(parse("mistral", none), DType::f32)["sliding_window"] == 4096);
+    EXPECT(hf_config(parse("mistral", {{"sliding_window", nullptr}}), DType::f32)["sliding_window"].is_null());
+    EXPECT(parse("mistral", {{"sliding_window", 64}, {"layer_types", {"full_attention"}}}).window ==
+           64);  // not its key
     EXPECT_USAGE_ERROR(parse("qwen3", {{"attention_bias", true}}), "attention_bias true: a bias of o_proj");
     EXPECT_USAGE_ERROR(parse("qwen3", {{"partial_rotary_factor", 0.5}}), "partial_rotary_factor 0.5");
     EXPECT(parse("llama", {{"rope_parameters", {{"rope_type", "linear"}, {"factor", 2}, {"rope_theta", 7}}}})
                .rope_scaling->linear);
+}
+
+// What only the draw finds: a default of another family's, or a null that is not the default.
+TEST_CASE("each optional key given, left out or null: the defaults of the family's class in transformers") {
+    const auto families = nlohmann::json::parse(read_text(repository_file("tests/hf_defaults.json")));
+    uint64_t number = 0;
+    for (const auto& [family, of_family] : families.items())
+        for (int draw = 0; draw < 100; ++draw) {
+            nlohmann::json given = {{"model_type", family},    {"hidden_size", 64}, {"num_attention_heads", 32},
+                                    {"intermediate_size", 24}, {"vocab_size", 20},  {"num_hidden_layers", 70}};
+            given.update(of_family["needs"]);
+            const nlohmann::json& defaults = of_family["defaults"];
+            nlohmann::json all = given;
+            all.update(defaults);
+            for (const auto& [key, value] : defaults.items()) {
+                const bool other_null =
+                    key == "num_key_value_heads" || key == "sliding_window";  // means something else
+                const uint64_t choice = random_bits(7, number++) % (other_null ? 2 : 3);
+                if (choice > 0) given[key] = choice == 1 ? value : nullptr;
+                if (key == "use_sliding_window" && draw % 2 == 1) given[key] = all[key] = true;
+            }
+            INFO(family << " " << given.dump());
+            const auto read = [](const nlohmann::json& json) {  // through text: of a file numbers are unsigned
+                return parse_hf_config(nlohmann::json::parse(json.dump()), "config.json");
+            };
+            LlamaConfig expected = read(all), found = read(given);
+            EXPECT(found.window == expected.window);
+            found.kept = expected.kept = "";
+            EXPECT(hf_config(found, DType::f32) == hf_config(expected, DType::f32));
+        }
+}
+
+TEST_CASE("a key that nothing reads: passed over if it says nothing or is irrelevant, else refused unless ignored") {
+    nlohmann::json json = nlohmann::json::parse(hf_config(small_config(), DType::f32).dump());
+    const LlamaConfig expected = parse_hf_config(json, "config.json");
+    json.update({{"new", nullptr},
+                 {"newer", false},
+                 {"newest", 0},
+                 {"empty", ""},
+                 {"none", nlohmann::json::array()},
+                 {"_private", 1},
+                 {"use_cache", true},
+                 {"id2label", {{"0", "a"}}},
+                 {"eos_token_id", {1, 2}}});
+    const LlamaConfig found = parse_hf_config(json, "config.json");
+    EXPECT(hf_config(found, DType::f32)["eos_token_id"] == ordered_json({1, 2}));
+    EXPECT(found.rope_theta == expected.rope_theta);
+    json["attention_multiplier"] = 0.5;
+    json["rope_parameters"] = {{"rope_type", "default"}, {"beta_fast", 32}};
+    EXPECT_USAGE_ERROR(parse_hf_config(json, "config.json", {"attention_multiplier"}),
+                       "beta_fast 32: is not supported");
+    EXPECT_USAGE_ERROR(parse_hf_config(json, "config.json", {"rope_parameters.beta_fast"}),
+                       "attention_multiplier 0.5: is not supported");
+    (void)parse_hf_config(json, "config.json", {"attention_multiplier", "rope_parameters.beta_fast", "vocab_size"});
+    json.erase("attention_multiplier");
+    EXPECT_USAGE_ERROR(parse_hf_config(json, "config.json", {"attention_multiplier", "rope_parameters.beta_fast"}),
+                       "--hf-ignore attention_multiplier: config.json has no such key");
+    EXPECT(
+        parse_hf_config(nlohmann::json::parse(hf_config(mixtral(), DType::f32).dump()), "").experts.balance.aux_loss ==
+        mixtral().experts.balance.aux_loss);  // which --save-hf writes
 }

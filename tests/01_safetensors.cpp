@@ -44,6 +44,31 @@ TEST_CASE("a file written is the file read: order, alignment, values; and nothin
     EXPECT_USAGE_ERROR(SafetensorsWriter("--flag", folder / "nowhere/x", {}), "--flag");
 }
 
+TEST_CASE("every fp16 number is read as it is, of a model; a checkpoint has none, and a model no bytes") {
+    const Folder folder;
+    const std::string path = folder / "x.safetensors";
+    write_raw(path, R"({"a":{"dtype":"F16","shape":[256,256],"data_offsets":[0,131072]}})", 131072);
+    EXPECT_USAGE_ERROR(SafetensorsFile{path}, "dtype \"F16\" is not supported (must be F64, F32, BF16 or U8)");
+    std::string content = read_text(path);
+    for (size_t i = 0; i < 65536; ++i) {
+        content[content.size() - 131072 + 2 * i] = char(i & 255);
+        content[content.size() - 131072 + 2 * i + 1] = char(i >> 8);
+    }
+    write_text(path, content);
+    const SafetensorsFile file(path, Holds::model);
+    const StoredTensor& stored = file.tensors().at("a");
+    Tensor all({256, 256}, DType::f32, Device::cpu), part({2, 3}, DType::f64, Device::cpu);
+    file.read(stored, all);
+    for (int i = 0; i < 65536; ++i) {
+        const double expected = fp16_value(uint16_t(i)), found = all.data<float>()[i];
+        EXPECT((std::isnan(expected) ? std::isnan(found) : found == expected && std::signbit(found) == (i >= 32768)));
+    }
+    file.read(stored, {.row_begin = 60, .rows = 2, .col_begin = 5, .cols = 3}, part);
+    EXPECT(values(part)[4] == fp16_value(61 * 256 + 6));
+    write_raw(path, R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", 8);
+    EXPECT_USAGE_ERROR(SafetensorsFile(path, Holds::model), "\"U8\" is not supported (must be F64, F32, F16 or BF16)");
+}
+
 TEST_CASE("JSON: 64 levels of nesting, no more") {
     EXPECT(parse_json(nested_lists(64), "here").is_array());
     EXPECT_USAGE_ERROR(parse_json(nested_lists(65), "here"), "here: nested deeper than 64 levels");

@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -25,6 +27,15 @@ struct Folder {
         return std::distance(std::filesystem::directory_iterator(path), std::filesystem::directory_iterator());
     }
 };
+
+// A number of 16 bits: a sign, 5 bits of exponent, 10 of fraction.
+inline double fp16_value(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const double size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                        : exponent > 0 ? std::ldexp(1024 + fraction, exponent - 25)
+                                       : std::ldexp(fraction, -24);
+    return bits >> 15 ? -size : size;
+}
 
 // JSON that no file of this course resembles: lists in lists.
 inline std::string nested_lists(size_t levels) { return std::string(levels, '[') + std::string(levels, ']'); }

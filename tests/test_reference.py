@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 np = pytest.importorskip("numpy")
+from conftest import ROOT  # noqa: E402
 from validate.llama import AdamW, Llama, norm_of  # noqa: E402
 from validate.runs import Safetensors  # noqa: E402
 
@@ -87,3 +88,26 @@ def test_save_load_save(module_run, models):
     llama3, again, third = ({path.name: path.read_bytes() for path in (models / name).iterdir()}
                             for name in ("llama3", "again", "third"))
     assert llama3["model.safetensors"] == again["model.safetensors"] and again == third
+
+
+DEFAULTS = json.loads((ROOT / "tests/hf_defaults.json").read_text())
+
+
+@pytest.mark.parametrize("family", DEFAULTS)
+def test_defaults_of_transformers(family, run):
+    """What 01_hf_config.cpp compares with is the class's; and every key that the class writes is known."""
+    small = {"hidden_size": 512, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 256}
+    config = pytest.importorskip("transformers").AutoConfig.for_model(family, **small, **DEFAULTS[family]["needs"])
+    theirs = config.to_dict()
+    theirs["rope_theta"] = theirs["rope_parameters"]["rope_theta"]
+    theirs["head_dim"] = theirs.get("head_dim")
+    if not theirs.get("output_router_logits"):
+        theirs["router_aux_loss_coef"] = 0  # nothing is added to the loss
+    if theirs.get("use_sliding_window") is False:
+        theirs["sliding_window"] = 4096  # what the class sets to None
+    heads = config.num_attention_heads
+    for key, value in DEFAULTS[family]["defaults"].items():
+        computed = {"num_key_value_heads": heads, "head_dim": 512 // heads}.get(key) if value is None else None
+        assert theirs[key] in (value, computed), key
+    config.save_pretrained(run.folder / "hf")
+    run.refused("01_single_gpu", "--load-hf hf", says=["has neither model.safetensors nor"])

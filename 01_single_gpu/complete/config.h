@@ -16,6 +16,7 @@ struct RopeScaling {
     double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
     int64_t original_context = 8192;  // tokens
     bool linear = false;              // only `factor` is used
+    bool operator==(const RopeScaling&) const = default;
 };
 
 // How the load of experts is kept even. Sums are over the N experts and the sparse layers.
@@ -59,7 +60,10 @@ struct LlamaConfig {
     bool qk_norm = false;   // each head of q and k passes an RMSNorm before RoPE (Qwen3)
     bool tied = false;      // one matrix is both the embedding and the head: there is no lm_head.weight
     ExpertsConfig experts;
-    std::string family;  // model_type of a loaded model, which --save-hf writes again; empty: the first that fits
+    // Of a loaded model: what --save-hf writes again.
+    std::string family;  // model_type; empty: the first that fits
+    std::string kept;    // other keys of its config.json, as a JSON object
+    int64_t window = 0;  // tokens that attention sees, in some layer at least; sequences are not longer; 0: all
 
     int64_t head_dim() const { return head_size > 0 ? head_size : hidden / heads; }
     int64_t q_width() const { return heads * head_dim(); }      // H*D: columns of q, and of attention's output

@@ -60,6 +60,8 @@ struct TrainOptions {
     std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto";
     std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
+    std::vector<std::string> hf_ignore;            // keys of the loaded config.json
+    std::string notes;                             // lines about the loaded model
     bool dry_run = false;                          // book memory, compute nothing
     bool append_metrics = false;                   // to the file of the run that this one continues
 

@@ -20,10 +20,19 @@ class JsonObject {
 
     const nlohmann::json& json() const { return object_; }
     bool has(const char* key) const {
-        asked_.insert(key);
+        read_.insert(key);
         return object_.contains(key) && !object_[key].is_null();
     }
-    bool is_null(const char* key) const { return object_.contains(key) && object_[key].is_null(); }
+    bool is_null(const char* key) const { return object_.contains(key) && !has(key); }
+    // The keys that nothing here asked for, without those that say nothing: null, false, 0, and what is empty.
+    std::vector<std::string> unread() const {
+        std::vector<std::string> keys;
+        for (const auto& [key, value] : object_.items()) {
+            const bool empty = (value.is_structured() && value.empty()) || value == "" || value == false || value == 0;
+            if (!value.is_null() && !empty && !read_.contains(key)) keys.push_back(key);
+        }
+        return keys;
+    }
 
     int64_t integer(const char* key, int64_t max = INT32_MAX, int64_t min = 1) const {
         const nlohmann::json& value = needed(key);
@@ -88,9 +97,9 @@ class JsonObject {
     // After the last key: usage error for another one, but for the comment "_", and for null.
     void refuse_others() const {
         for (const auto& [key, value] : object_.items()) {
-            if (key == "_" || (asked_.contains(key) && !value.is_null())) continue;
+            if (key == "_" || (read_.contains(key) && !value.is_null())) continue;
             std::string known;
-            for (const std::string& one : asked_) known += (known.empty() ? "" : ", ") + one;
+            for (const std::string& one : read_) known += (known.empty() ? "" : ", ") + one;
             refuse(key.c_str(), fmt::format("is not a key with a value ({})", known));
         }
     }
@@ -108,7 +117,7 @@ class JsonObject {
 
     std::string file_;
     const nlohmann::json& object_;
-    mutable std::set<std::string> asked_;
+    mutable std::set<std::string> read_;  // keys
 };
 
 }  // namespace train70b

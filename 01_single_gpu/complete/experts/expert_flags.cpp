@@ -26,16 +26,16 @@ void ExpertFlags::add_shape(Flags& flags) {
     flags.add("--router", router_, "scores of the experts: of all together, or each by itself",
               one_of({"softmax", "sigmoid"}));
     flags.add_switch("--router-normalize", experts_.normalize, "weights of a token's experts sum to --router-scale");
-    flags.add("--router-scale", experts_.scale, "factor of the weights", real_number(0, kInfinity, false));
+    flags.add("--router-scale", experts_.scale, "factor of the weights", real_number(0, 1000, false));
     flags.add("--expert-groups", experts_.groups, "groups of experts, of which a token chooses first", count);
     flags.add("--top-groups", experts_.top_groups, "groups of each token, by the sum of their two best scores", count);
     flags.add(kCapacity, experts_.capacity_factor,
               "slots of an expert in each sequence, relative to an even load; further tokens are dropped; 0: no limit",
-              real_number(0, kInfinity));
+              real_number(0, kLargest));
 }
 
 void ExpertFlags::add_balance(Flags& flags) {
-    const Check positive0 = real_number(0, kInfinity);
+    const Check positive0 = real_number(0, kLargest);
     Balance& balance = experts_.balance;
     flags.add("--aux-loss", balance.aux_loss, "experts: coefficient of the loss that balances their load", positive0);
     flags.add("--aux-loss-over", aux_loss_over_,
@@ -77,7 +77,9 @@ void ExpertFlags::add_capacity(LlamaConfig& model, const Flags& flags, const std
 }
 
 void ExpertFlags::read_balance(LlamaConfig& model, const Flags& flags) const {
+    const double of_file = model.experts.balance.aux_loss;
     Balance& balance = model.experts.balance = experts_.balance;
+    if (flags.given("--load-hf") && !flags.given("--aux-loss")) balance.aux_loss = of_file;
     balance.of_batch = aux_loss_over_ == "batch";
     for (const char* flag : {"--aux-loss", "--aux-loss-over", "--router-z-loss", "--router-bias-rate"})
         if (flags.given(flag) && !model.is_sparse()) usage_error("{}: needs --experts N", flag);

@@ -62,6 +62,7 @@ void add_expert_keys(nlohmann::ordered_json& json, const LlamaConfig& config) {
         json["intermediate_size"] = x.ffn;
         json["num_local_experts"] = x.count;
         json["num_experts_per_tok"] = x.top_k;
+        json["router_aux_loss_coef"] = x.balance.aux_loss;
     } else if (x.sigmoid) {
         json.update({{"n_routed_experts", x.count},
                      {"n_shared_experts", x.shared},
@@ -80,6 +81,7 @@ void add_expert_keys(nlohmann::ordered_json& json, const LlamaConfig& config) {
                      {"moe_intermediate_size", x.ffn},
                      {"norm_topk_prob", x.normalize},
                      {"decoder_sparse_step", 1},
+                     {"router_aux_loss_coef", x.balance.aux_loss},
                      {"mlp_only_layers", dense}});
     }
 }

@@ -135,7 +135,7 @@ Flags::Flag Flags::checked(CLI::Option* option, const Check& check) {
 static Check each_of(const Check& item) {
     return {[problem = item.problem](const std::string& list) {
                 for (const std::string& entry : items_of(list))
-                    if (std::string wrong = problem(entry); !wrong.empty()) return wrong;
+                    if (std::string wrong = problem ? problem(entry) : ""; !wrong.empty()) return wrong;
                 return std::string();
             },
             item.name + ",..."};

@@ -24,6 +24,7 @@ struct Check {
 // Counts are limited to 10^9, so the product of any two of them fits into an int64_t.
 constexpr int64_t kMaxCount = 1'000'000'000;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kLargest = 1e6;  // of rates and coefficients: far beyond it training does nothing, or only overflows
 Check integer_from(int64_t min, int64_t max = kMaxCount);
 Check real_number(double min, double max, bool min_allowed = true);
 Check one_of(std::vector<std::string> names);

@@ -68,12 +68,18 @@ constexpr const char* kDefaultData = "docs/data/corpus.txt";
 
 CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flags(description), options_(o) {
     const Check count = integer_from(1), count0 = integer_from(0);
-    const Check positive = real_number(0, kInfinity, false), positive0 = real_number(0, kInfinity);
+    const Check positive = real_number(0, kLargest, false), positive0 = real_number(0, kLargest);
+    const Check any_positive0 = real_number(0, kInfinity);
 
     model_.add_to(*this);
     add_input(
         "--load-hf", o.load_hf,
         "DIR: load shape and weights of a Hugging Face Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE or dots.llm1");
+    add("--hf-ignore", o.hf_ignore,
+        "keys of its config.json that are not supported, to go on without them; vocab_size: train on text, whose bytes "
+        "are then token ids, whatever the vocabulary [default: none]",
+        {.problem = {}, .name = "KEY"})
+        .default_text("");
     add("--init-std", o.init_std, "standard deviation of the initial weights", positive);
     add("--seed", o.seed, "random seed of initial weights and batches", integer_from(0, INT64_MAX));
 
@@ -104,8 +110,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
 
     group("Training");
     add("--steps", o.steps, "number of optimizer steps", count0);
-    add("--lr", o.lr, "peak learning rate", positive0);
-    add("--min-lr", o.min_lr, "final learning rate [default: --lr / 10]", positive0).default_text("lr / 10");
+    add("--lr", o.lr, "peak learning rate", any_positive0);
+    add("--min-lr", o.min_lr, "final learning rate [default: --lr / 10]", any_positive0).default_text("lr / 10");
     add("--warmup-steps", o.warmup_steps, "steps of linear warmup", count0);
     add("--lr-schedule", o.lr_schedule,
         help_of("learning-rate schedule after the warmup [default: cosine]", lr_shapes()),
@@ -113,8 +119,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--weight-decay", o.weight_decay, "AdamW: decoupled weight decay, of matrices only", positive0);
     add("--beta1", o.beta1, "AdamW: decay rate of exp_avg", real_number(0, 0.999999));
     add("--beta2", o.beta2, "AdamW: decay rate of exp_avg_sq", real_number(0, 0.999999));
-    add("--eps", o.eps, "AdamW: added to the denominator", positive);
-    add("--clip", o.clip, "maximum gradient norm; 0: no clipping", positive0);
+    add("--eps", o.eps, "AdamW: added to the denominator", real_number(0, 1, false));
+    add("--clip", o.clip, "maximum gradient norm; 0: no clipping", any_positive0);
     add("--z-loss", o.z_loss, "add this times the mean square of log(sum of exp(logits)) to the loss", positive0);
     model_.experts.add_balance(*this);
     add("--mup", o.mup, "muP: --hidden of the model that --lr and --init-std were tuned for [default: none]", count)
@@ -170,7 +176,25 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--mup {}: not allowed with --load-hf, whose weights and logits are those of {}", *o.mup,
                     o.load_hf);
     model_.experts.read_balance(o.model, *this);
+    if (!o.load_hf.empty()) add_notes();
+    if (o.load_hf.empty() && given("--hf-ignore")) usage_error("--hf-ignore: needs --load-hf DIR");
     check_path_flags();
+}
+
+// What a loaded model changes, or might be expected to change.
+void CommandLine::add_notes() {
+    TrainOptions& o = options_;
+    if (o.model.window > 0 && o.seq_len > o.model.window)
+        usage_error(
+            "--seq-len {}: longer than the sliding_window {} of {}/config.json, which is not supported (try {})",
+            o.seq_len, o.model.window, o.load_hf, o.model.window);
+    if (!given("--lr") && o.steps > 0)
+        o.notes += fmt::format("--lr {} is the default, for new weights (for trained ones try --lr 1e-5)\n", o.lr);
+    if (!o.model.is_sparse() || given("--aux-loss")) return;
+    const double aux_loss = o.model.experts.balance.aux_loss;
+    record("--aux-loss", fmt::format("{}", aux_loss));
+    o.notes += fmt::format("--aux-loss {}, the router_aux_loss_coef of {}/config.json{}\n", aux_loss, o.load_hf,
+                           aux_loss > 0 ? " (the loss: docs/appendix.md)" : ", or none there");
 }
 
 Flags::Flag CommandLine::add_output(const std::string& flag, std::string& path, const std::string& text,
@@ -222,7 +246,7 @@ LlamaConfig CommandLine::model_shape() const {
         for (const std::string& flag : ModelFlags::names())
             if (given(flag) && flag != ExpertFlags::kCapacity)
                 usage_error("{}: not allowed with --load-hf, because {}/config.json has the shape", flag, o.load_hf);
-        LlamaConfig model = read_hf_config(o.load_hf);
+        LlamaConfig model = read_hf_config(o.load_hf, o.hf_ignore);
         model_.experts.add_capacity(model, *this, o.load_hf);
         return model;
     }

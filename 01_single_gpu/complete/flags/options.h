@@ -51,6 +51,7 @@ class CommandLine : public Flags {
     };
     Flag add_path(const std::string& flag, std::string& path, const std::string& text);
     LlamaConfig model_shape() const;
+    void add_notes();
     void check_path_flags() const;
 
     std::vector<PathFlag> path_flags_;

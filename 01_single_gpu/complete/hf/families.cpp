@@ -9,13 +9,14 @@ namespace train70b {
 
 using nlohmann::ordered_json;
 
-const std::vector<Family> kFamilies = {{"llama", "LlamaForCausalLM", 0, 0, false, false, false},
-                                       {"mistral", "MistralForCausalLM", 8, 0, false, false, false},
-                                       {"qwen2", "Qwen2ForCausalLM", 32, 0, true, false, false},
-                                       {"qwen3", "Qwen3ForCausalLM", 32, 128, false, true, false},
-                                       {"mixtral", "MixtralForCausalLM", 8, 0, false, false, true},
-                                       {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, false, true, true},
-                                       {"dots1", "Dots1ForCausalLM", 32, 0, false, true, true, true}};
+const std::vector<Family> kFamilies = {
+    {"llama", "LlamaForCausalLM", 0, 0, false, false, false, 2048},
+    {"mistral", "MistralForCausalLM", 8, 0, false, false, false, 131072},
+    {"qwen2", "Qwen2ForCausalLM", 32, 0, true, false, false, 32768, 1e-6, 1e4, false, 28, true},
+    {"qwen3", "Qwen3ForCausalLM", 32, 128, false, true, false, 32768, 1e-6, 1e4, false, 28, true},
+    {"mixtral", "MixtralForCausalLM", 8, 0, false, false, true, 131072, 1e-5, 1e6},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, false, true, true, 32768},
+    {"dots1", "Dots1ForCausalLM", 32, 0, false, true, true, 2048, 1e-6, 1e4, true, 62, true}};
 
 // Mistral without a window is the same model as Llama, whose class insists on a hidden size that is divisible by the
 // heads.
@@ -78,6 +79,7 @@ ordered_json hf_config(const LlamaConfig& c, DType dtype) {
                                 {"low_freq_factor", c.rope_scaling->low_freq_factor},
                                 {"high_freq_factor", c.rope_scaling->high_freq_factor},
                                 {"original_max_position_embeddings", c.rope_scaling->original_context}};
+    if (!c.family.empty() && !c.kept.empty()) json.update(ordered_json::parse(c.kept));
     return json;
 }
 

@@ -11,7 +11,12 @@ struct Family {
     int64_t kv_heads;          // default of num_key_value_heads; 0: num_attention_heads
     int64_t head_dim;          // default; 0: hidden_size / num_attention_heads
     bool qkv_bias, qk_norm, experts;
-    bool sigmoid = false;  // as in DeepSeek-V3; with the attention of Qwen3
+    int64_t context;         // default of max_position_embeddings
+    double norm_eps = 1e-6;  // default of rms_norm_eps
+    double rope_theta = 10000;
+    bool sigmoid = false;      // as in DeepSeek-V3; with the attention of Qwen3
+    int64_t full_layers = 0;   // default of max_window_layers: the layers before it have no window
+    bool layer_types = false;  // have the last word
 };
 extern const std::vector<Family> kFamilies;
 

@@ -1,10 +1,10 @@
 #include "01_single_gpu/complete/hf/hf.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <filesystem>
-#include <set>
 
 #include "01_single_gpu/core/json.h"
 
@@ -24,6 +24,22 @@ bool exists(const std::string& path) {
     std::error_code error;  // a name too long
     return fs::exists(fs::symlink_status(path, error));
 }
+
+// What --save-hf copies from the folder of --load-hf.
+constexpr const char* kCopied[] = {"tokenizer.json",    "tokenizer_config.json",   "tokenizer.model",
+                                   "added_tokens.json", "special_tokens_map.json", "vocab.json",
+                                   "merges.txt",        "chat_template.jinja",     "generation_config.json"};
+
+// What a folder without model.safetensors has instead, and what to do about it.
+constexpr const char* kSaveAgain = "save it again with save_pretrained(DIR, safe_serialization=True)";
+constexpr const char* kMerge = "an adapter: merge it first, with merge_and_unload(), and save the full model";
+constexpr const char* kConvert = "another format: convert it to Hugging Face's with transformers";
+constexpr std::pair<const char*, const char*> kInstead[] = {
+    {"adapter_config.json", kMerge},    {"adapter_model.safetensors", kMerge},
+    {"adapter_model.bin", kMerge},      {"pytorch_model.bin", kSaveAgain},
+    {"tf_model.h5", kSaveAgain},        {"pytorch_model.bin.index.json", kSaveAgain},
+    {"flax_model.msgpack", kSaveAgain}, {"consolidated.safetensors", kConvert},
+    {"consolidated.00.pth", kConvert}};
 
 // Older files contain RoPE's frequencies as a buffer, which follows from config.json.
 bool is_table(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
@@ -51,6 +67,15 @@ std::vector<Param> params_and_buffers(const LlamaConfig& config) {
 }
 
 // ---- reading -------------------------------------------------------------------------------------------------------
+
+void check_hf_folder(const std::string& dir) {
+    std::error_code error;
+    if (!fs::is_directory(dir, error))
+        usage_error("--load-hf {}: is not a folder (must contain config.json and model.safetensors)", dir);
+    if (exists(dir + "/" + kSingle) || exists(dir + "/" + kIndex)) return;
+    for (const auto& [file, advice] : kInstead)
+        if (exists(dir + "/" + file)) usage_error("--load-hf {}: has no {}, but {} ({})", dir, kSingle, file, advice);
+}
 
 HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(dir) {
     if (exists(dir + "/" + kSingle))
@@ -82,44 +107,69 @@ HfWeights::HfWeights(const std::string& dir, const LlamaConfig& config) : dir_(d
 void HfWeights::check(const HfTensor& part) const {
     const auto at = where_.find(part.name);
     if (at == where_.end())
-        usage_error("{}: tensor {} is missing{}", dir_, part.name,
-                    part.name == kHead ? ", but config.json does not have tie_word_embeddings true" : "");
+        usage_error(
+            "{}: tensor {} is missing{}", dir_, part.name,
+            part.name == kHead ? ", but config.json does not have tie_word_embeddings true" : other_name_of(part.name));
     const auto& [file, tensor] = at->second;
-    if (tensor->dtype == DType::u8)
-        usage_error("{}: tensor {} is U8 (must be F64, F32 or BF16)", files_[file].path(), part.name);
     if (tensor->shape != part.shape)
         usage_error("{}: tensor {} is {}, but must be {} according to config.json", files_[file].path(), part.name,
                     to_string(tensor->shape), to_string(part.shape));
 }
 
 void HfWeights::add(const std::string& path) {
-    const SafetensorsFile& file = files_.emplace_back(path);
+    const SafetensorsFile& file = files_.emplace_back(path, Holds::model);
     for (const auto& [name, tensor] : file.tensors()) {
         if (is_table(name)) continue;
-        const auto [at, is_new] = where_.try_emplace(name, files_.size() - 1, &tensor);
-        if (!is_new) usage_error("{}: tensor {} is also in {}", path, quoted(name), files_[at->second.first].path());
+        const Location here{files_.size() - 1, &tensor};
+        const auto [at, is_new] = where_.try_emplace(name, here);
+        if (is_new) continue;
+        if (!same_bytes(at->second, here))
+            usage_error("{}: tensor {} is also in {}, and differs", path, quoted(name),
+                        files_[at->second.first].path());
+        doubles_.insert(name);
     }
 }
 
+// Names that a wrapper's prefix has changed, or that lack "model.".
+std::string HfWeights::other_name_of(const std::string& name) const {
+    for (const auto& [other, location] : where_) {
+        if (name == "model." + other)
+            return fmt::format(", but {} is there: of a LlamaModel without its head (save LlamaForCausalLM)", other);
+        for (const std::string prefix :
+             {"_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model."})
+            if (const size_t at = other.find(prefix);
+                at != other.npos && other.substr(0, at) + other.substr(at + prefix.size()) == name)
+                return fmt::format(", but {} is there: the wrapper's prefix {} is in the way (save the inner model)",
+                                   quoted(other), prefix);
+    }
+    return "";
+}
+
+bool HfWeights::same_bytes(const Location& a, const Location& b) const {
+    const StoredTensor &x = *a.second, &y = *b.second;
+    if (std::string_view(x.type_name()) != y.type_name() || x.shape != y.shape) return false;
+    constexpr int64_t kPiece = 8 << 20;
+    std::vector<char> of_a, of_b;
+    for (int64_t begin = 0; begin < x.bytes; begin += kPiece) {
+        const int64_t size = std::min(kPiece, x.bytes - begin);
+        of_a.resize(size_t(size)), of_b.resize(size_t(size));
+        files_[a.first].read_bytes(x, begin, of_a.data(), size);
+        files_[b.first].read_bytes(y, begin, of_b.data(), size);
+        if (of_a != of_b) return false;
+    }
+    return true;
+}
+
 void HfWeights::check_tied_head() const {
-    const auto [head_file, head] = where_.at(kHead);
-    const auto [table_file, table] = where_.at(kTable);
+    const StoredTensor &head = *where_.at(kHead).second, &table = *where_.at(kTable).second;
     const auto refuse = [&](const std::string& why) {
         usage_error("{}: tensor {} {}, but config.json has tie_word_embeddings true",
                     files_[where_.at(kHead).first].path(), kHead, why);
     };
-    if (head->dtype != table->dtype || head->shape != table->shape)
-        refuse(fmt::format("is {} {} and {} is {} {}", name_of(head->dtype), to_string(head->shape), kTable,
-                           name_of(table->dtype), to_string(table->shape)));
-    constexpr int64_t kPiece = 8 << 20;
-    std::vector<char> a, b;
-    for (int64_t begin = 0; begin < head->bytes; begin += kPiece) {
-        const int64_t size = std::min(kPiece, head->bytes - begin);
-        a.resize(size_t(size)), b.resize(size_t(size));
-        files_[head_file].read_bytes(*head, begin, a.data(), size);
-        files_[table_file].read_bytes(*table, begin, b.data(), size);
-        if (a != b) refuse(fmt::format("is not equal to {}", kTable));
-    }
+    if (std::string_view(head.type_name()) != table.type_name() || head.shape != table.shape)
+        refuse(fmt::format("is {} {} and {} is {} {}", head.type_name(), to_string(head.shape), kTable,
+                           table.type_name(), to_string(table.shape)));
+    if (!same_bytes(where_.at(kHead), where_.at(kTable))) refuse(fmt::format("is not equal to {}", kTable));
 }
 
 void HfWeights::open_shards(const std::string& index_path) {
@@ -148,7 +198,7 @@ void HfWeights::open_shards(const std::string& index_path) {
         const std::string& path = files_[location.first].path();
         const auto at = shard_of.find(name);
         if (at == shard_of.end()) usage_error("{}: tensor {} is not in {}", path, quoted(name), kIndex);
-        if (path != dir_ + "/" + at->second)
+        if (path != dir_ + "/" + at->second && !doubles_.contains(name))
             usage_error("{}: has tensor {}, which {} maps to {}", path, quoted(name), kIndex, at->second);
     }
 }
@@ -162,9 +212,17 @@ void HfWeights::load(const std::vector<Param*>& params) const {
             if (rows <= 0 || real.cols == 0) continue;
             Tensor values = param->data.element_slice((begin - real.row_begin) * real.cols, {rows * real.cols});
             const auto& [file, tensor] = where_.at(part.name);
-            files_[file].read(*tensor, {begin - part.row_begin, rows, real.col_begin, real.cols}, values);
+            files_[file].read(*tensor, {begin - part.row_begin, rows, real.col_begin, real.cols}, values, true);
         }
     }
+}
+
+std::string HfWeights::dtypes() const {
+    std::set<std::string> names;
+    for (const auto& [param, parts] : parts_)
+        for (const HfTensor& part : parts)
+            if (!is_buffer(param)) names.insert(where_.at(part.name).second->type_name());
+    return fmt::format("{}", fmt::join(names, ", "));
 }
 
 void HfWeights::load_buffers(Llama& model) const {
@@ -177,12 +235,8 @@ std::vector<float> HfWeights::buffer(const std::string& name) const {
     const auto& [file, tensor] = where_.at(name);
     const int64_t size = tensor->size();
     Tensor values({size}, DType::f32, Device::cpu, Memory::workspace);
-    files_[file].read(*tensor, {0, size, 0, 1}, values);
-    const std::vector<float> list(values.data<float>(), values.data<float>() + size);
-    for (const float value : list)
-        if (!std::isfinite(value))
-            usage_error("{}: tensor {} has {} (must be finite numbers)", files_[file].path(), name, value);
-    return list;
+    files_[file].read(*tensor, {0, size, 0, 1}, values, true);
+    return {values.data<float>(), values.data<float>() + size};
 }
 
 // ---- writing -------------------------------------------------------------------------------------------------------
@@ -228,12 +282,19 @@ OutputFolder::~OutputFolder() {
     for (auto at = made_.rbegin(); at != made_.rend(); ++at) fs::remove(*at, not_empty);
 }
 
-std::vector<std::string> hf_files() { return {"config.json", kSingle, kIndex}; }
+std::vector<std::string> hf_files() {
+    std::vector<std::string> names = {"config.json", kSingle, kIndex};
+    names.insert(names.end(), std::begin(kCopied), std::end(kCopied));
+    return names;
+}
 
-HfSaver::HfSaver(const std::string& dir) {
+HfSaver::HfSaver(const std::string& dir, const std::string& from) {
     if (this_rank != 0) return;
     folder_.emplace("--save-hf", dir);
     config_file_.emplace("--save-hf", folder_->file("config.json"));
+    for (const char* name : kCopied)
+        if (const std::string path = from + "/" + name; !from.empty() && exists(path))
+            copied_.emplace(name, InputFile(path, path, "is copied to --save-hf"));
 }
 
 void HfSaver::save(const LlamaConfig& config, DType dtype, const GetFullParam& get_full, int64_t shard_bytes) {
@@ -269,10 +330,17 @@ void HfSaver::save(const LlamaConfig& config, DType dtype, const GetFullParam& g
         index_file->write(index.dump(2) + "\n");
     }
     config_file_->write(hf_config(config, dtype).dump(2) + "\n");
+    std::deque<OutputFile> copies;
+    for (const auto& [name, file] : copied_) {
+        std::string content(size_t(file.bytes()), '\0');
+        file.read(0, content.data(), file.bytes());
+        copies.emplace_back("--save-hf", folder_->file(name)).write(content);
+    }
     // All files are complete: rename them. Remove an older checkpoint of the other form, which would be read instead.
     for (SafetensorsWriter& file : files) file.commit();
     fs::remove(folder_->file(index_file ? kSingle : kIndex));
     if (index_file) index_file->commit();
+    for (OutputFile& copy : copies) copy.commit();
     config_file_->commit();
 }
 

@@ -4,18 +4,22 @@
 // RoPE, so weights are not permuted. Some parameters are stored in parts (hf_tensors); buffers (FeedForward), which
 // are no parameters, are tensors in fp32.
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 
 #include "01_single_gpu/complete/hf/safetensors.h"
 #include "01_single_gpu/complete/llama.h"
 
 namespace train70b {
 
-// Reads DIR/config.json. Usage error, naming file and key, if a key is missing or has the wrong type, and for
-// unsupported models: biases, other activations, other kinds of RoPE, a rope_theta outside 1 to 10^12 or a scaling
-// factor outside 1 to 10^6.
-LlamaConfig read_hf_config(const std::string& dir);
-LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& path);  // the same of its content
-nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);            // the content of config.json
+// Reads DIR/config.json. Usage error, naming file and key, if a key is missing, has the wrong type or is out of range;
+// for unsupported models: biases, other activations, other kinds of RoPE; and for every key that is neither read nor
+// known to be irrelevant, unless it says nothing (null, false, 0) or `ignored` (--hf-ignore) has it.
+LlamaConfig read_hf_config(const std::string& dir, const std::vector<std::string>& ignored = {});
+LlamaConfig parse_hf_config(const nlohmann::json& object, const std::string& path,
+                            std::vector<std::string> ignored = {});        // the same of its content
+nlohmann::ordered_json hf_config(const LlamaConfig& config, DType dtype);  // the content of config.json
+// Usage error for what is no folder, and for one that has weights in another format only.
+void check_hf_folder(const std::string& dir);
 // Usage error, naming the flag that asks for such files, for a feed-forward half that no family has.
 void check_hf_family(const LlamaConfig& config, const std::string& flag);
 
@@ -35,28 +39,35 @@ std::vector<HfTensor> hf_tensors(const Param& param, const LlamaConfig& config);
 // As transformers 5 has it in memory, and a model saved by torch from there: in one tensor.
 HfTensor hf_stacked(const Param& param, const LlamaConfig& config);
 
-// The weights in DIR. Construction checks all of them and loads none: usage error, naming file and tensor, if a shard
-// or a tensor is missing, unexpected, or of another shape than `config` says, and for a buffer that is not
+// The weights in DIR. Construction checks names and shapes, and loads none: usage error, naming file and tensor, if a
+// shard or a tensor is missing, unexpected, or of another shape than `config` says, and for a buffer that is not
 // finite, which no loss would show. Parameters may be in parts or in one tensor.
-// With tied embeddings an lm_head.weight may be there, if it is bitwise the embedding's matrix.
+// With tied embeddings an lm_head.weight may be there, if it is bitwise the embedding's matrix; and a tensor may be in
+// two shards, if it is the same in both.
 class HfWeights {
   public:
     HfWeights(const std::string& dir, const LlamaConfig& config);
-    // Loads this rank's rectangle of each parameter, cast to the dtype of its data.
+    // Loads this rank's rectangle of each parameter, cast to the dtype of its data. Usage error, naming the tensor, for
+    // a value that is not finite.
     void load(const std::vector<Param*>& params) const;
     void load_buffers(Llama& model) const;  // of this stage
+    std::string dtypes() const;             // of the parameters: "bf16", or "bf16, fp32"
 
   private:
+    using Location = std::pair<size_t, const StoredTensor*>;  // file, entry
     void open_shards(const std::string& index_path);
     void add(const std::string& path);
     void check(const HfTensor& part) const;
     void check_tied_head() const;
+    bool same_bytes(const Location& a, const Location& b) const;
+    std::string other_name_of(const std::string& name) const;
     std::vector<float> buffer(const std::string& name) const;
 
     std::string dir_;
     std::vector<SafetensorsFile> files_;
-    std::map<std::string, std::pair<size_t, const StoredTensor*>> where_;  // name -> file, entry
-    std::map<std::string, std::vector<HfTensor>> parts_;                   // of each parameter, by its name
+    std::map<std::string, Location> where_;               // by name
+    std::set<std::string> doubles_;                       // names of tensors that two shards have
+    std::map<std::string, std::vector<HfTensor>> parts_;  // of each parameter, by its name
 };
 
 // Returns the full parameter's data or gradient on rank 0, and an empty tensor on the other ranks. Collective: all
@@ -87,7 +98,8 @@ std::vector<std::string> hf_files();  // the fixed file names that HfSaver may w
 // writes; the other ranks take part in get_full(). Files are renamed only when all of them are complete.
 class HfSaver {
   public:
-    explicit HfSaver(const std::string& dir);
+    // from: the folder that the model was loaded from, whose tokenizer and generation_config.json are copied; or "".
+    explicit HfSaver(const std::string& dir, const std::string& from = "");
     // Splits the weights into shards of at most shard_bytes (5 GB, as Hugging Face does).
     void save(const LlamaConfig& config, DType dtype, const GetFullParam& get_full,
               int64_t shard_bytes = 5'000'000'000);
@@ -95,6 +107,7 @@ class HfSaver {
   private:
     std::optional<OutputFolder> folder_;  // on rank 0 only, like the file
     std::optional<OutputFile> config_file_;
+    std::map<std::string, InputFile> copied_;  // by name
 };
 
 }  // namespace train70b

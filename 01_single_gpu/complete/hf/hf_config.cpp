@@ -16,35 +16,71 @@ namespace {
 double read_theta(const JsonObject& keys) { return keys.real("rope_theta", 1, 1e12); }
 double read_factor(const JsonObject& rope) { return rope.real("factor", 1, 1e6); }
 
-// Reads both versions of the format: rope_theta and rope_scaling, or rope_parameters with all of it.
-void read_rope(const JsonObject& keys, LlamaConfig& config) {
-    if (keys.has("rope_theta")) config.rope_theta = read_theta(keys);
-    if (keys.has("rope_scaling") && keys.has("rope_parameters"))
-        keys.refuse("rope_scaling", "conflicts with rope_parameters (must be one of the two)");
-    const char* key = keys.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-    if (!keys.has(key)) return;
-    const JsonObject rope = keys.inner(key);
-    if (rope.has("rope_theta")) {
-        const double theta = read_theta(rope);
-        if (keys.has("rope_theta") && theta != config.rope_theta)
-            keys.refuse("rope_theta", fmt::format("but {} has {}", key, theta));
-        config.rope_theta = theta;
+// What training does not depend on, beside names with a leading "_": who wrote the file, initial values, the numbers of
+// special tokens, how transformers generates.
+constexpr std::string_view kIrrelevant =
+    " architectures auto_map begin_suppress_tokens bos_token_id cls_token_id decoder_start_token_id diversity_penalty "
+    "do_sample dtype early_stopping eos_token_id exponential_decay_length_penalty forced_bos_token_id "
+    "forced_eos_token_id id2label initializer_range is_decoder is_llama_config label2id length_penalty max_length "
+    "min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions "
+    "output_hidden_states output_router_logits pad_token_id prefix pretraining_tp problem_type remove_invalid_values "
+    "repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params "
+    "temperature tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config "
+    "transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache ";
+
+// Usage error for a key that nothing has read and that is not to be ignored; takes those that it finds out of `ignored`.
+// where: "rope_scaling." inside of it.
+void refuse_others(const JsonObject& keys, const std::string& where, std::vector<std::string>& ignored) {
+    for (const std::string& key : keys.unread()) {
+        if (where.empty() && (key.starts_with('_') || kIrrelevant.find(" " + key + " ") != kIrrelevant.npos)) continue;
+        if (std::erase(ignored, where + key) == 0)
+            keys.refuse(key.c_str(), fmt::format("is not supported (--hf-ignore {}{} leaves it out)", where, key));
     }
+}
+
+struct RopeKeys {
+    std::optional<double> theta;
+    std::optional<RopeScaling> scaling;
+};
+
+RopeKeys read_rope_object(const JsonObject& rope) {
+    for (const auto& [name, value] : rope.json().items())
+        if (value.is_object()) rope.refuse(name.c_str(), "only one set of parameters, for all layers, is supported");
+    RopeKeys found;
+    if (rope.has("rope_theta")) found.theta = read_theta(rope);
     rope.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
     const char* type_key = rope.has("rope_type") ? "rope_type" : "type";
-    if (!rope.has(type_key) && !rope.has("factor")) return;
+    if (!rope.has(type_key) && !rope.has("factor")) return found;
     const std::string type = rope.text(type_key);
-    if (type == "default") return;
-    if (type == "linear") {
-        config.rope_scaling = RopeScaling{.factor = read_factor(rope), .linear = true};
-        return;
-    }
+    rope.only("type", type, "conflicts with rope_type (must be one of the two)");
+    if (type == "linear") found.scaling = RopeScaling{.factor = read_factor(rope), .linear = true};
+    if (type == "linear" || type == "default") return found;
     if (type != "llama3") rope.refuse(type_key, "only \"default\", \"linear\" and \"llama3\" are supported");
-    const RopeScaling s{read_factor(rope), rope.real("low_freq_factor"), rope.real("high_freq_factor"),
-                        rope.integer("original_max_position_embeddings")};
+    const RopeScaling s{read_factor(rope), rope.real("low_freq_factor", 1e-6, 1e6),
+                        rope.real("high_freq_factor", 1e-6, 1e6), rope.integer("original_max_position_embeddings")};
     if (!(s.low_freq_factor < s.high_freq_factor))
         rope.refuse("low_freq_factor", fmt::format("must be less than high_freq_factor {}", s.high_freq_factor));
-    config.rope_scaling = s;
+    found.scaling = s;
+    return found;
+}
+
+// Reads both versions of the format: rope_theta and rope_scaling, or rope_parameters with all of it; or both, if equal.
+void read_rope(const JsonObject& keys, LlamaConfig& config, std::vector<std::string>& ignored) {
+    std::optional<double> theta;
+    if (keys.has("rope_theta")) theta = read_theta(keys);
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+        if (!keys.has(key)) continue;
+        const JsonObject rope = keys.inner(key);
+        const RopeKeys found = read_rope_object(rope);
+        refuse_others(rope, key + std::string("."), ignored);
+        if (found.theta && theta.value_or(*found.theta) != *found.theta)
+            keys.refuse("rope_theta", fmt::format("but {} has {}", key, *found.theta));
+        if (found.theta) theta = found.theta;
+        if (key == std::string("rope_parameters") && keys.has("rope_scaling") && found.scaling != config.rope_scaling)
+            keys.refuse("rope_scaling", "conflicts with rope_parameters (must be one of the two, or equal)");
+        config.rope_scaling = found.scaling;
+    }
+    if (theta) config.rope_theta = *theta;
 }
 
 const Family& family_of(const JsonObject& keys) {
@@ -56,43 +92,29 @@ const Family& family_of(const JsonObject& keys) {
     keys.refuse("model_type", fmt::format("only {} are supported", names));
 }
 
-// Usage error, naming the key, if some layer's attention sees a window only.
-void refuse_windows(const JsonObject& keys, const Family& family, int64_t layers) {
-    const char* why = "sliding-window attention is not supported";
+// The window of those layers whose attention sees one; 0: of none. Usage error for other kinds of attention.
+int64_t read_window(const JsonObject& keys, const Family& family, int64_t layers) {
+    const std::string name = family.name;
+    bool windows = name != "llama" && name != "mixtral" && !keys.is_null("sliding_window");
+    if (name == "mixtral") windows = keys.has("sliding_window");
+    if (name.starts_with("qwen")) windows = keys.flag("use_sliding_window", false) && windows;
+    const bool bounded = keys.has("max_window_layers") && family.full_layers > 0;
+    bool some = (bounded ? keys.integer("max_window_layers", kMaxLayers, 0) : family.full_layers) < layers;
     if (keys.has("layer_types")) {
-        if (!keys.all_are("layer_types", "full_attention")) keys.refuse("layer_types", why);
-        return;
+        for (const json& type : keys.list("layer_types"))
+            if (type != "full_attention" && !(type == "sliding_attention" && windows && family.layer_types))
+                keys.refuse("layer_types", "must be \"full_attention\", or \"sliding_attention\" and its window");
+        if (family.layer_types) some = !keys.all_are("layer_types", "full_attention");
     }
-    if (family.name == std::string("mixtral") && keys.has("sliding_window")) keys.refuse("sliding_window", why);
-    if (family.name == std::string("mistral") && !keys.is_null("sliding_window"))
-        keys.refuse("sliding_window", (keys.has("sliding_window") ? "" : "is missing, which means 4096: ") +
-                                          std::string(why) + " (must be null)");
-    if (family.sigmoid) {  // the layers from max_window_layers on
-        if (!keys.is_null("sliding_window") &&
-            (keys.has("max_window_layers") ? keys.integer("max_window_layers", kMaxLayers, 0) : 62) < layers)
-            keys.refuse("sliding_window", (keys.has("sliding_window") ? "" : "is missing, which means 4096: ") +
-                                              std::string(why) + " (must be null)");
-        return;
-    }
-    if (family.qkv_bias || family.qk_norm) {  // Qwen: the layers from max_window_layers on, of Qwen3-MoE all
-        const int64_t full = family.experts                  ? 0
-                             : keys.has("max_window_layers") ? keys.integer("max_window_layers", kMaxLayers, 0)
-                                                             : 28;
-        if (keys.flag("use_sliding_window", false) && !keys.is_null("sliding_window") && full < layers)
-            keys.refuse("use_sliding_window", why);
-    }
+    if (!windows || !some) return 0;
+    return keys.has("sliding_window") ? keys.integer("sliding_window") : 4096;
 }
 
 void refuse_other_models(const JsonObject& keys, const Family& family) {
     keys.only("hidden_act", "silu", "only \"silu\" is supported");
     // Llama's and Qwen3's also means a bias of o_proj; Qwen2 has its biases without this key.
     if (!family.qkv_bias) keys.only("attention_bias", false, "a bias of o_proj is not supported");
-    keys.only("mlp_bias", false, "biases of the MLP are not supported");
-    for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"})
-        if (keys.has(key) && !family.experts)
-            keys.refuse(key, fmt::format("model_type \"{}\" has no experts", family.name));
     keys.only("partial_rotary_factor", 1.0, "only 1.0 is supported");
-    if (keys.has("quantization_config")) keys.refuse("quantization_config", "quantized weights are not supported");
 }
 
 // One of the two names of the number of experts, which transformers 5 treats as the same.
@@ -111,6 +133,8 @@ ExpertsConfig read_experts(const JsonObject& keys, const Family& family) {
     ExpertsConfig x;
     x.count = keys.integer(experts_key(keys, family), kMaxExperts);
     x.top_k = keys.integer("num_experts_per_tok");
+    const char* aux_loss = "router_aux_loss_coef";
+    x.balance.aux_loss = keys.has(aux_loss) && keys.any_number(aux_loss) != 0 ? keys.real(aux_loss, 0, 1e6) : 0;
     if (family.name == std::string("mixtral")) {
         keys.only("router_jitter_noise", 0.0, "only 0.0 is supported");
         x.ffn = keys.integer("intermediate_size");
@@ -123,7 +147,7 @@ ExpertsConfig read_experts(const JsonObject& keys, const Family& family) {
         x.shared = keys.integer("n_shared_experts", kMaxExperts);
         if (keys.has("n_group")) x.groups = keys.integer("n_group");
         if (keys.has("topk_group")) x.top_groups = keys.integer("topk_group");
-        if (keys.has("routed_scaling_factor")) x.scale = keys.real("routed_scaling_factor");
+        if (keys.has("routed_scaling_factor")) x.scale = keys.real("routed_scaling_factor", 0, 1000);
         if (keys.has("first_k_dense_replace")) x.dense_layers = keys.integer("first_k_dense_replace", kMaxLayers, 0);
         if (x.groups > x.count / 2)
             keys.refuse("n_group", fmt::format("needs two experts or more per group, but there are {}", x.count));
@@ -141,17 +165,16 @@ ExpertsConfig read_experts(const JsonObject& keys, const Family& family) {
 
 }  // namespace
 
-LlamaConfig read_hf_config(const std::string& dir) {
+LlamaConfig read_hf_config(const std::string& dir, const std::vector<std::string>& ignored) {
     const std::string path = dir + "/config.json";
     std::error_code error;
-    if (!std::filesystem::is_directory(dir, error))
-        usage_error("--load-hf {}: is not a folder (must contain config.json and model.safetensors)", dir);
-    LlamaConfig config = parse_hf_config(read_json(path, path, "must be next to the weights"), path);
+    check_hf_folder(dir);
+    LlamaConfig config = parse_hf_config(read_json(path, path, "must be next to the weights"), path, ignored);
     config.name = std::filesystem::weakly_canonical(dir, error).filename().string();
     return config;
 }
 
-LlamaConfig parse_hf_config(const json& object, const std::string& path) {
+LlamaConfig parse_hf_config(const json& object, const std::string& path, std::vector<std::string> ignored) {
     const JsonObject keys(path, object);
     const Family& family = family_of(keys);
     refuse_other_models(keys, family);
@@ -169,12 +192,23 @@ LlamaConfig parse_hf_config(const json& object, const std::string& path) {
     if (config.head_size * config.heads == config.hidden) config.head_size = 0;
     config.ffn = keys.integer("intermediate_size");
     config.vocab = keys.integer("vocab_size");
-    config.norm_eps = keys.real("rms_norm_eps");
+    config.norm_eps = keys.has("rms_norm_eps") ? keys.real("rms_norm_eps", 1e-30, 1) : family.norm_eps;
     config.tied = keys.flag("tie_word_embeddings", false);
-    if (keys.has("max_position_embeddings")) config.context = keys.integer("max_position_embeddings");
-    read_rope(keys, config);
+    config.context = keys.has("max_position_embeddings") ? keys.integer("max_position_embeddings") : family.context;
+    config.rope_theta = family.rope_theta;
+    read_rope(keys, config, ignored);
     if (family.experts) config.experts = read_experts(keys, family);
-    refuse_windows(keys, family, config.layers);
+    config.window = read_window(keys, family, config.layers);
+    refuse_others(keys, "", ignored);
+    for (const std::string& key : ignored)
+        if (key != "vocab_size") usage_error("--hf-ignore {}: {} has no such key, or it is not in the way", key, path);
+    json kept = json::object();
+    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "use_sliding_window", "sliding_window",
+                            "max_window_layers", "layer_types"})
+        if ((config.window > 0 || std::string(key).ends_with("_token_id")) && object.contains(key))
+            kept[key] = object[key];
+    if (config.window > 0) kept["sliding_window"] = config.window;
+    if (!kept.empty()) config.kept = kept.dump();
     check_config(config, {.where = path + ": ",
                           .layers = "num_hidden_layers",
                           .hidden = "hidden_size",

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <cstring>
+#include <optional>
 
+#include "01_single_gpu/core/bf16.h"
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/core/registry.h"
 
@@ -31,7 +35,8 @@ const char* stored_name(DType dtype) {
 }
 
 // Parses one entry of the header; the caller checks that entries do not overlap.
-StoredTensor parse_entry(const std::string& path, const std::string& name, const json& entry, uint64_t data_bytes) {
+StoredTensor parse_entry(const std::string& path, const std::string& name, const json& entry, uint64_t data_bytes,
+                         Holds holds) {
     const auto refuse = [&](const std::string& why) { usage_error("{}: tensor {}: {}", path, quoted(name), why); };
     const auto integers = [&](const char* key) {
         const json list = entry.is_object() ? entry.value(key, json()) : json();
@@ -46,14 +51,15 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
     };
     const std::vector<uint64_t> shape = integers("shape"), offsets = integers("data_offsets");
     const json dtype = entry.value("dtype", json());
-    StoredTensor tensor{.name = name};
+    StoredTensor tensor{.name = name, .fp16 = holds == Holds::model && dtype == "F16"};
     const auto known =
         std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& d) { return dtype == d.name; });
-    if (known == std::end(kDTypes))
-        refuse(fmt::format("dtype {} is not supported (must be F64, F32, BF16 or U8)", dtype.dump()));
-    tensor.dtype = known->value;
+    if (!tensor.fp16 && (known == std::end(kDTypes) || (holds == Holds::model && known->value == DType::u8)))
+        refuse(fmt::format("dtype {} is not supported (must be F64, F32, {})", dtype.dump(),
+                           holds == Holds::model ? "F16 or BF16" : "BF16 or U8"));
+    if (!tensor.fp16) tensor.dtype = known->value;
 
-    uint64_t bytes = size_of(tensor.dtype);
+    uint64_t bytes = tensor.width();
     int64_t extent = int64_t(bytes);  // as if no dimension were 0: the product of any of them fits
     for (uint64_t dim : shape) {
         bytes *= dim;
@@ -72,9 +78,26 @@ StoredTensor parse_entry(const std::string& path, const std::string& name, const
     return tensor;
 }
 
+// Exact: 2^112 is the ratio of the exponents' offsets, and makes normal numbers of those that are not in fp16.
+float from_fp16(uint16_t bits) {
+    const float size = std::bit_cast<float>(uint32_t(bits & 0x7fff) << 13) * 0x1p112f;
+    const float special = (bits & 0x3ff) != 0 ? NAN : INFINITY, value = (bits & 0x7c00) == 0x7c00 ? special : size;
+    return (bits & 0x8000) != 0 ? -value : value;
+}
+
+// The first value that is not finite in the target's dtype.
+template <class T>
+std::optional<double> first_not_finite(const Tensor& values, DType target) {
+    for (int64_t i = 0; i < values.size(); ++i) {
+        const double value = values.data<T>()[i], cast = target == DType::bf16 ? bf16(float(value)) : float(value);
+        if (!std::isfinite(target == DType::f64 ? value : cast)) return value;
+    }
+    return {};
+}
+
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string& path)
+SafetensorsFile::SafetensorsFile(const std::string& path, Holds holds)
     : path_(path), file_(path, path, "must be a safetensors file") {
     const uint64_t bytes = uint64_t(file_.bytes());
     if (bytes < 8)
@@ -89,16 +112,16 @@ SafetensorsFile::SafetensorsFile(const std::string& path)
     std::string header(header_bytes, '\0');
     file_.read(8, header.data(), int64_t(header_bytes));
     data_ = int64_t(8 + header_bytes);
-    check_header(header, bytes - 8 - header_bytes);
+    check_header(header, bytes - 8 - header_bytes, holds);
 }
 
-void SafetensorsFile::check_header(std::string_view text, uint64_t data_bytes) {
+void SafetensorsFile::check_header(std::string_view text, uint64_t data_bytes, Holds holds) {
     std::vector<const StoredTensor*> order;
     const json header = parse_json(text, path_);
     if (!header.is_object()) usage_error("{}: the header is not a JSON object", path_);
     for (const auto& [name, entry] : header.items()) {
         if (name == "__metadata__") continue;
-        order.push_back(&tensors_.emplace(name, parse_entry(path_, name, entry, data_bytes)).first->second);
+        order.push_back(&tensors_.emplace(name, parse_entry(path_, name, entry, data_bytes, holds)).first->second);
     }
     std::stable_sort(order.begin(), order.end(), [](const StoredTensor* a, const StoredTensor* b) {
         return std::pair(a->begin, a->bytes) < std::pair(b->begin, b->bytes);  // empty ones first
@@ -117,9 +140,9 @@ void SafetensorsFile::check_header(std::string_view text, uint64_t data_bytes) {
         usage_error("{}: {} bytes after the last tensor belong to no tensor", path_, data_bytes - uint64_t(end));
 }
 
-void SafetensorsFile::read(const StoredTensor& tensor, const Rect& part, Tensor& to) const {
+void SafetensorsFile::read(const StoredTensor& tensor, const Rect& part, Tensor& to, bool only_finite) const {
     CHECK(!tensor.shape.empty(), "{}", tensor.name);
-    const int64_t cols = tensor.shape.size() == 1 ? 1 : tensor.shape.back(), width = size_of(tensor.dtype);
+    const int64_t cols = tensor.shape.size() == 1 ? 1 : tensor.shape.back(), width = tensor.width();
     CHECK(part.row_begin >= 0 && (part.row_begin + part.rows) * cols <= tensor.size() && part.col_begin >= 0 &&
               part.col_begin + part.cols <= cols && to.size() == part.size(),
           "{}: rows {}+{}, columns {}+{} of {}", tensor.name, part.row_begin, part.rows, part.col_begin, part.cols,
@@ -134,6 +157,16 @@ void SafetensorsFile::read(const StoredTensor& tensor, const Rect& part, Tensor&
         for (int64_t r = 0; r < rows; r += whole_rows ? rows : 1)
             file_.read(data_ + tensor.begin + ((part.row_begin + row + r) * cols + part.col_begin) * width,
                        piece.data<char>() + r * part.cols * width, (whole_rows ? rows : 1) * part.cols * width);
+        for (int64_t i = tensor.fp16 ? piece.size() : 0; i-- > 0;) {  // in place: from the end
+            uint16_t half = 0;
+            std::memcpy(&half, piece.data<char>() + 2 * i, 2);
+            piece.data<float>()[i] = from_fp16(half);
+        }
+        const auto bad = !only_finite                  ? std::nullopt
+                         : tensor.dtype == DType::f64  ? first_not_finite<double>(piece, to.dtype())
+                         : tensor.dtype == DType::bf16 ? first_not_finite<bf16>(piece, to.dtype())
+                                                       : first_not_finite<float>(piece, to.dtype());
+        if (bad) usage_error("{}: tensor {} has {} (must be finite numbers)", path_, tensor.name, *bad);
         Tensor target = to.element_slice(row * part.cols, {rows, part.cols});
         copy(target, piece);
     }

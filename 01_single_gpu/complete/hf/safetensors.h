@@ -14,15 +14,20 @@ struct StoredTensor {
     DType dtype = DType::f32;  // f64, f32, bf16 or u8
     Shape shape;
     int64_t begin = 0, bytes = 0;  // offset from the end of the header
+    bool fp16 = false;             // read as fp32, which is exact
 
-    int64_t size() const { return bytes / size_of(dtype); }  // elements
+    int64_t width() const { return fp16 ? 2 : size_of(dtype); }  // bytes of an element
+    int64_t size() const { return bytes / width(); }             // elements
+    const char* type_name() const { return fp16 ? "fp16" : name_of(dtype); }
 };
 
+enum class Holds { states, model };  // a checkpoint's: F64, F32, BF16 or U8; a model's: F64, F32, F16 or BF16
+
 // A file for reading. Construction validates the header: usage error, naming file and tensor, for inconsistent sizes or
-// offsets, overlaps, gaps, and dtypes other than F64, F32, BF16 and U8.
+// offsets, overlaps, gaps, and other dtypes.
 class SafetensorsFile {
   public:
-    explicit SafetensorsFile(const std::string& path);
+    explicit SafetensorsFile(const std::string& path, Holds holds = Holds::states);
     SafetensorsFile(SafetensorsFile&&) = default;
 
     const std::string& path() const { return path_; }
@@ -30,15 +35,15 @@ class SafetensorsFile {
 
     // Reads the rectangle `part` of a stored matrix, vector (n x 1) or stack of matrices (all rows, one after another),
     // cast to the dtype of `to`, which may be on any device. Copies in pieces, so the host does not hold a second copy
-    // of a large matrix.
-    void read(const StoredTensor& tensor, const Rect& part, Tensor& to) const;
+    // of a large matrix. only_finite: usage error, naming the tensor, for NaN and infinity, also from the cast.
+    void read(const StoredTensor& tensor, const Rect& part, Tensor& to, bool only_finite = false) const;
     void read(const StoredTensor& tensor, Tensor& to) const;  // all of it
     void read_bytes(const StoredTensor& tensor, int64_t begin, void* to, int64_t count) const {
         file_.read(data_ + tensor.begin + begin, to, count);
     }
 
   private:
-    void check_header(std::string_view header, uint64_t data_bytes);
+    void check_header(std::string_view header, uint64_t data_bytes, Holds holds);
 
     std::string path_;
     InputFile file_;

@@ -79,6 +79,18 @@ std::string printable(const std::vector<int32_t>& tokens, bool bytes) {
     return text;
 }
 
+void check_text(const TrainOptions& o, const Dataset& data, bool generates) {
+    const bool used = o.steps > 0 || generates,
+               ignored = std::ranges::find(o.hf_ignore, "vocab_size") != o.hf_ignore.end();
+    if (o.load_hf.empty() || o.model.vocab == 256 || !used || ignored) return;
+    for (const Dataset::Part& part : data.parts())
+        if (part.source->is_text())
+            usage_error(
+                "--data {}: is text, whose tokens are bytes, but the vocabulary of --load-hf {} has {} (make shards of "
+                "its tokens: docs/make_shards.py, docs/convert_tokens.py; or take bytes: --hf-ignore vocab_size)",
+                part.source->path, o.load_hf, o.model.vocab);
+}
+
 void check_prompt(const TrainOptions& options, const Dataset& data) {
     if (!options.prompt.empty() && !data.is_text())
         usage_error(

@@ -52,7 +52,7 @@ void TimelineFile::finish() {
 namespace {
 LlamaConfig saved_config(const Trainer& trainer) {
     LlamaConfig config = trainer.model.config;
-    if (config.context == 0) config.context = trainer.options.seq_len;
+    config.context = std::max(config.context, trainer.options.seq_len);
     return config;
 }
 
@@ -66,7 +66,7 @@ Tensor with_logit_scale(const Param& param, const Tensor& full, double logit_sca
 }
 }  // namespace
 
-HfExport::HfExport(Trainer& trainer) : trainer_(trainer), saver_(trainer.options.save_hf) {}
+HfExport::HfExport(Trainer& trainer) : trainer_(trainer), saver_(trainer.options.save_hf, trainer.options.load_hf) {}
 
 void HfExport::finish() {
     const Llama& model = trainer_.model;
@@ -168,6 +168,7 @@ RunOutputs::RunOutputs(Trainer& trainer, const ordered_json& flags) {
     const auto add = [&](RunControl& control) { trainer.controls.push_back(&control); };
     check_evaluation(o, trainer.data);
     check_prompt(o, trainer.data);
+    check_text(o, trainer.data, flags.value("generate", "0") != "0");
     if (!o.trace.empty()) add(trace_.emplace(trainer));
     if (!o.memory_timeline.empty()) add(timeline_.emplace(o.memory_timeline));
     if (!o.save_hf.empty()) add(hf_.emplace(trainer));
