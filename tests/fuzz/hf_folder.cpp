@@ -114,6 +114,10 @@ Target target() {
              with("\"llama\"", "\"qwen2\",\"use_sliding_window\":true,\"max_window_layers\":0"),
              with("\"llama\"", "\"qwen3\",\"layer_types\":[\"full_attention\"]"),
              with("\"rope_scaling\":null", "\"rope_scaling\":" + nested(62)),
+             with("\"rope_scaling\":null",
+                  "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2},"
+                  "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.0,\"rope_theta\":10000}"),
+             with("\"llama\"", "\"mistral\",\"sliding_window\":64,\"eos_token_id\":[1,2]"),
              with("\"hidden_size\":8", "\"hidden_size\":2147483647"),
              with("\"num_hidden_layers\":1", "\"num_hidden_layers\":10000"),
              with("false", nested_objects(62)),
