@@ -279,6 +279,8 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
         {dots1(), "routed_scaling_factor", 1e38, "routed_scaling_factor 1e+38: must be a number from 0 to 1000"},
         {dots1(), "routed_scaling_factor", 0, "routed_scaling_factor 0: must be a number > 0"},
         {dots1(), "first_k_dense_replace", 2, "first_k_dense_replace 2 must be less than num_hidden_layers 2"},
+        {dots1(), "scoring_func", "softmax", "scoring_func \"softmax\": is unknown"},
+        {dots1(), "topk_method", "greedy", "topk_method \"greedy\": only"},
         {dots1(), "moe_layer_freq", 2, "moe_layer_freq 2: only 1"},
         {dots1(), "attention_bias", true, "attention_bias true: a bias of o_proj"},
         {dots1(), "layer_types", {"full_attention", "sliding_attention"}, "\"sliding_attention\" and its window"},
@@ -359,6 +361,8 @@ TEST_CASE("what a family's config.json leaves out, and which of its keys mean fu
     EXPECT((x.sigmoid && !x.normalize && x.groups == 1 && x.top_groups == 1 && x.scale == 1 && x.dense_layers == 0));
     EXPECT((dots(none).kv_heads == 32 && dots(none).qk_norm));
     (void)dots({{"max_window_layers", 1}, {"sliding_window", nullptr}});
+    (void)dots(
+        {{"scoring_func", "noaux_tc"}, {"topk_method", "noaux_tc"}, {"n_group", nullptr}, {"topk_group", nullptr}});
     EXPECT(dots({{"max_window_layers", 1}}).window == 4096);
     EXPECT(dots({{"max_window_layers", 1}, {"sliding_window", 8}}).window == 8);
     EXPECT_USAGE_ERROR(parse("qwen2", {{"use_sliding_window", 1}}), "use_sliding_window 1: must be true or false");

@@ -27,10 +27,9 @@ class JsonObject {
     // The keys that nothing here asked for, without those that say nothing: null, false, 0, and what is empty.
     std::vector<std::string> unread() const {
         std::vector<std::string> keys;
-        for (const auto& [key, value] : object_.items()) {
-            const bool empty = (value.is_structured() && value.empty()) || value == "" || value == false || value == 0;
-            if (!value.is_null() && !empty && !read_.contains(key)) keys.push_back(key);
-        }
+        for (const auto& [key, value] : object_.items())
+            if (!value.empty() && value != "" && value != false && value != 0 && !read_.contains(key))
+                keys.push_back(key);
         return keys;
     }
 

@@ -19,16 +19,13 @@ double read_factor(const JsonObject& rope) { return rope.real("factor", 1, 1e6);
 // What training does not depend on, beside names with a leading "_": who wrote the file, initial values, the numbers of
 // special tokens, how transformers generates.
 constexpr std::string_view kIrrelevant =
-    " architectures auto_map begin_suppress_tokens bos_token_id cls_token_id decoder_start_token_id diversity_penalty "
-    "do_sample dtype early_stopping eos_token_id exponential_decay_length_penalty forced_bos_token_id "
-    "forced_eos_token_id id2label initializer_range is_decoder is_llama_config label2id length_penalty max_length "
-    "min_length no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions "
-    "output_hidden_states output_router_logits pad_token_id prefix pretraining_tp problem_type remove_invalid_values "
-    "repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params "
-    "temperature tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config "
-    "transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache ";
+    " architectures auto_map bos_token_id do_sample dtype eos_token_id id2label initializer_range is_llama_config "
+    "label2id length_penalty max_length max_sequence_length num_beam_groups num_beams num_labels num_return_sequences "
+    "output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp repetition_penalty "
+    "return_dict temperature tokenizer_class top_k top_p torch_dtype transformers.js_config transformers_version "
+    "typical_p unsloth_fixed unsloth_version use_cache ";
 
-// Usage error for a key that nothing has read and that is not to be ignored; takes those that it finds out of `ignored`.
+// Usage error for a key that nothing has read and that is not to be ignored; removes those found from `ignored`.
 // where: "rope_scaling." inside of it.
 void refuse_others(const JsonObject& keys, const std::string& where, std::vector<std::string>& ignored) {
     for (const std::string& key : keys.unread()) {
@@ -151,6 +148,8 @@ ExpertsConfig read_experts(const JsonObject& keys, const Family& family) {
         if (keys.has("first_k_dense_replace")) x.dense_layers = keys.integer("first_k_dense_replace", kMaxLayers, 0);
         if (x.groups > x.count / 2)
             keys.refuse("n_group", fmt::format("needs two experts or more per group, but there are {}", x.count));
+        if (keys.has("scoring_func")) (void)keys.text("scoring_func", {"sigmoid", "noaux_tc"});
+        keys.only("topk_method", "noaux_tc", "only \"noaux_tc\" is supported");
         keys.only("moe_layer_freq", 1, "only 1 is supported");
         return x;
     }

@@ -80,9 +80,8 @@ std::string printable(const std::vector<int32_t>& tokens, bool bytes) {
 }
 
 void check_text(const TrainOptions& o, const Dataset& data, bool generates) {
-    const bool used = o.steps > 0 || generates,
-               ignored = std::ranges::find(o.hf_ignore, "vocab_size") != o.hf_ignore.end();
-    if (o.load_hf.empty() || o.model.vocab == 256 || !used || ignored) return;
+    if (o.load_hf.empty() || o.model.vocab == 256 || (o.steps == 0 && !generates)) return;
+    if (std::ranges::count(o.hf_ignore, "vocab_size") > 0) return;
     for (const Dataset::Part& part : data.parts())
         if (part.source->is_text())
             usage_error(
