@@ -127,7 +127,8 @@ def test_loaded_model(run, text):
     assert done.says("--aux-loss 0, ", where="out").events(kind="config")[0]["flags"]["aux-loss"] == "0"
     done = load(flags + " --aux-loss 0.5", router_aux_loss_coef=0.25)
     assert "--aux-loss" not in done.out and done.events(kind="config")[0]["flags"]["aux-loss"] == "0.5", done
-    one_line(load(flags, code=2, sliding_window=23), "--seq-len 24: longer than the sliding_window 23 of hf/config.json")
+    done = load(flags, code=2, sliding_window=23)
+    one_line(done, "--seq-len 24: longer than the sliding_window 23 of hf/config.json")
 
 
 def test_error_begins_a_line_of_a_terminal(run, text, binaries):
