@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/json.h"
 
 namespace train70b {
 
@@ -13,11 +14,10 @@ std::string ConfigFile::to_config(const CLI::App* app, bool, bool, std::string) 
     for (const CLI::Option* option : app->get_options()) {
         if (!option->get_configurable() || option->count() == 0) continue;
         const std::vector<std::string>& words = option->results();
-        const bool plain = words.size() == 1 && json::parse(words[0], nullptr, false).is_number();
+        const bool one = words.size() == 1, plain = one && json::parse(words[0], nullptr, false).is_number();
         const std::string value = option->get_type_size() == 0 ? "true"
                                   : plain                      ? words[0]
-                                  : words.size() == 1          ? json(words[0]).dump()
-                                                               : json(words).dump();
+                                                               : json_text(one ? json(words[0]) : json(words));
         text += fmt::format("{} = {}\n", option->get_single_name(), value);
     }
     return text;
