@@ -1,7 +1,6 @@
 #pragma once
 // An object of a JSON file, read key by key: a usage error names the file, the key, its value and what it must be.
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -39,12 +38,6 @@ class JsonObject {
             value.get<uint64_t>() > uint64_t(max))
             refuse(key, fmt::format("must be an integer from {} to {}", min, max));
         return value.get<int64_t>();
-    }
-    double real(const char* key) const {
-        const nlohmann::json& value = needed(key);
-        if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>()))
-            refuse(key, "must be a number > 0");
-        return value.get<double>();
     }
     double real(const char* key, double min, double max) const {
         const double value = any_number(key);

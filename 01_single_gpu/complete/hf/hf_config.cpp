@@ -144,7 +144,7 @@ ExpertsConfig read_experts(const JsonObject& keys, const Family& family) {
         x.shared = keys.integer("n_shared_experts", kMaxExperts);
         if (keys.has("n_group")) x.groups = keys.integer("n_group");
         if (keys.has("topk_group")) x.top_groups = keys.integer("topk_group");
-        if (keys.has("routed_scaling_factor")) x.scale = keys.real("routed_scaling_factor", 0, 1000);
+        if (keys.has("routed_scaling_factor")) x.scale = keys.real("routed_scaling_factor", 1e-6, 1000);
         if (keys.has("first_k_dense_replace")) x.dense_layers = keys.integer("first_k_dense_replace", kMaxLayers, 0);
         if (x.groups > x.count / 2)
             keys.refuse("n_group", fmt::format("needs two experts or more per group, but there are {}", x.count));

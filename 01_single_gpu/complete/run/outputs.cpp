@@ -168,7 +168,7 @@ RunOutputs::RunOutputs(Trainer& trainer, const ordered_json& flags) {
     const auto add = [&](RunControl& control) { trainer.controls.push_back(&control); };
     check_evaluation(o, trainer.data);
     check_prompt(o, trainer.data);
-    check_text(o, trainer.data, flags.value("generate", "0") != "0");
+    check_text(o, trainer.data, flags.contains("generate") && flags["generate"] != "0");
     if (!o.trace.empty()) add(trace_.emplace(trainer));
     if (!o.memory_timeline.empty()) add(timeline_.emplace(o.memory_timeline));
     if (!o.save_hf.empty()) add(hf_.emplace(trainer));
