@@ -7,7 +7,7 @@ using namespace train70b;
 using namespace train70b::test;
 
 TEST_CASE("learning rate: warm-up, then each shape at known places; no or nothing but a warm-up") {
-    const auto at = [](const std::string& shape, int64_t step, int64_t warmup = 10, int64_t steps = 110) {
+    const auto at = [](const std::string& shape, double step, double warmup = 10, double steps = 110) {
         return LrSchedule{2.0, 0.5, warmup, steps, shape}.at(step);
     };
     for (const std::string& shape : names_of(lr_shapes())) {

@@ -1,4 +1,6 @@
 // --batch-ramp and --seq-ramp: the sizes of every step, and the tokens that are trained on.
+#include "01_single_gpu/core/registry.h"
+#include "08_3d_full/checkpoint/folder.h"
 #include "08_3d_full/watch/ramps.h"
 #include "tests/training.h"
 
@@ -53,6 +55,37 @@ TEST_CASE("any ramp: sizes grow, divide, and count every sample once") {
         }
         EXPECT(sizes.samples(steps + 1) == to);
     }
+}
+
+TEST_CASE("a batch that has changed: every sample once, and at the same sample the learning rate of the first batch") {
+    const ChangedSizes sizes({{1, 16}, {11, 8}, {31, 24}}, 32);
+    int64_t next = 0;
+    for (int64_t step = 1; step <= 60; ++step) {
+        EXPECT(sizes.samples(step) == (step <= 10 ? 16 : step <= 30 ? 8 : 24));
+        EXPECT(sizes.first_sample(step) == next);
+        next += sizes.samples(step);
+    }
+    TrainOptions whole, changed;
+    whole.min_lr = changed.min_lr = 3e-4;
+    whole.steps = 80;    // of 16
+    changed.steps = 70;  // 10 of 16, 20 of 8 and 40 of 24
+    for (const std::string& shape : names_of(lr_shapes()))
+        for (const int64_t warmup : {0, 12}) {  // ends at a step of 8
+            whole.lr_schedule = changed.lr_schedule = shape;
+            whole.warmup_steps = changed.warmup_steps = warmup;
+            changed.step_sizes = std::make_shared<ChangedSizes>(sizes);
+            const auto lr = [&](int64_t step) { return changed.schedule().at(sizes.position(step)); };
+            INFO(shape, ", ", warmup);
+            for (int64_t step = 1; step <= 10; ++step) EXPECT(lr(step) == whole.schedule().at(double(step)));
+            for (int64_t pair = 1; pair <= 10; ++pair)  // two steps of 8 are one of 16
+                EXPECT(lr(10 + 2 * pair) == whole.schedule().at(double(10 + pair)));
+            for (int64_t pair = 1; pair <= 20; ++pair)  // two steps of 24 are three of 16
+                EXPECT(lr(30 + 2 * pair) == whole.schedule().at(double(20 + 3 * pair)));
+        }
+    changed.lr_schedule = "linear";  // half a step of 16, of the 68 after the warm-up
+    EXPECT(std::abs(changed.schedule().at(sizes.position(15)) / (3e-3 - 2.7e-3 * 0.5 / 68) - 1) <= 1e-14);
+    changed.warmup_steps = 20;
+    EXPECT(std::abs(changed.schedule().at(sizes.position(15)) / (3e-3 * 12.5 / 20) - 1) <= 1e-14);
 }
 
 TEST_CASE("what a ramp may be") {

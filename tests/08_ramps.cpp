@@ -1,5 +1,5 @@
-// --batch-ramp and --seq-ramp in every layout: one rank's run, also where it is resumed in the middle of a ramp; and
-// continuations of a prompt, which are the same in every layout.
+// --batch-ramp and --seq-ramp in every layout: one rank's run, also where it is resumed in the middle of a ramp; a
+// batch that changes where a run is resumed; and continuations of a prompt, which are the same in every layout.
 #include "08_3d_full/watch/ramps.h"
 #include "tests/checkpoints.h"
 
@@ -23,6 +23,18 @@ TrainOptions ramped_shape(const Text& text) {
     o.step_sizes = std::make_shared<RampedSizes>(o.global_batch, o.seq_len, kRamps);
     return o;
 }
+
+// Added up step by step, unlike ChangedSizes.
+struct Changing : StepSizes {
+    Changing() : StepSizes(16, 32) {}
+    int64_t samples(int64_t step) const override { return step <= 2 ? 16 : step <= 5 ? 8 : 12; }
+    int64_t first_sample(int64_t step) const override {
+        return step == 1 ? 0 : first_sample(step - 1) + samples(step - 1);
+    }
+    double position(int64_t step) const override {
+        return step == 0 ? 0 : position(step - 1) + double(samples(step)) / 16;
+    }
+};
 
 struct RampedRun {
     std::string name;
@@ -90,6 +102,40 @@ TEST_CASE("a run resumed in the middle of the ramps is the uninterrupted one, in
     const std::vector<double> other = history_of(o, list[1].config, {.resume_from = start});
     REQUIRE(other.size() == rest.size());
     for (size_t i = 0; i < rest.size(); ++i) EXPECT_EVERYWHERE(std::abs(other[i] / rest[i] - 1) <= 1e-10);
+}
+
+TEST_CASE("a run resumed with another batch, twice, is the one whose batch changes there") {
+    const Text text;
+    TrainOptions o = ramped_shape(text), changing = o;
+    changing.steps = 9;  // 2 of 16, 3 of 8, 4 of 12: 104 samples
+    o.min_lr = changing.min_lr = 1e-4;
+    o.warmup_steps = changing.warmup_steps = 3;  // half way through the steps of 8
+    changing.step_sizes = std::make_shared<Changing>();
+    const ParallelConfig config = ramped_runs()[4].config;
+    const SharedFolder shared;
+    std::vector<double> found;
+    const auto add = [&](int64_t batch, int64_t steps, const CheckpointOptions& c) {
+        o.global_batch = batch;
+        o.steps = steps;
+        o.step_sizes = nullptr;
+        const std::vector<double> part = history_of(o, config, c);
+        found.insert(found.end(), part.begin(), part.end());
+    };
+    const std::string dir = shared / "d";
+    add(16, 6, {.dir = dir, .stop_after = 2});
+    add(8, 11, {.dir = dir, .resume = true, .stop_after = 4});
+    add(8, 11, {.dir = dir, .resume = true, .stop_after = 5});  // interrupted once more
+    add(12, 9, {.dir = dir, .resume = true});
+    const std::vector<double> expected = history_of(changing, config, {});
+    EXPECT_EVERYWHERE(found == expected);
+    const nlohmann::json manifest = *read_manifest(shared / "d/step-9").json;
+    EXPECT_EVERYWHERE(manifest["next_sample"] == 2 * 16 + 3 * 8 + 4 * 12);
+    EXPECT_EVERYWHERE(manifest["batches"].dump() == R"([{"from_step":1,"global_batch":16},)"
+                                                    R"({"from_step":3,"global_batch":8},)"
+                                                    R"({"from_step":6,"global_batch":12}])");
+    const std::vector<double> other = history_of(o, ramped_runs()[1].config, {.resume_from = shared / "d/step-5"});
+    REQUIRE(other.size() == 8);
+    for (size_t i = 0; i < 8; ++i) EXPECT_EVERYWHERE(std::abs(other[i] / expected[10 + i] - 1) <= 1e-12);
 }
 
 TEST_CASE("a continuation of a prompt is the same in every layout, and on one rank") {

@@ -113,7 +113,11 @@ def read(folder):
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     assert manifest["format"] == "train70b checkpoint" and manifest["version"] == 1
     if not manifest["flags"]["batch-ramp"]:
-        assert manifest["next_sample"] == manifest["step"] * int(manifest["flags"]["global-batch"])
+        batch = int(manifest["flags"]["global-batch"])
+        batches = [(each["from_step"], each["global_batch"]) for each in manifest.get("batches", ())] or [(1, batch)]
+        ends = [step for step, _ in batches[1:]] + [manifest["step"] + 1]
+        assert batches[0][0] == 1 and batches[-1][1] == batch
+        assert manifest["next_sample"] == sum((end - step) * size for (step, size), end in zip(batches, ends))
     axes = [manifest["layout"][axis] for axis in ("tp", "cp", "dp", "pp")]  # ep: of the same ranks
     assert manifest["ranks"] == math.prod(axes) == len(manifest["files"])
     tensors, rows = read_files(folder, manifest)

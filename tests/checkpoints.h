@@ -29,7 +29,8 @@ struct SharedFolder {
 struct CheckpointedRun {
     TrainOptions options;
     CheckpointOptions checkpoint;
-    nlohmann::ordered_json flags = nlohmann::ordered_json::object();
+    nlohmann::ordered_json flags = {{"global-batch", std::to_string(options.global_batch)},
+                                    {"steps", std::to_string(options.steps)}};
     CheckpointFolder folder;
     ComposedRun run;
     Checkpoints control;

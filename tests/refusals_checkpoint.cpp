@@ -209,6 +209,17 @@ TEST_CASE("08: a manifest that is not of its files") {
              fs::rename("ck/step-3", "ck/step-2");
          }},
     });
+    const std::string corrupt = "corrupt: \"next_sample\" is not that of \"step\", --global-batch and \"batches\"";
+    for (const auto& [batches, says] :
+         {std::pair(R"([{"from_step":2,"global_batch":8}])", kManifest + ": from_step 2"),
+          {R"([{"from_step":1,"global_batch":4},{"from_step":5,"global_batch":8}])", kManifest + ": from_step 5"},
+          {R"([{"from_step":1,"global_batch":8},{"from_step":1,"global_batch":8}])", kManifest + ": from_step 1"},
+          {R"([{"from_step":1,"global_batch":16},{"from_step":3,"global_batch":8}])", corrupt},
+          {R"([{"from_step":1,"global_batch":12},{"from_step":3,"global_batch":4}])", corrupt},
+          {R"([{"from_step":1,"global_batch":0}])", kManifest + ": global_batch 0"},
+          {R"([8])", kManifest},
+          {R"(8)", kManifest + ": batches"}})
+        ck.refused({edited(says, "/batches", Json::parse(batches))});
     for (const std::string flag : {"batch-ramp", "seq-ramp", "document-token", "mup"})
         for (const Json& value : {Json(8), Json::array({"8"})})
             ck.refused({edited(kManifest + ": flags: " + flag + "|must be a string", "/flags/" + flag, value)});
@@ -242,8 +253,11 @@ TEST_CASE("08: a checkpoint of another run") {
             "off)");
     for (const std::string flags :
          {"--dtype bf16", "--dtype fp64 --grad-dtype fp64", "--optimizer adamw8bit", "--seed 2", "--seq-len 16",
-          "--global-batch 4", "--val-fraction 0.2", "--fp8 current", "--document-token 10"})
+          "--val-fraction 0.2", "--fp8 current", "--document-token 10"})
         changed(flags, split_at(flags, ' ')[0] + " ");
+    const std::string ramp = "--seq-ramp 8:32:2 --global-batch 4 " + kResume;
+    ck.refused({{"--global-batch 4: the checkpoint ck/step-4 is of a run with --global-batch 8 and a ramp (try that)",
+                 [] { set("/flags/seq-ramp", "8:32:2"); }, ramp}});
     std::string text = "Another text, which is long enough for some samples:";
     for (int i = 1; i < 1000; ++i) text += fmt::format(" {}", i);
     write_text(Workplace::file("text.txt"), text);

@@ -99,6 +99,18 @@ def test_resume_with_another_schedule_says_so_and_keep_keeps(run, ck):
     assert len(steps) == 3 and "step-12" in steps
 
 
+def test_resume_with_a_batch_that_the_ranks_left_divide(run, ck):
+    run.refused(PROGRAM, HERE, "--steps 8 --resume", ranks=3, says=["--global-batch 8 is not", "try --global-batch 9)"])
+    done = run(PROGRAM, HERE.replace("batch 8", "batch 6"), "--steps 8 --resume", ranks=3)
+    done.says("differs from the checkpoint's run: --global-batch 6, not 8: from step 5 on, sample 32 (as many samples "
+              "as before: --steps 10)", where="out")
+    summary = done.events("summary")[-1]
+    assert math.isclose(summary["tokens_per_s"] * summary["seconds"], 4 * 6 * 32, rel_tol=1e-6)
+    assert [event["global_batch"] for event in done.events()[-4:]] == [6] * 4
+    manifest = read(ck / "step-8")[0]
+    assert manifest["next_sample"] == 4 * 8 + 4 * 6 and len(manifest["batches"]) == 2
+
+
 def test_resume_writes_weights_again_that_are_there(run, ck):
     shutil.rmtree(ck / "step-4")
     for step in (5, 6, 7, 8):  # of the run before

@@ -11,20 +11,20 @@ namespace train70b {
 namespace {
 
 // 0 at `begin`, 1 at the last step.
-double progress(int64_t step, int64_t begin, int64_t steps) {
+double progress(double step, double begin, double steps) {
     if (step <= begin) return 0;
-    return std::min(1.0, double(step - begin) / double(std::max<int64_t>(steps - begin, 1)));
+    return std::min(1.0, (step - begin) / std::max(steps - begin, 1.0));
 }
 
-double constant(int64_t, int64_t, int64_t) { return 1; }
-double linear(int64_t step, int64_t warmup, int64_t steps) { return 1 - progress(step, warmup, steps); }
-double cosine(int64_t step, int64_t warmup, int64_t steps) {
+double constant(double, double, double) { return 1; }
+double linear(double step, double warmup, double steps) { return 1 - progress(step, warmup, steps); }
+double cosine(double step, double warmup, double steps) {
     return 0.5 * (1 + std::cos(std::numbers::pi * progress(step, warmup, steps)));
 }
 // Warmup, stable, decay: decays linearly over the last fifth of all steps, as in Haegele et al. 2024. (MiniCPM, Hu et
 // al. 2024, which introduced the name, decays exponentially over about the last tenth.)
-double wsd(int64_t step, int64_t warmup, int64_t steps) {
-    return 1 - progress(step, std::max(warmup, steps - steps / 5), steps);
+double wsd(double step, double warmup, double steps) {
+    return 1 - progress(step, std::max(warmup, steps - std::floor(steps / 5)), steps);
 }
 
 }  // namespace
@@ -40,8 +40,8 @@ const std::vector<LrShape>& lr_shapes() {
 
 const LrShape& lr_shape(const std::string& name) { return find_entry(lr_shapes(), "--lr-schedule", name); }
 
-double LrSchedule::at(int64_t step) const {
-    if (step <= warmup) return peak * double(step) / double(warmup);
+double LrSchedule::at(double step) const {
+    if (step <= warmup) return peak * step / warmup;
     const double factor = lr_shape(shape).factor(step, warmup, steps);
     return factor == 1 ? peak : min + (peak - min) * factor;
 }

@@ -3,7 +3,6 @@
 //
 //   step s of W warmup steps     peak * s / W
 //   after the warmup             min + (peak - min) * shape(s)
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,17 +12,18 @@ namespace train70b {
 struct LrShape {
     const char* name;
     const char* description;  // one line of help
-    // shape(step) after the warmup: 1 at the peak, 0 at the minimum. Steps count from 1.
-    double (*factor)(int64_t step, int64_t warmup, int64_t steps);
+    // shape(step) after the warmup: 1 at the peak, 0 at the minimum. Steps count from 1; StepSizes::position() has
+    // fractions.
+    double (*factor)(double step, double warmup, double steps);
 };
 const std::vector<LrShape>& lr_shapes();
 const LrShape& lr_shape(const std::string& name);  // usage error for an unknown name
 
 struct LrSchedule {
     double peak = 0, min = 0;
-    int64_t warmup = 0, steps = 0;
+    double warmup = 0, steps = 0;
     std::string shape = "cosine";
-    double at(int64_t step) const;  // step from 1
+    double at(double step) const;  // step from 1
 };
 
 }  // namespace train70b

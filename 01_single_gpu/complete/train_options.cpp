@@ -15,7 +15,9 @@ const std::vector<Named<std::optional<Device>>> kDevices = {  // empty: chosen a
 std::vector<std::string> train_dtype_names() { return names_of(kTrainDTypes); }
 std::vector<std::string> device_names() { return names_of(kDevices); }
 
-LrSchedule TrainOptions::schedule() const { return {lr, min_lr, warmup_steps, steps, lr_schedule}; }
+LrSchedule TrainOptions::schedule() const {
+    return {lr, min_lr, double(warmup_steps), sizes()->position(steps), lr_schedule};
+}
 
 std::shared_ptr<const StepSizes> TrainOptions::sizes() const {
     return step_sizes ? step_sizes : std::make_shared<StepSizes>(global_batch, seq_len);

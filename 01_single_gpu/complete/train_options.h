@@ -23,6 +23,8 @@ class StepSizes {
     virtual int64_t seq_len(int64_t /*step*/) const { return seq_len_; }                     // divides --seq-len
     virtual int64_t first_sample(int64_t step) const { return (step - 1) * global_batch_; }  // of all samples before it
     virtual bool vary() const { return false; }
+    // Of a step in the learning rate's schedule, which ends at that of --steps.
+    virtual double position(int64_t step) const { return double(step); }
 
     int64_t pieces(int64_t step) const { return seq_len_ / seq_len(step); }  // sequences of one sample
     int64_t sequences(int64_t step) const { return samples(step) * pieces(step); }
@@ -65,7 +67,7 @@ struct TrainOptions {
     bool dry_run = false;                          // book memory, compute nothing
     bool append_metrics = false;                   // to the file of the run that this one continues
 
-    LrSchedule schedule() const;
+    LrSchedule schedule() const;                     // at(sizes()->position(step))
     std::shared_ptr<const StepSizes> sizes() const;  // never null
     Llama::Options llama() const;                    // dtype, device, recompute, initial values
     AdamW::Hyper adamw() const;

@@ -82,7 +82,7 @@ StepReport Trainer::step(int64_t number) {
     if (number > 1)
         for (StepState* state : step_states) state->next_step();
     const double begin = now_seconds();
-    StepReport report{.step = number, .lr = options.schedule().at(number)};
+    StepReport report{.step = number, .lr = options.schedule().at(batches.sizes().position(number))};
     batches.take_seconds();
     ledger().reset_peak();
     for (RunControl* control : controls) control->before_step(number);

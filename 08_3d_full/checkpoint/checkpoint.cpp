@@ -286,6 +286,8 @@ ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) con
                              {"commit", build_commit()},
                              {"blas_core", blas_core()},
                              {"files", ordered_json::array()}};
+    for (const BatchFrom& from : start_ && start_->batches.size() > 1 ? start_->batches : std::vector<BatchFrom>())
+        manifest["batches"].push_back({{"from_step", from.step}, {"global_batch", from.batch}});
     if (training_.model.is_sparse()) manifest.update(other_part(training_.model));
     return manifest;
 }

@@ -89,9 +89,9 @@ void remove_checkpoints(const std::string& dir, const std::vector<int64_t>& step
 namespace {
 
 // What must be the same for the losses to go on as if nothing had happened, and what may change, which is said.
-constexpr const char* kFixed[] = {"seed",       "seq-len",        "global-batch", "val-fraction",      "dtype",
-                                  "grad-dtype", "optimizer",      "fp8",          "fp8-history",       "batch-ramp",
-                                  "seq-ramp",   "document-token", "mup",          "mask-document-ends"};
+constexpr const char* kFixed[] = {"seed",           "seq-len", "val-fraction",      "dtype",      "grad-dtype",
+                                  "optimizer",      "fp8",     "fp8-history",       "batch-ramp", "seq-ramp",
+                                  "document-token", "mup",     "mask-document-ends"};  // with a ramp --global-batch
 constexpr const char* kNoted[] = {"steps", "lr",    "min-lr", "warmup-steps", "lr-schedule", "weight-decay",
                                   "beta1", "beta2", "eps",    "clip",         "fp8-margin",  "z-loss"};
 
@@ -146,14 +146,16 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
     std::vector<const char*> fixed(std::begin(kFixed), std::end(kFixed));
     const std::vector<const char*> others = fixed_flags_of_other_part();
     if (manifest.model.is_sparse()) fixed.insert(fixed.end(), others.begin(), others.end());
+    const bool ramp = !text(flags, "batch-ramp").empty() || !text(flags, "seq-ramp").empty();
+    if (ramp) fixed.push_back("global-batch");
     for (const char* name : fixed) {
         const std::string there = text(saved, name), here = text(flags, name);
         const auto shown = [name](const std::string& value) {
             return value.empty() ? fmt::format("no --{}", name) : fmt::format("--{} {}", name, value);
         };
         if (!same_value(there, here))
-            usage_error("{}: the checkpoint {} is of a run with {} (try that)", shown(here), manifest.folder,
-                        shown(there));
+            usage_error("{}: the checkpoint {} is of a run with {}{} (try that)", shown(here), manifest.folder,
+                        shown(there), ramp && name == fixed.back() ? " and a ramp" : "");
     }
     std::string changed;
     for (const char* name : kNoted)
@@ -242,7 +244,41 @@ void CheckpointFolder::make_folder() {
     } catch (const std::runtime_error& failure) { usage_error("--checkpoint-dir {}: {}", options.dir, failure.what()); }
 }
 
-void CheckpointFolder::open_start(std::string folder, const TrainOptions& training, const ordered_json& flags,
+int64_t ChangedSizes::first_sample(int64_t step) const {
+    int64_t sum = 0;
+    for (size_t i = 0; i < batches_.size(); ++i) {
+        const int64_t end = i + 1 < batches_.size() ? std::min(step, batches_[i + 1].step) : step;
+        sum += std::max<int64_t>(end - batches_[i].step, 0) * batches_[i].batch;
+    }
+    return sum;
+}
+
+// Counts samples as the checkpoint's run did, and says where this run's batch is another.
+void CheckpointFolder::go_on_counting(TrainOptions& training, const std::string& advice) {
+    const auto saved = [&](const char* flag, int64_t otherwise) {
+        const std::string value = start->json->value("flags", json::object()).value(flag, std::string());
+        return integer_from(1).problem(value).empty() ? std::stoll(value) : otherwise;
+    };
+    const int64_t batch = training.global_batch, before = saved("global-batch", batch);
+    std::vector<BatchFrom>& batches = start->batches;
+    if (batches.empty()) batches = {{1, before}};
+    if (!training.step_sizes) training.step_sizes = std::make_shared<ChangedSizes>(batches, training.seq_len);
+    const int64_t next = training.sizes()->first_sample(start->step + 1);
+    if (start->json->value("next_sample", json()) != json(next) || batches.back().batch != before)
+        usage_error(
+            "{}/manifest.json: corrupt: \"next_sample\" is not that of \"step\", --global-batch and \"batches\"{}",
+            start->folder, advice);
+    if (batch == before) return;
+    const int64_t more = training.sizes()->first_sample(saved("steps", 0) + 1) - next,
+                  steps = start->step + (more + batch - 1) / batch;
+    say("differs from the checkpoint's run: --global-batch {}, not {}: from step {} on, sample {}{}\n", batch, before,
+        start->step + 1, next,
+        more > 0 && steps != training.steps ? fmt::format(" (as many samples as before: --steps {})", steps) : "");
+    batches.push_back({start->step + 1, batch});
+    training.step_sizes = std::make_shared<ChangedSizes>(batches, training.seq_len);
+}
+
+void CheckpointFolder::open_start(std::string folder, TrainOptions& training, const ordered_json& flags,
                                   const Comm& world) {
     while (folder.size() > 1 && folder.ends_with("/")) folder.pop_back();
     const std::string dir = fs::path(folder).parent_path().string();
@@ -261,12 +297,7 @@ void CheckpointFolder::open_start(std::string folder, const TrainOptions& traini
         usage_error("{}: holds the weights only; a run goes on from a full checkpoint, DIR/step-N{}", folder, advice);
     check_model(*start, training.model);
     check_flags_of(*start, flags);
-    if (start->json->value("next_sample", json()) != json(training.sizes()->first_sample(start->step + 1)))
-        usage_error(
-            "{}/manifest.json: corrupt: \"next_sample\" is not \"step\" x --global-batch, or what --batch-ramp makes "
-            "of "
-            "it{}",
-            folder, advice);
+    go_on_counting(training, advice);
     if (start->step >= training.steps && options.stop_after == 0 && training.save_hf.empty())
         usage_error("{}: is of step {}, and --steps is {} (try --steps {})", folder, start->step, training.steps,
                     2 * start->step);

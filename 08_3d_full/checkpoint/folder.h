@@ -30,6 +30,22 @@ void check_checkpoint_flags(const CheckpointOptions& options, const TrainOptions
 // of several sources, the same of each, and its weight.
 nlohmann::ordered_json fingerprint(const Dataset& data);
 
+// The steps of a run that was resumed with another --global-batch. Samples are counted over all steps: none is skipped
+// or repeated. The schedule of the learning rate goes by samples, in units of the first batch: a step of half of it
+// advances by half a step, the warm-up takes --warmup-steps x the first batch, and the decay ends with step --steps.
+class ChangedSizes : public StepSizes {
+  public:
+    ChangedSizes(const std::vector<BatchFrom>& batches, int64_t seq_len)
+        : StepSizes(batches.back().batch, seq_len), batches_(batches) {}
+    int64_t samples(int64_t step) const override { return first_sample(step + 1) - first_sample(step); }
+    int64_t first_sample(int64_t step) const override;
+    bool vary() const override { return batches_.size() > 1; }
+    double position(int64_t step) const override { return double(first_sample(step + 1)) / double(batches_[0].batch); }
+
+  private:
+    const std::vector<BatchFrom> batches_;
+};
+
 // The file .lock of --checkpoint-dir, locked as long as this lives. Usage error if another run has it and keeps it.
 class FolderLock {
   public:
@@ -51,18 +67,18 @@ class CheckpointFolder {
     // Usage error for everything else that can be refused: a checkpoint of another model, run or data, corrupt or
     // missing files (and which checkpoint to try instead), a folder that has another run's checkpoints, cannot be
     // written, or is not shared by all ranks. Creates the folder if need be and locks it, then reads what is there, and
-    // removes what a crash has left. Sets TrainOptions::continues. flags: of this run. Collective over the world.
+    // removes what a crash has left. Sets TrainOptions::append_metrics and step_sizes. flags: of this run. Collective.
     CheckpointFolder(const CheckpointOptions& options, TrainOptions& training, const ParallelConfig& config,
                      const nlohmann::ordered_json& flags, const Comm& world);
     CheckpointFolder(const CheckpointFolder&) = delete;
 
     const CheckpointOptions& options;
-    std::optional<Manifest> start;  // where the run goes on
+    std::optional<Manifest> start;  // where the run goes on; batches: this run's, too
 
   private:
     void make_folder();
-    void open_start(std::string folder, const TrainOptions& training, const nlohmann::ordered_json& flags,
-                    const Comm& world);
+    void open_start(std::string folder, TrainOptions& training, const nlohmann::ordered_json& flags, const Comm& world);
+    void go_on_counting(TrainOptions& training, const std::string& advice);
     void check_other_runs() const;
     void check_shared(const Comm& world) const;
     void remove_leftovers() const;

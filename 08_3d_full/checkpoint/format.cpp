@@ -186,6 +186,12 @@ Manifest read_manifest(const std::string& folder) {
     if (manifest.ranks != int64_t(manifest.files.size()))
         read.refuse("ranks", fmt::format("\"files\" lists {}", manifest.files.size()));
     const auto has = [&](const char* key) { return read.json().contains(key); };  // null, too, which is refused
+    for (const json& entry : has("batches") ? read.list("batches") : json::array()) {
+        const JsonObject from(path, entry);
+        const int64_t before = manifest.batches.empty() ? 0 : manifest.batches.back().step;
+        manifest.batches.push_back(
+            {from.integer("from_step", before > 0 ? manifest.step : 1, before + 1), from.integer("global_batch")});
+    }
     for (const char* key : {"commit", "blas_core"})
         if (has(key)) read.text(key);
     if (has("layout"))

@@ -46,6 +46,10 @@ struct CheckpointFile {
     std::vector<std::string> tensors;
 };
 
+struct BatchFrom {  // a --global-batch, and the first step that has it
+    int64_t step = 1, batch = 0;
+};
+
 struct Manifest {
     std::string folder;         // where it was read
     std::string kind = "full";  // or "weights"
@@ -53,6 +57,7 @@ struct Manifest {
     LlamaConfig model;
     std::string optimizer, dtype;
     std::vector<CheckpointFile> files;
+    std::vector<BatchFrom> batches;              // empty: the flag's in every step
     std::shared_ptr<const nlohmann::json> json;  // all of it
 
     // The states of every element: "weight", and with the optimizer's "exp_avg", "exp_avg_sq".
