@@ -49,11 +49,15 @@ def test_kill_ends_all_ranks(run):
     assert done.events("config")[0]["flags"]["inject"] == "kill:1:3"
 
 
-@pytest.mark.parametrize("kind, says", [("hang", ["dp.all_reduce #", "NOT ENDED"]), ("stop", [])])
-def test_a_rank_that_hangs_or_stops_ends_the_run_after_the_timeout(run, kind, says):
-    done = train(run, f"--inject {kind}:2:3 --comm-timeout 2", code=1, seconds=9)
+@pytest.mark.parametrize("kind, flags, says", [
+    ("hang", "", ["dp.all_reduce #", "NOT ENDED", "no rank of this node has stopped"]), ("stop", "--tp 2 --pp 2", [])])
+def test_a_rank_that_hangs_or_stops_ends_the_run_after_the_timeout(run, kind, flags, says):
+    """The rank that does not run is named, no other, and no report tears another's lines."""
+    done = train(run, f"--inject {kind}:2:3 --comm-timeout 2", flags, code=1, seconds=9)
     announced(done, (kind, 2, 3))
     done.says("has not ended after 2 s (--comm-timeout)", *says)
+    assert set(re.findall(r"rank (\d) has not responded", done.err)) == ({"2"} if kind == "stop" else set()), done
+    assert not re.search(r"[^\n]rank \d:   |^(?!rank \d: ).*( ms|NOT ENDED.*)$", done.err, re.M), done
 
 
 @pytest.mark.parametrize("flags", ["--zero 0", "--zero 1", "--zero 2", "--zero 3", "--zero 3 --offload all",

@@ -50,7 +50,7 @@ namespace {
 
 std::string describe(const Tensor& x) { return fmt::format(", {} {}", x.size(), name_of(x.dtype())); }
 std::string describe(const Tensor& x, const char* preposition, int peer) {
-    return fmt::format("{} {} rank {}", describe(x), preposition, peer);
+    return fmt::format("{} {} rank {}", describe(x), preposition, peer);  // peer: in the world
 }
 
 void check_slice(const Tensor& part, const Tensor& whole, int64_t ranks) {
@@ -134,7 +134,7 @@ Work Comm::broadcast(Tensor x, int root, Where where) const {
     CHECK(0 <= root && root < n, "root {} of {} ranks", root, n);
     if (n == 1) return {};
     return start({.name = "broadcast",
-                  .details = describe(x, "from", root),
+                  .details = describe(x, "from", group_->ranks[root]),
                   .wire_bytes = x.bytes() * (n - 1),
                   .tensors = {x},
                   .written = rank() == root ? 0u : 1u,
@@ -198,7 +198,7 @@ Work Comm::send(Tensor x, int to, Where where) const {
     CHECK(0 <= to && to < size() && to != rank(), "rank {} sends to {} of {}", rank(), to, size());
     return start({.name = "send",
                   .message = true,
-                  .details = describe(x, "to", to),
+                  .details = describe(x, "to", group_->ranks[to]),
                   .wire_bytes = x.bytes() * size(),
                   .tensors = {x},
                   .to = to,
@@ -211,7 +211,7 @@ Work Comm::recv(Tensor x, int from, Where where) const {
     return start(
         {.name = "recv",
          .message = true,
-         .details = describe(x, "from", from),
+         .details = describe(x, "from", group_->ranks[from]),
          .tensors = {x},
          .written = 1,
          .from = from,
@@ -224,7 +224,7 @@ Work Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const
     if (size() == 1) return copy_to(in, out);
     return start({.name = "send_recv",
                   .message = true,
-                  .details = describe(out, "to", to) + describe(in, "from", from),
+                  .details = describe(out, "to", group_->ranks[to]) + describe(in, "from", group_->ranks[from]),
                   .wire_bytes = out.bytes() * size(),
                   .tensors = {in, out},
                   .written = 1,
@@ -240,7 +240,7 @@ Operation Comm::shift_operation(const Tensor& out, const Tensor& in, int by, Whe
     const int n = size(), to = ((rank() + by) % n + n) % n, from = ((rank() - by) % n + n) % n;
     return {.name = "send_recv",
             .message = true,
-            .details = describe(out, "shifted to", to),
+            .details = describe(out, "shifted to", group_ ? group_->ranks[to] : to),
             .wire_bytes = out.bytes() * n,
             .tensors = {in, out},
             .written = 1,
@@ -321,6 +321,7 @@ Comm make_comm(std::unique_ptr<Backend> backend, const CommSettings& settings) {
         Comm::Shared{.queue = WorkQueue(settings.check), .algorithm = &find_all_reduce(settings.all_reduce)});
     group->backend = std::move(backend);
     group->name = "world";
+    for (int i = 0; i < group->backend->size(); ++i) group->ranks.push_back(i);
     group->shared->groups.push_back(group);
     return Comm(group);
 }
@@ -346,6 +347,8 @@ Comm Comm::split(const std::function<int(int)>& color_of, const std::string& nam
     group->shared = group_->shared;
     std::vector<int> colors;
     for (int i = 0; i < size(); ++i) colors.push_back(color_of(i));
+    for (int i = 0; i < size(); ++i)
+        if (colors[size_t(i)] == colors[size_t(rank())]) group->ranks.push_back(group_->ranks[i]);
     if (recorder) group->family = recorder->split(group_->family, colors, name);
     const auto run = [&](Backend& peers) {
         group->backend = peers.split(colors, load);

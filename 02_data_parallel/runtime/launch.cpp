@@ -87,6 +87,7 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
     });
     const uint64_t record = collective_log().add("MPI_Finalize", std::source_location::current());
     collective_log().set(record, CollectiveLog::State::running);
+    over_all_ranks(0, MPI_MAX);  // who does not come is named by the heartbeats, whose memory MPI_Finalize frees
     watchdog->unwatch();
     if (exit_code != 0) watchdog->error_is_printed();
     if (mpi_is_started()) MPI_Finalize();

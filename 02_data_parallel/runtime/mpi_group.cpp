@@ -67,8 +67,18 @@ void in_pieces(int64_t total, Body&& body) {
         body(begin, int(std::min(total - begin, MpiGroup::largest_count)));
 }
 
+int in_world(MPI_Comm comm, int rank) {
+    MPI_Group group = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
+    MPI_Comm_group(comm, &group);
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    int found = -1;
+    MPI_Group_translate_ranks(group, 1, &rank, world, &found);
+    return found;
+}
+
 class MpiExchange : public Request {
   public:
+    explicit MpiExchange(MPI_Comm comm) : comm_(comm) {}
     ~MpiExchange() override {
         if (std::uncaught_exceptions() == 0) wait();
     }
@@ -87,8 +97,9 @@ class MpiExchange : public Request {
             const bool fits = status == MPI_SUCCESS || statuses[index].MPI_ERROR == MPI_SUCCESS;
             int arrived = 0;
             if (fits) MPI_Get_count(&statuses[index], MPI_BYTE, &arrived);
-            CHECK(fits, "mismatch: rank {} of the group sent more than the {} bytes this rank expected", from, bytes);
-            CHECK(arrived == bytes, "mismatch: rank {} of the group sent {} bytes, this rank expected {}", from,
+            CHECK(fits, "mismatch: rank {} sent more than the {} bytes this rank expected", in_world(comm_, from),
+                  bytes);
+            CHECK(arrived == bytes, "mismatch: rank {} sent {} bytes, this rank expected {}", in_world(comm_, from),
                   arrived, bytes);
         }
         MPI_CHECK(status);
@@ -101,6 +112,9 @@ class MpiExchange : public Request {
     };
     std::vector<MPI_Request> requests;
     std::vector<Receive> receives;
+
+  private:
+    const MPI_Comm comm_;
 };
 
 }  // namespace
@@ -132,7 +146,7 @@ MPI_Comm MpiGroup::split(const std::vector<int>& colors) const {
 
 RequestPtr MpiGroup::exchange(const void* out, int64_t out_bytes, int to, void* in, int64_t in_bytes, int from,
                               Tag tag) const {
-    auto exchange = std::make_shared<MpiExchange>();
+    auto exchange = std::make_shared<MpiExchange>(comm_);
     in_pieces(in_bytes, [&](int64_t begin, int count) {
         exchange->receives.push_back({exchange->requests.size(), from, count});
         exchange->requests.push_back(MPI_REQUEST_NULL);

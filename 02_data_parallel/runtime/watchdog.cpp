@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -98,19 +99,29 @@ std::string CollectiveLog::text(size_t most) {
     return text;
 }
 
-namespace {
-void to_stderr(const std::string& text) {  // in one call, so that the logs of several ranks do not interleave
-    std::string_view left = text;
-    while (!left.empty()) {
-        const ssize_t written = ::write(STDERR_FILENO, left.data(), left.size());
-        if (written <= 0) return;
-        left.remove_prefix(size_t(written));
+// mpirun reads at most 4096 bytes at a time, of whatever has come. So each piece is shorter, and the next waits until
+// the pipe has been emptied.
+void print_report(const std::string& text) {
+    constexpr size_t kPiece = 4096;
+    for (std::string_view left = text; !left.empty();) {
+        const size_t line = left.substr(0, kPiece).rfind('\n');
+        std::string_view piece = left.substr(0, line == left.npos ? kPiece : line + 1);
+        left.remove_prefix(piece.size());
+        int unread = 0;
+        for (int i = 0; i < 100 && ::ioctl(STDERR_FILENO, FIONREAD, &unread) == 0 && unread > 0; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        while (!piece.empty()) {
+            const ssize_t written = ::write(STDERR_FILENO, piece.data(), piece.size());
+            if (written <= 0) return;
+            piece.remove_prefix(size_t(written));
+        }
     }
 }
 
+namespace {
 // Ends all ranks from a thread of the watchdog.
 [[noreturn]] void end_with(const std::string& report) {
-    to_stderr(report);
+    print_report(report);
     // The standard does not allow MPI_Abort in this thread. If it does not return, the alarm ends this rank and mpirun
     // the others.
     ::signal(SIGALRM, SIG_DFL);
@@ -159,25 +170,46 @@ void Watchdog::watch(std::vector<Beat> beats) {
 
 void Watchdog::unwatch() { watch({}); }
 
-std::string Watchdog::missed_beat(double seconds) {
+constexpr double kStopped = 1;  // seconds between two ticks of a process that was stopped; usual are 0.1
+constexpr double kKept = 5;     // for so long a rank that was stopped and runs again is still reported
+
+void Watchdog::count_beats(double seconds) {
     const std::lock_guard lock(mutex_);
-    for (const Beat& beat : beats_)
-        if (beat.rank == this_rank) ++*beat.count;
-    if (pauses_ == 0) {
-        paused_ = 0;
-        for (Beat& beat : beats_) beat.unchanged = 0;
-        return {};
-    }
-    paused_ += seconds;
     for (Beat& beat : beats_) {
+        if (beat.rank == this_rank) ++*beat.count;
         const uint64_t count = *beat.count;
-        beat.unchanged = count == beat.seen ? beat.unchanged + seconds : 0;
+        if (count == beat.seen) {
+            beat.unchanged += seconds;
+            continue;
+        }
+        // mpirun wakes a rank that was stopped before it ends all: other ranks' reports still name that one.
+        beat.beating = beat.unchanged > kStopped ? 0 : beat.beating + seconds;
+        if (beat.unchanged > kStopped) beat.silence = beat.unchanged;
+        if (beat.beating > kKept) beat.silence = 0;
+        beat.unchanged = 0;
         beat.seen = count;
-        if (timeout_ > 0 && beat.unchanged > timeout_)
+    }
+}
+
+std::string Watchdog::missing() {
+    const double timeout = timeout_, least = timeout > 0 ? std::min(timeout / 2, 5.0) : 5;  // a busy machine is late
+    const std::lock_guard lock(mutex_);
+    std::string text;
+    for (const Beat& beat : beats_)
+        if (const double silence = std::max(beat.unchanged, beat.silence); silence > least)
+            text += fmt::format("{}rank {} has not responded for {:.1f} s (stopped, ended or on an overloaded machine)",
+                                text.empty() ? "" : ", ", beat.rank, silence);
+    return text;
+}
+
+std::string Watchdog::too_long_a_pause() {
+    const std::lock_guard lock(mutex_);
+    if (pauses_ == 0) return paused_ = 0, std::string();
+    for (const Beat& beat : beats_)
+        if (timeout_ > 0 && std::min(beat.unchanged, paused_) > timeout_)
             return fmt::format(
                 "rank {} has not responded for {:.0f} s (--comm-timeout) while files are read or written", beat.rank,
                 timeout_.load());
-    }
     if (paused_ > kLongestPause)
         return fmt::format(
             "files have been read or written for {:.0f} s: a disk or a rank of another node does not respond",
@@ -187,36 +219,42 @@ std::string Watchdog::missed_beat(double seconds) {
 
 void Watchdog::run() {
     const sigset_t set = handled_signals();
-    double last = now_seconds();
+    double last = now_seconds(), stopped = 0, woken = 0;
     while (true) {
         const timespec period{.tv_sec = 0, .tv_nsec = 100'000'000};
         const int signal = sigtimedwait(&set, nullptr, &period);
         if (stop_) return;
+        const double now = now_seconds();
+        if (now - last > kStopped) stopped = now - last, woken = now;
         const bool ends_run = signal == SIGUSR1 || (signal == SIGTERM && !std::getenv("OMPI_COMM_WORLD_SIZE"));
         if (stops_on_signals_ && ends_run) {
             if (!stop_requested_.exchange(true) && this_rank == 0)
-                to_stderr(fmt::format("{}: stops after this step\n", signal == SIGUSR1 ? "SIGUSR1" : "SIGTERM"));
+                print_report(fmt::format("{}: stops after this step\n", signal == SIGUSR1 ? "SIGUSR1" : "SIGTERM"));
         } else if (signal == SIGUSR1) {
-            to_stderr(fmt::format("rank {}: ended by SIGUSR1\n", this_rank));
+            print_report(fmt::format("rank {}: ended by SIGUSR1\n", this_rank));
             std::_Exit(128 + SIGUSR1);
         } else if (signal == SIGTERM) {
             constexpr size_t kShown = 8;  // enough to see where the ranks are; Ctrl-C prints it on all of them
+            std::string why = missing();
+            if (now - woken < kKept) why = fmt::format("it was stopped until now, for {:.0f} s", stopped);
             if (!error_is_printed_)
-                to_stderr(fmt::format("rank {}: terminated by SIGTERM; {}", this_rank, collective_log().text(kShown)));
+                print_report(fmt::format("rank {}: terminated by SIGTERM; {}{}{}", this_rank, why,
+                                         why.empty() ? "" : "; ", collective_log().text(kShown)));
             std::_Exit(128 + SIGTERM);
         }
         // A tick that took much longer: this process was stopped (Ctrl-Z, a suspended machine), which is no timeout.
-        const double now = now_seconds();
         const double seconds = std::min(now - last, 0.5);
-        const auto late = collective_log().tick(pauses_ > 0 ? 0 : seconds, timeout_);
-        const std::string missed = missed_beat(seconds);
         last = now;
-        if (!late && missed.empty()) continue;
-        end_with(
-            late ? fmt::format(
-                       "rank {}: {} has not ended after {:.0f} s (--comm-timeout): a rank of its group is missing; {}",
-                       this_rank, late->what, timeout_.load(), collective_log().text())
-                 : fmt::format("rank {}: {}\n", this_rank, missed));
+        count_beats(seconds);
+        paused_ += pauses_ > 0 ? seconds : 0;
+        const auto late = collective_log().tick(pauses_ > 0 ? 0 : seconds, timeout_);
+        const std::string pause = too_long_a_pause();
+        if (!late && pause.empty()) continue;
+        if (!late) end_with(fmt::format("rank {}: {}\n", this_rank, pause));
+        std::string who = missing();
+        if (who.empty()) who = "no rank of this node has stopped: one of another is missing, or one made another call";
+        end_with(fmt::format("rank {}: {} has not ended after {:.0f} s (--comm-timeout): {}; {}", this_rank, late->what,
+                             timeout_.load(), who, collective_log().text()));
     }
 }
 

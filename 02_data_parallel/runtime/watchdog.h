@@ -3,8 +3,8 @@
 //
 // A collective waits for every rank of its group. If one rank dies, hangs or takes another branch, all others just
 // wait. The watchdog ends this: after --comm-timeout seconds the waiting rank prints its own number, the operation, its
-// number in its group and the last 64 collectives, and ends all ranks. The others, terminated by SIGTERM, print 8:
-// side by side the logs show which rank is missing where.
+// number in its group, which rank of this node no longer runs, and the last 64 collectives, and ends all ranks. The
+// others, terminated by SIGTERM, print 8: side by side the logs show which rank is missing where.
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -74,7 +74,8 @@ class Watchdog {
         int rank;
         std::atomic<uint64_t>* count;
         uint64_t seen = 0;
-        double unchanged = 0;  // seconds since the counter last changed
+        double unchanged = 0;             // seconds since the counter last changed
+        double silence = 0, beating = 0;  // seconds: the last such time, kept for a while; since its end
     };
     void watch(std::vector<Beat> beats);  // this rank's and the others'
     void unwatch();                       // before that memory is freed
@@ -89,7 +90,7 @@ class Watchdog {
     bool stop_requested() const { return stop_requested_; }
 
     // While one exists no seconds are counted: some rank reads or writes files and the others rightly wait for it,
-    // however long it takes. Instead the heartbeats are watched, so a process that hangs is found after the timeout.
+    // however long it takes. Then a heartbeat that stops is enough to end the run, after the timeout.
     // kLongestPause bounds what heartbeats do not show: a disk that never answers, or a rank on another node.
     static constexpr double kLongestPause = 3600;  // seconds
     class Pause {
@@ -104,10 +105,12 @@ class Watchdog {
 
   private:
     void run();
-    std::string missed_beat(double seconds);  // the report on a rank that hangs or a pause that is too long; or empty
+    void count_beats(double seconds);
+    std::string missing();           // the ranks of this node whose hearts do not beat, in words; or empty
+    std::string too_long_a_pause();  // the report on a rank that hangs or a pause that is too long; or empty
     std::mutex mutex_;
     std::vector<Beat> beats_;
-    double paused_ = 0;
+    double paused_ = 0;  // seconds
     std::atomic<int> pauses_{0};
     std::atomic<double> timeout_{0};
     std::atomic<bool> stop_{false}, stops_on_signals_{false}, stop_requested_{false}, error_is_printed_{false};
@@ -115,6 +118,9 @@ class Watchdog {
 };
 
 extern std::unique_ptr<Watchdog> watchdog;  // this rank's, from the start of run_ranks (launch.h) to its end
+
+// To stderr, in pieces of whole lines that another rank's cannot tear.
+void print_report(const std::string& text);
 
 void block_signals();  // SIGTERM and SIGUSR1, in this thread and in all threads it creates
 

@@ -153,11 +153,10 @@ void Work::State::check_agreement() const {
     std::string report = fmt::format(
         "mismatch: the ranks of group {} disagree about what comes next (--comm-check)\n{}", group->name, counts);
     for (size_t i = 0; i < all.size(); ++i)
-        report += fmt::format("  rank {} of {}: {}  at {}\n", i, all.size(), call(all[i]),
-                              all[i].substr(all[i].find('\n') + 1));
+        report +=
+            fmt::format("  rank {}: {}  at {}\n", group->ranks[i], call(all[i]), all[i].substr(all[i].find('\n') + 1));
     if (backend.rank() == 0) {
-        fmt::print(stderr, "{}rank {}: {}", report, this_rank, collective_log().text());
-        std::fflush(stderr);
+        print_report(fmt::format("{}rank {}: {}", report, this_rank, collective_log().text()));
     } else {
         std::this_thread::sleep_for(std::chrono::seconds(2));  // rank 0 of the group prints and ends all ranks
     }
@@ -176,7 +175,8 @@ std::string Work::State::check_counts() const {
     for (size_t from = 0; from < n; ++from)
         for (size_t to = 0; to < n; ++to)
             if (const double out = all[from * 2 * n + to], in = all[to * 2 * n + n + from]; out != in)
-                return fmt::format("  rank {} sends {} elements to rank {}, which expects {}\n", from, out, to, in);
+                return fmt::format("  rank {} sends {} elements to rank {}, which expects {}\n", group->ranks[from],
+                                   out, group->ranks[to], in);
     return {};
 }
 

@@ -80,6 +80,7 @@ struct Comm::Group {
     std::shared_ptr<Shared> shared;
     std::unique_ptr<Backend> backend;
     std::string name;
+    std::vector<int> ranks;                  // of its members in the world: what messages to people say
     Tag tag = Tag::user;                     // of send and recv
     int family = 0;                          // of a recording
     uint64_t collectives = 0, messages = 0;  // calls so far; only the first is equal on all ranks
