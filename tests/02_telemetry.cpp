@@ -4,6 +4,7 @@
 #include <sstream>
 #include <thread>
 
+#include "01_single_gpu/complete/non_finite.h"
 #include "02_data_parallel/complete/data_parallel.h"
 #include "02_data_parallel/runtime/comm_roles.h"
 #include "tests/parallel.h"
@@ -202,6 +203,33 @@ TEST_CASE("a loss that is not finite on one rank") {
     EXPECT_EVERYWHERE(text.find("lm_head.weight (its gradient) on rank 3 (2 of 4 ranks have one)") != text.npos);
 }
 
+TEST_CASE("advice fits the cause") {
+    const NonFinite first;
+    TrainOptions options;
+    const auto advises = [&](int64_t step, const std::string& part) {
+        INFO(first.advice(step, options));
+        EXPECT(first.advice(step, options).find(part) != std::string::npos);
+    };
+    advises(1, "nothing was trained yet: --lr");
+    advises(2, "try a lower --lr");
+    options.load_hf = "folder";
+    options.init_std = 1e308;  // has no effect
+    advises(1, "look at the weights in folder");
+    advises(2, "try a lower --lr");
+    for (auto& [flag, value] : {std::pair("--weight-decay", &options.weight_decay),
+                                {"--z-loss", &options.z_loss},
+                                {"--router-scale", &options.model.experts.scale},
+                                {"--aux-loss", &options.model.experts.balance.aux_loss}}) {
+        const double before = std::exchange(*value, 1e30);
+        advises(2, fmt::format("{} 1e+30 is extraordinary", flag));
+        *value = before;
+    }
+    options.eps = 1e-308;
+    advises(2, "--eps 1e-308 is extraordinary");
+    options = {.init_std = 1e30};
+    advises(1, "--init-std 1e+30 is extraordinary");
+}
+
 // ---- traces of all ranks ----
 
 TEST_CASE("a trace has every rank, and the ranks' spans of one collective overlap although their clocks differ") {
@@ -257,6 +285,27 @@ TEST_CASE("a trace has every rank, and the ranks' spans of one collective overla
         failures.expect(latest - earliest <= seconds, fmt::format("{} s in a run of {} s", latest - earliest, seconds));
     }
     EXPECT_NONE(failures);
+}
+
+TEST_CASE("events that wait in a file come back in pieces, as they were") {
+    EventFile file;
+    std::vector<Profile::Event> events;
+    for (size_t i = 0; i < 2 * kMostEvents + 1; ++i)
+        events.push_back({"dp.send", "comm", 1e9 / 3 + double(i), 1e-9 * double(i), i % 2 ? "dp.send #1, 4 fp32" : ""});
+    file.write({events.begin(), events.begin() + 5});
+    file.write({events.begin() + 5, events.end()});
+    size_t read = 0;
+    bool equal = true;
+    for (std::vector<Profile::Event> piece = file.read(); !piece.empty(); piece = file.read()) {
+        equal = equal && piece.size() <= kMostEvents && read + piece.size() <= events.size();
+        for (const Profile::Event& event : piece) {
+            const Profile::Event& right = events[read++];
+            equal = equal && event.name == right.name && event.category == right.category &&
+                    event.begin == right.begin && event.seconds == right.seconds && event.detail == right.detail;
+        }
+    }
+    EXPECT(equal);
+    EXPECT(read == events.size());
 }
 
 TEST_CASE("the difference of two clocks: linear between the measurements, constant outside") {

@@ -67,6 +67,7 @@ const std::vector<Row> kTable = {
     {"01", 1, "--aux-loss 0.1", "--aux-loss|needs --experts N"},
     {"01", 1, "--experts 4 --aux-loss 0 --aux-loss-over batch", "--aux-loss-over batch|try --aux-loss 0.01"},
     {"01", 1, "--experts 8 --top-k 9", "--top-k 9|at most --experts 8"},
+    {"01", 1, "--experts 1000000 --top-k 1000000", "--experts: 1000000|from 1 to 16384"},
     {"01", 1, "--experts 4 --dense-layers 1", "--dense-layers 1|less than --layers 1"},
     {"01", 1, "--experts 8 --expert-groups 3", "--experts 8|--expert-groups 3|try 1"},
     {"01", 1, "--experts 8 --expert-groups 2 --top-groups 3", "--top-groups 3|--expert-groups 2"},

@@ -71,7 +71,9 @@ def test_loss_that_is_not_finite(run, text):
     """Names step and parameter; the steps before it are on record."""
     done = run(PROGRAM, *shape(f"--lr 1e30 --warmup-steps 0 --clip 0 {FILES}"), code=1)
     one_line(done, "step 2: loss", " model.", "--lr")
-    assert left(text.parent) == {"m.jsonl"} and len(done.events()) == 1, done
+    assert left(text.parent) == {"m.jsonl", "t.csv", "t.json"} and len(done.events()) == 1, done
+    names = [event["name"] for event in json.loads((text.parent / "t.json").read_text())["traceEvents"]]
+    assert names.count("update") == 2 and ",update," in (text.parent / "t.csv").read_text()
 
 
 def test_memory_limit(run, text, binaries, sanitized):
@@ -97,7 +99,11 @@ def test_output_that_cannot_be_written(run, text, binaries):
     one_line(run("prlimit", "--fsize=8192", binaries / PROGRAM, *shape("--save-hf d"), code=1),
              "--save-hf d", "File too large")
     assert not left(text.parent)
-    one_line(run(PROGRAM, *shape("--metrics /dev/full"), code=1), "--metrics /dev/full")
+    done = run("prlimit", "--fsize=2048", binaries / PROGRAM, *shape(FILES))  # the results are right: exit code 0
+    for flag in re.findall("--[a-z-]+", FILES):
+        assert done.err.count(f"{PROGRAM}: {flag} ") == 1, done
+    assert len(json.loads((text.parent / "t.json").read_text())["traceEvents"]) > 1
+    assert (text.parent / "m.jsonl").read_text().endswith("}\n")
 
 
 def test_loaded_model(run, text):

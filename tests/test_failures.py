@@ -185,6 +185,8 @@ def test_signal(run, moment, what):
     for path in run.folder.rglob("*"):
         assert not path.name.endswith(".tmp"), path
         assert path.name != "model.safetensors" or complete(path), path
+    if moment == "training":  # what was before is there
+        assert any(event["ph"] == "X" for event in json.loads((run.folder / "t.json").read_text())["traceEvents"])
     if (moment, what) == ("training", "KILL"):
         done.within(5).says("terminated by SIGTERM", "dp.all_reduce #")
     elif (moment, what) == ("training", "STOP"):

@@ -76,6 +76,26 @@ std::string NonFinite::text() const {
     return fmt::format("loss {}, gradient norm {}; first non-finite parameter: {}", loss, grad_norm, what);
 }
 
+// Before the first update no learning rate can be the cause.
+std::string NonFinite::advice(int64_t step, const TrainOptions& o) const {
+    const ExpertsConfig& experts = o.model.experts;
+    const double initial = o.load_hf.empty() ? o.init_std : 0;
+    using Usual = std::tuple<const char*, double, double>;
+    for (const auto& [flag, value, usual] : {Usual{"--init-std", initial, 0.02},
+                                             {"--z-loss", o.z_loss, 1e-4},
+                                             {"--aux-loss", experts.balance.aux_loss, 0.01},
+                                             {"--router-z-loss", experts.balance.z_loss, 0.001},
+                                             {"--router-bias-rate", experts.balance.bias_rate, 0.001},
+                                             {"--router-scale", experts.scale, 1},
+                                             {"--weight-decay", step > 1 ? o.weight_decay : 0, 0.1},
+                                             {"--lr", step > 1 ? o.lr : 0, 0.001}})
+        if (value > 1000 * usual) return fmt::format("{} {} is extraordinary: usual is about {}", flag, value, usual);
+    if (o.eps < 1e-30) return fmt::format("--eps {} is extraordinary: usual is about 1e-8", o.eps);
+    if (step > 1) return "try a lower --lr or more --warmup-steps";
+    if (!o.load_hf.empty()) return fmt::format("nothing was trained yet: look at the weights in {}", o.load_hf);
+    return "nothing was trained yet: --lr is not the cause";
+}
+
 nlohmann::ordered_json NonFinite::alarm(int64_t step) const {
     nlohmann::ordered_json json = {{"event", "alarm"},
                                    {"kind", "non_finite"},

@@ -3,6 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "01_single_gpu/complete/roles.h"
+#include "01_single_gpu/complete/train_options.h"
 
 namespace train70b {
 
@@ -17,6 +18,7 @@ struct NonFinite {
     // has one)"
     std::string text() const;
     nlohmann::ordered_json alarm(int64_t step) const;  // for the metrics file
+    std::string advice(int64_t step, const TrainOptions& options) const;
 };
 
 // Collective; the same on all ranks. Call it when a rank's loss or norm is not finite; report: of this rank, my_loss:

@@ -4,19 +4,11 @@
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/complete/step_report.h"
-#include "01_single_gpu/core/trace.h"
 
 namespace train70b {
 
 std::vector<double> gather(const Groups& groups, const std::vector<double>& own) {
     return groups.pp->gather(groups.dp_cp->gather(groups.tp->gather(own)));
-}
-
-void Runtime::write_trace(OutputFile* file, const std::string& title) {
-    file->write(trace_head());
-    TraceText trace(profile().events, this_rank, title, {});
-    for (std::string text = trace.next(); !text.empty(); text = trace.next()) file->write(text);
-    file->write(kTraceTail);
 }
 
 nlohmann::ordered_json Runtime::memory_per_rank(const MemoryPeak& own) const {

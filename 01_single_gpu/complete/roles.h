@@ -80,7 +80,8 @@ struct Groups {
 std::vector<double> gather(const Groups& groups, const std::vector<double>& local);
 
 struct StepReport;  // step_report.h
-class OutputFile;   // core/files.h
+class GrowingFile;  // core/files.h
+class EventFile;    // core/trace.h
 
 class Runtime {
   public:
@@ -91,9 +92,10 @@ class Runtime {
     virtual bool has_peers() const { return false; }  // several ranks, and not simulated ones
     // Calls `body`, which writes large files on rank 0; the other ranks wait for it without a timeout.
     virtual void write_files(const std::function<void()>& body) { body(); }
-    // --trace: before the first step, and after the last one; file: rank 0's, null on the others; title: of this rank.
+    // --trace: before the first step, and after the last one. file: rank 0's, with its own events, null on the others,
+    // whose events and titles are added.
     virtual void start_trace() {}
-    virtual void write_trace(OutputFile* file, const std::string& title);
+    virtual void merge_traces(GrowingFile* /*file*/, EventFile& /*events*/, const std::string& /*title*/) {}
     virtual nlohmann::ordered_json memory_per_rank(const MemoryPeak& local) const;  // for the summary
 };
 

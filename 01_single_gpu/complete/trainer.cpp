@@ -35,7 +35,8 @@ void compare_ranks(StepReport& report, Trainer& trainer, double my_loss) {
     if (finite) return;
     const NonFinite first = find_non_finite(trainer.model, *trainer.store, peers, report, my_loss);
     trainer.record(first.alarm(report.step));
-    throw CommonError(fmt::format("step {}: {} (try a lower --lr or more --warmup-steps)", report.step, first.text()));
+    throw CommonError(
+        fmt::format("step {}: {} ({})", report.step, first.text(), first.advice(report.step, trainer.options)));
 }
 
 // Completes the report of a step whose step_s and peak are there. All ranks meet, after the step's time was taken: the

@@ -9,10 +9,10 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <optional>
 #include <utility>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/say.h"
 
 namespace train70b {
 
@@ -177,7 +177,7 @@ void OutputFile::write(const void* bytes, size_t count) {
         throw std::runtime_error(fmt::format("{} {}: write failed ({})", flag_, path_, std::strerror(errno)));
 }
 
-void OutputFile::commit() {
+void OutputFile::show() {
     bool written = std::fflush(stream_) == 0 && !std::ferror(stream_);
     if (written && unnamed_) {
         const std::string open_file = fmt::format("/proc/self/fd/{}", ::fileno(stream_));
@@ -185,13 +185,34 @@ void OutputFile::commit() {
         unnamed_ = !written;
     }
     const bool named = !temporary_.empty() && !unnamed_;
-    written = written && (!named || std::rename(temporary_.c_str(), target_.c_str()) == 0);
-    const std::string why = std::strerror(errno);
-    std::fclose(stream_);
-    stream_ = nullptr;
-    if (written) return;
-    if (named) std::remove(temporary_.c_str());
-    throw std::runtime_error(fmt::format("{} {}: cannot be completed ({})", flag_, path_, why));
+    if (!written || (named && std::rename(temporary_.c_str(), target_.c_str()) != 0))
+        throw std::runtime_error(fmt::format("{} {}: cannot be completed ({})", flag_, path_, std::strerror(errno)));
+    temporary_.clear();
+}
+
+void OutputFile::commit() {
+    show();
+    std::fclose(std::exchange(stream_, nullptr));
+}
+
+GrowingFile::GrowingFile(const std::string& flag, const std::string& path, std::string tail) : tail_(std::move(tail)) {
+    file_.emplace(flag, path);
+    std::setvbuf(file_->stream(), nullptr, _IONBF, 0);  // what fails to be written is not kept for a second attempt
+}
+
+void GrowingFile::write(const std::string& text) {
+    if (!file_ || text.empty()) return;
+    try {
+        std::fseek(file_->stream(), bytes_, SEEK_SET);  // onto the tail
+        file_->write(text + tail_);
+        file_->show();
+        bytes_ += int64_t(text.size());
+    } catch (const std::runtime_error& error) {
+        warn(fmt::format("{}; what follows is missing, and the run goes on", error.what()));
+        const int file = ::fileno(file_->stream());
+        if (::ftruncate(file, bytes_) == 0 && ::pwrite(file, tail_.data(), bytes_ ? tail_.size() : 0, bytes_) < 0) {}
+        file_.reset();
+    }
 }
 
 void OptionalOutput::open() {

@@ -1,8 +1,9 @@
 #pragma once
-// Input files are read at any position; output files are atomic: they appear when they are complete.
+// Input files are read at any position. Output files appear when they are complete, or grow during the run.
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,7 @@ class OutputFile {
     FILE* stream() const { return stream_; }
     void write(const void* bytes, size_t count);
     void write(const std::string& text) { write(text.data(), text.size()); }
+    void show();    // now it is PATH, and may still grow
     void commit();  // close; now it is PATH
 
   private:
@@ -59,6 +61,21 @@ class OutputFile {
     std::string temporary_;  // PATH.tmp; empty: a device
     bool unnamed_ = false;   // temporary_ does not exist yet
     FILE* stream_ = nullptr;
+};
+
+// An output that appears with its first text and grows: a run that fails leaves what was before. Where no more can be
+// written (a full disk), a warning says so, and the run goes on.
+class GrowingFile {
+  public:
+    // tail: stands behind the text at any time. Usage error as of OutputFile.
+    GrowingFile(const std::string& flag, const std::string& path, std::string tail = "");
+    void write(const std::string& text);
+    bool begun() const { return bytes_ > 0; }
+
+  private:
+    std::optional<OutputFile> file_;  // empty after a failure
+    const std::string tail_;
+    int64_t bytes_ = 0;  // of the text
 };
 
 // The file of a flag that may be left out, such as --bench-csv; there is one on rank 0 only.

@@ -1,6 +1,7 @@
 #include "01_single_gpu/core/memory.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/files.h"
@@ -42,23 +43,27 @@ void MemoryLedger::reset_peak() { peak_ = {now_, total_}; }
 
 void MemoryLedger::start_timeline() {
     keep_timeline_ = true;
+    timeline_events_ = 0;
+    timeline_.clear();
     timeline_start_ = now_seconds();
 }
 
-std::string MemoryLedger::timeline_csv() const {
-    const bool some_on_host = peak_.kind[int(Memory::host)] > 0;
-    std::string csv = "event,seconds,phase,params,grads,optimizer,activations,comm,workspace,total";
-    csv += some_on_host ? ",host\n" : "\n";
-    for (size_t event = 0; event < timeline_.size(); ++event) {
-        const Sample& sample = timeline_[event];
-        csv += fmt::format("{},{:.6f},{}", event, sample.seconds, sample.phase);
+std::string MemoryLedger::take_timeline() {
+    std::string csv;
+    if (timeline_events_ == 0) {
+        timeline_has_host_ = peak_.kind[int(Memory::host)] > 0;
+        csv = "event,seconds,phase,params,grads,optimizer,activations,comm,workspace,total";
+        csv += timeline_has_host_ ? ",host\n" : "\n";
+    }
+    for (const Sample& sample : std::exchange(timeline_, {})) {
+        csv += fmt::format("{},{:.6f},{}", timeline_events_++, sample.seconds, sample.phase);
         int64_t total = 0;
         for (int i = 0; i < kDeviceMemoryKinds; ++i) {
             csv += fmt::format(",{}", sample.now[i]);
             total += sample.now[i];
         }
         csv += fmt::format(",{}", total);
-        csv += some_on_host ? fmt::format(",{}\n", sample.now[int(Memory::host)]) : "\n";
+        csv += timeline_has_host_ ? fmt::format(",{}\n", sample.now[int(Memory::host)]) : "\n";
     }
     return csv;
 }

@@ -47,14 +47,16 @@ class MemoryLedger {
 
     void start_timeline();  // records every booking from here on
     void phase(std::string name);
-    const std::vector<Sample>& timeline() const { return timeline_; }
-    std::string timeline_csv() const;  // event,seconds,phase,params,...,workspace,total: one line per booking
+    // event,seconds,phase,params,...,workspace,total: one line per booking since the last call, before them a head once;
+    // host: if there has been some before the first call.
+    std::string take_timeline();
 
   private:
     MemoryBytes now_{};
     int64_t total_ = 0;
     MemoryPeak peak_;
-    bool keep_timeline_ = false;
+    bool keep_timeline_ = false, timeline_has_host_ = false;
+    int64_t timeline_events_ = 0;  // taken
     double timeline_start_ = 0;
     std::string phase_ = "start";
     std::vector<Sample> timeline_;

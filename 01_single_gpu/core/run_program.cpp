@@ -11,6 +11,7 @@
 
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/environment.h"
+#include "01_single_gpu/core/say.h"
 
 namespace train70b {
 
@@ -23,7 +24,7 @@ int run_program(int argc, char** argv, const std::function<void(int, char**)>& b
     open_standard_streams();
     std::signal(SIGXFSZ, SIG_IGN);  // beyond ulimit -f a write fails, as on a full disk
     execute_with_settings(argv);
-    const std::string program = std::filesystem::path(argv[0]).filename().string();
+    const std::string program = program_name = std::filesystem::path(argv[0]).filename().string();
     const auto fail = [&](const std::string& why) {
         print_error_line(one_line(fmt::format("{}: rank {}: {}", program, this_rank, why)));
         end_all_ranks(1);

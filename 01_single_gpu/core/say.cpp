@@ -1,6 +1,14 @@
 #include "01_single_gpu/core/say.h"
 
+#include <unistd.h>
+
 namespace train70b {
+
+void warn(const std::string& text) {
+    const bool terminal = ::isatty(STDOUT_FILENO) == 1 && !std::getenv("OMPI_COMM_WORLD_SIZE");
+    if (terminal) std::fputs("\n", stdout);  // behind a progress line
+    print_error_line(one_line(fmt::format("{}: {}", program_name, text)));
+}
 
 std::string human_bytes(double bytes) {
     const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

@@ -27,6 +27,10 @@ void say(fmt::format_string<Args...> text, Args&&... args) {
     std::fflush(stdout);
 }
 
+inline std::string program_name;  // set by run_program
+// Prints "PROGRAM: text" on standard error, and the run goes on.
+void warn(const std::string& text);
+
 std::string human_bytes(double bytes);  // "36.2 MiB"
 std::string human_count(double count);  // "28.1k"
 

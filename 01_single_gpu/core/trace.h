@@ -16,26 +16,26 @@ struct ClockDifference {
     }
 };
 
-// A file is head, the texts of all ranks, tail.
+// A file is head, the titles and texts of all ranks, tail. A text is a part of a rank's events.
 std::string trace_head();
+std::string trace_title(int rank, const std::string& title);  // of the rank's process
+std::string trace_text(const std::vector<Profile::Event>& events, int rank, const ClockDifference& clock);
 inline constexpr const char* kTraceTail = "\n]}\n";
+inline constexpr size_t kMostEvents = 4096;  // about 1 MB of text
 
-// The text of one rank's events in pieces, so that it never exists as a whole.
-class TraceText {
+// The events of a rank that is not 0, in a file without a name: only after the run is known by how much its clock was
+// wrong.
+class EventFile {
   public:
-    // title: of the rank's process. Refers to the events.
-    TraceText(const std::vector<Profile::Event>& events, int rank, std::string title, const ClockDifference& clock)
-        : events_(events), rank_(rank), title_(std::move(title)), clock_(clock) {}
-    std::string next();  // about kPiece bytes; empty at the end
-    static constexpr size_t kPiece = 1 << 20;
+    EventFile() = default;
+    ~EventFile();
+    EventFile(const EventFile&) = delete;
+    void write(const std::vector<Profile::Event>& events);
+    std::vector<Profile::Event> read();  // from the first on, kMostEvents at most; empty: there are no more
 
   private:
-    const std::vector<Profile::Event>& events_;
-    const int rank_;
-    const std::string title_;
-    const ClockDifference clock_;
-    size_t written_ = 0;
-    bool has_title_ = false;
+    FILE* file_ = nullptr;
+    bool reads_ = false;
 };
 
 }  // namespace train70b

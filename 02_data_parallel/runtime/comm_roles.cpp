@@ -70,9 +70,9 @@ void CommRuntime::start_trace() {
     trace_.emplace();
 }
 
-void CommRuntime::write_trace(OutputFile* file, const std::string& title) {
-    if (!trace_) return Runtime::write_trace(file, title);
-    write_files([&] { trace_->write(file, title); });
+void CommRuntime::merge_traces(GrowingFile* file, EventFile& events, const std::string& title) {
+    if (!trace_) return;
+    write_files([&] { trace_->merge(file, events, title); });
     trace_.reset();
 }
 

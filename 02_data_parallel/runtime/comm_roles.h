@@ -29,7 +29,7 @@ class CommRuntime : public Runtime {
     bool has_peers() const override { return world_.has_peers() && world_.size() > 1; }
     void write_files(const std::function<void()>& body) override { train70b::write_files(world_, body); }
     void start_trace() override;
-    void write_trace(OutputFile* file, const std::string& title) override;
+    void merge_traces(GrowingFile* file, EventFile& events, const std::string& title) override;
     nlohmann::ordered_json memory_per_rank(const MemoryPeak& local) const override;
 
   private:

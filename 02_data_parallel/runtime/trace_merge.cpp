@@ -43,23 +43,19 @@ std::vector<TraceMerge::Measurement> TraceMerge::measure() const {
     return list;
 }
 
-void TraceMerge::write(OutputFile* file, const std::string& title) {
+void TraceMerge::merge(GrowingFile* file, EventFile& events, const std::string& title) {
     const std::vector<Measurement> end = measure();
-    const std::vector<Profile::Event>& events = profile().events;
     if (ranks_.rank() > 0) {
         ClockDifference clock;
         receive(&clock, sizeof clock, 0);
-        TraceText trace(events, ranks_.rank(), title, clock);
-        for (std::string text = trace.next();; text = trace.next()) {
+        for (std::string text = trace_title(ranks_.rank(), title);;
+             text = trace_text(events.read(), ranks_.rank(), clock)) {
             const int64_t size = int64_t(text.size());
             send(&size, sizeof size, 0);
             if (size == 0) return;
             send(text.data(), size, 0);
         }
     }
-    file->write(trace_head());
-    TraceText own(events, 0, title, {});
-    for (std::string text = own.next(); !text.empty(); text = own.next()) file->write(text);
     for (int rank = 1; rank < ranks_.size(); ++rank) {
         const Measurement &a = begin_[size_t(rank)], &b = end[size_t(rank)];
         const ClockDifference clock{a.time, b.time, a.difference, b.difference};
@@ -73,7 +69,6 @@ void TraceMerge::write(OutputFile* file, const std::string& title) {
             file->write(text);
         }
     }
-    file->write(kTraceTail);
 }
 
 }  // namespace train70b

@@ -5,7 +5,7 @@
 // message that is answered with that rank's time: the answer was given about halfway between sending and receiving, so
 //   difference = answer - (sent + received) / 2, wrong by at most (received - sent) / 2
 // and the fastest of several round trips is the best (Cristian 1989). It is measured when the object is made and again
-// by write(); between the two the difference is taken to be linear.
+// by merge(); between the two the difference is taken to be linear.
 #include "01_single_gpu/core/trace.h"
 #include "02_data_parallel/runtime/mpi_group.h"
 
@@ -15,9 +15,9 @@ class TraceMerge {
   public:
     TraceMerge();  // collective over all ranks
 
-    // file: rank 0's, null on the others; title: of this rank. Ranks are asked for their events in turn, which
-    // rank 0 writes as they arrive, a piece at a time. Collective.
-    void write(OutputFile* file, const std::string& title);
+    // file: rank 0's, with its own events, null on the others; title: of this rank. Ranks are asked for their events in
+    // turn, which rank 0 writes as they arrive, a piece at a time. Collective.
+    void merge(GrowingFile* file, EventFile& events, const std::string& title);
 
   private:
     struct Measurement {

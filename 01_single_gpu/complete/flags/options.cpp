@@ -8,6 +8,7 @@
 #include "01_single_gpu/complete/data/data.h"
 #include "01_single_gpu/complete/hf/hf.h"
 #include "01_single_gpu/core/registry.h"
+#include "01_single_gpu/core/say.h"
 
 namespace train70b {
 
@@ -155,6 +156,9 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--prompt: nothing continues it without --sample-every N");
     if (o.min_lr < 0) record("--min-lr", fmt::format("{}", o.min_lr = o.lr / 10));
     if (o.min_lr > o.lr) usage_error("--min-lr {} must be at most --lr {}", o.min_lr, o.lr);
+    if (given("--warmup-steps") && o.warmup_steps >= o.steps && o.steps > 0)
+        say("--warmup-steps {} of --steps {}: the learning rate only grows, to {:.3g} of --lr {}\n", o.warmup_steps,
+            o.steps, double(o.steps) / double(o.warmup_steps), o.lr);
     if (o.dtype == "fp64") {
         if (given("--grad-dtype") && o.grad_dtype != "fp64")
             usage_error("--grad-dtype {}: must be fp64 with --dtype fp64", o.grad_dtype);

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "01_single_gpu/complete/optimizer.h"
 #include "01_single_gpu/core/json.h"
@@ -44,7 +45,10 @@ void Metrics::write(const ordered_json& line) {
     if (std::fwrite(text.data(), 1, text.size(), stream_) == text.size()) return;
     const std::string why = std::strerror(errno);
     if (whole_lines >= 0 && ::ftruncate(::fileno(stream_), whole_lines) != 0) {}  // a device has no length
-    throw std::runtime_error(fmt::format("--metrics {}: write failed ({})", path_, why));
+    const std::string from =
+        line.contains("step") ? fmt::format("from step {} on", line["step"].dump()) : "of the rest";
+    warn(fmt::format("--metrics {}: write failed ({}); metrics {} are missing, and the run goes on", path_, why, from));
+    std::fclose(std::exchange(stream_, nullptr));
 }
 
 Table memory_table(const LlamaConfig& config, const Llama::Options& options, int64_t micro_batch, int64_t seq_len,

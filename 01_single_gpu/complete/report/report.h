@@ -8,7 +8,8 @@
 
 namespace train70b {
 
-// A JSON lines file, flushed after every line so that a run can be followed. Writes nothing until it is opened.
+// A JSON lines file, flushed after every line so that a run can be followed. Writes nothing until it is opened; when a
+// line cannot be written, warns and writes no more.
 class Metrics {
   public:
     Metrics() = default;

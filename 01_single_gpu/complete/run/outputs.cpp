@@ -13,25 +13,42 @@ using nlohmann::ordered_json;
 // ---- trace and timeline ---------------------------------------------------------------------------------------------
 
 TraceFile::TraceFile(Trainer& trainer) : trainer_(trainer) {
-    if (this_rank == 0) file_.emplace("--trace", trainer.options.trace);
+    if (this_rank == 0) file_.emplace("--trace", trainer.options.trace, kTraceTail);
     profile().events_on = true;
 }
 
-int64_t TraceFile::first_step() {
-    trainer_.runtime->start_trace();
-    return 1;
-}
-
-// The rank's title: "rank 3 (tp 1, dp 0, pp 1)".
-void TraceFile::finish() {
+// "rank 3 (tp 1, dp 0, pp 1)"
+std::string TraceFile::title() const {
     const Groups& groups = trainer_.groups;
     std::string where;
     for (const auto& [name, group] :
          {std::pair("tp", groups.tp), {"cp", groups.cp}, {"dp", groups.dp}, {"pp", groups.pp}})
         if (group->size() > 1) where += fmt::format("{}{} {}", where.empty() ? "" : ", ", name, group->rank());
-    trainer_.runtime->write_trace(file_ ? &*file_ : nullptr,
-                                  fmt::format("rank {}{}", this_rank, where.empty() ? "" : " (" + where + ")"));
-    if (file_) file_->commit();
+    return fmt::format("rank {}{}", this_rank, where.empty() ? "" : " (" + where + ")");
+}
+
+int64_t TraceFile::first_step() {
+    trainer_.runtime->start_trace();
+    if (file_) file_->write(trace_head() + trace_title(this_rank, title()));
+    return 1;
+}
+
+void TraceFile::put() {
+    const std::vector<Profile::Event> events = std::exchange(profile().events, {});
+    if (this_rank > 0) events_.write(events);
+    if (file_ && file_->begun()) file_->write(trace_text(events, this_rank, {}));
+    last_ = now_seconds();
+}
+
+bool TraceFile::after_step(const StepReport&) {
+    if (profile().events.size() > kMostEvents || now_seconds() - last_ > 1) put();
+    return true;
+}
+
+void TraceFile::finish() {
+    put();
+    trainer_.runtime->merge_traces(file_ ? &*file_ : nullptr, events_, title());
+    file_.reset();
     profile().events_on = false;
 }
 
@@ -41,10 +58,18 @@ TimelineFile::TimelineFile(const std::string& path) {
     ledger().start_timeline();
 }
 
+int64_t TimelineFile::first_step() {
+    if (file_) file_->write(ledger().take_timeline());
+    return 1;
+}
+
+void TimelineFile::put() {
+    if (file_ && file_->begun()) file_->write(ledger().take_timeline());
+}
+
 void TimelineFile::finish() {
-    if (!file_) return;
-    file_->write(ledger().timeline_csv());
-    file_->commit();
+    put();
+    file_.reset();
 }
 
 // ---- weights --------------------------------------------------------------------------------------------------------

@@ -4,27 +4,39 @@
 #include "01_single_gpu/complete/report/reference.h"
 #include "01_single_gpu/complete/run/evaluate.h"
 #include "01_single_gpu/complete/run/generate.h"
+#include "01_single_gpu/core/trace.h"
 
 namespace train70b {
 
+// Of a run that fails, the file has rank 0's events until then; the other ranks' are added at the end.
 class TraceFile : public RunControl {
   public:
     explicit TraceFile(Trainer& trainer);
+    ~TraceFile() override { put(); }
     int64_t first_step() override;
+    bool after_step(const StepReport& report) override;
     void finish() override;
 
   private:
+    std::string title() const;
+    void put();
     Trainer& trainer_;
-    std::optional<OutputFile> file_;  // on rank 0, like those below
+    std::optional<GrowingFile> file_;  // on rank 0, like those below
+    EventFile events_;                 // on the others
+    double last_ = 0;
 };
 
 class TimelineFile : public RunControl {
   public:
     explicit TimelineFile(const std::string& path);
+    ~TimelineFile() override { put(); }
+    int64_t first_step() override;
+    bool after_step(const StepReport&) override { return put(), true; }
     void finish() override;
 
   private:
-    std::optional<OutputFile> file_;
+    void put();
+    std::optional<GrowingFile> file_;
 };
 
 class HfExport : public RunControl {
