@@ -57,6 +57,9 @@ def test_a_rank_that_hangs_or_stops_ends_the_run_after_the_timeout(run, kind, fl
     announced(done, (kind, 2, 3))
     done.says("has not ended after 2 s (--comm-timeout)", *says)
     assert set(re.findall(r"rank (\d) has not responded", done.err)) == ({"2"} if kind == "stop" else set()), done
+    assert kind == "hang" or "no rank of this node has stopped" not in done.err, done
+    peers = re.findall(r"^rank (\d):   pp\.(?:send|recv) .* rank (\d)  ", done.err, re.M)  # in the world, not in pp
+    assert bool(peers) == ("--pp" in flags) and all(abs(int(a) - int(b)) == 2 for a, b in peers), done
     assert not re.search(r"[^\n]rank \d:   |^(?!rank \d: ).*( ms|NOT ENDED.*)$", done.err, re.M), done
 
 

@@ -195,8 +195,8 @@ void OutputFile::commit() {
     std::fclose(std::exchange(stream_, nullptr));
 }
 
-GrowingFile::GrowingFile(const std::string& flag, const std::string& path, std::string tail) : tail_(std::move(tail)) {
-    file_.emplace(flag, path);
+GrowingFile::GrowingFile(const std::string& flag, const std::string& path, std::string tail)
+    : file_(std::in_place, flag, path), tail_(std::move(tail)) {
     std::setvbuf(file_->stream(), nullptr, _IONBF, 0);  // what fails to be written is not kept for a second attempt
 }
 

@@ -105,16 +105,13 @@ void print_report(const std::string& text) {
     constexpr size_t kPiece = 4096;
     for (std::string_view left = text; !left.empty();) {
         const size_t line = left.substr(0, kPiece).rfind('\n');
-        std::string_view piece = left.substr(0, line == left.npos ? kPiece : line + 1);
-        left.remove_prefix(piece.size());
+        const std::string_view piece = left.substr(0, line == left.npos ? kPiece : line + 1);
         int unread = 0;
         for (int i = 0; i < 100 && ::ioctl(STDERR_FILENO, FIONREAD, &unread) == 0 && unread > 0; ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        while (!piece.empty()) {
-            const ssize_t written = ::write(STDERR_FILENO, piece.data(), piece.size());
-            if (written <= 0) return;
-            piece.remove_prefix(size_t(written));
-        }
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const ssize_t written = ::write(STDERR_FILENO, piece.data(), piece.size());
+        if (written <= 0) return;
+        left.remove_prefix(size_t(written));
     }
 }
 
@@ -122,6 +119,7 @@ namespace {
 // Ends all ranks from a thread of the watchdog.
 [[noreturn]] void end_with(const std::string& report) {
     print_report(report);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others' reports end, too
     // The standard does not allow MPI_Abort in this thread. If it does not return, the alarm ends this rank and mpirun
     // the others.
     ::signal(SIGALRM, SIG_DFL);

@@ -14,12 +14,11 @@ const std::vector<std::string>& ExpertFlags::names() {
 }
 
 void ExpertFlags::add_shape(Flags& flags) {
-    constexpr int64_t kMost = 1 << 14;  // published models have some hundreds; time and memory grow with them
     const Check count = integer_from(1);
     flags.group("Experts");
     flags
         .add("--experts", experts_.count, "experts of each layer, in place of its MLP [default: the model's]",
-             integer_from(1, kMost))
+             integer_from(1, 1 << 14))
         .default_text("");
     flags.add("--top-k", experts_.top_k, "experts of each token", count);
     flags.add("--expert-ffn", experts_.ffn, "inner size of an expert [default: --ffn / --top-k, rounded down]", count)
