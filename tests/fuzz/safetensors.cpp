@@ -1,6 +1,6 @@
 // A safetensors file: its header and every tensor in it.
 // sources: hf/safetensors.cpp core/json.cpp core/files.cpp core/tensor.cpp core/memory.cpp core/cuda_absent.cpp
-// sources: core/profile.cpp ops/transfer.cpp ops/elementwise.cpp
+// sources: core/profile.cpp core/say.cpp ops/transfer.cpp ops/elementwise.cpp
 #include "01_single_gpu/complete/hf/safetensors.h"
 
 #include "tests/fuzz/fuzz.h"
