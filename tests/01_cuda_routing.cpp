@@ -1,5 +1,6 @@
 // The ops of routing.h on the GPU against the CPU. Where there is no GPU each case says so and is skipped.
 #include "01_single_gpu/core/profile.h"
+#include "01_single_gpu/ops/routing.h"
 #include "tests/cuda_ops.h"
 
 using namespace train70b;

@@ -1,6 +1,7 @@
 // Every op on tensors of more than 2^31 elements: an index of 32 bits is a wrong address or a wrong row.
 #include <numeric>
 
+#include "01_single_gpu/ops/routing.h"
 #include "tests/tall.h"
 
 using namespace train70b;

@@ -1,3 +1,4 @@
+#include "01_single_gpu/ops/routing.h"
 #include "tests/ops.h"
 
 using namespace train70b;

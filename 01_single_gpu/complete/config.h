@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "01_single_gpu/ops/ops.h"
+#include "01_single_gpu/ops/routing.h"
 
 namespace train70b {
 
@@ -128,6 +129,13 @@ inline Stage full_model(const LlamaConfig& config) { return {{{0, config.layers}
 // Recomputation is not counted. A tied matrix counts once, for the head's product. With documents a token sees fewer
 // keys: seq_len is then twice the mean number of visible keys.
 double flops_per_token(const LlamaConfig& config, double seq_len);
+
+// A flag's value beside what is usual, where a run fails for one that is far from it.
+struct UsualValue {
+    const char* flag;
+    double value, usual;
+};
+std::vector<UsualValue> usual_values_of_other_part(const LlamaConfig& config);  // not of the dense model's flags
 
 // What a block recomputes in its backward pass: nothing; norms, RoPE and SwiGLU (pointwise); attention as well
 // (selective); the full block from its input (full). Each level stores fewer activations than the one before it.

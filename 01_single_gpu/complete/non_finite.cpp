@@ -78,17 +78,12 @@ std::string NonFinite::text() const {
 
 // Before the first update no learning rate can be the cause.
 std::string NonFinite::advice(int64_t step, const TrainOptions& o) const {
-    const ExpertsConfig& experts = o.model.experts;
-    const double initial = o.load_hf.empty() ? o.init_std : 0;
-    using Usual = std::tuple<const char*, double, double>;
-    for (const auto& [flag, value, usual] : {Usual{"--init-std", initial, 0.02},
-                                             {"--z-loss", o.z_loss, 1e-4},
-                                             {"--aux-loss", experts.balance.aux_loss, 0.01},
-                                             {"--router-z-loss", experts.balance.z_loss, 0.001},
-                                             {"--router-bias-rate", experts.balance.bias_rate, 0.001},
-                                             {"--router-scale", experts.scale, 1},
-                                             {"--weight-decay", step > 1 ? o.weight_decay : 0, 0.1},
-                                             {"--lr", step > 1 ? o.lr : 0, 0.001}})
+    std::vector<UsualValue> values = {{"--init-std", o.load_hf.empty() ? o.init_std : 0, 0.02},
+                                      {"--z-loss", o.z_loss, 1e-4},
+                                      {"--weight-decay", step > 1 ? o.weight_decay : 0, 0.1},
+                                      {"--lr", step > 1 ? o.lr : 0, 0.001}};
+    for (const UsualValue& value : usual_values_of_other_part(o.model)) values.insert(values.begin(), value);
+    for (const auto& [flag, value, usual] : values)
         if (value > 1000 * usual) return fmt::format("{} {} is extraordinary: usual is about {}", flag, value, usual);
     if (o.eps < 1e-30) return fmt::format("--eps {} is extraordinary: usual is about 1e-8", o.eps);
     if (step > 1) return "try a lower --lr or more --warmup-steps";

@@ -1,5 +1,6 @@
 #pragma once
-// Every mathematical operation of the course: one header per family. A family is one set of files:
+// Every mathematical operation of the course, but for those of experts (routing.h): one header per family. A family is
+// one set of files:
 //   rmsnorm.h     the formula with its paper, and the shapes
 //   rmsnorm.cpp   the readable definition on the CPU; then the public function, which checks shapes, dtypes and devices
 //                 and calls the implementation of the tensors' device
@@ -19,11 +20,9 @@
 #include "01_single_gpu/ops/elementwise.h"
 #include "01_single_gpu/ops/embedding.h"
 #include "01_single_gpu/ops/fill_normal.h"
-#include "01_single_gpu/ops/grouped_matmul.h"
 #include "01_single_gpu/ops/head_norm.h"
 #include "01_single_gpu/ops/matmul.h"
 #include "01_single_gpu/ops/rmsnorm.h"
 #include "01_single_gpu/ops/rope.h"
-#include "01_single_gpu/ops/routing.h"
 #include "01_single_gpu/ops/swiglu.h"
 #include "01_single_gpu/ops/transfer.h"

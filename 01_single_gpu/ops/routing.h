@@ -8,6 +8,7 @@
 // Softmax over all experts (Qwen3-MoE; with `normalize` it equals Mixtral's softmax over the chosen ones), or a sigmoid
 // of each logit (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Ties go to the lower index.
 #include "01_single_gpu/core/tensor.h"
+#include "01_single_gpu/ops/grouped_matmul.h"
 
 namespace train70b {
 

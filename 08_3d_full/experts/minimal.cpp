@@ -12,7 +12,7 @@
 
 #include <map>
 
-#include "01_single_gpu/ops/ops.h"
+#include "01_single_gpu/ops/routing.h"
 #include "02_data_parallel/comm.h"
 #include "02_data_parallel/runtime/connect.h"
 

@@ -125,6 +125,14 @@ void ExpertReport::add_to(nlohmann::ordered_json& step, DType dtype) const {
                        {"z_loss", significant_digits(z_loss, dtype)}};
 }
 
+std::vector<UsualValue> usual_values_of_other_part(const LlamaConfig& config) {
+    const ExpertsConfig& experts = config.experts;
+    return {{"--aux-loss", experts.balance.aux_loss, 0.01},
+            {"--router-z-loss", experts.balance.z_loss, 0.001},
+            {"--router-bias-rate", experts.balance.bias_rate, 0.001},
+            {"--router-scale", experts.scale, 1}};
+}
+
 std::unique_ptr<StepState> step_state_of(Llama& model) {
     if (!model.config.is_sparse()) return nullptr;
     return std::make_unique<ExpertBalance>(model);
