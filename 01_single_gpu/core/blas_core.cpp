@@ -7,8 +7,6 @@
 
 #include "01_single_gpu/core/check.h"
 
-extern "C" char* openblas_get_corename();
-
 namespace train70b {
 
 using enum CpuVectors;
@@ -26,8 +24,6 @@ CpuVectors cpu_vectors() {
     return sse;
 #endif
 }
-
-std::string blas_core() { return openblas_get_corename(); }
 
 namespace {
 struct Cores {

@@ -12,7 +12,7 @@ enum class CpuVectors { sse, avx, avx2, avx512, avx512_bf16, unknown };
 CpuVectors cpu_vectors();  // of this machine: sse, avx2, avx512 or avx512_bf16; sse unless x86-64
 
 // OpenBLAS's name of the kernels in use: "Haswell". Different kernels differ in the last bits of a product.
-std::string blas_core();
+std::string blas_core();  // platform/
 // If ranks run different kernels: a message that says which, and how to avoid it. Empty: all run the same.
 std::string mixed_blas_cores(const std::vector<std::string>& core_of_rank);
 

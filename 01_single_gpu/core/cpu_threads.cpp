@@ -1,7 +1,6 @@
 #include "01_single_gpu/core/cpu_threads.h"
 
 #include <omp.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -9,16 +8,11 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/environment.h"
 #include "01_single_gpu/core/launcher.h"
-
-extern "C" void openblas_set_num_threads(int);
-extern "C" int openblas_get_num_threads();
-extern "C" void* blas_memory_alloc(int);
-extern "C" void blas_memory_free(void*);
+#include "01_single_gpu/core/platform/platform.h"
 
 namespace train70b {
 
@@ -57,12 +51,7 @@ void use_cpu_threads(int ranks) {
     const int cores = cores_at_start().any() ? int(cores_at_start().count()) : omp_get_num_procs();
     const int of_openmp = threads_wished("OMP_NUM_THREADS"), of_blas = threads_wished("OPENBLAS_NUM_THREADS");
     const int threads = of_openmp ? of_openmp : of_blas ? of_blas : std::max(1, cores / ranks);
-    const int products = of_blas ? of_blas : threads;
-    // One buffer for each thread, and one for the caller; it has those of the threads that it started with.
-    const int more = std::min(products, kMostBlasThreads) + 1 - openblas_get_num_threads();
-    if (const std::string problem = no_room_for_blas(more); !problem.empty()) throw UsageError(problem);
-    openblas_set_num_threads(products);
-    blas_memory_free(blas_memory_alloc(0));  // the caller's
+    platform::use_blas_threads(of_blas ? of_blas : threads);
     omp_set_num_threads(threads);
 }
 
@@ -72,12 +61,11 @@ void set_cpu_threads(int ranks) {
 }
 
 int cores_within_reach() {
-    cpu_set_t own, all, reached;
-    std::memset(&all, 0xff, sizeof all);
-    if (::sched_getaffinity(0, sizeof own, &own) != 0 || ::sched_setaffinity(0, sizeof all, &all) != 0) return 0;
-    const bool known = ::sched_getaffinity(0, sizeof reached, &reached) == 0;
-    ::sched_setaffinity(0, sizeof own, &own);
-    return known ? CPU_COUNT(&reached) : 0;
+    const CoreSet own = platform::allowed_cores();
+    if (own.none() || !platform::allow_cores(CoreSet().set())) return 0;
+    const CoreSet reached = platform::allowed_cores();
+    platform::allow_cores(own);
+    return int(reached.count());
 }
 
 int ranks_that_share(const std::vector<CoreSet>& cores_of_rank, int rank) {

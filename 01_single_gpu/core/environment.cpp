@@ -1,6 +1,5 @@
 #include "01_single_gpu/core/environment.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/cpu_threads.h"
 #include "01_single_gpu/core/launcher.h"
+#include "01_single_gpu/core/platform/platform.h"
 
 namespace train70b {
 namespace {
@@ -23,7 +23,7 @@ std::string_view value_in(char** environment, std::string_view name, std::string
     return otherwise;
 }
 
-cpu_set_t cores_before_main;
+CoreSet cores_before_main;
 
 // What the libraries read when they are loaded: OpenBLAS maps a buffer for each thread then, libgomp reports a number
 // of threads that is none in lines of its own.
@@ -33,10 +33,15 @@ std::string environment_problem(char** environment) {
     const std::string_view openmp = value_in(environment, "OMP_NUM_THREADS", "1024");
     const int of_openmp = thread_count(openmp.substr(0, openmp.find(',')));
     if (of_openmp == 0) return fmt::format("OMP_NUM_THREADS={}: must be an integer from 1 to {}", openmp, kMostThreads);
-    const int cores =
-        ::sched_getaffinity(0, sizeof cores_before_main, &cores_before_main) == 0 ? CPU_COUNT(&cores_before_main) : 1;
+    cores_before_main = platform::allowed_cores();
+    const int cores = std::max(1, int(cores_before_main.count()));
     return no_room_for_blas(std::min({cores, of_openmp, kMostBlasThreads}));
 }
+
+constexpr std::pair<const char*, const char*> kSettings[] = {
+    {"GOMP_SPINCOUNT", "1000"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "32"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
+
+}  // namespace
 
 void check_environment(int, char** argv, char** environment) {
     const std::string problem = environment_problem(environment);
@@ -49,13 +54,6 @@ void check_environment(int, char** argv, char** environment) {
     if (::write(STDERR_FILENO, line.data(), line.size()) < 0) {}
     ::_exit(2);
 }
-// Called before the libraries' own initialization.
-[[gnu::section(".preinit_array"), gnu::used]] void (*const kCheckEnvironment)(int, char**, char**) = check_environment;
-
-constexpr std::pair<const char*, const char*> kSettings[] = {
-    {"GOMP_SPINCOUNT", "1000"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "32"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
-
-}  // namespace
 
 void execute_with_settings(char** argv) {
     bool changed = false;
@@ -67,14 +65,11 @@ void execute_with_settings(char** argv) {
     const std::string core = better_blas_core(cpu_vectors(), blas_core());
     if (!core.empty()) set("OPENBLAS_CORETYPE", core.c_str());
     if (!changed) return;
-    if (CPU_COUNT(&cores_before_main) > 0) ::sched_setaffinity(0, sizeof cores_before_main, &cores_before_main);
-    execv("/proc/self/exe", argv);  // returns only on failure: continue with the defaults
+    platform::allow_cores(cores_before_main);  // none: not changed
+    ::execv("/proc/self/exe", argv);           // these return only on failure: continue with the defaults
+    ::execvp(argv[0], argv);
 }
 
-CoreSet cores_at_start() {
-    CoreSet cores;
-    for (size_t core = 0; core < cores.size(); ++core) cores[core] = CPU_ISSET(core, &cores_before_main);
-    return cores;
-}
+CoreSet cores_at_start() { return cores_before_main; }
 
 }  // namespace train70b

@@ -5,6 +5,9 @@
 
 namespace train70b {
 
+// Ends the program if a library could not use one of the variables. The platform (platform.h) calls it before main().
+void check_environment(int count, char** argv, char** environment);
+
 // Sets variables unless the environment has them, and then executes the program again, so that the libraries read them.
 // Must be the first call in main, before MPI_Init.
 //   GOMP_SPINCOUNT     an idle OpenMP thread sleeps after some microseconds. By default it spins for milliseconds,

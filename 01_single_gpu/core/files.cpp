@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/check.h"
+#include "01_single_gpu/core/platform/platform.h"
 #include "01_single_gpu/core/say.h"
 
 namespace train70b {
@@ -155,7 +156,7 @@ OutputFile::OutputFile(const std::string& flag, const std::string& path)
         if (taken) usage_error("{} {}: {} exists and would be overwritten (remove it)", flag, path, temporary_);
         if (errno == ENOENT) {
             const std::string folder = fs::path(target_).parent_path().string();
-            file = ::open(folder.empty() ? "." : folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kMode);
+            file = platform::open_unnamed(folder.empty() ? "." : folder, kMode);
             unnamed_ = file >= 0;
             if (!unnamed_) file = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
         }
@@ -180,8 +181,7 @@ void OutputFile::write(const void* bytes, size_t count) {
 void OutputFile::show() {
     bool written = std::fflush(stream_) == 0 && !std::ferror(stream_);
     if (written && unnamed_) {
-        const std::string open_file = fmt::format("/proc/self/fd/{}", ::fileno(stream_));
-        written = ::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
+        written = platform::give_name(::fileno(stream_), temporary_);
         unnamed_ = !written;
     }
     const bool named = !temporary_.empty() && !unnamed_;

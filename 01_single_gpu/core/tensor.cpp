@@ -1,12 +1,11 @@
 #include "01_single_gpu/core/tensor.h"
 
-#include <malloc.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
 #include "01_single_gpu/core/cuda_device.h"
+#include "01_single_gpu/core/platform/platform.h"
 
 namespace train70b {
 
@@ -140,8 +139,7 @@ void* allocate(Device device, int64_t bytes) {
 #endif
         case Device::cpu: break;
     }
-    // Keep freed blocks in the process: returning them to the kernel costs a page fault per 4 KiB at every step.
-    [[maybe_unused]] static const int keep = mallopt(M_MMAP_MAX, 0) + mallopt(M_TRIM_THRESHOLD, -1);
+    platform::keep_freed_memory();
     constexpr int64_t kAlignment = 64;  // a cache line, and the widest vector register
     void* pointer = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
     if (!pointer) throw std::bad_alloc();

@@ -22,10 +22,10 @@ mkdir -p "$build"
 [[ $build = /* ]] || build=$PWD/$build
 flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined
     -fno-sanitize-recover=all -DTRAIN70B_CUDA=0 -DTRAIN70B_SOURCE_DIR="\"$PWD\"" -Wno-unknown-pragmas -I.)
-# What the targets need, and core/check and core/dtype, which all need, as two files. Ops first: layers has functions of
+# What the targets need, and three of core/, which all need, as two files. Ops first: layers has functions of
 # their names.
 {
-    echo core/check.cpp core/dtype.cpp
+    echo core/check.cpp core/dtype.cpp core/platform/linux/files.cpp
     for name; do sed -n 's|^// sources: ||p' "tests/fuzz/$name.cpp"; done
 } | tr ' ' '\n' | sort -u | while read -r source; do
     for folder in "" 01_single_gpu/ 01_single_gpu/complete/; do [ ! -f "$folder$source" ] || break; done
