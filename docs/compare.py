@@ -72,10 +72,12 @@ def parse(words):
 
 
 def commit():
-    """Of the build that this was started from, build/bin/compare; otherwise unknown."""
-    path = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "../version.cpp")
-    found = re.search(r'return "(\w[^"]*)"', open(path, encoding="utf-8").read()) if os.path.isfile(path) else None
-    return found[1] if found else "unknown"
+    """Of the build that this was started from, as build/bin/compare or installed; otherwise unknown."""
+    start = os.path.dirname(os.path.abspath(sys.argv[0]))
+    for path in (os.path.join(start, "..", part, "version.cpp") for part in ("", "share/train70b")):
+        if os.path.isfile(path) and (found := re.search(r'return "(\w[^"]*)"', open(path, encoding="utf-8").read())):
+            return found[1]
+    return "unknown"
 
 
 def shown_value(value):

@@ -227,7 +227,10 @@ void OptionalOutput::write(const std::string& text) {
 
 std::string repository_file(const std::string& path) {
     std::error_code error;
-    return std::filesystem::exists(path, error) ? path : std::string(TRAIN70B_SOURCE_DIR) + "/" + path;
+    const fs::path installed = fs::read_symlink("/proc/self/exe", error).parent_path() / "../share/train70b" / path;
+    return fs::exists(path, error)        ? path
+           : fs::exists(installed, error) ? installed.lexically_normal().string()
+                                          : std::string(TRAIN70B_SOURCE_DIR) + "/" + path;
 }
 
 namespace {

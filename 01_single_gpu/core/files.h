@@ -94,8 +94,8 @@ class OptionalOutput {
     std::unique_ptr<OutputFile> file_;
 };
 
-// The path of a repository file, given relative to its root: in the working directory, else in the source directory of
-// the build.
+// The path of a repository file, given relative to its root: in the working directory, else where `cmake --install` put
+// it beside this program, else in the source directory of the build.
 std::string repository_file(const std::string& path);
 
 double now_seconds();  // steady clock
