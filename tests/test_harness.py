@@ -4,6 +4,7 @@ In a copy of the scripts and tests with one page, the built programs and CTest's
 """
 import re
 import shutil
+import subprocess
 
 import pytest
 from conftest import ROOT
@@ -75,3 +76,25 @@ def test_harness_fails_for_one_rank(run, copy):
     done = ci(run, copy, TRAIN70B_FAIL_RANK="2")
     assert done.code not in (0, 124), done
     done.says("rank 2: fails", RANKS_TEST, where="out")
+
+
+@pytest.mark.parametrize("apt, cmake, code, says", [
+    (False, "exit 0", 0, "no apt here"), (True, "exit 0", 0, "neither root nor sudo: not installed, unless by other"),
+    (False, "exit 1", 2, "install what CMake does not find"), (False, None, 2, "no cmake here")])
+def test_harness_sets_up_what_it_cannot_install(apt, cmake, code, says, tmp_path):
+    tools, tests = tmp_path / "tools", tmp_path / "checkout/tests"
+    tools.mkdir(), tests.mkdir(parents=True)
+    for name in ("bash", "dirname", "nproc", "grep"):
+        (tools / name).symlink_to(shutil.which(name))
+    made = {"cmake": cmake and f'echo "$@" >>calls; {cmake}', "id": "echo 1000",
+            "dpkg-query": "exit 1" if apt else None, "apt-get": "exit 1" if apt else None}
+    for name, body in made.items():
+        if body:
+            (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+            (tools / name).chmod(0o755)
+    shutil.copy(ROOT / "tests/setup.sh", tests)
+    done = subprocess.run(["bash", "../checkout/tests/setup.sh", "here", "01_single_gpu"], cwd=tools, text=True,
+                          capture_output=True, env={"PATH": str(tools)})
+    assert done.returncode == code and says in done.stdout + done.stderr, done
+    if cmake:
+        assert f"-S . -B {tools}/here\n" in (tests.parent / "calls").read_text()
