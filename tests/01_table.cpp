@@ -1,5 +1,6 @@
 #include "01_single_gpu/complete/report/report.h"
 #include "01_single_gpu/complete/report/table.h"
+#include "01_single_gpu/core/number.h"
 #include "tests/support.h"
 
 using namespace train70b;
@@ -30,6 +31,17 @@ TEST_CASE("table: CSV has its own names, numbers in full, and quotes around comm
            "\"first, \"\"a\"\"\",2,0.0123456,1024\n"
            "longer,2,1.5,-1\n"
            ",4,,\n");
+}
+
+TEST_CASE("numbers: decimal ones, whole, in the range of doubles") {
+    for (const auto& [text, value] : {std::pair("-1.5e-3", -0.0015), {"+1", 0}, {" 1", 0}, {"1 ", 0}, {"0x1p-3", 0},
+                                      {"", 0}, {".", 0}, {"1e", 0}, {"inf", INFINITY}, {"1,5", 0}, {"5e+1", 50}}) {
+        INFO(text);
+        EXPECT(parse_number(text).value_or(0) == value);
+    }
+    EXPECT(parse_number("0") == 0.0);
+    EXPECT(!parse_number(std::string("1\0", 2)));
+    EXPECT(std::isnan(parse_number("nan").value_or(0)));
 }
 
 TEST_CASE("table: numbers are shown rounded and kept in full") {

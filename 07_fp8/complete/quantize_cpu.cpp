@@ -100,7 +100,7 @@ Tensor dequantize(const Quantized& q) {
 }  // namespace
 
 void scaled_matmul_into(Tensor& c, const Quantized& a, const Quantized& b, float beta) {
-    cpu::matmul_into(c, dequantize(a), dequantize(b), Transpose::b, beta);
+    cpu::matmul_into(c, dequantize(a), dequantize(b), Transpose::b, beta, Rows::fixed);
 }
 
 }  // namespace train70b::cpu

@@ -7,7 +7,6 @@
 #include <zlib.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "01_single_gpu/core/blas_core.h"
+#include "01_single_gpu/core/number.h"
 #include "02_data_parallel/runtime/connect.h"
 #include "08_3d_full/checkpoint/durable.h"
 
@@ -128,12 +128,7 @@ void check_model(const Manifest& manifest, const LlamaConfig& this_run) {
 
 // Of two flags: 1e-3 is 0.001.
 bool same_value(const std::string& a, const std::string& b) {
-    const auto number = [](const std::string& text) -> std::optional<double> {
-        double value = 0;
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-        return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
-    };
-    return a == b || (number(a) && number(a) == number(b));
+    return a == b || (parse_number(a) && parse_number(a) == parse_number(b));
 }
 
 void check_flags_of(const Manifest& manifest, const ordered_json& flags) {

@@ -101,7 +101,7 @@ void Inject::gradients_ready(int64_t step) {
         if (fault.step == step) strikes("wrong-group", step);
         divide_again(fault);
     }
-    if (strikes("deadlock", step)) trainer_.groups.tp->sum({0.0});
+    if (strikes("deadlock", step)) trainer_.groups.tp->sum(0.0);
     if (slow_) std::this_thread::sleep_for(std::chrono::duration<double>(now_seconds() - begin_));
 }
 

@@ -1,10 +1,10 @@
 #include "01_single_gpu/complete/data/mixture.h"
 
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <optional>
 
+#include "01_single_gpu/core/number.h"
 #include "01_single_gpu/core/random.h"
 #include "01_single_gpu/core/registry.h"
 
@@ -68,11 +68,7 @@ namespace {
 // What stands behind the last colon, as a number (or "nan"); empty if it is none.
 std::optional<double> weight_of(const std::string& part) {
     const size_t colon = part.rfind(':');
-    if (colon == part.npos) return {};
-    double weight = 0;
-    const char *begin = part.data() + colon + 1, *end = part.data() + part.size();
-    const auto [stop, error] = std::from_chars(begin, end, weight);
-    return error == std::errc() && stop == end ? std::make_optional(weight) : std::nullopt;
+    return colon == part.npos ? std::nullopt : parse_number(part.substr(colon + 1));
 }
 }  // namespace
 

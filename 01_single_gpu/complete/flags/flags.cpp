@@ -1,12 +1,12 @@
 #include "01_single_gpu/complete/flags/flags.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/complete/flags/config_file.h"
+#include "01_single_gpu/core/number.h"
 #include "01_single_gpu/core/registry.h"
 #include "01_single_gpu/core/version.h"
 
@@ -75,11 +75,9 @@ Check integer_from(int64_t min, int64_t max) {
 
 Check real_number(double min, double max, bool min_allowed) {
     return {[=](const std::string& text) {
-                double value = 0;
-                const char* end = text.data() + text.size();
-                const auto [stop, error] = std::from_chars(text.data(), end, value);  // no blanks, no 0x1p-3
-                const bool inside = std::isfinite(value) && (min_allowed ? value >= min : value > min) && value <= max;
-                if (error == std::errc() && stop == end && inside) return std::string();
+                const double value = parse_number(text).value_or(kInfinity);
+                if (std::isfinite(value) && (min_allowed ? value >= min : value > min) && value <= max)
+                    return std::string();
                 return fmt::format("{} must be a number {} {}{}", text, min_allowed ? ">=" : ">", min,
                                    max < kInfinity ? fmt::format(" and <= {}", max) : "");
             },
