@@ -38,8 +38,10 @@ std::string environment_problem(char** environment) {
     return no_room_for_blas(std::min({cores, of_openmp, kMostBlasThreads}));
 }
 
-constexpr std::pair<const char*, const char*> kSettings[] = {
-    {"GOMP_SPINCOUNT", "1000"}, {"CUDA_DEVICE_MAX_CONNECTIONS", "32"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
+constexpr std::pair<const char*, const char*> kSettings[] = {{"GOMP_SPINCOUNT", "1000"},
+                                                             {"KMP_BLOCKTIME", "0"},
+                                                             {"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
+                                                             {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
 
 }  // namespace
 
