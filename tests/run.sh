@@ -30,6 +30,8 @@ else # which eighth of long grids: tests/support.h
     export EMULATE_SEED=$((0x$commit % 1000 + 1))
     if ((0x$commit / 32 % 2)); then export EMULATE_NCCL=ring; fi
 fi
+strict=() # a folder that demo.sh built is not built again for warnings
+[ "$tier" = short ] || strict=(-DTRAIN70B_WERROR=ON)
 turn=$((0x$commit / 8 % 4)) half=$((0x$commit / 64 % 2)) # of what takes turns; each has all eighths
 
 parts=() failed=() skipped=()
@@ -57,16 +59,22 @@ compile_unit() { # unit: seconds
     unit=$(awk -v us=$((${EPOCHREALTIME/./} - start)) 'BEGIN {print us / 1e6}')
 }
 
-# The configurations that CMake offers besides those that are tested anyway: built, and a training step each. The last:
-# only with --all.
-configurations=("-DTRAIN70B_CUDA=OFF" "-DTRAIN70B_CUDA=EMULATE"
-    "-DTRAIN70B_CUDA=EMULATE -DTRAIN70B_SANITIZE=address,undefined")
+# The configurations that CMake offers besides those that are tested anyway: built, and a training step each. The first:
+# as on another system, with the newest clang that has OpenMP, or else g++. The last: only with --all.
+clang=
+for name in clang++-{21..16}; do
+    [ -z "$clang" ] || break
+    if echo '#include <omp.h>' | "$name" -fopenmp -x c++ -fsyntax-only - 2>/dev/null; then clang=$(type -P "$name"); fi
+done
+configurations=("-DTRAIN70B_CUDA=OFF -DTRAIN70B_ARCH= -DTRAIN70B_PLAIN=ON${clang:+ -DCMAKE_CXX_COMPILER=$clang}"
+    "-DTRAIN70B_CUDA=EMULATE" "-DTRAIN70B_CUDA=EMULATE -DTRAIN70B_SANITIZE=address,undefined")
 configuration() { # NUMBER TARGET...
+    if [ "$1" = 0 ]; then local -x CMAKE_GENERATOR="Unix Makefiles"; fi
     local options=${configurations[$1]} folder=build-configuration-$1 device=cpu
     if [[ $options = *EMULATE* ]]; then device=cuda; fi
     if [[ $options = *SANITIZE* ]]; then folder=build-sanitize; fi # all but what computes is there
     # shellcheck disable=SC2086
-    bash tests/setup.sh "$folder" $options "${@:2}" || return 1 # part() suspends set -e
+    bash tests/setup.sh "$folder" "${strict[@]}" $options "${@:2}" || return 1 # part() suspends set -e
     "$folder/bin/01_single_gpu" --device $device --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 \
         --global-batch 2 --steps 2
 }
@@ -87,12 +95,13 @@ sanitizers() { # of every fourth chapter, or all
         skipped+=("chapters ${other[*]} under the sanitizers: another commit's turn")
     fi
     part "build with sanitizers" bash tests/setup.sh build-sanitize \
-        -DTRAIN70B_SANITIZE=address,undefined -DTRAIN70B_CUDA=$emulate "${options[@]}" "${targets[@]}"
+        "${strict[@]}" -DTRAIN70B_SANITIZE=address,undefined -DTRAIN70B_CUDA=$emulate "${options[@]}" "${targets[@]}"
     part "tests under the sanitizers" tests build-sanitize "${only[@]}"
 }
 
 other_configurations() { # one in turn, or all
     local number targets
+    [ -n "$clang" ] || skipped+=("clang: no version from 16 on, or no libomp")
     for number in "${!configurations[@]}"; do
         targets=()
         if [[ ${configurations[$number]} = *EMULATE* ]] && ! cuda_build; then
@@ -116,7 +125,7 @@ first_unit=$unit
 # The time limits of tests are for a machine whose unit is less than 5 s; a slower one gets as many times more.
 TRAIN70B_PATIENCE=$(awk -v unit="$unit" 'BEGIN {print int(unit / 5 + 1)}')
 export TRAIN70B_PATIENCE
-part "build" bash tests/setup.sh build -DTRAIN70B_CUDA=AUTO ${chapter:+"tests_$chapter"}
+part "build" bash tests/setup.sh build "${strict[@]}" -DTRAIN70B_CUDA=AUTO ${chapter:+"tests_$chapter"}
 case "$tier" in
     short) what="eighth $TRAIN70B_TEST_SLICE of the long grids" only=(-L '^short$' ${chapter:+-R "^$chapter"}) ;;
     commit)

@@ -5,8 +5,7 @@
 
 namespace train70b {
 
-// Ends the program if a library could not use one of the variables. The platform (platform.h) calls it before main().
-void check_environment(int count, char** argv, char** environment);
+void check_environment(int count, char** argv, char** environment);  // the platform calls it (platform.h)
 
 // Sets variables unless the environment has them, and then executes the program again, so that the libraries read them.
 // Must be the first call in main, before MPI_Init.

@@ -5,8 +5,7 @@
 
 namespace train70b {
 
-// A decimal number, infinity or NaN, if the text is no more than that: no blanks, no leading +, no 0x1p-3. As
-// std::from_chars does, which libc++ has for double only from version 20 on.
+// As std::from_chars, which libc++ has for double only from 20 on: the whole text; no blanks, leading + or 0x1p-3.
 inline std::optional<double> parse_number(const std::string& text) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
