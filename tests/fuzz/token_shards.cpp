@@ -1,5 +1,5 @@
 // Token shards in llm.c's .bin format, and masks.
-// sources: data/source.cpp core/files.cpp core/say.cpp
+// sources: data/source.cpp data/text_file.cpp core/files.cpp core/say.cpp
 #include <cstring>
 
 #include "01_single_gpu/complete/data/source.h"
