@@ -242,7 +242,7 @@ TEST_CASE("experts: the Hub's keys, and what they must not say") {
     const ordered_json one = hf_config(mixtral(), DType::f32), other = hf_config(qwen3_moe(), DType::f32);
     EXPECT((one["num_local_experts"] == 4 && one["intermediate_size"] == 6 && !one.contains("moe_intermediate_size")));
     EXPECT((other["num_experts"] == 6 && other["moe_intermediate_size"] == 10 && other["intermediate_size"] == 24));
-    EXPECT((other["norm_topk_prob"] == false && other["mlp_only_layers"] == ordered_json({0})));
+    EXPECT((other["norm_topk_prob"] == false && other["mlp_only_layers"] == ordered_json::array({0})));
     const ordered_json sigmoid = hf_config(dots1(), DType::f32);
     EXPECT((sigmoid["n_routed_experts"] == 8 && sigmoid["moe_intermediate_size"] == 10));
     EXPECT((sigmoid["n_shared_experts"] == 2 && sigmoid["first_k_dense_replace"] == 1 && sigmoid["n_group"] == 4));
