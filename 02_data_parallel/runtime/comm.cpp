@@ -19,6 +19,17 @@
 
 namespace train70b {
 
+// A peer's number in the world in place of that in its group, for people; recordings compare the latter.
+static std::string in_world(std::string details, const std::vector<int>& ranks) {
+    constexpr std::string_view kPeer = " rank ";
+    for (size_t at = details.find(kPeer); at != details.npos; at = details.find(kPeer, at)) {
+        at += kPeer.size();
+        const size_t digits = std::min(details.find_first_not_of("0123456789", at), details.size()) - at;
+        details.replace(at, digits, std::to_string(ranks[size_t(std::stoi(details.substr(at, digits)))]));
+    }
+    return details;
+}
+
 Work Comm::start(Operation operation) const {
     Group& group = *group_;
     auto work = std::make_shared<Work::State>();
@@ -27,7 +38,8 @@ Work Comm::start(Operation operation) const {
     if (recorder) {  // of a dry run: nothing can hang
         work->recorded = recorder->call({operation, group.family, group.tag == Tag::p2p_channel});
     } else {
-        work->label = fmt::format("{}.{} #{}{}", group.name, operation.name, count, operation.details);
+        work->label =
+            fmt::format("{}.{} #{}{}", group.name, operation.name, count, in_world(operation.details, group.ranks));
         work->log_id = collective_log().add(work->label, operation.where);
     }
     Group::Sums& sums = group.sums[operation.name];
@@ -50,7 +62,7 @@ namespace {
 
 std::string describe(const Tensor& x) { return fmt::format(", {} {}", x.size(), name_of(x.dtype())); }
 std::string describe(const Tensor& x, const char* preposition, int peer) {
-    return fmt::format("{} {} rank {}", describe(x), preposition, peer);  // peer: in the world
+    return fmt::format("{} {} rank {}", describe(x), preposition, peer);
 }
 
 void check_slice(const Tensor& part, const Tensor& whole, int64_t ranks) {
@@ -134,7 +146,7 @@ Work Comm::broadcast(Tensor x, int root, Where where) const {
     CHECK(0 <= root && root < n, "root {} of {} ranks", root, n);
     if (n == 1) return {};
     return start({.name = "broadcast",
-                  .details = describe(x, "from", group_->ranks[root]),
+                  .details = describe(x, "from", root),
                   .wire_bytes = x.bytes() * (n - 1),
                   .tensors = {x},
                   .written = rank() == root ? 0u : 1u,
@@ -198,7 +210,7 @@ Work Comm::send(Tensor x, int to, Where where) const {
     CHECK(0 <= to && to < size() && to != rank(), "rank {} sends to {} of {}", rank(), to, size());
     return start({.name = "send",
                   .message = true,
-                  .details = describe(x, "to", group_->ranks[to]),
+                  .details = describe(x, "to", to),
                   .wire_bytes = x.bytes() * size(),
                   .tensors = {x},
                   .to = to,
@@ -211,7 +223,7 @@ Work Comm::recv(Tensor x, int from, Where where) const {
     return start(
         {.name = "recv",
          .message = true,
-         .details = describe(x, "from", group_->ranks[from]),
+         .details = describe(x, "from", from),
          .tensors = {x},
          .written = 1,
          .from = from,
@@ -224,7 +236,7 @@ Work Comm::send_recv(Tensor out, int to, Tensor in, int from, Where where) const
     if (size() == 1) return copy_to(in, out);
     return start({.name = "send_recv",
                   .message = true,
-                  .details = describe(out, "to", group_->ranks[to]) + describe(in, "from", group_->ranks[from]),
+                  .details = describe(out, "to", to) + describe(in, "from", from),
                   .wire_bytes = out.bytes() * size(),
                   .tensors = {in, out},
                   .written = 1,
@@ -240,7 +252,7 @@ Operation Comm::shift_operation(const Tensor& out, const Tensor& in, int by, Whe
     const int n = size(), to = ((rank() + by) % n + n) % n, from = ((rank() - by) % n + n) % n;
     return {.name = "send_recv",
             .message = true,
-            .details = describe(out, "shifted to", group_ ? group_->ranks[to] : to),
+            .details = describe(out, "shifted to", to),
             .wire_bytes = out.bytes() * n,
             .tensors = {in, out},
             .written = 1,
