@@ -124,4 +124,5 @@ def clean(folder, name, rank_names):
             text = re.sub(r"^\[[^\]\s:]+:\d+\]", "[launcher]", text, flags=re.M)
         else:
             text = re.sub(r'"inject":\s*"[^"]*",?\s*', "", text)
+            text = re.sub(r'inject = \\"[^"]*\\"\\n', "", text)  # and of flags.config
         path.write_text(text, "utf-8")
