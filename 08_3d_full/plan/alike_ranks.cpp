@@ -84,19 +84,21 @@ std::optional<Sequence> AlikeRanks::derive(const Places& places, const Sequence&
         const auto known = becomes.find(number);
         if (known == becomes.end() || known->second < 0) return {};
         image.push_back(segments.of(known->second));
+        if (segments.size() > derived.segments.size()) derived.segments.push_back(segments_[known->second]);
     }
-    for (const int32_t number : segments.values()) derived.segments.push_back(segments_[number]);
     for (Segment& segment : derived.segments)
         for (Event& event : segment) {
             if (event.kind == Event::Kind::wait) event.family = int16_t(with_stage(event.family, channels));
-            if (event.kind == Event::Kind::compute) event.what = ops.of(event.what);
-            if (event.kind == Event::Kind::call) event.what = calls.of(event.what);
+            if (event.kind == Event::Kind::compute) {
+                const int32_t op = event.what;
+                if ((event.what = ops.of(op)) == int32_t(derived.ops.size())) derived.ops.push_back(ops_[op]);
+            }
+            if (event.kind != Event::Kind::call) continue;
+            CommCall call = calls_[event.what];
+            if ((event.what = calls.of(event.what)) < int32_t(derived.calls.size())) continue;
+            call.family = with_stage(call.family, channels);
+            derived.calls.push_back(call);
         }
-    for (const int32_t number : ops.values()) derived.ops.push_back(ops_[number]);
-    for (const int32_t number : calls.values()) {
-        CommCall& call = derived.calls.emplace_back(calls_[number]);
-        call.family = with_stage(call.family, channels);
-    }
     for (Sequence::Part& part : derived.parts) part.segment = image[size_t(part.segment)];
     return derived;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -253,10 +252,19 @@ void Refinement::color(const SimulationOptions& options) {
         Hash color = site.kind;
         for (const auto& [call, latency] : site.latency) color += mixed(call, latency);
         initial.push_back(color);
-        std::map<int32_t, Hash> labels;  // by link
+        const size_t first = edges.size();
         for (size_t i = site.first_entry; i < site.end_entry; ++i)
-            labels[entries_[i].link] += mixed(entries_[i].call, entries_[i].bytes);
-        for (const auto& [link, label] : labels) edges.push_back({int32_t(id), link, label});
+            edges.push_back({int32_t(id), entries_[i].link, mixed(entries_[i].call, entries_[i].bytes)});
+        std::sort(edges.begin() + int64_t(first), edges.end(),
+                  [](const Edge& a, const Edge& b) { return a.link < b.link; });
+        size_t last = first;
+        for (size_t i = first; i < edges.size(); ++i) {
+            if (i > first && edges[i].link == edges[last].link)
+                edges[last].label += edges[i].label;
+            else
+                edges[i > first ? ++last : last] = edges[i];
+        }
+        if (edges.size() > first) edges.resize(last + 1);
     }
     site_color_ = initial;
     for (size_t before = 0;;) {

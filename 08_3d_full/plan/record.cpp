@@ -24,11 +24,21 @@ struct RawPart {
     std::vector<Event> events;
 };
 
+// Position of a value in a list without duplicates; appends it if it is new.
+template <class T>
+int32_t index_of(const T& value, std::vector<T>& list, std::multimap<double, int32_t>& by_hash, double hash) {
+    for (auto [at, end] = by_hash.equal_range(hash); at != end; ++at)
+        if (list[size_t(at->second)] == value) return at->second;
+    list.push_back(value);
+    by_hash.insert({hash, int32_t(list.size()) - 1});
+    return int32_t(list.size()) - 1;
+}
+
 // One rank's recorder. Several runs of it share the lists of ops and calls.
 class StepRecorder : public Recorder, public RunControl {
   public:
-    Numbering<OpCall> ops;
-    Numbering<CommCall> calls;
+    std::vector<OpCall> ops;
+    std::vector<CommCall> calls;
     std::vector<GroupFamily> families;
     std::vector<RawPart> parts;
 
@@ -45,7 +55,8 @@ class StepRecorder : public Recorder, public RunControl {
     void op(const char* name, const std::vector<int64_t>& shape, DType dtype, double flops, double bytes) override {
         if (transport_ > 0 || parts.back().part.kind == Part::Kind::setup) return;  // only the step is simulated
         if (std::string_view(name) == "fill_normal") return;  // what a simulated group computes for its absent peers
-        add({.kind = Event::Kind::compute, .what = ops.of({name, shape, dtype, flops, bytes})});
+        const OpCall call{name, shape, dtype, flops, bytes};
+        add({.kind = Event::Kind::compute, .what = index_of(call, ops, ops_by_hash_, flops + bytes)});
     }
     void book(Memory kind, int64_t bytes) override { add({.kind = Event::Kind::book, .memory = kind, .bytes = bytes}); }
     void phase(const std::string& name) override {
@@ -77,7 +88,8 @@ class StepRecorder : public Recorder, public RunControl {
             for (const Tensor& tensor : o.tensors)
                 if (!call.uneven) call.bytes = std::max(call.bytes, tensor.bytes());
         }
-        add({.kind = Event::Kind::call, .what = calls.of(call)});
+        add({.kind = Event::Kind::call,
+             .what = index_of(call, calls, calls_by_hash_, double(call.bytes) + 1e-3 * double(o.where.line()))});
         made_.push_back({recorded.family, ++latest_[size_t(recorded.family)]});
         return made_.size();
     }
@@ -107,6 +119,7 @@ class StepRecorder : public Recorder, public RunControl {
                     dot == std::string::npos ? 0 : std::stoll(name.substr(dot + 1))};
     }
 
+    std::multimap<double, int32_t> ops_by_hash_, calls_by_hash_;
     std::vector<std::pair<int, int64_t>> made_;  // by call: its family, and its number there
     std::vector<int64_t> latest_;                // by family: calls so far
     int transport_ = 0;
@@ -219,6 +232,16 @@ class Explained {
     bool consistent_ = true;
 };
 
+// Every part as it was run; equal ones share a segment.
+void keep_all(Sequence& sequence, const std::vector<RawPart>& run) {
+    std::multimap<double, int32_t> by_size;
+    for (const RawPart& raw : run) {
+        Part part = raw.part;
+        part.segment = index_of(raw.events, sequence.segments, by_size, double(raw.events.size()));
+        sequence.parts.push_back(part);
+    }
+}
+
 // ---- one rank -------------------------------------------------------------------------------------------------------
 
 // Also an error ends the recording, before the recorder is gone.
@@ -264,15 +287,12 @@ class Rank {
             }
         }
         if (sequences.empty()) {
-            Sequence& sequence = sequences.emplace_back(Sequence{.rank = rank_, .micro_batches_run = all});
-            Numbering<std::vector<Event>> segments;
-            for (const auto& [part, events] : run(all))
-                sequence.parts.push_back({part.kind, part.step, segments.of(events)});
-            sequence.segments = segments.values();
+            sequences.push_back({.rank = rank_, .micro_batches_run = all});
+            keep_all(sequences[0], run(all));
         }
         for (Sequence& sequence : sequences) {
-            sequence.ops = recorder_.ops.values();
-            sequence.calls = recorder_.calls.values();
+            sequence.ops = recorder_.ops;
+            sequence.calls = recorder_.calls;
         }
         return sequences;
     }

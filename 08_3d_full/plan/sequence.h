@@ -131,16 +131,12 @@ template <class T>
 class Numbering {
   public:
     int32_t of(const T& value) {
-        const auto [at, is_new] = numbers_.try_emplace(value, int32_t(numbers_.size()));
+        const auto [at, is_new] = numbers_.insert({value, int32_t(numbers_.size())});
         if (is_new) values_.push_back(&at->first);
         return at->second;
     }
     const T& operator[](int32_t number) const { return *values_[size_t(number)]; }
-    std::vector<T> values() const {
-        std::vector<T> all;
-        for (const T* value : values_) all.push_back(*value);
-        return all;
-    }
+    size_t size() const { return numbers_.size(); }
 
   private:
     std::map<T, int32_t> numbers_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <set>
 #include <utility>
 
 #include "01_single_gpu/core/check.h"
@@ -13,10 +12,13 @@ namespace train70b {
 SimulatedStep Simulation::result() {
     SimulatedStep step{.simulated_ranks = int64_t(ranks_.size())};
     for (const Rank& rank : ranks_) step.seconds = std::max(step.seconds, rank.now);
-    std::set<std::string> pipeline = {"end"};  // whose waiting is the bubble
+    std::vector<char> pipeline(recording_.families.size());
     for (const Sequence& sequence : recording_.sequences)
         for (const CommCall& call : sequence.calls)
-            if (call.channel) pipeline.insert(recording_.families[size_t(call.family)].name);
+            if (call.channel) pipeline[size_t(call.family)] = 1;
+    std::map<std::string, bool> is_pipeline;
+    for (size_t family = 0; family < pipeline.size(); ++family)
+        if (pipeline[family]) is_pipeline[recording_.families[family].name] = true;
     for (size_t c = 0; c < ranks_.size(); ++c) {
         const Rank& rank = ranks_[c];
         const double share = double(equal_.count[c]) / double(recording_.ranks);
@@ -37,7 +39,7 @@ SimulatedStep Simulation::result() {
         }
     }
     for (const auto& [name, seconds] : step.waiting)
-        if (pipeline.contains(name)) step.bubble += seconds / step.seconds;
+        if (is_pipeline.contains(name) || name == "end") step.bubble += seconds / step.seconds;
     for (const int64_t rank : options_.traced) {  // each of them as the rank that was simulated for it
         const int64_t simulated = equal_.representative[size_t(equal_.class_of[size_t(rank)])];
         std::vector<SimulatedStep::Span> spans;

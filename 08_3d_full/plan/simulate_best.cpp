@@ -4,10 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <cmath>
 #include <map>
-#include <memory>
 #include <sstream>
 #include <tuple>
 
@@ -135,9 +133,23 @@ std::vector<Prediction> simulated(const std::vector<Candidate>& candidates, int6
         workers.push_back(child);
     }
     ::close(ends[1]);
-    const std::unique_ptr<FILE, int (*)(FILE*)> lines(fdopen(ends[0], "r"), std::fclose);
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n, lines = 0; (n = ::read(ends[0], buffer, sizeof buffer)) > 0;) {
+        text.append(buffer, size_t(n));
+        lines += std::count(buffer, buffer + n, '\n');
+        progress("simulating layouts", double(lines) / double(candidates.size()));
+    }
+    ::close(ends[0]);
+    bool failed = false;
+    for (const pid_t child : workers) {
+        int status = 0;
+        if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) failed = true;
+    }
+    if (failed) throw CommonError("a simulating process failed");
+    std::istringstream lines(text);
     size_t reported = 0;
-    for (char line[PIPE_BUF + 1]; std::fgets(line, sizeof line, lines.get());) {
+    for (std::string line; std::getline(lines, line);) {
         std::istringstream words(line);
         size_t i = 0;
         words >> i;
@@ -148,14 +160,8 @@ std::vector<Prediction> simulated(const std::vector<Candidate>& candidates, int6
         std::string group;
         for (double exposed = 0; words >> group >> exposed;) prediction.exposed.emplace_back(group, exposed);
         all[i] = std::move(prediction);
-        progress("simulating layouts", double(++reported) / double(candidates.size()));
+        ++reported;
     }
-    bool failed = false;
-    for (const pid_t child : workers) {
-        int status = 0;
-        if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0) failed = true;
-    }
-    if (failed) throw CommonError("a simulating process failed");
     CHECK(reported == all.size(), "{} of {} layouts were reported", reported, all.size());
     return all;
 }

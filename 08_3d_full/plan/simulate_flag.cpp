@@ -163,8 +163,9 @@ std::string chrome_trace(const SimulatedStep& step) {
     std::string text = "{\"traceEvents\": [\n";
     const auto out = std::back_inserter(text);
     const auto title = [&](const char* what, int64_t rank, int stream, const std::string& name) {
-        fmt::format_to(out, R"({{"ph": "M", "name": "{}", "pid": {}, "tid": {}, "args": {{"name": "{}"}}}},{})", what,
-                       rank, stream + 1, name, '\n');
+        fmt::format_to(out, R"({{"ph": "M", "name": "{}", "pid": {}, "tid": {}, "args": {{"name": "{}"}}}},)", what,
+                       rank, stream + 1, name);
+        text += "\n";
     };
     std::set<std::pair<int64_t, int>> streams;
     for (const SimulatedStep::Span& span : step.spans) streams.insert({span.rank, span.stream});
@@ -174,8 +175,9 @@ std::string chrome_trace(const SimulatedStep& step) {
         title("thread_name", rank, stream, step.stream_names.at(stream));
     }
     for (const SimulatedStep::Span& span : step.spans) {
-        fmt::format_to(out, R"({{"ph": "X", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},{})",
-                       span.name, span.rank, span.stream + 1, 1e6 * span.begin, 1e6 * (span.end - span.begin), '\n');
+        fmt::format_to(out, R"({{"ph": "X", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},)",
+                       span.name, span.rank, span.stream + 1, 1e6 * span.begin, 1e6 * (span.end - span.begin));
+        text += "\n";
     }
     for (const SimulatedStep::MemorySample& sample : step.memory) {
         fmt::format_to(out, R"({{"ph": "C", "name": "memory, MB", "pid": {}, "ts": {:.3f}, "args": {{)", sample.rank,

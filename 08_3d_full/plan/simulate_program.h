@@ -14,7 +14,7 @@ struct Run {
 };
 
 struct Item {
-    using Kind = Event::Kind;
+    enum class Kind : uint8_t { compute, call, wait, book };
     Kind kind = Kind::compute;
     int16_t family = 0;  // of wait
     int32_t what = 0;    // a run, a call, calls of the family ago, a booking

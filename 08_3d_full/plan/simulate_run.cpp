@@ -88,8 +88,7 @@ void Simulation::advance(Rank& rank) {
             !wait_for_rest(rank, rank.polled, false))
             return;
         if (rank.item == items.size()) {
-            if (rank.traced) trace(rank, -1, to_string(part_of(rank)), rank.begin_of_part, rank.now);
-            rank.begin_of_part = rank.now;
+            end_part(rank);
             ++rank.part;
             rank.item = 0;
             continue;
@@ -121,6 +120,12 @@ void Simulation::advance(Rank& rank) {
         if (!goes_on) return;
     }
     rank.done = wait_for_rest(rank, rank.finished, true);
+}
+
+void Simulation::end_part(Rank& rank) {
+    if (!rank.traced) return;
+    trace(rank, -1, to_string(part_of(rank)), rank.begin_of_part, rank.now);
+    rank.begin_of_part = rank.now;
 }
 
 // Of a run that takes `run.seconds` without jitter: the sum of independent deviations of its ops.

@@ -106,6 +106,7 @@ class Simulation {
     bool launch_queue(Rank& rank);
     void settle(Rank& rank, const Made& made);
     bool wait_for_rest(Rank& rank, size_t& next, bool all);
+    void end_part(Rank& rank);
 
     int32_t make(Rank& rank, int32_t what);
     void arrive(Rank& rank, const Made& made, double time);
