@@ -47,8 +47,8 @@ class MemoryLedger {
 
     void start_timeline();  // records every booking from here on
     void phase(std::string name);
-    // event,seconds,phase,params,...,workspace,total: one line per booking since the last call, before them a head once;
-    // host: if there has been some before the first call.
+    // event,seconds,phase,params,...,workspace,total: one line per booking since the last call, before them a head
+    // once; host: if there has been some before the first call.
     std::string take_timeline();
 
   private:
