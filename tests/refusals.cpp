@@ -316,6 +316,7 @@ const std::vector<Row> kTable = {
     {"08", 3, "--pp 3", "--layers 4 is not divisible by --pp 3"},
     {"08", 2, "--pipeline interleaved", "--pipeline interleaved: needs at least two pipeline ranks"},
     {"08", 2, "--offload optimizer", "--offload|try --zero 1, 2 or 3"},
+    {"08", 4, "--dry-run --tables off", "--tables off: a dry run prints nothing else"},
     {"08", 4, "--dry-run --eval-every 1 --val-fraction 0", "--eval-every 1: --data|set --val-fraction"},
     {"08", 1, "--dry-run", "--dry-run|--comm fake --fake-world N"},
     {"08", 1, "--dtype fp64 --fp8 delayed", "--fp8 delayed|--dtype fp64|try --fp8 off"},

@@ -16,7 +16,6 @@ void check_outputs_of_one_rank(const TrainOptions& o) {
 
 Program::Program(const std::string& title, const std::string& tables_text) : flags(title, options) {
     add_comm_flags(flags, comm);
-    if (tables_text.empty()) return;
     flags.group("Output");
     flags.add_switch("--tables", tables, tables_text);
 }

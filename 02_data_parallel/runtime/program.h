@@ -10,7 +10,7 @@ namespace train70b {
 
 class Program {
   public:
-    // tables: what --tables does, in the help; empty: there is no such flag.
+    // tables: what --tables does, in the help.
     Program(const std::string& title, const std::string& tables);
     Program(const Program&) = delete;
 

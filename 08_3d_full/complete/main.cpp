@@ -10,7 +10,7 @@
 using namespace train70b;
 
 static void program(int argc, char** argv) {
-    Program p("Chapter 08: everything together", "");
+    Program p("Chapter 08: everything together", "print the memory of the run beside its formula");
     MainFlags flags(p);
     p.connect(argc, argv);
     flags.check(p);

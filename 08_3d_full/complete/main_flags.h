@@ -37,6 +37,7 @@ struct MainFlags {
         TrainOptions& o = p.options;
         check_simulate(simulate, config, p);
         check_probe(probing, links, p.comm);
+        if (o.dry_run && !p.tables) usage_error("--tables off: a dry run prints nothing else; leave one of them out");
         config.mesh = mesh_of(config.mesh, p.world.size());
         p.dp = config.mesh.dp;
         // Many small micro-batches fill a pipeline.

@@ -153,7 +153,7 @@ void print_dry_run(Program& p, ParallelConfig config, SimulateOptions& simulate)
 }
 
 void print_memory(Program& p, const ParallelConfig& config, int64_t snapshot_bytes) {
-    if (p.options.steps == 0) return;
+    if (!p.tables || p.options.steps == 0) return;
     RankMemory memory = rank_formula(p.options, config, p.world.rank());
     memory.peak = p.trainer().peak();
     memory.host += snapshot_bytes;
