@@ -48,7 +48,9 @@ void Program::prepare(const std::function<void()>& checks, const std::function<S
 
 const Dataset& Program::data() {
     if (run_) return run_->data;
-    if (!data_) data_.emplace(options.data, options.model.vocab, options.seq_len, options.val_fraction);
+    if (!data_ && !flags.given("--data")) text_.emplace(20 * (options.seq_len + 1));  // with a validation split
+    const std::string path = text_ ? text_->path() : options.data;
+    if (!data_) data_.emplace(path, options.model.vocab, options.seq_len, options.val_fraction);
     return *data_;
 }
 

@@ -52,6 +52,7 @@ class Program {
     std::optional<CommRuntime> runtime_;
     std::optional<TrainingRun> run_;
     LastStep last_;
+    std::optional<EmptyText> text_;  // of a dry run without --data
     std::optional<Dataset> data_;
 };
 

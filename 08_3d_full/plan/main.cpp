@@ -52,22 +52,6 @@ class ProgressLine {
         std::chrono::steady_clock::now() + (terminal_ ? std::chrono::milliseconds(500) : std::chrono::seconds(10));
 };
 
-// Text for the recordings, which look at no token of it: a temporary file without a name, of zeros.
-class Sequences {
-  public:
-    explicit Sequences(const PlanRequest& request) {
-        if (!file_ || ::ftruncate(fileno(file_.get()), 2 * request.seq_len + 2) != 0)
-            throw CommonError("no temporary file can be made, which the simulation needs");
-        dataset_.emplace(fmt::format("/proc/self/fd/{}", fileno(file_.get())),
-                         std::max<int64_t>(request.model.vocab, 256), request.seq_len, 0.0);
-    }
-    const Dataset& dataset() const { return *dataset_; }
-
-  private:
-    const std::unique_ptr<FILE, int (*)(FILE*)> file_{std::tmpfile(), std::fclose};
-    std::optional<Dataset> dataset_;
-};
-
 // Beyond those that are printed, layouts that are slower than this by the estimate are not simulated.
 constexpr double kFarBehind = 1.1;
 
@@ -246,9 +230,10 @@ class Planner {
     std::vector<Prediction> predictions(Choice& choice) {
         std::vector<Prediction> all;
         if (simulations_ > 0) {
-            const Sequences sequences(request_);
+            const EmptyText text(2 * request_.seq_len + 2);
+            const Dataset data(text.path(), std::max<int64_t>(request_.model.vocab, 256), request_.seq_len, 0.0);
             const auto simulate = [&](const Candidate& candidate) {
-                return simulated(request_, cluster_, sequences.dataset(), candidate, choice.limit);
+                return simulated(request_, cluster_, data, candidate, choice.limit);
             };
             std::vector<Candidate> candidates;
             int64_t fit = 0;  // by formula; of those that only may fit, the recording decides

@@ -1,5 +1,7 @@
 #include "01_single_gpu/complete/data/data.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -11,6 +13,13 @@
 namespace train70b {
 
 namespace fs = std::filesystem;
+
+EmptyText::EmptyText(int64_t bytes) {
+    const std::string blanks(size_t(std::min<int64_t>(bytes, 1 << 16)), ' ');  // so much of a text is looked at
+    if (!file_ || std::fputs(blanks.c_str(), file_.get()) < 0 || std::fflush(file_.get()) != 0 ||
+        ::ftruncate(fileno(file_.get()), bytes) != 0)
+        throw CommonError("no temporary file can be made, which a recording needs");
+}
 
 Dataset::Dataset(const std::string& data, int64_t vocab, int64_t seq_len, double val_fraction) : seq_len_(seq_len) {
     const std::vector<WeightedPath> weighted = parse_mixture(data);

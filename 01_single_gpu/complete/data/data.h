@@ -51,6 +51,16 @@ class Dataset {
     int64_t seq_len_;
 };
 
+// A text for recordings, which look at no token of it: a temporary file without a name.
+class EmptyText {
+  public:
+    explicit EmptyText(int64_t bytes);
+    std::string path() const { return "/dev/fd/" + std::to_string(fileno(file_.get())); }
+
+  private:
+    std::unique_ptr<FILE, int (*)(FILE*)> file_{std::tmpfile(), std::fclose};
+};
+
 // Every path that --data names: files and folders of all sources, and the masks of single shards.
 std::vector<std::string> data_paths(const std::string& data);
 
