@@ -110,7 +110,6 @@ TEST_CASE("cuda: beyond 2^31 elements: row by row") {
             Tensor y = make.empty(E), dtable({3, E}, DType::f32, Device::cuda);
             fill(dtable, 0);
             embedding(y, tokens, table);
-            embedding_backward(dtable, tokens, make.random(E, 2));
             std::vector<int32_t> sorted(make.rows);  // by token: those of 1 before that of 2
             std::iota(sorted.begin(), sorted.end(), 0);
             std::swap(sorted[make.rows - 2], sorted[make.rows - 1]);

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <initializer_list>
 #include <type_traits>
 
 #include "01_single_gpu/core/cuda_device.h"
@@ -52,10 +53,11 @@ struct alignas(16) Pack {
     T value[kPack];
 };
 
-// Loads elements [i, i + kPack) of p as fp32; elements from `end` on are 0. One wide access if possible.
-template <class T>
+// Loads elements [i, i + kPack) of p as fp32; elements from `end` on are 0. One wide access if possible; with `wide`,
+// which promises that it is (see in_packs), there is no branch, and several loads are in flight at the same time.
+template <bool wide = false, class T>
 __device__ inline void load(float (&x)[kPack], const T* p, int64_t i, int64_t end) {
-    if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % 16 == 0) {
+    if (wide || (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % 16 == 0)) {
         const Pack<T> pack = *reinterpret_cast<const Pack<T>*>(p + i);
 #pragma unroll
         for (int j = 0; j < kPack; ++j) x[j] = to_float(pack.value[j]);
@@ -65,9 +67,9 @@ __device__ inline void load(float (&x)[kPack], const T* p, int64_t i, int64_t en
     }
 }
 
-template <class T>
+template <bool wide = false, class T>
 __device__ inline void store(T* p, int64_t i, int64_t end, const float (&x)[kPack]) {
-    if (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % 16 == 0) {
+    if (wide || (i + kPack <= end && reinterpret_cast<uintptr_t>(p + i) % 16 == 0)) {
         Pack<T> pack;
 #pragma unroll
         for (int j = 0; j < kPack; ++j) pack.value[j] = from_float<T>(x[j]);
@@ -77,6 +79,13 @@ __device__ inline void store(T* p, int64_t i, int64_t end, const float (&x)[kPac
         for (int j = 0; j < kPack; ++j)
             if (i + j < end) p[i + j] = from_float<T>(x[j]);
     }
+}
+
+// Whether every row of these can be accessed in packs, by load<true> and store<true>.
+inline bool in_packs(std::initializer_list<const Tensor*> list) {
+    return std::all_of(list.begin(), list.end(), [](const Tensor* x) {
+        return x->cols() % kPack == 0 && reinterpret_cast<uintptr_t>(x->raw()) % 16 == 0;
+    });
 }
 
 // ---- launches ----

@@ -11,9 +11,10 @@ namespace train70b {
 // from first_row on; a token outside them gives zeros, because its row is on another rank (chapter 04).
 void embedding(Tensor& y, const Tensor& tokens, const Tensor& table, int64_t first_row = 0);
 
-// dtable (V_l, E)[t - first_row] += the sum of dy (R, E) over the rows whose token is t, in the order of the rows.
-// order (R) i32, optional: rows_by_token() of the tokens. On a GPU the time is then O(R); without it each row looks for
-// its token among all others, O(R^2). The result is the same, bit for bit; the CPU does not use it.
+// dtable (V_l, E)[t - first_row] += the sum of dy (R, E) over the rows whose token is t: in the order of the rows; on a
+// GPU, in parts of up to 64 rows each, whose sums are added in their order.
+// order (R) i32, optional: rows_by_token() of the tokens. A GPU needs it; without it, the host reads the tokens and
+// sorts. The CPU does not use it.
 void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, int64_t first_row = 0,
                         const Tensor& order = {});
 
