@@ -4,13 +4,20 @@
 
 namespace train70b::cuda {
 
-// out_c += the sum over the blocks of partial (blocks, stride), columns [0, cols).
+// out_c += the sum over the blocks of partial (blocks, stride), columns [0, cols). Each warp of a block sums every
+// eighth row of 32 columns.
 template <class W>
 __global__ void add_columns_kernel(W* out, const float* partial, int64_t blocks, int64_t stride, int64_t cols) {
-    const int64_t c = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (c >= cols) return;
+    __shared__ float sums[kThreads / 32][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t c = int64_t(blockIdx.x) * 32 + lane;
     float sum = 0;
-    for (int64_t b = 0; b < blocks; ++b) sum += partial[b * stride + c];
+    if (c < cols)
+        for (int64_t b = warp; b < blocks; b += kThreads / 32) sum += partial[b * stride + c];
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= cols) return;
+    for (int w = 1; w < kThreads / 32; ++w) sum += sums[w][lane];
     out[c] = from_float<W>(to_float(out[c]) + sum);
 }
 
@@ -18,7 +25,7 @@ __global__ void add_columns_kernel(W* out, const float* partial, int64_t blocks,
 inline void add_columns(Tensor& out, const Tensor& partial, int64_t begin = 0) {
     with_float(out.dtype(), [&](auto zero) {
         using W = decltype(zero);
-        launch(add_columns_kernel<W>, {blocks_for(out.size(), kThreads)}, out.data<W>(), partial.data<float>() + begin,
+        launch(add_columns_kernel<W>, {blocks_for(out.size(), 32)}, out.data<W>(), partial.data<float>() + begin,
                partial.rows(), partial.cols(), out.size());
     });
 }

@@ -48,7 +48,7 @@ __global__ void rmsnorm_recompute_kernel(T* y, const T* x, const float* inv_rms,
 
 // Each block loops over its rows, writes their dx and sums its part of dweight in shared memory, to be written to its
 // row of partial (gridDim.x, cols) fp32.
-template <class T>
+template <class T, bool wide>
 __global__ void rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, const T* x, const float* inv_rms,
                                         const T* weight, int64_t rows, int64_t cols) {
     extern __shared__ float4 shared[];  // float4: aligned for wide accesses
@@ -60,30 +60,30 @@ __global__ void rmsnorm_backward_kernel(T* dx, float* partial, const T* dy, cons
         float dot = 0;
         for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
             float d[kPack], v[kPack], w[kPack];
-            load(d, dy + r * cols, c, cols);
-            load(v, x + r * cols, c, cols);
-            load(w, weight, c, cols);
+            load<wide>(d, dy + r * cols, c, cols);
+            load<wide>(v, x + r * cols, c, cols);
+            load<wide>(w, weight, c, cols);
             for (int j = 0; j < kPack; ++j) dot += d[j] * w[j] * v[j];
         }
         const float mean = block_reduce(dot, Sum()) * inv * inv / float(cols);
         for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
             float d[kPack], v[kPack], w[kPack], sum[kPack];
-            load(d, dy + r * cols, c, cols);
-            load(v, x + r * cols, c, cols);
-            load(w, weight, c, cols);
-            load(sum, block_sums, c, cols);
+            load<wide>(d, dy + r * cols, c, cols);
+            load<wide>(v, x + r * cols, c, cols);
+            load<wide>(w, weight, c, cols);
+            load<wide>(sum, block_sums, c, cols);
             for (int j = 0; j < kPack; ++j) {
                 sum[j] += d[j] * v[j] * inv;
                 v[j] = inv * (d[j] * w[j] - v[j] * mean);
             }
-            store(block_sums, c, cols, sum);
-            store(dx + r * cols, c, cols, v);
+            store<wide>(block_sums, c, cols, sum);
+            store<wide>(dx + r * cols, c, cols, v);
         }
     }
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < cols; c += int64_t(blockDim.x) * kPack) {
         float sum[kPack];  // this thread's own columns: no barrier needed
-        load(sum, block_sums, c, cols);
-        store(partial + blockIdx.x * cols, c, cols, sum);
+        load<wide>(sum, block_sums, c, cols);
+        store<wide>(partial + blockIdx.x * cols, c, cols, sum);
     }
 }
 
@@ -116,13 +116,15 @@ void rmsnorm_recompute(Tensor& y, const Tensor& x, const Tensor& inv_rms, const 
 
 void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tensor& x, const Tensor& inv_rms,
                       const Tensor& weight) {
-    constexpr int64_t kBlocks = 264;  // two for each multiprocessor of an H100 or H200
+    constexpr int64_t kBlocks = 528;  // four for each multiprocessor of an H100 or H200
     const int64_t rows = x.rows(), cols = x.cols(), blocks = std::min(rows, kBlocks);
     Tensor partial({blocks, cols}, DType::f32, Device::cuda, Memory::workspace);
     with_float(x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        launch(rmsnorm_backward_kernel<T>, {unsigned(blocks), kThreads, cols * sizeof(float)}, dx.data<T>(),
-               partial.data<float>(), dy.data<T>(), x.data<T>(), inv_rms.data<float>(), weight.data<T>(), rows, cols);
+        const bool wide = in_packs({&dx, &dy, &x, &weight});
+        launch(wide ? rmsnorm_backward_kernel<T, true> : rmsnorm_backward_kernel<T, false>,
+               {unsigned(blocks), kThreads, cols * sizeof(float)}, dx.data<T>(), partial.data<float>(), dy.data<T>(),
+               x.data<T>(), inv_rms.data<float>(), weight.data<T>(), rows, cols);
     });
     add_columns(dweight, partial);
 }
