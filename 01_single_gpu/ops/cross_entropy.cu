@@ -21,13 +21,15 @@ __global__ void softmax_stats_kernel(float* row_max, float* row_sum, float* targ
     for (int64_t c = int64_t(threadIdx.x) * kPack; c < real; c += int64_t(blockDim.x) * kPack) {
         float v[kPack];
         load(v, x, c, cols);
-        for (int j = 0; j < kPack; ++j) v[j] *= logit_scale;
+        const int count = int(min(int64_t(kPack), real - c));
+        for (int j = 0; j < kPack; ++j)
+            v[j] = j < count ? v[j] * logit_scale : -INFINITY;  // no branches, as in exp(-inf)
         float above = max;
-        for (int j = 0; j < kPack && c + j < real; ++j) above = fmaxf(above, v[j]);
+        for (const float logit : v) above = fmaxf(above, logit);
         if (above > max) sum *= expf(max - above);
         max = above;
         const float shift = max == -INFINITY ? 0.0f : max;  // masked logits only, so far
-        for (int j = 0; j < kPack && c + j < real; ++j) sum += expf(v[j] - shift);
+        for (const float logit : v) sum += expf(logit - shift);
     }
     const float whole = block_reduce(max, Max());
     sum = block_reduce(max == -INFINITY && !isnan(sum) ? 0.0f : sum * expf(max - whole), Sum());
