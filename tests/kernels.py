@@ -21,7 +21,7 @@ COMPILER = "release 13.0"
 
 # Threads of a block where it is not 256 (Grid in cuda.cuh) and the kernel has no __launch_bounds__; bytes of dynamic
 # shared memory, for a head size of 128 where the kernel takes any, and rows of 4,096.
-THREADS = {"merge_attention_kernel": 128, "cross_entropy_kernel": 1024}
+THREADS = {"merge_attention_kernel": 128, "split_rope_kernel": 128, "cross_entropy_kernel": 1024}
 DYNAMIC = [(r"forward_kernel<(64|128)", lambda D: (128 + 2 * 64) * (int(D) + 8) * 2),
            (r"backward_(?:q|kv)_kernel<(64|128)", lambda D: 2 * (64 + 2 * 32) * (int(D) + 8) * 2),
            (r"forward_kernel<(\w)", lambda _: (32 * 128 + 2 * 32 * 129) * 4),

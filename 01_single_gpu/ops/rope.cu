@@ -8,7 +8,7 @@ namespace {
 constexpr double kHalfTurns = 0.31830988618379067;  // 1 / pi
 
 // forward: qkv -> q, k, v. Otherwise the gradient: q, k, v -> qkv with the inverse rotation.
-template <class T, bool forward>
+template <class T, bool forward, bool wide>
 __global__ void split_rope_kernel(T* q, T* k, T* v, T* qkv, const int32_t* positions, Rope rope, int64_t q_cols,
                                   int64_t kv_cols) {
     __shared__ float cosines[kMaxHeadDim / 2], sines[kMaxHeadDim / 2];
@@ -32,17 +32,23 @@ __global__ void split_rope_kernel(T* q, T* k, T* v, T* qkv, const int32_t* posit
                                               : v + row * kv_cols + column - q_cols - kv_cols;
         T *from = forward ? packed + column : part, *to = forward ? part : packed + column;
         float a[kPack], b[kPack];
-        load(a, from, i, half);
-        load(b, from + half, i, half);
+        load<wide>(a, from, i, half);
+        load<wide>(b, from + half, i, half);
         if (head < rotated)
-            for (int j = 0; j < kPack && i + j < half; ++j) {
+            for (int j = 0; j < kPack && (wide || i + j < half); ++j) {
                 const float c = cosines[i + j], s = sines[i + j], x = a[j], y = b[j];
                 a[j] = x * c - y * s;
                 b[j] = y * c + x * s;
             }
-        store(to, i, half, a);
-        store(to + half, i, half, b);
+        store<wide>(to, i, half, a);
+        store<wide>(to + half, i, half, b);
     }
+}
+
+constexpr unsigned kRowThreads = 128;  // more rows in flight while each waits for its sines
+
+bool wide_halves(const Rope& rope, std::initializer_list<const Tensor*> list) {
+    return rope.head_dim % (2 * kPack) == 0 && in_packs(list);
 }
 
 }  // namespace
@@ -50,8 +56,10 @@ __global__ void split_rope_kernel(T* q, T* k, T* v, T* qkv, const int32_t* posit
 void split_rope(Tensor& q, Tensor& k, Tensor& v, const Tensor& qkv, const Tensor& positions, const Rope& rope) {
     with_float(qkv.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        launch(split_rope_kernel<T, true>, {blocks_for(qkv.rows(), 1)}, q.data<T>(), k.data<T>(), v.data<T>(),
-               qkv.data<T>(), positions.data<int32_t>(), rope, q.cols(), k.cols());
+        const bool wide = wide_halves(rope, {&q, &k, &v, &qkv});
+        launch(wide ? split_rope_kernel<T, true, true> : split_rope_kernel<T, true, false>,
+               {blocks_for(qkv.rows(), 1), kRowThreads}, q.data<T>(), k.data<T>(), v.data<T>(), qkv.data<T>(),
+               positions.data<int32_t>(), rope, q.cols(), k.cols());
     });
 }
 
@@ -59,8 +67,10 @@ void split_rope_backward(Tensor& dqkv, const Tensor& dq, const Tensor& dk, const
                          const Rope& rope) {
     with_float(dqkv.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        launch(split_rope_kernel<T, false>, {blocks_for(dqkv.rows(), 1)}, dq.data<T>(), dk.data<T>(), dv.data<T>(),
-               dqkv.data<T>(), positions.data<int32_t>(), rope, dq.cols(), dk.cols());
+        const bool wide = wide_halves(rope, {&dqkv, &dq, &dk, &dv});
+        launch(wide ? split_rope_kernel<T, false, true> : split_rope_kernel<T, false, false>,
+               {blocks_for(dqkv.rows(), 1), kRowThreads}, dq.data<T>(), dk.data<T>(), dv.data<T>(), dqkv.data<T>(),
+               positions.data<int32_t>(), rope, dq.cols(), dk.cols());
     });
 }
 
