@@ -7,12 +7,12 @@
 namespace train70b {
 namespace {
 
-// body(group, its first row, the one behind its last)
+// body(group, its first row, the one behind its last), of those that have rows
 template <class Body>
 void for_groups(const std::vector<int64_t>& rows, const Body& body) {
     int64_t begin = 0;
     for (size_t g = 0; g < rows.size(); ++g) {
-        body(int64_t(g), begin, begin + rows[g]);
+        if (rows[g] > 0) body(int64_t(g), begin, begin + rows[g]);
         begin += rows[g];
     }
 }
