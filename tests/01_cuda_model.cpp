@@ -342,9 +342,15 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
             const Recompute level = c.level;
             config.qkv_bias = c.qkv_bias, config.qk_norm = c.qk_norm, config.head_size = c.head_size;
             config.experts = c.experts;
-            const auto run = [&](Device device) {
-                Llama model(config, {.dtype = dtype, .device = device, .recompute = level, .init_std = 0.1});
+            const auto run = [&](Device device, DType type) {
+                Llama model(config, {.dtype = type,
+                                     .grad_dtype = type == DType::f64 ? type : DType::f32,
+                                     .device = device,
+                                     .recompute = level,
+                                     .init_std = 0.1});
                 model.materialize(1);
+                if (type == DType::f64)  // the weights of fp32
+                    for (Param* param : model.params()) copy(param->data, converted(param->data, DType::f32, device));
                 std::vector<int32_t> ids(rows), targets(rows), positions(rows);
                 for (int64_t i = 0; i < rows; ++i) {
                     ids[i] = int32_t(random_bits(1, i) % uint64_t(config.vocab));
@@ -361,11 +367,15 @@ TEST_CASE("cuda: the whole model's loss and every gradient, and the run repeats 
                 for (Param* param : model.params()) results[param->name] = values(param->grad);
                 return results;
             };
-            const auto cpu = run(Device::cpu), cuda = run(Device::cuda), again = run(Device::cuda);
+            const auto cpu = run(Device::cpu, dtype), cuda = run(Device::cuda, dtype), again = run(Device::cuda, dtype);
+            const auto exact = dtype == DType::f32 ? run(Device::cpu, DType::f64) : cpu;
             for (const auto& [name, expected] : cpu) {
                 INFO(name << ", " << name_of(dtype) << ", recompute " << int(level) << ", biases " << c.qkv_bias
                           << ", norms of q and k " << c.qk_norm);
-                EXPECT(distance(cuda.at(name), expected) <= (dtype == DType::f32 ? 5e-6 : 3e-2));
+                // Two runs in fp32 may be twice as far from each other as one of them is from fp64: of gradients of
+                // attention and of the router that is 2e-6 to 5e-6.
+                const double fp32 = std::clamp(2 * distance(expected, exact.at(name)), 5e-6, 1e-5);
+                EXPECT(distance(cuda.at(name), expected) <= (dtype == DType::f32 ? fp32 : 3e-2));
             }
             EXPECT(cuda == again);
         }
