@@ -92,6 +92,12 @@ TEST_CASE("cuda: a copy on a stream of its own begins after what the device was 
     }
 }
 
+TEST_CASE("cuda: more memory than there is: one line that says which") {
+    if (!have_gpu()) return;
+    DOCTEST_CHECK_THROWS_WITH(Tensor({int64_t(1) << 42}, DType::f32, Device::cuda),
+                              doctest::Contains("out of GPU memory: 17592186044416 bytes wanted, "));
+}
+
 TEST_CASE("a GPU that this build has no code for, or an old driver: CUDA is not used, and the line says why") {
     if (!kEmulated) return;                                              // the emulated GPU can pretend both
     if (const char* expected = std::getenv("TRAIN70B_TEST_EXPECTED")) {  // the child below

@@ -1,6 +1,5 @@
-#include <cstdio>
 #include <cstring>
-#include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "01_single_gpu/core/cuda.cuh"
@@ -63,9 +62,9 @@ void* cuda_allocate(int64_t bytes) {
         cudaGetLastError();
         size_t free = 0, total = 0;
         cudaMemGetInfo(&free, &total);
-        std::fprintf(stderr, "rank %d: cannot allocate %lld bytes on a GPU with %zu of %zu bytes free\n", this_rank,
-                     static_cast<long long>(bytes), free, total);
-        throw std::bad_alloc();
+        throw std::runtime_error(describe(
+            "out of GPU memory: {} bytes wanted, {} of {} free (try a smaller --micro-batch or --recompute full)",
+            bytes, free, total));
     }
     CUDA_CHECK(status);
 #ifdef TRAIN70B_POISON

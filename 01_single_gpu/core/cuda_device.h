@@ -10,7 +10,7 @@ std::string why_no_cuda();  // empty if a CUDA device can be used; else the reas
 
 // Stream-ordered memory: an allocation may be used by everything issued to the compute stream after it, and a release
 // takes effect after everything issued before it.
-void* cuda_allocate(int64_t bytes);  // throws std::bad_alloc, with the device's free memory in the message on stderr
+void* cuda_allocate(int64_t bytes);  // throws std::runtime_error, which names the device's free memory
 void cuda_release(void* pointer) noexcept;
 // Copies between host and device or within the device, in stream order; a copy to the host is complete on return.
 enum class CopyKind { to_device, to_host, within };
