@@ -9,7 +9,7 @@ hardware, driver, commit, date and command:
     ok          it ended with code 0, and its output held what was asked for
     failed      note: the exit code and the last lines; more in failed.log beside the CSVs
     timeout     it took longer than its limit
-    not run     note: why it cannot run here
+    not run     note: why it cannot run here, as "out of GPU memory"
     not tested  a test that found nothing to test here
     not reached the time of --minutes was over before it began, or before it ended
 Rows of the same run on the same hardware are replaced, others are kept. --resume leaves out what this commit has

@@ -289,6 +289,8 @@ class Node:
             status, note = ("not tested", str(why)) if status == "ok" else (status, "")
         except (Unreadable, OSError, ValueError, KeyError, TypeError) as why:  # OSError: it wrote no file
             status, note = ("failed", f"{type(why).__name__}: {why}") if status == "ok" else (status, "")
+        if status == "failed" and (full := re.search(r"rank \d+: (out of GPU memory: .*)", output)):
+            status, note = "not run", full[1]
         if status in ("failed", "timeout"):
             ended = f"no end within {limit} s" if code is None else f"exit code {code}"
             note = "; ".join(filter(None, [note or ended, last_lines(output)]))[:1000]

@@ -58,13 +58,15 @@ def test_a_failing_run_and_missing_programs_are_recorded(run):
     binaries = run.folder / "bin"
     binaries.mkdir()
     for path in run.binaries.iterdir():
-        if not re.match("test_measure$|test_0[1-8]", path.name):
+        if not re.match("test_measure$|test_0[1-8]|07_fp8$", path.name):
             (binaries / path.name).symlink_to(path)
-    (binaries / "test_measure").write_text('#!/bin/bash\necho "a reason"\nexit 3\n')
-    (binaries / "test_measure").chmod(0o755)
-    measured(run, "--device cpu tests_01 tests ceilings links", code=1, binaries=binaries)
+    for name, says in ("test_measure", "a reason"), ("07_fp8", "07_fp8: rank 0: out of GPU memory: 9 bytes"):
+        (binaries / name).write_text(f'#!/bin/bash\necho "{says}"\nexit 3\n')
+        (binaries / name).chmod(0o755)
+    measured(run, "--device cpu tests_01 tests ceilings links fp8", code=1, binaries=binaries)
     has(run, "ceilings", "ok", "copy", 8)
     has(run, "links", "failed", "all-reduce over 2", 1, "^exit code 3; .*a reason")
+    has(run, "fp8", "not run", "fp8 ", 4, "^out of GPU memory: 9 bytes$")
     for part, count in ("tests", 7), ("tests_01", 1):
         has(run, part, "not run", "", count, "is not there")
     assert "a reason\n" in (run.folder / "out/failed.log").read_text()
