@@ -23,7 +23,8 @@ COMPILER = "release 13.0"
 # shared memory, for a head size of 128 where the kernel takes any, and rows of 4,096.
 THREADS = {"merge_attention_kernel": 128, "split_rope_kernel": 128, "cross_entropy_kernel": 1024}
 DYNAMIC = [(r"forward_kernel<(64|128)", lambda D: (128 + 2 * 64) * (int(D) + 8) * 2),
-           (r"backward_(?:q|kv)_kernel<(64|128)", lambda D: 2 * (64 + 2 * 32) * (int(D) + 8) * 2),
+           (r"backward_q_kernel<(64|128)", lambda D: 2 * (128 + 32) * (int(D) + 8) * 2),
+           (r"backward_kv_kernel<(64|128)", lambda D: 2 * 2 * 64 * (int(D) + 8) * 2),
            (r"forward_kernel<(\w)", lambda _: (32 * 128 + 2 * 32 * 129) * 4),
            (r"backward_(?:q|kv)_kernel<(\w)", lambda _: (2 * 32 * 128 + 2 * 32 * 129) * 4),
            (r"(rmsnorm)_backward_kernel", lambda _: 4096 * 4), (r"(head_norm)_backward_kernel", lambda _: 8 * 2 * 128 * 4)]
