@@ -1,5 +1,7 @@
 // Attention on tensor cores: bf16 products, fp32 sums, head sizes 64 and 128 (attention_tiles.cuh has the products).
 //
+// grid: (heads, tiles, batch). Blocks start in the order of x: under the causal mask those with most work first, of all
+// heads, so that the shortest come last and no SM is left with a long one.
 // In all three kernels a warp owns 16 or 32 rows and the block walks over tiles of other rows. While a tile is
 // multiplied the next one is in flight, so that no warp waits for memory in every tile: arrived() stands before the
 // first use of a tile, and right behind it begins the copy into the place that everybody has just left.
@@ -43,9 +45,8 @@ __global__ void __launch_bounds__(32 * kForwardWarps, D == 64 ? 3 : 2)
     bf16 *q_tile = reinterpret_cast<bf16*>(memory), *k_tile = q_tile + kQueries * kStride<D>,
          *v_tile = k_tile + kKeys * kStride<D>;
     const int row = threadIdx.x / 32 * 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;  // row: the warp's first
-    // The longest rows of blocks first: under the causal mask the last queries have the most work.
-    const int block_first = int(gridDim.x - 1 - blockIdx.x) * kQueries;
-    const Head of_q = query_head(s, int(blockIdx.y)), of_k = key_head(s, of_q.head);
+    const int block_first = int(gridDim.y - 1 - blockIdx.y) * kQueries;
+    const Head of_q = query_head(s, int(blockIdx.x)), of_k = key_head(s, of_q.head);
 
     copy_rows<D, kQueries, kThreads>(q_tile, q, of_q, block_first);
     __shared__ Columns seen[kQueries];
@@ -131,8 +132,8 @@ __global__ void __launch_bounds__(kBackwardThreads, D == 64 ? 3 : 2)
     bf16 *q_tile = reinterpret_cast<bf16*>(memory), *do_tile = q_tile + kQueries * kStride<D>,
          *k_tile = do_tile + kQueries * kStride<D>, *v_tile = k_tile + kKeys * kStride<D>;
     const int row = threadIdx.x / 32 * 32, g = threadIdx.x % 32 / 4;
-    const int block_first = int(gridDim.x - 1 - blockIdx.x) * kQueries, first = block_first + row;
-    const Head of_q = query_head(s, int(blockIdx.y)), of_k = key_head(s, of_q.head);
+    const int block_first = int(gridDim.y - 1 - blockIdx.y) * kQueries, first = block_first + row;
+    const Head of_q = query_head(s, int(blockIdx.x)), of_k = key_head(s, of_q.head);
     copy_rows<D, kQueries, kBackwardThreads>(q_tile, q, of_q, block_first);
     copy_rows<D, kQueries, kBackwardThreads>(do_tile, dout, of_q, block_first);
     __shared__ Columns seen[kQueries];
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kBackwardThreads, D == 64 ? 3 : 2)
 // ---- backward, dk and dv: a block has 16 keys per warp and walks over the queries of its query heads ----------------
 // There are two places for a tile: one is read while the next tile is on its way to the other. Sums of 32 rows would
 // not fit into the registers; instead the warp's own keys and values stay there, so that no tile loads them again.
-// grid: (key tiles, K * parts, batch). Each part has heads_per_block of a key/value head's query heads and its own
+// grid: (K * parts, key tiles, batch). Each part has heads_per_block of a key/value head's query heads and its own
 // dk and dv (parts, B*Tk, K*D).
 template <int D, class Documents, class G>
 __global__ void __launch_bounds__(kBackwardThreads, D == 64 ? 3 : 2)
@@ -193,8 +194,8 @@ __global__ void __launch_bounds__(kBackwardThreads, D == 64 ? 3 : 2)
     __shared__ Columns seen[kKeys];  // the queries that see each key; none see keys behind the last one
     __shared__ Head of_out;          // as of_k, but in no register during the loop
     const int warp = threadIdx.x / 32, t = threadIdx.x % 4;
-    const int block_first = int(blockIdx.x) * kKeys, first = block_first + warp * 16;
-    const Head of_k = key_head(s, int(blockIdx.y) * heads_per_block);
+    const int block_first = int(blockIdx.y) * kKeys, first = block_first + warp * 16;
+    const Head of_k = key_head(s, int(blockIdx.x) * heads_per_block);
     const float factor = rsqrtf(float(D));
 
     if (threadIdx.x == 0) of_out = of_k;
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(kBackwardThreads, D == 64 ? 3 : 2)
     __syncthreads();
     const int begin = seen[0].begin / kQueries * kQueries, end = seen[min(kKeys, of_k.len - block_first) - 1].end;
     const auto copy_tile = [&](int head, int i, int place) {
-        const Head of_q = query_head(s, int(blockIdx.y) * heads_per_block + head);
+        const Head of_q = query_head(s, int(blockIdx.x) * heads_per_block + head);
         copy_rows<D, kQueries, kBackwardThreads>(q_tiles + place * kTile, q, of_q, i);
         copy_rows<D, kQueries, kBackwardThreads>(do_tiles + place * kTile, dout, of_q, i);
         if (threadIdx.x < kQueries) {
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(kBackwardThreads, D == 64 ? 3 : 2)
                 product_nn<D, kStep>(sum_k, left_rounded(ds), q_tile);
             }
         }
-    const int64_t part = blockIdx.y % (gridDim.y / s.kv_heads) * s.batch * s.key_len * s.kv_heads * D;
+    const int64_t part = blockIdx.x % (gridDim.x / s.kv_heads) * s.batch * s.key_len * s.kv_heads * D;
     store_rows<D>(dk + part, of_out, first, sum_k, [&](int) { return factor; });
     store_rows<D>(dv + part, of_out, first, sum_v, [](int) { return 1.0f; });
 }
@@ -313,7 +314,7 @@ void mma_attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, c
         with_documents(documents, [&](auto mask) {
             constexpr int D = decltype(dim)::value, kQueries = 32 * kForwardWarps;
             const size_t bytes = (kQueries + 2 * kForwardKeys) * kStride<D> * sizeof(bf16);
-            const dim3 blocks(blocks_for(s.query_len, kQueries), unsigned(s.heads), unsigned(s.batch));
+            const dim3 blocks(unsigned(s.heads), blocks_for(s.query_len, kQueries), unsigned(s.batch));
             launch(forward_kernel<D, decltype(mask)>, {blocks, 32 * kForwardWarps, bytes}, out.data<bf16>(),
                    lse.data<float>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), s, mask);
         });
@@ -331,8 +332,8 @@ void mma_attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& do
         const size_t row = kStride<D> * sizeof(bf16), q_bytes = 2 * (kQueries + kBackwardKeys) * row,
                      kv_bytes = 4 * kBackwardQueries * row;
         const int64_t parts = parts_of(s), n = dk.size();
-        const dim3 query_blocks(blocks_for(s.query_len, kQueries), unsigned(s.heads), unsigned(s.batch));
-        const dim3 key_blocks(blocks_for(s.key_len, kKeys), unsigned(s.kv_heads * parts), unsigned(s.batch));
+        const dim3 query_blocks(unsigned(s.heads), blocks_for(s.query_len, kQueries), unsigned(s.batch));
+        const dim3 key_blocks(unsigned(s.kv_heads * parts), blocks_for(s.key_len, kKeys), unsigned(s.batch));
         launch(backward_q_kernel<D, Documents, G>, {query_blocks, kBackwardThreads, q_bytes}, dq.data<G>(),
                dout.data<bf16>(), q.data<bf16>(), k.data<bf16>(), v.data<bf16>(), lse.data<float>(),
                delta.data<float>(), s, mask);
