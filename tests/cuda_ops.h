@@ -15,6 +15,9 @@ inline bool have_gpu() {
     return false;
 }
 
+// Tests of attention are of the program's own kernels; 01_cuda_cudnn.cpp has those of cuDNN's.
+inline const bool kOwnAttention = (attention_by() = AttentionBy::own, true);
+
 constexpr DType kTypes[] = {DType::f32, DType::bf16};
 
 // Results of the ops under test; the same call on both devices must agree within the rounding of the dtype. `what`: op

@@ -10,10 +10,13 @@ const std::vector<Named<std::optional<Device>>> kDevices = {  // empty: chosen a
     {"auto", std::nullopt},
     {"cpu", Device::cpu},
     {"cuda", Device::cuda}};
+const std::vector<Named<AttentionBy>> kAttention = {
+    {"auto", AttentionBy::automatic}, {"own", AttentionBy::own}, {"cudnn", AttentionBy::cudnn}};
 }  // namespace
 
 std::vector<std::string> train_dtype_names() { return names_of(kTrainDTypes); }
 std::vector<std::string> device_names() { return names_of(kDevices); }
+std::vector<std::string> attention_names() { return names_of(kAttention); }
 
 LrSchedule TrainOptions::schedule() const {
     return {lr, min_lr, double(warmup_steps), sizes()->position(steps), lr_schedule};
@@ -52,5 +55,7 @@ Device TrainOptions::device_kind() const {
     if (const auto chosen = find_entry(kDevices, "--device", device).value) return *chosen;
     return dtype != "fp64" && why_no_cuda().empty() ? Device::cuda : Device::cpu;
 }
+
+AttentionBy TrainOptions::attention_by() const { return find_entry(kAttention, "--attention", attention).value; }
 
 }  // namespace train70b

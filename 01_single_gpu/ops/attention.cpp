@@ -157,6 +157,39 @@ void merge_attention(Tensor& out, Tensor& lse, const Tensor& part_out, const Ten
 }
 }  // namespace cpu
 
+// ---- cuDNN or own kernels ------------------------------------------------------------------------------------------
+
+namespace cuda {  // attention_cudnn.cpp; attention_cuda.cu in a build without cuDNN
+std::string why_no_cudnn();
+std::string cudnn_version();
+}  // namespace cuda
+
+AttentionBy& attention_by() {
+    static AttentionBy by = AttentionBy::automatic;
+    return by;
+}
+
+std::string why_not_cudnn(Device device, DType dtype, int64_t head_dim, bool documents) {
+    if (dtype != DType::bf16) return fmt::format("cuDNN's is for --dtype bf16, not {}", name_of(dtype));
+    if (documents) return "cuDNN's has no mask for --document-token";
+    if (head_dim != 64 && head_dim != 96 && head_dim != 128)
+        return fmt::format("cuDNN's is used for head sizes of 64, 96 and 128, not {}", head_dim);
+    if (device == Device::cpu) return "cuDNN's is for --device cuda, not cpu";
+#if TRAIN70B_CUDA
+    if (device == Device::cuda) return cuda::why_no_cudnn();
+#endif
+    return "";
+}
+
+std::string attention_text(Device device, DType dtype, int64_t head_dim, bool documents) {
+    if (attention_by() == AttentionBy::own) return "own kernels";
+    const std::string why = why_not_cudnn(device, dtype, head_dim, documents);
+#if TRAIN70B_CUDA
+    if (why.empty() && device == Device::cuda) return "cuDNN " + cuda::cudnn_version();
+#endif
+    return why.empty() ? "cuDNN" : fmt::format("own kernels ({})", why);
+}
+
 // ---- checks and dispatch -------------------------------------------------------------------------------------------
 
 namespace cpu {  // attention_tiled.cpp

@@ -17,12 +17,22 @@
 //   attention_cuda.cu            the GPU in plain CUDA, fp32 arithmetic, any head size
 //   attention_mma.cu             the GPU's tensor cores, bf16, head sizes 64 and 128, of the tiles in
 //                                attention_tiles.cuh
+//   attention_cudnn.cpp          cuDNN's fused kernels on a GPU, bf16: where the build has them
 #include <memory>
 
 #include "01_single_gpu/core/tensor.h"
 #include "01_single_gpu/ops/attention_shape.h"
 
 namespace train70b {
+
+// Whose kernels compute attention on a GPU (--attention): cuDNN's where it can, else those of this program.
+enum class AttentionBy { automatic, own, cudnn };
+AttentionBy& attention_by();  // of this process
+
+// Empty, or why cuDNN computes no attention of this kind: in one line.
+std::string why_not_cudnn(Device device, DType dtype, int64_t head_dim, bool documents);
+// What a run says of it: "cuDNN 9.19.0", or "own kernels (why)".
+std::string attention_text(Device device, DType dtype, int64_t head_dim, bool documents);
 
 // Where the documents of packed sequences begin: for each query, the index in its sequence of the first token of its
 // document, which is the first key that it may see. Ascending within the queries of a sequence. Empty: every sequence
@@ -43,7 +53,8 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
 // out and lse are arguments: ring attention passes the merged values of all its steps, and gets this step's share of
 // the gradients (chapter 06). dq, dk, dv may be fp32 while the rest is bf16. Workspace on a GPU: B*Tq*H floats; with
 // few keys per device (attention_mma.cu, parts_of) 2*P*B*Tk*K*D floats more, for dk and dv of P parts of each key/value
-// head's query heads: 34 MB for 4,096 keys of one key/value head with D = 128 and 8 query heads.
+// head's query heads: 34 MB for 4,096 keys of one key/value head with D = 128 and 8 query heads. cuDNN asks for its own,
+// up to kMostWorkspace (attention_cudnn.cpp).
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape,
                         const DocumentStarts& documents = {});

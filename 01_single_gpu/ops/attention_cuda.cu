@@ -1,11 +1,13 @@
 // Attention on a GPU, the plain version: fp32 arithmetic, any head size. It serves fp32 tensors and the head sizes that
-// the tensor-core version (attention_mma.cu) does not have. Then the merge of two sets of keys.
+// the tensor-core version (attention_mma.cu) does not have. Then the merge of two sets of keys, and by_cudnn(), which
+// chooses between these kernels and cuDNN's (attention_cudnn.cpp).
 //
 // One pattern serves all three kernels. A warp owns kOwn rows (queries, or keys in the backward pass of k and v); the
 // block walks over tiles of 32 other rows in shared memory, one per lane. A score is a dot product in a lane; a sum
 // over the tile goes through shuffles, in the order of the lanes. No score ever leaves the registers; nor do the sums
 // of the own rows: loops over these are unrolled, because an array that is indexed at run time lies in local memory.
 #include "01_single_gpu/ops/attention_cuda.cuh"
+#include "01_single_gpu/ops/attention_cudnn.h"
 
 namespace train70b::cuda {
 namespace {
@@ -229,6 +231,19 @@ __global__ void merge_attention_kernel(float* out, float* lse, const T* part_out
     if (threadIdx.x == 0) lse[i] = l;
 }
 
+// The packed side is written, or read, in its own order: (B, h, Tq) beside columns of (B*Tq, H).
+__global__ void pack_lse_kernel(float* packed, float* lse, AttentionShape s, int64_t first, int64_t count,
+                                PackLse direction) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= s.batch * count * s.query_len) return;
+    const int64_t query = i % s.query_len, head = i / s.query_len % count, b = i / s.query_len / count;
+    float& other = lse[(b * s.query_len + query) * s.heads + first + head];
+    if (direction == PackLse::there)
+        packed[i] = other;
+    else
+        other = packed[i];
+}
+
 Grid grid_over(int64_t rows, int64_t heads, int64_t batch, int copies_of_own, int64_t D) {
     return {dim3(blocks_for(rows, kOwnPerBlock), unsigned(heads), unsigned(batch)), kPlainThreads,
             (copies_of_own * kOwnPerBlock * D + 2 * kTile * (D + 1)) * sizeof(float)};
@@ -236,8 +251,31 @@ Grid grid_over(int64_t rows, int64_t heads, int64_t batch, int copies_of_own, in
 
 }  // namespace
 
+void pack_lse(Tensor& packed, const Tensor& lse, const AttentionShape& s, int64_t first, PackLse direction) {
+    launch(pack_lse_kernel, {blocks_for(packed.size(), kThreads)}, packed.data<float>(), lse.data<float>(), s, first,
+           packed.size() / (s.batch * s.query_len), direction);
+}
+
+#if TRAIN70B_CUDNN
+// Whether cuDNN computes this call. --attention cudnn: if not, a usage error.
+static bool by_cudnn(DType dtype, const AttentionShape& s, const DocumentStarts& documents, bool backward) {
+    if (attention_by() == AttentionBy::own) return false;
+    std::string why = why_not_cudnn(Device::cuda, dtype, s.head_dim, bool(documents));
+    if (why.empty()) why = cudnn_lacks(s, backward);
+    if (!why.empty() && attention_by() == AttentionBy::cudnn)
+        usage_error("--attention cudnn: {} (try --attention auto)", why);
+    return why.empty();
+}
+#else
+std::string why_no_cudnn() { return "this build has no cuDNN (cudnn.h and cudnn_frontend.h were not found)"; }
+std::string cudnn_version() { return ""; }
+#endif
+
 void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                const DocumentStarts& documents) {
+#if TRAIN70B_CUDNN
+    if (by_cudnn(q.dtype(), s, documents, false)) return cudnn_attention(out, lse, q, k, v, s);
+#endif
     if (mma_can(q.dtype(), s)) return mma_attention(out, lse, q, k, v, s, documents);
     with_float(q.dtype(), [&](auto zero) {
         with_documents(documents, [&](auto mask) {
@@ -253,6 +291,10 @@ void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, 
                         const DocumentStarts& documents) {
     CHECK(dq.dtype() == dk.dtype() && dk.dtype() == dv.dtype(), "dq {}, dk {}, dv {}", name_of(dq.dtype()),
           name_of(dk.dtype()), name_of(dv.dtype()));
+#if TRAIN70B_CUDNN
+    if (by_cudnn(q.dtype(), s, documents, true))
+        return cudnn_attention_backward(dq, dk, dv, dout, q, k, v, out, lse, s);
+#endif
     const int64_t rows = q.rows();
     Tensor delta({rows, s.heads}, DType::f32, Device::cuda, Memory::workspace);
     with_float(q.dtype(), [&](auto zero) {

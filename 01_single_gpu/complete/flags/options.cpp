@@ -132,6 +132,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--grad-dtype", o.grad_dtype, "dtype of gradients; --dtype fp64 implies fp64", one_of(train_dtype_names()));
     add("--recompute", o.recompute, "activations to recompute in the backward pass", one_of(recompute_names()));
     add("--device", o.device, "device; auto: cuda if available", one_of(device_names()));
+    add("--attention", o.attention, "attention's kernels on a GPU; auto: cuDNN's where it has them, else our own",
+        one_of(attention_names()));
 
     group("Output");
     add_output("--metrics", o.metrics, "FILE.jsonl: write metrics, one JSON line per step");
@@ -173,6 +175,12 @@ void CommandLine::parse(int argc, char** argv) {
         usage_error("--grad-dtype bf16: gradients must not be less precise than weights (try --dtype bf16)");
     if (o.device == "cuda" && !why_no_cuda().empty())
         usage_error("--device cuda: {} (try --device cpu)", why_no_cuda());
+    attention_by() = o.attention_by();
+    if (attention_by() == AttentionBy::cudnn)
+        if (const std::string why =
+                why_not_cudnn(o.device_kind(), o.llama().dtype, o.model.head_dim(), o.document_token.has_value());
+            !why.empty())
+            usage_error("--attention cudnn: {} (try --attention auto)", why);
     if (o.mask_document_ends && !o.document_token)
         usage_error("--mask-document-ends on: needs --document-token N, the token that ends a document");
     if (o.data.empty() && !given("--data")) o.data = repository_file(kDefaultData);
