@@ -1,5 +1,5 @@
-// Attention by cuDNN against the CPU and, where that would take too long, against the program's own kernels. Where there
-// is no cuDNN, as on the emulated GPU, only pack_lse() is tested.
+// Attention by cuDNN against the CPU and, where that would take too long, against the program's own kernels. Where
+// there is no cuDNN, as on the emulated GPU, only pack_lse() is tested.
 #include "01_single_gpu/ops/attention_cudnn.h"
 #include "tests/cuda_ops.h"
 

@@ -53,8 +53,8 @@ void attention(Tensor& out, Tensor& lse, const Tensor& q, const Tensor& k, const
 // out and lse are arguments: ring attention passes the merged values of all its steps, and gets this step's share of
 // the gradients (chapter 06). dq, dk, dv may be fp32 while the rest is bf16. Workspace on a GPU: B*Tq*H floats; with
 // few keys per device (attention_mma.cu, parts_of) 2*P*B*Tk*K*D floats more, for dk and dv of P parts of each key/value
-// head's query heads: 34 MB for 4,096 keys of one key/value head with D = 128 and 8 query heads. cuDNN asks for its own,
-// up to kMostWorkspace (attention_cudnn.cpp).
+// head's query heads: 34 MB for 4,096 keys of one key/value head with D = 128 and 8 query heads. cuDNN asks for its
+// own, up to kMostWorkspace (attention_cudnn.cpp).
 void attention_backward(Tensor& dq, Tensor& dk, Tensor& dv, const Tensor& dout, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse, const AttentionShape& shape,
                         const DocumentStarts& documents = {});

@@ -1,11 +1,11 @@
-// Attention on a GPU by cuDNN's fused kernels: bf16, head sizes 64, 96 and 128, one document per sequence. cuDNN is given
-// a graph, here of one node that its C++ frontend (header-only) writes as the dozen that the backend knows; a plan is
+// Attention on a GPU by cuDNN's fused kernels: bf16, head sizes 64, 96 and 128, one document per sequence. cuDNN is
+// given a graph: one node, which the headers of its C++ frontend write as the dozen that the library knows; a plan is
 // the kernel that its heuristics choose for that graph. Graphs read q, k and v and write out where they are: a tensor's
 // strides are free. Three things are not as elsewhere in this program:
 //   - the statistics (lse) must be packed as (B, H, T): pack_lse() in attention_cuda.cu;
 //   - gradients are bf16, where the caller wants fp32 by way of a copy;
-//   - the same bits in every run take a "deterministic" gradient. On Hopper it stores dP, B*H*Tq*Tk numbers in bf16. So
-//     a call is divided into key/value heads with their query heads, as few calls as keep it below kMostWorkspace.
+//   - a gradient with the same bits in every run is an option. On Hopper it stores dP, B*H*Tq*Tk numbers in bf16: so a
+//     call is divided among key/value heads with their query heads, into as few as keep that below kMostWorkspace.
 // libcudnn is loaded when it is first asked for, so that a machine without it runs this program, too. Compiled where
 // CMake finds the headers (TRAIN70B_CUDNN), by the host compiler; no test on the emulated GPU reaches it.
 #include <cudnn.h>
@@ -49,11 +49,11 @@ struct Plan {
     std::string problem;  // empty: the plan can run
 };
 
-cudnnHandle_t handle() {  // of the one device of this process
+cudnnHandle_t handle() {  // of the one device of this process; make_plan() catches what this throws
     static cudnnHandle_t created = [] {
         cudnnHandle_t made = nullptr;
         const cudnnStatus_t status = fe::detail::create_handle(&made);
-        CHECK(status == CUDNN_STATUS_SUCCESS, "cuDNN: {}", fe::detail::get_error_string(status));
+        if (status != CUDNN_STATUS_SUCCESS) throw std::runtime_error(fe::detail::get_error_string(status));
         return made;
     }();
     return created;
