@@ -137,6 +137,12 @@ def test_loaded_model(run, text):
     one_line(done, "--seq-len 24: longer than the sliding_window 23 of hf/config.json")
 
 
+def test_document_token_that_never_occurs(run, text):
+    never, newline = (run(PROGRAM, *shape(f"--steps 0 --document-token {token}")).out for token in (1, 10))
+    assert f"text.txt: --document-token 1 is not among the first {text.stat().st_size} tokens" in never, never
+    assert "data: " in newline and "is not among" not in newline, newline
+
+
 def test_error_begins_a_line_of_a_terminal(run, text, binaries):
     """Where the last progress line is still open."""
     job, flags = text.parent / "job", " ".join(shape("--steps 200 --metrics m.jsonl"))

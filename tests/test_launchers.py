@@ -7,30 +7,32 @@ import pytest
 CORES = sorted(os.sched_getaffinity(0))
 SHAPE = ("--layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16 --global-batch 2 --steps 1 --tables off").split()
 DRY = "--comm fake --fake-world 4 --dp 4 --dry-run --layers 1 --hidden 32 --heads 4 --ffn 48 --seq-len 16".split()
-STEP = {"SLURM_NODELIST": "localhost", "SLURM_JOBID": "1", "SLURM_STEP_ID": "0", "SLURM_STEPID": "0"}
 
 
 def launched(launcher, ranks, rank):
-    """The environment of one of the processes."""
-    size, number = {"torchrun": ("WORLD_SIZE", "RANK"), "mpiexec": ("PMI_SIZE", "PMI_RANK"),
-                    "Open MPI's mpirun": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-                    "flux run": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
-                    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")}[launcher]
-    return {size: str(ranks), number: str(rank), **(STEP if launcher == "srun" else {})}
+    """What each sets in one of its processes, of what a program or an MPI reads: torchrun of PyTorch 1.13, hydra of
+    MPICH 4.0, srun of Slurm 22.05 with --mpi=none and pmi2, mpirun of Open MPI 4.1."""
+    step = {"SLURM_JOB_ID": 1, "SLURM_JOBID": 1, "SLURM_NODELIST": "localhost", "SLURM_STEP_ID": 0, "SLURM_STEPID": 0,
+            "SLURM_NTASKS": ranks, "SLURM_STEP_NUM_TASKS": ranks, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+    pmi = {"PMI_SIZE": ranks, "PMI_RANK": rank}
+    return {name: str(value) for name, value in {
+        "torchrun": {"WORLD_SIZE": ranks, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
+                     "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500, "OMP_NUM_THREADS": 1},
+        "mpiexec": {**pmi, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": ranks},
+        "Open MPI's mpirun": {"OMPI_COMM_WORLD_SIZE": ranks, "OMPI_COMM_WORLD_RANK": rank},
+        "flux run": {"FLUX_JOB_SIZE": ranks, "FLUX_TASK_RANK": rank},
+        "srun (PMI)": {**step, **pmi, "PMI_JOBID": "1.0", "SLURM_MPI_TYPE": "pmi2"}, "srun": step}[launcher].items()}
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec", "srun", "flux run"])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec", "srun", "srun (PMI)", "flux run"])
 def test_processes_that_would_train_alone(run, launcher):
     """Two are refused, in one line of the first; one trains, as without a launcher; neither help nor a dry run care."""
     for program in ("02_data_parallel", "02_minimal"):
-        if (program, launcher) == ("02_minimal", "srun"):
-            continue  # Open MPI itself refuses
         done = run(program, code=2, env=launched(launcher, 2, 0))
-        done.says(f"{launcher}", "started 2 processes", "each would train alone", "mpirun -np 2")
+        done.says(f"{launcher}", "started 2 processes", "each would train alone", "mpirun -np 2 of Open MPI")
         assert done.err.count("\n") == 1 and not done.out, done
+        assert ("type srun --mpi=pmix -n 2 or mpirun" in done.err) == ("srun" in launcher), done
         assert not run(program, code=2, env=launched(launcher, 2, 1)).err
-    if launcher == "srun":
-        done.says("srun --mpi=pmix -n 2")
     assert "step     1/1" in run("02_data_parallel", *SHAPE, env=launched(launcher, 1, 0)).out
     assert "--bucket-mb" in run("02_data_parallel", "--help", env=launched(launcher, 2, 0)).out
     assert not run("02_data_parallel", "--help", env=launched(launcher, 2, 1)).out
@@ -40,8 +42,10 @@ def test_processes_that_would_train_alone(run, launcher):
 
 def test_one_process_under_a_launcher(run):
     for program in ("01_single_gpu", "01_minimal"):
-        run(program, code=2, env=launched("Open MPI's mpirun", 2, 0)).says("each would train alone", "is one process")
-        assert not run(program, code=2, env=launched("Open MPI's mpirun", 2, 1)).err
+        for launcher in ("Open MPI's mpirun", "srun (PMI)"):
+            done = run(program, code=2, env=launched(launcher, 2, 0))
+            done.says("each would train alone: this program is one process, start it without", launcher)
+            assert not run(program, code=2, env=launched(launcher, 2, 1)).err
 
 
 def test_wrong_flags_on_several_ranks(run):

@@ -1,10 +1,7 @@
 #include "01_single_gpu/complete/step_report.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "01_single_gpu/core/say.h"
@@ -92,9 +89,7 @@ void Progress::step(const StepReport& r) {
     seconds_ += r.step_s;
     ++since_print_;
     const bool milestone = r.step == 1 || r.step == steps_ || since_print_ >= std::max<int64_t>(1, steps_ / 20);
-    // Under mpirun, isatty is true even if mpirun's own output is not a terminal.
-    const bool terminal = isatty(STDOUT_FILENO) && !std::getenv("OMPI_COMM_WORLD_SIZE");
-    if (!milestone && !terminal) return;
+    if (!milestone && !is_on_terminal()) return;
     if (milestone) since_print_ = 0;
     const auto left = static_cast<int64_t>(seconds_ / double(r.step) * double(steps_ - r.step) + 0.5);
     std::fputs(live_ ? "\r\x1b[K" : "", stdout);

@@ -66,6 +66,7 @@ void execute_with_settings(char** argv) {
     if (launch().ranks != 1) set("CUDA_MODULE_LOADING", "EAGER");
     const std::string core = better_blas_core(cpu_vectors(), blas_core());
     if (!core.empty()) set("OPENBLAS_CORETYPE", core.c_str());
+    stay_alone();
     if (!changed) return;
     platform::allow_cores(cores_before_main);  // none: not changed
     ::execv("/proc/self/exe", argv);           // these return only on failure: continue with the defaults

@@ -1,8 +1,9 @@
 #include "01_single_gpu/core/launcher.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdlib>
-#include <string_view>
 
 #include "01_single_gpu/core/check.h"
 
@@ -14,35 +15,40 @@ static int number_in(const char* variable, int least) {
 }
 
 Launch launch() {
-    Launch found;
-    for (const char* variable : {"PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"})
-        found.has_pmi = found.has_pmi || std::getenv(variable);
-    for (const auto& [name, ranks, rank, local_rank] : kLaunchers) {
-        if (!std::getenv(ranks) || !std::getenv(rank)) continue;
-        found.launcher = name;
-        found.variable = ranks;
-        found.ranks = number_in(ranks, 1);
-        found.rank = number_in(rank, 0);
-        return found;
-    }
-    if (found.has_pmi) {
-        found.launcher = "a launcher";
-        found.ranks = 0;
-        found.rank = number_in("PMIX_RANK", number_in("PMI_RANK", 0));
-    }
-    return found;
+    for (const auto& [name, ranks, rank, local_rank] : kLaunchers)
+        if (std::getenv(ranks) && std::getenv(rank)) return {name, ranks, number_in(ranks, 1), number_in(rank, 0)};
+    for (const char* rank : {"PMIX_RANK", "PMI_RANK"})
+        if (std::getenv(rank)) return {"a launcher", nullptr, 0, number_in(rank, 0)};
+    return {};
+}
+
+bool is_under_mpirun() { return std::getenv(kLaunchers[0].ranks); }
+
+// Alone, Open MPI starts a daemon beside the process, for ranks that it might spawn, and folders under /tmp for both,
+// which two programs that start at once may delete for each other; and inside a step of Slurm it ends the program if it
+// cannot find the others. Other MPIs do not know these variables.
+void stay_alone() {
+    if (is_under_mpirun() || std::getenv("PMIX_RANK")) return;
+    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
+    unsetenv("SLURM_STEP_ID");
 }
 
 void check_launch(int ranks) {
     const Launch started = launch();
     if (started.ranks <= ranks) return;
     this_rank = started.rank;  // one of them says it
-    const bool slurm = std::string_view(started.variable).starts_with("SLURM");
-    usage_error(
-        "{} started {} processes ({}={}), and each would train alone: type {}mpirun -np {}, the mpirun of the MPI that "
-        "this program is built with (chapter 01 is one process); for one process: env -u {}",
-        started.launcher, started.ranks, started.variable, started.ranks,
-        slurm ? describe("srun --mpi=pmix -n {} or ", started.ranks) : "", started.ranks, started.variable);
+    const auto loaded = [](const char* symbol) { return ::dlsym(RTLD_DEFAULT, symbol) != nullptr; };
+    const bool open_mpi = loaded("ompi_mpi_comm_world");
+    const std::string srun = fmt::format("srun --mpi={} -n {} or ", open_mpi ? "pmix" : "pmi2", started.ranks);
+    usage_error("{} started {} processes ({}={}), and each would train alone: {}; for one process: env -u {}",
+                started.launcher, started.ranks, started.variable, started.ranks,
+                loaded("MPI_Init")
+                    ? fmt::format("type {}{} -np {} of {}, with which it is built",
+                                  std::getenv("SLURM_JOB_ID") ? srun : "", open_mpi ? "mpirun" : "mpiexec.hydra",
+                                  started.ranks, open_mpi ? "Open MPI" : "MPICH or a relative")
+                    : fmt::format("this program is one process, start it without {}", started.launcher),
+                started.variable);
 }
 
 }  // namespace train70b

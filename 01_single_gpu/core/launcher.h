@@ -11,7 +11,7 @@ struct Launcher {
 inline constexpr Launcher kLaunchers[] = {
     {"Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"},
     {"MVAPICH's mpirun_rsh", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"},
-    {"mpiexec (PMI: MPICH, Intel MPI)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"},
+    {"mpiexec or srun (PMI)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"},
     {"jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"},
     {"flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"},
     {"torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK"},
@@ -22,9 +22,12 @@ struct Launch {
     const char* launcher = nullptr;  // null: a shell
     const char* variable = nullptr;  // that says how many ranks there are
     int ranks = 1, rank = 0;         // ranks 0: it does not say how many
-    bool has_pmi = false;            // its ranks can find each other, if their MPI was built for it
 };
 Launch launch();
+bool is_under_mpirun();  // Open MPI's, which gives ranks a terminal if it has none, and SIGTERM where one has died
+
+// A rank that Open MPI's launchers have not started stays alone: sets what this MPI reads when it starts.
+void stay_alone();
 
 // Usage error if a launcher started more processes than the ranks that know of each other: each would train alone.
 void check_launch(int ranks);

@@ -2,11 +2,14 @@
 
 #include <unistd.h>
 
+#include "01_single_gpu/core/launcher.h"
+
 namespace train70b {
 
+bool is_on_terminal() { return ::isatty(STDOUT_FILENO) == 1 && !is_under_mpirun(); }
+
 void warn(const std::string& text) {
-    const bool terminal = ::isatty(STDOUT_FILENO) == 1 && !std::getenv("OMPI_COMM_WORLD_SIZE");
-    if (terminal) std::fputs("\n", stdout);  // behind a progress line
+    if (is_on_terminal()) std::fputs("\n", stdout);  // behind a progress line
     print_error_line(one_line(fmt::format("{}: {}", program_name, text)));
 }
 

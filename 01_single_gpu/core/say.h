@@ -31,6 +31,8 @@ inline std::string program_name;  // set by run_program
 // Prints "PROGRAM: text" on standard error, and the run goes on.
 void warn(const std::string& text);
 
+bool is_on_terminal();  // standard output: a line there may be written again
+
 std::string human_bytes(double bytes);  // "36.2 MiB"
 std::string human_count(double count);  // "28.1k"
 

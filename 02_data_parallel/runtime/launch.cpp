@@ -1,6 +1,5 @@
 #include <mpi.h>
 
-#include <cstdlib>
 #include <thread>
 
 #include "01_single_gpu/core/environment.h"
@@ -14,15 +13,6 @@ namespace train70b {
 std::unique_ptr<Watchdog> watchdog;
 
 namespace {
-
-// Without a launcher Open MPI starts a daemon beside the process, for ranks that it might spawn, and folders under /tmp
-// for both, which two programs that start at once may delete for each other. A rank that stays alone needs neither, and
-// inside a step of Slurm it must not look for the others. Other MPIs do not know these variables.
-void stay_alone() {
-    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
-    setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
-    unsetenv("SLURM_STEP_ID");
-}
 
 void init_mpi(double timeout) {
     constexpr double kStart = 4;  // additional seconds: a loaded machine is slow to start processes
@@ -58,11 +48,6 @@ bool all_arrive() {
 
 void start_mpi(double timeout) {
     if (mpi_is_started()) return;
-    const Launch started = launch();
-    if (!started.has_pmi) {
-        check_launch(1);
-        stay_alone();
-    }
     init_mpi(timeout);
     check_launch(world_size());
 }
@@ -71,14 +56,13 @@ int run_ranks(int argc, char** argv, const std::function<void(int, char**)>& bod
     open_standard_streams();
     execute_with_settings(argv);
     block_signals();  // before MPI creates its threads
-    const Launch started = launch();
-    this_rank = started.rank;
+    this_rank = launch().rank;
     watchdog = std::make_unique<Watchdog>();
     const int exit_code = run_program(argc, argv, [&](int count, char** words) {
         try {
             body(count, words);
         } catch (const UsageError& error) {
-            if (!mpi_is_started() && (started.ranks == 1 || !started.has_pmi)) throw;  // rank 0 prints it
+            if (!mpi_is_started() && launch().ranks == 1) throw;  // rank 0 prints it
             if (!mpi_is_started()) init_mpi(CommOptions().timeout);
             if (all_arrive()) throw;  // all ranks failed alike
             std::fputs(fmt::format("rank {}: {}\n", this_rank, one_line(error.what())).c_str(), stderr);

@@ -10,6 +10,7 @@
 
 #include "01_single_gpu/core/check.h"
 #include "01_single_gpu/core/files.h"
+#include "01_single_gpu/core/launcher.h"
 
 namespace train70b {
 
@@ -224,7 +225,7 @@ void Watchdog::run() {
         if (stop_) return;
         const double now = now_seconds();
         if (now - last > kStopped) stopped = now - last, woken = now;
-        const bool ends_run = signal == SIGUSR1 || (signal == SIGTERM && !std::getenv("OMPI_COMM_WORLD_SIZE"));
+        const bool ends_run = signal == SIGUSR1 || (signal == SIGTERM && !is_under_mpirun());
         if (stops_on_signals_ && ends_run) {
             if (!stop_requested_.exchange(true) && this_rank == 0)
                 print_report(fmt::format("{}: stops after this step\n", signal == SIGUSR1 ? "SIGUSR1" : "SIGTERM"));
