@@ -133,7 +133,7 @@ std::string choose_backend(const CommOptions& o, Device device, const Node& node
             usage_error("--fake-rank {} of --fake-world {}: valid ranks are 0 to {}", o.fake_rank, o.fake_world,
                         o.fake_world - 1);
         if (const Launch started = launch(); started.ranks > 1)
-            usage_error("--comm fake runs one simulated rank in one process; start it without {} -n {}",
+            usage_error("--comm fake runs one simulated rank in one process, and {} started {}: start it without",
                         started.launcher, started.ranks);
         return name;
     }
