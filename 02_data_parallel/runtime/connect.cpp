@@ -88,9 +88,7 @@ std::vector<std::string> gather_words(std::string local) {
 
 // On a mixed cluster, prints which ranks run which BLAS kernels.
 void compare_blas_cores() {
-    const std::vector<std::string> cores = gather_words(blas_core());
-    if (this_rank != 0) return;
-    const std::string mixed = mixed_blas_cores(cores);
+    const std::string mixed = mixed_blas_cores(gather_words(blas_core()));
     if (!mixed.empty()) say("{}\n", mixed);
 }
 
