@@ -24,7 +24,11 @@ def nanogpt(path, dtype):  # as all readers: ids, and where documents end or Non
         start = file.read(8)
     for magic, name in MAGIC.items():
         check(not start.startswith(magic), path, f"begins like a file of {name}: try convert_tokens.py {name}")
-    return read(path, np.dtype(dtype).newbyteorder("<")), None
+    ids = read(path, np.dtype(dtype).newbyteorder("<"))
+    low, high = ids[:1 << 20:2], ids[1:1 << 20:2]  # of ids of 4 bytes, perhaps
+    check(dtype != "uint16" or len(high) < 16 or high.max() > 3 or low.max() < 4, path,
+          "every second id is below 4, as if ids had 4 bytes: try --dtype uint32")
+    return ids, None
 
 
 def megatron(path, _):

@@ -3,13 +3,14 @@
 
     python3 docs/make_shards.py tokenizer.json 128001 OUT documents.jsonl ...
 
-A line is {"text": "..."}, or {"prompt": "...", "answer": "..."}, of which only the answer is a target. The token, here
-128001, ends each. OUT, a new folder, appears when all lines are read. Bad input: one line, exit code 2.
+A line is {"text": "..."}, or {"prompt": "...", "answer": "..."}, of which only the answer is a target; a file NAME.txt
+is one text. The token, an id or a name of tokenizer.json, ends each. OUT, a new folder, appears when all is read.
+Bad input: one line, exit code 2.
 """
 import json
 import sys
 
-from shards import MOST_ID, Shards, check_new
+from shards import Shards, check_new
 from usage import Parser, UsageError, check, ends_with_one_line, opened
 
 PARTS = {"text": 1, "prompt": 0, "answer": 1}  # 1: targets
@@ -19,7 +20,8 @@ def loaded(path):
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise UsageError(f"needs tokenizers: {sys.executable} -m pip install tokenizers") from None
+        raise UsageError("needs tokenizers and NumPy in one Python: python3 -m venv tok && tok/bin/pip install "
+                         f"tokenizers numpy && tok/bin/python {sys.argv[0]} ...") from None
     with opened(path):
         pass
     try:
@@ -28,8 +30,20 @@ def loaded(path):
         raise UsageError(f"{path}: is no tokenizer.json of Hugging Face's tokenizers") from None
 
 
+def whole_text(path):
+    with opened(path) as file:
+        try:
+            return file.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path}: not UTF-8 at byte {error.start + 1}") from None
+
+
 def documents(path):
-    """[(text, is it a target)] of each line."""
+    """[(text, is it a target)] of each line, or of a file of text."""
+    if path.endswith(".txt"):
+        text = whole_text(path)
+        yield from [[(text, 1)]] if text.strip() else []
+        return
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             where, line = f"{path}:{number}", line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"")  # UTF-8's BOM
@@ -53,23 +67,25 @@ def documents(path):
 def main():
     parser = Parser(__doc__)
     parser.add_argument("tokenizer")
-    parser.add_argument("token", type=int, help="ends each document")
+    parser.add_argument("token", help="ends each document: an id, or a name such as '</s>'")
     parser.add_argument("out", metavar="OUT")
     parser.add_argument("files", metavar="FILE", nargs="+")
     options = parser.parse_args()
-    check(0 <= options.token <= MOST_ID, str(options.token), f"must be a document token of 0 to {MOST_ID}")
     check_new(options.out)
     tokenizer = loaded(options.tokenizer)
+    ids = tokenizer.get_vocab()
+    token = int(options.token) if options.token.isdecimal() else ids.get(options.token)
+    check(token in ids.values(), options.token, f"is no token of {options.tokenizer}, by id or name")
     count = 0
-    with Shards(options.out, max([options.token, *tokenizer.get_vocab().values()]), masked=True) as shards:
+    with Shards(options.out, max(ids.values()), masked=True) as shards:
         for document in (each for path in options.files for each in documents(path)):
             count += 1
             for text, is_target in document:
-                ids = tokenizer.encode(text, add_special_tokens=False).ids
-                shards.add(ids, [is_target] * len(ids))
-            shards.add([options.token], [1])
+                tokens = tokenizer.encode(text, add_special_tokens=False).ids
+                shards.add(tokens, [is_target] * len(tokens))
+            shards.add([token], [1])
         check(count, options.files[0], "no documents")
-    print(f"{options.out}: {count} documents, {shards.files} shards")
+    print(f"{options.out}: {count} documents, {shards.files} shards, --document-token {token}")
 
 
 if __name__ == "__main__":

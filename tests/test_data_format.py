@@ -60,11 +60,14 @@ def read(path):
 def test_make_shards_writes_what_the_programs_train_on(run, vocabulary, magic, version, code):
     expected = documents(vocabulary)
     lines = [as_json(*document) for document in expected]
+    expected.append(([2, 3, 4], 0))
     for name, text in (("tokenizers.py", TOKENIZER), ("tokenizer.json", str(vocabulary)),
-                       ("a.jsonl", "\ufeff" + "\r\n".join(lines[:40])), ("b.jsonl", "\n\n".join(lines[40:]) + "\n")):
+                       ("a.jsonl", "\ufeff" + "\r\n".join(lines[:40])), ("b.jsonl", "\n\n".join(lines[40:]) + "\n"),
+                       ("c.txt", "\ufeffw2\nw3 w4\n")):
         (run.folder / name).write_text(text)
-    run(sys.executable, ROOT / "docs/make_shards.py", f"tokenizer.json {END} out a.jsonl b.jsonl",
-        env={"PYTHONPATH": os.fspath(run.folder)})
+    done = run(sys.executable, ROOT / "docs/make_shards.py", f"tokenizer.json w{END} out a.jsonl b.jsonl c.txt",
+               env={"PYTHONPATH": os.fspath(run.folder)})
+    done.says(f"--document-token {END}\n", where="out")
 
     tokens = [token for words, _ in expected for token in [*words, END]]
     mask = [int(k >= prompt) for words, prompt in expected for k in range(len(words) + 1)]
@@ -133,6 +136,7 @@ def exact():
         yield "megatron OUT a.bin", {"a.bin": raw(IDS, kind), "a.idx": index(kind)}, IDS
         yield "megatron OUT a --document-token 1", {"a.bin": raw(IDS, kind), "a.idx": index(kind)}, MARKED
     yield "nanogpt OUT a --document-token 1", {"a": raw(IDS)}, IDS
+    yield "nanogpt OUT a", {"a": raw([0, 3, 1, 2] * 20)}, [0, 3, 1, 2] * 20
     yield "llmc OUT a b", {"a": llmc(IDS), "b": llmc([2**32 - 1], 20240801, 7, "I")}, IDS + [2**32 - 1]
     yield "megatron OUT a.idx", {"a.bin": raw(IDS), "a.idx": index(more=bytes(7))}, IDS  # with modes
     yield "npy OUT a", {"a": npy([1, 0, 2, 255], ">u2", "(2,)")}, [256, 767]
@@ -165,7 +169,7 @@ def test_masks(call, tmp_path):
 MEGATRON = {"a.bin": raw(IDS)}
 WRONG = [  # (words, files, what the line says)
     ("nanogpt out a", {"a": raw(IDS)[:-1]}, "a: truncated"),
-    ("nanogpt out a", {"a": ""}, "a: no tokens"),
+    ("nanogpt out a", {"a": ""}, "a: no tokens"), ("nanogpt out a", {"a": raw(range(99), "I")}, "try --dtype uint32"),
     ("nanogpt out a", {"a": llmc(IDS)}, "try convert_tokens.py llmc"),
     ("nanogpt out a", {"a": npy(IDS)}, "try convert_tokens.py npy"),
     ("nanogpt out a", {"a": index()}, "try convert_tokens.py megatron"),
@@ -236,7 +240,10 @@ LINES = [("[1, 2]", "not an object"), ("null", "not an object"), ('"text"', "not
          ('{\n"text": "w2"}', "not an object")]
 MAKE = [("t 1 out none", {}, "none: cannot be read"), ("t 1 out .", {}, ".: cannot be read: not a file"),
         ("t 1 out a", {"a": " \n\n"}, "a: no documents"), ("t 1 out a", {"a": ""}, "a: no documents"),
-        ("t 1 out", {}, "required"), ("t x out a", {}, "argument token"), ("t -1 out a", {}, "must be a document"),
+        ("t 1 out", {}, "required"),
+        *((f"t {token} out a", {}, f"{token}: is no token of t") for token in ("x", "-1", "300", "w300", "9" * 30)),
+        ("t 1 out a.txt", {"a.txt": b"w2 \xe9"}, "a.txt: not UTF-8 at byte 4"),
+        ("t 1 out a.txt", {"a.txt": "\n"}, "a.txt: no documents"),
         ("none 1 out a", {}, "none: cannot be read"), ("a 1 out a", {"a": "x"}, "a: is no tokenizer.json"),
         ("t 1 a a", {}, "a: is already there")]
 
@@ -244,7 +251,9 @@ MAKE = [("t 1 out none", {}, "none: cannot be read"), ("t 1 out .", {}, ".: cann
 def test_lines_that_are_no_documents_are_named(call, tmp_path):
     files = {"tokenizers.py": TOKENIZER, "t": "300", "a": '{"text": "w5"}\n'}
     for words, content, says in MAKE:
-        refused(tmp_path, call(make_shards, words, {**files, **content}), files, "make_shards", says)
+        content = {**files, **content}
+        refused(tmp_path, call(make_shards, words, content), content, "make_shards", says)
+        (tmp_path / "a.txt").unlink(missing_ok=True)
     for content, says in LINES:
         line = content.encode() if isinstance(content, str) else content
         content = {**files, "b": b'{"text": "w5"}\n' * 2 + line}
