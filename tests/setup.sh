@@ -60,6 +60,6 @@ if [ -n "$configure" ]; then
     cmake -S . -B "$folder" ${options[@]+"${options[@]}"} >/dev/null || by_hand "install what CMake does not find"
 fi
 began=$SECONDS
-echo "== building $folder (on $cores cores; the first time takes a minute or two)"
+echo "== building $folder: ${targets[*]:-every target} (on $cores cores; the first time, a chapter takes minutes)"
 cmake --build "$folder" -j "$cores" ${targets[@]+--target "${targets[@]}"}
 echo "== built in $((SECONDS - began)) s"
