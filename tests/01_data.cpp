@@ -254,6 +254,7 @@ TEST_CASE("refused: tokens outside the vocabulary, with the vocabulary that woul
     const DataFolder folder;
     const std::string text = folder.write("text.txt", std::string(40, 'a') + "z");
     expect_refusal(refusal(text, 100), text, "token 122 at position 40");
+    expect_refusal(refusal(text, 90), text, "token 97 at position 0 is outside the vocabulary of 90 (try --vocab 123 ");
     expect_refusal(refusal(text, 122), text, "--vocab 123 or more");
     EXPECT(refusal(text, 123).empty());
 

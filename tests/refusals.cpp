@@ -125,7 +125,7 @@ const std::vector<Row> kTable = {
     {"01", 1, "--bench --generate 1", "--bench measures and does not train; leave out one of them"},
     {"01", 1, "--bench-side 10", "--bench-side 10: requires --bench"},
     // sizes beyond the machine, or beyond 64 bits
-    {"01", 1, "--vocab 64", "text.txt|--vocab 98 or more"},
+    {"01", 1, "--vocab 64", "text.txt|--vocab 121 or more"},
     {"01", 1, "--vocab 144115188075855872", "--vocab|to 1000000000"},
     {"01", 1, "--hidden 1000000000 --heads 10000000", "--hidden 1000000000: the model would have"},
     {"01", 1, "--seq-len 9223372036854775807", "--seq-len|to 1000000000"},

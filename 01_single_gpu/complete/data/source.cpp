@@ -219,8 +219,11 @@ void Source::scan() const {
             const std::vector<uint32_t> tokens = any_fits ? std::vector<uint32_t>() : file.read(*open_files_, i, count);
             for (size_t t = 0; t < tokens.size(); ++t)
                 if (tokens[t] >= uint64_t(vocab_))
-                    usage_error("--data {}: token {} at position {} is outside the vocabulary (try --vocab {} or more)",
-                                file.path, tokens[t], i + int64_t(t), uint64_t(tokens[t]) + 1);
+                    usage_error(
+                        "--data {}: token {} at position {} is outside the vocabulary of {} (try --vocab {} or "
+                        "more; with --load-hf: tokens of that model)",
+                        file.path, tokens[t], i + int64_t(t), vocab_,
+                        uint64_t(*std::max_element(tokens.begin(), tokens.end())) + 1);
             if (!file.mask) continue;
             const std::vector<uint32_t> mask = file.mask->read(*open_files_, i, count);
             for (size_t t = 0; t < mask.size(); ++t)

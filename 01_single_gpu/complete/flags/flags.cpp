@@ -30,7 +30,7 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 
 std::string nearest_flag(const CLI::App& app, const std::string& unknown) {
     std::string best = "--help";
-    size_t distance = unknown.size();
+    size_t distance = unknown.size() / 2;  // what is farther is another word, or another chapter's flag
     for (const CLI::Option* option : app.get_options()) {
         const std::string name = option->get_name();
         if (const size_t d = edit_distance(name, unknown); d < distance) distance = d, best = name;
