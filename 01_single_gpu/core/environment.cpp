@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <utility>
 
@@ -68,9 +69,9 @@ void execute_with_settings(char** argv) {
     if (!core.empty()) set("OPENBLAS_CORETYPE", core.c_str());
     stay_alone();
     if (!changed) return;
-    platform::allow_cores(cores_before_main);  // none: not changed
-    ::execv("/proc/self/exe", argv);           // these return only on failure: continue with the defaults
-    ::execvp(argv[0], argv);
+    platform::allow_cores(cores_before_main);       // none: not changed
+    ::execv("/proc/self/exe", argv);                // these return only on failure: continue with the defaults
+    if (errno != ENOEXEC) ::execvp(argv[0], argv);  // which would hand another machine's program (qemu) to the shell
 }
 
 CoreSet cores_at_start() { return cores_before_main; }
