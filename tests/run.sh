@@ -66,7 +66,7 @@ for name in clang++-{21..16}; do
     [ -z "$clang" ] || break
     if echo '#include <omp.h>' | "$name" -fopenmp -x c++ -fsyntax-only - 2>/dev/null; then clang=$(type -P "$name"); fi
 done
-configurations=("-DTRAIN70B_CUDA=OFF -DTRAIN70B_ARCH= -DTRAIN70B_PLAIN=ON${clang:+ -DCMAKE_CXX_COMPILER=$clang}"
+configurations=("-DTRAIN70B_CUDA=OFF -DTRAIN70B_ARCH= -DTRAIN70B_PLAIN=ON -DTRAIN70B_ONEDNN=OFF${clang:+ -DCMAKE_CXX_COMPILER=$clang}"
     "-DTRAIN70B_CUDA=EMULATE" "-DTRAIN70B_CUDA=EMULATE -DTRAIN70B_SANITIZE=address,undefined")
 configuration() { # NUMBER TARGET...
     if [ "$1" = 0 ]; then local -x CMAKE_GENERATOR="Unix Makefiles"; fi

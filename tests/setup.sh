@@ -12,7 +12,7 @@ case "${1:-}" in
     --packages | "" | [!-]*) ;;
     *) echo "tests/setup.sh: $1: unknown; valid: --packages, or a folder, options for CMake (-D...) and targets" >&2; exit 2 ;;
 esac
-packages=(g++ make cmake ninja-build libopenblas-openmp-dev libopenmpi-dev openmpi-bin libfmt-dev libcli11-dev
+packages=(g++ make cmake ninja-build libopenblas-openmp-dev libdnnl-dev libopenmpi-dev openmpi-bin libfmt-dev libcli11-dev
           nlohmann-json3-dev zlib1g-dev doctest-dev python3 python3-numpy python3-matplotlib python3-pytest strace)
 missing=()
 has() { command -v "$1" >/dev/null; }

@@ -29,8 +29,6 @@ CoreSet cores_before_main;
 // What the libraries read when they are loaded: OpenBLAS maps a buffer for each thread then, libgomp reports a number
 // of threads that is none in lines of its own.
 std::string environment_problem(char** environment) {
-    const std::string lacks = cpu_lacks(cpu_vectors(), value_in(environment, "OPENBLAS_CORETYPE", ""));
-    if (!lacks.empty()) return lacks;
     const std::string_view openmp = value_in(environment, "OMP_NUM_THREADS", "1024");
     const int of_openmp = thread_count(openmp.substr(0, openmp.find(',')));
     if (of_openmp == 0) return fmt::format("OMP_NUM_THREADS={}: must be an integer from 1 to {}", openmp, kMostThreads);

@@ -1,8 +1,10 @@
-// matmul.h on the CPU, with OpenBLAS: what matmul.cu is tested against. Then checks and dispatch.
+// matmul.h on the CPU, with OpenBLAS where oneDNN does not serve: what matmul.cu is tested against. Then checks and
+// dispatch.
 #include "01_single_gpu/ops/matmul.h"
 
 #include <cblas.h>
 
+#include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/cpu.h"
 #include "01_single_gpu/core/dispatch.h"
 #include "01_single_gpu/ops/elementwise.h"
@@ -16,9 +18,9 @@ namespace {
 decltype(cblas_sgemm)* gemm(float) { return cblas_sgemm; }
 decltype(cblas_dgemm)* gemm(double) { return cblas_dgemm; }
 
-// x itself when it is fp32 or fp64, else an fp32 copy of it: what the BLAS can read.
-Tensor for_blas(const Tensor& x) {
-    if (x.dtype() == stats_dtype(x.dtype())) return x;
+// x itself when it is fp32, else a copy.
+Tensor in_fp32(const Tensor& x) {
+    if (x.dtype() == DType::f32) return x;
     Tensor wide(x.shape(), DType::f32, Device::cpu, Memory::workspace);
     cpu::copy(wide, x);
     return wide;
@@ -26,19 +28,27 @@ Tensor for_blas(const Tensor& x) {
 
 }  // namespace
 
-void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, Rows) {
+std::string product_kernels(DType dtype) {
+    const std::string onednn = dtype == DType::f64 ? "" : onednn_kernels();
+    return onednn.empty() ? "OpenBLAS " + blas_core() : onednn;
+}
+
+void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, Rows rows) {
+    if (onednn_matmul_into(c, a, b, transpose, beta)) return;
+    if (a.dtype() == DType::bf16 || c.dtype() == DType::bf16) {
+        Tensor sums = c.dtype() == DType::f32 ? c : Tensor(c.shape(), DType::f32, Device::cpu, Memory::workspace);
+        if (c.dtype() != DType::f32 && beta != 0) cpu::copy(sums, c);
+        cpu::matmul_into(sums, in_fp32(a), in_fp32(b), transpose, beta, rows);
+        if (c.dtype() != DType::f32) cpu::copy(c, sums);
+        return;
+    }
     const bool ta = transpose == Transpose::a, tb = transpose == Transpose::b;
-    const int64_t m = c.rows(), n = c.cols(), k = ta ? a.rows() : a.cols();
-    const Tensor wide_a = for_blas(a), wide_b = for_blas(b);
-    const bool narrow = c.dtype() != wide_a.dtype();
-    Tensor wide_c = narrow ? Tensor(c.shape(), wide_a.dtype(), Device::cpu, Memory::workspace) : c;
-    if (narrow && beta != 0) cpu::copy(wide_c, c);
-    with_wide(wide_a.dtype(), [&](auto zero) {
+    with_wide(a.dtype(), [&](auto zero) {
         using C = decltype(zero);
-        gemm(zero)(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, C(1),
-                   wide_a.data<C>(), a.cols(), wide_b.data<C>(), b.cols(), C(beta), wide_c.data<C>(), n);
+        gemm(zero)(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, c.rows(), c.cols(),
+                   ta ? a.rows() : a.cols(), C(1), a.data<C>(), a.cols(), b.data<C>(), b.cols(), C(beta), c.data<C>(),
+                   c.cols());
     });
-    if (narrow) cpu::copy(c, wide_c);
 }
 
 }  // namespace cpu

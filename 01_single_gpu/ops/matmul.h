@@ -1,5 +1,6 @@
 #pragma once
-// Matrix product, by OpenBLAS on the CPU and cuBLASLt on a GPU. A linear layer is three of them:
+// Matrix product, by oneDNN on the CPU (OpenBLAS in fp64, and where CMake finds no oneDNN) and cuBLASLt on a GPU. A
+// linear layer is three of them:
 //   forward   Y  (R, out)  = X (R, in) W (out, in)^T         Transpose::b
 //   dgrad     dX (R, in)   = dY (R, out) W (out, in)         Transpose::none
 //   wgrad     dW (out, in) = dY (R, out)^T X (R, in)         Transpose::a
@@ -23,8 +24,12 @@ Tensor matmul(const Tensor& a, const Tensor& b, Transpose transpose = Transpose:
               Memory kind = Memory::activations);
 
 namespace cpu {
+std::string product_kernels(DType dtype);  // "oneDNN avx512_core_bf16", "OpenBLAS Haswell"; others round otherwise
+// matmul_onednn.cpp. False: this CPU or build has no such product by oneDNN. "": no kernels in this build.
+bool onednn_matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta);
+std::string onednn_kernels();
 decltype(train70b::matmul_into) matmul_into;  // matmul.cpp; chapter 07 multiplies its dequantised operands with it
-}
+}  // namespace cpu
 namespace cuda {              // matmul.cu
 int64_t matmul_algorithms();  // chosen so far
 }

@@ -86,9 +86,10 @@ std::vector<std::string> gather_words(std::string local) {
     return words;
 }
 
-// On a mixed cluster, prints which ranks run which BLAS kernels.
-void compare_blas_cores() {
-    const std::string mixed = mixed_blas_cores(gather_words(blas_core()));
+// On a mixed cluster, prints which ranks compute products with which kernels.
+void compare_kernels() {
+    const std::string fp32 = cpu::product_kernels(DType::f32), fp64 = cpu::product_kernels(DType::f64);
+    const std::string mixed = mixed_kernels(gather_words(fp32 == fp64 ? fp32 : fp32 + " and " + fp64));
     if (!mixed.empty()) say("{}\n", mixed);
 }
 
@@ -174,7 +175,7 @@ Comm connect(const CommOptions& options, Device device) {
     watch_this_node(node);
     divide_cores(node);
     if (device == Device::cuda) select_gpu(node);
-    if (device == Device::cpu) compare_blas_cores();
+    if (device == Device::cpu) compare_kernels();
     std::unique_ptr<Backend> backend = make_backend(choose_backend(options, device, node), options);
     CommSettings settings{.all_reduce = options.all_reduce, .check = options.check};
     if (settings.all_reduce.empty()) settings.all_reduce = backend->on_stream() ? "library" : "ring";

@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/json.h"
 #include "01_single_gpu/core/version.h"
 #include "02_data_parallel/runtime/comm_roles.h"
@@ -284,7 +283,7 @@ ordered_json Checkpoints::manifest_of(int64_t step, const std::string& kind) con
                              {"data", data_},
                              {"flags", flags_},
                              {"commit", build_commit()},
-                             {"blas_core", blas_core()},
+                             {"blas_core", cpu::product_kernels(training_.llama().dtype)},
                              {"files", ordered_json::array()}};
     for (const BatchFrom& from : start_ && start_->batches.size() > 1 ? start_->batches : std::vector<BatchFrom>())
         manifest["batches"].push_back({{"from_step", from.step}, {"global_batch", from.batch}});

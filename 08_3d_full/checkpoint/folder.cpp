@@ -13,7 +13,6 @@
 #include <thread>
 #include <utility>
 
-#include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/number.h"
 #include "02_data_parallel/runtime/connect.h"
 #include "08_3d_full/checkpoint/durable.h"
@@ -131,7 +130,7 @@ bool same_value(const std::string& a, const std::string& b) {
     return a == b || (parse_number(a) && parse_number(a) == parse_number(b));
 }
 
-void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
+void check_flags_of(const Manifest& manifest, const ordered_json& flags, DType dtype) {
     const json saved = manifest.json->value("flags", json::object());
     const auto text = [](const auto& object, const char* name) {
         const auto found = object.find(name);
@@ -166,9 +165,9 @@ void check_flags_of(const Manifest& manifest, const ordered_json& flags) {
                     manifest.folder);
     if (!changed.empty()) say("differs from the checkpoint's run:{}\n", changed);
     const std::string core = manifest.json->value("blas_core", std::string());
-    if (core != blas_core())
-        say("the checkpoint was computed with OpenBLAS {} kernels, this run uses {}: last bits differ\n", core,
-            blas_core());
+    const std::string here = cpu::product_kernels(dtype);
+    if (core != here)
+        say("the checkpoint was computed with {} kernels, this run uses {}: last bits differ\n", core, here);
 }
 
 }  // namespace
@@ -291,7 +290,7 @@ void CheckpointFolder::open_start(std::string folder, TrainOptions& training, co
     if (start->kind != "full")
         usage_error("{}: holds the weights only; a run goes on from a full checkpoint, DIR/step-N{}", folder, advice);
     check_model(*start, training.model);
-    check_flags_of(*start, flags);
+    check_flags_of(*start, flags, training.llama().dtype);
     go_on_counting(training, advice);
     if (start->step >= training.steps && options.stop_after == 0 && training.save_hf.empty())
         usage_error("{}: is of step {}, and --steps is {} (try --steps {})", folder, start->step, training.steps,

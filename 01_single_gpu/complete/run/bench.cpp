@@ -2,7 +2,6 @@
 
 #include <numeric>
 
-#include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/cpu_threads.h"
 
 namespace train70b {
@@ -69,8 +68,8 @@ Ceilings measure_ceilings(Device device, DType dtype, int64_t side, double warm_
 namespace {
 
 void print_limits(const Llama& model, const Ceilings& ceilings, const char* title) {
-    const std::string cpu =
-        fmt::format(" (OpenBLAS {}, {} thread{})", blas_core(), cpu_threads(), cpu_threads() == 1 ? "" : "s");
+    const std::string cpu = fmt::format(" ({}, {} thread{})", cpu::product_kernels(model.options.dtype), cpu_threads(),
+                                        cpu_threads() == 1 ? "" : "s");
     say("\n{}: copy {:.1f} GB/s, {} product {:.2f} TFLOP/s{}\n", title, ceilings.copy_bytes_per_s / 1e9,
         name_of(model.options.dtype), ceilings.product_flops_per_s / 1e12,
         model.options.device == Device::cpu ? cpu : "");

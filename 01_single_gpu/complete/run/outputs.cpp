@@ -2,7 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/cpu_threads.h"
 #include "01_single_gpu/core/version.h"
 
@@ -152,7 +151,7 @@ MetricsFile::MetricsFile(Trainer& trainer, const ordered_json& flags) : trainer_
                    {"active_parameters", c.active_parameters()},
                    {"flops_per_token", flops_per_token(c, o.seq_len)}}},
                  {"device", name_of(model.device)},
-                 {"cpu", {{"blas_core", blas_core()}, {"threads", cpu_threads()}}},
+                 {"cpu", {{"blas_core", cpu::product_kernels(model.dtype)}, {"threads", cpu_threads()}}},
                  {"mfu", mfu.empty() ? nullptr : ordered_json(mfu)}});
 }
 

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "01_single_gpu/core/blas_core.h"
 #include "01_single_gpu/core/cpu_threads.h"
 
 namespace train70b {
@@ -94,11 +93,11 @@ TrainingRun::TrainingRun(const TrainOptions& options, const nlohmann::ordered_js
 void TrainingRun::allocate() {
     const LlamaConfig& c = options_.model;
     const Device device = model.options.device;
-    const std::string kernels = device == Device::cuda ? fmt::format(" ({})", device_text(device))
-                                : device == Device::meta
-                                    ? ""
-                                    : fmt::format(" (OpenBLAS {} kernels, {} thread{})", blas_core(), cpu_threads(),
-                                                  cpu_threads() == 1 ? "" : "s");
+    const std::string kernels =
+        device == Device::cuda   ? fmt::format(" ({})", device_text(device))
+        : device == Device::meta ? ""
+                                 : fmt::format(" ({} kernels, {} thread{})", cpu::product_kernels(model.options.dtype),
+                                               cpu_threads(), cpu_threads() == 1 ? "" : "s");
     say("{}: {} parameters, {} blocks x {} hidden, {}/{} heads, vocabulary {}; {} on {}{}\n", c.name,
         human_count(double(c.parameters())), c.layers, c.hidden, c.heads, c.kv_heads, c.vocab, options_.dtype,
         name_of(device), kernels);
