@@ -1,23 +1,25 @@
 #pragma once
 // Files for tests: a folder that goes away with everything in it, and files as text.
-#include <fmt/core.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <system_error>
 
 namespace train70b::test {
 
 struct Folder {
     std::filesystem::path path;
     Folder() {
-        static int number = 0;
-        path = std::filesystem::temp_directory_path() / fmt::format("train70b_test_{}_{}", ::getpid(), number++);
-        std::filesystem::create_directories(path);
+        std::string name = (std::filesystem::temp_directory_path() / "train70b_test_XXXXXX").string();
+        if (!::mkdtemp(name.data())) throw std::system_error(errno, std::generic_category(), name);
+        path = name;
     }
     ~Folder() { std::filesystem::remove_all(path); }
     Folder(const Folder&) = delete;
