@@ -212,10 +212,10 @@ def check_metrics(done, sizes):
     for step in steps:
         check_step(step, sizes, summary["memory_per_rank"][0])
     digits = 17 if config["flags"]["dtype"] == "fp64" else 9
-    for line in (done.folder / "m.jsonl").read_text().splitlines():
-        for key in ("loss", "grad_norm", "param_norm"):  # numbers as they stand in the file
-            number = json.loads(line, parse_float=str).get(key) or "0.0"
-            assert len(number.split("e")[0].replace(".", "").lstrip("-0")) <= digits, (key, number)
+    for event in lines:
+        for key in ("loss", "grad_norm", "param_norm"):
+            number = event.get(key) or 0.0
+            assert number == float(f"{number:.{digits}g}"), (key, number)
     return steps
 
 

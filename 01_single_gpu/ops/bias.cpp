@@ -16,8 +16,7 @@ void add_bias(Tensor& y, const Tensor& bias) {
         const T* b = bias.data<T>();
         parallel_rows(y.rows(), cols, [&](int64_t r) {
             T* out = y.data<T>() + r * cols;
-#pragma omp simd
-            for (int64_t c = 0; c < cols; ++c) out[c] = T(C(out[c]) + C(b[c]));
+            vectorized(0, cols, [&](int64_t c) { out[c] = T(C(out[c]) + C(b[c])); });
         });
     });
 }

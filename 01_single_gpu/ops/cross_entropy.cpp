@@ -25,11 +25,10 @@ void softmax_stats(Tensor& row_max, Tensor& row_sum, Tensor& target_logit, const
                 return;
             }
             const T* x = logits.data<T>() + r * cols;
-            C max = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : max)
-            for (int64_t c = 0; c < real; ++c) max = std::max(max, C(x[c]) * multiplier);
-#pragma omp simd reduction(+ : sum)
-            for (int64_t c = 0; c < real; ++c) sum += exp_simd(C(x[c]) * multiplier - max);
+            const auto logit = [x, multiplier](int64_t c) { return C(x[c]) * multiplier; };
+            const auto larger = [](C a, C b) { return b > a ? b : a; };  // a where b is NaN
+            const C max = reduced<C>(0, real, logit, -INFINITY, larger);
+            const C sum = reduced<C>(0, real, [&](int64_t c) { return exp_simd(logit(c) - max); });
             const int64_t target = id - first_vocab;
             row_max.data<C>()[r] = max;
             row_sum.data<C>()[r] = sum;
@@ -80,8 +79,8 @@ void cross_entropy_backward(Tensor& logits, const Tensor& targets, const Tensor&
             const C row_lse = lse.data<C>()[r];
             const C weight = twice_z == 0 ? C(1) : 1 + twice_z * row_lse;  // of the softmax
             const C at_target = target >= 0 && target < real ? C(x[target]) * multiplier : C(0);
-#pragma omp simd
-            for (int64_t c = 0; c < real; ++c) x[c] = T(exp_simd(C(x[c]) * multiplier - row_lse) * weight * factor);
+            vectorized(0, real,
+                       [&](int64_t c) { x[c] = T(exp_simd(C(x[c]) * multiplier - row_lse) * weight * factor); });
             std::fill(x + real, x + cols, T(0.0f));
             if (target >= 0 && target < real) x[target] = T((exp_simd(at_target - row_lse) * weight - 1) * factor);
         });

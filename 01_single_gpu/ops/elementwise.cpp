@@ -77,11 +77,8 @@ void sum_squares(Tensor& out, const Tensor& x) {
         std::vector<double> partial((x.size() + kChunk - 1) / kChunk);
         parallel_ranges(partial.size(), 1, [&](int64_t begin, int64_t end) {
             for (int64_t c = begin; c < end; ++c) {
-                double sum = 0;
-                const int64_t last = std::min(x.size(), (c + 1) * kChunk);
-#pragma omp simd reduction(+ : sum)
-                for (int64_t i = c * kChunk; i < last; ++i) sum += double(p[i]) * double(p[i]);
-                partial[c] = sum;
+                const auto square = [p](int64_t i) { return double(p[i]) * double(p[i]); };
+                partial[c] = reduced<double>(c * kChunk, std::min(x.size(), (c + 1) * kChunk), square);
             }
         });
         double total = 0;

@@ -38,8 +38,7 @@ void embedding_backward(Tensor& dtable, const Tensor& tokens, const Tensor& dy, 
                 if (row < 0 || row >= dtable.rows()) continue;
                 T* out = dtable.data<T>() + row * cols;
                 const auto* in = dy.data<decltype(dy_zero)>() + r * cols;
-#pragma omp simd
-                for (int64_t c = begin; c < end; ++c) out[c] = T(C(out[c]) + C(in[c]));
+                vectorized(begin, end, [&](int64_t c) { out[c] = T(C(out[c]) + C(in[c])); });
             }
         });
     });

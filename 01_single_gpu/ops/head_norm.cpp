@@ -52,8 +52,7 @@ void head_norm(Tensor& y, const Tensor& qkv, const Tensor& q_weight, const Tenso
                         *weight = h < heads.q ? q_weight.data<T>() : k_weight.data<T>();
                 T* out = y.data<T>() + r * cols + h * D;
                 const C inv = inv_rms_of(x, D, eps);
-#pragma omp simd
-                for (int64_t d = 0; d < D; ++d) out[d] = T(C(x[d]) * inv * C(weight[d]));
+                vectorized(0, D, [&](int64_t d) { out[d] = T(C(x[d]) * inv * C(weight[d])); });
             }
             const int64_t v = r * cols + (heads.q + heads.k) * D;
             std::copy_n(qkv.data<T>() + v, heads.k * D, y.data<T>() + v);
@@ -81,12 +80,9 @@ void head_norm_backward(Tensor& grad, Tensor& dq_weight, Tensor& dk_weight, cons
                 const T *x = qkv.data<T>() + head * D, *weight = h < heads.q ? q_weight.data<T>() : k_weight.data<T>();
                 T* d = grad.data<T>() + head * D;
                 const C inv = inv_rms[head];
-                C dot = 0;
-#pragma omp simd reduction(+ : dot)
-                for (int64_t i = 0; i < D; ++i) dot += C(d[i]) * C(weight[i]) * C(x[i]);
+                const C dot = reduced<C>(0, D, [&](int64_t i) { return C(d[i]) * C(weight[i]) * C(x[i]); });
                 const C mean = dot * inv * inv / C(D);
-#pragma omp simd
-                for (int64_t i = 0; i < D; ++i) d[i] = T(inv * (C(d[i]) * C(weight[i]) - C(x[i]) * mean));
+                vectorized(0, D, [&](int64_t i) { d[i] = T(inv * (C(d[i]) * C(weight[i]) - C(x[i]) * mean)); });
             }
         });
     });

@@ -13,8 +13,7 @@ namespace {
 template <class T>
 void norm_row(T* y, const T* x, const T* weight, Wide<T> inv, int64_t cols) {
     using C = Wide<T>;
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) y[c] = T(C(x[c]) * inv * C(weight[c]));
+    vectorized(0, cols, [&](int64_t c) { y[c] = T(C(x[c]) * inv * C(weight[c])); });
 }
 
 }  // namespace
@@ -58,12 +57,9 @@ void rmsnorm_backward(Tensor& dx, Tensor& dweight, const Tensor& dy, const Tenso
         parallel_rows(rows, cols, [&](int64_t r) {
             const T *in = x.data<T>() + r * cols, *d = dy.data<T>() + r * cols, *w = weight.data<T>();
             T* out = dx.data<T>() + r * cols;
-            C dot = 0;
-#pragma omp simd reduction(+ : dot)
-            for (int64_t c = 0; c < cols; ++c) dot += C(d[c]) * C(w[c]) * C(in[c]);
+            const C dot = reduced<C>(0, cols, [&](int64_t c) { return C(d[c]) * C(w[c]) * C(in[c]); });
             const C mean = dot * inv[r] * inv[r] / C(cols);
-#pragma omp simd
-            for (int64_t c = 0; c < cols; ++c) out[c] = T(inv[r] * (C(d[c]) * C(w[c]) - C(in[c]) * mean));
+            vectorized(0, cols, [&](int64_t c) { out[c] = T(inv[r] * (C(d[c]) * C(w[c]) - C(in[c]) * mean)); });
         });
         add_column_sums<C>(dweight, rows, [&](C* sum, int64_t r, int64_t begin, int64_t end) {
             const T *in = x.data<T>() + r * cols + begin, *d = dy.data<T>() + r * cols + begin;

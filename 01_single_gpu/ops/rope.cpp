@@ -28,12 +28,11 @@ struct Rotation {
 template <class T>
 void rotate_heads(T* out, const T* in, int64_t heads, int half, const Rotation<Wide<T>>& rotation, int direction) {
     for (int64_t h = 0; h < heads; ++h, in += 2 * half, out += 2 * half) {
-#pragma omp simd
-        for (int i = 0; i < half; ++i) {
+        vectorized(0, half, [&](int64_t i) {
             const Wide<T> a = in[i], b = in[i + half], c = rotation.cos[i], s = Wide<T>(direction) * rotation.sin[i];
             out[i] = T(a * c - b * s);
             out[i + half] = T(b * c + a * s);
-        }
+        });
     }
 }
 

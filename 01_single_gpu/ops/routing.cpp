@@ -185,8 +185,7 @@ void gather_slots(Tensor& y, const Tensor& x, const Tensor& order, int64_t top_k
             const Wide<T> weight = weights ? weights.data<Wide<T>>()[slot] : Wide<T>(1);
             const T* in = x.data<T>() + slot / top_k * cols;
             T* out = y.data<T>() + s * cols;
-#pragma omp simd
-            for (int64_t c = 0; c < cols; ++c) out[c] = T(weight * Wide<T>(in[c]));
+            vectorized(0, cols, [&](int64_t c) { out[c] = T(weight * Wide<T>(in[c])); });
         });
     });
 }
@@ -207,7 +206,7 @@ void sum_slots(Tensor& y, const Tensor& z, const Tensor& place, const Tensor& we
 #pragma omp simd
                     for (int64_t c = 0; c < cols; ++c) sum[size_t(c)] += weight * C(in[c]);
                 }
-                for (int64_t c = 0; c < cols; ++c) y.data<T>()[r * cols + c] = T(sum[size_t(c)]);
+                vectorized(0, cols, [&, out = y.data<T>() + r * cols](int64_t c) { out[c] = T(sum[size_t(c)]); });
             }
         });
     });

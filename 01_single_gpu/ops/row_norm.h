@@ -9,9 +9,7 @@ namespace train70b::cpu {
 template <class T>
 Wide<T> inv_rms_of(const T* x, int64_t cols, double eps) {
     using C = Wide<T>;
-    C sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < cols; ++c) sum += C(x[c]) * C(x[c]);
+    const C sum = reduced<C>(0, cols, [x](int64_t c) { return C(x[c]) * C(x[c]); });
     return C(1) / std::sqrt(sum / C(cols) + C(eps));
 }
 

@@ -15,11 +15,10 @@ void swiglu(Tensor& h, const Tensor& gate_up) {
         parallel_rows(h.rows(), cols, [&](int64_t r) {
             const T *gate = gate_up.data<T>() + r * 2 * cols, *up = gate + cols;
             T* out = h.data<T>() + r * cols;
-#pragma omp simd
-            for (int64_t c = 0; c < cols; ++c) {
+            vectorized(0, cols, [&](int64_t c) {
                 const Wide<T> g = gate[c];
                 out[c] = T(g / (1 + exp_simd(-g)) * Wide<T>(up[c]));
-            }
+            });
         });
     });
 }
@@ -31,12 +30,11 @@ void swiglu_backward(Tensor& dgate_up, const Tensor& dh, const Tensor& gate_up) 
         parallel_rows(dh.rows(), cols, [&](int64_t r) {
             const T *gate = gate_up.data<T>() + r * 2 * cols, *up = gate + cols, *d = dh.data<T>() + r * cols;
             T *dgate = dgate_up.data<T>() + r * 2 * cols, *dup = dgate + cols;
-#pragma omp simd
-            for (int64_t c = 0; c < cols; ++c) {
+            vectorized(0, cols, [&](int64_t c) {
                 const Wide<T> g = gate[c], u = up[c], dy = d[c], s = 1 / (1 + exp_simd(-g));
                 dgate[c] = T(dy * u * s * (1 + g * (1 - s)));
                 dup[c] = T(dy * g * s);
-            }
+            });
         });
     });
 }

@@ -45,8 +45,8 @@ void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
                 for_tiles(x, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
                     for (int64_t r = r0; r < r1; ++r) {  // within a tile, a row has one scale in every scaling
                         const float scale = 1.0f / scale_inv[layout.index(r, c0)];
-#pragma omp simd
-                        for (int64_t c = c0; c < c1; ++c) data[r * cols + c] = Format(float(p[r * cols + c]) * scale);
+                        vectorized(r * cols + c0, r * cols + c1,
+                                   [&](int64_t i) { data[i] = Format(float(p[i]) * scale); });
                     }
                 });
             }
@@ -57,8 +57,8 @@ void cast(Quantized& q, Quantized& q_t, Tensor& amax, const Tensor& x) {
                 for_tiles(x, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
                     for (int64_t c = c0; c < c1; ++c) {
                         const float scale = 1.0f / scale_inv[layout.index(c, r0)];
-#pragma omp simd
-                        for (int64_t r = r0; r < r1; ++r) data[c * rows + r] = Format(float(p[r * cols + c]) * scale);
+                        vectorized(r0, r1,
+                                   [&](int64_t r) { data[c * rows + r] = Format(float(p[r * cols + c]) * scale); });
                     }
                 });
             }

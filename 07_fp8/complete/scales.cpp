@@ -49,8 +49,8 @@ void compute_amax(Tensor& amax, Tensor& amax_t, const Tensor& x, Scaling scaling
 #pragma omp simd reduction(max : largest)
                     for (int64_t c = c0; c < c1; ++c) {
                         const uint32_t bits = magnitude(float(p[r * cols + c]));
-                        largest = std::max(largest, bits);
-                        col_max[size_t(c)] = std::max(col_max[size_t(c)], bits);
+                        largest = bits > largest ? bits : largest;
+                        col_max[size_t(c)] = bits > col_max[size_t(c)] ? bits : col_max[size_t(c)];
                     }
                     row_max[size_t(r)] = largest;
                 }
