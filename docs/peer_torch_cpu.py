@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Chapter 01 against PyTorch on the same CPU: the same Llama shape, one training step in fp32, tokens per second.
+"""Chapter 01 against PyTorch on the same CPU: the same Llama shape, one training step, tokens per second.
 
-    python3 docs/peer_torch_cpu.py [--model default|125m|all] [--rounds 5] [--threads 2] [--binary PATH]
+    python3 docs/peer_torch_cpu.py [--model default|125m|all] [--dtype fp32|bf16] [--rounds 5] [--threads 2]
 
 PyTorch runs a plain model (RMSNorm, RoPE, grouped-query attention by scaled_dot_product_attention, SwiGLU, untied head,
-AdamW, clipping), eager and under torch.compile. A round runs our program, eager and compiled one after another, so that
-whatever else the machine does hits all three; the table has the medians, and the median of the rounds' ratios.
+AdamW, clipping), eager and under torch.compile; in bf16 under autocast: its weights are fp32, as our masters are. A
+round runs our program, eager and compiled one after another, so that whatever else the machine does hits all three; the
+table has the medians, and the median of the rounds' ratios.
 """
 import argparse
 import os
@@ -79,7 +80,7 @@ def build_model(torch, shape, seq_len):
 class Torch:
     """A training step of the shape, eager or compiled; timed() gives seconds per step."""
 
-    def __init__(self, torch, name, compiled):
+    def __init__(self, torch, name, compiled, dtype):
         shape, seq_len, sequences, self.steps = SHAPES[name]
         torch.manual_seed(1)
         model = build_model(torch, shape, seq_len)
@@ -88,7 +89,9 @@ class Torch:
         batch = torch.randint(0, shape[-1], (2, sequences, seq_len))
 
         def step():
-            forward(batch[0], batch[1]).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+                loss = forward(batch[0], batch[1])
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             adamw.step()
             adamw.zero_grad(set_to_none=True)
@@ -106,12 +109,12 @@ class Torch:
         return statistics.median(seconds)
 
 
-def ours(binary, name, threads):
+def ours(binary, name, dtype, threads):
     """tokens/s that --bench prints (median of five steps), and attention's multiples of its floor."""
     _, seq_len, sequences, _ = SHAPES[name]
     flags = [] if name == "default" else ["--model", name]
     command = [binary, *flags, "--seq-len", str(seq_len), "--micro-batch", str(sequences),
-               "--global-batch", str(sequences), "--bench"]
+               "--global-batch", str(sequences), "--dtype", dtype, "--bench"]
     text = programs.output(command, environment={"OPENBLAS_NUM_THREADS": str(threads)})
     step = re.search(r"a step of (\d+) tokens: ([\d.]+) ms", text)
     floors = [re.search(rf"^{op} +\d+ +[\d.]+ +[\d.]+ +([\d.]+)", text, re.M)
@@ -122,6 +125,7 @@ def ours(binary, name, threads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=[*SHAPES, "all"], default="all")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--binary", default="build/bin/01_single_gpu")
@@ -136,15 +140,16 @@ def main():
     torch.set_num_threads(options.threads)
     os.environ.pop("OMP_NUM_THREADS")
 
-    print(f"{programs.hardware()}, {options.threads} threads, PyTorch {torch.__version__}, fp32, {options.rounds} rounds\n")
+    print(f"{programs.hardware()}, {options.threads} threads, PyTorch {torch.__version__}, {options.dtype}, "
+          f"{options.rounds} rounds\n")
     head = ["tokens/s", "ours", "torch eager", "torch.compile", "ours / eager", "ours / compile", "attention, x floor"]
     print("\n".join(tables.markdown(head, [])))
     for name in SHAPES if options.model == "all" else [options.model]:
         _, seq_len, sequences, _ = SHAPES[name]
-        eager, compiled = Torch(torch, name, False), Torch(torch, name, True)
+        eager, compiled = (Torch(torch, name, compiled, options.dtype) for compiled in (False, True))
         rounds, floors = [], []
         for _ in range(options.rounds):
-            tokens_per_s, times_floor = ours(options.binary, name, options.threads)
+            tokens_per_s, times_floor = ours(options.binary, name, options.dtype, options.threads)
             floors.append(times_floor)
             rounds.append((tokens_per_s, *(seq_len * sequences / peer.timed() for peer in (eager, compiled))))
         median = [statistics.median(column) for column in zip(*rounds)]

@@ -39,6 +39,7 @@ std::string environment_problem(char** environment) {
 
 constexpr std::pair<const char*, const char*> kSettings[] = {{"GOMP_SPINCOUNT", "1000"},
                                                              {"KMP_BLOCKTIME", "0"},
+                                                             {"OMPI_MCA_mpi_yield_when_idle", "1"},
                                                              {"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
                                                              {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
 

@@ -12,6 +12,8 @@ void check_environment(int count, char** argv, char** environment);  // the plat
 //   GOMP_SPINCOUNT     an idle OpenMP thread sleeps after some microseconds. By default it spins for milliseconds,
 //                      and on a busy machine every parallel loop would wait for a spinning thread.
 //   KMP_BLOCKTIME      the same of clang's OpenMP, whose threads spin for 0.2 s
+//   OMPI_MCA_mpi_yield_when_idle  1: a rank that waits in Open MPI leaves its core to others. Open MPI does so itself
+//                                 only if mpirun counts more ranks than cores, and not under srun or a container's limit
 //   OPENBLAS_CORETYPE  better_blas_core(), if that is not empty
 // For GPUs, against hangs while a kernel of NCCL waits for a message that its sender sends only later:
 //   CUDA_MODULE_LOADING          EAGER, if a launcher started several ranks: by default a kernel is loaded at its first

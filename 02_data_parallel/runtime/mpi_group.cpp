@@ -1,6 +1,7 @@
 #include "02_data_parallel/runtime/mpi_group.h"
 
 #include <cstring>
+#include <thread>
 
 #include "01_single_gpu/core/bf16.h"
 
@@ -83,8 +84,9 @@ class MpiExchange : public Request {
         if (std::uncaught_exceptions() == 0) wait();
     }
     void wait() override {
-        while (!test()) {  // not MPI_Waitall: in Open MPI 4.1 it can wait forever for a receive that has failed
-        }
+        // Not MPI_Waitall: in Open MPI 4.1 it can wait forever for a receive that has failed. With more ranks than cores
+        // another rank, perhaps the one waited for, goes on here: MPI itself yields only where mpirun knows of it.
+        while (!test()) std::this_thread::yield();
     }
     bool test() override {
         if (requests.empty()) return true;
