@@ -128,6 +128,20 @@ def test_lab_sh_refuses(words, parts, tmp_path):
     assert all(part in done.stderr for part in parts), done.stderr
 
 
+def test_start_starts_the_clock_and_check_shows_it(tmp_path, capsys):
+    lab = lab_files.Lab("ring-all-reduce", tmp_path)
+    assert labs.clock(lab) is None
+    labs.start(lab, False)
+    assert labs.clock(lab) == 0
+    (lab.folder / "started").write_text(str(time.time() - 31.5 * 60))
+    row = {"row": "right", "points": 3, "of": 3}
+    labs.print_card({"lab": lab.name, "rows": [row], "points": 3, "of": 3, "seconds": 1, "minutes": labs.clock(lab),
+                     "of_minutes": lab.about["minutes"]})
+    assert "clock: 31 of 45 minutes" in capsys.readouterr().out
+    labs.start(lab, True)
+    assert labs.clock(lab) == 0
+
+
 def test_lab_sh_takes_the_callers_folder_and_any_locale(tmp_path):
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     for words in ("start fit-70b --build mine", "hint fit-70b --build mine", "solution fit-70b", "solution zigzag"):

@@ -2,7 +2,7 @@
 """The labs of the course: write the body of a function, and have it graded.
 
     bash docs/lab.sh list                     all labs, and what you have
-    bash docs/lab.sh start NAME [--again]     your file in build/lab/NAME/; --again begins anew
+    bash docs/lab.sh start NAME [--again]     your file in build/lab/NAME/, and the clock; --again begins anew
     bash docs/lab.sh check NAME [--full]      compile it, link it in place of the course's own, print a score card;
                                               --full: also the chapter's other tests
     bash docs/lab.sh hint NAME [1|2|3]        the next hint, or this one
@@ -24,6 +24,7 @@ import os
 import pathlib
 import sys
 import textwrap
+import time
 
 from grade import complete, grade
 from lab_files import Lab, ROOT, Refused, all_labs, body_of
@@ -74,8 +75,18 @@ def print_card(card):
             print(f"  {'':<{wide}}            {line}")
     full_tests = "" if all(row.get("passed", True) for row in card["rows"]) else "; the chapter's tests fail"
     print(f"  {card['points']} of {card['of']} points{full_tests}, {card['seconds']} s")
+    if card.get("minutes") is not None:
+        print(f"  clock: {card['minutes']} of {card['of_minutes']} minutes")
     if command := next((row["command"] for row in card["rows"] if row.get("command")), None):
         print(f"  by hand (gdb, prints): {command}")
+
+
+def clock(lab):
+    """Whole minutes since `start`; None for a file that came from elsewhere."""
+    try:
+        return int((time.time() - float((lab.folder / "started").read_text("utf-8"))) / 60)
+    except (OSError, ValueError):
+        return None
 
 
 def list_labs(build):
@@ -99,6 +110,7 @@ def start(lab, again):
         (lab.folder / name).unlink(missing_ok=True)
     text = lab.blank()
     lab.file.write_text(text, "utf-8")
+    (lab.folder / "started").write_text(str(time.time()), "utf-8")
     line = 1 + next((number for number, each in enumerate(text.split("\n")) if f"LAB {lab.name}" in each), 0)
     print(f"{lab.about['title']} (chapter {lab.about['chapter']:02d}, about {lab.about['minutes']} minutes)\n")
     print(lab.task())
@@ -162,6 +174,7 @@ def main():
         if arguments.verb == "solution":
             return solution(lab)
         card = grade(lab, arguments.full, arguments.output)
+        card |= {"minutes": clock(lab), "of_minutes": lab.about["minutes"]}
         if card.get("compiles", True):
             (lab.folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", "utf-8")
     except Refused as refused:
