@@ -81,13 +81,13 @@ class Training {
 
   private:
     // ---- what the stages do around a unit ----
-    // tag::stages[]
     void before_forward(size_t unit) {
         if (stage == 3) gather_weights(unit);
     }
     void after_forward(size_t unit) {
         if (stage == 3) free_weights(model.units[unit]);
     }
+    // tag::stages[]
     void before_backward(size_t unit) {
         if (stage == 3) gather_weights(unit);
         if (stage >= 2) {

@@ -131,11 +131,15 @@ def data_parallel(rows):
 
 
 def zero_memory(rows):
-    stages = {f"--zero {stage}": mine for stage, mine in groups(rows, "stage").items()}
+    divided = {"0": "all of it", "1": "optimizer / 4", "2": "and gradients / 4", "3": "and parameters / 4"}
+    stages = {f"--zero {stage}: {divided[stage]}": mine for stage, mine in groups(rows, "stage").items()}
     # The mountain of activations on top of what this chapter moves.
     kinds = ["params", "grads", "optimizer", "workspace", "comm", "activations"]
     figure = timelines(stages, 3.8, kinds, "MiB on rank 0 of 4", mark_update=False)
-    plt.setp(figure.axes, xticks=[])
+    plt.setp(figure.axes, xticks=[], xlabel="one step")
+    figure.set_size_inches(9.5, 3.8)
+    figure.suptitle("Each ZeRO stage divides one more kind of memory by the four ranks; gathered units come and go",
+                    fontsize=11)
     return figure
 
 
@@ -173,7 +177,7 @@ def pipeline(rows):
 def causal(rows):
     colours = [style.BLUE, style.RED, style.GREEN, style.YELLOW]  # of the ranks
     algorithms = groups(rows, "algorithm")
-    figure, axes = plt.subplots(1, 2 * len(algorithms), figsize=(11, 2.9), width_ratios=[1, 0.8] * len(algorithms))
+    figure, axes = plt.subplots(1, 2 * len(algorithms), figsize=(10.5, 3), width_ratios=[1, 0.8] * len(algorithms))
     for i, (algorithm, mine) in enumerate(algorithms.items()):
         triangle, work = axes[2 * i], axes[2 * i + 1]
         image, pairs = [], [0] * len(colours)
@@ -183,10 +187,14 @@ def causal(rows):
             colour, white = matplotlib.colors.to_rgb(colours[rank]), (1, 1, 1)
             image.append([colour if key <= query else white for key in range(len(mine))])
         triangle.imshow(image, interpolation="nearest")
-        triangle.set(title=algorithm, xlabel="keys", ylabel="queries", xticks=[], yticks=[])
+        ends = [query for query in range(1, len(mine)) if mine[query]["rank"] != mine[query - 1]["rank"]]
+        for first, end in zip([0, *ends], [*ends, len(mine)]):
+            triangle.text(-2, (first + end) / 2, mine[first]["rank"], ha="right", va="center", fontsize=9)
+        triangle.set(title=f"{algorithm}: queries of rank", xlabel="keys", xticks=[], yticks=[])
         bars = work.bar(range(len(pairs)), [100 * each / sum(pairs) for each in pairs], color=colours)
-        work.bar_label(bars, fmt="%.0f", fontsize=8)
-        work.set(title="% of the work", xlabel="rank", xticks=range(len(pairs)), ylim=(0, 50))
+        work.bar_label(bars, fmt="%.0f%%", fontsize=9)
+        work.set(ylabel="share of the work (%)", xlabel="rank", xticks=range(len(pairs)), ylim=(0, 50))
+        work.set_title("the last rank has 43%" if algorithm == "ring" else "all have the same", loc="left")
     return figure
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the lessons (README.md, */README.md, */experts/README.md, docs/*.md, docs/*/*.md) to the code; exit code 1,
-FILE:LINE and the difference where they disagree. tests/test_lessons.py does it for every page.
+"""Holds the lessons (README.md, */README.md, */REFERENCE.md, */experts/README.md, docs/*.md, docs/*/*.md) to the code;
+exit code 1, FILE:LINE and the difference where they disagree. tests/test_lessons.py does it for every page.
 
     python3 tests/lessons.py BIN_FOLDER [FILE.md ...] [--write] [--run] [--all]
         FILE.md: only these lessons; --run: also what programs print (minutes); --all: what takes minutes each, too;
@@ -15,7 +15,7 @@ printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` bef
            the lines of COMMAND's output from its first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
            decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `ask`: a question of
            docs/predict.py.
-links      relative ones lead to files; a `name` in a table row of "The code" stands in a file that the row links.
+links      relative ones lead to files; a `name` in a table row of "The complete version" stands in a file that the row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
            Answer), with text in it; its commands are checked like all others.
@@ -34,7 +34,7 @@ from lessons_printed import Readme, Runner, check
 from lessons_text import Change, parse, reading_minutes, rewrite
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [path for pattern in ("README.md", "*/README.md", "*/experts/README.md", "docs/*.md", "docs/*/*.md")
+PAGES = [path for pattern in ("README.md", "*/README.md", "*/REFERENCE.md", "*/experts/README.md", "docs/*.md", "docs/*/*.md")
          for path in sorted(ROOT.glob(pattern))]
 
 MARKER = re.compile(r"^\s*(?://|#) (tag|end)::([a-z0-9_-]+)\[\]\s*$")
@@ -157,7 +157,7 @@ class Lessons:
             for target, file in zip(targets, files):
                 if not file.exists():
                     self.error(path, number, f"link to {target}: there is no such file")
-            if section.startswith("The code") and line.startswith("|") and files:
+            if section.startswith(("The code", "The complete version")) and line.startswith("|") and files:
                 text = "\n".join(file.read_text("utf-8") for file in files if file.is_file())
                 for name in re.findall(r"`([A-Za-z_]\w*(?:::\w+)*)(?:\([^`]*\))?`", line):
                     if not re.search(r"\b" + name.split("::")[-1] + r"\b", text):

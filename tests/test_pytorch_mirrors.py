@@ -1,0 +1,90 @@
+"""Only this catches: a lesson's PyTorch snippet that does not run, or trains another model. Needs torch (2.15 ran).
+
+The first block of Python in a lesson's section "The same in PyTorch" trains Llama on batch(step) for STEPS steps and
+appends each whole batch's loss to `losses`. Two ranks (gloo) run it and must have one rank's losses; with its plant,
+others. By SGD, whose update is proportional to the gradient: a wrong scale shows, which AdamW would hide.
+"""
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SECTION = re.compile(r"^## The same in PyTorch$.*?^```python\n(.*?)^```$", re.M | re.S)
+SNIPPETS = {page.parent.name: found[1] for page in sorted(ROOT.glob("0*/**/README.md"))
+            if (found := SECTION.search(page.read_text("utf-8")))}
+PLANTS = {"03_zero": ("[mesh.get_local_rank()]", "[0]"), "05_pipeline": ("loss_fn=", "scale_grads=False, loss_fn="),
+          "06_context_parallel": ("fully_shard(model, mesh=mesh)", "")}
+STEPS, WIDTH, TOKENS = 4, 32, 16
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):  # (B, T, E)
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        return x + self.out(F.silu(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
+
+
+class Llama(nn.Module):  # a stage of a pipeline has no embed, or no norm and head
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.norm, self.head = nn.Embedding(64, WIDTH), nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 64)
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.register_buffer("positions", torch.randn(TOKENS, WIDTH))
+
+    def forward(self, x):
+        x = self.blocks(self.embed(x) + self.positions if self.embed else x)
+        return self.head(self.norm(x)) if self.head else x
+
+
+def batch(step):
+    samples = torch.randint(64, (8, TOKENS + 1), generator=torch.Generator().manual_seed(step))
+    return samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
+
+
+def cross_entropy(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def one_rank(model):
+    for step in range(STEPS):
+        tokens, targets = batch(step)
+        loss = cross_entropy(model(tokens), targets)
+        yield loss.item()
+        for parameter, grad in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+            parameter.data -= 0.5 * grad
+
+
+@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize("chapter", SNIPPETS)
+def test_two_ranks_have_the_losses_of_one(run, chapter, planted):
+    (run.folder / "it.py").write_text(SNIPPETS[chapter].replace(*(PLANTS[chapter] if planted else ("", ""))), "utf-8")
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    losses = json.loads(run(sys.executable, launch, __file__, "it.py", seconds=120).out.partition("losses ")[2])
+    assert planted == (losses != pytest.approx(list(one_rank(Llama())), rel=1e-5)), losses
+
+
+if __name__ == "__main__":
+    torch.distributed.init_process_group("gloo")
+    losses, library, no = [], torch.library.Library("aten", "IMPL"), torch.zeros(())
+    # context_parallel knows CUDA's kernels only: here the CPU's have the name of one.
+    name = "_scaled_dot_product_flash_attention"
+    flash, forward, backward = (getattr(torch.ops.aten, name + end) for end in ("", "_for_cpu", "_for_cpu_backward"))
+    library.impl(name, lambda *x, scale=None: (*forward(*x[:5], scale=scale), None, None, 0, 0, no, no, no), "CPU")
+    library.impl(name + "_backward", lambda *x, scale=None: backward(*x[:6], *x[10:12], scale=scale), "CPU")
+    sdpa = lambda q, k, v, is_causal: flash(q, k, v, 0.0, is_causal)[0]  # noqa: E731
+    sdpa.__name__, F.scaled_dot_product_attention = "scaled_dot_product_attention", sdpa
+    exec(pathlib.Path(sys.argv[1]).read_text("utf-8"))
+    if torch.distributed.get_rank() == 1:
+        print("losses", json.dumps(losses))
+    torch.distributed.destroy_process_group()
