@@ -1,8 +1,8 @@
 // Pipeline parallelism: each of N ranks has 1/N of the layers, a stage; the first also has the embedding, the last the
 // head and the loss. A step is m micro-batches; a stage sends what it computes of each to the next one, and gradients
-// come back. The schedule 1F1B (Narayanan et al. 2021): a rank first runs as many forward passes as there are stages
-// after it, then a forward and a backward pass in turn, and at the end the backward passes that are left. With 4
-// stages, 6 micro-batches, and backward passes as long as forward ones:
+// come back. The schedule 1F1B (PipeDream, 2019; with a flush after each step, as here: PipeDream-2BW and DAPPLE): a
+// rank first runs as many forward passes as there are stages after it, then a forward and a backward pass in turn, and
+// at the end the backward passes that are left. With 4 stages, 6 micro-batches, and backward passes as long as forward:
 //
 //   rank 0   F0 F1 F2 F3          B0 F4 B1 F5 B2    B3    B4    B5
 //   rank 1      F0 F1 F2       B0 F3 B1 F4 B2 F5 B3    B4    B5

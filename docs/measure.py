@@ -132,6 +132,11 @@ def schedules(runs):
     return rows
 
 
+def the_v(runs):
+    """zb-v on 4 ranks and 8 micro-batches as simulated: equal stages, B = 2F; begin and end in units of F"""
+    return [row for row in schedules(runs) if row == SPANS or row[0].startswith("zb-v")]
+
+
 def measured_pipeline(runs):
     """1f1b and zero-bubble on 2 ranks: simulated from the measured times of their steps, and as measured, in seconds;
     of five runs the one whose measured step is the shortest"""
@@ -243,7 +248,7 @@ def checkpoints(runs):
 
 TABLES = {"01_loss": loss, "01_memory": recompute_memory, "01_data": reading, "01_mup": mup,
           "02_all_reduce": all_reduce, "02_data_parallel": data_parallel, "03_memory": zero_memory,
-          "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules,
+          "04_memory": tensor_memory, "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
           "05_measured": measured_pipeline, "06_causal": causal, "07_formats": formats, "07_loss": fp8_loss,
           "08_loss": mesh_loss, "08_memory": mesh_memory, "08_experts": expert_load,
           "08_checkpoint": checkpoints}

@@ -19,7 +19,7 @@ import style
 import tables
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "05_pipeline/complete"))
-from plot_timelines import draw as draw_timeline
+from plot_timelines import draw as timelines_of_ranks, legend as legend_of_passes
 
 
 def groups(rows, *columns):
@@ -164,13 +164,57 @@ def efficiency(rows):
     return figure
 
 
-def pipeline(rows):
+def spans(rows, scale=1.0):
+    """What plot_timelines.py draws."""
+    return [{"name": row["step"], "tid": int(row["rank"]), "ts": scale * float(row["begin"]),
+             "dur": scale * (float(row["end"]) - float(row["begin"]))} for row in rows]
+
+
+def pipeline(rows, scale, unit, inches, longest=None):
+    """A panel for each title, all on one scale, which ends at `longest`."""
     panels = groups(rows, "title")
-    ranks = 1 + max(int(row["rank"]) for row in rows)
-    figure, axes = plt.subplots(len(panels), 1, figsize=(11, (0.55 + 0.24 * ranks) * len(panels) + 0.3), squeeze=False)
-    for axis, (title, steps) in zip(axes[:, 0], panels.items()):
-        draw_timeline(axis, title, [{"name": row["step"], "tid": int(row["rank"]), "ts": float(row["begin"]),
-                                     "dur": float(row["end"]) - float(row["begin"])} for row in steps])
+    figure, axes = plt.subplots(len(panels), 1, figsize=(9, inches), sharex=True)
+    for axis, (title, steps) in zip(axes, panels.items()):
+        end = scale * max(numbers(steps, "end"))
+        cut = ", cut off here" if longest and end > longest else ""
+        timelines_of_ranks(axis, title.split(", 4 stages")[0], spans(steps, scale), longest)
+        axis.set_title(f"{axis.get_title(loc='left')} of {end:.1f}{unit}{cut}", fontsize=9, loc="left")
+    axes[-1].set_xlim(0, longest or scale * max(numbers(rows, "end")))
+    return figure, axes
+
+
+def schedules(rows):
+    figure, axes = pipeline(rows, 1, "", 10.5, 34)
+    axes[-1].set_xlabel("time, in forward passes of a stage (backward: two)")
+    legend_of_passes(figure, "FBIW", 2)
+    figure.suptitle("Seven schedules on 4 ranks, 8 micro-batches, one scale: from 75% idle to 6%", fontsize=11)
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    return figure
+
+
+def measured_schedules(rows):
+    figure, axes = pipeline(rows, 1e3, " ms", 5.2)
+    axes[-1].set_xlabel("time (ms)")
+    legend_of_passes(figure, "FBIW", 1)
+    figure.suptitle("Two CPU cores: zero-bubble idles less and is slower, because I + W take longer than B", fontsize=11)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    return figure
+
+
+def the_v(rows, end=11):
+    """The way of micro-batch 0 through ZB-V."""
+    figure, axis = plt.subplots(figsize=(9, 3.4))
+    timelines_of_ranks(axis, "", spans([row for row in rows if float(row["begin"]) < end]))
+    first = [row for row in rows if row["step"][0] in "FI" and row["step"][1:].partition(".")[0] == "0"]
+    first.sort(key=lambda row: float(row["begin"]))
+    middles = [(float(row["begin"]) + float(row["end"])) / 2 for row in first]
+    axis.plot(middles, numbers(first, "rank"), color=style.RED, lw=2, marker="o", ms=4)
+    axis.axvline(4, color=style.RED, lw=1, ls=":")
+    axis.set(xlabel="time, in forward passes of a whole rank (a chunk: 0.5)", xlim=(0, end))
+    axis.set_title("ZB-V on 4 ranks: micro-batch 0 (red) goes down and up the V in 2p = 8 passes of a chunk;\n"
+                   "rank 0 has run 8 forward passes by then, and waits for nothing", fontsize=10, loc="left")
+    legend_of_passes(figure, "FIW", 2)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     return figure
 
 
@@ -289,7 +333,8 @@ def expert_load(rows):
 
 PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_all_reduce": all_reduce,
             "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
-            "04_efficiency": efficiency, "05_schedules": pipeline, "05_measured": pipeline, "06_causal": causal,
+            "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
+            "05_measured": measured_schedules, "06_causal": causal,
             "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory,
             "08_experts": expert_load, "08_published": published}
 
@@ -307,7 +352,8 @@ def main():
         if not path.exists():
             parser.error(f"{path} does not exist: docs/measure.py or docs/published.py writes it")
         figure = PICTURES[name](tables.read(path))
-        figure.tight_layout()
+        if not name.startswith("05_"):  # theirs leave room for the legend
+            figure.tight_layout()
         figure.savefig(arguments.out / f"{name}.png", dpi=130)
         plt.close(figure)
         print(arguments.out / f"{name}.png")

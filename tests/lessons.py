@@ -15,7 +15,8 @@ printed    with --run (tests/lessons_printed.py). `<!-- prints: COMMAND -->` bef
            the lines of COMMAND's output from its first line to the next empty one. `<!-- prints times: COMMAND -->`: numbers with a
            decimal point may differ. `<!-- prints slow: COMMAND -->`: only with --all. `ask`: a question of
            docs/predict.py.
-links      relative ones lead to files; a `name` in a table row of "The complete version" stands in a file that the row links.
+links      relative ones lead to files; a `name` in a table row of "The complete version" stands in a file that the
+           row links.
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
            Answer), with text in it; its commands are checked like all others.
@@ -34,8 +35,8 @@ from lessons_printed import Readme, Runner, check
 from lessons_text import Change, parse, reading_minutes, rewrite
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [path for pattern in ("README.md", "*/README.md", "*/REFERENCE.md", "*/experts/README.md", "docs/*.md", "docs/*/*.md")
-         for path in sorted(ROOT.glob(pattern))]
+PAGES = [path for pattern in ("README.md", "*/README.md", "*/REFERENCE.md", "*/experts/README.md", "docs/*.md",
+                              "docs/*/*.md") for path in sorted(ROOT.glob(pattern))]
 
 MARKER = re.compile(r"^\s*(?://|#) (tag|end)::([a-z0-9_-]+)\[\]\s*$")
 SOURCES = {".h", ".cpp", ".inc", ".cu", ".cuh", ".py", ".sh", ".txt"}

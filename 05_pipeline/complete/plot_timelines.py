@@ -12,29 +12,41 @@ import sys
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs"))
 import programs
 import style
 
-# Of even and of odd chunks. Time is not memory, so these say nothing about the kinds of style.KINDS.
-COLOURS = {"F": (style.BLUE, "#99bbdd"), "B": (style.GREEN, "#88cc99"), "I": ("#66aa55", "#aaddaa"),
-           "W": (style.YELLOW, "#eee0a0")}
+# Four shades that differ in grey, too; odd chunks are hatched. They say nothing about the kinds of style.KINDS.
+COLOURS = {"F": "#99bbdd", "B": style.GREEN, "I": "#6db565", "W": "#eee0a0"}
+MEANINGS = {"F": "F: forward", "B": "B: backward (I + W)", "I": "I: gradient of the input",
+            "W": "W: gradient of the weights"}
 
 
-def draw(axis, title, spans):
+def draw(axis, title, spans, longest=None):
+    """longest: of the panels that share this scale."""
     ranks, total = max(span["tid"] for span in spans) + 1, max(span["ts"] + span["dur"] for span in spans)
     for span in spans:
         step, _, chunk = span["name"].partition(".")
-        axis.barh(span["tid"], span["dur"], left=span["ts"], height=0.86, color=COLOURS[step[0]][int(chunk or 0) % 2],
-                  edgecolor="white", lw=0.5)
-        if span["dur"] > total / 90:
-            axis.text(span["ts"] + span["dur"] / 2, span["tid"], step[1:], ha="center", va="center", fontsize=6)
+        axis.barh(span["tid"], span["dur"], left=span["ts"], height=0.86, color=COLOURS[step[0]], edgecolor="white",
+                  lw=0.5, hatch="////" if int(chunk or 0) % 2 else None)
+        if span["dur"] > (longest or total) / 65:
+            axis.text(span["ts"] + span["dur"] / 2, span["tid"], step[1:], ha="center", va="center", fontsize=7,
+                      color="white" if step[0] == "B" else "black", clip_on=True)
     busy = sum(span["dur"] for span in spans)
     axis.set_title(f"{title} — idle {100 * (1 - busy / (total * ranks)):.1f}%", fontsize=8, loc="left")
     axis.set(yticks=range(ranks), yticklabels=[f"rank {i}" for i in range(ranks)], xlim=(0, total),
              ylim=(ranks - 0.5, -0.5), facecolor="#eeeeee")
     axis.tick_params(labelsize=7)
+
+
+def legend(figure, passes, chunks):
+    """Below the panels."""
+    handles = [Patch(color=COLOURS[each], label=MEANINGS[each]) for each in passes]
+    if chunks > 1:
+        handles.append(Patch(facecolor="#cccccc", edgecolor="white", hatch="////", label="second chunk"))
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
 
 
 def main():

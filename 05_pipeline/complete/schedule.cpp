@@ -33,7 +33,6 @@ Steps gpipe(int64_t m) {
     return steps;
 }
 
-// tag::1f1b[]
 Steps one_forward_one_backward(int64_t p, int64_t m, int64_t rank) {
     Steps steps;
     // tag::lab-one-f-one-b[]
@@ -47,7 +46,6 @@ Steps one_forward_one_backward(int64_t p, int64_t m, int64_t rank) {
     // end::lab-one-f-one-b[]
     return steps;
 }
-// end::1f1b[]
 
 // Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, and so on; then the next group.
 Steps interleaved(int64_t p, int64_t m, int64_t v, int64_t rank) {
