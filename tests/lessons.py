@@ -20,6 +20,8 @@ links      relative ones lead to files; a `name` in a table row of "The complete
 pictures   docs/results/NAME.png has its NAME.csv, with `# command: ...` (checked as above) or `# computed` on top.
 exercises  each numbered item of a section "Exercises" has <details><summary>Hint</summary> ... </details> below it (or
            Answer), with text in it; its commands are checked like all others.
+shape      a lesson that has "The same in PyTorch" has all sections of SHAPE, no more words than MOST_WORDS, and exercises
+           with one to three ★.
 minutes    "N minutes to read" is what `reading_minutes` counts, to a fifth.
 traps      each item of a section "Traps" names `tests/NN_x.cpp: "test case"` (or a script's case) that exists.
 """
@@ -40,6 +42,9 @@ PAGES = [path for pattern in ("README.md", "*/README.md", "*/REFERENCE.md", "*/e
 
 MARKER = re.compile(r"^\s*(?://|#) (tag|end)::([a-z0-9_-]+)\[\]\s*$")
 SOURCES = {".h", ".cpp", ".inc", ".cu", ".cuh", ".py", ".sh", ".txt"}
+SHAPE = ["The idea", "minimal.cpp", "The complete version", "The same in PyTorch", "Traps", "Predict, then run",
+         "Exercises", "Interview questions", "What to read"]
+MOST_WORDS = {"08_3d_full": 6000, "experts": 3000}  # others: 4,500
 
 
 class Lessons:
@@ -200,6 +205,18 @@ class Lessons:
             elif not re.match(r"\n\n.*\w.*\n\n$", answer[1], re.S):
                 self.error(path, number, "the answer of this exercise is empty, or no empty lines surround its text")
 
+    def check_shape(self, path, text):
+        sections, words = re.findall(r"^## (.*)$", text, re.M), len(text.split())
+        if "The same in PyTorch" not in sections:
+            return  # not yet
+        if sections != SHAPE:
+            self.error(path, 1, f"its sections are {sections}, not {SHAPE}")
+        if words > MOST_WORDS.get(path.parent.name, 4500):
+            self.error(path, 1, f"{words} words are too many")
+        for item in re.findall(r"^\d+\. .*$", text[text.index("\n## Exercises"):], re.M):
+            if not re.match(r"\d+\. ★{1,3} ", item):
+                self.error(path, 1, f"an exercise without ★: {item}")
+
     def check_minutes(self, path, text):
         stated, counted = re.search(r"(\d+) minutes to read", text), reading_minutes(text)
         if stated and not abs(int(stated[1]) - counted) <= counted / 5:
@@ -209,6 +226,7 @@ class Lessons:
     def check_lesson(self, path, write=False):
         self.check_exercises(path, path.read_text("utf-8"))
         self.check_minutes(path, path.read_text("utf-8"))
+        self.check_shape(path, path.read_text("utf-8"))
         blocks, section, changes = parse(path.read_text("utf-8")), "", []
         for block in blocks:
             template = any(name == "template" for name, _, _ in block.directives)
