@@ -109,6 +109,8 @@ const std::vector<Row> kTable = {
     {"01", 1, "--attention cudnn --dtype bf16", "--attention cudnn|64, 96 and 128, not 8|try --attention auto"},
     {"01", 1, "--attention cudnn --dtype bf16 --document-token 10", "--attention cudnn|--document-token"},
     {"01", 1, "--attention cudnn --dtype bf16 --head-dim 64 --device cpu", "--attention cudnn|--device cuda, not cpu"},
+    {"01", 1, "--matmul cutlass", "--matmul|cutlass|auto|naive|tiled|registers|mma"},
+    {"01", 1, "--matmul tiled --device cpu", "--matmul tiled: kernels for --device cuda, not cpu (try --matmul auto)"},
     {"01", 1, "--recompute some", "--recompute|some|none|pointwise|selective|full"},
     {"01", 1, "--lr-schedule step", "--lr-schedule|step|constant|wsd"},
     {"01", 1, "--global-batch 10 --micro-batch 4",

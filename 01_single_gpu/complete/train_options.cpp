@@ -12,11 +12,17 @@ const std::vector<Named<std::optional<Device>>> kDevices = {  // empty: chosen a
     {"cuda", Device::cuda}};
 const std::vector<Named<AttentionBy>> kAttention = {
     {"auto", AttentionBy::automatic}, {"own", AttentionBy::own}, {"cudnn", AttentionBy::cudnn}};
+const std::vector<Named<MatmulBy>> kMatmul = {{"auto", MatmulBy::cublaslt},
+                                              {"naive", MatmulBy::naive},
+                                              {"tiled", MatmulBy::tiled},
+                                              {"registers", MatmulBy::registers},
+                                              {"mma", MatmulBy::mma}};
 }  // namespace
 
 std::vector<std::string> train_dtype_names() { return names_of(kTrainDTypes); }
 std::vector<std::string> device_names() { return names_of(kDevices); }
 std::vector<std::string> attention_names() { return names_of(kAttention); }
+std::vector<std::string> matmul_names() { return names_of(kMatmul); }
 
 LrSchedule TrainOptions::schedule() const {
     return {lr, min_lr, double(warmup_steps), sizes()->position(steps), lr_schedule};
@@ -57,5 +63,6 @@ Device TrainOptions::device_kind() const {
 }
 
 AttentionBy TrainOptions::attention_by() const { return find_entry(kAttention, "--attention", attention).value; }
+MatmulBy TrainOptions::matmul_by() const { return find_entry(kMatmul, "--matmul", matmul).value; }
 
 }  // namespace train70b

@@ -38,6 +38,7 @@ class StepSizes {
 std::vector<std::string> train_dtype_names();  // of --dtype
 std::vector<std::string> device_names();       // of --device
 std::vector<std::string> attention_names();    // of --attention
+std::vector<std::string> matmul_names();       // of --matmul
 
 struct TrainOptions {
     LlamaConfig model;  // set by parse(): the preset with its overrides, or the loaded model's
@@ -60,7 +61,8 @@ struct TrainOptions {
     std::optional<int64_t> mup;  // base hidden size
     uint64_t seed = 1;
 
-    std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto", attention = "auto";
+    std::string dtype = "fp32", grad_dtype = "fp32", recompute = "none", device = "auto", attention = "auto",
+                matmul = "auto";
     std::string metrics, trace, memory_timeline;
     std::string load_hf, save_hf, save_reference;  // folders; empty: none
     std::vector<std::string> hf_ignore;            // keys of the loaded config.json
@@ -74,6 +76,7 @@ struct TrainOptions {
     AdamW::Hyper adamw() const;
     Device device_kind() const;  // auto: cuda if there is one and it has kernels for dtype
     AttentionBy attention_by() const;
+    MatmulBy matmul_by() const;
     bool writes_files() const;
     TrainOptions without_files() const;  // a copy without files and evaluation, for measurements
     int64_t accumulation(int64_t data_ranks) const { return global_batch / (micro_batch * data_ranks); }

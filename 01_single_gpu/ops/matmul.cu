@@ -152,6 +152,7 @@ bool run_rounded(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpos
 int64_t matmul_algorithms() { return int64_t(plans().size()); }
 
 void matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta, Rows rows) {
+    if (matmul_by() != MatmulBy::cublaslt) return own_matmul(c, a, b, transpose, beta);
     const bool rounded = rows == Rows::vary && rounded_up(a.rows()) != a.rows();
     if (rounded && run_rounded(c, a, b, transpose, beta)) return;
     run(plan_of(c, a, b, transpose, beta, a.rows()), c, a, b, beta);

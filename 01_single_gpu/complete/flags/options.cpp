@@ -134,6 +134,8 @@ CommandLine::CommandLine(const std::string& description, TrainOptions& o) : Flag
     add("--device", o.device, "device; auto: cuda if available", one_of(device_names()));
     add("--attention", o.attention, "attention's kernels on a GPU; auto: cuDNN's where it has them, else our own",
         one_of(attention_names()));
+    add("--matmul", o.matmul, "kernels of matrix products on a GPU; auto: cuBLASLt's, else our own (for learning)",
+        one_of(matmul_names()));
 
     group("Output");
     add_output("--metrics", o.metrics, "FILE.jsonl: write metrics, one JSON line per step");
@@ -181,6 +183,11 @@ void CommandLine::parse(int argc, char** argv) {
                 why_not_cudnn(o.device_kind(), o.llama().dtype, o.model.head_dim(), o.document_token.has_value());
             !why.empty())
             usage_error("--attention cudnn: {} (try --attention auto)", why);
+    matmul_by() = o.matmul_by();
+    // The gradients of a router are products of fp32.
+    const DType narrow = o.model.is_sparse() ? DType::f32 : o.llama().dtype;
+    if (const std::string why = why_not_matmul(matmul_by(), o.device_kind(), narrow); !why.empty())
+        usage_error("--matmul {}", why);
     if (o.mask_document_ends && !o.document_token)
         usage_error("--mask-document-ends on: needs --document-token N, the token that ends a document");
     if (o.data.empty() && !given("--data")) o.data = repository_file(kDefaultData);

@@ -1,0 +1,92 @@
+// Products by hand (--matmul) against the CPU's, and a training step with each. The numbers are small integers, so that
+// every sum is exact in any order, and no element may differ.
+#include "tests/cuda_ops.h"
+#include "tests/training.h"
+
+using namespace train70b;
+using namespace train70b::test;
+
+namespace {
+
+struct By {  // for its lifetime
+    const MatmulBy before = matmul_by();
+    explicit By(MatmulBy by) { matmul_by() = by; }
+    ~By() { matmul_by() = before; }
+};
+
+constexpr MatmulBy kByHand[] = {MatmulBy::naive, MatmulBy::tiled, MatmulBy::registers, MatmulBy::mma};
+
+// Integers from -4 to 4, `skipped` elements behind an aligned address.
+Tensor integers(Shape shape, uint64_t key, DType dtype, Device device, int64_t skipped = 0) {
+    const int64_t count = shape[0] * shape[1];
+    std::vector<double> numbers = randoms(skipped + count, key);
+    for (double& x : numbers) x = std::floor(x * 4.5 + 0.5);
+    return tensor(numbers, {skipped + count}, dtype, device).element_slice(skipped, shape);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: products by hand, in every orientation and of any shape, accumulating or not, to the last bit") {
+    if (!have_gpu()) return;
+    struct Case {
+        int64_t m, n, k, skipped;
+    };
+    int64_t number = 0;
+    for (MatmulBy by : kByHand)
+        for (Transpose t : {Transpose::none, Transpose::a, Transpose::b})
+            for (const auto& [dtype, out] :
+                 {std::pair(DType::f32, DType::f32), {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}})
+                for (const auto& [m, n, k, skipped] :
+                     {Case{5, 7, 3, 0}, {136, 40, 72, 0}, {33, 144, 64, 1}, {130, 139, 37, 0}, {1, 264, 16, 0}})
+                    for (float beta : {0.0f, 1.0f}) {
+                        if (!why_not_matmul(by, Device::cuda, dtype).empty()) continue;
+                        if (!in_gpu_slice(number++ * 5)) continue;  // 5: neighbours in the list are in different slices
+                        INFO("by hand " << int(by) << ", transpose " << int(t) << ", beta " << beta << ", "
+                                        << ops(std::string(name_of(dtype)), {m, n, k}));
+                        const auto product = [&](Device device, MatmulBy kernels) {
+                            const By scope(kernels);
+                            const Tensor a =
+                                integers(t == Transpose::a ? Shape{k, m} : Shape{m, k}, 1, dtype, device, skipped);
+                            const Tensor b = integers(t == Transpose::b ? Shape{n, k} : Shape{k, n}, 2, dtype, device);
+                            Tensor c = integers({m, n}, 3, out, device);
+                            if (beta == 0) fill(c, NAN);
+                            matmul_into(c, a, b, t, beta);
+                            return c;
+                        };
+                        EXPECT(same_bits(product(Device::cuda, by), product(Device::cpu, MatmulBy::cublaslt)));
+                    }
+}
+
+TEST_CASE("cuda: training with products by hand: the loss and every gradient of cuBLASLt's") {
+    if (!have_gpu()) return;
+    const Text text;
+    const auto run = [&](MatmulBy by, const std::string& dtype) {
+        TrainOptions o = odd(text, 2);
+        o.device = "cuda";
+        o.dtype = dtype;
+        o.steps = 1;
+        if (kSmall) o.model.layers = 1;
+        const By scope(by);
+        auto session = std::make_unique<Session>(o);
+        session->run();
+        return session;
+    };
+    int64_t number = 0;
+    for (const std::string dtype : {"bf16", "fp32"})
+        for (MatmulBy by : kByHand) {
+            if (!in_gpu_slice(number++) || (dtype == "fp32" && by == MatmulBy::mma)) continue;
+            INFO("by hand " << int(by) << ", " << dtype);
+            EXPECT(worst_deviation(*run(by, dtype), *run(MatmulBy::cublaslt, dtype)) <=
+                   (dtype == "fp32" ? 5e-6 : 2e-2));
+        }
+}
+
+TEST_CASE("cuda: products by hand are refused where there are none: in one line that says what would work") {
+    EXPECT(why_not_matmul(MatmulBy::cublaslt, Device::cpu, DType::f64) == "");
+    EXPECT(why_not_matmul(MatmulBy::naive, Device::cpu, DType::f32) ==
+           "naive: kernels for --device cuda, not cpu (try --matmul auto)");
+    if (!have_gpu()) return;
+    const By scope(MatmulBy::mma);
+    const Tensor x = integers({8, 8}, 1, DType::f32, Device::cuda);
+    EXPECT_USAGE_ERROR(matmul(x, x), "--matmul mma: products of bf16, not fp32 (try --matmul registers)");
+}
