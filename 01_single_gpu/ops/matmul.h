@@ -36,8 +36,8 @@ bool onednn_matmul_into(Tensor& c, const Tensor& a, const Tensor& b, Transpose t
 std::string onednn_kernels();
 decltype(train70b::matmul_into) matmul_into;  // matmul.cpp; chapter 07 multiplies its dequantised operands with it
 }  // namespace cpu
-namespace cuda {              // matmul.cu
-int64_t matmul_algorithms();  // chosen so far
+namespace cuda {                                                                                // matmul.cu
+int64_t matmul_algorithms();                                                                    // chosen so far
 void own_matmul(Tensor& c, const Tensor& a, const Tensor& b, Transpose transpose, float beta);  // matmul_own.cu
 }  // namespace cuda
 
