@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws the pictures of all chapters from their CSVs; runs nothing. docs/measure.py writes the CSVs, docs/published.py the
-last one.
+"""Draws the pictures of all chapters from their CSVs; runs nothing. docs/measure.py writes the CSVs, docs/published.py
+that of its name, docs/measure_node.sh those in gpu.
 
     python3 docs/plots.py [NAME ...] [--data docs/results] [--out docs/results]
 
@@ -331,12 +331,60 @@ def expert_load(rows):
     return figure
 
 
+# Arithmetic of one element / its bytes, as the .cu files have it, where an op's own count of FLOPs is 0. Another count
+# would move a dot along the roof of memory, not nearer to it.
+FLOPS_PER_BYTE = {"adamw": 15 / 30, "sum_squares": 2 / 4, "swiglu": 4 / 6, "swiglu_backward": 11 / 10, "add": 1 / 6,
+                  "rmsnorm": 4 / 4, "add_rmsnorm": 5 / 8, "rmsnorm_backward": 10 / 6, "softmax_stats": 5 / 2,
+                  "cross_entropy_backward": 6 / 4, "split_rope": 2.5 / 4, "split_rope_backward": 2.5 / 4,
+                  "embedding_backward": 1 / 2}
+
+
+def roofline(rows):
+    """Of the first run's ops: the rate that each achieves beside what memory and tensor cores give, both measured on the
+    idle card (ceilings.csv); and the share of that roof."""
+    ceilings = tables.read(pathlib.Path(__file__).resolve().parent / "results/gpu/ceilings.csv")
+    copy, product = (max(float(row["value"]) for row in ceilings if row["quantity"] == quantity)
+                     for quantity in ("copy", "bf16 product"))  # GB/s, TFLOP/s
+    ops = [row for row in rows if row["run"] == rows[0]["run"]]
+    step = next(float(row["ms"]) for row in ops if row["op"] == "whole_step")
+    dots = []
+    for row in ops:
+        gflops, gbytes = (float(row[column] or 0) for column in ("gflops", "gbytes_per_s"))
+        if row["op"] != "whole_step" and (gflops > 0 or row["op"] in FLOPS_PER_BYTE):
+            intensity = gflops / gbytes if gflops else FLOPS_PER_BYTE[row["op"]]
+            share = intensity * gbytes / min(copy * intensity, 1e3 * product)
+            dots.append((row["op"], float(row["ms"]), gflops > 0, intensity, intensity * gbytes / 1e3, share))
+    figure, (roof, shares) = plt.subplots(1, 2, figsize=(8.6, 4.2), width_ratios=(1.4, 1))
+    ends, ridge = (0.1, 2e4), 1e3 * product / copy
+    roof.loglog([ends[0], ridge, ends[1]], [copy * ends[0] / 1e3, product, product], color="black", lw=1.2)
+    roof.text(6, 45, f"memory: {copy / 1e3:.1f} TB/s", ha="right", fontsize=9)
+    roof.text(150, 1.1 * product, f"tensor cores: {product:.0f} TFLOP/s", ha="right", fontsize=9)
+    for place, (name, ms, counted, intensity, rate, share) in enumerate(dots):
+        roof.plot(intensity, rate, "o", ms=4 + ms**0.5, color=style.BLUE, fillstyle="full" if counted else "none")
+        shares.barh(place, 100 * share, color=style.BLUE if counted else style.CYAN)
+        shares.text(100 * share - 1.5, place, f"{100 * share:.0f}", ha="right", va="center", fontsize=8,
+                    color="white" if counted else "black")
+        if counted:
+            at = ((0, 10), "center") if rate > 0.8 * product else ((-9, -4), "right")
+            roof.annotate(name, (intensity, rate), at[0], textcoords="offset points", ha=at[1], fontsize=9)
+    roof.set(xlabel="FLOPs per byte", ylabel="TFLOP/s", xlim=ends, ylim=(0.2, 3e3))
+    roof.set_title("a dot per kernel; hollow: no FLOPs of its own count", fontsize=9)
+    shares.set_yticks(range(len(dots)), [f"{name}, {ms:.1f} ms" for name, ms, *_ in dots], fontsize=9)
+    shares.set(xlabel="% of its roof", xlim=(0, 100))
+    shares.invert_yaxis()
+    lost = {name: ms * (1 - share) for name, ms, _, _, _, share in dots}
+    worst = sorted(lost, key=lost.get)[:-3:-1]
+    figure.suptitle(f"Of the step's {step:.0f} ms, {worst[0]} loses {lost[worst[0]]:.0f} below its roof, {worst[1]} "
+                    f"{lost[worst[1]]:.0f}, all others {sum(lost.values()) - lost[worst[0]] - lost[worst[1]]:.0f}", fontsize=11)
+    return figure
+
+
 PICTURES = {"01_loss": loss, "01_memory": recompute_memory, "01_mup": mup, "02_all_reduce": all_reduce,
             "02_data_parallel": data_parallel, "03_memory": zero_memory, "04_memory": tensor_memory,
             "04_efficiency": efficiency, "05_schedules": schedules, "05_v": the_v,
             "05_measured": measured_schedules, "06_causal": causal,
             "07_formats": formats, "07_loss": fp8_loss, "08_loss": mesh_loss, "08_memory": mesh_memory,
-            "08_experts": expert_load, "08_published": published}
+            "08_experts": expert_load, "08_published": published, "gpu/ops": roofline}
 
 
 def main():
