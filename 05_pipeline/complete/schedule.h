@@ -24,8 +24,8 @@
 // (Bubbles for equal stages and B = 2F = 2I = 2W, by the clock: from the first begin to the last end on any rank.)
 // gpipe: Huang et al. 2019; as published it also recomputes the activations of each stage (here: --recompute full) and
 // runs the backward passes in reverse order of the micro-batches (here: in the order of the forward passes, so that all
-// schedules add gradients in the same order). 1f1b, interleaved: Narayanan et al. 2021. zero-bubble: ZB-H1 of Qi et al.
-// 2023, for m >= p. zb-v, dualpipe-v: below.
+// schedules add gradients in the same order). 1f1b: PipeDream, 2019, with a flush. interleaved: Narayanan et al. 2021.
+// zero-bubble: ZB-H1 of Qi et al. 2023, for m >= p. zb-v, dualpipe-v: below.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -1,8 +1,8 @@
 #pragma once
-// All-gather attention (Dubey et al. 2024, The Llama 3 Herd of Models, section 3.3.2): every rank gathers all keys and
-// values once, and attends with its own queries. One message forward instead of the ring's N - 1, and nothing to merge;
-// but the message is not overlapped with computation, and during one layer's attention a rank holds the keys and values
-// of the full sequence.
+// All-gather attention (Grattafiori et al. 2024, Llama 3, section 3.3.2): every rank gathers all keys
+// and values once, and attends with its own queries. One message forward instead of the ring's N - 1, and nothing to
+// merge; but the message is not overlapped with computation, and during one layer's attention a rank holds the keys and
+// values of the full sequence.
 //
 // A rank holds zigzag's chunks g and 2N-1-g of 2N. The gathered rows are ordered by rank; reordered by position in the
 // sequence, the keys that are visible to a chunk of queries are those up to the chunk's end: a slice of rows.
