@@ -70,7 +70,7 @@ def one_rank(model):
 def test_two_ranks_have_the_losses_of_one(run, chapter, planted):
     (run.folder / "it.py").write_text(SNIPPETS[chapter].replace(*(PLANTS[chapter] if planted else ("", ""))), "utf-8")
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
-    losses = json.loads(run(sys.executable, launch, __file__, "it.py", seconds=120).out.partition("losses ")[2])
+    losses = json.loads(run(sys.executable, launch, __file__, "it.py", seconds=240).out.partition("losses ")[2])
     assert planted == (losses != pytest.approx(list(one_rank(Llama())), rel=1e-5)), losses
 
 
