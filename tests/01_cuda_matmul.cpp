@@ -57,6 +57,20 @@ TEST_CASE("cuda: products by hand, in every orientation and of any shape, accumu
                     }
 }
 
+// Counted in 01_single_gpu/README.md: EMULATE_STATS=1.
+TEST_CASE("cuda: products by hand, Y (128, 128) = X (128, 64) W^T: three of them sum in the same order") {
+    if (!have_gpu()) return;
+    const auto product = [&](DType dtype, MatmulBy kernels) {
+        const By scope(kernels);
+        const Maker make{Device::cuda, dtype};
+        return matmul(make.random({128, 64}, 1), make.random({128, 64}, 2), Transpose::b);
+    };
+    const Tensor naive = product(DType::f32, MatmulBy::naive);
+    EXPECT(same_bits(product(DType::f32, MatmulBy::tiled), naive));
+    EXPECT(same_bits(product(DType::f32, MatmulBy::registers), naive));
+    EXPECT(distance(product(DType::bf16, MatmulBy::mma), values(product(DType::bf16, MatmulBy::naive))) <= 4e-3);
+}
+
 TEST_CASE("cuda: training with products by hand: the loss and every gradient of cuBLASLt's") {
     if (!have_gpu()) return;
     const Text text;

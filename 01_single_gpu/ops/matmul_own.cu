@@ -43,7 +43,6 @@ struct Result {
 };
 
 // ---- naive: two loads from global memory for each product ----
-// A warp has 32 neighbours in a row of c: one element of a for all, and neighbours of b, if its rows lie along o.
 constexpr int kSide = 32;
 
 template <class T, class C>
@@ -95,11 +94,12 @@ __device__ void load_tile(DeepTile& tile, const Operand<T>& x, int64_t first, in
     const int t = threadIdx.x, o = x.along_k ? t % kWide : t % kDeep * kPack,
               line = x.along_k ? t / kWide * kPack : t / kDeep;
     const auto [from, left] = x.line_from(first + o, k + line);
-    float values[kPack];
+    alignas(16) float values[kPack];
     load(values, from, 0, left);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i)
-        (x.along_k ? tile[line + i][o / 4].value[o % 4] : tile[line][(o + i) / 4].value[(o + i) % 4]) = values[i];
+    if (x.along_k)
+        for (int i = 0; i < kPack; ++i) tile[line + i][o / 4].value[o % 4] = values[i];
+    else
+        for (int i = 0; i < 2; ++i) tile[line][o / 4 + i] = reinterpret_cast<const Four*>(values)[i];
 }
 
 // A thread has rows 4 row to 4 row + 3 and those 64 further on; columns, too: lanes read neighbours.

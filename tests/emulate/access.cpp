@@ -218,11 +218,13 @@ __attribute__((always_inline)) inline void check(const void* p, size_t bytes, Ki
                     copied ? "a thread copies there and has not waited for the copy" : "not declared in shared memory");
         }
         if (shared_words) check_races(shared_words, offset, bytes, kind, code, true);
+        if (counting) count_access(offset, bytes, true, kind, code);
     } else if (byte >= &__executable_start && byte < &_end) {
         return;  // __constant__, threadIdx
     } else if (const auto offset = size_t(byte - now.arena); offset < kArena) {
         if (!is_live(offset, bytes)) illegal(bytes, kind, code, describe(p));
         if (global_words) check_races(global_words, offset, bytes, kind, code, false);
+        if (counting) count_access(offset, bytes, false, kind, code);
     } else {
         return check_elsewhere(p, bytes, kind, code);
     }

@@ -273,9 +273,9 @@ void run_block(const Launch& launch, Index block) {
     now.barriers = 0;
     clear_shared(launch.shared);
     go_on(&launcher, pick());
+    if (kStats) count_block(launch.kernel);
 }
 
-const bool kStats = setting("EMULATE_STATS", "0") == "1";
 struct KernelStats {
     uint64_t launches = 0;
     size_t shared = 0;

@@ -54,6 +54,7 @@ void cp_async(int bytes, uint32_t to, const void* from, int size, Where where) {
 
 void cp_async_wait_all(Where) {
     const Unchecked scope;
+    counting = false;  // they were when they were issued
     for (const Copy& copy : on_the_way[now.thread]) {
         await_copy(copy.to, size_t(copy.bytes), true);
         check_access(shared_memory + copy.to, size_t(copy.bytes), Kind::write, copy.code);
@@ -61,6 +62,7 @@ void cp_async_wait_all(Where) {
         std::memcpy(shared_memory + copy.to, copy.from, size_t(copy.size));
     }
     on_the_way[now.thread].clear();
+    counting = kStats;
 }
 
 void thread_ends() {

@@ -15,7 +15,7 @@ if(TRAIN70B_EMULATE)
 endif()
 
 set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
-add_library(emulated_cuda STATIC ${emulate}/access.cpp ${emulate}/block.cpp ${emulate}/cublas.cpp
+add_library(emulated_cuda STATIC ${emulate}/access.cpp ${emulate}/block.cpp ${emulate}/counts.cpp ${emulate}/cublas.cpp
     ${emulate}/cublaslt.cpp ${emulate}/products.cpp ${emulate}/memory.cpp ${emulate}/nccl.cpp ${emulate}/runtime.cpp
     ${emulate}/devices.cpp ${emulate}/device_functions.cpp)
 target_compile_options(emulated_cuda PRIVATE -O2 -Wall -Wextra -Werror -march=x86-64-v3)

@@ -55,6 +55,12 @@ void clear_shared(size_t dynamic_bytes);
 size_t shared_bytes();                                     // static and dynamic, of the block that runs
 void await_copy(uint32_t to, size_t bytes, bool arrived);  // to shared memory; NaN and not to be touched until then
 
+// ---- counts.cpp ----
+inline const bool kStats = setting("EMULATE_STATS", "0") == "1";
+extern bool counting;  // whether accesses are counted
+void count_access(size_t offset, size_t bytes, bool shared, Kind kind, const void* code);
+void count_block(const void* kernel);  // the accesses since the last block
+
 // ---- device_functions.cpp ----
 void thread_ends();  // faults if a copy has not been waited for
 
