@@ -5,6 +5,7 @@ One lab, or all with TRAIN70B_TEST_SLICE=all, in the build folder. What a studen
 back.
 """
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -98,7 +99,7 @@ def test_shipped_body_gets_full_marks(lab):
                          indirect=["lab"])
 def test_wrong_body_loses(lab, wrong):
     text, promise = (lab.of / "wrong" / f"{wrong}.inc").read_text(), lab.about["wrong"][wrong]
-    card, shown = graded(lab, text if lab.puzzle else with_body(lab, text))
+    card, shown = graded(lab, text if lab.source.suffix == ".txt" else with_body(lab, text))
     lost = [row["row"] for row in card["rows"] if row["points"] < row["of"]]
     assert "error" not in card and lost == promise["loses"] and 0 < card["points"] < card["of"], shown
     assert promise["says"] in shown
@@ -110,6 +111,18 @@ def test_refused_puzzle(lab, text):
     with pytest.raises(lab_files.Refused) as refused:
         graded(lab, text + "\n")
     assert lab.about["refused"][text] in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_lab_of_the_emulated_gpu_without_cudas_headers_names_their_packages(tmp_path, monkeypatch, capsys):
+    of = importlib.util.spec_from_file_location("of_kernels", ROOT / "docs/labs/tiled-product/grade.py")
+    of.loader.exec_module(grader := importlib.util.module_from_spec(of))
+    monkeypatch.setattr(grader, "HEADERS", [tmp_path])
+    with pytest.raises(SystemExit, match="2"):
+        grader.headers(tmp_path)
+    said = capsys.readouterr().err
+    assert "nvidia-cuda-runtime nvidia-cuda-crt" in said and said.count("\n") == 1
+    (tmp_path / "cuda_runtime_api.h").touch()
+    assert grader.headers(tmp_path) == tmp_path
 
 
 # ---- the grader itself ----

@@ -54,9 +54,10 @@ class Lab:
 
     def blank(self):
         """The shipped source with this lab's bodies removed, the task in the place of the first."""
-        if self.puzzle:  # a text file in which # begins a comment
+        if self.puzzle:
             task = [f"LAB {self.name}", ""] + self.task().split("\n")
-            return "\n".join(f"# {line}".rstrip() for line in task) + "\n" + self.source.read_text("utf-8")
+            comment = "#" if self.source.suffix == ".txt" else "//"
+            return "\n".join(f"{comment} {line}".rstrip() for line in task) + "\n" + self.source.read_text("utf-8")
         text, first = self.source.read_text("utf-8"), True
         for tag in self.tags():
             indent = body_of(text, tag)[1]
