@@ -1,5 +1,6 @@
 """What only this catches: an emulated GPU (tests/emulate) that lets a mistake pass: kernels and calls with one each
 (mistakes.cu), which must be named with their place, and CUDA that its translator must refuse."""
+import re
 import signal
 import subprocess
 import sys
@@ -87,3 +88,20 @@ def test_translator_refuses_what_it_does_not_know(text, says, tmp_path):
     done = subprocess.run([sys.executable, EMULATE / "transform.py", "in.cu", tmp_path / "in.cu", tmp_path / "out.cpp"],
                           capture_output=True, text=True)
     assert done.returncode == bool(says) and says in done.stderr, done
+
+
+def test_counts_of_the_products_by_hand_are_those_of_the_lesson(binaries):
+    program = next((each for name in ("emulated_test_01", "test_01") if (each := binaries / name).exists()))
+    said = subprocess.run([program, "-tc=*three of them*"], capture_output=True, text=True,
+                          env={"EMULATE_STATS": "1"}).stderr
+    found = re.findall(r"emulate: (\w+)_kernel<.*>: (\w+ reads), \d+ by warps: (\d+) \w+, (\d+) at best", said)
+    counts = {(kernel, what): int(taken) for kernel, what, taken, _ in found}
+    assert not [each for each in found if each[1] == "shared reads" and each[2] != each[3]]  # no bank conflicts
+    if not counts:
+        pytest.skip("no emulated GPU was built: it needs the headers of CUDA")
+    lesson = (ROOT / "01_single_gpu/README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`(?:, bf16)? \|[^|]*\|[^|]*\| ([\d,]+) \| ([\d,–]+) \|", lesson, re.M)
+    assert [name for name, *_ in rows] == ["naive", "tiled", "registers", "mma"]
+    for name, *taken in rows:
+        assert taken == [f"{counts[name, what]:,}" if (name, what) in counts else "–"
+                         for what in ("global reads", "shared reads")], name
